@@ -1,0 +1,119 @@
+// What host and kernels must agree on: parameter structs, buffer slots, function-constant indices, tile
+// arithmetic. Included by the planner (C++20) and by the kernels (MSL), so it uses only what both languages
+// have.
+#pragma once
+
+#ifdef __METAL_VERSION__
+#include <metal_stdlib>
+typedef long fattn_i64;
+typedef int fattn_i32;
+typedef float fattn_f32;
+#define FATTN_CONSTEXPR constant constexpr
+#else
+#include <cstdint>
+typedef int64_t fattn_i64;
+typedef int32_t fattn_i32;
+typedef float fattn_f32;
+#define FATTN_CONSTEXPR inline constexpr
+#endif
+
+namespace fattn {
+
+// Buffer slots, the same for every kernel that has the operand.
+enum Slot {
+  kSlotQuery = 0,
+  kSlotKey = 1,
+  kSlotValue = 2,
+  kSlotOut = 3,
+  kSlotLse = 4,
+  kSlotParams = 5,
+  kSlotMask = 6,
+  kSlotSeqLens = 7,
+  kSlotBlockTables = 8,
+  kSlotPartialOut = 9,
+  kSlotPartialLse = 10,
+};
+
+// Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,
+// head dims, tile) or a parameter.
+enum FunctionConstant {
+  kConstMask = 0,         // uint, MaskKind
+  kConstCausal = 1,       // bool
+  kConstVectorLoads = 2,  // bool: every K/V/Q row starts on a 4-element boundary
+  kConstSplit = 3,        // bool: write float partials instead of the result
+  kConstHasSeqLens = 4,   // bool
+  kConstBlockSize = 5,    // uint: keys per cache block; 0 = dense
+};
+
+enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
+
+struct Strides3 {  // in elements; the last dimension of every operand is contiguous
+  fattn_i64 batch;
+  fattn_i64 head;
+  fattn_i64 row;
+};
+
+struct Strides4 {
+  fattn_i64 batch;
+  fattn_i64 head;
+  fattn_i64 row;
+  fattn_i64 key;
+};
+
+struct PrefillParams {
+  Strides3 query;
+  Strides3 key;
+  Strides3 value;
+  Strides4 mask;
+  fattn_i32 q_len;
+  fattn_i32 kv_len;
+  fattn_i32 q_heads;
+  fattn_i32 group_size;  // query heads per key-value head
+  fattn_i32 q_offset;    // absolute position of query row 0
+  fattn_f32 scale_log2;  // scale * log2(e): scores live in the log2 domain
+  fattn_i32 q_tiles;
+  fattn_i32 reserved;
+};
+
+struct DecodeParams {
+  Strides3 query;
+  Strides3 key;  // dense: batch, head, row. Paged: block, head, slot
+  Strides3 value;
+  Strides4 mask;
+  fattn_i64 seq_lens_stride;
+  fattn_i64 block_table_batch_stride;
+  fattn_i64 block_table_entry_stride;
+  fattn_i32 batch;
+  fattn_i32 q_len;
+  fattn_i32 capacity;  // keys that a sequence can have: Lk, or max_blocks * block_size
+  fattn_i32 q_heads;
+  fattn_i32 kv_heads;
+  fattn_i32 group_size;
+  fattn_i32 splits;
+  fattn_i32 num_blocks;
+  fattn_i32 row_blocks;  // threadgroups that share the group_size * q_len query rows of one key-value head
+  fattn_f32 scale_log2;
+};
+
+struct MergeParams {
+  fattn_i64 rows;  // rows of one part
+  fattn_i32 parts;
+  fattn_i32 head_dim;
+};
+
+// Bytes as the host lays them out; MSL has the same rules, and checks it too.
+#define FATTN_CHECK_SIZE(type, bytes) \
+  static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
+FATTN_CHECK_SIZE(PrefillParams, 136);
+FATTN_CHECK_SIZE(DecodeParams, 168);
+FATTN_CHECK_SIZE(MergeParams, 16);
+#undef FATTN_CHECK_SIZE
+
+// Tile arithmetic. A simdgroup works on 8-row fragments.
+FATTN_CONSTEXPR int kFragment = 8;
+FATTN_CONSTEXPR int kSimdWidth = 32;
+// Rows of a staged K or V tile are this many elements longer than the head, so that the eight rows a fragment
+// reads fall into different banks.
+FATTN_CONSTEXPR int kTilePad = 8;
+
+}  // namespace fattn

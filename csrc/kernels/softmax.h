@@ -1,0 +1,155 @@
+// Attention of a few query rows over a stream of keys: online softmax (Milakov & Gimelshein 2018,
+// FlashAttention: Dao et al. 2022) with scores, weights and output in registers. Scores live in the log2
+// domain, so a weight is one exp2.
+#pragma once
+
+#include "tile.h"
+
+namespace fattn {
+
+// The state of one simdgroup: kRowFragments x 8 query rows, one step of kKeyFragments x 8 keys at a time.
+struct OnlineAttention {
+  simdgroup_float8x8 query[kRowFragments][kHeadDim / 8];
+  simdgroup_float8x8 score[kRowFragments][kKeyFragments];  // after `weigh`: the weights
+  simdgroup_float8x8 out[kRowFragments][kValueDim / 8];
+  float row_max[kRowFragments];
+  float row_sum[kRowFragments];  // of this lane's columns only, until `finish`
+
+  void clear() {
+#pragma unroll
+    for (int r = 0; r < kRowFragments; r++) {
+      row_max[r] = -INFINITY;
+      row_sum[r] = 0.0f;
+#pragma unroll
+      for (int f = 0; f < kValueDim / 8; f++) {
+        set_elements(out[r][f], 0.0f, 0.0f);
+      }
+    }
+  }
+
+  // `row` is this lane's row of fragment r; null when the call has fewer rows.
+  void load_query(int r, const device Element* row, LanePosition at) {
+    float run[kHeadDim / 4];
+    if (row) {
+      read_run(row + at.pair * (kHeadDim / 4), fc_vector_loads, run);
+    } else {
+      fill_run(run, 0.0f);
+    }
+#pragma unroll
+    for (int f = 0; f < kHeadDim / 8; f++) {
+      set_elements(query[r][f], run[f], run[kHeadDim / 8 + f]);
+    }
+  }
+
+  // Scores of key fragment k. `first` and `second` are this lane's runs of keys 2 * pair and 2 * pair + 1.
+  void multiply_keys(int k, thread const float (&first)[kHeadDim / 8],
+                     thread const float (&second)[kHeadDim / 8]) {
+#pragma unroll
+    for (int r = 0; r < kRowFragments; r++) {
+      set_elements(score[r][k], 0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int f = 0; f < kHeadDim / 8; f++) {
+      simdgroup_float8x8 key;
+      set_elements(key, first[f], second[f]);
+#pragma unroll
+      for (int r = 0; r < kRowFragments; r++) {
+        simdgroup_multiply_accumulate(score[r][k], query[r][f], key, score[r][k]);
+      }
+    }
+  }
+
+  void hide_keys(int k) {
+#pragma unroll
+    for (int r = 0; r < kRowFragments; r++) {
+      set_elements(score[r][k], -INFINITY, -INFINITY);
+    }
+  }
+
+  // Turns the finished scores of a step into weights, and the state over to the new running maximum.
+  void weigh() {
+#pragma unroll
+    for (int r = 0; r < kRowFragments; r++) {
+      float step_max = -INFINITY;
+#pragma unroll
+      for (int k = 0; k < kKeyFragments; k++) {
+        step_max = fmax(step_max, fmax(score[r][k].thread_elements()[0], score[r][k].thread_elements()[1]));
+      }
+      const float new_max = fmax(row_max[r], row_max_of(step_max));
+      // A row that has seen no key yet has maximum -inf; (-inf) - (-inf) must not become its weight.
+      const float origin = new_max == -INFINITY ? 0.0f : new_max;
+      const float shrink = fast::exp2(row_max[r] - origin);
+      float sum = row_sum[r] * shrink;
+#pragma unroll
+      for (int k = 0; k < kKeyFragments; k++) {
+        const float first = fast::exp2(score[r][k].thread_elements()[0] - origin);
+        const float second = fast::exp2(score[r][k].thread_elements()[1] - origin);
+        set_elements(score[r][k], first, second);
+        sum += first + second;
+      }
+      row_max[r] = new_max;
+      row_sum[r] = sum;
+#pragma unroll
+      for (int f = 0; f < kValueDim / 8; f++) {
+        out[r][f].thread_elements()[0] *= shrink;
+        out[r][f].thread_elements()[1] *= shrink;
+      }
+    }
+  }
+
+  // Adds the weighted values of key fragment k; `run` belongs to key `row`.
+  void multiply_values(int k, thread const float (&run)[kValueDim / 4]) {
+#pragma unroll
+    for (int f = 0; f < kValueDim / 8; f++) {
+      simdgroup_float8x8 value;
+      set_elements(value, run[2 * f], run[2 * f + 1]);
+#pragma unroll
+      for (int r = 0; r < kRowFragments; r++) {
+        simdgroup_multiply_accumulate(out[r][f], score[r][k], value, out[r][f]);
+      }
+    }
+  }
+
+  // The same for fragments that hold an infinity or NaN which some rows may not see: 0 * NaN must not reach
+  // those rows, so weights of zero are skipped, not multiplied. Slow, and only taken when such a value was
+  // met in a partly masked step.
+  void multiply_special_values(int k, thread const float (&run)[kValueDim / 4], LanePosition at) {
+    for (ushort key = 0; key < 8; key++) {
+      const ushort value_lane = lane_at(key, at.pair);
+      const ushort weight_lane = lane_at(at.row, key / 2);
+      float weight[kRowFragments];
+#pragma unroll
+      for (int r = 0; r < kRowFragments; r++) {
+        weight[r] = simd_shuffle(score[r][k].thread_elements()[key & 1], weight_lane);
+      }
+#pragma unroll
+      for (int i = 0; i < kValueDim / 4; i++) {
+        const float value = simd_shuffle(run[i], value_lane);
+#pragma unroll
+        for (int r = 0; r < kRowFragments; r++) {
+          if (weight[r] != 0.0f) {
+            out[r][i / 2].thread_elements()[i & 1] += weight[r] * value;
+          }
+        }
+      }
+    }
+  }
+
+  // After the last step: every lane of a row gets the row's whole sum.
+  void finish() {
+#pragma unroll
+    for (int r = 0; r < kRowFragments; r++) {
+      row_sum[r] = row_sum_of(row_sum[r]);
+    }
+  }
+};
+
+// Natural-log normaliser of a row; -inf when the row saw no key.
+inline float log_sum_exp(float max_log2, float sum) {
+  return sum == 0.0f ? -INFINITY : (max_log2 + log2(sum)) * M_LN2_F;
+}
+
+// A row that saw no key has sum 0 and result 0.
+inline float inverse_sum(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+
+}  // namespace fattn

@@ -1,0 +1,124 @@
+// Refusals: one sentence each, naming the op, the value, the limit, and what to do instead.
+#include "check.h"
+
+#include "supported.h"
+
+namespace fattn {
+namespace {
+
+using Kind = Refusal::Kind;
+
+template <typename... Parts>
+Refusal refuse(Kind kind, const char* op, const Parts&... parts) {
+  auto text = [](const auto& part) {
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>) {
+      return std::to_string(part);
+    } else {
+      return std::string(part);
+    }
+  };
+  return {kind, std::string(op) + ": " + (text(parts) + ...)};
+}
+
+bool is_float(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t dim) {
+  if (dim <= 0 || dim % kHeadDimMultiple != 0) {
+    return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
+                  kHeadDimMultiple, "; pad the heads with zeros to the next multiple");
+  }
+  if (dim > kMaxHeadDim) {
+    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", kMaxHeadDim,
+                  ", the largest with a kernel so far; use F.scaled_dot_product_attention for this layer");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check_unbuilt(const char* op, const UnbuiltOptions& options) {
+  if (options.window_left < -1 || options.window_right < -1) {
+    const bool left = options.window_left < -1;
+    return refuse(Kind::kValue, op, left ? "window_left " : "window_right ",
+                  left ? options.window_left : options.window_right,
+                  " is negative; use -1 for no limit or a number of keys >= 0");
+  }
+  if (options.sink_tokens < 0) {
+    return refuse(Kind::kValue, op, "sink_tokens ", options.sink_tokens, " is negative; use 0 for none");
+  }
+  if (!(options.softcap >= 0.0)) {
+    return refuse(Kind::kValue, op, "softcap ", options.softcap, " is not >= 0; use 0 for none");
+  }
+  const char* unbuilt = options.window_left >= 0 || options.window_right >= 0
+                            ? "a sliding window (window_left/window_right)"
+                        : options.sink_tokens > 0 ? "sink_tokens"
+                        : options.sinks           ? "sinks"
+                        : options.alibi_slopes    ? "alibi_slopes"
+                        : options.softcap > 0.0   ? "softcap"
+                        : options.tree_mask       ? "tree_mask"
+                                                  : nullptr;
+  if (unbuilt) {
+    return refuse(Kind::kNotImplemented, op, unbuilt,
+                  " has no kernel yet; express it as attn_mask or use F.scaled_dot_product_attention");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check_paging(const char* op, const Problem& p) {
+  if (p.block_size < 1) {
+    return refuse(Kind::kValue, op, "block_size ", p.block_size,
+                  " of the key cache is not >= 1; a block holds at least one key");
+  }
+  if (p.num_blocks >= kMaxBlocks) {
+    return refuse(Kind::kValue, op, p.num_blocks,
+                  " cache blocks cannot be numbered by an int32 block table; use larger blocks");
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Refusal> check(const Problem& p) {
+  const char* op = name_of(p.op);
+  if (!is_float(p.dtype)) {
+    return refuse(Kind::kType, op, "query dtype is not supported; use float32, float16 or bfloat16");
+  }
+  if (p.kv_heads == 0 ? p.q_heads != 0 : p.q_heads % p.kv_heads != 0) {
+    return refuse(Kind::kValue, op, p.q_heads, " query heads cannot share ", p.kv_heads,
+                  " key-value heads (Hq % Hkv must be 0)");
+  }
+  if (auto refusal = check_head_dim(op, "query/key", p.head_dim)) return refusal;
+  if (auto refusal = check_head_dim(op, "value", p.value_dim)) return refusal;
+  if (auto refusal = check_unbuilt(op, p.unbuilt)) return refusal;
+  if (p.op != Op::kPrefill && p.q_len > kMaxDecodeRows) {
+    return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
+                  "; use fattn.prefill for longer queries");
+  }
+  if (p.q_len > kMaxLength || p.kv_len > kMaxLength) {
+    return refuse(Kind::kValue, op, "length ", p.q_len > p.kv_len ? p.q_len : p.kv_len, " is above ",
+                  kMaxLength, "; split the sequence and merge the parts with fattn.merge");
+  }
+  if (p.batch > kMaxGrid || p.q_heads > kMaxGrid) {
+    return refuse(Kind::kValue, op, p.batch > kMaxGrid ? "batch " : "query head count ",
+                  p.batch > kMaxGrid ? p.batch : p.q_heads, " is above ", kMaxGrid,
+                  ", the largest grid; split the call");
+  }
+  if (p.op == Op::kPagedDecode) return check_paging(op, p);
+  return std::nullopt;
+}
+
+std::optional<Refusal> check(const MergeProblem& p) {
+  const char* op = name_of(Op::kMerge);
+  if (!is_float(p.dtype)) {
+    return refuse(Kind::kType, op, "outs dtype is not supported; use float32, float16 or bfloat16");
+  }
+  if (p.parts < 1) {
+    return refuse(Kind::kValue, op, p.parts, " parts leave nothing to merge; pass at least one");
+  }
+  if (p.rows > kMaxLength || p.parts > kMaxLength || p.head_dim > kMaxLength) {
+    return refuse(Kind::kValue, op, "a dimension of outs is above ", kMaxLength, "; merge in pieces");
+  }
+  return std::nullopt;
+}
+
+}  // namespace fattn

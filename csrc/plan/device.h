@@ -1,0 +1,16 @@
+// What the planner knows of a GPU. Filled in by the Metal executor, or by hand in tests and in `explain`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace fattn {
+
+struct DeviceFacts {
+  std::string name = "Apple M1";
+  int family = 7;  // n of MTLGPUFamilyApple<n>
+  int cores = 8;
+  int64_t max_threadgroup_bytes = 32768;
+};
+
+}  // namespace fattn

@@ -1,0 +1,36 @@
+// Problem + DeviceFacts -> Plan or Refusal.
+#include "check.h"
+#include "planners.h"
+
+namespace fattn {
+
+void add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype) {
+  constexpr int kRowsPerThreadgroup = 8;  // one simdgroup each
+  Pass& pass = plan.add_pass();
+  pass.spec.kernel = Kernel::kMerge;
+  pass.spec.dtype = p.dtype;
+  pass.spec.out_dtype = out_dtype;
+  pass.spec.simdgroups = kRowsPerThreadgroup;
+  pass.grid = {uint32_t(ceil_div(p.rows, kRowsPerThreadgroup)), 1, 1};
+  pass.threads = {uint32_t(kRowsPerThreadgroup * kSimdWidth), 1, 1};
+  pass.bind(Buffer::kScratchOut, kSlotPartialOut);
+  pass.bind(Buffer::kScratchLse, kSlotPartialLse);
+  pass.bind(Buffer::kOut, kSlotOut);
+  pass.bind(Buffer::kLse, kSlotLse);
+  pass.set_params(MergeParams{p.rows, int32_t(p.parts), int32_t(p.head_dim)});
+}
+
+std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device) {
+  if (auto refusal = check(problem)) return *std::move(refusal);
+  return problem.op == Op::kPrefill ? plan_prefill(problem, device) : plan_decode(problem, device);
+}
+
+std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts&) {
+  if (auto refusal = check(problem)) return *std::move(refusal);
+  Plan plan;
+  plan.tuning = "one simdgroup per row";
+  if (problem.rows > 0 && problem.head_dim > 0) add_merge_pass(plan, problem, problem.dtype);
+  return plan;
+}
+
+}  // namespace fattn

@@ -1,0 +1,122 @@
+// How a call will be run, as plain data: which kernels, specialised how, with which parameters, over which
+// grid. Nothing here is allocated on the heap: planning is on the path of every decode step.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "device.h"
+#include "problem.h"
+
+namespace fattn {
+
+enum class Kernel : uint8_t { kPrefill, kDecode, kMerge };
+
+// Identifies one compiled pipeline. The first half becomes preprocessor macros (one small library per
+// combination), the constants become Metal function constants.
+struct KernelSpec {
+  Kernel kernel = Kernel::kPrefill;
+  DType dtype = DType::kFloat32;      // operands; merge: the partial results
+  DType out_dtype = DType::kFloat32;  // merge only differs from dtype
+  uint16_t head_dim = 0;
+  uint16_t value_dim = 0;
+  uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
+  uint16_t tile_keys = 0;
+  uint16_t simdgroups = 0;
+
+  MaskKind mask = kMaskNone;
+  bool causal = false;
+  bool vector_loads = false;
+  bool split = false;
+  bool has_seq_lens = false;
+  uint32_t block_size = 0;
+
+  bool operator==(const KernelSpec&) const = default;
+};
+
+// The name of the kernel function, and of the .metal file (without its ending) that holds it.
+const char* function_name(Kernel kernel);
+const char* source_name(Kernel kernel);
+// Everything that #define must say before the source is compiled.
+std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spec);
+
+struct ConstantValue {
+  FunctionConstant index;
+  bool is_bool;  // else uint
+  uint32_t value;
+};
+// Function constants that the kernel declares, all of them, with their values.
+std::vector<ConstantValue> constants_of(const KernelSpec& spec);
+const char* constant_name(FunctionConstant index);
+
+// The buffers of a call. The two scratch buffers live from the first pass to the last.
+enum class Buffer : uint8_t {
+  kQuery,
+  kKey,
+  kValue,
+  kMask,
+  kSeqLens,
+  kBlockTables,
+  kOut,
+  kLse,
+  kScratchOut,
+  kScratchLse,
+  kCount,
+};
+const char* name_of(Buffer buffer);
+
+struct Binding {
+  Buffer buffer;
+  Slot slot;
+};
+
+struct Pass {
+  KernelSpec spec;
+  std::array<uint32_t, 3> grid{};     // threadgroups
+  std::array<uint32_t, 3> threads{};  // per threadgroup
+  uint32_t threadgroup_bytes = 0;     // static, as the kernel declares it
+
+  std::array<Binding, 10> bindings{};
+  uint32_t binding_count = 0;
+  std::array<std::byte, 192> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
+  uint32_t params_size = 0;
+
+  void bind(Buffer buffer, Slot slot) { bindings[binding_count++] = {buffer, slot}; }
+  template <typename Params>
+  void set_params(const Params& value) {
+    static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= sizeof(params));
+    std::memcpy(params.data(), &value, sizeof value);
+    params_size = sizeof value;
+  }
+};
+
+struct Plan {
+  std::array<Pass, 2> passes{};
+  uint32_t pass_count = 0;  // 0: the result is empty, nothing is launched
+  int64_t scratch_out_floats = 0;
+  int64_t scratch_lse_floats = 0;
+  const char* tuning = "";  // where the tile and the number of splits come from
+
+  Pass& add_pass() { return passes[pass_count++]; }
+};
+
+struct Refusal {
+  enum class Kind : uint8_t { kValue, kType, kNotImplemented };
+  Kind kind;
+  std::string message;  // one sentence: op, value, limit, what to do instead
+};
+
+std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device);
+
+// The plan as JSON text, for people, golden tests and tools.
+std::string to_json(const Plan& plan, const DeviceFacts& device);
+
+}  // namespace fattn

@@ -1,0 +1,75 @@
+// What a call asks for, as plain data: the planner's input. No torch, no Metal.
+#pragma once
+
+#include <cstdint>
+
+#include "../kernels/params.h"
+
+namespace fattn {
+
+enum class Op : uint8_t { kPrefill, kDecode, kPagedDecode, kMerge };
+enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kOther };
+
+// "fattn.prefill" and so on: how an op is named to the user.
+const char* name_of(Op op);
+const char* name_of(DType dtype);
+int size_of(DType dtype);
+
+// Options that ops.md names and that no kernel has yet. The planner refuses a call that sets one of them.
+struct UnbuiltOptions {
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+  int64_t sink_tokens = 0;
+  bool sinks = false;
+  bool alibi_slopes = false;
+  bool tree_mask = false;
+  double softcap = 0.0;
+};
+
+// One attention call over query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]
+// and value [batch, kv_heads, kv_len, value_dim]; the paged forms take the last two from a pool of blocks.
+// All strides are in elements.
+struct Problem {
+  Op op = Op::kPrefill;
+  DType dtype = DType::kFloat32;
+  int64_t batch = 0;
+  int64_t q_heads = 0;
+  int64_t kv_heads = 0;
+  int64_t q_len = 0;
+  int64_t kv_len = 0;  // decode: the capacity; paged: max_blocks * block_size
+  int64_t head_dim = 0;
+  int64_t value_dim = 0;
+
+  Strides3 query{};
+  Strides3 key{};  // paged: block, head, slot
+  Strides3 value{};
+  bool vector_aligned = false;  // every query, key and value row starts on a multiple of 4 elements
+
+  DType mask_dtype = DType::kOther;  // kOther: no attn_mask
+  Strides4 mask{};                   // 0 where the mask is broadcast
+
+  bool is_causal = false;
+  int64_t q_offset = 0;  // prefill: absolute position of query row 0
+  double scale = 0.0;
+
+  bool has_seq_lens = false;
+  int64_t seq_lens_stride = 0;
+  int64_t block_size = 0;  // paged: keys per block
+  int64_t num_blocks = 0;
+  int64_t max_blocks = 0;
+  int64_t block_table_batch_stride = 0;
+  int64_t block_table_entry_stride = 0;
+
+  UnbuiltOptions unbuilt;
+};
+
+// N partial results over disjoint keys: outs [parts, ..., head_dim] of `dtype`, lses [parts, ...] of float32,
+// contiguous.
+struct MergeProblem {
+  DType dtype = DType::kFloat32;
+  int64_t parts = 0;
+  int64_t rows = 0;
+  int64_t head_dim = 0;
+};
+
+}  // namespace fattn

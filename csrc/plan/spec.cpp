@@ -1,0 +1,159 @@
+// Names, macros and function constants of a KernelSpec: the host's side of kernels/config.h.
+#include "plan.h"
+
+namespace fattn {
+
+const char* name_of(Op op) {
+  switch (op) {
+    case Op::kPrefill:
+      return "fattn.prefill";
+    case Op::kDecode:
+      return "fattn.decode";
+    case Op::kPagedDecode:
+      return "fattn.paged_decode";
+    case Op::kMerge:
+      return "fattn.merge";
+  }
+  return "fattn";
+}
+
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kBool:
+      return "bool";
+    case DType::kOther:
+      return "other";
+  }
+  return "other";
+}
+
+int size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+    case DType::kBool:
+      return 1;
+    case DType::kOther:
+      return 0;
+  }
+  return 0;
+}
+
+const char* function_name(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::kPrefill:
+      return "fattn_prefill";
+    case Kernel::kDecode:
+      return "fattn_decode";
+    case Kernel::kMerge:
+      return "fattn_merge";
+  }
+  return "";
+}
+
+const char* source_name(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::kPrefill:
+      return "prefill";
+    case Kernel::kDecode:
+      return "decode";
+    case Kernel::kMerge:
+      return "merge";
+  }
+  return "";
+}
+
+const char* name_of(Buffer buffer) {
+  switch (buffer) {
+    case Buffer::kQuery:
+      return "query";
+    case Buffer::kKey:
+      return "key";
+    case Buffer::kValue:
+      return "value";
+    case Buffer::kMask:
+      return "attn_mask";
+    case Buffer::kSeqLens:
+      return "seq_lens";
+    case Buffer::kBlockTables:
+      return "block_tables";
+    case Buffer::kOut:
+      return "out";
+    case Buffer::kLse:
+      return "lse";
+    case Buffer::kScratchOut:
+      return "partial_out";
+    case Buffer::kScratchLse:
+      return "partial_lse";
+    case Buffer::kCount:
+      break;
+  }
+  return "";
+}
+
+const char* constant_name(FunctionConstant index) {
+  switch (index) {
+    case kConstMask:
+      return "mask";
+    case kConstCausal:
+      return "causal";
+    case kConstVectorLoads:
+      return "vector_loads";
+    case kConstSplit:
+      return "split";
+    case kConstHasSeqLens:
+      return "has_seq_lens";
+    case kConstBlockSize:
+      return "block_size";
+  }
+  return "";
+}
+
+namespace {
+const char* metal_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return "half";
+    case DType::kBFloat16:
+      return "bfloat";
+    default:
+      return "float";
+  }
+}
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spec) {
+  std::vector<std::pair<std::string, std::string>> macros{
+      {"FATTN_T", metal_type(spec.dtype)}, {"FATTN_SIMDGROUPS", std::to_string(spec.simdgroups)}};
+  if (spec.kernel == Kernel::kMerge) {
+    macros.emplace_back("FATTN_OUT_T", metal_type(spec.out_dtype));
+    return macros;
+  }
+  macros.emplace_back("FATTN_HEAD_DIM", std::to_string(spec.head_dim));
+  macros.emplace_back("FATTN_VALUE_DIM", std::to_string(spec.value_dim));
+  macros.emplace_back("FATTN_ROW_FRAGMENTS", std::to_string(spec.row_fragments));
+  macros.emplace_back("FATTN_TILE_KEYS", std::to_string(spec.tile_keys));
+  return macros;
+}
+
+std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
+  if (spec.kernel == Kernel::kMerge) {
+    return {};
+  }
+  return {
+      {kConstMask, false, static_cast<uint32_t>(spec.mask)}, {kConstCausal, true, spec.causal},
+      {kConstVectorLoads, true, spec.vector_loads},          {kConstSplit, true, spec.split},
+      {kConstHasSeqLens, true, spec.has_seq_lens},           {kConstBlockSize, false, spec.block_size},
+  };
+}
+
+}  // namespace fattn

@@ -1,0 +1,18 @@
+// What the kernels support, written once: read by the checks, by `explain`, by tests and by the README's
+// table.
+#pragma once
+
+#include <cstdint>
+
+namespace fattn {
+
+inline constexpr int64_t kHeadDimMultiple = 8;
+inline constexpr int64_t kMaxHeadDim = 128;
+inline constexpr int64_t kMaxDecodeRows = 8;  // q_len of decode and paged_decode
+// Lengths and block counts travel as 32-bit integers; offsets are 64-bit.
+inline constexpr int64_t kMaxLength = int64_t(1) << 30;
+inline constexpr int64_t kMaxBlocks = int64_t(1) << 31;  // exclusive
+// Threadgroups per grid dimension that every Apple GPU accepts for y and z.
+inline constexpr int64_t kMaxGrid = 65535;
+
+}  // namespace fattn
