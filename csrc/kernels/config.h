@@ -21,6 +21,9 @@ FATTN_CONSTEXPR int kKeyFragments = FATTN_TILE_KEYS / kFragment;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
+}  // namespace fattn
+
+// Function constants stand at global scope, as in every Metal library we know to compile.
 constant uint fc_mask [[function_constant(fattn::kConstMask)]];
 constant bool fc_causal [[function_constant(fattn::kConstCausal)]];
 constant bool fc_vector_loads [[function_constant(fattn::kConstVectorLoads)]];
@@ -30,7 +33,6 @@ constant uint fc_block_size [[function_constant(fattn::kConstBlockSize)]];
 
 // Gates of optional buffers.
 constant bool fc_has_mask = fc_mask != fattn::kMaskNone;
+constant bool fc_additive_mask = fc_mask > fattn::kMaskBool;
 constant bool fc_paged = fc_block_size != 0;
 constant bool fc_whole = !fc_split;
-
-}  // namespace fattn

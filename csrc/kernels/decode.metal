@@ -35,7 +35,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const KeyTable
     }
     attention.multiply_keys(k, run[0], run[1]);
   }
-  scale_scores(attention, params.scale_log2);
+  scale_scores(attention, params.score_scale);
   if (kEdge) {
     hide_scores(attention, visible, mask, first_key, present, at);
   }
@@ -75,14 +75,14 @@ kernel void fattn_decode(
     const device Element* query [[buffer(fattn::kSlotQuery)]],
     const device Element* key [[buffer(fattn::kSlotKey)]],
     const device Element* value [[buffer(fattn::kSlotValue)]],
-    device Element* out [[buffer(fattn::kSlotOut), function_constant(fattn::fc_whole)]],
-    device float* lse [[buffer(fattn::kSlotLse), function_constant(fattn::fc_whole)]],
+    device Element* out [[buffer(fattn::kSlotOut), function_constant(fc_whole)]],
+    device float* lse [[buffer(fattn::kSlotLse), function_constant(fc_whole)]],
     constant DecodeParams& params [[buffer(fattn::kSlotParams)]],
-    const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fattn::fc_has_mask)]],
-    const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fattn::fc_has_seq_lens)]],
-    const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fattn::fc_paged)]],
-    device float* partial_out [[buffer(fattn::kSlotPartialOut), function_constant(fattn::fc_split)]],
-    device float* partial_lse [[buffer(fattn::kSlotPartialLse), function_constant(fattn::fc_split)]],
+    const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
+    const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
+    const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fc_paged)]],
+    device float* partial_out [[buffer(fattn::kSlotPartialOut), function_constant(fc_split)]],
+    device float* partial_lse [[buffer(fattn::kSlotPartialLse), function_constant(fc_split)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
   // The states of the simdgroups, eight rows at a time.
@@ -168,15 +168,15 @@ kernel void fattn_decode(
       if (packed_row >= packed_rows) {
         continue;
       }
-      float max_log2 = -INFINITY;
+      float row_max = -INFINITY;
       for (int s = 0; s < kSimdgroups; s++) {
-        max_log2 = fmax(max_log2, shared_max[s * 8 + fragment_row]);
+        row_max = fmax(row_max, shared_max[s * 8 + fragment_row]);
       }
-      const float origin = max_log2 == -INFINITY ? 0.0f : max_log2;
+      const float origin = row_max == -INFINITY ? 0.0f : row_max;
       float sum = 0.0f;
       float weighted = 0.0f;
       for (int s = 0; s < kSimdgroups; s++) {
-        const float weight = fast::exp2(shared_max[s * 8 + fragment_row] - origin);
+        const float weight = weight_of(shared_max[s * 8 + fragment_row] - origin);
         sum += weight * shared_sum[s * 8 + fragment_row];
         weighted += weight * shared_out[(s * 8 + fragment_row) * kValueDim + column];
       }
@@ -187,12 +187,12 @@ kernel void fattn_decode(
         const long rows = long(params.batch) * params.q_heads * params.q_len;
         partial_out[(split * rows + flat_row) * kValueDim + column] = result;
         if (column == 0) {
-          partial_lse[split * rows + flat_row] = log_sum_exp(max_log2, sum);
+          partial_lse[split * rows + flat_row] = log_sum_exp(row_max, sum);
         }
       } else {
         out[flat_row * kValueDim + column] = Element(result);
         if (column == 0) {
-          lse[flat_row] = log_sum_exp(max_log2, sum);
+          lse[flat_row] = log_sum_exp(row_max, sum);
         }
       }
     }

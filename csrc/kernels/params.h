@@ -68,9 +68,9 @@ struct PrefillParams {
   fattn_i32 q_len;
   fattn_i32 kv_len;
   fattn_i32 q_heads;
-  fattn_i32 group_size;  // query heads per key-value head
-  fattn_i32 q_offset;    // absolute position of query row 0
-  fattn_f32 scale_log2;  // scale * log2(e): scores live in the log2 domain
+  fattn_i32 group_size;   // query heads per key-value head
+  fattn_i32 q_offset;     // absolute position of query row 0
+  fattn_f32 score_scale;  // from a product to score units (softmax.h)
   fattn_i32 q_tiles;
   fattn_i32 reserved;
 };
@@ -92,7 +92,7 @@ struct DecodeParams {
   fattn_i32 splits;
   fattn_i32 num_blocks;
   fattn_i32 row_blocks;  // threadgroups that share the group_size * q_len query rows of one key-value head
-  fattn_f32 scale_log2;
+  fattn_f32 score_scale;
 };
 
 struct MergeParams {

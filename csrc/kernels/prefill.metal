@@ -86,12 +86,16 @@ kernel void fattn_prefill(
     const device Element* value [[buffer(fattn::kSlotValue)]],
     device Element* out [[buffer(fattn::kSlotOut)]], device float* lse [[buffer(fattn::kSlotLse)]],
     constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
-    const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fattn::fc_has_mask)]],
+    const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup Element key_tile[kTileKeys * kKeyPitch];
-  threadgroup Element value_tile[kTileKeys * kValuePitch];
+  // Declared as vectors for their alignment.
+  threadgroup vec<Element, 4> key_storage[kTileKeys * kKeyPitch / 4];
+  threadgroup vec<Element, 4> value_storage[kTileKeys * kValuePitch / 4];
   threadgroup uint special_values_in_tile[kSimdgroups];
+
+  threadgroup Element* key_tile = reinterpret_cast<threadgroup Element*>(key_storage);
+  threadgroup Element* value_tile = reinterpret_cast<threadgroup Element*>(value_storage);
 
   // Under a causal mask the last rows have the most keys: start them first.
   const int tile = params.q_tiles - 1 - int(group.x);
@@ -142,7 +146,7 @@ kernel void fattn_prefill(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (simdgroup_sees > 0) {
       score_step(attention, key_tile, kKeyFragments, at);
-      scale_scores(attention, params.scale_log2);
+      scale_scores(attention, params.score_scale);
       attention.weigh();
       value_step(attention, value_tile, kKeyFragments, false, at);
     }
@@ -167,7 +171,7 @@ kernel void fattn_prefill(
     const int fragments = (simdgroup_sees - first_key + 7) / 8;
     if (fragments > 0) {
       score_step(attention, key_tile, fragments, at);
-      scale_scores(attention, params.scale_log2);
+      scale_scores(attention, params.score_scale);
       hide_scores(attention, visible, mask, first_key, ~0u, at);
       attention.weigh();
       value_step(attention, value_tile, fragments, special != 0, at);

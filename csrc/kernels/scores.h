@@ -13,34 +13,28 @@ struct Visibility {
   long mask_key_stride;
 };
 
-// A score s in the log2 domain after attn_mask[index]. A finite additive value stays finite in the log2
-// domain (a mask filled with the lowest float32 must still mean "equally unlikely", not "no key"); -inf hides
-// the key.
+// A score after attn_mask[index].
 inline float masked_score(float s, const device uchar* mask, long index) {
-  float bias = 0.0f;
-  if (fc_mask == kMaskBool) {
-    return mask[index] != 0 ? s : -INFINITY;
-  }
   if (fc_mask == kMaskFloat32) {
-    bias = reinterpret_cast<const device float*>(mask)[index];
-  } else if (fc_mask == kMaskFloat16) {
-    bias = float(reinterpret_cast<const device half*>(mask)[index]);
-  } else if (fc_mask == kMaskBFloat16) {
-    bias = float(reinterpret_cast<const device bfloat*>(mask)[index]);
+    return s + reinterpret_cast<const device float*>(mask)[index];
   }
-  const float bias_log2 = bias * M_LOG2E_F;
-  const bool overflowed = isinf(bias_log2) && !isinf(bias);
-  return s + (overflowed ? copysign(FLT_MAX, bias) : bias_log2);
+  if (fc_mask == kMaskFloat16) {
+    return s + float(reinterpret_cast<const device half*>(mask)[index]);
+  }
+  if (fc_mask == kMaskBFloat16) {
+    return s + float(reinterpret_cast<const device bfloat*>(mask)[index]);
+  }
+  return mask[index] != 0 ? s : -INFINITY;
 }
 
 // Scales the products of one step.
-inline void scale_scores(thread OnlineAttention& attention, float scale_log2) {
+inline void scale_scores(thread OnlineAttention& attention, float score_scale) {
 #pragma unroll
   for (int r = 0; r < kRowFragments; r++) {
 #pragma unroll
     for (int k = 0; k < kKeyFragments; k++) {
-      attention.score[r][k].thread_elements()[0] *= scale_log2;
-      attention.score[r][k].thread_elements()[1] *= scale_log2;
+      attention.score[r][k].thread_elements()[0] *= score_scale;
+      attention.score[r][k].thread_elements()[1] *= score_scale;
     }
   }
 }

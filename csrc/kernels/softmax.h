@@ -1,11 +1,18 @@
 // Attention of a few query rows over a stream of keys: online softmax (Milakov & Gimelshein 2018,
-// FlashAttention: Dao et al. 2022) with scores, weights and output in registers. Scores live in the log2
-// domain, so a weight is one exp2.
+// FlashAttention: Dao et al. 2022) with scores, weights and output in registers.
+//
+// Score units: scores carry a factor log2(e), so that a weight is one exp2 of a difference. Only under an
+// additive attn_mask they are natural: a mask of -1e5 would lose precision by the factor, and the lowest
+// float32, which means "all equally unlikely", would overflow.
 #pragma once
 
 #include "tile.h"
 
 namespace fattn {
+
+inline float weight_of(float score_difference) {
+  return fast::exp2(fc_additive_mask ? score_difference * M_LOG2E_F : score_difference);
+}
 
 // The state of one simdgroup: kRowFragments x 8 query rows, one step of kKeyFragments x 8 keys at a time.
 struct OnlineAttention {
@@ -78,12 +85,12 @@ struct OnlineAttention {
       const float new_max = fmax(row_max[r], row_max_of(step_max));
       // A row that has seen no key yet has maximum -inf; (-inf) - (-inf) must not become its weight.
       const float origin = new_max == -INFINITY ? 0.0f : new_max;
-      const float shrink = fast::exp2(row_max[r] - origin);
+      const float shrink = weight_of(row_max[r] - origin);
       float sum = row_sum[r] * shrink;
 #pragma unroll
       for (int k = 0; k < kKeyFragments; k++) {
-        const float first = fast::exp2(score[r][k].thread_elements()[0] - origin);
-        const float second = fast::exp2(score[r][k].thread_elements()[1] - origin);
+        const float first = weight_of(score[r][k].thread_elements()[0] - origin);
+        const float second = weight_of(score[r][k].thread_elements()[1] - origin);
         set_elements(score[r][k], first, second);
         sum += first + second;
       }
@@ -120,7 +127,9 @@ struct OnlineAttention {
       float weight[kRowFragments];
 #pragma unroll
       for (int r = 0; r < kRowFragments; r++) {
-        weight[r] = simd_shuffle(score[r][k].thread_elements()[key & 1], weight_lane);
+        // Not indexed by key: registers have no addresses, and an index that varies moves all scores to memory.
+        const float own = key & 1 ? score[r][k].thread_elements()[1] : score[r][k].thread_elements()[0];
+        weight[r] = simd_shuffle(own, weight_lane);
       }
 #pragma unroll
       for (int i = 0; i < kValueDim / 4; i++) {
@@ -145,8 +154,8 @@ struct OnlineAttention {
 };
 
 // Natural-log normaliser of a row; -inf when the row saw no key.
-inline float log_sum_exp(float max_log2, float sum) {
-  return sum == 0.0f ? -INFINITY : (max_log2 + log2(sum)) * M_LN2_F;
+inline float log_sum_exp(float row_max, float sum) {
+  return sum == 0.0f ? -INFINITY : (fc_additive_mask ? row_max : row_max * M_LN2_F) + log(sum);
 }
 
 // A row that saw no key has sum 0 and result 0.

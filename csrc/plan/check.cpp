@@ -115,6 +115,9 @@ std::optional<Refusal> check(const MergeProblem& p) {
   if (p.parts < 1) {
     return refuse(Kind::kValue, op, p.parts, " parts leave nothing to merge; pass at least one");
   }
+  if (p.head_dim < 1) {
+    return refuse(Kind::kValue, op, "outs has head_dim ", p.head_dim, " and must have at least 1");
+  }
   if (p.rows > kMaxLength || p.parts > kMaxLength || p.head_dim > kMaxLength) {
     return refuse(Kind::kValue, op, "a dimension of outs is above ", kMaxLength, "; merge in pieces");
   }

@@ -62,7 +62,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   params.splits = int32_t(splits);
   params.num_blocks = int32_t(p.num_blocks);
   params.row_blocks = int32_t(row_blocks);
-  params.scale_log2 = scale_log2(p);
+  params.score_scale = score_scale(p);
   pass.set_params(params);
 
   if (splits == 1) {

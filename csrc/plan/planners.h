@@ -20,8 +20,6 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline bool is_empty(const Problem& p) { return p.batch == 0 || p.q_heads == 0 || p.q_len == 0; }
 
-inline float scale_log2(const Problem& p) { return float(p.scale * std::numbers::log2e); }
-
 inline MaskKind mask_kind(DType dtype) {
   switch (dtype) {
     case DType::kBool:
@@ -36,6 +34,12 @@ inline MaskKind mask_kind(DType dtype) {
       return kMaskNone;
   }
   return kMaskNone;
+}
+
+// The factor from q.k to a score in the kernels' units: see kernels/softmax.h.
+inline float score_scale(const Problem& p) {
+  const bool additive_mask = mask_kind(p.mask_dtype) > kMaskBool;
+  return float(additive_mask ? p.scale : p.scale * std::numbers::log2e);
 }
 
 inline KernelSpec attention_spec(Kernel kernel, const Problem& p) {
