@@ -1,0 +1,186 @@
+// The ABI of softmetal: between compiled kernels and the SIMT runtime, and between the runtime and whoever
+// launches kernels.
+//
+// A compiled kernel module (a shared object made by softmetal/msl) exports `softmetal_module`. Its code calls
+// the runtime for everything that involves more than one thread: barriers, simdgroup operations, threadgroup
+// memory. One fiber runs one Metal thread.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#define SOFTMETAL_ABI_VERSION 1
+#define SOFTMETAL_MAX_BUFFERS 31
+#define SOFTMETAL_MAX_THREADGROUP_BYTES 32768
+#define SOFTMETAL_SIMD_WIDTH 32
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+struct softmetal_uint3 {
+  uint32_t x, y, z;
+};
+
+// ---- what a kernel sees
+
+struct softmetal_simdgroup;
+struct softmetal_threadgroup;
+
+struct softmetal_lane {  // one Metal thread
+  softmetal_simdgroup* simdgroup;
+  softmetal_threadgroup* threadgroup;
+  softmetal_uint3 position;  // in the threadgroup
+  uint32_t index;            // in the threadgroup, linear
+  uint32_t lane;             // in the simdgroup
+};
+
+// Operands of the simdgroup operation in progress: each lane leaves its input, the last to arrive computes
+// every lane's output.
+struct softmetal_simdgroup {
+  alignas(64) uint64_t in[SOFTMETAL_SIMD_WIDTH][4];  // 16 bytes of value, 8 of index or second value, 8 spare
+  alignas(64) uint64_t out[SOFTMETAL_SIMD_WIDTH][2];
+  alignas(64) float a[64], b[64], c[64], d[64];  // an 8x8 product d = a * b + c, row-major
+  uint32_t active;                               // lanes taking part in the current operation
+  uint32_t index;                                // in the threadgroup
+};
+
+struct softmetal_arguments {
+  void* buffer[SOFTMETAL_MAX_BUFFERS];            // contents + offset, or the setBytes copy; null if unbound
+  uint64_t buffer_length[SOFTMETAL_MAX_BUFFERS];  // bytes from there to the end of the buffer
+  uint32_t threadgroup_length[SOFTMETAL_MAX_BUFFERS];  // setThreadgroupMemoryLength:atIndex:
+};
+
+struct softmetal_threadgroup {
+  softmetal_uint3 position, grid,
+      size;  // position in the grid, threadgroups per grid, threads per threadgroup
+  uint32_t threads, simdgroups;
+  const softmetal_arguments* arguments;
+};
+
+enum softmetal_mem_flags {
+  SOFTMETAL_MEM_NONE = 0,
+  SOFTMETAL_MEM_DEVICE = 1,
+  SOFTMETAL_MEM_THREADGROUP = 2,
+  SOFTMETAL_MEM_TEXTURE = 4
+};
+
+typedef void (*softmetal_simd_function)(softmetal_simdgroup*);
+
+softmetal_lane* softmetal_current_lane(void);
+// Waits for the other lanes of the simdgroup; the last one runs `function` once (may be null). `line`
+// identifies the call site.
+void softmetal_rendezvous(softmetal_simd_function function, int line);
+// The same for an operation that needs all 32 lanes (simdgroup_matrix products): with fewer it is an error in
+// every mode.
+void softmetal_rendezvous_all(softmetal_simd_function function, int line);
+void softmetal_threadgroup_barrier(int mem_flags, int line);
+void softmetal_simdgroup_barrier(int mem_flags, int line);
+// Storage of a `threadgroup` variable: same address for every thread of the threadgroup. `id` is unique in
+// the module.
+void* softmetal_threadgroup_variable(int id, size_t size, size_t align, const char* name, int line);
+void* softmetal_threadgroup_argument(int index);  // [[threadgroup(index)]]
+// Function constants of the pipeline being created (read by the module's dynamic initialisers). False if not
+// set.
+bool softmetal_function_constant(uint32_t index, uint64_t* bits);
+void softmetal_count_exp(void);
+// For memory that compiled code touches without a sanitizer-coverage callback (copies of more than 16 bytes,
+// library calls): call it before the access. Does nothing in fast modules.
+void softmetal_memory_access(const void* address, size_t size, bool write);
+
+// Counts of the dispatch on this OS thread, kept by the runtime and by the operations themselves. An
+// operation of a simdgroup or threadgroup counts once, exps once a thread.
+struct softmetal_counters {
+  uint64_t products, simd_reductions, shuffles, threadgroup_barriers, simdgroup_barriers, exps, threadgroups;
+  // Bytes by address space (other, device, constant, threadgroup), counted in modules compiled in checked
+  // mode.
+  uint64_t bytes_read[4], bytes_written[4];
+  // The same by buffer slot, of what [[buffer(n)]] arguments point to.
+  uint64_t buffer_read[SOFTMETAL_MAX_BUFFERS], buffer_written[SOFTMETAL_MAX_BUFFERS];
+};
+softmetal_counters* softmetal_thread_counters(void);
+
+// ---- what a module exports
+
+typedef void (*softmetal_entry)(const softmetal_arguments*);
+
+enum softmetal_argument_kind {
+  SOFTMETAL_ARG_DEVICE = 0,
+  SOFTMETAL_ARG_DEVICE_CONST = 1,
+  SOFTMETAL_ARG_CONSTANT = 2,
+  SOFTMETAL_ARG_THREADGROUP = 3
+};
+
+struct softmetal_argument {
+  const char* name;
+  uint32_t kind;   // softmetal_argument_kind
+  uint32_t index;  // buffer or threadgroup slot
+  uint32_t used;   // 0 when its [[function_constant(...)]] is false
+};
+
+struct softmetal_kernel {
+  const char* name;  // host name
+  softmetal_entry entry;
+  const softmetal_argument* arguments;
+  uint32_t argument_count;
+  uint32_t max_threads;        // [[max_total_threads_per_threadgroup(n)]], 0 if absent
+  uint32_t threadgroup_bytes;  // of the kernel's threadgroup variables
+};
+
+struct softmetal_function_constant_info {
+  const char* name;
+  uint32_t index;
+  uint32_t type;      // MTLDataType of the declaration
+  uint32_t required;  // 0 if the source asks is_function_constant_defined() about it
+};
+
+struct softmetal_module_table {
+  uint32_t abi_version;
+  uint32_t kernel_count;
+  const softmetal_kernel* kernels;
+  uint32_t checked;  // compiled with memory-access callbacks
+  uint32_t function_constant_count;
+  const softmetal_function_constant_info* function_constants;
+};
+// extern "C" const softmetal_module_table softmetal_module;
+
+// ---- what a host calls
+
+struct softmetal_constant {
+  uint32_t index;
+  uint64_t bits;
+};
+// Loads a private copy of a compiled module with these function constants. Null and *error (malloc'ed text)
+// on failure.
+struct softmetal_loaded;  // opaque
+softmetal_loaded* softmetal_load(const char* path, const softmetal_constant* constants, size_t count,
+                                 char** error);
+const softmetal_module_table* softmetal_table(const softmetal_loaded*);
+void softmetal_unload(softmetal_loaded*);
+
+enum softmetal_order { SOFTMETAL_FORWARD = 0, SOFTMETAL_REVERSE = 1, SOFTMETAL_RANDOM = 2 };
+enum softmetal_check {
+  SOFTMETAL_CHECK_RACE = 1,
+  SOFTMETAL_CHECK_BOUNDS = 2,
+  SOFTMETAL_CHECK_UNINIT = 4,
+  SOFTMETAL_COUNT_BYTES = 8
+};
+
+struct softmetal_settings {
+  uint32_t threads;  // OS threads, 0 = one per core; checks run on one
+  uint32_t order;    // softmetal_order
+  uint64_t seed;
+  uint32_t checks;  // softmetal_check bits; any bit needs a module compiled in checked mode
+};
+softmetal_settings* softmetal_current_settings(void);  // process-wide, from the environment at first use
+
+struct softmetal_launch {
+  const softmetal_kernel* kernel;
+  const softmetal_arguments* arguments;
+  softmetal_uint3 grid, threads;
+};
+// Runs one dispatch to its end. 0, or 1 and *error (malloc'ed, one finding a line) when a check failed or the
+// kernel misbehaved. *counters gets the sums. Any OS thread may call it; dispatches run one after another.
+int softmetal_run(const softmetal_launch*, const softmetal_settings*, softmetal_counters* counters,
+                  char** error);
+
+}  // extern "C"
+#pragma GCC visibility pop

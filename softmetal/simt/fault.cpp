@@ -1,0 +1,130 @@
+#include "fault.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <mutex>
+
+#include "dispatch.h"
+#include "report.h"
+#include "worker.h"
+
+namespace softmetal {
+namespace {
+
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+constexpr size_t kSignalStackBytes = 64 * 1024;
+constexpr uintptr_t kNullPage = 64 * 1024;  // addresses below are offsets from a null pointer
+
+struct sigaction previous[NSIG];
+
+struct Fault {
+  int signal;
+  bool unspecific;  // a general protection fault: x86-64 does not tell the address
+  uintptr_t address, pc, sp;
+};
+thread_local Fault fault;
+thread_local char* signal_stack = nullptr;
+
+uintptr_t& program_counter(ucontext_t& c) {
+#if defined(__x86_64__)
+  return reinterpret_cast<uintptr_t&>(c.uc_mcontext.gregs[REG_RIP]);
+#else
+  return reinterpret_cast<uintptr_t&>(c.uc_mcontext.pc);
+#endif
+}
+
+uintptr_t& stack_pointer(ucontext_t& c) {
+#if defined(__x86_64__)
+  return reinterpret_cast<uintptr_t&>(c.uc_mcontext.gregs[REG_RSP]);
+#else
+  return reinterpret_cast<uintptr_t&>(c.uc_mcontext.sp);
+#endif
+}
+
+std::string describe() {
+  Fiber& me = *current_fiber;
+  Worker& worker = *current_worker;
+  char address[32];
+  snprintf(address, sizeof address, "0x%zx", static_cast<size_t>(fault.address));
+  std::string what = std::string("access to invalid address ") + address;
+  if (fault.signal == SIGFPE)
+    what = "integer division by zero or overflow";
+  else if (fault.signal == SIGILL)
+    what = "illegal instruction";
+  else if (fault.unspecific)
+    what = "misaligned access of a vector, or access to an address that cannot exist,";
+  else if (fault.sp - reinterpret_cast<uintptr_t>(me.stack_low) > kStackBytes)
+    what = "overrun of the thread's stack of " + std::to_string(kStackBytes) + " bytes";
+  else if (fault.address < kNullPage)
+    what += " (a buffer that is not bound?)";
+  return "fault: kernel '" + std::string(worker.dispatch->launch.kernel->name) + "': " + what + " at " +
+         source_of(worker.dispatch->module, {fault.pc + 1}) + " by " + thread_name(worker, me);
+}
+
+// Runs on the fiber's stack in place of the instruction that faulted; what was on it is abandoned.
+void land() { current_worker->fail(current_fiber, describe()); }
+
+void on_signal(int number, siginfo_t* info, void* data) {
+  if (!current_fiber) {  // not ours: as if we had never been there
+    sigaction(number, &previous[number], nullptr);
+    if (info->si_code <= 0) raise(number);
+    return;  // the instruction faults again
+  }
+  auto& context = *static_cast<ucontext_t*>(data);
+  fault = {number, number == SIGSEGV && info->si_code == SI_KERNEL,
+           reinterpret_cast<uintptr_t>(info->si_addr), program_counter(context), stack_pointer(context)};
+  program_counter(context) = reinterpret_cast<uintptr_t>(&land);
+  // The alignment that a call leaves: 8 past a multiple of 16 on x86-64.
+  stack_pointer(context) = (reinterpret_cast<uintptr_t>(current_fiber->stack_low) + kStackBytes - 64) -
+                           (sizeof(SwitchFrame) == 56 ? 8 : 0);
+}
+
+// Others (Python's faulthandler) may install handlers between dispatches; ours goes on top again and hands
+// their faults on.
+void install() {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  for (int number : kSignals) {
+    struct sigaction now{};
+    sigaction(number, nullptr, &now);
+    if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_signal) continue;
+    previous[number] = now;
+    struct sigaction ours{};
+    ours.sa_sigaction = on_signal;
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(number, &ours, nullptr);
+  }
+}
+
+}  // namespace
+
+// The handler needs a stack of its own: the fiber's may be what overflowed.
+FaultGuard::FaultGuard() {
+  install();
+  stack_t now{};
+  sigaltstack(nullptr, &now);
+  if (!(now.ss_flags & SS_DISABLE)) return;
+  if (!signal_stack) {
+    void* map = mmap(nullptr, kSignalStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) return;
+    signal_stack = static_cast<char*>(map);
+  }
+  stack_t ours{};
+  ours.ss_sp = signal_stack;
+  ours.ss_size = kSignalStackBytes;
+  own_stack_ = sigaltstack(&ours, nullptr) == 0;
+}
+
+FaultGuard::~FaultGuard() {
+  if (!own_stack_) return;
+  stack_t off{};
+  off.ss_flags = SS_DISABLE;
+  sigaltstack(&off, nullptr);
+}
+
+}  // namespace softmetal

@@ -1,0 +1,69 @@
+// Settings from the environment: SOFTMETAL_CHECK, SOFTMETAL_ORDER, SOFTMETAL_THREADS.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <string>
+
+#include "abi.h"
+
+namespace {
+
+uint32_t parse_checks(const char* text) {
+  struct {
+    const char* name;
+    uint32_t bit;
+  } const names[] = {{"race", SOFTMETAL_CHECK_RACE},
+                     {"bounds", SOFTMETAL_CHECK_BOUNDS},
+                     {"uninit", SOFTMETAL_CHECK_UNINIT},
+                     {"bytes", SOFTMETAL_COUNT_BYTES}};
+  uint32_t all = 0, checks = 0;
+  for (const auto& n : names) all |= n.bit;
+  std::string list = text;
+  if (list.empty() || list == "0") return 0;
+  if (list == "1" || list == "all") return all;
+  for (size_t at = 0; at <= list.size();) {
+    size_t end = list.find(',', at);
+    std::string word = list.substr(at, end - at);
+    uint32_t bit = 0;
+    for (const auto& n : names)
+      if (word == n.name) bit = n.bit;
+    if (!bit)
+      fprintf(stderr,
+              "softmetal: SOFTMETAL_CHECK names no check '%s'; use race, bounds, uninit, bytes or 1\n",
+              word.c_str());
+    checks |= bit;
+    if (end == std::string::npos) break;
+    at = end + 1;
+  }
+  return checks;
+}
+
+void parse_order(const char* text, softmetal_settings& s) {
+  if (!strcmp(text, "forward") || !*text) {
+    s.order = SOFTMETAL_FORWARD;
+  } else if (!strcmp(text, "reverse")) {
+    s.order = SOFTMETAL_REVERSE;
+  } else if (!strncmp(text, "random", 6) && (text[6] == ':' || !text[6])) {
+    s.order = SOFTMETAL_RANDOM;
+    s.seed = text[6] ? strtoull(text + 7, nullptr, 10) : 0;
+  } else {
+    fprintf(stderr, "softmetal: SOFTMETAL_ORDER is '%s'; use forward, reverse or random:SEED\n", text);
+  }
+}
+
+softmetal_settings from_environment() {
+  softmetal_settings s{};
+  if (const char* text = getenv("SOFTMETAL_CHECK")) s.checks = parse_checks(text);
+  if (const char* text = getenv("SOFTMETAL_ORDER")) parse_order(text, s);
+  if (const char* text = getenv("SOFTMETAL_THREADS"))
+    s.threads = static_cast<uint32_t>(strtoul(text, nullptr, 10));
+  return s;
+}
+
+}  // namespace
+
+extern "C" softmetal_settings* softmetal_current_settings(void) {
+  static softmetal_settings settings = from_environment();
+  return &settings;
+}

@@ -1,0 +1,341 @@
+// The scheduler: which fiber runs next, when a simdgroup operation or a barrier is complete, and what counts
+// as divergence.
+#include "worker.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <set>
+
+#include "checks/checker.h"
+#include "dispatch.h"
+#include "report.h"
+
+namespace softmetal {
+
+constinit thread_local Fiber* current_fiber __attribute__((tls_model("initial-exec"))) = nullptr;
+constinit thread_local Worker* current_worker __attribute__((tls_model("initial-exec"))) = nullptr;
+
+namespace {
+
+constexpr uint32_t kAllLanes = ~0u;
+// Threadgroup arguments share the arena's table of variables; their identifiers follow those of any
+// translation unit.
+constexpr uint32_t kFirstArgumentId = 1u << 16;
+
+uint32_t lowest(uint32_t mask) { return static_cast<uint32_t>(__builtin_ctz(mask)); }
+uint32_t highest(uint32_t mask) { return 31u - static_cast<uint32_t>(__builtin_clz(mask)); }
+
+void fiber_main() {
+  Fiber* me = current_fiber;
+  Worker* worker = current_worker;
+  worker->dispatch->launch.kernel->entry(worker->arguments);
+  worker->finish(me);
+}
+
+}  // namespace
+
+// ---- a dispatch, a threadgroup
+
+void Worker::prepare(Dispatch& d) {
+  dispatch = &d;
+  checker = d.checker;
+  order = d.settings.order;
+  in_turn = order == SOFTMETAL_FORWARD && !checker;
+  strict = d.settings.checks & kFindingChecks;
+  stopped = false;
+  error.clear();
+  bound = *d.launch.arguments;
+  arguments = &bound;
+  grid = d.launch.grid;
+  size = d.launch.threads;
+  uint32_t count = size.x * size.y * size.z;
+  uint32_t group_count = (count + SOFTMETAL_SIMD_WIDTH - 1) / SOFTMETAL_SIMD_WIDTH;
+  threads = count;
+  simdgroups = group_count;
+  if (groups.size() < group_count) groups.resize(group_count);
+  if (fibers.size() < count) fibers.resize(count);
+  stacks.reserve(count);
+  for (uint32_t i = 0; i < count; i++) {
+    Fiber& f = fibers[i];
+    f.simdgroup = &groups[i / SOFTMETAL_SIMD_WIDTH];
+    f.threadgroup = this;
+    f.position = {i % size.x, i / size.x % size.y, i / size.x / size.y};
+    f.index = i;
+    f.lane = i % SOFTMETAL_SIMD_WIDTH;
+    f.stack_low = stacks.low(i);
+  }
+  for (uint32_t g = 0; g < group_count; g++) {
+    groups[g].index = g;
+    groups[g].fibers = &fibers[g * SOFTMETAL_SIMD_WIDTH];
+  }
+  arena.begin_dispatch(checker != nullptr);
+}
+
+void Worker::reset_threads() {
+  for (uint32_t g = 0; g < simdgroups; g++) {
+    Simdgroup& group = groups[g];
+    uint32_t lanes = threads - g * SOFTMETAL_SIMD_WIDTH;
+    group.existing = group.live = group.runnable =
+        lanes >= SOFTMETAL_SIMD_WIDTH ? kAllLanes : (1u << lanes) - 1;
+    group.waiting = group.at_barrier = 0;
+    group.threadgroup_epoch = group.device_epoch = 0;
+  }
+  for (uint32_t i = 0; i < threads; i++) {
+    fibers[i].trail = 0;
+    fibers[i].sp = prepare_fiber(stacks.top(i), fiber_main);
+  }
+  alive = threads;
+  barrier_count = 0;
+  barrier_flags_ = 0;
+  threadgroup_epoch = device_epoch = 0;
+}
+
+void Worker::reset_memory() {
+  arena.poison();
+  for (uint32_t i = 0; i < SOFTMETAL_MAX_BUFFERS; i++)
+    if (uint32_t bytes = bound.threadgroup_length[i]; bytes && arena.find(kFirstArgumentId + i) < 0)
+      arena.place(kFirstArgumentId + i, bytes, 16, "[[threadgroup(" + std::to_string(i) + ")]]", 0);
+}
+
+bool Worker::run_threadgroup(uint32_t index) {
+  threadgroup_index = index;
+  position = {index % grid.x, index / grid.x % grid.y, index / grid.x / grid.y};
+  random_state_ = (dispatch->settings.seed + 1) * 0x9E3779B97F4A7C15ull + index * 0xBF58476D1CE4E5B9ull | 1;
+  reset_memory();
+  reset_threads();
+  if (checker) checker->begin_threadgroup(*this);
+  softmetal_thread_counters()->threadgroups++;
+  current_worker = this;
+  current_fiber = first();
+  softmetal_fiber_switch(&main_sp_, current_fiber->sp);
+  current_fiber = nullptr;
+  current_worker = nullptr;
+  return !stopped;
+}
+
+// ---- order
+
+uint64_t Worker::random() {  // xorshift
+  random_state_ ^= random_state_ << 13;
+  random_state_ ^= random_state_ >> 7;
+  return random_state_ ^= random_state_ << 17;
+}
+
+Fiber* Worker::first() {
+  if (order == SOFTMETAL_RANDOM) return next_random();
+  return next_in_other_group(order == SOFTMETAL_REVERSE ? simdgroups - 1 : 0);
+}
+
+// Stays in the simdgroup while it can: its lanes run in turn up to the next operation, the last of which
+// completes it.
+inline Fiber* Worker::next(const Fiber* me) {
+  Simdgroup& group = me->group();
+  uint32_t ready = group.runnable;
+  if (order == SOFTMETAL_RANDOM) return next_random();
+  if (!ready) return next_in_other_group(group.index);
+  if (order == SOFTMETAL_REVERSE) {
+    uint32_t below = ready & (me->bit() - 1);
+    return &group.fibers[highest(below ? below : ready)];
+  }
+  uint32_t above = ready & ~(me->bit() | (me->bit() - 1));
+  return &group.fibers[lowest(above ? above : ready)];
+}
+
+Fiber* Worker::next_random() {
+  uint32_t start = random() % simdgroups;
+  for (uint32_t k = 0; k < simdgroups; k++) {
+    Simdgroup& group = groups[(start + k) % simdgroups];
+    if (!group.runnable && group.waiting) complete_part(group);
+    if (stopped) return nullptr;
+    uint32_t ready = group.runnable;
+    if (!ready) continue;
+    for (uint32_t skip = random() % __builtin_popcount(ready); skip; skip--) ready &= ready - 1;
+    return &group.fibers[lowest(ready)];
+  }
+  abort();  // not reached: a live lane can run, waits in an operation (which complete_part ends), or holds up
+            // no barrier
+}
+
+Fiber* Worker::next_in_other_group(uint32_t start) {
+  for (uint32_t k = 0; k < simdgroups; k++) {
+    bool reverse = order == SOFTMETAL_REVERSE;
+    Simdgroup& group = groups[(reverse ? start + simdgroups - k : start + k) % simdgroups];
+    if (!group.runnable && group.waiting) complete_part(group);
+    if (stopped) return nullptr;
+    if (group.runnable) return &group.fibers[reverse ? highest(group.runnable) : lowest(group.runnable)];
+  }
+  abort();  // not reached: a live lane can run, waits in an operation (which complete_part ends), or holds up
+            // no barrier
+}
+
+// The only caller of softmetal_fiber_switch on fibers: one return address for all of them keeps the return
+// predictor right.
+__attribute__((noinline)) void Worker::switch_to(Fiber* me, Fiber* to) {
+  if (checker) checker->settle();
+  current_fiber = to;
+  softmetal_fiber_switch(&me->sp, to->sp);
+}
+
+inline void Worker::block(Fiber* me) {
+  Fiber* to = next(me);
+  if (!to) stop(me);
+  if (to != me) switch_to(me, to);
+}
+
+void Worker::stop(Fiber* me) {
+  stopped = true;
+  softmetal_fiber_switch(&me->sp, main_sp_);
+  abort();
+}
+
+void Worker::fail(Fiber* me, std::string message) {
+  error = std::move(message);
+  stop(me);
+}
+
+void Worker::finish(Fiber* me) {
+  if (checker) checker->settle();
+  Simdgroup& group = me->group();
+  group.live &= ~me->bit();
+  group.runnable &= ~me->bit();
+  alive--;
+  if (group.waiting && group.waiting == group.live && !group.mixed)
+    complete(group, group.live, &group.fibers[lowest(group.live)]);
+  if (barrier_count && strict) {
+    error = barrier_missed_message(*this, *me);
+    stopped = true;
+  } else if (barrier_count && barrier_count == alive) {
+    release_barrier();
+  }
+  Fiber* to = alive && !stopped ? next(me) : nullptr;
+  if (to) switch_to(me, to);
+  softmetal_fiber_switch(&me->sp, main_sp_);
+  abort();
+}
+
+// ---- simdgroup operations
+
+void Worker::rendezvous(Fiber* me, softmetal_simd_function function, int line, Needs needs) {
+  Simdgroup& group = me->group();
+  if (!group.waiting) {
+    group.function = function;
+    group.line = line;
+    group.needs = needs;
+    group.mixed = false;
+    group.trail = me->trail;
+  } else if (group.function != function || group.line != line || group.trail != me->trail) {
+    group.mixed = true;
+  }
+  group.runnable &= ~me->bit();
+  group.waiting |= me->bit();
+  if (group.waiting != group.live || group.mixed) {
+    block(me);
+    return;
+  }
+  if (!complete(group, group.live, me)) stop(me);
+  if (order == SOFTMETAL_RANDOM) block(me);
+}
+
+// Runs the operation for these lanes and lets them go on. False: the operation needs lanes that are not
+// there.
+inline bool Worker::complete(Simdgroup& group, uint32_t lanes, Fiber* representative) {
+  uint32_t needed = group.needs == Needs::all    ? kAllLanes
+                    : strict                     ? group.existing
+                    : group.needs == Needs::live ? group.live
+                                                 : lanes;
+  if (lanes != needed) [[unlikely]] {
+    error = divergence_message(*this, group, lanes, *representative);
+    stopped = true;
+    return false;
+  }
+  group.active = lanes;
+  if (representative->function) representative->function(&group);
+  group.waiting &= ~lanes;
+  group.runnable |= lanes;
+  return true;
+}
+
+// No lane of the simdgroup can run, and the waiting ones are not all in one operation. In Metal an operation
+// in divergent flow involves the lanes that are there. Lanes further behind in the source catch up first, so
+// that they meet the others where the flow joins again.
+bool Worker::complete_part(Simdgroup& group) {
+  Fiber* behind = nullptr;
+  for (uint32_t m = group.waiting; m; m &= m - 1) {
+    Fiber* f = &group.fibers[lowest(m)];
+    if (!behind || f->line < behind->line) behind = f;
+  }
+  uint32_t lanes = 0;
+  for (uint32_t m = group.waiting; m; m &= m - 1) {
+    Fiber* f = &group.fibers[lowest(m)];
+    if (f->function == behind->function && f->line == behind->line) lanes |= f->bit();
+  }
+  bool trails_differ = false;
+  for (uint32_t m = lanes; m; m &= m - 1) trails_differ |= group.fibers[lowest(m)].trail != behind->trail;
+  if (strict || trails_differ) {
+    error = divergence_message(*this, group, lanes, *behind);
+    stopped = true;
+    return false;
+  }
+  group.needs = behind->needs;
+  if (!complete(group, lanes, behind)) return false;
+  if (group.waiting) {  // describe what the rest waits for
+    Fiber& other = group.fibers[lowest(group.waiting)];
+    group.function = other.function;
+    group.line = other.line;
+    group.needs = other.needs;
+    group.trail = other.trail;
+    group.mixed = true;
+  }
+  return true;
+}
+
+// ---- barriers
+
+void Worker::threadgroup_barrier(Fiber* me, int flags, int line) {
+  me->line = line;
+  Simdgroup& group = me->group();
+  if (barrier_count && barrier_line != line) fail(me, barrier_mismatch_message(*this, *me));
+  if (alive != threads && strict) fail(me, barrier_missed_message(*this, *me));
+  barrier_line = line;
+  barrier_flags_ = flags;
+  group.runnable &= ~me->bit();
+  group.at_barrier |= me->bit();
+  if (++barrier_count != alive) {
+    block(me);
+    return;
+  }
+  release_barrier();
+  Fiber* to = first();
+  if (!to) stop(me);
+  if (to != me) switch_to(me, to);
+}
+
+void Worker::release_barrier() {
+  softmetal_thread_counters()->threadgroup_barriers++;
+  if (barrier_flags_ & SOFTMETAL_MEM_THREADGROUP) threadgroup_epoch++;
+  if (barrier_flags_ & SOFTMETAL_MEM_DEVICE) device_epoch++;
+  barrier_count = 0;
+  for (uint32_t g = 0; g < simdgroups; g++) {
+    groups[g].runnable = groups[g].at_barrier;
+    groups[g].at_barrier = 0;
+  }
+}
+
+// ---- threadgroup memory
+
+void* Worker::variable(int id, size_t bytes, size_t align, const char* name, int line) {
+  int array = arena.find(static_cast<uint32_t>(id));
+  if (array < 0) [[unlikely]] {
+    array = arena.place(static_cast<uint32_t>(id), bytes, align, name, line);
+    if (array < 0) fail(current_fiber, threadgroup_memory_message(*this, name, line));
+  }
+  return arena.address(array);
+}
+
+void* Worker::argument(uint32_t index) {
+  int array = arena.find(kFirstArgumentId + index);
+  return array < 0 ? nullptr : arena.address(array);
+}
+
+}  // namespace softmetal
