@@ -1,0 +1,41 @@
+"""python -m softmetal.msl compile: the compiler's command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from .compile import MODES, CompileError, Program, compile_program
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m softmetal.msl", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    compiler = commands.add_parser("compile", help="translate and compile an MSL program; prints the shared object's path")
+    compiler.add_argument("--source", required=True, help="the .metal file, or - for standard input")
+    compiler.add_argument("--out", type=Path, help="folder of the result (default: the cache)")
+    compiler.add_argument("--mode", choices=MODES, default="fast")
+    compiler.add_argument("--define", action="append", default=[], metavar="NAME=VALUE")
+    compiler.add_argument("--include", action="append", default=[], metavar="FOLDER")
+    compiler.add_argument("--only", metavar="REGEX", help="export only the kernels whose host name matches")
+    compiler.add_argument("--name", help="what messages call the source (default: the file's name)")
+    arguments = parser.parse_args()
+    from_stdin = arguments.source == "-"
+    program = Program(
+        source=sys.stdin.read() if from_stdin else Path(arguments.source).read_text(),
+        name=arguments.name or ("program_source" if from_stdin else Path(arguments.source).name),
+        macros=tuple(arguments.define),
+        include=tuple(arguments.include),
+        only=arguments.only,
+    )
+    try:
+        print(compile_program(program, arguments.mode, arguments.out))
+    except CompileError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

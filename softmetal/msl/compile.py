@@ -1,0 +1,129 @@
+"""MSL source -> shared object: preprocess, translate, compile with clang, keep the result in a cache keyed by content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from .diagnostics import FLAGS, readable
+from .lexer import TranslationError, source_line
+from .preprocess import CLANG, PreprocessorError, preprocess
+from .recursion import check_recursion
+from .translate import translate
+
+_PACKAGE = Path(__file__).parent
+_COMMON_FLAGS = [
+    "-x", "c++", "-std=c++14", "-fPIC", "-fvisibility=hidden", "-nostdlib++", "-nostdinc++", "-nostdlibinc",
+    # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
+    "-fno-optimize-sibling-calls",
+    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
+    # Metal's arithmetic as written: no contraction, half and bfloat rounded after every operation.
+    "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
+    "--rtlib=compiler-rt", f"-I{_PACKAGE / 'host'}", *FLAGS,
+]  # fmt: skip
+_MODE_FLAGS = {
+    "fast": ["-O2", "-gline-tables-only"],
+    # Every access of the kernel as one callback: nothing merged into wider ones, nothing turned into library calls.
+    "checked": [
+        "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize", "-fno-slp-vectorize", "-fno-builtin",
+        "-fsanitize-coverage=func,trace-pc-guard,trace-loads,trace-stores",
+        # The callbacks do not tell a packed type from a misaligned one.
+        "-fsanitize=alignment", "-fno-sanitize-link-runtime",
+        # Marks the code as one where a speculative load would be an error. All that AddressSanitizer does besides is off.
+        "-fsanitize=kernel-address", "-mllvm=-asan-instrument-reads=0", "-mllvm=-asan-instrument-writes=0",
+        "-mllvm=-asan-instrument-atomics=0", "-mllvm=-asan-stack=0", "-mllvm=-asan-globals=0",
+    ],
+}  # fmt: skip
+MODES = tuple(_MODE_FLAGS)
+_X86_64_V3 = {"avx2", "bmi2", "f16c", "fma"}
+
+
+class CompileError(Exception):
+    """The program is refused; the text is for its author, with places in the .metal source."""
+
+
+@dataclass(frozen=True)
+class Program:
+    source: str
+    name: str = "program_source"  # what errors and findings call the source
+    macros: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    only: str | None = None  # regular expression of the host names to export; None for all
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("SOFTMETAL_CACHE") or Path.home() / ".cache" / "softmetal")
+
+
+def compile_program(program: Program, mode: str, folder: Path | None = None) -> Path:
+    """The shared object of the program, from the cache where it is there already. Raises CompileError."""
+    try:
+        preprocessed = preprocess(program.source, program.name, program.macros, program.include)
+        target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program.only)}.so"
+        if not target.exists():
+            translation = translate(preprocessed, checked=mode == "checked", only=program.only)
+            compiler = _Compiler(translation.cpp, preprocessed)
+            check_recursion(translation.tokens, translation.outline, compiler.llvm_code)
+            compiler.build(mode, target)
+    except (TranslationError, PreprocessorError) as error:
+        raise CompileError(str(error)) from error
+    return target
+
+
+def _key(preprocessed: str, mode: str, only: str | None) -> str:
+    parts = (toolchain_version(), platform.machine(), *_machine_flags(), mode, only or "", preprocessed)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+@cache
+def _machine_flags() -> tuple[str, ...]:
+    """x86-64 before v3 has no instructions for half: conversions would be calls. A level, not `native`: results are the same anywhere."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return ()
+    return ("-march=x86-64-v3",) if words >= _X86_64_V3 else ()
+
+
+@cache
+def toolchain_version() -> str:
+    """Changes with the translator, the host headers, the ABI and clang."""
+    digest = hashlib.sha256(CLANG.encode())
+    for path in sorted([*_PACKAGE.glob("*.py"), *_PACKAGE.glob("host/*.h"), *_PACKAGE.glob("stub/**/*")]):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    digest.update((_PACKAGE.parent / "simt" / "abi.h").read_bytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    """clang on a translated program."""
+
+    cpp: str
+    preprocessed: str  # the source's lines, for messages
+
+    def build(self, mode: str, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into place when complete, so that concurrent compiles of one program are safe.
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
+            output = Path(scratch) / "module.so"
+            self._run([*_MODE_FLAGS[mode], "-shared", "-o", str(output)])
+            os.replace(output, target)
+
+    def llvm_code(self) -> str:
+        """As clang emits it, before any optimisation."""
+        return self._run(["-O0", "-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", "-"])
+
+    def _run(self, flags: list[str]) -> str:
+        done = subprocess.run([CLANG, *_COMMON_FLAGS, *_machine_flags(), *flags, "-"], input=self.cpp, capture_output=True, text=True)
+        errors = readable(done.stderr, partial(source_line, self.preprocessed))
+        if errors or done.returncode:
+            raise CompileError(errors or done.stderr)
+        return done.stdout

@@ -1,0 +1,82 @@
+"""Function constants: `constant T X [[function_constant(N)]];` and the program-scope constants computed from them.
+
+Each becomes a variable with a dynamic initialiser that asks the runtime for the pipeline's value; a pipeline is a fresh load of the
+module after the values are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .lexer import TokenList
+from .structure import Outline, Variable
+
+_QUALIFIERS = ("constant", "static", "const", "constexpr")
+
+
+@dataclass
+class FunctionConstants:
+    tokens: TokenList
+    outline: Outline
+    descriptions: list[str] = field(default_factory=list)  # C++ names of the softmetal_function_constant_info
+
+    def run(self) -> None:
+        optional = self.translate_queries()
+        dynamic: set[str] = set()
+        for variable in self.outline.variables:
+            parentheses = self.attribute(variable)
+            if parentheses is not None:
+                self.declare(variable, parentheses, variable.name not in optional)
+                dynamic.add(variable.name)
+            elif self.depends_on(variable, dynamic):
+                self.make_dynamic(variable)
+                dynamic.add(variable.name)
+
+    def attribute(self, variable: Variable) -> tuple[int, int] | None:
+        """The parentheses of [[function_constant(N)]]."""
+        t = self.tokens
+        for i in range(variable.name_index + 1, variable.end):
+            if t.is_attribute(i) and t.text(i + 2) == "function_constant":
+                return i + 3, t.closing(i + 3)
+        return None
+
+    def declare(self, variable: Variable, parentheses: tuple[int, int], required: bool) -> None:
+        t, name = self.tokens, variable.name
+        words = [i for i in range(variable.begin, variable.name_index) if t.text(i) not in _QUALIFIERS]
+        type_name = t.join(words[0], words[-1] + 1)
+        index = t.join(parentheses[0] + 1, parentheses[1])
+        t.blank(variable.begin, variable.end)
+        t[variable.begin].after += (
+            f"static constexpr softmetal_function_constant_info softmetal_info_{name} = "
+            f'{{"{name}", ({index}), ::softmetal::data_type<{type_name}>, {int(required)}}}; '
+            f"static const {type_name} {name} = ::softmetal::function_constant<{type_name}>({index})"
+        )
+        self.descriptions.append(f"::{variable.namespace}softmetal_info_{name}")
+
+    def depends_on(self, variable: Variable, dynamic: set[str]) -> bool:
+        t = self.tokens
+        return any(
+            (t.kind(i) == "name" and t.text(i) in dynamic) or t.text(i).startswith("::softmetal::function_constant_defined")
+            for i in range(variable.name_index + 1, variable.end)
+        )
+
+    def make_dynamic(self, variable: Variable) -> None:
+        for i in range(variable.begin, variable.name_index):
+            if self.tokens.text(i) in _QUALIFIERS:
+                self.tokens.blank(i, i + 1)
+        self.tokens[variable.begin].before += "static const "
+
+    def translate_queries(self) -> set[str]:
+        """is_function_constant_defined(X); returns the names asked about."""
+        t, asked = self.tokens, set()
+        for i, token in enumerate(t.tokens):
+            if token.kind == "name" and token.text == "is_function_constant_defined" and t.text(i + 1) == "(":
+                name = t.closing(i + 1) - 1
+                asked.add(t.text(name))
+                t.overwrite(i, "::softmetal::function_constant_defined")
+                t.overwrite(name, f"softmetal_info_{t.text(name)}.index")
+        return asked
+
+    def exports(self) -> str:
+        rows = ", ".join(self.descriptions)
+        return f"static const softmetal_function_constant_info softmetal_function_constants[] = {{{rows or '{}'}}};\n"

@@ -1,0 +1,205 @@
+"""Expressions that mean something else in C++: vector constructors, C-style casts to vectors and pointers, floating-point literals."""
+
+from __future__ import annotations
+
+import re
+
+from .lexer import TokenList
+from .structure import Outline
+from .types import ADDRESS_SPACES, BUILTIN_TYPES, PACKED_VECTORS, VECTORS
+
+_UNSUFFIXED_FLOAT = re.compile(r"(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?")
+_HALF = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)[hH]")
+_BFLOAT = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)(bf|BF)")
+_EXPRESSION_KEYWORDS = {"return", "case", "else", "do"}
+_UNARY = {"-", "+", "*", "&", "!", "~", "++", "--"}
+
+
+def translate_literals(tokens: TokenList) -> None:
+    """MSL has no double: `1.0` is a float; `1.0h` is a half, `1.0bf` a bfloat."""
+    for token in tokens.tokens:
+        if token.kind != "number":
+            continue
+        text = token.text.replace("'", "")
+        if match := _HALF.fullmatch(text):
+            token.text = f"half({_as_float(match.group(1))})"
+        elif match := _BFLOAT.fullmatch(text):
+            token.text = f"bfloat({_as_float(match.group(1))})"
+        elif _UNSUFFIXED_FLOAT.fullmatch(text) and not text.isdigit():
+            token.text += "f"
+
+
+def _as_float(text: str) -> str:
+    return f"{text}.0f" if text.isdigit() else f"{text}f"
+
+
+class ExpressionPass:
+    def __init__(self, tokens: TokenList, outline: Outline) -> None:
+        self.tokens = tokens
+        self.aliases = outline.type_names
+        self.in_body = bytearray(len(tokens) + 1)
+        for function in outline.functions:
+            if function.body is not None:
+                begin, end = function.body
+                self.in_body[begin:end] = b"\1" * (end - begin)
+
+    def run(self) -> None:
+        t = self.tokens
+        for i in range(len(t)):
+            kind, text = t.kind(i), t.text(i)
+            if kind == "name":
+                if text == "static_cast" and t.text(i + 1) == "<":
+                    self.static_cast(i)
+                elif self.names_vector(i) or text in self.aliases:
+                    self.constructor(i)
+            elif kind == "op" and text == "(":
+                self.c_style_cast(i)
+
+    # ---- types ------------------------------------------------------------------------------------------------------------
+
+    def names_vector(self, i: int) -> bool:
+        text = self.tokens.text(i)
+        return text in VECTORS or text in PACKED_VECTORS or (text == "vec" and self.tokens.text(i + 1) == "<")
+
+    def type_end(self, i: int) -> int:
+        """Index after the (template) type name at `i`."""
+        if self.tokens.text(i + 1) == "<":
+            return self.tokens.closing_angle(i + 1) + 1
+        return i + 1
+
+    def qualified_begin(self, i: int) -> int:
+        """Start of `metal::float4` whose last name is at `i`."""
+        t = self.tokens
+        if t.text(i - 1) == "::":
+            i -= 1
+            if t.text(i - 1) == "metal":
+                i -= 1
+                if t.text(i - 1) == "::":
+                    i -= 1
+        return i
+
+    # ---- constructors -------------------------------------------------------------------------------------------------------
+
+    def constructor(self, i: int) -> None:
+        """float4(a, b) is a call; float4 v(a, b) a declaration with an initialiser."""
+        t = self.tokens
+        end = self.type_end(i)
+        if end <= i or not self.in_scope_of_expressions(i):
+            return
+        begin = self.qualified_begin(i)
+        if t.text(end) == "(" and self.may_start_expression(begin):
+            t[begin].before += "::softmetal::make<"
+            t[end - 1].after += ">"
+        elif t.kind(end) == "name" and t.text(end + 1) == "(" and self.in_body[i]:
+            self.initialised_declarators(t.join(begin, end), end)
+
+    def in_scope_of_expressions(self, i: int) -> bool:
+        return self.tokens.text(i - 1) not in ("operator", "~", "typename", "class", "struct", ".", "->")
+
+    def may_start_expression(self, begin: int) -> bool:
+        """Whether what precedes leaves room for an expression rather than a declarator."""
+        previous = self.tokens[begin - 1]
+        if previous.kind == "name":
+            return previous.text in _EXPRESSION_KEYWORDS
+        return previous.kind == "raw" or (previous.kind == "op" and previous.text not in (">", "~"))
+
+    def initialised_declarators(self, type_text: str, i: int) -> None:
+        t = self.tokens
+        while t.kind(i) == "name":
+            if t.text(i + 1) == "(":
+                close = t.closing(i + 1)
+                if t.text(close + 1) not in (";", ","):
+                    return
+                t[i].after += f" = ::softmetal::make<{type_text}>"
+                i = close + 1
+            else:
+                while t.text(i) not in (",", ";"):
+                    i = t.closing(i) + 1 if t.text(i) in ("(", "[", "{") else i + 1
+            if t.text(i) == ";":
+                return
+            i += 1
+
+    # ---- casts --------------------------------------------------------------------------------------------------------------
+
+    def static_cast(self, i: int) -> None:
+        t = self.tokens
+        close = t.closing_angle(i + 1)
+        if self.may_be_vector(i + 2, close):
+            t.overwrite(i, "::softmetal::convert")
+
+    def last_name(self, begin: int, end: int) -> int:
+        """Index of X in [begin, end) = `metal::X` or `X<...>`, or -1 if the range is anything else."""
+        t, i = self.tokens, begin
+        while i < end and (t.text(i) in ("::", "metal", "const", "thread")):
+            i += 1
+        return i if i < end and t.kind(i) == "name" and self.type_end(i) == end else -1
+
+    def c_style_cast(self, i: int) -> None:
+        t = self.tokens
+        close = t.closing(i)
+        if not self.may_start_cast(i) or not self.starts_operand(close + 1):
+            return
+        if self.is_pointer_type(i + 1, close):
+            name = "pointer_cast"
+        elif self.may_be_vector(i + 1, close):
+            name = "convert"
+        else:
+            return
+        last = self.operand_end(close + 1)
+        t.overwrite(i, f"::softmetal::{name}<")
+        t.overwrite(close, ">(")
+        t[last].after += ")"
+
+    def may_start_cast(self, i: int) -> bool:
+        previous = self.tokens[i - 1]
+        if previous.kind == "name":
+            return previous.text in _EXPRESSION_KEYWORDS
+        return previous.text not in (")", "]", ">") or previous.kind == "raw"
+
+    def starts_operand(self, i: int) -> bool:
+        kind, text = self.tokens.kind(i), self.tokens.text(i)
+        return kind in ("name", "number", "string") or text in ("(", "-", "*", "&", "!", "~", "::")
+
+    def is_pointer_type(self, begin: int, end: int) -> bool:
+        """`device T*`, `const threadgroup vec<T, 4>*`: names an address space and ends with '*' or '&'."""
+        t = self.tokens
+        if t.text(end - 1) not in ("*", "&"):
+            return False
+        return any(t.kind(i) == "name" and t.text(i) in ADDRESS_SPACES for i in range(begin, end))
+
+    def may_be_vector(self, begin: int, end: int) -> bool:
+        name = self.last_name(begin, end)
+        return name >= 0 and (self.names_vector(name) or self.tokens.text(name) in self.aliases)
+
+    def names_type(self, begin: int, end: int) -> bool:
+        is_scalar = end == begin + 1 and self.tokens.text(begin) in BUILTIN_TYPES
+        return is_scalar or self.is_pointer_type(begin, end) or self.may_be_vector(begin, end)
+
+    def operand_end(self, i: int) -> int:
+        """Last token of the cast's operand: unary operators, a primary expression and its postfix operators."""
+        t = self.tokens
+        while t.kind(i) == "op" and t.text(i) in _UNARY:
+            i += 1
+        if t.text(i) == "(":
+            close = t.closing(i)
+            if self.names_type(i + 1, close) and self.starts_operand(close + 1):
+                return self.operand_end(close + 1)
+            i = close
+        while True:
+            after = t.text(i + 1)
+            if after in ("(", "["):
+                i = t.closing(i + 1)
+            elif after in (".", "->", "::") or t.text(i) == "::":
+                i += 2 if after in (".", "->", "::") else 1
+            elif after in ("++", "--"):
+                i += 1
+            elif after == "<" and self.is_template_call(i + 1):
+                i = t.closing_angle(i + 1)
+            else:
+                return i
+
+    def is_template_call(self, angle: int) -> bool:
+        t, close = self.tokens, self.tokens.closing_angle(angle)
+        if close < 0 or t.text(close + 1) not in ("(", "::"):
+            return False
+        return not any(t.text(k) in ("&&", "||", ";") for k in range(angle, close))

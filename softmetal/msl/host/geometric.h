@@ -1,0 +1,33 @@
+// <metal_geometric>: products and norms of vectors.
+#pragma once
+#pragma clang system_header
+#include "math.h"
+
+namespace metal {
+template <class T, int N>
+SOFTMETAL_INLINE T dot(vec<T, N> a, softmetal::undeduced<vec<T, N>> b) {
+  T sum = a[0] * b[0];
+  for (int i = 1; i < N; ++i) sum += a[i] * b[i];
+  return sum;
+}
+template <class T, int N>
+SOFTMETAL_INLINE T length_squared(vec<T, N> a) {
+  return dot(a, a);
+}
+template <class T, int N>
+SOFTMETAL_INLINE T length(vec<T, N> a) {
+  return (T)sqrt(dot(a, a));
+}
+template <class T, int N>
+SOFTMETAL_INLINE T distance(vec<T, N> a, vec<T, N> b) {
+  return length(a - b);
+}
+template <class T, int N>
+SOFTMETAL_INLINE vec<T, N> normalize(vec<T, N> a) {
+  return a * (T)rsqrt(dot(a, a));
+}
+template <class T>
+SOFTMETAL_INLINE vec<T, 3> cross(vec<T, 3> a, vec<T, 3> b) {
+  return a.yzx * b.zxy - a.zxy * b.yzx;
+}
+}  // namespace metal

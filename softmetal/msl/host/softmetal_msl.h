@@ -1,0 +1,17 @@
+// What every translated program includes: MSL's types and standard library on the host.
+//
+// Namespace metal holds only names that Apple's has; everything else is in namespace softmetal.
+#pragma once
+#pragma clang system_header
+#include "types.h"
+#include "traits.h"
+#include "vectors.h"
+#include "casts.h"
+#include "integer.h"
+#include "math.h"
+#include "geometric.h"
+#include "simdgroup.h"
+#include "simdgroup_matrix.h"
+#include "atomics.h"
+#include "binding.h"
+#include "internals.h"

@@ -1,0 +1,83 @@
+// Scalar, vector and packed types, address spaces.
+#pragma once
+#pragma clang system_header
+#include "../../simt/abi.h"
+
+// Distinct types to the language, address space 0 to the optimiser and the sanitizers.
+#define SOFTMETAL_DEVICE __attribute__((opencl_global))
+#define SOFTMETAL_THREADGROUP __attribute__((opencl_local))
+#define SOFTMETAL_CONSTANT const __attribute__((opencl_constant))
+
+// Library functions vanish from the line tables: what they do is reported at the line of the kernel that called them.
+#define SOFTMETAL_INLINE inline __attribute__((always_inline, nodebug))
+// The library's own memory traffic is none of the kernel's.
+#define SOFTMETAL_UNCHECKED __attribute__((noinline, nodebug, no_sanitize("coverage", "thread", "address")))
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+typedef _Float16 half;
+typedef __bf16 bfloat;
+
+namespace metal {
+template <class T, int N>
+using vec = T __attribute__((ext_vector_type(N)));
+}  // namespace metal
+
+#define SOFTMETAL_VECTORS(T)       \
+  using T##2 = metal::vec<T, 2>;   \
+  using T##3 = metal::vec<T, 3>;   \
+  using T##4 = metal::vec<T, 4>;   \
+  namespace metal {                \
+  using ::T##2;                    \
+  using ::T##3;                    \
+  using ::T##4;                    \
+  }
+SOFTMETAL_VECTORS(bool)
+SOFTMETAL_VECTORS(char)
+SOFTMETAL_VECTORS(uchar)
+SOFTMETAL_VECTORS(short)
+SOFTMETAL_VECTORS(ushort)
+SOFTMETAL_VECTORS(int)
+SOFTMETAL_VECTORS(uint)
+SOFTMETAL_VECTORS(long)
+SOFTMETAL_VECTORS(ulong)
+SOFTMETAL_VECTORS(half)
+SOFTMETAL_VECTORS(bfloat)
+SOFTMETAL_VECTORS(float)
+#undef SOFTMETAL_VECTORS
+
+namespace softmetal {
+// Three elements without padding: no vector type of clang's has that layout. Loads from any address space, stores by element.
+template <class T>
+struct packed3 {
+  T x, y, z;
+  packed3() = default;
+  packed3(const packed3&) = default;
+  packed3& operator=(const packed3&) = default;
+  SOFTMETAL_INLINE packed3(metal::vec<T, 3> v) : x(v.x), y(v.y), z(v.z) {}
+  SOFTMETAL_INLINE packed3(T a, T b, T c) : x(a), y(b), z(c) {}
+  SOFTMETAL_INLINE packed3(const SOFTMETAL_DEVICE packed3& p) : x(p.x), y(p.y), z(p.z) {}
+  SOFTMETAL_INLINE packed3(const SOFTMETAL_THREADGROUP packed3& p) : x(p.x), y(p.y), z(p.z) {}
+  SOFTMETAL_INLINE packed3(SOFTMETAL_CONSTANT packed3& p) : x(p.x), y(p.y), z(p.z) {}
+  SOFTMETAL_INLINE operator metal::vec<T, 3>() const { return metal::vec<T, 3>{x, y, z}; }
+};
+}  // namespace softmetal
+
+#define SOFTMETAL_PACKED(T)                                                             \
+  typedef T packed_##T##2 __attribute__((ext_vector_type(2), aligned(sizeof(T))));      \
+  typedef softmetal::packed3<T> packed_##T##3;                                          \
+  typedef T packed_##T##4 __attribute__((ext_vector_type(4), aligned(sizeof(T))));
+SOFTMETAL_PACKED(char)
+SOFTMETAL_PACKED(uchar)
+SOFTMETAL_PACKED(short)
+SOFTMETAL_PACKED(ushort)
+SOFTMETAL_PACKED(int)
+SOFTMETAL_PACKED(uint)
+SOFTMETAL_PACKED(long)
+SOFTMETAL_PACKED(ulong)
+SOFTMETAL_PACKED(half)
+SOFTMETAL_PACKED(bfloat)
+SOFTMETAL_PACKED(float)
+#undef SOFTMETAL_PACKED

@@ -1,0 +1,69 @@
+// Construction of vectors: float4(a, b.xy, c) is translated to softmetal::make<float4>(a, b.xy, c).
+#pragma once
+#pragma clang system_header
+#include "traits.h"
+
+namespace softmetal {
+template <class V, int I>
+SOFTMETAL_INLINE constexpr void fill(V&) {
+  static_assert(I == vector_size<V>, "the constructor's arguments do not fill the vector");
+}
+template <class V, int I, class A, class... Rest>
+SOFTMETAL_INLINE constexpr void fill(V& v, A a, Rest... rest) {
+  constexpr int n = vector_size<A>;
+  static_assert(I + n <= vector_size<V>, "the constructor has more arguments than the vector has elements");
+  if constexpr (n == 1) {
+    v[I] = (element_of<V>)a;
+  } else {
+    for (int k = 0; k < n; ++k) v[I + k] = (element_of<V>)a[k];
+  }
+  fill<V, I + n>(v, rest...);
+}
+
+template <class V, class A>
+SOFTMETAL_INLINE constexpr V make_from_one(A a) {
+  if constexpr (vector_size<A> == 1) {
+    return V((element_of<V>)a);
+  } else {
+    static_assert(vector_size<A> == vector_size<V>, "a vector can be constructed from one of the same size only");
+    return __builtin_convertvector(a, V);
+  }
+}
+
+template <class V, class... A>
+SOFTMETAL_INLINE constexpr V make_vector(A... a) {
+  if constexpr (sizeof...(A) == 0) {
+    return V((element_of<V>)0);
+  } else if constexpr (sizeof...(A) == 1) {
+    return make_from_one<V>(a...);
+  } else if constexpr (sizeof...(A) == vector_size<V>) {
+    return V{(element_of<V>)a...};
+  } else {
+    V v = V((element_of<V>)0);
+    fill<V, 0>(v, a...);
+    return v;
+  }
+}
+
+// Arguments by value: an element of a vector cannot be bound to a reference.
+template <class T, class... A>
+SOFTMETAL_INLINE constexpr T make(A... a) {
+  if constexpr (vector_size<T> == 1) {
+    return T(static_cast<A&&>(a)...);
+  } else if constexpr (__is_class(T)) {  // a packed type
+    return T(make_vector<vec<element_of<T>, vector_size<T>>>(a...));
+  } else {
+    return make_vector<T>(a...);
+  }
+}
+
+// static_cast<T>(x) and (T)x where T may be a vector.
+template <class T, class A>
+SOFTMETAL_INLINE constexpr T convert(A a) {
+  if constexpr (vector_size<T> > 1) {
+    return make<T>(a);
+  } else {
+    return (T) static_cast<A&&>(a);
+  }
+}
+}  // namespace softmetal

@@ -1,0 +1,293 @@
+"""Kernel functions: which arguments they take from where, under which names they are exported, and the entry points that bind them.
+
+For every exported kernel the pass inserts, right after its definition or at its explicit instantiation, an entry point that fetches
+the arguments and calls it, and a table of its buffers; exports() ends the program with the module's table (softmetal/simt/abi.h).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from .lexer import TokenList, TranslationError
+from .structure import Function, Instantiation, Outline
+from .threadgroup import bytes_function
+
+# Attribute of a kernel parameter -> what the host headers call it.
+THREAD_ATTRIBUTES = {
+    "thread_position_in_grid": "ThreadPositionInGrid",
+    "threads_per_grid": "ThreadsPerGrid",
+    "thread_position_in_threadgroup": "ThreadPositionInThreadgroup",
+    "threads_per_threadgroup": "ThreadsPerThreadgroup",
+    "dispatch_threads_per_threadgroup": "ThreadsPerThreadgroup",
+    "threadgroup_position_in_grid": "ThreadgroupPositionInGrid",
+    "threadgroups_per_grid": "ThreadgroupsPerGrid",
+    "thread_index_in_threadgroup": "ThreadIndexInThreadgroup",
+    "thread_index_in_simdgroup": "ThreadIndexInSimdgroup",
+    "simdgroup_index_in_threadgroup": "SimdgroupIndexInThreadgroup",
+    "simdgroups_per_threadgroup": "SimdgroupsPerThreadgroup",
+    "dispatch_simdgroups_per_threadgroup": "SimdgroupsPerThreadgroup",
+    "threads_per_simdgroup": "ThreadsPerSimdgroup",
+    "thread_execution_width": "ThreadsPerSimdgroup",
+    "thread_index_in_quadgroup": "ThreadIndexInQuadgroup",
+    "quadgroup_index_in_threadgroup": "QuadgroupIndexInThreadgroup",
+    "quadgroups_per_threadgroup": "QuadgroupsPerThreadgroup",
+}
+
+
+@dataclass
+class Parameter:
+    name: str
+    binding: str  # what host/binding.h calls its source
+    position: int  # among all parameters
+    slot: str  # buffer or threadgroup index, a constant expression; "" for thread attributes
+    gate: str  # name of the [[function_constant]] that enables it, or ""
+
+    @property
+    def fetch(self) -> str:
+        return f"::softmetal::{self.binding}" + (f"<({self.slot})>" if self.slot else "")
+
+    @property
+    def used(self) -> str:
+        return f"({self.gate}) ? 1u : 0u" if self.gate else "1u"
+
+
+@dataclass
+class Kernel:
+    function: Function
+    parameters: list[Parameter]
+    host_name: str  # of a kernel that is no template
+    max_threads: str  # an expression, template parameters allowed; "0" if absent
+
+
+@dataclass
+class Export:
+    host_name: str
+    number: int
+    namespace: str
+    argument_count: int
+
+
+@dataclass
+class KernelPass:
+    tokens: TokenList
+    outline: Outline
+    only: str | None
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    exported: list[Export] = field(default_factory=list)
+
+    def run(self) -> None:
+        for function in self.outline.functions:
+            if function.is_kernel and function.body is not None:
+                self.kernels[function.name] = self.read_kernel(function)
+        for kernel in self.kernels.values():
+            self.export_plain(kernel)
+        for instantiation in self.outline.instantiations:
+            self.export_instantiation(instantiation)
+
+    # ---- reading ------------------------------------------------------------------------------------------------------
+
+    def read_kernel(self, function: Function) -> Kernel:
+        t = self.tokens
+        attributes = self.attributes(function.begin, function.parameters[0])
+        for i in range(function.begin, function.parameters[0]):
+            if t.text(i) == "kernel" and not self.inside_attribute(i):
+                t.blank(i, i + 1)
+        host_name = _string_literal(attributes["host_name"]) if "host_name" in attributes else None
+        max_threads = attributes.get("max_total_threads_per_threadgroup", "0")
+        parameters = self.read_parameters(function)
+        return Kernel(function, parameters, host_name or function.namespace + function.name, max_threads)
+
+    def inside_attribute(self, index: int) -> bool:
+        i = index
+        while i >= 0 and self.tokens.text(i) not in (";", "{", "}"):
+            if self.tokens.is_attribute(i):
+                return self.tokens.closing(i) > index
+            i -= 1
+        return False
+
+    def attributes(self, begin: int, end: int) -> dict[str, str]:
+        """name -> argument text of every [[name(argument)]] in the range."""
+        t, found, i = self.tokens, {}, begin
+        while i < end:
+            if not t.is_attribute(i):
+                i += 1
+                continue
+            for first, last in t.split(i + 2, t.closing(i) - 1):
+                opens = t.text(first + 1) == "("
+                found[t.text(first)] = t.join(first + 2, last - 1) if opens else ""
+            i = t.closing(i) + 1
+        return found
+
+    def read_parameters(self, function: Function) -> list[Parameter]:
+        t = self.tokens
+        ranges = t.split(function.parameters[0] + 1, function.parameters[1])
+        explicit = [self.attributes(*span) for span in ranges]
+        taken = [attributes["buffer"] for attributes in explicit if "buffer" in attributes]
+        parameters: list[Parameter] = []
+        free_slots = 0
+        for position, (span, attributes) in enumerate(zip(ranges, explicit, strict=True)):
+            parameter = self.read_parameter(function, position, span, attributes)
+            if parameter.binding == "Buffer" and not parameter.slot:
+                parameter.slot = f"::softmetal::free_slot({free_slots}, {{{', '.join(['~0u', *taken])}}})"
+                free_slots += 1
+            parameters.append(parameter)
+        return parameters
+
+    def read_parameter(
+        self, function: Function, position: int, span: tuple[int, int], attributes: dict[str, str]
+    ) -> Parameter:
+        t, where = self.tokens, self.tokens[span[0]].where
+        name, words, is_pointer = self.declarator(span)
+        gate = attributes.get("function_constant", "")
+        for attribute, binding in THREAD_ATTRIBUTES.items():
+            if attribute in attributes:
+                return Parameter(name, binding, position, "", gate)
+        if "threadgroup" in attributes or ("threadgroup" in words and is_pointer):
+            return Parameter(name, "ThreadgroupArgument", position, attributes.get("threadgroup") or "0", gate)
+        if not is_pointer:
+            raise TranslationError(
+                where,
+                f"parameter '{name}' of kernel '{function.name}' ({t.join(*span)}) is neither a pointer nor a reference, so it "
+                "needs an attribute such as [[thread_position_in_grid]]",
+            )
+        if "thread" in words or not words & {"device", "constant"}:
+            raise TranslationError(
+                where, f"parameter '{name}' of kernel '{function.name}' must point to device, constant or threadgroup memory"
+            )
+        return Parameter(name, "Buffer", position, attributes.get("buffer", ""), gate)
+
+    def declarator(self, span: tuple[int, int]) -> tuple[str, set[str], bool]:
+        """Name, all words, and whether it is a pointer, reference or array."""
+        t, i, name, is_pointer, words = self.tokens, span[0], "", False, set()
+        while i < span[1]:
+            if t.is_attribute(i):
+                i = t.closing(i) + 1
+                continue
+            if t.text(i) == "<":
+                i = max(t.closing_angle(i), i) + 1
+                continue
+            if t.kind(i) == "name":
+                name = t.text(i)
+                words.add(name)
+            is_pointer = is_pointer or t.text(i) in ("*", "&", "[")
+            i += 1
+        return name, words, is_pointer
+
+    # ---- writing ------------------------------------------------------------------------------------------------------
+
+    def wanted(self, host_name: str) -> bool:
+        return self.only is None or re.search(self.only, host_name) is not None
+
+    def export_plain(self, kernel: Kernel) -> None:
+        function = kernel.function
+        assert function.body is not None
+        self.insert_max_threads(kernel)
+        self.insert_slot_checks(kernel)
+        if not function.is_template and self.wanted(kernel.host_name):
+            self.tokens[function.body[1]].after += self.entry(kernel, kernel.host_name, function.name, function.namespace)
+
+    def insert_max_threads(self, kernel: Kernel) -> None:
+        """[[max_total_threads_per_threadgroup(n)]] may depend on template parameters, so a function evaluates it."""
+        function = kernel.function
+        header = self.tokens.join(function.template_begin, function.begin) if function.is_template else ""
+        begin = function.template_begin if function.is_template else function.begin
+        name = f"softmetal_max_threads_{function.name}"
+        self.tokens[begin].before += f"{header} constexpr uint32_t {name}() {{ return {kernel.max_threads}; }} "
+
+    def insert_slot_checks(self, kernel: Kernel) -> None:
+        """Indices are constant expressions that only the compiler can evaluate."""
+        function, checks = kernel.function, ""
+        buffers = [p for p in kernel.parameters if p.binding == "Buffer"]
+        for i, parameter in enumerate(buffers):
+            checks += (
+                f"static_assert(({parameter.slot}) < SOFTMETAL_MAX_BUFFERS, \"the buffer index of '{parameter.name}' in kernel "
+                f"'{function.name}' is too large: the largest is 30\"); "
+            )
+            for other in buffers[:i]:
+                if not (parameter.gate and other.gate):
+                    checks += (
+                        f"static_assert(({parameter.slot}) != ({other.slot}), \"'{other.name}' and '{parameter.name}' of kernel "
+                        f"'{function.name}' have the same buffer index\"); "
+                    )
+        begin = function.template_begin if function.is_template else function.begin
+        self.tokens[begin].before += checks
+
+    def export_instantiation(self, instantiation: Instantiation) -> None:
+        t, begin, end = self.tokens, instantiation.begin, instantiation.end
+        attributes = self.attributes(begin, end)
+        designator = self.designator(begin + 1, end)
+        name = _base_name(designator)
+        t.blank(begin, end + 1)
+        if name not in self.kernels:
+            if "host_name" in attributes:
+                raise TranslationError(t[begin].where, f"there is no kernel '{name}' to instantiate")
+            return
+        host_name = _string_literal(attributes.get("host_name", f'"{designator}"'))
+        if self.wanted(host_name):
+            t[begin].after += self.entry(self.kernels[name], host_name, designator, instantiation.namespace)
+
+    def designator(self, begin: int, end: int) -> str:
+        """`f<float, 64>` of an explicit instantiation: the qualified name that is followed by '(' or ends the declaration."""
+        t, i = self.tokens, begin
+        while i < end:
+            if t.is_attribute(i):
+                i = t.closing(i) + 1
+            elif t.text(i) == "decltype":
+                i = t.closing(i + 1) + 1
+            elif t.kind(i) == "name" or t.text(i) == "::":
+                start = i
+                while i < end and (t.kind(i) == "name" or t.text(i) == "::") and (i == start or t.text(i) == "::" or t.text(i - 1) == "::"):
+                    i += 1
+                if t.text(i) == "<":
+                    i = t.closing_angle(i) + 1
+                if i >= end or t.text(i) == "(":
+                    return t.join(start, i)
+            else:
+                i += 1
+        raise TranslationError(t[begin].where, "cannot read this explicit instantiation")
+
+    def entry(self, kernel: Kernel, host_name: str, designator: str, namespace: str) -> str:
+        """C++ text, on one line: the entry point, its argument table and its limits."""
+        number = len(self.exported)
+        function = f"softmetal_function_{number}"
+        bindings = "".join(f", {p.fetch}{{}}" for p in kernel.parameters)
+        slots = [p for p in kernel.parameters if p.slot]
+        rows = ", ".join(
+            f'{{"{p.name}", ::softmetal::argument_kind<{p.position}>({function}), {p.slot}, {p.used}}}' for p in slots
+        )
+        max_threads = _companion(designator, f"softmetal_max_threads_{kernel.function.name}")
+        threadgroup_bytes = _companion(designator, bytes_function(kernel.function))
+        self.exported.append(Export(host_name, number, namespace, len(slots)))
+        return (
+            f" static constexpr auto {function} = &{designator}; "
+            f"static void softmetal_entry_{number}(const softmetal_arguments* arguments) "
+            f"{{ ::softmetal::invoke({function}, arguments{bindings}); }} "
+            f"static const softmetal_argument softmetal_arguments_{number}[] = {{{rows or '{}'}}}; "
+            f"static constexpr uint32_t softmetal_limits_{number}[] = {{{max_threads}(), {threadgroup_bytes}()}}; "
+        )
+
+    def exports(self) -> str:
+        rows = ""
+        for e in self.exported:
+            entry, arguments, limits = (
+                f"::{e.namespace}softmetal_{what}_{e.number}" for what in ("entry", "arguments", "limits")
+            )
+            rows += f'  {{"{e.host_name}", {entry}, {arguments}, {e.argument_count}, {limits}[0], {limits}[1]}},\n'
+        return f"static const softmetal_kernel softmetal_kernels[] = {{\n{rows or '  {}'}}};\n"
+
+
+def _base_name(designator: str) -> str:
+    return designator.split("<", 1)[0].split("::")[-1].strip()
+
+
+def _companion(designator: str, name: str) -> str:
+    """a::f<float> -> a::name<float>."""
+    qualified, angle, arguments = designator.partition("<")
+    scope, separator, _ = qualified.rpartition("::")
+    return scope + separator + name + angle + arguments
+
+
+def _string_literal(text: str) -> str:
+    """The value of adjacent string literals."""
+    return "".join(re.findall(r'"((?:\\.|[^"\\])*)"', text))

@@ -1,0 +1,206 @@
+"""Tokens of a preprocessed MSL program, and the edits that the translation passes make on them.
+
+The list of tokens never changes length: a pass blanks tokens or overwrites their text, so indices stay valid and every line of
+the output is the line of the input it came from (compiler errors, sanitizers and __builtin_LINE() then speak of the .metal file).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# '>' is always a token of its own, so that `>>` closes two template argument lists; shifts are put together again when rendered.
+_TOKEN = re.compile(
+    r"""
+    (?P<directive>^[ \t]*\#[^\n]*(?:\n|$))
+  | (?P<space>[ \t\r\n\f\v]+)
+  | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+  | (?P<number>\.?[0-9](?:[eEpP][+-]|'?[0-9A-Za-z_.])*)
+  | (?P<name>[A-Za-z_]\w*)
+  | (?P<op>::|->\*|->|\+\+|--|<<=|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|<<|\.\.\.|.)
+    """,
+    re.MULTILINE | re.DOTALL | re.VERBOSE,
+)
+_LINE_MARKER = re.compile(r'\s*#\s*(?:line\s+)?(\d+)(?:\s+"((?:\\.|[^"\\])*)")?')
+_CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
+
+
+class TranslationError(Exception):
+    """A program that Metal would refuse (or that this translator cannot read): `where` is file:line."""
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(f"{where}: error: {message}")
+
+
+@dataclass(slots=True)
+class Token:
+    kind: str  # string, number, name, op; "gone" once blanked, "raw" once overwritten
+    text: str
+    prefix: str  # white space and line markers before it, never edited
+    file: str
+    line: int
+    before: str = ""  # inserted by a pass
+    after: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class TokenList:
+    def __init__(self, text: str) -> None:
+        self.tokens, self._tail = _lex(text)
+        self._closing = self._match_brackets()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> Token:
+        return self.tokens[index]
+
+    def text(self, index: int) -> str:
+        """The token's text; empty past either end."""
+        return self.tokens[index].text if 0 <= index < len(self.tokens) else ""
+
+    def kind(self, index: int) -> str:
+        return self.tokens[index].kind if 0 <= index < len(self.tokens) else ""
+
+    def next(self, index: int) -> int:
+        """The following token that was not blanked."""
+        index += 1
+        while index < len(self.tokens) and self.tokens[index].kind == "gone":
+            index += 1
+        return index
+
+    def previous(self, index: int) -> int:
+        index -= 1
+        while index >= 0 and self.tokens[index].kind == "gone":
+            index -= 1
+        return index
+
+    def closing(self, index: int) -> int:
+        """The bracket that closes the one at `index`: ( [ {."""
+        return self._closing[index]
+
+    def closing_angle(self, index: int) -> int:
+        """The '>' that closes the template argument list opened at `index`, or -1."""
+        depth, i = 0, index
+        while i < len(self.tokens):
+            text = self.text(i)
+            if self.kind(i) == "op":
+                if text in "([{":
+                    i = self.closing(i)
+                elif text == "<":
+                    depth += 1
+                elif text == ">":
+                    depth -= 1
+                    if depth == 0:
+                        return i
+                elif text in ")]};":
+                    return -1
+            i += 1
+        return -1
+
+    def join(self, begin: int, end: int) -> str:
+        """Source text of [begin, end) on one line."""
+        parts: list[str] = []
+        for token in self.tokens[begin:end]:
+            if token.kind == "gone":
+                continue
+            if parts and token.prefix:
+                parts.append(" ")
+            parts.append(token.text)
+        return "".join(parts)
+
+    def blank(self, begin: int, end: int) -> None:
+        for token in self.tokens[begin:end]:
+            token.kind, token.text = "gone", ""
+
+    def overwrite(self, index: int, text: str) -> None:
+        token = self.tokens[index]
+        token.kind, token.text = "raw", text
+
+    def render(self) -> str:
+        parts: list[str] = []
+        for token in self.tokens:
+            # A blanked token leaves a space, or its neighbours could fuse.
+            parts += (token.prefix, token.before, token.text if token.kind != "gone" else " ", token.after)
+        return "".join(parts) + self._tail
+
+    def split(self, begin: int, end: int, separator: str = ",") -> list[tuple[int, int]]:
+        """Ranges between the separators that are outside of all brackets, template argument lists included."""
+        ranges, start, angle, i = [], begin, 0, begin
+        while i < end:
+            text = self.text(i)
+            if self.kind(i) == "op":
+                if text in "([{":
+                    i = self.closing(i)
+                elif text == "<":
+                    angle += 1
+                elif text == ">":
+                    angle -= 1
+                elif text == separator and angle <= 0:
+                    ranges.append((start, i))
+                    start = i + 1
+            i += 1
+        if any(token.kind != "gone" for token in self.tokens[start:end]):
+            ranges.append((start, end))
+        return ranges
+
+    def is_attribute(self, index: int) -> bool:
+        """Whether [[ starts at `index`."""
+        return self.text(index) == "[" and self.text(index + 1) == "[" and not self.tokens[index + 1].prefix
+
+    def _match_brackets(self) -> dict[int, int]:
+        closing: dict[int, int] = {}
+        stack: list[int] = []
+        for i, token in enumerate(self.tokens):
+            if token.kind != "op":
+                continue
+            if token.text in "([{":
+                stack.append(i)
+            elif token.text in ")]}":
+                if not stack or _CLOSING[self.text(stack[-1])] != token.text:
+                    raise TranslationError(token.where, f"'{token.text}' closes nothing")
+                closing[stack.pop()] = i
+        if stack:
+            token = self.tokens[stack[-1]]
+            raise TranslationError(token.where, f"'{token.text}' is not closed")
+        return closing
+
+
+def source_line(preprocessed: str, file: str, line: int) -> str:
+    """The text of a line, for messages; empty if there is none."""
+    current_file, current_line = "", 0
+    for text in preprocessed.splitlines():
+        marker = _LINE_MARKER.match(text)
+        if marker:
+            current_file, current_line = marker.group(2) or current_file, int(marker.group(1))
+            continue
+        if (current_file, current_line) == (file, line):
+            return text
+        current_line += 1
+    return ""
+
+
+def _lex(text: str) -> tuple[list[Token], str]:
+    tokens: list[Token] = []
+    prefix, file, line = "", "program_source", 1
+    for match in _TOKEN.finditer(text):
+        kind, piece = match.lastgroup or "", match.group()
+        if kind == "directive":
+            prefix += piece if prefix.endswith("\n") or not prefix else "\n" + piece
+            marker = _LINE_MARKER.match(piece)
+            if marker:
+                line = int(marker.group(1))
+                file = marker.group(2) if marker.group(2) is not None else file
+            else:
+                line += 1
+            continue
+        if kind == "space":
+            prefix += piece
+        else:
+            tokens.append(Token(kind, piece, prefix, file, line))
+            prefix = ""
+        line += piece.count("\n")
+    return tokens, prefix

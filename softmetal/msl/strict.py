@@ -1,0 +1,185 @@
+"""What Metal refuses and clang, reading C++, would accept: each rule is a pass over the tokens or the outline.
+
+Address-space mixes and writes to constant memory are type errors that clang reports itself; recursion.py and diagnostics.py hold
+the rules that need clang's view of the program.
+"""
+
+from __future__ import annotations
+
+from .lexer import TokenList, TranslationError
+from .structure import Function, Outline
+from .types import ADDRESS_SPACES, BUILTIN_TYPES
+
+_FORBIDDEN = {
+    "double": "Metal has no double; use float",
+    "goto": "Metal has no goto",
+    "try": "Metal has no exceptions",
+    "catch": "Metal has no exceptions",
+    "throw": "Metal has no exceptions",
+    "new": "Metal has no new: memory comes from the kernel's arguments",
+    "dynamic_cast": "Metal has no run-time type information",
+    "typeid": "Metal has no run-time type information",
+    "thread_local": "Metal has no thread_local; thread is an address space there",
+    "virtual": "Metal has no virtual functions",
+    "asm": "Metal has no inline assembly",
+}
+_DECLARATION_SPECIFIERS = {
+    "const", "volatile", "static", "constexpr", "inline", "typename", "typedef", "struct", "friend", "mutable", "explicit",
+}  # fmt: skip
+_LAMBDA_CONTEXT = {"=", "(", ",", "{", ";", "}", "&&", "||", "?", ":", "!", "return"}
+_UNSIGNED = {"uint", "ushort", "uint2", "uint3", "ushort2", "ushort3", "uint16_t", "uint32_t"}
+
+
+def check(tokens: TokenList, outline: Outline) -> None:
+    _check_words(tokens)
+    _check_lambdas(tokens)
+    _check_program_scope(tokens, outline)
+    for function in outline.functions:
+        if function.is_kernel:
+            _check_kernel(tokens, function)
+        if function.body is not None:
+            _check_local_statics(tokens, function.body)
+    _PointerRule(tokens, outline).run()
+
+
+def _check_words(tokens: TokenList) -> None:
+    for i, token in enumerate(tokens.tokens):
+        if token.kind != "name":
+            continue
+        if token.text in _FORBIDDEN and tokens.text(i - 1) not in (".", "->"):
+            raise TranslationError(token.where, _FORBIDDEN[token.text])
+        if token.text == "delete" and tokens.text(i - 1) != "=":
+            raise TranslationError(token.where, "Metal has no delete")
+        if token.text == "std" and tokens.text(i + 1) == "::":
+            raise TranslationError(token.where, "Metal has no namespace std; its library is in namespace metal")
+
+
+def _check_lambdas(tokens: TokenList) -> None:
+    for i, token in enumerate(tokens.tokens):
+        if token.text != "[" or tokens.is_attribute(i) or tokens.text(i - 1) not in _LAMBDA_CONTEXT:
+            continue
+        after = tokens.text(tokens.closing(i) + 1)
+        if after in ("(", "{"):
+            raise TranslationError(token.where, "Metal before 3.2 has no lambda expressions")
+
+
+def _check_program_scope(tokens: TokenList, outline: Outline) -> None:
+    for variable in outline.variables:
+        if not any(tokens.text(i) == "constant" for i in range(variable.begin, variable.name_index)):
+            where = tokens[variable.name_index].where
+            kind = "program-scope variable" if variable.scope == "namespace" else "static member"
+            raise TranslationError(where, f"{kind} '{variable.name}' must reside in the constant address space")
+
+
+def _check_local_statics(tokens: TokenList, body: tuple[int, int]) -> None:
+    for i in range(*body):
+        if tokens.kind(i) != "name" or tokens.text(i) != "static" or tokens.text(i - 1) not in (";", "{", "}"):
+            continue
+        end = i
+        while tokens.text(end) not in ("=", ";", "{", "("):
+            end += 1
+        if not any(tokens.text(k) == "constant" for k in range(i, end)):
+            name = tokens.text(end - 1)
+            raise TranslationError(tokens[i].where, f"static variable '{name}' must reside in the constant address space")
+
+
+def _check_kernel(tokens: TokenList, function: Function) -> None:
+    where = tokens[function.parameters[0] - 1].where
+    words = {tokens.text(i) for i in range(function.begin, function.parameters[0])}
+    if "void" not in words:
+        raise TranslationError(where, f"kernel '{function.name}' must return void")
+    if function.name == "main":
+        raise TranslationError(where, "a kernel cannot be called 'main'")
+    for begin, end in tokens.split(function.parameters[0] + 1, function.parameters[1]):
+        _check_thread_attribute(tokens, function, begin, end)
+
+
+def _check_thread_attribute(tokens: TokenList, function: Function, begin: int, end: int) -> None:
+    """Positions and indices are unsigned: uint or ushort, or a vector of them."""
+    types, i, is_position = set(), begin, False
+    while i < end:
+        if tokens.is_attribute(i):
+            is_position = is_position or tokens.text(i + 2).startswith(("thread", "simdgroup", "quadgroup", "dispatch"))
+            is_position = is_position and tokens.text(i + 3) != "("
+            i = tokens.closing(i)
+        elif tokens.text(i) in BUILTIN_TYPES:
+            types.add(tokens.text(i))
+        i += 1
+    if is_position and types and "unsigned" not in types and not types & _UNSIGNED:
+        raise TranslationError(
+            tokens[begin].where,
+            f"parameter '{tokens.join(begin, end)}' of kernel '{function.name}' must be uint or ushort, or a vector of 2 or 3 of them",
+        )
+
+
+class _PointerRule:
+    """Every pointer and reference names the address space it points to."""
+
+    def __init__(self, tokens: TokenList, outline: Outline) -> None:
+        self.tokens = tokens
+        self.builtin = BUILTIN_TYPES | {"auto"}
+        self.types = self.builtin | outline.class_names | outline.type_names
+        self.parameter_starts: set[int] = set()
+        for function in outline.functions:
+            ranges = tokens.split(function.parameters[0] + 1, function.parameters[1])
+            self.parameter_starts.update(begin for begin, _ in ranges)
+
+    def run(self) -> None:
+        t = self.tokens
+        for i, token in enumerate(t.tokens):
+            if token.kind == "name" and token.text in self.types:
+                star = self.skip_type(i)
+                if t.kind(star) == "op" and t.text(star) in ("*", "&", "&&"):
+                    self.check(i, star)
+
+    def skip_type(self, i: int) -> int:
+        """Index after the type name at `i`, its template arguments and the qualifiers that follow."""
+        t = self.tokens
+        after = i + 1
+        if t.text(after) == "<":
+            after = t.closing_angle(after) + 1
+            if after == 0:
+                return i
+        while t.kind(after) == "name" and t.text(after) in ("const", "volatile", *ADDRESS_SPACES):
+            after += 1
+        return after
+
+    def check(self, i: int, star: int) -> None:
+        t = self.tokens
+        first = self.first_word(i)
+        if any(t.kind(k) == "name" and t.text(k) in ADDRESS_SPACES for k in range(first, star)):
+            return
+        name = star + 1
+        while t.text(name) in ("const", "*"):
+            name += 1
+        is_declared = t.kind(name) == "name" and self.starts_declaration(first)
+        is_cast = t.text(first - 1) == "(" and t.text(name) == ")" and t.text(i) in self.builtin and self.is_cast(first - 1)
+        if is_declared or is_cast:
+            what = "reference" if t.text(star).startswith("&") else "pointer"
+            raise TranslationError(
+                t[star].where,
+                f"the {what} type '{t.join(first, star + 1)}' needs an address space: device, constant, threadgroup or thread",
+            )
+
+    def first_word(self, i: int) -> int:
+        """Start of the declaration specifiers and qualified name that end at `i`."""
+        t = self.tokens
+        while True:
+            previous = i - 1
+            if t.text(previous) == "::":
+                i = previous - 1 if t.kind(previous - 1) == "name" else previous
+            elif t.kind(previous) == "name" and t.text(previous) in _DECLARATION_SPECIFIERS | ADDRESS_SPACES:
+                i = previous
+            else:
+                return i
+
+    def starts_declaration(self, first: int) -> bool:
+        t = self.tokens
+        if first in self.parameter_starts or t.text(first - 1) in (";", "{", "}"):
+            return True
+        return t.text(first - 1) == "(" and t.text(first - 2) == "for"
+
+    def is_cast(self, parenthesis: int) -> bool:
+        t = self.tokens
+        before, after = t.kind(parenthesis - 1), t.kind(t.closing(parenthesis) + 1)
+        return before == "op" and (after in ("name", "number") or t.text(t.closing(parenthesis) + 1) in ("(", "&"))

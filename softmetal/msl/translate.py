@@ -1,0 +1,61 @@
+"""MSL to C++: the order of the passes. Each has its own file; see the package's README for what they do and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .constants import FunctionConstants
+from .expressions import ExpressionPass, translate_literals
+from .kernels import KernelPass
+from .lexer import TokenList
+from .qualifiers import (
+    drop_attributes,
+    drop_qualified_members,
+    pointers_for_array_parameters,
+    translate_address_spaces,
+)
+from .strict import check
+from .structure import Outline, outline
+from .threadgroup import translate_threadgroup_variables
+
+HEADER = '#include "softmetal_msl.h"\n'
+
+
+@dataclass
+class Translation:
+    cpp: str
+    tokens: TokenList
+    outline: Outline
+
+
+def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> Translation:
+    """C++ for a preprocessed MSL program. `only` limits the exported kernels to those whose host name matches.
+
+    Raises TranslationError with the place in the .metal source.
+    """
+    tokens = TokenList(preprocessed)
+    program = outline(tokens)
+    check(tokens, program)
+    kernels = KernelPass(tokens, program, only)
+    constants = FunctionConstants(tokens, program)
+    kernels.run()
+    constants.run()
+    translate_threadgroup_variables(tokens, program)
+    pointers_for_array_parameters(tokens, program)
+    drop_attributes(tokens)
+    drop_qualified_members(tokens)
+    ExpressionPass(tokens, program).run()
+    translate_literals(tokens)
+    translate_address_spaces(tokens)
+    return Translation(HEADER + tokens.render() + _module_table(kernels, constants, checked), tokens, program)
+
+
+def _module_table(kernels: KernelPass, constants: FunctionConstants, checked: bool) -> str:
+    return (
+        '\n# 1 "softmetal exports"\n'
+        + kernels.exports()
+        + constants.exports()
+        + 'extern "C" __attribute__((visibility("default"))) const softmetal_module_table softmetal_module = {\n'
+        f"    SOFTMETAL_ABI_VERSION, {len(kernels.exported)}, softmetal_kernels, {int(checked)}, "
+        f"{len(constants.descriptions)}, softmetal_function_constants}};\n"
+    )

@@ -1,0 +1,364 @@
+"""Language and library features give the values that MSL defines."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from softmetal.simt.harness import Library
+
+PRELUDE = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
+LANES = np.arange(32)
+
+
+def run_expressions(expressions: list[str], result: str = "float", body: str = "", mode: str = "fast") -> np.ndarray:
+    """Evaluates scalar expressions in one thread."""
+    stores = "\n".join(f"  out[{i}] = {result}({text});" for i, text in enumerate(expressions))
+    source = f"{PRELUDE}{body}\nkernel void k(device {result}* out) {{\n{stores}\n}}\n"
+    kinds = {"float": np.float32, "int": np.int32, "uint": np.uint32, "long": np.int64, "ulong": np.uint64}
+    out = np.zeros(len(expressions), kinds[result])
+    Library(source, mode=mode).pipeline("k").run([out], grid=(1, 1, 1), threads=(1, 1, 1))
+    return out
+
+
+def run_lanes(expressions: list[str], values: np.ndarray, result: str = "float") -> np.ndarray:
+    """Evaluates expressions of x (the lane's value) and lane in one simdgroup; [expression, lane]."""
+    stores = "\n".join(f"  out[{i * 32} + lane] = {text};" for i, text in enumerate(expressions))
+    source = (
+        f"{PRELUDE}kernel void k(device const {result}* in, device {result}* out, ushort lane [[thread_index_in_simdgroup]]) {{\n"
+        f"  {result} x = in[lane];\n{stores}\n}}\n"
+    )
+    out = np.zeros((len(expressions), 32), values.dtype)
+    Library(source).pipeline("k").run([values, out], grid=(1, 1, 1), threads=(32, 1, 1))
+    return out
+
+
+def check(table: dict[str, float], result: str = "float", body: str = "") -> None:
+    got = run_expressions(list(table), result, body)
+    np.testing.assert_array_equal(got, np.array(list(table.values()), got.dtype), err_msg=str(list(table)))
+
+
+def test_literals_are_float() -> None:
+    check({"sizeof(1.0)": 4, "sizeof(1e3)": 4, "sizeof(1.5h)": 2, "1.0 / 3.0": np.float32(1) / np.float32(3), "1.5h": 1.5, "2.0bf": 2})
+
+
+def test_vector_constructors_and_swizzles() -> None:
+    body = """
+    template <typename T> T pair(float a, float b) { return T(a, b); }
+    float declared() { float4 v(1, float2(2, 3), 4), w(5); return v.x * 1000 + v.y * 100 + v.z * 10 + v.w + w.w; }
+    """
+    check(
+        {
+            "float4(1, 2, 3, 4).w": 4,
+            "float4(float2(1, 2), float2(3, 4)).z": 3,
+            "float4(1, float3(2, 3, 4).zyx).y": 4,
+            "float3(7).z": 7,
+            "metal::float2(1, 2).yx.x": 2,
+            "vec<float, 3>(1, 2, 3).z": 3,
+            "metal::vec<half, 4>(1, 2, 3, 4).wzyx.y": 3,
+            "pair<float2>(5, 6).y": 6,
+            "declared()": 1239,
+            "float4{1, 2, 3, 4}.y": 2,
+        },
+        body=body,
+    )
+
+
+def test_casts_convert_values() -> None:
+    body = """
+    template <typename T> float cast(float4 v) { return ((T)v).y; }
+    template <typename T, typename U> T to(U u) { return static_cast<T>(u); }
+    """
+    check(
+        {
+            "((int4)float4(1.5, 2.5, 3.5, 4.5)).y": 2,
+            "((float4)int4(1, 2, 3, 4)).z": 3,
+            "float(half4(float4(1.0, 2.0, 3.0, 2049.0)).w)": 2048,
+            "cast<int4>(float4(0, 9.75, 0, 0))": 9,
+            "to<int2>(float2(1.5, 2.5)).y": 2,
+            "static_cast<float2>(int2(3, 4)).x": 3,
+            "(float)(int)2.75": 2,
+            "-(float)int(3) * 2": -6,
+            "as_type<float>(0x40490fdbu)": np.float32(np.pi),
+            "as_type<uint2>(ulong(0x100000002)).y": 1,
+            "int(as_type<short2>(-65535).x)": 1,
+        },
+        body=body,
+    )
+
+
+def test_pointer_casts() -> None:
+    source = PRELUDE + """
+    struct Pair { float a, b; };
+    kernel void k(device float* in, device float* out, threadgroup float* scratch [[threadgroup(0)]]) {
+      device float4* v = (device float4*)(in + 4);
+      out[0] = (*(device float4*)(in + 4)).x + v[0].y;
+      out[1] = ((device Pair*)in)[1].b;
+      out[2] = *(const device float*)(device void*)(in + 2);
+      *(threadgroup float2*)scratch = float2(8, 9);
+      out[3] = scratch[1];
+      out[4] = reinterpret_cast<device float2*>(in)[1].y;
+      out[5] = float(*(const device uint*)in & 0xffu) + !(bool)in[0];
+    }
+    """
+    values = np.arange(8, dtype=np.float32)
+    out = np.zeros(6, np.float32)
+    Library(source).pipeline("k").run([values, out], grid=(1, 1, 1), threads=(1, 1, 1), threadgroup_memory={0: 64})
+    np.testing.assert_array_equal(out, [9, 3, 2, 9, 3, 1])
+
+
+def test_packed_vectors() -> None:
+    source = PRELUDE + """
+    struct Item { packed_float3 p; float w; packed_half2 h; };
+    kernel void k(device const Item* in, device float* out) {
+      float3 p = in[1].p;
+      out[0] = p.x + p.y * 10 + p.z * 100;
+      out[1] = in[1].w;
+      out[2] = in[1].h.y;
+      out[3] = sizeof(Item) + sizeof(packed_float4) * 100;
+      *(device packed_float4*)(out + 5) = packed_float4(1, 2, 3, 4);
+    }
+    """
+    item = struct.pack("<4f2e", 1, 2, 3, 4, 5, 6)
+    out = np.zeros(9, np.float32)
+    memory = np.frombuffer(item * 2, np.uint8).copy()
+    Library(source).pipeline("k").run([memory, out], grid=(1, 1, 1), threads=(1, 1, 1))
+    np.testing.assert_array_equal(out, [321, 4, 6, 1620, 0, 1, 2, 3, 4])
+
+
+def test_integer_functions() -> None:
+    check(
+        {
+            "popcount(0xf0fu)": 8,
+            "clz(1u)": 31,
+            "clz(ushort(1))": 15,
+            "ctz(8)": 3,
+            "ctz(0u)": 32,
+            "rotate(0x80000001u, 1u)": 3,
+            "reverse_bits(1u) == 0x80000000u": 1,
+            "mulhi(0x80000000u, 4u)": 2,
+            "abs(-3)": 3,
+            "absdiff(3u, 5u)": 2,
+            "clamp(7, 0, 5)": 5,
+            "min(-1, 1)": -1,
+            "max(ushort(3), ushort(4))": 4,
+            "max3(1, 5, 3)": 5,
+            "median3(1, 5, 3)": 3,
+            "addsat(uchar(200), uchar(100))": 255,
+            "extract_bits(0xabcdu, 4, 8)": 0xBC,
+            "min(int2(1, 9), int2(4, 4)).y": 4,
+            "numeric_limits<int>::max()": 2147483647,
+        },
+        "int",
+    )
+
+
+def test_float_functions() -> None:
+    one = np.float32(1)
+    check(
+        {
+            "exp2(3.0)": 8,
+            "log2(8.0)": 3,
+            "exp2(-INFINITY)": 0,
+            "fma(2.0, 3.0, 4.0)": 10,
+            "sqrt(9.0)": 3,
+            "rsqrt(4.0)": 0.5,
+            "precise::sqrt(16.0)": 4,
+            "fast::exp2(2.0)": 4,
+            "abs(-2.5)": 2.5,
+            "fract(2.75)": 0.75,
+            "clamp(3.0, 0.0, 1.0)": 1,
+            "saturate(-1.0)": 0,
+            "mix(1.0, 3.0, 0.5)": 2,
+            "step(1.0, 0.5)": 0,
+            "sign(-2.0)": -1,
+            "pow(2.0, 10.0)": 1024,
+            "fmod(7.0, 4.0)": 3,
+            "copysign(3.0, -0.0)": -3,
+            "select(1.0, 2.0, true)": 2,
+            "select(float2(1, 2), float2(3, 4), float2(1, 2) < float2(0, 9)).y": 4,
+            "any(float2(1, 2) < float2(0, 9)) + 2 * all(float2(1, 2) < float2(0, 9))": 1,
+            "dot(float3(1, 2, 3), float3(4, 5, 6))": 32,
+            "length(float2(3, 4))": 5,
+            "cross(float3(1, 0, 0), float3(0, 1, 0)).z": 1,
+            "exp2(float4(1, 2, 3, 4)).z": 8,
+            "max(float2(1, 5), float2(3, 2)).y": 5,
+            "clamp(float2(-1, 9), 0.0, 1.0).y": 1,
+            "numeric_limits<half>::max()": 65504,
+            "FLT_MAX": np.finfo(np.float32).max,
+            "ldexp(1.0, 4)": 16,
+            "1.0 / 3.0 * 3.0 - 1.0": one / np.float32(3) * np.float32(3) - one,
+        }
+    )
+
+
+def test_nan_and_infinity_are_ieee() -> None:
+    check(
+        {
+            "NAN == NAN": 0,
+            "isnan(NAN * 0.0)": 1,
+            "isnan(INFINITY - INFINITY)": 1,
+            "max(NAN, 1.0)": 1,
+            "fmin(2.0, NAN)": 2,
+            "isinf(as_type<float>(0x7f800000u))": 1,
+            "isfinite(FLT_MAX)": 1,
+            "NAN < 1.0 || NAN >= 1.0": 0,
+            "isnan(half(NAN))": 1,
+            "isinf(half(70000.0))": 1,
+            "0.0 * -1.0 == 0.0": 1,
+            "numeric_limits<float>::lowest() < -1e38": 1,
+        }
+    )
+
+
+def test_no_contraction_and_half_rounding() -> None:
+    body = """
+    float unfused(float a, float b, float c) { return a * b + c; }
+    half half_sum(half a, half b, half c) { return a * b + c; }
+    bfloat brain(float x) { return bfloat(x); }
+    """
+    a, c = np.float32(1 + 2**-12), np.float32(-1)
+    h = np.float16(1.001)
+    check(
+        {
+            "unfused(1.000244140625, 1.000244140625, -1.0)": a * a + c,
+            "half_sum(1.001h, 1.001h, -1.0h)": np.float16(np.float16(h * h) - np.float16(1)),
+            "float(brain(1.00390625))": 1.0,
+            "float(brain(1.01171875))": 1.015625,
+        },
+        body=body,
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_simd_operations(dtype: type) -> None:
+    x = (LANES % 7 + 1).astype(dtype)
+    kind = "float" if dtype is np.float32 else "int"
+    table = {
+        "simd_sum(x)": x.sum(),
+        "simd_max(x)": x.max(),
+        "simd_min(x)": x.min(),
+        "simd_product(x % 2 + 1)" if kind == "int" else "simd_product(x > 1.0 ? 1.0 : 2.0)": np.prod(x % 2 + 1)
+        if kind == "int"
+        else 2.0 ** (x == 1).sum(),
+        "simd_prefix_inclusive_sum(x)": x.cumsum(),
+        "simd_prefix_exclusive_sum(x)": x.cumsum() - x,
+        "simd_shuffle(x, 31 - lane)": x[31 - LANES],
+        "simd_shuffle_xor(x, 5)": x[LANES ^ 5],
+        "simd_broadcast(x, 9)": np.full(32, x[9]),
+        "simd_broadcast_first(x)": np.full(32, x[0]),
+        "simd_shuffle_up(x, 3)": np.where(LANES >= 3, np.roll(x, 3), x),
+        "simd_shuffle_down(x, 3)": np.where(LANES < 29, np.roll(x, -3), x),
+        "simd_shuffle_rotate_up(x, 3)": np.roll(x, 3),
+        "simd_shuffle_rotate_down(x, 3)": np.roll(x, -3),
+        f"simd_shuffle_and_fill_up(x, {kind}(lane), 2)": np.where(LANES >= 2, np.roll(x, 2), np.roll(LANES, 2)),
+        f"simd_shuffle_and_fill_down(x, {kind}(lane), 2)": np.where(LANES < 30, np.roll(x, -2), np.roll(LANES, -2)),
+        f"simd_shuffle_and_fill_down(x, {kind}(lane), 1, 8)": np.where(
+            LANES % 8 < 7, np.roll(x, -1), LANES // 8 * 8
+        ),
+        "simd_any(x == 3)": np.ones(32),
+        "simd_all(x < 7)": np.zeros(32),
+        "(ulong)simd_ballot(lane < 4)": np.full(32, 15),
+        "quad_sum(x)": np.repeat(x.reshape(8, 4).sum(1), 4),
+        "quad_broadcast(x, 2)": np.repeat(x.reshape(8, 4)[:, 2], 4),
+    }
+    if kind == "int":
+        table |= {
+            "simd_and(x | 8)": np.bitwise_and.reduce(x | 8),
+            "simd_or(x)": np.bitwise_or.reduce(x),
+            "simd_xor(x)": np.bitwise_xor.reduce(x),
+        }
+    got = run_lanes(list(table), x, kind)
+    for row, (text, expected) in zip(got, table.items(), strict=True):
+        np.testing.assert_array_equal(row, np.broadcast_to(expected, 32).astype(dtype), err_msg=text)
+
+
+def test_simd_operations_on_vectors() -> None:
+    x = LANES.astype(np.float32)
+    got = run_lanes(["simd_sum(float4(x, 1, 2, 3)).x", "simd_max(half2(half(lane), 7.0h)).x", "simd_shuffle_xor(float2(x), 1).y"], x)
+    np.testing.assert_array_equal(got, [np.full(32, 496), np.full(32, 31), LANES ^ 1])
+
+
+MATRIX = PRELUDE + """
+kernel void k(device const float* a, device const half* b, device float* out, device half* half_out) {
+  simdgroup_float8x8 left, right_t, product;
+  simdgroup_half8x8 right, half_product;
+  simdgroup_load(left, a, 16, ulong2(8, 1));        // origin: column 8, row 1
+  simdgroup_load(right, b, 8);
+  simdgroup_multiply(product, left, right);          // float * half
+  simdgroup_store(product, out, 8);
+  simdgroup_load(right_t, a, 16, ulong2(0, 0), true);
+  simdgroup_store(right_t, out + 64, 8);
+  simdgroup_store(left, out + 128, 8, ulong2(0, 0), true);
+  simdgroup_multiply_accumulate(half_product, right, right, make_filled_simdgroup_matrix<half, 8, 8>(1.0h));
+  simdgroup_store(half_product, half_out);
+  simdgroup_float8x8 diagonal(3.0);
+  simdgroup_multiply_accumulate(product, diagonal, left, product);
+  product.thread_elements()[0] += 1;
+  simdgroup_store(product, out + 192, 8);
+}
+"""
+
+
+def test_simdgroup_matrix() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((16, 16)).astype(np.float32)
+    b = rng.standard_normal((8, 8)).astype(np.float16)
+    out, half_out = np.zeros((4, 8, 8), np.float32), np.zeros((8, 8), np.float16)
+    Library(MATRIX).pipeline("k").run([a, b, out, half_out], grid=(1, 1, 1), threads=(32, 1, 1))
+    left, right = a[1:9, 8:16], b.astype(np.float32)
+    even = np.tile([1, 0], 4)
+    np.testing.assert_allclose(out[0], left @ right, atol=1e-6)
+    np.testing.assert_array_equal(out[1], a[:8, :8].T)
+    np.testing.assert_array_equal(out[2], left.T)
+    np.testing.assert_allclose(out[3], left @ right + 3 * left + even, atol=2e-6)
+    np.testing.assert_allclose(half_out, (right @ right + 1).astype(np.float16), atol=4e-3)
+
+
+ATOMICS = PRELUDE + """
+kernel void k(device atomic_uint* counter, device atomic_float* sum, device atomic_int* largest, device uint* out,
+              uint i [[thread_position_in_grid]], uint lane [[thread_index_in_threadgroup]]) {
+  threadgroup atomic_int local;
+  if (lane == 0) atomic_store_explicit(&local, 0, memory_order_relaxed);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  atomic_fetch_add_explicit(&local, 2, memory_order_relaxed);
+  atomic_fetch_add_explicit(counter, 1u, memory_order_relaxed);
+  atomic_fetch_add_explicit(sum, 0.5f, memory_order_relaxed);
+  atomic_fetch_max_explicit(largest, int(i), memory_order_relaxed);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (lane == 0) out[i / 64] = atomic_load_explicit(&local, memory_order_relaxed);
+}
+"""
+
+
+def test_atomics() -> None:
+    counter, total, largest = np.zeros(1, np.uint32), np.zeros(1, np.float32), np.full(1, -1, np.int32)
+    out = np.zeros(4, np.uint32)
+    Library(ATOMICS).pipeline("k").run([counter, total, largest, out], grid=(4, 1, 1), threads=(64, 1, 1))
+    assert (counter[0], total[0], largest[0]) == (256, 128.0, 255)
+    np.testing.assert_array_equal(out, 128)
+
+
+def test_constant_tables_and_structs() -> None:
+    body = """
+    struct Entry { int a; float b; };
+    constant float table[4] = {1, 2, 3, 4};
+    constant Entry entries[] = {{1, 2.5}, {3, 4.5}};
+    constant constexpr int sizes[2][2] = {{1, 2}, {3, 4}};
+    template <int n> struct Traits { static constant constexpr const int doubled = n * 2; };
+    float sum(constant float t[4]) { return t[0] + t[3]; }
+    float of(constant Entry& e) { return e.a + e.b; }
+    namespace inner { constant float scale = 10; }
+    """
+    check(
+        {"table[2]": 3, "entries[1].b": 4.5, "sizes[1][0]": 3, "Traits<4>::doubled": 8, "sum(table)": 5, "of(entries[0])": 3.5,
+         "inner::scale": 10},
+        body=body,
+    )  # fmt: skip
+
+
+def test_checked_mode_gives_the_same_values() -> None:
+    texts = ["exp2(3.0)", "float4(1, 2, 3, 4).zyxw.x", "float(1.5h)", "fma(2.0, 3.0, 4.0)"]
+    np.testing.assert_array_equal(run_expressions(texts), run_expressions(texts, mode="checked"))
