@@ -1,0 +1,81 @@
+// The ops have no gradient. Their results still belong to the graph, so that a backward which reaches them is
+// refused instead of leaving gradients None with a warning, as torch does for ops without an autograd kernel.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/library.h>
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+// The refusal is an op of its own, with a fake: torch.compile calls every backward ahead of time to trace it,
+// and must not be stopped before anyone has asked for a gradient.
+Tensor refuse(const Tensor& grad) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("fattn::_refuse_backward", "")
+                             .typed<Tensor(const Tensor&)>();
+  return op.call(grad);
+}
+
+class RefuseBackward : public torch::autograd::Node {
+ public:
+  explicit RefuseBackward(const variable_list& inputs) : Node(torch::autograd::collect_next_edges(inputs)) {
+    for (const Tensor& input : inputs) {
+      const c10::SymIntArrayRef sizes = input.sym_sizes();
+      input_sizes_.emplace_back(sizes.begin(), sizes.end());
+    }
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const Tensor refused = refuse(grads[0].defined() ? grads[0] : grads[1]).sum();
+    variable_list input_grads;
+    for (const auto& sizes : input_sizes_) input_grads.push_back(refused.expand_symint(sizes));
+    return input_grads;
+  }
+
+  std::string name() const override { return "FattnRefuseBackward"; }
+
+ private:
+  std::vector<std::vector<c10::SymInt>> input_sizes_;
+};
+
+variable_list inputs_that_require_grad(const torch::jit::Stack& stack, size_t argument_count) {
+  variable_list inputs;
+  if (!at::GradMode::is_enabled()) return inputs;
+  for (const c10::IValue& argument : torch::jit::last(stack, argument_count)) {
+    if (argument.isTensor() && argument.toTensor().requires_grad()) inputs.push_back(argument.toTensor());
+  }
+  return inputs;
+}
+
+// The autograd kernel of every op, whatever its signature.
+void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const variable_list inputs = inputs_that_require_grad(*stack, op.schema().arguments().size());
+  {
+    at::AutoDispatchBelowAutograd below_autograd;
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  }
+  if (inputs.empty()) return;
+  const c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<RefuseBackward>(inputs);
+  for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
+    torch::autograd::set_history(result.toTensor(), node);
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
+  for (const char* name : {"prefill", "decode", "paged_decode", "merge"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
+  }
+}
+
+}  // namespace fattn

@@ -1,0 +1,324 @@
+// Tensors -> Problem. What can be judged on the Problem alone (head dims, head counts, lengths, options) is
+// judged by the planner.
+#include "describe.h"
+
+#include <array>
+#include <cmath>
+#include <string>
+#include <string_view>
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+
+constexpr std::string_view kHeadsFirst = "[batch, heads, length, head_dim]";
+constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
+constexpr int64_t kVectorElements = 4;
+
+DType dtype_of(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kBool:
+      return DType::kBool;
+    default:
+      return DType::kOther;
+  }
+}
+
+std::string dtype_name(const Tensor& tensor) {
+  return "torch." + std::string(c10::getDtypeNames(tensor.scalar_type()).first);
+}
+
+bool is_float(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+void check_rank(const char* op, const char* name, const Tensor& tensor, int64_t rank,
+                std::string_view shape) {
+  TORCH_CHECK_VALUE(tensor.dim() == rank, op, ": ", name, " has ", tensor.dim(),
+                    " dimensions; its shape must be ", shape);
+}
+
+void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& query) {
+  TORCH_CHECK_VALUE(tensor.device() == query.device(), op, ": ", name, " is on ", tensor.device(),
+                    " and query on ", query.device(), "; move it with .to(query.device)");
+}
+
+void check_same_size(const char* op, const char* what, const char* left_name, int64_t left,
+                     const char* right_name, int64_t right) {
+  TORCH_CHECK_VALUE(left == right, op, ": ", left_name, " has ", what, " ", left, " and ", right_name,
+                    " has ", right, "; they must be equal");
+}
+
+void check_int32(const char* op, const char* name, const Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt, op, ": ", name, " is ", dtype_name(tensor),
+                   " and must be torch.int32; convert it with .to(torch.int32)");
+}
+
+DType check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key, const Tensor& value) {
+  const DType dtype = dtype_of(query.scalar_type());
+  TORCH_CHECK_TYPE(is_float(dtype), op, ": query is ", dtype_name(query),
+                   " and must be torch.float32, torch.float16 or torch.bfloat16");
+  TORCH_CHECK_TYPE(key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type(), op,
+                   ": query is ", dtype_name(query), ", key ", dtype_name(key), " and value ",
+                   dtype_name(value), "; all three must have the same dtype");
+  return dtype;
+}
+
+bool has_contiguous_rows(const Tensor& operand) { return operand.stride(-1) == 1; }
+
+// Where the rows of a 4-D operand lie once with_contiguous_rows() has been applied to it.
+struct Layout {
+  std::array<int64_t, 3> strides;
+  bool vector_aligned;
+};
+
+Layout layout_of(const Tensor& operand) {
+  const auto sizes = operand.sizes();
+  if (!has_contiguous_rows(operand)) {
+    const int64_t row = sizes[3];
+    return {{sizes[1] * sizes[2] * row, sizes[2] * row, row}, row % kVectorElements == 0};
+  }
+  const auto strides = operand.strides();
+  bool aligned = operand.storage_offset() % kVectorElements == 0;
+  for (int dim = 0; dim < 3; ++dim) {
+    aligned = aligned && (sizes[dim] <= 1 || strides[dim] % kVectorElements == 0);
+  }
+  return {{strides[0], strides[1], strides[2]}, aligned};
+}
+
+// Reads query, key and value of a dense op.
+Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor& value) {
+  const char* name = name_of(op);
+  check_rank(name, "query", query, 4, kHeadsFirst);
+  check_rank(name, "key", key, 4, kHeadsFirst);
+  check_rank(name, "value", value, 4, kHeadsFirst);
+  check_device(name, "key", key, query);
+  check_device(name, "value", value, query);
+  const DType dtype = check_operand_dtypes(name, query, key, value);
+  check_same_size(name, "batch size", "query", query.size(0), "key", key.size(0));
+  check_same_size(name, "batch size", "query", query.size(0), "value", value.size(0));
+  check_same_size(name, "head count", "key", key.size(1), "value", value.size(1));
+  check_same_size(name, "length", "key", key.size(2), "value", value.size(2));
+  check_same_size(name, "head_dim", "query", query.size(3), "key", key.size(3));
+
+  const Layout q = layout_of(query), k = layout_of(key), v = layout_of(value);
+  Problem problem;
+  problem.op = op;
+  problem.dtype = dtype;
+  problem.batch = query.size(0);
+  problem.q_heads = query.size(1);
+  problem.kv_heads = key.size(1);
+  problem.q_len = query.size(2);
+  problem.kv_len = key.size(2);
+  problem.head_dim = query.size(3);
+  problem.value_dim = value.size(3);
+  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
+  problem.key = {k.strides[0], k.strides[1], k.strides[2]};
+  problem.value = {v.strides[0], v.strides[1], v.strides[2]};
+  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
+  return {.problem = problem, .query = query, .key = key, .value = value};
+}
+
+// Reads query, the two pools and their block table.
+Call describe_paged(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                    const Tensor& block_tables) {
+  const char* name = name_of(Op::kPagedDecode);
+  check_rank(name, "query", query, 4, kHeadsFirst);
+  check_rank(name, "key_cache", key_cache, 4, kPool);
+  check_rank(name, "value_cache", value_cache, 4, kPool);
+  check_rank(name, "block_tables", block_tables, 2, "[batch, max_blocks]");
+  check_device(name, "key_cache", key_cache, query);
+  check_device(name, "value_cache", value_cache, query);
+  check_device(name, "block_tables", block_tables, query);
+  const DType dtype = check_operand_dtypes(name, query, key_cache, value_cache);
+  check_int32(name, "block_tables", block_tables);
+  check_same_size(name, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));
+  check_same_size(name, "block_size", "key_cache", key_cache.size(1), "value_cache", value_cache.size(1));
+  check_same_size(name, "head count", "key_cache", key_cache.size(2), "value_cache", value_cache.size(2));
+  check_same_size(name, "head_dim", "query", query.size(3), "key_cache", key_cache.size(3));
+  check_same_size(name, "batch size", "query", query.size(0), "block_tables", block_tables.size(0));
+
+  const Layout q = layout_of(query), k = layout_of(key_cache), v = layout_of(value_cache);
+  Problem problem;
+  problem.op = Op::kPagedDecode;
+  problem.dtype = dtype;
+  problem.batch = query.size(0);
+  problem.q_heads = query.size(1);
+  problem.kv_heads = key_cache.size(2);
+  problem.q_len = query.size(2);
+  problem.kv_len = block_tables.size(1) * key_cache.size(1);
+  problem.head_dim = query.size(3);
+  problem.value_dim = value_cache.size(3);
+  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
+  // The kernels go block, head, slot; the pool is stored block, slot, head.
+  problem.key = {k.strides[0], k.strides[2], k.strides[1]};
+  problem.value = {v.strides[0], v.strides[2], v.strides[1]};
+  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
+  problem.block_size = key_cache.size(1);
+  problem.num_blocks = key_cache.size(0);
+  problem.max_blocks = block_tables.size(1);
+  problem.block_table_batch_stride = block_tables.stride(0);
+  problem.block_table_entry_stride = block_tables.stride(1);
+  return {.problem = problem,
+          .query = query,
+          .key = key_cache,
+          .value = value_cache,
+          .block_tables = block_tables};
+}
+
+void add_mask(Call& call, const OptionalTensor& attn_mask) {
+  if (!attn_mask.has_value()) return;
+  const Tensor& mask = *attn_mask;
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  check_device(name, "attn_mask", mask, call.query);
+  const DType dtype = dtype_of(mask.scalar_type());
+  TORCH_CHECK_TYPE(
+      dtype == DType::kBool || is_float(dtype), name, ": attn_mask is ", dtype_name(mask),
+      " and must be torch.bool (True = attend), torch.float32, torch.float16 or torch.bfloat16 (added)");
+
+  const std::array<int64_t, 4> target = {problem.batch, problem.q_heads, problem.q_len, problem.kv_len};
+  std::array<int64_t, 4> strides{};
+  bool broadcastable = mask.dim() <= 4;
+  for (int64_t dim = 0; broadcastable && dim < mask.dim(); ++dim) {
+    const int64_t target_dim = dim + 4 - mask.dim();
+    if (mask.size(dim) == 1) continue;
+    strides[target_dim] = mask.stride(dim);
+    broadcastable = mask.size(dim) == target[target_dim];
+  }
+  TORCH_CHECK_VALUE(
+      broadcastable, name, ": attn_mask has shape ", mask.sizes(),
+      " and must be broadcastable to [batch, heads, q_len, kv_len] = ", at::IntArrayRef(target));
+  problem.mask_dtype = dtype;
+  problem.mask = {strides[0], strides[1], strides[2], strides[3]};
+  call.mask = mask;
+}
+
+void add_seq_lens(Call& call, const Tensor& seq_lens) {
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  check_rank(name, "seq_lens", seq_lens, 1, "[batch]");
+  check_device(name, "seq_lens", seq_lens, call.query);
+  check_int32(name, "seq_lens", seq_lens);
+  check_same_size(name, "batch size", "query", problem.batch, "seq_lens", seq_lens.size(0));
+  problem.has_seq_lens = true;
+  problem.seq_lens_stride = seq_lens.stride(0);
+  call.seq_lens = seq_lens;
+}
+
+// softmax(scale * q.k) with the customary scale where the caller names none.
+void add_scale(Call& call, std::optional<double> scale) {
+  call.problem.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(call.problem.head_dim)));
+}
+
+}  // namespace
+
+Call describe_prefill(const Tensor& query, const Tensor& key, const Tensor& value,
+                      const OptionalTensor& attn_mask, bool is_causal, std::optional<int64_t> q_offset,
+                      int64_t window_left, int64_t window_right, int64_t sink_tokens,
+                      const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
+                      std::optional<double> scale) {
+  Call call = describe_dense(Op::kPrefill, query, key, value);
+  call.problem.is_causal = is_causal;
+  call.problem.q_offset = q_offset.value_or(call.problem.kv_len - call.problem.q_len);
+  call.problem.unbuilt = {.window_left = window_left,
+                          .window_right = window_right,
+                          .sink_tokens = sink_tokens,
+                          .sinks = sinks.has_value(),
+                          .alibi_slopes = alibi_slopes.has_value(),
+                          .softcap = softcap};
+  add_mask(call, attn_mask);
+  add_scale(call, scale);
+  return call;
+}
+
+Call describe_decode(const Tensor& query, const Tensor& key, const Tensor& value,
+                     const OptionalTensor& seq_lens, const OptionalTensor& attn_mask,
+                     const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
+                     int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
+                     double softcap, std::optional<double> scale) {
+  Call call = describe_dense(Op::kDecode, query, key, value);
+  call.problem.is_causal = true;
+  call.problem.unbuilt = {.window_left = window_left,
+                          .window_right = window_right,
+                          .sink_tokens = sink_tokens,
+                          .sinks = sinks.has_value(),
+                          .alibi_slopes = alibi_slopes.has_value(),
+                          .tree_mask = tree_mask.has_value(),
+                          .softcap = softcap};
+  if (seq_lens.has_value()) add_seq_lens(call, *seq_lens);
+  add_mask(call, attn_mask);
+  add_scale(call, scale);
+  return call;
+}
+
+Call describe_paged_decode(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                           const Tensor& block_tables, const Tensor& seq_lens,
+                           const OptionalTensor& attn_mask, const OptionalTensor& tree_mask,
+                           int64_t window_left, int64_t window_right, int64_t sink_tokens,
+                           const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
+                           std::optional<double> scale) {
+  Call call = describe_paged(query, key_cache, value_cache, block_tables);
+  call.problem.is_causal = true;
+  call.problem.unbuilt = {.window_left = window_left,
+                          .window_right = window_right,
+                          .sink_tokens = sink_tokens,
+                          .sinks = sinks.has_value(),
+                          .alibi_slopes = alibi_slopes.has_value(),
+                          .tree_mask = tree_mask.has_value(),
+                          .softcap = softcap};
+  add_seq_lens(call, seq_lens);
+  add_mask(call, attn_mask);
+  add_scale(call, scale);
+  return call;
+}
+
+MergeCall describe_merge(const Tensor& outs, const Tensor& lses) {
+  const char* name = name_of(Op::kMerge);
+  check_rank(name, "outs", outs, 5, "[parts, batch, heads, length, head_dim]");
+  check_rank(name, "lses", lses, 4, "[parts, batch, heads, length]");
+  TORCH_CHECK_VALUE(outs.device() == lses.device(), name, ": outs is on ", outs.device(), " and lses on ",
+                    lses.device(), "; move one with .to(...)");
+  const DType dtype = dtype_of(outs.scalar_type());
+  TORCH_CHECK_TYPE(is_float(dtype), name, ": outs is ", dtype_name(outs),
+                   " and must be torch.float32, torch.float16 or torch.bfloat16");
+  TORCH_CHECK_TYPE(lses.scalar_type() == at::kFloat, name, ": lses is ", dtype_name(lses),
+                   " and must be torch.float32");
+  TORCH_CHECK_VALUE(outs.sizes().slice(0, 4) == lses.sizes(), name, ": outs has shape ", outs.sizes(),
+                    " and lses ", lses.sizes(),
+                    "; lses must have the shape of outs without its last dimension");
+  MergeProblem problem;
+  problem.dtype = dtype;
+  problem.parts = outs.size(0);
+  problem.rows = outs.size(1) * outs.size(2) * outs.size(3);
+  problem.head_dim = outs.size(4);
+  return {.problem = problem, .outs = outs, .lses = lses};
+}
+
+Tensor with_contiguous_rows(const Tensor& operand) {
+  return has_contiguous_rows(operand) ? operand : operand.contiguous();
+}
+
+void raise(const Refusal& refusal) {
+  switch (refusal.kind) {
+    case Refusal::Kind::kValue:
+      C10_THROW_ERROR(ValueError, refusal.message);
+    case Refusal::Kind::kType:
+      C10_THROW_ERROR(TypeError, refusal.message);
+    case Refusal::Kind::kNotImplemented:
+      C10_THROW_ERROR(NotImplementedError, refusal.message);
+  }
+  C10_THROW_ERROR(Error, refusal.message);
+}
+
+}  // namespace fattn

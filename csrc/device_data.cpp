@@ -1,0 +1,52 @@
+// The checks of FATTN_CHECK=1, on copies in host memory.
+#include "device_data.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include <c10/util/Exception.h>
+
+namespace fattn {
+namespace {
+
+bool is_asked() {
+  const char* value = std::getenv("FATTN_CHECK");
+  return value != nullptr && std::string_view(value) != "" && std::string_view(value) != "0";
+}
+
+at::Tensor on_host(const at::Tensor& tensor) { return tensor.to(at::kCPU).contiguous(); }
+
+void check_seq_lens(const Problem& problem, const int32_t* lens) {
+  for (int64_t batch = 0; batch < problem.batch; ++batch) {
+    TORCH_CHECK_VALUE(lens[batch] >= 0 && lens[batch] <= problem.kv_len, name_of(problem.op), ": seq_lens[",
+                      batch, "] is ", lens[batch], " and must be between 0 and the capacity ",
+                      problem.kv_len);
+  }
+}
+
+void check_block_tables(const Problem& problem, const int32_t* lens, const int32_t* tables) {
+  for (int64_t batch = 0; batch < problem.batch; ++batch) {
+    const int64_t used = (lens[batch] + problem.block_size - 1) / problem.block_size;
+    for (int64_t entry = 0; entry < used; ++entry) {
+      const int32_t block = tables[batch * problem.max_blocks + entry];
+      TORCH_CHECK_VALUE(block >= 0 && block < problem.num_blocks, name_of(problem.op), ": block_tables[",
+                        batch, ", ", entry, "] is ", block,
+                        " and must be between 0 and num_blocks - 1 = ", problem.num_blocks - 1,
+                        " (the sequence uses ", used, " blocks)");
+    }
+  }
+}
+
+}  // namespace
+
+void check_device_data_if_asked(const Call& call) {
+  if (!call.seq_lens.defined() || call.problem.batch == 0 || !is_asked()) return;
+  const at::Tensor lens = on_host(call.seq_lens);
+  check_seq_lens(call.problem, lens.const_data_ptr<int32_t>());
+  if (!call.block_tables.defined()) return;
+  const at::Tensor tables = on_host(call.block_tables);
+  check_block_tables(call.problem, lens.const_data_ptr<int32_t>(), tables.const_data_ptr<int32_t>());
+}
+
+}  // namespace fattn

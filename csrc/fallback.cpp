@@ -1,0 +1,179 @@
+// Attention in float32 with whole score matrices, a slice of query rows at a time.
+// F.scaled_dot_product_attention is not used: it returns no log-sum-exp, and a hidden key that holds NaN
+// would reach every row through it.
+#include "fallback.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/amax.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kMaxScores = int64_t{1} << 26;  // of one slice of query rows: 256 MiB
+
+// Keys and values of a call as [batch, kv_heads, kv_len, dim], and which of them exist.
+struct Keys {
+  Tensor key;
+  Tensor value;
+  Tensor exists;  // bool [batch, kv_len]
+};
+
+// The number of keys that each sequence has, [batch, 1], out-of-range lengths cut to the capacity.
+Tensor key_counts(const Call& call) {
+  const Problem& problem = call.problem;
+  if (!problem.has_seq_lens) {
+    return at::full({problem.batch, 1}, problem.kv_len, call.query.options().dtype(at::kLong));
+  }
+  return call.seq_lens.to(at::kLong).clamp(0, problem.kv_len).unsqueeze(1);
+}
+
+// The pool's blocks in the order of the block table. Entries outside the pool name no keys.
+Keys gather_blocks(const Call& call) {
+  const Problem& problem = call.problem;
+  const Tensor table = call.block_tables.to(at::kLong);
+  const Tensor valid = table.ge(0).logical_and(table.lt(problem.num_blocks));
+  const Tensor blocks = table.masked_fill(valid.logical_not(), 0).reshape({-1});
+  const auto rows_of = [&](const Tensor& pool) {
+    const std::array<int64_t, 4> shape = {problem.batch, problem.kv_len, problem.kv_heads, pool.size(3)};
+    // An empty pool has no block 0 for the invalid entries to fall back to.
+    if (problem.num_blocks == 0) return at::zeros(shape, pool.options()).transpose(1, 2);
+    return pool.index_select(0, blocks).reshape(shape).transpose(1, 2);
+  };
+  const Tensor exists = valid.unsqueeze(2)
+                            .expand({problem.batch, problem.max_blocks, problem.block_size})
+                            .reshape({problem.batch, problem.kv_len});
+  return {rows_of(call.key), rows_of(call.value), exists};
+}
+
+Keys keys_of(const Call& call) {
+  const Problem& problem = call.problem;
+  if (problem.op == Op::kPagedDecode) return gather_blocks(call);
+  return {call.key, call.value,
+          at::ones({problem.batch, problem.kv_len}, call.query.options().dtype(at::kBool))};
+}
+
+// Which keys the query rows [first, first + rows) see by their position: bool [batch, 1, rows, kv_len].
+Tensor visible_keys(const Call& call, const Keys& keys, int64_t first, int64_t rows) {
+  const Problem& problem = call.problem;
+  const auto positions = call.query.options().dtype(at::kLong);
+  const Tensor key = at::arange(problem.kv_len, positions);
+  const Tensor counts = key_counts(call);
+  const Tensor exists = keys.exists.logical_and(key.lt(counts)).unsqueeze(1).unsqueeze(2);
+  if (!problem.is_causal) return exists.expand({problem.batch, 1, rows, problem.kv_len});
+  const Tensor row = at::arange(first, first + rows, positions);
+  const Tensor position = problem.op == Op::kPrefill ? row.add(problem.q_offset).unsqueeze(0)
+                                                     : row.add(counts.sub(problem.q_len));
+  return exists.logical_and(key.le(position.unsqueeze(2)).unsqueeze(1));
+}
+
+// weights @ value for weights that are 0 at hidden keys, where hidden keys may hold NaN or inf: those must
+// not count, while the ones that a row sees must reach that row and no other.
+Tensor weigh_values(const Tensor& weights, const Tensor& visible, const Tensor& value) {
+  const Tensor finite = at::isfinite(value);
+  // Only on the CPU can this be asked without waiting for a GPU.
+  if (value.is_cpu() && finite.all().item<bool>()) return at::matmul(weights, value);
+  const Tensor sum = at::matmul(weights, at::where(finite, value, 0.0));
+  const Tensor kinds = at::cat({at::isnan(value), value.eq(kInfinity), value.eq(-kInfinity)}, -1);
+  const auto seen = at::matmul(visible.to(at::kFloat), kinds.to(at::kFloat)).gt(0).chunk(3, -1);
+  const Tensor nan = seen[0].logical_or(seen[1].logical_and(seen[2]));  // inf - inf is NaN
+  return sum.masked_fill(seen[1], kInfinity)
+      .masked_fill(seen[2], -kInfinity)
+      .masked_fill(nan, std::numeric_limits<double>::quiet_NaN());
+}
+
+// Query heads that share a key-value head become more rows of that head: [B, Hq, R, X] -> [B, Hkv, G * R, X].
+Tensor fold_heads(const Tensor& rows, int64_t kv_heads) {
+  return rows.reshape({rows.size(0), kv_heads, rows.size(1) / kv_heads * rows.size(2), rows.size(3)});
+}
+
+std::tuple<Tensor, Tensor> attend_rows(const Call& call, const Keys& keys, int64_t first, int64_t rows) {
+  const Problem& problem = call.problem;
+  const std::array<int64_t, 4> shape = {problem.batch, problem.q_heads, rows, problem.kv_len};
+  Tensor visible = visible_keys(call, keys, first, rows).expand(shape);
+
+  const Tensor query = fold_heads(call.query.narrow(2, first, rows).to(at::kFloat), problem.kv_heads);
+  Tensor scores = at::matmul(query, keys.key.transpose(2, 3)).view(shape).mul(problem.scale);
+  if (call.mask.defined()) {
+    const Tensor mask = call.mask.expand({problem.batch, problem.q_heads, problem.q_len, problem.kv_len})
+                            .narrow(2, first, rows);
+    if (problem.mask_dtype == DType::kBool) {
+      visible = visible.logical_and(mask);
+    } else {
+      scores = scores.add(mask.to(at::kFloat));
+      visible = visible.logical_and(mask.ne(-kInfinity));
+    }
+  }
+  scores = at::where(visible, scores, -kInfinity);
+
+  const Tensor top = at::amax(scores, -1, /*keepdim=*/true);
+  const Tensor shift = top.masked_fill(top.eq(-kInfinity), 0.0);  // a row without keys must not make NaN
+  const Tensor weights = at::where(visible, at::exp(scores.sub(shift)), 0.0);
+  const Tensor sum = weights.sum(-1, /*keepdim=*/true);
+  const Tensor weighed =
+      weigh_values(fold_heads(weights, problem.kv_heads), fold_heads(visible, problem.kv_heads), keys.value)
+          .view({problem.batch, problem.q_heads, rows, problem.value_dim});
+  return {weighed.div(sum.masked_fill(sum.eq(0.0), 1.0)), at::log(sum).add(shift).squeeze(-1)};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> run_in_torch(const Call& call) {
+  const Problem& problem = call.problem;
+  const auto options = call.query.options();
+  Tensor out = at::zeros({problem.batch, problem.q_heads, problem.q_len, problem.value_dim}, options);
+  Tensor lse =
+      at::full({problem.batch, problem.q_heads, problem.q_len}, -kInfinity, options.dtype(at::kFloat));
+  const int64_t scores_per_row = problem.batch * problem.q_heads * problem.kv_len;
+  if (out.numel() == 0 || scores_per_row == 0) return {out, lse};
+
+  Keys keys = keys_of(call);
+  keys.key = keys.key.to(at::kFloat);
+  keys.value = keys.value.to(at::kFloat);
+  const int64_t slice = std::max<int64_t>(1, kMaxScores / scores_per_row);
+  for (int64_t first = 0; first < problem.q_len; first += slice) {
+    const int64_t rows = std::min(slice, problem.q_len - first);
+    const auto [slice_out, slice_lse] = attend_rows(call, keys, first, rows);
+    out.narrow(2, first, rows).copy_(slice_out);
+    lse.narrow(2, first, rows).copy_(slice_lse);
+  }
+  return {out, lse};
+}
+
+std::tuple<Tensor, Tensor> run_in_torch(const MergeCall& call) {
+  const auto sizes = call.outs.sizes().slice(1);
+  if (call.problem.parts == 0 || call.outs.numel() == 0) {
+    return {at::zeros(sizes, call.outs.options()),
+            at::full(sizes.slice(0, 3), -kInfinity, call.lses.options())};
+  }
+  const Tensor top = at::amax(call.lses, 0);
+  const Tensor shift = top.masked_fill(top.eq(-kInfinity), 0.0);
+  const Tensor weights = at::exp(call.lses.sub(shift));  // 0 for a part without keys
+  const Tensor sum = weights.sum(0);
+  const Tensor scaled = weights.div(sum.masked_fill(sum.eq(0.0), 1.0)).unsqueeze(-1);
+  // A part without keys does not count, whatever it holds.
+  const Tensor parts = at::where(scaled.ne(0.0), call.outs.to(at::kFloat).mul(scaled), 0.0);
+  return {parts.sum(0).to(call.outs.scalar_type()), at::log(sum).add(shift)};
+}
+
+}  // namespace fattn

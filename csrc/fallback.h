@@ -1,0 +1,14 @@
+// The ops in plain PyTorch, for CPU and CUDA tensors, with the meaning that the kernels have.
+#pragma once
+
+#include <tuple>
+
+#include "describe.h"
+
+namespace fattn {
+
+// (out, lse) of a call that the planner has accepted.
+std::tuple<at::Tensor, at::Tensor> run_in_torch(const Call& call);
+std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
+
+}  // namespace fattn

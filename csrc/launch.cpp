@@ -1,0 +1,86 @@
+// Allocates what a plan writes and tells the executor where everything lies.
+#include "launch.h"
+
+#include <ATen/ops/empty.h>
+
+#include "metal/executor.h"
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+using metal::Bindings;
+using metal::BufferView;
+
+// An operand without elements may have no buffer, or begin at the end of one. No kernel reads it, but Metal
+// wants something bound: `stand_in`. Asking for mutable data would copy an operand that is shared until
+// written.
+BufferView view_of(const Tensor& tensor, const Tensor& stand_in) {
+  const Tensor& bound = tensor.numel() > 0 ? tensor : stand_in;
+  return {const_cast<void*>(bound.storage().data()),
+          bound.storage_offset() * static_cast<int64_t>(bound.element_size())};
+}
+
+struct Results {
+  Tensor out;
+  Tensor lse;
+};
+
+Tensor empty_floats(at::IntArrayRef sizes, const Tensor& like) {
+  return at::empty(sizes, like.options().dtype(at::kFloat));
+}
+
+// Binds results and scratch, and executes. Freeing the scratch on return is safe: torch's allocator gives
+// memory to later work of the same stream only.
+std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const Results& results) {
+  bindings[Buffer::kOut] = view_of(results.out, results.out);
+  bindings[Buffer::kLse] = view_of(results.lse, results.out);
+  Tensor scratch_out, scratch_lse;
+  if (plan.scratch_out_floats > 0) {
+    scratch_out = empty_floats({plan.scratch_out_floats}, results.out);
+    scratch_lse = empty_floats({plan.scratch_lse_floats}, results.out);
+    bindings[Buffer::kScratchOut] = view_of(scratch_out, results.out);
+    bindings[Buffer::kScratchLse] = view_of(scratch_lse, results.out);
+  }
+  metal::execute(plan, bindings);
+  return {results.out, results.lse};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
+  const Problem& problem = call.problem;
+  const Results results = {
+      at::empty({problem.batch, problem.q_heads, problem.q_len, problem.value_dim}, call.query.options()),
+      empty_floats({problem.batch, problem.q_heads, problem.q_len}, call.query)};
+  if (plan.pass_count == 0) return {results.out, results.lse};
+
+  const Tensor query = with_contiguous_rows(call.query);
+  const Tensor key = with_contiguous_rows(call.key);
+  const Tensor value = with_contiguous_rows(call.value);
+  Bindings bindings;
+  bindings[Buffer::kQuery] = view_of(query, results.out);
+  bindings[Buffer::kKey] = view_of(key, results.out);
+  bindings[Buffer::kValue] = view_of(value, results.out);
+  if (call.mask.defined()) bindings[Buffer::kMask] = view_of(call.mask, results.out);
+  if (call.seq_lens.defined()) bindings[Buffer::kSeqLens] = view_of(call.seq_lens, results.out);
+  if (call.block_tables.defined()) bindings[Buffer::kBlockTables] = view_of(call.block_tables, results.out);
+  return execute(plan, bindings, results);
+}
+
+std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
+  const auto sizes = call.outs.sizes().slice(1);
+  const Results results = {at::empty(sizes, call.outs.options()),
+                           at::empty(sizes.slice(0, 3), call.lses.options())};
+  if (plan.pass_count == 0) return {results.out, results.lse};
+
+  // The partial results lie where decode's own second pass has its scratch.
+  const Tensor outs = call.outs.contiguous();
+  const Tensor lses = call.lses.contiguous();
+  Bindings bindings;
+  bindings[Buffer::kScratchOut] = view_of(outs, results.out);
+  bindings[Buffer::kScratchLse] = view_of(lses, results.out);
+  return execute(plan, bindings, results);
+}
+
+}  // namespace fattn

@@ -1,0 +1,35 @@
+// Runs a plan on torch's MPS stream. Plain C++: the Objective-C objects behind it stay in csrc/metal.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "../plan/plan.h"
+
+namespace fattn::metal {
+
+// A place in an MTLBuffer. A null buffer is an operand that the call does not have.
+struct BufferView {
+  void* buffer = nullptr;
+  int64_t byte_offset = 0;
+};
+
+class Bindings {
+ public:
+  BufferView& operator[](Buffer buffer) { return views_[static_cast<size_t>(buffer)]; }
+  const BufferView& operator[](Buffer buffer) const { return views_[static_cast<size_t>(buffer)]; }
+
+ private:
+  std::array<BufferView, static_cast<size_t>(Buffer::kCount)> views_{};
+};
+
+// The GPU of this process.
+const DeviceFacts& device_facts();
+
+// Encodes the passes of a plan, in order, on the current MPS stream. Nothing is committed and nobody waits;
+// the memory behind the bindings must stay allocated until this returns, as torch's allocator frees it in
+// stream order.
+void execute(const Plan& plan, const Bindings& bindings);
+
+}  // namespace fattn::metal

@@ -1,0 +1,78 @@
+// Plan + buffers -> commands on the encoder that torch's MPS stream shares.
+#include "executor.h"
+
+#include <c10/util/Exception.h>
+
+#include "mps_bridge.h"
+#include "pipelines.h"
+
+namespace fattn::metal {
+namespace {
+
+constexpr int kNewestFamily = 20;  // leaves room for GPUs that this code does not know yet
+
+int apple_family(id<MTLDevice> device) {
+  int family = kNewestFamily;
+  while (family > 0 && ![device supportsFamily:static_cast<MTLGPUFamily>(MTLGPUFamilyApple1 + family - 1)]) {
+    --family;
+  }
+  return family;
+}
+
+DeviceFacts read_device_facts() {
+  @autoreleasepool {
+    id<MTLDevice> device = metal_device();
+    return {.name = [[device name] UTF8String],
+            .family = apple_family(device),
+            .cores = gpu_core_count(),
+            .max_threadgroup_bytes = static_cast<int64_t>([device maxThreadgroupMemoryLength])};
+  }
+}
+
+MTLSize size_of(const std::array<uint32_t, 3>& extent) {
+  return MTLSizeMake(extent[0], extent[1], extent[2]);
+}
+
+// The storage pointer of an MPS tensor is its MTLBuffer.
+id<MTLBuffer> metal_buffer(const BufferView& view) { return __builtin_bit_cast(id<MTLBuffer>, view.buffer); }
+
+void encode(const Pass& pass, const Pipeline& pipeline, const Bindings& bindings,
+            id<MTLComputeCommandEncoder> encoder) {
+  [encoder setComputePipelineState:pipeline.state];
+  for (uint32_t i = 0; i < pass.binding_count; ++i) {
+    const Binding& binding = pass.bindings[i];
+    const BufferView& view = bindings[binding.buffer];
+    TORCH_INTERNAL_ASSERT(view.buffer != nullptr, "no memory for ", name_of(binding.buffer));
+    [encoder setBuffer:metal_buffer(view)
+                offset:static_cast<NSUInteger>(view.byte_offset)
+               atIndex:binding.slot];
+  }
+  [encoder setBytes:pass.params.data() length:pass.params_size atIndex:kSlotParams];
+  [encoder dispatchThreadgroups:size_of(pass.grid) threadsPerThreadgroup:size_of(pass.threads)];
+}
+
+// Compiles what is missing, which can take seconds and must not hold up the stream's queue.
+const Pipeline* prepare(const Pass& pass) {
+  const Pipeline& pipeline = pipeline_for(pass.spec);
+  const uint32_t threads = pass.threads[0] * pass.threads[1] * pass.threads[2];
+  TORCH_CHECK(threads <= pipeline.max_threads, function_name(pass.spec.kernel), " needs ", threads,
+              " threads per threadgroup and this GPU runs it with at most ", pipeline.max_threads);
+  return &pipeline;
+}
+
+}  // namespace
+
+const DeviceFacts& device_facts() {
+  static const DeviceFacts& facts = *new DeviceFacts(read_device_facts());
+  return facts;
+}
+
+void execute(const Plan& plan, const Bindings& bindings) {
+  std::array<const Pipeline*, std::tuple_size_v<decltype(Plan::passes)>> pipelines{};
+  for (uint32_t i = 0; i < plan.pass_count; ++i) pipelines[i] = prepare(plan.passes[i]);
+  with_shared_encoder([&](id<MTLComputeCommandEncoder> encoder) {
+    for (uint32_t i = 0; i < plan.pass_count; ++i) encode(plan.passes[i], *pipelines[i], bindings, encoder);
+  });
+}
+
+}  // namespace fattn::metal

@@ -1,0 +1,139 @@
+// Compiles the embedded kernels on first use and keeps them for the life of the process.
+#include "pipelines.h"
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "mps_bridge.h"
+#include "once_map.h"
+
+namespace fattn::metal {
+namespace {
+
+using Macros = std::vector<std::pair<std::string, std::string>>;
+
+struct KernelSource {
+  const char* name;
+  const char* text;
+};
+constexpr KernelSource kSources[] = {
+#include "../generated/kernel_sources.inc"
+};
+
+struct Library {
+  id<MTLLibrary> library = nil;
+};
+
+struct SpecHash {
+  size_t operator()(const KernelSpec& spec) const {
+    size_t hash = 0;
+    const auto add = [&hash](uint64_t field) {
+      hash = (hash ^ field) * 0x9E3779B97F4A7C15u;
+      hash ^= hash >> 29;
+    };
+    add(static_cast<uint64_t>(spec.kernel) | static_cast<uint64_t>(spec.dtype) << 8 |
+        static_cast<uint64_t>(spec.out_dtype) << 16 | static_cast<uint64_t>(spec.mask) << 24 |
+        static_cast<uint64_t>(spec.block_size) << 32);
+    add(static_cast<uint64_t>(spec.head_dim) | static_cast<uint64_t>(spec.value_dim) << 16 |
+        static_cast<uint64_t>(spec.row_fragments) << 32 | static_cast<uint64_t>(spec.tile_keys) << 48);
+    add(static_cast<uint64_t>(spec.simdgroups) << 4 | spec.causal << 3 | spec.vector_loads << 2 |
+        spec.split << 1 | static_cast<uint64_t>(spec.has_seq_lens));
+    return hash;
+  }
+};
+
+const char* source_text(const char* name) {
+  for (const KernelSource& source : kSources) {
+    if (std::strcmp(source.name, name) == 0) return source.text;
+  }
+  TORCH_INTERNAL_ASSERT(false, "no embedded kernel source ", name);
+}
+
+std::string describe(const KernelSpec& spec, const Macros& macros) {
+  std::string text = std::string(source_name(spec.kernel)) + ".metal with";
+  for (const auto& [name, value] : macros) text += " " + name + "=" + value;
+  return text;
+}
+
+std::string text_of(NSError* error) {
+  return error == nil ? "no reason given" : [[error localizedDescription] UTF8String];
+}
+
+NSString* to_nsstring(const std::string& text) { return [NSString stringWithUTF8String:text.c_str()]; }
+
+MTLCompileOptions* compile_options(const Macros& macros) {
+  MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
+  options.languageVersion = MTLLanguageVersion3_1;
+  NSMutableDictionary* values = [NSMutableDictionary dictionaryWithCapacity:macros.size()];
+  for (const auto& [name, value] : macros) [values setObject:to_nsstring(value) forKey:to_nsstring(name)];
+  options.preprocessorMacros = values;
+  // NaN and infinities have a meaning here; the kernels ask for fast functions by name where those will do.
+#ifdef __MAC_15_0
+  if (@available(macOS 15.0, *)) {
+    options.mathMode = MTLMathModeSafe;
+    return options;
+  }
+#endif
+  options.fastMathEnabled = NO;
+  return options;
+}
+
+Library* compile_library(const KernelSpec& spec, const Macros& macros) {
+  NSError* error = nil;
+  NSString* source = [NSString stringWithUTF8String:source_text(source_name(spec.kernel))];
+  id<MTLLibrary> library = [metal_device() newLibraryWithSource:source
+                                                        options:compile_options(macros)
+                                                          error:&error];
+  TORCH_CHECK(library != nil, "the Metal compiler rejected ", describe(spec, macros), ":\n", text_of(error));
+  return new Library{library};
+}
+
+// One library serves all values of the function constants.
+Library* library_for(const KernelSpec& spec, const Macros& macros) {
+  static auto& libraries = *new OnceMap<std::string, Library>;
+  return libraries.get(describe(spec, macros), [&] { return compile_library(spec, macros); });
+}
+
+MTLFunctionConstantValues* constant_values(const KernelSpec& spec) {
+  MTLFunctionConstantValues* values = [[[MTLFunctionConstantValues alloc] init] autorelease];
+  for (const ConstantValue& constant : constants_of(spec)) {
+    const bool flag = constant.value != 0;
+    [values setConstantValue:constant.is_bool ? static_cast<const void*>(&flag) : &constant.value
+                        type:constant.is_bool ? MTLDataTypeBool : MTLDataTypeUInt
+                     atIndex:constant.index];
+  }
+  return values;
+}
+
+Pipeline* build_pipeline(const KernelSpec& spec) {
+  @autoreleasepool {
+    const Macros macros = macros_of(spec);
+    Library* library = library_for(spec, macros);
+    NSError* error = nil;
+    id<MTLFunction> function =
+        [library->library newFunctionWithName:[NSString stringWithUTF8String:function_name(spec.kernel)]
+                               constantValues:constant_values(spec)
+                                        error:&error];
+    TORCH_CHECK(function != nil, "Metal found no function ", function_name(spec.kernel), " in ",
+                describe(spec, macros), ": ", text_of(error));
+    id<MTLComputePipelineState> state = [metal_device() newComputePipelineStateWithFunction:function
+                                                                                      error:&error];
+    [function release];
+    TORCH_CHECK(state != nil, "Metal made no pipeline of ", describe(spec, macros), ": ", text_of(error));
+    return new Pipeline{state, static_cast<uint32_t>([state maxTotalThreadsPerThreadgroup])};
+  }
+}
+
+}  // namespace
+
+const Pipeline& pipeline_for(const KernelSpec& spec) {
+  static auto& pipelines = *new OnceMap<KernelSpec, Pipeline, SpecHash>;
+  return *pipelines.get(spec, [&] { return build_pipeline(spec); });
+}
+
+}  // namespace fattn::metal

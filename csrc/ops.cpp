@@ -1,0 +1,170 @@
+// The ops as torch sees them: schemas, registration, and the one way that every call takes: describe, plan,
+// run.
+#include <array>
+#include <atomic>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include <torch/library.h>
+
+#include "describe.h"
+#include "device_data.h"
+#include "fallback.h"
+#include "plan/plan.h"
+
+#ifdef FATTN_WITH_METAL
+#include "launch.h"
+#include "metal/executor.h"
+#endif
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+using Results = std::tuple<Tensor, Tensor>;
+
+constexpr std::array kKernels = {Kernel::kPrefill, Kernel::kDecode, Kernel::kMerge};
+std::array<std::atomic<int64_t>, kKernels.size()> launches{};
+
+// The GPU that a plan is for: the one that holds the tensors, else the smallest that is supported.
+const DeviceFacts& facts_of([[maybe_unused]] const at::Device& device) {
+#ifdef FATTN_WITH_METAL
+  if (device.is_mps()) return metal::device_facts();
+#endif
+  static const DeviceFacts smallest;
+  return smallest;
+}
+
+template <typename AnyProblem>
+Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
+  auto planned = plan(problem, facts);
+  if (const Refusal* refusal = std::get_if<Refusal>(&planned)) raise(*refusal);
+  return std::get<Plan>(planned);
+}
+
+template <typename AnyCall>
+Results run(const AnyCall& call) {
+  [[maybe_unused]] const Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
+  if constexpr (std::is_same_v<AnyCall, Call>) check_device_data_if_asked(call);
+#ifdef FATTN_WITH_METAL
+  if (call.device().is_mps()) {
+    Results results = launch(call, plan);
+    for (uint32_t i = 0; i < plan.pass_count; ++i) {
+      launches[static_cast<size_t>(plan.passes[i].spec.kernel)].fetch_add(1, std::memory_order_relaxed);
+    }
+    return results;
+  }
+#endif
+  return run_in_torch(call);
+}
+
+// What torch calls, made from the function that describes a call: `run` has the signature of the op,
+// `explain` the same with the facts of another device to plan for.
+template <auto describe>
+struct OpOf;
+
+template <typename AnyCall, typename... Args, AnyCall (*describe)(Args...)>
+struct OpOf<describe> {
+  static Results run(Args... args) { return fattn::run(describe(args...)); }
+
+  static std::string explain(Args... args, std::optional<std::string_view> device_name,
+                             std::optional<int64_t> family, std::optional<int64_t> cores) {
+    const AnyCall call = describe(args...);
+    DeviceFacts facts = facts_of(call.device());
+    if (device_name) facts.name = *device_name;
+    if (family) facts.family = static_cast<int>(*family);
+    if (cores) facts.cores = static_cast<int>(*cores);
+    return to_json(plan_or_raise(call.problem, facts), facts);
+  }
+};
+
+using Prefill = OpOf<describe_prefill>;
+using Decode = OpOf<describe_decode>;
+using PagedDecode = OpOf<describe_paged_decode>;
+using Merge = OpOf<describe_merge>;
+
+Tensor refuse_backward(const Tensor&) {
+  TORCH_CHECK(
+      false,
+      "fattn has no backward; use torch.nn.functional.scaled_dot_product_attention where gradients are "
+      "needed");
+}
+
+c10::Dict<std::string, int64_t> launch_counts() {
+  c10::Dict<std::string, int64_t> counts;
+  for (const Kernel kernel : kKernels) {
+    counts.insert(function_name(kernel), launches[static_cast<size_t>(kernel)].load());
+  }
+  return counts;
+}
+
+void reset_launch_counts() {
+  for (auto& count : launches) count = 0;
+}
+
+const std::string kOptions =
+    "int window_left=-1, int window_right=-1, int sink_tokens=0, Tensor? sinks=None, "
+    "Tensor? alibi_slopes=None, float softcap=0.0, float? scale=None";
+const std::string kPrefillArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, bool is_causal=False, "
+    "int? q_offset=None, " +
+    kOptions;
+const std::string kDecodeArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor? seq_lens=None, *, Tensor? attn_mask=None, "
+    "Tensor? tree_mask=None, " +
+    kOptions;
+const std::string kPagedDecodeArguments =
+    "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, *, "
+    "Tensor? attn_mask=None, Tensor? tree_mask=None, " +
+    kOptions;
+const std::string kMergeArguments = "Tensor outs, Tensor lses";
+const std::string kDeviceArguments = "str? device_name=None, int? family=None, int? cores=None";
+const std::string kResults = " -> (Tensor out, Tensor lse)";
+
+void register_ops(torch::Library& library) {
+  library.impl("prefill", Prefill::run);
+  library.impl("decode", Decode::run);
+  library.impl("paged_decode", PagedDecode::run);
+  library.impl("merge", Merge::run);
+  library.impl("_refuse_backward", refuse_backward);
+}
+
+}  // namespace
+
+TORCH_LIBRARY(fattn, library) {
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  const auto define = [&](const std::string& schema) { library.def(schema.c_str(), tags); };
+  define("prefill(" + kPrefillArguments + ")" + kResults);
+  define("decode(" + kDecodeArguments + ")" + kResults);
+  define("paged_decode(" + kPagedDecodeArguments + ")" + kResults);
+  define("merge(" + kMergeArguments + ")" + kResults);
+  define("_refuse_backward(Tensor grad) -> Tensor");
+
+  define("_plan_prefill(" + kPrefillArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_decode(" + kDecodeArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_paged_decode(" + kPagedDecodeArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
+
+  library.def("_launch_counts() -> Dict(str, int)", launch_counts);
+  library.def("_reset_launch_counts() -> ()", reset_launch_counts);
+}
+
+TORCH_LIBRARY_IMPL(fattn, CPU, library) { register_ops(library); }
+TORCH_LIBRARY_IMPL(fattn, CUDA, library) { register_ops(library); }
+#ifdef FATTN_WITH_METAL
+TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops(library); }
+#endif
+
+TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
+  library.impl("_plan_prefill", Prefill::explain);
+  library.impl("_plan_decode", Decode::explain);
+  library.impl("_plan_paged_decode", PagedDecode::explain);
+  library.impl("_plan_merge", Merge::explain);
+}
+
+}  // namespace fattn

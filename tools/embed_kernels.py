@@ -1,0 +1,84 @@
+"""Turns csrc/kernels/*.metal into self-contained sources that the extension carries as strings.
+
+Metal's run-time compiler sees one string and no include path, so every `#include "x.h"` is replaced by that
+file's text, once; `#include <...>` stays for the compiler. `#line` directives make its errors name the real
+file and line.
+
+    python tools/embed_kernels.py --output csrc/generated/kernel_sources.inc
+    python tools/embed_kernels.py --print decode
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+KERNELS = Path(__file__).resolve().parent.parent / "csrc" / "kernels"
+LOCAL_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
+DELIMITER = "FATTN"
+
+
+def flatten(name: str, seen: set[str] | None = None) -> str:
+    """The text of csrc/kernels/`name` with its local includes in place."""
+    seen = set() if seen is None else seen
+    seen.add(name)
+    path = KERNELS / name
+    out = [f'#line 1 "{name}"']
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        include = LOCAL_INCLUDE.match(line)
+        if include is None:
+            # One flat file has no use for the pragma, and compilers warn about it there.
+            out.append("" if PRAGMA_ONCE.match(line) else line)
+            continue
+        included = include.group(1)
+        if not (KERNELS / included).is_file():
+            raise FileNotFoundError(f'{path}:{number}: no file "{included}" in {KERNELS}')
+        if included not in seen:
+            out.append(flatten(included, seen).rstrip("\n"))
+        out.append(f'#line {number + 1} "{name}"')
+    return "\n".join(out) + "\n"
+
+
+def kernel_names() -> list[str]:
+    return sorted(path.stem for path in KERNELS.glob("*.metal"))
+
+
+def as_initializers(names: list[str]) -> str:
+    """A list of {name, source} initialisers for csrc/metal/pipelines.mm."""
+    entries = []
+    for name in names:
+        source = flatten(f"{name}.metal")
+        if f"){DELIMITER}" in source:
+            raise ValueError(f"{name}.metal: contains the raw string delimiter )" + DELIMITER)
+        entries.append(f'{{"{name}", R"{DELIMITER}({source}){DELIMITER}"}},\n')
+    return "// Written by tools/embed_kernels.py.\n" + "".join(entries)
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Leaves an up-to-date file alone, so that nothing is recompiled because of its time stamp."""
+    if path.is_file() and path.read_text() == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Flatten the Metal kernels into self-contained sources.")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--print", metavar="NAME", help="print one flattened kernel, e.g. decode")
+    action.add_argument("--output", metavar="FILE", type=Path, help="write all kernels as C++ initialisers")
+    arguments = parser.parse_args(argv)
+    if arguments.output is not None:
+        write_if_changed(arguments.output, as_initializers(kernel_names()))
+        return
+    name = arguments.print.removesuffix(".metal")
+    if name not in kernel_names():
+        parser.error(f"no kernel {name!r} (there are: {', '.join(kernel_names())})")
+    sys.stdout.write(flatten(f"{name}.metal"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
