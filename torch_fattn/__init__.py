@@ -1,0 +1,35 @@
+"""Attention for PyTorch on Apple GPUs: prefill, split-K decode, paged decode and merge as Metal kernels.
+
+    import torch_fattn
+    out = torch_fattn.prefill(query, key, value, is_causal=True)
+
+The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain PyTorch implementation.
+`explain` shows how a call would run on the GPU, `torch_fattn.reference` defines what it must compute,
+`torch_fattn.integrations.transformers.register()` makes transformers models use it, and
+`python -m torch_fattn doctor` says whether all is well.
+"""
+
+from __future__ import annotations
+
+from . import _extension, _fakes, reference
+from ._ops import decode, merge, paged_decode, prefill
+from .plans import Explanation, explain, launch_counts, reset_launch_counts
+
+__version__ = "0.1.0"
+
+built_for_torch = _extension.load()
+_fakes.register()
+
+__all__ = [
+    "Explanation",
+    "__version__",
+    "built_for_torch",
+    "decode",
+    "explain",
+    "launch_counts",
+    "merge",
+    "paged_decode",
+    "prefill",
+    "reference",
+    "reset_launch_counts",
+]

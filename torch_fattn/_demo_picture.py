@@ -1,0 +1,82 @@
+"""The demo's picture: how far the logits are apart, and what was launched, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+INK, MUTED, ACCENT = "#1b1f24", "#8a929c", "#d1495b"
+KERNEL_COLOURS = {"fattn_prefill": "#d1495b", "fattn_decode": "#2e86ab", "fattn_merge": "#8fc0a9"}
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draws the report that the demo writes as JSON."""
+    plt.rcParams.update({"font.size": 10, "axes.edgecolor": MUTED, "text.color": INK})
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(9.5, 6.6), sharex=True, height_ratios=(3, 2), layout="constrained"
+    )
+    verdict = "all tokens agree" if report["agree"] else "TOKENS DIFFER"
+    device = report["device"]["name"] if report["device"] else "no GPU"
+    figure.suptitle(
+        f"Generation through torch.ops.fattn on {device}: {verdict}", fontweight="bold", x=0.01, ha="left"
+    )
+    _draw_logits(top, report)
+    _draw_launches(bottom, report)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw_logits(axes: Any, report: dict[str, Any]) -> None:
+    difference, margin = report["logit_difference_per_step"], report["margin_per_step"]
+    axes.semilogy(
+        _steps(margin), margin, color=MUTED, lw=1.2, label="gap between the best two tokens (eager)"
+    )
+    # An exact match has no place on a logarithmic axis.
+    shown = [value or float("nan") for value in difference]
+    axes.semilogy(
+        _steps(difference), shown, "o-", ms=3.5, lw=1, color=ACCENT, label="largest |fattn - eager on CPU|"
+    )
+    axes.set_ylabel("logits (natural log units)")
+    axes.set_title(report["model"], fontsize=9, color=MUTED, loc="left")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 3, high * 8)
+    axes.legend(loc="upper right", frameon=False, ncols=2)
+    _tidy(axes)
+
+
+def _draw_launches(axes: Any, report: dict[str, Any]) -> None:
+    steps = report["launches_per_step"]
+    base = [0] * len(steps)
+    for kernel, total in report["launches"].items():
+        counts = [step.get(kernel, 0) for step in steps]
+        axes.bar(
+            _steps(steps),
+            counts,
+            bottom=base,
+            color=KERNEL_COLOURS.get(kernel),
+            width=0.8,
+            label=f"{kernel}: {total}",
+        )
+        base = [below + count for below, count in zip(base, counts, strict=True)]
+    axes.set_ylabel("kernel launches")
+    axes.set_xlabel("generation step (step 1 is the prompt)")
+    axes.set_ylim(0, max(1, *base) * 1.35)
+    if report["launches"]:
+        axes.legend(loc="upper right", frameon=False, ncols=3)
+    _tidy(axes)
+
+
+def _steps(values: list[Any]) -> range:
+    return range(1, len(values) + 1)
+
+
+def _tidy(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e8eb", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.01)

@@ -1,0 +1,35 @@
+"""Loads the compiled part. One built for another torch than the running one fails in ways that nobody can
+read, so every such case gets a sentence."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import torch
+
+_REBUILD = "run `pip install --no-build-isolation .` in the environment that has this torch"
+
+
+def load() -> str:
+    """Registers `torch.ops.fattn` and returns the version of torch that the extension was built against."""
+    if importlib.util.find_spec("torch_fattn._C") is None:
+        raise ImportError(f"torch_fattn is not built: torch_fattn._C is missing; {_REBUILD}")
+    try:
+        extension = importlib.import_module("torch_fattn._C")
+    except ImportError as error:
+        raise ImportError(
+            f"torch_fattn._C does not load into torch {torch.__version__}, probably because it was built "
+            f"against another one; {_REBUILD} ({error})"
+        ) from error
+    built: str = extension.torch_version
+    if _minor(built) != _minor(torch.__version__):
+        raise ImportError(
+            f"torch_fattn._C was built against torch {built} and cannot run in torch {torch.__version__}; "
+            + _REBUILD
+        )
+    return built
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]

@@ -1,0 +1,194 @@
+"""The operators as Python functions, documented. All work is in `torch.ops.fattn`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["MAX_DECODE_ROWS", "decode", "merge", "paged_decode", "prefill"]
+
+# Query rows per sequence that the decode kernels take; longer queries are prefill's.
+MAX_DECODE_ROWS = 8
+
+
+def prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    q_offset: int | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of many query rows: `softmax(scale * query @ key^T + attn_mask) @ value`, tile by tile.
+
+    Args:
+        query: `[B, Hq, Lq, D]`, float32, float16 or bfloat16. D is a multiple of 8, 8 to 128.
+        key: `[B, Hkv, Lk, D]` of the same dtype. `Hq % Hkv == 0`: query head h uses key-value
+            head h // (Hq / Hkv).
+        value: `[B, Hkv, Lk, Dv]` of the same dtype. Dv is a multiple of 8, 8 to 128, and need not equal D.
+            The strides of query, key and value are arbitrary and independent of each other, 0 included; only
+            an operand whose last dimension is not contiguous is copied.
+        attn_mask: broadcastable to `[B, Hq, Lq, Lk]` and read through its strides, never expanded. bool: True
+            = attend. float32, float16, bfloat16: added to the score in float32.
+        is_causal: row i sees the keys up to position `q_offset + i`.
+        q_offset: absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
+            0 is the alignment of `F.scaled_dot_product_attention`.
+        window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap: not built yet; any value that is
+            not the default raises NotImplementedError.
+        scale: factor of the score. Default `D ** -0.5`.
+        return_lse: also return the logarithm of each row's softmax denominator.
+
+    Returns:
+        out `[B, Hq, Lq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[B, Hq, Lq]`,
+        float32, natural logarithm. A row that sees no key has out 0 and lse -inf.
+
+    Raises:
+        ValueError: shapes, strides or values that do not fit. TypeError: dtypes. NotImplementedError: not
+        built. RuntimeError: from `backward`; the operators have no gradient.
+
+    The method is FlashAttention (Dao et al. 2022, 2023): online softmax (Milakov & Gimelshein 2018; Rabe &
+    Staats 2021) over tiles of keys, so that the score matrix never reaches memory. Keeping scores and result
+    in simdgroup matrix registers follows ideas of MLX's "steel" attention and of llama.cpp's Metal kernels.
+    """
+    out, lse = torch.ops.fattn.prefill(
+        query,
+        key,
+        value,
+        attn_mask,
+        is_causal=is_causal,
+        q_offset=q_offset,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+    )
+    return (out, lse) if return_lse else out
+
+
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = None,
+    *,
+    attn_mask: Tensor | None = None,
+    tree_mask: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Causal attention of the newest `Lq` tokens over a key-value cache.
+
+    Args:
+        query: `[B, Hq, Lq, D]`, Lq 1 to 8. Row i is the token at position `seq_len - Lq + i`.
+        key, value: `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`, any strides; a cache is never
+            copied.
+        seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
+            tokens included. Default: all of them. What lies behind them is never read.
+        attn_mask: broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`.
+        tree_mask: not built yet, like the other options that `prefill` names.
+
+    Dtypes, head dims, the remaining arguments, results and errors are those of `prefill`.
+
+    The keys are split between threadgroups whose partial results a second pass merges by log-sum-exp, so that
+    a batch of one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023).
+    """
+    out, lse = torch.ops.fattn.decode(
+        query,
+        key,
+        value,
+        seq_lens,
+        attn_mask=attn_mask,
+        tree_mask=tree_mask,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+    )
+    return (out, lse) if return_lse else out
+
+
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    tree_mask: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`decode` over a cache whose sequences lie scattered over the blocks of a common pool.
+
+    Args:
+        query: `[B, Hq, Lq, D]`, Lq 1 to 8.
+        key_cache, value_cache: `[num_blocks, block_size, Hkv, D]` and `[.., Dv]`, any strides: a pool
+            `[num_blocks, Hkv, block_size, D]` is passed as `pool.transpose(1, 2)`. Any block_size from 1.
+        block_tables: int32 `[B, max_blocks]`: the blocks of each sequence in order. Entries past the end of
+            the sequence are never read (often -1).
+        seq_lens: int32 `[B]`, on the device of query, the newest tokens included.
+        attn_mask: broadcastable to `[B, Hq, Lq, max_blocks * block_size]`.
+
+    Everything else is as in `decode`. A table entry that the pool does not have counts as no key.
+
+    Block tables are vLLM's PagedAttention (Kwon et al. 2023).
+    """
+    out, lse = torch.ops.fattn.paged_decode(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        attn_mask=attn_mask,
+        tree_mask=tree_mask,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+    )
+    return (out, lse) if return_lse else out
+
+
+def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    """Combine attention over disjoint sets of keys into attention over their union.
+
+    Args:
+        outs: `[N, B, H, L, D]`, the `out` of N calls, float32, float16 or bfloat16.
+        lses: float32 `[N, B, H, L]`, their `lse`. A part whose lse is -inf saw no key and counts for nothing.
+
+    Returns:
+        out `[B, H, L, D]` of the dtype of outs; with `return_lse` also lse `[B, H, L]`, float32.
+    """
+    out, lse = torch.ops.fattn.merge(outs, lses)
+    return (out, lse) if return_lse else out

@@ -1,0 +1,186 @@
+"""`python -m torch_fattn doctor`: what is installed, which GPU this is, whether each operator works, and what
+to do about what does not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import __version__, built_for_torch, explain, launch_counts, reference
+from .plans import OPERATORS
+
+OK = "ok"
+TRANSFORMERS = "5.17."
+# Largest difference from the float64 reference for operands of about 1.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+KERNEL_OF = {
+    "prefill": "fattn_prefill",
+    "decode": "fattn_decode",
+    "paged_decode": "fattn_decode",
+    "merge": "fattn_merge",
+}
+
+
+@dataclass
+class Case:
+    """One operator on one small problem."""
+
+    op: str
+    operands: tuple[Tensor, ...]
+    options: dict[str, Any]
+
+    def run(self, device: str) -> tuple[Tensor, Tensor]:
+        results = getattr(torch.ops.fattn, self.op)(*(t.to(device) for t in self.operands), **self.options)
+        return results[0].cpu(), results[1].cpu()
+
+    def error(self, results: tuple[Tensor, Tensor]) -> float:
+        """The largest difference from the reference in out and lse; inf where a result is not a number."""
+        exact = getattr(reference, self.op)(*self.operands, **self.options)
+        errors = [
+            (mine.double() - true).abs().max().item() for mine, true in zip(results, exact, strict=True)
+        ]
+        return max(error if error == error else float("inf") for error in errors)
+
+
+def main() -> int:
+    """Prints the report and returns the exit status."""
+    advice = [*report_versions(), *report_device()]
+    on_gpu = not advice_about_device()
+    advice += self_test("mps" if on_gpu else "cpu")
+    print()
+    for line in advice:
+        print(f"-> {line}")
+    print("All is well." if not advice else f"{len(advice)} thing(s) to look at.")
+    return 1 if advice else 0
+
+
+def report_versions() -> list[str]:
+    print(f"torch_fattn   {__version__}, built for torch {built_for_torch}")
+    print(f"python        {platform.python_version()} on {platform.system()} {platform.machine()}")
+    print(f"torch         {torch.__version__}")
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        print("transformers  not installed (needed only for attn_implementation='fattn')")
+        return []
+    print(f"transformers  {version}")
+    if version.startswith(TRANSFORMERS):
+        return []
+    return [
+        f"transformers {version} is not the tested {TRANSFORMERS}x: pip install 'torch-fattn[transformers]'"
+    ]
+
+
+def advice_about_device() -> list[str]:
+    """What keeps the operators off the GPU."""
+    if not torch.backends.mps.is_built():
+        return [
+            "this torch has no MPS backend, so the operators run as plain PyTorch: "
+            "on a Mac with Apple silicon install torch's arm64 wheel (pip install torch==2.13.0)"
+        ]
+    if not torch.backends.mps.is_available():
+        return ["torch finds no Metal device: macOS 14 or newer and a GPU that supports Metal are needed"]
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("fattn::prefill", "MPS"):
+        return [
+            "torch_fattn was built without its Metal part: run `pip install --no-build-isolation .` "
+            "with the torch that is installed now"
+        ]
+    return []
+
+
+def report_device() -> list[str]:
+    advice = advice_about_device()
+    if advice:
+        print("device        no Metal device that the operators can use")
+        return advice
+    query = torch.empty(1, 1, 1, 8, device="mps")
+    device = explain("decode", query, query, query).data["device"]
+    print(f"device        {device['name']}")
+    print(
+        f"              Apple family {device['family']}, {device['cores']} cores, "
+        f"{device['max_threadgroup_bytes'] // 1024} KiB of threadgroup memory"
+    )
+    return []
+
+
+def self_test(device: str) -> list[str]:
+    """Runs every operator in every dtype against the float64 reference."""
+    print(f"\nself-test on {device}: largest difference from the float64 reference, first and second run")
+    failed: dict[str, list[str]] = {}
+    for op in OPERATORS:
+        for dtype, tolerance in TOLERANCES.items():
+            name = f"{op} {str(dtype).removeprefix('torch.')}"
+            try:
+                verdict, line = judge(CASES[op](dtype), device, tolerance)
+            except RuntimeError as error:
+                text = str(error).splitlines()
+                verdict, line = "an error", " ... ".join(dict.fromkeys((text[0], text[-1])))
+            print(f"  {name:<22}{line}{'' if verdict == OK else f'   {verdict.upper()}'}")
+            failed.setdefault(verdict, []).append(name)
+    failed.pop(OK, None)
+    return [
+        f"{verdict} in {', '.join(names)}: please report it with this output"
+        for verdict, names in failed.items()
+    ]
+
+
+def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
+    """A verdict, OK or what is wrong, and the line that says why."""
+    kernel = KERNEL_OF[case.op]
+    launched = launch_counts()[kernel]
+    start = time.perf_counter()
+    results = case.run(device)
+    middle = time.perf_counter()
+    again = case.run(device)
+    end = time.perf_counter()
+    error = case.error(results)
+    line = f"{error:8.1e}  {1e3 * (middle - start):8.1f} ms {1e3 * (end - middle):8.1f} ms"
+    if error > tolerance:
+        return "a wrong result", line
+    if not all(map(torch.equal, results, again)):
+        return "results that differ from run to run", line
+    if device == "mps" and launch_counts()[kernel] == launched:
+        return "no launch of the kernel", line
+    return OK, line
+
+
+def _random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).to(dtype)
+
+
+def _prefill_case(dtype: torch.dtype) -> Case:
+    query, key = _random(1, 4, 45, 64, dtype=dtype), _random(1, 2, 61, 64, dtype=dtype)
+    return Case("prefill", (query, key, _random(1, 2, 61, 64, dtype=dtype).flip(2)), {"is_causal": True})
+
+
+def _decode_case(dtype: torch.dtype) -> Case:
+    # Long enough that the keys are split, so that the merge pass runs too.
+    query, key = _random(2, 4, 1, 64, dtype=dtype), _random(2, 1, 600, 64, dtype=dtype)
+    return Case("decode", (query, key, key.flip(2), torch.tensor([600, 37], dtype=torch.int32)), {})
+
+
+def _paged_decode_case(dtype: torch.dtype) -> Case:
+    query, pool = _random(2, 4, 2, 64, dtype=dtype), _random(9, 16, 2, 64, dtype=dtype)
+    tables = torch.tensor([[7, 0, 4, 2], [5, 8, -1, -1]], dtype=torch.int32)
+    return Case(
+        "paged_decode", (query, pool, pool.flip(0), tables, torch.tensor([50, 18], dtype=torch.int32)), {}
+    )
+
+
+def _merge_case(dtype: torch.dtype) -> Case:
+    return Case("merge", (_random(3, 2, 4, 5, 64, dtype=dtype), _random(3, 2, 4, 5, dtype=torch.float32)), {})
+
+
+CASES: dict[str, Callable[[torch.dtype], Case]] = {
+    "prefill": _prefill_case,
+    "decode": _decode_case,
+    "paged_decode": _paged_decode_case,
+    "merge": _merge_case,
+}

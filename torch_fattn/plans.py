@@ -1,0 +1,105 @@
+"""What a call would do, and what the calls so far have done: `explain` and the launch counts."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
+
+OPERATORS = ("prefill", "decode", "paged_decode", "merge")
+
+
+class Explanation:
+    """The plan of one call. `str()` is for reading, `.data` for programs, `.json` the text that the planner
+    wrote."""
+
+    def __init__(self, op: str, text: str) -> None:
+        self.op = op
+        self.json = text
+        self.data: dict[str, Any] = json.loads(text)
+
+    @property
+    def passes(self) -> list[dict[str, Any]]:
+        """The kernels that are launched, in order."""
+        return self.data["passes"]
+
+    @property
+    def device_name(self) -> str:
+        """The GPU that the plan is for, by the name that Metal gives it."""
+        return self.data["device"]["name"]
+
+    def __str__(self) -> str:
+        device = self.data["device"]
+        lines = [
+            f"fattn.{self.op} on {device['name']} (Apple family {device['family']}, {device['cores']} cores)"
+        ]
+        for number, launch in enumerate(self.passes, start=1):
+            lines.append(f"  pass {number}       {launch['kernel']} from {launch['source']}")
+            lines += [f"    {label:<11} {text}" for label, text in _facts_of(launch)]
+        if not self.passes:
+            lines.append("  no launch    the result is empty")
+        lines.append(f"  scratch      {self.data['scratch_bytes']:,} bytes")
+        lines.append(f"  tuning       {self.data['tuning']}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Explanation of fattn.{self.op}: {', '.join(p['kernel'] for p in self.passes) or 'no launch'}>"
+        )
+
+
+def _facts_of(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    x, y, z = launch["grid"]
+    yield "macros", _settings(launch["macros"])
+    if launch["constants"]:
+        yield "constants", _settings(launch["constants"])
+    yield "grid", f"{x} x {y} x {z} threadgroups of {math.prod(launch['threads'])} threads"
+    yield "threadgroup", f"{launch['threadgroup_bytes']:,} bytes of memory"
+
+
+def _settings(values: dict[str, Any]) -> str:
+    return textwrap.fill(
+        "  ".join(f"{name}={value}" for name, value in values.items()),
+        width=94,
+        subsequent_indent=" " * 16,
+        break_long_words=False,
+    )
+
+
+def explain(
+    op: str,
+    *operands: Any,
+    device_name: str | None = None,
+    family: int | None = None,
+    cores: int | None = None,
+    **options: Any,
+) -> Explanation:
+    """The plan of `torch_fattn.<op>(*operands, **options)`; nothing is computed and nothing is launched.
+
+    Args:
+        op: "prefill", "decode", "paged_decode" or "merge".
+        operands, options: as for the operator. Tensors on any device will do; those on "meta" cost nothing.
+        device_name, family, cores: plan for this GPU (family n of MTLGPUFamilyApple<n>). The default is the
+            GPU of this machine for tensors on "mps", else an Apple M1.
+
+    A call that the operator refuses is refused here with the same error.
+    """
+    if op not in OPERATORS:
+        raise ValueError(f"torch_fattn.explain: {op!r} is not an operator; use one of {', '.join(OPERATORS)}")
+    plan = getattr(torch.ops.fattn, f"_plan_{op}")
+    return Explanation(op, plan(*operands, **options, device_name=device_name, family=family, cores=cores))
+
+
+def launch_counts() -> dict[str, int]:
+    """Launches of each kernel function on the GPU since the last `reset_launch_counts()`, in all threads."""
+    return dict(torch.ops.fattn._launch_counts())
+
+
+def reset_launch_counts() -> None:
+    torch.ops.fattn._reset_launch_counts()
