@@ -1,0 +1,71 @@
+# The commands of this repository; `make help` lists them. Everything happens in .venv.
+# On Linux the Metal side runs on softmetal, which is built first; on macOS it is Apple's Metal.
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMPS := $(VENV)/stamps
+LINUX  := $(filter Linux,$(shell uname -s))
+
+find_sources = $(shell find $(1) -type f \( $(foreach end,$(2),-name '*.$(end)' -o) -name CMakeLists.txt \) \
+                 -not -path '*/_build/*' -not -path '*/generated/*' 2>/dev/null)
+PRODUCT_SOURCES   := setup.py pyproject.toml tools/embed_kernels.py $(call find_sources,csrc,cpp h mm metal)
+SOFTMETAL_SOURCES := softmetal/pyproject.toml $(call find_sources,softmetal,cpp h hpp mm m S)
+FORMATTED         := $(call find_sources,csrc softmetal bench tools,cpp h hpp mm m metal)
+
+# softmetal's part of the build: nothing of it is needed, or exists, on a Mac.
+SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
+BUILD_ENV       := $(if $(LINUX),eval "$$($(PY) -m softmetal config --env)";)
+TESTS           := tests $(if $(LINUX),softmetal/tests)
+
+.PHONY: help build demo test test-slow pytest lint format golden bench-host clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F'\t' '{printf "make %-12s %s\n", $$1, $$2}'
+
+build: $(STAMPS)/product  ## the environment and the extension
+
+demo: build  ## a transformers model generates on device="mps" through torch.ops.fattn (MODEL=path: your own)
+	$(PY) -m torch_fattn demo $(if $(MODEL),--model "$(MODEL)")
+
+test: lint pytest  ## lint, types and every test that is not marked slow
+
+pytest: build
+	$(PY) -m pytest $(TESTS)
+
+test-slow: build  ## the longer sweeps
+	$(PY) -m pytest -m slow $(TESTS)
+
+lint: build  ## ruff, mypy, clang-format and the rules of the repository
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
+	$(PY) tools/check_sources.py
+
+format: build  ## let ruff and clang-format rewrite the sources
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(FORMATTED)
+
+golden: build  ## rewrite tests/golden from the planner as it is now
+	$(PY) -m pytest tests/test_plan.py --update-golden
+
+bench-host: build  ## host cost of planning and encoding one call
+	$(PY) bench/host_cost.py
+
+clean:  ## remove what was built, keep the environment
+	rm -rf build out softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/softmetal $(STAMPS)/product
+
+$(STAMPS)/python: tools/setup_env.sh
+	tools/setup_env.sh $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/softmetal: $(STAMPS)/python $(SOFTMETAL_SOURCES)
+	$(PY) -m pip install --quiet --no-build-isolation -e softmetal
+	$(PY) -m softmetal build
+	@touch $@
+
+$(STAMPS)/product: $(STAMPS)/python $(SOFTMETAL_STAMP) $(PRODUCT_SOURCES)
+	$(BUILD_ENV) $(PY) -m pip install --quiet --no-build-isolation -e '.[test]'
+	@touch $@

@@ -1,0 +1,74 @@
+"""The accuracy rule: an op may be at most twice as far from float64 as torch's own attention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_fattn.reference as reference
+from tests.problems import Case
+
+EXTRA_ERROR = 1e-6
+LSE_RELATIVE = 1e-5
+LSE_ABSOLUTE_16_BIT = 1e-3
+
+
+def expected(case: Case) -> tuple[Tensor, Tensor]:
+    """out and lse in float64, from the clean dense operands (also for the paged op)."""
+    problem, clean = case.problem, case.clean
+    options = {name: value for name, value in case.options.items() if not isinstance(value, Tensor)}
+    operands = (clean["query"], clean["key"], clean["value"])
+    if problem.op == "prefill":
+        return reference.prefill(*operands, clean.get("attn_mask"), **options)
+    seq_lens = None if problem.seq_lens is None else torch.tensor(problem.seq_lens, dtype=torch.int32)
+    return reference.decode(*operands, seq_lens, attn_mask=clean.get("attn_mask"), **options)
+
+
+def sdpa_error(case: Case, exact: Tensor) -> float:
+    """How far F.scaled_dot_product_attention, in the operands' dtype, is from the float64 result."""
+    problem, clean = case.problem, case.clean
+    group = problem.q_heads // problem.kv_heads
+    query = clean["query"]
+    key = clean["key"].repeat_interleave(group, dim=1)
+    value = clean["value"].repeat_interleave(group, dim=1)
+    bias = torch.zeros(case.visible.shape, dtype=torch.float32)
+    mask = clean.get("attn_mask")
+    if mask is not None and mask.dtype != torch.bool:
+        bias += mask
+    bias.masked_fill_(~case.visible, -torch.inf)
+    sees_a_key = (bias > -torch.inf).any(dim=-1)
+    if not sees_a_key.any():
+        return 0.0
+    result = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=problem.scale)
+    return (result.double() - exact).abs()[sees_a_key].max().item()
+
+
+def assert_close(case: Case, out: Tensor, lse: Tensor) -> None:
+    """Checks an op's result (CPU tensors) against the rule."""
+    exact_out, exact_lse = expected(case)
+    assert out.dtype == case.problem.dtype and out.shape == exact_out.shape and out.is_contiguous()
+    assert lse.dtype == torch.float32 and lse.shape == exact_lse.shape and lse.is_contiguous()
+
+    limit = 2 * sdpa_error(case, exact_out) + EXTRA_ERROR
+    error = (out.double() - exact_out).abs()
+    assert not error.isnan().any(), f"NaN at {error.isnan().nonzero()[:4].tolist()}"
+    assert error.max() <= limit, f"error {error.max():.3g} > {limit:.3g} at {_where_max(error)}"
+    assert_lse_close(lse, exact_lse, case.problem.dtype)
+
+    no_key = exact_lse == -torch.inf
+    assert torch.all(out[no_key] == 0), "a row that sees no key must be exactly 0"
+
+
+def assert_lse_close(lse: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    empty = exact == -torch.inf
+    assert torch.equal(lse == -torch.inf, empty), "lse is -inf exactly where a row sees no key"
+    error = (lse.double() - exact).abs().masked_fill(empty, 0)
+    limit = LSE_RELATIVE * exact.abs().masked_fill(empty, 0).clamp(min=1)
+    if dtype != torch.float32:  # past 100 the relative limit is the wider one; a float32 has no 1e-3 at 1e4
+        limit = limit.clamp(min=LSE_ABSOLUTE_16_BIT)
+    assert torch.all(error <= limit), f"lse is off by {error.max():.3g} at {_where_max(error - limit)}"
+
+
+def _where_max(values: Tensor) -> list[int]:
+    return [int(i) for i in torch.unravel_index(values.argmax(), values.shape)]

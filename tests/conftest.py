@@ -1,0 +1,79 @@
+"""What the tests share: the device, launch counts, and the emulator's checks where there is an emulator.
+
+The same files run on a Mac and on Linux. `softmetal` is imported only to look closer; without it `checked`
+does nothing and the tests that need it are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+
+# On a Mac with softmetal's sources in reach, the GPU is still Apple's.
+EMULATED = (
+    sys.platform == "linux"
+    and os.environ.get("SOFTMETAL") != "0"
+    and importlib.util.find_spec("softmetal") is not None
+)
+
+needs_emulator = pytest.mark.skipif(
+    not EMULATED, reason="a real GPU cannot be asked for data races or for reads outside a buffer"
+)
+
+Checked = Callable[..., contextlib.AbstractContextManager[Any]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from the planner")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device() -> str:
+    """The GPU, or a skip of everything that needs one."""
+    if not torch.backends.mps.is_available():
+        pytest.skip(
+            "torch.backends.mps is not available: macOS 14+ with an Apple GPU, or softmetal, is needed"
+        )
+    return "mps"
+
+
+@pytest.fixture
+def checked() -> Checked:
+    """A context in which races, reads outside a buffer and uninitialised reads raise, if anyone can tell."""
+
+    @contextlib.contextmanager
+    def run(order: str = "forward", seed: int = 0) -> Iterator[None]:
+        if not EMULATED:
+            yield
+            return
+        import softmetal
+
+        with softmetal.checks(race=True, bounds=True, uninit=True, order=order, seed=seed):
+            yield
+            torch.mps.synchronize()
+
+    return run
+
+
+@contextlib.contextmanager
+def counted_launches() -> Iterator[dict[str, int]]:
+    """Fills the dictionary that it yields, at the end, with the launches of each kernel inside."""
+    torch.mps.synchronize()
+    torch_fattn.reset_launch_counts()
+    counts: dict[str, int] = {}
+    yield counts
+    counts.update({kernel: n for kernel, n in torch_fattn.launch_counts().items() if n})
+
+
+@pytest.fixture
+def launches() -> Callable[[], contextlib.AbstractContextManager[dict[str, int]]]:
+    return counted_launches

@@ -1,0 +1,109 @@
+"""Launches the kernels of a plan straight on the emulator's SIMT runtime, with their text changed on the way.
+
+For mutants: a kernel with a seeded fault cannot come through the extension, which carries its own text.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.problems import Case
+
+EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
+CONSTANTS = (
+    "mask",
+    "causal",
+    "vector_loads",
+    "split",
+    "has_seq_lens",
+    "block_size",
+)  # by index, as in params.h
+INT64_PARAMS = {"seq_lens_stride", "block_table_batch_stride", "block_table_entry_stride", "rows"}
+ALL_CHECKS = "race,bounds,uninit"
+SLOTS = 11
+
+Mutate = Callable[[str], str]
+
+
+@cache
+def kernel_text(source: str) -> str:
+    """A .metal file with its includes in place, as the extension embeds it."""
+    command = [sys.executable, str(EMBED), "--print", source.removesuffix(".metal")]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def pack(params: dict[str, Any]) -> bytes:
+    """The parameter struct of a plan as the kernels read it."""
+    packed = b""
+    for name, value in params.items():
+        if isinstance(value, dict):
+            packed += struct.pack(f"<{len(value)}q", *value.values())
+        elif isinstance(value, float) or name == "score_scale":
+            packed += struct.pack("<f", value)
+        else:
+            packed += struct.pack("<q" if name in INT64_PARAMS else "<i", value)
+    return packed.ljust(-(-len(packed) // 8) * 8, b"\0")
+
+
+def run(
+    case: Case,
+    mutate: Mapping[str, Mutate] | None = None,
+    *,
+    drop_offset_of: str | None = None,
+    checks: str = ALL_CHECKS,
+    order: str = "forward",
+) -> tuple[Tensor, Tensor]:
+    """out and lse of a problem.
+
+    `mutate` changes the text of kernels by name; `drop_offset_of` binds that operand at the start of its
+    storage.
+    """
+    arguments, bases = case.arguments("cpu")
+    if drop_offset_of is not None:
+        operand = case.operands[drop_offset_of]
+        arguments[drop_offset_of] = bases[drop_offset_of].as_strided(operand.size, operand.stride, 0)
+    plan = torch_fattn.explain(case.problem.op, **arguments, family=7, cores=8).data
+    buffers = _buffers(case, arguments, plan)
+    for launch in plan["passes"]:
+        _launch(launch, buffers, (mutate or {}).get(launch["kernel"]), checks, order)
+    return buffers["out"], buffers["lse"]
+
+
+def _buffers(case: Case, arguments: dict[str, Any], plan: dict[str, Any]) -> dict[str, Tensor]:
+    p = case.problem
+    rows = (p.batch, p.q_heads, p.q_len)
+    buffers = {name.removesuffix("_cache"): a for name, a in arguments.items() if isinstance(a, Tensor)}
+    buffers["out"] = torch.full((*rows, p.value_dim), torch.nan, dtype=p.dtype)
+    buffers["lse"] = torch.full(rows, torch.nan)
+    if len(plan["passes"]) > 1:
+        splits = plan["passes"][1]["params"]["parts"]
+        buffers["partial_out"] = torch.full((splits, *rows, p.value_dim), torch.nan)
+        buffers["partial_lse"] = torch.full((splits, *rows), torch.nan)
+    return buffers
+
+
+def _launch(
+    launch: dict[str, Any], buffers: dict[str, Tensor], mutate: Mutate | None, checks: str, order: str
+) -> None:
+    from softmetal.simt.harness import Library
+
+    text = kernel_text(launch["source"])
+    mode = "checked" if checks else "fast"
+    library = Library(mutate(text) if mutate else text, defines=launch["macros"], mode=mode)
+    constants = {CONSTANTS.index(name): value for name, value in launch["constants"].items()}
+    bound: list[Any] = [None] * SLOTS
+    for name, slot in launch["bindings"].items():
+        bound[slot] = pack(launch["params"]) if name == "params" else buffers[name]
+    library.pipeline(launch["kernel"], constants).run(
+        bound, launch["grid"], launch["threads"], checks=checks, order=order
+    )

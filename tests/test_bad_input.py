@@ -1,0 +1,291 @@
+"""Wrong calls: one clear sentence each, nothing launched or changed. And wrong numbers on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.accuracy import assert_lse_close
+from tests.conftest import Checked, counted_launches
+
+Arguments = dict[str, Any]
+UNSUPPORTED = NotImplementedError
+
+
+def valid(op: str) -> Arguments:
+    """Arguments of a call that works."""
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to("mps")
+
+    def int32(*values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32).to("mps")
+
+    if op == "prefill":
+        return {"query": randn(2, 4, 9, 64), "key": randn(2, 2, 24, 64), "value": randn(2, 2, 24, 40)}
+    if op == "merge":
+        return {"outs": randn(3, 2, 4, 5, 64), "lses": randn(3, 2, 4, 5)}
+    arguments = {"query": randn(2, 4, 2, 64), "seq_lens": int32(20, 32)}
+    if op == "decode":
+        return arguments | {"key": randn(2, 2, 32, 64), "value": randn(2, 2, 32, 40)}
+    pools = {"key_cache": randn(5, 16, 2, 64), "value_cache": randn(5, 16, 2, 40)}
+    return arguments | pools | {"block_tables": int32([3, 1], [0, 4])}
+
+
+def call(op: str, arguments: Arguments) -> tuple[Tensor, Tensor]:
+    result = getattr(torch_fattn, op)(**arguments, return_lse=True)
+    torch.mps.synchronize()
+    return result
+
+
+def sliced(name: str, *index: Any) -> Callable[[Arguments], Arguments]:
+    return lambda a: {name: a[name][index]}
+
+
+def cast(name: str, dtype: torch.dtype) -> Callable[[Arguments], Arguments]:
+    return lambda a: {name: a[name].to(dtype)}
+
+
+def option(**values: Any) -> Callable[[Arguments], Arguments]:
+    return lambda _: values
+
+
+def head_dim(dim: int, *names: str) -> Callable[[Arguments], Arguments]:
+    return lambda a: {n: torch.zeros(*a[n].shape[:-1], dim, device="mps") for n in names}
+
+
+ALL = slice(None)
+# op, what is wrong, the exception, and words that the sentence must hold: the value and the limit.
+WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], list[str]]] = [
+    ("prefill", "query of rank 3", sliced("query", 0), ValueError, ["query", "3"]),
+    ("prefill", "key of rank 3", sliced("key", 0), ValueError, ["key", "3"]),
+    ("prefill", "value of rank 5", lambda a: {"value": a["value"][None]}, ValueError, ["value", "5"]),
+    ("prefill", "batch sizes differ", sliced("key", slice(1)), ValueError, ["batch", "2", "1"]),
+    ("prefill", "key and value heads differ", sliced("value", ALL, slice(1)), ValueError, ["head", "2", "1"]),
+    (
+        "prefill",
+        "key and value lengths differ",
+        sliced("value", ALL, ALL, slice(23)),
+        ValueError,
+        ["24", "23"],
+    ),
+    ("prefill", "head dims differ", sliced("key", ..., slice(56)), ValueError, ["head_dim", "64", "56"]),
+    ("prefill", "3 query heads on 2", sliced("query", ALL, slice(3)), ValueError, ["3", "2", "Hq % Hkv"]),
+    ("prefill", "D not a multiple of 8", head_dim(60, "query", "key"), ValueError, ["60", "8"]),
+    ("prefill", "Dv not a multiple of 8", head_dim(12, "value"), ValueError, ["12", "8"]),
+    ("prefill", "D of 0", head_dim(0, "query", "key"), ValueError, ["0", "8"]),
+    ("prefill", "D above 128", head_dim(136, "query", "key"), UNSUPPORTED, ["136", "128"]),
+    ("prefill", "Dv above 128", head_dim(256, "value"), UNSUPPORTED, ["256", "128"]),
+    ("prefill", "integer query", cast("query", torch.int32), TypeError, ["int32"]),
+    ("prefill", "mixed dtypes", cast("value", torch.float16), TypeError, ["float32", "float16"]),
+    ("prefill", "key on the CPU", lambda a: {"key": a["key"].cpu()}, ValueError, ["key", "cpu", "mps"]),
+    (
+        "prefill",
+        "integer mask",
+        lambda _: {"attn_mask": torch.ones(9, 24, dtype=torch.int64, device="mps")},
+        TypeError,
+        ["attn_mask", "int64"],
+    ),
+    (
+        "prefill",
+        "mask of another length",
+        lambda _: {"attn_mask": torch.ones(9, 23, device="mps")},
+        ValueError,
+        ["attn_mask", "23", "24"],
+    ),
+    (
+        "prefill",
+        "mask of rank 5",
+        lambda _: {"attn_mask": torch.ones(1, 1, 1, 9, 24, device="mps")},
+        ValueError,
+        ["attn_mask"],
+    ),
+    (
+        "prefill",
+        "mask on the CPU",
+        lambda _: {"attn_mask": torch.ones(9, 24)},
+        ValueError,
+        ["attn_mask", "cpu"],
+    ),
+    ("prefill", "negative window", option(window_left=-2), ValueError, ["window_left", "-2"]),
+    ("prefill", "negative sink tokens", option(sink_tokens=-1), ValueError, ["sink_tokens", "-1"]),
+    ("prefill", "negative softcap", option(softcap=-3.0), ValueError, ["softcap", "-3"]),
+    ("prefill", "NaN softcap", option(softcap=float("nan")), ValueError, ["softcap", "nan"]),
+    ("prefill", "window", option(window_left=4), UNSUPPORTED, ["window"]),
+    ("prefill", "right window", option(window_right=0), UNSUPPORTED, ["window"]),
+    ("prefill", "sink tokens", option(sink_tokens=4), UNSUPPORTED, ["sink_tokens"]),
+    ("prefill", "softcap", option(softcap=30.0), UNSUPPORTED, ["softcap"]),
+    ("prefill", "sinks", lambda _: {"sinks": torch.zeros(4, device="mps")}, UNSUPPORTED, ["sinks"]),
+    (
+        "prefill",
+        "alibi",
+        lambda _: {"alibi_slopes": torch.zeros(4, device="mps")},
+        UNSUPPORTED,
+        ["alibi_slopes"],
+    ),
+    (
+        "decode",
+        "9 query rows",
+        lambda a: {"query": a["query"].repeat(1, 1, 5, 1)[:, :, :9]},
+        UNSUPPORTED,
+        ["9", "8"],
+    ),
+    ("decode", "int64 seq_lens", cast("seq_lens", torch.int64), TypeError, ["seq_lens", "int64", "int32"]),
+    ("decode", "seq_lens of another batch", sliced("seq_lens", slice(1)), ValueError, ["seq_lens", "1", "2"]),
+    (
+        "decode",
+        "seq_lens of rank 2",
+        lambda a: {"seq_lens": a["seq_lens"][None]},
+        ValueError,
+        ["seq_lens", "2"],
+    ),
+    (
+        "decode",
+        "seq_lens on the CPU",
+        lambda a: {"seq_lens": a["seq_lens"].cpu()},
+        ValueError,
+        ["seq_lens", "cpu"],
+    ),
+    (
+        "decode",
+        "5 query heads on 2",
+        lambda a: {"query": a["query"].repeat(1, 2, 1, 1)[:, :5]},
+        ValueError,
+        ["5", "2"],
+    ),
+    (
+        "decode",
+        "tree mask",
+        lambda _: {"tree_mask": torch.ones(2, dtype=torch.int64, device="mps")},
+        UNSUPPORTED,
+        ["tree_mask"],
+    ),
+    ("decode", "negative right window", option(window_right=-7), ValueError, ["window_right", "-7"]),
+    (
+        "paged_decode",
+        "float block table",
+        cast("block_tables", torch.float32),
+        TypeError,
+        ["block_tables", "float32"],
+    ),
+    (
+        "paged_decode",
+        "int64 block table",
+        cast("block_tables", torch.int64),
+        TypeError,
+        ["block_tables", "int64"],
+    ),
+    ("paged_decode", "block table of rank 1", sliced("block_tables", 0), ValueError, ["block_tables", "1"]),
+    (
+        "paged_decode",
+        "block table of another batch",
+        sliced("block_tables", slice(1)),
+        ValueError,
+        ["block_tables"],
+    ),
+    ("paged_decode", "pools of different sizes", sliced("value_cache", slice(4)), ValueError, ["5", "4"]),
+    ("paged_decode", "block sizes differ", sliced("value_cache", ALL, slice(8)), ValueError, ["16", "8"]),
+    ("paged_decode", "pool of rank 3", sliced("key_cache", 0), ValueError, ["key_cache", "3"]),
+    (
+        "paged_decode",
+        "blocks of 0 keys",
+        lambda a: {n: a[n][:, :0] for n in ("key_cache", "value_cache")},
+        ValueError,
+        ["block_size", "0"],
+    ),
+    ("paged_decode", "half pools", cast("key_cache", torch.float16), TypeError, ["float16", "float32"]),
+    ("merge", "lses of another shape", sliced("lses", ALL, slice(1)), ValueError, ["lses"]),
+    ("merge", "half lses", cast("lses", torch.float16), TypeError, ["lses", "float16", "float32"]),
+    ("merge", "outs of rank 4", sliced("outs", 0), ValueError, ["outs", "4"]),
+    ("merge", "no parts", lambda a: {"outs": a["outs"][:0], "lses": a["lses"][:0]}, ValueError, ["0 parts"]),
+    ("merge", "integer outs", cast("outs", torch.int64), TypeError, ["outs", "int64"]),
+]
+
+
+def test_there_are_enough_wrong_calls() -> None:
+    assert len({(op, what) for op, what, *_ in WRONG}) >= 30
+
+
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "merge"])
+def test_the_control_works(op: str) -> None:
+    with counted_launches() as launches:
+        call(op, valid(op))
+    assert launches
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "error", "words"),
+    [pytest.param(op, change, error, words, id=f"{op}-{what}") for op, what, change, error, words in WRONG],
+)
+def test_wrong_call(
+    op: str, change: Callable[[Arguments], Arguments], error: type[Exception], words: list[str]
+) -> None:
+    arguments = valid(op)
+    arguments |= change(arguments)
+    before = {name: a.cpu().clone() for name, a in arguments.items() if isinstance(a, Tensor)}
+    with counted_launches() as launches, pytest.raises(error) as caught:
+        call(op, arguments)
+    sentence = str(caught.value)
+    assert type(caught.value) is error
+    assert sentence.startswith(f"fattn.{op}: ") and "\n" not in sentence and len(sentence) < 300, sentence
+    for word in words:
+        assert word in sentence
+    assert launches == {}
+    for name, tensor in before.items():
+        assert torch.equal(arguments[name].cpu(), tensor)
+
+
+# ---- numbers on the device that point outside the cache
+
+BEYOND = [
+    ("decode", {"seq_lens": (20, 33)}, ["seq_lens", "33", "32"]),
+    ("decode", {"seq_lens": (-1, 32)}, ["seq_lens", "-1"]),
+    ("paged_decode", {"seq_lens": (20, 33)}, ["seq_lens", "33", "32"]),
+    ("paged_decode", {"seq_lens": (20, 2**31 - 1)}, ["seq_lens", "2147483647"]),
+    ("paged_decode", {"block_tables": ((3, 5), (0, 4))}, ["block_tables", "5", "4"]),
+    ("paged_decode", {"block_tables": ((3, 1), (-1, 4))}, ["block_tables", "-1"]),
+    ("paged_decode", {"block_tables": ((2**31 - 1, 1), (0, -(2**31)))}, ["block_tables", "2147483647"]),
+]
+
+
+@pytest.mark.parametrize(("op", "values", "words"), BEYOND)
+def test_out_of_range_numbers_raise_when_asked(
+    op: str, values: dict[str, Any], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    call(op, valid(op))
+    arguments = valid(op) | {n: torch.tensor(v, dtype=torch.int32).to("mps") for n, v in values.items()}
+    with counted_launches() as launches, pytest.raises(ValueError) as caught:
+        call(op, arguments)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"fattn.{op}: ") and "\n" not in sentence
+    for word in words:
+        assert word in sentence
+    assert launches == {}
+
+
+@pytest.mark.parametrize(("op", "values", "words"), BEYOND)
+def test_out_of_range_numbers_read_nothing_outside(
+    op: str, values: dict[str, Any], words: list[str], checked: Checked
+) -> None:
+    """Without FATTN_CHECK: lengths are clamped, a block outside the pool holds no key."""
+    arguments = valid(op) | {n: torch.tensor(v, dtype=torch.int32).to("mps") for n, v in values.items()}
+    with checked():
+        out, lse = call(op, arguments)
+    exact_out, exact_lse = getattr(torch_fattn.reference, op)(**arguments)
+    assert torch.allclose(out.cpu().double(), exact_out, atol=1e-5)
+    assert_lse_close(lse.cpu(), exact_lse, torch.float32)
+
+
+def test_a_block_that_the_table_does_not_need_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    arguments = valid("paged_decode")
+    arguments["seq_lens"] = torch.tensor([16, 0], dtype=torch.int32).to("mps")
+    arguments["block_tables"] = torch.tensor([[3, -1], [-1, 99]], dtype=torch.int32).to("mps")
+    call("paged_decode", arguments)

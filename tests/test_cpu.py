@@ -1,0 +1,49 @@
+"""On CPU tensors the same ops run plain PyTorch: the same results, the same edges, no kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import problems
+from tests.accuracy import assert_close
+from tests.conftest import counted_launches
+
+PROBLEMS = problems.draw(60, seed=2)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_problem(problem: problems.Problem) -> None:
+    case = problems.build(problem, seed=2)
+    arguments, bases = case.arguments("cpu")
+    before = {name: base.clone() for name, base in bases.items()}
+    with counted_launches() as launches:
+        out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
+    assert launches == {}
+    assert_close(case, out, lse)
+    for name, base in bases.items():
+        assert torch.equal(base.view(torch.uint8), before[name].view(torch.uint8)), f"{name} was written"
+
+
+def test_merge() -> None:
+    outs, lses = torch.randn(3, 2, 4, 5, 16), torch.randn(3, 2, 4, 5)
+    lses[1, 0] = -torch.inf
+    outs[1, 0] = torch.nan
+    out, lse = torch.ops.fattn.merge(outs, lses)
+    weights = lses.softmax(0)
+    exact = (weights[..., None] * outs.nan_to_num()).sum(0)
+    assert torch.allclose(out, exact, atol=1e-6)
+    assert torch.allclose(lse, lses.logsumexp(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", ["head_dim", "option"])
+def test_refusals_are_the_same(wrong: str) -> None:
+    """A refusal does not depend on the device."""
+    messages = []
+    for device in ("cpu", "mps"):
+        query = torch.randn(1, 2, 3, 60 if wrong == "head_dim" else 64, device=device)
+        options = {"softcap": 30.0} if wrong == "option" else {}
+        with pytest.raises((ValueError, NotImplementedError)) as caught:
+            torch.ops.fattn.prefill(query, query, query, **options)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]

@@ -1,0 +1,216 @@
+"""Seeded faults in our kernels are found; the same launch without the fault is silent and right.
+
+Each mutant changes one place of a kernel's text, or one binding, and is launched under the emulator's checks.
+It is caught when the check that it names reports it or, where it names none, by the accuracy rule.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests import direct_launch, problems
+from tests.accuracy import assert_close
+from tests.conftest import needs_emulator
+from tests.problems import Problem
+
+pytestmark = needs_emulator
+
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup)"
+f32, f16, bf16 = problems.DTYPES
+
+# Whole and ragged steps, several of each, and a ragged last tile of rows.
+PREFILL = Problem(0, "prefill", f16, 1, 2, 1, 43, 150, 64, 40, causality="bottom_right")
+# 18 packed rows: two fragments and a second threadgroup of rows.
+DECODE = Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
+SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 600, 40, 24, seq_lens=(600,))
+PAGED = Problem(3, "paged_decode", f32, 2, 4, 2, 3, 96, 40, 24, seq_lens=(96, 37), block_size=16)
+# Full to the last slot, and ragged against the kernel's step: one key too many is outside the cache.
+FULL = Problem(4, "decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,))
+FULL_PAGES = Problem(5, "paged_decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,), block_size=5)
+VIEWS = ("padded_rows", "padded_rows", "padded_rows")  # views that start 8 elements into their storage
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    problem: Problem
+    kernel: str
+    old: str
+    new: str
+    finding: str = ""  # words of the report; "": the result alone gives it away
+    nth: int = 0
+
+    def apply(self, text: str) -> str:
+        pieces = text.split(self.old)
+        assert len(pieces) > self.nth + 1, f"{self.kernel} has no occurrence {self.nth} of {self.old!r}"
+        head, tail = pieces[: self.nth + 1], pieces[self.nth + 1 :]
+        return self.old.join(head) + self.new + self.old.join(tail)
+
+
+def removed_barriers() -> list[Mutant]:
+    """Each barrier of each kernel."""
+    mutants = []
+    for kernel, source, problem in (
+        ("fattn_prefill", "prefill", PREFILL),
+        ("fattn_decode", "decode", DECODE),
+    ):
+        for nth in range(direct_launch.kernel_text(source).count(BARRIER)):
+            mutants.append(
+                Mutant(f"{source}_without_barrier_{nth}", problem, kernel, BARRIER, "(void)0", "race", nth)
+            )
+    return mutants
+
+
+MUTANTS = [
+    *removed_barriers(),
+    # Off by one.
+    Mutant(
+        "prefill_stages_a_key_too_many",
+        PREFILL,
+        "fattn_prefill",
+        "min(kTileKeys, params.kv_len - first_key)",
+        "min(kTileKeys, params.kv_len - first_key + 1)",
+        "bounds",
+    ),
+    Mutant(
+        "prefill_stores_a_row_too_many",
+        PREFILL,
+        "fattn_prefill",
+        "if (row >= params.q_len) {",
+        "if (row > params.q_len) {",
+        "bounds",
+    ),
+    Mutant(
+        "prefill_sees_the_next_key",
+        PREFILL,
+        "fattn_prefill",
+        "params.q_offset + row + 1)",
+        "params.q_offset + row + 2)",
+    ),
+    Mutant(
+        "decode_reads_past_the_length",
+        FULL,
+        "fattn_decode",
+        "place.exists = key < length;",
+        "place.exists = key <= length;",
+        "bounds",
+    ),
+    Mutant(
+        "paged_reads_past_the_length",
+        FULL_PAGES,
+        "fattn_decode",
+        "place.exists = key < length;",
+        "place.exists = key <= length;",
+        "bounds",
+    ),
+    Mutant(
+        "decode_stops_a_step_early",
+        DECODE,
+        "fattn_decode",
+        "(table.length + kTileKeys - 1) / kTileKeys",
+        "table.length / kTileKeys",
+    ),
+    Mutant(
+        "merge_writes_a_row_too_many",
+        SPLIT,
+        "fattn_merge",
+        "if (row >= params.rows) {",
+        "if (row > params.rows) {",
+        "bounds",
+    ),
+    # A wrong head.
+    Mutant(
+        "prefill_key_of_the_query_head",
+        PREFILL,
+        "fattn_prefill",
+        "(head / params.group_size) * params.key.head",
+        "head * params.key.head",
+        "bounds",
+    ),
+    Mutant(
+        "prefill_all_heads_write_one",
+        PREFILL,
+        "fattn_prefill",
+        "(batch * params.q_heads + head) * params.q_len",
+        "(batch * params.q_heads) * params.q_len",
+        "race",
+    ),
+    Mutant(
+        "decode_next_key_head",
+        DECODE,
+        "fattn_decode",
+        "key += kv_head * params.key.head;",
+        "key += (kv_head + 1) * params.key.head;",
+        "bounds",
+    ),
+    Mutant(
+        "paged_value_of_the_first_head",
+        PAGED,
+        "fattn_decode",
+        "value += kv_head * params.value.head;",
+        "value += 0 * params.value.head;",
+    ),
+    # Shared memory that nobody wrote.
+    Mutant(
+        "decode_forgets_a_maximum",
+        DECODE,
+        "fattn_decode",
+        "if (at.pair == 0) {\n      shared_max[shared_row]",
+        "if (at.pair == 0 && at.row != 3) {\n      shared_max[shared_row]",
+        "uninit",
+    ),
+]
+
+
+@pytest.mark.parametrize("problem", [PREFILL, DECODE, SPLIT, PAGED, FULL, FULL_PAGES], ids=str)
+@pytest.mark.parametrize("order", ["forward", "reverse", "random:3"])
+def test_the_controls_are_silent_and_right(problem: Problem, order: str) -> None:
+    case = problems.build(problem)
+    assert_close(case, *direct_launch.run(case, order=order))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_mutant_is_caught(mutant: Mutant) -> None:
+    from softmetal.simt.harness import KernelError
+
+    case = problems.build(mutant.problem)
+    mutate = {mutant.kernel: mutant.apply}
+    if not mutant.finding:
+        with pytest.raises(AssertionError):
+            assert_close(case, *direct_launch.run(case, mutate, checks=""))
+        return
+    with pytest.raises(KernelError, match=f"(?i){mutant.finding}") as caught:
+        direct_launch.run(case, mutate)
+    assert mutant.kernel in str(caught.value)
+    assert re.search(r"\w\.(metal|h):\d+", str(caught.value)), "the report names the line"
+
+
+@pytest.mark.parametrize("operand", ["query", "key", "value"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(6, "prefill", f32, 1, 2, 1, 9, 21, 40, 24, layouts=VIEWS),
+        Problem(7, "paged_decode", f16, 1, 2, 1, 1, 32, 40, 24, seq_lens=(29,), block_size=8, layouts=VIEWS),
+    ],
+    ids=str,
+)
+def test_dropped_storage_offset_is_caught(problem: Problem, operand: str) -> None:
+    """The start of a storage is not the start of the view: the NaN before it gives the fault away."""
+    case = problems.build(problem)
+    assert_close(case, *direct_launch.run(case))
+    name = operand if operand in case.operands else f"{operand}_cache"
+    with pytest.raises(AssertionError):
+        assert_close(case, *direct_launch.run(case, drop_offset_of=name, checks=""))
+
+
+def test_a_benign_change_is_not_reported() -> None:
+    """The other control: a barrier more, and a comment, change nothing."""
+    case = problems.build(PREFILL)
+    mutate = {"fattn_prefill": lambda text: text.replace(BARRIER, f"{BARRIER}; {BARRIER}")}
+    out, lse = direct_launch.run(case, mutate)
+    plain, plain_lse = direct_launch.run(case)
+    assert torch.equal(out, plain) and torch.equal(lse, plain_lse)

@@ -1,0 +1,107 @@
+"""The package around the operators: loading, the command line, the doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.conftest import counted_launches
+from torch_fattn import __main__ as command_line
+from torch_fattn import _extension, doctor
+
+
+def test_extension_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ModuleType("torch_fattn._C")
+    other.torch_version = "1.9.0"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_fattn._C", other)
+    monkeypatch.setattr(_extension.importlib.util, "find_spec", lambda _: object())
+    with pytest.raises(ImportError, match=r"built against torch 1\.9\.0 .*pip install --no-build-isolation"):
+        _extension.load()
+
+
+def test_extension_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise ImportError("undefined symbol: _ZN3c10")
+
+    monkeypatch.setattr(_extension.importlib, "import_module", fail)
+    with pytest.raises(ImportError, match=r"does not load into torch .*undefined symbol"):
+        _extension.load()
+
+
+def test_extension_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_extension.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ImportError, match="torch_fattn is not built"):
+        _extension.load()
+
+
+def test_extension_of_this_torch() -> None:
+    """The control of the three tests above."""
+    assert torch.__version__.startswith(_extension.load().rsplit(".", 1)[0])
+
+
+def test_import_brings_no_other_package() -> None:
+    """Neither an emulator nor transformers: both are optional."""
+    script = "import sys, torch_fattn; print([m for m in ('softmetal', 'transformers') if m in sys.modules])"
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "merge"])
+def test_explain_command(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["explain", op, "--heads", "8", "--kv-heads", "2", "--kv-len", "600", "--head-dim", "64"]
+    with counted_launches() as launches:
+        assert (
+            command_line.main([*shape, "--family", "9", "--cores", "40", "--device-name", "Apple M3 Max"])
+            == 0
+        )
+        text = capsys.readouterr().out
+        assert command_line.main([*shape, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert f"fattn.{op} on Apple M3 Max (Apple family 9, 40 cores)" in text
+    assert plan["passes"][0]["kernel"] in text
+    assert not launches
+
+
+def test_explain_command_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["explain", "prefill", "--head-dim", "12"]) == 1
+    assert "multiple of 8" in capsys.readouterr().err
+
+
+def test_doctor_is_content(capsys: pytest.CaptureFixture[str]) -> None:
+    with counted_launches() as launches:
+        assert doctor.main() == 0
+    assert "All is well." in capsys.readouterr().out
+    assert {"fattn_prefill", "fattn_decode", "fattn_merge"} <= launches.keys()
+
+
+def test_doctor_notices_a_wrong_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor.Case, "run", lambda case, _: tuple(1.01 * x for x in _exact(case)))
+    assert doctor.main() == 1
+    assert "-> a wrong result in prefill float32" in capsys.readouterr().out
+
+
+def _exact(case: doctor.Case) -> tuple[torch.Tensor, torch.Tensor]:
+    return getattr(doctor.reference, case.op)(*case.operands, **case.options)
+
+
+def test_doctor_notices_that_nothing_ran(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor.Case, "run", lambda case, _: _exact(case))
+    assert doctor.main() == 1
+    assert "-> no launch of the kernel in prefill float32" in capsys.readouterr().out
+
+
+def test_doctor_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
+    assert doctor.main() == 1
+    assert "arm64 wheel" in capsys.readouterr().out

@@ -1,0 +1,289 @@
+"""The planner: golden plans as JSON, what must hold for every plan, and refusals.
+
+`make golden` rewrites tests/golden after a change that is meant.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+from tests import problems
+from tests.conftest import counted_launches, needs_emulator
+from tests.problems import Problem
+
+GOLDEN = Path(__file__).parent / "golden"
+M1: dict[str, Any] = {"device_name": "Apple M1", "family": 7, "cores": 8}
+M2_MAX: dict[str, Any] = {"device_name": "Apple M2 Max", "family": 8, "cores": 38}
+MAX_THREADGROUP_BYTES = 32768
+ELEMENT_BYTES = {"float": 4, "half": 2, "bfloat": 2}
+
+f32, f16, bf16 = problems.DTYPES
+
+
+def on_meta(problem: Problem) -> dict[str, Any]:
+    """Arguments without memory, with the strides that the problem asks for."""
+    p = problem
+
+    def tensor(shape: tuple[int, ...], dtype: torch.dtype = p.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    arguments: dict[str, Any] = {"query": tensor((p.batch, p.q_heads, p.q_len, p.head_dim))}
+    if p.block_size:
+        blocks = p.kv_len // p.block_size
+        pool = (p.batch * blocks, p.block_size, p.kv_heads)
+        arguments |= {"key_cache": tensor((*pool, p.head_dim)), "value_cache": tensor((*pool, p.value_dim))}
+        arguments["block_tables"] = tensor((p.batch, blocks), torch.int32)
+    else:
+        rows = (p.batch, p.kv_heads, p.kv_len)
+        arguments |= {"key": tensor((*rows, p.head_dim)), "value": tensor((*rows, p.value_dim))}
+    if p.seq_lens is not None:
+        arguments["seq_lens"] = tensor((p.batch,), torch.int32)
+    if p.mask is not None:
+        full = (p.batch, p.q_heads, p.q_len, p.kv_len)
+        size = tuple(1 if one else n for n, one in zip(full, p.mask_broadcast, strict=True))
+        arguments["attn_mask"] = tensor(size, p.mask)
+    if p.causality != "none":
+        arguments |= {"is_causal": True, "q_offset": p.q_offset}
+    if p.scale is not None:
+        arguments["scale"] = p.scale
+    return arguments
+
+
+def plan_of(problem: Problem, **device: Any) -> dict[str, Any]:
+    return torch_fattn.explain(problem.op, **on_meta(problem), **(device or M1)).data
+
+
+# ---- golden plans
+
+GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
+    "prefill_f16_causal": (
+        Problem(0, "prefill", f16, 2, 16, 4, 512, 512, 64, 64, causality="bottom_right"),
+        M1,
+    ),
+    "prefill_f32_d128": (Problem(0, "prefill", f32, 1, 8, 8, 300, 300, 128, 128), M1),
+    "prefill_bf16_mask": (
+        Problem(
+            0,
+            "prefill",
+            bf16,
+            2,
+            8,
+            2,
+            77,
+            93,
+            80,
+            40,
+            mask=torch.bool,
+            mask_broadcast=(False, True, True, False),
+        ),
+        M1,
+    ),
+    "decode_one_split": (Problem(0, "decode", f16, 1, 8, 8, 1, 100, 64, 64, seq_lens=(100,)), M1),
+    "decode_long": (Problem(0, "decode", bf16, 1, 32, 8, 1, 32768, 128, 128, seq_lens=(30000,)), M1),
+    "decode_long_m2_max": (
+        Problem(0, "decode", bf16, 1, 32, 8, 1, 32768, 128, 128, seq_lens=(30000,)),
+        M2_MAX,
+    ),
+    "decode_f32_rows": (Problem(0, "decode", f32, 4, 8, 1, 8, 4096, 96, 96, mask=f32), M1),
+    "paged_16": (
+        Problem(0, "paged_decode", f16, 8, 32, 8, 1, 4096, 128, 128, seq_lens=(9,) * 8, block_size=16),
+        M1,
+    ),
+}
+
+
+def check_golden(name: str, plan: dict[str, Any], update: bool) -> None:
+    path = GOLDEN / f"{name}.json"
+    text = json.dumps(plan, indent=2) + "\n"
+    if update:
+        path.write_text(text)
+    assert text == path.read_text(), f"{path.name} differs: run `make golden` if the change is meant"
+
+
+@pytest.mark.parametrize("name", GOLDEN_CALLS)
+def test_golden(name: str, request: pytest.FixtureRequest) -> None:
+    problem, device = GOLDEN_CALLS[name]
+    check_golden(name, plan_of(problem, **device), request.config.getoption("--update-golden"))
+
+
+def test_golden_merge(request: pytest.FixtureRequest) -> None:
+    outs, lses = torch.empty(4, 2, 8, 3, 64, dtype=f16, device="meta"), torch.empty(4, 2, 8, 3, device="meta")
+    plan = torch_fattn.explain("merge", outs, lses, **M1).data
+    check_golden("merge_f16", plan, request.config.getoption("--update-golden"))
+
+
+def test_every_golden_file_is_used() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.json")} == {*GOLDEN_CALLS, "merge_f16"}
+
+
+# ---- what holds for every plan
+
+
+def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
+    macros, params = launch["macros"], launch["params"]
+    tile_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"]) * int(macros["FATTN_SIMDGROUPS"])
+    tiles, heads, batch = launch["grid"]
+    assert (tiles - 1) * tile_rows < p.q_len <= tiles * tile_rows
+    assert (heads, batch) == (p.q_heads, p.batch)
+    assert params["q_tiles"] == tiles and params["group_size"] * p.kv_heads == p.q_heads
+    pitches = p.head_dim + p.value_dim + 2 * 8
+    tile_bytes = int(macros["FATTN_TILE_KEYS"]) * pitches * ELEMENT_BYTES[macros["FATTN_T"]]
+    assert launch["threadgroup_bytes"] == tile_bytes + 4 * int(macros["FATTN_SIMDGROUPS"])
+    assert launch["constants"]["causal"] == (p.causality != "none")
+
+
+def check_decode(p: Problem, plan: dict[str, Any]) -> None:
+    launch = plan["passes"][0]
+    macros, params = launch["macros"], launch["params"]
+    splits, heads, batch = launch["grid"]
+    packed_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"])
+    rows_per_kv_head = p.q_heads // p.kv_heads * p.q_len
+    assert 1 <= splits == params["splits"] <= max(1, p.kv_len)
+    assert heads == p.kv_heads * params["row_blocks"] and batch == p.batch
+    assert (params["row_blocks"] - 1) * packed_rows < rows_per_kv_head <= params["row_blocks"] * packed_rows
+    assert launch["constants"]["split"] == (splits > 1) == (len(plan["passes"]) == 2)
+    assert launch["constants"]["block_size"] == p.block_size
+    assert launch["constants"]["has_seq_lens"] == (p.seq_lens is not None)
+    rows = p.batch * p.q_heads * p.q_len
+    assert plan["scratch_bytes"] == (splits * rows * (p.value_dim + 1) * 4 if splits > 1 else 0)
+    if splits > 1:
+        merge = plan["passes"][1]
+        assert merge["params"] == {"rows": rows, "parts": splits, "head_dim": p.value_dim}
+        assert merge["grid"][0] * int(merge["macros"]["FATTN_SIMDGROUPS"]) >= rows
+
+
+@pytest.mark.parametrize("device", [M1, M2_MAX], ids=["M1", "M2_Max"])
+@pytest.mark.parametrize("problem", problems.draw(150, seed=3), ids=str)
+def test_properties(problem: Problem, device: dict[str, Any]) -> None:
+    plan = plan_of(problem, **device)
+    assert plan["device"]["name"] == device["device_name"] and plan["tuning"]
+    for launch in plan["passes"]:
+        assert all(n >= 1 for n in launch["grid"])
+        threads = launch["threads"]
+        assert threads[1:] == [1, 1] and threads[0] == 32 * int(launch["macros"]["FATTN_SIMDGROUPS"]) <= 1024
+        assert launch["threadgroup_bytes"] <= MAX_THREADGROUP_BYTES
+        slots = list(launch["bindings"].values())
+        assert len(set(slots)) == len(slots) and max(slots) < 31
+        assert ("attn_mask" in launch["bindings"]) == bool(launch["constants"].get("mask"))
+    if problem.op == "prefill":
+        assert len(plan["passes"]) == 1 and plan["scratch_bytes"] == 0
+        check_prefill(problem, plan["passes"][0])
+    else:
+        check_decode(problem, plan)
+
+
+@needs_emulator
+@pytest.mark.parametrize("problem", problems.draw(12, seed=5), ids=str)
+def test_the_plan_is_what_is_launched(problem: Problem) -> None:
+    """Kernels, grids, and threadgroup memory as the compiled pipelines have it."""
+    import softmetal
+
+    arguments, _ = problems.build(problem).arguments("mps")
+    plan = torch_fattn.explain(problem.op, **arguments)
+    with softmetal.record() as launched:
+        getattr(torch_fattn, problem.op)(**arguments)
+    facts = ("kernel", "grid", "threads", "threadgroup_bytes")
+    ours = [launch for launch in launched if launch["kernel"].startswith("fattn_")]
+    assert [[launch[fact] for fact in facts] for launch in ours] == [
+        [launch[fact] for fact in facts] for launch in plan.passes
+    ]
+
+
+def test_more_cores_never_get_fewer_splits() -> None:
+    problem = GOLDEN_CALLS["decode_long"][0]
+    splits = [plan_of(problem, cores=cores)["passes"][0]["grid"][0] for cores in (1, 2, 8, 10, 38, 76)]
+    assert splits == sorted(splits) and splits[0] < splits[-1]
+
+
+def test_a_full_batch_needs_no_split() -> None:
+    problem = Problem(0, "decode", f16, 64, 32, 32, 1, 2048, 64, 64)
+    assert plan_of(problem)["passes"][0]["grid"][0] == 1
+
+
+@pytest.mark.parametrize("empty", ["batch", "q_heads", "q_len"])
+def test_empty_results_have_no_passes(empty: str) -> None:
+    sizes: dict[str, Any] = {"batch": 2, "q_heads": 4, "q_len": 3} | {empty: 0}
+    kv_heads = 2 if sizes["q_heads"] else 0
+    problem = Problem(0, "prefill", f16, kv_heads=kv_heads, kv_len=9, head_dim=64, value_dim=64, **sizes)
+    assert plan_of(problem)["passes"] == []
+
+
+# ---- explain
+
+
+def test_explain_is_the_same_on_every_device_and_launches_nothing() -> None:
+    case = problems.build(problems.draw(1, seed=4)[0])
+    plans = []
+    with counted_launches() as launches:
+        for device in ("cpu", "mps"):
+            plans.append(torch_fattn.explain(case.problem.op, **case.arguments(device)[0], **M1).json)
+    assert plans[0] == plans[1] and launches == {}
+
+
+def test_explain_for_people() -> None:
+    problem, device = GOLDEN_CALLS["decode_long"]
+    text = str(torch_fattn.explain(problem.op, **on_meta(problem), **device))
+    for word in (
+        "fattn.decode",
+        "Apple M1",
+        "fattn_decode",
+        "fattn_merge",
+        "grid",
+        "scratch",
+        "FATTN_HEAD_DIM=128",
+    ):
+        assert word in text
+    assert text.isascii() and max(map(len, text.splitlines())) < 200
+
+
+def test_explain_refuses_as_the_op_does() -> None:
+    query = torch.empty(1, 5, 3, 64, device="meta")
+    key = torch.empty(1, 2, 9, 64, device="meta")
+    with pytest.raises(ValueError) as of_plan:
+        torch_fattn.explain("prefill", query, key, key)
+    with pytest.raises(ValueError) as of_op:
+        torch_fattn.prefill(
+            query.new_empty(query.shape, device="mps"), *(key.new_empty(key.shape, device="mps"),) * 2
+        )
+    assert str(of_plan.value) == str(of_op.value)
+    assert "5 query heads cannot share 2 key-value heads" in str(of_op.value)
+    with pytest.raises(ValueError, match="not an operator"):
+        torch_fattn.explain("softmax", query)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"q_len": 2**30 + 1}, ValueError, "length 1073741825"),
+        ({"kv_len": 2**30 + 1}, ValueError, "length 1073741825"),
+        ({"batch": 65536}, ValueError, "batch 65536"),
+        ({"q_heads": 65536 * 2, "kv_heads": 2}, ValueError, "head count 131072"),
+        ({"head_dim": 256, "value_dim": 256}, NotImplementedError, "256"),
+    ],
+)
+def test_limits(fields: dict[str, Any], error: type[Exception], words: str) -> None:
+    sizes = {
+        "batch": 1,
+        "q_heads": 2,
+        "kv_heads": 2,
+        "q_len": 4,
+        "kv_len": 8,
+        "head_dim": 64,
+        "value_dim": 64,
+    }
+    with pytest.raises(error, match=words):
+        plan_of(Problem(0, "prefill", f16, **(sizes | fields)))
+
+
+def test_largest_sizes_plan() -> None:
+    """Lengths and strides past 2^32 elements are planned, in 64 bits."""
+    problem = Problem(0, "decode", f16, 64, 32, 8, 1, 2**20, 128, 128, seq_lens=(5,) * 64)
+    params = plan_of(problem)["passes"][0]["params"]
+    assert params["key"]["batch"] * 63 > 2**32
+    assert params["key"] == {"batch": 8 * 2**20 * 128, "head": 2**20 * 128, "row": 128}

@@ -1,0 +1,80 @@
+"""200 random problems: right by the accuracy rule, NaN all around, inputs untouched, kernels launched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests import problems
+from tests.accuracy import assert_close
+from tests.conftest import counted_launches
+
+PROBLEMS = problems.draw(200)
+MORE_PROBLEMS = problems.draw(1000, seed=1)
+KERNELS = {"prefill": "fattn_prefill", "decode": "fattn_decode", "paged_decode": "fattn_decode"}
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def run_and_check(problem: problems.Problem, seed: int) -> None:
+    case = problems.build(problem, seed)
+    arguments, bases = case.arguments("mps")
+    with counted_launches() as launches:
+        out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
+    assert launches.pop(KERNELS[problem.op]) == 1
+    assert launches in ({}, {"fattn_merge": 1})
+    assert_close(case, out.cpu(), lse.cpu())
+    for name, base in bases.items():
+        assert same_bits(base.cpu(), case.operands[name].base), f"{name} was written"
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_problem(problem: problems.Problem) -> None:
+    run_and_check(problem, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", MORE_PROBLEMS, ids=str)
+def test_more_problems(problem: problems.Problem) -> None:
+    run_and_check(problem, seed=1)
+
+
+def test_the_problems_cover_every_axis() -> None:
+    seen = {(p.op, p.dtype) for p in PROBLEMS}
+    assert len(seen) == 9
+    assert {(p.head_dim, p.value_dim) for p in PROBLEMS} == set(problems.HEAD_DIMS)
+    assert {p.q_heads // p.kv_heads == 1 for p in PROBLEMS} == {True, False}
+    assert any(p.kv_heads == 1 and p.q_heads > 1 for p in PROBLEMS)
+    assert {p.causality for p in PROBLEMS if p.op == "prefill"} == set(problems.CAUSALITIES)
+    for operand in range(3):
+        assert {p.layouts[operand] for p in PROBLEMS if p.op != "paged_decode"} == set(problems.LAYOUTS)
+    for op in KERNELS:
+        assert {p.mask for p in PROBLEMS if p.op == op} == set(problems.MASKS)
+    assert len({p.mask_broadcast for p in PROBLEMS if p.mask is not None}) == 16
+    assert {p.block_size for p in PROBLEMS if p.op == "paged_decode"} == set(problems.BLOCK_SIZES)
+    for op in ("decode", "paged_decode"):
+        lengths = [(n, p.kv_len) for p in PROBLEMS if p.op == op and p.seq_lens for n in p.seq_lens]
+        assert any(n == 0 for n, _ in lengths) and any(n == capacity for n, capacity in lengths)
+
+
+def test_the_rule_can_fail() -> None:
+    """The control: results that are wrong by less than a per cent are refused."""
+    problem = next(p for p in PROBLEMS if p.op == "prefill" and p.q_len > 8 and p.causality == "bottom_right")
+    case = problems.build(problem)
+    out, lse = torch_fattn.reference.prefill(
+        case.clean["query"],
+        case.clean["key"],
+        case.clean["value"],
+        case.clean.get("attn_mask"),
+        **case.options,
+    )
+    out, lse = out.to(problem.dtype), lse.float()
+    assert_close(case, out, lse)
+    with pytest.raises(AssertionError, match="error"):
+        assert_close(case, out * 1.03, lse)
+    with pytest.raises(AssertionError, match="lse"):
+        assert_close(case, out, lse + 0.01)

@@ -1,0 +1,86 @@
+"""Pairs of tiny random models with equal weights: `fattn` on the device under test, `eager` on the CPU.
+
+The two never share a config object: transformers writes the attention implementation into it, and a shared
+config would make both models run the same implementation and every comparison read 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+DEVICE = "mps"
+LAYERS = 2
+VOCAB = 64
+# Weights of the usual initialisation are so small that a wrong attention hardly moves the logits.
+WEIGHT_GAIN = 6.0
+# float32 throughout: the worst logit error seen is about 1e-6; a lost mask or window costs more than 1e-2.
+TOLERANCE = 2e-5
+VISIBLE_ERROR = 1e-2
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": None,
+}
+
+
+def pair(auto_class: Any, config: PreTrainedConfig) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The model with `fattn` on DEVICE and the same model with `eager` on the CPU."""
+    torch.manual_seed(0)
+    ours = auto_class.from_config(copy.deepcopy(config), attn_implementation="fattn").eval()
+    with torch.no_grad():
+        for name, weight in ours.named_parameters():
+            if weight.ndim == 2 and "embed" not in name:
+                weight.mul_(WEIGHT_GAIN / 2)
+    eager = auto_class.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    eager.load_state_dict(ours.state_dict())
+    return ours.to(DEVICE), eager
+
+
+def prompt(length: int = 12, padding: int = 0, batch: int = 2) -> tuple[Tensor, Tensor]:
+    """Random token ids and their attention mask; the first sequence begins with `padding` padding tokens."""
+    ids = torch.randint(3, VOCAB, (batch, length), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    ids[0, :padding] = COMMON["pad_token_id"]
+    mask[0, :padding] = 0
+    return ids, mask
+
+
+def generate(model: PreTrainedModel, ids: Tensor, mask: Tensor, new_tokens: int, **options: Any) -> Any:
+    """Greedy generation of exactly `new_tokens` tokens with the logits of every step."""
+    with torch.no_grad():
+        return model.generate(
+            ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **options,
+        )
+
+
+def largest_logit_error(ours: Any, eager: Any) -> float:
+    steps = zip(ours.logits, eager.logits, strict=True)
+    return max((mine.cpu() - theirs).abs().max().item() for mine, theirs in steps)
+
+
+def both_forward(ours: PreTrainedModel, eager: PreTrainedModel, **inputs: Any) -> tuple[Tensor, Tensor]:
+    """The first output of both models for the same inputs, on the CPU."""
+    with torch.no_grad():
+        on_device = {k: v.to(DEVICE) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+        return ours(**on_device)[0].cpu(), eager(**inputs)[0]

@@ -1,0 +1,72 @@
+"""Rules of this repository that no linter knows: file length, machine paths, unfinished marks, layering.
+
+Prints one line per violation and exits with 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE_ENDINGS = {
+    ".py",
+    ".cpp",
+    ".h",
+    ".hpp",
+    ".mm",
+    ".m",
+    ".metal",
+    ".S",
+    ".cu",
+    ".sh",
+    ".yml",
+    ".toml",
+    ".md",
+}
+SKIPPED_FOLDERS = {".git", ".venv", "build", "_build", "dist", "out", "generated", "__pycache__"}
+MAX_LINES = 450
+
+# Spelled so that this file does not match itself.
+MACHINE_PATH = re.compile("/" + r"(work|farm|tmp|root|home|Users)/\w")
+UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
+PRODUCT_FOLDERS = ("csrc", "torch_fattn")
+EMULATOR = re.compile("softmetal", re.IGNORECASE)
+ATTENTION = re.compile(r"torch_fattn|\bfattn\b", re.IGNORECASE)
+
+
+def source_files() -> Iterator[Path]:
+    for path in sorted(ROOT.rglob("*")):
+        relative = path.relative_to(ROOT)
+        hidden = any(
+            part in SKIPPED_FOLDERS or part.endswith((".egg-info", "_cache")) for part in relative.parts
+        )
+        if not hidden and path.is_file() and (path.suffix in SOURCE_ENDINGS or path.name == "Makefile"):
+            yield relative
+
+
+def violations(path: Path) -> Iterator[str]:
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    if path.suffix != ".md" and len(lines) > MAX_LINES:
+        yield f"{path}: {len(lines)} lines, more than {MAX_LINES}: split it by meaning"
+    for number, line in enumerate(lines, start=1):
+        if MACHINE_PATH.search(line):
+            yield f"{path}:{number}: a path of one machine"
+        if UNFINISHED.search(line):
+            yield f"{path}:{number}: an unfinished mark"
+        if path.parts[0] in PRODUCT_FOLDERS and EMULATOR.search(line):
+            yield f"{path}:{number}: the product must not know of softmetal"
+        if path.parts[0] == "softmetal" and path.suffix != ".md" and ATTENTION.search(line):
+            yield f"{path}:{number}: softmetal must not know of torch_fattn"
+
+
+def main() -> int:
+    found = [line for path in source_files() for line in violations(path)]
+    print("\n".join(found) if found else "check_sources: ok")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
