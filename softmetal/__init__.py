@@ -1,0 +1,27 @@
+"""softmetal: Metal compute in software, so that Metal code for PyTorch builds and runs on Linux.
+
+With it installed, `import torch` makes device="mps" work: see README.md.
+"""
+
+from __future__ import annotations
+
+from .control import (
+    SoftmetalMissing,
+    checks,
+    counters,
+    launches,
+    live_objects,
+    record,
+    reset_counters,
+)
+
+__all__ = [
+    "SoftmetalMissing",
+    "checks",
+    "counters",
+    "launches",
+    "live_objects",
+    "record",
+    "reset_counters",
+]
+__version__ = "0.1.0"

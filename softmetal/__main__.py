@@ -1,0 +1,96 @@
+"""`python -m softmetal build | config --env | doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from . import control
+
+ROOT = Path(__file__).resolve().parent
+CLANG = "clang++-19"
+OBJC_FLAGS = [
+    "-fobjc-runtime=gcc",
+    "-fblocks",
+    "-fconstant-string-class=NSConstantString",
+    "-D_NATIVE_OBJC_EXCEPTIONS",
+    "-DGNUSTEP",
+    "-DGNUSTEP_BASE_LIBRARY=1",
+    "-DGNU_RUNTIME=1",
+]
+APT_PACKAGES = "clang-19 libobjc-12-dev libblocksruntime-dev libgnustep-base-dev cmake ninja-build"
+
+
+def _torch_folder() -> Path:
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        sys.exit("softmetal: torch is not installed in this environment; install torch first.")
+    return Path(spec.origin).parent
+
+
+def _gcc_objc_include() -> Path:
+    found = sorted(Path("/usr/lib/gcc").glob("*/*/include/objc/objc.h"))
+    if not found:
+        sys.exit(f"softmetal: <objc/objc.h> is missing; install {APT_PACKAGES}.")
+    return found[-1].parent.parent
+
+
+def build(jobs: int | None) -> None:
+    for tool in ("cmake", "ninja", CLANG):
+        if shutil.which(tool) is None:
+            sys.exit(f"softmetal: {tool} is missing; install {APT_PACKAGES}.")
+    folder = control.BUILD_FOLDER / "cmake"
+    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
+    configure += [f"-DCMAKE_CXX_COMPILER={shutil.which(CLANG)}", f"-DTORCH_DIR={_torch_folder()}"]
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["ninja", "-C", str(folder), *([f"-j{jobs}"] if jobs else [])], check=True)
+
+
+def environment() -> dict[str, str]:
+    """What setuptools and torch.utils.cpp_extension need to build Objective-C++ for Metal here as on a Mac."""
+    includes = [f"-I{ROOT / 'framework' / 'include'}", "-isystem/usr/include/GNUstep", f"-isystem{_gcc_objc_include()}"]
+    libraries = [str(control.BUILD_FOLDER / "objcxx_personality.o"), f"-L{control.BUILD_FOLDER}"]
+    libraries += [f"-Wl,-rpath,{control.BUILD_FOLDER}", "-lsoftmetal", "-lgnustep-base", "-lobjc", "-lBlocksRuntime"]
+    return {
+        "CXX": CLANG,
+        "CC": CLANG.replace("++", ""),
+        "CPPFLAGS": shlex.join(OBJC_FLAGS + includes),
+        "LDFLAGS": shlex.join(libraries),
+    }
+
+
+def doctor() -> None:
+    missing = [tool for tool in ("cmake", "ninja", CLANG) if shutil.which(tool) is None]
+    print("tools:  ", f"missing {', '.join(missing)}; install {APT_PACKAGES}" if missing else "all there")
+    if not control.LIBRARY.exists():
+        sys.exit("library: not built; run `python -m softmetal build`")
+    facts = control.device_facts()
+    print("library:", control.LIBRARY)
+    print("device: ", facts["name"], f"({facts['cores']} GPU cores claimed, {facts['memory'] >> 20} MiB)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m softmetal", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    build_parser = commands.add_parser("build", help="build the native libraries")
+    build_parser.add_argument("-j", "--jobs", type=int, help="parallel compilers (ninja's default)")
+    config = commands.add_parser("config", help="how to build Objective-C++ extensions")
+    config.add_argument("--env", action="store_true", required=True, help="print export lines for a shell")
+    commands.add_parser("doctor", help="say what is here")
+    arguments = parser.parse_args()
+    if arguments.command == "build":
+        build(arguments.jobs)
+    elif arguments.command == "config":
+        for name, value in environment().items():
+            print(f"export {name}={shlex.quote(value)}")
+    else:
+        doctor()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Makes device="mps" work when torch is imported (entry point of the group "torch.backends")."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+
+def register() -> None:
+    """Called by torch at the end of `import torch`. SOFTMETAL=0 turns it off; on macOS torch has the real thing."""
+    if sys.platform != "linux" or os.environ.get("SOFTMETAL") == "0":
+        return
+    from . import control
+
+    if not control.LIBRARY.exists():
+        warnings.warn(
+            f"softmetal is installed, but {control.LIBRARY.name} is not built, so there is no mps device; "
+            "run `python -m softmetal build`, or set SOFTMETAL=0.",
+            stacklevel=2,
+        )
+        return
+    import torch
+
+    control.load()
+    torch._C._has_mps = True  # what torch.backends.mps.is_built() and torch.mps.device_count() look at
+    # Compiled out of the Linux wheel:
+    torch._C._mps_get_name = lambda: control.device_facts()["name"]
+    torch._C._mps_get_core_count = lambda: control.device_facts()["cores"]
+    torch.UntypedStorage.mps = _storage_to_mps
+    if not torch.backends.mps.is_available():
+        warnings.warn(
+            "torch was asked about mps before softmetal was loaded and remembers that there is none; "
+            "let `import torch` load softmetal (TORCH_DEVICE_BACKEND_AUTOLOAD must not be 0).",
+            stacklevel=2,
+        )
+
+
+def _storage_to_mps(storage):  # type: ignore[no-untyped-def]
+    """torch.UntypedStorage.mps, which torch.load uses for tensors saved on mps."""
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(storage).to("mps").untyped_storage()

@@ -1,0 +1,124 @@
+// MTLDevice: what this machine is, and the maker of everything else.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "buffer.h"
+#include "host.h"
+#include "library.h"
+#include "objects.h"
+#include "validation.h"
+
+namespace softmetal {
+namespace {
+
+constexpr NSUInteger kMaxThreads = 1024;
+
+std::string cpu_model() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  return "this CPU";
+}
+
+}  // namespace
+
+NSString* to_ns(const std::string& text) {
+  NSString* string = [NSString stringWithUTF8String:text.c_str()];
+  return string ? string : @"(text that is not UTF-8)";
+}
+std::string to_std(NSString* text) { return text ? [text UTF8String] : ""; }
+NSError* make_error(NSString* domain, NSInteger code, const std::string& text) {
+  return [NSError errorWithDomain:domain code:code userInfo:@{NSLocalizedDescriptionKey : to_ns(text)}];
+}
+
+id<MTLDevice> system_device() {
+  static SMDevice* device = [[SMDevice alloc] init];
+  return device;
+}
+
+const char* device_name() {
+  static const std::string name = "Software Metal on " + cpu_model();
+  return name.c_str();
+}
+size_t device_memory() {
+  static const size_t bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE)) / 4 * 3;
+  return bytes;
+}
+unsigned core_count() {
+  const char* cores = getenv("SOFTMETAL_GPU_CORES");
+  return cores && atoi(cores) > 0 ? unsigned(atoi(cores)) : 8;
+}
+
+}  // namespace softmetal
+
+extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal::system_device() retain]; }
+
+@implementation SMDevice
+- (NSString*)name { return softmetal::to_ns(softmetal::device_name()); }
+- (uint64_t)registryID { return 1; }
+- (MTLSize)maxThreadsPerThreadgroup {
+  return MTLSizeMake(softmetal::kMaxThreads, softmetal::kMaxThreads, softmetal::kMaxThreads);
+}
+- (NSUInteger)maxThreadgroupMemoryLength { return SOFTMETAL_MAX_THREADGROUP_BYTES; }
+- (NSUInteger)maxBufferLength { return softmetal::device_memory(); }
+- (uint64_t)recommendedMaxWorkingSetSize { return softmetal::device_memory(); }
+- (NSUInteger)currentAllocatedSize { return softmetal::allocated_bytes(); }
+- (BOOL)hasUnifiedMemory { return YES; }
+- (BOOL)isLowPower { return NO; }
+- (BOOL)isHeadless { return YES; }
+- (BOOL)supportsFamily:(MTLGPUFamily)family {
+  return (family >= MTLGPUFamilyApple1 && family <= MTLGPUFamilyApple8) || family == MTLGPUFamilyMac2 ||
+         (family >= MTLGPUFamilyCommon1 && family <= MTLGPUFamilyCommon3) || family == MTLGPUFamilyMetal3;
+}
+
+- (id<MTLCommandQueue>)newCommandQueue { return [[SMCommandQueue alloc] init]; }
+- (id<MTLCommandQueue>)newCommandQueueWithMaxCommandBufferCount:(NSUInteger)count { return [self newCommandQueue]; }
+
+- (id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options {
+  if (length == 0) softmetal::violated("newBufferWithLength:options: needs a length above 0");
+  if (length > self.maxBufferLength)
+    softmetal::violated("newBufferWithLength:options: length ", length, " exceeds maxBufferLength ", self.maxBufferLength);
+  return softmetal::new_buffer(length, options);
+}
+- (id<MTLBuffer>)newBufferWithBytes:(const void*)pointer
+                             length:(NSUInteger)length
+                            options:(MTLResourceOptions)options {
+  SMBuffer* buffer = (SMBuffer*)[self newBufferWithLength:length options:options];
+  if (buffer) memcpy(buffer->_contents, pointer, length);
+  return buffer;
+}
+- (id<MTLBuffer>)newBufferWithBytesNoCopy:(void*)pointer
+                                   length:(NSUInteger)length
+                                  options:(MTLResourceOptions)options
+                              deallocator:(void (^)(void*, NSUInteger))deallocator {
+  if ((uintptr_t)pointer % 4096 || length % 4096 || length == 0)
+    softmetal::violated("newBufferWithBytesNoCopy: pointer and length must be multiples of the page size");
+  id block = deallocator ? (id)Block_copy(deallocator) : nil;
+  return softmetal::new_buffer_over(pointer, length, options, [=] {
+    if (!block) return;
+    ((void (^)(void*, NSUInteger))block)(pointer, length);
+    Block_release((void*)block);
+  });
+}
+- (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function error:(NSError**)error {
+  MTLComputePipelineDescriptor* descriptor = [[[MTLComputePipelineDescriptor alloc] init] autorelease];
+  descriptor.computeFunction = function;
+  return [self newComputePipelineStateWithDescriptor:descriptor
+                                             options:MTLPipelineOptionNone
+                                          reflection:nullptr
+                                               error:error];
+}
+- (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError**)error {
+  return softmetal::new_library(source, options, error);
+}
+- (id<MTLComputePipelineState>)newComputePipelineStateWithDescriptor:(MTLComputePipelineDescriptor*)descriptor
+                                                             options:(MTLPipelineOption)options
+                                                          reflection:(MTLAutoreleasedComputePipelineReflection*)reflection
+                                                               error:(NSError**)error {
+  if (!descriptor.computeFunction) softmetal::violated("newComputePipelineState: the compute function is nil");
+  if (reflection) *reflection = nil;
+  return softmetal::new_pipeline(descriptor, error);
+}
+@end

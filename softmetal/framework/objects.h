@@ -1,0 +1,104 @@
+// The Objective-C classes behind Metal's protocols.
+#pragma once
+#import <Metal/Metal.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "census.h"
+#include "memory.h"
+#include "program.h"
+
+namespace softmetal {
+NSString* to_ns(const std::string& text);  // autoreleased
+std::string to_std(NSString* text);
+NSError* make_error(NSString* domain, NSInteger code, const std::string& text);
+id<MTLDevice> system_device();  // not retained
+}  // namespace softmetal
+
+@interface SMDevice : NSObject <MTLDevice> {
+  softmetal::Counted<softmetal::MetalClass::kDevice> _counted;
+}
+@end
+
+@interface SMBuffer : NSObject <MTLBuffer> {
+ @public
+  void* _contents;
+  NSUInteger _length;
+  MTLResourceOptions _options;
+  softmetal::Block _block;          // empty if the memory is someone else's:
+  std::function<void()> _release;   // gives that back
+  NSString* _label;
+  softmetal::Counted<softmetal::MetalClass::kBuffer> _counted;
+}
+@end
+
+@interface SMLibrary : NSObject <MTLLibrary> {
+ @public
+  std::shared_ptr<softmetal::Program> _program;
+  NSUInteger _maxThreads;  // MTLCompileOptions.maxTotalThreadsPerThreadgroup, 0 if not set
+  NSString* _label;
+  softmetal::Counted<softmetal::MetalClass::kLibrary> _counted;
+}
+@end
+
+@interface SMFunction : NSObject <MTLFunction> {
+ @public
+  std::shared_ptr<softmetal::Program> _program;
+  std::string _name;
+  softmetal::ConstantsByIndex _constants;
+  NSUInteger _maxThreads;
+  NSString* _label;
+  softmetal::Counted<softmetal::MetalClass::kFunction> _counted;
+}
+@end
+
+@interface SMComputePipelineState : NSObject <MTLComputePipelineState> {
+ @public
+  std::unique_ptr<softmetal::Pipeline> _pipeline;
+  std::string _name;  // of the kernel
+  NSUInteger _maxThreads, _staticThreadgroupBytes;
+  NSString* _label;
+  softmetal::Counted<softmetal::MetalClass::kComputePipelineState> _counted;
+}
+@end
+
+@interface SMCommandQueue : NSObject <MTLCommandQueue> {
+  NSString* _label;
+  softmetal::Counted<softmetal::MetalClass::kCommandQueue> _counted;
+}
+@end
+
+@class SMCommandEncoder;
+
+@interface SMCommandBuffer : NSObject <MTLCommandBuffer> {
+ @public
+  std::vector<std::function<void()>> _commands;  // each throws when it fails
+  std::vector<id> _retained;                     // what the commands use
+  std::vector<id> _handlers;                     // copied blocks
+  MTLCommandBufferStatus _status;
+  NSError* _error;
+  SMCommandQueue* _queue;
+  dispatch_queue_t _owner;  // if not null: the only dispatch queue whose blocks may encode
+  SMCommandEncoder* _open;  // not retained: the encoder retains the command buffer
+  NSString* _label;
+  int _debugGroups;
+  double _start, _end;
+  softmetal::Counted<softmetal::MetalClass::kCommandBuffer> _counted;
+}
+- (void)checkEncodable;
+- (void)retainUntilDone:(id)object;
+@end
+
+@interface SMCommandEncoder : NSObject <MTLCommandEncoder> {
+ @public
+  SMCommandBuffer* _commandBuffer;
+  BOOL _ended;
+  NSString* _label;
+  int _debugGroups;
+}
+- (instancetype)initWithCommandBuffer:(SMCommandBuffer*)commandBuffer;
+- (void)checkUsable;
+@end

@@ -1,0 +1,68 @@
+// A library's source as compiled modules, and a pipeline as a private copy of one of them with its function constants set.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../simt/abi.h"
+#include "compiler.h"
+
+namespace softmetal {
+
+struct ConstantValue {
+  uint32_t type;  // MTLDataType
+  uint64_t bits;
+};
+using ConstantsByIndex = std::map<uint32_t, ConstantValue>;
+
+class Module {  // a loaded copy; its code sees these constants and no others
+ public:
+  Module(const std::string& path, const ConstantsByIndex& constants);
+  ~Module();
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+  const softmetal_module_table& table() const;
+  const softmetal_kernel* find(const std::string& kernel) const;  // null if the module has none of that name
+
+ private:
+  softmetal_loaded* loaded_;
+};
+
+class Program {
+ public:
+  Program(std::string source, Macros macros);  // compiles; throws CompileError
+  const std::string& module_path(Mode mode);   // compiles the checked module when it is first wanted
+  const std::vector<std::string>& kernel_names() const { return kernel_names_; }
+  struct Constant {
+    std::string name;
+    uint32_t index, type;
+    bool required;
+  };
+  const std::vector<Constant>& constants() const { return constants_; }
+
+ private:
+  std::string source_;
+  Macros macros_;
+  std::mutex mutex_;
+  std::string paths_[2];
+  std::vector<std::string> kernel_names_;
+  std::vector<Constant> constants_;
+};
+
+class Pipeline {
+ public:
+  Pipeline(std::shared_ptr<Program> program, std::string kernel, ConstantsByIndex constants);
+  const softmetal_kernel& kernel(Mode mode);
+
+ private:
+  std::shared_ptr<Program> program_;
+  std::string name_;
+  ConstantsByIndex constants_;
+  std::mutex mutex_;
+  std::unique_ptr<Module> modules_[2];
+};
+
+}  // namespace softmetal

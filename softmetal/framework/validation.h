@@ -1,0 +1,30 @@
+// Metal's API validation. A broken rule throws ValidationError, which reaches Python as
+// RuntimeError("Metal validation: ..."); on a Mac with validation switched on the process would stop there.
+#pragma once
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace softmetal {
+
+struct ValidationError : std::logic_error {
+  explicit ValidationError(const std::string& rule) : std::logic_error("Metal validation: " + rule) {}
+};
+
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+template <class... Parts>
+[[noreturn]] void violated(const Parts&... parts) {
+  throw ValidationError(text(parts...));
+}
+
+// For rules found broken where nothing may be thrown (-dealloc): kept until the next commit or synchronize raises it.
+void violated_in_dealloc(const std::string& rule) noexcept;
+void raise_deferred_violations();
+
+}  // namespace softmetal

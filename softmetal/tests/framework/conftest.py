@@ -1,0 +1,37 @@
+"""Builds the test extension as a user would: with the flags of `python -m softmetal config` and torch's cpp_extension."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """torch.ops.softmetal_kit."""
+    torch = pytest.importorskip("torch")
+    import softmetal.control
+    from softmetal.__main__ import environment
+    from torch.utils import cpp_extension
+
+    if not softmetal.control.LIBRARY.exists():
+        pytest.skip("libsoftmetal.so is not built (python -m softmetal build)")
+    flags = environment()
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CXX", flags["CXX"])
+    patch.setenv("TORCH_EXTENSIONS_DIR", str(HERE.parent.parent / "_build" / "test_extensions"))
+    cpp_extension.load(
+        "softmetal_kit",
+        [str(HERE / "kit.mm"), str(HERE / "misuse.mm")],
+        extra_cflags=[*shlex.split(flags["CPPFLAGS"]), "-O1", "-Wno-unused-command-line-argument"],
+        extra_ldflags=shlex.split(flags["LDFLAGS"]),
+        is_python_module=False,
+    )
+    patch.undo()
+    ops: ModuleType = torch.ops.softmetal_kit
+    return ops

@@ -1,0 +1,244 @@
+"""Metal Shading Language, compiled and run from Objective-C++: results, errors, constants, macros, checks, counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import softmetal
+
+torch = pytest.importorskip("torch")
+
+SOURCE = """
+#include <metal_stdlib>
+using namespace metal;
+constant float first [[function_constant(0)]];
+constant float second [[function_constant(7)]];
+constant float second_or_three = is_function_constant_defined(second) ? second : 3.0f;
+kernel void constants(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  y[i] = first + 10 * second_or_three;
+}
+#ifndef VALUE
+#define VALUE 1
+#endif
+kernel void macros(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { y[i] = VALUE; }
+kernel void neighbours(device float* y [[buffer(0)]], threadgroup float* s [[threadgroup(0)]],
+                       uint i [[thread_index_in_threadgroup]]) {
+  s[i] = float(i);
+#ifdef BARRIER
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#endif
+  y[i] = s[(i + 33) % 64];
+}
+kernel void beyond(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { y[i + 8] = 1; }
+kernel void copy(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                 uint i [[thread_position_in_grid]]) { y[i] = x[i]; }
+"""
+
+
+def run(kit: ModuleType, kernel: str, *buffers: Any, macros: dict[str, str] | None = None, threads: int = 8, **more: Any) -> Any:
+    arguments = {"constants": [], "grid": [1, 1, 1], "threadgroup_bytes": 0, **more}
+    return kit.run(
+        more.get("source", SOURCE),
+        kernel,
+        list(buffers),
+        macros or {},
+        arguments["constants"],
+        arguments["grid"],
+        [threads, 1, 1],
+        arguments["threadgroup_bytes"],
+    )
+
+
+def neighbours(kit: ModuleType, *, barrier: bool) -> Any:
+    y = torch.zeros(64, device="mps")
+    return run(kit, "neighbours", y, macros={"BARRIER": "1"} if barrier else {}, threads=64, threadgroup_bytes=256)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "whole": lambda x: x,
+    "storage offset": lambda x: x[4:, 1:],
+    "transposed with offset": lambda x: x.transpose(0, 2)[1:],
+    "empty": lambda x: x[:0],
+    "scalar": lambda x: x[2, 2, 2],
+    "expanded": lambda x: x[:, :1].expand(-1, 7, -1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_exact_result(kit: ModuleType, view: str) -> None:
+    x = torch.randn(12, 5, 3)
+    y = kit.scale(VIEWS[view](x.to("mps")))
+    assert torch.equal(y.cpu(), VIEWS[view](x) * 2)
+
+
+def test_chained_with_ops_of_torch(kit: ModuleType) -> None:
+    x = torch.randn(16)
+    m = x.to("mps")
+    y = kit.scale(kit.scale(m) + 1)
+    y.mul_(3)
+    assert torch.equal(kit.scale(y).cpu(), ((x * 2 + 1) * 2 * 3) * 2)
+
+
+def test_facts(kit: ModuleType) -> None:
+    facts = dict(line.split("=", 1) for line in kit.facts())
+    assert facts.pop("name").startswith("Software Metal on ")
+    assert facts == {
+        "apple7": "1",
+        "apple8": "1",
+        "apple9": "0",
+        "metal3": "1",
+        "threadgroup memory": "32768",
+        "threads": "1024",
+        "width": "32",
+        "pipeline threads": "1024",
+        "limited threads": "64",
+        "static bytes": "28000",
+        "functions": "add,big,limited",
+    }
+
+
+def test_function_constants(kit: ModuleType) -> None:
+    y = torch.empty(8, device="mps")
+    assert run(kit, "constants", y, constants=[0, 1.5, 7, 2.0]).tolist() == [21.5] * 8
+    assert run(kit, "constants", y, constants=[0, 1.5]).tolist() == [31.5] * 8
+
+
+@pytest.mark.parametrize("constants", [[], [7, 2.0]])
+def test_missing_function_constant(kit: ModuleType, constants: list[float]) -> None:
+    with pytest.raises(RuntimeError, match="'first'.*index 0"):
+        run(kit, "constants", torch.empty(8, device="mps"), constants=constants)
+
+
+def test_kernels_that_use_no_constant_need_none(kit: ModuleType) -> None:
+    assert run(kit, "macros", torch.empty(8, device="mps")).tolist() == [1] * 8
+
+
+def test_macros(kit: ModuleType) -> None:
+    assert run(kit, "macros", torch.empty(8, device="mps"), macros={"VALUE": "42"}).tolist() == [42] * 8
+
+
+def test_compile_error_names_the_line(kit: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match=r"library: .*program_source:2.*undeclared"):
+        run(kit, "f", torch.empty(1, device="mps"), source="#include <metal_stdlib>\nkernel void f() { x = 1; }\n")
+
+
+def test_unknown_function(kit: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="function: .*no function named 'nope'"):
+        run(kit, "nope", torch.empty(1, device="mps"), constants=[0, 1.0])
+
+
+def test_unset_argument(kit: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="dispatch of 'copy': no buffer is set at index 1 for 'y'"):
+        run(kit, "copy", torch.empty(8, device="mps"))
+
+
+def test_fresh_buffers_are_nan(kit: ModuleType) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert torch.empty(1000, dtype=dtype, device="mps").isnan().all()
+
+
+def test_overrun_faults_without_checks(kit: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="fault: kernel 'beyond'"):
+        run(kit, "beyond", torch.empty(8, device="mps")).cpu()
+    assert run(kit, "beyond", torch.zeros(16, device="mps")).tolist() == [0] * 8 + [1] * 8
+
+
+def test_race_is_found(kit: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match=r"race: kernel 'neighbours': .*program_source:\d+"):
+        with softmetal.checks(race=True):
+            neighbours(kit, barrier=False)
+    with softmetal.checks(race=True):
+        assert neighbours(kit, barrier=True)[0].item() == 33
+
+
+def test_out_of_bounds_is_found(kit: ModuleType) -> None:
+    y = torch.zeros(9, device="mps")  # the first thread is in bounds
+    with pytest.raises(RuntimeError, match="bounds: kernel 'beyond': write of 4 bytes at byte 36 of buffer 0 'y'"):
+        with softmetal.checks(bounds=True):
+            run(kit, "beyond", y)
+    with softmetal.checks(bounds=True):
+        run(kit, "beyond", torch.zeros(16, device="mps"))
+
+
+def test_uninitialised_read_is_found(kit: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="uninit"):
+        with softmetal.checks(uninit=True):
+            neighbours(kit, barrier=False)
+    with softmetal.checks(uninit=True):
+        neighbours(kit, barrier=True)
+
+
+def test_order_of_threads(kit: ModuleType) -> None:
+    results = {}
+    for order in ("forward", "reverse", "random"):
+        with softmetal.checks(order=order, seed=3):
+            results[order] = neighbours(kit, barrier=False).nan_to_num(-1).tolist()
+    assert results["forward"] != results["reverse"]
+    with pytest.raises(ValueError, match="use one of forward, reverse, random"):
+        with softmetal.checks(order="sideways"):
+            pass
+
+
+def test_failure_is_raised_once(kit: ModuleType) -> None:
+    run(kit, "beyond", torch.empty(8, device="mps"))
+    with pytest.raises(RuntimeError, match="Metal command buffer failed"):
+        torch.mps.synchronize()
+    torch.mps.synchronize()
+
+
+def test_record_and_counts(kit: ModuleType) -> None:
+    softmetal.reset_counters()
+    with softmetal.record() as launches:
+        neighbours(kit, barrier=True)
+        with softmetal.record() as inner:
+            kit.scale(torch.zeros(130, device="mps"))
+    assert [launch["kernel"] for launch in launches] == ["neighbours", "scale"]
+    assert [launch["kernel"] for launch in inner] == ["scale"]
+    assert launches[0]["grid"] == [1, 1, 1] and launches[0]["threads"] == [64, 1, 1]
+    assert launches[0]["threadgroup_bytes"] == 256
+    assert launches[0]["counters"]["threadgroup_barriers"] == 1
+    assert launches[1]["grid"] == [3, 1, 1]
+    assert softmetal.launches() == {"neighbours": 1, "scale": 1}
+    assert softmetal.counters()["threadgroups"] == 4
+
+
+def test_bytes_are_counted(kit: ModuleType) -> None:
+    x, y = torch.zeros(64, device="mps"), torch.zeros(64, device="mps")
+    with softmetal.checks(count_bytes=True), softmetal.record() as launches:
+        run(kit, "copy", x, y, threads=64)
+    counters = launches[0]["counters"]
+    assert counters["bytes_read"]["device"] == counters["bytes_written"]["device"] == 256
+
+
+def test_no_object_is_left_behind(kit: ModuleType) -> None:
+    kit.scale(torch.zeros(8, device="mps"))
+    before = softmetal.live_objects()
+    for _ in range(200):
+        kit.scale(torch.zeros(8, device="mps"))
+    run(kit, "macros", torch.empty(8, device="mps"))
+    assert softmetal.live_objects() == before
+    kept = torch.zeros(8, device="mps")  # control: a live buffer is counted
+    assert softmetal.live_objects()["MTLBuffer"] == before.get("MTLBuffer", 0) + 1
+    del kept
+
+
+def test_threads_at_once(kit: ModuleType) -> None:
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(50):
+            x = torch.randn(3000, generator=generator)
+            if not torch.equal(kit.scale(x.to("mps")).cpu(), x * 2):
+                failures.append(f"thread {seed}: wrong result")
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures

@@ -1,0 +1,54 @@
+// The allocator of mps storages.
+#include "allocator.h"
+
+#include <cstring>
+
+#include "../framework/host.h"
+#include "stream.h"
+
+namespace softmetal {
+namespace {
+
+const c10::Device kDevice(c10::DeviceType::MPS, 0);
+
+void release_buffer(void* buffer) { release_object(buffer); }
+
+c10::DataPtr own(void* buffer) { return {buffer, buffer, &release_buffer, kDevice}; }
+
+struct BufferAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, kDevice};  // as on a Mac: an empty storage has no buffer
+    return own(make_buffer(bytes));
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release_buffer; }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    finish_stream();
+    memcpy(buffer_contents(to), buffer_contents(const_cast<void*>(from)), bytes);
+  }
+};
+
+BufferAllocator g_allocator;
+const bool g_registered = (c10::SetAllocator(c10::DeviceType::MPS, &g_allocator, 1), true);
+
+}  // namespace
+
+c10::Allocator* allocator() { return &g_allocator; }
+
+void* host_bytes(const c10::StorageImpl& storage) {
+  void* buffer = const_cast<void*>(storage.data());
+  return buffer ? buffer_contents(buffer) : nullptr;
+}
+
+c10::DataPtr wrap_host_storage(c10::Storage host) {
+  size_t bytes = host.nbytes();
+  if (bytes == 0) return {nullptr, kDevice};
+  void* memory = host.mutable_data();
+  auto give_back = [](void* owner) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner)); };
+  return own(wrap_memory(memory, bytes, host.unsafeReleaseStorageImpl(), give_back));
+}
+
+c10::Storage make_storage(c10::DataPtr data, size_t bytes) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), &g_allocator, /*resizable=*/true);
+}
+
+}  // namespace softmetal

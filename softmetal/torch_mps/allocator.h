@@ -1,0 +1,16 @@
+// Storage of mps tensors: its data pointer is the id<MTLBuffer> itself, as on a Mac, and no address of memory.
+#pragma once
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+
+namespace softmetal {
+
+c10::Allocator* allocator();
+
+// The bytes behind an mps storage.
+void* host_bytes(const c10::StorageImpl& storage);
+// An mps storage over the memory of a CPU storage, which it keeps alive. No copy.
+c10::DataPtr wrap_host_storage(c10::Storage host);
+c10::Storage make_storage(c10::DataPtr data, size_t bytes);
+
+}  // namespace softmetal

@@ -1,0 +1,142 @@
+// What torch asks of a device type: the guard, and the hooks behind torch.mps.* and torch::mps::*.
+#include <ATen/detail/MPSHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+
+#include "../framework/host.h"
+#include "../framework/memory.h"
+#include "../framework/validation.h"
+#include "allocator.h"
+#include "generator.h"
+#include "stream.h"
+
+namespace softmetal {
+namespace {
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::Stream;
+
+const Device kDevice(c10::DeviceType::MPS, 0);
+constexpr unsigned kMacOSMajor = 15, kMacOSMinor = 2;  // what softmetal's Metal corresponds to
+
+void synchronize_device() {
+  finish_stream();
+  raise_deferred_violations();
+}
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr c10::DeviceType static_type = c10::DeviceType::MPS;
+  Guard() = default;
+  explicit Guard(c10::DeviceType) {}
+  c10::DeviceType type() const override { return static_type; }
+  Device exchangeDevice(Device) const override { return kDevice; }
+  Device getDevice() const override { return kDevice; }
+  void setDevice(Device device) const override {
+    TORCH_CHECK(device.is_mps(), "Expected a MPS device, but got ", device);
+  }
+  void uncheckedSetDevice(Device) const noexcept override {}
+  Stream getStream(Device) const override { return Stream(Stream::DEFAULT, kDevice); }
+  Stream getNewStream(Device, int) const override { return Stream(Stream::DEFAULT, kDevice); }
+  Stream getDefaultStream(Device) const override { return Stream(Stream::DEFAULT, kDevice); }
+  Stream exchangeStream(Stream) const override { return Stream(Stream::DEFAULT, kDevice); }
+  DeviceIndex deviceCount() const noexcept override { return 1; }
+
+  // A recorded event has happened: recording runs the stream.
+  void destroyEvent(void*, DeviceIndex) const noexcept override {}
+  void record(void**, const Stream&, DeviceIndex, c10::EventFlag) const override { finish_stream(); }
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override { finish_stream(); }
+  bool queryStream(const Stream&) const override {
+    finish_stream();
+    return true;
+  }
+  void synchronizeStream(const Stream&) const override { synchronize_device(); }
+  void synchronizeDevice(DeviceIndex) const override { synchronize_device(); }
+};
+C10_REGISTER_GUARD_IMPL(MPS, Guard)
+
+class Events {  // of torch.mps.Event: when each was recorded
+ public:
+  uint32_t acquire() {
+    std::lock_guard lock(mutex_);
+    times_[++last_] = {};
+    return last_;
+  }
+  void release(uint32_t id) {
+    std::lock_guard lock(mutex_);
+    times_.erase(id);
+  }
+  void record(uint32_t id) {
+    finish_stream();
+    std::lock_guard lock(mutex_);
+    times_[id] = Clock::now();
+  }
+  double milliseconds(uint32_t start, uint32_t end) {
+    std::lock_guard lock(mutex_);
+    return std::chrono::duration<double, std::milli>(times_.at(end) - times_.at(start)).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::mutex mutex_;
+  std::map<uint32_t, Clock::time_point> times_;
+  uint32_t last_ = 0;
+};
+Events& events() {
+  static Events instance;
+  return instance;
+}
+
+struct MPSHooks final : at::MPSHooksInterface {
+  void init() const override {}
+  bool hasMPS() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool isOnMacOSorNewer(unsigned major, unsigned minor) const override {
+    return major < kMacOSMajor || (major == kMacOSMajor && minor <= kMacOSMinor);
+  }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { return 1; }
+  void setCurrentDevice(DeviceIndex) const override {}
+  DeviceIndex getCurrentDevice() const override { return 0; }
+  DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
+  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
+  Device getDeviceFromPtr(void*) const override { return kDevice; }
+
+  const at::Generator& getDefaultGenerator(DeviceIndex) const override { return default_generator(); }
+  at::Generator getNewGenerator(DeviceIndex) const override { return new_generator(); }
+
+  void deviceSynchronize() const override { synchronize_device(); }
+  void commitStream() const override { commit_stream(); }
+  void* getCommandBuffer() const override { return stream_command_buffer(); }
+  void* getDispatchQueue() const override { return stream_dispatch_queue(); }
+
+  at::Allocator* getMPSDeviceAllocator() const override { return allocator(); }
+  void emptyCache() const override { drop_cached_blocks(); }
+  size_t getCurrentAllocatedMemory() const override { return allocated_bytes(); }
+  size_t getDriverAllocatedMemory() const override { return allocated_bytes() + cached_bytes(); }
+  size_t getRecommendedMaxMemory() const override { return device_memory(); }
+  size_t getMaxBufferLength() const override { return device_memory(); }
+  void setMemoryFraction(double) const override {}  // the operating system limits memory here
+
+  uint32_t acquireEvent(bool) const override { return events().acquire(); }
+  void releaseEvent(uint32_t id) const override { events().release(id); }
+  void recordEvent(uint32_t id) const override { events().record(id); }
+  void waitForEvent(uint32_t) const override {}
+  void synchronizeEvent(uint32_t) const override { synchronize_device(); }
+  bool queryEvent(uint32_t) const override { return true; }
+  double elapsedTimeOfEvents(uint32_t start, uint32_t end) const override { return events().milliseconds(start, end); }
+};
+
+}  // namespace
+}  // namespace softmetal
+
+namespace at {
+using softmetal::MPSHooks;
+REGISTER_MPS_HOOKS(MPSHooks)
+}  // namespace at
