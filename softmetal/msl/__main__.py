@@ -12,7 +12,9 @@ from .compile import MODES, CompileError, Program, compile_program
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m softmetal.msl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    compiler = commands.add_parser("compile", help="translate and compile an MSL program; prints the shared object's path")
+    compiler = commands.add_parser(
+        "compile", help="translate and compile an MSL program; prints the shared object's path"
+    )
     compiler.add_argument("--source", required=True, help="the .metal file, or - for standard input")
     compiler.add_argument("--out", type=Path, help="folder of the result (default: the cache)")
     compiler.add_argument("--mode", choices=MODES, default="fast")

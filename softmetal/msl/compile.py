@@ -1,4 +1,6 @@
-"""MSL source -> shared object: preprocess, translate, compile with clang, keep the result in a cache keyed by content."""
+"""MSL source -> shared object: preprocess, translate, compile with clang, keep the result in a cache
+keyed by content.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,22 @@ _COMMON_FLAGS = [
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
     # Metal's arithmetic as written: no contraction, half and bfloat rounded after every operation.
-    "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
+    "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none",
+    "-Xclang", "-fbfloat16-excess-precision=none",
     "--rtlib=compiler-rt", f"-I{_PACKAGE / 'host'}", *FLAGS,
 ]  # fmt: skip
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only"],
-    # Every access of the kernel as one callback: nothing merged into wider ones, nothing turned into library calls.
+    # Every access of the kernel as one callback: nothing merged into wider ones, nothing turned into
+    # library calls.
     "checked": [
-        "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize", "-fno-slp-vectorize", "-fno-builtin",
+        "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize",
+        "-fno-slp-vectorize", "-fno-builtin",
         "-fsanitize-coverage=func,trace-pc-guard,trace-loads,trace-stores",
         # The callbacks do not tell a packed type from a misaligned one.
         "-fsanitize=alignment", "-fno-sanitize-link-runtime",
-        # Marks the code as one where a speculative load would be an error. All that AddressSanitizer does besides is off.
+        # Marks the code as one where a speculative load would be an error. All that
+        # AddressSanitizer does besides is off.
         "-fsanitize=kernel-address", "-mllvm=-asan-instrument-reads=0", "-mllvm=-asan-instrument-writes=0",
         "-mllvm=-asan-instrument-atomics=0", "-mllvm=-asan-stack=0", "-mllvm=-asan-globals=0",
     ],
@@ -83,7 +89,9 @@ def _key(preprocessed: str, mode: str, only: str | None) -> str:
 
 @cache
 def _machine_flags() -> tuple[str, ...]:
-    """x86-64 before v3 has no instructions for half: conversions would be calls. A level, not `native`: results are the same anywhere."""
+    """x86-64 before v3 has no instructions for half: conversions would be calls. A level, not `native`:
+    results are the same anywhere.
+    """
     try:
         words = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
@@ -122,7 +130,12 @@ class _Compiler:
         return self._run(["-O0", "-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", "-"])
 
     def _run(self, flags: list[str]) -> str:
-        done = subprocess.run([CLANG, *_COMMON_FLAGS, *_machine_flags(), *flags, "-"], input=self.cpp, capture_output=True, text=True)
+        done = subprocess.run(
+            [CLANG, *_COMMON_FLAGS, *_machine_flags(), *flags, "-"],
+            input=self.cpp,
+            capture_output=True,
+            text=True,
+        )
         errors = readable(done.stderr, partial(source_line, self.preprocessed))
         if errors or done.returncode:
             raise CompileError(errors or done.stderr)

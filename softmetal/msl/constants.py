@@ -1,7 +1,8 @@
-"""Function constants: `constant T X [[function_constant(N)]];` and the program-scope constants computed from them.
+"""Function constants: `constant T X [[function_constant(N)]];` and the program-scope constants computed
+from them.
 
-Each becomes a variable with a dynamic initialiser that asks the runtime for the pipeline's value; a pipeline is a fresh load of the
-module after the values are known.
+Each becomes a variable with a dynamic initialiser that asks the runtime for the pipeline's value; a
+pipeline is a fresh load of the module after the values are known.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class FunctionConstants:
     def depends_on(self, variable: Variable, dynamic: set[str]) -> bool:
         t = self.tokens
         return any(
-            (t.kind(i) == "name" and t.text(i) in dynamic) or t.text(i).startswith("::softmetal::function_constant_defined")
+            (t.kind(i) == "name" and t.text(i) in dynamic)
+            or t.text(i).startswith("::softmetal::function_constant_defined")
             for i in range(variable.name_index + 1, variable.end)
         )
 
@@ -79,4 +81,5 @@ class FunctionConstants:
 
     def exports(self) -> str:
         rows = ", ".join(self.descriptions)
-        return f"static const softmetal_function_constant_info softmetal_function_constants[] = {{{rows or '{}'}}};\n"
+        declaration = "static const softmetal_function_constant_info softmetal_function_constants[]"
+        return f"{declaration} = {{{rows or '{}'}}};\n"

@@ -6,21 +6,32 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-# Messages without columns or excerpts (those would show translated text); C++14 with warnings for anything newer.
+# Messages without columns or excerpts (those would show translated text); C++14 with warnings for
+# anything newer.
 FLAGS = [
-    "-fno-caret-diagnostics", "-fno-show-column", "-fno-diagnostics-show-option", "-fno-elide-type", "-fno-diagnostics-fixit-info",
+    "-fno-caret-diagnostics", "-fno-show-column", "-fno-diagnostics-show-option", "-fno-elide-type",
+    "-fno-diagnostics-fixit-info",
     "-Wno-everything", "-Wc++17-extensions", "-Wc++20-extensions", "-Wc++2b-extensions", "-Wvla-extension",
 ]  # fmt: skip
-_MESSAGE = re.compile(r"^(?P<file>[^\n:]+):(?P<line>\d+): (?P<severity>fatal error|error|warning|note): (?P<text>.*)$")
+_MESSAGE = re.compile(
+    r"^(?P<file>[^\n:]+):(?P<line>\d+): (?P<severity>fatal error|error|warning|note): (?P<text>.*)$"
+)
 _HOST = str(Path(__file__).parent / "host")
 _SPACES = {"__global": "device", "__local": "threadgroup", "__constant": "constant"}
-# Apple's compiler warns about what is newer than C++14. These the kernels of torch's and MLX's wheels use; anything else is refused.
+# Apple's compiler warns about what is newer than C++14. These the kernels of torch's and MLX's wheels
+# use; anything else is refused.
 _ACCEPTED_EXTENSIONS = ("'static_assert' with no message", "inline variables", "constexpr if")
 _MOST_MESSAGES = 20
 _LONGEST_EXCERPT = 160
 _HINTS = (
-    ("no viable overloaded '='", "copying a whole struct to device or threadgroup memory is not supported: assign its members"),
-    ("no matching constructor for initialization", "a whole struct cannot be copied from another address space: copy its members"),
+    (
+        "no viable overloaded '='",
+        "copying a whole struct to device or threadgroup memory is not supported: assign its members",
+    ),
+    (
+        "no matching constructor for initialization",
+        "a whole struct cannot be copied from another address space: copy its members",
+    ),
     ("function type may not be qualified", "member functions cannot be qualified with an address space here"),
 )
 
@@ -54,7 +65,9 @@ def _block(block: list[re.Match[str]], source_line: SourceLine) -> str:
     text += "".join(f" ({hint})" for pattern, hint in _HINTS if pattern in text)
     lines = [f"{place['file']}:{place['line']}: error: {text}", *_excerpt(place, source_line)]
     lines += [
-        f"{note['file']}:{note['line']}: note: {_metal_words(note['text'])}" for note in notes if note is not place
+        f"{note['file']}:{note['line']}: note: {_metal_words(note['text'])}"
+        for note in notes
+        if note is not place
     ]
     return "\n".join(lines)
 
@@ -64,7 +77,9 @@ def _is_accepted(message: re.Match[str]) -> bool:
 
 
 def _in_library(message: re.Match[str]) -> bool:
-    return message["file"].startswith((_HOST, "<scratch space>"))  # the latter: names that a macro of theirs pasted together
+    return message["file"].startswith(
+        (_HOST, "<scratch space>")
+    )  # the latter: names that a macro of theirs pasted together
 
 
 def _excerpt(place: re.Match[str], source_line: SourceLine) -> list[str]:

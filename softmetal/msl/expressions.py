@@ -1,4 +1,6 @@
-"""Expressions that mean something else in C++: vector constructors, C-style casts to vectors and pointers, floating-point literals."""
+"""Expressions that mean something else in C++: vector constructors, C-style casts to vectors and
+pointers, floating-point literals.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ _UNSUFFIXED_FLOAT = re.compile(r"(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?")
 _HALF = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)[hH]")
 _BFLOAT = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)(bf|BF)")
 _EXPRESSION_KEYWORDS = {"return", "case", "else", "do"}
+_COMPARISONS = {"<", ">", "<=", ">=", "==", "!=", "&&", "||"}
 _UNARY = {"-", "+", "*", "&", "!", "~", "++", "--"}
 
 
@@ -55,7 +58,7 @@ class ExpressionPass:
             elif kind == "op" and text == "(":
                 self.c_style_cast(i)
 
-    # ---- types ------------------------------------------------------------------------------------------------------------
+    # ---- types -----------------------------------------------------------------------------------
 
     def names_vector(self, i: int) -> bool:
         text = self.tokens.text(i)
@@ -78,7 +81,7 @@ class ExpressionPass:
                     i -= 1
         return i
 
-    # ---- constructors -------------------------------------------------------------------------------------------------------
+    # ---- constructors ----------------------------------------------------------------------------
 
     def constructor(self, i: int) -> None:
         """float4(a, b) is a call; float4 v(a, b) a declaration with an initialiser."""
@@ -90,8 +93,9 @@ class ExpressionPass:
         if t.text(end) == "(" and self.may_start_expression(begin):
             t[begin].before += "::softmetal::make<"
             t[end - 1].after += ">"
-        elif t.kind(end) == "name" and t.text(end + 1) == "(" and self.in_body[i]:
-            self.initialised_declarators(t.join(begin, end), end)
+            self.wrap_comparisons(end)
+        elif t.kind(end) == "name" and self.in_body[i]:
+            self.initialised_declarators(t.join(begin, end), end, t.text(i).startswith("bool"))
 
     def in_scope_of_expressions(self, i: int) -> bool:
         return self.tokens.text(i - 1) not in ("operator", "~", "typename", "class", "struct", ".", "->")
@@ -101,25 +105,44 @@ class ExpressionPass:
         previous = self.tokens[begin - 1]
         if previous.kind == "name":
             return previous.text in _EXPRESSION_KEYWORDS
-        return previous.kind == "raw" or (previous.kind == "op" and previous.text not in (">", "~"))
+        return previous.kind in ("op", "raw")
 
-    def initialised_declarators(self, type_text: str, i: int) -> None:
+    def initialised_declarators(self, type_text: str, i: int, is_bool: bool) -> None:
+        """float4 v(a, b), w; and bool4 m = x < y;"""
         t = self.tokens
         while t.kind(i) == "name":
-            if t.text(i + 1) == "(":
-                close = t.closing(i + 1)
-                if t.text(close + 1) not in (";", ","):
-                    return
-                t[i].after += f" = ::softmetal::make<{type_text}>"
-                i = close + 1
-            else:
-                while t.text(i) not in (",", ";"):
-                    i = t.closing(i) + 1 if t.text(i) in ("(", "[", "{") else i + 1
-            if t.text(i) == ";":
+            end = i + 1
+            while t.text(end) not in (",", ";", "{", ")", ""):
+                end = t.closing(end) + 1 if t.text(end) in ("(", "[") else end + 1
+            if t.text(end) not in (",", ";"):
                 return
-            i += 1
+            if t.text(i + 1) == "(" and t.closing(i + 1) == end - 1:
+                t[i].after += f" = ::softmetal::make<{type_text}>"
+                self.wrap_comparisons(i + 1)
+            elif t.text(i + 1) == "=" and is_bool:
+                t[i + 1].after += f" ::softmetal::convert<{type_text}>("
+                t[end - 1].after += ")"
+            i = end + 1 if t.text(end) == "," else len(t)
 
-    # ---- casts --------------------------------------------------------------------------------------------------------------
+    def wrap_comparisons(self, parenthesis: int) -> None:
+        """Comparisons of vectors give 0 or -1 by element here, 0 or 1 in Metal: arguments that are
+        comparisons become booleans.
+        """
+        t = self.tokens
+        for begin, end in t.split(parenthesis + 1, t.closing(parenthesis)):
+            operators, i = set(), begin
+            while i < end:
+                if t.text(i) == "<" and self.is_template_call(i):
+                    i = t.closing_angle(i)
+                elif t.kind(i) == "op" and t.text(i) in ("(", "[", "{"):
+                    i = t.closing(i)
+                operators.add(t.text(i))
+                i += 1
+            if operators & _COMPARISONS and "?" not in operators:
+                t[begin].before = "::softmetal::truth(" + t[begin].before
+                t[end - 1].after += ")"
+
+    # ---- casts -----------------------------------------------------------------------------------
 
     def static_cast(self, i: int) -> None:
         t = self.tokens
@@ -139,16 +162,15 @@ class ExpressionPass:
         close = t.closing(i)
         if not self.may_start_cast(i) or not self.starts_operand(close + 1):
             return
-        if self.is_pointer_type(i + 1, close):
-            name = "pointer_cast"
-        elif self.may_be_vector(i + 1, close):
-            name = "convert"
-        else:
-            return
         last = self.operand_end(close + 1)
-        t.overwrite(i, f"::softmetal::{name}<")
-        t.overwrite(close, ">(")
-        t[last].after += ")"
+        if self.is_pointer_type(i + 1, close):
+            space = next(t.text(k) for k in range(close, i, -1) if t.text(k) in ADDRESS_SPACES)
+            t[close].after += f"::softmetal::in_space<::softmetal::space::{space}>("
+            t[last].after += ")"
+        elif self.may_be_vector(i + 1, close):
+            t.overwrite(i, "::softmetal::convert<")
+            t.overwrite(close, ">(")
+            t[last].after += ")"
 
     def may_start_cast(self, i: int) -> bool:
         previous = self.tokens[i - 1]
@@ -161,9 +183,9 @@ class ExpressionPass:
         return kind in ("name", "number", "string") or text in ("(", "-", "*", "&", "!", "~", "::")
 
     def is_pointer_type(self, begin: int, end: int) -> bool:
-        """`device T*`, `const threadgroup vec<T, 4>*`: names an address space and ends with '*' or '&'."""
+        """`device T*`, `const threadgroup vec<T, 4>*`: names an address space and ends with '*'."""
         t = self.tokens
-        if t.text(end - 1) not in ("*", "&"):
+        if t.text(end - 1) != "*":
             return False
         return any(t.kind(i) == "name" and t.text(i) in ADDRESS_SPACES for i in range(begin, end))
 
@@ -176,7 +198,9 @@ class ExpressionPass:
         return is_scalar or self.is_pointer_type(begin, end) or self.may_be_vector(begin, end)
 
     def operand_end(self, i: int) -> int:
-        """Last token of the cast's operand: unary operators, a primary expression and its postfix operators."""
+        """Last token of the cast's operand: unary operators, a primary expression and its postfix
+        operators.
+        """
         t = self.tokens
         while t.kind(i) == "op" and t.text(i) in _UNARY:
             i += 1

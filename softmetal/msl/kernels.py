@@ -1,7 +1,9 @@
-"""Kernel functions: which arguments they take from where, under which names they are exported, and the entry points that bind them.
+"""Kernel functions: which arguments they take from where, under which names they are exported, and the
+entry points that bind them.
 
-For every exported kernel the pass inserts, right after its definition or at its explicit instantiation, an entry point that fetches
-the arguments and calls it, and a table of its buffers; exports() ends the program with the module's table (softmetal/simt/abi.h).
+For every exported kernel the pass inserts, right after its definition or at its explicit instantiation,
+an entry point that fetches the arguments and calls it, and a table of its buffers; exports() ends the
+program with the module's table (softmetal/simt/abi.h).
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class KernelPass:
         for instantiation in self.outline.instantiations:
             self.export_instantiation(instantiation)
 
-    # ---- reading ------------------------------------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------
 
     def read_kernel(self, function: Function) -> Kernel:
         t = self.tokens
@@ -139,22 +141,23 @@ class KernelPass:
     ) -> Parameter:
         t, where = self.tokens, self.tokens[span[0]].where
         name, words, is_pointer = self.declarator(span)
+        subject = f"parameter '{name}' of kernel '{function.name}'"
         gate = attributes.get("function_constant", "")
         for attribute, binding in THREAD_ATTRIBUTES.items():
             if attribute in attributes:
                 return Parameter(name, binding, position, "", gate)
         if "threadgroup" in attributes or ("threadgroup" in words and is_pointer):
-            return Parameter(name, "ThreadgroupArgument", position, attributes.get("threadgroup") or "0", gate)
+            return Parameter(
+                name, "ThreadgroupArgument", position, attributes.get("threadgroup") or "0", gate
+            )
         if not is_pointer:
             raise TranslationError(
                 where,
-                f"parameter '{name}' of kernel '{function.name}' ({t.join(*span)}) is neither a pointer nor a reference, so it "
-                "needs an attribute such as [[thread_position_in_grid]]",
+                f"{subject} ({t.join(*span)}) is neither a pointer nor a reference, so it needs an attribute "
+                "such as [[thread_position_in_grid]]",
             )
         if "thread" in words or not words & {"device", "constant"}:
-            raise TranslationError(
-                where, f"parameter '{name}' of kernel '{function.name}' must point to device, constant or threadgroup memory"
-            )
+            raise TranslationError(where, f"{subject} must point to device, constant or threadgroup memory")
         return Parameter(name, "Buffer", position, attributes.get("buffer", ""), gate)
 
     def declarator(self, span: tuple[int, int]) -> tuple[str, set[str], bool]:
@@ -174,7 +177,7 @@ class KernelPass:
             i += 1
         return name, words, is_pointer
 
-    # ---- writing ------------------------------------------------------------------------------------------------------
+    # ---- writing ---------------------------------------------------------------------------------
 
     def wanted(self, host_name: str) -> bool:
         return self.only is None or re.search(self.only, host_name) is not None
@@ -185,31 +188,35 @@ class KernelPass:
         self.insert_max_threads(kernel)
         self.insert_slot_checks(kernel)
         if not function.is_template and self.wanted(kernel.host_name):
-            self.tokens[function.body[1]].after += self.entry(kernel, kernel.host_name, function.name, function.namespace)
+            self.tokens[function.body[1]].after += self.entry(
+                kernel, kernel.host_name, function.name, function.namespace
+            )
 
     def insert_max_threads(self, kernel: Kernel) -> None:
-        """[[max_total_threads_per_threadgroup(n)]] may depend on template parameters, so a function evaluates it."""
+        """[[max_total_threads_per_threadgroup(n)]] may depend on template parameters, so a function
+        evaluates it.
+        """
         function = kernel.function
         header = self.tokens.join(function.template_begin, function.begin) if function.is_template else ""
         begin = function.template_begin if function.is_template else function.begin
         name = f"softmetal_max_threads_{function.name}"
-        self.tokens[begin].before += f"{header} constexpr uint32_t {name}() {{ return {kernel.max_threads}; }} "
+        self.tokens[
+            begin
+        ].before += f"{header} constexpr uint32_t {name}() {{ return {kernel.max_threads}; }} "
 
     def insert_slot_checks(self, kernel: Kernel) -> None:
         """Indices are constant expressions that only the compiler can evaluate."""
         function, checks = kernel.function, ""
         buffers = [p for p in kernel.parameters if p.binding == "Buffer"]
-        for i, parameter in enumerate(buffers):
-            checks += (
-                f"static_assert(({parameter.slot}) < SOFTMETAL_MAX_BUFFERS, \"the buffer index of '{parameter.name}' in kernel "
-                f"'{function.name}' is too large: the largest is 30\"); "
-            )
+        for i, one in enumerate(buffers):
+            reason = f"the buffer index of '{one.name}' in kernel '{function.name}' is above 30, the largest"
+            checks += f'static_assert(({one.slot}) < SOFTMETAL_MAX_BUFFERS, "{reason}"); '
             for other in buffers[:i]:
-                if not (parameter.gate and other.gate):
-                    checks += (
-                        f"static_assert(({parameter.slot}) != ({other.slot}), \"'{other.name}' and '{parameter.name}' of kernel "
-                        f"'{function.name}' have the same buffer index\"); "
-                    )
+                reason = (
+                    f"'{other.name}' and '{one.name}' of kernel '{function.name}' have the same buffer index"
+                )
+                if not (one.gate and other.gate):
+                    checks += f'static_assert(({one.slot}) != ({other.slot}), "{reason}"); '
         begin = function.template_begin if function.is_template else function.begin
         self.tokens[begin].before += checks
 
@@ -228,7 +235,9 @@ class KernelPass:
             t[begin].after += self.entry(self.kernels[name], host_name, designator, instantiation.namespace)
 
     def designator(self, begin: int, end: int) -> str:
-        """`f<float, 64>` of an explicit instantiation: the qualified name that is followed by '(' or ends the declaration."""
+        """`f<float, 64>` of an explicit instantiation: the qualified name that is followed by '(' or
+        ends the declaration.
+        """
         t, i = self.tokens, begin
         while i < end:
             if t.is_attribute(i):
@@ -237,7 +246,11 @@ class KernelPass:
                 i = t.closing(i + 1) + 1
             elif t.kind(i) == "name" or t.text(i) == "::":
                 start = i
-                while i < end and (t.kind(i) == "name" or t.text(i) == "::") and (i == start or t.text(i) == "::" or t.text(i - 1) == "::"):
+                while (
+                    i < end
+                    and (t.kind(i) == "name" or t.text(i) == "::")
+                    and (i == start or t.text(i) == "::" or t.text(i - 1) == "::")
+                ):
                     i += 1
                 if t.text(i) == "<":
                     i = t.closing_angle(i) + 1
@@ -254,17 +267,18 @@ class KernelPass:
         bindings = "".join(f", {p.fetch}{{}}" for p in kernel.parameters)
         slots = [p for p in kernel.parameters if p.slot]
         rows = ", ".join(
-            f'{{"{p.name}", ::softmetal::argument_kind<{p.position}>({function}), {p.slot}, {p.used}}}' for p in slots
+            f'{{"{p.name}", ::softmetal::argument_kind<{p.position}>({function}), {p.slot}, {p.used}}}'
+            for p in slots
         )
         max_threads = _companion(designator, f"softmetal_max_threads_{kernel.function.name}")
-        threadgroup_bytes = _companion(designator, bytes_function(kernel.function))
+        limits = f"{max_threads}(), {_companion(designator, bytes_function(kernel.function))}()"
         self.exported.append(Export(host_name, number, namespace, len(slots)))
         return (
             f" static constexpr auto {function} = &{designator}; "
             f"static void softmetal_entry_{number}(const softmetal_arguments* arguments) "
             f"{{ ::softmetal::invoke({function}, arguments{bindings}); }} "
             f"static const softmetal_argument softmetal_arguments_{number}[] = {{{rows or '{}'}}}; "
-            f"static constexpr uint32_t softmetal_limits_{number}[] = {{{max_threads}(), {threadgroup_bytes}()}}; "
+            f"static constexpr uint32_t softmetal_limits_{number}[] = {{{limits}}}; "
         )
 
     def exports(self) -> str:
@@ -273,7 +287,8 @@ class KernelPass:
             entry, arguments, limits = (
                 f"::{e.namespace}softmetal_{what}_{e.number}" for what in ("entry", "arguments", "limits")
             )
-            rows += f'  {{"{e.host_name}", {entry}, {arguments}, {e.argument_count}, {limits}[0], {limits}[1]}},\n'
+            rows += f'  {{"{e.host_name}", {entry}, {arguments}, {e.argument_count}, '
+            rows += f"{limits}[0], {limits}[1]}},\n"
         return f"static const softmetal_kernel softmetal_kernels[] = {{\n{rows or '  {}'}}};\n"
 
 

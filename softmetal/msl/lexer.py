@@ -1,7 +1,8 @@
 """Tokens of a preprocessed MSL program, and the edits that the translation passes make on them.
 
-The list of tokens never changes length: a pass blanks tokens or overwrites their text, so indices stay valid and every line of
-the output is the line of the input it came from (compiler errors, sanitizers and __builtin_LINE() then speak of the .metal file).
+The list of tokens never changes length: a pass blanks tokens or overwrites their text, so indices stay
+valid and every line of the output is the line of the input it came from (compiler errors, sanitizers and
+__builtin_LINE() then speak of the .metal file).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# '>' is always a token of its own, so that `>>` closes two template argument lists; shifts are put together again when rendered.
+# '>' is always a token of its own, so that `>>` closes two template argument lists; shifts are put
+# together again when rendered.
 _TOKEN = re.compile(
     r"""
     (?P<directive>^[ \t]*\#[^\n]*(?:\n|$))
@@ -128,7 +130,9 @@ class TokenList:
         return "".join(parts) + self._tail
 
     def split(self, begin: int, end: int, separator: str = ",") -> list[tuple[int, int]]:
-        """Ranges between the separators that are outside of all brackets, template argument lists included."""
+        """Ranges between the separators that are outside of all brackets, template argument lists
+        included.
+        """
         ranges, start, angle, i = [], begin, 0, begin
         while i < end:
             text = self.text(i)

@@ -1,4 +1,6 @@
-"""The preprocessor: clang -E with stand-ins for Metal's headers, which define macros only (the rest is in msl/host)."""
+"""The preprocessor: clang -E with stand-ins for Metal's headers, which define macros only (the rest is in
+msl/host).
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,31 @@ _MISSING = re.compile(r"^(.*?:\d+):\d+: fatal error: '([^']+)' file not found", 
 
 def preprocess(source: str, name: str, macros: Sequence[str] = (), include: Sequence[str] = ()) -> str:
     """The program's text after preprocessing, with line markers that call the source `name`."""
-    command = [CLANG, "-E", "-x", "c++", "-std=c++14", "-nostdinc", "-nostdinc++", "-w", "-I", str(STUB_HEADERS)]
+    command = [
+        CLANG,
+        "-E",
+        "-x",
+        "c++",
+        "-std=c++14",
+        "-nostdinc",
+        "-nostdinc++",
+        "-w",
+        "-I",
+        str(STUB_HEADERS),
+    ]
     command += [f"-D{macro}" for macro in (*_PREDEFINED, *macros)]
     for folder in include:
         command += ["-I", folder]
-    done = subprocess.run([*command, "-"], input=f'#line 1 "{name}"\n{source}', capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "-"], input=f'#line 1 "{name}"\n{source}', capture_output=True, text=True
+    )
     if done.returncode:
         missing = _MISSING.search(done.stderr)
         if missing:
             where, header = missing.groups()
-            raise TranslationError(where, f"'{header}' is no header of Metal: a program can include metal_* and simd/* only")
+            raise TranslationError(
+                where, f"'{header}' is no header of Metal: a program can include metal_* and simd/* only"
+            )
         raise PreprocessorError(done.stderr)
     return done.stdout
 

@@ -1,4 +1,6 @@
-"""Address spaces and attributes: `device` ... become clang's opencl_* type attributes, and what C++ cannot express is reshaped."""
+"""Address spaces and attributes: `device` ... become clang's opencl_* type attributes, and what C++
+cannot express is reshaped.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ def drop_attributes(tokens: TokenList) -> None:
 
 
 def drop_qualified_members(tokens: TokenList) -> None:
-    """Member functions qualified device, threadgroup or constant: outside of OpenCL, clang cannot overload on those. `thread` is
-    the default."""
+    """Member functions qualified device, threadgroup or constant: outside of OpenCL, clang cannot overload on
+    those. `thread` is the default."""
     i = 0
     while i < len(tokens):
         if tokens.kind(i) == "name" and tokens.text(i) in _SPACES:
@@ -64,7 +66,9 @@ def _ends_member(tokens: TokenList, i: int) -> bool:
 
 
 def pointers_for_array_parameters(tokens: TokenList, outline: Outline) -> None:
-    """`constant T s[2]` as a parameter is a pointer to constant memory; clang would apply the address space to the pointer."""
+    """`constant T s[2]` as a parameter is a pointer to constant memory; clang would apply the address
+    space to the pointer.
+    """
     for function in outline.functions:
         for begin, end in tokens.split(function.parameters[0] + 1, function.parameters[1]):
             bracket = next((i for i in range(begin, end) if tokens.text(i) == "["), -1)

@@ -1,5 +1,7 @@
-"""Recursion, which Metal does not have. Names that call each other in a circle are cheap to find but may be overloads or different
-instantiations of a template; only then clang's unoptimised LLVM code, where every call names its target, decides."""
+"""Recursion, which Metal does not have. Names that call each other in a circle are cheap to find but may
+be overloads or different instantiations of a template; only then clang's unoptimised LLVM code, where
+every call names its target, decides.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def check_recursion(tokens: TokenList, outline: Outline, llvm_code: Callable[[],
         symbol_part = f"{len(function.name)}{function.name}"
         if function.body and function.name in suspects and any(symbol_part in symbol for symbol in recursive):
             raise TranslationError(
-                tokens[function.parameters[0]].where, f"'{function.name}' calls itself: Metal has no recursion"
+                tokens[function.parameters[0]].where,
+                f"'{function.name}' calls itself: Metal has no recursion",
             )
 
 
@@ -35,7 +38,9 @@ def _calls_by_name(tokens: TokenList, outline: Outline) -> Graph:
         if function.body is not None:
             begin, end = function.body
             graph[function.name] |= {
-                tokens.text(i) for i in range(begin, end) if tokens.kind(i) == "name" and tokens.text(i) in names
+                tokens.text(i)
+                for i in range(begin, end)
+                if tokens.kind(i) == "name" and tokens.text(i) in names
             }
     return graph
 

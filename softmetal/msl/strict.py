@@ -1,7 +1,8 @@
-"""What Metal refuses and clang, reading C++, would accept: each rule is a pass over the tokens or the outline.
+"""What Metal refuses and clang, reading C++, would accept: each rule is a pass over the tokens or the
+outline.
 
-Address-space mixes and writes to constant memory are type errors that clang reports itself; recursion.py and diagnostics.py hold
-the rules that need clang's view of the program.
+Address-space mixes and writes to constant memory are type errors that clang reports itself; recursion.py
+and diagnostics.py hold the rules that need clang's view of the program.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _FORBIDDEN = {
     "asm": "Metal has no inline assembly",
 }
 _DECLARATION_SPECIFIERS = {
-    "const", "volatile", "static", "constexpr", "inline", "typename", "typedef", "struct", "friend", "mutable", "explicit",
+    "const", "volatile", "static", "constexpr", "inline", "typename", "typedef", "struct",
+    "friend", "mutable", "explicit",
 }  # fmt: skip
 _LAMBDA_CONTEXT = {"=", "(", ",", "{", ";", "}", "&&", "||", "?", ":", "!", "return"}
 _UNSIGNED = {"uint", "ushort", "uint2", "uint3", "ushort2", "ushort3", "uint16_t", "uint32_t"}
@@ -51,7 +53,9 @@ def _check_words(tokens: TokenList) -> None:
         if token.text == "delete" and tokens.text(i - 1) != "=":
             raise TranslationError(token.where, "Metal has no delete")
         if token.text == "std" and tokens.text(i + 1) == "::":
-            raise TranslationError(token.where, "Metal has no namespace std; its library is in namespace metal")
+            raise TranslationError(
+                token.where, "Metal has no namespace std; its library is in namespace metal"
+            )
 
 
 def _check_lambdas(tokens: TokenList) -> None:
@@ -68,19 +72,27 @@ def _check_program_scope(tokens: TokenList, outline: Outline) -> None:
         if not any(tokens.text(i) == "constant" for i in range(variable.begin, variable.name_index)):
             where = tokens[variable.name_index].where
             kind = "program-scope variable" if variable.scope == "namespace" else "static member"
-            raise TranslationError(where, f"{kind} '{variable.name}' must reside in the constant address space")
+            raise TranslationError(
+                where, f"{kind} '{variable.name}' must reside in the constant address space"
+            )
 
 
 def _check_local_statics(tokens: TokenList, body: tuple[int, int]) -> None:
     for i in range(*body):
-        if tokens.kind(i) != "name" or tokens.text(i) != "static" or tokens.text(i - 1) not in (";", "{", "}"):
+        if (
+            tokens.kind(i) != "name"
+            or tokens.text(i) != "static"
+            or tokens.text(i - 1) not in (";", "{", "}")
+        ):
             continue
         end = i
         while tokens.text(end) not in ("=", ";", "{", "("):
             end += 1
         if not any(tokens.text(k) == "constant" for k in range(i, end)):
             name = tokens.text(end - 1)
-            raise TranslationError(tokens[i].where, f"static variable '{name}' must reside in the constant address space")
+            raise TranslationError(
+                tokens[i].where, f"static variable '{name}' must reside in the constant address space"
+            )
 
 
 def _check_kernel(tokens: TokenList, function: Function) -> None:
@@ -99,7 +111,9 @@ def _check_thread_attribute(tokens: TokenList, function: Function, begin: int, e
     types, i, is_position = set(), begin, False
     while i < end:
         if tokens.is_attribute(i):
-            is_position = is_position or tokens.text(i + 2).startswith(("thread", "simdgroup", "quadgroup", "dispatch"))
+            is_position = is_position or tokens.text(i + 2).startswith(
+                ("thread", "simdgroup", "quadgroup", "dispatch")
+            )
             is_position = is_position and tokens.text(i + 3) != "("
             i = tokens.closing(i)
         elif tokens.text(i) in BUILTIN_TYPES:
@@ -108,7 +122,8 @@ def _check_thread_attribute(tokens: TokenList, function: Function, begin: int, e
     if is_position and types and "unsigned" not in types and not types & _UNSIGNED:
         raise TranslationError(
             tokens[begin].where,
-            f"parameter '{tokens.join(begin, end)}' of kernel '{function.name}' must be uint or ushort, or a vector of 2 or 3 of them",
+            f"parameter '{tokens.join(begin, end)}' of kernel '{function.name}' must be uint or ushort, "
+            "or a vector of 2 or 3 of them",
         )
 
 
@@ -153,12 +168,18 @@ class _PointerRule:
         while t.text(name) in ("const", "*"):
             name += 1
         is_declared = t.kind(name) == "name" and self.starts_declaration(first)
-        is_cast = t.text(first - 1) == "(" and t.text(name) == ")" and t.text(i) in self.builtin and self.is_cast(first - 1)
+        is_cast = (
+            t.text(first - 1) == "("
+            and t.text(name) == ")"
+            and t.text(i) in self.builtin
+            and self.is_cast(first - 1)
+        )
         if is_declared or is_cast:
             what = "reference" if t.text(star).startswith("&") else "pointer"
             raise TranslationError(
                 t[star].where,
-                f"the {what} type '{t.join(first, star + 1)}' needs an address space: device, constant, threadgroup or thread",
+                f"the {what} type '{t.join(first, star + 1)}' needs an address space: "
+                "device, constant, threadgroup or thread",
             )
 
     def first_word(self, i: int) -> int:
@@ -182,4 +203,6 @@ class _PointerRule:
     def is_cast(self, parenthesis: int) -> bool:
         t = self.tokens
         before, after = t.kind(parenthesis - 1), t.kind(t.closing(parenthesis) + 1)
-        return before == "op" and (after in ("name", "number") or t.text(t.closing(parenthesis) + 1) in ("(", "&"))
+        return before == "op" and (
+            after in ("name", "number") or t.text(t.closing(parenthesis) + 1) in ("(", "&")
+        )

@@ -1,7 +1,8 @@
-"""The outline of a program: its functions, program-scope variables, types and function constants, found by a walk over the tokens.
+"""The outline of a program: its functions, program-scope variables, types and function constants, found
+by a walk over the tokens.
 
-MSL is C++; this reads declarations only as far as the passes need (where a function's parameters and body are, which names are
-types), and leaves everything else to clang.
+MSL is C++; this reads declarations only as far as the passes need (where a function's parameters and body
+are, which names are types), and leaves everything else to clang.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Outline:
     type_names: set[str] = field(default_factory=set)
 
     def note_alias(self, name: str, first_word: str) -> None:
-        if first_word not in self.class_names:
+        if first_word in _CLASS_KEYS:  # typedef struct { ... } name;
+            self.class_names.add(name)
+        elif first_word not in self.class_names:
             self.type_names.add(name)
 
 
@@ -138,7 +141,9 @@ class _Walker:
         while self.tokens.text(i) == "template":
             close = self.tokens.closing_angle(i + 1)
             if close < 0:
-                raise TranslationError(self.tokens[i].where, "cannot find the end of this template parameter list")
+                raise TranslationError(
+                    self.tokens[i].where, "cannot find the end of this template parameter list"
+                )
             i = close + 1
         before = len(self.result.functions)
         after = self.plain(i, end, kind, is_template=True)
@@ -171,7 +176,11 @@ class _Walker:
             elif token_kind == "name" and text == "operator" and parameters is None:
                 name_index, i = self.operator_name(i)
                 continue
-            elif token_kind == "name" and text in ("decltype", "alignas", "__attribute__") and t.text(i + 1) == "(":
+            elif (
+                token_kind == "name"
+                and text in ("decltype", "alignas", "__attribute__")
+                and t.text(i + 1) == "("
+            ):
                 i = t.closing(i + 1) + 1
                 continue
             elif text == "<" and parameters is None and not assigned:
@@ -259,7 +268,9 @@ class _Walker:
         name_index: int,
         declarators: int,
     ) -> None:
-        """Ends a declaration at its semicolon. `declarators` is where they start: after the body of a class, else `begin`."""
+        """Ends a declaration at its semicolon. `declarators` is where they start: after the body of a
+        class, else `begin`.
+        """
         t = self.tokens
         words = {t.text(k) for k in range(declarators, end) if t.kind(k) == "name"}
         if parameters is not None:
@@ -267,7 +278,9 @@ class _Walker:
         elif t.text(begin) not in _NOT_VARIABLES and not words & _CLASS_KEYS and declarators < end:
             index = self.variable_name(declarators, end)
             if index >= declarators and (kind == "namespace" or "static" in words):
-                self.result.variables.append(Variable(t.text(index), begin, index, end, kind, self.namespace_path))
+                self.result.variables.append(
+                    Variable(t.text(index), begin, index, end, kind, self.namespace_path)
+                )
 
     def variable_name(self, begin: int, end: int) -> int:
         """The declared name: the last name before = { [ or the end."""

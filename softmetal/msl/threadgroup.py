@@ -1,8 +1,10 @@
-"""`threadgroup` variables of kernels: each becomes a reference to storage that the runtime keeps per threadgroup.
+"""`threadgroup` variables of kernels: each becomes a reference to storage that the runtime keeps per
+threadgroup.
 
-That gives every array its own place with guard zones and lets the runtime poison them. How many bytes a kernel declares is computed
-at compile time, for the pipeline's 32 KiB limit: by a constexpr function with the kernel's template parameters, made of the
-declarations in the kernel's body that the variables' types need.
+That gives every array its own place with guard zones and lets the runtime poison them. How many bytes a
+kernel declares is computed at compile time, for the pipeline's 32 KiB limit: by a constexpr function with
+the kernel's template parameters, made of the declarations in the kernel's body that the variables' types
+need.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Declaration:
 class Block:
     """A braced block of a kernel's body, as far as the sizes of its threadgroup variables need it."""
 
-    constants: list[tuple[int, int, set[str]]] = field(default_factory=list)  # statements that declare constants or types
+    constants: list[tuple[int, int, set[str]]] = field(
+        default_factory=list
+    )  # statements that declare constants or types
     items: list[Declaration | Block] = field(default_factory=list)
 
     def declarations(self) -> list[Declaration]:
@@ -63,7 +67,7 @@ def translate_threadgroup_variables(tokens: TokenList, outline: Outline) -> None
             number += len(declaration.variables)
 
 
-# ---- reading ----------------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def _read_block(tokens: TokenList, begin: int, end: int) -> Block:
@@ -93,7 +97,9 @@ def _read_statement(tokens: TokenList, begin: int, end: int, block: Block) -> in
     if words & _CONSTANT_DECLARATIONS and tokens.text(begin) not in _CONTROL:
         semicolon = begin
         while semicolon < end and tokens.text(semicolon) != ";":
-            semicolon = tokens.closing(semicolon) + 1 if tokens.text(semicolon) in ("(", "[", "{") else semicolon + 1
+            semicolon = (
+                tokens.closing(semicolon) + 1 if tokens.text(semicolon) in ("(", "[", "{") else semicolon + 1
+            )
         block.constants.append((begin, semicolon, _declared_names(tokens, begin, semicolon)))
         return semicolon
     return begin + 1
@@ -164,7 +170,7 @@ def _name_index(tokens: TokenList, begin: int, end: int) -> int:
     return last
 
 
-# ---- writing ----------------------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 def _translate(tokens: TokenList, declaration: Declaration, number: int) -> None:
@@ -173,7 +179,8 @@ def _translate(tokens: TokenList, declaration: Declaration, number: int) -> None
         alias = f"softmetal_type_{name}"
         pieces.append(
             f"typedef {declaration.type_name} {alias}{dimensions}; SOFTMETAL_THREADGROUP {alias}& {name} = "
-            f'::softmetal::threadgroup_variable<{alias}, {declaration.alignment}>({number + k}, "{name}", __LINE__)'
+            f"::softmetal::threadgroup_variable<{alias}, {declaration.alignment}>"
+            f'({number + k}, "{name}", __LINE__)'
         )
     tokens.blank(declaration.begin, declaration.end)
     tokens[declaration.begin].after += "; ".join(pieces)
@@ -185,7 +192,8 @@ def _insert_bytes_function(tokens: TokenList, function: Function, block: Block) 
     needed = _needed_names(tokens, block)
     body = _sizes(tokens, block, needed) if block.declarations() else ""
     tokens[begin].before += (
-        f"{header} constexpr uint32_t {bytes_function(function)}() {{ uint32_t bytes = 0; {body} return (bytes + 15) / 16 * 16; }} "
+        f"{header} constexpr uint32_t {bytes_function(function)}() "
+        f"{{ uint32_t bytes = 0; {body} return (bytes + 15) / 16 * 16; }} "
     )
 
 
@@ -193,7 +201,9 @@ def _needed_names(tokens: TokenList, block: Block) -> set[str]:
     """Names in the variables' types and dimensions, and those that their definitions mention in turn."""
     needed: set[str] = set()
     for declaration in block.declarations():
-        needed |= {tokens.text(i) for i in range(declaration.begin, declaration.end) if tokens.kind(i) == "name"}
+        needed |= {
+            tokens.text(i) for i in range(declaration.begin, declaration.end) if tokens.kind(i) == "name"
+        }
     statements = _statements(block)
     while True:
         mentioned = {
@@ -217,7 +227,11 @@ def _sizes(tokens: TokenList, block: Block, needed: set[str]) -> str:
     text = ""
     for begin, end, names in block.constants:
         if names & needed:
-            words = [tokens.join(i, i + 1) for i in range(begin, end) if tokens.text(i) not in ("static", "constant")]
+            words = [
+                tokens.join(i, i + 1)
+                for i in range(begin, end)
+                if tokens.text(i) not in ("static", "constant")
+            ]
             text += " ".join(words) + "; "
     for item in block.items:
         if isinstance(item, Block):

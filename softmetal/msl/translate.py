@@ -1,4 +1,4 @@
-"""MSL to C++: the order of the passes. Each has its own file; see the package's README for what they do and why."""
+"""MSL to C++: the order of the passes. Each has its own file that says what it does and why."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .qualifiers import (
     translate_address_spaces,
 )
 from .strict import check
+from .structs import translate_struct_copies
 from .structure import Outline, outline
 from .threadgroup import translate_threadgroup_variables
 
@@ -29,7 +30,7 @@ class Translation:
 
 
 def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> Translation:
-    """C++ for a preprocessed MSL program. `only` limits the exported kernels to those whose host name matches.
+    """C++ for a preprocessed MSL program. `only` is a regular expression of the host names to export.
 
     Raises TranslationError with the place in the .metal source.
     """
@@ -44,6 +45,7 @@ def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> T
     pointers_for_array_parameters(tokens, program)
     drop_attributes(tokens)
     drop_qualified_members(tokens)
+    translate_struct_copies(tokens, program)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
     translate_address_spaces(tokens)
@@ -55,7 +57,8 @@ def _module_table(kernels: KernelPass, constants: FunctionConstants, checked: bo
         '\n# 1 "softmetal exports"\n'
         + kernels.exports()
         + constants.exports()
-        + 'extern "C" __attribute__((visibility("default"))) const softmetal_module_table softmetal_module = {\n'
+        + 'extern "C" __attribute__((visibility("default")))\n'
+        "const softmetal_module_table softmetal_module = {\n"
         f"    SOFTMETAL_ABI_VERSION, {len(kernels.exported)}, softmetal_kernels, {int(checked)}, "
         f"{len(constants.descriptions)}, softmetal_function_constants}};\n"
     )

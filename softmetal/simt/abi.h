@@ -65,7 +65,8 @@ enum softmetal_mem_flags {
 
 typedef void (*softmetal_simd_function)(softmetal_simdgroup*);
 
-softmetal_lane* softmetal_current_lane(void);
+// The same all the time, as far as a kernel can see.
+softmetal_lane* softmetal_current_lane(void) __attribute__((const, returns_nonnull));
 // Waits for the other lanes of the simdgroup; the last one runs `function` once (may be null). `line`
 // identifies the call site.
 void softmetal_rendezvous(softmetal_simd_function function, int line);

@@ -1,3 +1,4 @@
+// Placement and poisoning of threadgroup memory.
 #include "arena.h"
 
 #include <string.h>

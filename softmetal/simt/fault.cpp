@@ -1,3 +1,4 @@
+// The signal handler behind FaultGuard.
 #include "fault.h"
 
 #include <signal.h>
@@ -19,6 +20,13 @@ namespace {
 constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 constexpr size_t kSignalStackBytes = 64 * 1024;
 constexpr uintptr_t kNullPage = 64 * 1024;  // addresses below are offsets from a null pointer
+
+// Below the top of the stack, with the alignment that a call leaves.
+#if defined(__x86_64__)
+constexpr uintptr_t kLandingOffset = 64 + 8;
+#else
+constexpr uintptr_t kLandingOffset = 64;
+#endif
 
 struct sigaction previous[NSIG];
 
@@ -79,9 +87,8 @@ void on_signal(int number, siginfo_t* info, void* data) {
   fault = {number, number == SIGSEGV && info->si_code == SI_KERNEL,
            reinterpret_cast<uintptr_t>(info->si_addr), program_counter(context), stack_pointer(context)};
   program_counter(context) = reinterpret_cast<uintptr_t>(&land);
-  // The alignment that a call leaves: 8 past a multiple of 16 on x86-64.
-  stack_pointer(context) = (reinterpret_cast<uintptr_t>(current_fiber->stack_low) + kStackBytes - 64) -
-                           (sizeof(SwitchFrame) == 56 ? 8 : 0);
+  stack_pointer(context) =
+      reinterpret_cast<uintptr_t>(current_fiber->stack_low) + kStackBytes - kLandingOffset;
 }
 
 // Others (Python's faulthandler) may install handlers between dispatches; ours goes on top again and hands

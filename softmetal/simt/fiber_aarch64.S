@@ -1,5 +1,5 @@
-// void softmetal_fiber_switch(void** save /* x0 */, void* to /* x1 */), AAPCS64. The layout mirrors SwitchFrame in fiber.h:
-// d8-d15 (only their low halves are callee-saved), x19-x28, the frame pointer, the link register.
+// void softmetal_fiber_switch(void** save /* x0 */, void* to /* x1 */), AAPCS64. The layout mirrors SwitchFrame in
+// fiber.h: d8-d15 (only their low halves are callee-saved), x19-x28, the frame pointer, the link register.
   .text
   .globl softmetal_fiber_switch
   .hidden softmetal_fiber_switch

@@ -1,5 +1,5 @@
-// void softmetal_fiber_switch(void** save /* rdi */, void* to /* rsi */), System V ABI. The pushes mirror SwitchFrame in fiber.h.
-// MXCSR and the x87 control word are not switched: kernels never change them.
+// void softmetal_fiber_switch(void** save /* rdi */, void* to /* rsi */), System V ABI. The pushes mirror
+// SwitchFrame in fiber.h. MXCSR and the x87 control word are not switched: kernels never change them.
   .text
   .globl softmetal_fiber_switch
   .hidden softmetal_fiber_switch

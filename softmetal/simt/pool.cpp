@@ -1,3 +1,4 @@
+// The persistent pool of OS threads.
 #include "pool.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// Findings as sentences, and the source positions in them, which llvm-symbolizer tells.
 #include "report.h"
 
 #include <stdio.h>

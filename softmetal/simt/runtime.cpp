@@ -86,8 +86,20 @@ void softmetal_rendezvous_all(softmetal_simd_function function, int line) {
 
 void softmetal_threadgroup_barrier(int mem_flags, int line) {
   Fiber* me = current_fiber;
+  Worker& worker = worker_of(me);
+  Simdgroup& group = me->group();
+  bool next_runs = group.runnable & me->bit() << 1;
+  if (worker.in_turn && worker.barrier_count && worker.barrier_line == line && next_runs) [[likely]] {
+    me->pc = __builtin_return_address(0);  // as in arrive()
+    me->line = line;
+    group.runnable &= ~me->bit();
+    group.at_barrier |= me->bit();
+    worker.barrier_count++;
+    current_fiber = me + 1;
+    return softmetal_fiber_switch(&me->sp, me[1].sp);
+  }
   note_caller(me);
-  worker_of(me).threadgroup_barrier(me, mem_flags, line);
+  worker.threadgroup_barrier(me, mem_flags, line);
 }
 
 // A barrier that orders no memory has no effect that a lane could observe, so outside strict runs nobody
@@ -100,7 +112,7 @@ void softmetal_simdgroup_barrier(int mem_flags, int line) {
     return;
   }
   me->trail = me->trail * 31 + static_cast<uint32_t>(line);
-  if (!(me->group().live & (me->bit() - 1))) counters.simdgroup_barriers++;
+  if (me->lane == 0) counters.simdgroup_barriers++;
 }
 
 void* softmetal_threadgroup_variable(int id, size_t size, size_t align, const char* name, int line) {

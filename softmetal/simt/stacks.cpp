@@ -1,3 +1,4 @@
+// Mapping and colouring of fiber stacks.
 #include "stacks.h"
 
 #include <sys/mman.h>

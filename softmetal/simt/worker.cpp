@@ -4,9 +4,6 @@
 
 #include <stdlib.h>
 
-#include <algorithm>
-#include <set>
-
 #include "checks/checker.h"
 #include "dispatch.h"
 #include "report.h"
@@ -153,8 +150,7 @@ Fiber* Worker::next_random() {
     for (uint32_t skip = random() % __builtin_popcount(ready); skip; skip--) ready &= ready - 1;
     return &group.fibers[lowest(ready)];
   }
-  abort();  // not reached: a live lane can run, waits in an operation (which complete_part ends), or holds up
-            // no barrier
+  abort();  // not reached, as below
 }
 
 Fiber* Worker::next_in_other_group(uint32_t start) {
@@ -165,8 +161,8 @@ Fiber* Worker::next_in_other_group(uint32_t start) {
     if (stopped) return nullptr;
     if (group.runnable) return &group.fibers[reverse ? highest(group.runnable) : lowest(group.runnable)];
   }
-  abort();  // not reached: a live lane can run, waits in an operation (which complete_part ends), or holds up
-            // no barrier
+  abort();  // not reached: complete_part ends every operation, and a barrier opens when all live threads are
+            // there
 }
 
 // The only caller of softmetal_fiber_switch on fibers: one return address for all of them keeps the return

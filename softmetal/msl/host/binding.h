@@ -1,4 +1,5 @@
-// Kernel arguments: how an entry point fetches each and calls the kernel; function constants; threadgroup variables.
+// Kernel arguments: how an entry point fetches each and calls the kernel; function constants; threadgroup
+// variables.
 #pragma once
 #pragma clang system_header
 #include "vectors.h"
@@ -20,10 +21,10 @@ SOFTMETAL_INLINE bool function_constant_defined(uint32_t index) {
 // MTLDataType of a function constant.
 template <class T>
 struct data_type_of;
-#define SOFTMETAL_DATA_TYPE(T, VALUE)              \
-  template <>                                      \
-  struct data_type_of<T> {                         \
-    static constexpr uint32_t value = VALUE;       \
+#define SOFTMETAL_DATA_TYPE(T, VALUE)        \
+  template <>                                \
+  struct data_type_of<T> {                   \
+    static constexpr uint32_t value = VALUE; \
   };
 SOFTMETAL_DATA_TYPE(float, 3)
 SOFTMETAL_DATA_TYPE(half, 16)
@@ -54,6 +55,23 @@ SOFTMETAL_INLINE SOFTMETAL_THREADGROUP T& threadgroup_variable(int id, const cha
   return *(SOFTMETAL_THREADGROUP T*)softmetal_threadgroup_variable(id, sizeof(T), align, name, line);
 }
 
+// A struct out of another address space. The copy itself is of any size, so the checks are told apart from
+// it.
+#define SOFTMETAL_COPY_OF(SPACE)                                     \
+  template <class T>                                                 \
+  SOFTMETAL_UNCHECKED T copy_of(SPACE T& source) {                   \
+    softmetal_memory_access((const void*)&source, sizeof(T), false); \
+    return *(const T*)&source;                                       \
+  }
+SOFTMETAL_COPY_OF(const SOFTMETAL_DEVICE)
+SOFTMETAL_COPY_OF(const SOFTMETAL_THREADGROUP)
+SOFTMETAL_COPY_OF(SOFTMETAL_CONSTANT)
+#undef SOFTMETAL_COPY_OF
+template <class T>
+SOFTMETAL_INLINE constexpr T&& copy_of(T&& value) {
+  return static_cast<T&&>(value);
+}
+
 // A reference to an absent optional argument must still be safe to read ahead of the test that skips it.
 template <class T>
 struct Absent {
@@ -62,7 +80,8 @@ struct Absent {
 template <class T>
 alignas(64) constexpr char Absent<T>::storage[sizeof(T) + 64];
 
-// The n-th buffer index that no [[buffer(index)]] of the kernel takes: for pointers and references without one.
+// The n-th buffer index that no [[buffer(index)]] of the kernel takes: for pointers and references without
+// one.
 template <size_t count>
 constexpr uint32_t free_slot(uint32_t n, const uint32_t (&taken)[count]) {
   for (uint32_t slot = 0;; ++slot) {
@@ -110,20 +129,20 @@ SOFTMETAL_INLINE P position(uint32_t x, uint32_t y, uint32_t z) {
     return (P)x;
   }
 }
-#define SOFTMETAL_ATTRIBUTE(NAME, X, Y, Z)                         \
-  struct NAME {                                                    \
-    template <class P>                                             \
-    SOFTMETAL_INLINE static P get(const softmetal_arguments*) {    \
-      const softmetal_lane* lane = softmetal_current_lane();       \
-      const softmetal_threadgroup* group = lane->threadgroup;      \
-      (void)group;                                                 \
-      return position<P>(X, Y, Z);                                 \
-    }                                                              \
+#define SOFTMETAL_ATTRIBUTE(NAME, X, Y, Z)                      \
+  struct NAME {                                                 \
+    template <class P>                                          \
+    SOFTMETAL_INLINE static P get(const softmetal_arguments*) { \
+      const softmetal_lane* lane = softmetal_current_lane();    \
+      const softmetal_threadgroup* group = lane->threadgroup;   \
+      (void)group;                                              \
+      return position<P>(X, Y, Z);                              \
+    }                                                           \
   };
 #define SOFTMETAL_POSITION(NAME, V) SOFTMETAL_ATTRIBUTE(NAME, V(x), V(y), V(z))
 #define SOFTMETAL_INDEX(NAME, VALUE) SOFTMETAL_ATTRIBUTE(NAME, VALUE, 0, 0)
-#define SOFTMETAL_GRID_POSITION(c) group->position.c* group->size.c + lane->position.c
-#define SOFTMETAL_GRID_SIZE(c) group->grid.c* group->size.c
+#define SOFTMETAL_GRID_POSITION(c) group->position.c * group->size.c + lane->position.c
+#define SOFTMETAL_GRID_SIZE(c) group->grid.c * group->size.c
 #define SOFTMETAL_GROUP_POSITION(c) lane->position.c
 #define SOFTMETAL_GROUP_SIZE(c) group->size.c
 #define SOFTMETAL_GROUP_INDEX(c) group->position.c
@@ -153,9 +172,8 @@ SOFTMETAL_INDEX(QuadgroupsPerThreadgroup, (group->threads + 3) / 4)
 #undef SOFTMETAL_ATTRIBUTE
 
 template <class... P, class... Bindings>
-__attribute__((always_inline, nodebug, no_sanitize("coverage"))) inline void invoke(void (*kernel)(P...),
-                                                                                  const softmetal_arguments* arguments,
-                                                                                  Bindings...) {
+__attribute__((always_inline, nodebug, no_sanitize("coverage"))) inline void invoke(
+    void (*kernel)(P...), const softmetal_arguments* arguments, Bindings...) {
   kernel(Bindings::template get<P>(arguments)...);
 }
 

@@ -4,22 +4,27 @@
 #include "vectors.h"
 
 namespace softmetal {
-#define SOFTMETAL_POINTER_CAST(SPACE)                                                               \
-  template <class P, class T>                                                                       \
-  SOFTMETAL_INLINE P pointer_cast(SPACE T* pointer) __attribute__((diagnose_if(                     \
-      pointee_space<P>::value != pointee_space<SPACE T*>::value,                                    \
-      "a cast cannot change the address space of a pointer", "error"))) {                           \
-    if constexpr (pointee_space<P>::value == pointee_space<SPACE T*>::value) return (P)pointer;     \
-    return nullptr;                                                                                 \
+// (device T*)p is translated to (device T*)in_space<space::device>(p): the cast itself stays, and with it the
+// alignment of packed types.
+#define SOFTMETAL_IN_SPACE(SPACE)                                                                    \
+  template <space wanted, class T>                                                                   \
+  SOFTMETAL_INLINE SPACE T* in_space(SPACE T* pointer)                                               \
+      __attribute__((diagnose_if(wanted != pointee_space<SPACE T*>::value,                           \
+                                 "a cast cannot change the address space of a pointer", "error"))) { \
+    return pointer;                                                                                  \
   }
-SOFTMETAL_POINTER_CAST()
-SOFTMETAL_POINTER_CAST(SOFTMETAL_DEVICE)
-SOFTMETAL_POINTER_CAST(SOFTMETAL_THREADGROUP)
-SOFTMETAL_POINTER_CAST(__attribute__((opencl_constant)))
-#undef SOFTMETAL_POINTER_CAST
-template <class P>
-SOFTMETAL_INLINE P pointer_cast(ulong address) {
-  return (P)address;
+SOFTMETAL_IN_SPACE()
+SOFTMETAL_IN_SPACE(SOFTMETAL_DEVICE)
+SOFTMETAL_IN_SPACE(SOFTMETAL_THREADGROUP)
+SOFTMETAL_IN_SPACE(__attribute__((opencl_constant)))
+#undef SOFTMETAL_IN_SPACE
+template <space>
+SOFTMETAL_INLINE ulong in_space(ulong address) {
+  return address;
+}
+template <space>
+SOFTMETAL_INLINE decltype(nullptr) in_space(decltype(nullptr)) {
+  return nullptr;
 }
 }  // namespace softmetal
 

@@ -64,10 +64,10 @@ SOFTMETAL_INLINE float __metal_frexp(float x, int* exponent) { return metal::fre
 SOFTMETAL_INLINE float __metal_simd_xor(float x) { return as_type<float>(metal::simd_xor(as_type<uint>(x))); }
 SOFTMETAL_INLINE ushort __metal_get_simdgroup_size(ushort) { return SOFTMETAL_SIMD_WIDTH; }
 
-#define SOFTMETAL_SIMD_INTERNAL(NAME)                           \
-  template <class... A>                                         \
-  SOFTMETAL_INLINE auto __metal_simd_##NAME(A... arguments) {   \
-    return metal::simd_##NAME(arguments...);                    \
+#define SOFTMETAL_SIMD_INTERNAL(NAME)                         \
+  template <class... A>                                       \
+  SOFTMETAL_INLINE auto __metal_simd_##NAME(A... arguments) { \
+    return metal::simd_##NAME(arguments...);                  \
   }
 SOFTMETAL_SIMD_INTERNAL(sum)
 SOFTMETAL_SIMD_INTERNAL(product)

@@ -1,7 +1,8 @@
-// <metal_math>, <metal_common> on floating-point types, <metal_relational>; namespaces fast and precise are the same functions.
+// <metal_math>, <metal_common> on floating-point types, <metal_relational>; namespaces fast and precise are
+// the same functions.
 //
-// half and bfloat are computed in float and rounded once. bfloat versions are templates that return float: Apple has none
-// (a bfloat argument becomes a float there), and programs define their own in namespace metal.
+// half and bfloat are computed in float and rounded once. bfloat versions are templates that return float:
+// Apple has none (a bfloat argument becomes a float there), and programs define their own in namespace metal.
 #pragma once
 #pragma clang system_header
 #include "integer.h"
@@ -38,105 +39,109 @@ SOFTMETAL_INLINE float median3(float a, float b, float c) {
 }
 }  // namespace softmetal
 
-#define SOFTMETAL_UNARY(NAME, FLOAT)                                                   \
-  SOFTMETAL_INLINE float NAME(float x) { return FLOAT(x); }                            \
-  SOFTMETAL_INLINE half NAME(half x) { return (half)FLOAT((float)x); }                 \
-  template <class T, ::softmetal::if_bfloat<T> = 0>                                    \
-  SOFTMETAL_INLINE float NAME(T x) {                                                   \
-    return FLOAT((float)x);                                                            \
-  }                                                                                    \
+#define SOFTMETAL_UNARY(NAME, FLOAT)                                                        \
+  SOFTMETAL_INLINE float NAME(float x) { return FLOAT(x); }                                 \
+  SOFTMETAL_INLINE half NAME(half x) { return (half)FLOAT((float)x); }                      \
+  template <class T, ::softmetal::if_bfloat<T> = 0>                                         \
+  SOFTMETAL_INLINE float NAME(T x) {                                                        \
+    return FLOAT((float)x);                                                                 \
+  }                                                                                         \
   template <class T, int N, ::metal::enable_if_t<::metal::is_floating_point_v<T>, int> = 0> \
-  SOFTMETAL_INLINE ::metal::vec<T, N> NAME(::metal::vec<T, N> x) {                     \
-    ::metal::vec<T, N> r;                                                              \
-    for (int i = 0; i < N; ++i) r[i] = (T)FLOAT((float)x[i]);                          \
-    return r;                                                                          \
+  SOFTMETAL_INLINE ::metal::vec<T, N> NAME(::metal::vec<T, N> x) {                          \
+    ::metal::vec<T, N> r;                                                                   \
+    for (int i = 0; i < N; ++i) r[i] = (T)FLOAT((float)x[i]);                               \
+    return r;                                                                               \
   }
-#define SOFTMETAL_BINARY(NAME, FLOAT)                                                                    \
-  SOFTMETAL_INLINE float NAME(float x, float y) { return FLOAT(x, y); }                                  \
-  SOFTMETAL_INLINE half NAME(half x, half y) { return (half)FLOAT((float)x, (float)y); }                 \
-  template <class T, ::softmetal::if_bfloat<T> = 0>                                                      \
-  SOFTMETAL_INLINE float NAME(T x, T y) {                                                                \
-    return FLOAT((float)x, (float)y);                                                                    \
-  }                                                                                                      \
-  template <class T, int N, ::metal::enable_if_t<::metal::is_floating_point_v<T>, int> = 0>              \
-  SOFTMETAL_INLINE ::metal::vec<T, N> NAME(::metal::vec<T, N> x, ::softmetal::undeduced<::metal::vec<T, N>> y) { \
-    ::metal::vec<T, N> r;                                                                                \
-    for (int i = 0; i < N; ++i) r[i] = (T)FLOAT((float)x[i], (float)y[i]);                               \
-    return r;                                                                                            \
+#define SOFTMETAL_BINARY(NAME, FLOAT)                                                       \
+  SOFTMETAL_INLINE float NAME(float x, float y) { return FLOAT(x, y); }                     \
+  SOFTMETAL_INLINE half NAME(half x, half y) { return (half)FLOAT((float)x, (float)y); }    \
+  template <class T, ::softmetal::if_bfloat<T> = 0>                                         \
+  SOFTMETAL_INLINE float NAME(T x, T y) {                                                   \
+    return FLOAT((float)x, (float)y);                                                       \
+  }                                                                                         \
+  template <class T, int N, ::metal::enable_if_t<::metal::is_floating_point_v<T>, int> = 0> \
+  SOFTMETAL_INLINE ::metal::vec<T, N> NAME(::metal::vec<T, N> x,                            \
+                                           ::softmetal::undeduced<::metal::vec<T, N>> y) {  \
+    ::metal::vec<T, N> r;                                                                   \
+    for (int i = 0; i < N; ++i) r[i] = (T)FLOAT((float)x[i], (float)y[i]);                  \
+    return r;                                                                               \
   }
-#define SOFTMETAL_TERNARY(NAME, FLOAT)                                                                   \
-  SOFTMETAL_INLINE float NAME(float x, float y, float z) { return FLOAT(x, y, z); }                      \
+#define SOFTMETAL_TERNARY(NAME, FLOAT)                                                                     \
+  SOFTMETAL_INLINE float NAME(float x, float y, float z) { return FLOAT(x, y, z); }                        \
   SOFTMETAL_INLINE half NAME(half x, half y, half z) { return (half)FLOAT((float)x, (float)y, (float)z); } \
-  template <class T, ::softmetal::if_bfloat<T> = 0>                                                      \
-  SOFTMETAL_INLINE float NAME(T x, T y, T z) {                                                           \
-    return FLOAT((float)x, (float)y, (float)z);                                                          \
-  }                                                                                                      \
-  template <class T, int N, ::metal::enable_if_t<::metal::is_floating_point_v<T>, int> = 0>              \
-  SOFTMETAL_INLINE ::metal::vec<T, N> NAME(::metal::vec<T, N> x, ::softmetal::undeduced<::metal::vec<T, N>> y, \
-                                           ::softmetal::undeduced<::metal::vec<T, N>> z) {               \
-    ::metal::vec<T, N> r;                                                                                \
-    for (int i = 0; i < N; ++i) r[i] = (T)FLOAT((float)x[i], (float)y[i], (float)z[i]);                  \
-    return r;                                                                                            \
+  template <class T, ::softmetal::if_bfloat<T> = 0>                                                        \
+  SOFTMETAL_INLINE float NAME(T x, T y, T z) {                                                             \
+    return FLOAT((float)x, (float)y, (float)z);                                                            \
+  }                                                                                                        \
+  template <class T, int N, ::metal::enable_if_t<::metal::is_floating_point_v<T>, int> = 0>                \
+  SOFTMETAL_INLINE ::metal::vec<T, N> NAME(::metal::vec<T, N> x,                                           \
+                                           ::softmetal::undeduced<::metal::vec<T, N>> y,                   \
+                                           ::softmetal::undeduced<::metal::vec<T, N>> z) {                 \
+    ::metal::vec<T, N> r;                                                                                  \
+    for (int i = 0; i < N; ++i) r[i] = (T)FLOAT((float)x[i], (float)y[i], (float)z[i]);                    \
+    return r;                                                                                              \
   }
 
-#define SOFTMETAL_MATH                                  \
-  SOFTMETAL_UNARY(exp, ::softmetal::counted_exp)        \
-  SOFTMETAL_UNARY(exp2, ::softmetal::counted_exp2)      \
-  SOFTMETAL_UNARY(exp10, ::softmetal::counted_exp10)    \
-  SOFTMETAL_UNARY(log, __builtin_logf)                  \
-  SOFTMETAL_UNARY(log2, __builtin_log2f)                \
-  SOFTMETAL_UNARY(log10, __builtin_log10f)              \
-  SOFTMETAL_UNARY(sqrt, __builtin_sqrtf)                \
-  SOFTMETAL_UNARY(rsqrt, ::softmetal::rsqrt)            \
-  SOFTMETAL_UNARY(sin, __builtin_sinf)                  \
-  SOFTMETAL_UNARY(cos, __builtin_cosf)                  \
-  SOFTMETAL_UNARY(tan, __builtin_tanf)                  \
-  SOFTMETAL_UNARY(sinpi, ::softmetal::sinpi)            \
-  SOFTMETAL_UNARY(cospi, ::softmetal::cospi)            \
-  SOFTMETAL_UNARY(tanpi, ::softmetal::tanpi)            \
-  SOFTMETAL_UNARY(asin, __builtin_asinf)                \
-  SOFTMETAL_UNARY(acos, __builtin_acosf)                \
-  SOFTMETAL_UNARY(atan, __builtin_atanf)                \
-  SOFTMETAL_UNARY(sinh, __builtin_sinhf)                \
-  SOFTMETAL_UNARY(cosh, __builtin_coshf)                \
-  SOFTMETAL_UNARY(tanh, __builtin_tanhf)                \
-  SOFTMETAL_UNARY(asinh, __builtin_asinhf)              \
-  SOFTMETAL_UNARY(acosh, __builtin_acoshf)              \
-  SOFTMETAL_UNARY(atanh, __builtin_atanhf)              \
-  SOFTMETAL_UNARY(fabs, __builtin_fabsf)                \
-  SOFTMETAL_UNARY(abs, __builtin_fabsf)                 \
-  SOFTMETAL_UNARY(floor, __builtin_floorf)              \
-  SOFTMETAL_UNARY(ceil, __builtin_ceilf)                \
-  SOFTMETAL_UNARY(rint, __builtin_rintf)                \
-  SOFTMETAL_UNARY(round, __builtin_roundf)              \
-  SOFTMETAL_UNARY(trunc, __builtin_truncf)              \
-  SOFTMETAL_UNARY(fract, ::softmetal::fract)            \
-  SOFTMETAL_UNARY(sign, ::softmetal::sign)              \
-  SOFTMETAL_UNARY(saturate, ::softmetal::saturate)      \
-  SOFTMETAL_BINARY(pow, __builtin_powf)                 \
-  SOFTMETAL_BINARY(powr, __builtin_powf)                \
-  SOFTMETAL_BINARY(atan2, __builtin_atan2f)             \
-  SOFTMETAL_BINARY(fmod, __builtin_fmodf)               \
-  SOFTMETAL_BINARY(fdim, __builtin_fdimf)               \
-  SOFTMETAL_BINARY(copysign, __builtin_copysignf)       \
-  SOFTMETAL_BINARY(divide, ::softmetal::divide)         \
-  SOFTMETAL_BINARY(step, ::softmetal::step)             \
-  SOFTMETAL_BINARY(fmin, __builtin_fminf)               \
-  SOFTMETAL_BINARY(fmax, __builtin_fmaxf)               \
-  SOFTMETAL_BINARY(min, __builtin_fminf)                \
-  SOFTMETAL_BINARY(max, __builtin_fmaxf)                \
-  SOFTMETAL_TERNARY(fma, __builtin_fmaf)                \
-  SOFTMETAL_TERNARY(mix, ::softmetal::mix)              \
-  SOFTMETAL_TERNARY(smoothstep, ::softmetal::smoothstep) \
-  SOFTMETAL_TERNARY(min3, ::softmetal::min3)            \
-  SOFTMETAL_TERNARY(max3, ::softmetal::max3)            \
-  SOFTMETAL_TERNARY(median3, ::softmetal::median3)      \
-  SOFTMETAL_TERNARY(fmin3, ::softmetal::min3)           \
-  SOFTMETAL_TERNARY(fmax3, ::softmetal::max3)           \
-  SOFTMETAL_TERNARY(fmedian3, ::softmetal::median3)     \
+#define SOFTMETAL_MATH                                                                            \
+  SOFTMETAL_UNARY(exp, ::softmetal::counted_exp)                                                  \
+  SOFTMETAL_UNARY(exp2, ::softmetal::counted_exp2)                                                \
+  SOFTMETAL_UNARY(exp10, ::softmetal::counted_exp10)                                              \
+  SOFTMETAL_UNARY(log, __builtin_logf)                                                            \
+  SOFTMETAL_UNARY(log2, __builtin_log2f)                                                          \
+  SOFTMETAL_UNARY(log10, __builtin_log10f)                                                        \
+  SOFTMETAL_UNARY(sqrt, __builtin_sqrtf)                                                          \
+  SOFTMETAL_UNARY(rsqrt, ::softmetal::rsqrt)                                                      \
+  SOFTMETAL_UNARY(sin, __builtin_sinf)                                                            \
+  SOFTMETAL_UNARY(cos, __builtin_cosf)                                                            \
+  SOFTMETAL_UNARY(tan, __builtin_tanf)                                                            \
+  SOFTMETAL_UNARY(sinpi, ::softmetal::sinpi)                                                      \
+  SOFTMETAL_UNARY(cospi, ::softmetal::cospi)                                                      \
+  SOFTMETAL_UNARY(tanpi, ::softmetal::tanpi)                                                      \
+  SOFTMETAL_UNARY(asin, __builtin_asinf)                                                          \
+  SOFTMETAL_UNARY(acos, __builtin_acosf)                                                          \
+  SOFTMETAL_UNARY(atan, __builtin_atanf)                                                          \
+  SOFTMETAL_UNARY(sinh, __builtin_sinhf)                                                          \
+  SOFTMETAL_UNARY(cosh, __builtin_coshf)                                                          \
+  SOFTMETAL_UNARY(tanh, __builtin_tanhf)                                                          \
+  SOFTMETAL_UNARY(asinh, __builtin_asinhf)                                                        \
+  SOFTMETAL_UNARY(acosh, __builtin_acoshf)                                                        \
+  SOFTMETAL_UNARY(atanh, __builtin_atanhf)                                                        \
+  SOFTMETAL_UNARY(fabs, __builtin_fabsf)                                                          \
+  SOFTMETAL_UNARY(abs, __builtin_fabsf)                                                           \
+  SOFTMETAL_UNARY(floor, __builtin_floorf)                                                        \
+  SOFTMETAL_UNARY(ceil, __builtin_ceilf)                                                          \
+  SOFTMETAL_UNARY(rint, __builtin_rintf)                                                          \
+  SOFTMETAL_UNARY(round, __builtin_roundf)                                                        \
+  SOFTMETAL_UNARY(trunc, __builtin_truncf)                                                        \
+  SOFTMETAL_UNARY(fract, ::softmetal::fract)                                                      \
+  SOFTMETAL_UNARY(sign, ::softmetal::sign)                                                        \
+  SOFTMETAL_UNARY(saturate, ::softmetal::saturate)                                                \
+  SOFTMETAL_BINARY(pow, __builtin_powf)                                                           \
+  SOFTMETAL_BINARY(powr, __builtin_powf)                                                          \
+  SOFTMETAL_BINARY(atan2, __builtin_atan2f)                                                       \
+  SOFTMETAL_BINARY(fmod, __builtin_fmodf)                                                         \
+  SOFTMETAL_BINARY(fdim, __builtin_fdimf)                                                         \
+  SOFTMETAL_BINARY(copysign, __builtin_copysignf)                                                 \
+  SOFTMETAL_BINARY(divide, ::softmetal::divide)                                                   \
+  SOFTMETAL_BINARY(step, ::softmetal::step)                                                       \
+  SOFTMETAL_BINARY(fmin, __builtin_fminf)                                                         \
+  SOFTMETAL_BINARY(fmax, __builtin_fmaxf)                                                         \
+  SOFTMETAL_BINARY(min, __builtin_fminf)                                                          \
+  SOFTMETAL_BINARY(max, __builtin_fmaxf)                                                          \
+  SOFTMETAL_TERNARY(fma, __builtin_fmaf)                                                          \
+  SOFTMETAL_TERNARY(mix, ::softmetal::mix)                                                        \
+  SOFTMETAL_TERNARY(smoothstep, ::softmetal::smoothstep)                                          \
+  SOFTMETAL_TERNARY(min3, ::softmetal::min3)                                                      \
+  SOFTMETAL_TERNARY(max3, ::softmetal::max3)                                                      \
+  SOFTMETAL_TERNARY(median3, ::softmetal::median3)                                                \
+  SOFTMETAL_TERNARY(fmin3, ::softmetal::min3)                                                     \
+  SOFTMETAL_TERNARY(fmax3, ::softmetal::max3)                                                     \
+  SOFTMETAL_TERNARY(fmedian3, ::softmetal::median3)                                               \
   SOFTMETAL_INLINE float clamp(float x, float low, float high) { return min(max(x, low), high); } \
   SOFTMETAL_INLINE half clamp(half x, half low, half high) { return min(max(x, low), high); }     \
-  SOFTMETAL_INLINE float sincos(float x, float& cosine) { return cosine = __builtin_cosf(x), __builtin_sinf(x); } \
+  SOFTMETAL_INLINE float sincos(float x, float& cosine) {                                         \
+    return cosine = __builtin_cosf(x), __builtin_sinf(x);                                         \
+  }                                                                                               \
   SOFTMETAL_INLINE float modf(float x, float& whole) {                                            \
     whole = __builtin_truncf(x);                                                                  \
     return __builtin_copysignf(__builtin_isinf(x) ? 0.0f : x - whole, x);                         \
@@ -161,12 +166,12 @@ SOFTMETAL_INLINE float clamp(T x, T low, T high) {
 }
 
 // Vectors of integers, and clamp of any vector.
-#define SOFTMETAL_INTEGER_VECTORS(NAME)                                                      \
-  template <class T, int N, enable_if_t<is_integral_v<T>, int> = 0>                          \
-  SOFTMETAL_INLINE vec<T, N> NAME(vec<T, N> a, softmetal::undeduced<vec<T, N>> b) {          \
-    vec<T, N> r;                                                                             \
-    for (int i = 0; i < N; ++i) r[i] = NAME(T(a[i]), T(b[i]));                               \
-    return r;                                                                                \
+#define SOFTMETAL_INTEGER_VECTORS(NAME)                                             \
+  template <class T, int N, enable_if_t<is_integral_v<T>, int> = 0>                 \
+  SOFTMETAL_INLINE vec<T, N> NAME(vec<T, N> a, softmetal::undeduced<vec<T, N>> b) { \
+    vec<T, N> r;                                                                    \
+    for (int i = 0; i < N; ++i) r[i] = NAME(T(a[i]), T(b[i]));                      \
+    return r;                                                                       \
   }
 SOFTMETAL_INTEGER_VECTORS(min)
 SOFTMETAL_INTEGER_VECTORS(max)
@@ -184,18 +189,18 @@ SOFTMETAL_INLINE vec<T, N> clamp(vec<T, N> x, softmetal::undeduced<vec<T, N>> lo
 }
 
 // Relational functions. A comparison of vectors gives a vector of integers here, 0 or -1 by element.
-#define SOFTMETAL_CLASSIFY(NAME, TEST)                                          \
-  SOFTMETAL_INLINE constexpr bool NAME(float x) { return TEST(x); }             \
-  SOFTMETAL_INLINE constexpr bool NAME(half x) { return TEST((float)x); }       \
-  template <class T, softmetal::if_bfloat<T> = 0>                               \
-  SOFTMETAL_INLINE constexpr bool NAME(T x) {                                   \
-    return TEST((float)x);                                                      \
-  }                                                                             \
-  template <class T, int N, enable_if_t<is_floating_point_v<T>, int> = 0>       \
-  SOFTMETAL_INLINE vec<bool, N> NAME(vec<T, N> x) {                             \
-    vec<bool, N> r;                                                             \
-    for (int i = 0; i < N; ++i) r[i] = TEST((float)x[i]);                       \
-    return r;                                                                   \
+#define SOFTMETAL_CLASSIFY(NAME, TEST)                                    \
+  SOFTMETAL_INLINE constexpr bool NAME(float x) { return TEST(x); }       \
+  SOFTMETAL_INLINE constexpr bool NAME(half x) { return TEST((float)x); } \
+  template <class T, softmetal::if_bfloat<T> = 0>                         \
+  SOFTMETAL_INLINE constexpr bool NAME(T x) {                             \
+    return TEST((float)x);                                                \
+  }                                                                       \
+  template <class T, int N, enable_if_t<is_floating_point_v<T>, int> = 0> \
+  SOFTMETAL_INLINE vec<bool, N> NAME(vec<T, N> x) {                       \
+    vec<bool, N> r;                                                       \
+    for (int i = 0; i < N; ++i) r[i] = TEST((float)x[i]);                 \
+    return r;                                                             \
   }
 SOFTMETAL_CLASSIFY(isnan, __builtin_isnan)
 SOFTMETAL_CLASSIFY(isinf, __builtin_isinf)

@@ -1,13 +1,21 @@
 // <metal_simdgroup>, <metal_compute>: barriers, reductions, prefix operations, shuffles, votes.
 //
-// Every operation is a rendezvous of the lanes: each leaves its operand, the last to arrive computes all results.
+// Every operation is a rendezvous of the lanes: each leaves its operand, the last to arrive computes all
+// results.
 #pragma once
 #pragma clang system_header
 #include "math.h"
 
-#define SOFTMETAL_LINE int line = __builtin_LINE()
+// The call's place in the program, filled in by default arguments: no argument of the caller's can take its
+// place.
+#define SOFTMETAL_LINE ::softmetal::Line line = ::softmetal::Line(__builtin_LINE())
 
 namespace softmetal {
+struct Line {
+  int number;
+  SOFTMETAL_INLINE explicit constexpr Line(int n) : number(n) {}
+};
+
 template <class T>
 SOFTMETAL_INLINE T& operand(softmetal_simdgroup* group, uint32_t lane) {
   return *(T*)group->in[lane];
@@ -21,27 +29,27 @@ SOFTMETAL_INLINE bool is_active(const softmetal_simdgroup* group, int lane) {
 }
 
 template <class T>
-SOFTMETAL_UNCHECKED T simd_operation(T value, int index, softmetal_simd_function function, int line) {
+SOFTMETAL_UNCHECKED T simd_operation(T value, int index, softmetal_simd_function function, Line line) {
   static_assert(sizeof(T) <= 16, "simdgroup operations take values of up to 16 bytes");
   softmetal_lane* lane = softmetal_current_lane();
   operand<T>(lane->simdgroup, lane->lane) = value;
   lane->simdgroup->in[lane->lane][2] = (uint64_t)(int64_t)index;
-  softmetal_rendezvous(function, line);
+  softmetal_rendezvous(function, line.number);
   return result<T>(lane->simdgroup, lane->lane);
 }
 
-#define SOFTMETAL_COMBINE(NAME, EXPRESSION)      \
-  struct NAME {                                  \
-    template <class T>                           \
-    SOFTMETAL_INLINE static T apply(T a, T b) {  \
-      return (T)(EXPRESSION);                    \
-    }                                            \
+#define SOFTMETAL_COMBINE(NAME, EXPRESSION)     \
+  struct NAME {                                 \
+    template <class T>                          \
+    SOFTMETAL_INLINE static T apply(T a, T b) { \
+      return (T)(EXPRESSION);                   \
+    }                                           \
   };
 SOFTMETAL_COMBINE(Sum, a + b)
-SOFTMETAL_COMBINE(Product, a * b)
+SOFTMETAL_COMBINE(Product, a* b)
 SOFTMETAL_COMBINE(Maximum, metal::max(a, b))
 SOFTMETAL_COMBINE(Minimum, metal::min(a, b))
-SOFTMETAL_COMBINE(And, a & b)
+SOFTMETAL_COMBINE(And, a& b)
 SOFTMETAL_COMBINE(Or, a | b)
 SOFTMETAL_COMBINE(Xor, a ^ b)
 #undef SOFTMETAL_COMBINE
@@ -55,7 +63,8 @@ SOFTMETAL_UNCHECKED void reduce(softmetal_simdgroup* group) {
   for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i)
     if (is_active(group, i)) values[count++] = operand<T>(group, i);
   for (int stride = 1; stride < count; stride *= 2)
-    for (int i = 0; i + stride < count; i += 2 * stride) values[i] = Operation::apply(values[i], values[i + stride]);
+    for (int i = 0; i + stride < count; i += 2 * stride)
+      values[i] = Operation::apply(values[i], values[i + stride]);
   for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i) result<T>(group, i) = values[0];
 }
 
@@ -79,7 +88,8 @@ SOFTMETAL_UNCHECKED void scan_product(softmetal_simdgroup* group) {
   scan<T, Product, inclusive>(group, T(1));
 }
 
-// Each lane takes the value of lane Source::of(lane, its index); its own where that lane does not exist or take part.
+// Each lane takes the value of lane Source::of(lane, its index); its own where that lane does not exist or
+// take part.
 template <class T, class Source>
 SOFTMETAL_UNCHECKED void shuffle(softmetal_simdgroup* group) {
   ++softmetal_thread_counters()->shuffles;
@@ -89,8 +99,8 @@ SOFTMETAL_UNCHECKED void shuffle(softmetal_simdgroup* group) {
     result<T>(group, i) = operand<T>(group, is_active(group, source) ? source : i);
   }
 }
-#define SOFTMETAL_SOURCE(NAME, EXPRESSION) \
-  struct NAME {                            \
+#define SOFTMETAL_SOURCE(NAME, EXPRESSION)                                     \
+  struct NAME {                                                                \
     SOFTMETAL_INLINE static int of(int lane, int index) { return EXPRESSION; } \
   };
 SOFTMETAL_SOURCE(Lane, (void(lane), index & 31))
@@ -109,7 +119,8 @@ SOFTMETAL_UNCHECKED void broadcast_first(softmetal_simdgroup* group) {
   for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i) result<T>(group, i) = first;
 }
 
-// Within each run of `modulo` lanes: where the source would be outside of the run, the fill value of the lane it wraps around to.
+// Within each run of `modulo` lanes: where the source would be outside of the run, the fill value of the lane
+// it wraps around to.
 template <class T, int direction>
 SOFTMETAL_UNCHECKED void shuffle_and_fill(softmetal_simdgroup* group) {
   ++softmetal_thread_counters()->shuffles;
@@ -122,7 +133,7 @@ SOFTMETAL_UNCHECKED void shuffle_and_fill(softmetal_simdgroup* group) {
   }
 }
 template <class T, int direction>
-SOFTMETAL_UNCHECKED T fill_operation(T value, T filling, int delta, int modulo, int line) {
+SOFTMETAL_UNCHECKED T fill_operation(T value, T filling, int delta, int modulo, Line line) {
   static_assert(sizeof(T) <= 8, "simd_shuffle_and_fill takes values of up to 8 bytes");
   softmetal_lane* lane = softmetal_current_lane();
   uint64_t* in = lane->simdgroup->in[lane->lane];
@@ -130,7 +141,7 @@ SOFTMETAL_UNCHECKED T fill_operation(T value, T filling, int delta, int modulo, 
   *(T*)&in[1] = filling;
   in[2] = delta;
   in[3] = modulo;
-  softmetal_rendezvous(shuffle_and_fill<T, direction>, line);
+  softmetal_rendezvous(shuffle_and_fill<T, direction>, line.number);
   return result<T>(lane->simdgroup, lane->lane);
 }
 
@@ -147,15 +158,20 @@ SOFTMETAL_UNCHECKED inline void active_lanes(softmetal_simdgroup* group) {
 }  // namespace softmetal
 
 namespace metal {
-SOFTMETAL_INLINE void threadgroup_barrier(mem_flags flags, SOFTMETAL_LINE) { softmetal_threadgroup_barrier((int)flags, line); }
-SOFTMETAL_INLINE void simdgroup_barrier(mem_flags flags, SOFTMETAL_LINE) { softmetal_simdgroup_barrier((int)flags, line); }
+SOFTMETAL_INLINE void threadgroup_barrier(mem_flags flags, SOFTMETAL_LINE) {
+  softmetal_threadgroup_barrier((int)flags, line.number);
+}
+SOFTMETAL_INLINE void simdgroup_barrier(mem_flags flags, SOFTMETAL_LINE) {
+  softmetal_simdgroup_barrier((int)flags, line.number);
+}
 
-#define SOFTMETAL_SIMD(NAME, FUNCTION)                                  \
-  template <class T>                                                    \
-  SOFTMETAL_INLINE T NAME(T value, SOFTMETAL_LINE) {                    \
-    return softmetal::simd_operation<T>(value, 0, FUNCTION, line);      \
+#define SOFTMETAL_SIMD(NAME, FUNCTION)                             \
+  template <class T>                                               \
+  SOFTMETAL_INLINE T NAME(T value, SOFTMETAL_LINE) {               \
+    return softmetal::simd_operation<T>(value, 0, FUNCTION, line); \
   }
-#define SOFTMETAL_REDUCTION(NAME, OPERATION) SOFTMETAL_SIMD(NAME, (softmetal::reduce<T, softmetal::OPERATION>))
+#define SOFTMETAL_REDUCTION(NAME, OPERATION) \
+  SOFTMETAL_SIMD(NAME, (softmetal::reduce<T, softmetal::OPERATION>))
 SOFTMETAL_REDUCTION(simd_sum, Sum)
 SOFTMETAL_REDUCTION(simd_product, Product)
 SOFTMETAL_REDUCTION(simd_max, Maximum)
@@ -171,10 +187,10 @@ SOFTMETAL_SIMD(simd_broadcast_first, (softmetal::broadcast_first<T>))
 #undef SOFTMETAL_REDUCTION
 #undef SOFTMETAL_SIMD
 
-#define SOFTMETAL_SHUFFLE(NAME, SOURCE)                                                                 \
-  template <class T>                                                                                    \
-  SOFTMETAL_INLINE T NAME(T value, ushort index, SOFTMETAL_LINE) {                                      \
-    return softmetal::simd_operation<T>(value, index, softmetal::shuffle<T, softmetal::SOURCE>, line);  \
+#define SOFTMETAL_SHUFFLE(NAME, SOURCE)                                                                \
+  template <class T>                                                                                   \
+  SOFTMETAL_INLINE T NAME(T value, ushort index, SOFTMETAL_LINE) {                                     \
+    return softmetal::simd_operation<T>(value, index, softmetal::shuffle<T, softmetal::SOURCE>, line); \
   }
 SOFTMETAL_SHUFFLE(simd_shuffle, Lane)
 SOFTMETAL_SHUFFLE(simd_broadcast, Lane)
@@ -187,14 +203,14 @@ SOFTMETAL_SHUFFLE(quad_shuffle, QuadLane)
 SOFTMETAL_SHUFFLE(quad_broadcast, QuadLane)
 SOFTMETAL_SHUFFLE(quad_shuffle_xor, Xored)
 #undef SOFTMETAL_SHUFFLE
-#define SOFTMETAL_FILL(NAME, DIRECTION)                                                                   \
-  template <class T>                                                                                      \
-  SOFTMETAL_INLINE T NAME(T value, T filling, ushort delta, SOFTMETAL_LINE) {                             \
-    return softmetal::fill_operation<T, DIRECTION>(value, filling, delta, SOFTMETAL_SIMD_WIDTH, line);    \
-  }                                                                                                       \
-  template <class T>                                                                                      \
-  SOFTMETAL_INLINE T NAME(T value, T filling, ushort delta, ushort modulo, SOFTMETAL_LINE) {              \
-    return softmetal::fill_operation<T, DIRECTION>(value, filling, delta, modulo, line);                  \
+#define SOFTMETAL_FILL(NAME, DIRECTION)                                                                \
+  template <class T>                                                                                   \
+  SOFTMETAL_INLINE T NAME(T value, T filling, ushort delta, SOFTMETAL_LINE) {                          \
+    return softmetal::fill_operation<T, DIRECTION>(value, filling, delta, SOFTMETAL_SIMD_WIDTH, line); \
+  }                                                                                                    \
+  template <class T>                                                                                   \
+  SOFTMETAL_INLINE T NAME(T value, T filling, ushort delta, ushort modulo, SOFTMETAL_LINE) {           \
+    return softmetal::fill_operation<T, DIRECTION>(value, filling, delta, modulo, line);               \
   }
 SOFTMETAL_FILL(simd_shuffle_and_fill_up, -1)
 SOFTMETAL_FILL(simd_shuffle_and_fill_down, 1)

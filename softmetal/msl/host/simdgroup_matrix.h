@@ -4,7 +4,8 @@
 #include "simdgroup.h"
 
 namespace softmetal {
-// Where this lane's two elements are: (row, column) and (row, column + 1). The layout of Apple's GPUs up to Metal 3.
+// Where this lane's two elements are: (row, column) and (row, column + 1). The layout of Apple's GPUs up to
+// Metal 3.
 struct Fragment {
   int row, column;
 };
@@ -25,7 +26,7 @@ SOFTMETAL_UNCHECKED inline void multiply(softmetal_simdgroup* group) {
 }
 
 template <class D, class A, class B, class C>
-SOFTMETAL_UNCHECKED vec<D, 2> multiply_operation(vec<A, 2> a, vec<B, 2> b, vec<C, 2> c, int line) {
+SOFTMETAL_UNCHECKED vec<D, 2> multiply_operation(vec<A, 2> a, vec<B, 2> b, vec<C, 2> c, Line line) {
   softmetal_simdgroup* group = softmetal_current_lane()->simdgroup;
   const Fragment f = fragment();
   const int first = f.row * 8 + f.column;
@@ -34,7 +35,7 @@ SOFTMETAL_UNCHECKED vec<D, 2> multiply_operation(vec<A, 2> a, vec<B, 2> b, vec<C
     group->b[first + i] = (float)b[i];
     group->c[first + i] = (float)c[i];
   }
-  softmetal_rendezvous_all(multiply, line);
+  softmetal_rendezvous_all(multiply, line.number);
   return vec<D, 2>{(D)group->d[first], (D)group->d[first + 1]};
 }
 }  // namespace softmetal
@@ -67,35 +68,37 @@ SOFTMETAL_INLINE simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix
   return m;
 }
 
-#define SOFTMETAL_MATRIX_MEMORY(SPACE)                                                                        \
-  template <class T, class U>                                                                                 \
-  SOFTMETAL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const SPACE U* source, ulong stride = 8, \
-                                       ulong2 origin = ulong2{0, 0}, bool transpose = false)                  \
-      __attribute__((diagnose_if(!is_same_v<T, U>,                                                            \
-                                 "simdgroup_load needs memory of the matrix's element type", "error"))) {     \
-    const softmetal::Fragment f = softmetal::fragment();                                                      \
-    const SPACE U* p = source + origin.y * stride + origin.x;                                                 \
-    if (transpose)                                                                                            \
-      m.elements = vec<T, 2>{(T)p[f.column * stride + f.row], (T)p[(f.column + 1) * stride + f.row]};         \
-    else                                                                                                      \
-      m.elements = vec<T, 2>{(T)p[f.row * stride + f.column], (T)p[f.row * stride + f.column + 1]};           \
-  }                                                                                                           \
-  template <class T, class U>                                                                                 \
-  SOFTMETAL_INLINE void simdgroup_store(simdgroup_matrix<T, 8, 8> m, SPACE U* target, ulong stride = 8,       \
-                                        ulong2 origin = ulong2{0, 0}, bool transpose = false)                 \
-      __attribute__((diagnose_if(!is_same_v<T, U>,                                                            \
-                                 "simdgroup_store needs memory of the matrix's element type", "error"))) {    \
-    const softmetal::Fragment f = softmetal::fragment();                                                      \
-    SPACE U* p = target + origin.y * stride + origin.x;                                                       \
-    p[transpose ? f.column * stride + f.row : f.row * stride + f.column] = (U)m.elements[0];                  \
-    p[transpose ? (f.column + 1) * stride + f.row : f.row * stride + f.column + 1] = (U)m.elements[1];        \
+#define SOFTMETAL_MATRIX_MEMORY(SPACE)                                                                     \
+  template <class T, class U>                                                                              \
+  SOFTMETAL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const SPACE U* source,                \
+                                       ulong stride = 8, ulong2 origin = ulong2{0, 0},                     \
+                                       bool transpose = false)                                             \
+      __attribute__((diagnose_if(!is_same_v<T, U>,                                                         \
+                                 "simdgroup_load needs memory of the matrix's element type", "error"))) {  \
+    const softmetal::Fragment f = softmetal::fragment();                                                   \
+    const SPACE U* p = source + origin.y * stride + origin.x;                                              \
+    if (transpose)                                                                                         \
+      m.elements = vec<T, 2>{(T)p[f.column * stride + f.row], (T)p[(f.column + 1) * stride + f.row]};      \
+    else                                                                                                   \
+      m.elements = vec<T, 2>{(T)p[f.row * stride + f.column], (T)p[f.row * stride + f.column + 1]};        \
+  }                                                                                                        \
+  template <class T, class U>                                                                              \
+  SOFTMETAL_INLINE void simdgroup_store(simdgroup_matrix<T, 8, 8> m, SPACE U* target, ulong stride = 8,    \
+                                        ulong2 origin = ulong2{0, 0}, bool transpose = false)              \
+      __attribute__((diagnose_if(!is_same_v<T, U>,                                                         \
+                                 "simdgroup_store needs memory of the matrix's element type", "error"))) { \
+    const softmetal::Fragment f = softmetal::fragment();                                                   \
+    SPACE U* p = target + origin.y * stride + origin.x;                                                    \
+    p[transpose ? f.column * stride + f.row : f.row * stride + f.column] = (U)m.elements[0];               \
+    p[transpose ? (f.column + 1) * stride + f.row : f.row * stride + f.column + 1] = (U)m.elements[1];     \
   }
 SOFTMETAL_MATRIX_MEMORY(SOFTMETAL_DEVICE)
 SOFTMETAL_MATRIX_MEMORY(SOFTMETAL_THREADGROUP)
 #undef SOFTMETAL_MATRIX_MEMORY
 
 template <class D, class A, class B, class C>
-SOFTMETAL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
+SOFTMETAL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d,
+                                                    const simdgroup_matrix<A, 8, 8>& a,
                                                     const simdgroup_matrix<B, 8, 8>& b,
                                                     const simdgroup_matrix<C, 8, 8>& c, SOFTMETAL_LINE) {
   d.elements = softmetal::multiply_operation<D, A, B, C>(a.elements, b.elements, c.elements, line);

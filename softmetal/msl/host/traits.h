@@ -1,6 +1,8 @@
-// <metal_type_traits>, <metal_limits>, metal::array, and what the other headers need to ask about vectors and pointers.
+// <metal_type_traits>, <metal_limits>, metal::array, and what the other headers need to ask about vectors and
+// pointers.
 //
-// is_empty, void_t and make_void are missing on purpose: Apple has none, and programs define them in namespace metal.
+// is_empty, void_t and make_void are missing on purpose: Apple has none, and programs define them in
+// namespace metal.
 #pragma once
 #pragma clang system_header
 #include "types.h"
@@ -158,15 +160,15 @@ SOFTMETAL_INLINE constexpr remove_reference_t<T>&& move(T&& value) {
 template <class T>
 struct numeric_limits;
 #define SOFTMETAL_INTEGER_LIMITS(T, SIGNED, LOWEST, HIGHEST)                         \
-  template <>                                                                       \
-  struct numeric_limits<T> {                                                        \
+  template <>                                                                        \
+  struct numeric_limits<T> {                                                         \
     static constexpr bool is_specialized = true, is_integer = true, is_exact = true; \
-    static constexpr bool is_signed = SIGNED, has_infinity = false;                 \
-    static constexpr bool has_quiet_NaN = false;                                    \
-    static constexpr int digits = sizeof(T) * 8 - SIGNED;                           \
-    static constexpr T min() { return LOWEST; }                                     \
-    static constexpr T lowest() { return LOWEST; }                                  \
-    static constexpr T max() { return HIGHEST; }                                    \
+    static constexpr bool is_signed = SIGNED, has_infinity = false;                  \
+    static constexpr bool has_quiet_NaN = false;                                     \
+    static constexpr int digits = sizeof(T) * 8 - SIGNED;                            \
+    static constexpr T min() { return LOWEST; }                                      \
+    static constexpr T lowest() { return LOWEST; }                                   \
+    static constexpr T max() { return HIGHEST; }                                     \
   };
 SOFTMETAL_INTEGER_LIMITS(bool, false, false, true)
 SOFTMETAL_INTEGER_LIMITS(char, true, -128, 127)
@@ -179,20 +181,20 @@ SOFTMETAL_INTEGER_LIMITS(uint, false, 0, 4294967295u)
 SOFTMETAL_INTEGER_LIMITS(long, true, -9223372036854775807 - 1, 9223372036854775807)
 SOFTMETAL_INTEGER_LIMITS(ulong, false, 0, 18446744073709551615u)
 #undef SOFTMETAL_INTEGER_LIMITS
-#define SOFTMETAL_FLOAT_LIMITS(T, DIGITS, MIN, MAX, EPSILON, DENORM)                     \
-  template <>                                                                           \
-  struct numeric_limits<T> {                                                            \
-    static constexpr bool is_specialized = true, is_integer = false, is_exact = false;   \
-    static constexpr bool is_signed = true, has_infinity = true, has_quiet_NaN = true;   \
-    static constexpr int digits = DIGITS;                                               \
-    static constexpr T min() { return MIN; }                                            \
-    static constexpr T lowest() { return -MAX; }                                        \
-    static constexpr T max() { return MAX; }                                            \
-    static constexpr T epsilon() { return EPSILON; }                                    \
-    static constexpr T denorm_min() { return DENORM; }                                  \
-    static constexpr T infinity() { return (T)__builtin_inff(); }                       \
-    static constexpr T quiet_NaN() { return (T)__builtin_nanf(""); }                    \
-    static constexpr T signaling_NaN() { return (T)__builtin_nansf(""); }               \
+#define SOFTMETAL_FLOAT_LIMITS(T, DIGITS, MIN, MAX, EPSILON, DENORM)                   \
+  template <>                                                                          \
+  struct numeric_limits<T> {                                                           \
+    static constexpr bool is_specialized = true, is_integer = false, is_exact = false; \
+    static constexpr bool is_signed = true, has_infinity = true, has_quiet_NaN = true; \
+    static constexpr int digits = DIGITS;                                              \
+    static constexpr T min() { return MIN; }                                           \
+    static constexpr T lowest() { return -MAX; }                                       \
+    static constexpr T max() { return MAX; }                                           \
+    static constexpr T epsilon() { return EPSILON; }                                   \
+    static constexpr T denorm_min() { return DENORM; }                                 \
+    static constexpr T infinity() { return (T)__builtin_inff(); }                      \
+    static constexpr T quiet_NaN() { return (T)__builtin_nanf(""); }                   \
+    static constexpr T signaling_NaN() { return (T)__builtin_nansf(""); }              \
   };
 SOFTMETAL_FLOAT_LIMITS(float, 24, 0x1p-126f, 0x1.fffffep127f, 0x1p-23f, 0x1p-149f)
 SOFTMETAL_FLOAT_LIMITS(half, 11, (half)0x1p-14f, (half)65504.0f, (half)0x1p-10f, (half)0x1p-24f)
@@ -214,7 +216,9 @@ enum class mem_flags {
   mem_texture = SOFTMETAL_MEM_TEXTURE,
   mem_threadgroup_imageblock = 8,
 };
-SOFTMETAL_INLINE constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(int(a) | int(b)); }
+SOFTMETAL_INLINE constexpr mem_flags operator|(mem_flags a, mem_flags b) {
+  return mem_flags(int(a) | int(b));
+}
 }  // namespace metal
 
 namespace softmetal {
@@ -248,10 +252,10 @@ struct identity {
 template <class T>
 using undeduced = typename identity<T>::type;
 
-enum class space { other, device, constant, threadgroup };
+enum class space { thread, device, constant, threadgroup };
 template <class P>
 struct pointee_space {
-  static constexpr space value = space::other;
+  static constexpr space value = space::thread;
 };
 template <class T>
 struct pointee_space<SOFTMETAL_DEVICE T*> {

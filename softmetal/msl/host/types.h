@@ -8,10 +8,16 @@
 #define SOFTMETAL_THREADGROUP __attribute__((opencl_local))
 #define SOFTMETAL_CONSTANT const __attribute__((opencl_constant))
 
-// Library functions vanish from the line tables: what they do is reported at the line of the kernel that called them.
+// Library functions vanish from the line tables: what they do is reported at the line of the kernel that
+// called them.
 #define SOFTMETAL_INLINE inline __attribute__((always_inline, nodebug))
-// The library's own memory traffic is none of the kernel's.
+// The library's own memory traffic is none of the kernel's. Without callbacks there is nothing to hide, and
+// inlined into the kernel a simdgroup operation costs a quarter less.
+#if __has_feature(coverage_sanitizer)
 #define SOFTMETAL_UNCHECKED __attribute__((noinline, nodebug, no_sanitize("coverage", "thread", "address")))
+#else
+#define SOFTMETAL_UNCHECKED SOFTMETAL_INLINE
+#endif
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
@@ -25,14 +31,14 @@ template <class T, int N>
 using vec = T __attribute__((ext_vector_type(N)));
 }  // namespace metal
 
-#define SOFTMETAL_VECTORS(T)       \
-  using T##2 = metal::vec<T, 2>;   \
-  using T##3 = metal::vec<T, 3>;   \
-  using T##4 = metal::vec<T, 4>;   \
-  namespace metal {                \
-  using ::T##2;                    \
-  using ::T##3;                    \
-  using ::T##4;                    \
+#define SOFTMETAL_VECTORS(T)     \
+  using T##2 = metal::vec<T, 2>; \
+  using T##3 = metal::vec<T, 3>; \
+  using T##4 = metal::vec<T, 4>; \
+  namespace metal {              \
+  using ::T##2;                  \
+  using ::T##3;                  \
+  using ::T##4;                  \
   }
 SOFTMETAL_VECTORS(bool)
 SOFTMETAL_VECTORS(char)
@@ -49,7 +55,8 @@ SOFTMETAL_VECTORS(float)
 #undef SOFTMETAL_VECTORS
 
 namespace softmetal {
-// Three elements without padding: no vector type of clang's has that layout. Loads from any address space, stores by element.
+// Three elements without padding: no vector type of clang's has that layout. Loads from any address space,
+// stores by element.
 template <class T>
 struct packed3 {
   T x, y, z;
@@ -65,9 +72,9 @@ struct packed3 {
 };
 }  // namespace softmetal
 
-#define SOFTMETAL_PACKED(T)                                                             \
-  typedef T packed_##T##2 __attribute__((ext_vector_type(2), aligned(sizeof(T))));      \
-  typedef softmetal::packed3<T> packed_##T##3;                                          \
+#define SOFTMETAL_PACKED(T)                                                        \
+  typedef T packed_##T##2 __attribute__((ext_vector_type(2), aligned(sizeof(T)))); \
+  typedef softmetal::packed3<T> packed_##T##3;                                     \
   typedef T packed_##T##4 __attribute__((ext_vector_type(4), aligned(sizeof(T))));
 SOFTMETAL_PACKED(char)
 SOFTMETAL_PACKED(uchar)

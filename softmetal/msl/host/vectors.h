@@ -15,7 +15,8 @@ SOFTMETAL_INLINE constexpr void fill(V& v, A a, Rest... rest) {
   if constexpr (n == 1) {
     v[I] = (element_of<V>)a;
   } else {
-    for (int k = 0; k < n; ++k) v[I + k] = (element_of<V>)a[k];
+    const vec<element_of<A>, n> part = a;
+    for (int k = 0; k < n; ++k) v[I + k] = (element_of<V>)part[k];
   }
   fill<V, I + n>(v, rest...);
 }
@@ -25,8 +26,10 @@ SOFTMETAL_INLINE constexpr V make_from_one(A a) {
   if constexpr (vector_size<A> == 1) {
     return V((element_of<V>)a);
   } else {
-    static_assert(vector_size<A> == vector_size<V>, "a vector can be constructed from one of the same size only");
-    return __builtin_convertvector(a, V);
+    static_assert(vector_size<A> == vector_size<V>,
+                  "a vector can be constructed from one of the same size only");
+    const vec<element_of<A>, vector_size<A>> source = a;
+    return __builtin_convertvector(source, V);
   }
 }
 
@@ -55,6 +58,18 @@ SOFTMETAL_INLINE constexpr T make(A... a) {
   } else {
     return make_vector<T>(a...);
   }
+}
+
+// A comparison as booleans: of vectors, it is a vector of integers 0 and -1.
+template <class T>
+SOFTMETAL_INLINE constexpr T truth(T comparison) {
+  return comparison;
+}
+template <class T, int N>
+SOFTMETAL_INLINE constexpr vec<bool, N> truth(vec<T, N> comparison) {
+  vec<bool, N> r = vec<bool, N>(false);
+  for (int i = 0; i < N; ++i) r[i] = comparison[i] != 0;
+  return r;
 }
 
 // static_cast<T>(x) and (T)x where T may be a vector.

@@ -1,4 +1,4 @@
-"""Kernel functions: arguments, attributes, names, limits, function constants; and what the module's table says of them."""
+"""Kernel functions: arguments, attributes, names, limits, function constants, and the module's table."""
 
 from __future__ import annotations
 
@@ -23,10 +23,18 @@ class Argument(ctypes.Structure):
 
 
 def describe(path: Path, name: str, constants: dict[int, bool | int | float] | None = None) -> dict:
-    kernel = _Loaded(path, constants or {}).kernels[name]
+    loaded = _Loaded(path, constants or {})  # unloads the module, and the table with it, when it goes
+    kernel = loaded.kernels[name]
     rows = ctypes.cast(kernel.arguments, ctypes.POINTER(Argument))
-    arguments = [(rows[i].name.decode(), rows[i].kind, rows[i].index, rows[i].used) for i in range(kernel.argument_count)]
-    return {"arguments": arguments, "max_threads": kernel.max_threads, "threadgroup_bytes": kernel.threadgroup_bytes}
+    arguments = [
+        (rows[i].name.decode(), rows[i].kind, rows[i].index, rows[i].used)
+        for i in range(kernel.argument_count)
+    ]
+    return {
+        "arguments": arguments,
+        "max_threads": kernel.max_threads,
+        "threadgroup_bytes": kernel.threadgroup_bytes,
+    }
 
 
 def compiled(source: str, tmp_path: Path, only: str | None = None) -> Path:
@@ -35,10 +43,12 @@ def compiled(source: str, tmp_path: Path, only: str | None = None) -> Path:
 
 def test_argument_kinds_and_indices(tmp_path: Path) -> None:
     path = compiled(
-        "struct P { int n; };\n"
-        "template <typename T> [[host_name(\"named\")]] [[kernel]] void unused(device T* x) {}\n"
-        "kernel void k(device float* a, const device half4* b [[buffer(0)]], constant P& c [[buffer(1 + 2)]], device P& d,\n"
-        "  threadgroup float* e [[threadgroup(2)]], constant float* f, uint i [[thread_position_in_grid]]) {}\n",
+        """
+        struct P { int n; };
+        kernel void k(device float* a, const device half4* b [[buffer(0)]], constant P& c [[buffer(1 + 2)]],
+                      device P& d, threadgroup float* e [[threadgroup(2)]], constant float* f,
+                      uint i [[thread_position_in_grid]]) {}
+        """,
         tmp_path,
     )
     assert describe(path, "k")["arguments"] == [
@@ -71,7 +81,8 @@ def test_limits_follow_template_arguments(tmp_path: Path) -> None:
     path = compiled(
         """
         template <typename T, int n>
-        [[kernel, max_total_threads_per_threadgroup(n * 32)]] void f(device T* x, uint i [[thread_index_in_threadgroup]]) {
+        [[kernel, max_total_threads_per_threadgroup(n * 32)]]
+        void f(device T* x, uint i [[thread_index_in_threadgroup]]) {
           constexpr short pad = 16 / sizeof(T);
           using Row = vec<T, 4>;
           threadgroup T tile[n * (8 + pad)];
@@ -99,12 +110,15 @@ def test_only_limits_what_is_exported(tmp_path: Path) -> None:
     assert set(_Loaded(compiled(source, tmp_path, only="sec"), {}).kernels) == {"second"}
 
 
-ATTRIBUTES = PRELUDE + """
+ATTRIBUTES = (
+    PRELUDE
+    + """
 kernel void k(device uint* out, uint3 grid [[threads_per_grid]], uint2 at [[thread_position_in_grid]],
               ushort3 local [[thread_position_in_threadgroup]], uint3 size [[threads_per_threadgroup]],
               uint3 group [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
               uint index [[thread_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
-              uint simdgroup [[simdgroup_index_in_threadgroup]], uint simdgroups [[simdgroups_per_threadgroup]],
+              uint simdgroup [[simdgroup_index_in_threadgroup]],
+              uint simdgroups [[simdgroups_per_threadgroup]],
               uint width [[threads_per_simdgroup]], uint quad [[quadgroup_index_in_threadgroup]]) {
   uint place = at.y * grid.x + at.x;
   device uint* o = out + place * 8;
@@ -118,6 +132,7 @@ kernel void k(device uint* out, uint3 grid [[threads_per_grid]], uint2 at [[thre
   o[7] = quad;
 }
 """
+)
 
 
 def test_thread_attributes() -> None:
@@ -133,7 +148,9 @@ def test_thread_attributes() -> None:
     np.testing.assert_array_equal(out, np.stack(expected, -1))
 
 
-CONSTANTS = PRELUDE + """
+CONSTANTS = (
+    PRELUDE
+    + """
 constant bool flag [[function_constant(0)]];
 constant int number [[function_constant(1)]];
 constant float scale [[function_constant(2)]];
@@ -153,12 +170,15 @@ kernel void k(device float* out, device float* extra [[buffer(1), function_const
   if (both) out[6] = missing;
 }
 """
+)
 
 
 def test_function_constants() -> None:
     library, extra = Library(CONSTANTS), np.full(1, 5, np.float32)
     out = np.full(7, -1, np.float32)
-    library.pipeline("k", {0: True, 1: -3, 2: 0.25, 3: 9}).run([out, extra], grid=(1, 1, 1), threads=(1, 1, 1))
+    library.pipeline("k", {0: True, 1: -3, 2: 0.25, 3: 9}).run(
+        [out, extra], grid=(1, 1, 1), threads=(1, 1, 1)
+    )
     np.testing.assert_array_equal(out, [1, -3, 0.25, 9, 7, 5, -1])
     out = np.full(7, -1, np.float32)
     library.pipeline("k", {0: False, 1: 4, 2: 1.5, 3: 1, 4: 8}).run([out], grid=(1, 1, 1), threads=(1, 1, 1))
@@ -167,11 +187,15 @@ def test_function_constants() -> None:
 
 def test_gates_show_in_the_table(tmp_path: Path) -> None:
     path = compile_program(Program(CONSTANTS), "fast", tmp_path)
-    used = {flag: [row[3] for row in describe(path, "k", {0: flag, 4: 1})["arguments"]] for flag in (True, False)}
+    used = {
+        flag: [row[3] for row in describe(path, "k", {0: flag, 4: 1})["arguments"]] for flag in (True, False)
+    }
     assert used == {True: [1, 1, 1], False: [1, 0, 0]}
 
 
-THREADGROUP = PRELUDE + """
+THREADGROUP = (
+    PRELUDE
+    + """
 kernel void k(device float* out, uint i [[thread_index_in_threadgroup]]) {
   threadgroup float rows[4][8], total;
   threadgroup alignas(16) half halves[32];
@@ -184,6 +208,7 @@ kernel void k(device float* out, uint i [[thread_index_in_threadgroup]]) {
   out[i] = flat[31 - i] + total + float(chunk.y);
 }
 """
+)
 
 
 def test_threadgroup_variables() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ PRELUDE = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing nam
 LANES = np.arange(32)
 
 
-def run_expressions(expressions: list[str], result: str = "float", body: str = "", mode: str = "fast") -> np.ndarray:
+def run_expressions(
+    expressions: list[str], result: str = "float", body: str = "", mode: str = "fast"
+) -> np.ndarray:
     """Evaluates scalar expressions in one thread."""
     stores = "\n".join(f"  out[{i}] = {result}({text});" for i, text in enumerate(expressions))
     source = f"{PRELUDE}{body}\nkernel void k(device {result}* out) {{\n{stores}\n}}\n"
@@ -27,7 +30,8 @@ def run_lanes(expressions: list[str], values: np.ndarray, result: str = "float")
     """Evaluates expressions of x (the lane's value) and lane in one simdgroup; [expression, lane]."""
     stores = "\n".join(f"  out[{i * 32} + lane] = {text};" for i, text in enumerate(expressions))
     source = (
-        f"{PRELUDE}kernel void k(device const {result}* in, device {result}* out, ushort lane [[thread_index_in_simdgroup]]) {{\n"
+        f"{PRELUDE}kernel void k(device const {result}* in, device {result}* out,\n"
+        f"  ushort lane [[thread_index_in_simdgroup]]) {{\n"
         f"  {result} x = in[lane];\n{stores}\n}}\n"
     )
     out = np.zeros((len(expressions), 32), values.dtype)
@@ -35,19 +39,36 @@ def run_lanes(expressions: list[str], values: np.ndarray, result: str = "float")
     return out
 
 
-def check(table: dict[str, float], result: str = "float", body: str = "") -> None:
+def check(table: dict[str, Any], result: str = "float", body: str = "") -> None:
     got = run_expressions(list(table), result, body)
     np.testing.assert_array_equal(got, np.array(list(table.values()), got.dtype), err_msg=str(list(table)))
 
 
 def test_literals_are_float() -> None:
-    check({"sizeof(1.0)": 4, "sizeof(1e3)": 4, "sizeof(1.5h)": 2, "1.0 / 3.0": np.float32(1) / np.float32(3), "1.5h": 1.5, "2.0bf": 2})
+    check(
+        {
+            "sizeof(1.0)": 4,
+            "sizeof(1e3)": 4,
+            "sizeof(1.5h)": 2,
+            "1.0 / 3.0": np.float32(1) / np.float32(3),
+            "1.5h": 1.5,
+            "2.0bf": 2,
+        }
+    )
 
 
 def test_vector_constructors_and_swizzles() -> None:
     body = """
     template <typename T> T pair(float a, float b) { return T(a, b); }
-    float declared() { float4 v(1, float2(2, 3), 4), w(5); return v.x * 1000 + v.y * 100 + v.z * 10 + v.w + w.w; }
+    int compared(float4 a, float4 b) {
+      bool4 m = a < b, n = b < a;
+      float4 v(a > b);
+      return any(m) + 2 * all(m) + int(m[0]) + 2 * n[3] + v.w + v.x;
+    }
+    float declared() {
+      float4 v(1, float2(2, 3), 4), w(5);
+      return v.x * 1000 + v.y * 100 + v.z * 10 + v.w + w.w;
+    }
     """
     check(
         {
@@ -61,6 +82,10 @@ def test_vector_constructors_and_swizzles() -> None:
             "pair<float2>(5, 6).y": 6,
             "declared()": 1239,
             "float4{1, 2, 3, 4}.y": 2,
+            "float2(float2(1, 5) < 2).x": 1,
+            "int3(float3(1, 5, 2) > float3(0, 9, 1)).z": 1,
+            "compared(float4(1, 2, 3, 4), float4(4, 3, 2, 1))": 5,
+            "float2(1 < 2 ? 3 : 4, 5).x": 3,
         },
         body=body,
     )
@@ -90,7 +115,9 @@ def test_casts_convert_values() -> None:
 
 
 def test_pointer_casts() -> None:
-    source = PRELUDE + """
+    source = (
+        PRELUDE
+        + """
     struct Pair { float a, b; };
     kernel void k(device float* in, device float* out, threadgroup float* scratch [[threadgroup(0)]]) {
       device float4* v = (device float4*)(in + 4);
@@ -103,17 +130,22 @@ def test_pointer_casts() -> None:
       out[5] = float(*(const device uint*)in & 0xffu) + !(bool)in[0];
     }
     """
+    )
     values = np.arange(8, dtype=np.float32)
     out = np.zeros(6, np.float32)
-    Library(source).pipeline("k").run([values, out], grid=(1, 1, 1), threads=(1, 1, 1), threadgroup_memory={0: 64})
+    Library(source).pipeline("k").run(
+        [values, out], grid=(1, 1, 1), threads=(1, 1, 1), threadgroup_memory={0: 64}
+    )
     np.testing.assert_array_equal(out, [9, 3, 2, 9, 3, 1])
 
 
 def test_packed_vectors() -> None:
-    source = PRELUDE + """
+    source = (
+        PRELUDE
+        + """
     struct Item { packed_float3 p; float w; packed_half2 h; };
     kernel void k(device const Item* in, device float* out) {
-      float3 p = in[1].p;
+      float3 p = float3(in[1].p);
       out[0] = p.x + p.y * 10 + p.z * 100;
       out[1] = in[1].w;
       out[2] = in[1].h.y;
@@ -121,6 +153,7 @@ def test_packed_vectors() -> None:
       *(device packed_float4*)(out + 5) = packed_float4(1, 2, 3, 4);
     }
     """
+    )
     item = struct.pack("<4f2e", 1, 2, 3, 4, 5, 6)
     out = np.zeros(9, np.float32)
     memory = np.frombuffer(item * 2, np.uint8).copy()
@@ -234,13 +267,15 @@ def test_no_contraction_and_half_rounding() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_simd_operations(dtype: type) -> None:
-    x = (LANES % 7 + 1).astype(dtype)
+    x: np.ndarray = (LANES % 7 + 1).astype(dtype)
     kind = "float" if dtype is np.float32 else "int"
     table = {
         "simd_sum(x)": x.sum(),
         "simd_max(x)": x.max(),
         "simd_min(x)": x.min(),
-        "simd_product(x % 2 + 1)" if kind == "int" else "simd_product(x > 1.0 ? 1.0 : 2.0)": np.prod(x % 2 + 1)
+        "simd_product(x % 2 + 1)" if kind == "int" else "simd_product(x > 1.0 ? 1.0 : 2.0)": np.prod(
+            x % 2 + 1
+        )
         if kind == "int"
         else 2.0 ** (x == 1).sum(),
         "simd_prefix_inclusive_sum(x)": x.cumsum(),
@@ -253,8 +288,12 @@ def test_simd_operations(dtype: type) -> None:
         "simd_shuffle_down(x, 3)": np.where(LANES < 29, np.roll(x, -3), x),
         "simd_shuffle_rotate_up(x, 3)": np.roll(x, 3),
         "simd_shuffle_rotate_down(x, 3)": np.roll(x, -3),
-        f"simd_shuffle_and_fill_up(x, {kind}(lane), 2)": np.where(LANES >= 2, np.roll(x, 2), np.roll(LANES, 2)),
-        f"simd_shuffle_and_fill_down(x, {kind}(lane), 2)": np.where(LANES < 30, np.roll(x, -2), np.roll(LANES, -2)),
+        f"simd_shuffle_and_fill_up(x, {kind}(lane), 2)": np.where(
+            LANES >= 2, np.roll(x, 2), np.roll(LANES, 2)
+        ),
+        f"simd_shuffle_and_fill_down(x, {kind}(lane), 2)": np.where(
+            LANES < 30, np.roll(x, -2), np.roll(LANES, -2)
+        ),
         f"simd_shuffle_and_fill_down(x, {kind}(lane), 1, 8)": np.where(
             LANES % 8 < 7, np.roll(x, -1), LANES // 8 * 8
         ),
@@ -277,11 +316,20 @@ def test_simd_operations(dtype: type) -> None:
 
 def test_simd_operations_on_vectors() -> None:
     x = LANES.astype(np.float32)
-    got = run_lanes(["simd_sum(float4(x, 1, 2, 3)).x", "simd_max(half2(half(lane), 7.0h)).x", "simd_shuffle_xor(float2(x), 1).y"], x)
+    got = run_lanes(
+        [
+            "simd_sum(float4(x, 1, 2, 3)).x",
+            "simd_max(half2(half(lane), 7.0h)).x",
+            "simd_shuffle_xor(float2(x), 1).y",
+        ],
+        x,
+    )
     np.testing.assert_array_equal(got, [np.full(32, 496), np.full(32, 31), LANES ^ 1])
 
 
-MATRIX = PRELUDE + """
+MATRIX = (
+    PRELUDE
+    + """
 kernel void k(device const float* a, device const half* b, device float* out, device half* half_out) {
   simdgroup_float8x8 left, right_t, product;
   simdgroup_half8x8 right, half_product;
@@ -300,6 +348,7 @@ kernel void k(device const float* a, device const half* b, device float* out, de
   simdgroup_store(product, out + 192, 8);
 }
 """
+)
 
 
 def test_simdgroup_matrix() -> None:
@@ -317,8 +366,11 @@ def test_simdgroup_matrix() -> None:
     np.testing.assert_allclose(half_out, (right @ right + 1).astype(np.float16), atol=4e-3)
 
 
-ATOMICS = PRELUDE + """
-kernel void k(device atomic_uint* counter, device atomic_float* sum, device atomic_int* largest, device uint* out,
+ATOMICS = (
+    PRELUDE
+    + """
+kernel void k(device atomic_uint* counter, device atomic_float* sum, device atomic_int* largest,
+              device uint* out,
               uint i [[thread_position_in_grid]], uint lane [[thread_index_in_threadgroup]]) {
   threadgroup atomic_int local;
   if (lane == 0) atomic_store_explicit(&local, 0, memory_order_relaxed);
@@ -331,6 +383,7 @@ kernel void k(device atomic_uint* counter, device atomic_float* sum, device atom
   if (lane == 0) out[i / 64] = atomic_load_explicit(&local, memory_order_relaxed);
 }
 """
+)
 
 
 def test_atomics() -> None:
@@ -351,12 +404,21 @@ def test_constant_tables_and_structs() -> None:
     float sum(constant float t[4]) { return t[0] + t[3]; }
     float of(constant Entry& e) { return e.a + e.b; }
     namespace inner { constant float scale = 10; }
+    float copied() { Entry e = entries[1], f = entries[0]; const Entry g = e; return e.b + f.a + g.a; }
     """
     check(
-        {"table[2]": 3, "entries[1].b": 4.5, "sizes[1][0]": 3, "Traits<4>::doubled": 8, "sum(table)": 5, "of(entries[0])": 3.5,
-         "inner::scale": 10},
+        {
+            "table[2]": 3,
+            "entries[1].b": 4.5,
+            "sizes[1][0]": 3,
+            "Traits<4>::doubled": 8,
+            "sum(table)": 5,
+            "of(entries[0])": 3.5,
+            "inner::scale": 10,
+            "copied()": 8.5,
+        },
         body=body,
-    )  # fmt: skip
+    )
 
 
 def test_checked_mode_gives_the_same_values() -> None:

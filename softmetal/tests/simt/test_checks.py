@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +145,14 @@ kernel void packed(device float* o [[buffer(0)]], const device packed_float4* q 
   packed_float4 v = q[l];
   o[l] = v.x + v.w + q[l][l % 4];
 }
+kernel void writes_read_only(const device float* q [[buffer(0)]], INDEX) { ((device float*)q)[l] = 1; }
+struct Block {
+  float x[8];
+};
+kernel void struct_copy(device float* o [[buffer(0)]], const device Block* q [[buffer(1)]], INDEX) {
+  Block b = q[l];
+  o[l] = b.x[l % 8];
+}
 
 kernel void uninitialised(device float* o [[buffer(0)]], INDEX) {
   threadgroup float a[64];
@@ -158,11 +167,13 @@ def library() -> Library:
     return Library(SOURCE, mode="checked")
 
 
-def launch(library: Library, name: str, buffers: list, checks: str = ALL, groups: int = 1, **options) -> dict:
+def launch(
+    library: Library, name: str, buffers: list, checks: str = ALL, groups: int = 1, **options: Any
+) -> dict:
     return library.pipeline(name).run(buffers, (groups, 1, 1), (64, 1, 1), checks=checks, **options)
 
 
-def findings(library: Library, name: str, buffers: list, **options) -> list[str]:
+def findings(library: Library, name: str, buffers: list, **options: Any) -> list[str]:
     with pytest.raises(KernelError) as caught:
         launch(library, name, buffers, **options)
     return caught.value.findings
@@ -283,6 +294,20 @@ def test_an_unbound_buffer(library: Library) -> None:
     launch(library, "unbound", [floats(), floats()])
     (found,) = findings(library, "unbound", [floats(), None])
     assert "through an unbound buffer" in found
+
+
+def test_memory_bound_for_reading_only(library: Library) -> None:
+    memory = floats(64)
+    (found,) = findings(library, "writes_read_only", [memory])
+    assert "write of 4 bytes at byte 0 of buffer 0 'q', which is read-only" in found and not memory.any()
+
+
+def test_copies_of_structs_are_accesses(library: Library) -> None:
+    launch(library, "struct_copy", [floats(64), floats(512)])
+    (found,) = findings(library, "struct_copy", [floats(64), floats(511)])
+    assert "of buffer 1 'q', which has 2044 bytes" in found
+    counters = launch(library, "struct_copy", [floats(64), floats(512)])
+    assert counters["bytes_read"]["device"] == 64 * 32
 
 
 def test_alignment_of_vectors(library: Library) -> None:
