@@ -6,7 +6,7 @@ With it installed, `import torch` makes device="mps" work: see README.md.
 from __future__ import annotations
 
 from .control import (
-    SoftmetalMissing,
+    SoftmetalMissingError,
     checks,
     counters,
     launches,
@@ -16,7 +16,7 @@ from .control import (
 )
 
 __all__ = [
-    "SoftmetalMissing",
+    "SoftmetalMissingError",
     "checks",
     "counters",
     "launches",

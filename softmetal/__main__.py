@@ -52,10 +52,12 @@ def build(jobs: int | None) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What setuptools and torch.utils.cpp_extension need to build Objective-C++ for Metal here as on a Mac."""
-    includes = [f"-I{ROOT / 'framework' / 'include'}", "-isystem/usr/include/GNUstep", f"-isystem{_gcc_objc_include()}"]
-    libraries = [str(control.BUILD_FOLDER / "objcxx_personality.o"), f"-L{control.BUILD_FOLDER}"]
-    libraries += [f"-Wl,-rpath,{control.BUILD_FOLDER}", "-lsoftmetal", "-lgnustep-base", "-lobjc", "-lBlocksRuntime"]
+    """What setuptools and torch.utils.cpp_extension need to build Objective-C++ for Metal, as on a Mac."""
+    includes = [f"-I{ROOT / 'framework' / 'include'}", "-isystem/usr/include/GNUstep"]
+    includes += [f"-isystem{_gcc_objc_include()}"]
+    built = control.BUILD_FOLDER
+    libraries = [str(built / "objcxx_personality.o"), f"-L{built}", f"-Wl,-rpath,{built}"]
+    libraries += ["-lsoftmetal", "-lgnustep-base", "-lobjc", "-lBlocksRuntime"]
     return {
         "CXX": CLANG,
         "CC": CLANG.replace("++", ""),

@@ -8,7 +8,7 @@ import warnings
 
 
 def register() -> None:
-    """Called by torch at the end of `import torch`. SOFTMETAL=0 turns it off; on macOS torch has the real thing."""
+    """Called by torch at the end of `import torch`. Off with SOFTMETAL=0, and on macOS."""
     if sys.platform != "linux" or os.environ.get("SOFTMETAL") == "0":
         return
     from . import control
@@ -27,7 +27,7 @@ def register() -> None:
     # Compiled out of the Linux wheel:
     torch._C._mps_get_name = lambda: control.device_facts()["name"]
     torch._C._mps_get_core_count = lambda: control.device_facts()["cores"]
-    torch.UntypedStorage.mps = _storage_to_mps
+    setattr(torch.UntypedStorage, "mps", _storage_to_mps)  # noqa: B010
     if not torch.backends.mps.is_available():
         warnings.warn(
             "torch was asked about mps before softmetal was loaded and remembers that there is none; "

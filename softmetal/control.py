@@ -23,7 +23,7 @@ _ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 _RACE, _BOUNDS, _UNINIT, _COUNT_BYTES = 1, 2, 4, 8
 
 
-class SoftmetalMissing(ImportError):
+class SoftmetalMissingError(ImportError):
     """The native library is not built."""
 
 
@@ -38,9 +38,9 @@ class _Settings(ctypes.Structure):  # softmetal_settings in simt/abi.h
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The native library. Its symbols become global, since compiled kernels are linked against them at load time."""
+    """The native library. Its symbols become global: compiled kernels are linked against them when loaded."""
     if not LIBRARY.exists():
-        raise SoftmetalMissing(f"{LIBRARY.name} is not built; run `python -m softmetal build`.")
+        raise SoftmetalMissingError(f"{LIBRARY.name} is not built; run `python -m softmetal build`.")
     os.environ.setdefault("SOFTMETAL_PYTHON", sys.executable)
     ctypes.CDLL(str(RUNTIME_LIBRARY), mode=ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(str(LIBRARY), mode=ctypes.RTLD_GLOBAL)
@@ -77,10 +77,10 @@ def checks(
     seed: int | None = None,
     threads: int | None = None,
 ) -> Iterator[None]:
-    """Run the kernels launched inside with these checks; a finding is raised as RuntimeError at the latest on exit.
+    """Run the kernels launched inside with these checks; a finding raises RuntimeError by the exit.
 
-    `order` of the threads of a threadgroup: "forward", "reverse" or "random" (with `seed`). Checked kernels are compiled
-    at their first use.
+    `order` of the threads of a threadgroup: "forward", "reverse" or "random" (with `seed`). Checked kernels
+    are compiled at their first use.
     """
     if order is not None and order not in _ORDERS:
         raise ValueError(f"checks(order={order!r}): use one of {', '.join(_ORDERS)}.")
@@ -103,8 +103,8 @@ def checks(
 
 @contextmanager
 def record() -> Iterator[list[dict[str, Any]]]:
-    """The dispatches that run inside, each as kernel, grid, threads, threadgroup_bytes, counters and, when bytes are
-    counted, bytes read and written by buffer slot.
+    """The dispatches that run inside, each as kernel, grid, threads, threadgroup_bytes, counters and, when
+    bytes are counted, bytes read and written by buffer slot.
 
     The list is filled on exit.
     """

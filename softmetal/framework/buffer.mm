@@ -42,7 +42,8 @@ SMBuffer* new_buffer(size_t length, MTLResourceOptions options) {
   return announce(buffer);
 }
 
-SMBuffer* new_buffer_over(void* memory, size_t length, MTLResourceOptions options, std::function<void()> release) {
+SMBuffer* new_buffer_over(void* memory, size_t length, MTLResourceOptions options,
+                          std::function<void()> release) {
   SMBuffer* buffer = [[SMBuffer alloc] init];
   buffer->_contents = memory;
   buffer->_length = length;
@@ -57,7 +58,8 @@ SMBuffer* checked_buffer(id<MTLBuffer> buffer, const char* who) {
     std::lock_guard lock(live().mutex);
     if (live().objects.count(address)) return (SMBuffer*)buffer;
   }
-  violated(who, ": ", address, " is no MTLBuffer of this device (a storage's data pointer is the buffer; a tensor's is not)");
+  violated(who, ": ", address,
+           " is no MTLBuffer of this device (a storage's data pointer is the buffer; a tensor's is not)");
 }
 
 void* make_buffer(size_t bytes) {
@@ -89,17 +91,36 @@ size_t allocated_bytes() { return g_allocated_bytes; }
   [_label release];
   [super dealloc];
 }
-- (id<MTLDevice>)device { return softmetal::system_device(); }
-- (NSUInteger)length { return _length; }
-- (void*)contents { return self.storageMode == MTLStorageModePrivate ? nullptr : _contents; }
-- (uint64_t)gpuAddress { return (uint64_t)_contents; }
-- (NSUInteger)allocatedSize { return _block.mapping ? _block.mapped : _length; }
-- (MTLResourceOptions)resourceOptions { return _options; }
-- (MTLCPUCacheMode)cpuCacheMode { return MTLCPUCacheMode(_options & 15); }
-- (MTLStorageMode)storageMode { return MTLStorageMode(_options >> 4 & 15); }
-- (MTLHazardTrackingMode)hazardTrackingMode { return MTLHazardTrackingMode(_options >> 8 & 3); }
+- (id<MTLDevice>)device {
+  return softmetal::system_device();
+}
+- (NSUInteger)length {
+  return _length;
+}
+- (void*)contents {
+  return self.storageMode == MTLStorageModePrivate ? nullptr : _contents;
+}
+- (uint64_t)gpuAddress {
+  return (uint64_t)_contents;
+}
+- (NSUInteger)allocatedSize {
+  return _block.mapping ? _block.mapped : _length;
+}
+- (MTLResourceOptions)resourceOptions {
+  return _options;
+}
+- (MTLCPUCacheMode)cpuCacheMode {
+  return MTLCPUCacheMode(_options & 15);
+}
+- (MTLStorageMode)storageMode {
+  return MTLStorageMode(_options >> 4 & 15);
+}
+- (MTLHazardTrackingMode)hazardTrackingMode {
+  return MTLHazardTrackingMode(_options >> 8 & 3);
+}
 - (void)didModifyRange:(NSRange)range {
   if (range.location + range.length > _length)
-    softmetal::violated("didModifyRange: ", range.location, "+", range.length, " is beyond the buffer's ", _length, " bytes");
+    softmetal::violated("didModifyRange: ", range.location, "+", range.length, " is beyond the buffer's ",
+                        _length, " bytes");
 }
 @end

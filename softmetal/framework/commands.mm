@@ -1,5 +1,5 @@
-// MTLCommandQueue, MTLCommandBuffer, what all encoders share, and the blit encoder. Commands run, in order, when their buffer
-// is committed, on the committing thread; the first that fails ends its command buffer.
+// MTLCommandQueue, MTLCommandBuffer, what all encoders share, and the blit encoder. Commands run, in order,
+// when their buffer is committed, on the committing thread; the first that fails ends its command buffer.
 #include <chrono>
 #include <cstring>
 #include <mutex>
@@ -26,13 +26,17 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
 
 @implementation SMCommandQueue
 @synthesize label = _label;
-- (id<MTLDevice>)device { return softmetal::system_device(); }
+- (id<MTLDevice>)device {
+  return softmetal::system_device();
+}
 - (id<MTLCommandBuffer>)commandBuffer {
   SMCommandBuffer* buffer = [[[SMCommandBuffer alloc] init] autorelease];
   buffer->_queue = [self retain];
   return buffer;
 }
-- (id<MTLCommandBuffer>)commandBufferWithUnretainedReferences { return [self commandBuffer]; }
+- (id<MTLCommandBuffer>)commandBufferWithUnretainedReferences {
+  return [self commandBuffer];
+}
 - (void)dealloc {
   [_label release];
   [super dealloc];
@@ -41,20 +45,36 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
 
 @implementation SMCommandBuffer
 @synthesize label = _label;
-- (id<MTLDevice>)device { return softmetal::system_device(); }
-- (id<MTLCommandQueue>)commandQueue { return _queue; }
-- (BOOL)retainedReferences { return YES; }
-- (MTLCommandBufferStatus)status { return _status; }
-- (NSError*)error { return _error; }
-- (CFTimeInterval)GPUStartTime { return _start; }
-- (CFTimeInterval)GPUEndTime { return _end; }
+- (id<MTLDevice>)device {
+  return softmetal::system_device();
+}
+- (id<MTLCommandQueue>)commandQueue {
+  return _queue;
+}
+- (BOOL)retainedReferences {
+  return YES;
+}
+- (MTLCommandBufferStatus)status {
+  return _status;
+}
+- (NSError*)error {
+  return _error;
+}
+- (CFTimeInterval)GPUStartTime {
+  return _start;
+}
+- (CFTimeInterval)GPUEndTime {
+  return _end;
+}
 
 - (void)checkEncodable {
   if (_owner && !softmetal::on_queue(_owner))
-    softmetal::violated("the stream's command buffer was used outside a block on the stream's dispatch queue, where other "
-                        "threads may be encoding");
+    softmetal::violated(
+        "the stream's command buffer was used outside a block on the stream's dispatch queue, where other "
+        "threads may be encoding");
   if (_open) softmetal::violated("a command encoder is already encoding to this command buffer");
-  if (_status > MTLCommandBufferStatusEnqueued) softmetal::violated("encoding to a command buffer that was committed");
+  if (_status > MTLCommandBufferStatusEnqueued)
+    softmetal::violated("encoding to a command buffer that was committed");
 }
 - (id<MTLComputeCommandEncoder>)computeCommandEncoder {
   return [self computeCommandEncoderWithDispatchType:MTLDispatchTypeSerial];
@@ -68,7 +88,9 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
   return [[[SMBlitCommandEncoder alloc] initWithCommandBuffer:self] autorelease];
 }
 
-- (void)retainUntilDone:(id)object { _retained.push_back([object retain]); }
+- (void)retainUntilDone:(id)object {
+  _retained.push_back([object retain]);
+}
 - (void)releaseRetained {
   _commands.clear();
   for (id object : _retained) [object release];
@@ -78,8 +100,12 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
   if (_status > MTLCommandBufferStatusEnqueued) softmetal::violated("a handler was added after commit");
   _handlers.push_back((id)Block_copy(block));
 }
-- (void)addScheduledHandler:(MTLCommandBufferHandler)block { [self addHandler:block]; }
-- (void)addCompletedHandler:(MTLCommandBufferHandler)block { [self addHandler:block]; }
+- (void)addScheduledHandler:(MTLCommandBufferHandler)block {
+  [self addHandler:block];
+}
+- (void)addCompletedHandler:(MTLCommandBufferHandler)block {
+  [self addHandler:block];
+}
 
 - (void)enqueue {
   if (_status == MTLCommandBufferStatusNotEnqueued) _status = MTLCommandBufferStatusEnqueued;
@@ -106,18 +132,23 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
   try {
     for (const auto& command : _commands) command();
   } catch (const std::exception& failure) {
-    _error = [softmetal::make_error(MTLCommandBufferErrorDomain, NSInteger(MTLCommandBufferErrorInternal), failure.what())
-        retain];
+    _error = [softmetal::make_error(MTLCommandBufferErrorDomain, NSInteger(MTLCommandBufferErrorInternal),
+                                    failure.what()) retain];
     outcome = MTLCommandBufferStatusError;
   }
   _end = now();
   _status = outcome;
 }
-- (void)waitUntilScheduled { [self waitUntilCompleted]; }
-- (void)waitUntilCompleted {
-  if (_status < MTLCommandBufferStatusCommitted) softmetal::violated("waitUntilCompleted on a command buffer not committed");
+- (void)waitUntilScheduled {
+  [self waitUntilCompleted];
 }
-- (void)pushDebugGroup:(NSString*)string { ++_debugGroups; }
+- (void)waitUntilCompleted {
+  if (_status < MTLCommandBufferStatusCommitted)
+    softmetal::violated("waitUntilCompleted on a command buffer not committed");
+}
+- (void)pushDebugGroup:(NSString*)string {
+  ++_debugGroups;
+}
 - (void)popDebugGroup {
   if (_debugGroups == 0) softmetal::violated("popDebugGroup without pushDebugGroup");
   --_debugGroups;
@@ -141,13 +172,16 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
   }
   return self;
 }
-- (id<MTLDevice>)device { return softmetal::system_device(); }
+- (id<MTLDevice>)device {
+  return softmetal::system_device();
+}
 - (void)checkUsable {
   if (_ended) softmetal::violated("a command encoder was used after endEncoding");
   dispatch_queue_t owner = _commandBuffer->_owner;
   if (owner && !softmetal::on_queue(owner))
-    softmetal::violated("the stream's command encoder was used outside a block on the stream's dispatch queue, where other "
-                        "threads may be encoding");
+    softmetal::violated(
+        "the stream's command encoder was used outside a block on the stream's dispatch queue, where other "
+        "threads may be encoding");
 }
 - (void)endEncoding {
   [self checkUsable];
@@ -155,7 +189,9 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
   _ended = YES;
   _commandBuffer->_open = nil;
 }
-- (void)insertDebugSignpost:(NSString*)string { [self checkUsable]; }
+- (void)insertDebugSignpost:(NSString*)string {
+  [self checkUsable];
+}
 - (void)pushDebugGroup:(NSString*)string {
   [self checkUsable];
   ++_debugGroups;
@@ -186,8 +222,8 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
   SMBuffer* from = softmetal::checked_buffer(source, "copyFromBuffer");
   SMBuffer* to = softmetal::checked_buffer(destination, "copyFromBuffer");
   if (sourceOffset + size > from->_length || destinationOffset + size > to->_length)
-    softmetal::violated("copyFromBuffer: ", size, " bytes from offset ", sourceOffset, " of ", from->_length, " to offset ",
-                        destinationOffset, " of ", to->_length, " are out of range");
+    softmetal::violated("copyFromBuffer: ", size, " bytes from offset ", sourceOffset, " of ", from->_length,
+                        " to offset ", destinationOffset, " of ", to->_length, " are out of range");
   [_commandBuffer retainUntilDone:from];
   [_commandBuffer retainUntilDone:to];
   _commandBuffer->_commands.push_back([=] {
@@ -198,8 +234,10 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
   [self checkUsable];
   SMBuffer* to = softmetal::checked_buffer(buffer, "fillBuffer");
   if (range.location + range.length > to->_length)
-    softmetal::violated("fillBuffer: ", range.location, "+", range.length, " is beyond the buffer's ", to->_length, " bytes");
+    softmetal::violated("fillBuffer: ", range.location, "+", range.length, " is beyond the buffer's ",
+                        to->_length, " bytes");
   [_commandBuffer retainUntilDone:to];
-  _commandBuffer->_commands.push_back([=] { memset((char*)to->_contents + range.location, value, range.length); });
+  _commandBuffer->_commands.push_back(
+      [=] { memset((char*)to->_contents + range.location, value, range.length); });
 }
 @end

@@ -110,9 +110,14 @@ std::string compile_msl(const std::string& source, const Macros& macros, Mode mo
   std::string file = folder.path + "/program_source";  // the name that Metal's own messages use
   std::ofstream(file, std::ios::binary) << source;
 
-  std::vector<std::string> arguments{environment("SOFTMETAL_PYTHON", "python3"), "-m", "softmetal.msl", "compile",
-                                     "--source", file,
-                                     "--mode", mode == Mode::kChecked ? "checked" : "fast"};
+  std::vector<std::string> arguments{environment("SOFTMETAL_PYTHON", "python3"),
+                                     "-m",
+                                     "softmetal.msl",
+                                     "compile",
+                                     "--source",
+                                     file,
+                                     "--mode",
+                                     mode == Mode::kChecked ? "checked" : "fast"};
   for (const auto& [name, value] : macros) {
     arguments.push_back("--define");
     arguments.push_back(name + "=" + value);

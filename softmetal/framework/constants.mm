@@ -1,4 +1,5 @@
-// MTLCompileOptions, MTLComputePipelineDescriptor, MTLFunctionConstantValues and the resolution of the latter.
+// MTLCompileOptions, MTLComputePipelineDescriptor, MTLFunctionConstantValues and the resolution of the
+// latter.
 #include <cstring>
 
 #include "library.h"
@@ -105,8 +106,7 @@ struct CountedConstantValues : ConstantValues {
 
 namespace softmetal {
 
-ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Program& program,
-                                   const std::string& kernel) {
+ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Program& program) {
   static const ConstantValues none;
   const ConstantValues& given = values ? *values.values : none;
   ConstantsByIndex resolved = given.by_index;
@@ -117,7 +117,8 @@ ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Prog
     if (found == resolved.end()) continue;
     if (found->second.type != constant.type)
       throw CompileError(text("function constant '", constant.name, "' (index ", constant.index,
-                              ") was set with MTLDataType ", found->second.type, " but is declared with ", constant.type));
+                              ") was set with MTLDataType ", found->second.type, " but is declared with ",
+                              constant.type));
   }
   return resolved;
 }
@@ -125,9 +126,9 @@ ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Prog
 }  // namespace softmetal
 
 @implementation MTLCompileOptions
-@synthesize preprocessorMacros = _preprocessorMacros, fastMathEnabled = _fastMathEnabled, mathMode = _mathMode,
-            mathFloatingPointFunctions = _mathFloatingPointFunctions, languageVersion = _languageVersion,
-            preserveInvariance = _preserveInvariance,
+@synthesize preprocessorMacros = _preprocessorMacros, fastMathEnabled = _fastMathEnabled,
+            mathMode = _mathMode, mathFloatingPointFunctions = _mathFloatingPointFunctions,
+            languageVersion = _languageVersion, preserveInvariance = _preserveInvariance,
             maxTotalThreadsPerThreadgroup = _maxTotalThreadsPerThreadgroup;
 - (instancetype)init {
   if ((self = [super init])) {
@@ -158,7 +159,8 @@ ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Prog
 
 @implementation MTLComputePipelineDescriptor
 @synthesize label = _label, computeFunction = _computeFunction,
-            threadGroupSizeIsMultipleOfThreadExecutionWidth = _threadGroupSizeIsMultipleOfThreadExecutionWidth,
+            threadGroupSizeIsMultipleOfThreadExecutionWidth =
+                _threadGroupSizeIsMultipleOfThreadExecutionWidth,
             maxTotalThreadsPerThreadgroup = _maxTotalThreadsPerThreadgroup;
 - (instancetype)init {
   if ((self = [super init])) ++softmetal::live_count(softmetal::MetalClass::kComputePipelineDescriptor);

@@ -56,30 +56,53 @@ unsigned core_count() {
 extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal::system_device() retain]; }
 
 @implementation SMDevice
-- (NSString*)name { return softmetal::to_ns(softmetal::device_name()); }
-- (uint64_t)registryID { return 1; }
+- (NSString*)name {
+  return softmetal::to_ns(softmetal::device_name());
+}
+- (uint64_t)registryID {
+  return 1;
+}
 - (MTLSize)maxThreadsPerThreadgroup {
   return MTLSizeMake(softmetal::kMaxThreads, softmetal::kMaxThreads, softmetal::kMaxThreads);
 }
-- (NSUInteger)maxThreadgroupMemoryLength { return SOFTMETAL_MAX_THREADGROUP_BYTES; }
-- (NSUInteger)maxBufferLength { return softmetal::device_memory(); }
-- (uint64_t)recommendedMaxWorkingSetSize { return softmetal::device_memory(); }
-- (NSUInteger)currentAllocatedSize { return softmetal::allocated_bytes(); }
-- (BOOL)hasUnifiedMemory { return YES; }
-- (BOOL)isLowPower { return NO; }
-- (BOOL)isHeadless { return YES; }
+- (NSUInteger)maxThreadgroupMemoryLength {
+  return SOFTMETAL_MAX_THREADGROUP_BYTES;
+}
+- (NSUInteger)maxBufferLength {
+  return softmetal::device_memory();
+}
+- (uint64_t)recommendedMaxWorkingSetSize {
+  return softmetal::device_memory();
+}
+- (NSUInteger)currentAllocatedSize {
+  return softmetal::allocated_bytes();
+}
+- (BOOL)hasUnifiedMemory {
+  return YES;
+}
+- (BOOL)isLowPower {
+  return NO;
+}
+- (BOOL)isHeadless {
+  return YES;
+}
 - (BOOL)supportsFamily:(MTLGPUFamily)family {
   return (family >= MTLGPUFamilyApple1 && family <= MTLGPUFamilyApple8) || family == MTLGPUFamilyMac2 ||
          (family >= MTLGPUFamilyCommon1 && family <= MTLGPUFamilyCommon3) || family == MTLGPUFamilyMetal3;
 }
 
-- (id<MTLCommandQueue>)newCommandQueue { return [[SMCommandQueue alloc] init]; }
-- (id<MTLCommandQueue>)newCommandQueueWithMaxCommandBufferCount:(NSUInteger)count { return [self newCommandQueue]; }
+- (id<MTLCommandQueue>)newCommandQueue {
+  return [[SMCommandQueue alloc] init];
+}
+- (id<MTLCommandQueue>)newCommandQueueWithMaxCommandBufferCount:(NSUInteger)count {
+  return [self newCommandQueue];
+}
 
 - (id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options {
   if (length == 0) softmetal::violated("newBufferWithLength:options: needs a length above 0");
   if (length > self.maxBufferLength)
-    softmetal::violated("newBufferWithLength:options: length ", length, " exceeds maxBufferLength ", self.maxBufferLength);
+    softmetal::violated("newBufferWithLength:options: length ", length, " exceeds maxBufferLength ",
+                        self.maxBufferLength);
   return softmetal::new_buffer(length, options);
 }
 - (id<MTLBuffer>)newBufferWithBytes:(const void*)pointer
@@ -102,7 +125,8 @@ extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal:
     Block_release((void*)block);
   });
 }
-- (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function error:(NSError**)error {
+- (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function
+                                                             error:(NSError**)error {
   MTLComputePipelineDescriptor* descriptor = [[[MTLComputePipelineDescriptor alloc] init] autorelease];
   descriptor.computeFunction = function;
   return [self newComputePipelineStateWithDescriptor:descriptor
@@ -110,14 +134,18 @@ extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal:
                                           reflection:nullptr
                                                error:error];
 }
-- (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError**)error {
+- (id<MTLLibrary>)newLibraryWithSource:(NSString*)source
+                               options:(MTLCompileOptions*)options
+                                 error:(NSError**)error {
   return softmetal::new_library(source, options, error);
 }
-- (id<MTLComputePipelineState>)newComputePipelineStateWithDescriptor:(MTLComputePipelineDescriptor*)descriptor
-                                                             options:(MTLPipelineOption)options
-                                                          reflection:(MTLAutoreleasedComputePipelineReflection*)reflection
-                                                               error:(NSError**)error {
-  if (!descriptor.computeFunction) softmetal::violated("newComputePipelineState: the compute function is nil");
+- (id<MTLComputePipelineState>)
+    newComputePipelineStateWithDescriptor:(MTLComputePipelineDescriptor*)descriptor
+                                  options:(MTLPipelineOption)options
+                               reflection:(MTLAutoreleasedComputePipelineReflection*)reflection
+                                    error:(NSError**)error {
+  if (!descriptor.computeFunction)
+    softmetal::violated("newComputePipelineState: the compute function is nil");
   if (reflection) *reflection = nil;
   return softmetal::new_pipeline(descriptor, error);
 }

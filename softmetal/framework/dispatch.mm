@@ -27,7 +27,8 @@ class Ownership {
  public:
   explicit Ownership(dispatch_queue_t queue) : queue_(queue) {
     if (softmetal::on_queue(queue))
-      softmetal::violated("dispatch_sync on queue '", queue->label, "' from a block of that queue would wait for itself");
+      softmetal::violated("dispatch_sync on queue '", queue->label,
+                          "' from a block of that queue would wait for itself");
     queue_->mutex.lock();
     queue_->owner.store(std::this_thread::get_id());
   }

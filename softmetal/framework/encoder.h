@@ -8,5 +8,6 @@
 @end
 
 namespace softmetal {
-id<MTLComputeCommandEncoder> make_compute_encoder(SMCommandBuffer* buffer, MTLDispatchType type);  // autoreleased
+id<MTLComputeCommandEncoder> make_compute_encoder(SMCommandBuffer* buffer,
+                                                  MTLDispatchType type);  // autoreleased
 }

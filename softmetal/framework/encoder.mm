@@ -49,8 +49,9 @@ void check_sizes(SMComputePipelineState* pipeline, MTLSize grid, MTLSize threads
     if (n == 0) violated("dispatch of '", pipeline->_name, "': threadsPerThreadgroup has a side of 0");
   NSUInteger total = threads.width * threads.height * threads.depth;
   if (total > pipeline->_maxThreads)
-    violated("dispatch of '", pipeline->_name, "': ", total, " threads per threadgroup exceed the pipeline's ",
-             "maxTotalThreadsPerThreadgroup of ", pipeline->_maxThreads);
+    violated("dispatch of '", pipeline->_name, "': ", total,
+             " threads per threadgroup exceed the pipeline's ", "maxTotalThreadsPerThreadgroup of ",
+             pipeline->_maxThreads);
 }
 
 void check_arguments(SMComputePipelineState* pipeline, const Bindings& bindings) {
@@ -60,8 +61,8 @@ void check_arguments(SMComputePipelineState* pipeline, const Bindings& bindings)
     if (!argument.used) continue;
     if (argument.kind == SOFTMETAL_ARG_THREADGROUP) {
       if (!bindings.threadgroup[argument.index])
-        violated("dispatch of '", pipeline->_name, "': no threadgroup memory length is set at index ", argument.index,
-                 " for '", argument.name, "'");
+        violated("dispatch of '", pipeline->_name, "': no threadgroup memory length is set at index ",
+                 argument.index, " for '", argument.name, "'");
     } else if (!bindings.buffer[argument.index].bound()) {
       violated("dispatch of '", pipeline->_name, "': no buffer is set at index ", argument.index, " for '",
                argument.name, "'");
@@ -74,12 +75,13 @@ uint32_t check_threadgroup_memory(SMComputePipelineState* pipeline, const Bindin
   for (uint32_t bytes : bindings.threadgroup) total += bytes;
   if (total > SOFTMETAL_MAX_THREADGROUP_BYTES)
     violated("dispatch of '", pipeline->_name, "': ", total, " bytes of threadgroup memory (",
-             pipeline->_staticThreadgroupBytes, " static) exceed the device's ", SOFTMETAL_MAX_THREADGROUP_BYTES);
+             pipeline->_staticThreadgroupBytes, " static) exceed the device's ",
+             SOFTMETAL_MAX_THREADGROUP_BYTES);
   return uint32_t(total);
 }
 
-std::shared_ptr<Dispatch> make_dispatch(SMComputePipelineState* pipeline, const Bindings& bindings, MTLSize grid,
-                                        MTLSize threads) {
+std::shared_ptr<Dispatch> make_dispatch(SMComputePipelineState* pipeline, const Bindings& bindings,
+                                        MTLSize grid, MTLSize threads) {
   auto dispatch = std::make_shared<Dispatch>();
   dispatch->pipeline = pipeline;
   dispatch->grid = to_uint3(grid);
@@ -108,7 +110,8 @@ void run(const Dispatch& dispatch) {
   softmetal_counters counters{};
   char* error = nullptr;
   int failed = softmetal_run(&launch, settings, &counters, &error);
-  log_launch({dispatch.pipeline->_name, dispatch.grid, dispatch.threads, dispatch.threadgroup_bytes, counters});
+  log_launch(
+      {dispatch.pipeline->_name, dispatch.grid, dispatch.threads, dispatch.threadgroup_bytes, counters});
   if (!failed) return;
   std::string findings = error ? error : "kernel '" + dispatch.pipeline->_name + "' failed";
   free(error);
@@ -129,14 +132,17 @@ void run(const Dispatch& dispatch) {
 
 namespace softmetal {
 id<MTLComputeCommandEncoder> make_compute_encoder(SMCommandBuffer* buffer, MTLDispatchType type) {
-  SMComputeCommandEncoder* encoder = [[[SMComputeCommandEncoder alloc] initWithCommandBuffer:buffer] autorelease];
+  SMComputeCommandEncoder* encoder =
+      [[[SMComputeCommandEncoder alloc] initWithCommandBuffer:buffer] autorelease];
   encoder->_dispatchType = type;
   return encoder;
 }
 }  // namespace softmetal
 
 @implementation SMComputeCommandEncoder
-- (MTLDispatchType)dispatchType { return _dispatchType; }
+- (MTLDispatchType)dispatchType {
+  return _dispatchType;
+}
 
 - (void)setComputePipelineState:(id<MTLComputePipelineState>)state {
   [self checkUsable];
@@ -152,8 +158,8 @@ id<MTLComputeCommandEncoder> make_compute_encoder(SMCommandBuffer* buffer, MTLDi
   softmetal::Binding& binding = _bindings.buffer[index];
   SMBuffer* object = buffer ? softmetal::checked_buffer(buffer, "setBuffer") : nil;
   if (object && offset >= object->_length)
-    softmetal::violated("setBuffer: offset ", offset, " is beyond the ", object->_length, " bytes of the buffer at index ",
-                        index);
+    softmetal::violated("setBuffer: offset ", offset, " is beyond the ", object->_length,
+                        " bytes of the buffer at index ", index);
   if (object && object != binding.buffer) [_commandBuffer retainUntilDone:object];
   binding = {object, offset, nullptr, 0};
 }
@@ -164,7 +170,9 @@ id<MTLComputeCommandEncoder> make_compute_encoder(SMCommandBuffer* buffer, MTLDi
   if (!buffer) softmetal::violated("setBufferOffset: no buffer is set at index ", index);
   [self setBuffer:buffer offset:offset atIndex:index];
 }
-- (void)setBuffers:(const id<MTLBuffer>[])buffers offsets:(const NSUInteger[])offsets withRange:(NSRange)range {
+- (void)setBuffers:(const id<MTLBuffer>[])buffers
+           offsets:(const NSUInteger[])offsets
+         withRange:(NSRange)range {
   for (NSUInteger i = 0; i < range.length; ++i)
     [self setBuffer:buffers[i] offset:offsets[i] atIndex:range.location + i];
 }
@@ -172,7 +180,8 @@ id<MTLComputeCommandEncoder> make_compute_encoder(SMCommandBuffer* buffer, MTLDi
   [self checkUsable];
   softmetal::check_index("setBytes", index);
   if (!bytes || length == 0 || length > 4096)
-    softmetal::violated("setBytes: length ", length, " at index ", index, " is not 1..4096; use a buffer for more");
+    softmetal::violated("setBytes: length ", length, " at index ", index,
+                        " is not 1..4096; use a buffer for more");
   auto copy = std::make_shared<std::vector<uint64_t>>((length + 7) / 8);
   memcpy(copy->data(), bytes, length);
   _bindings.buffer[index] = {nil, 0, std::move(copy), length};
@@ -181,9 +190,11 @@ id<MTLComputeCommandEncoder> make_compute_encoder(SMCommandBuffer* buffer, MTLDi
   [self checkUsable];
   softmetal::check_index("setThreadgroupMemoryLength", index);
   if (length % 16)
-    softmetal::violated("setThreadgroupMemoryLength: ", length, " at index ", index, " is not a multiple of 16");
+    softmetal::violated("setThreadgroupMemoryLength: ", length, " at index ", index,
+                        " is not a multiple of 16");
   if (length > SOFTMETAL_MAX_THREADGROUP_BYTES)
-    softmetal::violated("setThreadgroupMemoryLength: ", length, " exceeds the device's ", SOFTMETAL_MAX_THREADGROUP_BYTES);
+    softmetal::violated("setThreadgroupMemoryLength: ", length, " exceeds the device's ",
+                        SOFTMETAL_MAX_THREADGROUP_BYTES);
   _bindings.threadgroup[index] = uint32_t(length);
 }
 
@@ -202,13 +213,20 @@ id<MTLComputeCommandEncoder> make_compute_encoder(SMCommandBuffer* buffer, MTLDi
   if (!(threads.width && threads.height && threads.depth))
     softmetal::violated("dispatchThreads: threadsPerThreadgroup has a side of 0");
   if (size.width % threads.width || size.height % threads.height || size.depth % threads.depth)
-    softmetal::violated("dispatchThreads: the grid is no multiple of the threadgroup, and softmetal runs uniform threadgroups "
+    softmetal::violated("dispatchThreads: the grid is no multiple of the threadgroup, and softmetal runs "
+                        "uniform threadgroups "
                         "only; use dispatchThreadgroups");
   [self dispatchThreadgroups:MTLSizeMake(size.width / threads.width, size.height / threads.height,
                                          size.depth / threads.depth)
        threadsPerThreadgroup:threads];
 }
-- (void)useResource:(id<MTLResource>)resource usage:(MTLResourceUsage)usage { [self checkUsable]; }
-- (void)memoryBarrierWithScope:(MTLBarrierScope)scope { [self checkUsable]; }
-- (void)memoryBarrierWithResources:(const id<MTLResource>[])resources count:(NSUInteger)count { [self checkUsable]; }
+- (void)useResource:(id<MTLResource>)resource usage:(MTLResourceUsage)usage {
+  [self checkUsable];
+}
+- (void)memoryBarrierWithScope:(MTLBarrierScope)scope {
+  [self checkUsable];
+}
+- (void)memoryBarrierWithResources:(const id<MTLResource>[])resources count:(NSUInteger)count {
+  [self checkUsable];
+}
 @end

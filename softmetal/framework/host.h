@@ -1,4 +1,5 @@
-// The C++ face of the framework, for code without Objective-C. Objects travel as void*, which is what an id is.
+// The C++ face of the framework, for code without Objective-C. Objects travel as void*, which is what an id
+// is.
 #pragma once
 #include <cstddef>
 

@@ -63,7 +63,8 @@ std::string slots_json(const uint64_t (&bytes)[SOFTMETAL_MAX_BUFFERS]) {
   std::string json = "{";
   for (int slot = 0; slot < SOFTMETAL_MAX_BUFFERS; ++slot)
     if (bytes[slot])
-      json += (json.size() > 1 ? ", " : "") + quoted(std::to_string(slot)) + ": " + std::to_string(bytes[slot]);
+      json +=
+          (json.size() > 1 ? ", " : "") + quoted(std::to_string(slot)) + ": " + std::to_string(bytes[slot]);
   return json + "}";
 }
 
@@ -149,7 +150,9 @@ char* softmetal_live_objects(void) {
   std::string json = "{";
   for (int i = 0; i < int(MetalClass::kCount); ++i) {
     int64_t count = live_count(MetalClass(i));
-    if (count) json += (json.size() > 1 ? ", " : "") + quoted(class_name(MetalClass(i))) + ": " + std::to_string(count);
+    if (count)
+      json +=
+          (json.size() > 1 ? ", " : "") + quoted(class_name(MetalClass(i))) + ": " + std::to_string(count);
   }
   return strdup((json + "}").c_str());
 }

@@ -15,7 +15,8 @@ constexpr NSUInteger kMaxThreads = 1024;
 Macros read_macros(MTLCompileOptions* options) {
   Macros macros;
   NSDictionary* dictionary = options.preprocessorMacros;
-  for (NSString* name in dictionary) macros[to_std(name)] = to_std([[dictionary objectForKey:name] description]);
+  for (NSString* name in dictionary)
+    macros[to_std(name)] = to_std([[dictionary objectForKey:name] description]);
   return macros;
 }
 
@@ -42,11 +43,12 @@ id<MTLLibrary> new_library(NSString* source, MTLCompileOptions* options, NSError
 id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descriptor, NSError** error) {
   SMFunction* function = (SMFunction*)descriptor.computeFunction;
   try {
+    function->_program->check_complete(function->_name, function->_constants);
     auto pipeline = std::make_unique<Pipeline>(function->_program, function->_name, function->_constants);
     const softmetal_kernel& kernel = pipeline->kernel(Mode::kFast);
     NSUInteger limit = kMaxThreads;
-    for (NSUInteger asked : {NSUInteger(kernel.max_threads), function->_maxThreads,
-                             descriptor.maxTotalThreadsPerThreadgroup})
+    for (NSUInteger asked :
+         {NSUInteger(kernel.max_threads), function->_maxThreads, descriptor.maxTotalThreadsPerThreadgroup})
       if (asked) limit = std::min(limit, asked);
     SMComputePipelineState* state = [[SMComputePipelineState alloc] init];
     state->_staticThreadgroupBytes = kernel.threadgroup_bytes;
@@ -86,7 +88,9 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
 
 @implementation SMLibrary
 @synthesize label = _label;
-- (id<MTLDevice>)device { return softmetal::system_device(); }
+- (id<MTLDevice>)device {
+  return softmetal::system_device();
+}
 - (NSArray<NSString*>*)functionNames {
   NSMutableArray* names = [NSMutableArray array];
   for (const std::string& name : _program->kernel_names()) [names addObject:softmetal::to_ns(name)];
@@ -101,11 +105,13 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
   std::string name = softmetal::to_std(functionName);
   const auto& names = _program->kernel_names();
   if (std::find(names.begin(), names.end(), name) == names.end()) {
-    softmetal::report(error, MTLLibraryErrorFunctionNotFound, "the library has no function named '" + name + "'");
+    softmetal::report(error, MTLLibraryErrorFunctionNotFound,
+                      "the library has no function named '" + name + "'");
     return nil;
   }
   try {
-    auto constants = softmetal::resolve_constants(values, *_program, name);
+    auto constants = softmetal::resolve_constants(values, *_program);
+    if (values) _program->check_complete(name, constants);
     SMFunction* function = [[SMFunction alloc] init];
     function->_program = _program;
     function->_name = name;
@@ -125,9 +131,15 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
 
 @implementation SMFunction
 @synthesize label = _label;
-- (id<MTLDevice>)device { return softmetal::system_device(); }
-- (MTLFunctionType)functionType { return MTLFunctionTypeKernel; }
-- (NSString*)name { return softmetal::to_ns(_name); }
+- (id<MTLDevice>)device {
+  return softmetal::system_device();
+}
+- (MTLFunctionType)functionType {
+  return MTLFunctionTypeKernel;
+}
+- (NSString*)name {
+  return softmetal::to_ns(_name);
+}
 - (NSDictionary<NSString*, MTLFunctionConstant*>*)functionConstantsDictionary {
   NSMutableDictionary* dictionary = [NSMutableDictionary dictionary];
   for (const softmetal::Program::Constant& constant : _program->constants()) {
@@ -144,10 +156,18 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
 
 @implementation SMComputePipelineState
 @synthesize label = _label;
-- (id<MTLDevice>)device { return softmetal::system_device(); }
-- (NSUInteger)maxTotalThreadsPerThreadgroup { return _maxThreads; }
-- (NSUInteger)threadExecutionWidth { return SOFTMETAL_SIMD_WIDTH; }
-- (NSUInteger)staticThreadgroupMemoryLength { return _staticThreadgroupBytes; }
+- (id<MTLDevice>)device {
+  return softmetal::system_device();
+}
+- (NSUInteger)maxTotalThreadsPerThreadgroup {
+  return _maxThreads;
+}
+- (NSUInteger)threadExecutionWidth {
+  return SOFTMETAL_SIMD_WIDTH;
+}
+- (NSUInteger)staticThreadgroupMemoryLength {
+  return _staticThreadgroupBytes;
+}
 - (void)dealloc {
   [_label release];
   [super dealloc];

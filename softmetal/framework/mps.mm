@@ -16,29 +16,71 @@
   [_commandBuffer release];
   [super dealloc];
 }
-- (id<MTLCommandBuffer>)commandBuffer { return _commandBuffer; }
-- (id<MTLCommandBuffer>)rootCommandBuffer { return _commandBuffer; }
+- (id<MTLCommandBuffer>)commandBuffer {
+  return _commandBuffer;
+}
+- (id<MTLCommandBuffer>)rootCommandBuffer {
+  return _commandBuffer;
+}
 
-- (NSString*)label { return _commandBuffer.label; }
-- (void)setLabel:(NSString*)label { _commandBuffer.label = label; }
-- (id<MTLDevice>)device { return _commandBuffer.device; }
-- (id<MTLCommandQueue>)commandQueue { return _commandBuffer.commandQueue; }
-- (BOOL)retainedReferences { return _commandBuffer.retainedReferences; }
-- (MTLCommandBufferStatus)status { return _commandBuffer.status; }
-- (NSError*)error { return _commandBuffer.error; }
-- (CFTimeInterval)GPUStartTime { return _commandBuffer.GPUStartTime; }
-- (CFTimeInterval)GPUEndTime { return _commandBuffer.GPUEndTime; }
-- (id<MTLComputeCommandEncoder>)computeCommandEncoder { return [_commandBuffer computeCommandEncoder]; }
+- (NSString*)label {
+  return _commandBuffer.label;
+}
+- (void)setLabel:(NSString*)label {
+  _commandBuffer.label = label;
+}
+- (id<MTLDevice>)device {
+  return _commandBuffer.device;
+}
+- (id<MTLCommandQueue>)commandQueue {
+  return _commandBuffer.commandQueue;
+}
+- (BOOL)retainedReferences {
+  return _commandBuffer.retainedReferences;
+}
+- (MTLCommandBufferStatus)status {
+  return _commandBuffer.status;
+}
+- (NSError*)error {
+  return _commandBuffer.error;
+}
+- (CFTimeInterval)GPUStartTime {
+  return _commandBuffer.GPUStartTime;
+}
+- (CFTimeInterval)GPUEndTime {
+  return _commandBuffer.GPUEndTime;
+}
+- (id<MTLComputeCommandEncoder>)computeCommandEncoder {
+  return [_commandBuffer computeCommandEncoder];
+}
 - (id<MTLComputeCommandEncoder>)computeCommandEncoderWithDispatchType:(MTLDispatchType)type {
   return [_commandBuffer computeCommandEncoderWithDispatchType:type];
 }
-- (id<MTLBlitCommandEncoder>)blitCommandEncoder { return [_commandBuffer blitCommandEncoder]; }
-- (void)addScheduledHandler:(MTLCommandBufferHandler)block { [_commandBuffer addScheduledHandler:block]; }
-- (void)addCompletedHandler:(MTLCommandBufferHandler)block { [_commandBuffer addCompletedHandler:block]; }
-- (void)enqueue { [_commandBuffer enqueue]; }
-- (void)commit { [_commandBuffer commit]; }
-- (void)waitUntilScheduled { [_commandBuffer waitUntilScheduled]; }
-- (void)waitUntilCompleted { [_commandBuffer waitUntilCompleted]; }
-- (void)pushDebugGroup:(NSString*)string { [_commandBuffer pushDebugGroup:string]; }
-- (void)popDebugGroup { [_commandBuffer popDebugGroup]; }
+- (id<MTLBlitCommandEncoder>)blitCommandEncoder {
+  return [_commandBuffer blitCommandEncoder];
+}
+- (void)addScheduledHandler:(MTLCommandBufferHandler)block {
+  [_commandBuffer addScheduledHandler:block];
+}
+- (void)addCompletedHandler:(MTLCommandBufferHandler)block {
+  [_commandBuffer addCompletedHandler:block];
+}
+- (void)enqueue {
+  [_commandBuffer enqueue];
+}
+- (void)commit {
+  [_commandBuffer commit];
+}
+- (void)waitUntilScheduled {
+  [_commandBuffer waitUntilScheduled];
+}
+- (void)waitUntilCompleted {
+  [_commandBuffer waitUntilCompleted];
+}
+- (void)pushDebugGroup:(NSString*)string {
+  [_commandBuffer pushDebugGroup:string];
+}
+- (void)popDebugGroup {
+  [_commandBuffer popDebugGroup];
+}
 @end

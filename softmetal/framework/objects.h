@@ -28,8 +28,8 @@ id<MTLDevice> system_device();  // not retained
   void* _contents;
   NSUInteger _length;
   MTLResourceOptions _options;
-  softmetal::Block _block;          // empty if the memory is someone else's:
-  std::function<void()> _release;   // gives that back
+  softmetal::Block _block;         // empty if the memory is someone else's:
+  std::function<void()> _release;  // gives that back
   NSString* _label;
   softmetal::Counted<softmetal::MetalClass::kBuffer> _counted;
 }

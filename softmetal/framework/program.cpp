@@ -36,10 +36,23 @@ const softmetal_kernel* Module::find(const std::string& kernel) const {
 Program::Program(std::string source, Macros macros) : source_(std::move(source)), macros_(std::move(macros)) {
   Module module(module_path(Mode::kFast), {});
   const softmetal_module_table& table = module.table();
-  for (uint32_t i = 0; i < table.kernel_count; ++i) kernel_names_.push_back(table.kernels[i].name);
+  for (uint32_t i = 0; i < table.kernel_count; ++i) {
+    const softmetal_kernel& kernel = table.kernels[i];
+    kernel_names_.push_back(kernel.name);
+    used_constants_[kernel.name].assign(kernel.constants, kernel.constants + kernel.constant_count);
+  }
   for (uint32_t i = 0; i < table.function_constant_count; ++i) {
     const softmetal_function_constant_info& info = table.function_constants[i];
     constants_.push_back({info.name, info.index, info.type, info.required != 0});
+  }
+}
+
+void Program::check_complete(const std::string& kernel, const ConstantsByIndex& values) const {
+  for (uint32_t position : used_constants_.at(kernel)) {
+    const Constant& constant = constants_.at(position);
+    if (constant.required && !values.count(constant.index))
+      throw CompileError("kernel '" + kernel + "' needs a value for its function constant '" + constant.name +
+                         "' (index " + std::to_string(constant.index) + ")");
   }
 }
 

@@ -1,4 +1,5 @@
-// A library's source as compiled modules, and a pipeline as a private copy of one of them with its function constants set.
+// A library's source as compiled modules, and a pipeline as a private copy of one of them with its function
+// constants set.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -42,6 +43,8 @@ class Program {
     bool required;
   };
   const std::vector<Constant>& constants() const { return constants_; }
+  // Throws CompileError if `kernel` reads a function constant that must have a value and has none here.
+  void check_complete(const std::string& kernel, const ConstantsByIndex& values) const;
 
  private:
   std::string source_;
@@ -50,6 +53,7 @@ class Program {
   std::string paths_[2];
   std::vector<std::string> kernel_names_;
   std::vector<Constant> constants_;
+  std::map<std::string, std::vector<uint32_t>> used_constants_;  // by kernel: positions in constants_
 };
 
 class Pipeline {

@@ -28,10 +28,18 @@ void raise_deferred_violations() {
 }
 
 const char* class_name(MetalClass c) {
-  static const char* const names[] = {
-      "MTLDevice",           "MTLCommandQueue",   "MTLCommandBuffer",          "MTLComputeCommandEncoder",
-      "MTLBlitCommandEncoder", "MTLBuffer",       "MTLLibrary",                "MTLFunction",
-      "MTLComputePipelineState", "MTLCompileOptions", "MTLFunctionConstantValues", "MTLComputePipelineDescriptor"};
+  static const char* const names[] = {"MTLDevice",
+                                      "MTLCommandQueue",
+                                      "MTLCommandBuffer",
+                                      "MTLComputeCommandEncoder",
+                                      "MTLBlitCommandEncoder",
+                                      "MTLBuffer",
+                                      "MTLLibrary",
+                                      "MTLFunction",
+                                      "MTLComputePipelineState",
+                                      "MTLCompileOptions",
+                                      "MTLFunctionConstantValues",
+                                      "MTLComputePipelineDescriptor"};
   static_assert(std::size(names) == size_t(MetalClass::kCount));
   return names[size_t(c)];
 }

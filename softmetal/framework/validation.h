@@ -23,7 +23,8 @@ template <class... Parts>
   throw ValidationError(text(parts...));
 }
 
-// For rules found broken where nothing may be thrown (-dealloc): kept until the next commit or synchronize raises it.
+// For rules found broken where nothing may be thrown (-dealloc): kept until the next commit or synchronize
+// raises it.
 void violated_in_dealloc(const std::string& rule) noexcept;
 void raise_deferred_violations();
 

@@ -19,6 +19,7 @@ _QUALIFIERS = ("constant", "static", "const", "constexpr")
 class FunctionConstants:
     tokens: TokenList
     outline: Outline
+    names: list[str] = field(default_factory=list)
     descriptions: list[str] = field(default_factory=list)  # C++ names of the softmetal_function_constant_info
 
     def run(self) -> None:
@@ -52,6 +53,7 @@ class FunctionConstants:
             f'{{"{name}", ({index}), ::softmetal::data_type<{type_name}>, {int(required)}}}; '
             f"static const {type_name} {name} = ::softmetal::function_constant<{type_name}>({index})"
         )
+        self.names.append(name)
         self.descriptions.append(f"::{variable.namespace}softmetal_info_{name}")
 
     def depends_on(self, variable: Variable, dynamic: set[str]) -> bool:
@@ -78,6 +80,10 @@ class FunctionConstants:
                 t.overwrite(i, "::softmetal::function_constant_defined")
                 t.overwrite(name, f"softmetal_info_{t.text(name)}.index")
         return asked
+
+    def positions(self, mentioned: set[str]) -> list[int]:
+        """Where the constants of these names are in the exported table."""
+        return [i for i, name in enumerate(self.names) if name in mentioned]
 
     def exports(self) -> str:
         rows = ", ".join(self.descriptions)

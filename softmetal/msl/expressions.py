@@ -133,8 +133,9 @@ class ExpressionPass:
             operators, i = set(), begin
             while i < end:
                 if t.text(i) == "<" and self.is_template_call(i):
-                    i = t.closing_angle(i)
-                elif t.kind(i) == "op" and t.text(i) in ("(", "[", "{"):
+                    i = t.closing_angle(i) + 1  # its angles compare nothing
+                    continue
+                if t.kind(i) == "op" and t.text(i) in ("(", "[", "{"):
                     i = t.closing(i)
                 operators.add(t.text(i))
                 i += 1

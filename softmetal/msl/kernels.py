@@ -68,6 +68,7 @@ class Export:
     number: int
     namespace: str
     argument_count: int
+    function: str
 
 
 @dataclass
@@ -272,7 +273,7 @@ class KernelPass:
         )
         max_threads = _companion(designator, f"softmetal_max_threads_{kernel.function.name}")
         limits = f"{max_threads}(), {_companion(designator, bytes_function(kernel.function))}()"
-        self.exported.append(Export(host_name, number, namespace, len(slots)))
+        self.exported.append(Export(host_name, number, namespace, len(slots), kernel.function.name))
         return (
             f" static constexpr auto {function} = &{designator}; "
             f"static void softmetal_entry_{number}(const softmetal_arguments* arguments) "
@@ -281,15 +282,19 @@ class KernelPass:
             f"static constexpr uint32_t softmetal_limits_{number}[] = {{{limits}}}; "
         )
 
-    def exports(self) -> str:
-        rows = ""
+    def exports(self, constants: dict[str, list[int]]) -> str:
+        """The table of kernels. `constants`: by function name, positions among the function constants."""
+        lists, rows = "", ""
         for e in self.exported:
             entry, arguments, limits = (
                 f"::{e.namespace}softmetal_{what}_{e.number}" for what in ("entry", "arguments", "limits")
             )
             rows += f'  {{"{e.host_name}", {entry}, {arguments}, {e.argument_count}, '
-            rows += f"{limits}[0], {limits}[1]}},\n"
-        return f"static const softmetal_kernel softmetal_kernels[] = {{\n{rows or '  {}'}}};\n"
+            used = constants.get(e.function, [])
+            positions = ", ".join(map(str, used or [0]))
+            lists += f"static const uint32_t softmetal_constants_{e.number}[] = {{{positions}}};\n"
+            rows += f"{limits}[0], {limits}[1], {len(used)}, softmetal_constants_{e.number}}},\n"
+        return f"{lists}static const softmetal_kernel softmetal_kernels[] = {{\n{rows or '  {}'}}};\n"
 
 
 def _base_name(designator: str) -> str:

@@ -18,6 +18,7 @@ from .strict import check
 from .structs import translate_struct_copies
 from .structure import Outline, outline
 from .threadgroup import translate_threadgroup_variables
+from .usage import names_reached
 
 HEADER = '#include "softmetal_msl.h"\n'
 
@@ -37,6 +38,7 @@ def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> T
     tokens = TokenList(preprocessed)
     program = outline(tokens)
     check(tokens, program)
+    reached = names_reached(tokens, program)
     kernels = KernelPass(tokens, program, only)
     constants = FunctionConstants(tokens, program)
     kernels.run()
@@ -49,13 +51,16 @@ def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> T
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
     translate_address_spaces(tokens)
-    return Translation(HEADER + tokens.render() + _module_table(kernels, constants, checked), tokens, program)
+    table = _module_table(kernels, constants, reached, checked)
+    return Translation(HEADER + tokens.render() + table, tokens, program)
 
 
-def _module_table(kernels: KernelPass, constants: FunctionConstants, checked: bool) -> str:
+def _module_table(
+    kernels: KernelPass, constants: FunctionConstants, reached: dict[str, set[str]], checked: bool
+) -> str:
     return (
         '\n# 1 "softmetal exports"\n'
-        + kernels.exports()
+        + kernels.exports({name: constants.positions(names) for name, names in reached.items()})
         + constants.exports()
         + 'extern "C" __attribute__((visibility("default")))\n'
         "const softmetal_module_table softmetal_module = {\n"

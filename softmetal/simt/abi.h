@@ -124,6 +124,9 @@ struct softmetal_kernel {
   uint32_t argument_count;
   uint32_t max_threads;        // [[max_total_threads_per_threadgroup(n)]], 0 if absent
   uint32_t threadgroup_bytes;  // of the kernel's threadgroup variables
+  uint32_t constant_count;
+  const uint32_t*
+      constants;  // the function constants it may read: positions in the module's function_constants
 };
 
 struct softmetal_function_constant_info {

@@ -63,6 +63,8 @@ class _Kernel(ctypes.Structure):
         ("argument_count", ctypes.c_uint32),
         ("max_threads", ctypes.c_uint32),
         ("threadgroup_bytes", ctypes.c_uint32),
+        ("constant_count", ctypes.c_uint32),
+        ("constants", ctypes.c_void_p),
     ]
 
 

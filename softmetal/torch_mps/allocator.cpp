@@ -43,12 +43,15 @@ c10::DataPtr wrap_host_storage(c10::Storage host) {
   size_t bytes = host.nbytes();
   if (bytes == 0) return {nullptr, kDevice};
   void* memory = host.mutable_data();
-  auto give_back = [](void* owner) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner)); };
+  auto give_back = [](void* owner) {
+    c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner));
+  };
   return own(wrap_memory(memory, bytes, host.unsafeReleaseStorageImpl(), give_back));
 }
 
 c10::Storage make_storage(c10::DataPtr data, size_t bytes) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), &g_allocator, /*resizable=*/true);
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), &g_allocator,
+                      /*resizable=*/true);
 }
 
 }  // namespace softmetal

@@ -1,4 +1,5 @@
-// Storage of mps tensors: its data pointer is the id<MTLBuffer> itself, as on a Mac, and no address of memory.
+// Storage of mps tensors: its data pointer is the id<MTLBuffer> itself, as on a Mac, and no address of
+// memory.
 #pragma once
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>

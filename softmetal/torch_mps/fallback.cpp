@@ -14,17 +14,21 @@ namespace {
 
 using at::Tensor;
 
-void release_storage(void* storage) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage)); }
+void release_storage(void* storage) {
+  c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage));
+}
 
 c10::Storage alias_storage(const c10::Storage& device) {
   void* owner = c10::Storage(device).unsafeReleaseStorageImpl();
-  c10::DataPtr data(host_bytes(*device.unsafeGetStorageImpl()), owner, &release_storage, c10::Device(at::kCPU));
+  c10::DataPtr data(host_bytes(*device.unsafeGetStorageImpl()), owner, &release_storage,
+                    c10::Device(at::kCPU));
   return c10::Storage(c10::Storage::use_byte_size_t(), device.nbytes(), std::move(data),
                       c10::GetAllocator(at::kCPU), /*resizable=*/true);
 }
 
 Tensor make_tensor(c10::Storage storage, c10::DispatchKey key, const Tensor& like) {
-  Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), like.dtype());
+  Tensor tensor =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), like.dtype());
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_offset(like.storage_offset());
   impl->set_sizes_and_strides(like.sizes(), like.strides());
@@ -44,7 +48,8 @@ class Call {
   void replace_arguments() {
     size_t count = schema_.arguments().size();
     for (size_t i = 0; i < count; ++i) replace(i, (*stack_)[stack_->size() - count + i]);
-    TORCH_CHECK(!(any_mps_ && any_cpu_) || takes_cpu_lengths(), "Expected all tensors to be on the same device, but found at ",
+    TORCH_CHECK(!(any_mps_ && any_cpu_) || takes_cpu_lengths(),
+                "Expected all tensors to be on the same device, but found at ",
                 "least two devices, mps:0 and cpu! (when running ", schema_.name(), ")");
   }
 
@@ -79,8 +84,8 @@ class Call {
     }
   }
 
-  // Notes the devices: a CPU tensor among mps tensors is an error, unless it is a scalar or (in lists of optional tensors)
-  // an index.
+  // Notes the devices: a CPU tensor among mps tensors is an error, unless it is a scalar or (in lists of
+  // optional tensors) an index.
   Tensor host_of(const Tensor& tensor) {
     if (tensor.is_mps())
       any_mps_ = true;
@@ -129,9 +134,10 @@ class Call {
 }  // namespace
 
 void check_dtype(at::ScalarType type) {
-  TORCH_CHECK_TYPE(type != at::kDouble && type != at::kComplexDouble,
-                   "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. Please use "
-                   "float32 instead.");
+  TORCH_CHECK_TYPE(
+      type != at::kDouble && type != at::kComplexDouble,
+      "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. Please use "
+      "float32 instead.");
 }
 
 HostView::HostView() { finish_stream(); }
@@ -154,8 +160,8 @@ Tensor HostView::host(const Tensor& tensor) {
 
 Tensor HostView::device(const Tensor& result) {
   if (!result.defined() || result.is_mps()) return result;
-  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == at::kStrided, "softmetal's mps device has strided tensors only, not ",
-                              result.layout());
+  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == at::kStrided,
+                              "softmetal's mps device has strided tensors only, not ", result.layout());
   check_dtype(result.scalar_type());
   const c10::Storage& host = result.storage();
   for (const Pair& known : pairs_)

@@ -7,14 +7,17 @@
 
 namespace softmetal {
 
-// CPU tensors over the bytes of mps tensors, for the length of one op. Tensors of one storage share one CPU storage.
+// CPU tensors over the bytes of mps tensors, for the length of one op. Tensors of one storage share one CPU
+// storage.
 class HostView {
  public:
-  HostView();                                // waits for the stream
+  HostView();                                 // waits for the stream
   at::Tensor host(const at::Tensor& tensor);  // itself, if it is no mps tensor
-  // The mps tensor of an op's result: over the same storage if the result is a view of an argument, else over new memory.
+  // The mps tensor of an op's result: over the same storage if the result is a view of an argument, else over
+  // new memory.
   at::Tensor device(const at::Tensor& result);
-  // Takes over what the op did to an argument beyond writing its elements: a resized storage, other sizes or strides.
+  // Takes over what the op did to an argument beyond writing its elements: a resized storage, other sizes or
+  // strides.
   void update(const at::Tensor& argument, const at::Tensor& host);
 
  private:

@@ -18,10 +18,14 @@ struct MpsGenerator final : c10::GeneratorImpl {
   void set_current_seed(uint64_t seed) override { cpu.set_current_seed(seed); }
   uint64_t current_seed() const override { return cpu.current_seed(); }
   uint64_t seed() override { return cpu.seed(); }
-  void set_offset(uint64_t) override { TORCH_CHECK(false, "an mps generator of softmetal has no offset to set"); }
+  void set_offset(uint64_t) override {
+    TORCH_CHECK(false, "an mps generator of softmetal has no offset to set");
+  }
   uint64_t get_offset() const override { return 0; }
   void set_state(const c10::TensorImpl& state) override { cpu.unsafeGetGeneratorImpl()->set_state(state); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu.unsafeGetGeneratorImpl()->get_state(); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    return cpu.unsafeGetGeneratorImpl()->get_state();
+  }
   c10::GeneratorImpl* clone_impl() const override { return new MpsGenerator(cpu.clone()); }
 };
 

@@ -5,5 +5,6 @@
 namespace softmetal {
 const at::Generator& default_generator();
 at::Generator new_generator();
-at::Generator host_generator(const at::Generator& generator);  // the CPU generator behind an mps one, else itself
+at::Generator host_generator(
+    const at::Generator& generator);  // the CPU generator behind an mps one, else itself
 }  // namespace softmetal

@@ -130,7 +130,9 @@ struct MPSHooks final : at::MPSHooksInterface {
   void waitForEvent(uint32_t) const override {}
   void synchronizeEvent(uint32_t) const override { synchronize_device(); }
   bool queryEvent(uint32_t) const override { return true; }
-  double elapsedTimeOfEvents(uint32_t start, uint32_t end) const override { return events().milliseconds(start, end); }
+  double elapsedTimeOfEvents(uint32_t start, uint32_t end) const override {
+    return events().milliseconds(start, end);
+  }
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The ops that mps needs of its own: memory, copies, views, and a few that torch's composites would send elsewhere. Everything
-// else goes to the fallback.
+// The ops that mps needs of its own: memory, copies, views, and a few that torch's composites would send
+// elsewhere. Everything else goes to the fallback.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
@@ -29,25 +29,26 @@ using std::optional;
 
 constexpr c10::DispatchKeySet kMps(c10::DispatchKey::MPS);
 
-// ---- memory ----------------------------------------------------------------------------------------------------------------
+// ---- memory
+// ----------------------------------------------------------------------------------------------------------------
 
-Tensor empty(at::IntArrayRef size, optional<at::ScalarType> type, optional<at::Layout>, optional<at::Device>, optional<bool>,
-             optional<at::MemoryFormat> format) {
+Tensor empty(at::IntArrayRef size, optional<at::ScalarType> type, optional<at::Layout>, optional<at::Device>,
+             optional<bool>, optional<at::MemoryFormat> format) {
   at::ScalarType dtype = c10::dtype_or_default(type);
   check_dtype(dtype);
   return at::detail::empty_generic(size, allocator(), kMps, dtype, format);
 }
 
-Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, optional<at::ScalarType> type, optional<at::Layout>,
-                     optional<at::Device>, optional<bool>) {
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, optional<at::ScalarType> type,
+                     optional<at::Layout>, optional<at::Device>, optional<bool>) {
   at::ScalarType dtype = c10::dtype_or_default(type);
   check_dtype(dtype);
   return at::detail::empty_strided_generic(size, stride, allocator(), kMps, dtype);
 }
 
 // A tensor of zeros without memory, which autograd makes; torch materialises it where its values are wanted.
-Tensor zero_tensor(at::IntArrayRef size, optional<at::ScalarType> type, optional<at::Layout>, optional<at::Device>,
-                   optional<bool>) {
+Tensor zero_tensor(at::IntArrayRef size, optional<at::ScalarType> type, optional<at::Layout>,
+                   optional<at::Device>, optional<bool>) {
   at::native::ZeroTensorAllocator no_memory(at::Device(at::kMPS, 0));
   constexpr c10::DispatchKeySet keys = kMps | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor);
   return at::detail::empty_generic(size, &no_memory, keys, c10::dtype_or_default(type), std::nullopt);
@@ -70,7 +71,8 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   return view.host(self).item();
 }
 
-Tensor& set_storage_offset(Tensor& self, at::Storage storage, SymInt offset, SymIntArrayRef size, SymIntArrayRef stride) {
+Tensor& set_storage_offset(Tensor& self, at::Storage storage, SymInt offset, SymIntArrayRef size,
+                           SymIntArrayRef stride) {
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(storage));
   impl->set_storage_offset(offset.expect_int());
@@ -86,42 +88,51 @@ Tensor& set_storage(Tensor& self, at::Storage storage) {
   return set_storage_offset(self, std::move(storage), 0, {elements}, {});
 }
 Tensor& set_tensor(Tensor& self, const Tensor& source) {
-  return set_storage_offset(self, source.storage(), source.storage_offset(), source.sym_sizes(), source.sym_strides());
+  return set_storage_offset(self, source.storage(), source.storage_offset(), source.sym_sizes(),
+                            source.sym_strides());
 }
 Tensor& set_none(Tensor& self) {
   return set_storage_offset(self, make_storage(allocator()->allocate(0), 0), 0, {SymInt(0)}, {});
 }
 
-// ---- views -----------------------------------------------------------------------------------------------------------------
+// ---- views
+// -----------------------------------------------------------------------------------------------------------------
 
 Tensor as_strided(const Tensor& self, SymIntArrayRef size, SymIntArrayRef stride, optional<SymInt> offset) {
-  return at::native::as_strided_tensorimpl(
-      self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-      offset ? optional<int64_t>(offset->expect_int()) : std::nullopt);
+  return at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(size),
+                                           C10_AS_INTARRAYREF_SLOW(stride),
+                                           offset ? optional<int64_t>(offset->expect_int()) : std::nullopt);
 }
-Tensor view(const Tensor& self, SymIntArrayRef size) { return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size)); }
+Tensor view(const Tensor& self, SymIntArrayRef size) {
+  return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
+}
 Tensor reshape_alias(const Tensor& self, SymIntArrayRef size, SymIntArrayRef stride) {
   return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
 }
 
-// ---- attention -------------------------------------------------------------------------------------------------------------
-// torch's composite asks a table of kernels by device which fused kernel to take, and that has no row for mps in this wheel.
-// Without gradients the CPU's fused kernel runs; with them the composite of differentiable ops.
+// ---- attention
+// -------------------------------------------------------------------------------------------------------------
+// torch's composite asks a table of kernels by device which fused kernel to take, and that has no row for mps
+// in this wheel. Without gradients the CPU's fused kernel runs; with them the composite of differentiable
+// ops.
 
-Tensor attention_with_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& mask, double dropout,
-                                bool causal, optional<double> scale, bool gqa) {
+Tensor attention_with_gradients(const Tensor& q, const Tensor& k, const Tensor& v,
+                                const optional<Tensor>& mask, double dropout, bool causal,
+                                optional<double> scale, bool gqa) {
   optional<Tensor> bias = mask;
   if (mask && mask->defined() && mask->scalar_type() == at::kBool) {
     double minus_infinity = -std::numeric_limits<double>::infinity();
     bias = at::zeros(mask->sizes(), q.options()).masked_fill_(mask->logical_not(), minus_infinity);
   }
-  return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, bias, dropout, causal, std::nullopt, scale, gqa));
+  return std::get<0>(
+      at::_scaled_dot_product_attention_math(q, k, v, bias, dropout, causal, std::nullopt, scale, gqa));
 }
 
-// ---- registration ----------------------------------------------------------------------------------------------------------
+// ---- registration
+// ----------------------------------------------------------------------------------------------------------
 
-// Structured ops have a composite kernel that would allocate the result on mps and then call the out= variant. The CPU's
-// kernel does both at once, and its result is taken over without a copy.
+// Structured ops have a composite kernel that would allocate the result on mps and then call the out=
+// variant. The CPU's kernel does both at once, and its result is taken over without a copy.
 void register_structured_ops() {
   static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();

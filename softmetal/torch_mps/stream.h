@@ -3,8 +3,8 @@
 
 namespace softmetal {
 
-// Runs everything encoded so far. Throws c10::Error with the text of a dispatch that failed, once. Nothing to run costs
-// two atomic reads.
+// Runs everything encoded so far. Throws c10::Error with the text of a dispatch that failed, once. Nothing to
+// run costs two atomic reads.
 void finish_stream();
 void commit_stream();  // runs what is encoded; a failure is raised by the next finish_stream
 

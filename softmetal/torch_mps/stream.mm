@@ -1,4 +1,5 @@
-// torch's own MPSStream and MPSDevice (declared by the wheel's headers, defined in libtorch_cpu.dylib on a Mac) on softmetal.
+// torch's own MPSStream and MPSDevice (declared by the wheel's headers, defined in libtorch_cpu.dylib on a
+// Mac) on softmetal.
 #include <ATen/mps/MPSDevice.h>
 #include <ATen/mps/MPSStream.h>
 
@@ -52,7 +53,9 @@ MPSDevice* MPSDevice::getInstance() {
 }
 std::string MPSDevice::getName() const { return softmetal::device_name(); }
 unsigned MPSDevice::getCoreCount() const { return softmetal::core_count(); }
-bool MPSDevice::isMacOS13Plus(MacOSVersion version) const { return version <= MacOSVersion::MACOS_VER_15_2_PLUS; }
+bool MPSDevice::isMacOS13Plus(MacOSVersion version) const {
+  return version <= MacOSVersion::MACOS_VER_15_2_PLUS;
+}
 
 bool is_available() { return true; }
 bool is_macos_13_or_newer(MacOSVersion version) { return MPSDevice::getInstance()->isMacOS13Plus(version); }
@@ -70,8 +73,9 @@ MTLDevice_t MPSStream::device() const { return MPSDevice::getInstance()->device(
 
 MPSCommandBuffer_t MPSStream::commandBuffer() {
   if (!softmetal::on_queue(_serialQueue))
-    softmetal::violated("the stream's command buffer and encoder may only be used in a block on the stream's dispatch queue, "
-                        "since other threads may be encoding");
+    softmetal::violated(
+        "the stream's command buffer and encoder may only be used in a block on the stream's dispatch queue, "
+        "since other threads may be encoding");
   if (!_commandBuffer) {
     _commandBuffer = [[MPSCommandBuffer commandBufferFromCommandQueue:_commandQueue] retain];
     ((SMCommandBuffer*)_commandBuffer.commandBuffer)->_owner = _serialQueue;
@@ -101,7 +105,8 @@ void MPSStream::commit() {
     violation = std::current_exception();
   }
   [buffer release];
-  g_pending.store(false, std::memory_order_release);  // only now: other threads take it as "their kernels have run"
+  g_pending.store(false,
+                  std::memory_order_release);  // only now: other threads take it as "their kernels have run"
   if (violation) std::rethrow_exception(violation);
 }
 void MPSStream::commitAndWait() {
@@ -120,7 +125,9 @@ void MPSStream::synchronize(SyncType type) {
       return commit();
   }
 }
-void MPSStream::addCompletedHandler(MTLCommandBufferHandler block) { [commandBuffer() addCompletedHandler:block]; }
+void MPSStream::addCompletedHandler(MTLCommandBufferHandler block) {
+  [commandBuffer() addCompletedHandler:block];
+}
 
 void MPSStream::copy(MTLBuffer_t source, MTLBuffer_t destination, size_t length, size_t source_offset,
                      size_t destination_offset, uint64_t, SyncType sync) {
@@ -136,8 +143,9 @@ void MPSStream::copy(MTLBuffer_t source, MTLBuffer_t destination, size_t length,
     synchronize(sync);
   });
 }
-void MPSStream::copy_and_sync(MTLBuffer_t source, MTLBuffer_t destination, size_t length, size_t source_offset,
-                              size_t destination_offset, bool non_blocking, uint64_t profile) {
+void MPSStream::copy_and_sync(MTLBuffer_t source, MTLBuffer_t destination, size_t length,
+                              size_t source_offset, size_t destination_offset, bool non_blocking,
+                              uint64_t profile) {
   copy(source, destination, length, source_offset, destination_offset, profile,
        non_blocking ? SyncType::COMMIT : SyncType::COMMIT_AND_WAIT);
 }
@@ -175,7 +183,9 @@ using at::mps::SyncType;
 
 namespace {
 void synchronize(SyncType type) {
-  at::mps::dispatch_sync_with_rethrow(getDefaultMPSStream()->queue(), ^{ getDefaultMPSStream()->synchronize(type); });
+  at::mps::dispatch_sync_with_rethrow(getDefaultMPSStream()->queue(), ^{
+    getDefaultMPSStream()->synchronize(type);
+  });
 }
 }  // namespace
 

@@ -1,4 +1,4 @@
-"""Builds the test extension as a user would: with the flags of `python -m softmetal config` and torch's cpp_extension."""
+"""Builds the test extension as a user would: `python -m softmetal config` and torch's cpp_extension."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ HERE = Path(__file__).parent
 def kit(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """torch.ops.softmetal_kit."""
     torch = pytest.importorskip("torch")
+    from torch.utils import cpp_extension
+
     import softmetal.control
     from softmetal.__main__ import environment
-    from torch.utils import cpp_extension
 
     if not softmetal.control.LIBRARY.exists():
         pytest.skip("libsoftmetal.so is not built (python -m softmetal build)")

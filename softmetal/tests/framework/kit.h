@@ -16,7 +16,8 @@ std::string reason(NSError* error);
 id<MTLLibrary> library(const std::string& source, const Macros& macros);  // +1
 id<MTLComputePipelineState> pipeline(id<MTLLibrary> library, const std::string& kernel,
                                      MTLFunctionConstantValues* values);  // +1
-void encode(const std::function<void(id<MTLComputeCommandEncoder>)>& work);  // on torch's stream and its shared encoder
+void encode(const std::function<void(id<MTLComputeCommandEncoder>)>&
+                work);  // on torch's stream and its shared encoder
 
 void misuse(const std::string& what);  // breaks one rule of Metal's API; "nothing" breaks none
 std::vector<std::string> facts();      // "name=value" lines of the device, a pipeline and a library

@@ -17,7 +17,9 @@ id<MTLDevice> device() { return at::mps::getCurrentMPSStream()->device(); }
 
 id<MTLBuffer> buffer_of(const at::Tensor& t) { return __builtin_bit_cast(id<MTLBuffer>, t.storage().data()); }
 
-std::string reason(NSError* error) { return error ? [[error localizedDescription] UTF8String] : "(no error text)"; }
+std::string reason(NSError* error) {
+  return error ? [[error localizedDescription] UTF8String] : "(no error text)";
+}
 
 id<MTLLibrary> library(const std::string& source, const Macros& macros) {
   @autoreleasepool {
@@ -36,7 +38,8 @@ id<MTLLibrary> library(const std::string& source, const Macros& macros) {
   }
 }
 
-id<MTLComputePipelineState> pipeline(id<MTLLibrary> library, const std::string& kernel, MTLFunctionConstantValues* values) {
+id<MTLComputePipelineState> pipeline(id<MTLLibrary> library, const std::string& kernel,
+                                     MTLFunctionConstantValues* values) {
   @autoreleasepool {
     NSError* error = nil;
     NSString* name = [NSString stringWithUTF8String:kernel.c_str()];
@@ -68,8 +71,9 @@ void encode(const std::function<void(id<MTLComputeCommandEncoder>)>& work) {
 namespace {
 
 // Constants are (index, value) pairs of float or, where `integral`, int.
-at::Tensor run(const std::string& source, const std::string& kernel, at::TensorList buffers, const Macros& macros,
-               at::ArrayRef<double> constants, c10::IntArrayRef grid, c10::IntArrayRef threads, int64_t threadgroup_bytes) {
+at::Tensor run(const std::string& source, const std::string& kernel, at::TensorList buffers,
+               const Macros& macros, at::ArrayRef<double> constants, c10::IntArrayRef grid,
+               c10::IntArrayRef threads, int64_t threadgroup_bytes) {
   id<MTLLibrary> compiled = library(source, macros);
   MTLFunctionConstantValues* values = nil;
   if (!constants.empty()) {
@@ -151,7 +155,8 @@ at::Tensor scale(const at::Tensor& x) {
     [encoder setBuffer:buffer_of(x) offset:NSUInteger(x.storage_offset() * x.element_size()) atIndex:0];
     [encoder setBuffer:buffer_of(y) offset:0 atIndex:1];
     [encoder setBytes:&layout length:sizeof layout atIndex:2];
-    [encoder dispatchThreadgroups:MTLSizeMake((layout.count + 63) / 64, 1, 1) threadsPerThreadgroup:MTLSizeMake(64, 1, 1)];
+    [encoder dispatchThreadgroups:MTLSizeMake((layout.count + 63) / 64, 1, 1)
+            threadsPerThreadgroup:MTLSizeMake(64, 1, 1)];
   });
   return y;
 }

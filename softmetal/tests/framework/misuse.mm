@@ -65,9 +65,16 @@ using Encoder = id<MTLComputeCommandEncoder>;
 const std::map<std::string, std::function<void(const Bench&, Encoder)>>& encoder_misuses() {
   static const std::map<std::string, std::function<void(const Bench&, Encoder)>> misuses = {
       {"nothing", [](const Bench&, Encoder e) { Bench::dispatch(e); }},
-      {"unset buffer", [](const Bench&, Encoder e) { [e setBuffer:nil offset:0 atIndex:1]; Bench::dispatch(e); }},
+      {"unset buffer",
+       [](const Bench&, Encoder e) {
+         [e setBuffer:nil offset:0 atIndex:1];
+         Bench::dispatch(e);
+       }},
       {"unset threadgroup memory",
-       [](const Bench&, Encoder e) { [e setThreadgroupMemoryLength:0 atIndex:0]; Bench::dispatch(e); }},
+       [](const Bench&, Encoder e) {
+         [e setThreadgroupMemoryLength:0 atIndex:0];
+         Bench::dispatch(e);
+       }},
       {"no groups", [](const Bench&, Encoder e) { Bench::dispatch(e, 0); }},
       {"no threads", [](const Bench&, Encoder e) { Bench::dispatch(e, 1, 0); }},
       {"1025 threads", [](const Bench&, Encoder e) { Bench::dispatch(e, 1, 1025); }},
@@ -89,8 +96,11 @@ const std::map<std::string, std::function<void(const Bench&, Encoder)>>& encoder
       {"setBytes 0", [](const Bench&, Encoder e) { [e setBytes:"" length:0 atIndex:2]; }},
       {"index 31", [](const Bench& b, Encoder e) { [e setBuffer:b.x offset:0 atIndex:31]; }},
       {"no buffer object",
-       [](const Bench& b, Encoder e) { [e setBuffer:(id<MTLBuffer>)((char*)(void*)b.x + 16) offset:0 atIndex:0]; }},
-      {"threadgroup memory of 100", [](const Bench&, Encoder e) { [e setThreadgroupMemoryLength:100 atIndex:0]; }},
+       [](const Bench& b, Encoder e) {
+         [e setBuffer:(id<MTLBuffer>)((char*)(void*)b.x + 16) offset:0 atIndex:0];
+       }},
+      {"threadgroup memory of 100",
+       [](const Bench&, Encoder e) { [e setThreadgroupMemoryLength:100 atIndex:0]; }},
       {"threadgroup memory of 64 KiB",
        [](const Bench&, Encoder e) { [e setThreadgroupMemoryLength:65536 atIndex:0]; }},
       {"static and dynamic threadgroup memory",
@@ -104,9 +114,14 @@ const std::map<std::string, std::function<void(const Bench&, Encoder)>>& encoder
       {"nil pipeline", [](const Bench&, Encoder e) { [e setComputePipelineState:nil]; }},
       {"pop without push", [](const Bench&, Encoder e) { [e popDebugGroup]; }},
       {"nested dispatch_sync",
-       [](const Bench&, Encoder) { dispatch_sync(at::mps::getCurrentMPSStream()->queue(), ^{}); }},
+       [](const Bench&, Encoder) {
+         dispatch_sync(at::mps::getCurrentMPSStream()->queue(), ^{
+                       });
+       }},
       {"second encoder",
-       [](const Bench&, Encoder) { [at::mps::getCurrentMPSStream()->commandBuffer() computeCommandEncoder]; }},
+       [](const Bench&, Encoder) {
+         [at::mps::getCurrentMPSStream()->commandBuffer() computeCommandEncoder];
+       }},
   };
   return misuses;
 }
@@ -178,7 +193,9 @@ std::vector<std::string> facts() {
     id<MTLComputePipelineState> limited = [pipeline(bench.compiled, "limited", nil) autorelease];
     id<MTLComputePipelineState> big = [pipeline(bench.compiled, "big", nil) autorelease];
     id<MTLDevice> d = device();
-    auto number = [](const char* name, NSUInteger value) { return std::string(name) + "=" + std::to_string(value); };
+    auto number = [](const char* name, NSUInteger value) {
+      return std::string(name) + "=" + std::to_string(value);
+    };
     std::string names = [[[bench.compiled.functionNames sortedArrayUsingSelector:@selector(compare:)]
         componentsJoinedByString:@","] UTF8String];
     return {std::string("name=") + [d.name UTF8String],

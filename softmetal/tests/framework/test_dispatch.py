@@ -1,4 +1,4 @@
-"""Metal Shading Language, compiled and run from Objective-C++: results, errors, constants, macros, checks, counts."""
+"""Metal kernels compiled and run from Objective-C++: results, errors, constants, macros, checks, counts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 import softmetal
 
 torch = pytest.importorskip("torch")
@@ -39,7 +40,14 @@ kernel void copy(device const float* x [[buffer(0)]], device float* y [[buffer(1
 """
 
 
-def run(kit: ModuleType, kernel: str, *buffers: Any, macros: dict[str, str] | None = None, threads: int = 8, **more: Any) -> Any:
+def run(
+    kit: ModuleType,
+    kernel: str,
+    *buffers: Any,
+    macros: dict[str, str] | None = None,
+    threads: int = 8,
+    **more: Any,
+) -> Any:
     arguments = {"constants": [], "grid": [1, 1, 1], "threadgroup_bytes": 0, **more}
     return kit.run(
         more.get("source", SOURCE),
@@ -55,7 +63,8 @@ def run(kit: ModuleType, kernel: str, *buffers: Any, macros: dict[str, str] | No
 
 def neighbours(kit: ModuleType, *, barrier: bool) -> Any:
     y = torch.zeros(64, device="mps")
-    return run(kit, "neighbours", y, macros={"BARRIER": "1"} if barrier else {}, threads=64, threadgroup_bytes=256)
+    macros = {"BARRIER": "1"} if barrier else {}
+    return run(kit, "neighbours", y, macros=macros, threads=64, threadgroup_bytes=256)
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -122,8 +131,9 @@ def test_macros(kit: ModuleType) -> None:
 
 
 def test_compile_error_names_the_line(kit: ModuleType) -> None:
+    source = "#include <metal_stdlib>\nkernel void f() { x = 1; }\n"
     with pytest.raises(RuntimeError, match=r"library: .*program_source:2.*undeclared"):
-        run(kit, "f", torch.empty(1, device="mps"), source="#include <metal_stdlib>\nkernel void f() { x = 1; }\n")
+        run(kit, "f", torch.empty(1, device="mps"), source=source)
 
 
 def test_unknown_function(kit: ModuleType) -> None:
@@ -157,7 +167,8 @@ def test_race_is_found(kit: ModuleType) -> None:
 
 def test_out_of_bounds_is_found(kit: ModuleType) -> None:
     y = torch.zeros(9, device="mps")  # the first thread is in bounds
-    with pytest.raises(RuntimeError, match="bounds: kernel 'beyond': write of 4 bytes at byte 36 of buffer 0 'y'"):
+    finding = "bounds: kernel 'beyond': write of 4 bytes at byte 36 of buffer 0 'y'"
+    with pytest.raises(RuntimeError, match=finding):
         with softmetal.checks(bounds=True):
             run(kit, "beyond", y)
     with softmetal.checks(bounds=True):
@@ -231,7 +242,7 @@ def test_threads_at_once(kit: ModuleType) -> None:
 
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        for _ in range(50):
+        for _ in range(200):
             x = torch.randn(3000, generator=generator)
             if not torch.equal(kit.scale(x.to("mps")).cpu(), x * 2):
                 failures.append(f"thread {seed}: wrong result")

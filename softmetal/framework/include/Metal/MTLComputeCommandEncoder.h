@@ -13,9 +13,12 @@ typedef NS_ENUM(NSUInteger, MTLDispatchType) {
 - (void)setBytes:(const void*)bytes length:(NSUInteger)length atIndex:(NSUInteger)index;
 - (void)setBuffer:(id<MTLBuffer>)buffer offset:(NSUInteger)offset atIndex:(NSUInteger)index;
 - (void)setBufferOffset:(NSUInteger)offset atIndex:(NSUInteger)index;
-- (void)setBuffers:(const id<MTLBuffer>[])buffers offsets:(const NSUInteger[])offsets withRange:(NSRange)range;
+- (void)setBuffers:(const id<MTLBuffer>[])buffers
+           offsets:(const NSUInteger[])offsets
+         withRange:(NSRange)range;
 - (void)setThreadgroupMemoryLength:(NSUInteger)length atIndex:(NSUInteger)index;
-- (void)dispatchThreadgroups:(MTLSize)threadgroupsPerGrid threadsPerThreadgroup:(MTLSize)threadsPerThreadgroup;
+- (void)dispatchThreadgroups:(MTLSize)threadgroupsPerGrid
+       threadsPerThreadgroup:(MTLSize)threadsPerThreadgroup;
 - (void)dispatchThreads:(MTLSize)threadsPerGrid threadsPerThreadgroup:(MTLSize)threadsPerThreadgroup;
 - (void)useResource:(id<MTLResource>)resource usage:(MTLResourceUsage)usage;
 - (void)memoryBarrierWithScope:(MTLBarrierScope)scope;

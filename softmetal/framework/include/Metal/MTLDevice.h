@@ -47,13 +47,16 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
                                    length:(NSUInteger)length
                                   options:(MTLResourceOptions)options
                               deallocator:(void (^)(void* pointer, NSUInteger length))deallocator;
-- (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError**)error;
+- (id<MTLLibrary>)newLibraryWithSource:(NSString*)source
+                               options:(MTLCompileOptions*)options
+                                 error:(NSError**)error;
 - (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)computeFunction
                                                              error:(NSError**)error;
-- (id<MTLComputePipelineState>)newComputePipelineStateWithDescriptor:(MTLComputePipelineDescriptor*)descriptor
-                                                             options:(MTLPipelineOption)options
-                                                          reflection:(MTLAutoreleasedComputePipelineReflection*)reflection
-                                                               error:(NSError**)error;
+- (id<MTLComputePipelineState>)
+    newComputePipelineStateWithDescriptor:(MTLComputePipelineDescriptor*)descriptor
+                                  options:(MTLPipelineOption)options
+                               reflection:(MTLAutoreleasedComputePipelineReflection*)reflection
+                                    error:(NSError**)error;
 @end
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-// Event types that torch's MPSEvent.h names; softmetal has no events, since a committed command buffer is done when
-// -commit returns.
+// Event types that torch's MPSEvent.h names; softmetal has no events, since a committed command buffer is
+// done when -commit returns.
 #pragma once
 #import <Metal/MTLTypes.h>
 

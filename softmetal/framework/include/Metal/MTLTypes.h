@@ -3,8 +3,10 @@
 #import <Foundation/Foundation.h>
 #include <dispatch/dispatch.h>
 
-@protocol MTLDevice, MTLBuffer, MTLLibrary, MTLFunction, MTLComputePipelineState, MTLCommandQueue, MTLCommandBuffer,
-    MTLComputeCommandEncoder, MTLBlitCommandEncoder, MTLEvent, MTLSharedEvent, MTLArgumentEncoder, MTLCaptureScope;
+@protocol MTLDevice
+, MTLBuffer, MTLLibrary, MTLFunction, MTLComputePipelineState, MTLCommandQueue, MTLCommandBuffer,
+    MTLComputeCommandEncoder, MTLBlitCommandEncoder, MTLEvent, MTLSharedEvent, MTLArgumentEncoder,
+    MTLCaptureScope;
 @class MTLCompileOptions, MTLFunctionConstantValues, MTLComputePipelineDescriptor, MTLSharedEventListener,
     MTLCaptureManager;
 

@@ -1,5 +1,6 @@
-// <Metal/Metal.h>: the compute part of Apple's Metal API, as far as softmetal runs it. Names, types, selectors and values are
-// Apple's; tests/framework/test_api_truth.py compares them with Apple's metal-cpp headers.
+// <Metal/Metal.h>: the compute part of Apple's Metal API, as far as softmetal runs it. Names, types,
+// selectors and values are Apple's; tests/framework/test_api_truth.py compares them with Apple's metal-cpp
+// headers.
 #pragma once
 #import <Metal/MTLTypes.h>
 #import <Metal/MTLResource.h>

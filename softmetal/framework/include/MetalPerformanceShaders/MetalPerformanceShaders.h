@@ -1,5 +1,5 @@
-// <MetalPerformanceShaders/MetalPerformanceShaders.h>: MPSCommandBuffer, which torch's stream hands out, and the names that
-// torch's ATen/mps headers mention. There are no MPS kernels here.
+// <MetalPerformanceShaders/MetalPerformanceShaders.h>: MPSCommandBuffer, which torch's stream hands out, and
+// the names that torch's ATen/mps headers mention. There are no MPS kernels here.
 #pragma once
 #import <Metal/Metal.h>
 

@@ -1,4 +1,5 @@
-// <MetalPerformanceShadersGraph/MetalPerformanceShadersGraph.h>: the class names that torch's ATen/mps headers mention.
+// <MetalPerformanceShadersGraph/MetalPerformanceShadersGraph.h>: the class names that torch's ATen/mps
+// headers mention.
 #pragma once
 #import <MetalPerformanceShaders/MetalPerformanceShaders.h>
 

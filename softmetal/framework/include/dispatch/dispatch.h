@@ -1,5 +1,5 @@
-// <dispatch/dispatch.h>: serial queues. Work runs on the calling thread while it holds the queue, so dispatch_async is done
-// before it returns.
+// <dispatch/dispatch.h>: serial queues. Work runs on the calling thread while it holds the queue, so
+// dispatch_async is done before it returns.
 #pragma once
 #include <stdint.h>
 
