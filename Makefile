@@ -6,11 +6,12 @@ PY     := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
 LINUX  := $(filter Linux,$(shell uname -s))
 
-find_sources = $(shell find $(1) -type f \( $(foreach end,$(2),-name '*.$(end)' -o) -name CMakeLists.txt \) \
+find_sources = $(shell find $(1) -type f \( -name CMakeLists.txt $(foreach end,$(2),-o -name '*.$(end)') \) \
                  -not -path '*/_build/*' -not -path '*/generated/*' 2>/dev/null)
 PRODUCT_SOURCES   := setup.py pyproject.toml tools/embed_kernels.py $(call find_sources,csrc,cpp h mm metal)
-SOFTMETAL_SOURCES := softmetal/pyproject.toml $(call find_sources,softmetal,cpp h hpp mm m S)
-FORMATTED         := $(call find_sources,csrc softmetal bench tools,cpp h hpp mm m metal)
+SOFTMETAL_SOURCES := softmetal/pyproject.toml $(call find_sources,softmetal,cpp h mm S)
+SOFTMETAL_HEADERS := $(call find_sources,softmetal/framework/include,h)
+FORMATTED         := $(filter-out %.txt,$(call find_sources,csrc softmetal bench,cpp h mm cu metal))
 
 # softmetal's part of the build: nothing of it is needed, or exists, on a Mac.
 SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
@@ -20,7 +21,7 @@ TESTS           := tests $(if $(LINUX),softmetal/tests)
 .PHONY: help build demo test test-slow pytest lint format golden bench-host clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F'\t' '{printf "make %-12s %s\n", $$1, $$2}'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 build: $(STAMPS)/product  ## the environment and the extension
 
@@ -39,13 +40,14 @@ lint: build  ## ruff, mypy, clang-format and the rules of the repository
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
+	@echo "clang-format --dry-run -Werror ($(words $(FORMATTED)) files)"
+	@$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
 	$(PY) tools/check_sources.py
 
 format: build  ## let ruff and clang-format rewrite the sources
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
-	$(VENV)/bin/clang-format -i $(FORMATTED)
+	@$(VENV)/bin/clang-format -i $(FORMATTED)
 
 golden: build  ## rewrite tests/golden from the planner as it is now
 	$(PY) -m pytest tests/test_plan.py --update-golden
@@ -66,6 +68,6 @@ $(STAMPS)/softmetal: $(STAMPS)/python $(SOFTMETAL_SOURCES)
 	$(PY) -m softmetal build
 	@touch $@
 
-$(STAMPS)/product: $(STAMPS)/python $(SOFTMETAL_STAMP) $(PRODUCT_SOURCES)
+$(STAMPS)/product: $(STAMPS)/python $(PRODUCT_SOURCES) $(if $(LINUX),$(SOFTMETAL_HEADERS)) | $(SOFTMETAL_STAMP)
 	$(BUILD_ENV) $(PY) -m pip install --quiet --no-build-isolation -e '.[test]'
 	@touch $@

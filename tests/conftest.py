@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -32,18 +33,30 @@ needs_emulator = pytest.mark.skipif(
 Checked = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "host_only: needs no GPU")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from the planner")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def device() -> str:
-    """The GPU, or a skip of everything that needs one."""
+@cache
+def why_no_gpu() -> str | None:
     if not torch.backends.mps.is_available():
-        pytest.skip(
-            "torch.backends.mps is not available: macOS 14+ with an Apple GPU, or softmetal, is needed"
-        )
-    return "mps"
+        return "torch.backends.mps is not available: macOS 14+ with an Apple GPU, or softmetal, is needed"
+    try:
+        torch.ones(8, device="mps").sum().item()
+    except RuntimeError as error:  # the paravirtual GPUs of hosted runners
+        return f"this GPU cannot run a sum: {error}"
+    return None
+
+
+@pytest.fixture(autouse=True)
+def gpu(request: pytest.FixtureRequest) -> None:
+    """A skip, with the reason, of what needs a GPU where there is none."""
+    if request.node.get_closest_marker("host_only") is None and (reason := why_no_gpu()):
+        pytest.skip(reason)
 
 
 @pytest.fixture
@@ -67,13 +80,9 @@ def checked() -> Checked:
 @contextlib.contextmanager
 def counted_launches() -> Iterator[dict[str, int]]:
     """Fills the dictionary that it yields, at the end, with the launches of each kernel inside."""
-    torch.mps.synchronize()
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
     torch_fattn.reset_launch_counts()
     counts: dict[str, int] = {}
     yield counts
     counts.update({kernel: n for kernel, n in torch_fattn.launch_counts().items() if n})
-
-
-@pytest.fixture
-def launches() -> Callable[[], contextlib.AbstractContextManager[dict[str, int]]]:
-    return counted_launches

@@ -5,7 +5,6 @@ For mutants: a kernel with a seeded fault cannot come through the extension, whi
 
 from __future__ import annotations
 
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -20,15 +19,8 @@ import torch_fattn
 from tests.problems import Case
 
 EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
-CONSTANTS = (
-    "mask",
-    "causal",
-    "vector_loads",
-    "split",
-    "has_seq_lens",
-    "block_size",
-)  # by index, as in params.h
-INT64_PARAMS = {"seq_lens_stride", "block_table_batch_stride", "block_table_entry_stride", "rows"}
+# The function constants by index, as in params.h.
+CONSTANTS = ("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size")
 ALL_CHECKS = "race,bounds,uninit"
 SLOTS = 11
 
@@ -40,19 +32,6 @@ def kernel_text(source: str) -> str:
     """A .metal file with its includes in place, as the extension embeds it."""
     command = [sys.executable, str(EMBED), "--print", source.removesuffix(".metal")]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def pack(params: dict[str, Any]) -> bytes:
-    """The parameter struct of a plan as the kernels read it."""
-    packed = b""
-    for name, value in params.items():
-        if isinstance(value, dict):
-            packed += struct.pack(f"<{len(value)}q", *value.values())
-        elif isinstance(value, float) or name == "score_scale":
-            packed += struct.pack("<f", value)
-        else:
-            packed += struct.pack("<q" if name in INT64_PARAMS else "<i", value)
-    return packed.ljust(-(-len(packed) // 8) * 8, b"\0")
 
 
 def run(
@@ -103,7 +82,7 @@ def _launch(
     constants = {CONSTANTS.index(name): value for name, value in launch["constants"].items()}
     bound: list[Any] = [None] * SLOTS
     for name, slot in launch["bindings"].items():
-        bound[slot] = pack(launch["params"]) if name == "params" else buffers[name]
+        bound[slot] = bytes.fromhex(launch["params_bytes"]) if name == "params" else buffers[name]
     library.pipeline(launch["kernel"], constants).run(
         bound, launch["grid"], launch["threads"], checks=checks, order=order
     )

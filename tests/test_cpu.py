@@ -12,6 +12,7 @@ from tests.conftest import counted_launches
 PROBLEMS = problems.draw(60, seed=2)
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_problem(problem: problems.Problem) -> None:
     case = problems.build(problem, seed=2)
@@ -25,6 +26,7 @@ def test_problem(problem: problems.Problem) -> None:
         assert torch.equal(base.view(torch.uint8), before[name].view(torch.uint8)), f"{name} was written"
 
 
+@pytest.mark.host_only
 def test_merge() -> None:
     outs, lses = torch.randn(3, 2, 4, 5, 16), torch.randn(3, 2, 4, 5)
     lses[1, 0] = -torch.inf

@@ -287,12 +287,9 @@ def test_lowest_mask_values(op: str, dtype: torch.dtype) -> None:
     case = with_values(case, attn_mask=mask)
     exact_out, exact_lse = expected(case)
     out, lse = run(case)
+    assert_close(case, out, lse)
     alone = exact_lse < -1e38
     assert alone[0, 1, 2] and not alone.all()
-    # Such an lse has no digits to compare; it must be finite, and below all others.
-    assert lse[alone].isfinite().all() and torch.all(lse[alone] < -1e38)
-    lse[alone] = exact_lse[alone].float()
-    assert_close(case, out, lse)
     assert torch.allclose(out[alone].double(), exact_out[alone], atol=2e-2)
 
 

@@ -106,12 +106,14 @@ def check_golden(name: str, plan: dict[str, Any], update: bool) -> None:
     assert text == path.read_text(), f"{path.name} differs: run `make golden` if the change is meant"
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize("name", GOLDEN_CALLS)
 def test_golden(name: str, request: pytest.FixtureRequest) -> None:
     problem, device = GOLDEN_CALLS[name]
     check_golden(name, plan_of(problem, **device), request.config.getoption("--update-golden"))
 
 
+@pytest.mark.host_only
 def test_golden_merge(request: pytest.FixtureRequest) -> None:
     outs, lses = torch.empty(4, 2, 8, 3, 64, dtype=f16, device="meta"), torch.empty(4, 2, 8, 3, device="meta")
     plan = torch_fattn.explain("merge", outs, lses, **M1).data
@@ -158,6 +160,7 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
         assert merge["grid"][0] * int(merge["macros"]["FATTN_SIMDGROUPS"]) >= rows
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize("device", [M1, M2_MAX], ids=["M1", "M2_Max"])
 @pytest.mark.parametrize("problem", problems.draw(150, seed=3), ids=str)
 def test_properties(problem: Problem, device: dict[str, Any]) -> None:
@@ -195,17 +198,20 @@ def test_the_plan_is_what_is_launched(problem: Problem) -> None:
     ]
 
 
+@pytest.mark.host_only
 def test_more_cores_never_get_fewer_splits() -> None:
     problem = GOLDEN_CALLS["decode_long"][0]
     splits = [plan_of(problem, cores=cores)["passes"][0]["grid"][0] for cores in (1, 2, 8, 10, 38, 76)]
     assert splits == sorted(splits) and splits[0] < splits[-1]
 
 
+@pytest.mark.host_only
 def test_a_full_batch_needs_no_split() -> None:
     problem = Problem(0, "decode", f16, 64, 32, 32, 1, 2048, 64, 64)
     assert plan_of(problem)["passes"][0]["grid"][0] == 1
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize("empty", ["batch", "q_heads", "q_len"])
 def test_empty_results_have_no_passes(empty: str) -> None:
     sizes: dict[str, Any] = {"batch": 2, "q_heads": 4, "q_len": 3} | {empty: 0}
@@ -226,6 +232,7 @@ def test_explain_is_the_same_on_every_device_and_launches_nothing() -> None:
     assert plans[0] == plans[1] and launches == {}
 
 
+@pytest.mark.host_only
 def test_explain_for_people() -> None:
     problem, device = GOLDEN_CALLS["decode_long"]
     text = str(torch_fattn.explain(problem.op, **on_meta(problem), **device))
@@ -257,6 +264,7 @@ def test_explain_refuses_as_the_op_does() -> None:
         torch_fattn.explain("softmax", query)
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize(
     ("fields", "error", "words"),
     [
@@ -281,6 +289,7 @@ def test_limits(fields: dict[str, Any], error: type[Exception], words: str) -> N
         plan_of(Problem(0, "prefill", f16, **(sizes | fields)))
 
 
+@pytest.mark.host_only
 def test_largest_sizes_plan() -> None:
     """Lengths and strides past 2^32 elements are planned, in 64 bits."""
     problem = Problem(0, "decode", f16, 64, 32, 8, 1, 2**20, 128, 128, seq_lens=(5,) * 64)

@@ -1,9 +1,11 @@
-"""`python -m torch_fattn doctor | explain | demo`."""
+"""`python -m torch_fattn doctor | explain | demo | bench`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +16,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["bench"]:
+        return _bench(arguments[1:])
     options = _parser().parse_args(arguments)
     if options.command == "doctor":
         from . import doctor
@@ -42,6 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--dtype", choices=DTYPES, default="float32")
     demo.add_argument("--new-tokens", type=int, default=48, metavar="N")
 
+    commands.add_parser(
+        "bench", add_help=False, help="times, or counts, beside the peers; needs the source checkout"
+    )
+
     plan = commands.add_parser("explain", help="how a call of these shapes would run on a GPU")
     plan.add_argument("op", choices=OPERATORS)
     plan.add_argument("--batch", type=int, default=1)
@@ -60,6 +69,20 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--cores", type=int, help="its number of cores")
     plan.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _bench(arguments: list[str]) -> int:
+    """Hands over to the bench, which is a package of the checkout and not of the wheel."""
+    checkout = Path(__file__).resolve().parent.parent
+    if not (checkout / "bench" / "command.py").exists():
+        print(
+            "torch_fattn bench: it is part of the source checkout, not of the wheel; clone the repository, "
+            "install it with `pip install --no-build-isolation -e .` and run this again.",
+            file=sys.stderr,
+        )
+        return 1
+    sys.path.insert(0, str(checkout))
+    return int(importlib.import_module("bench.command").main(arguments))
 
 
 def _explain(options: argparse.Namespace) -> int:

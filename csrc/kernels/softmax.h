@@ -127,7 +127,8 @@ struct OnlineAttention {
       float weight[kRowFragments];
 #pragma unroll
       for (int r = 0; r < kRowFragments; r++) {
-        // Not indexed by key: registers have no addresses, and an index that varies moves all scores to memory.
+        // Not indexed by key: registers have no addresses, and an index that varies moves all scores to
+        // memory.
         const float own = key & 1 ? score[r][k].thread_elements()[1] : score[r][k].thread_elements()[0];
         weight[r] = simd_shuffle(own, weight_lane);
       }
