@@ -1,0 +1,62 @@
+"""Caches beyond 2^32 elements: offsets are 64-bit all the way. Needs 9 GB of memory, hence slow."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import torch_fattn
+from tests.conftest import counted_launches
+
+pytestmark = pytest.mark.slow
+
+ELEMENTS = 2**32 + 2**20
+HEAD_DIM = 64
+
+
+@pytest.fixture(scope="module")
+def memory() -> torch.Tensor:
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if pages < 14 * 2**30:
+        pytest.skip(f"needs a machine with 14 GiB of memory, this one has {pages / 2**30:.0f}")
+    return torch.empty(ELEMENTS, dtype=torch.float16, device="mps")
+
+
+def close(out: torch.Tensor, exact: torch.Tensor) -> bool:
+    return torch.allclose(out.cpu().double(), exact, atol=2e-3)
+
+
+def test_paged_decode_at_the_end_of_a_huge_pool(memory: torch.Tensor) -> None:
+    block_size = 16
+    pool = memory[: ELEMENTS // (block_size * HEAD_DIM) * block_size * HEAD_DIM]
+    pool = pool.view(-1, block_size, 1, HEAD_DIM)
+    blocks = torch.tensor([[pool.shape[0] - 1, 3, pool.shape[0] - 7]], dtype=torch.int32)
+    for block in blocks[0].tolist():
+        pool[block] = torch.randn(block_size, 1, HEAD_DIM, dtype=torch.float16).to("mps")
+    query = torch.randn(1, 4, 1, HEAD_DIM, dtype=torch.float16)
+    seq_lens = torch.tensor([41], dtype=torch.int32)
+    with counted_launches() as launches:
+        out = torch_fattn.paged_decode(query.to("mps"), pool, pool, blocks.to("mps"), seq_lens.to("mps"))
+    assert launches["fattn_decode"] == 1
+    small = torch.stack([pool[b].cpu() for b in blocks[0].tolist()])
+    order = torch.tensor([[0, 1, 2]], dtype=torch.int32)
+    exact, _ = torch_fattn.reference.paged_decode(query, small, small, order, seq_lens)
+    assert close(out, exact)
+
+
+@pytest.mark.parametrize("op", ["prefill", "decode"])
+def test_dense_strides_and_offsets_past_32_bits(memory: torch.Tensor, op: str) -> None:
+    rows, length = 2, 33
+    batch_stride = 2**32 - 2**16
+    keys = memory.as_strided((rows, 1, length, HEAD_DIM), (batch_stride, 1, HEAD_DIM, 1), 8 * HEAD_DIM)
+    content = torch.randn(rows, 1, length, HEAD_DIM, dtype=torch.float16)
+    keys.copy_(content)
+    last = memory[-length * HEAD_DIM :].view(1, 1, length, HEAD_DIM).expand(rows, -1, -1, -1)
+    values = torch.randn(1, 1, length, HEAD_DIM, dtype=torch.float16)
+    memory[-length * HEAD_DIM :].view(1, 1, length, HEAD_DIM).copy_(values)
+    query = torch.randn(rows, 2, 5, HEAD_DIM, dtype=torch.float16)
+    out = getattr(torch_fattn, op)(query.to("mps"), keys, last)
+    exact, _ = getattr(torch_fattn.reference, op)(query, content, values.expand(rows, -1, -1, -1))
+    assert close(out, exact)
