@@ -424,3 +424,20 @@ def test_constant_tables_and_structs() -> None:
 def test_checked_mode_gives_the_same_values() -> None:
     texts = ["exp2(3.0)", "float4(1, 2, 3, 4).zyxw.x", "float(1.5h)", "fma(2.0, 3.0, 4.0)"]
     np.testing.assert_array_equal(run_expressions(texts), run_expressions(texts, mode="checked"))
+
+
+def test_the_end_of_a_template_call_is_no_comparison() -> None:
+    source = f"""{PRELUDE}
+kernel void k(device const half* in, device float* out) {{
+  const float4 wide = float4(*reinterpret_cast<const device half4*>(in));
+  const bool4 below = wide < float4(2.5);
+  for (int i = 0; i < 4; i++) {{
+    out[i] = wide[i];
+    out[4 + i] = select(0.0f, 1.0f, bool(below[i]));
+  }}
+}}
+"""
+    out = np.zeros(8, np.float32)
+    arguments = [np.array([1, 2, 3, 4], np.float16), out]
+    Library(source).pipeline("k").run(arguments, grid=(1, 1, 1), threads=(1, 1, 1))
+    np.testing.assert_array_equal(out, [1, 2, 3, 4, 1, 1, 0, 0])
