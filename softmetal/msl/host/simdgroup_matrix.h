@@ -14,13 +14,18 @@ SOFTMETAL_INLINE Fragment fragment() {
   return {(quad & 4) + (lane / 2) % 4, (quad & 2) * 2 + (lane % 2) * 2};
 }
 
-// d = a * b + c in float: rounding to the element type of d happens once, when a lane takes its elements.
+// d = a * b + c in float, one fused multiply-add after the other (the GPU's matrix rate is counted in those;
+// its order of summation is not published). Rounding to the element type of d happens once, when a lane takes
+// its elements.
 SOFTMETAL_UNCHECKED inline void multiply(softmetal_simdgroup* group) {
   ++softmetal_thread_counters()->products;
   typedef float Row __attribute__((ext_vector_type(8)));
   for (int i = 0; i < 8; ++i) {
     Row sum = *(const Row*)&group->c[i * 8];
-    for (int k = 0; k < 8; ++k) sum += *(const Row*)&group->b[k * 8] * group->a[i * 8 + k];
+    for (int k = 0; k < 8; ++k) {
+      const Row left = group->a[i * 8 + k];
+      sum = __builtin_elementwise_fma(left, *(const Row*)&group->b[k * 8], sum);
+    }
     *(Row*)&group->d[i * 8] = sum;
   }
 }
