@@ -65,4 +65,4 @@ python=$(find_python)
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 # torch first: everything else is built against it.
 "$venv/bin/python" -m pip install --quiet torch==2.13.0
-"$venv/bin/python" -m pip install --quiet 'setuptools>=70.1' numpy
+"$venv/bin/python" -m pip install --quiet 'setuptools>=77' numpy
