@@ -17,7 +17,7 @@ using at::Tensor;
 
 constexpr std::string_view kHeadsFirst = "[batch, heads, length, head_dim]";
 constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
-constexpr int64_t kVectorElements = 4;
+constexpr int64_t kVectorBytes = 16;  // that the kernels load at once
 
 DType dtype_of(at::ScalarType type) {
   switch (type) {
@@ -84,14 +84,15 @@ struct Layout {
 
 Layout layout_of(const Tensor& operand) {
   const auto sizes = operand.sizes();
+  const int64_t vector = kVectorBytes / operand.element_size();
   if (!has_contiguous_rows(operand)) {
     const int64_t row = sizes[3];
-    return {{sizes[1] * sizes[2] * row, sizes[2] * row, row}, row % kVectorElements == 0};
+    return {{sizes[1] * sizes[2] * row, sizes[2] * row, row}, row % vector == 0};
   }
   const auto strides = operand.strides();
-  bool aligned = operand.storage_offset() % kVectorElements == 0;
+  bool aligned = operand.storage_offset() % vector == 0;
   for (int dim = 0; dim < 3; ++dim) {
-    aligned = aligned && (sizes[dim] <= 1 || strides[dim] % kVectorElements == 0);
+    aligned = aligned && (sizes[dim] <= 1 || strides[dim] % vector == 0);
   }
   return {{strides[0], strides[1], strides[2]}, aligned};
 }

@@ -72,8 +72,8 @@ MUTANTS = [
         "prefill_stages_a_key_too_many",
         PREFILL,
         "fattn_prefill",
-        "min(kTileKeys, params.kv_len - first_key)",
-        "min(kTileKeys, params.kv_len - first_key + 1)",
+        "const int rows = params.kv_len - first_key;",
+        "const int rows = params.kv_len - first_key + 1;",
         "bounds",
     ),
     Mutant(
@@ -115,11 +115,11 @@ MUTANTS = [
         "table.length / kTileKeys",
     ),
     Mutant(
-        "merge_writes_a_row_too_many",
+        "merge_reads_a_part_too_many",
         SPLIT,
         "fattn_merge",
-        "if (row >= params.rows) {",
-        "if (row > params.rows) {",
+        "part = lane; part < params.parts;",
+        "part = lane; part <= params.parts;",
         "bounds",
     ),
     # A wrong head.

@@ -134,8 +134,9 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     assert (tiles - 1) * tile_rows < p.q_len <= tiles * tile_rows
     assert (heads, batch) == (p.q_heads, p.batch)
     assert params["q_tiles"] == tiles and params["group_size"] * p.kv_heads == p.q_heads
-    pitches = p.head_dim + p.value_dim + 2 * 8
-    tile_bytes = int(macros["FATTN_TILE_KEYS"]) * pitches * ELEMENT_BYTES[macros["FATTN_T"]]
+    padding = 16 + 64
+    row_bytes = (p.head_dim + p.value_dim) * ELEMENT_BYTES[macros["FATTN_T"]] + padding
+    tile_bytes = int(macros["FATTN_TILE_KEYS"]) * row_bytes
     assert launch["threadgroup_bytes"] == tile_bytes + 4 * int(macros["FATTN_SIMDGROUPS"])
     assert launch["constants"]["causal"] == (p.causality != "none")
 

@@ -19,21 +19,33 @@ inline void decode_step(thread OnlineAttention& attention, thread const KeyTable
                         thread const Visibility& visible, const device Element* key,
                         const device Element* value, const device uchar* mask, constant DecodeParams& params,
                         int first_key, LanePosition at) {
+  const device Element* rows[kKeyFragments][2];
   uint present = 0;
 #pragma unroll
   for (int k = 0; k < kKeyFragments; k++) {
-    float run[2][kHeadDim / 8];
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       const KeyPlace place = table.find(first_key + k * 8 + at.pair * 2 + e);
-      if (!kEdge || place.exists) {
-        read_run(row_at(key, place, params.key) + at.row * (kHeadDim / 8), fc_vector_loads, run[e]);
-        present |= 1u << (2 * k + e);
-      } else {
-        fill_run(run[e], 0.0f);
+      rows[k][e] = row_at(key, place, params.key);
+      present |= uint(place.exists) << (2 * k + e);
+    }
+  }
+  attention.clear_scores();
+#pragma unroll
+  for (int c = 0; c < kKeyChunks; c++) {
+    Operand chunk[2][kKeyFragments][kKeyChunk];
+#pragma unroll
+    for (int k = 0; k < kKeyFragments; k++) {
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        if (!kEdge || (present >> (2 * k + e)) & 1) {
+          read_key_chunk(rows[k][e], c, fc_vector_loads, at, chunk[e][k]);
+        } else {
+          fill_run(chunk[e][k], 0.0f);
+        }
       }
     }
-    attention.multiply_keys(k, run[0], run[1]);
+    attention.multiply_key_chunk(c, kKeyFragments, chunk[0], chunk[1]);
   }
   scale_scores(attention, params.score_scale);
   if (kEdge) {
@@ -43,9 +55,9 @@ inline void decode_step(thread OnlineAttention& attention, thread const KeyTable
 #pragma unroll
   for (int k = 0; k < kKeyFragments; k++) {
     const KeyPlace place = table.find(first_key + k * 8 + at.row);
-    float run[kValueDim / 4];
+    Operand run[kValueDim / 4];
     if (!kEdge || place.exists) {
-      read_run(row_at(value, place, params.value) + at.pair * (kValueDim / 4), fc_vector_loads, run);
+      read_value(row_at(value, place, params.value), fc_vector_loads, at, run);
     } else {
       fill_run(run, 0.0f);
     }
@@ -152,7 +164,7 @@ kernel void fattn_decode(
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous eight rows have been read
 #pragma unroll
     for (int i = 0; i < kValueDim / 4; i++) {
-      shared_out[shared_row * kValueDim + at.pair * (kValueDim / 4) + i] =
+      shared_out[shared_row * kValueDim + value_column(i, at.pair)] =
           attention.out[r][i / 2].thread_elements()[i & 1];
     }
     if (at.pair == 0) {

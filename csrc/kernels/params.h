@@ -39,7 +39,7 @@ enum Slot {
 enum FunctionConstant {
   kConstMask = 0,         // uint, MaskKind
   kConstCausal = 1,       // bool
-  kConstVectorLoads = 2,  // bool: every K/V/Q row starts on a 4-element boundary
+  kConstVectorLoads = 2,  // bool: every K/V/Q row starts on a 16-byte boundary
   kConstSplit = 3,        // bool: write float partials instead of the result
   kConstHasSeqLens = 4,   // bool
   kConstBlockSize = 5,    // uint: keys per cache block; 0 = dense
@@ -112,8 +112,11 @@ FATTN_CHECK_SIZE(MergeParams, 16);
 // Tile arithmetic. A simdgroup works on 8-row fragments.
 FATTN_CONSTEXPR int kFragment = 8;
 FATTN_CONSTEXPR int kSimdWidth = 32;
-// Rows of a staged K or V tile are this many elements longer than the head, so that the eight rows a fragment
-// reads fall into different banks.
-FATTN_CONSTEXPR int kTilePad = 8;
+// Columns that a threadgroup of merge sums at a time: four per lane.
+FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
+// Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read
+// together (tile.h) lies in different banks: of K, 16 bytes in each of eight rows; of V, 64 bytes.
+FATTN_CONSTEXPR int kKeyPadBytes = 16;
+FATTN_CONSTEXPR int kValuePadBytes = 64;
 
 }  // namespace fattn

@@ -3,59 +3,105 @@
 //
 // A threadgroup owns kSimdgroups * kRowFragments * 8 query rows of one head and walks the keys in steps of
 // kTileKeys. K and V of a step are staged once in threadgroup memory; query, scores, weights and output stay
-// in registers. Steps that every row of the tile sees whole take the first loop, without any test; only the
-// steps on the diagonal, at the ragged end, or under an attn_mask take the second. Steps that no row sees are
-// not visited.
+// in registers. While a step is computed, the next one is on its way from device memory: each thread holds
+// its share of it in registers. Steps that every row of the tile sees whole take the first loop, without any
+// test; only the steps on the diagonal, at the ragged end, or under an attn_mask take the second. Steps that
+// no row sees are not visited.
 #include "scores.h"
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kKeyPitch = kHeadDim + kTilePad;
-FATTN_CONSTEXPR int kValuePitch = kValueDim + kTilePad;
+FATTN_CONSTEXPR int kKeyPitch = kHeadDim + kKeyPadBytes / int(sizeof(Element));
+FATTN_CONSTEXPR int kValuePitch = kValueDim + kValuePadBytes / int(sizeof(Element));
 FATTN_CONSTEXPR int kTileRows = kSimdgroups * kRowFragments * 8;
 
-// Copies `rows` rows of N elements into a tile of kTileKeys rows; the rest becomes 0, and is not read.
-// Returns NaN if this thread copied an infinity or NaN, else 0 (asked for with `inspect`).
+// One thread's share of kTileKeys rows of N elements: chunks of 16 bytes, between device memory and a tile.
 template <int N>
-inline float stage(const device Element* source, long stride, int rows, threadgroup Element* tile, int pitch,
-                   ushort thread_index, bool inspect) {
-  float seen = 0.0f;
-  for (int i = thread_index; i < kTileKeys * (N / 4); i += kThreads) {
-    const int row = i / (N / 4);
-    const int column = (i % (N / 4)) * 4;
-    vec<Element, 4> chunk = vec<Element, 4>(Element(0.0f));
-    if (row < rows) {
-      const device Element* from = source + row * stride + column;
-      if (fc_vector_loads) {
-        chunk = *reinterpret_cast<const device vec<Element, 4>*>(from);
+struct TileShare {
+  static constant constexpr int kRowChunks = N / kWideChunk;
+  static constant constexpr int kTileChunks = kTileKeys * kRowChunks;
+
+  uint4 words[(kTileChunks + kThreads - 1) / kThreads];
+
+  // Rows from `rows` on become 0, and are not read. kWhole: there are enough.
+  template <bool kWhole>
+  void fetch(const device Element* source, long stride, int rows, ushort thread_index) {
+    rows = kWhole ? kTileKeys : min(rows, kTileKeys);
+#pragma unroll
+    for (int i = 0; i < kTileChunks; i += kThreads) {
+      const int row = (i + thread_index) / kRowChunks;
+      const int column = (i + thread_index) % kRowChunks * kWideChunk;
+      const bool exists = kWhole && kTileChunks % kThreads == 0 ? true : row < rows;
+      if (!exists) {
+        words[i / kThreads] = uint4(0);
       } else {
-        chunk = vec<Element, 4>(from[0], from[1], from[2], from[3]);
+        const device Element* from = source + row * stride + column;
+        words[i / kThreads] =
+            fc_vector_loads ? *reinterpret_cast<const device uint4*>(from) : chunk_words(from);
       }
     }
-    *reinterpret_cast<threadgroup vec<Element, 4>*>(tile + row * pitch + column) = chunk;
-    if (inspect) {
-      float values[4] = {float(chunk[0]), float(chunk[1]), float(chunk[2]), float(chunk[3])};
-      seen = special_values(values, seen);
+  }
+
+  void place(threadgroup Element* tile, int pitch, ushort thread_index) const {
+#pragma unroll
+    for (int i = 0; i < kTileChunks; i += kThreads) {
+      const int row = (i + thread_index) / kRowChunks;
+      const int column = (i + thread_index) % kRowChunks * kWideChunk;
+      if (kTileChunks % kThreads == 0 || row < kTileKeys) {
+        *reinterpret_cast<threadgroup uint4*>(tile + row * pitch + column) = words[i / kThreads];
+      }
     }
   }
-  return seen;
-}
+
+  bool has_special_values() const {
+    float seen = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kTileChunks; i += kThreads) {
+      Operand elements[kWideChunk];
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        unpack(words[i / kThreads][w], elements, w * kWordElements, Element(0.0f));
+      }
+      seen = special_values(elements, seen);
+    }
+    return isnan(seen);
+  }
+};
+
+// What a thread holds of the next step.
+struct StepShare {
+  TileShare<kHeadDim> keys;
+  TileShare<kValueDim> values;
+
+  template <bool kWhole>
+  void fetch(const device Element* key, const device Element* value, constant PrefillParams& params,
+             int first_key, ushort thread_index) {
+    const int rows = params.kv_len - first_key;
+    keys.fetch<kWhole>(key + first_key * params.key.row, params.key.row, rows, thread_index);
+    values.fetch<kWhole>(value + first_key * params.value.row, params.value.row, rows, thread_index);
+  }
+
+  void place(threadgroup Element* key_tile, threadgroup Element* value_tile, ushort thread_index) const {
+    keys.place(key_tile, kKeyPitch, thread_index);
+    values.place(value_tile, kValuePitch, thread_index);
+  }
+};
 
 // Scores of one staged step. Fragments from `fragments` on are seen by no row of this simdgroup.
 inline void score_step(thread OnlineAttention& attention, const threadgroup Element* tile, int fragments,
                        LanePosition at) {
+  attention.clear_scores();
 #pragma unroll
-  for (int k = 0; k < kKeyFragments; k++) {
-    if (k >= fragments) {
-      attention.hide_keys(k);
-      continue;
+  for (int c = 0; c < kKeyChunks; c++) {
+    Operand first[kKeyFragments][kKeyChunk];
+    Operand second[kKeyFragments][kKeyChunk];
+#pragma unroll
+    for (int k = 0; k < kKeyFragments; k++) {
+      const threadgroup Element* row = tile + (k * 8 + at.pair * 2) * kKeyPitch;
+      read_key_chunk(row, c, true, at, first[k]);
+      read_key_chunk(row + kKeyPitch, c, true, at, second[k]);
     }
-    const threadgroup Element* row = tile + (k * 8 + at.pair * 2) * kKeyPitch + at.row * (kHeadDim / 8);
-    float first[kHeadDim / 8];
-    float second[kHeadDim / 8];
-    read_run(row, true, first);
-    read_run(row + kKeyPitch, true, second);
-    attention.multiply_keys(k, first, second);
+    attention.multiply_key_chunk(c, fragments, first, second);
   }
 }
 
@@ -66,8 +112,8 @@ inline void value_step(thread OnlineAttention& attention, const threadgroup Elem
     if (k >= fragments) {
       continue;
     }
-    float run[kValueDim / 4];
-    read_run(tile + (k * 8 + at.row) * kValuePitch + at.pair * (kValueDim / 4), true, run);
+    Operand run[kValueDim / 4];
+    read_value(tile + (k * 8 + at.row) * kValuePitch, true, at, run);
     if (special) {
       attention.multiply_special_values(k, run, at);
     } else {
@@ -89,9 +135,9 @@ kernel void fattn_prefill(
     const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
-  // Declared as vectors for their alignment.
-  threadgroup vec<Element, 4> key_storage[kTileKeys * kKeyPitch / 4];
-  threadgroup vec<Element, 4> value_storage[kTileKeys * kValuePitch / 4];
+  // Declared as 16-byte words for their alignment.
+  threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kWideChunk];
+  threadgroup uint4 value_storage[kTileKeys * kValuePitch / kWideChunk];
   threadgroup uint special_values_in_tile[kSimdgroups];
 
   threadgroup Element* key_tile = reinterpret_cast<threadgroup Element*>(key_storage);
@@ -137,13 +183,24 @@ kernel void fattn_prefill(
   }
   const int whole_steps_end = fc_has_mask ? 0 : all_see - all_see % kTileKeys;
 
-  for (int first_key = 0; first_key < whole_steps_end; first_key += kTileKeys) {
+  StepShare next;
+  if (whole_steps_end > 0) {
+    next.fetch<true>(key, value, params, 0, thread_index);
+  } else if (any_sees > 0) {
+    next.fetch<false>(key, value, params, 0, thread_index);
+  }
+
+  int first_key = 0;
+  for (; first_key < whole_steps_end; first_key += kTileKeys) {
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
-    stage<kHeadDim>(key + first_key * params.key.row, params.key.row, kTileKeys, key_tile, kKeyPitch,
-                    thread_index, false);
-    stage<kValueDim>(value + first_key * params.value.row, params.value.row, kTileKeys, value_tile,
-                     kValuePitch, thread_index, false);
+    next.place(key_tile, value_tile, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    const int next_key = first_key + kTileKeys;
+    if (next_key < whole_steps_end) {
+      next.fetch<true>(key, value, params, next_key, thread_index);
+    } else if (next_key < any_sees) {
+      next.fetch<false>(key, value, params, next_key, thread_index);
+    }
     if (simdgroup_sees > 0) {
       score_step(attention, key_tile, kKeyFragments, at);
       scale_scores(attention, params.score_scale);
@@ -152,18 +209,17 @@ kernel void fattn_prefill(
     }
   }
 
-  for (int first_key = whole_steps_end; first_key < any_sees; first_key += kTileKeys) {
-    const int rows = min(kTileKeys, params.kv_len - first_key);
+  for (; first_key < any_sees; first_key += kTileKeys) {
+    const bool any_special = simd_any(next.values.has_special_values());
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    stage<kHeadDim>(key + first_key * params.key.row, params.key.row, rows, key_tile, kKeyPitch, thread_index,
-                    false);
-    const float seen = stage<kValueDim>(value + first_key * params.value.row, params.value.row, rows,
-                                        value_tile, kValuePitch, thread_index, true);
-    const bool any_special = simd_any(isnan(seen));
+    next.place(key_tile, value_tile, thread_index);
     if (lane == 0) {
       special_values_in_tile[simdgroup_index] = any_special;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (first_key + kTileKeys < any_sees) {
+      next.fetch<false>(key, value, params, first_key + kTileKeys, thread_index);
+    }
     uint special = 0;
     for (int i = 0; i < kSimdgroups; i++) {
       special |= special_values_in_tile[i];
@@ -187,10 +243,10 @@ kernel void fattn_prefill(
     }
     const long flat_row = (batch * params.q_heads + head) * params.q_len + row;
     const float scale = inverse_sum(attention.row_sum[r]);
-    device Element* out_row = out + flat_row * kValueDim + at.pair * (kValueDim / 4);
+    device Element* out_row = out + flat_row * kValueDim;
 #pragma unroll
     for (int i = 0; i < kValueDim / 4; i++) {
-      out_row[i] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
+      out_row[value_column(i, at.pair)] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
     }
     if (at.pair == 0) {
       lse[flat_row] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);

@@ -16,7 +16,7 @@ inline float weight_of(float score_difference) {
 
 // The state of one simdgroup: kRowFragments x 8 query rows, one step of kKeyFragments x 8 keys at a time.
 struct OnlineAttention {
-  simdgroup_float8x8 query[kRowFragments][kHeadDim / 8];
+  OperandFragment query[kRowFragments][kHeadDim / 8];
   simdgroup_float8x8 score[kRowFragments][kKeyFragments];  // after `weigh`: the weights
   simdgroup_float8x8 out[kRowFragments][kValueDim / 8];
   float row_max[kRowFragments];
@@ -36,40 +36,48 @@ struct OnlineAttention {
 
   // `row` is this lane's row of fragment r; null when the call has fewer rows.
   void load_query(int r, const device Element* row, LanePosition at) {
-    float run[kHeadDim / 4];
+    Operand run[kHeadDim / 4];
     if (row) {
-      read_run(row + at.pair * (kHeadDim / 4), fc_vector_loads, run);
+      read_query(row, fc_vector_loads, at, run);
     } else {
       fill_run(run, 0.0f);
     }
 #pragma unroll
     for (int f = 0; f < kHeadDim / 8; f++) {
-      set_elements(query[r][f], run[f], run[kHeadDim / 8 + f]);
+      const int first = f / kKeyChunk * (2 * kKeyChunk) + f % kKeyChunk;
+      set_elements(query[r][f], run[first], run[first + kKeyChunk]);
     }
   }
 
-  // Scores of key fragment k. `first` and `second` are this lane's runs of keys 2 * pair and 2 * pair + 1.
-  void multiply_keys(int k, thread const float (&first)[kHeadDim / 8],
-                     thread const float (&second)[kHeadDim / 8]) {
+  void clear_scores() {
 #pragma unroll
     for (int r = 0; r < kRowFragments; r++) {
-      set_elements(score[r][k], 0.0f, 0.0f);
-    }
 #pragma unroll
-    for (int f = 0; f < kHeadDim / 8; f++) {
-      simdgroup_float8x8 key;
-      set_elements(key, first[f], second[f]);
-#pragma unroll
-      for (int r = 0; r < kRowFragments; r++) {
-        simdgroup_multiply_accumulate(score[r][k], query[r][f], key, score[r][k]);
+      for (int k = 0; k < kKeyFragments; k++) {
+        set_elements(score[r][k], 0.0f, 0.0f);
       }
     }
   }
 
-  void hide_keys(int k) {
+  // Adds the products with chunk c of the first `fragments` key fragments. `first` and `second` are this
+  // lane's chunks of keys 2 * pair and 2 * pair + 1. The fragments take turns: each product waits for the one
+  // before it in its own sum only.
+  void multiply_key_chunk(int c, int fragments, thread const Operand (&first)[kKeyFragments][kKeyChunk],
+                          thread const Operand (&second)[kKeyFragments][kKeyChunk]) {
 #pragma unroll
-    for (int r = 0; r < kRowFragments; r++) {
-      set_elements(score[r][k], -INFINITY, -INFINITY);
+    for (int i = 0; i < kKeyChunk; i++) {
+#pragma unroll
+      for (int k = 0; k < kKeyFragments; k++) {
+        if (k >= fragments) {
+          continue;
+        }
+        OperandFragment key;
+        set_elements(key, first[k][i], second[k][i]);
+#pragma unroll
+        for (int r = 0; r < kRowFragments; r++) {
+          simdgroup_multiply_accumulate(score[r][k], query[r][c * kKeyChunk + i], key, score[r][k]);
+        }
+      }
     }
   }
 
@@ -105,10 +113,10 @@ struct OnlineAttention {
   }
 
   // Adds the weighted values of key fragment k; `run` belongs to key `row`.
-  void multiply_values(int k, thread const float (&run)[kValueDim / 4]) {
+  void multiply_values(int k, thread const Operand (&run)[kValueDim / 4]) {
 #pragma unroll
     for (int f = 0; f < kValueDim / 8; f++) {
-      simdgroup_float8x8 value;
+      OperandFragment value;
       set_elements(value, run[2 * f], run[2 * f + 1]);
 #pragma unroll
       for (int r = 0; r < kRowFragments; r++) {
@@ -120,7 +128,7 @@ struct OnlineAttention {
   // The same for fragments that hold an infinity or NaN which some rows may not see: 0 * NaN must not reach
   // those rows, so weights of zero are skipped, not multiplied. Slow, and only taken when such a value was
   // met in a partly masked step.
-  void multiply_special_values(int k, thread const float (&run)[kValueDim / 4], LanePosition at) {
+  void multiply_special_values(int k, thread const Operand (&run)[kValueDim / 4], LanePosition at) {
     for (ushort key = 0; key < 8; key++) {
       const ushort value_lane = lane_at(key, at.pair);
       const ushort weight_lane = lane_at(at.row, key / 2);
@@ -134,11 +142,12 @@ struct OnlineAttention {
       }
 #pragma unroll
       for (int i = 0; i < kValueDim / 4; i++) {
-        const float value = simd_shuffle(run[i], value_lane);
+        const float value = simd_shuffle(float(run[i]), value_lane);
 #pragma unroll
         for (int r = 0; r < kRowFragments; r++) {
           if (weight[r] != 0.0f) {
-            out[r][i / 2].thread_elements()[i & 1] += weight[r] * value;
+            const float sum = out[r][i / 2].thread_elements()[i & 1];
+            out[r][i / 2].thread_elements()[i & 1] = fma(weight[r], value, sum);
           }
         }
       }

@@ -1,16 +1,16 @@
-// 8x8 simdgroup fragments, fed in contiguous runs.
+// 8x8 simdgroup fragments, fed in 16-byte chunks.
 //
 // A lane of a simdgroup holds two neighbouring elements of an 8x8 matrix: (row, 2 * pair) and (row, 2 * pair
 // + 1). A product Q K^T sums over the head dimension, so any order of that dimension will do as long as Q and
 // K agree; and the columns of P V may come in any order as long as the store undoes it. We choose the orders
-// that make what a lane needs from one row of Q, K or V *contiguous*: it is read as wide vectors, straight
-// from wherever the row lives, with no transposed copy:
+// in which a lane reads whole chunks of C contiguous elements, and lanes side by side read chunks side by
+// side: every load is wide, fills the memory lines it touches, and needs no transposed copy.
 //
-//   operand            lane reads                                   fragment f takes
-//   Q (A of Q K^T)     row r,        [pair * D/4, +D/4)             run[f], run[D/8 + f]
-//   K (B of Q K^T)     keys 2p, 2p+1, [row * D/8, +D/8)             first[f], second[f]
-//   V (B of P V)       key `row`,    [pair * Dv/4, +Dv/4)           run[2f], run[2f + 1]
-//   O (D of P V)       row r,        [pair * Dv/4, +Dv/4)           run[2f], run[2f + 1]
+//   operand            lane reads, for all i                  fragment f takes (c = f / C, j = f % C)
+//   Q (A of Q K^T)     row r,  [(8i + 2 pair) C, +2C)         run[2cC + j], run[2cC + C + j]
+//   K (B of Q K^T)     keys 2p, 2p+1, [(8i + row) C, +C)      first[j], second[j] of chunk c
+//   V (B of P V)       key `row`, [(4i + pair) C, +C)         run[2f], run[2f + 1]
+//   O (D of P V)       row r,  [(4i + pair) C, +C)            run[2f], run[2f + 1]
 //
 // That the lane layout is this one is not in Apple's specification; MLX, torch and tinygrad rely on it since
 // M1.
@@ -49,60 +49,136 @@ inline float row_sum_of(float x) {
   return x + simd_shuffle_xor(x, ushort(8));
 }
 
-inline void set_elements(thread simdgroup_float8x8& fragment, float first, float second) {
+// What Q, K and V are multiplied as. Half needs no widening: half products are summed in float32 at the same
+// rate, from half the registers. Bfloat arithmetic is emulated before M3, so bfloat is widened.
+template <typename T>
+struct OperandOf {
+  typedef float type;
+};
+template <>
+struct OperandOf<half> {
+  typedef half type;
+};
+typedef OperandOf<Element>::type Operand;
+typedef simdgroup_matrix<Operand, 8, 8> OperandFragment;
+
+template <typename T>
+inline void set_elements(thread simdgroup_matrix<T, 8, 8>& fragment, T first, T second) {
   fragment.thread_elements()[0] = first;
   fragment.thread_elements()[1] = second;
 }
 
-// Reads N contiguous elements, widened to float. `aligned` says that `source` starts on a 4-element boundary
-// of its row and that rows do so in memory; it is a compile-time constant at every call.
-template <int N, typename Pointer>
-inline void read_scalars(Pointer source, thread float (&run)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) {
-    run[i] = float(source[i]);
+// The largest power of two that divides n and is at most `most`.
+constexpr int chunk_of(int n, int most) {
+  int chunk = 1;
+  while (2 * chunk <= most && n % (2 * chunk) == 0) {
+    chunk *= 2;
   }
+  return chunk;
 }
 
-#define FATTN_DEFINE_READ_RUN(SPACE)                                                          \
-  template <int N>                                                                            \
-  inline void read_run(const SPACE Element* source, bool aligned, thread float(&run)[N]) {    \
-    if (aligned && N % 4 == 0) {                                                              \
-      _Pragma("unroll") for (int i = 0; i + 3 < N; i += 4) {                                  \
-        const float4 v = float4(*reinterpret_cast<const SPACE vec<Element, 4>*>(source + i)); \
-        run[i] = v[0];                                                                        \
-        run[i + 1] = v[1];                                                                    \
-        run[i + 2] = v[2];                                                                    \
-        run[i + 3] = v[3];                                                                    \
-      }                                                                                       \
-    } else if (aligned && N % 2 == 0) {                                                       \
-      _Pragma("unroll") for (int i = 0; i + 1 < N; i += 2) {                                  \
-        const float2 v = float2(*reinterpret_cast<const SPACE vec<Element, 2>*>(source + i)); \
-        run[i] = v[0];                                                                        \
-        run[i + 1] = v[1];                                                                    \
-      }                                                                                       \
-    } else {                                                                                  \
-      read_scalars<N>(source, run);                                                           \
-    }                                                                                         \
+FATTN_CONSTEXPR int kWordElements = 4 / sizeof(Element);
+// Elements of a chunk: 16 bytes if the head's size allows it.
+FATTN_CONSTEXPR int kWideChunk = 16 / sizeof(Element);
+FATTN_CONSTEXPR int kKeyChunk = chunk_of(kHeadDim / 8, kWideChunk);
+FATTN_CONSTEXPR int kKeyChunks = kHeadDim / 8 / kKeyChunk;
+FATTN_CONSTEXPR int kValueChunk = chunk_of(kValueDim / 4, kWideChunk);
+
+// A chunk of 16 bytes from memory that is aligned to its elements only.
+inline uint4 chunk_words(const device float* from) {
+  return uint4(as_type<uint>(from[0]), as_type<uint>(from[1]), as_type<uint>(from[2]),
+               as_type<uint>(from[3]));
+}
+template <typename T>
+inline uint4 chunk_words(const device T* from) {
+  return uint4(as_type<uint>(vec<T, 2>(from[0], from[1])), as_type<uint>(vec<T, 2>(from[2], from[3])),
+               as_type<uint>(vec<T, 2>(from[4], from[5])), as_type<uint>(vec<T, 2>(from[6], from[7])));
+}
+
+// Where element i of this lane's run of a V or O row stands in the row.
+inline int value_column(int i, ushort pair) {
+  return (i / kValueChunk * 4 + pair) * kValueChunk + i % kValueChunk;
+}
+
+template <int kWords>
+struct WordVector {
+  typedef vec<uint, kWords> type;
+};
+template <>
+struct WordVector<1> {
+  typedef uint type;
+};
+inline uint word_of(uint words, int) { return words; }
+template <int N>
+inline uint word_of(vec<uint, N> words, int i) {
+  return words[i];
+}
+
+// The elements in one word; the last argument only tells their type.
+template <int N>
+inline void unpack(uint word, thread Operand (&run)[N], int at, float) {
+  run[at] = Operand(as_type<float>(word));
+}
+template <int N, typename T>
+inline void unpack(uint word, thread Operand (&run)[N], int at, T) {
+  const vec<T, 2> elements = as_type<vec<T, 2>>(word);
+  run[at] = Operand(elements[0]);
+  run[at + 1] = Operand(elements[1]);
+}
+
+// Reads N elements in chunks of C: chunk i starts at source + i * stride. `aligned` says that rows start on
+// 16-byte boundaries; it is a compile-time constant at every call.
+#define FATTN_DEFINE_READ_CHUNKS(SPACE)                                                                     \
+  template <int C, int N>                                                                                   \
+  inline void read_chunks(const SPACE Element* source, int stride, bool aligned, thread Operand(&run)[N]) { \
+    constexpr int kElements = C * sizeof(Element) < 4 ? 1 : C * sizeof(Element) < 16 ? C : kWideChunk;      \
+    constexpr int kWords = kElements * sizeof(Element) / 4;                                                 \
+    typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                                      \
+    _Pragma("unroll") for (int i = 0; i < N; i += kElements) {                                              \
+      const SPACE Element* from = source + i / C * stride + i % C;                                          \
+      if (aligned && kWords > 0) {                                                                          \
+        const Words words = *reinterpret_cast<const SPACE Words*>(from);                                    \
+        _Pragma("unroll") for (int w = 0; w < kWords; w++) {                                                \
+          unpack(word_of(words, w), run, i + w * kWordElements, Element(0.0f));                             \
+        }                                                                                                   \
+      } else {                                                                                              \
+        _Pragma("unroll") for (int e = 0; e < kElements; e++) { run[i + e] = Operand(from[e]); }            \
+      }                                                                                                     \
+    }                                                                                                       \
   }
-FATTN_DEFINE_READ_RUN(device)
-FATTN_DEFINE_READ_RUN(threadgroup)
-#undef FATTN_DEFINE_READ_RUN
+FATTN_DEFINE_READ_CHUNKS(device)
+FATTN_DEFINE_READ_CHUNKS(threadgroup)
+#undef FATTN_DEFINE_READ_CHUNKS
+
+// This lane's part of a row of Q or V, and chunk c of its part of a row of K.
+template <typename Pointer>
+inline void read_query(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[kHeadDim / 4]) {
+  read_chunks<2 * kKeyChunk>(row + at.pair * (2 * kKeyChunk), 8 * kKeyChunk, aligned, run);
+}
+template <typename Pointer>
+inline void read_key_chunk(Pointer row, int c, bool aligned, LanePosition at,
+                           thread Operand (&chunk)[kKeyChunk]) {
+  read_chunks<kKeyChunk>(row + (c * 8 + at.row) * kKeyChunk, 0, aligned, chunk);
+}
+template <typename Pointer>
+inline void read_value(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[kValueDim / 4]) {
+  read_chunks<kValueChunk>(row + at.pair * kValueChunk, 4 * kValueChunk, aligned, run);
+}
 
 template <int N>
-inline void fill_run(thread float (&run)[N], float value) {
+inline void fill_run(thread Operand (&run)[N], float value) {
 #pragma unroll
   for (int i = 0; i < N; i++) {
-    run[i] = value;
+    run[i] = Operand(value);
   }
 }
 
 // Becomes (and stays) NaN as soon as an element is infinite or NaN; stays 0 otherwise. One FMA per element.
 template <int N>
-inline float special_values(thread const float (&run)[N], float seen) {
+inline float special_values(thread const Operand (&run)[N], float seen) {
 #pragma unroll
   for (int i = 0; i < N; i++) {
-    seen = fma(run[i], 0.0f, seen);
+    seen = fma(float(run[i]), 0.0f, seen);
   }
   return seen;
 }

@@ -5,11 +5,12 @@
 namespace fattn {
 namespace {
 
-// Enough threadgroups to occupy the GPU, of enough keys to be worth a partial result. seq_lens is on the
-// device, so the number of splits follows the capacity; the kernel shares out the keys that are really there.
+// As many threadgroups as the GPU holds at a time and not one more, for a second wave would wait for the
+// first; of enough keys to be worth a partial result. seq_lens is on the device, so the number of splits
+// follows the capacity; the kernel shares out the keys that are really there.
 int64_t choose_splits(const Problem& p, const DeviceFacts& device, const DecodeRow& row,
                       int64_t threadgroups) {
-  const int64_t wanted = ceil_div(int64_t(device.cores) * row.threadgroups_per_core, threadgroups);
+  const int64_t wanted = int64_t(device.cores) * row.threadgroups_per_core / threadgroups;
   const int64_t useful = ceil_div(p.kv_len, row.min_keys_per_split);
   return std::clamp<int64_t>(std::min(wanted, useful), 1, kMaxSplits);
 }

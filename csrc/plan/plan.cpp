@@ -5,14 +5,16 @@
 namespace fattn {
 
 void add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype) {
-  constexpr int kRowsPerThreadgroup = 8;  // one simdgroup each
   Pass& pass = plan.add_pass();
   pass.spec.kernel = Kernel::kMerge;
   pass.spec.dtype = p.dtype;
   pass.spec.out_dtype = out_dtype;
-  pass.spec.simdgroups = kRowsPerThreadgroup;
-  pass.grid = {uint32_t(ceil_div(p.rows, kRowsPerThreadgroup)), 1, 1};
-  pass.threads = {uint32_t(kRowsPerThreadgroup * kSimdWidth), 1, 1};
+  pass.spec.simdgroups = p.parts > 32  ? 8
+                         : p.parts > 8 ? 4
+                                       : 1;  // at least four parts each, if there are so many
+  pass.grid = {uint32_t(p.rows), 1, 1};      // a threadgroup per row
+  pass.threads = {uint32_t(pass.spec.simdgroups * kSimdWidth), 1, 1};
+  pass.threadgroup_bytes = uint32_t(pass.spec.simdgroups * kMergeColumns * sizeof(float));
   pass.bind(Buffer::kScratchOut, kSlotPartialOut);
   pass.bind(Buffer::kScratchLse, kSlotPartialLse);
   pass.bind(Buffer::kOut, kSlotOut);

@@ -21,8 +21,10 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   pass.grid = {uint32_t(q_tiles), uint32_t(p.q_heads), uint32_t(p.batch)};
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
   // The K tile, the V tile, and one flag per simdgroup.
-  const int64_t tile_elements = row.tile_keys * (p.head_dim + kTilePad + p.value_dim + kTilePad);
-  pass.threadgroup_bytes = uint32_t(tile_elements * size_of(p.dtype) + row.simdgroups * sizeof(uint32_t));
+  const int64_t key_bytes = p.head_dim * size_of(p.dtype) + kKeyPadBytes;
+  const int64_t value_bytes = p.value_dim * size_of(p.dtype) + kValuePadBytes;
+  pass.threadgroup_bytes =
+      uint32_t(row.tile_keys * (key_bytes + value_bytes) + row.simdgroups * sizeof(uint32_t));
 
   bind_attention(pass, p);
   pass.bind(Buffer::kOut, kSlotOut);

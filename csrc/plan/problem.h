@@ -43,7 +43,7 @@ struct Problem {
   Strides3 query{};
   Strides3 key{};  // paged: block, head, slot
   Strides3 value{};
-  bool vector_aligned = false;  // every query, key and value row starts on a multiple of 4 elements
+  bool vector_aligned = false;  // every query, key and value row starts on a 16-byte boundary
 
   DType mask_dtype = DType::kOther;  // kOther: no attn_mask
   Strides4 mask{};                   // 0 where the mask is broadcast

@@ -22,12 +22,18 @@ struct PrefillRow {
   const char* provenance;
 };
 
-// 32 query rows over 4 simdgroups. K and V of a step together stay below 20 KB, so that three threadgroups
-// fit in the 60 KB of an M1 core: 32 keys, or 16 where elements are wide. From published figures, not
-// measured on an Apple GPU.
-inline constexpr std::array<PrefillRow, 3> kPrefillTuning{{
-    {kAnyFamily, 2, 128, 1, 32, 4, "16-bit, 32 keys per step: 17 KB at D=128 (published M1/M2 figures)"},
-    {kAnyFamily, 4, 64, 1, 32, 4, "float32, D <= 64, 32 keys per step: 18 KB (published M1/M2 figures)"},
+// K and V of a step together stay below 20 KB, so that three threadgroups fit in the 60 KB of an M1 core;
+// what a lane holds (query, output, scores, the next step) stays below 128 registers. Small heads leave
+// registers for a second row fragment, which halves the reads of K and V from the tile; with large heads,
+// eight simdgroups share a tile instead. Sizes by the published figures of M1 and M2; the choices among them
+// by timing on an NVIDIA H200 (bench/NOTES.md). Nothing here was measured on an Apple GPU.
+inline constexpr std::array<PrefillRow, 4> kPrefillTuning{{
+    {kAnyFamily, 2, 64, 2, 32, 4,
+     "16-bit, D <= 64: 16 rows per simdgroup, 11 KB tiles (published M1/M2 figures; H200)"},
+    {kAnyFamily, 2, 128, 1, 32, 8,
+     "16-bit, D <= 128: 8 simdgroups share 19 KB tiles (published M1/M2 figures; H200)"},
+    {kAnyFamily, 4, 64, 1, 32, 4,
+     "float32, D <= 64: 32 keys per step, 19 KB tiles (published M1/M2 figures)"},
     {kAnyFamily, 0, kAnyDim, 1, 16, 4, "baseline: 16 keys per step"},
 }};
 
@@ -42,11 +48,13 @@ struct DecodeRow {
   const char* provenance;
 };
 
-// A split is worth its partial result from about 256 keys on. Eight threadgroups of 4 simdgroups per core
-// keep 32 KB of loads in flight. From published figures, not measured on an Apple GPU.
+// A split is worth its partial result from about 256 keys on. A core holds two threadgroups of 4 simdgroups
+// at a time (by registers: three on M1, two on H200); each simdgroup has 8 KB of keys in flight, which is
+// more than the latency of memory asks for. Two per core, so that the grid is one wave, was the best of 2 to
+// 8 on an NVIDIA H200 (bench/NOTES.md); not measured on an Apple GPU.
 inline constexpr std::array<DecodeRow, 2> kDecodeTuning{{
-    {kAnyFamily, 4, 128, 16, 4, 8, 256, "float32, 16 keys per step (registers)"},
-    {kAnyFamily, 0, kAnyDim, 32, 4, 8, 256, "baseline: 32 keys per step"},
+    {kAnyFamily, 4, 128, 16, 4, 2, 256, "float32, 16 keys per step (registers), one wave of threadgroups"},
+    {kAnyFamily, 0, kAnyDim, 32, 4, 2, 256, "baseline: 32 keys per step, one wave of threadgroups"},
 }};
 
 inline constexpr int kMaxSplits = 128;

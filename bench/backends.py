@@ -1,0 +1,92 @@
+"""What a machine can say about a call: times on a GPU, or counts where there is none."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from .calls import Call
+
+OURS = "fattn"
+BACKENDS = ("metal", "cuda", "counts")
+
+
+class Backend(Protocol):
+    """`measure` returns the fields of a row that this machine can fill, and raises NotImplementedError, with
+    one sentence, for a call that the implementation refuses.
+
+    A timed row has ms_median, ms_min, ms_max, rate, rate_unit, ceiling_fraction, max_error; a counted one
+    has counts and counted_as. `ceilings` are of this run: {"read": GB/s, "products": TFLOP/s}, or empty.
+    """
+
+    name: str
+
+    def machine(self) -> str: ...
+    def versions(self) -> dict[str, str]: ...
+    def implementations(self) -> Sequence[str]: ...
+    def ceilings(self) -> dict[str, float]: ...
+    def measure(self, call: Call, impl: str) -> dict[str, Any]: ...
+
+
+def choose(name: str | None) -> Backend:
+    """The named backend, or the best that this machine has."""
+    if name is None:
+        name = "counts"
+        if sys.platform == "darwin" and torch.backends.mps.is_available():
+            name = "metal"
+        elif torch.cuda.is_available():
+            name = "cuda"
+    if name == "metal":
+        from .metal_backend import MetalBackend
+
+        return MetalBackend()
+    if name == "cuda":
+        from .cuda_backend import CudaBackend
+
+        return CudaBackend()
+    from .counts_backend import CountsBackend
+
+    return CountsBackend()
+
+
+def common_versions() -> dict[str, str]:
+    """Of what every backend runs on."""
+    versions = {"torch": torch.__version__, "python": platform.python_version(), "os": platform.platform()}
+    for package in ("torch-fattn", "mlx", "mlx-metal"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    versions["commit"] = commit()
+    return versions
+
+
+def commit() -> str:
+    """Of the checkout, with a plus sign if it has changes."""
+    checkout = Path(__file__).resolve().parent.parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(checkout), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def rate_of(call: Call, milliseconds: float) -> tuple[float, str, str]:
+    """Achieved rate, its unit, and the ceiling that it is compared with.
+
+    A decode is charged with the bytes that must move, a prefill with the operations on visible pairs.
+    """
+    if call.is_decode:
+        return call.least_bytes / milliseconds / 1e6, "GB/s", "read"
+    return call.flops / milliseconds / 1e9, "TFLOP/s", "products"

@@ -1,0 +1,106 @@
+"""Upper bounds of what our kernels do, per op and shape, kept in tests/counts_bounds.json and enforced by the
+tests. They may only go down:
+
+    python -m bench.bounds                          compare
+    python -m bench.bounds --update                 lower what has become less; refuses to raise a bound
+    python -m bench.bounds --update --allow-raise   raise as well, for a change that is worth it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from . import counting
+from .calls import Call
+
+FILE = Path(__file__).resolve().parent.parent / "tests" / "counts_bounds.json"
+
+GROUP_SIZES = (1, 4, 8, 16)
+
+
+def _cases() -> dict[str, Call]:
+    cases = {}
+    for group in GROUP_SIZES:
+        decode = Call("decode", 2 * group, 2, 128, 1, 2048)
+        cases[f"decode-group{group}"] = decode
+        cases[f"paged-decode-group{group}"] = replace(decode, op="paged_decode", block_size=16)
+    cases["decode-rows4"] = Call("decode", 8, 2, 64, 4, 1024)
+    cases["decode-float32"] = Call("decode", 8, 2, 64, 1, 1024, dtype="float32")
+    for head_dim in (64, 128):
+        causal = Call("prefill", 2, 1, head_dim, 256, 256, causal=True)
+        cases[f"prefill-causal-D{head_dim}"] = causal
+        cases[f"prefill-full-D{head_dim}"] = replace(causal, causal=False)
+    cases["prefill-ragged"] = Call("prefill", 2, 1, 80, 100, 230, causal=True)
+    cases["prefill-float32"] = Call("prefill", 2, 1, 128, 128, 256, dtype="float32", causal=True)
+    return cases
+
+
+CASES = _cases()
+Bounds = dict[str, dict[str, int]]  # by case, then by what is counted
+
+
+def summary(counts: counting.Counts) -> dict[str, int]:
+    """What is bounded, summed over the dispatches of a call."""
+    return {
+        "cache_bytes": counts.traffic("key", "value"),
+        "device_bytes": counts.traffic(*counting.ROLES) - counts.traffic("partial"),
+        "partial_bytes": counts.traffic("partial"),
+        "threadgroup_bytes": counts.threadgroup_bytes,
+        "products": counts.total("products"),
+        "exps": counts.total("exps"),
+        "threadgroup_barriers": counts.total("threadgroup_barriers"),
+        "simdgroup_barriers": counts.total("simdgroup_barriers"),
+        "simd_reductions": counts.total("simd_reductions"),
+        "shuffles": counts.total("shuffles"),
+    }
+
+
+def load() -> Bounds:
+    bounds: Bounds = json.loads(FILE.read_text()) if FILE.exists() else {}
+    return bounds
+
+
+def exceeded(bounds: Mapping[str, int], counted: Mapping[str, int]) -> list[str]:
+    """One sentence for each count that is above its bound. A count without a bound has none to exceed."""
+    return [
+        f"{what} rose from {bounds[what]:,} to {count:,}"
+        for what, count in counted.items()
+        if count > bounds.get(what, count)
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.bounds", description="The bounds of the counts.")
+    parser.add_argument("--update", action="store_true", help="lower the bounds to what is counted now")
+    parser.add_argument("--allow-raise", action="store_true", help="with --update: raise bounds as well")
+    options = parser.parse_args(arguments)
+    if options.allow_raise and not options.update:
+        parser.error("--allow-raise goes with --update")
+
+    old = load()
+    counted = {name: summary(counting.count_ours(call)) for name, call in CASES.items()}
+    risen = [
+        f"{name}: {sentence}"
+        for name, now in counted.items()
+        for sentence in exceeded(old.get(name, {}), now)
+    ]
+    for sentence in risen:
+        print(sentence)
+    if options.update and (options.allow_raise or not risen):
+        FILE.write_text(json.dumps(counted, indent=1) + "\n")
+        print(f"wrote {FILE.name}")
+        return 0
+    if options.update:
+        print("Nothing written: bounds may only go down. --allow-raise raises them.")
+    elif not risen:
+        print("All counts are within their bounds.")
+    return 1 if risen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

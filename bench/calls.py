@@ -1,0 +1,227 @@
+"""What is measured: attention calls as plain data, named sets of them from real models, and their tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .peers.case import Case
+
+OPS = ("prefill", "decode", "paged_decode")
+
+
+@dataclass(frozen=True)
+class Call:
+    op: str
+    q_heads: int
+    kv_heads: int
+    head_dim: int  # of query, key and value
+    q_len: int
+    kv_len: int
+    batch: int = 1
+    dtype: str = "float16"
+    causal: bool = False  # prefill; the rows of a decode are causal always
+    block_size: int = 0  # paged_decode: keys per block
+    window_left: int = -1
+    sinks: bool = False  # a learned sink logit per head
+    model: str = ""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    @property
+    def element_bytes(self) -> int:
+        return self.torch_dtype.itemsize
+
+    @property
+    def group_size(self) -> int:
+        return self.q_heads // self.kv_heads
+
+    @property
+    def is_decode(self) -> bool:
+        return self.op != "prefill"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are set, as a table and JSON name them."""
+        chosen: dict[str, Any] = {}
+        if self.window_left >= 0:
+            chosen["window_left"] = self.window_left
+        if self.sinks:
+            chosen["sinks"] = True
+        if self.block_size:
+            chosen["block_size"] = self.block_size
+        return chosen
+
+    @property
+    def features(self) -> list[str]:
+        """What the call needs beyond plain attention, in words."""
+        words = [f"a window of {self.window_left + 1} keys"] if self.window_left >= 0 else []
+        words += ["attention sinks"] if self.sinks else []
+        return words + (["a paged cache"] if self.block_size else [])
+
+    def keywords(self, operands: dict[str, Tensor]) -> dict[str, Any]:
+        """Options of the op as torch_fattn takes them."""
+        keywords: dict[str, Any] = {}
+        if self.op == "prefill":
+            keywords["is_causal"] = self.causal
+        if self.window_left >= 0:
+            keywords["window_left"] = self.window_left
+        if self.sinks:
+            keywords["sinks"] = operands["sinks"]
+        return keywords
+
+    def case(self) -> Case:
+        """The same as the peers' adapters take it. They know no options."""
+        from .peers.case import Case
+
+        shape = (self.batch, self.q_heads, self.kv_heads, self.head_dim, self.q_len, self.kv_len)
+        return Case(self.op, *shape, self.causal, self.dtype)
+
+    def __str__(self) -> str:
+        parts = [f"B{self.batch}", f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"]
+        parts.append(f"{self.q_len}x{self.kv_len}" if self.op == "prefill" else f"N={self.kv_len}")
+        parts += ["causal"] if self.causal else []
+        parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
+        parts += ["sinks"] if self.sinks else []
+        parts += [f"pages of {self.block_size}"] if self.block_size else []
+        return " ".join(parts)
+
+    def visible_keys(self, row: int) -> tuple[int, int]:
+        """Query row `row` sees keys first <= j < end."""
+        is_causal = self.causal or self.is_decode
+        end = min(self.kv_len, self.kv_len - self.q_len + row + 1) if is_causal else self.kv_len
+        position = self.kv_len - self.q_len + row
+        first = max(0, position - self.window_left) if self.window_left >= 0 else 0
+        return first, max(first, end)
+
+    @property
+    def visible_pairs(self) -> int:
+        """(query row, key) pairs of one head that take part."""
+        return sum(end - first for first, end in map(self.visible_keys, range(self.q_len)))
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the two matrix products, of visible pairs only."""
+        return 4 * self.batch * self.q_heads * self.visible_pairs * self.head_dim
+
+    @property
+    def least_bytes(self) -> int:
+        """Device memory that must move: each needed K and V row once per key-value head, query, output."""
+        first = self.visible_keys(0)[0]
+        end = self.visible_keys(self.q_len - 1)[1]
+        cache = 2 * self.batch * self.kv_heads * (end - first) * self.head_dim
+        rows = 2 * self.batch * self.q_heads * self.q_len * self.head_dim
+        return (cache + rows) * self.element_bytes
+
+    @property
+    def least_products(self) -> int:
+        """8x8x8 products that touch at least one visible (row, key) pair, rows taken eight at a time.
+
+        The rows of a decode are those of all query heads that share a key-value head.
+        """
+        per_block = 2 * -(-self.head_dim // 8)
+        if self.is_decode:
+            first, end = self.visible_keys(0)[0], self.visible_keys(self.q_len - 1)[1]
+            row_blocks = -(-self.group_size * self.q_len // 8)
+            return self.batch * self.kv_heads * row_blocks * _blocks(first, end) * per_block
+        blocks = 0
+        for row in range(0, self.q_len, 8):
+            last = min(row + 8, self.q_len) - 1
+            blocks += _blocks(self.visible_keys(row)[0], self.visible_keys(last)[1])
+        return self.batch * self.q_heads * blocks * per_block
+
+    def operands(self, device: str | torch.device, seed: int = 0) -> dict[str, Tensor]:
+        """Random operands by the names of the op's arguments, contiguous; blocks of a pool are shuffled."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            if torch.device(device).type == "meta":
+                return torch.empty(shape, dtype=self.torch_dtype, device=device)
+            return torch.randn(shape, generator=generator).to(self.torch_dtype).to(device)
+
+        query = normal(self.batch, self.q_heads, self.q_len, self.head_dim)
+        extra = {"sinks": normal(self.q_heads)} if self.sinks else {}
+        if self.op != "paged_decode":
+            cache = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
+            return {"query": query, "key": normal(*cache), "value": normal(*cache), **extra}
+        blocks = -(-self.kv_len // self.block_size)
+        pool = (self.batch * blocks, self.block_size, self.kv_heads, self.head_dim)
+        order = torch.randperm(self.batch * blocks, generator=generator)
+        return {
+            "query": query,
+            "key_cache": normal(*pool),
+            "value_cache": normal(*pool),
+            "block_tables": order.reshape(self.batch, blocks).to(torch.int32).to(device),
+            "seq_lens": torch.full((self.batch,), self.kv_len, dtype=torch.int32, device=device),
+            **extra,
+        }
+
+
+def _blocks(first: int, end: int) -> int:
+    """Aligned blocks of eight keys that [first, end) touches."""
+    return math.ceil(end / 8) - first // 8 if end > first else 0
+
+
+# ---- named sets
+
+
+def _decodes(base: Call, *lengths: int, batches: tuple[int, ...] = (1,)) -> Iterator[Call]:
+    for batch in batches:
+        for length in lengths:
+            yield replace(base, batch=batch, kv_len=length)
+
+
+def _prefills(base: Call, *lengths: int) -> Iterator[Call]:
+    for length in lengths:
+        yield replace(base, q_len=length, kv_len=length)
+
+
+def _model(
+    name: str, q_heads: int, kv_heads: int, head_dim: int, decode: tuple[int, ...], prefill: tuple[int, ...]
+) -> list[Call]:
+    step = Call("decode", q_heads, kv_heads, head_dim, 1, 0, model=name)
+    paged = replace(step, op="paged_decode", block_size=16)
+    prompt = replace(step, op="prefill", causal=True)
+    return [*_decodes(step, *decode), *_decodes(paged, *decode[:1]), *_prefills(prompt, *prefill)]
+
+
+def _standard() -> list[Call]:
+    """Decode of a 32/8 model and prefill of 32 heads: what the bench is read by first."""
+    step = Call("decode", 32, 8, 128, 1, 0, model="Llama-3-8B")
+    calls = list(_decodes(step, 4096, 32768, 131072, batches=(1, 16)))
+    for head_dim in (64, 128):
+        for causal in (True, False):
+            prompt = Call("prefill", 32, 32, head_dim, 0, 0, causal=causal, model="H32")
+            calls += _prefills(prompt, 2048, 8192)
+    return calls
+
+
+def _with(calls: list[Call], **changes: Any) -> list[Call]:
+    return [replace(call, **changes) for call in calls]
+
+
+GEMMA_3 = _model("Gemma-3-4B", 8, 4, 256, (4096,), (2048,))
+GPT_OSS = _model("GPT-OSS-20B", 64, 8, 64, (4096, 32768), (2048,))
+
+SHAPES: dict[str, list[Call]] = {
+    "standard": _standard(),
+    "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
+    "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
+    # Five of six layers see a window of 1,024 keys.
+    "gemma-3": _with(GEMMA_3, window_left=1023, model="Gemma-3-4B local") + GEMMA_3,
+    # Every head has a sink; every other layer sees a window of 128 keys.
+    "gpt-oss": _with(GPT_OSS, sinks=True)
+    + _with(GPT_OSS[:1], sinks=True, window_left=127, model="GPT-OSS-20B local"),
+    "gemma-4-like": _model("Gemma-4-like", 16, 2, 512, (4096,), (2048,)),
+    "whisper": list(_prefills(Call("prefill", 20, 20, 64, 0, 0, model="Whisper-large encoder"), 1500)),
+    "flux": list(_prefills(Call("prefill", 24, 24, 128, 0, 0, model="FLUX-like"), 4608)),
+}

@@ -1,0 +1,298 @@
+"""Exact counts of a call on softmetal: bytes by operand, 8x8x8 products, barriers and the like, per dispatch.
+
+A lane's load counts even when 31 others read the same address: there is no model of caches or broadcast.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .calls import Call
+
+if TYPE_CHECKING:
+    from softmetal.cuda.compile import Pipeline
+
+    from .peers.case import Launch
+
+_FUNCTION_CONSTANT = re.compile(r"(\w+)\s*\[\[\s*function_constant\(\s*(\d+)\s*\)\s*\]\]")
+
+# The operands whose traffic a call cannot avoid; "partial" is what one dispatch leaves to the next, and the
+# rest (lse, lengths, block tables) is "other".
+ROLES = ("key", "value", "query", "out", "partial", "other")
+_ROLE_OF_BINDING = {
+    "key": "key",
+    "value": "value",
+    "query": "query",
+    "out": "out",
+    "partial_out": "partial",
+    "partial_lse": "partial",
+}
+# Products of one counted call: a software GPU does a few hundred thousand a second while it counts bytes.
+WORK_LIMIT = 150_000
+SHORTEST = 512
+PEERS_LONGEST = 8192  # keys of a decode: their launch rules have left the one-pass kernels long before
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    kernel: str
+    grid: tuple[int, ...]
+    threads: tuple[int, ...]
+    products: int
+    simd_reductions: int
+    shuffles: int
+    threadgroup_barriers: int
+    simdgroup_barriers: int
+    exps: int
+    threadgroup_read: int
+    threadgroup_written: int
+    read: Mapping[str, int]  # device bytes by role
+    written: Mapping[str, int]
+
+
+def _dispatch(
+    kernel: str,
+    grid: Sequence[int],
+    threads: Sequence[int],
+    counters: Mapping[str, Any],
+    buffers: tuple[Mapping[int, int], Mapping[int, int]],
+    role_of: Callable[[int], str | None],
+) -> Dispatch:
+    """`role_of` gives None for slots in constant memory."""
+    traffic = []
+    for by_slot in buffers:
+        by_role = dict.fromkeys(ROLES, 0)
+        for slot, count in by_slot.items():
+            role = role_of(slot)
+            if role is not None:
+                by_role[role] += count
+        traffic.append(by_role)
+    return Dispatch(
+        kernel=kernel,
+        grid=tuple(grid),
+        threads=tuple(threads),
+        products=counters["products"],
+        simd_reductions=counters["simd_reductions"],
+        shuffles=counters["shuffles"],
+        threadgroup_barriers=counters["threadgroup_barriers"],
+        simdgroup_barriers=counters["simdgroup_barriers"],
+        exps=counters["exps"],
+        threadgroup_read=counters["bytes_read"]["threadgroup"],
+        threadgroup_written=counters["bytes_written"]["threadgroup"],
+        read=traffic[0],
+        written=traffic[1],
+    )
+
+
+@dataclass(frozen=True)
+class Counts:
+    call: Call  # that was run
+    dispatches: tuple[Dispatch, ...]
+
+    def total(self, field: str) -> int:
+        return sum(getattr(dispatch, field) for dispatch in self.dispatches)
+
+    def traffic(self, *roles: str) -> int:
+        """Device bytes read and written of these roles."""
+        return sum(d.read[role] + d.written[role] for d in self.dispatches for role in roles)
+
+    @property
+    def cache_ratio(self) -> float:
+        """K and V bytes read, as a multiple of each needed row once per key-value head."""
+        call = self.call
+        rows = 2 * call.batch * call.q_heads * call.q_len * call.head_dim * call.element_bytes
+        return self.traffic("key", "value") / (call.least_bytes - rows)
+
+    @property
+    def bytes_ratio(self) -> float:
+        """All device bytes but partial results, as a multiple of the least possible."""
+        return self.traffic(*(role for role in ROLES if role != "partial")) / self.call.least_bytes
+
+    @property
+    def partial_ratio(self) -> float:
+        return self.traffic("partial") / self.call.least_bytes
+
+    @property
+    def products_ratio(self) -> float:
+        return self.total("products") / self.call.least_products
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        return self.total("threadgroup_read") + self.total("threadgroup_written")
+
+    @property
+    def exps_per_pair(self) -> float:
+        return self.total("exps") / (self.call.batch * self.call.q_heads * self.call.visible_pairs)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "cache_ratio": round(self.cache_ratio, 4),
+            "bytes_ratio": round(self.bytes_ratio, 4),
+            "partial_ratio": round(self.partial_ratio, 4),
+            "products_ratio": round(self.products_ratio, 4),
+            "exps_per_pair": round(self.exps_per_pair, 4),
+            "least_bytes": self.call.least_bytes,
+            "least_products": self.call.least_products,
+            "dispatches": [dict(vars(dispatch)) for dispatch in self.dispatches],
+        }
+
+
+def count_ours(call: Call, *, count_bytes: bool = True) -> Counts:
+    """Runs the op on device="mps" and reads softmetal's counters."""
+    import softmetal
+    import torch_fattn
+
+    operands = call.operands("mps")
+    keywords = call.keywords(operands)
+    tensors = [tensor for name, tensor in operands.items() if name not in keywords]
+    plan = torch_fattn.explain(call.op, *tensors, **keywords)
+    with softmetal.checks(count_bytes=count_bytes), softmetal.record() as launches:
+        getattr(torch_fattn, call.op)(*tensors, **keywords)
+    ran = [launch for launch in launches if launch["kernel"].startswith("fattn_")]
+    if [launch["kernel"] for launch in ran] != [step["kernel"] for step in plan.passes]:
+        raise RuntimeError(f"fattn.{call.op}: the kernels that ran are not those of the plan")
+    dispatches = []
+    for launch, step in zip(ran, plan.passes, strict=True):
+        roles = {
+            slot: _ROLE_OF_BINDING.get(name, "other")
+            for name, slot in step["bindings"].items()
+            if name != "params"
+        }
+        buffers = tuple(
+            {int(slot): count for slot, count in launch[way].items()}
+            for way in ("buffers_read", "buffers_written")
+        )
+        dispatches.append(
+            _dispatch(
+                launch["kernel"],
+                launch["grid"],
+                launch["threads"],
+                launch["counters"],
+                (buffers[0], buffers[1]),
+                roles.get,
+            )
+        )
+    return Counts(call, tuple(dispatches))
+
+
+def run_on_harness(
+    launch: Launch, buffers: Mapping[str, Tensor], *, count_bytes: bool
+) -> tuple[Dispatch, ...]:
+    """Launches kernels on softmetal's SIMT runtime, without the Metal framework."""
+    from softmetal.simt.harness import Library
+
+    dispatches = []
+    for step in launch.passes:
+        pipeline = step.pipeline
+        library = Library(
+            pipeline.source,
+            defines=pipeline.macros,
+            mode="checked" if count_bytes else "fast",
+            include=pipeline.include,
+            only=pipeline.kernel,
+        )
+        index_of = _constant_indices(pipeline) if pipeline.constants else {}
+        constants = {index_of[name]: value for name, value in pipeline.constants.items()}
+        arguments = step.arguments
+        bound = [arguments.get(slot) for slot in range(max(arguments) + 1)]
+        counters = library.pipeline(pipeline.kernel, constants).run(
+            [buffers[value] if isinstance(value, str) else value for value in bound],
+            step.grid,
+            step.threads,
+            checks="bytes" if count_bytes else "",
+        )
+        traffic = (counters["buffers_read"], counters["buffers_written"])
+        roles = {slot: _role(name) for slot, name in arguments.items() if isinstance(name, str)}
+        dispatches.append(_dispatch(pipeline.kernel, step.grid, step.threads, counters, traffic, roles.get))
+    return tuple(dispatches)
+
+
+def _role(buffer: str) -> str:
+    return buffer if buffer in ROLES else "partial"
+
+
+def _constant_indices(pipeline: Pipeline) -> dict[str, int]:
+    """Function constants are named in a Pipeline and numbered in a Metal library."""
+    from softmetal.msl.preprocess import preprocess
+
+    macros = [f"{name}={value}" for name, value in pipeline.macros.items()]
+    text = preprocess(pipeline.source, pipeline.name, macros, list(pipeline.include))
+    return {name: int(index) for name, index in _FUNCTION_CONSTANT.findall(text)}
+
+
+def count_peer(peer: ModuleType, call: Call) -> tuple[Counts, float, str]:
+    """The counts of a peer's kernels, the largest error of their result, and what its launch rule chose.
+
+    Raises NotImplementedError where the peer has no kernel of its own for the call.
+    """
+    from torch_fattn import reference
+
+    if call.features:
+        raise NotImplementedError(f"the adapter does not take {' and '.join(call.features)}")
+    launch = peer.launch(call.case())
+    if launch is None:
+        raise NotImplementedError(f"{peer.IMPL} has no fused kernel for this, or is not installed")
+    operands = call.operands("cpu")
+    buffers = dict(operands)
+    for name, size in launch.scratch.items():
+        buffers[name] = torch.full((size,), 0xFF, dtype=torch.uint8)
+    batch, heads, rows, dim = operands["query"].shape
+    order = (0, 2, 1, 3) if launch.out_rows_first else (0, 1, 2, 3)
+    buffers["out"] = torch.full((batch, heads, rows, dim), torch.nan, dtype=call.torch_dtype)
+    if launch.out_rows_first:
+        buffers["out"] = buffers["out"].transpose(1, 2).contiguous()
+    dispatches = run_on_harness(launch, buffers, count_bytes=True)
+    expected = getattr(reference, call.op)(*operands.values(), **call.keywords(operands))
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    error = (buffers["out"].permute(order).double() - expected).abs().max().item()
+    return Counts(call, dispatches), error, launch.note
+
+
+def our_sample(call: Call) -> Call:
+    """A call small enough to be run in software, that our kernels run in the same way.
+
+    The heads and sequences of a decode decide into how many splits its keys go, so it keeps them and gets
+    fewer keys, as long as the plan is the same.
+    """
+    if not call.is_decode:
+        return _one_head(call)
+    while call.least_products > WORK_LIMIT and call.kv_len // 2 >= SHORTEST:
+        smaller = replace(call, kv_len=call.kv_len // 2)
+        if _grids(smaller) != _grids(call):
+            break
+        call = smaller
+    return call
+
+
+def peer_sample(call: Call) -> Call:
+    """The same for the peers, whose launch rules do not look at the number of key-value heads."""
+    if not call.is_decode:
+        return _one_head(call)
+    length = call.kv_len
+    while length > PEERS_LONGEST:
+        length //= 2
+    return replace(call, batch=1, q_heads=call.group_size, kv_heads=1, kv_len=length)
+
+
+def _one_head(call: Call) -> Call:
+    """Heads and sequences of a prefill are independent of one another: one key-value head stands for all."""
+    small = replace(call, batch=1, q_heads=call.group_size, kv_heads=1)
+    while small.least_products > WORK_LIMIT and small.kv_len // 2 >= SHORTEST:
+        small = replace(small, q_len=small.q_len // 2, kv_len=small.kv_len // 2)
+    return small
+
+
+def _grids(call: Call) -> list[Any]:
+    import torch_fattn
+
+    operands = call.operands("meta")
+    keywords = call.keywords(operands)
+    tensors = [tensor for name, tensor in operands.items() if name not in keywords]
+    return [step["grid"] for step in torch_fattn.explain(call.op, *tensors, **keywords).passes]

@@ -1,0 +1,97 @@
+"""Times on an NVIDIA GPU, of the Metal sources translated to CUDA: a folder that bench/gpu_build.py compiled.
+
+Needs torch with CUDA and that folder; torch_fattn itself need not be built there.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .backends import OURS, common_versions, rate_of
+from .calls import Call
+
+FOLDER = Path(__file__).parent / "_cuda"
+
+
+class CudaBackend:
+    name = "cuda"
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        if not torch.cuda.is_available():
+            raise SystemExit("bench: torch.cuda is not available, so there is no NVIDIA GPU to time.")
+        if not (folder / "manifest.json").exists():
+            raise SystemExit(
+                f"bench: bench/{folder.name} holds no compiled kernels; run `python -m bench.gpu_build` "
+                "where softmetal and nvcc are, and copy the folder here."
+            )
+        from . import gpu_run
+
+        self._gpu = gpu_run
+        self._runner = gpu_run.Runner(folder)
+        self._ceilings: dict[str, float] = {}
+
+    def machine(self) -> str:
+        facts = self._gpu.machine()
+        return f"{facts['name']}, driver {facts['driver']} ({facts['kind']})"
+
+    def versions(self) -> dict[str, str]:
+        # The folder knows the commit that it was built from; this machine may have no git.
+        built = self._runner.manifest.get("versions", {})
+        return {**common_versions(), "cuda": str(torch.version.cuda), **built}
+
+    def implementations(self) -> Sequence[str]:
+        found = dict.fromkeys(row["impl"] for row in self._runner.manifest["rows"])
+        return [OURS, *(impl for impl in found if impl != OURS)]
+
+    def ceilings(self) -> dict[str, float]:
+        if not self._ceilings:
+            found = self._gpu.measure_ceilings(self._runner, self._gpu.REPEATS)
+            self._ceilings = {"read": found["read_gbs"], "products": found["products_tflops"]}
+        return self._ceilings
+
+    def measure(self, call: Call, impl: str) -> dict[str, Any]:
+        row = self._find(call, impl)
+        buffers, largest, relative = self._gpu.run_row(self._runner, row, "cuda")
+        if not relative < self._gpu.TOLERANCE[call.dtype]:
+            raise NotImplementedError(f"{impl} computes this wrongly: relative error {relative:.1e}")
+        times = self._gpu.time_row(self._runner, row, buffers, self._gpu.REPEATS)
+        median = statistics.median(times)
+        rate, unit, ceiling = rate_of(call, median)
+        return {
+            "ms_median": median,
+            "ms_min": min(times),
+            "ms_max": max(times),
+            "rate": rate,
+            "rate_unit": unit,
+            "ceiling_fraction": rate / self.ceilings()[ceiling],
+            "max_error": largest,
+            "note": row["note"],
+        }
+
+    def _find(self, call: Call, impl: str) -> dict[str, Any]:
+        if call.features:
+            raise NotImplementedError(f"the NVIDIA bench does not take {' and '.join(call.features)}")
+        wanted = {
+            name: getattr(call, name)
+            for name in (
+                "op",
+                "batch",
+                "q_heads",
+                "kv_heads",
+                "head_dim",
+                "q_len",
+                "kv_len",
+                "causal",
+                "dtype",
+            )
+        }
+        for row in self._runner.manifest["rows"]:
+            if row["impl"] == impl and wanted.items() <= row["case"].items():
+                found: dict[str, Any] = row
+                return found
+        raise NotImplementedError(f"no kernel of {impl} for this call was compiled into bench/_cuda")

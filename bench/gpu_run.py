@@ -1,0 +1,296 @@
+"""Runs what bench/gpu_build.py compiled, on the machine with the NVIDIA GPU: checks every result, then times
+it.
+
+    python -m bench.gpu_run --folder bench/_cuda --json results.json
+    compute-sanitizer --tool racecheck python -m bench.gpu_run --check-only --reference cpu
+
+Needs torch with CUDA and the folder; no compiler, no network, no torch_fattn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from softmetal.cuda.launch import Arguments, Kernel
+
+REPEATS = 25
+# Inputs are rotated so that this many bytes pass between two uses of one set: several times the L2.
+ROTATION_BYTES = 512 << 20
+# Relative error (L2 norm, against float64) that an implementation may have.
+TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
+
+
+class Runner:
+    """Launches rows of one manifest."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        self._kernels: dict[str, Kernel] = {}
+
+    def kernel(self, cubin: str) -> Kernel:
+        if cubin not in self._kernels:
+            self._kernels[cubin] = Kernel(self.folder / cubin)
+        return self._kernels[cubin]
+
+    def prepare(self, row: dict[str, Any], buffers: dict[str, torch.Tensor]) -> Callable[[], None]:
+        """A function that enqueues the row's passes over these buffers."""
+        launches = []
+        for one in row["passes"]:
+            values = {int(slot): _value(argument, buffers) for slot, argument in one["arguments"].items()}
+            launches.append(
+                (self.kernel(one["cubin"]), tuple(one["grid"]), tuple(one["threads"]), Arguments(values))
+            )
+
+        def enqueue() -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            for kernel, grid, threads, arguments in launches:
+                kernel.launch(grid, threads, arguments, stream)
+
+        return enqueue
+
+
+def _value(argument: dict[str, str], buffers: dict[str, torch.Tensor]) -> int | bytes:
+    if "bytes" in argument:
+        return bytes.fromhex(argument["bytes"])
+    return buffers[argument["buffer"]].data_ptr()
+
+
+# ---- inputs and reference ---------------------------------------------------------------------------------
+
+
+def make_buffers(row: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """Random inputs; outputs and scratch are NaN, so that an element that nobody wrote shows."""
+    case = row["case"]
+    dtype = getattr(torch, case["dtype"])
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def random(heads: int, length: int) -> torch.Tensor:
+        shape = (case["batch"], heads, length, case["head_dim"])
+        return torch.randn(shape, generator=generator, device="cuda", dtype=dtype)
+
+    buffers = {
+        "query": random(case["q_heads"], case["q_len"]),
+        "key": random(case["kv_heads"], case["kv_len"]),
+        "value": random(case["kv_heads"], case["kv_len"]),
+    }
+    buffers["out"] = torch.full_like(buffers["query"], math.nan)
+    for name, size in row["scratch"].items():
+        buffers[name] = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
+    return buffers
+
+
+def reference(
+    case: dict[str, Any], buffers: dict[str, torch.Tensor], batch: int, head: int, device: str
+) -> torch.Tensor:
+    """One head in float64; bottom-right causal alignment, which is top-left too for squares."""
+    kv_head = head // (case["q_heads"] // case["kv_heads"])
+    query = buffers["query"][batch, head].to(device, torch.float64)
+    key = buffers["key"][batch, kv_head].to(device, torch.float64)
+    value = buffers["value"][batch, kv_head].to(device, torch.float64)
+    scores = query @ key.T * case["scale"]
+    if case["causal"]:
+        rows = torch.arange(case["q_len"], device=device)[:, None] + case["kv_len"] - case["q_len"]
+        scores.masked_fill_(torch.arange(case["kv_len"], device=device)[None] > rows, -math.inf)
+    return torch.softmax(scores, -1) @ value
+
+
+def errors(row: dict[str, Any], buffers: dict[str, torch.Tensor], device: str) -> tuple[float, float]:
+    """Largest absolute error, and relative error, over heads at both ends and between."""
+    case = row["case"]
+    batches, heads = case["batch"], case["q_heads"]
+    out = buffers["out"]
+    if row["out_rows_first"]:
+        out = out.view(batches, case["q_len"], heads, case["head_dim"]).transpose(1, 2)
+    if out.isnan().any():
+        return math.inf, math.inf
+    largest = difference = norm = 0.0
+    for batch, head in {(0, 0), (batches - 1, heads - 1), (batches // 2, heads // 2), (0, heads - 1)}:
+        expected = reference(case, buffers, batch, head, device)
+        error = out[batch, head].to(device, torch.float64) - expected
+        largest = max(largest, error.abs().max().item())
+        difference += error.square().sum().item()
+        norm += expected.square().sum().item()
+    return largest, math.sqrt(difference / norm)
+
+
+# ---- timing -----------------------------------------------------------------------------------------------
+
+
+def time_graph(enqueues: Sequence[Callable[[], None]], repeats: int) -> list[float]:
+    """Milliseconds of one call, once per replay of a graph that makes them all."""
+    for enqueue in enqueues:
+        enqueue()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for enqueue in enqueues:
+            enqueue()
+    times = []
+    for _ in range(repeats + 3):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) / len(enqueues))
+    return times[3:]
+
+
+def measure_ceilings(runner: Runner, repeats: int) -> dict[str, Any]:
+    """Pure reading in GB/s; 8x8 products from registers in TFLOP/s: each with a new B, four to a B, of
+    halves."""
+    cubins = runner.manifest["ceilings"]
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    found: dict[str, Any] = {}
+    rounds, threads, groups = 4096, 256, processors * 8
+    out = torch.empty(groups * threads, device="cuda")
+    for name in ("products", "products_b_reused", "products_half"):
+        arguments = {0: out.data_ptr(), 1: struct.pack("I", rounds), 2: struct.pack("f", 1e-3)}
+        enqueue = _enqueue(runner.kernel(cubins[name]), groups, threads, arguments)
+        flops = groups * threads / 32 * rounds * 16 * 1024
+        found[f"{name}_tflops"] = flops / median(time_graph([enqueue], repeats)) / 1e9
+    source = torch.randn(1 << 31, device="cuda")
+    arguments = {0: source.data_ptr(), 1: out.data_ptr(), 2: struct.pack("Q", source.numel() // 4)}
+    enqueue = _enqueue(runner.kernel(cubins["reading"]), groups, threads, arguments)
+    found["read_gbs"] = source.numel() * 4 / median(time_graph([enqueue], repeats)) / 1e6
+    return found
+
+
+def _enqueue(kernel: Kernel, groups: int, threads: int, values: dict[int, Any]) -> Callable[[], None]:
+    arguments = Arguments(values)
+    return lambda: kernel.launch(
+        (groups, 1, 1), (threads, 1, 1), arguments, torch.cuda.current_stream().cuda_stream
+    )
+
+
+def time_row(
+    runner: Runner, row: dict[str, Any], first: dict[str, torch.Tensor], repeats: int
+) -> list[float]:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
+    sets = [first] + [make_buffers(row, 100 + i) for i in range(min(32, ROTATION_BYTES // size))]
+    return time_graph([runner.prepare(row, buffers) for buffers in sets], repeats)
+
+
+# ---- the run ----------------------------------------------------------------------------------------------
+
+
+def run_row(runner: Runner, row: dict[str, Any], device: str) -> tuple[dict[str, torch.Tensor], float, float]:
+    buffers = make_buffers(row, 1)
+    runner.prepare(row, buffers)()
+    torch.cuda.synchronize()
+    largest, relative = errors(row, buffers, device)
+    return buffers, largest, relative
+
+
+def title(row: dict[str, Any]) -> str:
+    case = row["case"]
+    heads = f"{case['q_heads']}/{case['kv_heads']} D{case['head_dim']}"
+    shape = f"B{case['batch']} {heads} L{case['q_len']} N{case['kv_len']}"
+    return f"{case['op']} {shape} {case['dtype']}{' causal' if case['causal'] else ''}"
+
+
+def result(
+    row: dict[str, Any], times: list[float], largest: float, ceilings: dict[str, Any]
+) -> dict[str, Any]:
+    case, milliseconds = row["case"], median(times)
+    if case["op"] == "decode":
+        rate, unit, ceiling = case["least_bytes"] / milliseconds / 1e6, "GB/s", ceilings["read_gbs"]
+    else:
+        rate, unit, ceiling = case["flops"] / milliseconds / 1e9, "TFLOP/s", ceilings["products_tflops"]
+    shape = {
+        name: case[name] for name in ("batch", "q_heads", "kv_heads", "head_dim", "q_len", "kv_len", "causal")
+    }
+    return {
+        "op": case["op"],
+        "impl": row["impl"],
+        "dtype": case["dtype"],
+        **shape,
+        "options": {},
+        "launch": row["note"],
+        "ms_median": milliseconds,
+        "ms_min": min(times),
+        "ms_max": max(times),
+        "rate": rate,
+        "rate_unit": unit,
+        "ceiling_fraction": rate / ceiling,
+        "max_error": largest,
+        "machine": torch.cuda.get_device_name(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(0)
+    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"]
+    smi = subprocess.run(query, capture_output=True, text=True).stdout.strip().split("\n")[0].split(", ")
+    return {
+        "name": properties.name,
+        "kind": "NVIDIA GPU running the Metal sources translated to CUDA; not an Apple GPU",
+        "multiprocessors": properties.multi_processor_count,
+        "driver": smi[0],
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_run", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "_cuda")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--check-only", action="store_true", help="no timing; the small shapes only")
+    parser.add_argument(
+        "--reference", choices=("cuda", "cpu"), default="cuda", help="where float64 is computed"
+    )
+    parser.add_argument("--only", default="", help="rows whose title or implementation contains this")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    arguments = parser.parse_args(argv)
+    runner = Runner(arguments.folder)
+    rows = [row for row in runner.manifest["rows"] if arguments.only in f"{title(row)} {row['impl']}"]
+    wrong = 0
+    ceilings: dict[str, Any] = {}
+    if not arguments.check_only:
+        ceilings = measure_ceilings(runner, arguments.repeats)
+        print("ceilings: " + ", ".join(f"{name} {value:.1f}" for name, value in ceilings.items()), flush=True)
+    results = []
+    for row in rows:
+        if arguments.check_only and row["purpose"] != "check":
+            continue
+        buffers, largest, relative = run_row(runner, row, arguments.reference)
+        right = relative < TOLERANCE[row["case"]["dtype"]]
+        wrong += not right
+        line = f"{title(row):52} {row['impl']:12} error {relative:.1e}{'' if right else ' WRONG'}"
+        if row["purpose"] == "time" and right and not arguments.check_only:
+            times = time_row(runner, row, buffers, arguments.repeats)
+            results.append(result(row, times, largest, ceilings))
+            one = results[-1]
+            line += (
+                f"  {one['ms_median']:9.4f} ms ({one['ms_min']:.4f} - {one['ms_max']:.4f})"
+                f"  {one['rate']:8.1f} {one['rate_unit']:7} {100 * one['ceiling_fraction']:5.1f} %"
+            )
+        print(line, flush=True)
+        del buffers
+    if arguments.json:
+        versions = {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            **runner.manifest.get("versions", {}),
+        }
+        document = {"machine": machine(), "versions": versions, "ceilings": ceilings, "rows": results}
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"{wrong} wrong of {len(rows)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""torch_fattn itself: the plan that its operators would hand to the Metal executor, for a GPU of as many
+cores as the one that runs it here."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torch_fattn
+from softmetal.cuda.compile import Pipeline
+
+from .case import METAL_TYPES, Case, Launch, Pass
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from embed_kernels import flatten  # noqa: E402
+
+IMPL = "fattn"
+FAMILY = 7  # the first Apple GPU with simdgroup matrices: the rows of the tuning table that every chip has
+
+
+def launch(case: Case, cores: int) -> Launch | None:
+    dtype = getattr(torch, case.dtype)
+    query = torch.empty(case.batch, case.q_heads, case.q_len, case.head_dim, dtype=dtype, device="meta")
+    key = torch.empty(case.batch, case.kv_heads, case.kv_len, case.head_dim, dtype=dtype, device="meta")
+    options: dict[str, Any] = {"is_causal": case.causal} if case.op == "prefill" else {}
+    plan = torch_fattn.explain(
+        case.op, query, key, torch.empty_like(key), device_name="CUDA", family=FAMILY, cores=cores, **options
+    )
+    return from_plan(case, plan.data)
+
+
+def from_plan(case: Case, plan: dict[str, Any]) -> Launch:
+    rows = case.batch * case.q_heads * case.q_len
+    scratch: dict[str, int] = {}
+    if plan["scratch_bytes"]:
+        splits = plan["scratch_bytes"] // (4 * rows * (case.head_dim + 1))
+        scratch = {"partial_out": splits * rows * case.head_dim * 4, "partial_lse": splits * rows * 4}
+    return Launch(
+        IMPL,
+        [_pass(case, one) for one in plan["passes"]],
+        scratch={**scratch, "lse": rows * 4},
+        note=plan["tuning"],
+    )
+
+
+def _pass(case: Case, plan: dict[str, Any]) -> Pass:
+    params = bytes.fromhex(plan["params_bytes"])
+    arguments: dict[int, str | bytes] = {
+        slot: params if name == "params" else name for name, slot in plan["bindings"].items()
+    }
+    pipeline = Pipeline(
+        source=flatten(plan["source"]),
+        name=plan["source"],
+        kernel=plan["kernel"],
+        max_threads=plan["threads"][0],
+        macros=plan["macros"],
+        constants={_variable(name): value for name, value in plan["constants"].items()},
+        widened_from=METAL_TYPES[case.dtype],
+        aligned_runs=True,
+    )
+    return Pass(pipeline, tuple(plan["grid"]), tuple(plan["threads"]), arguments)
+
+
+def _variable(constant: str) -> str:
+    """The function constant's name in the sources (csrc/kernels/config.h)."""
+    return f"fc_{re.sub(r'[^a-z_]', '', constant)}"

@@ -1,0 +1,208 @@
+"""MLX 0.32's Metal attention, from the headers of the mlx-metal wheel, launched as its
+scaled_dot_product_attention.cpp does on a GPU without matrix units of its own (M1 to M4).
+
+The headers are those of an installed `mlx`, or of a wheel that MLX_METAL_WHEEL names:
+    pip download mlx-metal==0.32.4 --no-deps --only-binary=:all: --platform macosx_14_0_arm64
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import struct
+import tempfile
+import zipfile
+from pathlib import Path
+
+from softmetal.cuda.compile import Pipeline
+
+from .case import BYTES, METAL_TYPES, Case, Launch, Pass
+
+IMPL = "mlx-metal"
+# MLX chooses the number of splits by the class of the chip; "d" is its largest (Ultra).
+CHIP_CLASS = "d"
+_KERNELS = "mlx/backend/metal/kernels"
+_VECTOR_DIMS = (64, 96, 128, 256)
+_FULL_DIMS = (64, 72, 80, 96, 128)
+
+
+def launch(case: Case) -> Launch | None:
+    """None: MLX composes this case of other operations, or its headers are not at hand."""
+    if include_folder() is None:
+        return None
+    if case.q_len > 8:
+        return _full(case) if case.head_dim in _FULL_DIMS else None
+    if case.head_dim not in _VECTOR_DIMS or case.q_len * case.group_size > 32:
+        return None
+    long = CHIP_CLASS in "ds" and case.kv_len >= 1024
+    if long or (case.group_size > 1 and case.kv_len >= 4096):
+        return _vector_in_two_passes(case)
+    return _vector_in_one_pass(case)
+
+
+def version() -> str:
+    folder = include_folder()
+    if folder is None:
+        return "not installed"
+    text = (folder / "mlx" / "version.h").read_text()
+    return ".".join(re.findall(r"#define MLX_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text))
+
+
+@functools.cache
+def include_folder() -> Path | None:
+    spec = importlib.util.find_spec("mlx")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(place) / "include" / _KERNELS).is_dir():
+            return Path(place) / "include"
+    wheel = os.environ.get("MLX_METAL_WHEEL")
+    if not wheel:
+        return None
+    folder = Path(tempfile.gettempdir()) / Path(wheel).stem
+    with zipfile.ZipFile(wheel) as archive:
+        headers = [
+            name
+            for name in archive.namelist()
+            if name.startswith(("mlx/include/mlx/backend/metal/", "mlx/include/mlx/version"))
+        ]
+        archive.extractall(folder, headers)
+    return folder / "mlx" / "include"
+
+
+def _source(header: str, host_name: str, kernel: str) -> str:
+    """`header` with one instantiation, and of MLX's utilities only the type limits: the rest needs Apple's
+    compiler."""
+    folder = include_folder()
+    assert folder is not None
+    utilities = (folder / _KERNELS / "utils.h").read_text()
+    begin = utilities.index("template <typename U>\nstruct Limits")
+    end = utilities.index("template <>\nstruct Limits<bool>")
+    return (
+        "#include <metal_stdlib>\nusing namespace metal;\n"
+        "typedef bfloat bfloat16_t;\ntypedef half float16_t;\n"
+        f'{utilities[begin:end]}\n#include "{_KERNELS}/{header}"\n'
+        f'template [[host_name("{host_name}")]] [[kernel]] decltype({kernel}) {kernel};\n'
+    )
+
+
+def _pipeline(
+    case: Case, header: str, kernel: str, threads: int, constants: dict[str, bool | int | float]
+) -> Pipeline:
+    name = kernel.split("<")[0]
+    return Pipeline(
+        source=_source(header, name, kernel),
+        name=Path(header).name,
+        kernel=name,
+        max_threads=threads,
+        constants=constants,
+        include=(str(include_folder()),),
+        widened_from=METAL_TYPES[case.dtype],
+        aligned_runs=True,
+    )
+
+
+def _vector_constants(case: Case) -> dict[str, bool | int | float]:
+    off = dict.fromkeys(("has_mask", "query_transposed", "bool_mask", "float_mask", "has_sinks"), False)
+    return {**off, "do_causal": case.causal and case.q_len > 1}
+
+
+def _strides(case: Case) -> list[bytes]:
+    """Head and sequence strides of key, then of value."""
+    head, row = struct.pack("Q", case.kv_len * case.head_dim), struct.pack("Q", case.head_dim)
+    return [head, row, head, row]
+
+
+def _vector_in_one_pass(case: Case) -> Launch:
+    kernel = f"sdpa_vector<{METAL_TYPES[case.dtype]}, {case.head_dim}, {case.head_dim}>"
+    pipeline = _pipeline(case, "sdpa_vector.h", kernel, 1024, _vector_constants(case))
+    shape = [struct.pack("i", case.group_size), struct.pack("i", case.kv_len), *_strides(case)]
+    shape.append(struct.pack("f", case.scale))
+    arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out"}
+    arguments |= dict(enumerate(shape, start=4))
+    grid = (case.batch * case.q_heads, case.q_len, 1)
+    return Launch(IMPL, [Pass(pipeline, grid, (1024, 1, 1), arguments)], note="1 pass")
+
+
+def _splits(case: Case) -> int:
+    simdgroups, keys = case.group_size * case.q_len, case.kv_len
+    if CHIP_CLASS == "s":
+        if keys <= 1024 or simdgroups <= 4:
+            return 64
+        return next(splits for bound, splits in _SPLITS_BELOW if keys <= bound)
+    if CHIP_CLASS == "d":
+        if simdgroups <= 2:
+            return 256 if keys > 8192 else 128
+        if simdgroups >= 6 and keys >= 16384:
+            return 512 if keys < 65536 else 1024
+        return 128
+    return 64 if simdgroups >= 4 else 32
+
+
+_SPLITS_BELOW = ((8192, 128), (32768, 256), (65536, 512), (1 << 62, 1024))
+
+
+def _vector_in_two_passes(case: Case) -> Launch:
+    element, d = METAL_TYPES[case.dtype], case.head_dim
+    splits, rows = _splits(case), case.batch * case.q_heads * case.q_len
+    threads = (32, case.group_size, case.q_len)
+    constants = {**_vector_constants(case), "blocks": splits}
+    # MLX has a kernel of its own for groups of eight.
+    shares_keys = case.q_len == 1 and case.group_size == 8 and d in (64, 128) and case.kv_len >= 8192
+    kernel = f"sdpa_vector_2pass_1<{element}, {d}, {d}>"
+    if shares_keys:
+        kernel = f"sdpa_vector_2pass_1_gqa<{element}, {d}, {d}, 8, {8 if d == 64 else 4}>"
+    one = _pipeline(case, "sdpa_vector.h", kernel, 32 * case.group_size * case.q_len, constants)
+    two = _pipeline(case, "sdpa_vector.h", f"sdpa_vector_2pass_2<{element}, {d}>", 1024, {})
+    first: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "partials", 4: "sums", 5: "maxs"}
+    first |= dict(
+        enumerate([struct.pack("i", case.kv_len), *_strides(case), struct.pack("f", case.scale)], start=7)
+    )
+    second: dict[int, str | bytes] = {
+        0: "partials",
+        1: "sums",
+        2: "maxs",
+        3: "out",
+        4: struct.pack("i", splits),
+    }
+    return Launch(
+        IMPL,
+        [
+            Pass(one, (case.kv_heads, case.batch, splits), threads, first),
+            Pass(two, (case.batch * case.q_heads, case.q_len, 1), (1024, 1, 1), second),
+        ],
+        scratch={
+            "partials": rows * splits * d * BYTES[case.dtype],
+            "sums": rows * splits * 4,
+            "maxs": rows * splits * 4,
+        },
+        note=f"2 passes, {splits} splits",
+    )
+
+
+def _full(case: Case) -> Launch:
+    d, tile_rows = case.head_dim, 32
+    tile_keys = 32 if d < 128 else 16
+    element = METAL_TYPES[case.dtype]
+    off = dict.fromkeys(("has_mask", "has_sinks", "save_lse"), False)
+    constants: dict[str, bool | int | float] = {
+        **off,
+        "align_Q": case.q_len % tile_rows == 0,
+        "align_K": case.kv_len % tile_keys == 0,
+        "do_causal": case.causal,
+    }
+    kernel = f"attention<{element}, {tile_rows}, {tile_keys}, {d}, {d}, 4, 1, {element}, float>"
+    pipeline = _pipeline(case, "steel/attn/kernels/steel_attention.h", kernel, 128, constants)
+    q, kv, h = case.q_len * d, case.kv_len * d, case.q_heads
+    whole_rows, whole_keys = case.q_len // tile_rows, case.kv_len // tile_keys
+    params = struct.pack(
+        "6if7i12q",
+        *(case.batch, h, d, case.q_len, case.kv_len, case.group_size, case.scale),
+        *(-(-case.q_len // tile_rows), -(-case.kv_len // tile_keys), whole_rows, whole_keys),
+        *(case.q_len % tile_rows, case.kv_len % tile_keys, case.kv_len - case.q_len),
+        *(h * q, q, d, *[case.kv_heads * kv, kv, d] * 2, h * q, d, h * d),
+    )
+    arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params}
+    grid = (-(-case.q_len // tile_rows), h, case.batch)
+    note = f"{tile_rows} rows, {tile_keys} keys, 4 simdgroups"
+    return Launch(IMPL, [Pass(pipeline, grid, (32, 4, 1), arguments)], out_rows_first=True, note=note)

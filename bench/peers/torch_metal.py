@@ -1,0 +1,122 @@
+"""torch 2.13's Metal attention, from the headers in the installed wheel, launched as its Attention.mm
+does."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import torch
+
+from softmetal.cuda.compile import Pipeline
+
+from .case import METAL_TYPES, Case, Launch, Pass
+
+IMPL = "torch-metal"
+INCLUDE = Path(torch.__file__).parent / "include"
+_SOURCE = """#include <metal_stdlib>
+using namespace metal;
+#include <c10/metal/common.h>
+#include <c10/metal/utils.h>
+#include <ATen/native/mps/kernels/{header}>
+"""
+_VECTOR_DIMS = (64, 96, 128, 256)
+_SPLITS = 32
+# Head dim -> rows and keys per tile, simdgroups.
+_PREFILL_TILES = {**dict.fromkeys((32, 64, 72, 80, 96), (32, 32, 4)), 128: (32, 16, 4), 256: (16, 8, 2)}
+
+
+def version() -> str:
+    return str(torch.__version__)
+
+
+def launch(case: Case) -> Launch | None:
+    """None: torch runs this case with MPSGraph."""
+    if case.q_len <= 8:
+        return _decode(case) if case.head_dim in _VECTOR_DIMS else None
+    return _prefill(case) if case.head_dim in _PREFILL_TILES else None
+
+
+def _pipeline(case: Case, header: str, kernel: str, threads: int) -> Pipeline:
+    return Pipeline(
+        source=_SOURCE.format(header=header),
+        name=header,
+        kernel=kernel,
+        max_threads=threads,
+        include=(str(INCLUDE),),
+        widened_from=METAL_TYPES[case.dtype],
+        aligned_runs=True,
+    )
+
+
+def _decode(case: Case) -> Launch:
+    two_passes = case.kv_len >= 1024 or (case.group_size > 1 and case.kv_len >= 4096)
+    return _decode_in_two_passes(case) if two_passes else _decode_in_one_pass(case)
+
+
+def _decode_shape(case: Case) -> list[bytes]:
+    """gqa_factor, N, head strides, sequence strides, scale, mask strides, batch strides and heads."""
+    d, kv = case.head_dim, case.kv_len * case.head_dim
+    query = case.q_len * d
+    return [
+        struct.pack("I", case.group_size),
+        struct.pack("I", case.kv_len),
+        struct.pack("4I", query, kv, kv, 0),  # a uint3 has the size of four
+        struct.pack("4I", d, d, d, 0),
+        struct.pack("f", case.scale),
+        struct.pack("4I", 0, 0, 0, 0),
+        struct.pack("4I", case.q_heads * query, case.kv_heads * kv, case.kv_heads * kv, case.q_heads),
+    ]
+
+
+def _decode_in_one_pass(case: Case) -> Launch:
+    suffix = "_masknone_causal" if case.causal else "_masknone"
+    name = f"sdpa_vector_{METAL_TYPES[case.dtype]}_{case.head_dim}_{case.head_dim}{suffix}"
+    gqa, n, heads, rows, scale, mask, batches = _decode_shape(case)
+    arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out"}
+    arguments |= {4: gqa, 5: n, 6: heads, 7: rows, 8: scale, 10: mask, 11: batches}
+    pipeline = _pipeline(case, "DecodeAttention.h", name, 1024)
+    grid = (case.batch * case.q_heads, case.q_len, 1)
+    return Launch(IMPL, [Pass(pipeline, grid, (1024, 1, 1), arguments)], note="1 pass")
+
+
+def _decode_in_two_passes(case: Case) -> Launch:
+    suffix = "_masknone_causal" if case.causal else "_masknone"
+    element = METAL_TYPES[case.dtype]
+    d, rows = case.head_dim, case.batch * case.q_heads * case.q_len
+    gqa, n, heads, row_strides, scale, mask, batches = _decode_shape(case)
+    first: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "partials", 4: "sums", 5: "maxs"}
+    first |= {6: gqa, 7: n, 8: heads, 9: row_strides, 10: scale, 12: mask, 13: batches}
+    second: dict[int, str | bytes] = {0: "partials", 1: "sums", 2: "maxs", 3: "out"}
+    one = _pipeline(case, "DecodeAttention.h", f"sdpa_vector_2pass_1_{element}_{d}_{d}{suffix}", 256)
+    two = _pipeline(case, "DecodeAttention.h", f"sdpa_vector_2pass_2_{element}_{d}", 1024)
+    grid = (case.batch * case.q_heads, case.q_len)
+    size = 4 if case.dtype == "float32" else 2
+    return Launch(
+        IMPL,
+        [Pass(one, (*grid, _SPLITS), (256, 1, 1), first), Pass(two, (*grid, 1), (1024, 1, 1), second)],
+        scratch={
+            "partials": rows * _SPLITS * d * size,
+            "sums": rows * _SPLITS * 4,
+            "maxs": rows * _SPLITS * 4,
+        },
+        note=f"2 passes, {_SPLITS} splits",
+    )
+
+
+def _prefill(case: Case) -> Launch:
+    tile_rows, tile_keys, simdgroups = _PREFILL_TILES[case.head_dim]
+    name = (
+        f"prefill_attention_{case.dtype}_bq{tile_rows}_bk{tile_keys}_bd{case.head_dim}_wm{simdgroups}_wn1"
+        f"_hm0_dc{int(case.causal)}_mask{case.dtype}"
+    )
+    d, q, kv = case.head_dim, case.q_len * case.head_dim, case.kv_len * case.head_dim
+    strides = [case.q_heads * q, q, d, *[case.kv_heads * kv, kv, d] * 2, case.q_heads * q, q, d]
+    shape = [case.batch, case.q_heads, d, case.q_len, case.kv_len, case.group_size]
+    params = struct.pack("6i2f12i", *shape, case.scale, 1.0, *strides)
+    arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params, 5: bytes(16)}
+    threads = 32 * simdgroups
+    pipeline = _pipeline(case, "PrefillAttention.h", name, threads)
+    grid = (-(-case.q_len // tile_rows), case.q_heads, case.batch)
+    note = f"{tile_rows} rows, {tile_keys} keys, {simdgroups} simdgroups"
+    return Launch(IMPL, [Pass(pipeline, grid, (threads, 1, 1), arguments)], note=note)

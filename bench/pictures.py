@@ -1,0 +1,190 @@
+"""Pictures of a run: rate against length with the ceiling as a line; for counts, multiples of the least."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import FuncFormatter  # noqa: E402
+
+Row = dict[str, Any]
+
+INK, MUTED, GRID = "#1b1f24", "#8a929c", "#e6e9ed"
+COLOURS = {"fattn": "#d1495b", "torch-metal": "#2e86ab", "mlx-metal": "#edae49"}
+SPARE_COLOURS = ("#66a182", "#8d6a9f", "#5c6670")
+MARKERS = {"fattn": "o", "torch-metal": "s", "mlx-metal": "D"}
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "bench",  # the same picture is the same file
+}
+
+
+def draw(record: dict[str, Any], stem: Path) -> list[Path]:
+    """Writes stem.png and stem.svg."""
+    rows = [row for row in record["rows"] if "refused" not in row]
+    if not rows:
+        raise SystemExit("bench: every call was refused, so there is nothing to draw.")
+    with plt.rc_context(STYLE):
+        figure = _counts(rows) if record["backend"] == "counts" else _rates(rows, record["ceilings"])
+        title = "What the kernels move and multiply" if record["backend"] == "counts" else "Attention rate"
+        figure.suptitle(title, fontweight="bold", x=0.01, ha="left", fontsize=13)
+        figure.text(0.01, -0.02, f"{record['machine']}, {record['date']}", color=MUTED, fontsize=8, va="top")
+        paths = [stem.with_suffix(ending) for ending in (".png", ".svg")]
+        for path in paths:
+            metadata = {"Date": None} if path.suffix == ".svg" else None
+            figure.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
+        plt.close(figure)
+    return paths
+
+
+def _colour(impl: str) -> str:
+    return COLOURS.get(impl) or SPARE_COLOURS[sum(map(ord, impl)) % len(SPARE_COLOURS)]
+
+
+def _implementations(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(row["impl"] for row in rows))
+
+
+# ---- rates
+
+
+def _rates(rows: list[Row], ceilings: dict[str, float]) -> Any:
+    """One panel per family of calls that differ only in length."""
+    families: dict[str, list[Row]] = {}
+    for row in rows:
+        families.setdefault(_family(row), []).append(row)
+    columns = min(3, len(families))
+    lines = -(-len(families) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(4.4 * columns, 3.2 * lines + 0.5), layout="constrained", squeeze=False
+    )
+    panels = list(axes.flat)
+    for panel, (name, family) in zip(panels, families.items(), strict=False):
+        _rate_panel(panel, name, family, ceilings)
+    for unused in panels[len(families) :]:
+        unused.set_visible(False)
+    _legend(figure, panels)
+    return figure
+
+
+def _legend(figure: Any, panels: list[Any]) -> None:
+    """One legend of what any panel shows."""
+    handles: dict[str, Any] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside upper right", ncols=len(handles), frameon=False
+    )
+
+
+def _family(row: Row) -> str:
+    heads = f"{row['q_heads']}/{row['kv_heads']} heads x {row['head_dim']}"
+    kind = ("causal " if row["causal"] else "full ") if row["op"] == "prefill" else ""
+    return f"{kind}{row['op'].replace('_', ' ')}, B{row['batch']}, {heads}"
+
+
+def _rate_panel(axes: Any, name: str, rows: list[Row], ceilings: dict[str, float]) -> None:
+    for impl in _implementations(rows):
+        mine = sorted((row for row in rows if row["impl"] == impl), key=lambda row: row["kv_len"])
+        lengths = [row["kv_len"] for row in mine]
+        rates = [row["rate"] for row in mine]
+        slowest = [row["rate"] * row["ms_median"] / row["ms_max"] for row in mine]
+        fastest = [row["rate"] * row["ms_median"] / row["ms_min"] for row in mine]
+        style = {"color": _colour(impl), "marker": MARKERS.get(impl, "^"), "ms": 5}
+        axes.plot(lengths, rates, lw=2.2 if impl == "fattn" else 1.4, label=impl, **style)
+        axes.fill_between(lengths, slowest, fastest, color=_colour(impl), alpha=0.15, lw=0)
+    ceiling = ceilings.get("products" if rows[0]["op"] == "prefill" else "read")
+    if ceiling:
+        axes.axhline(ceiling, color=INK, lw=1.2, ls=(0, (4, 3)), label="ceiling, same run")
+    lengths = sorted({row["kv_len"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [_short(n) for n in lengths])
+    axes.minorticks_off()
+    if len(lengths) == 1:
+        axes.set_xlim(lengths[0] / 2, lengths[0] * 2)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color=GRID)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("keys")
+    axes.set_ylabel(rows[0]["rate_unit"])
+    axes.set_title(name, loc="left", fontsize=9.5, fontweight="bold")
+
+
+def _short(length: int) -> str:
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)
+
+
+# ---- counts
+
+_PANELS = (
+    ("decode", "cache_ratio", "bytes of K and V read"),
+    ("prefill", "products_ratio", "8x8x8 products"),
+)
+
+
+def _counts(rows: list[Row]) -> Any:
+    kinds = [
+        (title, key, chosen)
+        for op, key, title in _PANELS
+        if (chosen := [row for row in rows if op in row["op"] and row["counts"][key] > 0])
+    ]
+    calls = max(len({_call_name(row) for row in chosen}) for _, _, chosen in kinds)
+    figure, axes = plt.subplots(
+        1, len(kinds), figsize=(6.4 * len(kinds), 1.6 + 0.36 * calls), layout="constrained", squeeze=False
+    )
+    for panel, (title, key, chosen) in zip(axes.flat, kinds, strict=True):
+        _count_panel(panel, title, key, chosen)
+    _legend(figure, list(axes.flat))
+    return figure
+
+
+def _call_name(row: Row) -> str:
+    """How many products too many a prefill does depends on its length: it goes by the counted one."""
+    return row["counted_as"] if row["op"] == "prefill" else f"{row['op'].replace('_', ' ')} {row['call']}"
+
+
+def _count_panel(axes: Any, title: str, key: str, rows: list[Row]) -> None:
+    names = list(dict.fromkeys(map(_call_name, rows)))
+    place = {name: len(names) - 1 - i for i, name in enumerate(names)}
+    implementations = _implementations(rows)
+    offsets = [0.22 * (len(implementations) - 1) / 2 - 0.22 * i for i in range(len(implementations))]
+    for impl, offset in zip(implementations, offsets, strict=True):
+        mine = list({_call_name(row): row for row in rows if row["impl"] == impl}.values())
+        x = [row["counts"][key] for row in mine]
+        y = [place[_call_name(row)] + offset for row in mine]
+        axes.hlines(y, 1, x, color=_colour(impl), lw=1.6, alpha=0.55)
+        axes.plot(x, y, MARKERS.get(impl, "^"), color=_colour(impl), ms=6, label=impl)
+        for value, height in zip(x, y, strict=True):
+            axes.annotate(
+                f"{value:.2f}",
+                (value, height),
+                xytext=(7, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7.5,
+                color=MUTED,
+            )
+    axes.axvline(1, color=INK, lw=1.2, ls=(0, (4, 3)), label="least possible")
+    axes.set_yticks(list(place.values()), list(place.keys()))
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    highest = max(1.2, *(row["counts"][key] for row in rows))
+    axes.set_xlim(1 - 0.03 * (highest - 1) - 0.002, highest + 0.14 * (highest - 1) + 0.01)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    axes.grid(axis="x", color=GRID)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
+    axes.set_title(
+        f"{title}, as a multiple of the least possible", loc="left", fontsize=10, fontweight="bold"
+    )

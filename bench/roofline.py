@@ -1,0 +1,233 @@
+"""Writes bench/APPLE.md: the best time that the kernels could have on Apple GPUs, from counts and published
+figures.
+
+    python -m bench.roofline
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from . import counting
+from .apple_figures import CHIPS, EXPS, L2_BYTES, ON_CORE_BYTES, UNPUBLISHED, Chip
+from .calls import Call
+
+PAGE = Path(__file__).parent / "APPLE.md"
+PRODUCT_FLOPS = 2 * 8 * 8 * 8
+# Lengths at which a call is counted, to be extrapolated: a decode is linear in its keys, a prefill quadratic.
+DECODE_LENGTHS = (2048, 4096)
+PREFILL_LENGTHS = (256, 512, 768)
+
+CALLS = (
+    *(Call("decode", 32, 8, 128, 1, n, model="Llama-3-8B") for n in (4096, 32768, 131072)),
+    *(Call("decode", 16, 8, 128, 1, n, model="Qwen3-0.6B") for n in (32768,)),
+    *(
+        Call("prefill", 32, 32, head_dim, n, n, causal=True)
+        for head_dim, n in itertools.product((64, 128), (2048, 8192))
+    ),
+    Call("prefill", 20, 20, 64, 1500, 1500, model="Whisper-large encoder"),
+    Call("prefill", 24, 24, 128, 4608, 4608, model="FLUX-like"),
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call asks of the GPU, but for partial results, which depend on the GPU."""
+
+    products: float
+    exps: float
+    on_core: float  # bytes of threadgroup memory, and of device memory as the lanes load it
+    device: float  # bytes of device memory as the lanes load and store it
+    partial_reads: float  # reads of partial results per byte written
+
+
+def _work_of(counts: counting.Counts, heads: int) -> Work:
+    device = counts.traffic(*counting.ROLES)
+    written = sum(dispatch.written["partial"] for dispatch in counts.dispatches)
+    read = sum(dispatch.read["partial"] for dispatch in counts.dispatches)
+    return Work(
+        products=heads * counts.total("products"),
+        exps=heads * counts.total("exps"),
+        on_core=heads * (device + counts.threadgroup_bytes),
+        device=heads * device,
+        partial_reads=read / written if written else 0.0,
+    )
+
+
+def work(call: Call) -> Work:
+    """Counted at small lengths and extrapolated: counts are polynomials of the length."""
+    if call.is_decode:
+        lengths: tuple[int, ...] = DECODE_LENGTHS
+        samples = [replace(call, kv_len=n) for n in lengths]
+        heads = 1
+    else:
+        lengths = PREFILL_LENGTHS
+        samples = [replace(call, batch=1, q_heads=1, kv_heads=1, q_len=n, kv_len=n) for n in lengths]
+        heads = call.batch * call.q_heads
+    points = [_work_of(_count(replace(sample, model="")), heads) for sample in samples]
+
+    def at_length(amounts: Iterable[float]) -> float:
+        return _lagrange(lengths, list(amounts), call.kv_len)
+
+    return Work(
+        products=at_length(point.products for point in points),
+        exps=at_length(point.exps for point in points),
+        on_core=at_length(point.on_core for point in points),
+        device=at_length(point.device for point in points),
+        partial_reads=points[-1].partial_reads,
+    )
+
+
+@functools.cache
+def _count(call: Call) -> counting.Counts:
+    return counting.count_ours(call)
+
+
+def _lagrange(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
+    """The polynomial through the points, at x."""
+    total = 0.0
+    for i, y in enumerate(ys):
+        for j, other in enumerate(xs):
+            if j != i:
+                y *= (x - other) / (xs[i] - other)
+        total += y
+    return total
+
+
+def _partial_bytes(call: Call, chip: Chip, reads: float) -> float:
+    """Traffic of the partial results that the planner would ask for on this chip."""
+    import torch_fattn
+
+    tensors = call.operands(torch.device("meta")).values()
+    plan = torch_fattn.explain(call.op, *tensors, family=chip.family, cores=chip.cores)
+    return float(plan.data["scratch_bytes"]) * (1 + reads)
+
+
+def limits(call: Call, done: Work, chip: Chip) -> dict[str, float]:
+    """Seconds that each resource needs at least, where its figure is published.
+
+    Device memory is charged with the least bytes and the partial results: what is read again is assumed to
+    come from the caches, whose own limit stands beside it.
+    """
+    partial = _partial_bytes(call, chip, done.partial_reads) if call.is_decode else 0.0
+    amounts = {
+        "memory": (call.least_bytes + partial, (chip.ram_gb_s or 0) * 1e9),
+        "products": (done.products * PRODUCT_FLOPS, chip.products),
+        "L2": (done.device, chip.per_cycle(L2_BYTES)),
+        "on-core data": (done.on_core, chip.per_cycle(ON_CORE_BYTES)),
+        "exp2": (done.exps, chip.per_cycle(EXPS)),
+    }
+    return {name: amount / rate for name, (amount, rate) in amounts.items() if rate}
+
+
+def _describe(call: Call) -> str:
+    return f"{call.op} {call}" + (f" ({call.model})" if call.model else "")
+
+
+def _cell(call: Call, done: Work, chip: Chip) -> str:
+    seconds = limits(call, done, chip)
+    if ("memory" if call.is_decode else "products") not in seconds:
+        return "–"
+    binding = max(seconds, key=lambda name: seconds[name])
+    return f"{_milliseconds(seconds[binding])} {binding}"
+
+
+def _milliseconds(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def page() -> str:
+    done = {call: work(call) for call in CALLS}
+    m1 = CHIPS[0]
+    shares = []
+    for call in CALLS:
+        seconds = limits(call, done[call], m1)
+        longest = max(seconds.values())
+        shares.append([_describe(call), *(f"{value / longest:.0%}" for value in seconds.values())])
+    names = list(limits(CALLS[0], done[CALLS[0]], m1))
+    chips = [
+        [
+            chip.name,
+            str(chip.cores),
+            f"{chip.ram_gb_s:.0f}" if chip.ram_gb_s else "not in our sources",
+            f"{chip.products / 1e12:.1f}" if chip.products else "not published",
+            chip.note,
+        ]
+        for chip in CHIPS
+    ]
+    bests = [[_describe(call), *(_cell(call, done[call], chip) for chip in CHIPS)] for call in CALLS]
+    fields = {
+        "best": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], bests)),
+        "shares": "\n".join(_table(["call", *names], shares)),
+        "chips": "\n".join(_table(_CHIP_COLUMNS, chips)),
+        "decode_lengths": " and ".join(map(str, DECODE_LENGTHS)),
+        "prefill_lengths": ", ".join(map(str, PREFILL_LENGTHS)),
+        "unpublished": UNPUBLISHED,
+    }
+    return _PAGE.format(**fields)
+
+
+_CHIP_COLUMNS = ("chip", "cores", "memory GB/s", "8x8x8 products TFLOP/s", "note")
+_PAGE = """# What Apple GPUs could do with these kernels: a bound, not a measurement
+
+**Nothing on this page was measured on an Apple GPU by this project.** It is arithmetic: what the kernels ask
+for, counted exactly in software, divided by published figures of the hardware. A kernel cannot be faster than
+this; how near it comes is for a Mac to say (`python -m torch_fattn bench`).
+Written by `python -m bench.roofline`, not by hand.
+
+## Best time per call in milliseconds, and the limit that binds (float16)
+
+{best}
+
+– : the figure that would bind is not published for this chip. Where only some are (from M3 on), the other
+limits are left out, so the bound is looser.
+
+## How near the other limits are, on an M1
+
+Each resource's own time as a share of the binding one. They overlap at best; a kernel that is close to two
+limits will reach neither.
+
+{shares}
+
+- memory: the least bytes (each needed key and value once per key-value head, query, output) and the partial
+  results of a split, as planned for that chip. What is read again is charged to L2.
+- products: 8x8x8 simdgroup products at 102.5 FMAs per core and cycle, 80 % of the ALUs.
+- L2: every byte that the lanes load from or store to device memory, 32 B per core and cycle.
+- on-core data: the same and all traffic of threadgroup memory, 64 B per core and cycle.
+- exp2: 32 per core and cycle.
+- Not in the model: other arithmetic (scaling, maxima, masks, addresses), latency, launch overhead, uneven
+  threadgroups. The matrix units of M5 are not used by these kernels.
+
+Counts were taken at {decode_lengths} keys for decode and at {prefill_lengths} rows and keys of one head for
+prefill, and extrapolated: they are polynomials of the length (linear, quadratic) up to the last, ragged tile.
+
+## Published figures
+
+{chips}
+
+M1 and M2: philipturner/metal-benchmarks. Without published figures, and therefore not here:
+{unpublished}.
+"""
+
+
+def main() -> None:
+    PAGE.write_text(page())
+    print(f"wrote {PAGE.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Runs of neighbouring elements: `for (j = 0; j < N; j++) ... = p[i + j]` with a constant N and a device
+pointer p.
+
+An Apple GPU loads up to four neighbours in one instruction, whatever their alignment; CUDA's compiler joins
+loads only where it knows the address to be aligned. Where the caller promises that every such run starts on a
+multiple of its own size (up to 16 bytes), and that no kernel writes what it reads so, this pass says so in
+the program, and no kernel is slower for having been written with scalar loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from softmetal.msl.lexer import TokenList
+from softmetal.msl.structure import Outline
+from softmetal.msl.types import ADDRESS_SPACES
+
+_ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "&=", "|=", "^="}
+
+
+@dataclass
+class _Loop:
+    variable: str
+    bound: str
+    body: tuple[int, int]
+
+
+def declare_runs(tokens: TokenList, program: Outline, generic: Sequence[tuple[int, int]]) -> None:
+    """Must come before address spaces are dropped. Functions in `generic` serve several of them, and are left
+    alone."""
+    constants = _constant_names(tokens)
+    outside = set(range(len(tokens)))
+    for function in program.functions:
+        outside -= set(range(function.parameters[0], (function.body or function.parameters)[1]))
+    shared = _const_pointers(tokens, sorted(outside))  # members
+    for function in program.functions:
+        if function.body is None or any(first <= function.begin < last for first, last in generic):
+            continue
+        begin, end = function.parameters[0], function.body[1]
+        parameters = {
+            tokens.text(_name_of(tokens, *span)) for span in tokens.split(begin + 1, function.parameters[1])
+        }
+        own = _const_pointers(tokens, range(begin, end))
+        pointers = own | (shared - parameters)
+        for loop in _loops(tokens, *function.body, constants):
+            for i in range(*loop.body):
+                if tokens.kind(i) == "name" and tokens.text(i) in pointers and tokens.text(i + 1) == "[":
+                    _declare(tokens, i, loop)
+
+
+def _constant_names(tokens: TokenList) -> set[str]:
+    """constexpr variables and template parameters."""
+    names: set[str] = set()
+    for i in range(len(tokens)):
+        if tokens.text(i) == "constexpr":
+            while tokens.text(i) not in ("=", "(", ";", "{", ""):
+                i += 1
+            if tokens.text(i) == "=":
+                names.add(tokens.text(i - 1))
+        elif tokens.text(i) == "template" and tokens.text(i + 1) == "<":
+            close = tokens.closing_angle(i + 1)
+            for _, end in tokens.split(i + 2, close):
+                equals = next((k for k in range(_, end) if tokens.text(k) == "="), end)
+                names.add(tokens.text(equals - 1))
+    return names
+
+
+def _const_pointers(tokens: TokenList, places: Sequence[int]) -> set[str]:
+    """Names declared as `const device T*`, and as nothing else that is a pointer."""
+    names: set[str] = set()
+    others: set[str] = set()
+    for i in places:
+        if tokens.kind(i) != "name" or tokens.text(i) not in ADDRESS_SPACES:
+            continue
+        is_const = tokens.text(i) == "device" and "const" in (tokens.text(i - 1), tokens.text(i + 1))
+        k = i + 1
+        while tokens.kind(k) and (tokens.kind(k) == "name" or tokens.text(k) in ("::", "<")):
+            k = tokens.closing_angle(k) + 1 if tokens.text(k) == "<" else k + 1
+        if tokens.text(k) == "*" and tokens.kind(k + 1) == "name":
+            is_array = tokens.text(k + 2) == "[" and not tokens.is_attribute(k + 2)
+            (names if is_const and not is_array else others).add(tokens.text(k + 1))
+    return names - others
+
+
+def _name_of(tokens: TokenList, begin: int, end: int) -> int:
+    """The declared name of a parameter: its last name outside of brackets."""
+    i, last = begin, begin
+    while i < end and tokens.text(i) not in ("=", "["):
+        if tokens.text(i) == "<" and tokens.closing_angle(i) > 0:
+            i = tokens.closing_angle(i)
+        elif tokens.kind(i) == "name":
+            last = i
+        i += 1
+    return last
+
+
+def _loops(tokens: TokenList, begin: int, end: int, constants: set[str]) -> Iterator[_Loop]:
+    for i in range(begin, end):
+        if tokens.kind(i) != "name" or tokens.text(i) != "for":
+            continue
+        close = tokens.closing(i + 1)
+        semicolons = [k for k in range(i + 2, close) if tokens.text(k) == ";"]
+        if len(semicolons) != 2:
+            continue
+        first, second = semicolons
+        header = [(i + 2, first), (first + 1, second), (second + 1, close)]
+        start, condition, step = (tokens.join(*part).replace(" ", "") for part in header)
+        variable = tokens.text(header[1][0])
+        bound = tokens.join(header[1][0] + 2, header[1][1])
+        names = {tokens.text(k) for k in range(header[1][0] + 2, header[1][1]) if tokens.kind(k) == "name"}
+        counts = start.endswith(f"{variable}=0") and condition.startswith(f"{variable}<")
+        if counts and step in (f"{variable}++", f"++{variable}") and names <= constants:
+            body_end = (
+                tokens.closing(close + 1)
+                if tokens.text(close + 1) == "{"
+                else _statement_end(tokens, close + 1)
+            )
+            yield _Loop(variable, bound, (close + 1, body_end))
+
+
+def _statement_end(tokens: TokenList, i: int) -> int:
+    while tokens.text(i) != ";":
+        i = tokens.closing(i) + 1 if tokens.text(i) in ("(", "[", "{") else i + 1
+    return i
+
+
+def _declare(tokens: TokenList, name: int, loop: _Loop) -> None:
+    """p[a + j] -> run<N>(p + (a))[j], if j is the last term and p[...] is only read."""
+    opening, closing = name + 1, tokens.closing(name + 1)
+    if tokens.text(closing - 1) != loop.variable or tokens.text(closing + 1) in _ASSIGNMENTS:
+        return
+    if any(tokens.text(k) == loop.variable for k in range(opening, closing - 1)):
+        return
+    if tokens.text(name - 1) in (".", "->", "::"):
+        return
+    if closing - 1 == opening + 1:
+        tokens.overwrite(opening, ")[")
+    elif tokens.text(closing - 2) == "+":
+        tokens.overwrite(opening, " + (")
+        tokens.overwrite(closing - 2, "))[")
+    else:
+        return
+    tokens.overwrite(name, f"::softmetal::run<({loop.bound})>({tokens.text(name)}")

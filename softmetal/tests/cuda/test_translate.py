@@ -1,0 +1,197 @@
+"""MSL to CUDA C++: what the translation says, and that nvcc takes it without memory that the kernel did not
+ask for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from softmetal.cuda.compile import CompileError, Pipeline, compile_pipeline, translated
+
+PRELUDE = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+def program(text: str, kernel: str = "f", **options: object) -> Pipeline:
+    return Pipeline(PRELUDE + text, kernel, 64, **options)  # type: ignore[arg-type]
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def resources(pipeline: Pipeline, folder: Path) -> dict[str, int]:
+    cubin = folder / compile_pipeline(pipeline, folder)
+    assert cubin.stat().st_size > 0
+    found: dict[str, int] = json.loads(cubin.with_suffix(".json").read_text())
+    return found
+
+
+CONSTANTS = """
+constant uint fc_scale [[function_constant(3)]];
+constant bool fc_negate [[function_constant(4)]];
+constant bool fc_both = fc_negate && fc_scale > 1;
+kernel void f(device float* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  out[i] = is_function_constant_defined(fc_scale) ? float(fc_scale) : 7.0;
+  if (fc_both) out[i] = -out[i];
+}
+"""
+
+
+def test_function_constants_become_compile_time_constants() -> None:
+    text = flat(translated(program(CONSTANTS, constants={"fc_scale": 3, "fc_negate": True})))
+    assert "static constexpr uint fc_scale = 3" in text
+    assert "static constexpr bool fc_negate = true" in text
+    assert "static constexpr bool fc_both =" in text
+    assert "out[i] = true ?" in text
+
+
+def test_an_undefined_function_constant_is_known_to_be() -> None:
+    assert "out[i] = false ?" in flat(translated(program(CONSTANTS, constants={"fc_negate": True})))
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "message"),
+    [
+        (program(CONSTANTS, constants={"fc_sacle": 1}), "no function constant 'fc_sacle'"),
+        (program(CONSTANTS, kernel="g"), "no kernel 'g'"),
+        (
+            program("kernel void f(threadgroup float* x [[threadgroup(0)]]) {}"),
+            "declare the array in the kernel",
+        ),
+    ],
+    ids=["constant", "kernel", "threadgroup argument"],
+)
+def test_refusals_say_what_is_wrong(pipeline: Pipeline, message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        translated(pipeline)
+
+
+OVERLOADS = """
+inline float first(const device float* p) { return p[0]; }
+inline float first(const threadgroup float* p) { return p[0]; }
+kernel void f(device float* out [[buffer(0)]], const device float* in [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  threadgroup float tile[64];
+  tile[i] = in[i];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  out[i] = first(tile) + first(in);
+}
+"""
+
+
+def test_overloads_that_only_address_spaces_tell_apart_become_one() -> None:
+    text = translated(program(OVERLOADS))
+    assert text.count("float first(") == 1
+    assert "__shared__ float tile[64]" in text
+
+
+def test_overloads_that_differ_stay() -> None:
+    text = translated(
+        program(
+            OVERLOADS.replace("threadgroup float* p) { return p[0]", "threadgroup float* p) { return p[1]")
+        )
+    )
+    assert text.count("float first(") == 2
+
+
+RUN = """
+kernel void f(device float* out [[buffer(0)]], const device half* in [[buffer(1)]],
+              constant uint& stride [[buffer(2)]],
+              uint i [[thread_position_in_grid]]) {
+  constexpr int N = 8;
+  float sum = 0;
+  for (int j = 0; j < N; j++) sum += in[i * stride + j];
+  out[i] = sum;
+}
+"""
+
+
+def test_runs_are_declared_only_where_promised() -> None:
+    assert "softmetal::run<(N)>(in + (i * stride" in translated(program(RUN, aligned_runs=True))
+    assert "softmetal::run" not in translated(program(RUN))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("const device half* in", "device half* in"),  # may be written
+        ("constexpr int N = 8", "int N = stride"),  # no constant length
+        ("j < N; j++", "j < N; j += 2"),  # not neighbours
+        ("i * stride + j]", "j * stride + i]"),
+    ],
+)
+def test_other_loops_are_no_runs(old: str, new: str) -> None:
+    text = RUN.replace(old, new)
+    assert text != RUN
+    assert "softmetal::run" not in translated(program(text, aligned_runs=True))
+
+
+@needs_nvcc
+def test_nvcc_takes_overloads_constants_and_runs(tmp_path: Path) -> None:
+    for text, options in (
+        (OVERLOADS, {}),
+        (CONSTANTS, {"constants": {"fc_scale": 2}}),
+        (RUN, {"aligned_runs": True}),
+    ):
+        assert resources(program(text, **options), tmp_path)["stack_bytes"] == 0
+
+
+PRODUCTS = """
+kernel void f(device float* out [[buffer(0)]], const device half* in [[buffer(1)]],
+              ushort lane [[thread_index_in_simdgroup]]) {
+  simdgroup_float8x8 a, b, sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  simdgroup_half8x8 h;
+  simdgroup_load(h, in, 8);
+  a.thread_elements()[0] = in[lane];
+  a.thread_elements()[1] = in[lane + 32];
+  b.thread_elements()[0] = in[lane + 64];
+  b.thread_elements()[1] = in[lane + 96];
+  simdgroup_multiply_accumulate(sum, a, b, sum);
+  simdgroup_multiply_accumulate(sum, a, h, sum);
+  simdgroup_multiply_accumulate(sum, h, h, sum);
+  simdgroup_store(sum, out, 8);
+}
+"""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("widened_from", ["float", "half", "bfloat"])
+def test_products_of_every_type_compile(widened_from: str, tmp_path: Path) -> None:
+    assert resources(program(PRODUCTS, widened_from=widened_from), tmp_path)["spill_bytes"] == 0
+
+
+@needs_nvcc
+def test_what_nvcc_refuses_is_reported_at_the_metal_line(tmp_path: Path) -> None:
+    wrong = PRELUDE + "kernel void f(device float* out [[buffer(0)]]) {\n  out[0] = missing;\n}\n"
+    with pytest.raises(CompileError, match=r"own\.metal\(5\): error: identifier \"missing\""):
+        compile_pipeline(Pipeline(wrong, "f", 32, name="own.metal"), tmp_path)
+
+
+TORCH = """#include <metal_stdlib>
+using namespace metal;
+#include <c10/metal/common.h>
+#include <c10/metal/utils.h>
+#include <ATen/native/mps/kernels/{header}.h>
+"""
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("header", "kernel"),
+    [
+        ("DecodeAttention", "sdpa_vector_half_64_64_masknone"),
+        ("PrefillAttention", "prefill_attention_bfloat16_bq32_bk32_bd64_wm4_wn1_hm0_dc1_maskbfloat16"),
+    ],
+)
+def test_kernels_that_torch_ships(header: str, kernel: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    include = Path(torch.__file__).parent / "include"
+    pipeline = Pipeline(
+        TORCH.format(header=header), kernel, 128 if "prefill" in kernel else 1024, include=(str(include),)
+    )
+    assert resources(pipeline, tmp_path)["stack_bytes"] == 0
