@@ -14,6 +14,10 @@ inline float weight_of(float score_difference) {
   return fast::exp2(fc_additive_mask ? score_difference * M_LOG2E_F : score_difference);
 }
 
+// float32 scores are summed chunk by chunk: one chain of D roundings would be the largest error of the
+// result.
+FATTN_CONSTEXPR bool kBlockedSums = sizeof(Element) == 4;
+
 // The state of one simdgroup: kRowFragments x 8 query rows, one step of kKeyFragments x 8 keys at a time.
 struct OnlineAttention {
   OperandFragment query[kRowFragments][kHeadDim / 8];
@@ -49,21 +53,43 @@ struct OnlineAttention {
     }
   }
 
-  void clear_scores() {
+  void clear_scores() { clear_products(score); }
+
+  // Adds the products with chunk c of the first `fragments` key fragments. `first` and `second` are this
+  // lane's chunks of keys 2 * pair and 2 * pair + 1.
+  void multiply_key_chunk(int c, int fragments, thread const Operand (&first)[kKeyFragments][kKeyChunk],
+                          thread const Operand (&second)[kKeyFragments][kKeyChunk]) {
+    if (!kBlockedSums) {
+      add_products(c, fragments, first, second, score);
+      return;
+    }
+    simdgroup_float8x8 block[kRowFragments][kKeyFragments];
+    clear_products(block);
+    add_products(c, fragments, first, second, block);
 #pragma unroll
     for (int r = 0; r < kRowFragments; r++) {
 #pragma unroll
       for (int k = 0; k < kKeyFragments; k++) {
-        set_elements(score[r][k], 0.0f, 0.0f);
+        score[r][k].thread_elements()[0] += block[r][k].thread_elements()[0];
+        score[r][k].thread_elements()[1] += block[r][k].thread_elements()[1];
       }
     }
   }
 
-  // Adds the products with chunk c of the first `fragments` key fragments. `first` and `second` are this
-  // lane's chunks of keys 2 * pair and 2 * pair + 1. The fragments take turns: each product waits for the one
-  // before it in its own sum only.
-  void multiply_key_chunk(int c, int fragments, thread const Operand (&first)[kKeyFragments][kKeyChunk],
-                          thread const Operand (&second)[kKeyFragments][kKeyChunk]) {
+  static void clear_products(thread simdgroup_float8x8 (&products)[kRowFragments][kKeyFragments]) {
+#pragma unroll
+    for (int r = 0; r < kRowFragments; r++) {
+#pragma unroll
+      for (int k = 0; k < kKeyFragments; k++) {
+        set_elements(products[r][k], 0.0f, 0.0f);
+      }
+    }
+  }
+
+  // The fragments take turns: each product waits for the one before it in its own sum only.
+  void add_products(int c, int fragments, thread const Operand (&first)[kKeyFragments][kKeyChunk],
+                    thread const Operand (&second)[kKeyFragments][kKeyChunk],
+                    thread simdgroup_float8x8 (&sums)[kRowFragments][kKeyFragments]) {
 #pragma unroll
     for (int i = 0; i < kKeyChunk; i++) {
 #pragma unroll
@@ -75,7 +101,7 @@ struct OnlineAttention {
         set_elements(key, first[k][i], second[k][i]);
 #pragma unroll
         for (int r = 0; r < kRowFragments; r++) {
-          simdgroup_multiply_accumulate(score[r][k], query[r][c * kKeyChunk + i], key, score[r][k]);
+          simdgroup_multiply_accumulate(sums[r][k], query[r][c * kKeyChunk + i], key, sums[r][k]);
         }
       }
     }
