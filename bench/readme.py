@@ -1,0 +1,73 @@
+"""The measured numbers of the README, written from bench/results and checked by tests/test_readme.py.
+
+python -m bench.readme            # exit 1 if the README says anything else
+python -m bench.readme --update
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
+BEGIN = "<!-- MEASURED: written by python -m bench.readme --update -->"
+END = "<!-- /MEASURED -->"
+IMPLEMENTATIONS = ("fattn", "torch-metal", "mlx-metal")
+
+
+def table(results: dict[str, Any]) -> str:
+    """One line per call: ours with its share of the ceiling, then the peers, in milliseconds."""
+    calls: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in results["rows"]:
+        calls.setdefault(f"{row['op']} {row['call']}", {})[row["impl"]] = row
+    lines = [
+        "| float16 | fattn | rate | of the ceiling | torch 2.13 Metal | MLX 0.32 Metal |",
+        "|---|---|---|---|---|---|",
+    ]
+    for call, rows in calls.items():
+        ours = rows["fattn"]
+        peers = [
+            f"{rows[name]['ms_median']:.3f} ms ({rows[name]['ms_median'] / ours['ms_median']:.2f}x)"
+            for name in IMPLEMENTATIONS[1:]
+        ]
+        cells = [
+            call,
+            f"{ours['ms_median']:.3f} ms",
+            f"{ours['rate']:,.0f} {ours['rate_unit']}",
+            f"{ours['ceiling_fraction']:.0%}",
+            *peers,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    ceilings = results["ceilings"]
+    lines.append("")
+    lines.append(
+        f"{results['machine']}; {results['date']}, commit {results['versions']['commit']}. Ceilings of the "
+        f"same run: {ceilings['read']:,.0f} GB/s of pure reading for decode, {ceilings['products']:.0f} TFLOP/s "
+        "of 8x8x8 products from registers for prefill."
+    )
+    return "\n".join(lines)
+
+
+def render(readme: str) -> str:
+    head, rest = readme.split(BEGIN)
+    tail = rest.split(END)[1]
+    return f"{head}{BEGIN}\n{table(json.loads(RESULTS.read_text()))}\n{END}{tail}"
+
+
+def main(arguments: list[str]) -> int:
+    current = README.read_text()
+    wanted = render(current)
+    if arguments == ["--update"]:
+        README.write_text(wanted)
+    elif wanted != current:
+        print("README.md differs from bench/results: run python -m bench.readme --update", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
