@@ -46,8 +46,8 @@ def table(results: dict[str, Any]) -> str:
     lines.append("")
     lines.append(
         f"{results['machine']}; {results['date']}, commit {results['versions']['commit']}. Ceilings of the "
-        f"same run: {ceilings['read']:,.0f} GB/s of pure reading for decode, {ceilings['products']:.0f} TFLOP/s "
-        "of 8x8x8 products from registers for prefill."
+        f"same run: {ceilings['read']:,.0f} GB/s of pure reading for decode, {ceilings['products']:.0f} "
+        "TFLOP/s of 8x8x8 products from registers for prefill."
     )
     return "\n".join(lines)
 
