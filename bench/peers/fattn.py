@@ -42,13 +42,14 @@ def from_plan(case: Case, plan: dict[str, Any]) -> Launch:
         scratch = {"partial_out": splits * rows * case.head_dim * 4, "partial_lse": splits * rows * 4}
     return Launch(
         IMPL,
-        [_pass(case, one) for one in plan["passes"]],
+        [pass_of(one, case.dtype) for one in plan["passes"]],
         scratch={**scratch, "lse": rows * 4},
         note=plan["tuning"],
     )
 
 
-def _pass(case: Case, plan: dict[str, Any]) -> Pass:
+def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
+    """One pass of a plan for operands of that dtype ("float16" ...)."""
     params = bytes.fromhex(plan["params_bytes"])
     arguments: dict[int, str | bytes] = {
         slot: params if name == "params" else name for name, slot in plan["bindings"].items()
@@ -60,8 +61,8 @@ def _pass(case: Case, plan: dict[str, Any]) -> Pass:
         max_threads=plan["threads"][0],
         macros=plan["macros"],
         constants={_variable(name): value for name, value in plan["constants"].items()},
-        widened_from=METAL_TYPES[case.dtype],
-        aligned_runs=True,
+        widened_from=METAL_TYPES[dtype],
+        aligned_runs=plan["constants"].get("vector_loads", True),
     )
     return Pass(pipeline, tuple(plan["grid"]), tuple(plan["threads"]), arguments)
 
