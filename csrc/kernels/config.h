@@ -19,6 +19,7 @@ FATTN_CONSTEXPR int kRowFragments = FATTN_ROW_FRAGMENTS;  // 8-row fragments per
 FATTN_CONSTEXPR int kTileKeys = FATTN_TILE_KEYS;          // keys per step
 FATTN_CONSTEXPR int kKeyFragments = FATTN_TILE_KEYS / kFragment;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
+// The kernels promise this number to the compiler, which then fits registers to it: every launch is legal.
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
 }  // namespace fattn

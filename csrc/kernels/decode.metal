@@ -83,7 +83,7 @@ inline bool all_exist(thread const KeyTable& table, int first_key, ushort lane) 
 
 using namespace fattn;
 
-kernel void fattn_decode(
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_decode(
     const device Element* query [[buffer(fattn::kSlotQuery)]],
     const device Element* key [[buffer(fattn::kSlotKey)]],
     const device Element* value [[buffer(fattn::kSlotValue)]],

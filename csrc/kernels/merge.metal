@@ -21,15 +21,13 @@ FATTN_CONSTEXPR int kLaneColumns = kMergeColumns / kSimdWidth;
 
 using namespace fattn;
 
-kernel void fattn_merge(const device Partial* partial_out [[buffer(fattn::kSlotPartialOut)]],
-                        const device float* partial_lse [[buffer(fattn::kSlotPartialLse)]],
-                        device Result* out [[buffer(fattn::kSlotOut)]],
-                        device float* lse [[buffer(fattn::kSlotLse)]],
-                        constant MergeParams& params [[buffer(fattn::kSlotParams)]],
-                        uint group [[threadgroup_position_in_grid]],
-                        ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
-                        ushort lane [[thread_index_in_simdgroup]],
-                        ushort thread_index [[thread_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_merge(
+    const device Partial* partial_out [[buffer(fattn::kSlotPartialOut)]],
+    const device float* partial_lse [[buffer(fattn::kSlotPartialLse)]],
+    device Result* out [[buffer(fattn::kSlotOut)]], device float* lse [[buffer(fattn::kSlotLse)]],
+    constant MergeParams& params [[buffer(fattn::kSlotParams)]], uint group [[threadgroup_position_in_grid]],
+    ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
+    ushort thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float shared[kSimdgroups * kMergeColumns];
 
   const long row = group;

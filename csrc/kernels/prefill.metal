@@ -126,7 +126,7 @@ inline void value_step(thread OnlineAttention& attention, const threadgroup Elem
 
 using namespace fattn;
 
-kernel void fattn_prefill(
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill(
     const device Element* query [[buffer(fattn::kSlotQuery)]],
     const device Element* key [[buffer(fattn::kSlotKey)]],
     const device Element* value [[buffer(fattn::kSlotValue)]],
