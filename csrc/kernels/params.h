@@ -87,12 +87,12 @@ struct DecodeParams {
   fattn_i32 q_len;
   fattn_i32 capacity;  // keys that a sequence can have: Lk, or max_blocks * block_size
   fattn_i32 q_heads;
-  fattn_i32 kv_heads;
   fattn_i32 group_size;
   fattn_i32 splits;
   fattn_i32 num_blocks;
   fattn_i32 row_blocks;  // threadgroups that share the group_size * q_len query rows of one key-value head
   fattn_f32 score_scale;
+  fattn_i32 reserved;
 };
 
 struct MergeParams {

@@ -58,7 +58,6 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   params.q_len = int32_t(p.q_len);
   params.capacity = int32_t(p.kv_len);
   params.q_heads = int32_t(p.q_heads);
-  params.kv_heads = int32_t(p.kv_heads);
   params.group_size = int32_t(group_size);
   params.splits = int32_t(splits);
   params.num_blocks = int32_t(p.num_blocks);

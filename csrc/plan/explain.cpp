@@ -121,7 +121,6 @@ void write(JsonWriter& json, const DecodeParams& params) {
   FATTN_FIELD(q_len);
   FATTN_FIELD(capacity);
   FATTN_FIELD(q_heads);
-  FATTN_FIELD(kv_heads);
   FATTN_FIELD(group_size);
   FATTN_FIELD(splits);
   FATTN_FIELD(num_blocks);
