@@ -21,7 +21,10 @@ from .translate import translate
 
 _PACKAGE = Path(__file__).parent
 _COMMON_FLAGS = [
-    "-x", "c++", "-std=c++14", "-fPIC", "-fvisibility=hidden", "-nostdlib++", "-nostdinc++", "-nostdlibinc",
+    # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
+    # bfloat as the auxiliary target does.
+    "-x", "c++", "-std=c++14", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
+    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden", "-nostdlib++", "-nostdinc++", "-nostdlibinc",
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",

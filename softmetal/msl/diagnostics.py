@@ -17,7 +17,7 @@ _MESSAGE = re.compile(
     r"^(?P<file>[^\n:]+):(?P<line>\d+): (?P<severity>fatal error|error|warning|note): (?P<text>.*)$"
 )
 _HOST = str(Path(__file__).parent / "host")
-_SPACES = {"__global": "device", "__local": "threadgroup", "__constant": "constant"}
+_SPACES = {"__global_device": "device", "__local": "threadgroup", "__global_host": "constant"}
 # Apple's compiler warns about what is newer than C++14. These the kernels of torch's and MLX's wheels
 # use; anything else is refused.
 _ACCEPTED_EXTENSIONS = ("'static_assert' with no message", "inline variables", "constexpr if")
@@ -88,6 +88,6 @@ def _excerpt(place: re.Match[str], source_line: SourceLine) -> list[str]:
 
 
 def _metal_words(text: str) -> str:
-    text = re.sub(r"\b__(?:global|local|constant)\b", lambda match: _SPACES[match.group()], text)
+    text = re.sub(r"\b__(?:global_device|local|global_host)\b", lambda match: _SPACES[match.group()], text)
     text = text.replace("_Float16", "half").replace("__bf16", "bfloat")
     return re.sub(r"\b(?:metal::)?vec<(\w+), ([234])>", r"\1\2", text)

@@ -193,7 +193,7 @@ struct argument_kind_of<SOFTMETAL_DEVICE T*> {
   static constexpr uint32_t value = __is_const(T) ? SOFTMETAL_ARG_DEVICE_CONST : SOFTMETAL_ARG_DEVICE;
 };
 template <class T>
-struct argument_kind_of<__attribute__((opencl_constant)) T*> {
+struct argument_kind_of<SOFTMETAL_CONSTANT_SPACE T*> {
   static constexpr uint32_t value = SOFTMETAL_ARG_CONSTANT;
 };
 template <class T>

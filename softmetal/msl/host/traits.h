@@ -140,7 +140,7 @@ struct remove_addrspace<SOFTMETAL_THREADGROUP T> {
   using type = T;
 };
 template <class T>
-struct remove_addrspace<__attribute__((opencl_constant)) T> {
+struct remove_addrspace<SOFTMETAL_CONSTANT_SPACE T> {
   using type = T;
 };
 template <class T>
@@ -262,7 +262,7 @@ struct pointee_space<SOFTMETAL_DEVICE T*> {
   static constexpr space value = space::device;
 };
 template <class T>
-struct pointee_space<__attribute__((opencl_constant)) T*> {
+struct pointee_space<SOFTMETAL_CONSTANT_SPACE T*> {
   static constexpr space value = space::constant;
 };
 template <class T>

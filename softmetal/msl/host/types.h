@@ -3,10 +3,14 @@
 #pragma clang system_header
 #include "../../simt/abi.h"
 
-// Distinct types to the language, address space 0 to the optimiser and the sanitizers.
-#define SOFTMETAL_DEVICE __attribute__((opencl_global))
+// Distinct types to the language, address space 0 to the optimiser and the sanitizers. clang's SYCL mode
+// (compile.py) makes the default space, which is Metal's `thread`, one that includes all others: structs are
+// copied between any two, and member functions work on objects in any. Where Metal wants them told apart, the
+// rules do that (../rules).
+#define SOFTMETAL_DEVICE __attribute__((opencl_global_device))
 #define SOFTMETAL_THREADGROUP __attribute__((opencl_local))
-#define SOFTMETAL_CONSTANT const __attribute__((opencl_constant))
+#define SOFTMETAL_CONSTANT_SPACE __attribute__((opencl_global_host))
+#define SOFTMETAL_CONSTANT const SOFTMETAL_CONSTANT_SPACE
 
 // Library functions vanish from the line tables: what they do is reported at the line of the kernel that
 // called them.
