@@ -217,6 +217,59 @@ void add_seq_lens(Call& call, const Tensor& seq_lens) {
   call.seq_lens = seq_lens;
 }
 
+void add_window(Call& call, int64_t window_left, int64_t window_right, int64_t sink_tokens) {
+  ScoreOptions& options = call.problem.options;
+  options.window_left = window_left;
+  options.window_right = window_right;
+  options.sink_tokens = sink_tokens;
+}
+
+// A number per query head, as the float32 that the kernels read.
+Tensor per_head(const Call& call, const char* name, const Tensor& numbers) {
+  const char* op = name_of(call.problem.op);
+  check_rank(op, name, numbers, 1, "[query heads]");
+  check_device(op, name, numbers, call.query);
+  TORCH_CHECK_TYPE(is_float(dtype_of(numbers.scalar_type())), op, ": ", name, " is ", dtype_name(numbers),
+                   " and must be torch.float32, torch.float16 or torch.bfloat16");
+  check_same_size(op, "head count", "query", call.problem.q_heads, name, numbers.size(0));
+  return numbers.to(at::kFloat);
+}
+
+void add_modifiers(Call& call, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
+                   double softcap) {
+  ScoreOptions& options = call.problem.options;
+  options.softcap = softcap;
+  if (sinks.has_value()) {
+    call.sinks = per_head(call, "sinks", *sinks);
+    options.sinks = true;
+    options.sinks_stride = call.sinks.stride(0);
+  }
+  if (alibi_slopes.has_value()) {
+    call.alibi_slopes = per_head(call, "alibi_slopes", *alibi_slopes);
+    options.alibi_slopes = true;
+    options.alibi_slopes_stride = call.alibi_slopes.stride(0);
+  }
+}
+
+void add_tree_mask(Call& call, const OptionalTensor& tree_mask) {
+  if (!tree_mask.has_value()) return;
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  const Tensor& mask = *tree_mask;
+  check_device(name, "tree_mask", mask, call.query);
+  TORCH_CHECK_TYPE(mask.scalar_type() == at::kLong, name, ": tree_mask is ", dtype_name(mask),
+                   " and must be torch.int64 (bit t: draft token t is visible)");
+  const std::array<int64_t, 2> target = {problem.batch, problem.q_len};
+  TORCH_CHECK_VALUE((mask.dim() == 1 && mask.size(0) == problem.q_len) ||
+                        (mask.dim() == 2 && mask.sizes() == at::IntArrayRef(target)),
+                    name, ": tree_mask has shape ", mask.sizes(),
+                    " and must be [q_len] or [batch, q_len] = ", at::IntArrayRef(target));
+  problem.options.tree_mask = true;
+  problem.options.tree_mask_batch_stride = mask.dim() == 2 ? mask.stride(0) : 0;
+  problem.options.tree_mask_row_stride = mask.stride(-1);
+  call.tree_mask = mask;
+}
+
 // softmax(scale * q.k) with the customary scale where the caller names none.
 void add_scale(Call& call, std::optional<double> scale) {
   call.problem.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(call.problem.head_dim)));
@@ -232,12 +285,8 @@ Call describe_prefill(const Tensor& query, const Tensor& key, const Tensor& valu
   Call call = describe_dense(Op::kPrefill, query, key, value);
   call.problem.is_causal = is_causal;
   call.problem.q_offset = q_offset.value_or(call.problem.kv_len - call.problem.q_len);
-  call.problem.unbuilt = {.window_left = window_left,
-                          .window_right = window_right,
-                          .sink_tokens = sink_tokens,
-                          .sinks = sinks.has_value(),
-                          .alibi_slopes = alibi_slopes.has_value(),
-                          .softcap = softcap};
+  add_window(call, window_left, window_right, sink_tokens);
+  add_modifiers(call, sinks, alibi_slopes, softcap);
   add_mask(call, attn_mask);
   add_scale(call, scale);
   return call;
@@ -250,13 +299,9 @@ Call describe_decode(const Tensor& query, const Tensor& key, const Tensor& value
                      double softcap, std::optional<double> scale) {
   Call call = describe_dense(Op::kDecode, query, key, value);
   call.problem.is_causal = true;
-  call.problem.unbuilt = {.window_left = window_left,
-                          .window_right = window_right,
-                          .sink_tokens = sink_tokens,
-                          .sinks = sinks.has_value(),
-                          .alibi_slopes = alibi_slopes.has_value(),
-                          .tree_mask = tree_mask.has_value(),
-                          .softcap = softcap};
+  add_window(call, window_left, window_right, sink_tokens);
+  add_modifiers(call, sinks, alibi_slopes, softcap);
+  add_tree_mask(call, tree_mask);
   if (seq_lens.has_value()) add_seq_lens(call, *seq_lens);
   add_mask(call, attn_mask);
   add_scale(call, scale);
@@ -271,13 +316,9 @@ Call describe_paged_decode(const Tensor& query, const Tensor& key_cache, const T
                            std::optional<double> scale) {
   Call call = describe_paged(query, key_cache, value_cache, block_tables);
   call.problem.is_causal = true;
-  call.problem.unbuilt = {.window_left = window_left,
-                          .window_right = window_right,
-                          .sink_tokens = sink_tokens,
-                          .sinks = sinks.has_value(),
-                          .alibi_slopes = alibi_slopes.has_value(),
-                          .tree_mask = tree_mask.has_value(),
-                          .softcap = softcap};
+  add_window(call, window_left, window_right, sink_tokens);
+  add_modifiers(call, sinks, alibi_slopes, softcap);
+  add_tree_mask(call, tree_mask);
   add_seq_lens(call, seq_lens);
   add_mask(call, attn_mask);
   add_scale(call, scale);

@@ -23,6 +23,9 @@ struct Call {
   at::Tensor mask{};
   at::Tensor seq_lens{};
   at::Tensor block_tables{};
+  at::Tensor sinks{};
+  at::Tensor alibi_slopes{};
+  at::Tensor tree_mask{};
 
   at::Device device() const { return query.device(); }
 };

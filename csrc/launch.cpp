@@ -62,9 +62,15 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   bindings[Buffer::kQuery] = view_of(query, results.out);
   bindings[Buffer::kKey] = view_of(key, results.out);
   bindings[Buffer::kValue] = view_of(value, results.out);
-  if (call.mask.defined()) bindings[Buffer::kMask] = view_of(call.mask, results.out);
-  if (call.seq_lens.defined()) bindings[Buffer::kSeqLens] = view_of(call.seq_lens, results.out);
-  if (call.block_tables.defined()) bindings[Buffer::kBlockTables] = view_of(call.block_tables, results.out);
+  const auto bind_if_present = [&](Buffer buffer, const Tensor& tensor) {
+    if (tensor.defined()) bindings[buffer] = view_of(tensor, results.out);
+  };
+  bind_if_present(Buffer::kMask, call.mask);
+  bind_if_present(Buffer::kSeqLens, call.seq_lens);
+  bind_if_present(Buffer::kBlockTables, call.block_tables);
+  bind_if_present(Buffer::kSinks, call.sinks);
+  bind_if_present(Buffer::kAlibiSlopes, call.alibi_slopes);
+  bind_if_present(Buffer::kTreeMask, call.tree_mask);
   return execute(plan, bindings, results);
 }
 

@@ -5,7 +5,7 @@
 
 #include <metal_stdlib>
 
-#include "params.h"
+#include "constants.h"
 
 using namespace metal;
 
@@ -19,21 +19,8 @@ FATTN_CONSTEXPR int kRowFragments = FATTN_ROW_FRAGMENTS;  // 8-row fragments per
 FATTN_CONSTEXPR int kTileKeys = FATTN_TILE_KEYS;          // keys per step
 FATTN_CONSTEXPR int kKeyFragments = FATTN_TILE_KEYS / kFragment;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
+FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;  // decode: simdgroups with different rows of the same keys
 // The kernels promise this number to the compiler, which then fits registers to it: every launch is legal.
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
 }  // namespace fattn
-
-// Function constants stand at global scope, as in every Metal library we know to compile.
-constant uint fc_mask [[function_constant(fattn::kConstMask)]];
-constant bool fc_causal [[function_constant(fattn::kConstCausal)]];
-constant bool fc_vector_loads [[function_constant(fattn::kConstVectorLoads)]];
-constant bool fc_split [[function_constant(fattn::kConstSplit)]];
-constant bool fc_has_seq_lens [[function_constant(fattn::kConstHasSeqLens)]];
-constant uint fc_block_size [[function_constant(fattn::kConstBlockSize)]];
-
-// Gates of optional buffers.
-constant bool fc_has_mask = fc_mask != fattn::kMaskNone;
-constant bool fc_additive_mask = fc_mask > fattn::kMaskBool;
-constant bool fc_paged = fc_block_size != 0;
-constant bool fc_whole = !fc_split;

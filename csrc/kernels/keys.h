@@ -4,6 +4,9 @@
 
 #include "config.h"
 
+// Whether the eight keys of a fragment always lie in one block.
+constant bool fc_fragment_blocks = fc_block_size % 8 == 0;
+
 namespace fattn {
 
 // The place of one key, in elements from the start of the operand's head.
@@ -19,20 +22,59 @@ struct KeyTable {
   int num_blocks;
   int length;  // keys of this sequence
 
-  // The block size is a function constant, so the division is a multiplication, and a shift for the usual
-  // sizes. A table entry outside the pool holds no key: nothing is read through it.
-  KeyPlace find(int key) const thread {
-    KeyPlace place;
-    place.exists = key < length;
-    place.block = 0;
-    place.slot = key;
-    if (fc_paged && place.exists) {
-      const int logical = int(uint(key) / fc_block_size);
-      place.block = blocks[logical * entry_stride];
-      place.slot = int(uint(key) - uint(logical) * fc_block_size);
-      place.exists = place.block >= 0 && place.block < num_blocks;
+  // The block that holds a key; -1 for a key that does not exist. A table entry outside the pool holds no
+  // key: nothing is read through it. The block size is a function constant, so the division is a
+  // multiplication, and a shift for the usual sizes.
+  int block_of(int key) const thread {
+    if (key >= length) {
+      return -1;
     }
+    if (!fc_paged) {
+      return 0;
+    }
+    const int block = blocks[long(uint(key) / fc_block_size) * entry_stride];
+    return block < num_blocks ? max(block, -1) : -1;
+  }
+
+  KeyPlace place_of(int key, int block) const thread {
+    KeyPlace place;
+    place.block = block;
+    place.slot = fc_paged ? int(uint(key) % fc_block_size) : key;
+    place.exists = key < length && block >= 0;
     return place;
+  }
+};
+
+// The blocks of one step, by key fragment; looked up once for K and V.
+struct StepBlocks {
+  int blocks[kKeyFragments];
+
+  // Returns whether every key of the step exists.
+  bool look_up(thread const KeyTable& table, int first_key, ushort lane) thread {
+    bool exist = first_key + kTileKeys <= table.length;
+    if (!fc_paged) {
+      return exist;
+    }
+    if (!fc_fragment_blocks) {  // each lane looks up one key of 32
+#pragma clang loop unroll(full)
+      for (int key = 0; key < kTileKeys; key += kSimdWidth) {
+        exist = exist && table.block_of(first_key + key + lane % kTileKeys) >= 0;
+      }
+      return simd_all(exist);
+    }
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeyFragments; k++) {
+      const bool in_block_before = k > 0 && (fc_block_size % kTileKeys == 0 ||
+                                             (kTileKeys % fc_block_size == 0 && k * 8 % fc_block_size != 0));
+      blocks[k] = in_block_before ? blocks[max(k - 1, 0)] : table.block_of(first_key + k * 8);
+      exist = exist && blocks[k] >= 0;
+    }
+    return exist;
+  }
+
+  // The place of a key in fragment k.
+  KeyPlace find(thread const KeyTable& table, int key, int k) const thread {
+    return table.place_of(key, fc_paged ? (fc_fragment_blocks ? blocks[k] : table.block_of(key)) : 0);
   }
 };
 

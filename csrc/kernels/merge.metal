@@ -2,11 +2,7 @@
 // per row; its simdgroups share out the parts.
 //
 // Serves the second pass of decode (float32 partials) and fattn::merge.
-#include <metal_stdlib>
-
-#include "params.h"
-
-using namespace metal;
+#include "steps.h"
 
 namespace fattn {
 
@@ -25,20 +21,26 @@ using namespace fattn;
     const device Partial* partial_out [[buffer(fattn::kSlotPartialOut)]],
     const device float* partial_lse [[buffer(fattn::kSlotPartialLse)]],
     device Result* out [[buffer(fattn::kSlotOut)]], device float* lse [[buffer(fattn::kSlotLse)]],
-    constant MergeParams& params [[buffer(fattn::kSlotParams)]], uint group [[threadgroup_position_in_grid]],
-    ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
-    ushort thread_index [[thread_index_in_threadgroup]]) {
+    constant MergeParams& params [[buffer(fattn::kSlotParams)]],
+    const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
+    uint group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float shared[kSimdgroups * kMergeColumns];
 
   const long row = group;
+  int parts = params.parts;
+  if (fc_split) {  // of decode: as many as the sequence has chunks
+    const int length = length_of(seq_lens, params.span, int(row / params.rows_per_sequence));
+    parts = chunks_of(newest_rows(params.span, length), params.span.chunk_keys).count;
+  }
   float largest = -INFINITY;
-  for (int part = lane; part < params.parts; part += kSimdWidth) {
+  for (int part = lane; part < parts; part += kSimdWidth) {
     largest = fmax(largest, partial_lse[part * params.rows + row]);
   }
   largest = simd_max(largest);
   const float origin = largest == -INFINITY ? 0.0f : largest;
   float total = 0.0f;
-  for (int part = lane; part < params.parts; part += kSimdWidth) {
+  for (int part = lane; part < parts; part += kSimdWidth) {
     total += fast::exp2((partial_lse[part * params.rows + row] - origin) * M_LOG2E_F);
   }
   total = simd_sum(total);
@@ -47,7 +49,7 @@ using namespace fattn;
   for (int first_column = 0; first_column < params.head_dim; first_column += kMergeColumns) {
     float weighted[kLaneColumns] = {};
 #pragma clang loop unroll_count(4)
-    for (int part = simdgroup_index; part < params.parts; part += kSimdgroups) {
+    for (int part = simdgroup_index; part < parts; part += kSimdgroups) {
       const float weight = fast::exp2((partial_lse[part * params.rows + row] - origin) * M_LOG2E_F);
       const device Partial* source = partial_out + (part * params.rows + row) * params.head_dim;
 #pragma clang loop unroll(full)

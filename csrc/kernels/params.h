@@ -32,6 +32,9 @@ enum Slot {
   kSlotBlockTables = 8,
   kSlotPartialOut = 9,
   kSlotPartialLse = 10,
+  kSlotSinks = 11,
+  kSlotAlibiSlopes = 12,
+  kSlotTreeMask = 13,
 };
 
 // Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,
@@ -43,6 +46,12 @@ enum FunctionConstant {
   kConstSplit = 3,        // bool: write float partials instead of the result
   kConstHasSeqLens = 4,   // bool
   kConstBlockSize = 5,    // uint: keys per cache block; 0 = dense
+  kConstWindow = 6,       // bool: rows see a window of keys, and the sink tokens below it
+  kConstSoftcap = 7,      // bool
+  kConstAlibi = 8,        // bool
+  kConstSinks = 9,        // bool: a learned logit per head
+  kConstTree = 10,        // bool: the newest keys are draft tokens under a tree mask
+  kConstOneRow = 11,      // bool: all rows of a key-value head see the same keys
 };
 
 enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
@@ -75,43 +84,62 @@ struct PrefillParams {
   fattn_i32 reserved;
 };
 
+// What decode sees by position. kNoWindow as window_left: every key up to the row's own.
+struct CausalSpan {
+  fattn_i32 q_len;
+  fattn_i32 window_left;
+  fattn_i32 sink_tokens;
+  fattn_i32 capacity;  // keys that a sequence can have: Lk, or max_blocks * block_size
+  fattn_i32 chunk_keys;
+  fattn_i32 reserved;
+  fattn_i64 seq_lens_stride;
+};
+
 struct DecodeParams {
   Strides3 query;
   Strides3 key;  // dense: batch, head, row. Paged: block, head, slot
   Strides3 value;
   Strides4 mask;
-  fattn_i64 seq_lens_stride;
   fattn_i64 block_table_batch_stride;
   fattn_i64 block_table_entry_stride;
+  fattn_i64 sinks_stride;
+  fattn_i64 alibi_slopes_stride;
+  fattn_i64 tree_mask_batch_stride;
+  fattn_i64 tree_mask_row_stride;
+  CausalSpan span;
   fattn_i32 batch;
-  fattn_i32 q_len;
-  fattn_i32 capacity;  // keys that a sequence can have: Lk, or max_blocks * block_size
   fattn_i32 q_heads;
   fattn_i32 group_size;
-  fattn_i32 splits;
   fattn_i32 num_blocks;
-  fattn_i32 row_blocks;  // threadgroups that share the group_size * q_len query rows of one key-value head
-  fattn_f32 score_scale;
-  fattn_i32 reserved;
+  fattn_i32 row_blocks;   // threadgroups that share the group_size * q_len query rows of one key-value head
+  fattn_f32 score_scale;  // from a product to score units (softmax.h), or to the argument of tanh
+  fattn_f32 softcap;      // in score units
+  fattn_f32 slope_scale;  // from ALiBi's slopes to score units
 };
 
 struct MergeParams {
   fattn_i64 rows;  // rows of one part
   fattn_i32 parts;
   fattn_i32 head_dim;
+  // Of decode's second pass, where a sequence has as many parts as its length asks for.
+  fattn_i64 rows_per_sequence;
+  CausalSpan span;
 };
 
 // Bytes as the host lays them out; MSL has the same rules, and checks it too.
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(PrefillParams, 136);
-FATTN_CHECK_SIZE(DecodeParams, 168);
-FATTN_CHECK_SIZE(MergeParams, 16);
+FATTN_CHECK_SIZE(CausalSpan, 32);
+FATTN_CHECK_SIZE(DecodeParams, 216);
+FATTN_CHECK_SIZE(MergeParams, 56);
 #undef FATTN_CHECK_SIZE
 
 // Tile arithmetic. A simdgroup works on 8-row fragments.
 FATTN_CONSTEXPR int kFragment = 8;
 FATTN_CONSTEXPR int kSimdWidth = 32;
+// No window: more keys than a sequence can have.
+FATTN_CONSTEXPR int kNoWindow = 1 << 30;
 // Columns that a threadgroup of merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read

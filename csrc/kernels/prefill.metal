@@ -88,9 +88,30 @@ struct StepShare {
   }
 };
 
+// The query rows of a simdgroup.
+struct QueryRegisters {
+  OperandFragment fragments[kRowFragments][kHeadDim / 8];
+
+  // `row` is this lane's row of fragment r; null when the call has fewer rows.
+  void load(int r, const device Element* row, LanePosition at) thread {
+    Operand run[kHeadDim / 4];
+    if (row) {
+      read_query(row, fc_vector_loads, at, run);
+    } else {
+      fill_run(run, 0.0f);
+    }
+#pragma clang loop unroll(full)
+    for (int f = 0; f < kHeadDim / 8; f++) {
+      set_elements(fragments[r][f], run[query_element(f)], run[query_element(f) + kKeyChunk]);
+    }
+  }
+
+  OperandFragment fragment(int r, int f) const thread { return fragments[r][f]; }
+};
+
 // Scores of one staged step. Fragments from `fragments` on are seen by no row of this simdgroup.
-inline void score_step(thread OnlineAttention& attention, const threadgroup Element* tile, int fragments,
-                       LanePosition at) {
+inline void score_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
+                       const threadgroup Element* tile, int fragments, LanePosition at) {
   attention.clear_scores();
 #pragma clang loop unroll(full)
   for (int c = 0; c < kKeyChunks; c++) {
@@ -102,7 +123,7 @@ inline void score_step(thread OnlineAttention& attention, const threadgroup Elem
       read_key_chunk(row, c, true, at, first[k]);
       read_key_chunk(row + kKeyPitch, c, true, at, second[k]);
     }
-    attention.multiply_key_chunk(c, fragments, first, second);
+    attention.multiply_key_chunk(query, c, fragments, first, second);
   }
 }
 
@@ -157,14 +178,17 @@ using namespace fattn;
   value += batch * params.value.batch + (head / params.group_size) * params.value.head;
 
   OnlineAttention attention;
+  QueryRegisters query_rows;
   Visibility visible;
+  ScoreModifiers modifiers;
   attention.clear();
+  modifiers.scale = params.score_scale;
   visible.mask_key_stride = params.mask.key;
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
     const int row = simdgroup_row + r * 8 + at.row;
     const bool exists = row < params.q_len;
-    attention.load_query(r, exists ? query + row * params.query.row : nullptr, at);
+    query_rows.load(r, exists ? query + row * params.query.row : nullptr, at);
     const int causal_limit = fc_causal ? min(params.kv_len, params.q_offset + row + 1) : params.kv_len;
     visible.limit[r] = exists ? causal_limit : 0;
     visible.mask_row[r] = batch * params.mask.batch + head * params.mask.head + row * params.mask.row;
@@ -203,8 +227,8 @@ using namespace fattn;
       next.fetch<false>(key, value, params, next_key, thread_index);
     }
     if (simdgroup_sees > 0) {
-      score_step(attention, key_tile, kKeyFragments, at);
-      scale_scores(attention, params.score_scale);
+      score_step(attention, query_rows, key_tile, kKeyFragments, at);
+      modify_scores(attention, modifiers, first_key, at);
       attention.weigh();
       value_step(attention, value_tile, kKeyFragments, false, at);
     }
@@ -227,8 +251,8 @@ using namespace fattn;
     }
     const int fragments = (simdgroup_sees - first_key + 7) / 8;
     if (fragments > 0) {
-      score_step(attention, key_tile, fragments, at);
-      scale_scores(attention, params.score_scale);
+      score_step(attention, query_rows, key_tile, fragments, at);
+      modify_scores(attention, modifiers, first_key, at);
       hide_scores(attention, visible, mask, first_key, ~0u, at);
       attention.weigh();
       value_step(attention, value_tile, fragments, special != 0, at);

@@ -1,16 +1,40 @@
-// From raw products to scores: scale, attn_mask, visibility. Everything in float32.
+// From raw products to scores: scale, softcap, ALiBi, attn_mask, visibility. Everything in float32.
 #pragma once
 
 #include "softmax.h"
 
 namespace fattn {
 
-// What this lane's rows may see. Keys of a row are visible below a limit (its causal position, or the number
-// of keys), where attn_mask does not forbid it.
+// What this lane's rows may see: the keys of a window that ends at the row's limit (its causal position, or
+// the number of keys), the sink tokens below the window, of the draft tokens those of the row's branch, and
+// of all these what attn_mask does not forbid.
 struct Visibility {
   int limit[kRowFragments];  // row r sees keys j < limit[r]; 0 for rows that do not exist
+  int window_begin[kRowFragments];
+  int sink_end;
+  int first_draft;
+  uint drafts[kRowFragments];  // bit t: row r sees draft token t
   long mask_row[kRowFragments];
   long mask_key_stride;
+
+  bool by_position(int r, int key) const thread {
+    bool seen = key < limit[r];
+    if (fc_window) {
+      seen = seen && (key >= window_begin[r] || key < sink_end);
+    }
+    if (fc_tree) {
+      seen = seen && (key < first_draft || ((drafts[r] >> (key - first_draft)) & 1));
+    }
+    return seen;
+  }
+};
+
+// What becomes of a product before anything is hidden.
+struct ScoreModifiers {
+  float scale;  // to score units, or to the argument of tanh
+  float softcap;
+  float slope[kRowFragments];
+  int position[kRowFragments];
 };
 
 // A score after attn_mask[index].
@@ -27,14 +51,25 @@ inline float masked_score(float s, const device uchar* mask, long index) {
   return mask[index] != 0 ? s : -INFINITY;
 }
 
-// Scales the products of one step.
-inline void scale_scores(thread OnlineAttention& attention, float score_scale) {
+// The scores of one step from its products.
+inline void modify_scores(thread OnlineAttention& attention, thread const ScoreModifiers& modifiers,
+                          int first_key, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
-      attention.score[r][k].thread_elements()[0] *= score_scale;
-      attention.score[r][k].thread_elements()[1] *= score_scale;
+#pragma clang loop unroll(full)
+      for (int e = 0; e < 2; e++) {
+        float s = attention.score[r][k].thread_elements()[e] * modifiers.scale;
+        if (fc_softcap) {
+          s = modifiers.softcap * precise::tanh(s);
+        }
+        if (fc_alibi) {
+          const int key = first_key + k * 8 + at.pair * 2 + e;
+          s += modifiers.slope[r] * float(key - modifiers.position[r]);
+        }
+        attention.score[r][k].thread_elements()[e] = s;
+      }
     }
   }
 }
@@ -50,7 +85,7 @@ inline void hide_scores(thread OnlineAttention& attention, thread const Visibili
 #pragma clang loop unroll(full)
       for (int e = 0; e < 2; e++) {
         const int key = first_key + k * 8 + at.pair * 2 + e;
-        const bool seen = key < visible.limit[r] && ((present >> (2 * k + e)) & 1);
+        const bool seen = visible.by_position(r, key) && ((present >> (2 * k + e)) & 1);
         float s = attention.score[r][k].thread_elements()[e];
         if (seen && fc_has_mask) {
           s = masked_score(s, mask, visible.mask_row[r] + key * visible.mask_key_stride);

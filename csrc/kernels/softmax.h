@@ -19,8 +19,9 @@ inline float weight_of(float score_difference) {
 FATTN_CONSTEXPR bool kBlockedSums = sizeof(Element) == 4;
 
 // The state of one simdgroup: kRowFragments x 8 query rows, one step of kKeyFragments x 8 keys at a time.
+// `Query` below is a type with a member `fragment(r, f)`: fragment f of D / 8 of row fragment r, from
+// registers or from threadgroup memory.
 struct OnlineAttention {
-  OperandFragment query[kRowFragments][kHeadDim / 8];
   simdgroup_float8x8 score[kRowFragments][kKeyFragments];  // after `weigh`: the weights
   simdgroup_float8x8 out[kRowFragments][kValueDim / 8];
   float row_max[kRowFragments];
@@ -38,40 +39,62 @@ struct OnlineAttention {
     }
   }
 
-  // `row` is this lane's row of fragment r; null when the call has fewer rows.
-  void load_query(int r, const device Element* row, LanePosition at) thread {
-    Operand run[kHeadDim / 4];
-    if (row) {
-      read_query(row, fc_vector_loads, at, run);
-    } else {
-      fill_run(run, 0.0f);
-    }
-#pragma clang loop unroll(full)
-    for (int f = 0; f < kHeadDim / 8; f++) {
-      const int first = f / kKeyChunk * (2 * kKeyChunk) + f % kKeyChunk;
-      set_elements(query[r][f], run[first], run[first + kKeyChunk]);
-    }
+  // One more logit for row r, whose value is 0. Called before the first step, with `counts` in one of the
+  // simdgroups and lanes that share the row.
+  void add_sink(int r, float logit, bool counts) thread {
+    row_max[r] = logit;
+    row_sum[r] = counts ? 1.0f : 0.0f;
   }
 
   void clear_scores() thread { clear_products(score); }
 
   // Adds the products with chunk c of the first `fragments` key fragments. `first` and `second` are this
   // lane's chunks of keys 2 * pair and 2 * pair + 1.
-  void multiply_key_chunk(int c, int fragments, thread const Operand (&first)[kKeyFragments][kKeyChunk],
+  template <typename Query>
+  void multiply_key_chunk(thread const Query& query, int c, int fragments,
+                          thread const Operand (&first)[kKeyFragments][kKeyChunk],
                           thread const Operand (&second)[kKeyFragments][kKeyChunk]) thread {
     if (!kBlockedSums) {
-      add_products(c, fragments, first, second, score);
+      add_products(query, c, fragments, first, second, score);
       return;
     }
     simdgroup_float8x8 block[kRowFragments][kKeyFragments];
     clear_products(block);
-    add_products(c, fragments, first, second, block);
+    add_products(query, c, fragments, first, second, block);
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
 #pragma clang loop unroll(full)
       for (int k = 0; k < kKeyFragments; k++) {
         score[r][k].thread_elements()[0] += block[r][k].thread_elements()[0];
         score[r][k].thread_elements()[1] += block[r][k].thread_elements()[1];
+      }
+    }
+  }
+
+  // The same for key fragment k alone.
+  template <typename Query>
+  void multiply_key_fragment(thread const Query& query, int c, int k,
+                             thread const Operand (&first)[kKeyChunk],
+                             thread const Operand (&second)[kKeyChunk]) thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      simdgroup_float8x8 sum;
+      if (kBlockedSums) {
+        set_elements(sum, 0.0f, 0.0f);
+      } else {
+        sum = score[r][k];
+      }
+#pragma clang loop unroll(full)
+      for (int i = 0; i < kKeyChunk; i++) {
+        OperandFragment key;
+        set_elements(key, first[i], second[i]);
+        simdgroup_multiply_accumulate(sum, query.fragment(r, c * kKeyChunk + i), key, sum);
+      }
+      if (kBlockedSums) {
+        score[r][k].thread_elements()[0] += sum.thread_elements()[0];
+        score[r][k].thread_elements()[1] += sum.thread_elements()[1];
+      } else {
+        score[r][k] = sum;
       }
     }
   }
@@ -87,7 +110,9 @@ struct OnlineAttention {
   }
 
   // The fragments take turns: each product waits for the one before it in its own sum only.
-  void add_products(int c, int fragments, thread const Operand (&first)[kKeyFragments][kKeyChunk],
+  template <typename Query>
+  void add_products(thread const Query& query, int c, int fragments,
+                    thread const Operand (&first)[kKeyFragments][kKeyChunk],
                     thread const Operand (&second)[kKeyFragments][kKeyChunk],
                     thread simdgroup_float8x8 (&sums)[kRowFragments][kKeyFragments]) thread {
 #pragma clang loop unroll(full)
@@ -101,7 +126,7 @@ struct OnlineAttention {
         set_elements(key, first[k][i], second[k][i]);
 #pragma clang loop unroll(full)
         for (int r = 0; r < kRowFragments; r++) {
-          simdgroup_multiply_accumulate(sums[r][k], query[r][c * kKeyChunk + i], key, sums[r][k]);
+          simdgroup_multiply_accumulate(sums[r][k], query.fragment(r, c * kKeyChunk + i), key, sums[r][k]);
         }
       }
     }

@@ -152,6 +152,9 @@ FATTN_DEFINE_READ_CHUNKS(device)
 FATTN_DEFINE_READ_CHUNKS(threadgroup)
 #undef FATTN_DEFINE_READ_CHUNKS
 
+// Where fragment f of Q takes its first element from this lane's run; the second is one chunk on.
+inline int query_element(int f) { return f / kKeyChunk * (2 * kKeyChunk) + f % kKeyChunk; }
+
 // This lane's part of a row of Q or V, and chunk c of its part of a row of K.
 template <typename Pointer>
 inline void read_query(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[kHeadDim / 4]) {

@@ -36,7 +36,9 @@ std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t 
   return std::nullopt;
 }
 
-std::optional<Refusal> check_unbuilt(const char* op, const UnbuiltOptions& options) {
+std::optional<Refusal> check_options(const Problem& p) {
+  const char* op = name_of(p.op);
+  const ScoreOptions& options = p.options;
   if (options.window_left < -1 || options.window_right < -1) {
     const bool left = options.window_left < -1;
     return refuse(Kind::kValue, op, left ? "window_left " : "window_right ",
@@ -49,13 +51,13 @@ std::optional<Refusal> check_unbuilt(const char* op, const UnbuiltOptions& optio
   if (!(options.softcap >= 0.0)) {
     return refuse(Kind::kValue, op, "softcap ", options.softcap, " is not >= 0; use 0 for none");
   }
+  if (p.op != Op::kPrefill) return std::nullopt;
   const char* unbuilt = options.window_left >= 0 || options.window_right >= 0
                             ? "a sliding window (window_left/window_right)"
                         : options.sink_tokens > 0 ? "sink_tokens"
                         : options.sinks           ? "sinks"
                         : options.alibi_slopes    ? "alibi_slopes"
                         : options.softcap > 0.0   ? "softcap"
-                        : options.tree_mask       ? "tree_mask"
                                                   : nullptr;
   if (unbuilt) {
     return refuse(Kind::kNotImplemented, op, unbuilt,
@@ -89,7 +91,7 @@ std::optional<Refusal> check(const Problem& p) {
   }
   if (auto refusal = check_head_dim(op, "query/key", p.head_dim)) return refusal;
   if (auto refusal = check_head_dim(op, "value", p.value_dim)) return refusal;
-  if (auto refusal = check_unbuilt(op, p.unbuilt)) return refusal;
+  if (auto refusal = check_options(p)) return refusal;
   if (p.op != Op::kPrefill && p.q_len > kMaxDecodeRows) {
     return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
                   "; use fattn.prefill for longer queries");

@@ -1,18 +1,38 @@
-// Plans fattn.decode and fattn.paged_decode: one pass over the keys in splits, and one that merges the
-// splits.
+// Plans fattn.decode and fattn.paged_decode: one pass over the chunks of all sequences, and one that merges
+// the chunks of each.
 #include "planners.h"
 
 namespace fattn {
 namespace {
 
-// As many threadgroups as the GPU holds at a time and not one more, for a second wave would wait for the
-// first; of enough keys to be worth a partial result. seq_lens is on the device, so the number of splits
-// follows the capacity; the kernel shares out the keys that are really there.
-int64_t choose_splits(const Problem& p, const DeviceFacts& device, const DecodeRow& row,
-                      int64_t threadgroups) {
-  const int64_t wanted = int64_t(device.cores) * row.threadgroups_per_core / threadgroups;
-  const int64_t useful = ceil_div(p.kv_len, row.min_keys_per_split);
-  return std::clamp<int64_t>(std::min(wanted, useful), 1, kMaxSplits);
+// Simdgroups beside each other with eight rows of the same keys each, as many as the rows need: 1, 2 or 4.
+int64_t row_groups_for(int64_t packed_rows, int64_t simdgroups) {
+  int64_t groups = 1;
+  while (groups < simdgroups && groups * kFragment < packed_rows) groups *= 2;
+  return groups;
+}
+
+// The most chunks that a sequence can have: chunks_of in kernels/steps.h for the longest.
+int64_t most_chunks(const Problem& p, int64_t chunk_keys) {
+  const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, chunk_keys), 1);
+  if (p.options.window_left < 0) return all;
+  const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
+  const int64_t sink_keys = std::min(p.options.sink_tokens, p.kv_len);
+  // A range of n keys that starts anywhere touches at most this many chunks.
+  const int64_t of_window = ceil_div(window_keys - 1, chunk_keys) + 1;
+  return std::min(all, ceil_div(sink_keys, chunk_keys) + of_window);
+}
+
+CausalSpan span_of(const Problem& p, int64_t chunk_keys) {
+  CausalSpan span{};
+  span.q_len = int32_t(p.q_len);
+  span.window_left =
+      p.options.window_left < 0 ? kNoWindow : int32_t(std::min<int64_t>(p.options.window_left, kNoWindow));
+  span.sink_tokens = int32_t(std::min<int64_t>(p.options.sink_tokens, kNoWindow));
+  span.capacity = int32_t(p.kv_len);
+  span.chunk_keys = int32_t(chunk_keys);
+  span.seq_lens_stride = p.seq_lens_stride;
+  return span;
 }
 
 }  // namespace
@@ -25,47 +45,65 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
 
   const int64_t group_size = p.q_heads / p.kv_heads;
   const int64_t packed_rows = group_size * p.q_len;
-  const int64_t row_fragments = packed_rows > kFragment ? 2 : 1;
-  const int64_t row_blocks = ceil_div(packed_rows, row_fragments * kFragment);
-  const int64_t splits = choose_splits(p, device, row, p.batch * p.kv_heads * row_blocks);
+  const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
+  const int64_t row_blocks = ceil_div(packed_rows, row_groups * kFragment);
+  // More rows make a partial result larger, so it should stand for more keys.
+  const int64_t chunk_keys = int64_t(row.chunk_keys) * row_groups;
+  const int64_t parts = most_chunks(p, chunk_keys);
 
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(Kernel::kDecode, p);
-  pass.spec.row_fragments = uint16_t(row_fragments);
+  pass.spec.row_fragments = 1;
+  pass.spec.row_groups = uint16_t(row_groups);
   pass.spec.tile_keys = row.tile_keys;
   pass.spec.simdgroups = row.simdgroups;
-  pass.spec.split = splits > 1;
+  pass.spec.split = parts > 1;
   pass.spec.has_seq_lens = p.has_seq_lens;
   pass.spec.block_size = uint32_t(p.block_size);
-  pass.grid = {uint32_t(splits), uint32_t(p.kv_heads * row_blocks), uint32_t(p.batch)};
+  pass.spec.window = p.options.window_left >= 0;
+  pass.spec.softcap = p.options.softcap > 0.0;
+  pass.spec.alibi = p.options.alibi_slopes;
+  pass.spec.sinks = p.options.sinks;
+  pass.spec.tree = p.options.tree_mask;
+  pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
+  pass.grid = {uint32_t(p.batch * parts), uint32_t(p.kv_heads * row_blocks), 1};
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
-  // Eight rows of every simdgroup's output, with their maxima and sums.
-  pass.threadgroup_bytes = uint32_t(row.simdgroups * kFragment * (p.value_dim + 2) * sizeof(float));
+  // The packed rows of the query, and every simdgroup's output with its maxima and sums.
+  const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
+  pass.threadgroup_bytes = uint32_t(row_groups * kFragment * p.head_dim * operand_bytes +
+                                    row.simdgroups * kFragment * (p.value_dim + 2) * sizeof(float));
 
   bind_attention(pass, p);
   if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
   if (p.op == Op::kPagedDecode) pass.bind(Buffer::kBlockTables, kSlotBlockTables);
+  if (p.options.sinks) pass.bind(Buffer::kSinks, kSlotSinks);
+  if (p.options.alibi_slopes) pass.bind(Buffer::kAlibiSlopes, kSlotAlibiSlopes);
+  if (p.options.tree_mask) pass.bind(Buffer::kTreeMask, kSlotTreeMask);
 
+  const double softcap = p.options.softcap;
   DecodeParams params{};
   params.query = p.query;
   params.key = p.key;
   params.value = p.value;
   params.mask = p.mask;
-  params.seq_lens_stride = p.seq_lens_stride;
   params.block_table_batch_stride = p.block_table_batch_stride;
   params.block_table_entry_stride = p.block_table_entry_stride;
+  params.sinks_stride = p.options.sinks_stride;
+  params.alibi_slopes_stride = p.options.alibi_slopes_stride;
+  params.tree_mask_batch_stride = p.options.tree_mask_batch_stride;
+  params.tree_mask_row_stride = p.options.tree_mask_row_stride;
+  params.span = span_of(p, chunk_keys);
   params.batch = int32_t(p.batch);
-  params.q_len = int32_t(p.q_len);
-  params.capacity = int32_t(p.kv_len);
   params.q_heads = int32_t(p.q_heads);
   params.group_size = int32_t(group_size);
-  params.splits = int32_t(splits);
   params.num_blocks = int32_t(p.num_blocks);
   params.row_blocks = int32_t(row_blocks);
-  params.score_scale = score_scale(p);
+  params.score_scale = float(softcap > 0.0 ? p.scale / softcap : p.scale * score_unit(p));
+  params.softcap = float(softcap * score_unit(p));
+  params.slope_scale = float(score_unit(p));
   pass.set_params(params);
 
-  if (splits == 1) {
+  if (parts == 1) {
     pass.bind(Buffer::kOut, kSlotOut);
     pass.bind(Buffer::kLse, kSlotLse);
     return plan;
@@ -73,9 +111,21 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.bind(Buffer::kScratchOut, kSlotPartialOut);
   pass.bind(Buffer::kScratchLse, kSlotPartialLse);
   const int64_t rows = p.batch * p.q_heads * p.q_len;
-  plan.scratch_out_floats = splits * rows * p.value_dim;
-  plan.scratch_lse_floats = splits * rows;
-  add_merge_pass(plan, {DType::kFloat32, splits, rows, p.value_dim}, p.dtype);
+  plan.scratch_out_floats = parts * rows * p.value_dim;
+  plan.scratch_lse_floats = parts * rows;
+  // The same number of simdgroups whatever the capacity: they decide the order of the sum.
+  Pass& merge = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype, 4);
+  merge.spec.split = true;
+  merge.spec.has_seq_lens = p.has_seq_lens;
+  merge.spec.tree = p.options.tree_mask;
+  if (p.has_seq_lens) merge.bind(Buffer::kSeqLens, kSlotSeqLens);
+  MergeParams merge_params{};
+  merge_params.rows = rows;
+  merge_params.parts = int32_t(parts);
+  merge_params.head_dim = int32_t(p.value_dim);
+  merge_params.rows_per_sequence = p.q_heads * p.q_len;
+  merge_params.span = params.span;
+  merge.set_params(merge_params);
   return plan;
 }
 

@@ -71,6 +71,17 @@ class JsonWriter {
     close('}');
   }
 
+  void value(const CausalSpan& span) {
+    open('{');
+    field("q_len", span.q_len);
+    field("window_left", span.window_left);
+    field("sink_tokens", span.sink_tokens);
+    field("capacity", span.capacity);
+    field("chunk_keys", span.chunk_keys);
+    field("seq_lens_stride", span.seq_lens_stride);
+    close('}');
+  }
+
   template <typename T>
   void field(std::string_view name, const T& content) {
     key(name);
@@ -114,24 +125,29 @@ void write(JsonWriter& json, const DecodeParams& params) {
   FATTN_FIELD(key);
   FATTN_FIELD(value);
   FATTN_FIELD(mask);
-  FATTN_FIELD(seq_lens_stride);
   FATTN_FIELD(block_table_batch_stride);
   FATTN_FIELD(block_table_entry_stride);
+  FATTN_FIELD(sinks_stride);
+  FATTN_FIELD(alibi_slopes_stride);
+  FATTN_FIELD(tree_mask_batch_stride);
+  FATTN_FIELD(tree_mask_row_stride);
+  FATTN_FIELD(span);
   FATTN_FIELD(batch);
-  FATTN_FIELD(q_len);
-  FATTN_FIELD(capacity);
   FATTN_FIELD(q_heads);
   FATTN_FIELD(group_size);
-  FATTN_FIELD(splits);
   FATTN_FIELD(num_blocks);
   FATTN_FIELD(row_blocks);
   FATTN_FIELD(score_scale);
+  FATTN_FIELD(softcap);
+  FATTN_FIELD(slope_scale);
 }
 
 void write(JsonWriter& json, const MergeParams& params) {
   FATTN_FIELD(rows);
   FATTN_FIELD(parts);
   FATTN_FIELD(head_dim);
+  FATTN_FIELD(rows_per_sequence);
+  FATTN_FIELD(span);
 }
 
 #undef FATTN_FIELD

@@ -4,22 +4,25 @@
 
 namespace fattn {
 
-void add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype) {
+Pass& add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype, uint16_t simdgroups) {
   Pass& pass = plan.add_pass();
   pass.spec.kernel = Kernel::kMerge;
   pass.spec.dtype = p.dtype;
   pass.spec.out_dtype = out_dtype;
-  pass.spec.simdgroups = p.parts > 32  ? 8
-                         : p.parts > 8 ? 4
-                                       : 1;  // at least four parts each, if there are so many
-  pass.grid = {uint32_t(p.rows), 1, 1};      // a threadgroup per row
+  pass.spec.simdgroups = simdgroups;
+  pass.grid = {uint32_t(p.rows), 1, 1};  // a threadgroup per row
   pass.threads = {uint32_t(pass.spec.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes = uint32_t(pass.spec.simdgroups * kMergeColumns * sizeof(float));
   pass.bind(Buffer::kScratchOut, kSlotPartialOut);
   pass.bind(Buffer::kScratchLse, kSlotPartialLse);
   pass.bind(Buffer::kOut, kSlotOut);
   pass.bind(Buffer::kLse, kSlotLse);
-  pass.set_params(MergeParams{p.rows, int32_t(p.parts), int32_t(p.head_dim)});
+  MergeParams params{};
+  params.rows = p.rows;
+  params.parts = int32_t(p.parts);
+  params.head_dim = int32_t(p.head_dim);
+  pass.set_params(params);
+  return pass;
 }
 
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device) {
@@ -31,7 +34,9 @@ std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts&
   if (auto refusal = check(problem)) return *std::move(refusal);
   Plan plan;
   plan.tuning = "one simdgroup per row";
-  if (problem.rows > 0 && problem.head_dim > 0) add_merge_pass(plan, problem, problem.dtype);
+  // At least four parts a simdgroup, if there are so many.
+  const uint16_t simdgroups = problem.parts > 32 ? 8 : problem.parts > 8 ? 4 : 1;
+  if (problem.rows > 0 && problem.head_dim > 0) add_merge_pass(plan, problem, problem.dtype, simdgroups);
   return plan;
 }
 

@@ -30,6 +30,7 @@ struct KernelSpec {
   uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
+  uint16_t row_groups = 1;  // decode: simdgroups that work on different rows of the same keys
 
   MaskKind mask = kMaskNone;
   bool causal = false;
@@ -37,6 +38,12 @@ struct KernelSpec {
   bool split = false;
   bool has_seq_lens = false;
   uint32_t block_size = 0;
+  bool window = false;
+  bool softcap = false;
+  bool alibi = false;
+  bool sinks = false;
+  bool tree = false;
+  bool one_row = false;
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -64,6 +71,9 @@ enum class Buffer : uint8_t {
   kMask,
   kSeqLens,
   kBlockTables,
+  kSinks,
+  kAlibiSlopes,
+  kTreeMask,
   kOut,
   kLse,
   kScratchOut,
@@ -83,9 +93,9 @@ struct Pass {
   std::array<uint32_t, 3> threads{};  // per threadgroup
   uint32_t threadgroup_bytes = 0;     // static, as the kernel declares it
 
-  std::array<Binding, 10> bindings{};
+  std::array<Binding, 12> bindings{};
   uint32_t binding_count = 0;
-  std::array<std::byte, 192> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
+  std::array<std::byte, 216> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
   uint32_t params_size = 0;
 
   void bind(Buffer buffer, Slot slot) { bindings[binding_count++] = {buffer, slot}; }

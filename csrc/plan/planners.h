@@ -14,7 +14,7 @@ namespace fattn {
 Plan plan_prefill(const Problem& problem, const DeviceFacts& device);
 Plan plan_decode(const Problem& problem, const DeviceFacts& device);
 // Appends the pass that merges partial results (kScratchOut, kScratchLse) into kOut and kLse.
-void add_merge_pass(Plan& plan, const MergeProblem& problem, DType out_dtype);
+Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, DType out_dtype, uint16_t simdgroups);
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -36,10 +36,9 @@ inline MaskKind mask_kind(DType dtype) {
   return kMaskNone;
 }
 
-// The factor from q.k to a score in the kernels' units: see kernels/softmax.h.
-inline float score_scale(const Problem& p) {
-  const bool additive_mask = mask_kind(p.mask_dtype) > kMaskBool;
-  return float(additive_mask ? p.scale : p.scale * std::numbers::log2e);
+// The kernels' score units per natural unit: see kernels/softmax.h.
+inline double score_unit(const Problem& p) {
+  return mask_kind(p.mask_dtype) > kMaskBool ? 1.0 : std::numbers::log2e;
 }
 
 inline KernelSpec attention_spec(Kernel kernel, const Problem& p) {

@@ -41,7 +41,7 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   params.group_size = int32_t(p.q_heads / p.kv_heads);
   // Beyond these bounds every row sees all keys, or none: clamping keeps the kernel's arithmetic in 32 bits.
   params.q_offset = int32_t(std::clamp<int64_t>(p.q_offset, -p.q_len, p.kv_len));
-  params.score_scale = score_scale(p);
+  params.score_scale = float(p.scale * score_unit(p));
   params.q_tiles = int32_t(q_tiles);
   pass.set_params(params);
   return plan;

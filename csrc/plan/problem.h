@@ -15,15 +15,20 @@ const char* name_of(Op op);
 const char* name_of(DType dtype);
 int size_of(DType dtype);
 
-// Options that ops.md names and that no kernel has yet. The planner refuses a call that sets one of them.
-struct UnbuiltOptions {
-  int64_t window_left = -1;
+// What changes scores or hides keys by position. Tensors are float32 [q_heads] and int64 [batch, q_len], by
+// their strides in elements.
+struct ScoreOptions {
+  int64_t window_left = -1;  // -1: no limit
   int64_t window_right = -1;
   int64_t sink_tokens = 0;
+  double softcap = 0.0;  // 0: none
   bool sinks = false;
+  int64_t sinks_stride = 0;
   bool alibi_slopes = false;
+  int64_t alibi_slopes_stride = 0;
   bool tree_mask = false;
-  double softcap = 0.0;
+  int64_t tree_mask_batch_stride = 0;
+  int64_t tree_mask_row_stride = 0;
 };
 
 // One attention call over query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]
@@ -60,7 +65,7 @@ struct Problem {
   int64_t block_table_batch_stride = 0;
   int64_t block_table_entry_stride = 0;
 
-  UnbuiltOptions unbuilt;
+  ScoreOptions options;
 };
 
 // N partial results over disjoint keys: outs [parts, ..., head_dim] of `dtype`, lses [parts, ...] of float32,

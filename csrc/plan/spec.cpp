@@ -86,6 +86,12 @@ const char* name_of(Buffer buffer) {
       return "seq_lens";
     case Buffer::kBlockTables:
       return "block_tables";
+    case Buffer::kSinks:
+      return "sinks";
+    case Buffer::kAlibiSlopes:
+      return "alibi_slopes";
+    case Buffer::kTreeMask:
+      return "tree_mask";
     case Buffer::kOut:
       return "out";
     case Buffer::kLse:
@@ -114,6 +120,18 @@ const char* constant_name(FunctionConstant index) {
       return "has_seq_lens";
     case kConstBlockSize:
       return "block_size";
+    case kConstWindow:
+      return "window";
+    case kConstSoftcap:
+      return "softcap";
+    case kConstAlibi:
+      return "alibi";
+    case kConstSinks:
+      return "sinks";
+    case kConstTree:
+      return "tree";
+    case kConstOneRow:
+      return "one_row";
   }
   return "";
 }
@@ -142,17 +160,24 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   macros.emplace_back("FATTN_VALUE_DIM", std::to_string(spec.value_dim));
   macros.emplace_back("FATTN_ROW_FRAGMENTS", std::to_string(spec.row_fragments));
   macros.emplace_back("FATTN_TILE_KEYS", std::to_string(spec.tile_keys));
+  macros.emplace_back("FATTN_ROW_GROUPS", std::to_string(spec.row_groups));
   return macros;
 }
 
 std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
-  if (spec.kernel == Kernel::kMerge) {
-    return {};
-  }
   return {
-      {kConstMask, false, static_cast<uint32_t>(spec.mask)}, {kConstCausal, true, spec.causal},
-      {kConstVectorLoads, true, spec.vector_loads},          {kConstSplit, true, spec.split},
-      {kConstHasSeqLens, true, spec.has_seq_lens},           {kConstBlockSize, false, spec.block_size},
+      {kConstMask, false, static_cast<uint32_t>(spec.mask)},
+      {kConstCausal, true, spec.causal},
+      {kConstVectorLoads, true, spec.vector_loads},
+      {kConstSplit, true, spec.split},
+      {kConstHasSeqLens, true, spec.has_seq_lens},
+      {kConstBlockSize, false, spec.block_size},
+      {kConstWindow, true, spec.window},
+      {kConstSoftcap, true, spec.softcap},
+      {kConstAlibi, true, spec.alibi},
+      {kConstSinks, true, spec.sinks},
+      {kConstTree, true, spec.tree},
+      {kConstOneRow, true, spec.one_row},
   };
 }
 

@@ -43,21 +43,18 @@ struct DecodeRow {
   uint16_t max_dim;
   uint16_t tile_keys;
   uint16_t simdgroups;
-  int threadgroups_per_core;  // wanted in flight: decides the number of splits
-  int min_keys_per_split;
+  int chunk_keys;  // of a partial result of up to eight packed rows
   const char* provenance;
 };
 
-// A split is worth its partial result from about 256 keys on. A core holds two threadgroups of 4 simdgroups
-// at a time (by registers: three on M1, two on H200); each simdgroup has 8 KB of keys in flight, which is
-// more than the latency of memory asks for. Two per core, so that the grid is one wave, was the best of 2 to
-// 8 on an NVIDIA H200 (bench/NOTES.md); not measured on an Apple GPU.
+// A chunk of 256 keys with D = 128 is 128 KB of K and V for 2 KB of partial result. The keys of a step are as
+// many as leave a lane's registers at 208 halves or less on M1 and M2, of which 256 exist: three or four
+// threadgroups then fit a core (counted with Mesa's open compiler for these GPUs; no Apple compiler was
+// involved). Nothing here was measured on an Apple GPU.
 inline constexpr std::array<DecodeRow, 2> kDecodeTuning{{
-    {kAnyFamily, 4, 128, 16, 4, 2, 256, "float32, 16 keys per step (registers), one wave of threadgroups"},
-    {kAnyFamily, 0, kAnyDim, 32, 4, 2, 256, "baseline: 32 keys per step, one wave of threadgroups"},
+    {kAnyFamily, 4, kAnyDim, 8, 4, 256, "float32: 8 keys per step (registers of M1/M2), chunks of 256 keys"},
+    {kAnyFamily, 0, kAnyDim, 32, 4, 256, "16-bit: 32 keys per step (registers of M1/M2), chunks of 256 keys"},
 }};
-
-inline constexpr int kMaxSplits = 128;
 
 template <typename Table>
 const auto& tuning_row(const Table& table, const DeviceFacts& device, DType dtype, int64_t dim) {
