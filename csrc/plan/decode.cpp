@@ -117,7 +117,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Pass& merge = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype, 4);
   merge.spec.split = true;
   merge.spec.has_seq_lens = p.has_seq_lens;
-  merge.spec.tree = p.options.tree_mask;
+  merge.spec.window = pass.spec.window;
   if (p.has_seq_lens) merge.bind(Buffer::kSeqLens, kSlotSeqLens);
   MergeParams merge_params{};
   merge_params.rows = rows;
