@@ -20,6 +20,8 @@ FATTN_CONSTEXPR int kPackedRows = kRowGroups * 8;           // of a threadgroup
 
 // Two elements as the words they are stored in.
 FATTN_CONSTEXPR int kPairWords = 2 * sizeof(Operand) / 4;
+FATTN_CONSTEXPR int kQueryWords = kRowGroups * kHeadDim / 8 * kPairWords * kSimdWidth;
+FATTN_CONSTEXPR int kOutWords = kSimdgroups * 8 * kValueDim;
 
 // The query rows of a simdgroup, in threadgroup memory: a pair of elements per lane and fragment. In
 // registers they would take a quarter of what there is.
@@ -202,8 +204,8 @@ using namespace fattn;
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup uint shared_query[kRowGroups * kHeadDim / 8 * kPairWords * kSimdWidth];
-  threadgroup float shared_out[kSimdgroups * 8 * kValueDim];
+  // The query first, then what the simdgroups have summed.
+  threadgroup uint shared[kQueryWords > kOutWords ? kQueryWords : kOutWords];
   threadgroup float shared_max[kSimdgroups * 8];
   threadgroup float shared_sum[kSimdgroups * 8];
 
@@ -219,7 +221,8 @@ using namespace fattn;
   const int row = packed_row % params.span.q_len;
 
   SharedQuery query_rows;
-  query_rows.pairs = shared_query + row_group * (kHeadDim / 8 * kPairWords * kSimdWidth) + lane;
+  threadgroup float* shared_out = reinterpret_cast<threadgroup float*>(shared);
+  query_rows.pairs = shared + row_group * (kHeadDim / 8 * kPairWords * kSimdWidth) + lane;
 
   const WorkItem item = find_item(seq_lens, params.span, params.batch, int(group.x), lane);
   if (item.batch < 0) {
@@ -290,6 +293,7 @@ using namespace fattn;
   }
   attention.finish();
 
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the query has been read
   SharedStates states;
   states.out = shared_out;
   states.row_max = shared_max;

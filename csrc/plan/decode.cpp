@@ -68,10 +68,11 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
   pass.grid = {uint32_t(p.batch * parts), uint32_t(p.kv_heads * row_blocks), 1};
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
-  // The packed rows of the query, and every simdgroup's output with its maxima and sums.
+  // The packed rows of the query or every simdgroup's output, and the maxima and sums.
   const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
-  pass.threadgroup_bytes = uint32_t(row_groups * kFragment * p.head_dim * operand_bytes +
-                                    row.simdgroups * kFragment * (p.value_dim + 2) * sizeof(float));
+  const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
+  const int64_t rows_bytes = row.simdgroups * kFragment * int64_t(sizeof(float));
+  pass.threadgroup_bytes = uint32_t(std::max(query_bytes, rows_bytes * p.value_dim) + 2 * rows_bytes);
 
   bind_attention(pass, p);
   if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
