@@ -29,9 +29,9 @@ inline float masked_score(float s, const device uchar* mask, long index) {
 
 // Scales the products of one step.
 inline void scale_scores(thread OnlineAttention& attention, float score_scale) {
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       attention.score[r][k].thread_elements()[0] *= score_scale;
       attention.score[r][k].thread_elements()[1] *= score_scale;
@@ -43,11 +43,11 @@ inline void scale_scores(thread OnlineAttention& attention, float score_scale) {
 // element e of this lane's fragment k belongs to a key that exists.
 inline void hide_scores(thread OnlineAttention& attention, thread const Visibility& visible,
                         const device uchar* mask, int first_key, uint present, LanePosition at) {
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int e = 0; e < 2; e++) {
         const int key = first_key + k * 8 + at.pair * 2 + e;
         const bool seen = key < visible.limit[r] && ((present >> (2 * k + e)) & 1);

@@ -32,6 +32,10 @@ _PRAGMAS = (
         "#pragma unroll",
     ),
     (
+        re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll_count\((\d+)\).*$", re.M),
+        r"#pragma unroll \1",
+    ),
+    (
         re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll\(disable\).*$", re.M),
         "#pragma unroll 1",
     ),
