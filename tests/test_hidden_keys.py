@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests import problems
-from tests.conftest import counted_launches
+from tests import direct_launch, problems
+from tests.conftest import counted_launches, needs_emulator
 
 MASK_DTYPES = [torch.bool, *problems.DTYPES]
 OPS = ("prefill", "decode", "paged_decode")
@@ -156,3 +156,40 @@ def test_merge_counts_a_part_by_its_lse(device: str) -> None:
     assert torch.equal(out[0, 0, 0].cpu(), outs[0, 0, 0, 0])
     assert out[0, 0, 1:].isnan().all()
     assert torch.equal(torch_fattn.reference.merge(outs, lses)[0].isnan(), out.cpu().isnan())
+
+
+# ---- the kernels of before, as mutants
+
+ADDS_THE_MASK = ("seen = added != -INFINITY;", "")
+SKIPS_WEIGHTS_OF_0 = ("if (sees[r]) {", "if (weight[r] != 0.0f) {")
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("mutation", "hidden_by", "operand", "shows"),
+    [
+        (None, -torch.inf, "key", False),
+        (None, -torch.inf, "value", False),
+        (None, UNLIKELY, "value", True),
+        (ADDS_THE_MASK, -torch.inf, "key", True),
+        (ADDS_THE_MASK, -torch.inf, "value", True),
+        (SKIPS_WEIGHTS_OF_0, UNLIKELY, "value", False),
+    ],
+)
+@pytest.mark.parametrize("op", ["prefill", "decode"])
+def test_each_rule_is_needed(
+    op: str, mutation: tuple[str, str] | None, hidden_by: float, operand: str, shows: bool
+) -> None:
+    def mutate(text: str) -> str:
+        assert mutation is None or text.count(mutation[0]) == 1
+        return text if mutation is None else text.replace(*mutation)
+
+    problem = problems.Problem(0, op, torch.float32, 1, 2, 1, 3, 64, 64, 64, mask=torch.float32)
+    case = problems.build(problem)
+    mask, poison = torch.zeros_like(case.clean["attn_mask"]), case.clean[operand].clone()
+    mask[..., BAD_KEY] = hidden_by
+    poison[..., BAD_KEY, :] = torch.nan
+    case.operands["attn_mask"] = problems.lay_out(mask, "contiguous")
+    case.operands[operand] = problems.lay_out(poison, "contiguous")
+    out, _ = direct_launch.run(case, {f"fattn_{op}": mutate}, checks="")
+    assert out.isnan().all() if shows else out.isfinite().all()

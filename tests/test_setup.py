@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import runpy
+import shlex
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import setuptools
 import torch
+from torch.utils.cpp_extension import include_paths
 
 from tests.conftest import needs_emulator
 
@@ -86,6 +89,37 @@ def test_without_an_mps_device(configured: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
     (extension,) = configured()["ext_modules"]
     assert not any(source.endswith(".mm") or "launch" in source for source in extension.sources)
+
+
+PIPELINES = SETUP.parent / "csrc" / "metal" / "pipelines.mm"
+PRECISE = "options.mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPrecise;"
+
+
+@needs_emulator
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("sdk", [[], ["-D__MAC_15_0=150000"]], ids=["macOS 14", "macOS 15"])
+def test_compile_options_of_both_sdks(sdk: list[str], wrong: bool, tmp_path: Path) -> None:
+    """The branch of an SDK that we do not have, by the compiler; the control has a misspelt name in it."""
+    config = [sys.executable, "-m", "softmetal", "config"]
+    environment = dict(
+        line.split("=", 1)
+        for line in subprocess.run(
+            ["sh", "-c", f'eval "$({shlex.join([*config, "--env"])})"; env'],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        if "=" in line
+    )
+    text = PIPELINES.read_text()
+    assert text.count(PRECISE) == 1
+    source = tmp_path / "pipelines.mm"
+    source.write_text(text.replace("FunctionsPrecise;", "FunctionsExact;") if wrong else text)
+    folders = [f"-isystem{path}" for path in include_paths()]
+    command = [environment["CXX"], *shlex.split(environment["CPPFLAGS"]), "-std=c++20", "-fsyntax-only"]
+    command += [*sdk, *folders, f"-I{PIPELINES.parent}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PIPELINES.parent)
+    assert (done.returncode == 0) == (not wrong or not sdk), done.stderr
 
 
 @pytest.mark.parametrize("given", [None, "-arch x86_64"])

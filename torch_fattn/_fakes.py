@@ -50,10 +50,10 @@ def _check(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None
     judge, when it runs."""
     schema = getattr(torch.ops.fattn, op).default._schema
     named = dict(zip((argument.name for argument in schema.arguments), arguments, strict=False)) | options
-    _check_devices(op, {name: value for name, value in named.items() if isinstance(value, Tensor)})
     if all(number.node.has_hint() for value in named.values() for number in _symbols_of(value)):
         with unset_fake_temporarily():
             getattr(torch.ops.fattn, f"_plan_{op}")(**{name: _concrete(v) for name, v in named.items()})
+    _check_devices(op, {name: value for name, value in named.items() if isinstance(value, Tensor)})
 
 
 def _check_devices(op: str, tensors: dict[str, Tensor]) -> None:
