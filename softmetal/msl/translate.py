@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .comparisons import translate_comparisons
 from .constants import FunctionConstants
 from .expressions import ExpressionPass, translate_literals
 from .kernels import KernelPass
@@ -48,6 +49,7 @@ def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> T
     drop_attributes(tokens)
     drop_qualified_members(tokens)
     translate_struct_copies(tokens, program)
+    translate_comparisons(tokens, program)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
     translate_address_spaces(tokens)

@@ -60,7 +60,8 @@ SOFTMETAL_INLINE constexpr T make(A... a) {
   }
 }
 
-// A comparison as booleans: of vectors, it is a vector of integers 0 and -1.
+// comparisons.py puts these around comparisons and around the operands of !, && and ||. clang compares vectors
+// to integers, 0 and -1; and it has no logical operators on vectors of bool, but has them on those of integers.
 template <class T>
 SOFTMETAL_INLINE constexpr T truth(T comparison) {
   return comparison;
@@ -69,6 +70,16 @@ template <class T, int N>
 SOFTMETAL_INLINE constexpr vec<bool, N> truth(vec<T, N> comparison) {
   vec<bool, N> r = vec<bool, N>(false);
   for (int i = 0; i < N; ++i) r[i] = comparison[i] != 0;
+  return r;
+}
+template <class T>
+SOFTMETAL_INLINE constexpr T condition(T operand) {
+  return operand;
+}
+template <int N>
+SOFTMETAL_INLINE constexpr vec<char, N> condition(vec<bool, N> operand) {
+  vec<char, N> r = vec<char, N>(0);
+  for (int i = 0; i < N; ++i) r[i] = operand[i];
   return r;
 }
 
