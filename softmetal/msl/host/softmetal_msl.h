@@ -9,6 +9,7 @@
 #include "casts.h"
 #include "integer.h"
 #include "math.h"
+#include "relational.h"
 #include "geometric.h"
 #include "simdgroup.h"
 #include "simdgroup_matrix.h"

@@ -60,8 +60,9 @@ SOFTMETAL_INLINE constexpr T make(A... a) {
   }
 }
 
-// comparisons.py puts these around comparisons and around the operands of !, && and ||. clang compares vectors
-// to integers, 0 and -1; and it has no logical operators on vectors of bool, but has them on those of integers.
+// comparisons.py puts these around comparisons and around the operands of !, && and ||. clang compares
+// vectors to integers, 0 and -1; and it has no logical operators on vectors of bool, but has them on those of
+// integers.
 template <class T>
 SOFTMETAL_INLINE constexpr T truth(T comparison) {
   return comparison;
