@@ -249,24 +249,7 @@ SOFTMETAL_INLINE float clamp(T x, T low, T high) {
   return clamp((float)x, (float)low, (float)high);
 }
 
-// Vectors of integers, and clamp of any vector.
-#define SOFTMETAL_INTEGER_VECTORS(NAME)                                             \
-  template <class T, int N, enable_if_t<is_integral_v<T>, int> = 0>                 \
-  SOFTMETAL_INLINE vec<T, N> NAME(vec<T, N> a, softmetal::undeduced<vec<T, N>> b) { \
-    vec<T, N> r;                                                                    \
-    for (int i = 0; i < N; ++i) r[i] = NAME(T(a[i]), T(b[i]));                      \
-    return r;                                                                       \
-  }
-SOFTMETAL_INTEGER_VECTORS(min)
-SOFTMETAL_INTEGER_VECTORS(max)
-#undef SOFTMETAL_INTEGER_VECTORS
-template <class T, int N, enable_if_t<is_integral_v<T>, int> = 0>
-SOFTMETAL_INLINE vec<T, N> abs(vec<T, N> a) {
-  vec<T, N> r;
-  for (int i = 0; i < N; ++i) r[i] = abs(T(a[i]));
-  return r;
-}
-template <class T, int N>
+template <class T, int N, if_scalar_float<T> = 0>
 SOFTMETAL_INLINE vec<T, N> clamp(vec<T, N> x, softmetal::undeduced<vec<T, N>> low,
                                  softmetal::undeduced<vec<T, N>> high) {
   return min(max(x, low), high);

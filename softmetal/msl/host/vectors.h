@@ -29,7 +29,13 @@ SOFTMETAL_INLINE constexpr V make_from_one(A a) {
     static_assert(vector_size<A> == vector_size<V>,
                   "a vector can be constructed from one of the same size only");
     const vec<element_of<A>, vector_size<A>> source = a;
-    return __builtin_convertvector(source, V);
+    if constexpr (is_floating_point_v<element_of<A>> && is_integral_v<element_of<V>>) {
+      V v = V((element_of<V>)0);  // by element: only conversions of scalars saturate
+      for (int k = 0; k < vector_size<V>; ++k) v[k] = (element_of<V>)source[k];
+      return v;
+    } else {
+      return __builtin_convertvector(source, V);
+    }
   }
 }
 

@@ -1,5 +1,6 @@
-// A pass over a kernel's optimised code: contracts products and sums that clang marked with `contract`, and,
-// if asked, flushes subnormal floats around every operation.
+// Two passes that give kernels the arithmetic of Apple's GPUs. Before the optimiser, integer operations that
+// have no meaning in C++ get the one they have there. After it, products and sums that clang marked with
+// `contract` are contracted and, if asked, subnormal floats flushed around every operation.
 //
 // clang leaves contraction to the processor it compiles for, and no x86 before AVX512-FP16 has one for half.
 // Here the same products are contracted in float and in half, wherever the kernel runs.
@@ -100,6 +101,61 @@ void flush(Instruction* operation) {
 // The library's products of 8x8 matrices have arithmetic of their own.
 bool is_library(const Function& function) { return function.getName().starts_with("_ZN9softmetal"); }
 
+// Metal takes the low bits of a shift amount.
+void mask_shift(BinaryOperator* shift) {
+  Type* type = shift->getType();
+  IRBuilder<> builder(shift);
+  Value* mask = ConstantInt::get(type, type->getScalarSizeInBits() - 1);
+  shift->setOperand(1, builder.CreateAnd(shift->getOperand(1), mask));
+  shift->dropPoisonGeneratingFlags();
+}
+
+// A division by zero, or of the least integer by -1, has an unspecified value but no other effect. Here x / 0
+// has all bits set and x % 0 is x.
+void define_division(BinaryOperator* division) {
+  Type* type = division->getType();
+  Value *x = division->getOperand(0), *y = division->getOperand(1);
+  const bool is_signed =
+      division->getOpcode() == Instruction::SDiv || division->getOpcode() == Instruction::SRem;
+  const bool is_quotient =
+      division->getOpcode() == Instruction::SDiv || division->getOpcode() == Instruction::UDiv;
+  IRBuilder<> builder(division);
+  Value* is_zero = builder.CreateICmpEQ(y, ConstantInt::get(type, 0));
+  Value* is_undefined = is_zero;
+  if (is_signed) {
+    Value* least = ConstantInt::get(type, APInt::getSignedMinValue(type->getScalarSizeInBits()));
+    Value* overflows = builder.CreateAnd(builder.CreateICmpEQ(x, least),
+                                         builder.CreateICmpEQ(y, ConstantInt::getAllOnesValue(type)));
+    is_undefined = builder.CreateOr(is_zero, overflows);
+  }
+  division->setOperand(1, builder.CreateSelect(is_undefined, ConstantInt::get(type, 1), y));
+  division->dropPoisonGeneratingFlags();
+  builder.SetInsertPoint(division->getNextNode());
+  SmallVector<Use*> uses;
+  for (Use& use : division->uses()) uses.push_back(&use);
+  Value* of_zero = is_quotient ? ConstantInt::getAllOnesValue(type) : x;
+  Value* result = builder.CreateSelect(is_zero, of_zero, division);
+  for (Use* use : uses) use->set(result);
+}
+
+struct IntegerPass : PassInfoMixin<IntegerPass> {
+  PreservedAnalyses run(Function& function, FunctionAnalysisManager&) {
+    SmallVector<BinaryOperator*> operations;
+    for (Instruction& instruction : instructions(function)) {
+      auto* operation = dyn_cast<BinaryOperator>(&instruction);
+      if (operation && (operation->isShift() || operation->isIntDivRem())) operations.push_back(operation);
+    }
+    for (BinaryOperator* operation : operations) {
+      if (operation->isShift())
+        mask_shift(operation);
+      else
+        define_division(operation);
+    }
+    return operations.empty() ? PreservedAnalyses::all() : PreservedAnalyses::none();
+  }
+  static bool isRequired() { return true; }
+};
+
 struct ArithmeticPass : PassInfoMixin<ArithmeticPass> {
   PreservedAnalyses run(Function& function, FunctionAnalysisManager&) {
     SmallVector<BinaryOperator*> sums;
@@ -122,6 +178,9 @@ struct ArithmeticPass : PassInfoMixin<ArithmeticPass> {
 
 extern "C" __attribute__((visibility("default"))) PassPluginLibraryInfo llvmGetPassPluginInfo() {
   return {LLVM_PLUGIN_API_VERSION, "softmetal-arithmetic", "1", [](PassBuilder& builder) {
+            builder.registerPipelineStartEPCallback([](ModulePassManager& passes, OptimizationLevel) {
+              passes.addPass(createModuleToFunctionPassAdaptor(IntegerPass()));
+            });
             builder.registerOptimizerLastEPCallback([](ModulePassManager& passes, OptimizationLevel) {
               passes.addPass(createModuleToFunctionPassAdaptor(ArithmeticPass()));
             });
