@@ -86,7 +86,7 @@ def test_functions(kind: str) -> None:
     a, b = pairs(integers(kind))
     unsigned = kind if kind.startswith("u") else f"u{kind}"
     # By element of a vector too; absdiff is unsigned, also of signed numbers.
-    kinds = {text: kind for text in ORACLES}
+    kinds = dict.fromkeys(ORACLES, kind)
     vectors = {
         text: text.replace("(a, b", f"({kind}3(a), {kind}3(b)", 1).replace("(a)", f"({kind}3(a))", 1) + ".y"
         for text in (
@@ -99,9 +99,7 @@ def test_functions(kind: str) -> None:
             "hadd(a, b)",
         )
     }
-    got = evaluate(
-        {**kinds, **{text: kind for text in vectors.values()}, "absdiff(a, b)": unsigned}, a=a, b=b
-    )
+    got = evaluate({**kinds, **dict.fromkeys(vectors.values(), kind), "absdiff(a, b)": unsigned}, a=a, b=b)
     for text, oracle in ORACLES.items():
         expected = [oracle(width, int(x), int(y)) for x, y in zip(a, b, strict=True)]
         np.testing.assert_array_equal(got[text], np.array(expected, TYPES[kind]), err_msg=text)
