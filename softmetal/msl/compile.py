@@ -77,7 +77,7 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
         target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program.only)}.so"
         if not target.exists():
             translation = translate(preprocessed, checked=mode == "checked", only=program.only)
-            compiler = _Compiler(translation.cpp, preprocessed)
+            compiler = Compiler(translation.cpp, preprocessed)
             check_recursion(translation.tokens, translation.outline, compiler.llvm_code)
             compiler.build(mode, target)
     except (TranslationError, PreprocessorError) as error:
@@ -114,7 +114,7 @@ def toolchain_version() -> str:
 
 
 @dataclass(frozen=True)
-class _Compiler:
+class Compiler:
     """clang on a translated program."""
 
     cpp: str
@@ -127,6 +127,11 @@ class _Compiler:
             output = Path(scratch) / "module.so"
             self._run([*_MODE_FLAGS[mode], "-shared", "-o", str(output)])
             os.replace(output, target)
+
+    def messages(self) -> str:
+        """All that clang says about the program, without generating code."""
+        flags = [*_COMMON_FLAGS, *_machine_flags(), "-fsyntax-only", "-ferror-limit=0", "-"]
+        return subprocess.run([CLANG, *flags], input=self.cpp, capture_output=True, text=True).stderr
 
     def llvm_code(self) -> str:
         """As clang emits it, before any optimisation."""
