@@ -4,6 +4,19 @@
 #include "traits.h"
 
 namespace softmetal {
+// clang has no conversion between half and bfloat.
+template <class T, class A>
+SOFTMETAL_INLINE constexpr T to_scalar(A&& a) {
+  using Source = remove_cv_t<remove_reference_t<A>>;
+  constexpr bool both16 = (is_same_v<T, half> && is_same_v<Source, bfloat>) ||
+                          (is_same_v<T, bfloat> && is_same_v<Source, half>);
+  if constexpr (both16) {
+    return (T)(float)a;
+  } else {
+    return (T) static_cast<A&&>(a);
+  }
+}
+
 template <class V, int I>
 SOFTMETAL_INLINE constexpr void fill(V&) {
   static_assert(I == vector_size<V>, "the constructor's arguments do not fill the vector");
@@ -78,7 +91,7 @@ SOFTMETAL_INLINE constexpr T convert(A a) {
   if constexpr (vector_size<T> > 1) {
     return make<T>(a);
   } else {
-    return (T) static_cast<A&&>(a);
+    return to_scalar<T>(static_cast<A&&>(a));
   }
 }
 }  // namespace softmetal
