@@ -24,10 +24,15 @@ _COMMON_FLAGS = [
     # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
     # bfloat as the auxiliary target does.
     "-x", "c++", "-std=c++14", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
-    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden", "-nostdlib++", "-nostdinc++", "-nostdlibinc",
+    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden", "-nostdlib++",
+    "-nostdinc++", "-nostdlibinc",
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
+    # The element type of vectors of bool (host/types.h).
+    "-fchar8_t",
+    # Vectors of different types do not mix: clang would take the bits of one for the other.
+    "-flax-vector-conversions=none",
     # Metal's arithmetic as written: no contraction, half and bfloat rounded after every operation.
     "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none",
     "-Xclang", "-fbfloat16-excess-precision=none",

@@ -20,7 +20,11 @@ _HOST = str(Path(__file__).parent / "host")
 _SPACES = {"__global_device": "device", "__local": "threadgroup", "__global_host": "constant"}
 # Apple's compiler warns about what is newer than C++14. These the kernels of torch's and MLX's wheels
 # use; anything else is refused.
-_ACCEPTED_EXTENSIONS = ("'static_assert' with no message", "inline variables", "constexpr if")
+_ACCEPTED_EXTENSIONS = (
+    "'static_assert' with no message", "inline variables", "constexpr if", "pack fold expression",
+    "hexadecimal floating literals", "designated initializers", "decomposition declarations",
+    "use of function template name with no prior declaration",
+)  # fmt: skip
 _MOST_MESSAGES = 20
 _LONGEST_EXCERPT = 160
 _HINTS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .comparisons import translate_comparisons
 from .constants import FunctionConstants
 from .expressions import ExpressionPass, translate_literals
 from .kernels import KernelPass
@@ -46,6 +47,7 @@ def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> T
     pointers_for_array_parameters(tokens, program)
     drop_attributes(tokens)
     translate_members(tokens)
+    translate_comparisons(tokens, program)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
     translate_address_spaces(tokens)
