@@ -14,14 +14,14 @@ from .lexer import TokenList, TranslationError
 from .types import ADDRESS_SPACES
 
 _SPECIFIERS = {"const", "volatile", *ADDRESS_SPACES}
-_SMALLEST = {"{", ";", "}"}
 
 
 @dataclass
 class Member:
     name: str
     class_body: int  # the brace that opens its class, or -1
-    begin: int
+    template_begin: int
+    begin: int  # after template <...>
     parameters: tuple[int, int]
     end: int  # its closing brace or semicolon
     spaces: list[str]
@@ -35,15 +35,14 @@ def translate_members(tokens: TokenList, *, annotate: bool = True) -> None:
         overloads[member.class_body, member.signature].append(member)
     tagged: set[str] = set()
     for members in overloads.values():
-        bodies = {member.body for member in members}
-        if len(bodies) > 1:
+        if len({member.body for member in members}) > 1:
             _tag(tokens, members)
             tagged.add(members[0].name)
             continue
         spaces = sorted({space for member in members for space in member.spaces})
         for member in members[1:]:
-            tokens.blank(_with_template(tokens, member.begin), member.end + 1)
-        if annotate:
+            tokens.blank(member.template_begin, member.end + 1)
+        if annotate and spaces != ["thread"]:
             tokens[members[0].begin].before += f'__attribute__((annotate("softmetal: {" ".join(spaces)}"))) '
     if tagged:
         _tag_calls(tokens, tagged)
@@ -53,40 +52,44 @@ def translate_members(tokens: TokenList, *, annotate: bool = True) -> None:
 
 
 def _members(tokens: TokenList) -> list[Member]:
-    """Every member function with a qualifier; the qualifiers are blanked."""
-    found = []
-    enclosing: list[int] = []
-    i = 0
-    while i < len(tokens):
-        text = tokens.text(i)
-        if tokens.kind(i) == "op" and text == "{":
+    """The member functions of every class that qualifies one; the qualifiers are blanked."""
+    candidates: dict[int, list[tuple[int, int, list[int]]]] = defaultdict(list)
+    enclosing = [-1]
+    for i, token in enumerate(tokens.tokens):
+        if token.kind != "op":
+            continue
+        if token.text == "{":
             enclosing.append(i)
-        elif tokens.kind(i) == "op" and text == "}" and enclosing:
+        elif token.text == "}":
             enclosing.pop()
-        elif text == "(" and tokens.kind(i) == "op":
+        elif token.text == "(":
             close = tokens.closing(i)
             qualifiers = _qualifiers(tokens, close)
-            if any(tokens.text(q) in ADDRESS_SPACES for q in qualifiers):
-                found.append(_member(tokens, i, close, qualifiers, enclosing[-1] if enclosing else -1))
-        i += 1
+            if qualifiers is not None:
+                candidates[enclosing[-1]].append((i, close, qualifiers))
+    found = []
+    for class_body, functions in candidates.items():
+        if any(tokens.text(q) in ADDRESS_SPACES for _, _, qualifiers in functions for q in qualifiers):
+            found += [_member(tokens, *function, class_body) for function in functions]
     return found
 
 
-def _qualifiers(tokens: TokenList, close: int) -> list[int]:
-    """The words between a parameter list and what follows a declarator; empty if it is something else."""
+def _qualifiers(tokens: TokenList, close: int) -> list[int] | None:
+    """The words between a parameter list and what follows a declarator; None if it is something else."""
     words, i = [], tokens.next(close)
     while tokens.kind(i) == "name" and tokens.text(i) in _SPECIFIERS:
         words.append(i)
         i = tokens.next(i)
-    return words if tokens.text(i) in ("{", ";", ":", "=") else []
+    return words if tokens.text(i) in ("{", ";", ":", "=") else None
 
 
 def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], class_body: int) -> Member:
-    spaces = [tokens.text(q) for q in qualifiers if tokens.text(q) in ADDRESS_SPACES]
+    spaces = [tokens.text(q) for q in qualifiers if tokens.text(q) in ADDRESS_SPACES] or ["thread"]
     for q in qualifiers:
         if tokens.text(q) in ADDRESS_SPACES:
             tokens.blank(q, q + 1)
-    begin = _begin(tokens, opening)
+    template_begin = _start(tokens, opening)
+    begin = _after_template(tokens, template_begin)
     end = tokens.next(close)
     while tokens.text(end) not in ("{", ";"):
         end = tokens.closing(end) + 1 if tokens.text(end) == "(" else end + 1
@@ -95,29 +98,22 @@ def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], 
     name = tokens.previous(opening)
     is_const = any(tokens.text(q) == "const" for q in qualifiers)
     signature = f"{tokens.join(begin, close + 1)} {is_const}"
-    return Member(tokens.text(name), class_body, begin, (opening, close), end, spaces, signature, body)
+    return Member(tokens.text(name), class_body, template_begin, begin, (opening, close), end, spaces, signature, body)
 
 
-def _begin(tokens: TokenList, opening: int) -> int:
-    """First token of the member's declaration."""
-    i = opening
-    while True:
-        before = i - 1
-        text = tokens.text(before)
-        starts = before < 0 or (tokens.kind(before) == "op" and text in _SMALLEST)
-        if starts or (text == ":" and tokens.text(before - 1) in ("public", "private", "protected")):
-            while tokens.text(i) == "template":
-                i = tokens.closing_angle(i + 1) + 1
-            return i
-        i = before
-
-
-def _with_template(tokens: TokenList, begin: int) -> int:
-    """`begin`, or the start of the template parameter list before it."""
-    i = begin - 1
-    while i >= 0 and not (tokens.kind(i) == "op" and tokens.text(i) in _SMALLEST | {":"}):
+def _start(tokens: TokenList, i: int) -> int:
+    """First token of the member's declaration that `i` is in, its template parameters included."""
+    while i > 0 and not (tokens.kind(i - 1) == "op" and tokens.text(i - 1) in ("{", ";", "}")):
+        if tokens.text(i - 1) == ":" and tokens.text(i - 2) in ("public", "private", "protected"):
+            break
         i -= 1
-    return i + 1 if tokens.text(i + 1) == "template" else begin
+    return i
+
+
+def _after_template(tokens: TokenList, i: int) -> int:
+    while tokens.text(i) == "template" and tokens.text(i + 1) == "<":
+        i = tokens.closing_angle(i + 1) + 1
+    return i
 
 
 # ---- overloads whose bodies differ ---------------------------------------------------------------
