@@ -30,6 +30,8 @@ _COMMON_FLAGS = [
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
+    # The element type of vectors of bool (host/types.h).
+    "-fchar8_t",
     # Vectors of different types do not mix: clang would take the bits of one for the other.
     "-flax-vector-conversions=none",
     # half and bfloat are rounded after every operation; floats out of an integer's range saturate.
@@ -82,7 +84,7 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
         target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program)}.so"
         if not target.exists():
             translation = translate(preprocessed, checked=mode == "checked", only=program.only)
-            compiler = _Compiler(translation.cpp, preprocessed, program.arithmetic.flags())
+            compiler = Compiler(translation.cpp, preprocessed, program.arithmetic.flags())
             check_recursion(translation.tokens, translation.outline, compiler.llvm_code)
             compiler.build(mode, target)
     except (TranslationError, PreprocessorError) as error:
@@ -124,7 +126,7 @@ def toolchain_version() -> str:
 
 
 @dataclass(frozen=True)
-class _Compiler:
+class Compiler:
     """clang on a translated program."""
 
     cpp: str
@@ -138,6 +140,11 @@ class _Compiler:
             output = Path(scratch) / "module.so"
             self._run([*_MODE_FLAGS[mode], "-shared", "-o", str(output)])
             os.replace(output, target)
+
+    def messages(self) -> str:
+        """All that clang says about the program, without generating code."""
+        flags = [*_COMMON_FLAGS, *_machine_flags(), *self.arithmetic, "-fsyntax-only", "-ferror-limit=0", "-"]
+        return subprocess.run([CLANG, *flags], input=self.cpp, capture_output=True, text=True).stderr
 
     def llvm_code(self) -> str:
         """As clang emits it, before any optimisation."""

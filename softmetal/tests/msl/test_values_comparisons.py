@@ -18,6 +18,7 @@ B = RNG.integers(-2, 3, 64).astype(np.float32)
 VECTORS = """
 float4 left(float a, float b) { return float4(a, b, 0, 1); }
 float4 right(float a, float b) { return float4(b, a, a, b); }
+int auto_element(float a, float b) { auto m = left(a, b) < right(a, b); int i = m.x; return i; }
 template <typename T> int as_int(T m) { return int(m.x) + 2 * int(m.y); }
 template <typename T> int compared(T a, T b) { auto m = a < b; return m[0] + 10 * m[1]; }
 template <typename T> bool is_boolean(T) { return is_same_v<T, bool4>; }
@@ -29,7 +30,11 @@ template <typename... T> constexpr int count(T...) { return sizeof...(T) > 2 ? 3
 constant bool kSmall = sizeof(int) < 8 && !(sizeof(int) < 2);
 constant constexpr int kTable[3 < 4 ? 2 : 1] = {5, 6};
 int positive(int x) { if (!x || x < 0) return 0; return x >= 1 && !(x == 7); }
-struct Vector { int x; bool operator<(Vector o) const { return x < o.x; } bool operator!() const { return x == 0; } };
+struct Vector {
+  int x;
+  bool operator<(Vector o) const { return x < o.x; }
+  bool operator!() const { return x == 0; }
+};
 int step(int x) { int step = 3; return step < x ? step : x > (2) ? 1 : 0; }
 """
 
@@ -60,11 +65,7 @@ def test_elements_are_zero_and_one() -> None:
         "(left(a, b) < right(a, b)).y ? 3 : 4": np.where(less_y, 3, 4),
         "int((3 > int2(a))[1])": A < 3,
     }
-    body = (
-        VECTORS
-        + "int auto_element(float a, float b) { auto m = left(a, b) < right(a, b); int i = m.x; return i; }"
-    )
-    got = evaluate(dict.fromkeys(table, "int"), body=body, a=A, b=B)
+    got = evaluate(dict.fromkeys(table, "int"), body=VECTORS, a=A, b=B)
     for text, expected in table.items():
         np.testing.assert_array_equal(got[text], np.asarray(expected).astype(np.int32), err_msg=text)
 
@@ -72,7 +73,7 @@ def test_elements_are_zero_and_one() -> None:
 def _any_all(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     left = np.stack([a, b, np.zeros_like(a), np.ones_like(a)])
     right = np.stack([b, a, a, b])
-    return (left < right).any(axis=0) + 2 * (left <= right).all(axis=0)
+    return np.asarray((left < right).any(axis=0) + 2 * (left <= right).all(axis=0))
 
 
 def test_scalars_templates_and_constants_are_as_in_cpp() -> None:

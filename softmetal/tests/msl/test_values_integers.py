@@ -162,9 +162,10 @@ def test_division_never_faults(kind: str, mode: str) -> None:
 def test_conversion_from_floats_saturates(source: str, kind: str) -> None:
     limits = np.iinfo(TYPES[kind])
     with np.errstate(over="ignore"):
-        values = np.array(
-            [0.0, -0.0, 0.5, -0.5, 1.99, -1.99, 127.5, 128, -128.9, -129, 255.9, 256, 32767.5, -32769, 65504, -65504,
-             2**31, -(2.0**31), 2**32, 2**63, -(2.0**63), 2**64, 3e38, -3e38, np.inf, -np.inf, np.nan],
+        values: np.ndarray = np.array(
+            [0.0, -0.0, 0.5, -0.5, 1.99, -1.99, 127.5, 128, -128.9, -129, 255.9, 256, 32767.5, -32769, 65504,
+             -65504, 2**31, -(2.0**31), 2**32, 2**63, -(2.0**63), 2**64, 3e38, -3e38, np.inf, -np.inf,
+             np.nan],
             np.float64,
         ).astype(TYPES[source])  # fmt: skip
     expected = []
