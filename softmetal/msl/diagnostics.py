@@ -20,7 +20,11 @@ _HOST = str(Path(__file__).parent / "host")
 _SPACES = {"__global_device": "device", "__local": "threadgroup", "__global_host": "constant"}
 # Apple's compiler warns about what is newer than C++14. These the kernels of torch's and MLX's wheels
 # use; anything else is refused.
-_ACCEPTED_EXTENSIONS = ("'static_assert' with no message", "inline variables", "constexpr if")
+_ACCEPTED_EXTENSIONS = (
+    "'static_assert' with no message", "inline variables", "constexpr if", "pack fold expression",
+    "hexadecimal floating literals", "designated initializers", "decomposition declarations",
+    "use of function template name with no prior declaration",
+)  # fmt: skip
 _MOST_MESSAGES = 20
 _LONGEST_EXCERPT = 160
 _HINTS = (
@@ -36,11 +40,12 @@ _HINTS = (
 )
 
 SourceLine = Callable[[str, int], str]
+Message = re.Match[str]
 
 
-def readable(stderr: str, source_line: SourceLine) -> str:
-    """Errors with the place, the line of source and how it was instantiated; empty if there are none."""
-    blocks: list[list[re.Match[str]]] = []
+def errors(stderr: str) -> list[list[Message]]:
+    """What clang says against the program: each error followed by its notes."""
+    blocks: list[list[Message]] = []
     for line in stderr.splitlines():
         match = _MESSAGE.match(line)
         if match is None:
@@ -49,14 +54,19 @@ def readable(stderr: str, source_line: SourceLine) -> str:
             blocks.append([match])
         elif blocks:
             blocks[-1].append(match)
-    blocks = [block for block in blocks if not _is_accepted(block[0])]
+    return [block for block in blocks if not _is_accepted(block[0])]
+
+
+def readable(stderr: str, source_line: SourceLine) -> str:
+    """Errors with the place, the line of source and how it was instantiated; empty if there are none."""
+    blocks = errors(stderr)
     shown = [_block(block, source_line) for block in blocks[:_MOST_MESSAGES]]
     if len(blocks) > _MOST_MESSAGES:
         shown.append(f"... and {len(blocks) - _MOST_MESSAGES} more errors")
     return "\n".join(shown)
 
 
-def _block(block: list[re.Match[str]], source_line: SourceLine) -> str:
+def _block(block: list[Message], source_line: SourceLine) -> str:
     error, notes = block[0], [note for note in block[1:] if not _in_library(note)]
     place = error if not _in_library(error) else next(iter(notes), error)
     text = _metal_words(error["text"])
@@ -72,17 +82,17 @@ def _block(block: list[re.Match[str]], source_line: SourceLine) -> str:
     return "\n".join(lines)
 
 
-def _is_accepted(message: re.Match[str]) -> bool:
+def _is_accepted(message: Message) -> bool:
     return message["severity"] == "warning" and message["text"].startswith(_ACCEPTED_EXTENSIONS)
 
 
-def _in_library(message: re.Match[str]) -> bool:
+def _in_library(message: Message) -> bool:
     return message["file"].startswith(
         (_HOST, "<scratch space>")
     )  # the latter: names that a macro of theirs pasted together
 
 
-def _excerpt(place: re.Match[str], source_line: SourceLine) -> list[str]:
+def _excerpt(place: Message, source_line: SourceLine) -> list[str]:
     line = source_line(place["file"], int(place["line"])).strip()
     return [f"    {line[:_LONGEST_EXCERPT]}"] if line else []
 

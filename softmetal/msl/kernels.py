@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 from .lexer import TokenList, TranslationError
+from .qualifiers import host_text
 from .structure import Function, Instantiation, Outline
 from .threadgroup import bytes_function
 
@@ -198,7 +199,9 @@ class KernelPass:
         evaluates it.
         """
         function = kernel.function
-        header = self.tokens.join(function.template_begin, function.begin) if function.is_template else ""
+        header = (
+            host_text(self.tokens, function.template_begin, function.begin) if function.is_template else ""
+        )
         begin = function.template_begin if function.is_template else function.begin
         name = f"softmetal_max_threads_{function.name}"
         self.tokens[

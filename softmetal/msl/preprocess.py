@@ -19,6 +19,7 @@ _PREDEFINED = (
     "__METAL_MACOS__",
     "__HAVE_BFLOAT__",
 )
+_CONTRACTION = re.compile(r"^(\s*)#\s*pragma\s+METAL\s+fp\s+contract\b", re.MULTILINE)
 _MISSING = re.compile(r"^(.*?:\d+):\d+: fatal error: '([^']+)' file not found", re.MULTILINE)
 
 
@@ -46,11 +47,17 @@ def preprocess(source: str, name: str, macros: Sequence[str] = (), include: Sequ
         missing = _MISSING.search(done.stderr)
         if missing:
             where, header = missing.groups()
-            raise TranslationError(
-                where, f"'{header}' is no header of Metal: a program can include metal_* and simd/* only"
-            )
+            raise MissingHeaderError(where, header)
         raise PreprocessorError(done.stderr)
-    return done.stdout
+    return _CONTRACTION.sub(r"\1#pragma clang fp contract", done.stdout)
+
+
+class MissingHeaderError(TranslationError):
+    def __init__(self, where: str, header: str) -> None:
+        self.header = header
+        super().__init__(
+            where, f"'{header}' is no header of Metal: a program can include metal_* and simd/* only"
+        )
 
 
 class PreprocessorError(Exception):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .braces import translate_braced_arguments, translate_string_literals
+from .comparisons import translate_comparisons
 from .constants import FunctionConstants
 from .expressions import ExpressionPass, translate_literals
 from .kernels import KernelPass
 from .lexer import TokenList
+from .members import translate_members
 from .qualifiers import (
     drop_attributes,
-    drop_qualified_members,
     pointers_for_array_parameters,
     translate_address_spaces,
 )
 from .strict import check
-from .structs import translate_struct_copies
 from .structure import Outline, outline
 from .threadgroup import translate_threadgroup_variables
 from .usage import names_reached
@@ -46,8 +47,10 @@ def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> T
     translate_threadgroup_variables(tokens, program)
     pointers_for_array_parameters(tokens, program)
     drop_attributes(tokens)
-    drop_qualified_members(tokens)
-    translate_struct_copies(tokens, program)
+    translate_members(tokens)
+    translate_braced_arguments(tokens, program)
+    translate_string_literals(tokens)
+    translate_comparisons(tokens, program)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
     translate_address_spaces(tokens)
