@@ -14,24 +14,27 @@ from functools import cache, partial
 from pathlib import Path
 
 from .diagnostics import FLAGS, readable
+from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TranslationError, source_line
 from .preprocess import CLANG, PreprocessorError, preprocess
 from .recursion import check_recursion
 from .translate import translate
 
 _PACKAGE = Path(__file__).parent
+RULES = _PACKAGE.parent / "_build" / "libsoftmetal_rules.so"
 _COMMON_FLAGS = [
     # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
     # bfloat as the auxiliary target does.
-    "-x", "c++", "-std=c++14", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
-    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden", "-nostdlib++", "-nostdinc++", "-nostdlibinc",
+    "-x", "c++", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
+    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden", "-nostdlib++",
+    "-nostdinc++", "-nostdlibinc",
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
     # Metal's arithmetic as written: no contraction, half and bfloat rounded after every operation.
     "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none",
     "-Xclang", "-fbfloat16-excess-precision=none",
-    "--rtlib=compiler-rt", f"-I{_PACKAGE / 'host'}", *FLAGS,
+    "-flax-vector-conversions=none", "--rtlib=compiler-rt", f"-I{_PACKAGE / 'host'}", *FLAGS,
 ]  # fmt: skip
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only"],
@@ -63,6 +66,7 @@ class Program:
     name: str = "program_source"  # what errors and findings call the source
     macros: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
+    std: str = DEFAULT
     only: str | None = None  # regular expression of the host names to export; None for all
 
 
@@ -72,12 +76,15 @@ def cache_folder() -> Path:
 
 def compile_program(program: Program, mode: str, folder: Path | None = None) -> Path:
     """The shared object of the program, from the cache where it is there already. Raises CompileError."""
+    language = LANGUAGES[program.std]
     try:
-        preprocessed = preprocess(program.source, program.name, program.macros, program.include)
-        target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program.only)}.so"
+        preprocessed = preprocess(program.source, program.name, program.macros, program.include, language)
+        target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program)}.so"
         if not target.exists():
-            translation = translate(preprocessed, checked=mode == "checked", only=program.only)
-            compiler = _Compiler(translation.cpp, preprocessed)
+            translation = translate(
+                preprocessed, checked=mode == "checked", only=program.only, language=language
+            )
+            compiler = _Compiler(translation.cpp, preprocessed, language)
             check_recursion(translation.tokens, translation.outline, compiler.llvm_code)
             compiler.build(mode, target)
     except (TranslationError, PreprocessorError) as error:
@@ -85,8 +92,9 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
     return target
 
 
-def _key(preprocessed: str, mode: str, only: str | None) -> str:
-    parts = (toolchain_version(), platform.machine(), *_machine_flags(), mode, only or "", preprocessed)
+def _key(preprocessed: str, mode: str, program: Program) -> str:
+    machine = (platform.machine(), *_machine_flags())
+    parts = (toolchain_version(), *machine, mode, program.std, program.only or "", preprocessed)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 
@@ -102,14 +110,22 @@ def _machine_flags() -> tuple[str, ...]:
     return ("-march=x86-64-v3",) if words >= _X86_64_V3 else ()
 
 
+def rules() -> Path:
+    """The plugin with the rules that need clang's view of the program."""
+    if not RULES.exists():
+        raise CompileError("softmetal's rules are not built: run `python -m softmetal build`")
+    return RULES
+
+
 @cache
 def toolchain_version() -> str:
-    """Changes with the translator, the host headers, the ABI and clang."""
+    """Changes with the translator, the rules, the host headers, the ABI and clang."""
     digest = hashlib.sha256(CLANG.encode())
     for path in sorted([*_PACKAGE.glob("*.py"), *_PACKAGE.glob("host/*.h"), *_PACKAGE.glob("stub/**/*")]):
         if path.is_file():
             digest.update(path.read_bytes())
-    digest.update((_PACKAGE.parent / "simt" / "abi.h").read_bytes())
+    for path in (_PACKAGE.parent / "simt" / "abi.h", rules()):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -119,27 +135,32 @@ class _Compiler:
 
     cpp: str
     preprocessed: str  # the source's lines, for messages
+    language: Language
 
     def build(self, mode: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Renamed into place when complete, so that concurrent compiles of one program are safe.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
             output = Path(scratch) / "module.so"
-            self._run([*_MODE_FLAGS[mode], "-shared", "-o", str(output)])
+            checks = [f"-fplugin={rules()}", f"-fplugin-arg-softmetal-{self.language.version}"]
+            self._run([*checks, *_MODE_FLAGS[mode], "-shared", "-o", str(output)])
             os.replace(output, target)
 
     def llvm_code(self) -> str:
         """As clang emits it, before any optimisation."""
         return self._run(["-O0", "-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", "-"])
 
+    def _language_flags(self) -> list[str]:
+        return [f"-std=c++{self.language.cpp}", f"-D{self.language.version_macro}"]
+
     def _run(self, flags: list[str]) -> str:
         done = subprocess.run(
-            [CLANG, *_COMMON_FLAGS, *_machine_flags(), *flags, "-"],
+            [CLANG, *self._language_flags(), *_COMMON_FLAGS, *_machine_flags(), *flags, "-"],
             input=self.cpp,
             capture_output=True,
             text=True,
         )
-        errors = readable(done.stderr, partial(source_line, self.preprocessed))
+        errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
         if errors or done.returncode:
             raise CompileError(errors or done.stderr)
         return done.stdout

@@ -12,7 +12,6 @@ _MACROS = {
     "threadgroup": "SOFTMETAL_THREADGROUP",
     "constant": "SOFTMETAL_CONSTANT",
 }
-_SPACES = ("device", "threadgroup", "constant", "thread")
 
 
 def drop_attributes(tokens: TokenList) -> None:
@@ -24,45 +23,6 @@ def drop_attributes(tokens: TokenList) -> None:
             tokens.blank(i, close + 1)
             i = close
         i += 1
-
-
-def drop_qualified_members(tokens: TokenList) -> None:
-    """Member functions qualified device, threadgroup or constant: outside of OpenCL, clang cannot overload on
-    those. `thread` is the default."""
-    i = 0
-    while i < len(tokens):
-        if tokens.kind(i) == "name" and tokens.text(i) in _SPACES:
-            before, after = tokens.previous(i), tokens.next(i)
-            if tokens.text(before) == "const":
-                before = tokens.previous(before)
-            if tokens.text(after) == "const":
-                after = tokens.next(after)
-            if tokens.text(before) == ")" and tokens.text(after) in ("{", ";", ":"):
-                if tokens.text(i) == "thread":
-                    tokens.blank(i, i + 1)
-                else:
-                    i = _drop_member(tokens, before, after)
-        i += 1
-
-
-def _drop_member(tokens: TokenList, parameters_end: int, body: int) -> int:
-    begin = parameters_end
-    while not _ends_member(tokens, begin - 1):
-        begin -= 1
-    end = body
-    while tokens.text(end) not in ("{", ";"):
-        end += 1
-    if tokens.text(end) == "{":
-        end = tokens.closing(end)
-    tokens.blank(begin, end + 1)
-    return end
-
-
-def _ends_member(tokens: TokenList, i: int) -> bool:
-    text = tokens.text(i)
-    if text == ":":
-        return tokens.text(i - 1) in ("public", "private", "protected")
-    return tokens.kind(i) == "op" and text in (";", "{", "}")
 
 
 def pointers_for_array_parameters(tokens: TokenList, outline: Outline) -> None:

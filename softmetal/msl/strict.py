@@ -7,6 +7,7 @@ and diagnostics.py hold the rules that need clang's view of the program.
 
 from __future__ import annotations
 
+from .language import Language
 from .lexer import TokenList, TranslationError
 from .structure import Function, Outline
 from .types import ADDRESS_SPACES, BUILTIN_TYPES
@@ -32,9 +33,10 @@ _LAMBDA_CONTEXT = {"=", "(", ",", "{", ";", "}", "&&", "||", "?", ":", "!", "ret
 _UNSIGNED = {"uint", "ushort", "uint2", "uint3", "ushort2", "ushort3", "uint16_t", "uint32_t"}
 
 
-def check(tokens: TokenList, outline: Outline) -> None:
+def check(tokens: TokenList, outline: Outline, language: Language) -> None:
     _check_words(tokens)
-    _check_lambdas(tokens)
+    if not language.has_lambdas:
+        _check_lambdas(tokens)
     _check_program_scope(tokens, outline)
     for function in outline.functions:
         if function.is_kernel:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .annotations import annotate
 from .constants import FunctionConstants
 from .expressions import ExpressionPass, translate_literals
 from .kernels import KernelPass
+from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TokenList
+from .members import translate_qualified_members
 from .qualifiers import (
     drop_attributes,
-    drop_qualified_members,
     pointers_for_array_parameters,
     translate_address_spaces,
 )
@@ -30,14 +32,17 @@ class Translation:
     outline: Outline
 
 
-def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> Translation:
+def translate(
+    preprocessed: str, *, checked: bool, only: str | None = None, language: Language = LANGUAGES[DEFAULT]
+) -> Translation:
     """C++ for a preprocessed MSL program. `only` is a regular expression of the host names to export.
 
     Raises TranslationError with the place in the .metal source.
     """
     tokens = TokenList(preprocessed)
     program = outline(tokens)
-    check(tokens, program)
+    check(tokens, program, language)
+    annotate(tokens, program)
     reached = names_reached(tokens, program)
     kernels = KernelPass(tokens, program, only)
     constants = FunctionConstants(tokens, program)
@@ -46,7 +51,7 @@ def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> T
     translate_threadgroup_variables(tokens, program)
     pointers_for_array_parameters(tokens, program)
     drop_attributes(tokens)
-    drop_qualified_members(tokens)
+    translate_qualified_members(tokens)
     translate_struct_copies(tokens, program)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
