@@ -7,8 +7,10 @@ and diagnostics.py hold the rules that need clang's view of the program.
 
 from __future__ import annotations
 
+from .attributes import check_attributes
 from .language import Language
 from .lexer import TokenList, TranslationError
+from .names import check_names
 from .structure import Function, Outline
 from .types import ADDRESS_SPACES, BUILTIN_TYPES
 
@@ -24,6 +26,10 @@ _FORBIDDEN = {
     "thread_local": "Metal has no thread_local; thread is an address space there",
     "virtual": "Metal has no virtual functions",
     "asm": "Metal has no inline assembly",
+    "wchar_t": "Metal has no wide characters",
+    "char16_t": "Metal has no wide characters",
+    "char32_t": "Metal has no wide characters",
+    "register": "Metal has no register storage class",
 }
 _DECLARATION_SPECIFIERS = {
     "const", "volatile", "static", "constexpr", "inline", "typename", "typedef", "struct",
@@ -35,6 +41,8 @@ _UNSIGNED = {"uint", "ushort", "uint2", "uint3", "ushort2", "ushort3", "uint16_t
 
 def check(tokens: TokenList, outline: Outline, language: Language) -> None:
     _check_words(tokens)
+    check_names(tokens)
+    check_attributes(tokens, outline)
     if not language.has_lambdas:
         _check_lambdas(tokens)
     _check_program_scope(tokens, outline)
