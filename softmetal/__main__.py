@@ -1,8 +1,9 @@
-"""`python -m softmetal build | config --env | doctor`."""
+"""`python -m softmetal build | config --env | doctor | corpus DIR`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import control
+from .msl import corpus
 
 ROOT = Path(__file__).resolve().parent
 CLANG = "clang++-19"
@@ -79,6 +81,19 @@ def doctor() -> None:
     print("device: ", facts["name"], f"({facts['cores']} GPU cores claimed, {facts['memory'] >> 20} MiB)")
 
 
+def try_corpus(arguments: argparse.Namespace) -> None:
+    if not arguments.folder.is_dir():
+        sys.exit(f"softmetal: {arguments.folder} is no folder.")
+    results = []
+    for result in corpus.try_folder(arguments.folder.resolve(), arguments.jobs, arguments.seconds):
+        results.append(result)
+        if arguments.verbose:
+            print(corpus.details(result), flush=True)
+    if arguments.json:
+        arguments.json.write_text(corpus.as_json(results))
+    print(corpus.summary(results))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m softmetal", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -87,12 +102,22 @@ def main() -> None:
     config = commands.add_parser("config", help="how to build Objective-C++ extensions")
     config.add_argument("--env", action="store_true", required=True, help="print export lines for a shell")
     commands.add_parser("doctor", help="say what is here")
+    gauge = commands.add_parser(
+        "corpus", help="count the kernel functions below a folder that compile", description=corpus.__doc__
+    )
+    gauge.add_argument("folder", type=Path, metavar="DIR")
+    gauge.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="processes (one per core)")
+    gauge.add_argument("--seconds", type=int, default=300, help="limit for one source (%(default)s)")
+    gauge.add_argument("--json", type=Path, metavar="FILE", help="write every source's result")
+    gauge.add_argument("--verbose", action="store_true", help="print every source with its errors")
     arguments = parser.parse_args()
     if arguments.command == "build":
         build(arguments.jobs)
     elif arguments.command == "config":
         for name, value in environment().items():
             print(f"export {name}={shlex.quote(value)}")
+    elif arguments.command == "corpus":
+        try_corpus(arguments)
     else:
         doctor()
 

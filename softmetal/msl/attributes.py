@@ -37,7 +37,7 @@ def check_attributes(tokens: TokenList, outline: Outline) -> None:
 def annotate(tokens: TokenList, outline: Outline) -> None:
     for function in outline.functions:
         if function.is_kernel:
-            tokens[function.begin].before += _annotation("kernel")
+            tokens[function.begin].after += _annotation("kernel")
         for begin, end in tokens.split(function.parameters[0] + 1, function.parameters[1]):
             for first, last in attributes(tokens, begin, end):
                 place = _default_argument(tokens, begin, end)

@@ -31,6 +31,10 @@ _COMMON_FLAGS = [
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
+    # The element type of vectors of bool (host/types.h).
+    "-fchar8_t",
+    # Vectors of different types do not mix: clang would take the bits of one for the other.
+    "-flax-vector-conversions=none",
     # Metal's arithmetic as written: no contraction, half and bfloat rounded after every operation.
     "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none",
     "-Xclang", "-fbfloat16-excess-precision=none",
@@ -84,7 +88,7 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
             translation = translate(
                 preprocessed, checked=mode == "checked", only=program.only, language=language
             )
-            compiler = _Compiler(translation.cpp, preprocessed, language)
+            compiler = Compiler(translation.cpp, preprocessed, language)
             check_recursion(translation.tokens, translation.outline, compiler.llvm_code)
             compiler.build(mode, target)
     except (TranslationError, PreprocessorError) as error:
@@ -130,7 +134,7 @@ def toolchain_version() -> str:
 
 
 @dataclass(frozen=True)
-class _Compiler:
+class Compiler:
     """clang on a translated program."""
 
     cpp: str
@@ -142,25 +146,28 @@ class _Compiler:
         # Renamed into place when complete, so that concurrent compiles of one program are safe.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
             output = Path(scratch) / "module.so"
-            checks = [f"-fplugin={rules()}", f"-fplugin-arg-softmetal-{self.language.version}"]
-            self._run([*checks, *_MODE_FLAGS[mode], "-shared", "-o", str(output)])
+            self._run([*self._rules(), *_MODE_FLAGS[mode], "-shared", "-o", str(output)])
             os.replace(output, target)
+
+    def messages(self) -> str:
+        """All that clang says about the program, without generating code."""
+        return self._clang([*self._rules(), "-fsyntax-only", "-ferror-limit=0"]).stderr
 
     def llvm_code(self) -> str:
         """As clang emits it, before any optimisation."""
         return self._run(["-O0", "-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", "-"])
 
-    def _language_flags(self) -> list[str]:
-        return [f"-std=c++{self.language.cpp}", f"-D{self.language.version_macro}"]
+    def _rules(self) -> list[str]:
+        return [f"-fplugin={rules()}", f"-fplugin-arg-softmetal-{self.language.version}"]
 
     def _run(self, flags: list[str]) -> str:
-        done = subprocess.run(
-            [CLANG, *self._language_flags(), *_COMMON_FLAGS, *_machine_flags(), *flags, "-"],
-            input=self.cpp,
-            capture_output=True,
-            text=True,
-        )
+        done = self._clang(flags)
         errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
         if errors or done.returncode:
             raise CompileError(errors or done.stderr)
         return done.stdout
+
+    def _clang(self, flags: list[str]) -> subprocess.CompletedProcess[str]:
+        language = [f"-std=c++{self.language.cpp}", f"-D{self.language.version_macro}"]
+        command = [CLANG, *language, *_COMMON_FLAGS, *_machine_flags(), *flags, "-"]
+        return subprocess.run(command, input=self.cpp, capture_output=True, text=True)

@@ -25,11 +25,12 @@ _SPACES = {"__global_device": "device", "__local": "threadgroup", "__global_host
 _MOST_MESSAGES = 20
 _LONGEST_EXCERPT = 160
 SourceLine = Callable[[str, int], str]
+Message = re.Match[str]
 
 
-def readable(stderr: str, source_line: SourceLine, language: Language) -> str:
-    """Errors with the place, the line of source and how it was instantiated; empty if there are none."""
-    blocks: list[list[re.Match[str]]] = []
+def errors(stderr: str) -> list[list[Message]]:
+    """What clang says against the program: each error followed by its notes."""
+    blocks: list[list[Message]] = []
     for line in stderr.splitlines():
         match = _MESSAGE.match(line)
         if match is None:
@@ -38,13 +39,19 @@ def readable(stderr: str, source_line: SourceLine, language: Language) -> str:
             blocks.append([match])
         elif blocks:
             blocks[-1].append(match)
+    return blocks
+
+
+def readable(stderr: str, source_line: SourceLine, language: Language) -> str:
+    """Errors with the place, the line of source and how it was instantiated; empty if there are none."""
+    blocks = errors(stderr)
     shown = [_block(block, source_line, language) for block in blocks[:_MOST_MESSAGES]]
     if len(blocks) > _MOST_MESSAGES:
         shown.append(f"... and {len(blocks) - _MOST_MESSAGES} more errors")
     return "\n".join(shown)
 
 
-def _block(block: list[re.Match[str]], source_line: SourceLine, language: Language) -> str:
+def _block(block: list[Message], source_line: SourceLine, language: Language) -> str:
     error, notes = block[0], [note for note in block[1:] if not _in_library(note)]
     place = error if not _in_library(error) else next(iter(notes), error)
     text = _metal_words(error["text"])
@@ -59,13 +66,13 @@ def _block(block: list[re.Match[str]], source_line: SourceLine, language: Langua
     return "\n".join(lines)
 
 
-def _in_library(message: re.Match[str]) -> bool:
+def _in_library(message: Message) -> bool:
     return message["file"].startswith(
         (_HOST, "<scratch space>")
     )  # the latter: names that a macro of theirs pasted together
 
 
-def _excerpt(place: re.Match[str], source_line: SourceLine) -> list[str]:
+def _excerpt(place: Message, source_line: SourceLine) -> list[str]:
     line = source_line(place["file"], int(place["line"])).strip()
     return [f"    {line[:_LONGEST_EXCERPT]}"] if line else []
 

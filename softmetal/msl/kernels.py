@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from .constants import FunctionConstants
 from .lexer import TokenList, TranslationError
+from .qualifiers import host_text
 from .structure import Function, Instantiation, Outline
 from .threadgroup import bytes_function
 
@@ -198,7 +200,9 @@ class KernelPass:
         evaluates it.
         """
         function = kernel.function
-        header = self.tokens.join(function.template_begin, function.begin) if function.is_template else ""
+        header = (
+            host_text(self.tokens, function.template_begin, function.begin) if function.is_template else ""
+        )
         begin = function.template_begin if function.is_template else function.begin
         name = f"softmetal_max_threads_{function.name}"
         self.tokens[
@@ -218,8 +222,19 @@ class KernelPass:
                 )
                 if not (one.gate and other.gate):
                     checks += f'static_assert(({one.slot}) != ({other.slot}), "{reason}"); '
+        for gate in {p.gate for p in kernel.parameters if p.gate}:
+            reason = f"'{gate}' must be bool to enable a parameter of kernel '{function.name}'"
+            checks += f'static_assert(__is_same(decltype({gate}), const bool), "{reason}"); '
         begin = function.template_begin if function.is_template else function.begin
         self.tokens[begin].before += checks
+
+    def check_gates(self, constants: FunctionConstants) -> None:
+        for kernel in self.kernels.values():
+            where = self.tokens[kernel.function.parameters[0]].where
+            for parameter in kernel.parameters:
+                if parameter.gate:
+                    subject = f"parameter '{parameter.name}' of kernel '{kernel.function.name}'"
+                    constants.check_gate(parameter.gate, where, subject)
 
     def export_instantiation(self, instantiation: Instantiation) -> None:
         t, begin, end = self.tokens, instantiation.begin, instantiation.end

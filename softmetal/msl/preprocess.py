@@ -52,11 +52,17 @@ def preprocess(
         missing = _MISSING.search(done.stderr)
         if missing:
             where, header = missing.groups()
-            raise TranslationError(
-                where, f"'{header}' is no header of Metal: a program can include metal_* and simd/* only"
-            )
+            raise MissingHeaderError(where, header)
         raise PreprocessorError(done.stderr)
     return done.stdout
+
+
+class MissingHeaderError(TranslationError):
+    def __init__(self, where: str, header: str) -> None:
+        self.header = header
+        super().__init__(
+            where, f"'{header}' is no header of Metal: a program can include metal_* and simd/* only"
+        )
 
 
 class PreprocessorError(Exception):

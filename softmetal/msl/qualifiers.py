@@ -12,6 +12,7 @@ _MACROS = {
     "threadgroup": "SOFTMETAL_THREADGROUP",
     "constant": "SOFTMETAL_CONSTANT",
 }
+_SPACES = ("device", "threadgroup", "constant", "thread")
 
 
 def drop_attributes(tokens: TokenList) -> None:
@@ -23,6 +24,15 @@ def drop_attributes(tokens: TokenList) -> None:
             tokens.blank(i, close + 1)
             i = close
         i += 1
+
+
+def host_text(tokens: TokenList, begin: int, end: int) -> str:
+    """What join() gives, in C++: for text that a pass repeats elsewhere."""
+    parts = []
+    for i in range(begin, end):
+        text = tokens.join(i, i + 1)
+        parts.append("" if text == "thread" else _MACROS.get(text, text))
+    return " ".join(parts)
 
 
 def pointers_for_array_parameters(tokens: TokenList, outline: Outline) -> None:

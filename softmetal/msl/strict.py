@@ -36,7 +36,6 @@ _DECLARATION_SPECIFIERS = {
     "friend", "mutable", "explicit",
 }  # fmt: skip
 _LAMBDA_CONTEXT = {"=", "(", ",", "{", ";", "}", "&&", "||", "?", ":", "!", "return"}
-_UNSIGNED = {"uint", "ushort", "uint2", "uint3", "ushort2", "ushort3", "uint16_t", "uint32_t"}
 
 
 def check(tokens: TokenList, outline: Outline, language: Language) -> None:
@@ -112,29 +111,6 @@ def _check_kernel(tokens: TokenList, function: Function) -> None:
         raise TranslationError(where, f"kernel '{function.name}' must return void")
     if function.name == "main":
         raise TranslationError(where, "a kernel cannot be called 'main'")
-    for begin, end in tokens.split(function.parameters[0] + 1, function.parameters[1]):
-        _check_thread_attribute(tokens, function, begin, end)
-
-
-def _check_thread_attribute(tokens: TokenList, function: Function, begin: int, end: int) -> None:
-    """Positions and indices are unsigned: uint or ushort, or a vector of them."""
-    types, i, is_position = set(), begin, False
-    while i < end:
-        if tokens.is_attribute(i):
-            is_position = is_position or tokens.text(i + 2).startswith(
-                ("thread", "simdgroup", "quadgroup", "dispatch")
-            )
-            is_position = is_position and tokens.text(i + 3) != "("
-            i = tokens.closing(i)
-        elif tokens.text(i) in BUILTIN_TYPES:
-            types.add(tokens.text(i))
-        i += 1
-    if is_position and types and "unsigned" not in types and not types & _UNSIGNED:
-        raise TranslationError(
-            tokens[begin].where,
-            f"parameter '{tokens.join(begin, end)}' of kernel '{function.name}' must be uint or ushort, "
-            "or a vector of 2 or 3 of them",
-        )
 
 
 class _PointerRule:

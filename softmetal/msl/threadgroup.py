@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .lexer import TokenList, TranslationError
+from .qualifiers import host_text
 from .structure import Function, Outline
 
 _STATEMENT_STARTS = {";", "{", "}", ":", ")"}
@@ -187,7 +188,7 @@ def _translate(tokens: TokenList, declaration: Declaration, number: int) -> None
 
 
 def _insert_bytes_function(tokens: TokenList, function: Function, block: Block) -> None:
-    header = tokens.join(function.template_begin, function.begin) if function.is_template else ""
+    header = host_text(tokens, function.template_begin, function.begin) if function.is_template else ""
     begin = function.template_begin if function.is_template else function.begin
     needed = _needed_names(tokens, block)
     body = _sizes(tokens, block, needed) if block.declarations() else ""

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .attributes import annotate
+from .comparisons import translate_comparisons
 from .constants import FunctionConstants
 from .expressions import ExpressionPass, translate_literals
 from .kernels import KernelPass
 from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TokenList
-from .members import translate_qualified_members
+from .members import translate_members
 from .qualifiers import (
     drop_attributes,
     pointers_for_array_parameters,
     translate_address_spaces,
 )
 from .strict import check
-from .structs import translate_struct_copies
 from .structure import Outline, outline
 from .threadgroup import translate_threadgroup_variables
 from .usage import names_reached
@@ -48,11 +48,12 @@ def translate(
     constants = FunctionConstants(tokens, program)
     kernels.run()
     constants.run()
+    kernels.check_gates(constants)
     translate_threadgroup_variables(tokens, program)
     pointers_for_array_parameters(tokens, program)
     drop_attributes(tokens)
-    translate_qualified_members(tokens)
-    translate_struct_copies(tokens, program)
+    translate_members(tokens)
+    translate_comparisons(tokens, program)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
     translate_address_spaces(tokens)

@@ -197,8 +197,8 @@ SOFTMETAL_INLINE vec<T, N> clamp(vec<T, N> x, softmetal::undeduced<vec<T, N>> lo
     return TEST((float)x);                                                \
   }                                                                       \
   template <class T, int N, enable_if_t<is_floating_point_v<T>, int> = 0> \
-  SOFTMETAL_INLINE vec<bool, N> NAME(vec<T, N> x) {                       \
-    vec<bool, N> r;                                                       \
+  SOFTMETAL_INLINE softmetal::booleans<N> NAME(vec<T, N> x) {                       \
+    softmetal::booleans<N> r;                                                       \
     for (int i = 0; i < N; ++i) r[i] = TEST((float)x[i]);                 \
     return r;                                                             \
   }

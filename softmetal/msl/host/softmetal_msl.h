@@ -10,6 +10,7 @@
 #include "integer.h"
 #include "math.h"
 #include "geometric.h"
+#include "matrix.h"
 #include "simdgroup.h"
 #include "simdgroup_matrix.h"
 #include "atomics.h"

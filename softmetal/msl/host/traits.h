@@ -149,15 +149,6 @@ using remove_addrspace_t = typename remove_addrspace<T>::type;
 template <class T>
 add_rvalue_reference_t<T> declval() noexcept;
 template <class T>
-SOFTMETAL_INLINE constexpr T&& forward(remove_reference_t<T>& value) {
-  return static_cast<T&&>(value);
-}
-template <class T>
-SOFTMETAL_INLINE constexpr remove_reference_t<T>&& move(T&& value) {
-  return static_cast<remove_reference_t<T>&&>(value);
-}
-
-template <class T>
 struct numeric_limits;
 #define SOFTMETAL_INTEGER_LIMITS(T, SIGNED, LOWEST, HIGHEST)                         \
   template <>                                                                        \
@@ -269,4 +260,12 @@ template <class T>
 struct pointee_space<SOFTMETAL_THREADGROUP T*> {
   static constexpr space value = space::threadgroup;
 };
+template <space>
+struct in_space_tag {};
+template <class T>
+struct object_space;
+template <class T>
+struct object_space<T&> : pointee_space<T*> {};
+template <class T>
+using tag_of = in_space_tag<object_space<remove_reference_t<T>&>::value>;
 }  // namespace softmetal

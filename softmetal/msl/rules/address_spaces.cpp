@@ -2,6 +2,8 @@
 // translated for; Metal's `thread` does not. So what clang converts to the default space without being told
 // is refused here, but for copies of whole objects. `this` of a member function points to thread memory
 // unless the function is qualified; from 4.1 on to memory of any kind.
+#include <llvm/ADT/StringExtras.h>
+
 #include "rules.h"
 
 namespace softmetal::rules {
@@ -178,14 +180,14 @@ class AddressSpaces : public Family {
     bool is_any = false;
     if (!cast && is_part_of_this(object)) {
       const auto* inside = dyn_cast_or_null<CXXMethodDecl>(program.function);
-      const auto own = inside ? annotations(inside, "this") : std::vector<StringRef>();
+      const auto own = inside ? spaces_of(inside) : std::vector<StringRef>();
       if (own.size() > 1 || isa_and_nonnull<CXXConstructorDecl>(inside)) return;
       if (own.size() == 1)
         space = named(own[0]);
       else
         is_any = program.version >= 410 && inside;
     }
-    const auto takes = annotations(method, "this");
+    const auto takes = spaces_of(method);
     if (takes.empty() && program.version >= 410) return;
     if (!is_any) {
       if (takes.empty() && space == Space::kThread) return;
@@ -199,6 +201,14 @@ class AddressSpaces : public Family {
                        (is_any ? "memory of any kind" : name_of(space) + std::string(" memory")));
   }
 
+  // The spaces that a member function is qualified with.
+  static std::vector<StringRef> spaces_of(const CXXMethodDecl* method) {
+    std::vector<StringRef> spaces;
+    for (StringRef list : annotations(method, "this"))
+      for (StringRef space : llvm::split(list, ' ')) spaces.push_back(space);
+    return spaces;
+  }
+
   static Space named(StringRef text) {
     if (text == "device") return Space::kDevice;
     if (text == "threadgroup") return Space::kThreadgroup;
@@ -209,7 +219,7 @@ class AddressSpaces : public Family {
   void check_binding(QualType target, const Expr* value, const std::string& what) {
     if (program.version < 410) return;
     const auto* method = dyn_cast_or_null<CXXMethodDecl>(program.function);
-    if (!method || isa<CXXConstructorDecl, CXXDestructorDecl>(method) || !annotations(method, "this").empty())
+    if (!method || isa<CXXConstructorDecl, CXXDestructorDecl>(method) || !spaces_of(method).empty())
       return;
     if (method->getParent()->isLambda()) return;
     const bool binds = target->isLValueReferenceType() && value->isGLValue();
