@@ -61,6 +61,9 @@ def _opens(tokens: TokenList, i: int, templates: set[str]) -> bool:
         return False
     if name in templates or name in _CASTS or _LIBRARY_TEMPLATES.fullmatch(name):
         return True
+    close = tokens.closing_angle(i)
+    if close > 0 and tokens.text(tokens.next(close)) == "::":
+        return True
     # After any other name, a type that is not the start of an expression can only be an argument.
     after = tokens.next(i)
     return tokens.text(after) in BUILTIN_TYPES and tokens.text(tokens.next(after)) not in ("(", "{")

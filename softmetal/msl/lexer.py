@@ -27,6 +27,7 @@ _LINE_MARKER = re.compile(r'\s*#\s*(?:line\s+)?(\d+)(?:\s+"((?:\\.|[^"\\])*)")?'
 _NUMBERS = set(
     "bool char uchar short ushort int uint long ulong size_t uint16_t int16_t uint32_t int32_t".split()
 )
+_SPECIFIERS = {"static", "constexpr", "const", "constant", "inline"}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
@@ -109,10 +110,8 @@ class TokenList:
     def may_open_angle(self, index: int) -> bool:
         """Whether the '<' follows the name of what may be a template; else it compares."""
         before = self.previous(index)
-        return (
-            self.kind(before) != "number"
-            and self.text(before) not in (")", "]")
-            and (self.text(before) not in self._values)
+        return self.kind(before) != "number" and self.text(before) not in (")", "]") and (
+            self.text(before) not in self._values
         )
 
     def join(self, begin: int, end: int) -> str:
@@ -167,12 +166,18 @@ class TokenList:
         return self.text(index) == "[" and self.text(index + 1) == "[" and not self.tokens[index + 1].prefix
 
     def _value_names(self) -> set[str]:
-        """Names declared as numbers, which `<` compares: `int N`, but not the function `int f(`."""
-        return {
-            self.text(i)
-            for i in range(1, len(self.tokens))
-            if self.kind(i) == "name" and self.text(i - 1) in _NUMBERS and self.text(i + 1) != "("
-        }
+        """Names declared as numbers, which `<` compares: `int N`, but neither the function `int f(` nor the
+        variable template `template <...> constexpr bool is_x`.
+        """
+        names = set()
+        for i in range(1, len(self.tokens)):
+            if self.kind(i) == "name" and self.text(i - 1) in _NUMBERS and self.text(i + 1) not in ("(", "<"):
+                begin = i - 1
+                while self.text(begin - 1) in _SPECIFIERS:
+                    begin -= 1
+                if self.text(begin - 1) != ">":
+                    names.add(self.text(i))
+        return names
 
     def _match_brackets(self) -> dict[int, int]:
         closing: dict[int, int] = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .attributes import annotate
 from .comparisons import translate_comparisons
+from .braces import translate_braced_arguments, translate_string_literals
 from .constants import FunctionConstants
 from .expressions import ExpressionPass, translate_literals
 from .kernels import KernelPass
@@ -53,6 +54,8 @@ def translate(
     pointers_for_array_parameters(tokens, program)
     drop_attributes(tokens)
     translate_members(tokens)
+    translate_braced_arguments(tokens, program)
+    translate_string_literals(tokens)
     translate_comparisons(tokens, program)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)

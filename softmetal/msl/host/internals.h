@@ -7,6 +7,15 @@ constexpr bool __METAL_FAST_MATH__ = true;
 constexpr bool __METAL_PRECISE_MATH__ = false;
 constexpr bool __METAL_MAYBE_FAST_MATH__ = false;
 
+// What a simdgroup operation takes, and the elements of a type: names that candle's and mistral.rs's kernels use.
+namespace metal {
+template <class T>
+struct __is_valid_simdgroup_type
+    : bool_constant<is_arithmetic_v<softmetal::element_of<T>> && sizeof(softmetal::element_of<T>) <= 4> {};
+template <class T>
+struct vec_elements : integral_constant<int, softmetal::vector_size<T>> {};
+}  // namespace metal
+
 // The last argument chooses between fast and precise, which are the same here.
 #define SOFTMETAL_UNARY_INTERNAL(NAME) \
   SOFTMETAL_INLINE float __metal_##NAME(float x, bool) { return metal::NAME(x); }

@@ -148,11 +148,14 @@ using remove_addrspace_t = typename remove_addrspace<T>::type;
 
 template <class T>
 add_rvalue_reference_t<T> declval() noexcept;
+// Under Apple's private name, which programs specialise.
 template <class T>
-struct numeric_limits;
+struct _numeric_limits_impl;
+template <class T>
+struct numeric_limits : _numeric_limits_impl<T> {};
 #define SOFTMETAL_INTEGER_LIMITS(T, SIGNED, LOWEST, HIGHEST)                         \
   template <>                                                                        \
-  struct numeric_limits<T> {                                                         \
+  struct _numeric_limits_impl<T> {                                                   \
     static constexpr bool is_specialized = true, is_integer = true, is_exact = true; \
     static constexpr bool is_signed = SIGNED, has_infinity = false;                  \
     static constexpr bool has_quiet_NaN = false;                                     \
@@ -174,7 +177,7 @@ SOFTMETAL_INTEGER_LIMITS(ulong, false, 0, 18446744073709551615u)
 #undef SOFTMETAL_INTEGER_LIMITS
 #define SOFTMETAL_FLOAT_LIMITS(T, DIGITS, MIN, MAX, EPSILON, DENORM)                   \
   template <>                                                                          \
-  struct numeric_limits<T> {                                                           \
+  struct _numeric_limits_impl<T> {                                                     \
     static constexpr bool is_specialized = true, is_integer = false, is_exact = false; \
     static constexpr bool is_signed = true, has_infinity = true, has_quiet_NaN = true; \
     static constexpr int digits = DIGITS;                                              \
