@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .arithmetic import FUNCTIONS, MATH_MODES, Arithmetic
 from .compile import MODES, CompileError, Program, compile_program
+from .language import DEFAULT, LANGUAGES
 
 
 def main() -> int:
@@ -20,6 +21,7 @@ def main() -> int:
     compiler.add_argument("--source", required=True, help="the .metal file, or - for standard input")
     compiler.add_argument("--out", type=Path, help="folder of the result (default: the cache)")
     compiler.add_argument("--mode", choices=MODES, default="fast")
+    compiler.add_argument("--std", choices=LANGUAGES, default=DEFAULT, help="version of the language")
     compiler.add_argument("--define", action="append", default=[], metavar="NAME=VALUE")
     compiler.add_argument("--include", action="append", default=[], metavar="FOLDER")
     compiler.add_argument("--only", metavar="REGEX", help="export only the kernels whose host name matches")
@@ -46,6 +48,7 @@ def main() -> int:
         name=arguments.name or ("program_source" if from_stdin else Path(arguments.source).name),
         macros=tuple(arguments.define),
         include=tuple(arguments.include),
+        std=arguments.std,
         only=arguments.only,
         arithmetic=arithmetic,
     )

@@ -15,16 +15,18 @@ from pathlib import Path
 
 from .arithmetic import PASSES, Arithmetic
 from .diagnostics import FLAGS, readable
+from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TranslationError, source_line
 from .preprocess import CLANG, PreprocessorError, preprocess
 from .recursion import check_recursion
 from .translate import translate
 
 _PACKAGE = Path(__file__).parent
+RULES = _PACKAGE.parent / "_build" / "libsoftmetal_rules.so"
 _COMMON_FLAGS = [
     # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
     # bfloat as the auxiliary target does.
-    "-x", "c++", "-std=c++14", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
+    "-x", "c++", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
     "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden", "-nostdlib++",
     "-nostdinc++", "-nostdlibinc",
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
@@ -69,6 +71,7 @@ class Program:
     name: str = "program_source"  # what errors and findings call the source
     macros: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
+    std: str = DEFAULT
     only: str | None = None  # regular expression of the host names to export; None for all
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
@@ -79,12 +82,15 @@ def cache_folder() -> Path:
 
 def compile_program(program: Program, mode: str, folder: Path | None = None) -> Path:
     """The shared object of the program, from the cache where it is there already. Raises CompileError."""
+    language = LANGUAGES[program.std]
     try:
-        preprocessed = preprocess(program.source, program.name, program.macros, program.include)
+        preprocessed = preprocess(program.source, program.name, program.macros, program.include, language)
         target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program)}.so"
         if not target.exists():
-            translation = translate(preprocessed, checked=mode == "checked", only=program.only)
-            compiler = Compiler(translation.cpp, preprocessed, program.arithmetic.flags())
+            translation = translate(
+                preprocessed, checked=mode == "checked", only=program.only, language=language
+            )
+            compiler = Compiler(translation.cpp, preprocessed, language, program.arithmetic)
             check_recursion(translation.tokens, translation.outline, compiler.llvm_code)
             compiler.build(mode, target)
     except (TranslationError, PreprocessorError) as error:
@@ -94,7 +100,7 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
 
 def _key(preprocessed: str, mode: str, program: Program) -> str:
     machine = (platform.machine(), *_machine_flags())
-    options = (mode, repr(program.arithmetic), program.only or "")
+    options = (mode, program.std, repr(program.arithmetic), program.only or "")
     parts = (toolchain_version(), *machine, *options, preprocessed)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
@@ -113,15 +119,15 @@ def _machine_flags() -> tuple[str, ...]:
 
 @cache
 def toolchain_version() -> str:
-    """Changes with the translator, the host headers, the ABI and clang."""
+    """Changes with the translator, the rules, the host headers, the ABI and clang."""
     digest = hashlib.sha256(CLANG.encode())
     for path in sorted([*_PACKAGE.glob("*.py"), *_PACKAGE.glob("host/*.h"), *_PACKAGE.glob("stub/**/*")]):
         if path.is_file():
             digest.update(path.read_bytes())
-    digest.update((_PACKAGE.parent / "simt" / "abi.h").read_bytes())
-    if not PASSES.exists():
-        raise RuntimeError(f"{PASSES} is not built; run `python -m softmetal build`")
-    digest.update(PASSES.read_bytes())
+    for path in (_PACKAGE.parent / "simt" / "abi.h", RULES, PASSES):
+        if not path.exists():
+            raise CompileError(f"{path.name} is not built: run `python -m softmetal build`")
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -131,33 +137,37 @@ class Compiler:
 
     cpp: str
     preprocessed: str  # the source's lines, for messages
-    arithmetic: tuple[str, ...]
+    language: Language
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
     def build(self, mode: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Renamed into place when complete, so that concurrent compiles of one program are safe.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
             output = Path(scratch) / "module.so"
-            self._run([*_MODE_FLAGS[mode], "-shared", "-o", str(output)])
+            self._run([*self._rules(), *_MODE_FLAGS[mode], "-shared", "-o", str(output)])
             os.replace(output, target)
 
     def messages(self) -> str:
         """All that clang says about the program, without generating code."""
-        flags = [*_COMMON_FLAGS, *_machine_flags(), *self.arithmetic, "-fsyntax-only", "-ferror-limit=0", "-"]
-        return subprocess.run([CLANG, *flags], input=self.cpp, capture_output=True, text=True).stderr
+        return self._clang([*self._rules(), "-fsyntax-only", "-ferror-limit=0"]).stderr
 
     def llvm_code(self) -> str:
         """As clang emits it, before any optimisation."""
         return self._run(["-O0", "-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", "-"])
 
+    def _rules(self) -> list[str]:
+        return [f"-fplugin={RULES}", f"-fplugin-arg-softmetal-{self.language.version}"]
+
     def _run(self, flags: list[str]) -> str:
-        done = subprocess.run(
-            [CLANG, *_COMMON_FLAGS, *_machine_flags(), *self.arithmetic, *flags, "-"],
-            input=self.cpp,
-            capture_output=True,
-            text=True,
-        )
-        errors = readable(done.stderr, partial(source_line, self.preprocessed))
+        done = self._clang(flags)
+        errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
         if errors or done.returncode:
             raise CompileError(errors or done.stderr)
         return done.stdout
+
+    def _clang(self, flags: list[str]) -> subprocess.CompletedProcess[str]:
+        language = [f"-std=c++{self.language.cpp}", f"-D{self.language.version_macro}"]
+        fixed = [*_COMMON_FLAGS, *_machine_flags(), *self.arithmetic.flags()]
+        command = [CLANG, *language, *fixed, *flags, "-"]
+        return subprocess.run(command, input=self.cpp, capture_output=True, text=True)

@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from .arithmetic import Arithmetic
 from .compile import Compiler
 from .diagnostics import Message, errors
+from .language import DEFAULT, LANGUAGES
 from .lexer import TokenList, TranslationError
 from .preprocess import MissingHeaderError, PreprocessorError, preprocess
 from .structure import Function, Outline, outline
@@ -167,7 +167,7 @@ class _Trial:
             if match is None:
                 raise
             return [([(match["file"], int(match["line"]))], match["text"])]
-        stderr = Compiler(translation.cpp, self.preprocessed, Arithmetic().flags()).messages()
+        stderr = Compiler(translation.cpp, self.preprocessed, LANGUAGES[DEFAULT]).messages()
         return [(_places(block), block[0]["text"]) for block in errors(stderr)]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from .constants import FunctionConstants
 from .lexer import TokenList, TranslationError
 from .qualifiers import host_text
 from .structure import Function, Instantiation, Outline
@@ -234,8 +235,19 @@ class KernelPass:
                 )
                 if not (one.gate and other.gate):
                     checks += f'static_assert(({one.slot}) != ({other.slot}), "{reason}"); '
+        for gate in {p.gate for p in kernel.parameters if p.gate}:
+            reason = f"'{gate}' must be bool to enable a parameter of kernel '{function.name}'"
+            checks += f'static_assert(__is_same(decltype({gate}), const bool), "{reason}"); '
         begin = function.template_begin if function.is_template else function.begin
         self.tokens[begin].before += checks
+
+    def check_gates(self, constants: FunctionConstants) -> None:
+        for kernel in self.kernels.values():
+            where = self.tokens[kernel.function.parameters[0]].where
+            for parameter in kernel.parameters:
+                if parameter.gate:
+                    subject = f"parameter '{parameter.name}' of kernel '{kernel.function.name}'"
+                    constants.check_gate(parameter.gate, where, subject)
 
     def export_instantiation(self, instantiation: Instantiation) -> None:
         t, begin, end = self.tokens, instantiation.begin, instantiation.end

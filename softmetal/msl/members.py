@@ -25,6 +25,7 @@ class Member:
     parameters: tuple[int, int]
     end: int  # its closing brace or semicolon
     spaces: list[str]
+    is_qualified: bool
     signature: str
     body: str
 
@@ -36,16 +37,20 @@ def translate_members(tokens: TokenList, *, annotate: bool = True) -> None:
     tagged: set[str] = set()
     for members in overloads.values():
         if len({member.body for member in members}) > 1:
-            _tag(tokens, members)
+            _tag(tokens, members, annotate)
             tagged.add(members[0].name)
             continue
         spaces = sorted({space for member in members for space in member.spaces})
         for member in members[1:]:
             tokens.blank(member.template_begin, member.end + 1)
-        if annotate and spaces != ["thread"]:
-            tokens[members[0].begin].before += f'__attribute__((annotate("softmetal: {" ".join(spaces)}"))) '
+        if annotate and any(member.is_qualified for member in members):
+            tokens[members[0].begin].before += _annotation(spaces)
     if tagged:
         _tag_calls(tokens, tagged)
+
+
+def _annotation(spaces: list[str]) -> str:
+    return f'__attribute__((annotate("softmetal:this {" ".join(spaces)}"))) '
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -84,7 +89,7 @@ def _qualifiers(tokens: TokenList, close: int) -> list[int] | None:
 
 
 def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], class_body: int) -> Member:
-    spaces = [tokens.text(q) for q in qualifiers if tokens.text(q) in ADDRESS_SPACES] or ["thread"]
+    spaces = [tokens.text(q) for q in qualifiers if tokens.text(q) in ADDRESS_SPACES]
     for q in qualifiers:
         if tokens.text(q) in ADDRESS_SPACES:
             tokens.blank(q, q + 1)
@@ -99,7 +104,16 @@ def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], 
     is_const = any(tokens.text(q) == "const" for q in qualifiers)
     signature = f"{tokens.join(begin, close + 1)} {is_const}"
     return Member(
-        tokens.text(name), class_body, template_begin, begin, (opening, close), end, spaces, signature, body
+        tokens.text(name),
+        class_body,
+        template_begin,
+        begin,
+        (opening, close),
+        end,
+        spaces or ["thread"],
+        bool(spaces),
+        signature,
+        body,
     )
 
 
@@ -121,7 +135,7 @@ def _after_template(tokens: TokenList, i: int) -> int:
 # ---- overloads whose bodies differ ---------------------------------------------------------------
 
 
-def _tag(tokens: TokenList, members: list[Member]) -> None:
+def _tag(tokens: TokenList, members: list[Member], annotate: bool) -> None:
     for member in members:
         if len(member.spaces) != 1 or tokens.text(member.parameters[0] - 1) != member.name:
             raise TranslationError(
@@ -130,6 +144,8 @@ def _tag(tokens: TokenList, members: list[Member]) -> None:
                 "is supported for named member functions only",
             )
         tag = f"::softmetal::in_space_tag<::softmetal::space::{member.spaces[0]}>"
+        if annotate and member.is_qualified:
+            tokens[member.begin].before += _annotation(member.spaces)
         opening, close = member.parameters
         tokens[opening].after += tag + ("" if tokens.next(opening) == close else ", ")
 

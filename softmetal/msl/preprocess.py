@@ -9,13 +9,13 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TranslationError
 
 CLANG = "clang++-19"
 STUB_HEADERS = Path(__file__).parent / "stub"
 _PREDEFINED = (
     "__METAL__",
-    "__METAL_VERSION__=310",
     "__METAL_MACOS__",
     "__HAVE_BFLOAT__",
 )
@@ -23,21 +23,27 @@ _CONTRACTION = re.compile(r"^(\s*)#\s*pragma\s+METAL\s+fp\s+contract\b", re.MULT
 _MISSING = re.compile(r"^(.*?:\d+):\d+: fatal error: '([^']+)' file not found", re.MULTILINE)
 
 
-def preprocess(source: str, name: str, macros: Sequence[str] = (), include: Sequence[str] = ()) -> str:
+def preprocess(
+    source: str,
+    name: str,
+    macros: Sequence[str] = (),
+    include: Sequence[str] = (),
+    language: Language = LANGUAGES[DEFAULT],
+) -> str:
     """The program's text after preprocessing, with line markers that call the source `name`."""
     command = [
         CLANG,
         "-E",
         "-x",
         "c++",
-        "-std=c++14",
+        f"-std=c++{language.cpp}",
         "-nostdinc",
         "-nostdinc++",
         "-w",
         "-I",
         str(STUB_HEADERS),
     ]
-    command += [f"-D{macro}" for macro in (*_PREDEFINED, *macros)]
+    command += [f"-D{macro}" for macro in (language.version_macro, *_PREDEFINED, *macros)]
     for folder in include:
         command += ["-I", folder]
     done = subprocess.run(
