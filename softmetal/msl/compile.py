@@ -20,6 +20,7 @@ from .recursion import check_recursion
 from .translate import translate
 
 _PACKAGE = Path(__file__).parent
+_PASSES = _PACKAGE.parent / "_build" / "libsoftmetal_passes.so"
 _COMMON_FLAGS = [
     # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
     # bfloat as the auxiliary target does.
@@ -32,6 +33,8 @@ _COMMON_FLAGS = [
     "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none",
     "-Xclang", "-fbfloat16-excess-precision=none",
     "--rtlib=compiler-rt", f"-I{_PACKAGE / 'host'}", *FLAGS,
+    # The runtime's passes (simt/passes) read the names of basic blocks.
+    f"-fpass-plugin={_PASSES}", "-fno-discard-value-names",
 ]  # fmt: skip
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only"],
@@ -109,7 +112,8 @@ def toolchain_version() -> str:
     for path in sorted([*_PACKAGE.glob("*.py"), *_PACKAGE.glob("host/*.h"), *_PACKAGE.glob("stub/**/*")]):
         if path.is_file():
             digest.update(path.read_bytes())
-    digest.update((_PACKAGE.parent / "simt" / "abi.h").read_bytes())
+    for path in [_PACKAGE.parent / "simt" / "abi.h", *sorted(_PACKAGE.parent.glob("simt/passes/*"))]:
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

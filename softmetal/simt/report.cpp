@@ -140,7 +140,7 @@ std::string describe_rest(const Worker& worker, const Simdgroup& group, uint32_t
     const Fiber& f = group.fibers[__builtin_ctz(left)];
     uint32_t same = 0;
     for (uint32_t m = left; m; m &= m - 1)
-      if (group.fibers[__builtin_ctz(m)].line == f.line) same |= m & -m;
+      if (group.fibers[__builtin_ctz(m)].meets(f)) same |= m & -m;
     add(same, "wait at " + source_of(worker.dispatch->module, f));
     left &= ~same;
   }
@@ -170,6 +170,17 @@ std::string divergence_message(const Worker& worker, const Simdgroup& group, uin
          lane_list(lanes) + " of " + where + describe_rest(worker, group, lanes);
 }
 
+std::string inactive_source_message(const Worker& worker, const Simdgroup& group) {
+  uint32_t lane = static_cast<uint32_t>(__builtin_ctz(group.undefined));
+  const Fiber& reader = group.fibers[lane];
+  uint32_t active = group.active;
+  return prefix(worker, "undefined") + "the simdgroup operation at " +
+         source_of(worker.dispatch->module, reader) + " gives lane " + std::to_string(lane) +
+         " of simdgroup " + std::to_string(group.index) + " of threadgroup " + to_string(worker.position) +
+         " the value of lane " + std::to_string(group.undefined_source) +
+         ", which takes no part in it (the active lanes are " + lane_list(active) + ")";
+}
+
 std::string barrier_mismatch_message(const Worker& worker, const Fiber& late) {
   const Fiber* early = nullptr;
   for (uint32_t g = 0; g < worker.simdgroups && !early; g++)
@@ -177,7 +188,8 @@ std::string barrier_mismatch_message(const Worker& worker, const Fiber& late) {
       early = &worker.groups[g].fibers[__builtin_ctz(waiting)];
   return prefix(worker, "divergence") + "two threadgroup_barriers at once: " + thread_name(worker, late) +
          " is at " + source_of(worker.dispatch->module, late) + " while thread " +
-         to_string(early->position) + " waits at " + source_of(worker.dispatch->module, *early);
+         to_string(early->position) + " waits at " + source_of(worker.dispatch->module, *early) +
+         (late.line == early->line ? ", in another iteration of a loop or by another call" : "");
 }
 
 std::string barrier_missed_message(const Worker& worker, const Fiber& me) {
