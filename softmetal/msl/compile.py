@@ -29,6 +29,8 @@ _COMMON_FLAGS = [
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
+    # An endless loop stays one, for the watchdog to find.
+    "-fno-finite-loops",
     # Metal's arithmetic as written: no contraction, half and bfloat rounded after every operation.
     "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none",
     "-Xclang", "-fbfloat16-excess-precision=none",

@@ -190,6 +190,7 @@ struct softmetal_settings {
   uint32_t order;    // softmetal_order
   uint64_t seed;
   uint32_t checks;  // softmetal_check bits; any bit needs a module compiled in checked mode
+  uint32_t watchdog_ms;  // processor time that a threadgroup may take, 0 = any
 };
 softmetal_settings* softmetal_current_settings(void);  // process-wide, from the environment at first use
 

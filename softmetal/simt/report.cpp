@@ -65,21 +65,26 @@ bool is_kernel_source(const Frame& frame) {
 
 std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-std::vector<uintptr_t> call_chain(const Fiber& fiber) {
-  if (!fiber.frame) return {reinterpret_cast<uintptr_t>(fiber.pc)};
-  std::vector<uintptr_t> chain;
-  uintptr_t low = reinterpret_cast<uintptr_t>(fiber.stack_low);
-  void** frame = fiber.frame;
-  for (int depth = 0; depth < 8; depth++) {
-    uintptr_t at = reinterpret_cast<uintptr_t>(frame);
-    if (at - low >= kStackBytes - 2 * sizeof(void*) || at % sizeof(void*)) break;
-    chain.push_back(reinterpret_cast<uintptr_t>(frame[1]));
-    frame = static_cast<void**>(frame[0]);
-  }
+CallChain call_chain(const Fiber& fiber) {
+  CallChain chain{};
+  if (fiber.frame)
+    walk_frames(fiber, fiber.frame, 0, chain);
+  else
+    chain[0] = reinterpret_cast<uintptr_t>(fiber.pc);
   return chain;
 }
 
 }  // namespace
+
+void walk_frames(const Fiber& fiber, void** frame, size_t first, CallChain& chain) {
+  uintptr_t low = reinterpret_cast<uintptr_t>(fiber.stack_low);
+  for (size_t depth = first; depth < chain.size(); depth++) {
+    uintptr_t at = reinterpret_cast<uintptr_t>(frame);
+    if (at - low >= kStackBytes - 2 * sizeof(void*) || at % sizeof(void*)) break;
+    chain[depth] = reinterpret_cast<uintptr_t>(frame[1]);
+    frame = static_cast<void**>(frame[0]);
+  }
+}
 
 std::string source_of(const Module* module, const std::vector<uintptr_t>& return_addresses, int line) {
   std::vector<uintptr_t> offsets;
@@ -99,7 +104,8 @@ std::string source_of(const Module* module, const std::vector<uintptr_t>& return
 }
 
 std::string source_of(const Module* module, const Fiber& fiber) {
-  return source_of(module, call_chain(fiber), fiber.line);
+  CallChain chain = call_chain(fiber);
+  return source_of(module, {chain.begin(), chain.end()}, fiber.line);
 }
 
 std::string to_string(softmetal_uint3 v) {

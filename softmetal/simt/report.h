@@ -1,6 +1,7 @@
 // Findings as sentences: who did what to which memory, at which line of the .metal source.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,11 @@
 namespace softmetal {
 
 struct Module;
+
+// Return addresses, innermost first; zeros behind them.
+using CallChain = std::array<uintptr_t, 8>;
+// Those of a fiber's frames, which code compiled with frame pointers links, from `frame` on: into chain[first...].
+void walk_frames(const Fiber&, void** frame, size_t first, CallChain& chain);
 
 // "file.metal:12", from an address of code in the module (and its callers, innermost first). When `line` is
 // known only a frame at that line will do; without debug information the answer is "line 12" or the offset in

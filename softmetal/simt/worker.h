@@ -70,6 +70,7 @@ struct Worker : softmetal_threadgroup {
   Checker* checker = nullptr;   // set in checked runs
   softmetal_arguments bound{};  // copy of the launch's, so that it is at a known address
   uint32_t threadgroup_index = 0;
+  uint32_t watched_threadgroup = 0, ticks = 0;  // of the watchdog
   uint32_t alive = 0, barrier_count = 0;
   uint64_t barrier_path = 0;
   uint32_t threadgroup_epoch = 0,
