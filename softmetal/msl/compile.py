@@ -22,7 +22,9 @@ from .recursion import check_recursion
 from .translate import translate
 
 _PACKAGE = Path(__file__).parent
-RULES = _PACKAGE.parent / "_build" / "libsoftmetal_rules.so"
+_BUILD = _PACKAGE.parent / "_build"
+RULES = _BUILD / "libsoftmetal_rules.so"
+SIMT_PASSES = _BUILD / "libsoftmetal_passes.so"
 _COMMON_FLAGS = [
     # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
     # bfloat as the auxiliary target does.
@@ -39,7 +41,11 @@ _COMMON_FLAGS = [
     # half and bfloat are rounded after every operation; floats out of an integer's range saturate.
     "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
     "-fno-strict-float-cast-overflow",
+    # An endless loop stays one, for the watchdog to find.
+    "-fno-finite-loops",
     "--rtlib=compiler-rt", f"-I{_PACKAGE / 'host'}", *FLAGS,
+    # The runtime's passes (simt/passes) read the names of basic blocks.
+    f"-fpass-plugin={SIMT_PASSES}", "-fno-discard-value-names",
 ]  # fmt: skip
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only"],
@@ -124,7 +130,7 @@ def toolchain_version() -> str:
     for path in sorted([*_PACKAGE.glob("*.py"), *_PACKAGE.glob("host/*.h"), *_PACKAGE.glob("stub/**/*")]):
         if path.is_file():
             digest.update(path.read_bytes())
-    for path in (_PACKAGE.parent / "simt" / "abi.h", RULES, PASSES):
+    for path in (_PACKAGE.parent / "simt" / "abi.h", RULES, PASSES, SIMT_PASSES):
         if not path.exists():
             raise CompileError(f"{path.name} is not built: run `python -m softmetal build`")
         digest.update(path.read_bytes())

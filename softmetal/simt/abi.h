@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SOFTMETAL_ABI_VERSION 1
+#define SOFTMETAL_ABI_VERSION 2
 #define SOFTMETAL_MAX_BUFFERS 31
 #define SOFTMETAL_MAX_THREADGROUP_BYTES 32768
 #define SOFTMETAL_SIMD_WIDTH 32
@@ -25,12 +25,27 @@ struct softmetal_uint3 {
 struct softmetal_simdgroup;
 struct softmetal_threadgroup;
 
+// Where a lane is in the program: the convergent call that it is in, and by `caller` those around it. Compiled
+// code keeps it (simt/passes/convergence.cpp).
+struct softmetal_site {  // of a call, in its function
+  uint32_t position;     // among the function's sites, in the order of the source
+  uint32_t depth;        // loops around it
+  // uint32_t loops[depth] follow: numbers of the loops, outermost first
+};
+struct softmetal_call {
+  const softmetal_call* caller;
+  const softmetal_site* site;
+  // uint32_t iterations[depth] follow, as many as the site has loops
+};
+
 struct softmetal_lane {  // one Metal thread
   softmetal_simdgroup* simdgroup;
   softmetal_threadgroup* threadgroup;
-  softmetal_uint3 position;  // in the threadgroup
-  uint32_t index;            // in the threadgroup, linear
-  uint32_t lane;             // in the simdgroup
+  softmetal_uint3 position;    // in the threadgroup
+  uint32_t index;              // in the threadgroup, linear
+  uint32_t lane;               // in the simdgroup
+  uint64_t path;               // hash of the calls, sites and iterations below
+  const softmetal_call* call;  // valid in a convergent operation
 };
 
 // Operands of the simdgroup operation in progress: each lane leaves its input, the last to arrive computes
@@ -40,6 +55,8 @@ struct softmetal_simdgroup {
   alignas(64) uint64_t out[SOFTMETAL_SIMD_WIDTH][2];
   alignas(64) float a[64], b[64], c[64], d[64];  // an 8x8 product d = a * b + c, row-major
   uint32_t active;                               // lanes taking part in the current operation
+  // Lanes that a shuffle gave the value of a lane that takes no part, and one such lane.
+  uint32_t undefined, undefined_source;
   uint32_t index;                                // in the threadgroup
 };
 
@@ -67,8 +84,8 @@ typedef void (*softmetal_simd_function)(softmetal_simdgroup*);
 
 // The same all the time, as far as a kernel can see.
 softmetal_lane* softmetal_current_lane(void) __attribute__((const, returns_nonnull));
-// Waits for the other lanes of the simdgroup; the last one runs `function` once (may be null). `line`
-// identifies the call site.
+// Waits for the lanes that reach the same operation; the last one runs `function` once (may be null). `line` is
+// for messages.
 void softmetal_rendezvous(softmetal_simd_function function, int line);
 // The same for an operation that needs all 32 lanes (simdgroup_matrix products): with fewer it is an error in
 // every mode.
@@ -174,6 +191,7 @@ struct softmetal_settings {
   uint32_t order;    // softmetal_order
   uint64_t seed;
   uint32_t checks;  // softmetal_check bits; any bit needs a module compiled in checked mode
+  uint32_t watchdog_ms;  // processor time that a threadgroup may take, 0 = any
 };
 softmetal_settings* softmetal_current_settings(void);  // process-wide, from the environment at first use
 

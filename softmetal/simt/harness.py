@@ -90,6 +90,7 @@ class _Settings(ctypes.Structure):
         ("order", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("checks", ctypes.c_uint32),
+        ("watchdog_ms", ctypes.c_uint32),
     ]
 
 
@@ -253,11 +254,12 @@ class Pipeline:
         order: str = "forward",
         checks: str | Iterable[str] = (),
         os_threads: int = 0,
+        watchdog: float = 60,
     ) -> dict[str, Any]:
         """Launches `grid` threadgroups of `threads` threads and returns the counters.
 
         `checks` (race, bounds, uninit, bytes) run the checked variant of the kernel.
-        `order` is forward, reverse or random:SEED.
+        `order` is forward, reverse or random:SEED. `watchdog`: seconds that a threadgroup may take, 0 for any.
         """
         wanted = [c for c in checks.split(",") if c] if isinstance(checks, str) else list(checks)
         mask = sum(_CHECKS[c] for c in set(wanted))
@@ -268,7 +270,7 @@ class Pipeline:
         for i, size in (threadgroup_memory or {}).items():
             arguments.threadgroup_length[i] = size
         kind, _, seed = order.partition(":")
-        settings = _Settings(os_threads, _ORDERS[kind], int(seed or 0), mask)
+        settings = _Settings(os_threads, _ORDERS[kind], int(seed or 0), mask, int(watchdog * 1000))
         kernel = self._kernel("checked" if mask else self._mode)
         launch = _Launch(ctypes.pointer(kernel), ctypes.pointer(arguments), _Uint3(*grid), _Uint3(*threads))
         counters, error = _Counters(), ctypes.c_void_p()

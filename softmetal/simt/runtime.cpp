@@ -28,8 +28,8 @@ __attribute__((always_inline)) inline void arrive(Fiber* me, softmetal_simd_func
   me->needs = needs;
   uint32_t bit = me->bit();
   bool next_runs = group.runnable & bit << 1;
-  if (worker.in_turn && group.waiting && group.function == function && group.line == line &&
-      group.trail == me->trail && next_runs) [[likely]] {
+  if (worker.in_turn && group.waiting && group.path == me->path && group.trail == me->trail &&
+      next_runs) [[likely]] {
     me->pc = __builtin_return_address(0);
     group.runnable &= ~bit;
     group.waiting |= bit;
@@ -37,7 +37,7 @@ __attribute__((always_inline)) inline void arrive(Fiber* me, softmetal_simd_func
     return softmetal_fiber_switch(&me->sp, me[1].sp);
   }
   note_caller(me);
-  worker.rendezvous(me, function, line, needs);
+  worker.rendezvous(me);
 }
 
 template <bool threadgroup, bool device>
@@ -89,9 +89,9 @@ void softmetal_threadgroup_barrier(int mem_flags, int line) {
   Worker& worker = worker_of(me);
   Simdgroup& group = me->group();
   bool next_runs = group.runnable & me->bit() << 1;
-  if (worker.in_turn && worker.barrier_count && worker.barrier_line == line && next_runs) [[likely]] {
+  me->line = line;
+  if (worker.in_turn && worker.barrier_count && worker.barrier_path == me->path && next_runs) [[likely]] {
     me->pc = __builtin_return_address(0);  // as in arrive()
-    me->line = line;
     group.runnable &= ~me->bit();
     group.at_barrier |= me->bit();
     worker.barrier_count++;
@@ -99,7 +99,7 @@ void softmetal_threadgroup_barrier(int mem_flags, int line) {
     return softmetal_fiber_switch(&me->sp, me[1].sp);
   }
   note_caller(me);
-  worker.threadgroup_barrier(me, mem_flags, line);
+  worker.threadgroup_barrier(me, mem_flags);
 }
 
 // A barrier that orders no memory has no effect that a lane could observe, so outside strict runs nobody
