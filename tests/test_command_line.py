@@ -28,7 +28,27 @@ def status_of(main: Callable[[list[str]], int], arguments: str | list[str]) -> i
 def refusal_of(
     main: Callable[[list[str]], int], arguments: str | list[str], capsys: pytest.CaptureFixture[str]
 ) -> str:
-    shape = [] if op == "merge" else ["--heads=8", "--kv-len=64"]
+    assert status_of(main, arguments) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+SIZES = {
+    "prefill": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
+    "decode": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
+    "paged_decode": "batch heads kv-heads q-len kv-len head-dim value-dim block-size cores",
+    "merge": "batch heads q-len head-dim parts cores",
+}
+
+
+@pytest.mark.parametrize(("op", "option"), [(op, option) for op in SIZES for option in SIZES[op].split()])
+def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("0", "-1", "-5", "1.5", "eight", "", "1e3", "99999999999999999999999"):
+        said = refusal_of(command_line.main, ["explain", op, f"--{option}={value}"], capsys)
+        assert f"--{option}" in said and value[:20] in said and "give" in said, said
+    shape = ["--heads=8"] if op == "merge" else ["--heads=8", "--kv-len=64"]
     assert status_of(command_line.main, ["explain", op, *shape, f"--{option}=8"]) == 0
 
 
