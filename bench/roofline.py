@@ -16,7 +16,9 @@ import torch
 
 from . import counting
 from .apple_figures import CHIPS, EXPS, L2_BYTES, ON_CORE_BYTES, UNPUBLISHED, Chip
+from .arguments import Parser
 from .calls import Call
+from .samples import polynomial
 
 PAGE = Path(__file__).parent / "APPLE.md"
 PRODUCT_FLOPS = 2 * 8 * 8 * 8
@@ -73,7 +75,7 @@ def work(call: Call) -> Work:
     points = [_work_of(_count(replace(sample, model="")), heads) for sample in samples]
 
     def at_length(amounts: Iterable[float]) -> float:
-        return _lagrange(lengths, list(amounts), call.kv_len)
+        return float(polynomial(lengths, list(amounts), call.kv_len))
 
     return Work(
         products=at_length(point.products for point in points),
@@ -87,17 +89,6 @@ def work(call: Call) -> Work:
 @functools.cache
 def _count(call: Call) -> counting.Counts:
     return counting.count_ours(call)
-
-
-def _lagrange(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
-    """The polynomial through the points, at x."""
-    total = 0.0
-    for i, y in enumerate(ys):
-        for j, other in enumerate(xs):
-            if j != i:
-                y *= (x - other) / (xs[i] - other)
-        total += y
-    return total
 
 
 def _partial_bytes(call: Call, chip: Chip, reads: float) -> float:
@@ -224,7 +215,8 @@ M1 and M2: philipturner/metal-benchmarks. Without published figures, and therefo
 """
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    Parser(prog="python -m bench.roofline", description="Writes bench/APPLE.md.").parse_args(arguments)
     PAGE.write_text(page())
     print(f"wrote {PAGE.name}")
 
