@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_command_line import save_checkpoint
 from torch_fattn import demo
-from torch_fattn.integrations import transformers as integration
+from torch_fattn.integrations.transformers import masks
 
 NEW_TOKENS = 4
 LAYERS = 4
@@ -46,7 +46,7 @@ def test_a_checkpoint_to_its_last_position(tmp_path: Path, monkeypatch: pytest.M
 def test_lost_padding_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(integration, "_padding_or_none", lambda *_: None)
+    monkeypatch.setattr(masks, "_padding_or_none", lambda *_: None)
     assert run_in(tmp_path, monkeypatch) == 1
     assert "FAILED: tokens differ" in capsys.readouterr().out
 
