@@ -45,7 +45,7 @@ def extension() -> CppExtension:
     if torch.backends.mps.is_built():
         if not compiler_finds_metal():
             sys.exit(
-                "torch_fattn: this torch has an mps device from softmetal, and the compiler does not find its "
+                "torch_fattn: this torch has an mps device from softmetal, and the compiler misses its "
                 'headers: run `eval "$(python -m softmetal config --env)"` and this again, or set '
                 "SOFTMETAL=0 for a build without Metal"
             )
