@@ -33,7 +33,9 @@ def evaluate(
     count = len(next(iter(inputs.values())))
     kinds = list(dict.fromkeys(expressions.values()))  # a buffer of results for each: a kernel has only 31
     texts = {kind: [text for text, wanted in expressions.items() if wanted == kind] for kind in kinds}
-    results = {kind: np.zeros((len(texts[kind]), count), TYPES[kind]) for kind in kinds}
+    results: dict[str, np.ndarray] = {
+        kind: np.zeros((len(texts[kind]), count), TYPES[kind]) for kind in kinds
+    }
     parameters = [f"device const {NAMES[a.dtype]}* {name}_" for name, a in inputs.items()]
     parameters += [f"device {kind}* out_{kind}" for kind in kinds]
     lines = [f"  {NAMES[a.dtype]} {name} = {name}_[thread_index];" for name, a in inputs.items()]
