@@ -19,6 +19,8 @@ _PREDEFINED = (
     "__METAL_MACOS__",
     "__HAVE_BFLOAT__",
 )
+# clang -E leaves macros in these as they are, and forgets the macros.
+_UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+unroll[ \t]*\(.*$", re.MULTILINE)
 _MISSING = re.compile(r"^(.*?:\d+):\d+: fatal error: '([^']+)' file not found", re.MULTILINE)
 
 
@@ -48,7 +50,7 @@ def preprocess(source: str, name: str, macros: Sequence[str] = (), include: Sequ
             where, header = missing.groups()
             raise MissingHeaderError(where, header)
         raise PreprocessorError(done.stderr)
-    return done.stdout
+    return _UNROLL.sub("", done.stdout)
 
 
 class MissingHeaderError(TranslationError):
