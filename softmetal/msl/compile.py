@@ -9,10 +9,11 @@ import os
 import platform
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
+from .arithmetic import PASSES, Arithmetic
 from .diagnostics import FLAGS, readable
 from .lexer import TranslationError, source_line
 from .preprocess import CLANG, PreprocessorError, preprocess
@@ -33,9 +34,9 @@ _COMMON_FLAGS = [
     "-fchar8_t",
     # Vectors of different types do not mix: clang would take the bits of one for the other.
     "-flax-vector-conversions=none",
-    # Metal's arithmetic as written: no contraction, half and bfloat rounded after every operation.
-    "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none",
-    "-Xclang", "-fbfloat16-excess-precision=none",
+    # half and bfloat are rounded after every operation; floats out of an integer's range saturate.
+    "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
+    "-fno-strict-float-cast-overflow",
     "--rtlib=compiler-rt", f"-I{_PACKAGE / 'host'}", *FLAGS,
 ]  # fmt: skip
 _MODE_FLAGS = {
@@ -69,6 +70,7 @@ class Program:
     macros: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     only: str | None = None  # regular expression of the host names to export; None for all
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
 
 def cache_folder() -> Path:
@@ -79,10 +81,10 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
     """The shared object of the program, from the cache where it is there already. Raises CompileError."""
     try:
         preprocessed = preprocess(program.source, program.name, program.macros, program.include)
-        target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program.only)}.so"
+        target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program)}.so"
         if not target.exists():
             translation = translate(preprocessed, checked=mode == "checked", only=program.only)
-            compiler = Compiler(translation.cpp, preprocessed)
+            compiler = Compiler(translation.cpp, preprocessed, program.arithmetic.flags())
             check_recursion(translation.tokens, translation.outline, compiler.llvm_code)
             compiler.build(mode, target)
     except (TranslationError, PreprocessorError) as error:
@@ -90,8 +92,10 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
     return target
 
 
-def _key(preprocessed: str, mode: str, only: str | None) -> str:
-    parts = (toolchain_version(), platform.machine(), *_machine_flags(), mode, only or "", preprocessed)
+def _key(preprocessed: str, mode: str, program: Program) -> str:
+    machine = (platform.machine(), *_machine_flags())
+    options = (mode, repr(program.arithmetic), program.only or "")
+    parts = (toolchain_version(), *machine, *options, preprocessed)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 
@@ -115,6 +119,9 @@ def toolchain_version() -> str:
         if path.is_file():
             digest.update(path.read_bytes())
     digest.update((_PACKAGE.parent / "simt" / "abi.h").read_bytes())
+    if not PASSES.exists():
+        raise RuntimeError(f"{PASSES} is not built; run `python -m softmetal build`")
+    digest.update(PASSES.read_bytes())
     return digest.hexdigest()
 
 
@@ -124,6 +131,7 @@ class Compiler:
 
     cpp: str
     preprocessed: str  # the source's lines, for messages
+    arithmetic: tuple[str, ...]
 
     def build(self, mode: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +143,7 @@ class Compiler:
 
     def messages(self) -> str:
         """All that clang says about the program, without generating code."""
-        flags = [*_COMMON_FLAGS, *_machine_flags(), "-fsyntax-only", "-ferror-limit=0", "-"]
+        flags = [*_COMMON_FLAGS, *_machine_flags(), *self.arithmetic, "-fsyntax-only", "-ferror-limit=0", "-"]
         return subprocess.run([CLANG, *flags], input=self.cpp, capture_output=True, text=True).stderr
 
     def llvm_code(self) -> str:
@@ -144,7 +152,7 @@ class Compiler:
 
     def _run(self, flags: list[str]) -> str:
         done = subprocess.run(
-            [CLANG, *_COMMON_FLAGS, *_machine_flags(), *flags, "-"],
+            [CLANG, *_COMMON_FLAGS, *_machine_flags(), *self.arithmetic, *flags, "-"],
             input=self.cpp,
             capture_output=True,
             text=True,

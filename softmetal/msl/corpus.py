@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from .arithmetic import Arithmetic
 from .compile import Compiler
 from .diagnostics import Message, errors
 from .lexer import TokenList, TranslationError
@@ -145,7 +146,9 @@ class _Trial:
                 kernels = [f for f in items if f.is_kernel and f.body and id(f) not in gone]
                 gone |= {id(f) for f in items}
                 if kernels:
-                    failures.append(Failure([f.name for f in kernels], f"{places[0][0]}:{places[0][1]}", cause))
+                    failures.append(
+                        Failure([f.name for f in kernels], f"{places[0][0]}:{places[0][1]}", cause)
+                    )
             _blank(tokens, program, gone)
             self.preprocessed = tokens.render()
             if left == 0:
@@ -164,12 +167,14 @@ class _Trial:
             if match is None:
                 raise
             return [([(match["file"], int(match["line"]))], match["text"])]
-        stderr = Compiler(translation.cpp, self.preprocessed).messages()
+        stderr = Compiler(translation.cpp, self.preprocessed, Arithmetic().flags()).messages()
         return [(_places(block), block[0]["text"]) for block in errors(stderr)]
 
 
 def _places(block: list[Message]) -> list[Place]:
-    used = [m for m in block if m["severity"] != "note" or "instantiation" in m["text"] or "in call" in m["text"]]
+    used = [
+        m for m in block if m["severity"] != "note" or "instantiation" in m["text"] or "in call" in m["text"]
+    ]
     return [(m["file"], int(m["line"])) for m in used]
 
 

@@ -212,7 +212,9 @@ class KernelPass:
         evaluates it.
         """
         function = kernel.function
-        header = host_text(self.tokens, function.template_begin, function.begin) if function.is_template else ""
+        header = (
+            host_text(self.tokens, function.template_begin, function.begin) if function.is_template else ""
+        )
         begin = function.template_begin if function.is_template else function.begin
         name = f"softmetal_max_threads_{function.name}"
         self.tokens[

@@ -98,7 +98,9 @@ def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], 
     name = tokens.previous(opening)
     is_const = any(tokens.text(q) == "const" for q in qualifiers)
     signature = f"{tokens.join(begin, close + 1)} {is_const}"
-    return Member(tokens.text(name), class_body, template_begin, begin, (opening, close), end, spaces, signature, body)
+    return Member(
+        tokens.text(name), class_body, template_begin, begin, (opening, close), end, spaces, signature, body
+    )
 
 
 def _start(tokens: TokenList, i: int) -> int:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from softmetal.msl.arithmetic import Arithmetic
 from softmetal.msl.compile import CompileError, Program, compile_program
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -183,6 +184,7 @@ class Library:
         mode: str = "fast",
         include: Sequence[str | Path] = (),
         only: str | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         is_text = isinstance(source, str) and "\n" in source
         self._program = Program(
@@ -191,6 +193,7 @@ class Library:
             macros=tuple(f"{name}={value}" for name, value in (defines or {}).items()),
             include=tuple(str(folder) for folder in include),
             only=only,
+            arithmetic=arithmetic or Arithmetic(),
         )
         self._mode = mode
         self._modules: dict[str, Path] = {}

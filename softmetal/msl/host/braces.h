@@ -38,8 +38,9 @@ struct initialises {
   static constexpr bool value = vector_size<V> > 1 && vector_size<V> == elements_of<A...>();
 };
 template <class V, class... A>
-struct initialises<V, typename voided<enable_if_t<__is_class(V) && vector_size<V> == 1>,
-                                      decltype(V{any_value<Item<A>>()...})>::type,
+struct initialises<V,
+                   typename voided<enable_if_t<__is_class(V) && vector_size<V> == 1>,
+                                   decltype(V{any_value<Item<A>>()...})>::type,
                    A...> {
   static constexpr bool value = true;
 };
@@ -67,9 +68,8 @@ SOFTMETAL_INLINE Braced<F, A...> make_braced(F construct, A...) {
 template <class... A>
 SOFTMETAL_INLINE auto braced(A... a) {
   return make_braced(
-      [=](auto wanted) __attribute__((always_inline)) {
-        return initialised<typename decltype(wanted)::type>(a...);
-      },
+      [=](auto wanted)
+          __attribute__((always_inline)) { return initialised<typename decltype(wanted)::type>(a...); },
       a...);
 }
 }  // namespace softmetal

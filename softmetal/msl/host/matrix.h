@@ -37,7 +37,7 @@ struct matrix {
   SOFTMETAL_INLINE constexpr const Column& operator[](int i) const { return columns[i]; }
 };
 
-#define SOFTMETAL_MATRIX_TEMPLATE \
+#define SOFTMETAL_MATRIX_TEMPLATE  \
   template <class T, int C, int R> \
   SOFTMETAL_INLINE constexpr
 SOFTMETAL_MATRIX_TEMPLATE matrix<T, C, R> operator+(const matrix<T, C, R>& a, const matrix<T, C, R>& b) {
@@ -55,14 +55,12 @@ SOFTMETAL_MATRIX_TEMPLATE matrix<T, C, R> operator-(const matrix<T, C, R>& a) {
   for (int i = 0; i < C; ++i) negative[i] = -a[i];
   return negative;
 }
-SOFTMETAL_MATRIX_TEMPLATE matrix<T, C, R> operator*(const matrix<T, C, R>& a,
-                                                    softmetal::undeduced<T> scale) {
+SOFTMETAL_MATRIX_TEMPLATE matrix<T, C, R> operator*(const matrix<T, C, R>& a, softmetal::undeduced<T> scale) {
   matrix<T, C, R> product(T(0));
   for (int i = 0; i < C; ++i) product[i] = a[i] * scale;
   return product;
 }
-SOFTMETAL_MATRIX_TEMPLATE matrix<T, C, R> operator*(softmetal::undeduced<T> scale,
-                                                    const matrix<T, C, R>& a) {
+SOFTMETAL_MATRIX_TEMPLATE matrix<T, C, R> operator*(softmetal::undeduced<T> scale, const matrix<T, C, R>& a) {
   return a * scale;
 }
 SOFTMETAL_MATRIX_TEMPLATE vec<T, R> operator*(const matrix<T, C, R>& a, softmetal::undeduced<vec<T, C>> v) {
@@ -136,20 +134,20 @@ SOFTMETAL_INLINE constexpr T determinant(const matrix<T, 4, 4>& a) {
 #undef SOFTMETAL_MATRIX_TEMPLATE
 }  // namespace metal
 
-#define SOFTMETAL_MATRIX(T, C, R) \
+#define SOFTMETAL_MATRIX(T, C, R)            \
   using T##C##x##R = metal::matrix<T, C, R>; \
-  namespace metal { \
-  using ::T##C##x##R; \
+  namespace metal {                          \
+  using ::T##C##x##R;                        \
   }
 #define SOFTMETAL_MATRICES(T) \
-  SOFTMETAL_MATRIX(T, 2, 2) \
-  SOFTMETAL_MATRIX(T, 2, 3) \
-  SOFTMETAL_MATRIX(T, 2, 4) \
-  SOFTMETAL_MATRIX(T, 3, 2) \
-  SOFTMETAL_MATRIX(T, 3, 3) \
-  SOFTMETAL_MATRIX(T, 3, 4) \
-  SOFTMETAL_MATRIX(T, 4, 2) \
-  SOFTMETAL_MATRIX(T, 4, 3) \
+  SOFTMETAL_MATRIX(T, 2, 2)   \
+  SOFTMETAL_MATRIX(T, 2, 3)   \
+  SOFTMETAL_MATRIX(T, 2, 4)   \
+  SOFTMETAL_MATRIX(T, 3, 2)   \
+  SOFTMETAL_MATRIX(T, 3, 3)   \
+  SOFTMETAL_MATRIX(T, 3, 4)   \
+  SOFTMETAL_MATRIX(T, 4, 2)   \
+  SOFTMETAL_MATRIX(T, 4, 3)   \
   SOFTMETAL_MATRIX(T, 4, 4)
 SOFTMETAL_MATRICES(half)
 SOFTMETAL_MATRICES(float)

@@ -5,10 +5,10 @@
 #include "math.h"
 
 namespace metal {
-#define SOFTMETAL_SCALAR_FIRST(NAME)                                         \
+#define SOFTMETAL_SCALAR_FIRST(NAME)                                           \
   template <class S, class T, int N, enable_if_t<is_arithmetic_v<S>, int> = 0> \
-  SOFTMETAL_INLINE vec<T, N> NAME(S a, vec<T, N> b) {                        \
-    return NAME(vec<T, N>((T)a), b);                                         \
+  SOFTMETAL_INLINE vec<T, N> NAME(S a, vec<T, N> b) {                          \
+    return NAME(vec<T, N>((T)a), b);                                           \
   }
 SOFTMETAL_SCALAR_FIRST(min)
 SOFTMETAL_SCALAR_FIRST(max)

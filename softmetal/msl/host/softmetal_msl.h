@@ -10,6 +10,7 @@
 #include "casts.h"
 #include "integer.h"
 #include "math.h"
+#include "relational.h"
 #include "scalar_first.h"
 #include "geometric.h"
 #include "matrix.h"

@@ -36,8 +36,8 @@ using vec = T __attribute__((ext_vector_type(N)));
 }  // namespace metal
 
 namespace softmetal {
-// An element of a vector of bool, 0 or 1: clang packs its own such vectors into bits. A type that nothing else
-// uses, so that they are told from vectors of bytes.
+// An element of a vector of bool, 0 or 1: clang packs its own such vectors into bits. A type that nothing
+// else uses, so that they are told from vectors of bytes.
 using Boolean = char8_t;
 template <int N>
 using booleans = metal::vec<Boolean, N>;

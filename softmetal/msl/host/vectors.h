@@ -8,8 +8,8 @@ namespace softmetal {
 template <class T, class A>
 SOFTMETAL_INLINE constexpr T to_scalar(A&& a) {
   using Source = remove_cv_t<remove_reference_t<A>>;
-  constexpr bool both16 = (is_same_v<T, half> && is_same_v<Source, bfloat>) ||
-                          (is_same_v<T, bfloat> && is_same_v<Source, half>);
+  constexpr bool both16 =
+      (is_same_v<T, half> && is_same_v<Source, bfloat>) || (is_same_v<T, bfloat> && is_same_v<Source, half>);
   if constexpr (both16) {
     return (T)(float)a;
   } else if constexpr (is_same_v<T, Boolean>) {
@@ -44,10 +44,11 @@ SOFTMETAL_INLINE constexpr V make_from_one(A a) {
     static_assert(vector_size<A> == vector_size<V>,
                   "a vector can be constructed from one of the same size only");
     const vec<element_of<A>, vector_size<A>> source = a;
-    if constexpr ((is_floating_point_v<element_of<A>> && is_floating_point_v<element_of<V>>) ||
-                  is_same_v<element_of<V>, Boolean>) {
+    // By element: clang has no conversion of half to bfloat, and only those of scalars saturate.
+    if constexpr (is_floating_point_v<element_of<A>> || is_same_v<element_of<V>, Boolean>) {
       V converted = V((element_of<V>)0);
-      for (int i = 0; i < vector_size<V>; ++i) converted[i] = to_scalar<element_of<V>>(element_of<A>(source[i]));
+      for (int i = 0; i < vector_size<V>; ++i)
+        converted[i] = to_scalar<element_of<V>>(element_of<A>(source[i]));
       return converted;
     } else {
       return __builtin_convertvector(source, V);
@@ -91,8 +92,9 @@ SOFTMETAL_INLINE constexpr T make(A... a) {
   }
 }
 
-// comparisons.py puts these around comparisons and around the operands of !, && and ||. clang compares vectors
-// to integers, 0 and -1; and it has no logical operators on vectors of bool, but has them on those of integers.
+// comparisons.py puts these around comparisons and around the operands of !, && and ||. clang compares
+// vectors to integers, 0 and -1; and it has no logical operators on vectors of bool, but has them on those of
+// integers.
 template <class T>
 SOFTMETAL_INLINE constexpr T truth(T comparison) {
   return comparison;
