@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import control
+from .arguments import Parser, positive
 
 ROOT = Path(__file__).resolve().parent
 CLANG = "clang++-19"
@@ -47,8 +47,13 @@ def build(jobs: int | None) -> None:
     folder = control.BUILD_FOLDER / "cmake"
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
     configure += [f"-DCMAKE_CXX_COMPILER={shutil.which(CLANG)}", f"-DTORCH_DIR={_torch_folder()}"]
-    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["ninja", "-C", str(folder), *([f"-j{jobs}"] if jobs else [])], check=True)
+    for command in (configure, ["ninja", "-C", str(folder), *([f"-j{jobs}"] if jobs else [])]):
+        done = subprocess.run(command, stdout=subprocess.DEVNULL if command is configure else None)
+        if done.returncode != 0:
+            sys.exit(
+                f"softmetal: {command[0]} failed, as it says above; if this folder was moved or copied, "
+                f"delete {folder} and build again."
+            )
 
 
 def environment() -> dict[str, str]:
@@ -76,15 +81,15 @@ def doctor() -> None:
     print("device: ", facts["name"], f"({facts['cores']} GPU cores claimed, {facts['memory'] >> 20} MiB)")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m softmetal", description=__doc__)
+def main(words: list[str] | None = None) -> None:
+    parser = Parser(prog="python -m softmetal", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     build_parser = commands.add_parser("build", help="build the native libraries")
-    build_parser.add_argument("-j", "--jobs", type=int, help="parallel compilers (ninja's default)")
+    build_parser.add_argument("-j", "--jobs", type=positive, help="parallel compilers (ninja's default)")
     config = commands.add_parser("config", help="how to build Objective-C++ extensions")
     config.add_argument("--env", action="store_true", required=True, help="print export lines for a shell")
     commands.add_parser("doctor", help="say what is here")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.command == "build":
         build(arguments.jobs)
     elif arguments.command == "config":
