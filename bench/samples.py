@@ -1,7 +1,7 @@
 """Calls small enough to be run in software, and what their counts say of the whole call.
 
 A prefill's counts are a quadratic polynomial of its length, exactly, among lengths that leave the same last,
-ragged tile. It is counted at three such lengths and at those only; tests/test_counts.py counts a fourth one.
+ragged tile. It is counted at four such lengths: three give the polynomial, the fourth must lie on it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def count_prefill(call: Call, count: Callable[[Call], Counts]) -> Counts:
     query heads stands for all."""
     one = replace(call, batch=1, q_heads=call.group_size, kv_heads=1)
     heads = call.batch * call.kv_heads
-    shortest = 2 * PERIOD + call.q_len % PERIOD
+    shortest = PERIOD + call.q_len % PERIOD
     shortest += -(-max(0, call.window_left) // PERIOD) * PERIOD  # shorter ones do not see the whole window
-    lengths = [shortest, shortest + PERIOD, shortest + 2 * PERIOD]
+    lengths = [shortest + i * PERIOD for i in range(4)]
     if call.q_len <= lengths[-1]:
         return _scaled(call, [count(one)], [call.q_len], heads)
     longer = call.kv_len - call.q_len
@@ -43,16 +43,15 @@ def _scaled(call: Call, counted: Sequence[Counts], lengths: Sequence[int], heads
             raise RuntimeError(f"{call}: another kernel runs at {lengths[0]} rows than at {lengths[-1]}")
 
         def whole(values: Sequence[int]) -> int:
-            amount = heads * polynomial(lengths, values, call.q_len)
-            if amount.denominator != 1:
+            if polynomial(lengths[:3], values[:3], lengths[-1]) != values[-1]:
                 raise RuntimeError(
-                    f"{call}: {list(values)} at {list(lengths)} rows are no polynomial's values"
+                    f"{call}: {list(values)} at {list(lengths)} rows are not a quadratic polynomial's values"
                 )
-            return int(amount)
+            return int(heads * polynomial(lengths[:3], values[:3], call.q_len))
 
         fields: dict[str, Any] = {"kernel": same[0].kernel, "threads": same[0].threads}
         fields["grid"] = tuple(
-            int(polynomial(lengths, extents, call.q_len))
+            int(polynomial(lengths[:3], extents[:3], call.q_len))
             for extents in zip(*(one.grid for one in same), strict=True)
         )
         for name, value in vars(same[0]).items():

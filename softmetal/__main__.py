@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import control
+from .arguments import Parser, positive
 from .msl import corpus
 
 ROOT = Path(__file__).resolve().parent
@@ -52,8 +53,13 @@ def build(jobs: int | None) -> None:
     folder = control.BUILD_FOLDER / "cmake"
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
     configure += [f"-DCMAKE_CXX_COMPILER={shutil.which(CLANG)}", f"-DTORCH_DIR={_torch_folder()}"]
-    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["ninja", "-C", str(folder), *([f"-j{jobs}"] if jobs else [])], check=True)
+    for command in (configure, ["ninja", "-C", str(folder), *([f"-j{jobs}"] if jobs else [])]):
+        done = subprocess.run(command, stdout=subprocess.DEVNULL if command is configure else None)
+        if done.returncode != 0:
+            sys.exit(
+                f"softmetal: {command[0]} failed, as it says above; if this folder was moved or copied, "
+                f"delete {folder} and build again."
+            )
 
 
 def environment() -> dict[str, str]:
@@ -83,7 +89,7 @@ def doctor() -> None:
 
 def try_corpus(arguments: argparse.Namespace) -> None:
     if not arguments.folder.is_dir():
-        sys.exit(f"softmetal: {arguments.folder} is no folder.")
+        sys.exit(f"softmetal: {arguments.folder} is no folder; name one that holds Metal sources.")
     results = []
     for result in corpus.try_folder(arguments.folder.resolve(), arguments.jobs, arguments.seconds):
         results.append(result)
@@ -94,11 +100,11 @@ def try_corpus(arguments: argparse.Namespace) -> None:
     print(corpus.summary(results))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m softmetal", description=__doc__)
+def main(words: list[str] | None = None) -> None:
+    parser = Parser(prog="python -m softmetal", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     build_parser = commands.add_parser("build", help="build the native libraries")
-    build_parser.add_argument("-j", "--jobs", type=int, help="parallel compilers (ninja's default)")
+    build_parser.add_argument("-j", "--jobs", type=positive, help="parallel compilers (ninja's default)")
     config = commands.add_parser("config", help="how to build Objective-C++ extensions")
     config.add_argument("--env", action="store_true", required=True, help="print export lines for a shell")
     commands.add_parser("doctor", help="say what is here")
@@ -106,11 +112,11 @@ def main() -> None:
         "corpus", help="count the kernel functions below a folder that compile", description=corpus.__doc__
     )
     gauge.add_argument("folder", type=Path, metavar="DIR")
-    gauge.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="processes (one per core)")
-    gauge.add_argument("--seconds", type=int, default=300, help="limit for one source (%(default)s)")
+    gauge.add_argument("-j", "--jobs", type=positive, default=os.cpu_count(), help="processes (one per core)")
+    gauge.add_argument("--seconds", type=positive, default=300, help="limit for one source (%(default)s)")
     gauge.add_argument("--json", type=Path, metavar="FILE", help="write every source's result")
     gauge.add_argument("--verbose", action="store_true", help="print every source with its errors")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.command == "build":
         build(arguments.jobs)
     elif arguments.command == "config":
