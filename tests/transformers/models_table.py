@@ -34,9 +34,9 @@ def table(document: dict[str, Any]) -> str:
     }
     lines = [
         f"Of {sum(counts.values())} entries of the Auto mappings of transformers {document['transformers']}, "
-        f"{counts['matches']} match eager attention, {counts['refuses']} are refused, {counts['not used']} have no "
-        f"attention that `fattn` could replace, {counts['not built']} do not build or run from a small generic "
-        "config and generic inputs. None differs.",
+        f"{counts['matches']} match eager attention, {counts['refuses']} are refused, {counts['not used']} run as "
+        f"under eager without using `fattn`, {counts['not built']} do not build or run from a small generic "
+        "config and inputs. None differs.",
         "",
     ]
     for kind, title in KINDS.items():
@@ -48,7 +48,7 @@ def table(document: dict[str, Any]) -> str:
                 refused.setdefault(_reason(found["why"]), set()).add(name)
     for reason, names in refused.items():
         lines += _details(f"refused: {reason}", sorted(names))
-    for verdict, title in (("not used", "run as under eager, `fattn` is not used"), ("not built", "not tried")):
+    for verdict, title in (("not used", "`fattn` is not used"), ("not built", "not tried")):
         lines += _details(title, sorted({n for group in families.values() for n in _named(group, verdict)}))
     return "\n".join(lines).rstrip()
 
@@ -64,7 +64,7 @@ def _named(group: dict[str, dict[str, str]], verdict: str) -> list[str]:
 
 
 def _reason(why: str) -> str:
-    return next((reason for word, reason in REASONS.items() if word in why), "another reason, said when refusing")
+    return next((reason for word, reason in REASONS.items() if word in why), "another reason")
 
 
 def _details(title: str, names: list[str]) -> list[str]:

@@ -6,9 +6,11 @@ families.json is what the sweep found for the pinned transformers; the README's 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.metadata import requires
 
 import pytest
+import torch
 import transformers
 from transformers import PreTrainedConfig
 
@@ -19,21 +21,28 @@ from torch_fattn.integrations.transformers import masks, support
 
 # The cases in which families have gone wrong; `make test` has no time for all of them on the emulator.
 CASES = ["plain", "left"]
-SAMPLE = [
-    ("causal", name)
-    for name in (
-        "bert bloom codegen deepseek_v3 doge falcon gemma2 gemma3_text gpt2 gpt_neox gpt_oss llama mamba mistral mpt "
-        "opt qwen3 roformer trocr xglm"
-    ).split()
-]
-SAMPLE += [("masked", name) for name in "convbert distilbert modernbert mpnet mvp".split()]
-SAMPLE += [("seq2seq", name) for name in "bart bigbird_pegasus t5".split()]
-SAMPLE += [("base", name) for name in "canine paligemma vit".split()]
+NAMES = {
+    "causal": "bert bloom codegen deepseek_v3 doge falcon gemma2 gemma3_text gpt2 gpt_neox gpt_oss llama "
+    "mamba mistral mpt opt qwen3 roformer trocr xglm",
+    "masked": "convbert distilbert modernbert mpnet mvp",
+    "seq2seq": "bart bigbird_pegasus t5",
+    "base": "canine paligemma vit",
+}
+SAMPLE = [(kind, name) for kind, names in NAMES.items() for name in names.split()]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The models are too small for more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("kind", "name"), SAMPLE)
 def test_family(kind: str, name: str) -> None:
-    found = verdict_of(sweep_family(kind, name, DEVICE, CASES if kind != "base" or name != "vit" else None))
+    found = verdict_of(sweep_family(kind, name, DEVICE, CASES))
     assert found == recorded()["families"][kind][name]
     assert found["verdict"] in ("matches", "refuses", "not used")
 
@@ -76,7 +85,7 @@ def test_control_unlisted_classes(name: str, case: str, monkeypatch: pytest.Monk
 
 
 def test_control_attention_that_ignores_masks_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep itself runs every family without its masks once, and calls it blind if that goes unnoticed."""
+    """The sweep runs every family without its masks once, and calls it blind if that goes unnoticed."""
     monkeypatch.setattr(sweep, "VISIBLE", 1e9)
     assert sweep_family("causal", "llama", "cpu", ["single"])["single"].verdict == "differs"
 
