@@ -29,8 +29,8 @@ _COMMON_FLAGS = [
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
-    # An endless loop stays one, for the watchdog to find.
-    "-fno-finite-loops",
+    # An endless loop stays one, for the watchdog to find; a large frame does not jump over the guard page.
+    "-fno-finite-loops", "-fstack-clash-protection",
     # Metal's arithmetic as written: no contraction, half and bfloat rounded after every operation.
     "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none",
     "-Xclang", "-fbfloat16-excess-precision=none",
@@ -40,14 +40,11 @@ _COMMON_FLAGS = [
 ]  # fmt: skip
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only"],
-    # Every access of the kernel as one callback: nothing merged into wider ones, nothing turned into
-    # library calls.
+    # Every access of the kernel as one callback (simt/passes/checks.cpp): nothing merged into wider ones, nothing
+    # turned into library calls.
     "checked": [
         "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize",
-        "-fno-slp-vectorize", "-fno-builtin",
-        "-fsanitize-coverage=func,trace-pc-guard,trace-loads,trace-stores",
-        # The callbacks do not tell a packed type from a misaligned one.
-        "-fsanitize=alignment", "-fno-sanitize-link-runtime",
+        "-fno-slp-vectorize", "-fno-builtin", "-fno-sanitize-link-runtime",
         # Marks the code as one where a speculative load would be an error. All that
         # AddressSanitizer does besides is off.
         "-fsanitize=kernel-address", "-mllvm=-asan-instrument-reads=0", "-mllvm=-asan-instrument-writes=0",

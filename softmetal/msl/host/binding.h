@@ -55,13 +55,11 @@ SOFTMETAL_INLINE SOFTMETAL_THREADGROUP T& threadgroup_variable(int id, const cha
   return *(SOFTMETAL_THREADGROUP T*)softmetal_threadgroup_variable(id, sizeof(T), align, name, line);
 }
 
-// A struct out of another address space. The copy itself is of any size, so the checks are told apart from
-// it.
-#define SOFTMETAL_COPY_OF(SPACE)                                     \
-  template <class T>                                                 \
-  SOFTMETAL_UNCHECKED T copy_of(SPACE T& source) {                   \
-    softmetal_memory_access((const void*)&source, sizeof(T), false); \
-    return *(const T*)&source;                                       \
+// A struct out of another address space.
+#define SOFTMETAL_COPY_OF(SPACE)                \
+  template <class T>                            \
+  SOFTMETAL_INLINE T copy_of(SPACE T& source) { \
+    return *(const T*)&source;                  \
   }
 SOFTMETAL_COPY_OF(const SOFTMETAL_DEVICE)
 SOFTMETAL_COPY_OF(const SOFTMETAL_THREADGROUP)

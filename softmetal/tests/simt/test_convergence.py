@@ -53,7 +53,9 @@ def ternary(l: int) -> Twin:
     return (yield (0,), 1) if l < 16 else (yield (1,), 2)
 
 
-@case("float a = 0; if (l < 5) a = TOTAL(1.0f); else if (l % 2) a = TOTAL(2.0f); else a = TOTAL(3.0f); o[l] = a;")
+@case(
+    "float a = 0; if (l < 5) a = TOTAL(1.0f); else if (l % 2) a = TOTAL(2.0f); else a = TOTAL(3.0f); o[l] = a;"
+)
 def macro_on_one_line(l: int) -> Twin:
     if l < 5:
         return (yield (0,), 1)
@@ -80,7 +82,9 @@ def skipped_iterations(l: int) -> Twin:
     return s
 
 
-@case("float s = 0; for (uint i = 0; i < l % 4; i++) s = s * 32 + simd_sum(1.0f); o[l] = s * 32 + simd_sum(1.0f);")
+@case(
+    "float s = 0; for (uint i = 0; i < l % 4; i++) s = s * 32 + simd_sum(1.0f); o[l] = s * 32 + simd_sum(1.0f);"
+)
 def unequal_trip_counts(l: int) -> Twin:
     s = 0.0
     for i in range(l % 4):
@@ -88,7 +92,9 @@ def unequal_trip_counts(l: int) -> Twin:
     return s * 32 + (yield (1,), 1)
 
 
-@case("float s = 0; for (uint i = 0;; i++) { if (i == l % 4) { s = simd_sum(1.0f); break; } } o[l] = s * 100 + simd_sum(1.0f);")
+@case(
+    "float s = 0; for (uint i = 0;; i++) { if (i == l % 4) { s = simd_sum(1.0f); break; } } o[l] = s * 100 + simd_sum(1.0f);"
+)
 def before_a_break(l: int) -> Twin:
     s = yield (0, l % 4), 1
     return s * 100 + (yield (1,), 1)
@@ -102,7 +108,9 @@ def retried(l: int) -> Twin:
     return s * 100 + (yield (1,), 1)
 
 
-@case("for (uint i = 0;; i++) { if (i == l % 4) { o[l] = simd_sum(1.0f); return; } if (l + i > 40) break; } o[l] = simd_sum(2.0f);")
+@case(
+    "for (uint i = 0;; i++) { if (i == l % 4) { o[l] = simd_sum(1.0f); return; } if (l + i > 40) break; } o[l] = simd_sum(2.0f);"
+)
 def return_in_a_loop(l: int) -> Twin:
     for i in range(99):
         if i == l % 4:
@@ -112,7 +120,9 @@ def return_in_a_loop(l: int) -> Twin:
     return (yield (1,), 2)
 
 
-@case("float s = 0; uint i = l % 3; while (simd_sum(1.0f) > 8 && i < 5) { s += simd_sum(2.0f); i++; } o[l] = s;")
+@case(
+    "float s = 0; uint i = l % 3; while (simd_sum(1.0f) > 8 && i < 5) { s += simd_sum(2.0f); i++; } o[l] = s;"
+)
 def condition_of_while(l: int) -> Twin:
     s, i, n = 0.0, l % 3, 0
     while True:
@@ -206,7 +216,9 @@ def members_and_operators(l: int) -> Twin:
     return (yield (2,), 2) if l < 16 else (yield (3,), 3)
 
 
-@case("float s = 0; for (uint i = 0; i < 3; i++) s += l % 3 == i ? two_steps(1) : 0; o[l] = s + two_steps(2);")
+@case(
+    "float s = 0; for (uint i = 0; i < 3; i++) s += l % 3 == i ? two_steps(1) : 0; o[l] = s + two_steps(2);"
+)
 def calls_in_a_loop(l: int) -> Twin:
     a = yield (0, l % 3, 0), 1
     b = yield (0, l % 3, 1), 1
@@ -214,7 +226,9 @@ def calls_in_a_loop(l: int) -> Twin:
     return a * 100 + b + c * 100 + (yield (1, 1), 1)
 
 
-@case("float s = 0; if (l < 8) { s = simd_sum(1.0f); } s += simd_sum(1.0f); if (l >= 8) s += simd_sum(1.0f); o[l] = s;")
+@case(
+    "float s = 0; if (l < 8) { s = simd_sum(1.0f); } s += simd_sum(1.0f); if (l >= 8) s += simd_sum(1.0f); o[l] = s;"
+)
 def joined_again(l: int) -> Twin:
     s = (yield (0,), 1) if l < 8 else 0.0
     s += yield (1,), 1
@@ -245,7 +259,9 @@ def model(twin: Callable[[int], Twin]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    return Library(HEAD + "".join(f"KERNEL({name}) {{ {body} }}\n" for name, (body, _) in CASES.items()) + MORE)
+    return Library(
+        HEAD + "".join(f"KERNEL({name}) {{ {body} }}\n" for name, (body, _) in CASES.items()) + MORE
+    )
 
 
 def run(library: Library, name: str, threads: int = 32, **options: Any) -> list[float]:
@@ -267,7 +283,7 @@ def test_lanes_that_take_part(library: Library, name: str, checks: str) -> None:
 
 def test_the_model_tells_wrong_participation() -> None:
     """A control: were the branches of the conditional merged, the model would say so."""
-    assert model(lambda l: ((yield (0,), 1) if l < 16 else (yield (0,), 2))) == [48.0] * 32
+    assert model(lambda l: (yield (0,), 1) if l < 16 else (yield (0,), 2)) == [48.0] * 32
     assert model(CASES["ternary"][1]) == [16.0] * 16 + [32.0] * 16
 
 
@@ -322,7 +338,9 @@ def test_shuffles_among_active_lanes(library: Library, checks: str) -> None:
     ("name", "source", "reader"),
     [("shuffle_from_outside", 16, 0), ("fill_from_outside", 15, 14), ("broadcast_from_outside", 0, 1)],
 )
-def test_a_value_of_an_inactive_lane_is_undefined(library: Library, name: str, source: int, reader: int) -> None:
+def test_a_value_of_an_inactive_lane_is_undefined(
+    library: Library, name: str, source: int, reader: int
+) -> None:
     own = run(library, name)
     assert own[reader] == reader  # without checks: the lane's own
     with pytest.raises(KernelError) as caught:
