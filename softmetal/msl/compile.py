@@ -25,7 +25,8 @@ _COMMON_FLAGS = [
     # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
     # bfloat as the auxiliary target does.
     "-x", "c++", "-std=c++14", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
-    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden", "-nostdlib++", "-nostdinc++", "-nostdlibinc",
+    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden",
+    "-nostdlib++", "-nostdinc++", "-nostdlibinc",
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
@@ -40,8 +41,8 @@ _COMMON_FLAGS = [
 ]  # fmt: skip
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only"],
-    # Every access of the kernel as one callback (simt/passes/checks.cpp): nothing merged into wider ones, nothing
-    # turned into library calls.
+    # Every access of the kernel as one callback (simt/passes/checks.cpp): nothing merged into wider ones,
+    # nothing turned into library calls.
     "checked": [
         "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize",
         "-fno-slp-vectorize", "-fno-builtin", "-fno-sanitize-link-runtime",

@@ -1,4 +1,4 @@
-"""Checks of private arrays, of atomics and of overruns from one buffer into another; each with a twin that is fine."""
+"""Checks of private arrays, of atomics and of overruns into other buffers; each with a twin that is fine."""
 
 from __future__ import annotations
 
@@ -201,8 +201,8 @@ ORDERS = ["forward", "reverse", "random:3"]
     "name",
     [
         "inside", "whole_array_by_pointer", "inside_a_table", "components", "one_component", "copied",
-        "from_the_library", "atomics_only", "plain_behind_a_barrier", "atomic_with_a_value", "read_then_write",
-        "read_then_write_in_a_simdgroup",
+        "from_the_library", "atomics_only", "plain_behind_a_barrier", "atomic_with_a_value",
+        "read_then_write", "read_then_write_in_a_simdgroup",
     ],
 )  # fmt: skip
 def test_right_kernels_are_quiet(library: Library, name: str, order: str) -> None:
