@@ -41,22 +41,19 @@ _COMMON_FLAGS = [
     # half and bfloat are rounded after every operation; floats out of an integer's range saturate.
     "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
     "-fno-strict-float-cast-overflow",
-    # An endless loop stays one, for the watchdog to find.
-    "-fno-finite-loops",
+    # An endless loop stays one, for the watchdog to find; a large frame does not jump over the guard page.
+    "-fno-finite-loops", "-fstack-clash-protection",
     "--rtlib=compiler-rt", f"-I{_PACKAGE / 'host'}", *FLAGS,
     # The runtime's passes (simt/passes) read the names of basic blocks.
     f"-fpass-plugin={SIMT_PASSES}", "-fno-discard-value-names",
 ]  # fmt: skip
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only"],
-    # Every access of the kernel as one callback: nothing merged into wider ones, nothing turned into
-    # library calls.
+    # Every access of the kernel as one callback (simt/passes/checks.cpp): nothing merged into wider ones,
+    # nothing turned into library calls.
     "checked": [
         "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize",
-        "-fno-slp-vectorize", "-fno-builtin",
-        "-fsanitize-coverage=func,trace-pc-guard,trace-loads,trace-stores",
-        # The callbacks do not tell a packed type from a misaligned one.
-        "-fsanitize=alignment", "-fno-sanitize-link-runtime",
+        "-fno-slp-vectorize", "-fno-builtin", "-fno-sanitize-link-runtime",
         # Marks the code as one where a speculative load would be an error. All that
         # AddressSanitizer does besides is off.
         "-fsanitize=kernel-address", "-mllvm=-asan-instrument-reads=0", "-mllvm=-asan-instrument-writes=0",

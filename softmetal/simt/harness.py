@@ -278,7 +278,8 @@ class Pipeline:
         """Launches `grid` threadgroups of `threads` threads and returns the counters.
 
         `checks` (race, bounds, uninit, bytes) run the checked variant of the kernel.
-        `order` is forward, reverse or random:SEED. `watchdog`: seconds that a threadgroup may take, 0 for any.
+        `order` is forward, reverse or random:SEED. `watchdog` is the seconds that a threadgroup may take, 0
+        for any.
         """
         wanted = [c for c in checks.split(",") if c] if isinstance(checks, str) else list(checks)
         mask = sum(_CHECKS[c] for c in set(wanted))

@@ -13,7 +13,8 @@ struct Module;
 
 // Return addresses, innermost first; zeros behind them.
 using CallChain = std::array<uintptr_t, 8>;
-// Those of a fiber's frames, which code compiled with frame pointers links, from `frame` on: into chain[first...].
+// Those of a fiber's frames, which code compiled with frame pointers links, from `frame` on: into
+// chain[first...].
 void walk_frames(const Fiber&, void** frame, size_t first, CallChain& chain);
 
 // "file.metal:12", from an address of code in the module (and its callers, innermost first). When `line` is

@@ -32,8 +32,9 @@ std::string describe() {
   std::string place = source_of(module, {interrupted.begin(), interrupted.end()});
   char seconds[32];
   snprintf(seconds, sizeof seconds, "%g", worker.dispatch->settings.watchdog_ms / 1000.0);
-  return "watchdog: kernel '" + std::string(worker.dispatch->launch.kernel->name) + "': " +
-         thread_name(worker, me) + " is at " + place + ", and its threadgroup has not ended after " + seconds +
+  return "watchdog: kernel '" + std::string(worker.dispatch->launch.kernel->name) +
+         "': " + thread_name(worker, me) + " is at " + place + ", and its threadgroup has not ended after " +
+         seconds +
          " s of processor time; an endless loop? (SOFTMETAL_WATCHDOG sets the seconds, 0 for no limit)";
 }
 
@@ -53,8 +54,8 @@ void on_tick(int, siginfo_t*, void* data) {
   uintptr_t at = program_counter(data);
   const Module* module = worker.dispatch->module;
   if (!module || module->contains(at)) {
-    // In the first instructions of a function its return address is on top of the stack. Last, in case nothing
-    // else is in the kernel's source: the operation that the thread was in before.
+    // In the first instructions of a function its return address is on top of the stack. Last, in case
+    // nothing else is in the kernel's source: the operation that the thread was in before.
     interrupted = {at + 1, top_of_stack(data)};
     if (worker.strict) walk_frames(*current_fiber, frame_pointer(data), 2, interrupted);
     interrupted.back() = reinterpret_cast<uintptr_t>(current_fiber->pc);

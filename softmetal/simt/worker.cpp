@@ -45,6 +45,7 @@ void Worker::prepare(Dispatch& d) {
   error.clear();
   bound = *d.launch.arguments;
   arguments = &bound;
+  if (checker) checker->rename(bound);
   grid = d.launch.grid;
   size = d.launch.threads;
   uint32_t count = size.x * size.y * size.z;
@@ -77,7 +78,7 @@ void Worker::reset_threads() {
     group.existing = group.live = group.runnable =
         lanes >= SOFTMETAL_SIMD_WIDTH ? kAllLanes : (1u << lanes) - 1;
     group.waiting = group.at_barrier = 0;
-    group.threadgroup_epoch = group.device_epoch = 0;
+    group.threadgroup_epoch = group.device_epoch = group.execution_epoch = 0;
   }
   for (uint32_t i = 0; i < threads; i++) {
     fibers[i].trail = 0;
@@ -88,7 +89,7 @@ void Worker::reset_threads() {
   alive = threads;
   barrier_count = 0;
   barrier_flags_ = 0;
-  threadgroup_epoch = device_epoch = 0;
+  threadgroup_epoch = device_epoch = execution_epoch = 0;
 }
 
 void Worker::reset_memory() {
@@ -258,8 +259,8 @@ inline bool Worker::complete(Simdgroup& group, uint32_t lanes, Needs needs, Fibe
 }
 
 // No lane of the simdgroup can run, and the waiting ones are not all in one operation. An operation in
-// divergent flow involves the lanes that reach it; those that are behind in the program go first, so that they
-// meet the others where the flow joins again.
+// divergent flow involves the lanes that reach it; those that are behind in the program go first, so that
+// they meet the others where the flow joins again.
 bool Worker::complete_part(Simdgroup& group) {
   Fiber* behind = nullptr;
   for (uint32_t m = group.waiting; m; m &= m - 1) {
@@ -306,6 +307,7 @@ void Worker::threadgroup_barrier(Fiber* me, int flags) {
 
 void Worker::release_barrier() {
   softmetal_thread_counters()->threadgroup_barriers++;
+  execution_epoch++;
   if (barrier_flags_ & SOFTMETAL_MEM_THREADGROUP) threadgroup_epoch++;
   if (barrier_flags_ & SOFTMETAL_MEM_DEVICE) device_epoch++;
   barrier_count = 0;

@@ -47,7 +47,8 @@ struct Simdgroup : softmetal_simdgroup {
   Needs needs;
   bool mixed;
   uint32_t threadgroup_epoch,
-      device_epoch;  // simdgroup barriers passed that order threadgroup or device memory
+      device_epoch;          // simdgroup barriers passed that order threadgroup or device memory
+  uint32_t execution_epoch;  // all of them
   Fiber* fibers;
 };
 
@@ -74,7 +75,8 @@ struct Worker : softmetal_threadgroup {
   uint32_t alive = 0, barrier_count = 0;
   uint64_t barrier_path = 0;
   uint32_t threadgroup_epoch = 0,
-           device_epoch = 0;  // barriers passed that order threadgroup or device memory
+           device_epoch = 0;     // barriers passed that order threadgroup or device memory
+  uint32_t execution_epoch = 0;  // all of them
   uint32_t order = 0;
   bool in_turn = false;  // lanes run in ascending order and nothing watches the switches
   bool strict = false;   // a check is on that reports findings

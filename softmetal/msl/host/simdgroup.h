@@ -6,8 +6,8 @@
 #pragma clang system_header
 #include "math.h"
 
-// The line of the call, for messages, filled in by default arguments: no argument of the caller's can take its
-// place.
+// The line of the call, for messages, filled in by default arguments: no argument of the caller's can take
+// its place.
 #define SOFTMETAL_LINE ::softmetal::Line line = ::softmetal::Line(__builtin_LINE())
 
 namespace softmetal {

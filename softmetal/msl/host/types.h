@@ -17,8 +17,8 @@
 #define SOFTMETAL_INLINE inline __attribute__((always_inline, nodebug))
 // The library's own memory traffic is none of the kernel's. Without callbacks there is nothing to hide, and
 // inlined into the kernel a simdgroup operation costs a quarter less.
-#if __has_feature(coverage_sanitizer)
-#define SOFTMETAL_UNCHECKED __attribute__((noinline, nodebug, no_sanitize("coverage", "thread", "address")))
+#if __has_feature(address_sanitizer)
+#define SOFTMETAL_UNCHECKED __attribute__((noinline, nodebug, no_sanitize("address")))
 #else
 #define SOFTMETAL_UNCHECKED SOFTMETAL_INLINE
 #endif

@@ -1,6 +1,6 @@
-// What the GPU defines, or leaves undefined without a trap, and the host's instructions do not: integer division
-// by zero gives 0, and vectors may lie anywhere in memory. (In checked modules both are findings as well: see
-// softmetal/msl/compile.py.)
+// What the GPU defines, or leaves undefined without a trap, and the host's instructions do not: integer
+// division by zero gives 0, and vectors may lie anywhere in memory. (In checked modules both are findings as
+// well: see softmetal/msl/compile.py.)
 #include <llvm/Analysis/ValueTracking.h>
 #include <llvm/IR/IRBuilder.h>
 #include <llvm/IR/InstIterator.h>
@@ -18,7 +18,8 @@ namespace {
 // x / 0 and x % 0 are 0; the quotient of the least number and -1 is the least number.
 void make_total(BinaryOperator& division) {
   Value *left = division.getOperand(0), *right = division.getOperand(1);
-  if (auto* constant = dyn_cast<ConstantInt>(right); constant && !constant->isZero() && !constant->isMinusOne())
+  if (auto* constant = dyn_cast<ConstantInt>(right);
+      constant && !constant->isZero() && !constant->isMinusOne())
     return;
   IRBuilder<> b(&division);
   Type* type = division.getType();
@@ -56,14 +57,16 @@ void expect_any_alignment(Instruction& instruction) {
 // References promise the alignment of their type.
 void forget_alignment_of_arguments(Function& f) {
   for (Argument& argument : f.args())
-    if (!argument.hasByValAttr() && !argument.hasStructRetAttr()) f.removeParamAttr(argument.getArgNo(), Attribute::Alignment);
+    if (!argument.hasByValAttr() && !argument.hasStructRetAttr())
+      f.removeParamAttr(argument.getArgNo(), Attribute::Alignment);
   f.removeRetAttr(Attribute::Alignment);
 }
 
 void forget_alignment_of_arguments(CallBase& call) {
   if (isa<IntrinsicInst>(call)) return;
   for (unsigned i = 0; i < call.arg_size(); i++)
-    if (!call.isByValArgument(i) && !call.paramHasAttr(i, Attribute::StructRet)) call.removeParamAttr(i, Attribute::Alignment);
+    if (!call.isByValArgument(i) && !call.paramHasAttr(i, Attribute::StructRet))
+      call.removeParamAttr(i, Attribute::Alignment);
   call.removeRetAttr(Attribute::Alignment);
 }
 
@@ -71,14 +74,16 @@ void forget_alignment_of_arguments(CallBase& call) {
 
 PreservedAnalyses ArithmeticPass::run(Module& module, ModuleAnalysisManager&) {
   for (Function& f : module) {
-    forget_alignment_of_arguments(f);
     SmallVector<BinaryOperator*> divisions;
-    for (Instruction& instruction : instructions(f)) {
+    for (Instruction& instruction : instructions(f))
       if (instruction.isIntDivRem()) divisions.push_back(cast<BinaryOperator>(&instruction));
+    for (BinaryOperator* division : divisions) make_total(*division);
+    if (f.hasFnAttribute(Attribute::SanitizeAddress)) continue;
+    forget_alignment_of_arguments(f);
+    for (Instruction& instruction : instructions(f)) {
       if (auto* call = dyn_cast<CallBase>(&instruction)) forget_alignment_of_arguments(*call);
       expect_any_alignment(instruction);
     }
-    for (BinaryOperator* division : divisions) make_total(*division);
   }
   return PreservedAnalyses::none();
 }

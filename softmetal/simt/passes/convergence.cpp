@@ -1,11 +1,11 @@
-// Which lanes take part in a simdgroup operation: those that reach the same dynamic instance of it, by the same
-// chain of calls, in the same iteration of every loop around each call (maximal reconvergence).
+// Which lanes take part in a simdgroup operation: those that reach the same dynamic instance of it, by the
+// same chain of calls, in the same iteration of every loop around each call (maximal reconvergence).
 //
-// Before every call from which an operation can be reached, the pass stores where the lane is: the call's site
-// and the iterations of the loops around it into a softmetal_call on the lane's stack, and a hash of the whole
-// path into the lane (simt/abi.h). The runtime compares hashes to see whether lanes are in one operation, and
-// paths to see which comes first in the program. The path is data, so whatever the optimiser does to the code
-// later leaves it right.
+// Before every call from which an operation can be reached, the pass stores where the lane is: the call's
+// site and the iterations of the loops around it into a softmetal_call on the lane's stack, and a hash of the
+// whole path into the lane (simt/abi.h). The runtime compares hashes to see whether lanes are in one
+// operation, and paths to see which comes first in the program. The path is data, so whatever the optimiser
+// does to the code later leaves it right.
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/MapVector.h>
 #include <llvm/ADT/SetVector.h>
@@ -63,23 +63,26 @@ Sites convergent_calls(Module& module) {
   return sites;
 }
 
-// Basic blocks as clang lays them out, which is the order of the source, and the statements that they belong to.
+// Basic blocks as clang lays them out, which is the order of the source, and the statements that they belong
+// to.
 class Layout {
  public:
   explicit Layout(Function& f) {
-    for (BasicBlock& block : f) position_[&block] = static_cast<uint32_t>(blocks_.size()), blocks_.push_back(&block);
+    for (BasicBlock& block : f)
+      position_[&block] = static_cast<uint32_t>(blocks_.size()), blocks_.push_back(&block);
   }
   uint32_t of(const BasicBlock* block) const { return position_.lookup(block); }
 
-  // The block behind a loop, where its `break` leads: the first one that clang named so, can be reached from the
-  // loop and is not that of a loop inside. Null for a loop that is left by `return` only.
+  // The block behind a loop, where its `break` leads: the first one that clang named so, can be reached from
+  // the loop and is not that of a loop inside. Null for a loop that is left by `return` only.
   BasicBlock* end_of(const Loop& loop, const DominatorTree& tree) {
     const BasicBlock* header = loop.getHeader();
     for (size_t i = of(header) + 1; i < blocks_.size(); i++) {
       BasicBlock* block = blocks_[i];
       StringRef name = block->getName().rtrim("0123456789");
       if (name != "for.end" && name != "while.end" && name != "do.end") continue;
-      bool left_from_here = any_of(predecessors(block), [&](BasicBlock* p) { return tree.dominates(header, p); });
+      bool left_from_here =
+          any_of(predecessors(block), [&](BasicBlock* p) { return tree.dominates(header, p); });
       if (left_from_here && !loop.contains(block) && ends_.insert(block).second) return block;
     }
     return nullptr;
@@ -91,8 +94,8 @@ class Layout {
   SmallPtrSet<const BasicBlock*, 8> ends_;
 };
 
-// A loop as the source has it: with the statements that only a last iteration executes, such as those before a
-// `break`.
+// A loop as the source has it: with the statements that only a last iteration executes, such as those before
+// a `break`.
 struct SourceLoop {
   BasicBlock* header;
   uint32_t begin, end;  // in the layout
@@ -183,7 +186,8 @@ class Instrumenter {
       table.push_back(static_cast<uint32_t>(loops[i] - all.data()));
       Value* iteration = count(*loops[i]);
       b.CreateStore(iteration, field(b, call_, sizeof(softmetal_call) + i * sizeof(uint32_t)));
-      Value* weighted = b.CreateMul(b.CreateZExt(iteration, word_), ConstantInt::get(word_, scrambled(~(i + 1))));
+      Value* weighted =
+          b.CreateMul(b.CreateZExt(iteration, word_), ConstantInt::get(word_, scrambled(~(i + 1))));
       path = b.CreateAdd(path, weighted);
     }
     Constant* numbers = ConstantDataArray::get(module_.getContext(), table);
@@ -223,7 +227,8 @@ PreservedAnalyses ConvergencePass::run(Module& module, ModuleAnalysisManager& mo
   Sites sites = convergent_calls(module);
   for (auto& [f, calls] : sites)
     Instrumenter(module, serial)
-        .run(*f, calls, functions.getResult<LoopAnalysis>(*f), functions.getResult<DominatorTreeAnalysis>(*f));
+        .run(*f, calls, functions.getResult<LoopAnalysis>(*f),
+             functions.getResult<DominatorTreeAnalysis>(*f));
   return PreservedAnalyses::none();
 }
 

@@ -18,4 +18,14 @@ struct ArithmeticPass : llvm::PassInfoMixin<ArithmeticPass> {
   static bool isRequired() { return true; }
 };
 
+// What the checks see of a kernel: see checks.cpp.
+struct EarlyChecksPass : llvm::PassInfoMixin<EarlyChecksPass> {
+  llvm::PreservedAnalyses run(llvm::Module&, llvm::ModuleAnalysisManager&);
+  static bool isRequired() { return true; }
+};
+struct LateChecksPass : llvm::PassInfoMixin<LateChecksPass> {
+  llvm::PreservedAnalyses run(llvm::Module&, llvm::ModuleAnalysisManager&);
+  static bool isRequired() { return true; }
+};
+
 }  // namespace softmetal

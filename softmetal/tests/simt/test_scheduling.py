@@ -243,7 +243,16 @@ def test_division_without_a_quotient_goes_on(library: Library) -> None:
     assert out.tolist() == [0, -(2**31), -(2**31), 1] * 16
     out = np.arange(64, dtype=np.uint32).view(np.int32)
     run(library, "divides_vectors", [out])
-    assert out[:8].tolist() == [0, 9 // 1 + 9 % 1, 9 // 2 + 9 % 2, 9 // 3 + 9 % 3, 9 // 4 + 9 % 4, 5, 1 + 3, 1 + 2]
+    assert out[:8].tolist() == [
+        0,
+        9 // 1 + 9 % 1,
+        9 // 2 + 9 % 2,
+        9 // 3 + 9 % 3,
+        9 // 4 + 9 % 4,
+        5,
+        1 + 3,
+        1 + 2,
+    ]
 
 
 def test_vectors_may_lie_anywhere(library: Library) -> None:

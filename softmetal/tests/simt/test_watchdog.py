@@ -12,7 +12,8 @@ from softmetal.simt import KernelError, Library
 
 SOURCE = """#include <metal_stdlib>
 using namespace metal;
-#define KERNEL(NAME) kernel void NAME(device atomic_uint* o [[buffer(0)]], uint l [[thread_index_in_threadgroup]])
+#define INDEX uint l [[thread_index_in_threadgroup]]
+#define KERNEL(NAME) kernel void NAME(device atomic_uint* o [[buffer(0)]], INDEX)
 
 KERNEL(ends) {
   for (uint i = 0; i < 100; i++) atomic_fetch_add_explicit(o, 1u, memory_order_relaxed);
