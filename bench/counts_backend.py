@@ -26,10 +26,6 @@ class CountsBackend:
                 "--backend counts, the default where there is neither an Apple nor an NVIDIA GPU, counts on "
                 "softmetal, which is not built here; run `make build` in the checkout"
             ) from error
-        if not torch.backends.mps.is_available():
-            raise WrongArgumentError(
-                "--backend counts runs on softmetal's mps device, which SOFTMETAL=0 turns off; unset it"
-            )
         from .peers import mlx_metal, torch_metal
 
         mlx_metal.include_folder()  # a wrong MLX_METAL_WHEEL is found now

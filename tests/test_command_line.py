@@ -3,6 +3,10 @@ near twin that is accepted."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -215,3 +219,15 @@ def test_demo_finds_out_first_that_it_cannot_write(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").write_text("")
     assert "results cannot be written" in refusal_of(command_line.main, "demo", capsys)
+
+
+def test_a_reader_that_has_read_enough() -> None:
+    """As `explain ... | head -1` does; the whole output is the control."""
+    explained = [sys.executable, "-m", "torch_fattn", "explain", "decode", "--json"]
+    whole = subprocess.run(explained, capture_output=True, text=True)
+    assert whole.returncode == 0 and json.loads(whole.stdout) and not whole.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    cut = subprocess.run(explained, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert cut.returncode == 1 and not cut.stderr

@@ -6,6 +6,7 @@ Exit status: 0 all is well, 1 something was found wrong, 2 the arguments ask for
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +19,12 @@ MOST_TOKENS = 1_000_000  # a model's own positions end long before
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(arguments)
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `| head` has read enough; nothing may be left to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
