@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 INK, MUTED, ACCENT = "#1b1f24", "#8a929c", "#d1495b"
 KERNEL_COLOURS = {"fattn_prefill": "#d1495b", "fattn_decode": "#2e86ab", "fattn_merge": "#8fc0a9"}
@@ -34,7 +35,13 @@ def draw(report: dict[str, Any], path: Path) -> None:
 def _draw_logits(axes: Any, report: dict[str, Any]) -> None:
     difference, margin = report["logit_difference_per_step"], report["margin_per_step"]
     axes.semilogy(
-        _steps(margin), margin, color=MUTED, lw=1.2, label="gap between the best two tokens (eager)"
+        _steps(margin),
+        margin,
+        "s-",
+        ms=2,
+        color=MUTED,
+        lw=1.2,
+        label="gap between the best two tokens (eager)",
     )
     # An exact match has no place on a logarithmic axis.
     shown = [value or float("nan") for value in difference]
@@ -65,6 +72,9 @@ def _draw_launches(axes: Any, report: dict[str, Any]) -> None:
         base = [below + count for below, count in zip(base, counts, strict=True)]
     axes.set_ylabel("kernel launches")
     axes.set_xlabel("generation step (step 1 is the prompt)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if len(steps) == 1:
+        axes.set_xlim(0, 2)
     axes.set_ylim(0, max(1, *base) * 1.35)
     if report["launches"]:
         axes.legend(loc="upper right", frameon=False, ncols=3)

@@ -26,6 +26,11 @@ struct OnlineAttention {
   simdgroup_float8x8 out[kRowFragments][kValueDim / 8];
   float row_max[kRowFragments];
   float row_sum[kRowFragments];  // of this lane's columns only, until `finish`
+  uint seen[kRowFragments];      // of a step with hidden keys: bit 2k + e, as in `hide_scores`
+
+  // Written out because an implicit one belongs to the generic address space from MSL 4.1 on, and those of
+  // the fragments may be `thread` only.
+  OnlineAttention() thread {}
 
   void clear() thread {
 #pragma clang loop unroll(full)
@@ -177,26 +182,28 @@ struct OnlineAttention {
   }
 
   // The same for fragments that hold an infinity or NaN which some rows may not see: 0 * NaN must not reach
-  // those rows, so weights of zero are skipped, not multiplied. Slow, and only taken when such a value was
-  // met in a partly masked step.
+  // those rows, so what is hidden is skipped, not multiplied; what is seen counts even at a weight of 0.
+  // Slow, and only taken when such a value was met in a partly masked step.
   void multiply_special_values(int k, thread const Operand (&run)[kValueDim / 4], LanePosition at) thread {
     for (ushort key = 0; key < 8; key++) {
       const ushort value_lane = lane_at(key, at.pair);
       const ushort weight_lane = lane_at(at.row, key / 2);
       float weight[kRowFragments];
+      bool sees[kRowFragments];
 #pragma clang loop unroll(full)
       for (int r = 0; r < kRowFragments; r++) {
         // Not indexed by key: registers have no addresses, and an index that varies moves all scores to
         // memory.
         const float own = key & 1 ? score[r][k].thread_elements()[1] : score[r][k].thread_elements()[0];
         weight[r] = simd_shuffle(own, weight_lane);
+        sees[r] = (simd_shuffle(seen[r], weight_lane) >> (2 * k + (key & 1))) & 1;
       }
 #pragma clang loop unroll(full)
       for (int i = 0; i < kValueDim / 4; i++) {
         const float value = simd_shuffle(float(run[i]), value_lane);
 #pragma clang loop unroll(full)
         for (int r = 0; r < kRowFragments; r++) {
-          if (weight[r] != 0.0f) {
+          if (sees[r]) {
             const float sum = out[r][i / 2].thread_elements()[i & 1];
             out[r][i / 2].thread_elements()[i & 1] = fma(weight[r], value, sum);
           }

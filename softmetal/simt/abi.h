@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SOFTMETAL_ABI_VERSION 1
+#define SOFTMETAL_ABI_VERSION 2
 #define SOFTMETAL_MAX_BUFFERS 31
 #define SOFTMETAL_MAX_THREADGROUP_BYTES 32768
 #define SOFTMETAL_SIMD_WIDTH 32
@@ -25,12 +25,27 @@ struct softmetal_uint3 {
 struct softmetal_simdgroup;
 struct softmetal_threadgroup;
 
+// Where a lane is in the program: the convergent call that it is in, and by `caller` those around it.
+// Compiled code keeps it (simt/passes/convergence.cpp).
+struct softmetal_site {  // of a call, in its function
+  uint32_t position;     // among the function's sites, in the order of the source
+  uint32_t depth;        // loops around it
+  // uint32_t loops[depth] follow: numbers of the loops, outermost first
+};
+struct softmetal_call {
+  const softmetal_call* caller;
+  const softmetal_site* site;
+  // uint32_t iterations[depth] follow, as many as the site has loops
+};
+
 struct softmetal_lane {  // one Metal thread
   softmetal_simdgroup* simdgroup;
   softmetal_threadgroup* threadgroup;
-  softmetal_uint3 position;  // in the threadgroup
-  uint32_t index;            // in the threadgroup, linear
-  uint32_t lane;             // in the simdgroup
+  softmetal_uint3 position;    // in the threadgroup
+  uint32_t index;              // in the threadgroup, linear
+  uint32_t lane;               // in the simdgroup
+  uint64_t path;               // hash of the calls, sites and iterations below
+  const softmetal_call* call;  // valid in a convergent operation
 };
 
 // Operands of the simdgroup operation in progress: each lane leaves its input, the last to arrive computes
@@ -40,7 +55,9 @@ struct softmetal_simdgroup {
   alignas(64) uint64_t out[SOFTMETAL_SIMD_WIDTH][2];
   alignas(64) float a[64], b[64], c[64], d[64];  // an 8x8 product d = a * b + c, row-major
   uint32_t active;                               // lanes taking part in the current operation
-  uint32_t index;                                // in the threadgroup
+  // Lanes that a shuffle gave the value of a lane that takes no part, and one such lane.
+  uint32_t undefined, undefined_source;
+  uint32_t index;  // in the threadgroup
 };
 
 struct softmetal_arguments {
@@ -67,8 +84,8 @@ typedef void (*softmetal_simd_function)(softmetal_simdgroup*);
 
 // The same all the time, as far as a kernel can see.
 softmetal_lane* softmetal_current_lane(void) __attribute__((const, returns_nonnull));
-// Waits for the other lanes of the simdgroup; the last one runs `function` once (may be null). `line`
-// identifies the call site.
+// Waits for the lanes that reach the same operation; the last one runs `function` once (may be null). `line`
+// is for messages.
 void softmetal_rendezvous(softmetal_simd_function function, int line);
 // The same for an operation that needs all 32 lanes (simdgroup_matrix products): with fewer it is an error in
 // every mode.
@@ -83,9 +100,28 @@ void* softmetal_threadgroup_argument(int index);  // [[threadgroup(index)]]
 // set.
 bool softmetal_function_constant(uint32_t index, uint64_t* bits);
 void softmetal_count_exp(void);
-// For memory that compiled code touches without a sanitizer-coverage callback (copies of more than 16 bytes,
-// library calls): call it before the access. Does nothing in fast modules.
-void softmetal_memory_access(const void* address, size_t size, bool write);
+
+// Calls that only modules compiled in checked mode make (simt/passes/checks.cpp), before each access. They do
+// not return where a finding ends the dispatch.
+enum softmetal_access_kind {  // log2 of the alignment that the code counts on is in bits 8 to 15
+  SOFTMETAL_ACCESS_WRITE = 1,
+  SOFTMETAL_ACCESS_ATOMIC = 2,
+  SOFTMETAL_ACCESS_UPDATE = 4,  // reads what it overwrites
+  SOFTMETAL_ACCESS_COPY = 8     // a read that moves the value, defined or not
+};
+// Where the bytes are that the kernel knows by this address.
+void* softmetal_access(void* address, uint64_t size, uint32_t kind);
+// The same in a variable of this size.
+void softmetal_object_access(void* address, uint64_t size, uint32_t kind, void* object, uint64_t object_size,
+                             const char* name);
+// Code is about to read a part of a vector that it takes to be aligned so.
+void softmetal_alignment(void* address, uint64_t alignment);
+// A private array comes into being, uninitialised, and ends; code that is not checked has written it; an
+// index into an array is outside of it.
+void softmetal_private_begin(void* array, uint64_t size, const char* name);
+void softmetal_private_end(void* array, uint64_t size);
+void softmetal_private_written(void* array);
+void softmetal_index(void* array, int64_t index, uint64_t count, const char* name);
 
 // Counts of the dispatch on this OS thread, kept by the runtime and by the operations themselves. An
 // operation of a simdgroup or threadgroup counts once, exps once a thread.
@@ -107,7 +143,8 @@ enum softmetal_argument_kind {
   SOFTMETAL_ARG_DEVICE = 0,
   SOFTMETAL_ARG_DEVICE_CONST = 1,
   SOFTMETAL_ARG_CONSTANT = 2,
-  SOFTMETAL_ARG_THREADGROUP = 3
+  SOFTMETAL_ARG_THREADGROUP = 3,
+  SOFTMETAL_ARG_UNSUPPORTED = 4  // a texture or sampler: no pipeline is made of the kernel
 };
 
 struct softmetal_argument {
@@ -172,7 +209,8 @@ struct softmetal_settings {
   uint32_t threads;  // OS threads, 0 = one per core; checks run on one
   uint32_t order;    // softmetal_order
   uint64_t seed;
-  uint32_t checks;  // softmetal_check bits; any bit needs a module compiled in checked mode
+  uint32_t checks;       // softmetal_check bits; any bit needs a module compiled in checked mode
+  uint32_t watchdog_ms;  // processor time that a threadgroup may take, 0 = any
 };
 softmetal_settings* softmetal_current_settings(void);  // process-wide, from the environment at first use
 

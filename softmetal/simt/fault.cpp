@@ -38,7 +38,7 @@ struct Fault {
 thread_local Fault fault;
 thread_local char* signal_stack = nullptr;
 
-uintptr_t& program_counter(ucontext_t& c) {
+uintptr_t& register_pc(ucontext_t& c) {
 #if defined(__x86_64__)
   return reinterpret_cast<uintptr_t&>(c.uc_mcontext.gregs[REG_RIP]);
 #else
@@ -46,7 +46,7 @@ uintptr_t& program_counter(ucontext_t& c) {
 #endif
 }
 
-uintptr_t& stack_pointer(ucontext_t& c) {
+uintptr_t& register_sp(ucontext_t& c) {
 #if defined(__x86_64__)
   return reinterpret_cast<uintptr_t&>(c.uc_mcontext.gregs[REG_RSP]);
 #else
@@ -61,7 +61,7 @@ std::string describe() {
   snprintf(address, sizeof address, "0x%zx", static_cast<size_t>(fault.address));
   std::string what = std::string("access to invalid address ") + address;
   if (fault.signal == SIGFPE)
-    what = "integer division by zero or overflow";
+    what = "arithmetic exception";
   else if (fault.signal == SIGILL)
     what = "illegal instruction";
   else if (fault.unspecific)
@@ -85,10 +85,8 @@ void on_signal(int number, siginfo_t* info, void* data) {
   }
   auto& context = *static_cast<ucontext_t*>(data);
   fault = {number, number == SIGSEGV && info->si_code == SI_KERNEL,
-           reinterpret_cast<uintptr_t>(info->si_addr), program_counter(context), stack_pointer(context)};
-  program_counter(context) = reinterpret_cast<uintptr_t>(&land);
-  stack_pointer(context) =
-      reinterpret_cast<uintptr_t>(current_fiber->stack_low) + kStackBytes - kLandingOffset;
+           reinterpret_cast<uintptr_t>(info->si_addr), register_pc(context), register_sp(context)};
+  continue_at(data, &land);
 }
 
 // Others (Python's faulthandler) may install handlers between dispatches; ours goes on top again and hands
@@ -109,6 +107,28 @@ void install() {
 }
 
 }  // namespace
+
+uintptr_t program_counter(void* context) { return register_pc(*static_cast<ucontext_t*>(context)); }
+
+void** frame_pointer(void* context) {
+  auto& registers = *static_cast<ucontext_t*>(context);
+#if defined(__x86_64__)
+  return reinterpret_cast<void**>(registers.uc_mcontext.gregs[REG_RBP]);
+#else
+  return reinterpret_cast<void**>(registers.uc_mcontext.regs[29]);
+#endif
+}
+
+uintptr_t top_of_stack(void* context) {
+  return *reinterpret_cast<const uintptr_t*>(register_sp(*static_cast<ucontext_t*>(context)));
+}
+
+void continue_at(void* context, void (*landing)()) {
+  auto& registers = *static_cast<ucontext_t*>(context);
+  register_pc(registers) = reinterpret_cast<uintptr_t>(landing);
+  register_sp(registers) =
+      reinterpret_cast<uintptr_t>(current_fiber->stack_low) + kStackBytes - kLandingOffset;
+}
 
 // The handler needs a stack of its own: the fiber's may be what overflowed.
 FaultGuard::FaultGuard() {

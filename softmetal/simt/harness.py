@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from softmetal.msl.arithmetic import Arithmetic
 from softmetal.msl.compile import CompileError, Program, compile_program
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -55,6 +56,18 @@ class _Arguments(ctypes.Structure):
     ]
 
 
+_UNSUPPORTED = 4  # SOFTMETAL_ARG_UNSUPPORTED
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("kind", ctypes.c_uint32),
+        ("index", ctypes.c_uint32),
+        ("used", ctypes.c_uint32),
+    ]
+
+
 class _Kernel(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -89,6 +102,7 @@ class _Settings(ctypes.Structure):
         ("order", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("checks", ctypes.c_uint32),
+        ("watchdog_ms", ctypes.c_uint32),
     ]
 
 
@@ -171,6 +185,7 @@ class Library:
         mode: str = "fast",
         include: Sequence[str | Path] = (),
         only: str | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         is_text = isinstance(source, str) and "\n" in source
         self._program = Program(
@@ -179,6 +194,7 @@ class Library:
             macros=tuple(f"{name}={value}" for name, value in (defines or {}).items()),
             include=tuple(str(folder) for folder in include),
             only=only,
+            arithmetic=arithmetic or Arithmetic(),
         )
         self._mode = mode
         self._modules: dict[str, Path] = {}
@@ -239,7 +255,14 @@ class Pipeline:
         kernels = self._loaded[mode].kernels
         if self._name not in kernels:
             raise KernelError(f"no kernel '{self._name}' in the library; it has {', '.join(kernels)}")
-        return kernels[self._name]
+        kernel = kernels[self._name]
+        for argument in ctypes.cast(kernel.arguments, ctypes.POINTER(_Argument))[: kernel.argument_count]:
+            if argument.kind == _UNSUPPORTED:
+                raise KernelError(
+                    f"kernel '{self._name}' takes '{argument.name.decode()}', a texture or a sampler, which "
+                    "softmetal has not; pass a buffer instead"
+                )
+        return kernel
 
     def run(
         self,
@@ -250,11 +273,13 @@ class Pipeline:
         order: str = "forward",
         checks: str | Iterable[str] = (),
         os_threads: int = 0,
+        watchdog: float = 60,
     ) -> dict[str, Any]:
         """Launches `grid` threadgroups of `threads` threads and returns the counters.
 
         `checks` (race, bounds, uninit, bytes) run the checked variant of the kernel.
-        `order` is forward, reverse or random:SEED.
+        `order` is forward, reverse or random:SEED. `watchdog` is the seconds that a threadgroup may take, 0
+        for any.
         """
         wanted = [c for c in checks.split(",") if c] if isinstance(checks, str) else list(checks)
         mask = sum(_CHECKS[c] for c in set(wanted))
@@ -265,7 +290,7 @@ class Pipeline:
         for i, size in (threadgroup_memory or {}).items():
             arguments.threadgroup_length[i] = size
         kind, _, seed = order.partition(":")
-        settings = _Settings(os_threads, _ORDERS[kind], int(seed or 0), mask)
+        settings = _Settings(os_threads, _ORDERS[kind], int(seed or 0), mask, int(watchdog * 1000))
         kernel = self._kernel("checked" if mask else self._mode)
         launch = _Launch(ctypes.pointer(kernel), ctypes.pointer(arguments), _Uint3(*grid), _Uint3(*threads))
         counters, error = _Counters(), ctypes.c_void_p()

@@ -65,21 +65,26 @@ bool is_kernel_source(const Frame& frame) {
 
 std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-std::vector<uintptr_t> call_chain(const Fiber& fiber) {
-  if (!fiber.frame) return {reinterpret_cast<uintptr_t>(fiber.pc)};
-  std::vector<uintptr_t> chain;
-  uintptr_t low = reinterpret_cast<uintptr_t>(fiber.stack_low);
-  void** frame = fiber.frame;
-  for (int depth = 0; depth < 8; depth++) {
-    uintptr_t at = reinterpret_cast<uintptr_t>(frame);
-    if (at - low >= kStackBytes - 2 * sizeof(void*) || at % sizeof(void*)) break;
-    chain.push_back(reinterpret_cast<uintptr_t>(frame[1]));
-    frame = static_cast<void**>(frame[0]);
-  }
+CallChain call_chain(const Fiber& fiber) {
+  CallChain chain{};
+  if (fiber.frame)
+    walk_frames(fiber, fiber.frame, 0, chain);
+  else
+    chain[0] = reinterpret_cast<uintptr_t>(fiber.pc);
   return chain;
 }
 
 }  // namespace
+
+void walk_frames(const Fiber& fiber, void** frame, size_t first, CallChain& chain) {
+  uintptr_t low = reinterpret_cast<uintptr_t>(fiber.stack_low);
+  for (size_t depth = first; depth < chain.size(); depth++) {
+    uintptr_t at = reinterpret_cast<uintptr_t>(frame);
+    if (at - low >= kStackBytes - 2 * sizeof(void*) || at % sizeof(void*)) break;
+    chain[depth] = reinterpret_cast<uintptr_t>(frame[1]);
+    frame = static_cast<void**>(frame[0]);
+  }
+}
 
 std::string source_of(const Module* module, const std::vector<uintptr_t>& return_addresses, int line) {
   std::vector<uintptr_t> offsets;
@@ -99,7 +104,8 @@ std::string source_of(const Module* module, const std::vector<uintptr_t>& return
 }
 
 std::string source_of(const Module* module, const Fiber& fiber) {
-  return source_of(module, call_chain(fiber), fiber.line);
+  CallChain chain = call_chain(fiber);
+  return source_of(module, {chain.begin(), chain.end()}, fiber.line);
 }
 
 std::string to_string(softmetal_uint3 v) {
@@ -140,7 +146,7 @@ std::string describe_rest(const Worker& worker, const Simdgroup& group, uint32_t
     const Fiber& f = group.fibers[__builtin_ctz(left)];
     uint32_t same = 0;
     for (uint32_t m = left; m; m &= m - 1)
-      if (group.fibers[__builtin_ctz(m)].line == f.line) same |= m & -m;
+      if (group.fibers[__builtin_ctz(m)].meets(f)) same |= m & -m;
     add(same, "wait at " + source_of(worker.dispatch->module, f));
     left &= ~same;
   }
@@ -170,6 +176,17 @@ std::string divergence_message(const Worker& worker, const Simdgroup& group, uin
          lane_list(lanes) + " of " + where + describe_rest(worker, group, lanes);
 }
 
+std::string inactive_source_message(const Worker& worker, const Simdgroup& group) {
+  uint32_t lane = static_cast<uint32_t>(__builtin_ctz(group.undefined));
+  const Fiber& reader = group.fibers[lane];
+  uint32_t active = group.active;
+  return prefix(worker, "undefined") + "the simdgroup operation at " +
+         source_of(worker.dispatch->module, reader) + " gives lane " + std::to_string(lane) +
+         " of simdgroup " + std::to_string(group.index) + " of threadgroup " + to_string(worker.position) +
+         " the value of lane " + std::to_string(group.undefined_source) +
+         ", which takes no part in it (the active lanes are " + lane_list(active) + ")";
+}
+
 std::string barrier_mismatch_message(const Worker& worker, const Fiber& late) {
   const Fiber* early = nullptr;
   for (uint32_t g = 0; g < worker.simdgroups && !early; g++)
@@ -177,7 +194,8 @@ std::string barrier_mismatch_message(const Worker& worker, const Fiber& late) {
       early = &worker.groups[g].fibers[__builtin_ctz(waiting)];
   return prefix(worker, "divergence") + "two threadgroup_barriers at once: " + thread_name(worker, late) +
          " is at " + source_of(worker.dispatch->module, late) + " while thread " +
-         to_string(early->position) + " waits at " + source_of(worker.dispatch->module, *early);
+         to_string(early->position) + " waits at " + source_of(worker.dispatch->module, *early) +
+         (late.line == early->line ? ", in another iteration of a loop or by another call" : "");
 }
 
 std::string barrier_missed_message(const Worker& worker, const Fiber& me) {

@@ -1,6 +1,7 @@
 // Findings as sentences: who did what to which memory, at which line of the .metal source.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,12 @@
 namespace softmetal {
 
 struct Module;
+
+// Return addresses, innermost first; zeros behind them.
+using CallChain = std::array<uintptr_t, 8>;
+// Those of a fiber's frames, which code compiled with frame pointers links, from `frame` on: into
+// chain[first...].
+void walk_frames(const Fiber&, void** frame, size_t first, CallChain& chain);
 
 // "file.metal:12", from an address of code in the module (and its callers, innermost first). When `line` is
 // known only a frame at that line will do; without debug information the answer is "line 12" or the offset in
@@ -21,6 +28,8 @@ std::string thread_name(const Worker&, const Fiber&);
 std::string lane_list(uint32_t lanes);  // "0-15, 20"
 
 std::string divergence_message(const Worker&, const Simdgroup&, uint32_t lanes, const Fiber& representative);
+// A shuffle gave lanes the value of one that takes no part.
+std::string inactive_source_message(const Worker&, const Simdgroup&);
 std::string barrier_mismatch_message(const Worker&, const Fiber& late);
 // A thread waits at a barrier in vain: `me` has returned, or is the one that waits and others have returned.
 std::string barrier_missed_message(const Worker&, const Fiber& me);

@@ -14,6 +14,7 @@
 #include "module.h"
 #include "pool.h"
 #include "report.h"
+#include "watchdog.h"
 #include "worker.h"
 
 namespace softmetal {
@@ -73,6 +74,7 @@ void run_share(void* context, uint32_t slot) {
   FaultGuard guard;
   *softmetal_thread_counters() = {};
   worker.prepare(d);
+  Watchdog watchdog(worker, d.settings.watchdog_ms);
   while (!d.stop) {
     uint32_t index = d.next++;
     if (index >= d.threadgroups) break;

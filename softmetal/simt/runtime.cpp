@@ -1,6 +1,5 @@
 // The functions of the ABI that compiled kernels call.
 #include "abi.h"
-#include "checks/checker.h"
 #include "worker.h"
 
 namespace softmetal {
@@ -28,8 +27,8 @@ __attribute__((always_inline)) inline void arrive(Fiber* me, softmetal_simd_func
   me->needs = needs;
   uint32_t bit = me->bit();
   bool next_runs = group.runnable & bit << 1;
-  if (worker.in_turn && group.waiting && group.function == function && group.line == line &&
-      group.trail == me->trail && next_runs) [[likely]] {
+  if (worker.in_turn && group.waiting && group.path == me->path && group.trail == me->trail && next_runs)
+      [[likely]] {
     me->pc = __builtin_return_address(0);
     group.runnable &= ~bit;
     group.waiting |= bit;
@@ -37,7 +36,7 @@ __attribute__((always_inline)) inline void arrive(Fiber* me, softmetal_simd_func
     return softmetal_fiber_switch(&me->sp, me[1].sp);
   }
   note_caller(me);
-  worker.rendezvous(me, function, line, needs);
+  worker.rendezvous(me);
 }
 
 template <bool threadgroup, bool device>
@@ -45,6 +44,7 @@ void pass_simdgroup_barrier(softmetal_simdgroup* group) {
   auto* g = static_cast<Simdgroup*>(group);
   g->threadgroup_epoch += threadgroup;
   g->device_epoch += device;
+  g->execution_epoch++;
   counters.simdgroup_barriers++;
 }
 
@@ -52,19 +52,6 @@ softmetal_simd_function barrier_function(int flags) {
   bool threadgroup = flags & SOFTMETAL_MEM_THREADGROUP, device = flags & SOFTMETAL_MEM_DEVICE;
   if (threadgroup) return device ? pass_simdgroup_barrier<true, true> : pass_simdgroup_barrier<true, false>;
   return device ? pass_simdgroup_barrier<false, true> : pass_simdgroup_barrier<false, false>;
-}
-
-// A store of at most 16 bytes at a time, as the instrumentation reports them.
-void note_access(const void* address, size_t size, bool write, void* return_address) {
-  Fiber* me = current_fiber;
-  if (!me) return;
-  auto at = reinterpret_cast<uintptr_t>(address);
-  if (at - reinterpret_cast<uintptr_t>(me->stack_low) < kStackBytes) {
-    (write ? counters.bytes_written : counters.bytes_read)[static_cast<int>(Space::other)] += size;
-    return;
-  }
-  if (Checker* checker = current_worker->checker)
-    checker->access(*me, at, static_cast<uint32_t>(size), write, reinterpret_cast<uintptr_t>(return_address));
 }
 
 }  // namespace
@@ -89,9 +76,9 @@ void softmetal_threadgroup_barrier(int mem_flags, int line) {
   Worker& worker = worker_of(me);
   Simdgroup& group = me->group();
   bool next_runs = group.runnable & me->bit() << 1;
-  if (worker.in_turn && worker.barrier_count && worker.barrier_line == line && next_runs) [[likely]] {
+  me->line = line;
+  if (worker.in_turn && worker.barrier_count && worker.barrier_path == me->path && next_runs) [[likely]] {
     me->pc = __builtin_return_address(0);  // as in arrive()
-    me->line = line;
     group.runnable &= ~me->bit();
     group.at_barrier |= me->bit();
     worker.barrier_count++;
@@ -99,7 +86,7 @@ void softmetal_threadgroup_barrier(int mem_flags, int line) {
     return softmetal_fiber_switch(&me->sp, me[1].sp);
   }
   note_caller(me);
-  worker.threadgroup_barrier(me, mem_flags, line);
+  worker.threadgroup_barrier(me, mem_flags);
 }
 
 // A barrier that orders no memory has no effect that a lane could observe, so outside strict runs nobody
@@ -126,50 +113,5 @@ void* softmetal_threadgroup_argument(int index) {
 void softmetal_count_exp(void) { counters.exps++; }
 
 softmetal_counters* softmetal_thread_counters(void) { return &counters; }
-
-void softmetal_memory_access(const void* address, size_t size, bool write) {
-  const char* at = static_cast<const char*>(address);
-  for (size_t done = 0; done < size;) {
-    size_t piece = (reinterpret_cast<uintptr_t>(at + done) & 1) || size - done < 2 ? 1 : 2;
-    while (piece < 16 && reinterpret_cast<uintptr_t>(at + done) % (2 * piece) == 0 &&
-           size - done >= 2 * piece)
-      piece *= 2;
-    note_access(at + done, piece, write, __builtin_return_address(0));
-    done += piece;
-  }
-}
-
-// Called by modules compiled with -fsanitize-coverage=trace-loads,trace-stores,trace-pc-guard (the last one
-// only because the first two do nothing without it).
-#define SOFTMETAL_EXPORT __attribute__((visibility("default")))
-#define SOFTMETAL_CALLBACKS(size)                              \
-  SOFTMETAL_EXPORT void __sanitizer_cov_load##size(void* p) {  \
-    note_access(p, size, false, __builtin_return_address(0));  \
-  }                                                            \
-  SOFTMETAL_EXPORT void __sanitizer_cov_store##size(void* p) { \
-    note_access(p, size, true, __builtin_return_address(0));   \
-  }
-SOFTMETAL_CALLBACKS(1)
-SOFTMETAL_CALLBACKS(2)
-SOFTMETAL_CALLBACKS(4)
-SOFTMETAL_CALLBACKS(8)
-SOFTMETAL_CALLBACKS(16)
-SOFTMETAL_EXPORT void __sanitizer_cov_trace_pc_guard(uint32_t*) {}
-SOFTMETAL_EXPORT void __sanitizer_cov_trace_pc_guard_init(uint32_t*, uint32_t*) {}
-
-// Called where a pointer is not aligned for its type in code compiled with -fsanitize=alignment; the
-// structure is clang's.
-struct TypeMismatch {
-  const char* file;
-  uint32_t line, column;
-  const void* type;
-  unsigned char log_alignment, kind;
-};
-SOFTMETAL_EXPORT void __ubsan_handle_type_mismatch_v1(const TypeMismatch* mismatch, uintptr_t address) {
-  Fiber* me = current_fiber;
-  if (!me || !current_worker->checker) return;
-  current_worker->checker->misaligned(*me, address, 1u << mismatch->log_alignment,
-                                      reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
-}
 
 }  // extern "C"

@@ -1,4 +1,4 @@
-// Settings from the environment: SOFTMETAL_CHECK, SOFTMETAL_ORDER, SOFTMETAL_THREADS.
+// Settings from the environment: SOFTMETAL_CHECK, SOFTMETAL_ORDER, SOFTMETAL_THREADS, SOFTMETAL_WATCHDOG.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,8 +52,20 @@ void parse_order(const char* text, softmetal_settings& s) {
   }
 }
 
+constexpr uint32_t kWatchdogSeconds = 60;
+
+uint32_t parse_watchdog(const char* text) {
+  char* end = nullptr;
+  double seconds = strtod(text, &end);
+  if (end != text && !*end && seconds >= 0 && seconds < 1e6) return static_cast<uint32_t>(seconds * 1000);
+  fprintf(stderr, "softmetal: SOFTMETAL_WATCHDOG is '%s'; use a number of seconds, 0 for no limit\n", text);
+  return kWatchdogSeconds * 1000;
+}
+
 softmetal_settings from_environment() {
   softmetal_settings s{};
+  s.watchdog_ms = kWatchdogSeconds * 1000;
+  if (const char* text = getenv("SOFTMETAL_WATCHDOG")) s.watchdog_ms = parse_watchdog(text);
   if (const char* text = getenv("SOFTMETAL_CHECK")) s.checks = parse_checks(text);
   if (const char* text = getenv("SOFTMETAL_ORDER")) parse_order(text, s);
   if (const char* text = getenv("SOFTMETAL_THREADS"))

@@ -6,6 +6,7 @@
 
 #include "checks/checker.h"
 #include "dispatch.h"
+#include "path.h"
 #include "report.h"
 
 namespace softmetal {
@@ -44,6 +45,7 @@ void Worker::prepare(Dispatch& d) {
   error.clear();
   bound = *d.launch.arguments;
   arguments = &bound;
+  if (checker) checker->rename(bound);
   grid = d.launch.grid;
   size = d.launch.threads;
   uint32_t count = size.x * size.y * size.z;
@@ -76,16 +78,18 @@ void Worker::reset_threads() {
     group.existing = group.live = group.runnable =
         lanes >= SOFTMETAL_SIMD_WIDTH ? kAllLanes : (1u << lanes) - 1;
     group.waiting = group.at_barrier = 0;
-    group.threadgroup_epoch = group.device_epoch = 0;
+    group.threadgroup_epoch = group.device_epoch = group.execution_epoch = 0;
   }
   for (uint32_t i = 0; i < threads; i++) {
     fibers[i].trail = 0;
+    fibers[i].path = 0;
+    fibers[i].call = nullptr;
     fibers[i].sp = prepare_fiber(stacks.top(i), fiber_main);
   }
   alive = threads;
   barrier_count = 0;
   barrier_flags_ = 0;
-  threadgroup_epoch = device_epoch = 0;
+  threadgroup_epoch = device_epoch = execution_epoch = 0;
 }
 
 void Worker::reset_memory() {
@@ -197,12 +201,10 @@ void Worker::finish(Fiber* me) {
   group.runnable &= ~me->bit();
   alive--;
   if (group.waiting && group.waiting == group.live && !group.mixed)
-    complete(group, group.live, &group.fibers[lowest(group.live)]);
-  if (barrier_count && strict) {
+    complete(group, group.live, group.needs, &group.fibers[lowest(group.live)]);
+  if (barrier_count && !stopped) {
     error = barrier_missed_message(*this, *me);
     stopped = true;
-  } else if (barrier_count && barrier_count == alive) {
-    release_barrier();
   }
   Fiber* to = alive && !stopped ? next(me) : nullptr;
   if (to) switch_to(me, to);
@@ -212,15 +214,14 @@ void Worker::finish(Fiber* me) {
 
 // ---- simdgroup operations
 
-void Worker::rendezvous(Fiber* me, softmetal_simd_function function, int line, Needs needs) {
+void Worker::rendezvous(Fiber* me) {
   Simdgroup& group = me->group();
   if (!group.waiting) {
-    group.function = function;
-    group.line = line;
-    group.needs = needs;
-    group.mixed = false;
+    group.path = me->path;
     group.trail = me->trail;
-  } else if (group.function != function || group.line != line || group.trail != me->trail) {
+    group.needs = me->needs;
+    group.mixed = false;
+  } else if (group.path != me->path || group.trail != me->trail) {
     group.mixed = true;
   }
   group.runnable &= ~me->bit();
@@ -229,71 +230,68 @@ void Worker::rendezvous(Fiber* me, softmetal_simd_function function, int line, N
     block(me);
     return;
   }
-  if (!complete(group, group.live, me)) stop(me);
+  if (!complete(group, group.live, group.needs, me)) stop(me);
   if (order == SOFTMETAL_RANDOM) block(me);
 }
 
-// Runs the operation for these lanes and lets them go on. False: the operation needs lanes that are not
-// there.
-inline bool Worker::complete(Simdgroup& group, uint32_t lanes, Fiber* representative) {
-  uint32_t needed = group.needs == Needs::all    ? kAllLanes
-                    : strict                     ? group.existing
-                    : group.needs == Needs::live ? group.live
-                                                 : lanes;
+// Runs the operation for these lanes and lets them go on. False: it needs lanes that are not there, or one of
+// them takes a value that is undefined.
+inline bool Worker::complete(Simdgroup& group, uint32_t lanes, Needs needs, Fiber* representative) {
+  uint32_t needed = needs == Needs::all    ? kAllLanes
+                    : needs == Needs::live ? (strict ? group.existing : group.live)
+                                           : lanes;
   if (lanes != needed) [[unlikely]] {
     error = divergence_message(*this, group, lanes, *representative);
     stopped = true;
     return false;
   }
   group.active = lanes;
+  group.undefined = 0;
   if (representative->function) representative->function(&group);
+  if (strict && group.undefined) [[unlikely]] {
+    error = inactive_source_message(*this, group);
+    stopped = true;
+    return false;
+  }
   group.waiting &= ~lanes;
   group.runnable |= lanes;
   return true;
 }
 
-// No lane of the simdgroup can run, and the waiting ones are not all in one operation. In Metal an operation
-// in divergent flow involves the lanes that are there. Lanes further behind in the source catch up first, so
-// that they meet the others where the flow joins again.
+// No lane of the simdgroup can run, and the waiting ones are not all in one operation. An operation in
+// divergent flow involves the lanes that reach it; those that are behind in the program go first, so that
+// they meet the others where the flow joins again.
 bool Worker::complete_part(Simdgroup& group) {
   Fiber* behind = nullptr;
   for (uint32_t m = group.waiting; m; m &= m - 1) {
     Fiber* f = &group.fibers[lowest(m)];
-    if (!behind || f->line < behind->line) behind = f;
+    if (!behind || (!f->meets(*behind) && is_behind(f->call, behind->call))) behind = f;
   }
   uint32_t lanes = 0;
+  bool trails_differ = false;
   for (uint32_t m = group.waiting; m; m &= m - 1) {
     Fiber* f = &group.fibers[lowest(m)];
-    if (f->function == behind->function && f->line == behind->line) lanes |= f->bit();
+    if (!f->meets(*behind)) continue;
+    lanes |= f->bit();
+    trails_differ |= f->trail != behind->trail;
   }
-  bool trails_differ = false;
-  for (uint32_t m = lanes; m; m &= m - 1) trails_differ |= group.fibers[lowest(m)].trail != behind->trail;
-  if (strict || trails_differ) {
+  if (trails_differ) {
     error = divergence_message(*this, group, lanes, *behind);
     stopped = true;
     return false;
   }
-  group.needs = behind->needs;
-  if (!complete(group, lanes, behind)) return false;
-  if (group.waiting) {  // describe what the rest waits for
-    Fiber& other = group.fibers[lowest(group.waiting)];
-    group.function = other.function;
-    group.line = other.line;
-    group.needs = other.needs;
-    group.trail = other.trail;
-    group.mixed = true;
-  }
+  if (!complete(group, lanes, behind->needs, behind)) return false;
+  group.mixed = true;  // whatever else waits: the next decision is taken here again
   return true;
 }
 
 // ---- barriers
 
-void Worker::threadgroup_barrier(Fiber* me, int flags, int line) {
-  me->line = line;
+void Worker::threadgroup_barrier(Fiber* me, int flags) {
   Simdgroup& group = me->group();
-  if (barrier_count && barrier_line != line) fail(me, barrier_mismatch_message(*this, *me));
-  if (alive != threads && strict) fail(me, barrier_missed_message(*this, *me));
-  barrier_line = line;
+  if (barrier_count && barrier_path != me->path) fail(me, barrier_mismatch_message(*this, *me));
+  if (alive != threads) fail(me, barrier_missed_message(*this, *me));
+  barrier_path = me->path;
   barrier_flags_ = flags;
   group.runnable &= ~me->bit();
   group.at_barrier |= me->bit();
@@ -309,6 +307,7 @@ void Worker::threadgroup_barrier(Fiber* me, int flags, int line) {
 
 void Worker::release_barrier() {
   softmetal_thread_counters()->threadgroup_barriers++;
+  execution_epoch++;
   if (barrier_flags_ & SOFTMETAL_MEM_THREADGROUP) threadgroup_epoch++;
   if (barrier_flags_ & SOFTMETAL_MEM_DEVICE) device_epoch++;
   barrier_count = 0;

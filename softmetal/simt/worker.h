@@ -32,6 +32,7 @@ struct Fiber : softmetal_lane {
   void** frame;    // in strict runs: of the runtime function that was called, {the caller's frame, the return
                    // address}
   uint32_t trail;  // hash of the simdgroup barriers passed without waiting (see softmetal_simdgroup_barrier)
+  bool meets(const Fiber& other) const { return path == other.path; }  // in the same operation
   uint32_t bit() const { return 1u << lane; }
   Simdgroup& group() const;
 };
@@ -41,13 +42,13 @@ struct Fiber : softmetal_lane {
 struct Simdgroup : softmetal_simdgroup {
   uint32_t existing, live, runnable, waiting, at_barrier;
   // The operation that the first waiting lane is in; `mixed` once another lane waits in a different one.
-  softmetal_simd_function function;
-  int line;
+  uint64_t path;
+  uint32_t trail;
   Needs needs;
   bool mixed;
-  uint32_t trail;
   uint32_t threadgroup_epoch,
-      device_epoch;  // simdgroup barriers passed that order threadgroup or device memory
+      device_epoch;          // simdgroup barriers passed that order threadgroup or device memory
+  uint32_t execution_epoch;  // all of them
   Fiber* fibers;
 };
 
@@ -58,8 +59,8 @@ struct Worker : softmetal_threadgroup {
   bool run_threadgroup(uint32_t index);  // false when the dispatch must stop: see `error`
 
   // Called on fibers.
-  void rendezvous(Fiber* me, softmetal_simd_function, int line, Needs);
-  void threadgroup_barrier(Fiber* me, int flags, int line);
+  void rendezvous(Fiber* me);
+  void threadgroup_barrier(Fiber* me, int flags);
   void* variable(int id, size_t size, size_t align, const char* name, int line);
   void* argument(uint32_t index);
   [[noreturn]] void finish(Fiber* me);
@@ -70,13 +71,15 @@ struct Worker : softmetal_threadgroup {
   Checker* checker = nullptr;   // set in checked runs
   softmetal_arguments bound{};  // copy of the launch's, so that it is at a known address
   uint32_t threadgroup_index = 0;
+  uint32_t watched_threadgroup = 0, ticks = 0;  // of the watchdog
   uint32_t alive = 0, barrier_count = 0;
-  int barrier_line = 0;
+  uint64_t barrier_path = 0;
   uint32_t threadgroup_epoch = 0,
-           device_epoch = 0;  // barriers passed that order threadgroup or device memory
+           device_epoch = 0;     // barriers passed that order threadgroup or device memory
+  uint32_t execution_epoch = 0;  // all of them
   uint32_t order = 0;
   bool in_turn = false;  // lanes run in ascending order and nothing watches the switches
-  bool strict = false;   // divergence of any simdgroup operation is an error
+  bool strict = false;   // a check is on that reports findings
   bool stopped = false;
   std::string error;
   std::vector<Simdgroup> groups;
@@ -93,7 +96,7 @@ struct Worker : softmetal_threadgroup {
   Fiber* next_in_other_group(uint32_t start);
   void switch_to(Fiber* me, Fiber* to);
   void block(Fiber* me);
-  bool complete(Simdgroup&, uint32_t lanes, Fiber* representative);
+  bool complete(Simdgroup&, uint32_t lanes, Needs, Fiber* representative);
   bool complete_part(Simdgroup&);
   void release_barrier();
   uint64_t random();

@@ -42,47 +42,47 @@ SOFTMETAL_INLINE bool compare_exchange(T* object, T* expected, T desired) {
 }  // namespace softmetal
 
 namespace metal {
-#define SOFTMETAL_ATOMIC_UPDATE(SPACE, NAME, EXPRESSION)                                                \
-  template <class T>                                                                                    \
-  SOFTMETAL_UNCHECKED T atomic_fetch_##NAME##_explicit(volatile SPACE atomic<T>* object,                \
-                                                       softmetal::undeduced<T> operand, memory_order) { \
-    T old;                                                                                              \
-    __atomic_load(softmetal::storage(object), &old, __ATOMIC_RELAXED);                                  \
-    while (!softmetal::compare_exchange(softmetal::storage(object), &old, (T)(EXPRESSION))) {           \
-    }                                                                                                   \
-    return old;                                                                                         \
-  }
-#define SOFTMETAL_ATOMICS(SPACE)                                                                     \
+#define SOFTMETAL_ATOMIC_UPDATE(SPACE, NAME, EXPRESSION)                                             \
   template <class T>                                                                                 \
-  SOFTMETAL_UNCHECKED T atomic_load_explicit(const volatile SPACE atomic<T>* object, memory_order) { \
-    T value;                                                                                         \
-    __atomic_load(softmetal::storage(object), &value, __ATOMIC_RELAXED);                             \
-    return value;                                                                                    \
-  }                                                                                                  \
-  template <class T>                                                                                 \
-  SOFTMETAL_UNCHECKED void atomic_store_explicit(volatile SPACE atomic<T>* object,                   \
-                                                 softmetal::undeduced<T> desired, memory_order) {    \
-    __atomic_store(softmetal::storage(object), &desired, __ATOMIC_RELAXED);                          \
-  }                                                                                                  \
-  template <class T>                                                                                 \
-  SOFTMETAL_UNCHECKED T atomic_exchange_explicit(volatile SPACE atomic<T>* object,                   \
-                                                 softmetal::undeduced<T> desired, memory_order) {    \
+  SOFTMETAL_INLINE T atomic_fetch_##NAME##_explicit(volatile SPACE atomic<T>* object,                \
+                                                    softmetal::undeduced<T> operand, memory_order) { \
     T old;                                                                                           \
-    __atomic_exchange(softmetal::storage(object), &desired, &old, __ATOMIC_RELAXED);                 \
+    __atomic_load(softmetal::storage(object), &old, __ATOMIC_RELAXED);                               \
+    while (!softmetal::compare_exchange(softmetal::storage(object), &old, (T)(EXPRESSION))) {        \
+    }                                                                                                \
     return old;                                                                                      \
-  }                                                                                                  \
-  template <class T>                                                                                 \
-  SOFTMETAL_UNCHECKED bool atomic_compare_exchange_weak_explicit(                                    \
-      volatile SPACE atomic<T>* object, T* expected, softmetal::undeduced<T> desired, memory_order,  \
-      memory_order) {                                                                                \
-    return softmetal::compare_exchange(softmetal::storage(object), expected, (T)desired);            \
-  }                                                                                                  \
-  SOFTMETAL_ATOMIC_UPDATE(SPACE, add, old + operand)                                                 \
-  SOFTMETAL_ATOMIC_UPDATE(SPACE, sub, old - operand)                                                 \
-  SOFTMETAL_ATOMIC_UPDATE(SPACE, min, min(old, operand))                                             \
-  SOFTMETAL_ATOMIC_UPDATE(SPACE, max, max(old, operand))                                             \
-  SOFTMETAL_ATOMIC_UPDATE(SPACE, and, old& operand)                                                  \
-  SOFTMETAL_ATOMIC_UPDATE(SPACE, or, old | operand)                                                  \
+  }
+#define SOFTMETAL_ATOMICS(SPACE)                                                                             \
+  template <class T>                                                                                         \
+  SOFTMETAL_INLINE T atomic_load_explicit(const volatile SPACE atomic<T>* object, memory_order) {            \
+    T value;                                                                                                 \
+    __atomic_load(softmetal::storage(object), &value, __ATOMIC_RELAXED);                                     \
+    return value;                                                                                            \
+  }                                                                                                          \
+  template <class T>                                                                                         \
+  SOFTMETAL_INLINE void atomic_store_explicit(volatile SPACE atomic<T>* object,                              \
+                                              softmetal::undeduced<T> desired, memory_order) {               \
+    __atomic_store(softmetal::storage(object), &desired, __ATOMIC_RELAXED);                                  \
+  }                                                                                                          \
+  template <class T>                                                                                         \
+  SOFTMETAL_INLINE T atomic_exchange_explicit(volatile SPACE atomic<T>* object,                              \
+                                              softmetal::undeduced<T> desired, memory_order) {               \
+    T old;                                                                                                   \
+    __atomic_exchange(softmetal::storage(object), &desired, &old, __ATOMIC_RELAXED);                         \
+    return old;                                                                                              \
+  }                                                                                                          \
+  template <class T>                                                                                         \
+  SOFTMETAL_INLINE bool atomic_compare_exchange_weak_explicit(volatile SPACE atomic<T>* object, T* expected, \
+                                                              softmetal::undeduced<T> desired, memory_order, \
+                                                              memory_order) {                                \
+    return softmetal::compare_exchange(softmetal::storage(object), expected, (T)desired);                    \
+  }                                                                                                          \
+  SOFTMETAL_ATOMIC_UPDATE(SPACE, add, old + operand)                                                         \
+  SOFTMETAL_ATOMIC_UPDATE(SPACE, sub, old - operand)                                                         \
+  SOFTMETAL_ATOMIC_UPDATE(SPACE, min, min(old, operand))                                                     \
+  SOFTMETAL_ATOMIC_UPDATE(SPACE, max, max(old, operand))                                                     \
+  SOFTMETAL_ATOMIC_UPDATE(SPACE, and, old& operand)                                                          \
+  SOFTMETAL_ATOMIC_UPDATE(SPACE, or, old | operand)                                                          \
   SOFTMETAL_ATOMIC_UPDATE(SPACE, xor, old ^ operand)
 SOFTMETAL_ATOMICS(SOFTMETAL_DEVICE)
 SOFTMETAL_ATOMICS(SOFTMETAL_THREADGROUP)

@@ -1,13 +1,13 @@
 // <metal_simdgroup>, <metal_compute>: barriers, reductions, prefix operations, shuffles, votes.
 //
-// Every operation is a rendezvous of the lanes: each leaves its operand, the last to arrive computes all
-// results.
+// Every operation is a rendezvous of the lanes that reach it (simt/passes/convergence.cpp): each leaves its
+// operand, the last to arrive computes all results.
 #pragma once
 #pragma clang system_header
 #include "math.h"
 
-// The call's place in the program, filled in by default arguments: no argument of the caller's can take its
-// place.
+// The line of the call, for messages, filled in by default arguments: no argument of the caller's can take
+// its place.
 #define SOFTMETAL_LINE ::softmetal::Line line = ::softmetal::Line(__builtin_LINE())
 
 namespace softmetal {
@@ -88,16 +88,24 @@ SOFTMETAL_UNCHECKED void scan_product(softmetal_simdgroup* group) {
   scan<T, Product, inclusive>(group, T(1));
 }
 
-// Each lane takes the value of lane Source::of(lane, its index); its own where that lane does not exist or
-// take part.
+// The lane whose value `lane` takes: itself where Metal has no other, beyond the ends of the simdgroup. The
+// value of a lane that takes no part is undefined: here the lane's own, and noted.
+SOFTMETAL_INLINE int source_lane(softmetal_simdgroup* group, int lane, int source) {
+  if (is_active(group, source)) return source;
+  if (source >= 0 && source < SOFTMETAL_SIMD_WIDTH) {
+    group->undefined |= 1u << lane;
+    group->undefined_source = source;
+  }
+  return lane;
+}
+
+// Each lane takes the value of lane Source::of(lane, its index).
 template <class T, class Source>
 SOFTMETAL_UNCHECKED void shuffle(softmetal_simdgroup* group) {
   ++softmetal_thread_counters()->shuffles;
-  for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i) {
-    if (!is_active(group, i)) continue;
-    const int source = Source::of(i, (int)group->in[i][2]);
-    result<T>(group, i) = operand<T>(group, is_active(group, source) ? source : i);
-  }
+  for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i)
+    if (is_active(group, i))
+      result<T>(group, i) = operand<T>(group, source_lane(group, i, Source::of(i, (int)group->in[i][2])));
 }
 #define SOFTMETAL_SOURCE(NAME, EXPRESSION)                                     \
   struct NAME {                                                                \
@@ -129,7 +137,8 @@ SOFTMETAL_UNCHECKED void shuffle_and_fill(softmetal_simdgroup* group) {
     const int delta = (int)group->in[i][2], modulo = (int)group->in[i][3], first = i / modulo * modulo;
     const int source = i - first + direction * delta;
     const bool inside = source >= 0 && source < modulo;
-    result<T>(group, i) = *(T*)&group->in[first + (source + modulo) % modulo][inside ? 0 : 1];
+    const int from = source_lane(group, i, first + (source + modulo) % modulo);
+    result<T>(group, i) = *(T*)&group->in[from][inside || from == i ? 0 : 1];
   }
 }
 template <class T, int direction>
@@ -234,20 +243,5 @@ SOFTMETAL_INLINE bool simd_any(bool vote, SOFTMETAL_LINE) { return (ulong)simd_b
 SOFTMETAL_INLINE bool simd_all(bool vote, SOFTMETAL_LINE) { return (ulong)simd_ballot(!vote, line) == 0; }
 SOFTMETAL_INLINE bool simd_is_first(SOFTMETAL_LINE) {
   return __builtin_ctzl((ulong)simd_active_threads_mask(line)) == softmetal_current_lane()->lane;
-}
-template <class T>
-SOFTMETAL_INLINE T quad_sum(T value, SOFTMETAL_LINE) {
-  value += quad_shuffle_xor(value, 1, line);
-  return value + quad_shuffle_xor(value, 2, line);
-}
-template <class T>
-SOFTMETAL_INLINE T quad_max(T value, SOFTMETAL_LINE) {
-  value = max(value, quad_shuffle_xor(value, 1, line));
-  return max(value, quad_shuffle_xor(value, 2, line));
-}
-template <class T>
-SOFTMETAL_INLINE T quad_min(T value, SOFTMETAL_LINE) {
-  value = min(value, quad_shuffle_xor(value, 1, line));
-  return min(value, quad_shuffle_xor(value, 2, line));
 }
 }  // namespace metal

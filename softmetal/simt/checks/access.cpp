@@ -11,8 +11,13 @@ namespace softmetal {
 
 namespace {
 
-constexpr uintptr_t kNear = 1 << 20;  // how far from a buffer an address still looks like an overrun of it
+constexpr uintptr_t kNear = 1 << 20;  // below, an address is an offset from a null pointer
 constexpr size_t kMaxFindings = 32;
+constexpr uint32_t kPiece = 16;  // bytes that one entry of the detector holds
+
+// The addresses of a slot, as checker.h has it. Addresses that begin with 01 exist on no machine.
+constexpr int kSlotShift = 48;
+constexpr uintptr_t kFirst = uintptr_t{1} << 62, kMiddle = uintptr_t{1} << 47, kPage = 4096;
 
 uintptr_t distance(uintptr_t address, uintptr_t low, uintptr_t high) {
   return address < low ? low - address : address >= high ? address - high + 1 : 0;
@@ -25,48 +30,63 @@ bool inside(uintptr_t address, const T* first, size_t count) {
 
 }  // namespace
 
-std::string bytes(uint32_t size) { return std::to_string(size) + (size == 1 ? " byte" : " bytes"); }
+std::string bytes(uint64_t size) { return std::to_string(size) + (size == 1 ? " byte" : " bytes"); }
 
-Checker::Checker(Dispatch& dispatch) : dispatch_(dispatch) {
+Checker::Checker(Dispatch& dispatch)
+    : dispatch_(dispatch),
+      private_(dispatch.launch.threads.x * dispatch.launch.threads.y * dispatch.launch.threads.z) {
   const softmetal_kernel& kernel = *dispatch.launch.kernel;
   const softmetal_arguments& bound = *dispatch.launch.arguments;
   for (uint32_t i = 0; i < kernel.argument_count; i++) {
     const softmetal_argument& a = kernel.arguments[i];
     if (!a.used || a.kind == SOFTMETAL_ARG_THREADGROUP || !bound.buffer[a.index]) continue;
-    auto low = reinterpret_cast<uintptr_t>(bound.buffer[a.index]);
-    regions_.push_back({low, low + bound.buffer_length[a.index],
-                        a.kind == SOFTMETAL_ARG_CONSTANT ? Space::constant : Space::device,
-                        a.kind == SOFTMETAL_ARG_DEVICE, a.index, a.name});
+    regions_[a.index] = {reinterpret_cast<uintptr_t>(bound.buffer[a.index]),
+                         bound.buffer_length[a.index],
+                         a.kind == SOFTMETAL_ARG_CONSTANT ? Space::constant : Space::device,
+                         a.kind == SOFTMETAL_ARG_DEVICE,
+                         a.index,
+                         a.name};
   }
-  // Slots may alias. Memory that is also bound as device counts as device, and may be written if any slot
-  // allows it.
-  auto rank = [](const Region& r) { return r.writable ? 0 : r.space == Space::device ? 1 : 2; };
-  std::sort(regions_.begin(), regions_.end(), [&](const Region& a, const Region& b) {
-    return std::pair(rank(a), a.index) < std::pair(rank(b), b.index);
-  });
+}
+
+// Aligned as the buffer is.
+uintptr_t Checker::seen_as(const Region& r) const {
+  return kFirst + (uintptr_t{r.index} << kSlotShift) + kMiddle + r.low % kPage;
+}
+
+void Checker::rename(softmetal_arguments& arguments) const {
+  for (const Region& r : regions_)
+    if (r.name) arguments.buffer[r.index] = reinterpret_cast<void*>(seen_as(r));
 }
 
 void Checker::begin_threadgroup(Worker& worker) { worker_ = &worker; }
 
-Checker::Place Checker::locate_in_arena(uintptr_t address, uint32_t size) const {
+Checker::Place Checker::locate_in_arena(uintptr_t address, uint64_t size) const {
   Place place;
   place.space = Space::threadgroup;
+  place.real = address;
   uint32_t offset = worker_->arena.offset_of(address);
   const auto& arrays = worker_->arena.arrays();
   for (size_t i = 0; i < arrays.size(); i++)
     if (offset >= arrays[i].offset && offset + size <= arrays[i].offset + arrays[i].size) {
       place.valid = place.writable = true;
       place.array = static_cast<int>(i);
+      place.offset = offset - arrays[i].offset;
     }
   return place;
 }
 
-Checker::Place Checker::locate(uintptr_t address, uint32_t size) const {
+Checker::Place Checker::locate(uintptr_t address, uint64_t size) const {
   if (worker_->arena.contains(address)) return locate_in_arena(address, size);
-  for (const Region& r : regions_)
-    if (address >= r.low && address + size <= r.high) return {r.space, true, r.writable, &r, -1};
-  if (dispatch_.module->contains(address)) return {Space::constant, true, true, nullptr, -1};
-  return {Space::other, belongs_to_runtime(address), true, nullptr, -1};
+  uintptr_t slot = (address - kFirst) >> kSlotShift;
+  if (address >= kFirst && slot < SOFTMETAL_MAX_BUFFERS && regions_[slot].name) {
+    const Region& r = regions_[slot];
+    auto offset = static_cast<int64_t>(address - seen_as(r));
+    bool valid = offset >= 0 && static_cast<uint64_t>(offset) + size <= r.size;
+    return {r.space, valid, r.writable, &r, -1, offset, r.low + static_cast<uintptr_t>(offset)};
+  }
+  if (dispatch_.module->contains(address)) return {Space::constant, true, true, nullptr, -1, 0, address};
+  return {Space::other, belongs_to_runtime(address), true, nullptr, -1, 0, address};
 }
 
 // Code of metal_stdlib for the host reads its lane, its operands and the argument table.
@@ -76,60 +96,77 @@ bool Checker::belongs_to_runtime(uintptr_t address) const {
          inside(address, softmetal_thread_counters(), 1);
 }
 
-void Checker::access(Fiber& fiber, uintptr_t address, uint32_t size, bool write, uintptr_t pc) {
+void* Checker::access(Fiber& fiber, void* pointer, uint64_t size, uint32_t kind, uintptr_t pc) {
   settle();
+  auto address = reinterpret_cast<uintptr_t>(pointer);
   Place place = locate(address, size);
-  softmetal_counters& counters = *softmetal_thread_counters();
-  (write ? counters.bytes_written : counters.bytes_read)[static_cast<int>(place.space)] += size;
-  if (place.region) (write ? counters.buffer_written : counters.buffer_read)[place.region->index] += size;
-  uint32_t checks = dispatch_.settings.checks;
+  const bool write = kind & SOFTMETAL_ACCESS_WRITE;
+  auto count = [&](bool written) {
+    softmetal_counters& counters = *softmetal_thread_counters();
+    (written ? counters.bytes_written : counters.bytes_read)[static_cast<int>(place.space)] += size;
+    if (place.region) (written ? counters.buffer_written : counters.buffer_read)[place.region->index] += size;
+  };
+  count(write);
+  if (kind & SOFTMETAL_ACCESS_UPDATE) count(false);
+  const uint32_t checks = dispatch_.settings.checks;
   pc -= dispatch_.module->base;
-  if (checks & SOFTMETAL_CHECK_BOUNDS && (!place.valid || (write && !place.writable)))
-    report_stray(fiber, place, address, size, write, pc);
-  if (!place.valid || (!place.region && place.array < 0)) return;
+  if (checks & SOFTMETAL_CHECK_BOUNDS) {
+    if (!place.valid || (write && !place.writable)) report_stray(fiber, place, address, size, kind, pc);
+    require_alignment(fiber, place, uint64_t{1} << (kind >> 8 & 0xff), kind, pc);
+  }
+  auto* real = reinterpret_cast<void*>(place.real);
+  if (!place.valid || (!place.region && place.array < 0)) return real;
   if (checks & (SOFTMETAL_CHECK_RACE | SOFTMETAL_CHECK_UNINIT) && place.space != Space::constant)
-    check_order(fiber, place, address, size, write, pc);
+    for (uint64_t left = size; left;) {
+      auto piece = static_cast<uint32_t>(std::min<uint64_t>(left, kPiece));
+      check_order(fiber, place, piece, kind, pc);
+      place.real += piece;
+      place.offset += piece;
+      left -= piece;
+    }
+  return real;
 }
 
-// Accesses of packed types look like those of vectors to the callbacks, so the compiler checks alignment, by
-// type.
-void Checker::misaligned(Fiber& fiber, uintptr_t address, uint32_t alignment, uintptr_t pc) {
-  Place place = locate(address, 1);
-  if (!(dispatch_.settings.checks & SOFTMETAL_CHECK_BOUNDS) || (!place.region && place.array < 0)) return;
-  add("misaligned", date(fiber, place.space, pc - dispatch_.module->base), {},
-      "access to " + describe(place, address) + ", as a type that is aligned to " + bytes(alignment), "");
-  worker_->stop(&fiber);  // vector instructions fault on it
+void Checker::check_alignment(Fiber& fiber, void* pointer, uint64_t alignment, uintptr_t pc) {
+  if (!(dispatch_.settings.checks & SOFTMETAL_CHECK_BOUNDS)) return;
+  Place place = locate(reinterpret_cast<uintptr_t>(pointer), 1);
+  require_alignment(fiber, place, alignment, 0, pc - dispatch_.module->base);
+}
+
+// Ends the dispatch: vector instructions fault.
+void Checker::require_alignment(Fiber& fiber, const Place& place, uint64_t alignment, uint32_t kind,
+                                uintptr_t pc) {
+  if ((!place.region && place.array < 0) || place.real % alignment == 0) return;
+  add("misaligned", date(fiber, place.space, pc, kind), {},
+      "access to " + describe(place) + ", as a type that is aligned to " + bytes(alignment), "");
+  worker_->stop(&fiber);
 }
 
 // Ends the dispatch: going on would corrupt the host's memory.
-void Checker::report_stray(Fiber& fiber, const Place& place, uintptr_t address, uint32_t size, bool write,
+void Checker::report_stray(Fiber& fiber, const Place& place, uintptr_t address, uint64_t size, uint32_t kind,
                            uintptr_t pc) {
-  Access now = date(fiber, place.space, pc);
+  Access now = date(fiber, place.space, pc, kind);
   if (place.valid)
-    add("bounds", now, {},
-        "write of " + bytes(size) + " at " + describe(place, address) + ", which is read-only", "");
+    add("bounds", now, {}, "write of " + bytes(size) + " at " + describe(place) + ", which is read-only", "");
   else
-    add("bounds", now, {}, (write ? "write of " : "read of ") + describe_stray(address, size), "");
+    add("bounds", now, {}, (now.write ? "write of " : "read of ") + describe_stray(place, address, size), "");
   worker_->stop(&fiber);
 }
 
 // ---- words
 
-std::string Checker::describe(const Place& place, uintptr_t address) const {
-  std::string text = "byte ";
-  if (place.array >= 0) {
-    const Arena::Array& array = worker_->arena.arrays()[static_cast<size_t>(place.array)];
-    return text + std::to_string(worker_->arena.offset_of(address) - array.offset) +
-           " of threadgroup array '" + array.name + "'";
-  }
-  return text + std::to_string(address - place.region->low) + " of buffer " +
-         std::to_string(place.region->index) + " '" + place.region->name + "'";
+std::string Checker::describe(const Place& place) const {
+  std::string text = "byte " + std::to_string(place.offset) + " of ";
+  if (place.array >= 0)
+    return text + "threadgroup array '" + worker_->arena.arrays()[static_cast<size_t>(place.array)].name +
+           "'";
+  return text + "buffer " + std::to_string(place.region->index) + " '" + place.region->name + "'";
 }
 
-// An address in no array or buffer is described by the nearest one.
-std::string Checker::describe_stray(uintptr_t address, uint32_t size) const {
+// An address in no threadgroup array is described by the nearest one.
+std::string Checker::describe_stray(const Place& place, uintptr_t address, uint64_t size) const {
   std::string text = bytes(size) + " at byte ";
-  if (worker_->arena.contains(address)) {
+  if (place.space == Space::threadgroup) {
     uint32_t offset = worker_->arena.offset_of(address);
     const Arena::Array* nearest = nullptr;
     auto gap = [&](const Arena::Array& a) { return distance(offset, a.offset, a.offset + a.size); };
@@ -139,14 +176,8 @@ std::string Checker::describe_stray(uintptr_t address, uint32_t size) const {
     return text + std::to_string(int64_t{offset} - nearest->offset) + " of threadgroup array '" +
            nearest->name + "', which has " + bytes(nearest->size);
   }
-  const Region* nearest = nullptr;
-  for (const Region& r : regions_)
-    if (!nearest || distance(address, r.low, r.high) < distance(address, nearest->low, nearest->high))
-      nearest = &r;
-  if (nearest && distance(address, nearest->low, nearest->high) <= kNear)
-    return text + std::to_string(static_cast<int64_t>(address - nearest->low)) + " of buffer " +
-           std::to_string(nearest->index) + " '" + nearest->name + "', which has " +
-           std::to_string(nearest->high - nearest->low) + " bytes";
+  if (place.region)
+    return bytes(size) + " at " + describe(place) + ", which has " + bytes(place.region->size);
   if (address < kNear)
     return bytes(size) + " through an unbound buffer (byte " + std::to_string(address) + ")";
   return bytes(size) + " outside every buffer";

@@ -13,6 +13,14 @@
 // fibers switch only inside the runtime, never between callback and store). At that fiber's next event the
 // store has happened and memory is compared: unchanged means the same value. A conflict of a write with a
 // read is always a race.
+//
+// Two atomic accesses never race with each other, an atomic and a plain one do. A read before a barrier and a
+// write behind it are ordered by the barrier alone, whatever memory it names.
+//
+// Bounds. A kernel does not see the addresses of its buffers: each slot is a range of 2^48 addresses of its
+// own, which exist on no machine, with the buffer in the middle. An access is translated when it happens, so
+// however far it is from its buffer, it is known which one it missed, and slots that are bound to one memory
+// are told apart.
 #pragma once
 
 #include <set>
@@ -21,6 +29,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "private.h"
 #include "shadow.h"
 
 namespace softmetal {
@@ -30,7 +39,7 @@ struct Fiber;
 struct Module;
 struct Worker;
 
-std::string bytes(uint32_t size);  // "4 bytes"
+std::string bytes(uint64_t size);  // "4 bytes"
 
 enum class Space : uint8_t { other, device, constant, threadgroup };
 
@@ -38,28 +47,41 @@ class Checker {
  public:
   explicit Checker(Dispatch&);
   void begin_threadgroup(Worker&);
-  void access(Fiber&, uintptr_t address, uint32_t size, bool write, uintptr_t pc);
-  void misaligned(Fiber&, uintptr_t address, uint32_t alignment, uintptr_t pc);
-  void settle();  // decides the pending write; called before another fiber runs
+  void rename(softmetal_arguments&) const;  // to the addresses that the kernel gets to see
+  // Every access of device, constant or threadgroup memory comes here before it happens, with the return
+  // address of its callback. Returns where the bytes are.
+  void* access(Fiber&, void* address, uint64_t size, uint32_t kind, uintptr_t pc);
+  void check_alignment(Fiber&, void* address, uint64_t alignment, uintptr_t pc);
+
+  void begin_private(const Fiber&, void* array, uint64_t size, const char* name);
+  void end_private(const Fiber&, void* array, uint64_t size);
+  void fill_private(const Fiber&, void* array);
+  void access_private(Fiber&, void* address, uint64_t size, uint32_t kind, uintptr_t pc);
+  void check_object(Fiber&, void* address, uint64_t size, uint32_t kind, void* object, uint64_t object_size,
+                    const char* name, uintptr_t pc);
+  void report_index(Fiber&, int64_t index, uint64_t count, const char* name, uintptr_t pc);
+
+  void settle();  // decides the pending writes; called before another fiber runs
   std::vector<std::string> findings() const;
 
  private:
-  struct Region {  // what one argument gives access to
-    uintptr_t low, high;
-    Space space;
-    bool writable;
-    uint32_t index;
-    const char* name;
+  struct Region {       // what one argument gives access to
+    uintptr_t low = 0;  // where it really is
+    uint64_t size = 0;
+    Space space = Space::device;
+    bool writable = false;
+    uint32_t index = 0;
+    const char* name = nullptr;  // null: no argument of the kernel
   };
   struct Place {  // where an address is
     Space space = Space::other;
     bool valid = false, writable = false;
     const Region* region = nullptr;
     int array = -1;
+    int64_t offset = 0;  // in the region or array
+    uintptr_t real = 0;
   };
   struct Pending {
-    bool set = false;
-    uintptr_t address;
     uint32_t size;
     unsigned char before[16];
     Access mine, other;
@@ -71,25 +93,29 @@ class Checker {
     Access mine, other;
   };
 
-  Place locate(uintptr_t address, uint32_t size) const;
-  Place locate_in_arena(uintptr_t address, uint32_t size) const;
+  Place locate(uintptr_t address, uint64_t size) const;
+  Place locate_in_arena(uintptr_t address, uint64_t size) const;
+  uintptr_t seen_as(const Region&) const;
   bool belongs_to_runtime(uintptr_t address) const;
-  void report_stray(Fiber&, const Place&, uintptr_t address, uint32_t size, bool write, uintptr_t pc);
-  void check_order(const Fiber&, const Place&, uintptr_t address, uint32_t size, bool write, uintptr_t pc);
+  void require_alignment(Fiber&, const Place&, uint64_t alignment, uint32_t kind, uintptr_t pc);
+  void report_stray(Fiber&, const Place&, uintptr_t address, uint64_t size, uint32_t kind, uintptr_t pc);
+  void check_order(const Fiber&, const Place&, uint32_t size, uint32_t kind, uintptr_t pc);
   bool ordered(const Access& earlier, const Access& now, Space) const;
-  void note_read(Cell&, const Access& now, Space) const;
-  void hold(const Place&, uintptr_t address, uint32_t size, const Access& now, const Access& other);
-  Access date(const Fiber&, Space, uintptr_t pc) const;
-  std::string describe(const Place&, uintptr_t address) const;
-  std::string describe_stray(uintptr_t address, uint32_t size) const;
+  bool races(const Access& earlier, const Access& now, Space) const;
+  void note(Cell&, const Access& now, Space) const;
+  void hold(const Place&, uint32_t size, const Access& now, const Access& other);
+  Access date(const Fiber&, Space, uintptr_t pc, uint32_t kind) const;
+  std::string describe(const Place&) const;
+  std::string describe_stray(const Place&, uintptr_t address, uint64_t size) const;
   std::string who(const Access&) const;
   void add(const char* kind, const Access& mine, const Access& other, std::string what, std::string joint);
 
   Dispatch& dispatch_;
   Worker* worker_ = nullptr;
-  std::vector<Region> regions_;
+  Region regions_[SOFTMETAL_MAX_BUFFERS];
+  PrivateMemory private_;
   Shadow shadow_;
-  Pending pending_;
+  std::vector<Pending> pending_;
   std::vector<Finding> findings_;
   std::set<std::tuple<std::string, uint32_t, uint32_t>> seen_;
 };

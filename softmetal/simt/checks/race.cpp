@@ -26,15 +26,19 @@ void Shadow::refine(Page& page, uint32_t boundary) {
   page.shift = shift;
 }
 
-Access Checker::date(const Fiber& fiber, Space space, uintptr_t pc) const {
+Access Checker::date(const Fiber& fiber, Space space, uintptr_t pc, uint32_t kind) const {
   const Simdgroup& group = fiber.group();
   bool shared = space == Space::threadgroup;
   Access now;
   now.threadgroup = worker_->threadgroup_index;
   now.epoch = shared ? worker_->threadgroup_epoch : worker_->device_epoch;
   now.simd_epoch = shared ? group.threadgroup_epoch : group.device_epoch;
+  now.execution = worker_->execution_epoch;
+  now.simd_execution = group.execution_epoch;
   now.pc = static_cast<uint32_t>(pc);
   now.thread = static_cast<uint16_t>(fiber.index);
+  now.write = kind & SOFTMETAL_ACCESS_WRITE;
+  now.atomic = kind & SOFTMETAL_ACCESS_ATOMIC;
   return now;
 }
 
@@ -46,84 +50,88 @@ bool Checker::ordered(const Access& earlier, const Access& now, Space space) con
   return simdgroup_of(earlier) == simdgroup_of(now) && earlier.simd_epoch < now.simd_epoch;
 }
 
-// Keeps two reads that stand for all since the last write: a read that is ordered before a later one adds
+bool Checker::races(const Access& earlier, const Access& now, Space space) const {
+  if (ordered(earlier, now, space) || (earlier.atomic && now.atomic) || !(earlier.write || now.write))
+    return false;
+  // A barrier lets nobody pass before the reads ahead of it are done.
+  if (earlier.write || earlier.threadgroup != now.threadgroup) return true;
+  bool same_simdgroup = simdgroup_of(earlier) == simdgroup_of(now);
+  return earlier.execution == now.execution &&
+         !(same_simdgroup && earlier.simd_execution < now.simd_execution);
+}
+
+// Keeps two accesses that stand for all since the last write: one that is ordered before a later one adds
 // nothing to it; of three unordered ones, two that lie furthest apart (threadgroups, else simdgroups, else
 // lanes) conflict with every writer that the third conflicts with.
-void Checker::note_read(Cell& cell, const Access& now, Space space) const {
-  if (ordered(cell.other_read, now, space)) cell.other_read = Access{};
-  if (ordered(cell.read, now, space)) {
-    cell.read = cell.other_read;
-    cell.other_read = Access{};
+void Checker::note(Cell& cell, const Access& now, Space space) const {
+  if (ordered(cell.another, now, space)) cell.another = Access{};
+  if (ordered(cell.other, now, space)) {
+    cell.other = cell.another;
+    cell.another = Access{};
   }
   auto distance = [](const Access& a, const Access& b) {
     if (a.threadgroup != b.threadgroup) return 2;
     return simdgroup_of(a) != simdgroup_of(b) ? 1 : 0;
   };
-  if (cell.read.threadgroup == Access::kNone)
-    cell.read = now;
-  else if (cell.other_read.threadgroup == Access::kNone ||
-           distance(cell.read, now) > distance(cell.read, cell.other_read))
-    cell.other_read = now;
+  if (cell.other.threadgroup == Access::kNone)
+    cell.other = now;
+  else if (cell.another.threadgroup == Access::kNone ||
+           distance(cell.other, now) > distance(cell.other, cell.another))
+    cell.another = now;
 }
 
-void Checker::check_order(const Fiber& fiber, const Place& place, uintptr_t address, uint32_t size,
-                          bool write, uintptr_t pc) {
-  Access now = date(fiber, place.space, pc);
-  const bool races = dispatch_.settings.checks & SOFTMETAL_CHECK_RACE;
-  const bool uninitialised =
-      dispatch_.settings.checks & SOFTMETAL_CHECK_UNINIT && place.space == Space::threadgroup && !write;
-  const char* kind = nullptr;
+void Checker::check_order(const Fiber& fiber, const Place& place, uint32_t size, uint32_t kind,
+                          uintptr_t pc) {
+  Access now = date(fiber, place.space, pc, kind);
+  const bool race_check = dispatch_.settings.checks & SOFTMETAL_CHECK_RACE;
+  const bool reads_value = !(kind & SOFTMETAL_ACCESS_COPY) && (!now.write || kind & SOFTMETAL_ACCESS_UPDATE);
+  const bool uninit_check =
+      dispatch_.settings.checks & SOFTMETAL_CHECK_UNINIT && place.space == Space::threadgroup && reads_value;
+  bool uninitialised = false, race = false;
   Access other;
-  shadow_.visit(address, size, [&](Cell& cell) {
-    if (uninitialised && cell.write.threadgroup != now.threadgroup && !kind) {
-      kind = "uninitialised";
-    } else if (races && !ordered(cell.write, now, place.space)) {
-      if (!kind) other = cell.write;
-      kind = "race with a write";
-    } else if (races && write && !kind) {
-      for (const Access& read : {cell.read, cell.other_read})
-        if (!ordered(read, now, place.space)) {
-          kind = "race with a read";
-          other = read;
+  shadow_.visit(place.real, size, [&](Cell& cell) {
+    if (uninit_check && cell.write.threadgroup != now.threadgroup) {
+      uninitialised = true;
+    } else if (race_check && !uninitialised) {
+      for (const Access& earlier : {cell.write, cell.other, cell.another})
+        if (!race && races(earlier, now, place.space)) {
+          race = true;
+          other = earlier;
         }
     }
-    if (write)
+    if (!now.write) {
+      note(cell, now, place.space);
+    } else if (now.atomic && cell.write.atomic && !ordered(cell.write, now, place.space)) {
+      note(cell, cell.write, place.space);
+      cell.write = now;
+    } else {
       cell = Cell{now, {}, {}};
-    else
-      note_read(cell, now, place.space);
+    }
   });
-  if (!kind) return;
-  if (!strcmp(kind, "uninitialised"))
-    add("uninitialised", now, {}, "read of " + bytes(size) + " at " + describe(place, address), "");
-  else if (!strcmp(kind, "race with a read"))
-    add("race", now, other, "write of " + bytes(size) + " at " + describe(place, address),
-        "races with the read");
-  else if (!write)
-    add("race", now, other, "read of " + bytes(size) + " at " + describe(place, address),
-        "races with the write");
-  else
-    hold(place, address, size, now, other);
+  auto word = [](const Access& a) {
+    return std::string(a.atomic ? "atomic " : "") + (a.write ? "write" : "read");
+  };
+  if (uninitialised)
+    add("uninitialised", now, {}, "read of " + bytes(size) + " at " + describe(place), "");
+  else if (race && now.write && other.write && !now.atomic && !other.atomic)
+    hold(place, size, now, other);
+  else if (race)
+    add("race", now, other, word(now) + " of " + bytes(size) + " at " + describe(place),
+        "races with the " + word(other));
 }
 
 // Puts a write that conflicts with an earlier write aside until it has happened.
-void Checker::hold(const Place& place, uintptr_t address, uint32_t size, const Access& now,
-                   const Access& other) {
-  pending_.set = true;
-  pending_.place = place;
-  pending_.address = address;
-  pending_.size = size;
-  pending_.mine = now;
-  pending_.other = other;
-  memcpy(pending_.before, reinterpret_cast<const void*>(address), size);
+void Checker::hold(const Place& place, uint32_t size, const Access& now, const Access& other) {
+  Pending& held = pending_.emplace_back(Pending{size, {}, now, other, place});
+  memcpy(held.before, reinterpret_cast<const void*>(place.real), size);
 }
 
 void Checker::settle() {
-  if (!pending_.set) return;
-  pending_.set = false;
-  if (memcmp(pending_.before, reinterpret_cast<const void*>(pending_.address), pending_.size) != 0)
-    add("race", pending_.mine, pending_.other,
-        "write of " + bytes(pending_.size) + " at " + describe(pending_.place, pending_.address),
-        "races with the write");
+  for (const Pending& held : pending_)
+    if (memcmp(held.before, reinterpret_cast<const void*>(held.place.real), held.size) != 0)
+      add("race", held.mine, held.other, "write of " + bytes(held.size) + " at " + describe(held.place),
+          "races with the write");
+  pending_.clear();
 }
 
 }  // namespace softmetal

@@ -14,15 +14,17 @@ namespace softmetal {
 struct Access {
   static constexpr uint32_t kNone = ~0u;
   uint32_t threadgroup = kNone;
-  uint32_t epoch = 0;       // threadgroup barriers before it
-  uint32_t simd_epoch = 0;  // simdgroup barriers before it
-  uint32_t pc = 0;          // relative to the module
+  uint32_t epoch = 0;                          // threadgroup barriers before it
+  uint32_t simd_epoch = 0;                     // simdgroup barriers before it
+  uint32_t execution = 0, simd_execution = 0;  // the same, whatever memory they order
+  uint32_t pc = 0;                             // relative to the module
   uint16_t thread = 0;
+  bool write = false, atomic = false;
 };
 
-// The last write, and two of the reads since that stand for all of them (Checker::note_read).
+// The last write, and two of the other accesses since that stand for all of them (Checker::note).
 struct Cell {
-  Access write, read, other_read;
+  Access write, other, another;
 };
 
 class Shadow {
