@@ -56,6 +56,11 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
     function->_program->check_complete(function->_name, function->_constants);
     auto pipeline = std::make_unique<Pipeline>(function->_program, function->_name, function->_constants);
     const softmetal_kernel& kernel = pipeline->kernel(Mode::kFast);
+    for (uint32_t i = 0; i < kernel.argument_count; ++i)
+      if (kernel.arguments[i].kind == SOFTMETAL_ARG_UNSUPPORTED)
+        throw CompileError("no pipeline can be made of kernel '" + function->_name + "': its parameter '" +
+                           kernel.arguments[i].name +
+                           "' is a texture or a sampler, which softmetal has not; pass a buffer instead");
     NSUInteger limit = kMaxThreads;
     for (NSUInteger asked :
          {NSUInteger(kernel.max_threads), function->_maxThreads, descriptor.maxTotalThreadsPerThreadgroup})

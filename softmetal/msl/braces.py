@@ -20,7 +20,8 @@ def translate_braced_arguments(tokens: TokenList, outline: Outline) -> None:
         for i in range(*function.body):
             if tokens.text(i) == "{" and tokens.kind(i) == "op" and _is_argument(tokens, i):
                 close = tokens.closing(i)
-                if close > i + 1 and not any(tokens.text(k) in "{}" for k in range(i + 1, close)):
+                inside = [tokens.text(k) for k in range(i + 1, close)]
+                if "," in inside and "{" not in inside:
                     tokens.overwrite(i, "::softmetal::braced(")
                     tokens.overwrite(close, ")")
 

@@ -14,6 +14,8 @@ _UNSUFFIXED_FLOAT = re.compile(r"(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?")
 _HALF = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)[hH]")
 _BFLOAT = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)(bf|BF)")
 _EXPRESSION_KEYWORDS = {"return", "case", "else", "do"}
+# Between these two clang has no conversion, so they are converted like vectors.
+_SIXTEEN_BITS = {"half", "bfloat", "bfloat16_t"}
 _UNARY = {"-", "+", "*", "&", "!", "~", "++", "--"}
 
 
@@ -61,7 +63,8 @@ class ExpressionPass:
 
     def names_vector(self, i: int) -> bool:
         text = self.tokens.text(i)
-        return text in VECTORS or text in PACKED_VECTORS or (text == "vec" and self.tokens.text(i + 1) == "<")
+        is_template = text == "vec" and self.tokens.text(i + 1) == "<"
+        return is_template or text in VECTORS or text in PACKED_VECTORS or text in _SIXTEEN_BITS
 
     def type_end(self, i: int) -> int:
         """Index after the (template) type name at `i`."""

@@ -19,6 +19,8 @@ _PREDEFINED = (
     "__METAL_MACOS__",
     "__HAVE_BFLOAT__",
 )
+# clang -E leaves macros in these as they are, and forgets the macros.
+_UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+unroll[ \t]*\(.*$", re.MULTILINE)
 _CONTRACTION = re.compile(r"^(\s*)#\s*pragma\s+METAL\s+fp\s+contract\b", re.MULTILINE)
 _MISSING = re.compile(r"^(.*?:\d+):\d+: fatal error: '([^']+)' file not found", re.MULTILINE)
 
@@ -49,7 +51,7 @@ def preprocess(source: str, name: str, macros: Sequence[str] = (), include: Sequ
             where, header = missing.groups()
             raise MissingHeaderError(where, header)
         raise PreprocessorError(done.stderr)
-    return _CONTRACTION.sub(r"\1#pragma clang fp contract", done.stdout)
+    return _CONTRACTION.sub(r"\1#pragma clang fp contract", _UNROLL.sub("", done.stdout))
 
 
 class MissingHeaderError(TranslationError):

@@ -56,6 +56,18 @@ class _Arguments(ctypes.Structure):
     ]
 
 
+_UNSUPPORTED = 4  # SOFTMETAL_ARG_UNSUPPORTED
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("kind", ctypes.c_uint32),
+        ("index", ctypes.c_uint32),
+        ("used", ctypes.c_uint32),
+    ]
+
+
 class _Kernel(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -242,7 +254,14 @@ class Pipeline:
         kernels = self._loaded[mode].kernels
         if self._name not in kernels:
             raise KernelError(f"no kernel '{self._name}' in the library; it has {', '.join(kernels)}")
-        return kernels[self._name]
+        kernel = kernels[self._name]
+        for argument in ctypes.cast(kernel.arguments, ctypes.POINTER(_Argument))[: kernel.argument_count]:
+            if argument.kind == _UNSUPPORTED:
+                raise KernelError(
+                    f"kernel '{self._name}' takes '{argument.name.decode()}', a texture or a sampler, which "
+                    "softmetal has not; pass a buffer instead"
+                )
+        return kernel
 
     def run(
         self,

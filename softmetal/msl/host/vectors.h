@@ -71,11 +71,20 @@ SOFTMETAL_INLINE constexpr V make_vector(A... a) {
   }
 }
 
+template <class T, class... A>
+SOFTMETAL_INLINE constexpr T make_scalar(A&&... a) {
+  return T(static_cast<A&&>(a)...);
+}
+template <class T, class A, enable_if_t<is_arithmetic_v<T>, int> = 0>
+SOFTMETAL_INLINE constexpr T make_scalar(A&& a) {
+  return to_scalar<T>(static_cast<A&&>(a));
+}
+
 // Arguments by value: an element of a vector cannot be bound to a reference.
 template <class T, class... A>
 SOFTMETAL_INLINE constexpr T make(A... a) {
   if constexpr (vector_size<T> == 1) {
-    return T(static_cast<A&&>(a)...);
+    return make_scalar<T>(static_cast<A&&>(a)...);
   } else if constexpr (__is_class(T)) {  // a packed type
     return T(make_vector<vec<element_of<T>, vector_size<T>>>(a...));
   } else {
