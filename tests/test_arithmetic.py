@@ -111,7 +111,7 @@ def test_results_are_right(name: str, digests: dict[str, dict[str, str]]) -> Non
 @pytest.mark.parametrize(
     ("name", "op"),
     [
-        *itertools.product(("uncontracted",), ("prefill", "decode", "paged_decode")),  # merge calls fma
+        *itertools.product(("uncontracted",), ("prefill", "decode", "paged_decode")),  # merge sums selected products
         *itertools.product(("worst",), ("prefill", "decode", "paged_decode", "merge")),
     ],
 )
