@@ -78,7 +78,7 @@ def _check_after_parameters(tokens: TokenList, function: Function) -> None:
         name = tokens.text(after + 2)
         raise TranslationError(
             tokens[after].where,
-            f"'{name}' after the parameters of '{function.name}' is applied to its type: write it before the function",
+            f"'{name}' after the parameters of '{function.name}' applies to its type: write it before the function",
         )
 
 

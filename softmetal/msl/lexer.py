@@ -110,8 +110,10 @@ class TokenList:
     def may_open_angle(self, index: int) -> bool:
         """Whether the '<' follows the name of what may be a template; else it compares."""
         before = self.previous(index)
-        return self.kind(before) != "number" and self.text(before) not in (")", "]") and (
-            self.text(before) not in self._values
+        return (
+            self.kind(before) != "number"
+            and self.text(before) not in (")", "]")
+            and (self.text(before) not in self._values)
         )
 
     def join(self, begin: int, end: int) -> str:
