@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .attributes import annotate
-from .comparisons import translate_comparisons
 from .braces import translate_braced_arguments, translate_string_literals
+from .comparisons import translate_comparisons
 from .constants import FunctionConstants
 from .expressions import ExpressionPass, translate_literals
 from .kernels import KernelPass

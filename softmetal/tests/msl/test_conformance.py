@@ -1,9 +1,9 @@
 """Small programs that Metal refuses or takes, each with its rule, how sure it is and where it is from.
 
 The first line of a program says so: `// certain: rule (source)`. `certain` and `likely` come from the
-specification or from messages of Apple's compiler in public issues; `worth` is what is worth refusing whatever
-Apple's compiler does. `// std: metal4.1` names another version of the language than 3.1. Of a program that is
-refused, `// HERE` marks the line.
+specification or from messages of Apple's compiler in public issues; `worth` is what is worth refusing
+whatever Apple's compiler does. `// std: metal4.1` names another version of the language than 3.1. Of a
+program that is refused, `// HERE` marks the line.
 """
 
 from __future__ import annotations
