@@ -91,8 +91,8 @@ def _check_parameters(tokens: TokenList, function: Function) -> None:
         if equals < end:
             raise TranslationError(
                 where,
-                f"parameter '{tokens.join(begin, equals)}' of kernel '{function.name}' has a default argument, "
-                "which a kernel's cannot",
+                f"parameter '{tokens.join(begin, equals)}' of kernel '{function.name}' has a default "
+                "argument, which a kernel's cannot",
             )
         names = [tokens.text(first) for first, _ in attributes(tokens, begin, end)]
         sources = [name for name in names if name not in _MODIFIERS]

@@ -139,7 +139,7 @@ class Compiler:
 
     cpp: str
     preprocessed: str  # the source's lines, for messages
-    language: Language
+    language: Language = LANGUAGES[DEFAULT]
 
     def build(self, mode: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
