@@ -1,7 +1,8 @@
 """Published figures of Apple GPUs, as bench/roofline.py uses them. None was measured by this project.
 
-Sources: philipturner/metal-benchmarks (M1 and M2 families), the README of metal-flash-attention (M4), Apple's
-specifications and third-party measurements quoted where they stand.
+Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory: what was measured
+somewhere can be passed elsewhere), and third-party measurements quoted where they stand. No published
+measurement may pass a figure: bench/published.py, tests/test_apple_bounds.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ class Chip:
     gigahertz: float | None = None  # None: unknown; limits per core and cycle are left out
     products_tflop_s: float | None = None  # given instead of computed
     family: int = 7  # Metal's number of the GPU family, for the planner
-    per_core_known: bool = True
     note: str = ""
 
     @property
@@ -38,7 +38,7 @@ class Chip:
 
     def per_cycle(self, amount: float) -> float | None:
         """A per-core, per-cycle figure for the whole GPU and a second."""
-        if self.gigahertz is None or not self.per_core_known:
+        if self.gigahertz is None:
             return None
         return amount * self.cores * self.gigahertz * 1e9
 
@@ -47,7 +47,7 @@ CHIPS = (
     Chip("M1", 8, 68, 1.278),
     Chip("M1 Pro", 16, 200, 1.296),
     Chip("M1 Max", 32, 400, 1.296),
-    Chip("M1 Ultra", 64, 680, 1.296, note="bandwidth as measured (mlx#3837); the specification says 800"),
+    Chip("M1 Ultra", 64, 800, 1.296, note="a plain reduction reads 680 GB/s (mlx#3837)"),
     Chip("M2", 10, 100, 1.398, family=8),
     Chip("M2 Pro", 19, 200, 1.398, family=8),
     Chip("M2 Max", 38, 400, 1.398, family=8),
@@ -57,16 +57,18 @@ CHIPS = (
         None,
         family=9,
         products_tflop_s=17.4,
-        note="products: the peak of matrix products that MLX measured (Rapid-MLX#258)",
+        note="products: the peak of matrix products that MLX measured (Rapid-MLX#258), of which its "
+        "attention comes to 97 %; the hardware's own limit is not in our sources",
     ),
     Chip(
         "M4",
         10,
         120,
-        1.398,
+        products_tflop_s=3.76,
         family=9,
-        per_core_known=False,
-        note="from 3.58 TFLOP/s of ALU (metal-flash-attention README), products as 80 % of it like M1 and M2",
+        note="products: all ALUs of 10 cores at 1.470 GHz (public GPU databases); which share of them "
+        "products can use is not published, and the 80 % of M1 and M2 are too few: MPSGraph's attention "
+        "reaches 3.1 TFLOP/s (mps-sdpa 0.2)",
     ),
     Chip(
         "M5",
@@ -78,18 +80,20 @@ CHIPS = (
     Chip(
         "M5 Pro",
         20,
-        269,
+        307,
         family=10,
-        products_tflop_s=21.5,
-        note="third-party microbenchmarks (mtlattn): bandwidth, and 16-bit simdgroup products without the "
-        "matrix units; 20 cores assumed, which only decides the number of splits",
+        products_tflop_s=32.0,
+        note="bandwidth of the specification: MLX's decode reads 282 GB/s (mlx#4076), more than a copy does "
+        "(269, mtlattn); products: a loop of float32 simdgroup products (mtlattn), of 16-bit ones 21.5, both "
+        "without matmul2d",
     ),
     Chip(
         "M5 Max",
         40,
-        530,
+        614,
         family=10,
-        note="bandwidth as measured (mlx#3837); no published rate of simdgroup products",
+        note="bandwidth of the specification, 530 GB/s measured (mlx#3837); no published rate of simdgroup "
+        "products",
     ),
 )
 UNPUBLISHED = "M3, M3 Pro, M3 Max, M4 Pro, M4 Max"

@@ -8,7 +8,6 @@ tests. They may only go down:
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import counting
+from .arguments import Parser
 from .calls import Call
 
 FILE = Path(__file__).resolve().parent.parent / "tests" / "counts_bounds.json"
@@ -75,7 +75,7 @@ def exceeded(bounds: Mapping[str, int], counted: Mapping[str, int]) -> list[str]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.bounds", description="The bounds of the counts.")
+    parser = Parser(prog="python -m bench.bounds", description="The bounds of the counts.")
     parser.add_argument("--update", action="store_true", help="lower the bounds to what is counted now")
     parser.add_argument("--allow-raise", action="store_true", help="with --update: raise bounds as well")
     options = parser.parse_args(arguments)

@@ -19,7 +19,7 @@ kernel void products(device float* out [[buffer(0)]], constant uint& rounds [[bu
   simdgroup_float8x8 odd[kChains];
   a.thread_elements()[0] = factor;
   a.thread_elements()[1] = factor * 0.5f;
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int i = 0; i < kChains; i++) {
     even[i].thread_elements()[0] = factor * i;
     even[i].thread_elements()[1] = factor;
@@ -27,17 +27,17 @@ kernel void products(device float* out [[buffer(0)]], constant uint& rounds [[bu
     odd[i].thread_elements()[1] = factor * thread_index;
   }
   for (uint round = 0; round < rounds; round++) {
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int i = 0; i < kChains; i++) {
       simdgroup_multiply_accumulate(even[i], a, odd[fc_reuse == 1 ? i : i / 4 * 4], even[i]);
     }
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int i = 0; i < kChains; i++) {
       simdgroup_multiply_accumulate(odd[i], a, even[fc_reuse == 1 ? i : i / 4 * 4], odd[i]);
     }
   }
   float sum = 0.0f;
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int i = 0; i < kChains; i++) {
     sum += even[i].thread_elements()[0] + even[i].thread_elements()[1] + odd[i].thread_elements()[0] +
            odd[i].thread_elements()[1];
@@ -55,14 +55,14 @@ kernel void half_products(device float* out [[buffer(0)]], constant uint& rounds
   uint words[2 * kChains];
   a.thread_elements()[0] = half(factor);
   a.thread_elements()[1] = half(factor * 0.5f);
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int i = 0; i < 2 * kChains; i++) {
     words[i] = 0x2c002c00u + thread_index * (i + 1);
     sum[i].thread_elements()[0] = factor;
     sum[i].thread_elements()[1] = factor * i;
   }
   for (uint round = 0; round < rounds; round++) {
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int i = 0; i < 2 * kChains; i++) {
       words[i] ^= 0x00010001u << (round & 7);
       simdgroup_half8x8 b;
@@ -72,7 +72,7 @@ kernel void half_products(device float* out [[buffer(0)]], constant uint& rounds
     }
   }
   float total = 0.0f;
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int i = 0; i < 2 * kChains; i++) {
     total += sum[i].thread_elements()[0] + sum[i].thread_elements()[1];
   }
@@ -87,12 +87,12 @@ kernel void reading(const device float4* in [[buffer(0)]], device float* out [[b
   float4 sum = float4(0.0f);
   for (ulong first = index; first < count; first += ulong(threads) * kInFlight) {
     float4 loaded[kInFlight];
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int i = 0; i < kInFlight; i++) {
       const ulong at = first + ulong(i) * threads;
       loaded[i] = at < count ? in[at] : float4(0.0f);
     }
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int i = 0; i < kInFlight; i++) {
       sum += loaded[i];
     }

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from . import table
+from .arguments import Parser, WrongArgumentError, output_file, picture_stem
 from .backends import BACKENDS, OURS, Backend, choose
 from .calls import OPS, SHAPES, Call
 from .progress import Progress
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    calls = _chosen_calls(options)
-    backend = choose(options.backend)
-    implementations = _chosen_implementations(backend, options.peers)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        calls = _chosen_calls(options)
+        if options.picture and importlib.util.find_spec("matplotlib") is None:
+            raise WrongArgumentError("--picture needs matplotlib, which is not installed; pip install it")
+        backend = choose(options.backend)
+        implementations = _chosen_implementations(backend, options.peers)
+    except WrongArgumentError as refusal:
+        parser.refuse(str(refusal))
     record = measure(backend, calls, implementations)
     print(table.render(record))
     if options.json:
-        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
     if options.picture:
         from . import pictures
 
-        for path in pictures.draw(record, Path(options.picture)):
+        for path in pictures.draw(record, options.picture):
             print(f"wrote {path}")
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m torch_fattn bench",
         description="Times attention on an Apple or NVIDIA GPU beside its peers; without a GPU, counts what "
         "the kernels do.",
@@ -52,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         "--peers", nargs="*", metavar="PEER", help="implementations beside ours; default: all that are there"
     )
     parser.add_argument("--backend", choices=BACKENDS, help="default: the best that this machine has")
-    parser.add_argument("--json", metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--picture", metavar="STEM", help="write STEM.png and STEM.svg")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--picture", type=picture_stem, metavar="STEM", help="write STEM.png and STEM.svg")
     return parser
 
 
@@ -62,7 +69,11 @@ def _chosen_calls(options: argparse.Namespace) -> list[Call]:
     calls = [replace(call, dtype=options.dtype) for name in names for call in SHAPES[name]]
     chosen = [call for call in dict.fromkeys(calls) if not options.op or call.op in options.op]
     if not chosen:
-        raise SystemExit(f"bench: no call of {', '.join(options.op)} in {', '.join(options.shapes)}.")
+        others = [name for name, known in SHAPES.items() if any(call.op in options.op for call in known)]
+        raise WrongArgumentError(
+            f"--op {' '.join(options.op)}: no such call in --shapes {' '.join(options.shapes)}; "
+            f"there is in {', '.join(others)}"
+        )
     return chosen
 
 
@@ -72,8 +83,11 @@ def _chosen_implementations(backend: Backend, peers: list[str] | None) -> list[s
         return [OURS, *there]
     unknown = sorted(set(peers) - set(there))
     if unknown:
-        raise SystemExit(f"bench: no peer {', '.join(unknown)} here; there is {', '.join(there) or 'none'}.")
-    return [OURS, *peers]
+        raise WrongArgumentError(
+            f"--peers {' '.join(unknown)}: not on the backend {backend.name!r}, which has "
+            f"{', '.join(there) or 'none'}; give those, or none after --peers for ours alone"
+        )
+    return [OURS, *dict.fromkeys(peers)]
 
 
 def measure(backend: Backend, calls: list[Call], implementations: list[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,6 @@ _ROLE_OF_BINDING = {
     "partial_out": "partial",
     "partial_lse": "partial",
 }
-# Products of one counted call: a software GPU does a few hundred thousand a second while it counts bytes.
-WORK_LIMIT = 150_000
-SHORTEST = 512
-PEERS_LONGEST = 8192  # keys of a decode: their launch rules have left the one-pass kernels long before
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ def _dispatch(
 
 @dataclass(frozen=True)
 class Counts:
-    call: Call  # that was run
+    call: Call
     dispatches: tuple[Dispatch, ...]
 
     def total(self, field: str) -> int:
@@ -253,46 +249,3 @@ def count_peer(peer: ModuleType, call: Call) -> tuple[Counts, float, str]:
     expected = expected[0] if isinstance(expected, tuple) else expected
     error = (buffers["out"].permute(order).double() - expected).abs().max().item()
     return Counts(call, dispatches), error, launch.note
-
-
-def our_sample(call: Call) -> Call:
-    """A call small enough to be run in software, that our kernels run in the same way.
-
-    The heads and sequences of a decode decide into how many splits its keys go, so it keeps them and gets
-    fewer keys, as long as the plan is the same.
-    """
-    if not call.is_decode:
-        return _one_head(call)
-    while call.least_products > WORK_LIMIT and call.kv_len // 2 >= SHORTEST:
-        smaller = replace(call, kv_len=call.kv_len // 2)
-        if _grids(smaller) != _grids(call):
-            break
-        call = smaller
-    return call
-
-
-def peer_sample(call: Call) -> Call:
-    """The same for the peers, whose launch rules do not look at the number of key-value heads."""
-    if not call.is_decode:
-        return _one_head(call)
-    length = call.kv_len
-    while length > PEERS_LONGEST:
-        length //= 2
-    return replace(call, batch=1, q_heads=call.group_size, kv_heads=1, kv_len=length)
-
-
-def _one_head(call: Call) -> Call:
-    """Heads and sequences of a prefill are independent of one another: one key-value head stands for all."""
-    small = replace(call, batch=1, q_heads=call.group_size, kv_heads=1)
-    while small.least_products > WORK_LIMIT and small.kv_len // 2 >= SHORTEST:
-        small = replace(small, q_len=small.q_len // 2, kv_len=small.kv_len // 2)
-    return small
-
-
-def _grids(call: Call) -> list[Any]:
-    import torch_fattn
-
-    operands = call.operands("meta")
-    keywords = call.keywords(operands)
-    tensors = [tensor for name, tensor in operands.items() if name not in keywords]
-    return [step["grid"] for step in torch_fattn.explain(call.op, *tensors, **keywords).passes]

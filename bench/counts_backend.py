@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from . import counting
+from . import counting, samples
+from .arguments import WrongArgumentError
 from .backends import OURS, common_versions
 from .calls import Call
 
@@ -18,26 +18,33 @@ class CountsBackend:
 
     def __init__(self) -> None:
         try:
-            import softmetal  # noqa: F401
+            from softmetal.control import device_facts
+
+            self._device = device_facts()
         except ImportError as error:
-            raise SystemExit(
-                "bench: this machine has neither an Apple nor an NVIDIA GPU, and softmetal, which counts "
-                "without one, is not installed; run `make build` in the checkout."
+            raise WrongArgumentError(
+                "--backend counts, the default where there is neither an Apple nor an NVIDIA GPU, counts on "
+                "softmetal, which is not built here; run `make build` in the checkout"
             ) from error
+        if not torch.backends.mps.is_available():
+            raise WrongArgumentError(
+                "--backend counts runs on softmetal's mps device, which SOFTMETAL=0 turns off; unset it"
+            )
         from .peers import mlx_metal, torch_metal
 
+        mlx_metal.include_folder()  # a wrong MLX_METAL_WHEEL is found now
         self._peers = {peer.IMPL: peer for peer in (torch_metal, mlx_metal)}
         self._counted: dict[tuple[Call, str], dict[str, Any]] = {}
 
     def machine(self) -> str:
-        from softmetal.control import device_facts
-
-        facts = device_facts()
-        return f"no GPU; softmetal ({facts['name']}), planning for {facts['cores']} GPU cores"
+        device = self._device
+        return f"no GPU; softmetal ({device['name']}), planning for {device['cores']} GPU cores"
 
     def versions(self) -> dict[str, str]:
-        wheel = os.environ.get("MLX_METAL_WHEEL")  # whose headers stand in for an installed mlx
-        return common_versions() | ({"mlx-metal": Path(wheel).name.split("-")[1]} if wheel else {})
+        from .peers import mlx_metal  # its headers, which may be those of a wheel that is not installed
+
+        known = mlx_metal.include_folder() is not None
+        return common_versions() | ({"mlx-metal": mlx_metal.version()} if known else {})
 
     def implementations(self) -> list[str]:
         return [OURS, *self._peers]
@@ -48,22 +55,37 @@ class CountsBackend:
     def measure(self, call: Call, impl: str) -> dict[str, Any]:
         if impl == OURS:
             refuse_as_planned(call)
-        sample = counting.our_sample(call) if impl == OURS else counting.peer_sample(call)
-        key = (sample, impl)
+        if not call.is_decode:
+            sample = call
+        else:
+            sample = samples.our_decode(call) if impl == OURS else samples.peers_decode(call)
+        key = (replace(sample, model=""), impl)
         if key not in self._counted:
             self._counted[key] = self._count(sample, impl)
         return {"counted_as": str(sample), **self._counted[key]}
 
     def _count(self, call: Call, impl: str) -> dict[str, Any]:
         if impl == OURS:
-            return {"counts": counting.count_ours(call).as_json()}
+            counts = (
+                counting.count_ours(call)
+                if call.is_decode
+                else samples.count_prefill(call, counting.count_ours)
+            )
+            return {"counts": counts.as_json()}
+        found: dict[str, Any] = {"max_error": 0.0}
+
+        def count(one: Call) -> counting.Counts:
+            counts, error, found["note"] = counting.count_peer(self._peers[impl], one)
+            found["max_error"] = max(error, found["max_error"])
+            return counts
+
         try:
-            counts, error, note = counting.count_peer(self._peers[impl], call)
+            counts = count(call) if call.is_decode else samples.count_prefill(call, count)
         except NotImplementedError:
             raise
         except RuntimeError as failure:  # not ours to repair, and no reason to lose the other rows
             raise NotImplementedError(f"{impl} does not run on softmetal: {failure}") from failure
-        return {"counts": counts.as_json(), "max_error": error, "note": note}
+        return {"counts": counts.as_json(), **found}
 
 
 def refuse_as_planned(call: Call) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .arguments import WrongArgumentError
 from .backends import OURS, common_versions, rate_of
 from .calls import Call
 
@@ -23,11 +24,14 @@ class CudaBackend:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         if not torch.cuda.is_available():
-            raise SystemExit("bench: torch.cuda is not available, so there is no NVIDIA GPU to time.")
+            raise WrongArgumentError(
+                "--backend cuda times an NVIDIA GPU, and torch.cuda finds none here; leave the option out "
+                "for what the machine can do"
+            )
         if not (folder / "manifest.json").exists():
-            raise SystemExit(
-                f"bench: bench/{folder.name} holds no compiled kernels; run `python -m bench.gpu_build` "
-                "where softmetal and nvcc are, and copy the folder here."
+            raise WrongArgumentError(
+                f"--backend cuda finds no compiled kernels in bench/{folder.name}; run "
+                "`python -m bench.gpu_build` where softmetal and nvcc are, and copy the folder here"
             )
         from . import gpu_run
 

@@ -7,7 +7,6 @@ The folder is for bench/gpu_run.py, which needs torch with CUDA and nothing of w
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 
 from softmetal.cuda.compile import Pipeline, compile_all
 
+from .arguments import Parser, WrongArgumentError, positive
 from .peers import fattn, mlx_metal, torch_metal
 from .peers.case import Case, Launch
 
@@ -132,11 +132,14 @@ def _drop_stale(out: Path, manifest: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_build", description=__doc__)
+    parser = Parser(prog="python -m bench.gpu_build", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "_cuda")
-    parser.add_argument("--cores", type=int, default=H200_CORES, help="multiprocessors of the GPU")
+    parser.add_argument("--cores", type=positive, default=H200_CORES, help="multiprocessors of the GPU")
     arguments = parser.parse_args(argv)
-    manifest = build([*DECODE, *PREFILL], CORRECTNESS, arguments.cores, arguments.out)
+    try:
+        manifest = build([*DECODE, *PREFILL], CORRECTNESS, arguments.cores, arguments.out)
+    except (NotImplementedError, WrongArgumentError) as refusal:  # a peer of another version, or no wheel
+        parser.refuse(str(refusal))
     spilling = [
         path.stem for path in arguments.out.glob("*-*.json") if json.loads(path.read_text())["spill_bytes"]
     ]

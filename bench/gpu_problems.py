@@ -7,7 +7,6 @@ paged caches, sequence lengths, and NaN in every unused slot, as on the CPU.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from .arguments import Parser, positive
 
 FOLDER = Path(__file__).parent / "_cuda" / "problems"
 COUNT, SEED = 40, 7
@@ -128,12 +129,16 @@ def run(folder: Path) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_problems", description=__doc__)
+    parser = Parser(prog="python -m bench.gpu_problems", description=__doc__)
     parser.add_argument("--build", action="store_true")
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--cores", type=int, default=132, help="multiprocessors of the GPU")
+    parser.add_argument("--cores", type=positive, default=132, help="multiprocessors of the GPU")
     options = parser.parse_args(argv)
-    return build(options.folder, options.cores) if options.build else run(options.folder)
+    if options.build:
+        return build(options.folder, options.cores)
+    if not (options.folder / "problems.pt").is_file():
+        parser.refuse(f"--folder {str(options.folder)!r} holds no problems.pt; make it with --build first")
+    return run(options.folder)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Needs torch with CUDA and the folder; no compiler, no network, no torch_fattn.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import math
@@ -24,6 +23,8 @@ from typing import Any
 import torch
 
 from softmetal.cuda.launch import Arguments, Kernel
+
+from .arguments import Parser, output_file, positive
 
 REPEATS = 25
 # Inputs are rotated so that this many bytes pass between two uses of one set: several times the L2.
@@ -245,16 +246,21 @@ def machine() -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_run", description=__doc__)
+    parser = Parser(prog="python -m bench.gpu_run", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "_cuda")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=output_file)
     parser.add_argument("--check-only", action="store_true", help="no timing; the small shapes only")
     parser.add_argument(
         "--reference", choices=("cuda", "cpu"), default="cuda", help="where float64 is computed"
     )
     parser.add_argument("--only", default="", help="rows whose title or implementation contains this")
-    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--repeats", type=positive, default=REPEATS)
     arguments = parser.parse_args(argv)
+    if not (arguments.folder / "manifest.json").is_file():
+        parser.refuse(
+            f"--folder {str(arguments.folder)!r} holds no manifest.json; copy here what "
+            "`python -m bench.gpu_build` wrote"
+        )
     runner = Runner(arguments.folder)
     rows = [row for row in runner.manifest["rows"] if arguments.only in f"{title(row)} {row['impl']}"]
     wrong = 0

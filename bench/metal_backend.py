@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arguments import WrongArgumentError
 from .backends import OURS, common_versions, rate_of
 from .calls import Call
 
@@ -37,8 +39,11 @@ class MetalBackend:
     name = "metal"
 
     def __init__(self) -> None:
-        if not torch.backends.mps.is_available():
-            raise SystemExit("bench: torch.backends.mps is not available, so there is no Apple GPU to time.")
+        if sys.platform != "darwin" or not torch.backends.mps.is_available():
+            raise WrongArgumentError(
+                "--backend metal times an Apple GPU, and this machine has none; leave the option out for "
+                "what the machine can do"
+            )
         self._ceilings: dict[str, float] = {}
 
     def machine(self) -> str:

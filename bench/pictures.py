@@ -39,8 +39,8 @@ def draw(record: dict[str, Any], stem: Path) -> list[Path]:
         figure = _counts(rows) if record["backend"] == "counts" else _rates(rows, record["ceilings"])
         title = "What the kernels move and multiply" if record["backend"] == "counts" else "Attention rate"
         figure.suptitle(title, fontweight="bold", x=0.01, ha="left", fontsize=13)
-        figure.text(0.01, -0.02, f"{record['machine']}, {record['date']}", color=MUTED, fontsize=8, va="top")
-        paths = [stem.with_suffix(ending) for ending in (".png", ".svg")]
+        _legend(figure, f"{record['machine']}, {record['date']}")
+        paths = [stem.with_name(stem.name + ending) for ending in (".png", ".svg")]
         for path in paths:
             metadata = {"Date": None} if path.suffix == ".svg" else None
             figure.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
@@ -74,19 +74,26 @@ def _rates(rows: list[Row], ceilings: dict[str, float]) -> Any:
         _rate_panel(panel, name, family, ceilings)
     for unused in panels[len(families) :]:
         unused.set_visible(False)
-    _legend(figure, panels)
     return figure
 
 
-def _legend(figure: Any, panels: list[Any]) -> None:
-    """One legend of what any panel shows."""
+def _legend(figure: Any, machine: str) -> None:
+    """One legend of what any panel shows, below them: the title above may be as wide as the figure."""
     handles: dict[str, Any] = {}
-    for panel in panels:
+    for panel in figure.axes:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside upper right", ncols=len(handles), frameon=False
+    legend = figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower left",
+        ncols=len(handles),
+        frameon=False,
+        title=machine,
+        title_fontsize=8,
+        alignment="left",
     )
+    legend.get_title().set_color(MUTED)
 
 
 def _family(row: Row) -> str:
@@ -142,17 +149,15 @@ def _counts(rows: list[Row]) -> Any:
     ]
     calls = max(len({_call_name(row) for row in chosen}) for _, _, chosen in kinds)
     figure, axes = plt.subplots(
-        1, len(kinds), figsize=(6.4 * len(kinds), 1.6 + 0.36 * calls), layout="constrained", squeeze=False
+        1, len(kinds), figsize=(6.4 * len(kinds), 1.6 + 0.5 * calls), layout="constrained", squeeze=False
     )
     for panel, (title, key, chosen) in zip(axes.flat, kinds, strict=True):
         _count_panel(panel, title, key, chosen)
-    _legend(figure, list(axes.flat))
     return figure
 
 
 def _call_name(row: Row) -> str:
-    """How many products too many a prefill does depends on its length: it goes by the counted one."""
-    return row["counted_as"] if row["op"] == "prefill" else f"{row['op'].replace('_', ' ')} {row['call']}"
+    return f"{row['op'].replace('_', ' ')} {row['call']}"
 
 
 def _count_panel(axes: Any, title: str, key: str, rows: list[Row]) -> None:
@@ -160,6 +165,8 @@ def _count_panel(axes: Any, title: str, key: str, rows: list[Row]) -> None:
     place = {name: len(names) - 1 - i for i, name in enumerate(names)}
     implementations = _implementations(rows)
     offsets = [0.22 * (len(implementations) - 1) / 2 - 0.22 * i for i in range(len(implementations))]
+    highest = max(1.2, *(row["counts"][key] for row in rows))
+    digits = 3 if highest < 1.5 else 2
     for impl, offset in zip(implementations, offsets, strict=True):
         mine = list({_call_name(row): row for row in rows if row["impl"] == impl}.values())
         x = [row["counts"][key] for row in mine]
@@ -168,7 +175,7 @@ def _count_panel(axes: Any, title: str, key: str, rows: list[Row]) -> None:
         axes.plot(x, y, MARKERS.get(impl, "^"), color=_colour(impl), ms=6, label=impl)
         for value, height in zip(x, y, strict=True):
             axes.annotate(
-                f"{value:.2f}",
+                f"{value:.{digits}f}",
                 (value, height),
                 xytext=(7, 0),
                 textcoords="offset points",
@@ -179,7 +186,6 @@ def _count_panel(axes: Any, title: str, key: str, rows: list[Row]) -> None:
     axes.axvline(1, color=INK, lw=1.2, ls=(0, (4, 3)), label="least possible")
     axes.set_yticks(list(place.values()), list(place.keys()))
     axes.set_ylim(-0.6, len(names) - 0.4)
-    highest = max(1.2, *(row["counts"][key] for row in rows))
     axes.set_xlim(1 - 0.03 * (highest - 1) - 0.002, highest + 0.14 * (highest - 1) + 0.01)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     axes.grid(axis="x", color=GRID)

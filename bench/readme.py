@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .arguments import Parser
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
@@ -58,10 +60,15 @@ def render(readme: str) -> str:
     return f"{head}{BEGIN}\n{table(json.loads(RESULTS.read_text()))}\n{END}{tail}"
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m bench.readme", description="The README's measured numbers.")
+    parser.add_argument("--update", action="store_true", help="write them into the README")
+    options = parser.parse_args(arguments)
     current = README.read_text()
+    if current.count(BEGIN) != 1 or current.count(END) != 1:
+        parser.refuse(f"README.md must hold one line {BEGIN} and one {END}; put them back")
     wanted = render(current)
-    if arguments == ["--update"]:
+    if options.update:
         README.write_text(wanted)
     elif wanted != current:
         print("README.md differs from bench/results: run python -m bench.readme --update", file=sys.stderr)
@@ -70,4 +77,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -16,7 +16,9 @@ import torch
 
 from . import counting
 from .apple_figures import CHIPS, EXPS, L2_BYTES, ON_CORE_BYTES, UNPUBLISHED, Chip
+from .arguments import Parser
 from .calls import Call
+from .samples import polynomial
 
 PAGE = Path(__file__).parent / "APPLE.md"
 PRODUCT_FLOPS = 2 * 8 * 8 * 8
@@ -73,7 +75,7 @@ def work(call: Call) -> Work:
     points = [_work_of(_count(replace(sample, model="")), heads) for sample in samples]
 
     def at_length(amounts: Iterable[float]) -> float:
-        return _lagrange(lengths, list(amounts), call.kv_len)
+        return float(polynomial(lengths, list(amounts), call.kv_len))
 
     return Work(
         products=at_length(point.products for point in points),
@@ -87,17 +89,6 @@ def work(call: Call) -> Work:
 @functools.cache
 def _count(call: Call) -> counting.Counts:
     return counting.count_ours(call)
-
-
-def _lagrange(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
-    """The polynomial through the points, at x."""
-    total = 0.0
-    for i, y in enumerate(ys):
-        for j, other in enumerate(xs):
-            if j != i:
-                y *= (x - other) / (xs[i] - other)
-        total += y
-    return total
 
 
 def _partial_bytes(call: Call, chip: Chip, reads: float) -> float:
@@ -126,7 +117,7 @@ def limits(call: Call, done: Work, chip: Chip) -> dict[str, float]:
     return {name: amount / rate for name, (amount, rate) in amounts.items() if rate}
 
 
-def _describe(call: Call) -> str:
+def describe(call: Call) -> str:
     return f"{call.op} {call}" + (f" ({call.model})" if call.model else "")
 
 
@@ -157,8 +148,21 @@ def page() -> str:
     for call in CALLS:
         seconds = limits(call, done[call], m1)
         longest = max(seconds.values())
-        shares.append([_describe(call), *(f"{value / longest:.0%}" for value in seconds.values())])
+        shares.append([describe(call), *(f"{value / longest:.0%}" for value in seconds.values())])
     names = list(limits(CALLS[0], done[CALLS[0]], m1))
+    bests = [[describe(call), *(_cell(call, done[call], chip) for chip in CHIPS)] for call in CALLS]
+    fields = {
+        "best": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], bests)),
+        "shares": "\n".join(_table(["call", *names], shares)),
+        "chips": figures(),
+        "decode_lengths": " and ".join(map(str, DECODE_LENGTHS)),
+        "prefill_lengths": ", ".join(map(str, PREFILL_LENGTHS)),
+        "unpublished": UNPUBLISHED,
+    }
+    return _PAGE.format(**fields)
+
+
+def figures() -> str:
     chips = [
         [
             chip.name,
@@ -169,16 +173,7 @@ def page() -> str:
         ]
         for chip in CHIPS
     ]
-    bests = [[_describe(call), *(_cell(call, done[call], chip) for chip in CHIPS)] for call in CALLS]
-    fields = {
-        "best": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], bests)),
-        "shares": "\n".join(_table(["call", *names], shares)),
-        "chips": "\n".join(_table(_CHIP_COLUMNS, chips)),
-        "decode_lengths": " and ".join(map(str, DECODE_LENGTHS)),
-        "prefill_lengths": ", ".join(map(str, PREFILL_LENGTHS)),
-        "unpublished": UNPUBLISHED,
-    }
-    return _PAGE.format(**fields)
+    return "\n".join(_table(_CHIP_COLUMNS, chips))
 
 
 _CHIP_COLUMNS = ("chip", "cores", "memory GB/s", "8x8x8 products TFLOP/s", "note")
@@ -205,7 +200,7 @@ limits will reach neither.
 
 - memory: the least bytes (each needed key and value once per key-value head, query, output) and the partial
   results of a split, as planned for that chip. What is read again is charged to L2.
-- products: 8x8x8 simdgroup products at 102.5 FMAs per core and cycle, 80 % of the ALUs.
+- products: 8x8x8 simdgroup products; M1 and M2 at 102.5 FMAs per core and cycle, 80 % of the ALUs.
 - L2: every byte that the lanes load from or store to device memory, 32 B per core and cycle.
 - on-core data: the same and all traffic of threadgroup memory, 64 B per core and cycle.
 - exp2: 32 per core and cycle.
@@ -219,12 +214,14 @@ prefill, and extrapolated: they are polynomials of the length (linear, quadratic
 
 {chips}
 
-M1 and M2: philipturner/metal-benchmarks. Without published figures, and therefore not here:
-{unpublished}.
+M1 and M2: philipturner/metal-benchmarks; memory: Apple's specifications. No published measurement in
+bench/published.csv passes the figures of its chip, and the tests see to it. Without published figures, and
+therefore not here: {unpublished}.
 """
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    Parser(prog="python -m bench.roofline", description="Writes bench/APPLE.md.").parse_args(arguments)
     PAGE.write_text(page())
     print(f"wrote {PAGE.name}")
 

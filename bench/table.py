@@ -136,5 +136,6 @@ _COUNTED_NOTE = (
     "are what one dispatch leaves to the next, and not in `bytes`. Every lane's load counts, also when the "
     "lanes of a simdgroup share it. products: multiple of the 8x8x8 blocks that touch a visible pair. "
     "staged B: threadgroup bytes read and written per such block; barriers, reductions, shuffles: per 1,000 "
-    "such blocks."
+    "such blocks. A decode is counted with fewer keys and heads where the last column says so: K,V read is "
+    "the same, `bytes` and `partials` are those of the counted call."
 )

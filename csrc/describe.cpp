@@ -48,9 +48,11 @@ void check_rank(const char* op, const char* name, const Tensor& tensor, int64_t 
                     " dimensions; its shape must be ", shape);
 }
 
-void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& query) {
-  TORCH_CHECK_VALUE(tensor.device() == query.device(), op, ": ", name, " is on ", tensor.device(),
-                    " and query on ", query.device(), "; move it with .to(query.device)");
+// `first` is the op's first tensor, which says where the others must be.
+void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& first,
+                  const char* first_name = "query") {
+  TORCH_CHECK_VALUE(tensor.device() == first.device(), op, ": ", name, " is on ", tensor.device(), " and ",
+                    first_name, " on ", first.device(), "; move it with .to(", first_name, ".device)");
 }
 
 void check_same_size(const char* op, const char* what, const char* left_name, int64_t left,
@@ -288,8 +290,7 @@ MergeCall describe_merge(const Tensor& outs, const Tensor& lses) {
   const char* name = name_of(Op::kMerge);
   check_rank(name, "outs", outs, 5, "[parts, batch, heads, length, head_dim]");
   check_rank(name, "lses", lses, 4, "[parts, batch, heads, length]");
-  TORCH_CHECK_VALUE(outs.device() == lses.device(), name, ": outs is on ", outs.device(), " and lses on ",
-                    lses.device(), "; move one with .to(...)");
+  check_device(name, "lses", lses, outs, "outs");
   const DType dtype = dtype_of(outs.scalar_type());
   TORCH_CHECK_TYPE(is_float(dtype), name, ": outs is ", dtype_name(outs),
                    " and must be torch.float32, torch.float16 or torch.bfloat16");

@@ -172,7 +172,8 @@ std::tuple<Tensor, Tensor> run_in_torch(const MergeCall& call) {
   const Tensor sum = weights.sum(0);
   const Tensor scaled = weights.div(sum.masked_fill(sum.eq(0.0), 1.0)).unsqueeze(-1);
   // A part without keys does not count, whatever it holds.
-  const Tensor parts = at::where(scaled.ne(0.0), call.outs.to(at::kFloat).mul(scaled), 0.0);
+  const Tensor has_keys = call.lses.ne(-kInfinity).unsqueeze(-1);
+  const Tensor parts = at::where(has_keys, call.outs.to(at::kFloat).mul(scaled), 0.0);
   return {parts.sum(0).to(call.outs.scalar_type()), at::log(sum).add(shift)};
 }
 

@@ -1,8 +1,9 @@
-"""`python -m softmetal build | config --env | doctor`."""
+"""`python -m softmetal build | config --env | doctor | corpus DIR`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import control
+from .arguments import Parser, positive
+from .msl import corpus
 
 ROOT = Path(__file__).resolve().parent
 CLANG = "clang++-19"
@@ -24,7 +27,8 @@ OBJC_FLAGS = [
     "-DGNU_RUNTIME=1",
 ]
 APT_PACKAGES = (
-    "clang-19 llvm-19-dev libobjc-12-dev libblocksruntime-dev libgnustep-base-dev cmake ninja-build"
+    "clang-19 libclang-19-dev libclang-rt-19-dev llvm-19 llvm-19-dev libobjc-12-dev libblocksruntime-dev "
+    "libgnustep-base-dev cmake ninja-build"
 )
 
 
@@ -49,8 +53,13 @@ def build(jobs: int | None) -> None:
     folder = control.BUILD_FOLDER / "cmake"
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
     configure += [f"-DCMAKE_CXX_COMPILER={shutil.which(CLANG)}", f"-DTORCH_DIR={_torch_folder()}"]
-    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["ninja", "-C", str(folder), *([f"-j{jobs}"] if jobs else [])], check=True)
+    for command in (configure, ["ninja", "-C", str(folder), *([f"-j{jobs}"] if jobs else [])]):
+        done = subprocess.run(command, stdout=subprocess.DEVNULL if command is configure else None)
+        if done.returncode != 0:
+            sys.exit(
+                f"softmetal: {command[0]} failed, as it says above; if this folder was moved or copied, "
+                f"delete {folder} and build again."
+            )
 
 
 def environment() -> dict[str, str]:
@@ -78,20 +87,43 @@ def doctor() -> None:
     print("device: ", facts["name"], f"({facts['cores']} GPU cores claimed, {facts['memory'] >> 20} MiB)")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m softmetal", description=__doc__)
+def try_corpus(arguments: argparse.Namespace) -> None:
+    if not arguments.folder.is_dir():
+        sys.exit(f"softmetal: {arguments.folder} is no folder; name one that holds Metal sources.")
+    results = []
+    for result in corpus.try_folder(arguments.folder.resolve(), arguments.jobs, arguments.seconds):
+        results.append(result)
+        if arguments.verbose:
+            print(corpus.details(result), flush=True)
+    if arguments.json:
+        arguments.json.write_text(corpus.as_json(results))
+    print(corpus.summary(results))
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = Parser(prog="python -m softmetal", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     build_parser = commands.add_parser("build", help="build the native libraries")
-    build_parser.add_argument("-j", "--jobs", type=int, help="parallel compilers (ninja's default)")
+    build_parser.add_argument("-j", "--jobs", type=positive, help="parallel compilers (ninja's default)")
     config = commands.add_parser("config", help="how to build Objective-C++ extensions")
     config.add_argument("--env", action="store_true", required=True, help="print export lines for a shell")
     commands.add_parser("doctor", help="say what is here")
-    arguments = parser.parse_args()
+    gauge = commands.add_parser(
+        "corpus", help="count the kernel functions below a folder that compile", description=corpus.__doc__
+    )
+    gauge.add_argument("folder", type=Path, metavar="DIR")
+    gauge.add_argument("-j", "--jobs", type=positive, default=os.cpu_count(), help="processes (one per core)")
+    gauge.add_argument("--seconds", type=positive, default=300, help="limit for one source (%(default)s)")
+    gauge.add_argument("--json", type=Path, metavar="FILE", help="write every source's result")
+    gauge.add_argument("--verbose", action="store_true", help="print every source with its errors")
+    arguments = parser.parse_args(words)
     if arguments.command == "build":
         build(arguments.jobs)
     elif arguments.command == "config":
         for name, value in environment().items():
             print(f"export {name}={shlex.quote(value)}")
+    elif arguments.command == "corpus":
+        try_corpus(arguments)
     else:
         doctor()
 

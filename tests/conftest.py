@@ -49,6 +49,11 @@ def why_no_gpu() -> str | None:
         torch.ones(8, device="mps").sum().item()
     except RuntimeError as error:  # the paravirtual GPUs of hosted runners
         return f"this GPU cannot run a sum: {error}"
+    query = torch.empty(1, 1, 1, 8, device="mps")
+    try:
+        torch_fattn.explain("decode", query, query, query)
+    except NotImplementedError as refusal:  # too old a GPU, or one that a virtual machine makes up
+        return str(refusal)
     return None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_fattn
 from tests.accuracy import assert_lse_close
@@ -36,6 +37,12 @@ def valid(op: str) -> Arguments:
         return arguments | {"key": randn(2, 2, 32, 64), "value": randn(2, 2, 32, 40)}
     pools = {"key_cache": randn(5, 16, 2, 64), "value_cache": randn(5, 16, 2, 40)}
     return arguments | pools | {"block_tables": int32([3, 1], [0, 4])}
+
+
+def refusal_of(op: str, arguments: Arguments) -> tuple[type[Exception], str]:
+    with pytest.raises((TypeError, ValueError, NotImplementedError)) as caught:
+        getattr(torch.ops.fattn, op)(**arguments)
+    return type(caught.value), str(caught.value)
 
 
 def call(op: str, arguments: Arguments) -> tuple[Tensor, Tensor]:
@@ -117,6 +124,12 @@ WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], l
     ("prefill", "negative sink tokens", option(sink_tokens=-1), ValueError, ["sink_tokens", "-1"]),
     ("prefill", "negative softcap", option(softcap=-3.0), ValueError, ["softcap", "-3"]),
     ("prefill", "NaN softcap", option(softcap=float("nan")), ValueError, ["softcap", "nan"]),
+    ("prefill", "infinite softcap", option(softcap=float("inf")), ValueError, ["softcap", "inf"]),
+    ("prefill", "NaN scale", option(scale=float("nan")), ValueError, ["scale nan", "finite"]),
+    ("decode", "infinite scale", option(scale=float("-inf")), ValueError, ["scale -inf", "finite"]),
+    ("paged_decode", "scale beyond float32", option(scale=1e39), ValueError, ["scale 1e+39", "finite"]),
+    ("prefill", "key on meta", lambda a: {"key": a["key"].to("meta")}, ValueError, ["key", "meta", "mps"]),
+    ("merge", "lses on the CPU", lambda a: {"lses": a["lses"].cpu()}, ValueError, ["lses", "cpu", "outs"]),
     ("prefill", "window", option(window_left=4), UNSUPPORTED, ["window"]),
     ("prefill", "right window", option(window_right=0), UNSUPPORTED, ["window"]),
     ("prefill", "sink tokens", option(sink_tokens=4), UNSUPPORTED, ["sink_tokens"]),
@@ -228,7 +241,8 @@ def test_wrong_call(
 ) -> None:
     arguments = valid(op)
     arguments |= change(arguments)
-    before = {name: a.cpu().clone() for name, a in arguments.items() if isinstance(a, Tensor)}
+    tensors = {name: a for name, a in arguments.items() if isinstance(a, Tensor) and not a.is_meta}
+    before = {name: a.cpu().clone() for name, a in tensors.items()}
     with counted_launches() as launches, pytest.raises(error) as caught:
         call(op, arguments)
     sentence = str(caught.value)
@@ -239,6 +253,55 @@ def test_wrong_call(
     assert launches == {}
     for name, tensor in before.items():
         assert torch.equal(arguments[name].cpu(), tensor)
+
+
+@pytest.mark.parametrize(
+    ("op", "change"),
+    [pytest.param(op, change, id=f"{op}-{what}") for op, what, change, *_ in WRONG],
+)
+def test_wrong_call_without_data(op: str, change: Callable[[Arguments], Arguments]) -> None:
+    """torch.compile and export see the refusal of the op itself, word for word."""
+    arguments = valid(op)
+    arguments |= change(arguments)
+    with FakeTensorMode() as mode:
+        fakes = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in arguments.items()}
+        refused = refusal_of(op, fakes)
+    assert refused == refusal_of(op, arguments)
+
+
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "merge"])
+def test_the_control_works_without_data(op: str) -> None:
+    results = getattr(torch.ops.fattn, op)(**valid(op))
+    with FakeTensorMode() as mode:
+        fakes = {n: mode.from_tensor(a) for n, a in valid(op).items()}
+        for fake, real in zip(getattr(torch.ops.fattn, op)(**fakes), results, strict=True):
+            assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("order", [("cpu", "meta"), ("meta", "cpu")])
+def test_data_and_no_data_do_not_mix(order: tuple[str, str]) -> None:
+    """The op must not make a result out of memory that nobody wrote."""
+    query, key = (torch.randn(1, 2, 4, 16, device=device) for device in order)
+    error, sentence = refusal_of("prefill", {"query": query, "key": key, "value": key})
+    assert error is ValueError
+    assert sentence == (
+        f"fattn.prefill: key is on {order[1]} and query on {order[0]}; move it with .to(query.device)"
+    )
+    out, _ = torch.ops.fattn.prefill(query.to("meta"), key.to("meta"), key.to("meta"))
+    assert out.is_meta
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, 1e-30, 1e30])
+def test_every_finite_scale_is_taken(scale: float) -> None:
+    """As F.scaled_dot_product_attention has it: 0 averages, a negative one prefers what is unlike."""
+    arguments = valid("prefill") | {"scale": scale}
+    if scale == 1e30:
+        arguments["query"] = arguments["query"] * 1e-30
+    out, lse = call("prefill", arguments)
+    exact_out, exact_lse = torch_fattn.reference.prefill(**arguments)
+    assert torch.allclose(out.cpu().double(), exact_out, atol=1e-5)
+    assert_lse_close(lse.cpu(), exact_lse, torch.float32)
 
 
 # ---- numbers on the device that point outside the cache

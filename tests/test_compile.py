@@ -76,6 +76,26 @@ def test_compile_without_graph_break(op: str, dynamic: bool, grad: bool) -> None
             result.sum().backward()
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_refusal_comes_while_compiling(dynamic: bool) -> None:
+    """The op's own sentence, before anything runs; the shapes of the control are the same."""
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda q, k, scale: torch.ops.fattn.prefill(q, k, k, scale=scale)[0],
+        backend="aot_eager",
+        fullgraph=True,
+        dynamic=dynamic,
+    )
+    query, key = torch.randn(1, 4, 5, 16).to("mps"), torch.randn(1, 2, 9, 16).to("mps")
+    assert compiled(query, key, 0.5).shape == query.shape
+    with pytest.raises(Exception, match=r"fattn\.prefill: query is torch\.float32, key torch\.float16"):
+        compiled(query, key.half(), 0.5)
+    with pytest.raises(Exception, match=r"5 query heads cannot share 2 key-value heads"):
+        compiled(torch.randn(1, 5, 5, 16).to("mps"), key, 0.5)
+    with pytest.raises(Exception, match=r"scale nan is not finite"):
+        compiled(query, key, float("nan"))
+
+
 def test_dynamic_shapes_compile_once() -> None:
     """Growing key lengths, as in a chat, reuse one graph."""
     graphs = []

@@ -1,8 +1,13 @@
-"""Caches beyond 2^32 elements: offsets are 64-bit all the way. Needs 9 GB of memory, hence slow."""
+"""Caches beyond 2^32 elements: offsets are 64-bit all the way. Needs 9 GB of memory, hence slow.
+
+Only the kernels under test are asked for such offsets. The cache is filled by copies of small contiguous
+pieces, which torch makes as blits: its strided copies into views past 4 GiB have been seen to abort on Macs.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 import torch
@@ -18,9 +23,11 @@ HEAD_DIM = 64
 
 @pytest.fixture(scope="module")
 def memory() -> torch.Tensor:
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if pages < 14 * 2**30:
-        pytest.skip(f"needs a machine with 14 GiB of memory, this one has {pages / 2**30:.0f}")
+    # On a Mac the GPU may use about two thirds of the memory, and the system wants some of it.
+    needed = 24 if sys.platform == "darwin" else 14
+    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    if present < 0.9 * needed:
+        pytest.skip(f"needs a machine with {needed} GiB of memory, this one has {present:.0f}")
     return torch.empty(ELEMENTS, dtype=torch.float16, device="mps")
 
 
@@ -33,14 +40,14 @@ def test_paged_decode_at_the_end_of_a_huge_pool(memory: torch.Tensor) -> None:
     pool = memory[: ELEMENTS // (block_size * HEAD_DIM) * block_size * HEAD_DIM]
     pool = pool.view(-1, block_size, 1, HEAD_DIM)
     blocks = torch.tensor([[pool.shape[0] - 1, 3, pool.shape[0] - 7]], dtype=torch.int32)
-    for block in blocks[0].tolist():
-        pool[block] = torch.randn(block_size, 1, HEAD_DIM, dtype=torch.float16).to("mps")
+    small = torch.randn(3, block_size, 1, HEAD_DIM, dtype=torch.float16)
+    for block, content in zip(blocks[0].tolist(), small, strict=True):
+        pool[block].copy_(content)
     query = torch.randn(1, 4, 1, HEAD_DIM, dtype=torch.float16)
     seq_lens = torch.tensor([41], dtype=torch.int32)
     with counted_launches() as launches:
         out = torch_fattn.paged_decode(query.to("mps"), pool, pool, blocks.to("mps"), seq_lens.to("mps"))
     assert launches["fattn_decode"] == 1
-    small = torch.stack([pool[b].cpu() for b in blocks[0].tolist()])
     order = torch.tensor([[0, 1, 2]], dtype=torch.int32)
     exact, _ = torch_fattn.reference.paged_decode(query, small, small, order, seq_lens)
     assert close(out, exact)
@@ -52,7 +59,8 @@ def test_dense_strides_and_offsets_past_32_bits(memory: torch.Tensor, op: str) -
     batch_stride = 2**32 - 2**16
     keys = memory.as_strided((rows, 1, length, HEAD_DIM), (batch_stride, 1, HEAD_DIM, 1), 8 * HEAD_DIM)
     content = torch.randn(rows, 1, length, HEAD_DIM, dtype=torch.float16)
-    keys.copy_(content)
+    for row in range(rows):
+        keys[row].copy_(content[row])
     last = memory[-length * HEAD_DIM :].view(1, 1, length, HEAD_DIM).expand(rows, -1, -1, -1)
     values = torch.randn(1, 1, length, HEAD_DIM, dtype=torch.float16)
     memory[-length * HEAD_DIM :].view(1, 1, length, HEAD_DIM).copy_(values)

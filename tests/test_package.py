@@ -55,7 +55,8 @@ def test_import_brings_no_other_package() -> None:
 
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "merge"])
 def test_explain_command(op: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shape = ["explain", op, "--heads", "8", "--kv-heads", "2", "--kv-len", "600", "--head-dim", "64"]
+    shape = ["explain", op, "--heads", "8", "--head-dim", "64"]
+    shape += [] if op == "merge" else ["--kv-heads", "2", "--kv-len", "600"]
     with counted_launches() as launches:
         assert (
             command_line.main([*shape, "--family", "9", "--cores", "40", "--device-name", "Apple M3 Max"])
@@ -67,11 +68,6 @@ def test_explain_command(op: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"fattn.{op} on Apple M3 Max (Apple family 9, 40 cores)" in text
     assert plan["passes"][0]["kernel"] in text
     assert not launches
-
-
-def test_explain_command_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["explain", "prefill", "--head-dim", "12"]) == 1
-    assert "multiple of 8" in capsys.readouterr().err
 
 
 def test_doctor_is_content(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +207,64 @@ def test_more_cores_never_get_fewer_splits() -> None:
     problem = GOLDEN_CALLS["decode_long"][0]
     splits = [plan_of(problem, cores=cores)["passes"][0]["grid"][0] for cores in (1, 2, 8, 10, 38, 76)]
     assert splits == sorted(splits) and splits[0] < splits[-1]
+
+
+@pytest.mark.host_only
+def test_an_unknown_number_of_cores() -> None:
+    """A virtual machine says 0: planned as the smallest GPU."""
+    for name, (problem, _) in GOLDEN_CALLS.items():
+        unknown, smallest = plan_of(problem, cores=0), plan_of(problem, **M1)
+        assert unknown["device"]["cores"] == 0
+        assert unknown["passes"] == smallest["passes"], name
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("family", [1, 5, 6])
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "merge"])
+def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
+    if op == "merge":
+        operands: dict[str, Any] = {
+            "outs": torch.empty(2, 1, 1, 1, 8, device="meta"),
+            "lses": torch.empty(2, 1, 1, 1, device="meta"),
+        }
+    else:
+        sizes = {"block_size": 16} if op == "paged_decode" else {}
+        operands = on_meta(Problem(0, op, f16, 1, 4, 2, 1, 32, 64, 64, seq_lens=(9,), **sizes))
+        if op == "prefill":
+            del operands["seq_lens"]
+    with pytest.raises(NotImplementedError) as caught:
+        torch_fattn.explain(op, **operands, device_name="Apple Paravirtual device", family=family, cores=0)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"fattn.{op}: Apple Paravirtual device") and "\n" not in sentence
+    for words in (
+        f"family {family}",
+        "simdgroup matrices",
+        "family 7 (M1)",
+        "F.scaled_dot_product_attention",
+    ):
+        assert words in sentence
+    assert torch_fattn.explain(op, **operands, family=7, cores=0).passes
+
+
+@needs_emulator
+@pytest.mark.parametrize("family", [5, 7])
+def test_on_such_a_gpu(family: int) -> None:
+    """The op refuses, on every tensor of it; the tests are skipped with that sentence, and doctor says it."""
+    environment = {**os.environ, "SOFTMETAL_GPU_FAMILY": str(family), "SOFTMETAL_GPU_CORES": "0"}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        return done.stdout + done.stderr
+
+    call = "q = torch.ones(1, 1, 1, 8, device='mps'); print(torch_fattn.prefill(q, q, q).shape)"
+    called = run("-c", f"import torch, torch_fattn; {call}")
+    tested = run("-m", "pytest", "-q", "-rs", "tests/test_bad_input.py", "-k", "test_the_control_works")
+    diagnosed = run("-m", "torch_fattn", "doctor")
+    refusal = "is a GPU of Apple family 5 and the kernels need simdgroup matrices"
+    for output in (called, tested, diagnosed):
+        assert (refusal in output) == (family == 5), output
+    assert ("passed" in tested) == ("All is well." in diagnosed) == (family == 7)
 
 
 @pytest.mark.host_only

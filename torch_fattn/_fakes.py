@@ -1,22 +1,37 @@
-"""The shapes of the operators' results, for tensors without data: meta tensors, torch.compile, export."""
+"""The operators on tensors without data (meta tensors, torch.compile, export): the same refusals, and the
+shapes of the results."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from .plans import OPERATORS
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def register() -> None:
-    torch.library.register_fake("fattn::prefill", _fake_attention)
-    torch.library.register_fake("fattn::decode", _fake_attention)
-    torch.library.register_fake("fattn::paged_decode", _fake_attention)
-    torch.library.register_fake("fattn::merge", _fake_merge)
+    for op in OPERATORS:
+        torch.library.register_fake(f"fattn::{op}", _fake(op))
     torch.library.register_fake("fattn::_refuse_backward", torch.empty_like)
 
 
-def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+def _fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    result_of = _merge_result if op == "merge" else _attention_result
+
+    def fake(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        _check(op, arguments, options)
+        return result_of(*arguments, **options)
+
+    return fake
+
+
+def _attention_result(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     """value is `[B, Hkv, Lk, Dv]`, or a pool `[num_blocks, block_size, Hkv, Dv]`: Dv is last either way."""
     batch, heads, q_len, _head_dim = query.shape
     return (
@@ -25,5 +40,40 @@ def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: An
     )
 
 
-def _fake_merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+def _merge_result(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
+
+
+def _check(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Raises what the operator itself would raise. It is asked to plan the call with meta tensors of these
+    shapes; only where tensors are must be compared here. A size that is not known yet is the operator's to
+    judge, when it runs."""
+    schema = getattr(torch.ops.fattn, op).default._schema
+    named = dict(zip((argument.name for argument in schema.arguments), arguments, strict=False)) | options
+    if all(number.node.has_hint() for value in named.values() for number in _symbols_of(value)):
+        with unset_fake_temporarily():
+            getattr(torch.ops.fattn, f"_plan_{op}")(**{name: _concrete(v) for name, v in named.items()})
+    _check_devices(op, {name: value for name, value in named.items() if isinstance(value, Tensor)})
+
+
+def _check_devices(op: str, tensors: dict[str, Tensor]) -> None:
+    first, *others = tensors
+    for name in others:
+        if tensors[name].device != tensors[first].device:
+            raise ValueError(
+                f"fattn.{op}: {name} is on {tensors[name].device} and {first} on {tensors[first].device}; "
+                f"move it with .to({first}.device)"
+            )
+
+
+def _symbols_of(value: Any) -> Iterator[Any]:
+    numbers = (*value.shape, *value.stride()) if isinstance(value, Tensor) else (value,)
+    return (number for number in numbers if isinstance(number, _SYMBOLS))
+
+
+def _concrete(value: Any) -> Any:
+    """The argument without symbols; a tensor becomes one without memory."""
+    if isinstance(value, Tensor):
+        sizes, strides = ([_concrete(n) for n in numbers] for numbers in (value.shape, value.stride()))
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+    return value.node.hint if isinstance(value, _SYMBOLS) else value

@@ -1,6 +1,13 @@
-"""The operators as Python functions, documented. All work is in `torch.ops.fattn`."""
+"""The operators as Python functions, documented. All work is in `torch.ops.fattn`.
+
+Numbers that lie on the device (seq_lens, block_tables) cannot be checked without waiting for it: the kernels
+clamp lengths to the capacity and take a block outside the pool for no key. With FATTN_CHECK=1 in the
+environment every call waits, looks, and raises ValueError instead.
+"""
 
 from __future__ import annotations
+
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -11,6 +18,60 @@ __all__ = ["MAX_DECODE_ROWS", "decode", "merge", "paged_decode", "prefill"]
 MAX_DECODE_ROWS = 8
 
 
+@overload
+def prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    is_causal: bool = ...,
+    q_offset: int | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    is_causal: bool = ...,
+    q_offset: int | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    is_causal: bool = ...,
+    q_offset: int | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def prefill(
     query: Tensor,
     key: Tensor,
@@ -38,14 +99,17 @@ def prefill(
             The strides of query, key and value are arbitrary and independent of each other, 0 included; only
             an operand whose last dimension is not contiguous is copied.
         attn_mask: broadcastable to `[B, Hq, Lq, Lk]` and read through its strides, never expanded. bool: True
-            = attend. float32, float16, bfloat16: added to the score in float32.
+            = attend. float32, float16, bfloat16: added to the score in float32; -inf hides the key, whatever
+            its memory holds.
         is_causal: row i sees the keys up to position `q_offset + i`.
         q_offset: absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
             0 is the alignment of `F.scaled_dot_product_attention`.
         window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap: not built yet; any value that is
             not the default raises NotImplementedError.
-        scale: factor of the score. Default `D ** -0.5`.
+        scale: factor of the score, finite. Default `D ** -0.5`.
         return_lse: also return the logarithm of each row's softmax denominator.
+
+    Under torch.autocast query, key and value are cast as `F.scaled_dot_product_attention` casts them.
 
     Returns:
         out `[B, Hq, Lq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[B, Hq, Lq]`,
@@ -77,6 +141,60 @@ def prefill(
     return (out, lse) if return_lse else out
 
 
+@overload
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    attn_mask: Tensor | None = ...,
+    tree_mask: Tensor | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    attn_mask: Tensor | None = ...,
+    tree_mask: Tensor | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    attn_mask: Tensor | None = ...,
+    tree_mask: Tensor | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def decode(
     query: Tensor,
     key: Tensor,
@@ -101,7 +219,8 @@ def decode(
         key, value: `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`, any strides; a cache is never
             copied.
         seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
-            tokens included. Default: all of them. What lies behind them is never read.
+            tokens included. Default: all of them. What lies behind them is never read. A length below 0 or
+            above the capacity is clamped; with FATTN_CHECK=1 in the environment it raises ValueError.
         attn_mask: broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`.
         tree_mask: not built yet, like the other options that `prefill` names.
 
@@ -128,6 +247,63 @@ def decode(
     return (out, lse) if return_lse else out
 
 
+@overload
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    attn_mask: Tensor | None = ...,
+    tree_mask: Tensor | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    attn_mask: Tensor | None = ...,
+    tree_mask: Tensor | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    attn_mask: Tensor | None = ...,
+    tree_mask: Tensor | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def paged_decode(
     query: Tensor,
     key_cache: Tensor,
@@ -157,7 +333,8 @@ def paged_decode(
         seq_lens: int32 `[B]`, on the device of query, the newest tokens included.
         attn_mask: broadcastable to `[B, Hq, Lq, max_blocks * block_size]`.
 
-    Everything else is as in `decode`. A table entry that the pool does not have counts as no key.
+    Everything else is as in `decode`. A table entry that the pool does not have counts as no key; with
+    FATTN_CHECK=1 in the environment it raises ValueError.
 
     Block tables are vLLM's PagedAttention (Kwon et al. 2023).
     """
@@ -180,6 +357,12 @@ def paged_decode(
     return (out, lse) if return_lse else out
 
 
+@overload
+def merge(outs: Tensor, lses: Tensor, *, return_lse: Literal[False] = ...) -> Tensor: ...
+@overload
+def merge(outs: Tensor, lses: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
+@overload
+def merge(outs: Tensor, lses: Tensor, *, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]: ...
 def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """Combine attention over disjoint sets of keys into attention over their union.
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch import Tensor
 
 try:
     import transformers
+    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
     from ._demo_picture import draw
@@ -28,6 +31,7 @@ except ImportError as error:
     ) from error
 
 from . import __version__, launch_counts, reset_launch_counts
+from ._arguments import ArgumentError
 from ._demo_recording import PlanRecorder, Progress, StepRecorder
 from .doctor import advice_about_device
 from .integrations.transformers import NAME, register
@@ -38,6 +42,8 @@ PROMPT_LENGTH = 100
 PADDING = 24  # of the second sequence, on its left
 SEED = 0
 OUTPUT = Path("out")
+POSITIONS = 4096  # of the random model
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 TEXT = (
     "Attention lets every token of a text look at the tokens before it and gather what it needs from them. "
     "The work grows with the square of the length, and for a long time the matrix of scores was written to "
@@ -69,17 +75,21 @@ class Comparison:
 
 def main(model_path: str | None, dtype_name: str, new_tokens: int) -> int:
     """Runs the demo, writes out/demo.json and out/demo.png and returns the exit status."""
+    if model_path is not None:
+        check_folder(model_path)
+    make_output_folder()
     if obstacles := advice_about_device():
-        print(f"The demo needs the GPU: {obstacles[0]}")
+        print(f"torch_fattn demo: it needs the GPU: {obstacles[0]}", file=sys.stderr)
         return 1
     register()
     dtype = getattr(torch, dtype_name)
     reference_model, description = load_model(model_path, dtype)
+    check_length(reference_model, new_tokens)
+    tokenizer = load_tokenizer(model_path)
+    inputs = make_prompt(reference_model, tokenizer)
     model = copy.deepcopy(reference_model)
     model.set_attn_implementation(NAME)
     model.to(DEVICE)
-    tokenizer = load_tokenizer(model_path)
-    inputs = make_prompt(model, tokenizer)
     print(f"model        {description}, {dtype_name}")
     print(
         f"task         {new_tokens} greedy tokens after a prompt of {PROMPT_LENGTH}, batch of 2, "
@@ -88,7 +98,11 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int) -> int:
 
     with PlanRecorder() as plans:
         progress = Progress("fattn on mps", new_tokens, "kernels are compiled on their first use")
-        ours = generate(model, inputs, new_tokens, progress)
+        try:
+            ours = generate(model, inputs, new_tokens, progress)
+        except NotImplementedError as refusal:
+            print(f"\nFAILED: this model does not run through fattn: {first_line(refusal)}")
+            return 1
     theirs = generate(reference_model, inputs, new_tokens, Progress("eager on CPU", new_tokens, ""))
     comparison = compare(ours, theirs)
     comparison.problems += launch_problems(ours, plans)
@@ -97,12 +111,75 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int) -> int:
     return 1 if comparison.problems else 0
 
 
+def check_folder(path: str) -> None:
+    """What can be said of --model before anything is loaded."""
+    if not path:
+        raise ArgumentError("--model '' names nothing; give the folder of a checkpoint or leave it out")
+    folder = Path(path)
+    if folder.is_file():
+        raise ArgumentError(f"--model {path!r} is a file; give the folder that holds config.json and weights")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ArgumentError(f"--model {path!r} holds no config.json; give the folder of a checkpoint")
+    if folder.exists() or is_cached(path):
+        return
+    if HUB_ID.fullmatch(path):
+        raise ArgumentError(
+            f"--model {path!r} is neither a folder nor in the local Hugging Face cache, and the demo loads "
+            f"local files only; download it with `hf download {path}` and run this again"
+        )
+    raise ArgumentError(f"--model {path!r} does not exist; give the folder of a checkpoint")
+
+
+def is_cached(hub_id: str) -> bool:
+    try:
+        return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
+    except ValueError:  # not the form of an id
+        return False
+
+
+def make_output_folder() -> None:
+    """Before the run, which would be lost otherwise."""
+    try:
+        OUTPUT.mkdir(exist_ok=True)
+        for name in ("demo.json", "demo.png"):
+            (OUTPUT / name).open("a").close()
+    except OSError as error:
+        raise ArgumentError(
+            f"results cannot be written to {OUTPUT.absolute()} ({error.strerror}); run the demo in a folder "
+            "that you may write to"
+        ) from error
+
+
+def check_length(model: PreTrainedModel, new_tokens: int) -> None:
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and PROMPT_LENGTH + new_tokens > positions:
+        most = positions - PROMPT_LENGTH
+        raise ArgumentError(
+            f"--new-tokens {new_tokens} after a prompt of {PROMPT_LENGTH} passes the {positions} positions "
+            + (f"of this model; give at most {most}" if most > 0 else "of this model; give another --model")
+        )
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
     """The checkpoint at `path`, or a small random Llama; with eager attention, on the CPU."""
     if path is not None:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="eager", local_files_only=True
-        ).eval()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                attn_implementation="eager",
+                local_files_only=True,
+                trust_remote_code=False,
+            ).eval()
+        except Exception as error:  # every library that reads a damaged checkpoint has errors of its own
+            raise ArgumentError(
+                f"--model {path!r} cannot be loaded as a causal language model ({first_line(error)}); "
+                "give another checkpoint"
+            ) from error
         return model, f"{path} ({model.config.model_type}, {millions(model)} M parameters)"
     config = LlamaConfig(
         vocab_size=1024,
@@ -112,7 +189,7 @@ def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
         num_attention_heads=8,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=512,
+        max_position_embeddings=POSITIONS,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=None,
@@ -144,9 +221,8 @@ def millions(model: PreTrainedModel) -> str:
 
 def make_prompt(model: PreTrainedModel, tokenizer: Any) -> dict[str, Tensor]:
     """Two prompts, the second one shorter and padded on its left."""
-    ids = torch.randint(
-        2, model.config.vocab_size, (2, PROMPT_LENGTH), generator=torch.Generator().manual_seed(SEED)
-    )
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(2, vocabulary, (2, PROMPT_LENGTH), generator=torch.Generator().manual_seed(SEED))
     pad = model.config.pad_token_id or 0
     if tokenizer is not None:
         text = tokenizer(TEXT)["input_ids"]
@@ -163,8 +239,8 @@ def load_tokenizer(path: str | None) -> Any:
     if path is None:
         return None
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError):
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError):
         return None
 
 
@@ -216,16 +292,16 @@ def compare(ours: Run, theirs: Run) -> Comparison:
 
 
 def launch_problems(ours: Run, plans: PlanRecorder) -> list[str]:
-    """Every pass that was planned must have been launched, and both kinds of attention must have run."""
+    """Every pass that was planned must have been launched, and both kinds of attention must have run: the
+    prompt is a prefill, every further token a decode."""
     launched = total_launches(ours)
+    expected = ["fattn_prefill"] + ["fattn_decode"] * (len(ours.launches) > 1)
     problems = [
         f"{kernel} was planned {count} times and launched {launched.get(kernel, 0)} times"
         for kernel, count in plans.planned.items()
         if launched.get(kernel, 0) != count
     ]
-    return problems + [
-        f"{kernel} did not run" for kernel in ("fattn_prefill", "fattn_decode") if not launched.get(kernel)
-    ]
+    return problems + [f"{kernel} did not run" for kernel in expected if not launched.get(kernel)]
 
 
 def total_launches(run: Run) -> dict[str, int]:
@@ -263,7 +339,6 @@ def print_result(ours: Run, theirs: Run, comparison: Comparison, plans: PlanReco
 def write_result(
     ours: Run, theirs: Run, comparison: Comparison, plans: PlanRecorder, description: str
 ) -> None:
-    OUTPUT.mkdir(exist_ok=True)
     report = {
         "device": plans.distinct[0].first.data["device"] if plans.distinct else None,
         "model": description,

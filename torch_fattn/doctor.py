@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import __version__, built_for_torch, explain, launch_counts, reference
-from .plans import OPERATORS
+from .plans import OPERATORS, Explanation
 
 OK = "ok"
 TRANSFORMERS = "5.17."
@@ -92,6 +92,10 @@ def advice_about_device() -> list[str]:
             "torch_fattn was built without its Metal part: run `pip install --no-build-isolation .` "
             "with the torch that is installed now"
         ]
+    try:
+        _plan_for_this_gpu()
+    except NotImplementedError as refusal:
+        return [str(refusal)]
     return []
 
 
@@ -100,14 +104,18 @@ def report_device() -> list[str]:
     if advice:
         print("device        no Metal device that the operators can use")
         return advice
-    query = torch.empty(1, 1, 1, 8, device="mps")
-    device = explain("decode", query, query, query).data["device"]
+    device = _plan_for_this_gpu().data["device"]
     print(f"device        {device['name']}")
     print(
         f"              Apple family {device['family']}, {device['cores']} cores, "
         f"{device['max_threadgroup_bytes'] // 1024} KiB of threadgroup memory"
     )
     return []
+
+
+def _plan_for_this_gpu() -> Explanation:
+    query = torch.empty(1, 1, 1, 8, device="mps")
+    return explain("decode", query, query, query)
 
 
 def self_test(device: str) -> list[str]:

@@ -13,6 +13,8 @@ import torch
 __all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
 OPERATORS = ("prefill", "decode", "paged_decode", "merge")
+FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner says from which on there are kernels
+MOST_CORES = 1024
 
 
 class Explanation:
@@ -86,12 +88,21 @@ def explain(
         op: "prefill", "decode", "paged_decode" or "merge".
         operands, options: as for the operator. Tensors on any device will do; those on "meta" cost nothing.
         device_name, family, cores: plan for this GPU (family n of MTLGPUFamilyApple<n>). The default is the
-            GPU of this machine for tensors on "mps", else an Apple M1.
+            GPU of this machine for tensors on "mps", else an Apple M1; with another family or number of
+            cores it is called "an Apple GPU", unless you name it.
 
     A call that the operator refuses is refused here with the same error.
     """
     if op not in OPERATORS:
         raise ValueError(f"torch_fattn.explain: {op!r} is not an operator; use one of {', '.join(OPERATORS)}")
+    for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(1, MOST_CORES + 1))):
+        if value is not None and value not in allowed:
+            raise ValueError(
+                f"torch_fattn.explain: {what} {value} is not a whole number from {allowed[0]} to "
+                f"{allowed[-1]}; leave it out for an Apple M1"
+            )
+    if device_name is None and (family is not None or cores is not None):
+        device_name = "an Apple GPU"
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
     return Explanation(op, plan(*operands, **options, device_name=device_name, family=family, cores=cores))
 

@@ -1,4 +1,4 @@
-"""MLX 0.32's Metal attention, from the headers of the mlx-metal wheel, launched as its
+"""MLX 0.32.4's Metal attention, from the headers of the mlx-metal wheel, launched as its
 scaled_dot_product_attention.cpp does on a GPU without matrix units of its own (M1 to M4).
 
 The headers are those of an installed `mlx`, or of a wheel that MLX_METAL_WHEEL names:
@@ -18,20 +18,32 @@ from pathlib import Path
 
 from softmetal.cuda.compile import Pipeline
 
+from ..arguments import WrongArgumentError
 from .case import BYTES, METAL_TYPES, Case, Launch, Pass
 
 IMPL = "mlx-metal"
+VERSION = "0.32.4"
 # MLX chooses the number of splits by the class of the chip; "d" is its largest (Ultra).
 CHIP_CLASS = "d"
+_HOW = f"name a wheel of mlx-metal {VERSION}, or unset it"
 _KERNELS = "mlx/backend/metal/kernels"
 _VECTOR_DIMS = (64, 96, 128, 256)
 _FULL_DIMS = (64, 72, 80, 96, 128)
+# (group size, head dim) -> query heads per simdgroup of its kernel that shares keys and values: a simdgroup
+# reads them once for so many heads. Limited by registers and by 32 KiB of threadgroup memory.
+_HEADS_PER_READ = {(8, 64): 8, (8, 128): 4, (12, 128): 4, (16, 128): 2}
+_SHARED_FROM = 8192  # keys
 
 
 def launch(case: Case) -> Launch | None:
     """None: MLX composes this case of other operations, or its headers are not at hand."""
     if include_folder() is None:
         return None
+    if version() != VERSION:
+        raise NotImplementedError(
+            f"{IMPL}: the kernels of MLX {version()} are not launched as those of {VERSION}, which this "
+            f"adapter knows; install mlx-metal=={VERSION}, or name its wheel in MLX_METAL_WHEEL"
+        )
     if case.q_len > 8:
         return _full(case) if case.head_dim in _FULL_DIMS else None
     if case.head_dim not in _VECTOR_DIMS or case.q_len * case.group_size > 32:
@@ -60,13 +72,18 @@ def include_folder() -> Path | None:
     if not wheel:
         return None
     folder = Path(tempfile.gettempdir()) / Path(wheel).stem
-    with zipfile.ZipFile(wheel) as archive:
-        headers = [
-            name
-            for name in archive.namelist()
-            if name.startswith(("mlx/include/mlx/backend/metal/", "mlx/include/mlx/version"))
-        ]
-        archive.extractall(folder, headers)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            headers = [
+                name
+                for name in archive.namelist()
+                if name.startswith(("mlx/include/mlx/backend/metal/", "mlx/include/mlx/version"))
+            ]
+            archive.extractall(folder, headers)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise WrongArgumentError(f"MLX_METAL_WHEEL={wheel!r} is no readable wheel; {_HOW}") from error
+    if not headers:
+        raise WrongArgumentError(f"MLX_METAL_WHEEL={wheel!r} holds no headers of MLX; {_HOW}")
     return folder / "mlx" / "include"
 
 
@@ -142,16 +159,22 @@ def _splits(case: Case) -> int:
 _SPLITS_BELOW = ((8192, 128), (32768, 256), (65536, 512), (1 << 62, 1024))
 
 
+def heads_per_read(case: Case) -> int | None:
+    """Query heads for which keys and values are read once; None: each reads its own. MLX asks for no mask
+    and no sinks besides; a Case has neither."""
+    if case.q_len != 1 or case.kv_len < _SHARED_FROM:
+        return None
+    return _HEADS_PER_READ.get((case.group_size, case.head_dim))
+
+
 def _vector_in_two_passes(case: Case) -> Launch:
     element, d = METAL_TYPES[case.dtype], case.head_dim
     splits, rows = _splits(case), case.batch * case.q_heads * case.q_len
     threads = (32, case.group_size, case.q_len)
     constants = {**_vector_constants(case), "blocks": splits}
-    # MLX has a kernel of its own for groups of eight.
-    shares_keys = case.q_len == 1 and case.group_size == 8 and d in (64, 128) and case.kv_len >= 8192
     kernel = f"sdpa_vector_2pass_1<{element}, {d}, {d}>"
-    if shares_keys:
-        kernel = f"sdpa_vector_2pass_1_gqa<{element}, {d}, {d}, 8, {8 if d == 64 else 4}>"
+    if heads := heads_per_read(case):
+        kernel = f"sdpa_vector_2pass_1_gqa<{element}, {d}, {d}, {case.group_size}, {heads}>"
     one = _pipeline(case, "sdpa_vector.h", kernel, 32 * case.group_size * case.q_len, constants)
     two = _pipeline(case, "sdpa_vector.h", f"sdpa_vector_2pass_2<{element}, {d}>", 1024, {})
     first: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "partials", 4: "sums", 5: "maxs"}

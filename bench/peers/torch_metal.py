@@ -13,6 +13,7 @@ from softmetal.cuda.compile import Pipeline
 from .case import METAL_TYPES, Case, Launch, Pass
 
 IMPL = "torch-metal"
+VERSION = "2.13"
 INCLUDE = Path(torch.__file__).parent / "include"
 _SOURCE = """#include <metal_stdlib>
 using namespace metal;
@@ -32,6 +33,11 @@ def version() -> str:
 
 def launch(case: Case) -> Launch | None:
     """None: torch runs this case with MPSGraph."""
+    if not version().startswith(f"{VERSION}."):
+        raise NotImplementedError(
+            f"{IMPL}: the kernels of torch {version()} take other parameters than those of {VERSION}, which "
+            f"this adapter knows; install torch=={VERSION}.0"
+        )
     if case.q_len <= 8:
         return _decode(case) if case.head_dim in _VECTOR_DIMS else None
     return _prefill(case) if case.head_dim in _PREFILL_TILES else None

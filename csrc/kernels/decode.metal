@@ -21,9 +21,9 @@ inline void decode_step(thread OnlineAttention& attention, thread const KeyTable
                         int first_key, LanePosition at) {
   const device Element* rows[kKeyFragments][2];
   uint present = 0;
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int e = 0; e < 2; e++) {
       const KeyPlace place = table.find(first_key + k * 8 + at.pair * 2 + e);
       rows[k][e] = row_at(key, place, params.key);
@@ -31,12 +31,12 @@ inline void decode_step(thread OnlineAttention& attention, thread const KeyTable
     }
   }
   attention.clear_scores();
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int c = 0; c < kKeyChunks; c++) {
     Operand chunk[2][kKeyFragments][kKeyChunk];
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int e = 0; e < 2; e++) {
         if (!kEdge || (present >> (2 * k + e)) & 1) {
           read_key_chunk(rows[k][e], c, fc_vector_loads, at, chunk[e][k]);
@@ -52,7 +52,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const KeyTable
     hide_scores(attention, visible, mask, first_key, present, at);
   }
   attention.weigh();
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     const KeyPlace place = table.find(first_key + k * 8 + at.row);
     Operand run[kValueDim / 4];
@@ -72,7 +72,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const KeyTable
 // Whether every key of a step has a place in the pool. Each lane looks up one key of 32.
 inline bool all_exist(thread const KeyTable& table, int first_key, ushort lane) {
   bool exist = true;
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int key = 0; key < kTileKeys; key += kSimdWidth) {
     exist = exist && table.find(first_key + key + lane % kTileKeys).exists;
   }
@@ -130,7 +130,7 @@ using namespace fattn;
   Visibility visible;
   attention.clear();
   visible.mask_key_stride = params.mask.key;
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
     const int packed_row = first_packed_row + r * 8 + at.row;
     const bool exists = packed_row < packed_rows;
@@ -158,11 +158,11 @@ using namespace fattn;
   }
   attention.finish();
 
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
     const int shared_row = simdgroup_index * 8 + at.row;
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous eight rows have been read
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i++) {
       shared_out[shared_row * kValueDim + value_column(i, at.pair)] =
           attention.out[r][i / 2].thread_elements()[i & 1];

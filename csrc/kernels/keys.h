@@ -21,7 +21,7 @@ struct KeyTable {
 
   // The block size is a function constant, so the division is a multiplication, and a shift for the usual
   // sizes. A table entry outside the pool holds no key: nothing is read through it.
-  KeyPlace find(int key) const {
+  KeyPlace find(int key) const thread {
     KeyPlace place;
     place.exists = key < length;
     place.block = 0;

@@ -46,20 +46,21 @@ using namespace fattn;
 
   for (int first_column = 0; first_column < params.head_dim; first_column += kMergeColumns) {
     float weighted[kLaneColumns] = {};
-#pragma unroll 4
+#pragma clang loop unroll_count(4)
     for (int part = simdgroup_index; part < params.parts; part += kSimdgroups) {
-      const float weight = fast::exp2((partial_lse[part * params.rows + row] - origin) * M_LOG2E_F);
+      const float part_lse = partial_lse[part * params.rows + row];
+      const float weight = fast::exp2((part_lse - origin) * M_LOG2E_F);
       const device Partial* source = partial_out + (part * params.rows + row) * params.head_dim;
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int i = 0; i < kLaneColumns; i++) {
         const int column = first_column + i * kSimdWidth + lane;
         const float value = column < params.head_dim ? float(source[column]) : 0.0f;
-        // A part that saw no key has weight 0, and may hold anything.
-        weighted[i] += weight == 0.0f ? 0.0f : weight * value;
+        // A part that saw no key may hold anything.
+        weighted[i] += part_lse == -INFINITY ? 0.0f : weight * value;
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous columns have been read
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int i = 0; i < kLaneColumns; i++) {
       shared[simdgroup_index * kMergeColumns + i * kSimdWidth + lane] = weighted[i];
     }

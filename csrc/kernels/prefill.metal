@@ -25,9 +25,9 @@ struct TileShare {
 
   // Rows from `rows` on become 0, and are not read. kWhole: there are enough.
   template <bool kWhole>
-  void fetch(const device Element* source, long stride, int rows, ushort thread_index) {
+  void fetch(const device Element* source, long stride, int rows, ushort thread_index) thread {
     rows = kWhole ? kTileKeys : min(rows, kTileKeys);
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int i = 0; i < kTileChunks; i += kThreads) {
       const int row = (i + thread_index) / kRowChunks;
       const int column = (i + thread_index) % kRowChunks * kWideChunk;
@@ -42,8 +42,8 @@ struct TileShare {
     }
   }
 
-  void place(threadgroup Element* tile, int pitch, ushort thread_index) const {
-#pragma unroll
+  void place(threadgroup Element* tile, int pitch, ushort thread_index) const thread {
+#pragma clang loop unroll(full)
     for (int i = 0; i < kTileChunks; i += kThreads) {
       const int row = (i + thread_index) / kRowChunks;
       const int column = (i + thread_index) % kRowChunks * kWideChunk;
@@ -53,12 +53,12 @@ struct TileShare {
     }
   }
 
-  bool has_special_values() const {
+  bool has_special_values() const thread {
     float seen = 0.0f;
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int i = 0; i < kTileChunks; i += kThreads) {
       Operand elements[kWideChunk];
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int w = 0; w < 4; w++) {
         unpack(words[i / kThreads][w], elements, w * kWordElements, Element(0.0f));
       }
@@ -75,13 +75,14 @@ struct StepShare {
 
   template <bool kWhole>
   void fetch(const device Element* key, const device Element* value, constant PrefillParams& params,
-             int first_key, ushort thread_index) {
+             int first_key, ushort thread_index) thread {
     const int rows = params.kv_len - first_key;
     keys.fetch<kWhole>(key + first_key * params.key.row, params.key.row, rows, thread_index);
     values.fetch<kWhole>(value + first_key * params.value.row, params.value.row, rows, thread_index);
   }
 
-  void place(threadgroup Element* key_tile, threadgroup Element* value_tile, ushort thread_index) const {
+  void place(threadgroup Element* key_tile, threadgroup Element* value_tile, ushort thread_index) const
+      thread {
     keys.place(key_tile, kKeyPitch, thread_index);
     values.place(value_tile, kValuePitch, thread_index);
   }
@@ -91,11 +92,11 @@ struct StepShare {
 inline void score_step(thread OnlineAttention& attention, const threadgroup Element* tile, int fragments,
                        LanePosition at) {
   attention.clear_scores();
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int c = 0; c < kKeyChunks; c++) {
     Operand first[kKeyFragments][kKeyChunk];
     Operand second[kKeyFragments][kKeyChunk];
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       const threadgroup Element* row = tile + (k * 8 + at.pair * 2) * kKeyPitch;
       read_key_chunk(row, c, true, at, first[k]);
@@ -107,7 +108,7 @@ inline void score_step(thread OnlineAttention& attention, const threadgroup Elem
 
 inline void value_step(thread OnlineAttention& attention, const threadgroup Element* tile, int fragments,
                        bool special, LanePosition at) {
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     if (k >= fragments) {
       continue;
@@ -159,7 +160,7 @@ using namespace fattn;
   Visibility visible;
   attention.clear();
   visible.mask_key_stride = params.mask.key;
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
     const int row = simdgroup_row + r * 8 + at.row;
     const bool exists = row < params.q_len;
@@ -235,7 +236,7 @@ using namespace fattn;
   }
 
   attention.finish();
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
     const int row = simdgroup_row + r * 8 + at.row;
     if (row >= params.q_len) {
@@ -244,7 +245,7 @@ using namespace fattn;
     const long flat_row = (batch * params.q_heads + head) * params.q_len + row;
     const float scale = inverse_sum(attention.row_sum[r]);
     device Element* out_row = out + flat_row * kValueDim;
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i++) {
       out_row[value_column(i, at.pair)] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
     }

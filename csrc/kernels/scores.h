@@ -13,25 +13,25 @@ struct Visibility {
   long mask_key_stride;
 };
 
-// A score after attn_mask[index].
-inline float masked_score(float s, const device uchar* mask, long index) {
+// What attn_mask[index] adds to a score; -inf hides the key.
+inline float mask_value(const device uchar* mask, long index) {
   if (fc_mask == kMaskFloat32) {
-    return s + reinterpret_cast<const device float*>(mask)[index];
+    return reinterpret_cast<const device float*>(mask)[index];
   }
   if (fc_mask == kMaskFloat16) {
-    return s + float(reinterpret_cast<const device half*>(mask)[index]);
+    return float(reinterpret_cast<const device half*>(mask)[index]);
   }
   if (fc_mask == kMaskBFloat16) {
-    return s + float(reinterpret_cast<const device bfloat*>(mask)[index]);
+    return float(reinterpret_cast<const device bfloat*>(mask)[index]);
   }
-  return mask[index] != 0 ? s : -INFINITY;
+  return mask[index] != 0 ? 0.0f : -INFINITY;
 }
 
 // Scales the products of one step.
 inline void scale_scores(thread OnlineAttention& attention, float score_scale) {
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       attention.score[r][k].thread_elements()[0] *= score_scale;
       attention.score[r][k].thread_elements()[1] *= score_scale;
@@ -43,19 +43,24 @@ inline void scale_scores(thread OnlineAttention& attention, float score_scale) {
 // element e of this lane's fragment k belongs to a key that exists.
 inline void hide_scores(thread OnlineAttention& attention, thread const Visibility& visible,
                         const device uchar* mask, int first_key, uint present, LanePosition at) {
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-#pragma unroll
+    attention.seen[r] = 0;
+#pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int e = 0; e < 2; e++) {
         const int key = first_key + k * 8 + at.pair * 2 + e;
-        const bool seen = key < visible.limit[r] && ((present >> (2 * k + e)) & 1);
+        bool seen = key < visible.limit[r] && ((present >> (2 * k + e)) & 1);
         float s = attention.score[r][k].thread_elements()[e];
         if (seen && fc_has_mask) {
-          s = masked_score(s, mask, visible.mask_row[r] + key * visible.mask_key_stride);
+          const float added = mask_value(mask, visible.mask_row[r] + key * visible.mask_key_stride);
+          // Selected, not added: the score of a hidden key may be NaN.
+          seen = added != -INFINITY;
+          s = fc_additive_mask ? s + added : s;
         }
         attention.score[r][k].thread_elements()[e] = seen ? s : -INFINITY;
+        attention.seen[r] |= uint(seen) << (2 * k + e);
       }
     }
   }

@@ -25,13 +25,18 @@ struct OnlineAttention {
   simdgroup_float8x8 out[kRowFragments][kValueDim / 8];
   float row_max[kRowFragments];
   float row_sum[kRowFragments];  // of this lane's columns only, until `finish`
+  uint seen[kRowFragments];      // of a step with hidden keys: bit 2k + e, as in `hide_scores`
 
-  void clear() {
-#pragma unroll
+  // Written out because an implicit one belongs to the generic address space from MSL 4.1 on, and those of
+  // the fragments may be `thread` only.
+  OnlineAttention() thread {}
+
+  void clear() thread {
+#pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
       row_max[r] = -INFINITY;
       row_sum[r] = 0.0f;
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int f = 0; f < kValueDim / 8; f++) {
         set_elements(out[r][f], 0.0f, 0.0f);
       }
@@ -39,26 +44,26 @@ struct OnlineAttention {
   }
 
   // `row` is this lane's row of fragment r; null when the call has fewer rows.
-  void load_query(int r, const device Element* row, LanePosition at) {
+  void load_query(int r, const device Element* row, LanePosition at) thread {
     Operand run[kHeadDim / 4];
     if (row) {
       read_query(row, fc_vector_loads, at, run);
     } else {
       fill_run(run, 0.0f);
     }
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int f = 0; f < kHeadDim / 8; f++) {
       const int first = f / kKeyChunk * (2 * kKeyChunk) + f % kKeyChunk;
       set_elements(query[r][f], run[first], run[first + kKeyChunk]);
     }
   }
 
-  void clear_scores() { clear_products(score); }
+  void clear_scores() thread { clear_products(score); }
 
   // Adds the products with chunk c of the first `fragments` key fragments. `first` and `second` are this
   // lane's chunks of keys 2 * pair and 2 * pair + 1.
   void multiply_key_chunk(int c, int fragments, thread const Operand (&first)[kKeyFragments][kKeyChunk],
-                          thread const Operand (&second)[kKeyFragments][kKeyChunk]) {
+                          thread const Operand (&second)[kKeyFragments][kKeyChunk]) thread {
     if (!kBlockedSums) {
       add_products(c, fragments, first, second, score);
       return;
@@ -66,9 +71,9 @@ struct OnlineAttention {
     simdgroup_float8x8 block[kRowFragments][kKeyFragments];
     clear_products(block);
     add_products(c, fragments, first, second, block);
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int k = 0; k < kKeyFragments; k++) {
         score[r][k].thread_elements()[0] += block[r][k].thread_elements()[0];
         score[r][k].thread_elements()[1] += block[r][k].thread_elements()[1];
@@ -77,9 +82,9 @@ struct OnlineAttention {
   }
 
   static void clear_products(thread simdgroup_float8x8 (&products)[kRowFragments][kKeyFragments]) {
-#pragma unroll
+#pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int k = 0; k < kKeyFragments; k++) {
         set_elements(products[r][k], 0.0f, 0.0f);
       }
@@ -89,17 +94,17 @@ struct OnlineAttention {
   // The fragments take turns: each product waits for the one before it in its own sum only.
   void add_products(int c, int fragments, thread const Operand (&first)[kKeyFragments][kKeyChunk],
                     thread const Operand (&second)[kKeyFragments][kKeyChunk],
-                    thread simdgroup_float8x8 (&sums)[kRowFragments][kKeyFragments]) {
-#pragma unroll
+                    thread simdgroup_float8x8 (&sums)[kRowFragments][kKeyFragments]) thread {
+#pragma clang loop unroll(full)
     for (int i = 0; i < kKeyChunk; i++) {
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int k = 0; k < kKeyFragments; k++) {
         if (k >= fragments) {
           continue;
         }
         OperandFragment key;
         set_elements(key, first[k][i], second[k][i]);
-#pragma unroll
+#pragma clang loop unroll(full)
         for (int r = 0; r < kRowFragments; r++) {
           simdgroup_multiply_accumulate(sums[r][k], query[r][c * kKeyChunk + i], key, sums[r][k]);
         }
@@ -108,11 +113,11 @@ struct OnlineAttention {
   }
 
   // Turns the finished scores of a step into weights, and the state over to the new running maximum.
-  void weigh() {
-#pragma unroll
+  void weigh() thread {
+#pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
       float step_max = -INFINITY;
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int k = 0; k < kKeyFragments; k++) {
         step_max = fmax(step_max, fmax(score[r][k].thread_elements()[0], score[r][k].thread_elements()[1]));
       }
@@ -121,7 +126,7 @@ struct OnlineAttention {
       const float origin = new_max == -INFINITY ? 0.0f : new_max;
       const float shrink = weight_of(row_max[r] - origin);
       float sum = row_sum[r] * shrink;
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int k = 0; k < kKeyFragments; k++) {
         const float first = weight_of(score[r][k].thread_elements()[0] - origin);
         const float second = weight_of(score[r][k].thread_elements()[1] - origin);
@@ -130,7 +135,7 @@ struct OnlineAttention {
       }
       row_max[r] = new_max;
       row_sum[r] = sum;
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int f = 0; f < kValueDim / 8; f++) {
         out[r][f].thread_elements()[0] *= shrink;
         out[r][f].thread_elements()[1] *= shrink;
@@ -139,12 +144,12 @@ struct OnlineAttention {
   }
 
   // Adds the weighted values of key fragment k; `run` belongs to key `row`.
-  void multiply_values(int k, thread const Operand (&run)[kValueDim / 4]) {
-#pragma unroll
+  void multiply_values(int k, thread const Operand (&run)[kValueDim / 4]) thread {
+#pragma clang loop unroll(full)
     for (int f = 0; f < kValueDim / 8; f++) {
       OperandFragment value;
       set_elements(value, run[2 * f], run[2 * f + 1]);
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int r = 0; r < kRowFragments; r++) {
         simdgroup_multiply_accumulate(out[r][f], score[r][k], value, out[r][f]);
       }
@@ -152,26 +157,28 @@ struct OnlineAttention {
   }
 
   // The same for fragments that hold an infinity or NaN which some rows may not see: 0 * NaN must not reach
-  // those rows, so weights of zero are skipped, not multiplied. Slow, and only taken when such a value was
-  // met in a partly masked step.
-  void multiply_special_values(int k, thread const Operand (&run)[kValueDim / 4], LanePosition at) {
+  // those rows, so what is hidden is skipped, not multiplied; what is seen counts even at a weight of 0.
+  // Slow, and only taken when such a value was met in a partly masked step.
+  void multiply_special_values(int k, thread const Operand (&run)[kValueDim / 4], LanePosition at) thread {
     for (ushort key = 0; key < 8; key++) {
       const ushort value_lane = lane_at(key, at.pair);
       const ushort weight_lane = lane_at(at.row, key / 2);
       float weight[kRowFragments];
-#pragma unroll
+      bool sees[kRowFragments];
+#pragma clang loop unroll(full)
       for (int r = 0; r < kRowFragments; r++) {
         // Not indexed by key: registers have no addresses, and an index that varies moves all scores to
         // memory.
         const float own = key & 1 ? score[r][k].thread_elements()[1] : score[r][k].thread_elements()[0];
         weight[r] = simd_shuffle(own, weight_lane);
+        sees[r] = (simd_shuffle(seen[r], weight_lane) >> (2 * k + (key & 1))) & 1;
       }
-#pragma unroll
+#pragma clang loop unroll(full)
       for (int i = 0; i < kValueDim / 4; i++) {
         const float value = simd_shuffle(float(run[i]), value_lane);
-#pragma unroll
+#pragma clang loop unroll(full)
         for (int r = 0; r < kRowFragments; r++) {
-          if (weight[r] != 0.0f) {
+          if (sees[r]) {
             const float sum = out[r][i / 2].thread_elements()[i & 1];
             out[r][i / 2].thread_elements()[i & 1] = fma(weight[r], value, sum);
           }
@@ -181,8 +188,8 @@ struct OnlineAttention {
   }
 
   // After the last step: every lane of a row gets the row's whole sum.
-  void finish() {
-#pragma unroll
+  void finish() thread {
+#pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
       row_sum[r] = row_sum_of(row_sum[r]);
     }

@@ -63,9 +63,9 @@ typedef OperandOf<Element>::type Operand;
 typedef simdgroup_matrix<Operand, 8, 8> OperandFragment;
 
 template <typename T>
-inline void set_elements(thread simdgroup_matrix<T, 8, 8>& fragment, T first, T second) {
-  fragment.thread_elements()[0] = first;
-  fragment.thread_elements()[1] = second;
+inline void set_elements(thread simdgroup_matrix<T, 8, 8>& target, T first, T second) {
+  target.thread_elements()[0] = first;
+  target.thread_elements()[1] = second;
 }
 
 // The largest power of two that divides n and is at most `most`.
@@ -134,15 +134,17 @@ inline void unpack(uint word, thread Operand (&run)[N], int at, T) {
     constexpr int kElements = C * sizeof(Element) < 4 ? 1 : C * sizeof(Element) < 16 ? C : kWideChunk;      \
     constexpr int kWords = kElements * sizeof(Element) / 4;                                                 \
     typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                                      \
-    _Pragma("unroll") for (int i = 0; i < N; i += kElements) {                                              \
+    _Pragma("clang loop unroll(full)") for (int i = 0; i < N; i += kElements) {                             \
       const SPACE Element* from = source + i / C * stride + i % C;                                          \
       if (aligned && kWords > 0) {                                                                          \
         const Words words = *reinterpret_cast<const SPACE Words*>(from);                                    \
-        _Pragma("unroll") for (int w = 0; w < kWords; w++) {                                                \
+        _Pragma("clang loop unroll(full)") for (int w = 0; w < kWords; w++) {                               \
           unpack(word_of(words, w), run, i + w * kWordElements, Element(0.0f));                             \
         }                                                                                                   \
       } else {                                                                                              \
-        _Pragma("unroll") for (int e = 0; e < kElements; e++) { run[i + e] = Operand(from[e]); }            \
+        _Pragma("clang loop unroll(full)") for (int e = 0; e < kElements; e++) {                            \
+          run[i + e] = Operand(from[e]);                                                                    \
+        }                                                                                                   \
       }                                                                                                     \
     }                                                                                                       \
   }
@@ -167,7 +169,7 @@ inline void read_value(Pointer row, bool aligned, LanePosition at, thread Operan
 
 template <int N>
 inline void fill_run(thread Operand (&run)[N], float value) {
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int i = 0; i < N; i++) {
     run[i] = Operand(value);
   }
@@ -176,7 +178,7 @@ inline void fill_run(thread Operand (&run)[N], float value) {
 // Becomes (and stays) NaN as soon as an element is infinite or NaN; stays 0 otherwise. One FMA per element.
 template <int N>
 inline float special_values(thread const Operand (&run)[N], float seen) {
-#pragma unroll
+#pragma clang loop unroll(full)
   for (int i = 0; i < N; i++) {
     seen = fma(float(run[i]), 0.0f, seen);
   }

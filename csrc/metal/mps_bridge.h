@@ -1,4 +1,5 @@
-// The one place that includes torch's MPS headers, which are internal to torch and may change with it.
+// The one place that includes torch's MPS headers, which are internal to torch and may change with it:
+// ../README.md says what to look at when they do.
 #pragma once
 
 #import <Metal/Metal.h>

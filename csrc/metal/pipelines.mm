@@ -73,9 +73,11 @@ MTLCompileOptions* compile_options(const Macros& macros) {
   for (const auto& [name, value] : macros) [values setObject:to_nsstring(value) forKey:to_nsstring(name)];
   options.preprocessorMacros = values;
   // NaN and infinities have a meaning here; the kernels ask for fast functions by name where those will do.
+  // The one switch of macOS 14 became two, of which each is fast by default.
 #ifdef __MAC_15_0
   if (@available(macOS 15.0, *)) {
     options.mathMode = MTLMathModeSafe;
+    options.mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPrecise;
     return options;
   }
 #endif

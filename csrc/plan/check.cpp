@@ -1,6 +1,11 @@
 // Refusals: one sentence each, naming the op, the value, the limit, and what to do instead.
 #include "check.h"
 
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <numbers>
+
 #include "supported.h"
 
 namespace fattn {
@@ -11,7 +16,12 @@ using Kind = Refusal::Kind;
 template <typename... Parts>
 Refusal refuse(Kind kind, const char* op, const Parts&... parts) {
   auto text = [](const auto& part) {
-    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>) {
+    using Part = std::decay_t<decltype(part)>;
+    if constexpr (std::is_floating_point_v<Part>) {
+      std::array<char, 32> digits{};
+      std::snprintf(digits.data(), digits.size(), "%g", part);
+      return std::string(digits.data());
+    } else if constexpr (std::is_arithmetic_v<Part>) {
       return std::to_string(part);
     } else {
       return std::string(part);
@@ -46,20 +56,43 @@ std::optional<Refusal> check_unbuilt(const char* op, const UnbuiltOptions& optio
   if (options.sink_tokens < 0) {
     return refuse(Kind::kValue, op, "sink_tokens ", options.sink_tokens, " is negative; use 0 for none");
   }
-  if (!(options.softcap >= 0.0)) {
-    return refuse(Kind::kValue, op, "softcap ", options.softcap, " is not >= 0; use 0 for none");
+  if (!(options.softcap >= 0.0 && std::isfinite(options.softcap))) {
+    return refuse(Kind::kValue, op, "softcap ", options.softcap,
+                  " is not a finite number >= 0; use 0 for none");
   }
-  const char* unbuilt = options.window_left >= 0 || options.window_right >= 0
-                            ? "a sliding window (window_left/window_right)"
-                        : options.sink_tokens > 0 ? "sink_tokens"
-                        : options.sinks           ? "sinks"
-                        : options.alibi_slopes    ? "alibi_slopes"
-                        : options.softcap > 0.0   ? "softcap"
-                        : options.tree_mask       ? "tree_mask"
-                                                  : nullptr;
-  if (unbuilt) {
-    return refuse(Kind::kNotImplemented, op, unbuilt,
-                  " has no kernel yet; express it as attn_mask or use F.scaled_dot_product_attention");
+  const auto unbuilt = [op](const char* what, const char* instead) {
+    return refuse(Kind::kNotImplemented, op, what, " has no kernel yet; ", instead);
+  };
+  // What no mask can say comes first: whoever sets two options must not be sent to a mask for both.
+  if (options.softcap > 0.0) {
+    return unbuilt("softcap", "compute this layer from matmul, softcap * tanh(scores / softcap) and softmax");
+  }
+  if (options.sinks) {
+    return unbuilt("sinks",
+                   "leave it out, pass return_lse=True and multiply out by "
+                   "torch.sigmoid(lse - sinks[:, None])[..., None]");
+  }
+  if (options.window_left >= 0 || options.window_right >= 0) {
+    return unbuilt("a sliding window (window_left/window_right)",
+                   "pass a bool attn_mask that is True inside the window");
+  }
+  if (options.sink_tokens > 0) {
+    return unbuilt("sink_tokens", "pass a bool attn_mask that is True at those keys");
+  }
+  if (options.alibi_slopes) {
+    return unbuilt("alibi_slopes", "pass slope * (key position - query position) as a float attn_mask");
+  }
+  if (options.tree_mask) {
+    return unbuilt("tree_mask", "pass a bool attn_mask that is True where the tree allows it");
+  }
+  return std::nullopt;
+}
+
+// The kernels multiply in float32, in units of log2(e).
+std::optional<Refusal> check_scale(const char* op, double scale) {
+  if (!std::isfinite(static_cast<float>(scale * std::numbers::log2e))) {
+    return refuse(Kind::kValue, op, "scale ", scale,
+                  " is not finite in float32; leave it out for 1 / sqrt(head_dim)");
   }
   return std::nullopt;
 }
@@ -89,6 +122,7 @@ std::optional<Refusal> check(const Problem& p) {
   }
   if (auto refusal = check_head_dim(op, "query/key", p.head_dim)) return refusal;
   if (auto refusal = check_head_dim(op, "value", p.value_dim)) return refusal;
+  if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_unbuilt(op, p.unbuilt)) return refusal;
   if (p.op != Op::kPrefill && p.q_len > kMaxDecodeRows) {
     return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
@@ -120,6 +154,15 @@ std::optional<Refusal> check(const MergeProblem& p) {
   }
   if (p.rows > kMaxLength || p.parts > kMaxLength || p.head_dim > kMaxLength) {
     return refuse(Kind::kValue, op, "a dimension of outs is above ", kMaxLength, "; merge in pieces");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check(const DeviceFacts& device, Op op) {
+  if (device.family < kMinFamily) {
+    return refuse(Kind::kNotImplemented, name_of(op), device.name, " is a GPU of Apple family ",
+                  device.family, " and the kernels need simdgroup matrices, which begin with family ",
+                  kMinFamily, " (M1); use F.scaled_dot_product_attention, or tensors on the CPU");
   }
   return std::nullopt;
 }

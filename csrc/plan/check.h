@@ -1,4 +1,4 @@
-// Whether a problem is one that the kernels can run.
+// Whether a problem is one that the kernels can run, and a GPU one that can run them.
 #pragma once
 
 #include <optional>
@@ -9,5 +9,6 @@ namespace fattn {
 
 std::optional<Refusal> check(const Problem& problem);
 std::optional<Refusal> check(const MergeProblem& problem);
+std::optional<Refusal> check(const DeviceFacts& device, Op op);
 
 }  // namespace fattn

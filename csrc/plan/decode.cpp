@@ -10,7 +10,9 @@ namespace {
 // follows the capacity; the kernel shares out the keys that are really there.
 int64_t choose_splits(const Problem& p, const DeviceFacts& device, const DecodeRow& row,
                       int64_t threadgroups) {
-  const int64_t wanted = int64_t(device.cores) * row.threadgroups_per_core / threadgroups;
+  static const int smallest = DeviceFacts().cores;
+  const int64_t cores = device.cores > 0 ? device.cores : smallest;
+  const int64_t wanted = cores * row.threadgroups_per_core / threadgroups;
   const int64_t useful = ceil_div(p.kv_len, row.min_keys_per_split);
   return std::clamp<int64_t>(std::min(wanted, useful), 1, kMaxSplits);
 }

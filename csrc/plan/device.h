@@ -9,7 +9,7 @@ namespace fattn {
 struct DeviceFacts {
   std::string name = "Apple M1";
   int family = 7;  // n of MTLGPUFamilyApple<n>
-  int cores = 8;
+  int cores = 8;   // 0: not known, as in a virtual machine
   int64_t max_threadgroup_bytes = 32768;
 };
 

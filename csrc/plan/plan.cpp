@@ -24,11 +24,13 @@ void add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype) {
 
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device) {
   if (auto refusal = check(problem)) return *std::move(refusal);
+  if (auto refusal = check(device, problem.op)) return *std::move(refusal);
   return problem.op == Op::kPrefill ? plan_prefill(problem, device) : plan_decode(problem, device);
 }
 
-std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts&) {
+std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device) {
   if (auto refusal = check(problem)) return *std::move(refusal);
+  if (auto refusal = check(device, Op::kMerge)) return *std::move(refusal);
   Plan plan;
   plan.tuning = "one simdgroup per row";
   if (problem.rows > 0 && problem.head_dim > 0) add_merge_pass(plan, problem, problem.dtype);

@@ -6,6 +6,8 @@
 
 namespace fattn {
 
+// Simdgroup matrices begin with this Apple GPU family: A14 and M1.
+inline constexpr int kMinFamily = 7;
 inline constexpr int64_t kHeadDimMultiple = 8;
 inline constexpr int64_t kMaxHeadDim = 128;
 inline constexpr int64_t kMaxDecodeRows = 8;  // q_len of decode and paged_decode

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from softmetal.msl.expressions import translate_literals
 from softmetal.msl.kernels import Kernel, KernelPass, Parameter
 from softmetal.msl.lexer import TokenList, TranslationError
-from softmetal.msl.qualifiers import drop_attributes, drop_qualified_members
+from softmetal.msl.members import translate_members
+from softmetal.msl.qualifiers import drop_attributes
 from softmetal.msl.structure import Function, Outline, Variable, outline
 from softmetal.msl.types import ADDRESS_SPACES, VECTORS
 
@@ -30,6 +31,10 @@ _PRAGMAS = (
     (
         re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll\((?:full|enable)\).*$", re.M),
         "#pragma unroll",
+    ),
+    (
+        re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll_count\((\d+)\).*$", re.M),
+        r"#pragma unroll \1",
     ),
     (
         re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll\(disable\).*$", re.M),
@@ -59,7 +64,7 @@ def translate(
     _place_variables(tokens, program, constants)
     _place_threadgroup_variables(tokens, program)
     drop_attributes(tokens)
-    drop_qualified_members(tokens)
+    translate_members(tokens, annotate=False)
     _qualify_functions(tokens, program)
     translate_literals(tokens)
     _qualify_vectors(tokens)

@@ -105,7 +105,7 @@ Output run(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-std::string compile_msl(const std::string& source, const Macros& macros, Mode mode) {
+std::string compile_msl(const std::string& source, const Macros& macros, const MathOptions& math, Mode mode) {
   TemporaryFolder folder;
   std::string file = folder.path + "/program_source";  // the name that Metal's own messages use
   std::ofstream(file, std::ios::binary) << source;
@@ -117,7 +117,11 @@ std::string compile_msl(const std::string& source, const Macros& macros, Mode mo
                                      "--source",
                                      file,
                                      "--mode",
-                                     mode == Mode::kChecked ? "checked" : "fast"};
+                                     mode == Mode::kChecked ? "checked" : "fast",
+                                     "--math-mode",
+                                     math.mode,
+                                     "--math-functions",
+                                     math.functions};
   for (const auto& [name, value] : macros) {
     arguments.push_back("--define");
     arguments.push_back(name + "=" + value);

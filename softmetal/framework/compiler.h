@@ -9,11 +9,15 @@ namespace softmetal {
 enum class Mode { kFast, kChecked };  // kChecked: instrumented for races, bounds, uninitialised reads, bytes
 using Macros = std::map<std::string, std::string>;
 
+struct MathOptions {  // what MTLCompileOptions say of floating point, in the compiler's words
+  std::string mode = "fast", functions = "fast";
+};
+
 struct CompileError : std::runtime_error {
   using std::runtime_error::runtime_error;  // what(): the compiler's text, with lines of the MSL source
 };
 
 // Path of the compiled module. Throws CompileError.
-std::string compile_msl(const std::string& source, const Macros& macros, Mode mode);
+std::string compile_msl(const std::string& source, const Macros& macros, const MathOptions& math, Mode mode);
 
 }  // namespace softmetal

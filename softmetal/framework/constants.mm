@@ -139,6 +139,13 @@ ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Prog
   }
   return self;
 }
+// The older switch for both of its successors.
+- (void)setFastMathEnabled:(BOOL)enabled {
+  _fastMathEnabled = enabled;
+  _mathMode = enabled ? MTLMathModeFast : MTLMathModeSafe;
+  _mathFloatingPointFunctions =
+      enabled ? MTLMathFloatingPointFunctionsFast : MTLMathFloatingPointFunctionsPrecise;
+}
 - (id)copyWithZone:(NSZone*)zone {
   MTLCompileOptions* copy = [[MTLCompileOptions alloc] init];
   copy.preprocessorMacros = _preprocessorMacros;

@@ -46,10 +46,12 @@ size_t device_memory() {
   static const size_t bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE)) / 4 * 3;
   return bytes;
 }
-unsigned core_count() {
-  const char* cores = getenv("SOFTMETAL_GPU_CORES");
-  return cores && atoi(cores) > 0 ? unsigned(atoi(cores)) : 8;
+static unsigned claimed(const char* variable, unsigned usual) {
+  const char* value = getenv(variable);
+  return value && *value ? unsigned(atoi(value)) : usual;
 }
+unsigned core_count() { return claimed("SOFTMETAL_GPU_CORES", 8); }
+static unsigned apple_family() { return claimed("SOFTMETAL_GPU_FAMILY", 8); }
 
 }  // namespace softmetal
 
@@ -87,8 +89,10 @@ extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal:
   return YES;
 }
 - (BOOL)supportsFamily:(MTLGPUFamily)family {
-  return (family >= MTLGPUFamilyApple1 && family <= MTLGPUFamilyApple8) || family == MTLGPUFamilyMac2 ||
-         (family >= MTLGPUFamilyCommon1 && family <= MTLGPUFamilyCommon3) || family == MTLGPUFamilyMetal3;
+  const unsigned apple = softmetal::apple_family();
+  return (family >= MTLGPUFamilyApple1 && family < MTLGPUFamilyApple1 + NSInteger(apple)) ||
+         family == MTLGPUFamilyMac2 || (family >= MTLGPUFamilyCommon1 && family <= MTLGPUFamilyCommon3) ||
+         (family == MTLGPUFamilyMetal3 && apple >= 7);
 }
 
 - (id<MTLCommandQueue>)newCommandQueue {

@@ -20,6 +20,16 @@ Macros read_macros(MTLCompileOptions* options) {
   return macros;
 }
 
+MathOptions read_math(MTLCompileOptions* options) {
+  if (!options) return {};
+  const char* modes[] = {"safe", "relaxed", "fast"};
+  if (options.mathMode < MTLMathModeSafe || options.mathMode > MTLMathModeFast)
+    violated("newLibraryWithSource: mathMode " + std::to_string(options.mathMode) +
+             " is none of MTLMathMode's values");
+  const bool precise = options.mathFloatingPointFunctions == MTLMathFloatingPointFunctionsPrecise;
+  return {modes[options.mathMode], precise ? "precise" : "fast"};
+}
+
 void report(NSError** error, MTLLibraryError code, const std::string& text) {
   if (error) *error = make_error(MTLLibraryErrorDomain, NSInteger(code), text);
 }
@@ -29,7 +39,7 @@ void report(NSError** error, MTLLibraryError code, const std::string& text) {
 id<MTLLibrary> new_library(NSString* source, MTLCompileOptions* options, NSError** error) {
   if (!source) violated("newLibraryWithSource: the source is nil");
   try {
-    auto program = std::make_shared<Program>(to_std(source), read_macros(options));
+    auto program = std::make_shared<Program>(to_std(source), read_macros(options), read_math(options));
     SMLibrary* library = [[SMLibrary alloc] init];
     library->_program = std::move(program);
     library->_maxThreads = options.maxTotalThreadsPerThreadgroup;
@@ -46,6 +56,11 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
     function->_program->check_complete(function->_name, function->_constants);
     auto pipeline = std::make_unique<Pipeline>(function->_program, function->_name, function->_constants);
     const softmetal_kernel& kernel = pipeline->kernel(Mode::kFast);
+    for (uint32_t i = 0; i < kernel.argument_count; ++i)
+      if (kernel.arguments[i].kind == SOFTMETAL_ARG_UNSUPPORTED)
+        throw CompileError("no pipeline can be made of kernel '" + function->_name + "': its parameter '" +
+                           kernel.arguments[i].name +
+                           "' is a texture or a sampler, which softmetal has not; pass a buffer instead");
     NSUInteger limit = kMaxThreads;
     for (NSUInteger asked :
          {NSUInteger(kernel.max_threads), function->_maxThreads, descriptor.maxTotalThreadsPerThreadgroup})

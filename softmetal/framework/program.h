@@ -34,8 +34,8 @@ class Module {  // a loaded copy; its code sees these constants and no others
 
 class Program {
  public:
-  Program(std::string source, Macros macros);  // compiles; throws CompileError
-  const std::string& module_path(Mode mode);   // compiles the checked module when it is first wanted
+  Program(std::string source, Macros macros, MathOptions math);  // compiles; throws CompileError
+  const std::string& module_path(Mode mode);  // compiles the checked module when it is first wanted
   const std::vector<std::string>& kernel_names() const { return kernel_names_; }
   struct Constant {
     std::string name;
@@ -49,6 +49,7 @@ class Program {
  private:
   std::string source_;
   Macros macros_;
+  MathOptions math_;
   std::mutex mutex_;
   std::string paths_[2];
   std::vector<std::string> kernel_names_;

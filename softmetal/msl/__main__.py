@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from .arithmetic import FUNCTIONS, MATH_MODES, Arithmetic
 from .compile import MODES, CompileError, Program, compile_program
+from .language import DEFAULT, LANGUAGES
 
 
 def main() -> int:
@@ -18,18 +21,36 @@ def main() -> int:
     compiler.add_argument("--source", required=True, help="the .metal file, or - for standard input")
     compiler.add_argument("--out", type=Path, help="folder of the result (default: the cache)")
     compiler.add_argument("--mode", choices=MODES, default="fast")
+    compiler.add_argument("--std", choices=LANGUAGES, default=DEFAULT, help="version of the language")
     compiler.add_argument("--define", action="append", default=[], metavar="NAME=VALUE")
     compiler.add_argument("--include", action="append", default=[], metavar="FOLDER")
     compiler.add_argument("--only", metavar="REGEX", help="export only the kernels whose host name matches")
+    compiler.add_argument(
+        "--math-mode", choices=MATH_MODES, default="fast", help="what the compiler may assume (fast)"
+    )
+    compiler.add_argument(
+        "--math-functions",
+        choices=FUNCTIONS,
+        default="fast",
+        help="what functions in no namespace are (fast)",
+    )
+    compiler.add_argument(
+        "--no-contract", action="store_true", help="round a * b + c twice (default: $SOFTMETAL_CONTRACT)"
+    )
     compiler.add_argument("--name", help="what messages call the source (default: the file's name)")
     arguments = parser.parse_args()
     from_stdin = arguments.source == "-"
+    arithmetic = Arithmetic(arguments.math_mode, arguments.math_functions)
+    if arguments.no_contract:
+        arithmetic = replace(arithmetic, contract=False)
     program = Program(
         source=sys.stdin.read() if from_stdin else Path(arguments.source).read_text(),
         name=arguments.name or ("program_source" if from_stdin else Path(arguments.source).name),
         macros=tuple(arguments.define),
         include=tuple(arguments.include),
+        std=arguments.std,
         only=arguments.only,
+        arithmetic=arithmetic,
     )
     try:
         print(compile_program(program, arguments.mode, arguments.out))

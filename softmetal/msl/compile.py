@@ -9,35 +9,43 @@ import os
 import platform
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
+from .arithmetic import PASSES, Arithmetic
 from .diagnostics import FLAGS, readable
+from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TranslationError, source_line
 from .preprocess import CLANG, PreprocessorError, preprocess
 from .recursion import check_recursion
 from .translate import translate
 
 _PACKAGE = Path(__file__).parent
-_PASSES = _PACKAGE.parent / "_build" / "libsoftmetal_passes.so"
+_BUILD = _PACKAGE.parent / "_build"
+RULES = _BUILD / "libsoftmetal_rules.so"
+SIMT_PASSES = _BUILD / "libsoftmetal_passes.so"
 _COMMON_FLAGS = [
     # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
     # bfloat as the auxiliary target does.
-    "-x", "c++", "-std=c++14", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
-    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden",
-    "-nostdlib++", "-nostdinc++", "-nostdlibinc",
+    "-x", "c++", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
+    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden", "-nostdlib++",
+    "-nostdinc++", "-nostdlibinc",
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
+    # The element type of vectors of bool (host/types.h).
+    "-fchar8_t",
+    # Vectors of different types do not mix: clang would take the bits of one for the other.
+    "-flax-vector-conversions=none",
+    # half and bfloat are rounded after every operation; floats out of an integer's range saturate.
+    "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
+    "-fno-strict-float-cast-overflow",
     # An endless loop stays one, for the watchdog to find; a large frame does not jump over the guard page.
     "-fno-finite-loops", "-fstack-clash-protection",
-    # Metal's arithmetic as written: no contraction, half and bfloat rounded after every operation.
-    "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none",
-    "-Xclang", "-fbfloat16-excess-precision=none",
     "--rtlib=compiler-rt", f"-I{_PACKAGE / 'host'}", *FLAGS,
     # The runtime's passes (simt/passes) read the names of basic blocks.
-    f"-fpass-plugin={_PASSES}", "-fno-discard-value-names",
+    f"-fpass-plugin={SIMT_PASSES}", "-fno-discard-value-names",
 ]  # fmt: skip
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only"],
@@ -66,7 +74,9 @@ class Program:
     name: str = "program_source"  # what errors and findings call the source
     macros: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
+    std: str = DEFAULT
     only: str | None = None  # regular expression of the host names to export; None for all
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
 
 def cache_folder() -> Path:
@@ -75,12 +85,15 @@ def cache_folder() -> Path:
 
 def compile_program(program: Program, mode: str, folder: Path | None = None) -> Path:
     """The shared object of the program, from the cache where it is there already. Raises CompileError."""
+    language = LANGUAGES[program.std]
     try:
-        preprocessed = preprocess(program.source, program.name, program.macros, program.include)
-        target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program.only)}.so"
+        preprocessed = preprocess(program.source, program.name, program.macros, program.include, language)
+        target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program)}.so"
         if not target.exists():
-            translation = translate(preprocessed, checked=mode == "checked", only=program.only)
-            compiler = _Compiler(translation.cpp, preprocessed)
+            translation = translate(
+                preprocessed, checked=mode == "checked", only=program.only, language=language
+            )
+            compiler = Compiler(translation.cpp, preprocessed, language, program.arithmetic)
             check_recursion(translation.tokens, translation.outline, compiler.llvm_code)
             compiler.build(mode, target)
     except (TranslationError, PreprocessorError) as error:
@@ -88,8 +101,10 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
     return target
 
 
-def _key(preprocessed: str, mode: str, only: str | None) -> str:
-    parts = (toolchain_version(), platform.machine(), *_machine_flags(), mode, only or "", preprocessed)
+def _key(preprocessed: str, mode: str, program: Program) -> str:
+    machine = (platform.machine(), *_machine_flags())
+    options = (mode, program.std, repr(program.arithmetic), program.only or "")
+    parts = (toolchain_version(), *machine, *options, preprocessed)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 
@@ -107,43 +122,55 @@ def _machine_flags() -> tuple[str, ...]:
 
 @cache
 def toolchain_version() -> str:
-    """Changes with the translator, the host headers, the ABI and clang."""
+    """Changes with the translator, the rules, the host headers, the ABI and clang."""
     digest = hashlib.sha256(CLANG.encode())
     for path in sorted([*_PACKAGE.glob("*.py"), *_PACKAGE.glob("host/*.h"), *_PACKAGE.glob("stub/**/*")]):
         if path.is_file():
             digest.update(path.read_bytes())
-    for path in [_PACKAGE.parent / "simt" / "abi.h", *sorted(_PACKAGE.parent.glob("simt/passes/*"))]:
+    for path in (_PACKAGE.parent / "simt" / "abi.h", RULES, PASSES, SIMT_PASSES):
+        if not path.exists():
+            raise CompileError(f"{path.name} is not built: run `python -m softmetal build`")
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 @dataclass(frozen=True)
-class _Compiler:
+class Compiler:
     """clang on a translated program."""
 
     cpp: str
     preprocessed: str  # the source's lines, for messages
+    language: Language
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
     def build(self, mode: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Renamed into place when complete, so that concurrent compiles of one program are safe.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
             output = Path(scratch) / "module.so"
-            self._run([*_MODE_FLAGS[mode], "-shared", "-o", str(output)])
+            self._run([*self._rules(), *_MODE_FLAGS[mode], "-shared", "-o", str(output)])
             os.replace(output, target)
+
+    def messages(self) -> str:
+        """All that clang says about the program, without generating code."""
+        return self._clang([*self._rules(), "-fsyntax-only", "-ferror-limit=0"]).stderr
 
     def llvm_code(self) -> str:
         """As clang emits it, before any optimisation."""
         return self._run(["-O0", "-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", "-"])
 
+    def _rules(self) -> list[str]:
+        return [f"-fplugin={RULES}", f"-fplugin-arg-softmetal-{self.language.version}"]
+
     def _run(self, flags: list[str]) -> str:
-        done = subprocess.run(
-            [CLANG, *_COMMON_FLAGS, *_machine_flags(), *flags, "-"],
-            input=self.cpp,
-            capture_output=True,
-            text=True,
-        )
-        errors = readable(done.stderr, partial(source_line, self.preprocessed))
+        done = self._clang(flags)
+        errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
         if errors or done.returncode:
             raise CompileError(errors or done.stderr)
         return done.stdout
+
+    def _clang(self, flags: list[str]) -> subprocess.CompletedProcess[str]:
+        language = [f"-std=c++{self.language.cpp}", f"-D{self.language.version_macro}"]
+        fixed = [*_COMMON_FLAGS, *_machine_flags(), *self.arithmetic.flags()]
+        command = [CLANG, *language, *fixed, *flags, "-"]
+        return subprocess.run(command, input=self.cpp, capture_output=True, text=True)

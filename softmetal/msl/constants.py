@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .lexer import TokenList
+from .lexer import TokenList, TranslationError
 from .structure import Outline, Variable
 
 _QUALIFIERS = ("constant", "static", "const", "constexpr")
@@ -20,19 +20,19 @@ class FunctionConstants:
     tokens: TokenList
     outline: Outline
     names: list[str] = field(default_factory=list)
+    dynamic: set[str] = field(default_factory=set)  # function constants and those computed from them
     descriptions: list[str] = field(default_factory=list)  # C++ names of the softmetal_function_constant_info
 
     def run(self) -> None:
         optional = self.translate_queries()
-        dynamic: set[str] = set()
         for variable in self.outline.variables:
             parentheses = self.attribute(variable)
             if parentheses is not None:
                 self.declare(variable, parentheses, variable.name not in optional)
-                dynamic.add(variable.name)
-            elif self.depends_on(variable, dynamic):
+                self.dynamic.add(variable.name)
+            elif self.depends_on(variable):
                 self.make_dynamic(variable)
-                dynamic.add(variable.name)
+                self.dynamic.add(variable.name)
 
     def attribute(self, variable: Variable) -> tuple[int, int] | None:
         """The parentheses of [[function_constant(N)]]."""
@@ -44,6 +44,11 @@ class FunctionConstants:
 
     def declare(self, variable: Variable, parentheses: tuple[int, int], required: bool) -> None:
         t, name = self.tokens, variable.name
+        if any(t.kind(i) == "op" and t.text(i) in ("=", "{") for i in range(parentheses[1], variable.end)):
+            raise TranslationError(
+                t[variable.name_index].where,
+                f"function constant '{name}' has an initialiser: its value comes with the pipeline",
+            )
         words = [i for i in range(variable.begin, variable.name_index) if t.text(i) not in _QUALIFIERS]
         type_name = t.join(words[0], words[-1] + 1)
         index = t.join(parentheses[0] + 1, parentheses[1])
@@ -56,10 +61,10 @@ class FunctionConstants:
         self.names.append(name)
         self.descriptions.append(f"::{variable.namespace}softmetal_info_{name}")
 
-    def depends_on(self, variable: Variable, dynamic: set[str]) -> bool:
+    def depends_on(self, variable: Variable) -> bool:
         t = self.tokens
         return any(
-            (t.kind(i) == "name" and t.text(i) in dynamic)
+            (t.kind(i) == "name" and t.text(i) in self.dynamic)
             or t.text(i).startswith("::softmetal::function_constant_defined")
             for i in range(variable.name_index + 1, variable.end)
         )
@@ -80,6 +85,14 @@ class FunctionConstants:
                 t.overwrite(i, "::softmetal::function_constant_defined")
                 t.overwrite(name, f"softmetal_info_{t.text(name)}.index")
         return asked
+
+    def check_gate(self, gate: str, where: str, subject: str) -> None:
+        """The X of [[function_constant(X)]] on a kernel's parameter."""
+        if gate.split("::")[-1].strip() not in self.dynamic:
+            raise TranslationError(
+                where,
+                f"{subject} depends on '{gate}', which is no function constant and not computed from one",
+            )
 
     def positions(self, mentioned: set[str]) -> list[int]:
         """Where the constants of these names are in the exported table."""

@@ -6,41 +6,31 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-# Messages without columns or excerpts (those would show translated text); C++14 with warnings for
-# anything newer.
+from .language import Language
+
+# Messages without columns or excerpts (those would show translated text). Warnings are off, but for those
+# that clang makes errors by itself and for what Apple's compiler does not know: C++ newer than C++20 (it only
+# warns about what is older) and arrays of variable length.
 FLAGS = [
     "-fno-caret-diagnostics", "-fno-show-column", "-fno-diagnostics-show-option", "-fno-elide-type",
-    "-fno-diagnostics-fixit-info",
-    "-Wno-everything", "-Wc++17-extensions", "-Wc++20-extensions", "-Wc++2b-extensions", "-Wvla-extension",
+    "-fno-diagnostics-fixit-info", "-Wno-everything", "-Wc++11-narrowing", "-Waddress-of-temporary",
+    "-Wenum-constexpr-conversion", "-Wreserved-user-defined-literal", "-Winvalid-constexpr",
+    "-Wc++2b-extensions", "-Wvla-extension",
 ]  # fmt: skip
 _MESSAGE = re.compile(
     r"^(?P<file>[^\n:]+):(?P<line>\d+): (?P<severity>fatal error|error|warning|note): (?P<text>.*)$"
 )
 _HOST = str(Path(__file__).parent / "host")
 _SPACES = {"__global_device": "device", "__local": "threadgroup", "__global_host": "constant"}
-# Apple's compiler warns about what is newer than C++14. These the kernels of torch's and MLX's wheels
-# use; anything else is refused.
-_ACCEPTED_EXTENSIONS = ("'static_assert' with no message", "inline variables", "constexpr if")
 _MOST_MESSAGES = 20
 _LONGEST_EXCERPT = 160
-_HINTS = (
-    (
-        "no viable overloaded '='",
-        "copying a whole struct to device or threadgroup memory is not supported: assign its members",
-    ),
-    (
-        "no matching constructor for initialization",
-        "a whole struct cannot be copied from another address space: copy its members",
-    ),
-    ("function type may not be qualified", "member functions cannot be qualified with an address space here"),
-)
-
 SourceLine = Callable[[str, int], str]
+Message = re.Match[str]
 
 
-def readable(stderr: str, source_line: SourceLine) -> str:
-    """Errors with the place, the line of source and how it was instantiated; empty if there are none."""
-    blocks: list[list[re.Match[str]]] = []
+def errors(stderr: str) -> list[list[Message]]:
+    """What clang says against the program: each error followed by its notes."""
+    blocks: list[list[Message]] = []
     for line in stderr.splitlines():
         match = _MESSAGE.match(line)
         if match is None:
@@ -49,20 +39,24 @@ def readable(stderr: str, source_line: SourceLine) -> str:
             blocks.append([match])
         elif blocks:
             blocks[-1].append(match)
-    blocks = [block for block in blocks if not _is_accepted(block[0])]
-    shown = [_block(block, source_line) for block in blocks[:_MOST_MESSAGES]]
+    return blocks
+
+
+def readable(stderr: str, source_line: SourceLine, language: Language) -> str:
+    """Errors with the place, the line of source and how it was instantiated; empty if there are none."""
+    blocks = errors(stderr)
+    shown = [_block(block, source_line, language) for block in blocks[:_MOST_MESSAGES]]
     if len(blocks) > _MOST_MESSAGES:
         shown.append(f"... and {len(blocks) - _MOST_MESSAGES} more errors")
     return "\n".join(shown)
 
 
-def _block(block: list[re.Match[str]], source_line: SourceLine) -> str:
+def _block(block: list[Message], source_line: SourceLine, language: Language) -> str:
     error, notes = block[0], [note for note in block[1:] if not _in_library(note)]
     place = error if not _in_library(error) else next(iter(notes), error)
     text = _metal_words(error["text"])
     if error["severity"] == "warning":
-        text += ", and MSL 3.1 is C++14"
-    text += "".join(f" ({hint})" for pattern, hint in _HINTS if pattern in text)
+        text += f", and {language.spoken} is C++{language.cpp}"
     lines = [f"{place['file']}:{place['line']}: error: {text}", *_excerpt(place, source_line)]
     lines += [
         f"{note['file']}:{note['line']}: note: {_metal_words(note['text'])}"
@@ -72,17 +66,13 @@ def _block(block: list[re.Match[str]], source_line: SourceLine) -> str:
     return "\n".join(lines)
 
 
-def _is_accepted(message: re.Match[str]) -> bool:
-    return message["severity"] == "warning" and message["text"].startswith(_ACCEPTED_EXTENSIONS)
-
-
-def _in_library(message: re.Match[str]) -> bool:
+def _in_library(message: Message) -> bool:
     return message["file"].startswith(
         (_HOST, "<scratch space>")
     )  # the latter: names that a macro of theirs pasted together
 
 
-def _excerpt(place: re.Match[str], source_line: SourceLine) -> list[str]:
+def _excerpt(place: Message, source_line: SourceLine) -> list[str]:
     line = source_line(place["file"], int(place["line"])).strip()
     return [f"    {line[:_LONGEST_EXCERPT]}"] if line else []
 

@@ -14,7 +14,8 @@ _UNSUFFIXED_FLOAT = re.compile(r"(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?")
 _HALF = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)[hH]")
 _BFLOAT = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)(bf|BF)")
 _EXPRESSION_KEYWORDS = {"return", "case", "else", "do"}
-_COMPARISONS = {"<", ">", "<=", ">=", "==", "!=", "&&", "||"}
+# Between these two clang has no conversion, so they are converted like vectors.
+_SIXTEEN_BITS = {"half", "bfloat", "bfloat16_t"}
 _UNARY = {"-", "+", "*", "&", "!", "~", "++", "--"}
 
 
@@ -62,7 +63,8 @@ class ExpressionPass:
 
     def names_vector(self, i: int) -> bool:
         text = self.tokens.text(i)
-        return text in VECTORS or text in PACKED_VECTORS or (text == "vec" and self.tokens.text(i + 1) == "<")
+        is_template = text == "vec" and self.tokens.text(i + 1) == "<"
+        return is_template or text in VECTORS or text in PACKED_VECTORS or text in _SIXTEEN_BITS
 
     def type_end(self, i: int) -> int:
         """Index after the (template) type name at `i`."""
@@ -93,9 +95,8 @@ class ExpressionPass:
         if t.text(end) == "(" and self.may_start_expression(begin):
             t[begin].before += "::softmetal::make<"
             t[end - 1].after += ">"
-            self.wrap_comparisons(end)
         elif t.kind(end) == "name" and self.in_body[i]:
-            self.initialised_declarators(t.join(begin, end), end, t.text(i).startswith("bool"))
+            self.initialised_declarators(t.join(begin, end), end)
 
     def in_scope_of_expressions(self, i: int) -> bool:
         return self.tokens.text(i - 1) not in ("operator", "~", "typename", "class", "struct", ".", "->")
@@ -107,8 +108,8 @@ class ExpressionPass:
             return previous.text in _EXPRESSION_KEYWORDS
         return previous.kind in ("op", "raw")
 
-    def initialised_declarators(self, type_text: str, i: int, is_bool: bool) -> None:
-        """float4 v(a, b), w; and bool4 m = x < y;"""
+    def initialised_declarators(self, type_text: str, i: int) -> None:
+        """float4 v(a, b), w;"""
         t = self.tokens
         while t.kind(i) == "name":
             end = i + 1
@@ -118,30 +119,7 @@ class ExpressionPass:
                 return
             if t.text(i + 1) == "(" and t.closing(i + 1) == end - 1:
                 t[i].after += f" = ::softmetal::make<{type_text}>"
-                self.wrap_comparisons(i + 1)
-            elif t.text(i + 1) == "=" and is_bool:
-                t[i + 1].after += f" ::softmetal::convert<{type_text}>("
-                t[end - 1].after += ")"
             i = end + 1 if t.text(end) == "," else len(t)
-
-    def wrap_comparisons(self, parenthesis: int) -> None:
-        """Comparisons of vectors give 0 or -1 by element here, 0 or 1 in Metal: arguments that are
-        comparisons become booleans.
-        """
-        t = self.tokens
-        for begin, end in t.split(parenthesis + 1, t.closing(parenthesis)):
-            operators, i = set(), begin
-            while i < end:
-                if t.text(i) == "<" and self.is_template_call(i):
-                    i = t.closing_angle(i) + 1  # its angles compare nothing
-                    continue
-                if t.kind(i) == "op" and t.text(i) in ("(", "[", "{"):
-                    i = t.closing(i)
-                operators.add(t.text(i))
-                i += 1
-            if operators & _COMPARISONS and "?" not in operators:
-                t[begin].before = "::softmetal::truth(" + t[begin].before
-                t[end - 1].after += ")"
 
     # ---- casts -----------------------------------------------------------------------------------
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from .constants import FunctionConstants
 from .lexer import TokenList, TranslationError
+from .qualifiers import host_text
 from .structure import Function, Instantiation, Outline
 from .threadgroup import bytes_function
 
@@ -35,6 +37,9 @@ THREAD_ATTRIBUTES = {
     "quadgroup_index_in_threadgroup": "QuadgroupIndexInThreadgroup",
     "quadgroups_per_threadgroup": "QuadgroupsPerThreadgroup",
 }
+# Parameters that need more than memory: a kernel that has one compiles, and no pipeline is made of it.
+_UNSUPPORTED_ATTRIBUTES = {"texture", "sampler"}
+_UNSUPPORTED_TYPE = re.compile(r"(texture|depth)(1d|2d|3d|cube|_buffer)\w*$|sampler$")
 
 
 @dataclass
@@ -48,6 +53,14 @@ class Parameter:
     @property
     def fetch(self) -> str:
         return f"::softmetal::{self.binding}" + (f"<({self.slot})>" if self.slot else "")
+
+    @property
+    def row(self) -> str:
+        """Its entry in the table of arguments; {function} is the kernel."""
+        if self.binding == "Unsupported":
+            return f'{{"{self.name}", SOFTMETAL_ARG_UNSUPPORTED, 0, 1}}'
+        kind = f"::softmetal::argument_kind<{self.position}>({{function}})"
+        return f'{{"{self.name}", {kind}, {self.slot}, {self.used}}}'
 
     @property
     def used(self) -> str:
@@ -147,6 +160,8 @@ class KernelPass:
         for attribute, binding in THREAD_ATTRIBUTES.items():
             if attribute in attributes:
                 return Parameter(name, binding, position, "", gate)
+        if _UNSUPPORTED_ATTRIBUTES & attributes.keys() or any(_UNSUPPORTED_TYPE.match(word) for word in words):
+            return Parameter(name, "Unsupported", position, "", gate)
         if "threadgroup" in attributes or ("threadgroup" in words and is_pointer):
             return Parameter(
                 name, "ThreadgroupArgument", position, attributes.get("threadgroup") or "0", gate
@@ -198,7 +213,9 @@ class KernelPass:
         evaluates it.
         """
         function = kernel.function
-        header = self.tokens.join(function.template_begin, function.begin) if function.is_template else ""
+        header = (
+            host_text(self.tokens, function.template_begin, function.begin) if function.is_template else ""
+        )
         begin = function.template_begin if function.is_template else function.begin
         name = f"softmetal_max_threads_{function.name}"
         self.tokens[
@@ -218,8 +235,19 @@ class KernelPass:
                 )
                 if not (one.gate and other.gate):
                     checks += f'static_assert(({one.slot}) != ({other.slot}), "{reason}"); '
+        for gate in {p.gate for p in kernel.parameters if p.gate}:
+            reason = f"'{gate}' must be bool to enable a parameter of kernel '{function.name}'"
+            checks += f'static_assert(__is_same(decltype({gate}), const bool), "{reason}"); '
         begin = function.template_begin if function.is_template else function.begin
         self.tokens[begin].before += checks
+
+    def check_gates(self, constants: FunctionConstants) -> None:
+        for kernel in self.kernels.values():
+            where = self.tokens[kernel.function.parameters[0]].where
+            for parameter in kernel.parameters:
+                if parameter.gate:
+                    subject = f"parameter '{parameter.name}' of kernel '{kernel.function.name}'"
+                    constants.check_gate(parameter.gate, where, subject)
 
     def export_instantiation(self, instantiation: Instantiation) -> None:
         t, begin, end = self.tokens, instantiation.begin, instantiation.end
@@ -266,11 +294,8 @@ class KernelPass:
         number = len(self.exported)
         function = f"softmetal_function_{number}"
         bindings = "".join(f", {p.fetch}{{}}" for p in kernel.parameters)
-        slots = [p for p in kernel.parameters if p.slot]
-        rows = ", ".join(
-            f'{{"{p.name}", ::softmetal::argument_kind<{p.position}>({function}), {p.slot}, {p.used}}}'
-            for p in slots
-        )
+        slots = [p for p in kernel.parameters if p.slot or p.binding == "Unsupported"]
+        rows = ", ".join(p.row.replace("{function}", function) for p in slots)
         max_threads = _companion(designator, f"softmetal_max_threads_{kernel.function.name}")
         limits = f"{max_threads}(), {_companion(designator, bytes_function(kernel.function))}()"
         self.exported.append(Export(host_name, number, namespace, len(slots), kernel.function.name))

@@ -24,6 +24,10 @@ _TOKEN = re.compile(
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
 _LINE_MARKER = re.compile(r'\s*#\s*(?:line\s+)?(\d+)(?:\s+"((?:\\.|[^"\\])*)")?')
+_NUMBERS = set(
+    "bool char uchar short ushort int uint long ulong size_t uint16_t int16_t uint32_t int32_t".split()
+)
+_SPECIFIERS = {"static", "constexpr", "const", "constant", "inline"}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
@@ -53,6 +57,7 @@ class TokenList:
     def __init__(self, text: str) -> None:
         self.tokens, self._tail = _lex(text)
         self._closing = self._match_brackets()
+        self._values = self._value_names()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -86,22 +91,30 @@ class TokenList:
 
     def closing_angle(self, index: int) -> int:
         """The '>' that closes the template argument list opened at `index`, or -1."""
-        depth, i = 0, index
+        i = index + 1
         while i < len(self.tokens):
             text = self.text(i)
             if self.kind(i) == "op":
                 if text in "([{":
                     i = self.closing(i)
-                elif text == "<":
-                    depth += 1
+                elif text == "<" and self.may_open_angle(i):
+                    close = self.closing_angle(i)
+                    i = close if close > 0 else i
                 elif text == ">":
-                    depth -= 1
-                    if depth == 0:
-                        return i
+                    return i
                 elif text in ")]};":
                     return -1
             i += 1
         return -1
+
+    def may_open_angle(self, index: int) -> bool:
+        """Whether the '<' follows the name of what may be a template; else it compares."""
+        before = self.previous(index)
+        return (
+            self.kind(before) != "number"
+            and self.text(before) not in (")", "]")
+            and (self.text(before) not in self._values)
+        )
 
     def join(self, begin: int, end: int) -> str:
         """Source text of [begin, end) on one line."""
@@ -133,17 +146,16 @@ class TokenList:
         """Ranges between the separators that are outside of all brackets, template argument lists
         included.
         """
-        ranges, start, angle, i = [], begin, 0, begin
+        ranges, start, i = [], begin, begin
         while i < end:
             text = self.text(i)
             if self.kind(i) == "op":
                 if text in "([{":
                     i = self.closing(i)
-                elif text == "<":
-                    angle += 1
-                elif text == ">":
-                    angle -= 1
-                elif text == separator and angle <= 0:
+                elif text == "<" and self.may_open_angle(i):
+                    close = self.closing_angle(i)
+                    i = close if close > 0 else i
+                elif text == separator:
                     ranges.append((start, i))
                     start = i + 1
             i += 1
@@ -154,6 +166,20 @@ class TokenList:
     def is_attribute(self, index: int) -> bool:
         """Whether [[ starts at `index`."""
         return self.text(index) == "[" and self.text(index + 1) == "[" and not self.tokens[index + 1].prefix
+
+    def _value_names(self) -> set[str]:
+        """Names declared as numbers, which `<` compares: `int N`, but neither the function `int f(` nor the
+        variable template `template <...> constexpr bool is_x`.
+        """
+        names = set()
+        for i in range(1, len(self.tokens)):
+            if self.kind(i) == "name" and self.text(i - 1) in _NUMBERS and self.text(i + 1) not in ("(", "<"):
+                begin = i - 1
+                while self.text(begin - 1) in _SPECIFIERS:
+                    begin -= 1
+                if self.text(begin - 1) != ">":
+                    names.add(self.text(i))
+        return names
 
     def _match_brackets(self) -> dict[int, int]:
         closing: dict[int, int] = {}

@@ -9,34 +9,43 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TranslationError
 
 CLANG = "clang++-19"
 STUB_HEADERS = Path(__file__).parent / "stub"
 _PREDEFINED = (
     "__METAL__",
-    "__METAL_VERSION__=310",
     "__METAL_MACOS__",
     "__HAVE_BFLOAT__",
 )
+# clang -E leaves macros in these as they are, and forgets the macros.
+_UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+unroll[ \t]*\(.*$", re.MULTILINE)
+_CONTRACTION = re.compile(r"^(\s*)#\s*pragma\s+METAL\s+fp\s+contract\b", re.MULTILINE)
 _MISSING = re.compile(r"^(.*?:\d+):\d+: fatal error: '([^']+)' file not found", re.MULTILINE)
 
 
-def preprocess(source: str, name: str, macros: Sequence[str] = (), include: Sequence[str] = ()) -> str:
+def preprocess(
+    source: str,
+    name: str,
+    macros: Sequence[str] = (),
+    include: Sequence[str] = (),
+    language: Language = LANGUAGES[DEFAULT],
+) -> str:
     """The program's text after preprocessing, with line markers that call the source `name`."""
     command = [
         CLANG,
         "-E",
         "-x",
         "c++",
-        "-std=c++14",
+        f"-std=c++{language.cpp}",
         "-nostdinc",
         "-nostdinc++",
         "-w",
         "-I",
         str(STUB_HEADERS),
     ]
-    command += [f"-D{macro}" for macro in (*_PREDEFINED, *macros)]
+    command += [f"-D{macro}" for macro in (language.version_macro, *_PREDEFINED, *macros)]
     for folder in include:
         command += ["-I", folder]
     done = subprocess.run(
@@ -46,11 +55,17 @@ def preprocess(source: str, name: str, macros: Sequence[str] = (), include: Sequ
         missing = _MISSING.search(done.stderr)
         if missing:
             where, header = missing.groups()
-            raise TranslationError(
-                where, f"'{header}' is no header of Metal: a program can include metal_* and simd/* only"
-            )
+            raise MissingHeaderError(where, header)
         raise PreprocessorError(done.stderr)
-    return done.stdout
+    return _CONTRACTION.sub(r"\1#pragma clang fp contract", _UNROLL.sub("", done.stdout))
+
+
+class MissingHeaderError(TranslationError):
+    def __init__(self, where: str, header: str) -> None:
+        self.header = header
+        super().__init__(
+            where, f"'{header}' is no header of Metal: a program can include metal_* and simd/* only"
+        )
 
 
 class PreprocessorError(Exception):

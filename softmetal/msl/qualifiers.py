@@ -26,43 +26,13 @@ def drop_attributes(tokens: TokenList) -> None:
         i += 1
 
 
-def drop_qualified_members(tokens: TokenList) -> None:
-    """Member functions qualified device, threadgroup or constant: outside of OpenCL, clang cannot overload on
-    those. `thread` is the default."""
-    i = 0
-    while i < len(tokens):
-        if tokens.kind(i) == "name" and tokens.text(i) in _SPACES:
-            before, after = tokens.previous(i), tokens.next(i)
-            if tokens.text(before) == "const":
-                before = tokens.previous(before)
-            if tokens.text(after) == "const":
-                after = tokens.next(after)
-            if tokens.text(before) == ")" and tokens.text(after) in ("{", ";", ":"):
-                if tokens.text(i) == "thread":
-                    tokens.blank(i, i + 1)
-                else:
-                    i = _drop_member(tokens, before, after)
-        i += 1
-
-
-def _drop_member(tokens: TokenList, parameters_end: int, body: int) -> int:
-    begin = parameters_end
-    while not _ends_member(tokens, begin - 1):
-        begin -= 1
-    end = body
-    while tokens.text(end) not in ("{", ";"):
-        end += 1
-    if tokens.text(end) == "{":
-        end = tokens.closing(end)
-    tokens.blank(begin, end + 1)
-    return end
-
-
-def _ends_member(tokens: TokenList, i: int) -> bool:
-    text = tokens.text(i)
-    if text == ":":
-        return tokens.text(i - 1) in ("public", "private", "protected")
-    return tokens.kind(i) == "op" and text in (";", "{", "}")
+def host_text(tokens: TokenList, begin: int, end: int) -> str:
+    """What join() gives, in C++: for text that a pass repeats elsewhere."""
+    parts = []
+    for i in range(begin, end):
+        text = tokens.join(i, i + 1)
+        parts.append("" if text == "thread" else _MACROS.get(text, text))
+    return " ".join(parts)
 
 
 def pointers_for_array_parameters(tokens: TokenList, outline: Outline) -> None:

@@ -7,7 +7,10 @@ and diagnostics.py hold the rules that need clang's view of the program.
 
 from __future__ import annotations
 
+from .attributes import check_attributes
+from .language import Language
 from .lexer import TokenList, TranslationError
+from .names import check_names
 from .structure import Function, Outline
 from .types import ADDRESS_SPACES, BUILTIN_TYPES
 
@@ -23,18 +26,24 @@ _FORBIDDEN = {
     "thread_local": "Metal has no thread_local; thread is an address space there",
     "virtual": "Metal has no virtual functions",
     "asm": "Metal has no inline assembly",
+    "wchar_t": "Metal has no wide characters",
+    "char16_t": "Metal has no wide characters",
+    "char32_t": "Metal has no wide characters",
+    "register": "Metal has no register storage class",
 }
 _DECLARATION_SPECIFIERS = {
     "const", "volatile", "static", "constexpr", "inline", "typename", "typedef", "struct",
     "friend", "mutable", "explicit",
 }  # fmt: skip
 _LAMBDA_CONTEXT = {"=", "(", ",", "{", ";", "}", "&&", "||", "?", ":", "!", "return"}
-_UNSIGNED = {"uint", "ushort", "uint2", "uint3", "ushort2", "ushort3", "uint16_t", "uint32_t"}
 
 
-def check(tokens: TokenList, outline: Outline) -> None:
+def check(tokens: TokenList, outline: Outline, language: Language) -> None:
     _check_words(tokens)
-    _check_lambdas(tokens)
+    check_names(tokens)
+    check_attributes(tokens, outline)
+    if not language.has_lambdas:
+        _check_lambdas(tokens)
     _check_program_scope(tokens, outline)
     for function in outline.functions:
         if function.is_kernel:
@@ -102,29 +111,6 @@ def _check_kernel(tokens: TokenList, function: Function) -> None:
         raise TranslationError(where, f"kernel '{function.name}' must return void")
     if function.name == "main":
         raise TranslationError(where, "a kernel cannot be called 'main'")
-    for begin, end in tokens.split(function.parameters[0] + 1, function.parameters[1]):
-        _check_thread_attribute(tokens, function, begin, end)
-
-
-def _check_thread_attribute(tokens: TokenList, function: Function, begin: int, end: int) -> None:
-    """Positions and indices are unsigned: uint or ushort, or a vector of them."""
-    types, i, is_position = set(), begin, False
-    while i < end:
-        if tokens.is_attribute(i):
-            is_position = is_position or tokens.text(i + 2).startswith(
-                ("thread", "simdgroup", "quadgroup", "dispatch")
-            )
-            is_position = is_position and tokens.text(i + 3) != "("
-            i = tokens.closing(i)
-        elif tokens.text(i) in BUILTIN_TYPES:
-            types.add(tokens.text(i))
-        i += 1
-    if is_position and types and "unsigned" not in types and not types & _UNSIGNED:
-        raise TranslationError(
-            tokens[begin].where,
-            f"parameter '{tokens.join(begin, end)}' of kernel '{function.name}' must be uint or ushort, "
-            "or a vector of 2 or 3 of them",
-        )
 
 
 class _PointerRule:

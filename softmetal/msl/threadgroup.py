@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .lexer import TokenList, TranslationError
+from .qualifiers import host_text
 from .structure import Function, Outline
 
 _STATEMENT_STARTS = {";", "{", "}", ":", ")"}
@@ -90,10 +91,8 @@ def _read_statement(tokens: TokenList, begin: int, end: int, block: Block) -> in
     while stop < end and tokens.text(stop) not in (";", "{", "}", "="):
         stop = tokens.closing(stop) + 1 if tokens.text(stop) in ("(", "[") else stop + 1
     if "threadgroup" in words and _declares_variable(tokens, begin, stop):
-        if tokens.text(stop) in ("=", "{"):
-            raise TranslationError(tokens[begin].where, "a threadgroup variable cannot have an initialiser")
         block.items.append(_read_declaration(tokens, begin, stop))
-        return stop
+        return _skip_zeros(tokens, begin, stop)
     if words & _CONSTANT_DECLARATIONS and tokens.text(begin) not in _CONTROL:
         semicolon = begin
         while semicolon < end and tokens.text(semicolon) != ";":
@@ -103,6 +102,20 @@ def _read_statement(tokens: TokenList, begin: int, end: int, block: Block) -> in
         block.constants.append((begin, semicolon, _declared_names(tokens, begin, semicolon)))
         return semicolon
     return begin + 1
+
+
+def _skip_zeros(tokens: TokenList, begin: int, stop: int) -> int:
+    """Drops `= {0}` or `{}`, which Apple's compiler takes and MLX writes; other initialisers it refuses. The
+    memory starts out undefined all the same.
+    """
+    if tokens.text(stop) not in ("=", "{"):
+        return stop
+    brace = stop + 1 if tokens.text(stop) == "=" else stop
+    close = tokens.closing(brace) if tokens.text(brace) == "{" else -1
+    if close < 0 or any(tokens.text(i) not in ("0", "0.0f", "0.0", "0.f") for i in range(brace + 1, close)):
+        raise TranslationError(tokens[begin].where, "a threadgroup variable cannot have an initialiser")
+    tokens.blank(stop, close + 1)
+    return close + 1
 
 
 def _leading_words(tokens: TokenList, begin: int) -> tuple[set[str], int]:
@@ -187,7 +200,7 @@ def _translate(tokens: TokenList, declaration: Declaration, number: int) -> None
 
 
 def _insert_bytes_function(tokens: TokenList, function: Function, block: Block) -> None:
-    header = tokens.join(function.template_begin, function.begin) if function.is_template else ""
+    header = host_text(tokens, function.template_begin, function.begin) if function.is_template else ""
     begin = function.template_begin if function.is_template else function.begin
     needed = _needed_names(tokens, block)
     body = _sizes(tokens, block, needed) if block.declarations() else ""

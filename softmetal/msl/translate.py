@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .attributes import annotate
+from .braces import translate_braced_arguments, translate_string_literals
+from .comparisons import translate_comparisons
 from .constants import FunctionConstants
 from .expressions import ExpressionPass, translate_literals
 from .kernels import KernelPass
+from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TokenList
+from .members import translate_members
 from .qualifiers import (
     drop_attributes,
-    drop_qualified_members,
     pointers_for_array_parameters,
     translate_address_spaces,
 )
 from .strict import check
-from .structs import translate_struct_copies
 from .structure import Outline, outline
 from .threadgroup import translate_threadgroup_variables
 from .usage import names_reached
@@ -30,24 +33,30 @@ class Translation:
     outline: Outline
 
 
-def translate(preprocessed: str, *, checked: bool, only: str | None = None) -> Translation:
+def translate(
+    preprocessed: str, *, checked: bool, only: str | None = None, language: Language = LANGUAGES[DEFAULT]
+) -> Translation:
     """C++ for a preprocessed MSL program. `only` is a regular expression of the host names to export.
 
     Raises TranslationError with the place in the .metal source.
     """
     tokens = TokenList(preprocessed)
     program = outline(tokens)
-    check(tokens, program)
+    check(tokens, program, language)
+    annotate(tokens, program)
     reached = names_reached(tokens, program)
     kernels = KernelPass(tokens, program, only)
     constants = FunctionConstants(tokens, program)
     kernels.run()
     constants.run()
+    kernels.check_gates(constants)
     translate_threadgroup_variables(tokens, program)
     pointers_for_array_parameters(tokens, program)
     drop_attributes(tokens)
-    drop_qualified_members(tokens)
-    translate_struct_copies(tokens, program)
+    translate_members(tokens)
+    translate_braced_arguments(tokens, program)
+    translate_string_literals(tokens)
+    translate_comparisons(tokens, program)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
     translate_address_spaces(tokens)

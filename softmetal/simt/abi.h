@@ -143,7 +143,8 @@ enum softmetal_argument_kind {
   SOFTMETAL_ARG_DEVICE = 0,
   SOFTMETAL_ARG_DEVICE_CONST = 1,
   SOFTMETAL_ARG_CONSTANT = 2,
-  SOFTMETAL_ARG_THREADGROUP = 3
+  SOFTMETAL_ARG_THREADGROUP = 3,
+  SOFTMETAL_ARG_UNSUPPORTED = 4  // a texture or sampler: no pipeline is made of the kernel
 };
 
 struct softmetal_argument {

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from softmetal.msl.arithmetic import Arithmetic
 from softmetal.msl.compile import CompileError, Program, compile_program
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +53,18 @@ class _Arguments(ctypes.Structure):
         ("buffer", ctypes.c_void_p * _MAX_BUFFERS),
         ("buffer_length", ctypes.c_uint64 * _MAX_BUFFERS),
         ("threadgroup_length", ctypes.c_uint32 * _MAX_BUFFERS),
+    ]
+
+
+_UNSUPPORTED = 4  # SOFTMETAL_ARG_UNSUPPORTED
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("kind", ctypes.c_uint32),
+        ("index", ctypes.c_uint32),
+        ("used", ctypes.c_uint32),
     ]
 
 
@@ -172,6 +185,7 @@ class Library:
         mode: str = "fast",
         include: Sequence[str | Path] = (),
         only: str | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         is_text = isinstance(source, str) and "\n" in source
         self._program = Program(
@@ -180,6 +194,7 @@ class Library:
             macros=tuple(f"{name}={value}" for name, value in (defines or {}).items()),
             include=tuple(str(folder) for folder in include),
             only=only,
+            arithmetic=arithmetic or Arithmetic(),
         )
         self._mode = mode
         self._modules: dict[str, Path] = {}
@@ -240,7 +255,14 @@ class Pipeline:
         kernels = self._loaded[mode].kernels
         if self._name not in kernels:
             raise KernelError(f"no kernel '{self._name}' in the library; it has {', '.join(kernels)}")
-        return kernels[self._name]
+        kernel = kernels[self._name]
+        for argument in ctypes.cast(kernel.arguments, ctypes.POINTER(_Argument))[: kernel.argument_count]:
+            if argument.kind == _UNSUPPORTED:
+                raise KernelError(
+                    f"kernel '{self._name}' takes '{argument.name.decode()}', a texture or a sampler, which "
+                    "softmetal has not; pass a buffer instead"
+                )
+        return kernel
 
     def run(
         self,

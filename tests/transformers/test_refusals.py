@@ -1,7 +1,8 @@
-"""What the kernels cannot express yet is refused with a sentence, never silently ignored."""
+"""What the kernels cannot express is refused with a sentence, never silently ignored, and before any work."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,33 +14,123 @@ from tests.conftest import counted_launches
 from tests.transformers.tiny_models import COMMON, DEVICE, pair, prompt
 from torch_fattn.integrations.transformers import attend
 
-
-def call(**options: Any) -> torch.Tensor:
-    query, key = (torch.randn(1, heads, 4, 16, device=DEVICE) for heads in (4, 2))
-    return attend(nn.Module(), query, key, key, options.pop("attention_mask", None), **options)[0]
+ROWS = 4
+ADVICE = re.compile(r'; .*(attn_implementation="(eager|sdpa)"|model\.eval\(\)|position_ids|create_\w+_mask)')
 
 
-@pytest.mark.parametrize("name", ["indices", "block_indices", "position_bias", "cu_seq_lens_q"])
-def test_unknown_meaning(name: str) -> None:
-    with counted_launches() as launches, pytest.raises(NotImplementedError, match=name):
-        call(**{name: torch.zeros(1, dtype=torch.int32)})
+class Layer(nn.Module):
+    is_causal = True
+
+
+def call(
+    rows: int = ROWS, head_dim: int = 16, dtype: torch.dtype = torch.float32, **options: Any
+) -> torch.Tensor:
+    query = torch.randn(1, 4, rows, head_dim, device=DEVICE).to(dtype)
+    key = torch.randn(1, 2, ROWS, head_dim, device=DEVICE).to(dtype)
+    return attend(Layer(), query, key, key, options.pop("attention_mask", None), **options)[0]
+
+
+def refusal(error: type[Exception] = NotImplementedError, **options: Any) -> str:
+    """The sentence of a refused call, which launches nothing and advises a user of transformers."""
+    with counted_launches() as launches, pytest.raises(error) as raised:
+        call(**options)
+    sentence = str(raised.value)
     assert not any(launches.values())
+    assert sentence.startswith("fattn attention in Layer: ") and "\n" not in sentence
+    assert ADVICE.search(sentence), sentence
+    assert "scaled_dot_product_attention" not in sentence and "attn_mask" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "indices",
+        "block_indices",
+        "position_bias",
+        "s_aux",
+        "head_mask",
+        "cu_seq_lens_q",
+        "seq_idx",
+        "unheard_of",
+    ],
+)
+def test_keyword_that_changes_attention(name: str) -> None:
+    assert name in refusal(**{name: torch.zeros(1, dtype=torch.int32)})
+    assert call(**{name: None}).shape == (1, ROWS, 4, 16), "None asks for nothing"
 
 
 def test_harmless_keywords_are_accepted() -> None:
     """The control of the test above: what models pass along without changing attention's meaning."""
-    assert call(position_ids=torch.arange(4), use_cache=True, indices=None).shape == (1, 4, 4, 16)
+    options = {
+        "position_ids": torch.arange(ROWS),
+        "use_cache": True,
+        "output_router_logits": True,
+        "max_length_q": 4,
+    }
+    assert call(**options).shape == (1, ROWS, 4, 16)
+    assert call(softcap=0.0, sliding_window=None).shape == (1, ROWS, 4, 16)
+
+
+def test_packed_sequences_with_their_mask() -> None:
+    mask = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool, device=DEVICE).tril()
+    lens = torch.tensor([0, ROWS], dtype=torch.int32)
+    assert call(cu_seq_lens_q=lens, attention_mask=mask).shape == (1, ROWS, 4, 16)
+
+
+def test_advice_where_sdpa_would_ignore_it_too() -> None:
+    """transformers' own sdpa function drops softcap and sinks without a word."""
+    for option in ({"softcap": 30.0}, {"s_aux": torch.zeros(4)}):
+        assert "sdpa" not in refusal(**option)
 
 
 def test_dropout() -> None:
-    with pytest.raises(NotImplementedError, match=r"dropout 0\.1"):
-        call(dropout=0.1)
+    assert "dropout 0.1" in refusal(dropout=0.1)
+    query = torch.randn(1, 4, ROWS, 16, device=DEVICE)
+    assert attend(Layer().eval(), query, query, query, None, dropout=0.1)[0].isfinite().all()
 
 
 def test_window_without_its_mask() -> None:
-    with pytest.raises(NotImplementedError, match="sliding window of 2"):
-        call(sliding_window=2)
-    assert call(sliding_window=4).shape == (1, 4, 4, 16), "4 keys fit into a window of 4"
+    assert "sliding window of 2" in refusal(sliding_window=2)
+    assert call(sliding_window=4).shape == (1, ROWS, 4, 16), "4 keys fit into a window of 4"
+
+
+def test_masks_that_say_something_else() -> None:
+    def ones(*shape: int, dtype: torch.dtype = torch.bool) -> torch.Tensor:
+        return torch.ones(shape, dtype=dtype, device=DEVICE)
+
+    assert "2D mask is torch.int64" in refusal(attention_mask=ones(1, ROWS, dtype=torch.int64))
+    assert "(4, 4) and must be bool (1, 4)" in refusal(attention_mask=ones(ROWS, ROWS))
+    assert "3 dimensions" in refusal(attention_mask=ones(1, ROWS, ROWS))
+    assert "torch.int64 is neither" in refusal(attention_mask=ones(1, 1, ROWS, ROWS, dtype=torch.int64))
+    for mask in (ones(1, ROWS), ones(1, 1, 1, ROWS), ones(1, 1, ROWS, ROWS, dtype=torch.float32)):
+        assert call(attention_mask=mask).shape == (1, ROWS, 4, 16)
+
+
+def test_nobody_says_whether_the_layer_is_causal() -> None:
+    query = torch.randn(1, 4, ROWS, 16, device=DEVICE)
+    with pytest.raises(NotImplementedError, match="neither a mask nor is_causal"):
+        attend(nn.Module(), query, query, query, None)
+    assert attend(nn.Module(), query, query, query, None, is_causal=False)[0].shape == (1, ROWS, 4, 16)
+    row = query[:, :, :1]
+    assert attend(nn.Module(), row, query, query, None)[0].shape == (1, 1, 4, 16), "one row sees every key"
+
+
+def test_more_causal_rows_than_keys() -> None:
+    assert "no alignment" in refusal(rows=ROWS + 1)
+    assert call(rows=ROWS + 1, is_causal=False).shape == (1, ROWS + 1, 4, 16)
+
+
+def test_unbatched_inputs() -> None:
+    query = torch.randn(4, ROWS, 16, device=DEVICE)
+    with pytest.raises(NotImplementedError, match=r"\[B, H, L, D\] but \(4, 4, 16\)"):
+        attend(Layer(), query, query, query, None)
+
+
+def test_refusals_of_the_operator_have_transformers_advice() -> None:
+    assert "head_dim 136" in refusal(head_dim=136)
+    assert "head_dim 12" in refusal(ValueError, head_dim=12)
+    assert "torch.int32" in refusal(TypeError, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +143,38 @@ def test_window_without_its_mask() -> None:
 def test_models_that_need_more(config: Any, option: str) -> None:
     ours, _ = pair(AutoModelForCausalLM, config)
     ids, _ = prompt()
-    with torch.no_grad(), pytest.raises(NotImplementedError, match=option):
+    with torch.no_grad(), pytest.raises(NotImplementedError, match=f'{option}.*attn_implementation="eager"'):
         ours(ids.to(DEVICE))
 
 
-def test_training_with_dropout() -> None:
+def test_training_is_refused_before_the_kernels_run() -> None:
+    """The line: training mode, gradients enabled, and inputs that require them."""
+    ours, _ = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids = prompt()[0].to(DEVICE)
+    ours.train()
+    with counted_launches() as launches, pytest.raises(NotImplementedError, match="training mode") as raised:
+        ours(ids)
+    assert not any(launches.values())
+    assert 'attn_implementation="sdpa"' in str(raised.value) and "torch.no_grad()" in str(raised.value)
+    with torch.no_grad():
+        assert ours(ids).logits.isfinite().all()
+    ours.requires_grad_(False)
+    assert ours(ids).logits.isfinite().all(), "nothing asks for a gradient"
+
+
+def test_inference_without_no_grad() -> None:
+    """What everyone does: eval mode, parameters that require gradients. Only a backward is refused."""
+    ours, _ = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    loss = ours(prompt()[0].to(DEVICE)).logits.sum()
+    assert loss.requires_grad
+    with pytest.raises(RuntimeError, match='attn_implementation="sdpa"'):
+        loss.backward()
+
+
+def test_dropout_in_training_mode_without_gradients() -> None:
     ours, _ = pair(AutoModelForCausalLM, LlamaConfig(**COMMON, attention_dropout=0.1))
-    ids, _ = prompt()
-    with pytest.raises(NotImplementedError, match="dropout"):
-        ours.train()(ids.to(DEVICE))
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="dropout 0.1"):
+        ours.train()(prompt()[0].to(DEVICE))
 
 
 def test_attention_weights_are_not_returned() -> None:

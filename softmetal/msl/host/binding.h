@@ -55,21 +55,6 @@ SOFTMETAL_INLINE SOFTMETAL_THREADGROUP T& threadgroup_variable(int id, const cha
   return *(SOFTMETAL_THREADGROUP T*)softmetal_threadgroup_variable(id, sizeof(T), align, name, line);
 }
 
-// A struct out of another address space.
-#define SOFTMETAL_COPY_OF(SPACE)                \
-  template <class T>                            \
-  SOFTMETAL_INLINE T copy_of(SPACE T& source) { \
-    return *(const T*)&source;                  \
-  }
-SOFTMETAL_COPY_OF(const SOFTMETAL_DEVICE)
-SOFTMETAL_COPY_OF(const SOFTMETAL_THREADGROUP)
-SOFTMETAL_COPY_OF(SOFTMETAL_CONSTANT)
-#undef SOFTMETAL_COPY_OF
-template <class T>
-SOFTMETAL_INLINE constexpr T&& copy_of(T&& value) {
-  return static_cast<T&&>(value);
-}
-
 // A reference to an absent optional argument must still be safe to read ahead of the test that skips it.
 template <class T>
 struct Absent {
@@ -112,6 +97,14 @@ struct ThreadgroupArgument {
     } else {
       return (P)address;
     }
+  }
+};
+
+// A texture, a sampler: of a kernel that takes one no pipeline is made.
+struct Unsupported {
+  template <class P>
+  SOFTMETAL_INLINE static P get(const softmetal_arguments*) {
+    return P();
   }
 };
 

@@ -4,12 +4,19 @@
 #include "math.h"
 
 namespace metal {
-template <class T, int N>
-SOFTMETAL_INLINE T dot(vec<T, N> a, softmetal::undeduced<vec<T, N>> b) {
-  T sum = a[0] * b[0];
-  for (int i = 1; i < N; ++i) sum += a[i] * b[i];
-  return sum;
-}
+// Overloads, not templates: they win over a program's own `template <class T> float dot(T, T)`.
+#define SOFTMETAL_DOT(T, N)                                    \
+  SOFTMETAL_INLINE constexpr T dot(vec<T, N> a, vec<T, N> b) { \
+    T sum = a[0] * b[0];                                       \
+    for (int i = 1; i < N; ++i) sum += a[i] * b[i];            \
+    return sum;                                                \
+  }
+#define SOFTMETAL_DOTS(T) SOFTMETAL_DOT(T, 2) SOFTMETAL_DOT(T, 3) SOFTMETAL_DOT(T, 4)
+SOFTMETAL_DOTS(half)
+SOFTMETAL_DOTS(bfloat)
+SOFTMETAL_DOTS(float)
+#undef SOFTMETAL_DOTS
+#undef SOFTMETAL_DOT
 template <class T, int N>
 SOFTMETAL_INLINE T length_squared(vec<T, N> a) {
   return dot(a, a);

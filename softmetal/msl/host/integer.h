@@ -3,6 +3,17 @@
 #pragma clang system_header
 #include "vectors.h"
 
+namespace softmetal {
+// a * b + c, limited to T. The widest product and sum fit 128 bits.
+template <class T>
+SOFTMETAL_INLINE constexpr T saturated(T a, T b, T c) {
+  using Wide = conditional_t<is_signed_v<T>, __int128, unsigned __int128>;
+  const Wide sum = Wide(a) * Wide(b) + Wide(c);
+  const Wide low = numeric_limits<T>::min(), high = numeric_limits<T>::max();
+  return sum < low ? T(low) : sum > high ? T(high) : T(sum);
+}
+}  // namespace softmetal
+
 namespace metal {
 // Overloads, not templates: mixed argument types are as ambiguous here as they are in Metal.
 #define SOFTMETAL_INTEGER(T)                                                                               \
@@ -12,8 +23,14 @@ namespace metal {
   SOFTMETAL_INLINE constexpr T min3(T a, T b, T c) { return min(min(a, b), c); }                           \
   SOFTMETAL_INLINE constexpr T max3(T a, T b, T c) { return max(max(a, b), c); }                           \
   SOFTMETAL_INLINE constexpr T median3(T a, T b, T c) { return max(min(a, b), min(max(a, b), c)); }        \
-  SOFTMETAL_INLINE constexpr T abs(T x) { return x < 0 ? T(-x) : x; }                                      \
-  SOFTMETAL_INLINE constexpr T absdiff(T a, T b) { return a < b ? T(b - a) : T(a - b); }                   \
+  /* The least integer has no positive counterpart, and stays. */                                          \
+  SOFTMETAL_INLINE constexpr T abs(T x) {                                                                  \
+    return x < 0 ? T(make_unsigned_t<T>(0) - make_unsigned_t<T>(x)) : x;                                   \
+  }                                                                                                        \
+  SOFTMETAL_INLINE constexpr make_unsigned_t<T> absdiff(T a, T b) {                                        \
+    using U = make_unsigned_t<T>;                                                                          \
+    return a < b ? U(U(b) - U(a)) : U(U(a) - U(b));                                                        \
+  }                                                                                                        \
   SOFTMETAL_INLINE constexpr T popcount(T x) {                                                             \
     return T(__builtin_popcountl(ulong(make_unsigned_t<T>(x))));                                           \
   }                                                                                                        \
@@ -34,7 +51,10 @@ namespace metal {
     return T(                                                                                              \
         make_unsigned_t<T>(__builtin_bitreverse64(ulong(make_unsigned_t<T>(v))) >> (64 - sizeof(T) * 8))); \
   }                                                                                                        \
-  SOFTMETAL_INLINE constexpr T mulhi(T a, T b) { return T((__int128(a) * b) >> (sizeof(T) * 8)); }         \
+  SOFTMETAL_INLINE constexpr T mulhi(T a, T b) {                                                           \
+    using Wide = conditional_t<is_signed_v<T>, __int128, unsigned __int128>;                               \
+    return T((Wide(a) * Wide(b)) >> (sizeof(T) * 8));                                                      \
+  }                                                                                                        \
   SOFTMETAL_INLINE constexpr T hadd(T a, T b) { return T((__int128(a) + b) >> 1); }                        \
   SOFTMETAL_INLINE constexpr T rhadd(T a, T b) { return T((__int128(a) + b + 1) >> 1); }                   \
   SOFTMETAL_INLINE constexpr T addsat(T a, T b) {                                                          \
@@ -49,9 +69,24 @@ namespace metal {
            : sum > numeric_limits<T>::max() ? numeric_limits<T>::max()                                     \
                                             : T(sum);                                                      \
   }                                                                                                        \
+  SOFTMETAL_INLINE constexpr T madhi(T a, T b, T c) {                                                      \
+    using U = make_unsigned_t<T>;                                                                          \
+    return T(U(U(mulhi(a, b)) + U(c)));                                                                    \
+  }                                                                                                        \
+  SOFTMETAL_INLINE constexpr T madsat(T a, T b, T c) { return softmetal::saturated<T>(a, b, c); }          \
   SOFTMETAL_INLINE constexpr T extract_bits(T x, uint offset, uint bits) {                                 \
     constexpr uint width = sizeof(T) * 8;                                                                  \
-    return bits == 0 ? T(0) : T(T(make_unsigned_t<T>(x) << (width - bits - offset)) >> (width - bits));    \
+    if (bits == 0 || offset >= width) return T(0);                                                         \
+    const uint count = bits > width - offset ? width - offset : bits;                                      \
+    /* To the top, and back down with the sign if T has one. */                                            \
+    return T(T(make_unsigned_t<T>(make_unsigned_t<T>(x) << (width - count - offset))) >> (width - count)); \
+  }                                                                                                        \
+  SOFTMETAL_INLINE constexpr T insert_bits(T base, T insert, uint offset, uint bits) {                     \
+    using U = make_unsigned_t<T>;                                                                          \
+    constexpr uint width = sizeof(T) * 8;                                                                  \
+    if (bits == 0 || offset >= width) return base;                                                         \
+    const U mask = U(U(bits >= width ? U(~U(0)) : U((U(1) << bits) - 1)) << offset);                       \
+    return T(U((U(base) & U(~mask)) | (U(U(insert) << offset) & mask)));                                   \
   }
 SOFTMETAL_INTEGER(char)
 SOFTMETAL_INTEGER(uchar)
@@ -63,21 +98,74 @@ SOFTMETAL_INTEGER(long)
 SOFTMETAL_INTEGER(ulong)
 #undef SOFTMETAL_INTEGER
 
-SOFTMETAL_INLINE constexpr int mul24(int a, int b) { return a * b; }
-SOFTMETAL_INLINE constexpr uint mul24(uint a, uint b) { return a * b; }
-SOFTMETAL_INLINE constexpr int mad24(int a, int b, int c) { return a * b + c; }
-SOFTMETAL_INLINE constexpr uint mad24(uint a, uint b, uint c) { return a * b + c; }
+// Products of the low 24 bits, the low 32 bits of them.
+SOFTMETAL_INLINE constexpr uint mul24(uint a, uint b) { return (a & 0xffffffu) * (b & 0xffffffu); }
+SOFTMETAL_INLINE constexpr int mul24(int a, int b) {
+  return int(uint(int(uint(a) << 8) >> 8) * uint(int(uint(b) << 8) >> 8));
+}
+SOFTMETAL_INLINE constexpr uint mad24(uint a, uint b, uint c) { return mul24(a, b) + c; }
+SOFTMETAL_INLINE constexpr int mad24(int a, int b, int c) { return int(uint(mul24(a, b)) + uint(c)); }
 
-#define SOFTMETAL_VECTOR_UNARY(NAME)                                \
-  template <class T, int N, enable_if_t<is_integral_v<T>, int> = 0> \
-  SOFTMETAL_INLINE vec<T, N> NAME(vec<T, N> x) {                    \
-    vec<T, N> r;                                                    \
-    for (int i = 0; i < N; ++i) r[i] = NAME(T(x[i]));               \
-    return r;                                                       \
+// The same by element.
+template <class T>
+using if_integer = enable_if_t<is_integral_v<T>, int>;
+#define SOFTMETAL_BY_ELEMENT1(NAME, RESULT)           \
+  template <class T, int N, if_integer<T> = 0>        \
+  SOFTMETAL_INLINE vec<RESULT, N> NAME(vec<T, N> a) { \
+    vec<RESULT, N> r;                                 \
+    for (int i = 0; i < N; ++i) r[i] = NAME(T(a[i])); \
+    return r;                                         \
   }
-SOFTMETAL_VECTOR_UNARY(popcount)
-SOFTMETAL_VECTOR_UNARY(clz)
-SOFTMETAL_VECTOR_UNARY(ctz)
-SOFTMETAL_VECTOR_UNARY(reverse_bits)
-#undef SOFTMETAL_VECTOR_UNARY
+#define SOFTMETAL_BY_ELEMENT2(NAME, RESULT)                                              \
+  template <class T, int N, if_integer<T> = 0>                                           \
+  SOFTMETAL_INLINE vec<RESULT, N> NAME(vec<T, N> a, softmetal::undeduced<vec<T, N>> b) { \
+    vec<RESULT, N> r;                                                                    \
+    for (int i = 0; i < N; ++i) r[i] = NAME(T(a[i]), T(b[i]));                           \
+    return r;                                                                            \
+  }
+#define SOFTMETAL_BY_ELEMENT3(NAME)                                               \
+  template <class T, int N, if_integer<T> = 0>                                    \
+  SOFTMETAL_INLINE vec<T, N> NAME(vec<T, N> a, softmetal::undeduced<vec<T, N>> b, \
+                                  softmetal::undeduced<vec<T, N>> c) {            \
+    vec<T, N> r;                                                                  \
+    for (int i = 0; i < N; ++i) r[i] = NAME(T(a[i]), T(b[i]), T(c[i]));           \
+    return r;                                                                     \
+  }
+SOFTMETAL_BY_ELEMENT1(abs, T)
+SOFTMETAL_BY_ELEMENT1(popcount, T)
+SOFTMETAL_BY_ELEMENT1(clz, T)
+SOFTMETAL_BY_ELEMENT1(ctz, T)
+SOFTMETAL_BY_ELEMENT1(reverse_bits, T)
+SOFTMETAL_BY_ELEMENT2(min, T)
+SOFTMETAL_BY_ELEMENT2(max, T)
+SOFTMETAL_BY_ELEMENT2(absdiff, make_unsigned_t<T>)
+SOFTMETAL_BY_ELEMENT2(addsat, T)
+SOFTMETAL_BY_ELEMENT2(subsat, T)
+SOFTMETAL_BY_ELEMENT2(hadd, T)
+SOFTMETAL_BY_ELEMENT2(rhadd, T)
+SOFTMETAL_BY_ELEMENT2(mulhi, T)
+SOFTMETAL_BY_ELEMENT2(rotate, T)
+SOFTMETAL_BY_ELEMENT2(mul24, T)
+SOFTMETAL_BY_ELEMENT3(clamp)
+SOFTMETAL_BY_ELEMENT3(min3)
+SOFTMETAL_BY_ELEMENT3(max3)
+SOFTMETAL_BY_ELEMENT3(median3)
+SOFTMETAL_BY_ELEMENT3(madhi)
+SOFTMETAL_BY_ELEMENT3(madsat)
+SOFTMETAL_BY_ELEMENT3(mad24)
+#undef SOFTMETAL_BY_ELEMENT1
+#undef SOFTMETAL_BY_ELEMENT2
+#undef SOFTMETAL_BY_ELEMENT3
+template <class T, int N, if_integer<T> = 0>
+SOFTMETAL_INLINE vec<T, N> extract_bits(vec<T, N> x, uint offset, uint bits) {
+  vec<T, N> r;
+  for (int i = 0; i < N; ++i) r[i] = extract_bits(T(x[i]), offset, bits);
+  return r;
+}
+template <class T, int N, if_integer<T> = 0>
+SOFTMETAL_INLINE vec<T, N> insert_bits(vec<T, N> base, vec<T, N> insert, uint offset, uint bits) {
+  vec<T, N> r;
+  for (int i = 0; i < N; ++i) r[i] = insert_bits(T(base[i]), T(insert[i]), offset, bits);
+  return r;
+}
 }  // namespace metal

@@ -5,15 +5,31 @@
 
 constexpr bool __METAL_FAST_MATH__ = true;
 constexpr bool __METAL_PRECISE_MATH__ = false;
-constexpr bool __METAL_MAYBE_FAST_MATH__ = false;
+constexpr bool __METAL_MAYBE_FAST_MATH__ = SOFTMETAL_FAST_FUNCTIONS;
 
-// The last argument chooses between fast and precise, which are the same here.
-#define SOFTMETAL_UNARY_INTERNAL(NAME) \
-  SOFTMETAL_INLINE float __metal_##NAME(float x, bool) { return metal::NAME(x); }
-#define SOFTMETAL_BINARY_INTERNAL(NAME) \
-  SOFTMETAL_INLINE float __metal_##NAME(float x, float y, bool) { return metal::NAME(x, y); }
-#define SOFTMETAL_TERNARY_INTERNAL(NAME) \
-  SOFTMETAL_INLINE float __metal_##NAME(float x, float y, float z, bool) { return metal::NAME(x, y, z); }
+// What a simdgroup operation takes, and the elements of a type: names that candle's and mistral.rs's kernels
+// use.
+namespace metal {
+template <class T>
+struct __is_valid_simdgroup_type
+    : bool_constant<is_arithmetic_v<softmetal::element_of<T>> && sizeof(softmetal::element_of<T>) <= 4> {};
+template <class T>
+struct vec_elements : integral_constant<int, softmetal::vector_size<T>> {};
+}  // namespace metal
+
+// The last argument chooses between fast and precise.
+#define SOFTMETAL_UNARY_INTERNAL(NAME)                               \
+  SOFTMETAL_INLINE float __metal_##NAME(float x, bool is_fast) {     \
+    return is_fast ? metal::fast::NAME(x) : metal::precise::NAME(x); \
+  }
+#define SOFTMETAL_BINARY_INTERNAL(NAME)                                    \
+  SOFTMETAL_INLINE float __metal_##NAME(float x, float y, bool is_fast) {  \
+    return is_fast ? metal::fast::NAME(x, y) : metal::precise::NAME(x, y); \
+  }
+#define SOFTMETAL_TERNARY_INTERNAL(NAME)                                           \
+  SOFTMETAL_INLINE float __metal_##NAME(float x, float y, float z, bool is_fast) { \
+    return is_fast ? metal::fast::NAME(x, y, z) : metal::precise::NAME(x, y, z);   \
+  }
 SOFTMETAL_UNARY_INTERNAL(acos)
 SOFTMETAL_UNARY_INTERNAL(acosh)
 SOFTMETAL_UNARY_INTERNAL(asin)

@@ -1,31 +1,21 @@
-// <metal_math>, <metal_common> on floating-point types, <metal_relational>; namespaces fast and precise are
-// the same functions.
+// <metal_math>, and <metal_common> on floating-point types. Namespaces fast and precise hold the variants of
+// accuracy.h; namespace metal itself those that the compile options ask for, by SOFTMETAL_FAST_FUNCTIONS.
 //
-// half and bfloat are computed in float and rounded once. bfloat versions are templates that return float:
-// Apple has none (a bfloat argument becomes a float there), and programs define their own in namespace metal.
+// bfloat versions are templates that return float: Apple has none (a bfloat argument becomes a float there),
+// and programs define their own in namespace metal.
 #pragma once
 #pragma clang system_header
-#include "integer.h"
-
-extern "C" {
-float exp10f(float);
-}
+#include "accuracy.h"
 
 namespace softmetal {
 template <class T>
 using if_bfloat = enable_if_t<is_same_v<T, bfloat>, int>;
 
-SOFTMETAL_INLINE float counted_exp(float x) { return softmetal_count_exp(), __builtin_expf(x); }
-SOFTMETAL_INLINE float counted_exp2(float x) { return softmetal_count_exp(), __builtin_exp2f(x); }
-SOFTMETAL_INLINE float counted_exp10(float x) { return softmetal_count_exp(), exp10f(x); }
-SOFTMETAL_INLINE float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
-SOFTMETAL_INLINE float sinpi(float x) { return __builtin_sinf(x * 3.14159265358979323846f); }
-SOFTMETAL_INLINE float cospi(float x) { return __builtin_cosf(x * 3.14159265358979323846f); }
-SOFTMETAL_INLINE float tanpi(float x) { return __builtin_tanf(x * 3.14159265358979323846f); }
 SOFTMETAL_INLINE float sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == 0.0f ? x : 0.0f; }
 SOFTMETAL_INLINE float saturate(float x) { return __builtin_fminf(__builtin_fmaxf(x, 0.0f), 1.0f); }
-SOFTMETAL_INLINE float fract(float x) { return __builtin_fminf(x - __builtin_floorf(x), 0x1.fffffep-1f); }
-SOFTMETAL_INLINE float divide(float x, float y) { return x / y; }
+SOFTMETAL_INLINE float fract(float x) {
+  return x != x ? x : __builtin_fminf(x - __builtin_floorf(x), 0x1.fffffep-1f);
+}
 SOFTMETAL_INLINE float step(float edge, float x) { return x < edge ? 0.0f : 1.0f; }
 SOFTMETAL_INLINE float mix(float x, float y, float a) { return x + (y - x) * a; }
 SOFTMETAL_INLINE float smoothstep(float low, float high, float x) {
@@ -37,11 +27,31 @@ SOFTMETAL_INLINE float max3(float a, float b, float c) { return __builtin_fmaxf(
 SOFTMETAL_INLINE float median3(float a, float b, float c) {
   return __builtin_fmaxf(__builtin_fminf(a, b), __builtin_fminf(__builtin_fmaxf(a, b), c));
 }
+SOFTMETAL_INLINE float fma_of(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+// One rounding: the double before it is exact wherever that could matter.
+SOFTMETAL_INLINE half fma_of(half a, half b, half c) {
+  return (half)__builtin_fma((double)a, (double)b, (double)c);
+}
+SOFTMETAL_INLINE half half_fract(half x) {
+  const half r = (half)fract((float)x);
+  return r == (half)1.0f ? (half)0x1.ffcp-1f : r;
+}
+namespace precise {
+SOFTMETAL_INLINE float counted_exp(float x) { return softmetal_count_exp(), exp(x); }
+SOFTMETAL_INLINE float counted_exp2(float x) { return softmetal_count_exp(), exp2(x); }
+SOFTMETAL_INLINE float counted_exp10(float x) { return softmetal_count_exp(), exp10(x); }
+}  // namespace precise
+namespace fast {
+SOFTMETAL_INLINE float counted_exp(float x) { return softmetal_count_exp(), exp(x); }
+SOFTMETAL_INLINE float counted_exp2(float x) { return softmetal_count_exp(), exp2(x); }
+SOFTMETAL_INLINE float counted_exp10(float x) { return softmetal_count_exp(), exp10(x); }
+}  // namespace fast
 }  // namespace softmetal
 
-#define SOFTMETAL_UNARY(NAME, FLOAT)                                                        \
+// FLOAT is the function of a float. A half is widened, goes through WIDE, and is rounded by ROUND.
+#define SOFTMETAL_UNARY(NAME, FLOAT, WIDE, ROUND)                                           \
   SOFTMETAL_INLINE float NAME(float x) { return FLOAT(x); }                                 \
-  SOFTMETAL_INLINE half NAME(half x) { return (half)FLOAT((float)x); }                      \
+  SOFTMETAL_INLINE half NAME(half x) { return ROUND(WIDE((float)x)); }                      \
   template <class T, ::softmetal::if_bfloat<T> = 0>                                         \
   SOFTMETAL_INLINE float NAME(T x) {                                                        \
     return FLOAT((float)x);                                                                 \
@@ -49,12 +59,12 @@ SOFTMETAL_INLINE float median3(float a, float b, float c) {
   template <class T, int N, ::metal::enable_if_t<::metal::is_floating_point_v<T>, int> = 0> \
   SOFTMETAL_INLINE ::metal::vec<T, N> NAME(::metal::vec<T, N> x) {                          \
     ::metal::vec<T, N> r;                                                                   \
-    for (int i = 0; i < N; ++i) r[i] = (T)FLOAT((float)x[i]);                               \
+    for (int i = 0; i < N; ++i) r[i] = (T)NAME((T)x[i]);                                    \
     return r;                                                                               \
   }
-#define SOFTMETAL_BINARY(NAME, FLOAT)                                                       \
+#define SOFTMETAL_BINARY(NAME, FLOAT, WIDE, ROUND)                                          \
   SOFTMETAL_INLINE float NAME(float x, float y) { return FLOAT(x, y); }                     \
-  SOFTMETAL_INLINE half NAME(half x, half y) { return (half)FLOAT((float)x, (float)y); }    \
+  SOFTMETAL_INLINE half NAME(half x, half y) { return ROUND(WIDE((float)x, (float)y)); }    \
   template <class T, ::softmetal::if_bfloat<T> = 0>                                         \
   SOFTMETAL_INLINE float NAME(T x, T y) {                                                   \
     return FLOAT((float)x, (float)y);                                                       \
@@ -63,183 +73,185 @@ SOFTMETAL_INLINE float median3(float a, float b, float c) {
   SOFTMETAL_INLINE ::metal::vec<T, N> NAME(::metal::vec<T, N> x,                            \
                                            ::softmetal::undeduced<::metal::vec<T, N>> y) {  \
     ::metal::vec<T, N> r;                                                                   \
-    for (int i = 0; i < N; ++i) r[i] = (T)FLOAT((float)x[i], (float)y[i]);                  \
+    for (int i = 0; i < N; ++i) r[i] = (T)NAME((T)x[i], (T)y[i]);                           \
     return r;                                                                               \
   }
-#define SOFTMETAL_TERNARY(NAME, FLOAT)                                                                     \
-  SOFTMETAL_INLINE float NAME(float x, float y, float z) { return FLOAT(x, y, z); }                        \
-  SOFTMETAL_INLINE half NAME(half x, half y, half z) { return (half)FLOAT((float)x, (float)y, (float)z); } \
-  template <class T, ::softmetal::if_bfloat<T> = 0>                                                        \
-  SOFTMETAL_INLINE float NAME(T x, T y, T z) {                                                             \
-    return FLOAT((float)x, (float)y, (float)z);                                                            \
-  }                                                                                                        \
-  template <class T, int N, ::metal::enable_if_t<::metal::is_floating_point_v<T>, int> = 0>                \
-  SOFTMETAL_INLINE ::metal::vec<T, N> NAME(::metal::vec<T, N> x,                                           \
-                                           ::softmetal::undeduced<::metal::vec<T, N>> y,                   \
-                                           ::softmetal::undeduced<::metal::vec<T, N>> z) {                 \
-    ::metal::vec<T, N> r;                                                                                  \
-    for (int i = 0; i < N; ++i) r[i] = (T)FLOAT((float)x[i], (float)y[i], (float)z[i]);                    \
-    return r;                                                                                              \
+#define SOFTMETAL_TERNARY(NAME, FLOAT, HALF)                                                \
+  SOFTMETAL_INLINE float NAME(float x, float y, float z) { return FLOAT(x, y, z); }         \
+  SOFTMETAL_INLINE half NAME(half x, half y, half z) { return (half)HALF(x, y, z); }        \
+  template <class T, ::softmetal::if_bfloat<T> = 0>                                         \
+  SOFTMETAL_INLINE float NAME(T x, T y, T z) {                                              \
+    return FLOAT((float)x, (float)y, (float)z);                                             \
+  }                                                                                         \
+  template <class T, int N, ::metal::enable_if_t<::metal::is_floating_point_v<T>, int> = 0> \
+  SOFTMETAL_INLINE ::metal::vec<T, N> NAME(::metal::vec<T, N> x,                            \
+                                           ::softmetal::undeduced<::metal::vec<T, N>> y,    \
+                                           ::softmetal::undeduced<::metal::vec<T, N>> z) {  \
+    ::metal::vec<T, N> r;                                                                   \
+    for (int i = 0; i < N; ++i) r[i] = (T)NAME((T)x[i], (T)y[i], (T)z[i]);                  \
+    return r;                                                                               \
+  }
+#define SOFTMETAL_EXACT(NAME, FLOAT) SOFTMETAL_UNARY(NAME, FLOAT, FLOAT, (half))
+#define SOFTMETAL_EXACT2(NAME, FLOAT) SOFTMETAL_BINARY(NAME, FLOAT, FLOAT, (half))
+#define SOFTMETAL_EXACT3(NAME, FLOAT) SOFTMETAL_TERNARY(NAME, FLOAT, FLOAT)
+#define SOFTMETAL_ROUNDED(VARIANT, NAME, FUNCTION)                                      \
+  SOFTMETAL_UNARY(NAME, ::softmetal::VARIANT::FUNCTION, ::softmetal::precise::FUNCTION, \
+                  ::softmetal::half_result)
+#define SOFTMETAL_ROUNDED2(VARIANT, NAME, FUNCTION)                                      \
+  SOFTMETAL_BINARY(NAME, ::softmetal::VARIANT::FUNCTION, ::softmetal::precise::FUNCTION, \
+                   ::softmetal::half_result)
+
+// The functions of one variant, fast or precise.
+#define SOFTMETAL_MATH(VARIANT)                                                                      \
+  SOFTMETAL_ROUNDED(VARIANT, exp, counted_exp)                                                       \
+  SOFTMETAL_ROUNDED(VARIANT, exp2, counted_exp2)                                                     \
+  SOFTMETAL_ROUNDED(VARIANT, exp10, counted_exp10)                                                   \
+  SOFTMETAL_ROUNDED(VARIANT, log, log)                                                               \
+  SOFTMETAL_ROUNDED(VARIANT, log2, log2)                                                             \
+  SOFTMETAL_ROUNDED(VARIANT, log10, log10)                                                           \
+  SOFTMETAL_ROUNDED(VARIANT, sin, sin)                                                               \
+  SOFTMETAL_ROUNDED(VARIANT, cos, cos)                                                               \
+  SOFTMETAL_ROUNDED(VARIANT, tan, tan)                                                               \
+  SOFTMETAL_ROUNDED(VARIANT, sinpi, sinpi)                                                           \
+  SOFTMETAL_ROUNDED(VARIANT, cospi, cospi)                                                           \
+  SOFTMETAL_ROUNDED(VARIANT, tanpi, tanpi)                                                           \
+  SOFTMETAL_ROUNDED(VARIANT, asin, asin)                                                             \
+  SOFTMETAL_ROUNDED(VARIANT, acos, acos)                                                             \
+  SOFTMETAL_ROUNDED(VARIANT, atan, atan)                                                             \
+  SOFTMETAL_ROUNDED(VARIANT, sinh, sinh)                                                             \
+  SOFTMETAL_ROUNDED(VARIANT, cosh, cosh)                                                             \
+  SOFTMETAL_ROUNDED(VARIANT, tanh, tanh)                                                             \
+  SOFTMETAL_ROUNDED(VARIANT, asinh, asinh)                                                           \
+  SOFTMETAL_ROUNDED(VARIANT, acosh, acosh)                                                           \
+  SOFTMETAL_ROUNDED(VARIANT, atanh, atanh)                                                           \
+  SOFTMETAL_ROUNDED2(VARIANT, pow, pow)                                                              \
+  SOFTMETAL_ROUNDED2(VARIANT, powr, powr)                                                            \
+  SOFTMETAL_ROUNDED2(VARIANT, atan2, atan2)                                                          \
+  SOFTMETAL_UNARY(sqrt, ::softmetal::VARIANT::sqrt, ::softmetal::precise::sqrt, (half))              \
+  SOFTMETAL_UNARY(rsqrt, ::softmetal::VARIANT::rsqrt, ::softmetal::precise::rsqrt, (half))           \
+  SOFTMETAL_BINARY(divide, ::softmetal::VARIANT::divide, ::softmetal::precise::divide, (half))       \
+  SOFTMETAL_EXACT(fabs, __builtin_fabsf)                                                             \
+  SOFTMETAL_EXACT(abs, __builtin_fabsf)                                                              \
+  SOFTMETAL_EXACT(floor, __builtin_floorf)                                                           \
+  SOFTMETAL_EXACT(ceil, __builtin_ceilf)                                                             \
+  SOFTMETAL_EXACT(rint, __builtin_rintf)                                                             \
+  SOFTMETAL_EXACT(round, __builtin_roundf)                                                           \
+  SOFTMETAL_EXACT(trunc, __builtin_truncf)                                                           \
+  SOFTMETAL_EXACT(sign, ::softmetal::sign)                                                           \
+  SOFTMETAL_EXACT(saturate, ::softmetal::saturate)                                                   \
+  SOFTMETAL_UNARY(fract, ::softmetal::fract, , ::softmetal::half_fract)                              \
+  SOFTMETAL_EXACT2(fmod, __builtin_fmodf)                                                            \
+  SOFTMETAL_EXACT2(fdim, __builtin_fdimf)                                                            \
+  SOFTMETAL_EXACT2(copysign, __builtin_copysignf)                                                    \
+  SOFTMETAL_EXACT2(step, ::softmetal::step)                                                          \
+  SOFTMETAL_EXACT2(fmin, __builtin_fminf)                                                            \
+  SOFTMETAL_EXACT2(fmax, __builtin_fmaxf)                                                            \
+  SOFTMETAL_EXACT2(min, __builtin_fminf)                                                             \
+  SOFTMETAL_EXACT2(max, __builtin_fmaxf)                                                             \
+  SOFTMETAL_TERNARY(fma, ::softmetal::fma_of, ::softmetal::fma_of)                                   \
+  SOFTMETAL_EXACT3(mix, ::softmetal::mix)                                                            \
+  SOFTMETAL_EXACT3(smoothstep, ::softmetal::smoothstep)                                              \
+  SOFTMETAL_EXACT3(min3, ::softmetal::min3)                                                          \
+  SOFTMETAL_EXACT3(max3, ::softmetal::max3)                                                          \
+  SOFTMETAL_EXACT3(median3, ::softmetal::median3)                                                    \
+  SOFTMETAL_EXACT3(fmin3, ::softmetal::min3)                                                         \
+  SOFTMETAL_EXACT3(fmax3, ::softmetal::max3)                                                         \
+  SOFTMETAL_EXACT3(fmedian3, ::softmetal::median3)                                                   \
+  SOFTMETAL_INLINE float clamp(float x, float low, float high) { return min(max(x, low), high); }    \
+  SOFTMETAL_INLINE half clamp(half x, half low, half high) { return min(max(x, low), high); }        \
+  template <class T,                                                                                 \
+            ::metal::enable_if_t<::metal::is_floating_point_v<::softmetal::element_of<T>>, int> = 0> \
+  SOFTMETAL_INLINE T sincos(T x, ::softmetal::undeduced<T>& cosine) {                                \
+    return cosine = T(cos(x)), T(sin(x));                                                            \
   }
 
-#define SOFTMETAL_MATH                                                                            \
-  SOFTMETAL_UNARY(exp, ::softmetal::counted_exp)                                                  \
-  SOFTMETAL_UNARY(exp2, ::softmetal::counted_exp2)                                                \
-  SOFTMETAL_UNARY(exp10, ::softmetal::counted_exp10)                                              \
-  SOFTMETAL_UNARY(log, __builtin_logf)                                                            \
-  SOFTMETAL_UNARY(log2, __builtin_log2f)                                                          \
-  SOFTMETAL_UNARY(log10, __builtin_log10f)                                                        \
-  SOFTMETAL_UNARY(sqrt, __builtin_sqrtf)                                                          \
-  SOFTMETAL_UNARY(rsqrt, ::softmetal::rsqrt)                                                      \
-  SOFTMETAL_UNARY(sin, __builtin_sinf)                                                            \
-  SOFTMETAL_UNARY(cos, __builtin_cosf)                                                            \
-  SOFTMETAL_UNARY(tan, __builtin_tanf)                                                            \
-  SOFTMETAL_UNARY(sinpi, ::softmetal::sinpi)                                                      \
-  SOFTMETAL_UNARY(cospi, ::softmetal::cospi)                                                      \
-  SOFTMETAL_UNARY(tanpi, ::softmetal::tanpi)                                                      \
-  SOFTMETAL_UNARY(asin, __builtin_asinf)                                                          \
-  SOFTMETAL_UNARY(acos, __builtin_acosf)                                                          \
-  SOFTMETAL_UNARY(atan, __builtin_atanf)                                                          \
-  SOFTMETAL_UNARY(sinh, __builtin_sinhf)                                                          \
-  SOFTMETAL_UNARY(cosh, __builtin_coshf)                                                          \
-  SOFTMETAL_UNARY(tanh, __builtin_tanhf)                                                          \
-  SOFTMETAL_UNARY(asinh, __builtin_asinhf)                                                        \
-  SOFTMETAL_UNARY(acosh, __builtin_acoshf)                                                        \
-  SOFTMETAL_UNARY(atanh, __builtin_atanhf)                                                        \
-  SOFTMETAL_UNARY(fabs, __builtin_fabsf)                                                          \
-  SOFTMETAL_UNARY(abs, __builtin_fabsf)                                                           \
-  SOFTMETAL_UNARY(floor, __builtin_floorf)                                                        \
-  SOFTMETAL_UNARY(ceil, __builtin_ceilf)                                                          \
-  SOFTMETAL_UNARY(rint, __builtin_rintf)                                                          \
-  SOFTMETAL_UNARY(round, __builtin_roundf)                                                        \
-  SOFTMETAL_UNARY(trunc, __builtin_truncf)                                                        \
-  SOFTMETAL_UNARY(fract, ::softmetal::fract)                                                      \
-  SOFTMETAL_UNARY(sign, ::softmetal::sign)                                                        \
-  SOFTMETAL_UNARY(saturate, ::softmetal::saturate)                                                \
-  SOFTMETAL_BINARY(pow, __builtin_powf)                                                           \
-  SOFTMETAL_BINARY(powr, __builtin_powf)                                                          \
-  SOFTMETAL_BINARY(atan2, __builtin_atan2f)                                                       \
-  SOFTMETAL_BINARY(fmod, __builtin_fmodf)                                                         \
-  SOFTMETAL_BINARY(fdim, __builtin_fdimf)                                                         \
-  SOFTMETAL_BINARY(copysign, __builtin_copysignf)                                                 \
-  SOFTMETAL_BINARY(divide, ::softmetal::divide)                                                   \
-  SOFTMETAL_BINARY(step, ::softmetal::step)                                                       \
-  SOFTMETAL_BINARY(fmin, __builtin_fminf)                                                         \
-  SOFTMETAL_BINARY(fmax, __builtin_fmaxf)                                                         \
-  SOFTMETAL_BINARY(min, __builtin_fminf)                                                          \
-  SOFTMETAL_BINARY(max, __builtin_fmaxf)                                                          \
-  SOFTMETAL_TERNARY(fma, __builtin_fmaf)                                                          \
-  SOFTMETAL_TERNARY(mix, ::softmetal::mix)                                                        \
-  SOFTMETAL_TERNARY(smoothstep, ::softmetal::smoothstep)                                          \
-  SOFTMETAL_TERNARY(min3, ::softmetal::min3)                                                      \
-  SOFTMETAL_TERNARY(max3, ::softmetal::max3)                                                      \
-  SOFTMETAL_TERNARY(median3, ::softmetal::median3)                                                \
-  SOFTMETAL_TERNARY(fmin3, ::softmetal::min3)                                                     \
-  SOFTMETAL_TERNARY(fmax3, ::softmetal::max3)                                                     \
-  SOFTMETAL_TERNARY(fmedian3, ::softmetal::median3)                                               \
-  SOFTMETAL_INLINE float clamp(float x, float low, float high) { return min(max(x, low), high); } \
-  SOFTMETAL_INLINE half clamp(half x, half low, half high) { return min(max(x, low), high); }     \
-  SOFTMETAL_INLINE float sincos(float x, float& cosine) {                                         \
-    return cosine = __builtin_cosf(x), __builtin_sinf(x);                                         \
-  }                                                                                               \
-  SOFTMETAL_INLINE float modf(float x, float& whole) {                                            \
-    whole = __builtin_truncf(x);                                                                  \
-    return __builtin_copysignf(__builtin_isinf(x) ? 0.0f : x - whole, x);                         \
-  }                                                                                               \
-  SOFTMETAL_INLINE float frexp(float x, int& exponent) { return __builtin_frexpf(x, &exponent); } \
-  SOFTMETAL_INLINE float ldexp(float x, int exponent) { return __builtin_ldexpf(x, exponent); }   \
-  SOFTMETAL_INLINE half ldexp(half x, int exponent) { return (half)__builtin_ldexpf((float)x, exponent); }
-
 namespace metal {
-SOFTMETAL_MATH
-namespace fast {
-SOFTMETAL_MATH
-}
 namespace precise {
-SOFTMETAL_MATH
+SOFTMETAL_MATH(precise)
+}
+namespace fast {
+SOFTMETAL_MATH(fast)
+}
+#if SOFTMETAL_FAST_FUNCTIONS
+SOFTMETAL_MATH(fast)
+#else
+SOFTMETAL_MATH(precise)
+#endif
+
+// Parts of a number, the same in every variant.
+template <class T>
+using if_scalar_float = enable_if_t<is_floating_point_v<T>, int>;
+template <class T, if_scalar_float<T> = 0>
+SOFTMETAL_INLINE T modf(T x, softmetal::undeduced<T>& whole) {
+  whole = T(__builtin_truncf((float)x));
+  return T(__builtin_copysignf(__builtin_isinf((float)x) ? 0.0f : (float)x - (float)whole, (float)x));
+}
+template <class T, if_scalar_float<T> = 0>
+SOFTMETAL_INLINE T frexp(T x, int& exponent) {
+  exponent = 0;
+  return T(__builtin_frexpf((float)x, &exponent));
+}
+template <class T, if_scalar_float<T> = 0>
+SOFTMETAL_INLINE T ldexp(T x, int exponent) {
+  return T(__builtin_ldexp((double)x, exponent));
+}
+template <class T, if_scalar_float<T> = 0>
+SOFTMETAL_INLINE int ilogb(T x) {
+  return __builtin_ilogbf((float)x);
 }
 SOFTMETAL_INLINE float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
-SOFTMETAL_INLINE int ilogb(float x) { return __builtin_ilogbf(x); }
+SOFTMETAL_INLINE half nextafter(half x, half y) {
+  if (x == y || x != x || y != y) return x == y ? y : x + y;
+  const short bits = __builtin_bit_cast(short, x);
+  if (x == (half)0) return __builtin_copysignf16(__builtin_bit_cast(half, short(1)), y);
+  return __builtin_bit_cast(half, short((x < y) == (x > (half)0) ? bits + 1 : bits - 1));
+}
+template <class T, int N, if_scalar_float<T> = 0>
+SOFTMETAL_INLINE vec<T, N> modf(vec<T, N> x, vec<T, N>& whole) {
+  vec<T, N> r;
+  for (int i = 0; i < N; ++i) {
+    T part;
+    r[i] = modf(T(x[i]), part);
+    whole[i] = part;
+  }
+  return r;
+}
+template <class T, int N, if_scalar_float<T> = 0>
+SOFTMETAL_INLINE vec<T, N> frexp(vec<T, N> x, vec<int, N>& exponent) {
+  vec<T, N> r;
+  for (int i = 0; i < N; ++i) {
+    int part;
+    r[i] = frexp(T(x[i]), part);
+    exponent[i] = part;
+  }
+  return r;
+}
+template <class T, int N, if_scalar_float<T> = 0>
+SOFTMETAL_INLINE vec<T, N> ldexp(vec<T, N> x, vec<int, N> exponent) {
+  vec<T, N> r;
+  for (int i = 0; i < N; ++i) r[i] = ldexp(T(x[i]), int(exponent[i]));
+  return r;
+}
+template <class T, int N, if_scalar_float<T> = 0>
+SOFTMETAL_INLINE vec<int, N> ilogb(vec<T, N> x) {
+  vec<int, N> r;
+  for (int i = 0; i < N; ++i) r[i] = ilogb(T(x[i]));
+  return r;
+}
+template <class T, int N, if_scalar_float<T> = 0>
+SOFTMETAL_INLINE vec<T, N> nextafter(vec<T, N> x, vec<T, N> y) {
+  vec<T, N> r;
+  for (int i = 0; i < N; ++i) r[i] = nextafter(T(x[i]), T(y[i]));
+  return r;
+}
 template <class T, softmetal::if_bfloat<T> = 0>
 SOFTMETAL_INLINE float clamp(T x, T low, T high) {
   return clamp((float)x, (float)low, (float)high);
 }
 
-// Vectors of integers, and clamp of any vector.
-#define SOFTMETAL_INTEGER_VECTORS(NAME)                                             \
-  template <class T, int N, enable_if_t<is_integral_v<T>, int> = 0>                 \
-  SOFTMETAL_INLINE vec<T, N> NAME(vec<T, N> a, softmetal::undeduced<vec<T, N>> b) { \
-    vec<T, N> r;                                                                    \
-    for (int i = 0; i < N; ++i) r[i] = NAME(T(a[i]), T(b[i]));                      \
-    return r;                                                                       \
-  }
-SOFTMETAL_INTEGER_VECTORS(min)
-SOFTMETAL_INTEGER_VECTORS(max)
-#undef SOFTMETAL_INTEGER_VECTORS
-template <class T, int N, enable_if_t<is_integral_v<T>, int> = 0>
-SOFTMETAL_INLINE vec<T, N> abs(vec<T, N> a) {
-  vec<T, N> r;
-  for (int i = 0; i < N; ++i) r[i] = abs(T(a[i]));
-  return r;
-}
-template <class T, int N>
+template <class T, int N, if_scalar_float<T> = 0>
 SOFTMETAL_INLINE vec<T, N> clamp(vec<T, N> x, softmetal::undeduced<vec<T, N>> low,
                                  softmetal::undeduced<vec<T, N>> high) {
   return min(max(x, low), high);
-}
-
-// Relational functions. A comparison of vectors gives a vector of integers here, 0 or -1 by element.
-#define SOFTMETAL_CLASSIFY(NAME, TEST)                                    \
-  SOFTMETAL_INLINE constexpr bool NAME(float x) { return TEST(x); }       \
-  SOFTMETAL_INLINE constexpr bool NAME(half x) { return TEST((float)x); } \
-  template <class T, softmetal::if_bfloat<T> = 0>                         \
-  SOFTMETAL_INLINE constexpr bool NAME(T x) {                             \
-    return TEST((float)x);                                                \
-  }                                                                       \
-  template <class T, int N, enable_if_t<is_floating_point_v<T>, int> = 0> \
-  SOFTMETAL_INLINE vec<bool, N> NAME(vec<T, N> x) {                       \
-    vec<bool, N> r;                                                       \
-    for (int i = 0; i < N; ++i) r[i] = TEST((float)x[i]);                 \
-    return r;                                                             \
-  }
-SOFTMETAL_CLASSIFY(isnan, __builtin_isnan)
-SOFTMETAL_CLASSIFY(isinf, __builtin_isinf)
-SOFTMETAL_CLASSIFY(isfinite, __builtin_isfinite)
-SOFTMETAL_CLASSIFY(isnormal, __builtin_isnormal)
-SOFTMETAL_CLASSIFY(signbit, __builtin_signbit)
-#undef SOFTMETAL_CLASSIFY
-template <class T>
-SOFTMETAL_INLINE bool isunordered(T a, softmetal::undeduced<T> b) {
-  return __builtin_isunordered((float)a, (float)b);
-}
-template <class T>
-SOFTMETAL_INLINE bool isordered(T a, softmetal::undeduced<T> b) {
-  return !isunordered(a, b);
-}
-
-template <class T, int N>
-SOFTMETAL_INLINE bool any(vec<T, N> x) {
-  bool r = false;
-  for (int i = 0; i < N; ++i) r = r || x[i];
-  return r;
-}
-template <class T, int N>
-SOFTMETAL_INLINE bool all(vec<T, N> x) {
-  bool r = true;
-  for (int i = 0; i < N; ++i) r = r && x[i];
-  return r;
-}
-SOFTMETAL_INLINE bool any(bool x) { return x; }
-SOFTMETAL_INLINE bool all(bool x) { return x; }
-
-template <class T>
-SOFTMETAL_INLINE constexpr T select(T a, T b, bool c) {
-  return c ? b : a;
-}
-template <class T, int N, class C>
-SOFTMETAL_INLINE vec<T, N> select(vec<T, N> a, vec<T, N> b, vec<C, N> c) {
-  vec<T, N> r;
-  for (int i = 0; i < N; ++i) r[i] = c[i] ? b[i] : a[i];
-  return r;
 }
 }  // namespace metal

@@ -244,19 +244,4 @@ SOFTMETAL_INLINE bool simd_all(bool vote, SOFTMETAL_LINE) { return (ulong)simd_b
 SOFTMETAL_INLINE bool simd_is_first(SOFTMETAL_LINE) {
   return __builtin_ctzl((ulong)simd_active_threads_mask(line)) == softmetal_current_lane()->lane;
 }
-template <class T>
-SOFTMETAL_INLINE T quad_sum(T value, SOFTMETAL_LINE) {
-  value += quad_shuffle_xor(value, 1, line);
-  return value + quad_shuffle_xor(value, 2, line);
-}
-template <class T>
-SOFTMETAL_INLINE T quad_max(T value, SOFTMETAL_LINE) {
-  value = max(value, quad_shuffle_xor(value, 1, line));
-  return max(value, quad_shuffle_xor(value, 2, line));
-}
-template <class T>
-SOFTMETAL_INLINE T quad_min(T value, SOFTMETAL_LINE) {
-  value = min(value, quad_shuffle_xor(value, 1, line));
-  return min(value, quad_shuffle_xor(value, 2, line));
-}
 }  // namespace metal

@@ -113,4 +113,11 @@ SOFTMETAL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const sim
                                          const simdgroup_matrix<B, 8, 8>& b, SOFTMETAL_LINE) {
   d.elements = softmetal::multiply_operation<D, A, B, D>(a.elements, b.elements, vec<D, 2>((D)0), line);
 }
+template <class T>
+SOFTMETAL_INLINE simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 8>& a,
+                                                     const simdgroup_matrix<T, 8, 8>& b) {
+  simdgroup_matrix<T, 8, 8> product;
+  simdgroup_multiply(product, a, b);
+  return product;
+}
 }  // namespace metal

@@ -148,20 +148,14 @@ using remove_addrspace_t = typename remove_addrspace<T>::type;
 
 template <class T>
 add_rvalue_reference_t<T> declval() noexcept;
+// Under Apple's private name, which programs specialise.
 template <class T>
-SOFTMETAL_INLINE constexpr T&& forward(remove_reference_t<T>& value) {
-  return static_cast<T&&>(value);
-}
+struct _numeric_limits_impl;
 template <class T>
-SOFTMETAL_INLINE constexpr remove_reference_t<T>&& move(T&& value) {
-  return static_cast<remove_reference_t<T>&&>(value);
-}
-
-template <class T>
-struct numeric_limits;
+struct numeric_limits : _numeric_limits_impl<T> {};
 #define SOFTMETAL_INTEGER_LIMITS(T, SIGNED, LOWEST, HIGHEST)                         \
   template <>                                                                        \
-  struct numeric_limits<T> {                                                         \
+  struct _numeric_limits_impl<T> {                                                   \
     static constexpr bool is_specialized = true, is_integer = true, is_exact = true; \
     static constexpr bool is_signed = SIGNED, has_infinity = false;                  \
     static constexpr bool has_quiet_NaN = false;                                     \
@@ -183,7 +177,7 @@ SOFTMETAL_INTEGER_LIMITS(ulong, false, 0, 18446744073709551615u)
 #undef SOFTMETAL_INTEGER_LIMITS
 #define SOFTMETAL_FLOAT_LIMITS(T, DIGITS, MIN, MAX, EPSILON, DENORM)                   \
   template <>                                                                          \
-  struct numeric_limits<T> {                                                           \
+  struct _numeric_limits_impl<T> {                                                     \
     static constexpr bool is_specialized = true, is_integer = false, is_exact = false; \
     static constexpr bool is_signed = true, has_infinity = true, has_quiet_NaN = true; \
     static constexpr int digits = DIGITS;                                              \
@@ -269,4 +263,12 @@ template <class T>
 struct pointee_space<SOFTMETAL_THREADGROUP T*> {
   static constexpr space value = space::threadgroup;
 };
+template <space>
+struct in_space_tag {};
+template <class T>
+struct object_space;
+template <class T>
+struct object_space<T&> : pointee_space<T*> {};
+template <class T>
+using tag_of = in_space_tag<object_space<remove_reference_t<T>&>::value>;
 }  // namespace softmetal

@@ -35,16 +35,25 @@ template <class T, int N>
 using vec = T __attribute__((ext_vector_type(N)));
 }  // namespace metal
 
-#define SOFTMETAL_VECTORS(T)     \
-  using T##2 = metal::vec<T, 2>; \
-  using T##3 = metal::vec<T, 3>; \
-  using T##4 = metal::vec<T, 4>; \
-  namespace metal {              \
-  using ::T##2;                  \
-  using ::T##3;                  \
-  using ::T##4;                  \
+namespace softmetal {
+// An element of a vector of bool, 0 or 1: clang packs its own such vectors into bits. A type that nothing
+// else uses, so that they are told from vectors of bytes.
+using Boolean = char8_t;
+template <int N>
+using booleans = metal::vec<Boolean, N>;
+}  // namespace softmetal
+
+#define SOFTMETAL_VECTORS_OF(T, ELEMENT) \
+  using T##2 = metal::vec<ELEMENT, 2>;   \
+  using T##3 = metal::vec<ELEMENT, 3>;   \
+  using T##4 = metal::vec<ELEMENT, 4>;   \
+  namespace metal {                      \
+  using ::T##2;                          \
+  using ::T##3;                          \
+  using ::T##4;                          \
   }
-SOFTMETAL_VECTORS(bool)
+#define SOFTMETAL_VECTORS(T) SOFTMETAL_VECTORS_OF(T, T)
+SOFTMETAL_VECTORS_OF(bool, softmetal::Boolean)
 SOFTMETAL_VECTORS(char)
 SOFTMETAL_VECTORS(uchar)
 SOFTMETAL_VECTORS(short)
@@ -57,6 +66,7 @@ SOFTMETAL_VECTORS(half)
 SOFTMETAL_VECTORS(bfloat)
 SOFTMETAL_VECTORS(float)
 #undef SOFTMETAL_VECTORS
+#undef SOFTMETAL_VECTORS_OF
 
 namespace softmetal {
 // Three elements without padding: no vector type of clang's has that layout. Loads from any address space,

@@ -1,0 +1,56 @@
+"""Published measurements on Apple GPUs (published.csv), none of them by this project, and whether one of them
+is faster than what bench/APPLE.md calls a bound.
+
+A rate is of the operations on visible pairs (prefill; a causal square counts half), or of the bytes of keys
+and values, once per key-value head (decode). `products` are 8x8x8 simdgroup products, `read` is memory alone.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .apple_figures import Chip
+
+FILE = Path(__file__).parent / "published.csv"
+OF_MEMORY = ("decode", "read")
+KINDS = ("prefill", "products", *OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    kind: str
+    chip: str
+    library: str
+    call: str
+    dtype: str
+    rate: float  # TFLOP/s, or GB/s for decode and read
+    unit: str
+    source: str
+
+
+def load() -> list[Measurement]:
+    with FILE.open(newline="") as file:
+        lines = csv.reader(file)
+        next(lines)  # the names of the fields
+        return [
+            Measurement(kind, chip, library, call, dtype, float(rate), unit, source)
+            for kind, chip, library, call, dtype, rate, unit, source in lines
+        ]
+
+
+def beaten(chips: Iterable[Chip], measurements: Iterable[Measurement]) -> Iterator[str]:
+    """One sentence for each figure that a measurement passes: it bounds nothing."""
+    known = {chip.name: chip for chip in chips}
+    for measured in measurements:
+        chip = known.get(measured.chip)
+        if chip is None:
+            continue
+        figure = chip.ram_gb_s if measured.kind in OF_MEMORY else chip.products and chip.products / 1e12
+        if figure is not None and measured.rate > figure:
+            yield (
+                f"{chip.name}: {figure:.1f} {measured.unit} is no bound, for {measured.library} reaches "
+                f"{measured.rate} ({measured.kind} {measured.call}, {measured.source})"
+            )

@@ -1,0 +1,100 @@
+"""Calls small enough to be run in software, and what their counts say of the whole call.
+
+A prefill's counts are a quadratic polynomial of its length, exactly, among lengths that leave the same last,
+ragged tile. It is counted at four such lengths: three give the polynomial, the fourth must lie on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from .calls import Call
+from .counting import ROLES, Counts, Dispatch
+
+PERIOD = 128  # a multiple of everybody's tiles
+# Products of one counted decode: a software GPU does a few hundred thousand a second while it counts bytes.
+WORK_LIMIT = 150_000
+SHORTEST = 512
+PEERS_LONGEST = 8192  # keys of a decode: from here on their launch rules choose the same kernels
+
+
+def count_prefill(call: Call, count: Callable[[Call], Counts]) -> Counts:
+    """Of the whole call. Heads and sequences are independent of one another: one key-value head with its
+    query heads stands for all."""
+    one = replace(call, batch=1, q_heads=call.group_size, kv_heads=1)
+    heads = call.batch * call.kv_heads
+    shortest = PERIOD + call.q_len % PERIOD
+    shortest += -(-max(0, call.window_left) // PERIOD) * PERIOD  # shorter ones do not see the whole window
+    lengths = [shortest + i * PERIOD for i in range(4)]
+    if call.q_len <= lengths[-1]:
+        return _scaled(call, [count(one)], [call.q_len], heads)
+    longer = call.kv_len - call.q_len
+    counted = [count(replace(one, q_len=rows, kv_len=rows + longer)) for rows in lengths]
+    return _scaled(call, counted, lengths, heads)
+
+
+def _scaled(call: Call, counted: Sequence[Counts], lengths: Sequence[int], heads: int) -> Counts:
+    dispatches = []
+    for same in zip(*(counts.dispatches for counts in counted), strict=True):
+        if len({(one.kernel, one.threads) for one in same}) != 1:
+            raise RuntimeError(f"{call}: another kernel runs at {lengths[0]} rows than at {lengths[-1]}")
+
+        def whole(values: Sequence[int]) -> int:
+            if polynomial(lengths[:3], values[:3], lengths[-1]) != values[-1]:
+                raise RuntimeError(
+                    f"{call}: {list(values)} at {list(lengths)} rows are not a quadratic polynomial's values"
+                )
+            return int(heads * polynomial(lengths[:3], values[:3], call.q_len))
+
+        fields: dict[str, Any] = {"kernel": same[0].kernel, "threads": same[0].threads}
+        fields["grid"] = tuple(
+            int(polynomial(lengths[:3], extents[:3], call.q_len))
+            for extents in zip(*(one.grid for one in same), strict=True)
+        )
+        for name, value in vars(same[0]).items():
+            if isinstance(value, int):
+                fields[name] = whole([getattr(one, name) for one in same])
+            elif name in ("read", "written"):
+                fields[name] = {role: whole([getattr(one, name)[role] for one in same]) for role in ROLES}
+        dispatches.append(Dispatch(**fields))
+    return Counts(call, tuple(dispatches))
+
+
+def polynomial(xs: Sequence[int], ys: Sequence[float], x: int) -> Fraction:
+    """The polynomial through the points, at x."""
+    total = Fraction(0)
+    for i, y in enumerate(ys):
+        term = Fraction(y)
+        for j, other in enumerate(xs):
+            if j != i:
+                term *= Fraction(x - other, xs[i] - other)
+        total += term
+    return total
+
+
+def our_decode(call: Call) -> Call:
+    """The heads and sequences of a decode decide into how many splits its keys go, so it keeps them and gets
+    fewer keys, as long as the plan is the same."""
+    while call.least_products > WORK_LIMIT and call.kv_len // 2 >= SHORTEST:
+        smaller = replace(call, kv_len=call.kv_len // 2)
+        if _grids(smaller) != _grids(call):
+            break
+        call = smaller
+    return call
+
+
+def peers_decode(call: Call) -> Call:
+    """The same for the peers, whose launch rules do not look at the number of key-value heads."""
+    return replace(call, batch=1, q_heads=call.group_size, kv_heads=1, kv_len=min(call.kv_len, PEERS_LONGEST))
+
+
+def _grids(call: Call) -> list[Any]:
+    import torch_fattn
+
+    operands = call.operands("meta")
+    keywords = call.keywords(operands)
+    tensors = [tensor for name, tensor in operands.items() if name not in keywords]
+    return [step["grid"] for step in torch_fattn.explain(call.op, *tensors, **keywords).passes]

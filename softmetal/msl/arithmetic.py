@@ -1,0 +1,55 @@
+"""How a program computes: what MTLCompileOptions say, and what they leave open to the GPU."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PASSES = Path(__file__).parents[1] / "_build" / "libsoftmetal_arithmetic.so"
+MATH_MODES = ("safe", "relaxed", "fast")
+FUNCTIONS = ("fast", "precise")
+_FLUSH = "-softmetal-flush-subnormals"
+# What a math mode lets the compiler assume. Both let it reorder; only `fast` rules out NaN and infinities.
+_ASSUMPTIONS = {
+    "safe": (),
+    "relaxed": ("-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"),
+    "fast": (
+        "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math", "-fno-honor-nans",
+        "-fno-honor-infinities",
+    ),
+}  # fmt: skip
+
+
+def _choice(variable: str, values: tuple[str, ...]) -> str:
+    value = os.environ.get(variable) or values[0]
+    if value not in values:
+        raise ValueError(f"{variable} is '{value}'; use {' or '.join(values)}")
+    return value
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    mode: str = "fast"  # MTLMathMode
+    functions: str = (
+        "fast"  # MTLMathFloatingPointFunctions: what log is, where neither fast nor precise is said
+    )
+    # a * b + c with one rounding, in float and half, as Apple's compiler has it in every math mode.
+    contract: bool = field(default_factory=lambda: _choice("SOFTMETAL_CONTRACT", ("1", "0")) == "1")
+    # The largest errors that the specification permits, subnormal floats flushed, the assumptions of the math
+    # mode used; instead of the best results that the host has.
+    worst: bool = field(default_factory=lambda: _choice("SOFTMETAL_FAST_MATH", ("exact", "worst")) == "worst")
+
+    def flags(self) -> tuple[str, ...]:
+        """clang's options."""
+        # The pass contracts what clang marks; the code generator would do so where the processor has the
+        # instruction.
+        contraction = "fast-honor-pragmas" if self.contract else "off"
+        flags = [
+            f"-DSOFTMETAL_FAST_FUNCTIONS={int(self.functions == 'fast')}",
+            f"-DSOFTMETAL_WORST_MATH={int(self.worst)}",
+            f"-fpass-plugin={PASSES}",
+        ]
+        if self.worst:
+            flags += [*_ASSUMPTIONS[self.mode], "-Xclang", "-load", "-Xclang", str(PASSES), "-mllvm", _FLUSH]
+        return (*flags, f"-ffp-contract={contraction}")

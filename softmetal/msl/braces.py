@@ -1,0 +1,67 @@
+"""Braced lists as arguments: `f({1, 2})` where f takes a vector, to which clang converts no list.
+
+The list becomes ::softmetal::braced(1, 2), which converts to any vector or struct that the list could
+initialise. String literals are here too: in Metal they live in constant memory.
+"""
+
+from __future__ import annotations
+
+from .lexer import TokenList
+from .structure import Outline
+
+_NO_CALLS = {"if", "for", "while", "switch", "return", "sizeof", "alignas", "decltype", "static_assert"}
+_OTHER_LITERALS = {"static_assert", "asm", "__asm", "__asm__", "extern"}
+
+
+def translate_braced_arguments(tokens: TokenList, outline: Outline) -> None:
+    for function in outline.functions:
+        if function.body is None:
+            continue
+        for i in range(*function.body):
+            if tokens.text(i) == "{" and tokens.kind(i) == "op" and _is_argument(tokens, i):
+                close = tokens.closing(i)
+                inside = [tokens.text(k) for k in range(i + 1, close)]
+                if "," in inside and "{" not in inside:
+                    tokens.overwrite(i, "::softmetal::braced(")
+                    tokens.overwrite(close, ")")
+
+
+def _is_argument(tokens: TokenList, brace: int) -> bool:
+    after = tokens.text(tokens.next(tokens.closing(brace)))
+    before = tokens.previous(brace)
+    if tokens.text(before) not in ("(", ",") or after not in (")", ","):
+        return False
+    while tokens.text(before) != "(":
+        if tokens.text(before) in (")", "]", "}") and tokens.kind(before) == "op":
+            before = _opening(tokens, before)
+        elif tokens.text(before) in ("{", ";", "["):
+            return False
+        before = tokens.previous(before)
+    callee = tokens.previous(before)
+    if tokens.text(callee) == ">":
+        return True
+    return tokens.kind(callee) in ("name", "raw") and tokens.text(callee) not in _NO_CALLS
+
+
+def _opening(tokens: TokenList, close: int) -> int:
+    depth, i = 0, close
+    while True:
+        if tokens.kind(i) == "op":
+            depth += tokens.text(i) in (")", "]", "}")
+            depth -= tokens.text(i) in ("(", "[", "{")
+            if depth == 0:
+                return i
+        i -= 1
+
+
+def translate_string_literals(tokens: TokenList) -> None:
+    for i, token in enumerate(tokens.tokens):
+        if token.kind != "string" or not token.text.startswith('"') or tokens.kind(i - 1) == "string":
+            continue
+        words = {tokens.text(i - 1), tokens.text(i - 2)}
+        opening = i
+        while opening >= 0 and tokens.text(opening) not in (";", "{", "}"):
+            words.add(tokens.text(opening))
+            opening -= 1
+        if not words & _OTHER_LITERALS:
+            token.before += "(SOFTMETAL_CONSTANT char*)"

@@ -1,0 +1,22 @@
+// Functions of two vectors called with a number first: `fmax(0, v)`. Apple's are overloads for each type, to
+// which the number converts; those of math.h are templates, which deduce their type from the first argument.
+#pragma once
+#pragma clang system_header
+#include "math.h"
+
+namespace metal {
+#define SOFTMETAL_SCALAR_FIRST(NAME)                                           \
+  template <class S, class T, int N, enable_if_t<is_arithmetic_v<S>, int> = 0> \
+  SOFTMETAL_INLINE vec<T, N> NAME(S a, vec<T, N> b) {                          \
+    return NAME(vec<T, N>((T)a), b);                                           \
+  }
+SOFTMETAL_SCALAR_FIRST(min)
+SOFTMETAL_SCALAR_FIRST(max)
+SOFTMETAL_SCALAR_FIRST(fmin)
+SOFTMETAL_SCALAR_FIRST(fmax)
+SOFTMETAL_SCALAR_FIRST(pow)
+SOFTMETAL_SCALAR_FIRST(powr)
+SOFTMETAL_SCALAR_FIRST(fmod)
+SOFTMETAL_SCALAR_FIRST(step)
+#undef SOFTMETAL_SCALAR_FIRST
+}  // namespace metal

@@ -1,0 +1,184 @@
+"""Member functions qualified with address spaces: `int get() const device`.
+
+To clang a member function works on an object in any space, so the qualifier goes; which spaces a function was
+written for stays in an annotation, for the rules. Of overloads that differ in nothing but the space, one with
+the same body as another goes; where bodies differ, each takes a tag of the object's space, and so do the calls.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from .lexer import TokenList, TranslationError
+from .types import ADDRESS_SPACES
+
+_SPECIFIERS = {"const", "volatile", *ADDRESS_SPACES}
+
+
+@dataclass
+class Member:
+    name: str
+    class_body: int  # the brace that opens its class, or -1
+    template_begin: int
+    begin: int  # after template <...>
+    parameters: tuple[int, int]
+    end: int  # its closing brace or semicolon
+    spaces: list[str]
+    is_qualified: bool
+    signature: str
+    body: str
+
+
+def translate_members(tokens: TokenList, *, annotate: bool = True) -> None:
+    overloads: dict[tuple[int, str], list[Member]] = defaultdict(list)
+    for member in _members(tokens):
+        overloads[member.class_body, member.signature].append(member)
+    tagged: set[str] = set()
+    for members in overloads.values():
+        if len({member.body for member in members}) > 1:
+            _tag(tokens, members, annotate)
+            tagged.add(members[0].name)
+            continue
+        spaces = sorted({space for member in members for space in member.spaces})
+        for member in members[1:]:
+            tokens.blank(member.template_begin, member.end + 1)
+        if annotate and any(member.is_qualified for member in members):
+            tokens[members[0].begin].before += _annotation(spaces)
+    if tagged:
+        _tag_calls(tokens, tagged)
+
+
+def _annotation(spaces: list[str]) -> str:
+    return f'__attribute__((annotate("softmetal:this {" ".join(spaces)}"))) '
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def _members(tokens: TokenList) -> list[Member]:
+    """The member functions of every class that qualifies one; the qualifiers are blanked."""
+    candidates: dict[int, list[tuple[int, int, list[int]]]] = defaultdict(list)
+    enclosing = [-1]
+    for i, token in enumerate(tokens.tokens):
+        if token.kind != "op":
+            continue
+        if token.text == "{":
+            enclosing.append(i)
+        elif token.text == "}":
+            enclosing.pop()
+        elif token.text == "(":
+            close = tokens.closing(i)
+            qualifiers = _qualifiers(tokens, close)
+            if qualifiers is not None:
+                candidates[enclosing[-1]].append((i, close, qualifiers))
+    found = []
+    for class_body, functions in candidates.items():
+        if any(tokens.text(q) in ADDRESS_SPACES for _, _, qualifiers in functions for q in qualifiers):
+            found += [_member(tokens, *function, class_body) for function in functions]
+    return found
+
+
+def _qualifiers(tokens: TokenList, close: int) -> list[int] | None:
+    """The words between a parameter list and what follows a declarator; None if it is something else."""
+    words, i = [], tokens.next(close)
+    while tokens.kind(i) == "name" and tokens.text(i) in _SPECIFIERS:
+        words.append(i)
+        i = tokens.next(i)
+    return words if tokens.text(i) in ("{", ";", ":", "=") else None
+
+
+def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], class_body: int) -> Member:
+    spaces = [tokens.text(q) for q in qualifiers if tokens.text(q) in ADDRESS_SPACES]
+    for q in qualifiers:
+        if tokens.text(q) in ADDRESS_SPACES:
+            tokens.blank(q, q + 1)
+    template_begin = _start(tokens, opening)
+    begin = _after_template(tokens, template_begin)
+    end = tokens.next(close)
+    while tokens.text(end) not in ("{", ";"):
+        end = tokens.closing(end) + 1 if tokens.text(end) == "(" else end + 1
+    body = tokens.join(end, tokens.closing(end) + 1) if tokens.text(end) == "{" else "declared"
+    end = tokens.closing(end) if tokens.text(end) == "{" else end
+    name = tokens.previous(opening)
+    is_const = any(tokens.text(q) == "const" for q in qualifiers)
+    signature = f"{tokens.join(begin, close + 1)} {is_const}"
+    return Member(
+        tokens.text(name),
+        class_body,
+        template_begin,
+        begin,
+        (opening, close),
+        end,
+        spaces or ["thread"],
+        bool(spaces),
+        signature,
+        body,
+    )
+
+
+def _start(tokens: TokenList, i: int) -> int:
+    """First token of the member's declaration that `i` is in, its template parameters included."""
+    while i > 0 and not (tokens.kind(i - 1) == "op" and tokens.text(i - 1) in ("{", ";", "}")):
+        if tokens.text(i - 1) == ":" and tokens.text(i - 2) in ("public", "private", "protected"):
+            break
+        i -= 1
+    return i
+
+
+def _after_template(tokens: TokenList, i: int) -> int:
+    while tokens.text(i) == "template" and tokens.text(i + 1) == "<":
+        i = tokens.closing_angle(i + 1) + 1
+    return i
+
+
+# ---- overloads whose bodies differ ---------------------------------------------------------------
+
+
+def _tag(tokens: TokenList, members: list[Member], annotate: bool) -> None:
+    for member in members:
+        if len(member.spaces) != 1 or tokens.text(member.parameters[0] - 1) != member.name:
+            raise TranslationError(
+                tokens[member.begin].where,
+                f"'{member.name}' has overloads for several address spaces that do different things, which "
+                "is supported for named member functions only",
+            )
+        tag = f"::softmetal::in_space_tag<::softmetal::space::{member.spaces[0]}>"
+        if annotate and member.is_qualified:
+            tokens[member.begin].before += _annotation(member.spaces)
+        opening, close = member.parameters
+        tokens[opening].after += tag + ("" if tokens.next(opening) == close else ", ")
+
+
+def _tag_calls(tokens: TokenList, names: set[str]) -> None:
+    for i, token in enumerate(tokens.tokens):
+        if token.kind != "name" or token.text not in names or tokens.text(i + 1) != "(":
+            continue
+        if tokens.text(i - 1) in (".", "->"):
+            begin = _operand_begin(tokens, i - 2)
+            operand = tokens.join(begin, i - 1)
+            operand = f"*({operand})" if tokens.text(i - 1) == "->" else operand
+            comma = "" if tokens.closing(i + 1) == i + 2 else ", "
+            tokens[i + 1].after += f"::softmetal::tag_of<decltype(({operand}))>{{}}{comma}"
+
+
+def _operand_begin(tokens: TokenList, last: int) -> int:
+    """Start of the postfix expression that ends at `last`."""
+    i = last
+    while True:
+        if tokens.text(i) in (")", "]"):
+            opening = next(k for k in range(i, -1, -1) if tokens.text(k) in "([" and _closes(tokens, k, i))
+            before = tokens.previous(opening)
+            if tokens.kind(before) != "name" and tokens.text(before) not in (")", "]"):
+                return opening
+            i = before
+            continue
+        before = tokens.previous(i)
+        if tokens.text(before) in (".", "->", "::"):
+            i = tokens.previous(before)
+            continue
+        return i
+
+
+def _closes(tokens: TokenList, opening: int, close: int) -> bool:
+    return tokens.kind(opening) == "op" and tokens.text(opening) != "" and tokens.closing(opening) == close

@@ -1,0 +1,91 @@
+"""Keywords of MSL that C++ does not have, and names that its library takes: neither can name anything in a
+program."""
+
+from __future__ import annotations
+
+from .lexer import TokenList, TranslationError
+from .types import ADDRESS_SPACES, BUILTIN_TYPES
+
+_STAGES = {"kernel", "vertex", "fragment"}
+_OTHER_SPACES = {"threadgroup_imageblock", "ray_data", "object_data"}
+_SPACES = ADDRESS_SPACES | _OTHER_SPACES
+# Typedefs and reserved words of Apple's metal_types, which is always included.
+_TYPES = {"complex", "imaginary", "quad", "llong", "ullong", "half", "bfloat", "sampler"}
+# What can follow an address space when it is not the name of something.
+_AFTER_SPACE = {"*", "&", "&&", "::", "(", "[", "...", "<"}
+_ENDS_MEMBER = {"{", ";", ":", "=", "->"}
+_BEFORE_NAME = {"*", "&", "&&", ">"}
+_AFTER_NAME = {"=", ";", ",", ")", "[", "(", "{", ":"}
+
+
+def check_names(tokens: TokenList) -> None:
+    attribute_end = -1
+    for i, token in enumerate(tokens.tokens):
+        if tokens.is_attribute(i):
+            attribute_end = max(attribute_end, tokens.closing(i))
+        if token.kind != "name" or i < attribute_end:
+            continue
+        if token.text in _STAGES and not _is_stage(tokens, i):
+            raise _refusal(tokens, i, "a keyword of Metal")
+        if token.text in _SPACES and not _is_space(tokens, i):
+            raise _refusal(tokens, i, "a keyword of Metal")
+        if token.text in _TYPES and _names_type(tokens, i):
+            raise _refusal(tokens, i, "a type of Metal's")
+        if token.text in BUILTIN_TYPES and _is_declared(tokens, i):
+            raise _refusal(tokens, i, "a type of Metal's")
+
+
+def _refusal(tokens: TokenList, i: int, what: str) -> TranslationError:
+    name = tokens.text(i)
+    return TranslationError(
+        tokens[i].where, f"'{name}' is {what} and cannot name anything: choose another name"
+    )
+
+
+def _is_stage(tokens: TokenList, i: int) -> bool:
+    """`kernel` begins a declaration: a type follows it."""
+    after, before = tokens.text(i + 1), tokens.text(i - 1)
+    if before in (".", "->", "::", "struct", "class", "enum", "union", "namespace", "typename", "using"):
+        return False
+    return tokens.kind(i + 1) == "name" or after == "::" or tokens.is_attribute(i + 1)
+
+
+def _is_space(tokens: TokenList, i: int) -> bool:
+    """An address space is followed by what it qualifies, or ends a member function's head."""
+    before, after = tokens.text(i - 1), tokens.text(i + 1)
+    if before in (".", "->", "::", "struct", "class", "enum", "union", "namespace", "typename", "using"):
+        return False
+    if after in _ENDS_MEMBER:
+        k = i - 1
+        while tokens.text(k) in ("const", "volatile", "noexcept", *_SPACES):
+            k -= 1
+        return tokens.text(k) == ")" and (after != "=" or tokens.text(i + 2) in ("default", "delete"))
+    if after == ">" or after == ",":  # the end of a template argument: S<float device>
+        return tokens.kind(i - 1) == "name" and tokens.text(i - 1) not in ("return",) and after == ">"
+    if after == ")":
+        return tokens.text(i - 1) in (")", "const") or tokens.text(i - 1) in BUILTIN_TYPES
+    return tokens.kind(i + 1) == "name" or after in _AFTER_SPACE - {"[", "...", "<"}
+
+
+def _names_type(tokens: TokenList, i: int) -> bool:
+    before = tokens.text(i - 1)
+    if before in ("struct", "class", "union", "enum", "namespace"):
+        return True
+    if before == "using" and tokens.text(i + 1) == "=":
+        return True
+    return before == "}" and tokens.text(i + 1) == ";" and _closes_typedef(tokens, i - 1)
+
+
+def _closes_typedef(tokens: TokenList, brace: int) -> bool:
+    opening = next(k for k in range(brace) if tokens.text(k) == "{" and tokens.closing(k) == brace)
+    while opening > 0 and tokens.text(opening) not in (";", "}", "typedef"):
+        opening -= 1
+    return tokens.text(opening) == "typedef"
+
+
+def _is_declared(tokens: TokenList, i: int) -> bool:
+    """`float half = 1;`: a type where a name belongs."""
+    before = tokens.text(i - 1)
+    return before in BUILTIN_TYPES - {"unsigned", "signed", "long", "short", "const"} and tokens.text(
+        i + 1
+    ) in ("=", ";", "[")

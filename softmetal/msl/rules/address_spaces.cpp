@@ -1,0 +1,251 @@
+// Address spaces, section 4. clang's default space includes the others in the mode that programs are
+// translated for; Metal's `thread` does not. So what clang converts to the default space without being told
+// is refused here, but for copies of whole objects. `this` of a member function points to thread memory
+// unless the function is qualified; from 4.1 on to memory of any kind.
+#include <llvm/ADT/StringExtras.h>
+
+#include "rules.h"
+
+namespace softmetal::rules {
+namespace {
+using namespace clang;
+
+// The conversion to the default space at the top of an expression, if there is one.
+const ImplicitCastExpr* conversion(const Expr* e) {
+  for (;;) {
+    e = e->IgnoreParens();
+    if (const auto* temporary = dyn_cast<MaterializeTemporaryExpr>(e)) {
+      e = temporary->getSubExpr();
+    } else if (const auto* cast = dyn_cast<ImplicitCastExpr>(e)) {
+      if (cast->getCastKind() == CK_AddressSpaceConversion) return cast;
+      e = cast->getSubExpr();
+    } else {
+      return nullptr;
+    }
+  }
+}
+
+QualType place_of(const Expr* e) {
+  return e->getType()->isPointerType() ? e->getType()->getPointeeType() : e->getType();
+}
+
+// Whether `e` is *this or a part of it, or their address.
+bool is_part_of_this(const Expr* e) {
+  for (;;) {
+    e = e->IgnoreParens();
+    if (isa<CXXThisExpr>(e)) return true;
+    if (const auto* cast = dyn_cast<CastExpr>(e)) {
+      if (cast->getCastKind() == CK_LValueToRValue) return false;
+      e = cast->getSubExpr();
+    } else if (const auto* member = dyn_cast<MemberExpr>(e)) {
+      if (member->getType()->isReferenceType()) return false;
+      if (const auto* field = dyn_cast<FieldDecl>(member->getMemberDecl());
+          !field || field->getType()->isReferenceType())
+        return false;
+      e = member->getBase();
+    } else if (const auto* element = dyn_cast<ArraySubscriptExpr>(e)) {
+      e = element->getBase();
+    } else if (const auto* unary = dyn_cast<UnaryOperator>(e);
+               unary && (unary->getOpcode() == UO_AddrOf || unary->getOpcode() == UO_Deref)) {
+      e = unary->getSubExpr();
+    } else {
+      return false;
+    }
+  }
+}
+
+// Whether an address space came into the type with a template argument or `auto`, rather than being written.
+bool space_was_deduced(const ASTContext& context, QualType type) {
+  if (space_of(type) == Space::kThread) return false;
+  for (;;) {
+    if (type.getLocalQualifiers().hasAddressSpace()) return false;
+    if (isa<SubstTemplateTypeParmType, AutoType>(type.getTypePtr())) return true;
+    const QualType next = type.getSingleStepDesugaredType(context);
+    if (next.getAsOpaquePtr() == type.getAsOpaquePtr()) return false;
+    type = next;
+  }
+}
+
+bool points_by_deduction(const ASTContext& context, QualType type) {
+  if (!type->isPointerType() && !type->isReferenceType()) return false;
+  return space_was_deduced(context, type->getPointeeType());
+}
+
+class AddressSpaces : public Family {
+ public:
+  using Family::Family;
+
+  void declaration(const Decl* declaration) override {
+    if (const auto* variable = dyn_cast<VarDecl>(declaration); variable && !isa<ParmVarDecl>(variable)) {
+      if (points_by_deduction(program.context, variable->getType()))
+        program.refuse(variable->getLocation(),
+                       "'" + variable->getName() +
+                           "' is declared to point to thread memory, but its initialiser is in " +
+                           name_of(space_of(variable->getType()->getPointeeType())) + " memory");
+      if (variable->hasInit() && !variable->getType()->isDependentType())
+        check_binding(variable->getType(), variable->getInit(), "'" + variable->getName().str() + "'");
+    }
+    if (const auto* function = dyn_cast<FunctionDecl>(declaration)) check_instantiation(function);
+  }
+
+  void statement(const Stmt* statement) override {
+    if (const auto* construct = dyn_cast<CXXConstructExpr>(statement)) check_construction(construct);
+    if (const auto* call = dyn_cast<CallExpr>(statement)) check_call(call);
+    if (const auto* result = dyn_cast<ReturnStmt>(statement);
+        result && result->getRetValue() && program.function)
+      check_binding(program.function->getReturnType(), result->getRetValue(),
+                    "the result of '" + program.function->getNameAsString() + "'");
+    if (const auto* cast = dyn_cast<ImplicitCastExpr>(statement);
+        cast && cast->getCastKind() == CK_AddressSpaceConversion && !settled_.count(cast)) {
+      const bool is_pointer = cast->getType()->isPointerType();
+      program.refuse(cast->getBeginLoc(), std::string("a ") + (is_pointer ? "pointer" : "reference") +
+                                              " to " + source(cast) + " memory ('" +
+                                              spelled(program, cast->getSubExpr()->getType()) +
+                                              "') does not convert to one to thread memory");
+    }
+  }
+
+ private:
+  // Conversions that were judged together with what surrounds them.
+  std::set<const ImplicitCastExpr*> settled_;
+
+  static const char* source(const ImplicitCastExpr* cast) {
+    return name_of(space_of(place_of(cast->getSubExpr())));
+  }
+
+  void check_construction(const CXXConstructExpr* construct) {
+    const CXXConstructorDecl* constructor = construct->getConstructor();
+    const bool copies = constructor->isCopyOrMoveConstructor() && !constructor->isUserProvided();
+    for (unsigned i = 0; i < construct->getNumArgs(); ++i) {
+      if (copies || program.is_library(constructor))
+        settle(construct->getArg(i));
+      else if (i < constructor->getNumParams())
+        check_argument(constructor->getParamDecl(i), construct->getArg(i),
+                       constructor->getParent()->getNameAsString());
+    }
+  }
+
+  void check_call(const CallExpr* call) {
+    const FunctionDecl* callee = call->getDirectCallee();
+    if (!callee) return;
+    const auto* method = dyn_cast<CXXMethodDecl>(callee);
+    unsigned first = 0;
+    if (const auto* member_call = dyn_cast<CXXMemberCallExpr>(call)) {
+      if (method) check_object(method, member_call->getImplicitObjectArgument());
+    } else if (isa<CXXOperatorCallExpr>(call) && method && !method->isStatic()) {
+      check_object(method, call->getArg(0));
+      first = 1;
+    }
+    const bool copies = method && method->isDefaulted() && !method->isUserProvided();
+    for (unsigned i = first; i < call->getNumArgs(); ++i) {
+      if (i - first >= callee->getNumParams()) break;
+      const ParmVarDecl* parameter = callee->getParamDecl(i - first);
+      const QualType type = parameter->getType();
+      const bool takes_any = program.is_library(callee) &&
+                             (isa<CXXOperatorCallExpr>(call) ||
+                              (type->isReferenceType() && type->getPointeeType().isConstQualified()));
+      if (copies || takes_any)
+        settle(call->getArg(i));
+      else
+        check_argument(parameter, call->getArg(i), callee->getNameAsString());
+    }
+  }
+
+  void settle(const Expr* e) {
+    if (const ImplicitCastExpr* cast = conversion(e)) settled_.insert(cast);
+  }
+
+  void check_argument(const ParmVarDecl* parameter, const Expr* argument, const std::string& callee) {
+    const std::string name = parameter->getNameAsString();
+    const std::string what =
+        name.empty() ? "a parameter of '" + callee + "'" : "parameter '" + name + "' of '" + callee + "'";
+    if (const ImplicitCastExpr* cast = conversion(argument)) {
+      settled_.insert(cast);
+      program.refuse(argument->getBeginLoc(), what + " points to thread memory, and the argument ('" +
+                                                  spelled(program, cast->getSubExpr()->getType()) +
+                                                  "') is in " + source(cast) + " memory");
+      return;
+    }
+    check_binding(parameter->getType(), argument, what);
+  }
+
+  // `this` of `method`, called on `object`.
+  void check_object(const CXXMethodDecl* method, const Expr* object) {
+    const ImplicitCastExpr* cast = conversion(object);
+    if (cast) settled_.insert(cast);
+    if (program.is_library(method) || method->isImplicit() ||
+        (method->isDefaulted() && !method->isUserProvided()))
+      return;
+    Space space = cast ? space_of(place_of(cast->getSubExpr())) : Space::kThread;
+    bool is_any = false;
+    if (!cast && is_part_of_this(object)) {
+      const auto* inside = dyn_cast_or_null<CXXMethodDecl>(program.function);
+      const auto own = inside ? spaces_of(inside) : std::vector<StringRef>();
+      if (own.size() > 1 || isa_and_nonnull<CXXConstructorDecl>(inside)) return;
+      if (own.size() == 1)
+        space = named(own[0]);
+      else
+        is_any = program.version >= 410 && inside;
+    }
+    const auto takes = spaces_of(method);
+    if (takes.empty() && program.version >= 410) return;
+    if (!is_any) {
+      if (takes.empty() && space == Space::kThread) return;
+      for (StringRef one : takes)
+        if (named(one) == space) return;
+    }
+    const std::string wanted = takes.empty() ? "thread" : takes.front().str();
+    program.refuse(object->getBeginLoc(),
+                   "member function '" + method->getNameAsString() + "' is for objects in " + wanted +
+                       " memory, and this one is in " +
+                       (is_any ? "memory of any kind" : name_of(space) + std::string(" memory")));
+  }
+
+  // The spaces that a member function is qualified with.
+  static std::vector<StringRef> spaces_of(const CXXMethodDecl* method) {
+    std::vector<StringRef> spaces;
+    for (StringRef list : annotations(method, "this"))
+      for (StringRef space : llvm::split(list, ' ')) spaces.push_back(space);
+    return spaces;
+  }
+
+  static Space named(StringRef text) {
+    if (text == "device") return Space::kDevice;
+    if (text == "threadgroup") return Space::kThreadgroup;
+    return text == "constant" ? Space::kConstant : Space::kThread;
+  }
+
+  // From 4.1 on, a part of *this is no thread memory in a member function that does not say so.
+  void check_binding(QualType target, const Expr* value, const std::string& what) {
+    if (program.version < 410) return;
+    const auto* method = dyn_cast_or_null<CXXMethodDecl>(program.function);
+    if (!method || isa<CXXConstructorDecl, CXXDestructorDecl>(method) || !spaces_of(method).empty())
+      return;
+    if (method->getParent()->isLambda()) return;
+    const bool binds = target->isLValueReferenceType() && value->isGLValue();
+    if (!binds && !target->isPointerType()) return;
+    if (space_of(target->getPointeeType()) != Space::kThread || !is_part_of_this(value)) return;
+    program.refuse(value->getBeginLoc(),
+                   what + " points to thread memory, and from MSL 4.1 on `this` may point to any: declare '" +
+                       method->getNameAsString() + "' with `thread` after its parameters");
+  }
+
+  // f(thread T*) given a device pointer: C++ takes `device` into T.
+  void check_instantiation(const FunctionDecl* function) {
+    if (!function->isTemplateInstantiation() || function->getPointOfInstantiation().isInvalid()) return;
+    if (program.is_library(function->getPointOfInstantiation())) return;
+    for (const ParmVarDecl* parameter : function->parameters()) {
+      if (!points_by_deduction(program.context, parameter->getType())) continue;
+      program.refuse(function->getPointOfInstantiation(),
+                     "parameter '" + parameter->getNameAsString() + "' of '" + function->getNameAsString() +
+                         "' points to thread memory, and the argument is in " +
+                         name_of(space_of(parameter->getType()->getPointeeType())) + " memory");
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Family> address_spaces(Program& program) { return std::make_unique<AddressSpaces>(program); }
+
+}  // namespace softmetal::rules

@@ -1,0 +1,81 @@
+// What C++ has and Metal has not, section 1.5, and objects in constant and threadgroup memory, section 4.
+#include "rules.h"
+
+namespace softmetal::rules {
+namespace {
+using namespace clang;
+
+class Declarations : public Family {
+ public:
+  using Family::Family;
+
+  void declaration(const Decl* declaration) override {
+    if (const auto* value = dyn_cast<ValueDecl>(declaration); value && isa<VarDecl, FieldDecl>(value)) {
+      check_function_pointer(value);
+      check_wide_integer(value);
+    }
+    if (const auto* variable = dyn_cast<VarDecl>(declaration)) {
+      check_constant(variable);
+      check_threadgroup(variable);
+    }
+    if (const auto* function = dyn_cast<FunctionDecl>(declaration); function && function->isVariadic())
+      program.refuse(function->getLocation(), "'" + function->getNameAsString() + "' takes any arguments (...): Metal has no variadic functions, only "
+                                                                                  "variadic templates");
+  }
+
+  void statement(const Stmt* statement) override {
+    if (const auto* query = dyn_cast<CXXNoexceptExpr>(statement))
+      program.refuse(query->getBeginLoc(), "Metal has no noexcept operator");
+    if (const auto* literal = dyn_cast<StringLiteral>(statement); literal && literal->getCharByteWidth() > 1)
+      program.refuse(literal->getBeginLoc(), "Metal has no wide characters");
+    if (const auto* literal = dyn_cast<CharacterLiteral>(statement); literal && literal->getKind() != CharacterLiteralKind::Ascii)
+      program.refuse(literal->getLocation(), "Metal has no wide characters");
+  }
+
+ private:
+  void check_function_pointer(const ValueDecl* value) {
+    const QualType type = value->getType();
+    if (type->isDependentType()) return;
+    QualType base = program.context.getBaseElementType(type.getNonReferenceType());
+    if (base->isFunctionPointerType() || base->isMemberPointerType() || base->isFunctionType())
+      program.refuse(value->getLocation(), "'" + value->getName() + "' is a pointer to a function or member, which Metal does not have: pass a template argument");
+  }
+
+  void check_wide_integer(const ValueDecl* value) {
+    const QualType type = program.context.getBaseElementType(value->getType().getNonReferenceType());
+    if (type->isDependentType()) return;
+    if (type->isSpecificBuiltinType(BuiltinType::LongLong) || type->isSpecificBuiltinType(BuiltinType::ULongLong) ||
+        type->isSpecificBuiltinType(BuiltinType::Int128) || type->isSpecificBuiltinType(BuiltinType::UInt128))
+      program.refuse(value->getLocation(), "Metal has no long long: long has 64 bits");
+  }
+
+  // A constant at program scope (a function constant or what derives from one is none to the translator).
+  void check_constant(const VarDecl* variable) {
+    if (!variable->hasGlobalStorage() || variable->getType()->isDependentType()) return;
+    if (space_of(program.context.getBaseElementType(variable->getType())) != Space::kConstant || !variable->hasInit()) return;
+    if (variable->getInit()->isValueDependent() || variable->getInit()->isConstantInitializer(program.context, false)) return;
+    program.refuse(variable->getLocation(), "the initialiser of '" + variable->getName() + "' is not known when the program is compiled");
+  }
+
+  // The translator makes threadgroup variables references to storage of the threadgroup.
+  void check_threadgroup(const VarDecl* variable) {
+    if (!variable->hasInit()) return;
+    const auto* call = dyn_cast<CallExpr>(variable->getInit()->IgnoreImplicit());
+    const FunctionDecl* callee = call ? call->getDirectCallee() : nullptr;
+    if (!callee || !callee->getIdentifier() || callee->getName() != "threadgroup_variable" || !program.is_library(callee)) return;
+    const QualType type = program.context.getBaseElementType(variable->getType().getNonReferenceType());
+    const CXXRecordDecl* record = type->getAsCXXRecordDecl();
+    if (!record || !record->hasDefinition()) return;
+    if (!record->hasTrivialDefaultConstructor())
+      program.refuse(variable->getLocation(), "threadgroup variable '" + variable->getName() + "' is of a type with a constructor ('" +
+                                                  spelled(program, type.getUnqualifiedType()) + "'), which threadgroup memory does not run");
+    else if (!record->hasTrivialDestructor())
+      program.refuse(variable->getLocation(), "threadgroup variable '" + variable->getName() + "' is of a type with a destructor");
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Family> declarations(Program& program) { return std::make_unique<Declarations>(program); }
+
+}  // namespace softmetal::rules

@@ -1,0 +1,81 @@
+// What Metal's compiler refuses and clang, reading the translated program as C++, would accept. A family of
+// rules per file; the sections are those of the Metal Shading Language specification.
+//
+//   address_spaces.cpp  4 address spaces, 4.x `this` of member functions
+//   constants.cpp       5.8 function constants
+//   conversions.cpp     2.1, 2.2, 2.6 scalar, vector and bfloat conversions, as_type
+//   declarations.cpp    1.5 what C++ has and Metal has not, 4.2 objects in threadgroup and constant memory
+//   kernels.cpp         5.1, 5.2 kernels, their parameters and attributes
+//   library.cpp         6 types and address spaces that functions of the library take
+#pragma once
+#include <clang/AST/ASTContext.h>
+#include <clang/AST/Attr.h>
+#include <clang/AST/DeclCXX.h>
+#include <clang/AST/DeclTemplate.h>
+#include <clang/AST/ExprCXX.h>
+#include <llvm/ADT/Twine.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace softmetal::rules {
+
+class Program {
+ public:
+  Program(clang::ASTContext& context, int version) : context(context), version(version) {}
+
+  clang::ASTContext& context;
+  const int version;  // of the language: __METAL_VERSION__
+
+  // The function whose body is being walked; null outside of functions.
+  const clang::FunctionDecl* function = nullptr;
+
+  // An error at that place of the .metal source, once.
+  void refuse(clang::SourceLocation place, const llvm::Twine& sentence);
+
+  bool is_library(clang::SourceLocation place) const;
+  bool is_library(const clang::Decl* declaration) const;
+  // Of a function in namespace metal of the library, else empty.
+  llvm::StringRef library_name(const clang::FunctionDecl* function) const;
+
+ private:
+  std::set<std::pair<unsigned, std::string>> refused_;
+};
+
+// A family of rules, asked about every node of the program but not of the library; templates as they are
+// written and as they are instantiated. A node is asked about before those inside it.
+class Family {
+ public:
+  explicit Family(Program& program) : program(program) {}
+  virtual ~Family() = default;
+  virtual void declaration(const clang::Decl*) {}
+  virtual void statement(const clang::Stmt*) {}
+  // What the translator added to the program: its name starts with softmetal_.
+  virtual void translated(const clang::NamedDecl*) {}
+  virtual void end() {}
+
+ protected:
+  Program& program;
+};
+
+std::unique_ptr<Family> address_spaces(Program&);
+std::unique_ptr<Family> constants(Program&);
+std::unique_ptr<Family> conversions(Program&);
+std::unique_ptr<Family> declarations(Program&);
+std::unique_ptr<Family> kernels(Program&);
+std::unique_ptr<Family> library(Program&);
+
+// What the translator says of a declaration, in __attribute__((annotate("softmetal:KIND TEXT"))): the text of
+// every annotation of that kind.
+std::vector<llvm::StringRef> annotations(const clang::Decl* declaration, llvm::StringRef kind);
+
+enum class Space { kThread, kDevice, kThreadgroup, kConstant };
+Space space_of(clang::QualType type);
+const char* name_of(Space space);
+
+// The type in Metal's words.
+std::string spelled(const Program& program, clang::QualType type);
+
+}  // namespace softmetal::rules

@@ -1,0 +1,414 @@
+"""The parts of Apple's library that foreign kernels use: matrices, vectors of bool, packing, quadgroups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from softmetal.simt.harness import KernelError, Library
+
+PRELUDE = "#include <metal_stdlib>\nusing namespace metal;\n"
+KINDS: dict[str, Any] = {"half": np.float16, "float": np.float32}
+
+
+def run(body: str, *buffers: np.ndarray, threads: int = 1, kernel: str = "k") -> None:
+    library = Library(PRELUDE + body)
+    library.pipeline(kernel).run(list(buffers), grid=(1, 1, 1), threads=(threads, 1, 1))
+
+
+def evaluate(expressions: list[str], body: str = "") -> np.ndarray:
+    out = np.zeros(len(expressions), np.float32)
+    stores = "\n".join(f"  out[{i}] = float({text});" for i, text in enumerate(expressions))
+    run(f"{body}\nkernel void k(device float* out) {{\n{stores}\n}}\n", out)
+    return out
+
+
+def check(table: dict[str, float], body: str = "") -> None:
+    np.testing.assert_array_equal(evaluate(list(table), body), list(table.values()), err_msg=str(list(table)))
+
+
+# ---- matrices ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [2, 3, 4])
+def test_matrix_products(kind: str, columns: int) -> None:
+    """Against numpy, for every number of rows, with small integers so that no order of summation rounds."""
+    random = np.random.default_rng(columns)
+    lines, expected, inputs = "", [], random.integers(-4, 5, 64).astype(KINDS[kind])
+    for rows in (2, 3, 4):
+        name, vector, size = f"{kind}{columns}x{rows}", f"{kind}{rows}", columns * rows
+        m = inputs[:size].reshape(columns, rows).T.astype(np.float32)  # m[row, column]
+        other = inputs[16 : 16 + size].reshape(rows, columns).T.astype(np.float32)  # rows columns of `columns`
+        right, left = inputs[40 : 40 + columns].astype(np.float32), inputs[50 : 50 + rows].astype(np.float32)
+        column_list = ", ".join(
+            f"{vector}({', '.join(f'in[{c * rows + r}]' for r in range(rows))})" for c in range(columns)
+        )
+        elements = ", ".join(f"in[{16 + i}]" for i in range(size))
+        lines += f"""{{
+            {name} m({column_list});
+            {kind}{rows}x{columns} n({elements});
+            {kind}{columns} right; {vector} left;
+            for (int i = 0; i < {columns}; ++i) right[i] = in[40 + i];
+            for (int i = 0; i < {rows}; ++i) left[i] = in[50 + i];
+            {vector} a = m * right;
+            {kind}{columns} b = left * m;
+            {kind}{rows}x{rows} c = m * n;
+            {kind}{rows}x{columns} t = transpose(m);
+            {name} s = m * {kind}(2) + m - {kind}(3) * m;
+            for (int i = 0; i < {rows}; ++i) *out++ = a[i];
+            for (int i = 0; i < {columns}; ++i) *out++ = b[i];
+            for (int i = 0; i < {rows}; ++i) for (int k = 0; k < {rows}; ++k) *out++ = c[i][k];
+            for (int i = 0; i < {rows}; ++i) for (int k = 0; k < {columns}; ++k) *out++ = t[i][k];
+            for (int i = 0; i < {columns}; ++i) for (int k = 0; k < {rows}; ++k) *out++ = s[i][k];
+            *out++ = sizeof({name}) + (m == m) - (m != m);
+        }}"""
+        padded = 4 if rows == 3 else rows
+        size_of = columns * padded * inputs.itemsize
+        expected += [m @ right, left @ m, (m @ other).T.ravel(), m.ravel(), np.zeros(size), [size_of + 1]]
+    out = np.zeros(sum(np.size(part) for part in expected), np.float32)
+    run(f"kernel void k(device const {kind}* in, device float* out) {{ {lines} }}", inputs, out)
+    np.testing.assert_array_equal(out, np.concatenate([np.ravel(part) for part in expected]))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_determinant(size: int) -> None:
+    random = np.random.default_rng(size)
+    values = random.integers(-5, 6, (16, size, size)).astype(np.float32)
+    out = np.zeros(16, np.float32)
+    body = f"""kernel void k(device const float* in, device float* out) {{
+      for (int n = 0; n < 16; ++n) {{
+        float{size}x{size} m;
+        for (int c = 0; c < {size}; ++c)
+          for (int r = 0; r < {size}; ++r) m[c][r] = in[n * {size * size} + c * {size} + r];
+        out[n] = determinant(m);
+      }}
+    }}"""
+    run(body, values, out)
+    np.testing.assert_allclose(out, np.linalg.det(values.astype(np.float64)), atol=1e-3)
+
+
+def test_matrices_in_memory() -> None:
+    """A row of three takes the place of four; the diagonal constructor; conversion of the element type."""
+    values = np.arange(32, dtype=np.float32)
+    out = np.zeros(8, np.float32)
+    body = """
+    struct Block { float3x3 m; float4x4 n; };
+    constant float2x2 table[2] = {float2x2(1, 2, 3, 4), float2x2(7)};
+    kernel void k(device const float* in, device float* out) {
+      device const float3x3& m = *(device const float3x3*)in;
+      threadgroup half4x4 shared;
+      shared = half4x4(*(device const float4x4*)(in + 16));
+      out[0] = m[1][2];
+      out[1] = shared[3].w;
+      out[2] = float3x3(5.0f)[2][2] + float3x3(5.0f)[2][1];
+      out[3] = table[0][1].x + table[1][1].y * 10;
+      out[4] = sizeof(Block);
+      thread half4x4 copy = shared;
+      copy[0] = half4(1);
+      out[5] = copy[0][3] + shared[0][3];
+      out[6] = ((half4x4)float4x4(3.0f))[1][1];
+    }"""
+    run(body, values, out)
+    np.testing.assert_array_equal(out[:7], [6, 31, 5, 73, 112, 20, 3])
+
+
+# ---- vectors of bool -----------------------------------------------------------------------------
+
+
+def test_vectors_of_bool() -> None:
+    check(
+        {
+            "sizeof(bool2)": 2,
+            "sizeof(bool3)": 4,
+            "sizeof(bool4)": 4,
+            "bool4(true, false, true, true).zyx.x": 1,
+            "bool2(3, 0).x": 1,
+            "int(bool3(0.25f, 0, 7).x) + 10 * bool3(0.25f, 0, 7).z": 11,
+            "all(bool2(true, true)) + 2 * any(bool2(false, false))": 1,
+            "swizzled(float4(1, 5, 2, 7), float4(4, 3, 2, 1))": 101,
+            "float(!(bool2(true, false)).y)": 1,
+            "select(float2(1, 2), float2(3, 4), bool2(true, false)).x": 3,
+            "(bool2(true, false) && bool2(true, true)).x + 2 * (bool2(true, false) || bool2(false, false)).y": 1,
+            "as_type<uint>(bool4(true, false, true, false))": 0x00010001,
+        },
+        body="""
+        int swizzled(float4 a, float4 b) {
+          bool4 m = a > b;
+          bool2 n = m.yw;
+          m.xy = n;
+          return n.x + 2 * m.z + 100 * m.x;
+        }""",
+    )
+
+
+def test_vectors_of_bool_in_memory() -> None:
+    values = np.array([0, 1, 1, 0, 1, 1, 0, 1], np.uint8)
+    out = np.zeros(8, np.uint8)
+    body = """kernel void k(device const bool4* in, device bool4* out) {
+      out[0] = !in[0];
+      out[1] = in[1] && in[0].wzyx;
+    }"""
+    run(body, values, out)
+    np.testing.assert_array_equal(out, [1, 0, 0, 1, 0, 1, 0, 0])
+
+
+# ---- packing -------------------------------------------------------------------------------------
+
+WORDS = np.random.default_rng(3).integers(0, 2**32, 64, dtype=np.uint32)
+
+
+def unorm(words: np.ndarray, bits: list[int]) -> np.ndarray:
+    """The fields of each word, lowest first, as fractions."""
+    fields, shift = [], 0
+    for width in bits:
+        largest = (1 << width) - 1
+        fields.append((words.astype(np.uint64) >> np.uint64(shift) & np.uint64(largest)) / largest)
+        shift += width
+    return np.stack(fields, -1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("format", "bits"), [("unorm4x8", [8] * 4), ("unorm2x16", [16] * 2), ("unorm10a2", [10, 10, 10, 2])]
+)
+def test_unpack_and_pack_unsigned(format: str, bits: list[int], kind: str) -> None:
+    count = len(bits)
+    unpacked, packed = np.zeros((64, count), np.float32), np.zeros(64, np.uint32)
+    body = f"""kernel void k(device const uint* in, device float* out, device uint* back) {{
+      for (int i = 0; i < 64; ++i) {{
+        {kind}{count} v = unpack_{format}_to_{kind}(in[i]);
+        for (int n = 0; n < {count}; ++n) out[{count} * i + n] = v[n];
+        back[i] = pack_{kind}_to_{format}(v);
+      }}
+    }}"""
+    run(body, WORDS, unpacked, packed)
+    np.testing.assert_allclose(unpacked, unorm(WORDS, bits), atol=1e-3 if kind == "half" else 1e-7)
+    if kind == "float":
+        np.testing.assert_array_equal(packed, WORDS)
+
+
+@pytest.mark.parametrize(("format", "kind"), [("snorm4x8", np.int8), ("snorm2x16", np.int16)])
+def test_unpack_and_pack_signed(format: str, kind: Any) -> None:
+    fields = WORDS.view(kind).reshape(64, -1)
+    count, largest = fields.shape[1], np.iinfo(kind).max
+    unpacked, packed = np.zeros((64, count), np.float32), np.zeros(64, np.uint32)
+    body = f"""kernel void k(device const uint* in, device float* out, device uint* back) {{
+      for (int i = 0; i < 64; ++i) {{
+        float{count} v = unpack_{format}_to_float(in[i]);
+        for (int n = 0; n < {count}; ++n) out[{count} * i + n] = v[n];
+        back[i] = pack_float_to_{format}(v);
+      }}
+    }}"""
+    run(body, WORDS, unpacked, packed)
+    np.testing.assert_allclose(unpacked, np.maximum(fields / largest, -1), atol=1e-7)
+    np.testing.assert_array_equal(packed.view(kind).reshape(64, -1), np.maximum(fields, -largest))
+
+
+def test_packing_clamps_and_rounds() -> None:
+    check(
+        {
+            "pack_float_to_unorm4x8(float4(-1, 2, 0.5f, 1))": np.float32(0xFF80FF00),
+            "pack_float_to_snorm2x16(float2(-2, 0.25f))": np.float32(0x20008001),
+            "unpack_unorm4x8_srgb_to_float(0x80ff00bcu).y": 0,
+            "unpack_unorm4x8_srgb_to_float(0x80ff00bcu).z": 1,
+            "pack_float_to_srgb_unorm4x8(unpack_unorm4x8_srgb_to_float(0x40bc8007u)) == 0x40bc8007u": 1,
+            "pack_float_to_unorm565(unpack_unorm565_to_float(ushort(0x1234)))": 0x1234,
+        }
+    )
+
+
+# ---- quadgroups ----------------------------------------------------------------------------------
+
+QUADS: dict[str, Any] = {
+    "quad_sum(x)": lambda q: np.full(4, q.sum()),
+    "quad_product(x)": lambda q: np.full(4, q.prod()),
+    "quad_max(x)": lambda q: np.full(4, q.max()),
+    "quad_min(x)": lambda q: np.full(4, q.min()),
+    "quad_prefix_inclusive_sum(x)": np.cumsum,
+    "quad_prefix_exclusive_sum(x)": lambda q: np.cumsum(q) - q,
+    "quad_prefix_inclusive_product(x)": np.cumprod,
+    "quad_broadcast_first(x)": lambda q: np.full(4, q[0]),
+    "quad_broadcast(x, 2)": lambda q: np.full(4, q[2]),
+    "quad_shuffle(x, 3 - lane % 4)": lambda q: q[::-1],
+    "quad_shuffle_xor(x, 1)": lambda q: q[[1, 0, 3, 2]],
+    "quad_shuffle_up(x, 1)": lambda q: q[[0, 0, 1, 2]],
+    "quad_shuffle_down(x, 2)": lambda q: q[[2, 3, 2, 3]],
+    "quad_shuffle_rotate_up(x, 1)": lambda q: q[[3, 0, 1, 2]],
+    "quad_shuffle_rotate_down(x, 1)": lambda q: q[[1, 2, 3, 0]],
+    "quad_any(x > 5)": lambda q: np.full(4, (q > 5).any()),
+    "quad_all(x > 1)": lambda q: np.full(4, (q > 1).all()),
+    "ushort(quad_ballot(x > 4))": lambda q: np.full(4, ((q > 4) * (1, 2, 4, 8)).sum()),
+}
+
+
+@pytest.mark.parametrize("kind", ["float", "int", "half"])
+def test_quadgroups(kind: str) -> None:
+    values = np.random.default_rng(7).integers(1, 8, 32)
+    dtype = {"float": np.float32, "int": np.int32, "half": np.float16}[kind]
+    out = np.zeros((len(QUADS), 32), np.float32)
+    stores = "\n".join(f"out[{32 * i} + lane] = {text};" for i, text in enumerate(QUADS))
+    body = f"""kernel void k(device const {kind}* in, device float* out,
+      ushort lane [[thread_index_in_simdgroup]]) {{ {kind} x = in[lane]; {stores} }}"""
+    run(body, values.astype(dtype), out, threads=32)
+    for (text, expected), got in zip(QUADS.items(), out, strict=True):
+        quads = [expected(quad) for quad in values.reshape(8, 4)]
+        np.testing.assert_array_equal(got, np.concatenate(quads), err_msg=text)
+
+
+def test_quadgroup_operations_on_vectors_and_some_lanes() -> None:
+    out = np.zeros(32, np.float32)
+    body = """kernel void k(device float* out, ushort lane [[thread_index_in_simdgroup]]) {
+      if (lane % 4 != 1) out[lane] = quad_sum(float2(lane % 4, 10)).x + quad_sum(float2(lane % 4, 10)).y;
+    }"""
+    run(body, out, threads=32)
+    np.testing.assert_array_equal(out.reshape(8, 4), np.tile([35, 0, 35, 35], (8, 1)))
+
+
+# ---- the language --------------------------------------------------------------------------------
+
+
+def test_braced_arguments() -> None:
+    check(
+        {
+            "sum({1, 2, 3})": 6,
+            "scaled({4, 5}, {2})": 18,
+            "of_pair({7, 0.5f})": 7.5,
+            "sum({uint(offset) * 2, 1, 1})": 8,
+            "either({1, 2}, 3)": 6,
+            "either(2, 3)": 5,
+            "make(3).y": 4,
+        },
+        body="""
+        constant int offset = 3;
+        struct Pair { int a; float b; };
+        float sum(uint3 v) { return v.x + v.y + v.z; }
+        float scaled(float2 v, float s) { return (v.x + v.y) * s; }
+        float of_pair(Pair p) { return p.a + p.b; }
+        template <typename T> T either(T a, T b) { return a + b; }
+        int either(int2 a, int b) { return a.x + a.y + b; }
+        uint2 make(uint a) { return {a, a + 1}; }
+        """,
+    )
+
+
+def test_member_functions_by_address_space() -> None:
+    values, out = np.array([5, 7], np.int32), np.zeros(4, np.int32)
+    body = """
+    struct S {
+      int a;
+      int get() const device { return a; }
+      int get() const constant { return a + 100; }
+      int get() const thread { return a + 200; }
+      int same() const device { return a; }
+      int same() const thread { return a; }
+      void set(int v) thread { a = v; }
+    };
+    kernel void k(device const S* s, constant S& c, device int* out) {
+      S t = s[1];
+      out[0] = s->get();
+      out[1] = c.get();
+      out[2] = (&t)->get() + s[1].get();
+      t.set(9);
+      out[3] = t.same() + s[0].same();
+    }"""
+    run(body, values, values, out)
+    np.testing.assert_array_equal(out, [5, 105, 214, 14])
+
+
+def test_whole_structs_between_address_spaces() -> None:
+    values, out = np.arange(32, dtype=np.int32), np.zeros(64, np.int32)
+    body = """
+    struct Inner { int a; int b[3]; };
+    struct S { Inner first, second; };
+    constant Inner table[2] = {{100, {1, 2, 3}}, {200, {4, 5, 6}}};
+    Inner swapped(Inner x) { Inner r = {x.b[0], {x.a, x.b[2], x.b[1]}}; return r; }
+    kernel void k(device const S* in, constant S& c, device S* out) {
+      threadgroup S shared[2];
+      shared[0] = in[1];
+      shared[1] = c;
+      out[0] = shared[0];
+      out[1] = {swapped(shared[1].second), table[1]};
+      S local = *in;
+      local.first = table[0];
+      out[2] = local;
+    }"""
+    run(body, values, values, out)
+    expected = [*range(8, 16), 5, 4, 7, 6, 200, 4, 5, 6, 100, 1, 2, 3, 4, 5, 6, 7]
+    np.testing.assert_array_equal(out[:24], expected)
+
+
+def test_casts_between_half_and_bfloat() -> None:
+    check(
+        {
+            "(half)(bfloat)1.5f": 1.5,
+            "(bfloat)(half)3.140625h": 3.140625,
+            "static_cast<bfloat>(half(257))": 256,
+            "half4(bfloat4(1, 2, 3, 4)).z": 3,
+            "bfloat2(half2(257, 2)).x": 256,
+        }
+    )
+
+
+def test_comparisons_in_template_arguments() -> None:
+    check(
+        {"pick(short(1))": 1, "pick(1l)": 2, "inside<3>()": 1, "inside<9>()": 2},
+        body="""
+        template <typename T, enable_if_t<sizeof(T) < 8, bool> = true> int pick(T) { return 1; }
+        template <typename T, enable_if_t<sizeof(T) == 8, bool> = true> int pick(T) { return 2; }
+        template <int N, enable_if_t<N < 8, bool> = true> int inside() { return 1; }
+        template <int N, enable_if_t<(N >= 8), bool> = true> int inside() { return 2; }
+        """,
+    )
+
+
+def test_names_and_numbers_first() -> None:
+    """Programs define names that C++'s library has and Metal's has not; a number converts to a vector."""
+    check(
+        {
+            "forward ? 1 : 0": 1,
+            "dot(float2(1, 2), float2(3, 4))": 11,
+            "dot(half3(1), half3(2))": 6,
+            "fmax(0, float2(-1, 2)).x": 0,
+            "min(1, int2(0, 2)).y": 1,
+            "make_uniform(3) * make_uniform(2)": 6,
+        },
+        body="""
+        constant bool forward = true;
+        template <typename T> float dot(T a, T b) { return -1; }
+        """,
+    )
+
+
+def test_initialised_threadgroup_arrays() -> None:
+    out = np.zeros(2, np.float32)
+    run(
+        """kernel void k(device float* out) {
+          threadgroup float a[4] = {0};
+          threadgroup float4 b[2] = {};
+          for (int i = 0; i < 4; ++i) a[i] = i;
+          b[1] = float4(5);
+          out[0] = a[3];
+          out[1] = b[1].w;
+        }""",
+        out,
+    )
+    np.testing.assert_array_equal(out, [3, 5])
+    with pytest.raises(KernelError, match="cannot have an initialiser"):
+        run("kernel void k(device float* out) { threadgroup float a[2] = {1, 2}; out[0] = a[1]; }", out)
+
+
+def test_a_texture_refuses_its_kernel_only() -> None:
+    body = """
+    kernel void blurs(texture2d<float> image [[texture(0)]], sampler s [[sampler(0)]], device float4* out) {
+      out[0] = image.sample(s, float2(0.5f)) + image.read(uint2(0)) * image.get_width();
+    }
+    kernel void k(device float* out) { out[0] = 4; }
+    """
+    out = np.zeros(1, np.float32)
+    run(body, out)
+    assert out[0] == 4
+    with pytest.raises(KernelError, match="'blurs' takes 'image', a texture"):
+        run(body, out, kernel="blurs")

@@ -1,0 +1,201 @@
+"""The bench's commands: wrong arguments in a sentence before anything runs, and what a run writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("softmetal")
+
+from bench import (
+    bounds,
+    command,
+    counting,
+    gpu_build,
+    gpu_problems,
+    gpu_run,
+    pictures,
+    readme,
+    roofline,
+    samples,
+)
+from bench.calls import SHAPES, Call
+from torch_fattn import __main__ as command_line
+
+from .conftest import needs_emulator
+from .test_command_line import refusal_of, status_of
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted arguments end here, with an empty record."""
+    record = {
+        "machine": "none",
+        "backend": "counts",
+        "date": "today",
+        "versions": {},
+        "ceilings": {},
+        "rows": [],
+    }
+    monkeypatch.setattr(command, "measure", lambda *_: record)
+    monkeypatch.setattr(command.table, "render", lambda _: "")
+    monkeypatch.setattr(pictures, "draw", lambda record, stem: [stem.with_name(f"{stem.name}.png")])
+
+
+@needs_emulator
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    ("refused", "said", "accepted"),
+    [
+        ("--op merge", "--op: invalid choice: 'merge'", "--op decode"),
+        ("--op paged_decode", "no such call in --shapes standard", "--op paged_decode --shapes all"),
+        ("--shapes whisper --op decode", "no such call in --shapes whisper", "--shapes whisper --op prefill"),
+        ("--shapes", "--shapes: expected at least one argument", "--shapes flux"),
+        ("--shapes llama", "--shapes: invalid choice: 'llama'", "--shapes llama-3-8b"),
+        ("--dtype int8", "--dtype: invalid choice: 'int8'", "--dtype bfloat16"),
+        ("--peers torch", "--peers torch: not on the backend 'counts'", "--peers torch-metal"),
+        ("--peers fattn", "--peers fattn: not on the backend 'counts'", "--peers"),
+        ("--backend cpu", "--backend: invalid choice: 'cpu'", "--backend counts"),
+        ("--backend metal", "metal times an Apple GPU, and this machine has none", "--backend counts"),
+        ("--json nowhere/x.json", "'nowhere/x.json' is in no existing folder", "--json x.json"),
+        ("--json=", "'' names no file", "--json x.json"),
+        ("--json folder", "'folder' is a folder", "--json folder/x.json"),
+        ("--picture nowhere/x", "is in no existing folder", "--picture x"),
+        ("--picture taken", "'taken.png' is a folder", "--picture free"),
+        ("--picture folder/", "'folder/' names no file", "--picture folder/x.png"),
+        ("--back counts", "unrecognized arguments: --back", "--backend counts"),
+        ("fast", "unrecognized arguments: fast", ""),
+    ],
+)  # fmt: skip
+def test_bench(
+    refused: str,
+    said: str,
+    accepted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "taken.png").mkdir()
+    assert said in refusal_of(command_line.main, f"bench {refused}", capsys)
+    assert status_of(command_line.main, f"bench {accepted}") == 0
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("main", "refused", "said"),
+    [
+        (readme.main, "--upd", "unrecognized arguments: --upd"),
+        (readme.main, "README.md", "unrecognized arguments: README.md"),
+        (roofline.main, "--out x", "unrecognized arguments: --out x"),
+        (bounds.main, "--allow-raise", "--allow-raise goes with --update"),
+        (bounds.main, "--raise", "unrecognized arguments: --raise"),
+        (gpu_build.main, "--cores 0", "'0' is not a whole number from 1 on"),
+        (gpu_build.main, "--cores many", "'many' is not a whole number"),
+        (gpu_problems.main, "--folder nowhere", "holds no problems.pt; make it with --build"),
+        (gpu_run.main, "--folder nowhere", "holds no manifest.json; copy here"),
+        (gpu_run.main, "--repeats 0", "'0' is not a whole number from 1 on"),
+        (gpu_run.main, "--json nowhere/x.json", "is in no existing folder"),
+        (gpu_run.main, "--reference gpu", "--reference: invalid choice: 'gpu'"),
+    ],
+)
+def test_other_commands(main: Any, refused: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in refusal_of(main, refused, capsys)
+
+
+def test_readme_without_its_markers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "README.md"
+    monkeypatch.setattr(readme, "README", copy)
+    text = (readme.ROOT / "README.md").read_text()
+    copy.write_text(text.replace(readme.END, ""))
+    assert "put them back" in refusal_of(readme.main, "--update", capsys)
+    copy.write_text(text)
+    assert status_of(readme.main, "") == 0
+
+
+@needs_emulator
+def test_a_whole_prefill_is_counted_exactly() -> None:
+    """Longer than what is counted, ragged, with heads and sequences: the same as counting all of it."""
+    for length, causal in ((640, True), (700, False), (530, True)):
+        call = Call("prefill", 2, 1, 64, length, length, batch=2, causal=causal)
+        direct = counting.count_ours(call)
+        whole = samples.count_prefill(call, counting.count_ours)
+        assert whole.as_json()["dispatches"][0] | {"grid": ()} == direct.as_json()["dispatches"][0] | {
+            "grid": ()
+        }
+        assert (whole.cache_ratio, whole.products_ratio) == (direct.cache_ratio, direct.products_ratio)
+
+
+@needs_emulator
+def test_ratios_of_long_prefills_are_not_those_of_short_ones() -> None:
+    short, long = (
+        samples.count_prefill(Call("prefill", 1, 1, 64, n, n, causal=True), counting.count_ours).cache_ratio
+        for n in (512, 8192)
+    )
+    assert long > 10 * short
+
+
+def counted_with(products: Callable[[int], int]) -> Callable[[Call], counting.Counts]:
+    """A count of which only the products are not zero."""
+
+    def count(call: Call) -> counting.Counts:
+        roles = dict.fromkeys(counting.ROLES, 0)
+        zeros = {field.name: 0 for field in dataclasses.fields(counting.Dispatch) if field.type == "int"}
+        zeros["products"] = products(call.q_len)
+        dispatch = counting.Dispatch(kernel="k", grid=(1,), threads=(32,), read=roles, written=roles, **zeros)
+        return counting.Counts(call, (dispatch,))
+
+    return count
+
+
+@pytest.mark.host_only
+def test_counts_that_are_no_polynomial_are_noticed() -> None:
+    call = Call("prefill", 6, 3, 64, 8192, 8192)
+    assert samples.count_prefill(call, counted_with(lambda n: n * n)).total("products") == 3 * 8192**2
+    with pytest.raises(RuntimeError, match="not a quadratic polynomial's values"):
+        samples.count_prefill(call, counted_with(lambda n: n * n + (n == 256)))
+
+
+def overlap(figure: Any, stem: Path) -> bool:
+    """Whether the legend covers the title in what is saved."""
+    figure.savefig(stem.with_suffix(".png"), dpi=150, bbox_inches="tight")
+    title = figure._suptitle.get_window_extent()
+    return any(title.overlaps(legend.get_window_extent()) for legend in figure.legends)
+
+
+@pytest.mark.host_only
+def test_legend_covers_no_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures.plt, "close", figures.append)
+    record = json.loads(readme.RESULTS.read_text())
+    for rows in (record["rows"], record["rows"][:3]):  # wide and narrow
+        pictures.draw({**record, "rows": rows}, tmp_path / "rates")
+    counted = [
+        {**row, "counted_as": row["call"], "counts": {"cache_ratio": 4.0, "products_ratio": 1.01}}
+        for row in record["rows"]
+    ]
+    for rows in (counted, counted[:3]):
+        pictures.draw({**record, "backend": "counts", "rows": rows}, tmp_path / "counts")
+    assert len(figures) == 4 and not any(overlap(figure, tmp_path / "again") for figure in figures)
+    figures[-1].legends[0].set_loc("upper left")
+    assert overlap(figures[-1], tmp_path / "covered")
+
+
+@pytest.mark.host_only
+def test_a_stem_with_a_dot_keeps_it(tmp_path: Path) -> None:
+    record = json.loads(readme.RESULTS.read_text())
+    written = pictures.draw(record, tmp_path / "run-1.5")
+    assert [path.name for path in written] == ["run-1.5.png", "run-1.5.svg"]
+    assert all(path.exists() for path in written)
+
+
+def test_shapes_are_all_prefills_that_can_be_counted() -> None:
+    assert all(call.q_len == call.kv_len for calls in SHAPES.values() for call in calls if not call.is_decode)

@@ -1,0 +1,217 @@
+"""Wrong arguments: one sentence on standard error and exit status 2, before anything runs. Every one has a
+near twin that is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_fattn import __main__ as command_line
+from torch_fattn import explain
+from torch_fattn.plans import OPERATORS
+
+pytestmark = pytest.mark.host_only
+
+
+def status_of(main: Callable[[list[str]], int], arguments: str | list[str]) -> int:
+    """What a shell would see; argparse leaves by SystemExit."""
+    try:
+        return main(arguments.split() if isinstance(arguments, str) else arguments)
+    except SystemExit as leaving:
+        assert isinstance(leaving.code, int), f"a traceback or a bare message: {leaving.code!r}"
+        return leaving.code
+
+
+def refusal_of(
+    main: Callable[[list[str]], int], arguments: str | list[str], capsys: pytest.CaptureFixture[str]
+) -> str:
+    assert status_of(main, arguments) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+SIZES = {
+    "prefill": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
+    "decode": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
+    "paged_decode": "batch heads kv-heads q-len kv-len head-dim value-dim block-size cores",
+    "merge": "batch heads q-len head-dim parts cores",
+}
+
+
+@pytest.mark.parametrize(("op", "option"), [(op, option) for op in SIZES for option in SIZES[op].split()])
+def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("0", "-1", "-5", "1.5", "eight", "", "1e3", "99999999999999999999999"):
+        said = refusal_of(command_line.main, ["explain", op, f"--{option}={value}"], capsys)
+        assert f"--{option}" in said and value[:20] in said and "give" in said, said
+    shape = ["--heads=8"] if op == "merge" else ["--heads=8", "--kv-len=64"]
+    assert status_of(command_line.main, ["explain", op, *shape, f"--{option}=8"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("refused", "said", "accepted"),
+    [
+        ("", "required: command", "explain merge"),
+        ("explian merge", "'explian'", "explain merge"),
+        ("explain", "required: op", "explain merge"),
+        ("explain gemm", "'gemm' (choose from 'prefill'", "explain merge"),
+        ("explain prefill decode", "unrecognized arguments: decode", "explain prefill"),
+        ("explain prefill --core 8", "unrecognized arguments: --core", "explain prefill --cores 8"),
+        (
+            "explain prefill --dtype int8",
+            "--dtype: invalid choice: 'int8'",
+            "explain prefill --dtype float32",
+        ),
+        ("explain prefill --dtype", "--dtype: expected one argument", "explain prefill --dtype float32"),
+        ("explain decode --causal", "decode takes no --causal", "explain prefill --causal"),
+        ("explain paged_decode --causal", "paged_decode takes no --causal", "explain paged_decode"),
+        ("explain merge --kv-heads 4", "merge takes no --kv-heads", "explain merge --heads 4"),
+        (
+            "explain decode --block-size 16",
+            "decode takes no --block-size",
+            "explain paged_decode --block-size 16",
+        ),
+        (
+            "explain decode --parts 2",
+            "decode takes no --parts: it belongs to merge",
+            "explain merge --parts 2",
+        ),
+        (
+            "explain prefill --heads 6 --kv-heads 4",
+            "6 query heads cannot share 4",
+            "explain prefill --heads 8 --kv-heads 4",
+        ),
+        ("explain prefill --head-dim 12", "multiple of 8", "explain prefill --head-dim 16"),
+        ("explain decode --q-len 9", "9 query rows", "explain decode --q-len 8"),
+        (
+            "explain prefill --batch 2000000000 --heads 2000000000",
+            "above 2^63 bytes",
+            "explain prefill --batch 20",
+        ),
+        ("explain prefill --family 0", "--family: '0' is below 1", "explain prefill --family 7"),
+        ("explain prefill --family 21", "--family: '21' is above 20", "explain prefill --family 10"),
+        (
+            "explain prefill --device-name M3",
+            "give --family and --cores",
+            "explain prefill --device-name M3 --family 9 --cores 10",
+        ),
+        (
+            "explain prefill --device-name M3 --cores 10",
+            "give --family and --cores",
+            "explain prefill --cores 10",
+        ),
+        (
+            "explain prefill --device-name M1 --family 9 --cores 8",
+            "family 7, not 9",
+            "explain prefill --device-name M1 --family 7 --cores 8",
+        ),
+        (
+            "explain prefill --device-name= --family 9 --cores 8",
+            "'' is not a printable name",
+            "explain prefill --device-name X --family 9 --cores 8",
+        ),
+        ("doctor now", "unrecognized arguments: now", "explain merge"),
+        ("doctor --verbose", "unrecognized arguments: --verbose", "explain merge"),
+    ],
+)
+def test_explain_and_doctor(
+    refused: str, said: str, accepted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refusal_of(command_line.main, refused, capsys)
+    assert status_of(command_line.main, accepted) == 0
+
+
+def test_a_name_that_no_terminal_can_show(capsys: pytest.CaptureFixture[str]) -> None:
+    device = ["--family", "9", "--cores", "8", "--device-name"]
+    assert "\\udcff" in refusal_of(command_line.main, ["explain", "merge", *device, "\udcff"], capsys)
+    assert status_of(command_line.main, ["explain", "merge", *device, "M3 “new”"]) == 0
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_a_plan_for_another_gpu_does_not_call_it_an_m1(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(command_line.main, ["explain", op, "--family", "9", "--cores", "40"]) == 0
+    assert f"fattn.{op} on an Apple GPU (Apple family 9, 40 cores)" in capsys.readouterr().out
+    assert status_of(command_line.main, ["explain", op]) == 0
+    assert f"fattn.{op} on Apple M1 (Apple family 7, 8 cores)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("figure", [{"cores": 0}, {"cores": -5}, {"family": 0}, {"family": 2**32 + 9}])
+def test_explain_function(figure: dict[str, int]) -> None:
+    query = torch.empty(1, 1, 1, 8, device="meta")
+    with pytest.raises(ValueError, match="is not a whole number from 1 to"):
+        explain("decode", query, query, query, **figure)
+    accepted = dict.fromkeys(figure, 8)
+    assert explain("decode", query, query, query, **accepted).device_name == "an Apple GPU"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("demo --new-tokens 0", "--new-tokens: '0' is below 1"),
+        ("demo --new-tokens -3", "--new-tokens: '-3' is below 1"),
+        ("demo --new-tokens many", "--new-tokens: 'many' is not a whole number"),
+        ("demo --dtype int8", "--dtype: invalid choice: 'int8'"),
+        ("demo --modle x", "unrecognized arguments: --modle x"),
+        ("demo --model=", "--model '' names nothing"),
+        ("demo --model /nonexistent", "'/nonexistent' does not exist"),
+        ("demo --model org/model-1B", "`hf download org/model-1B`"),
+        ("demo --model model", "`hf download model`"),
+        ("demo --model a..b", "a..b"),
+        ("demo --model folder", "'folder' holds no config.json"),
+        ("demo --model folder/file", "'folder/file' is a file"),
+        ("demo --model broken", "cannot be loaded as a causal language model"),
+    ],
+)
+def test_demo(
+    arguments: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """tests/test_demo.py has the arguments that are accepted."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch_fattn.demo.advice_about_device", list)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").touch()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("[1]")
+    assert said in refusal_of(command_line.main, arguments, capsys)
+
+
+def test_demo_knows_how_many_positions_a_model_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch_fattn.demo.advice_about_device", list)
+    save_checkpoint(tmp_path / "model", positions=128)
+    assert status_of(command_line.main, "demo --model model --new-tokens 29") == 2
+    said = capsys.readouterr().err.splitlines()[-1]  # after transformers' progress bar
+    assert "passes the 128 positions of this model; give at most 28" in said
+
+
+def save_checkpoint(folder: Path, positions: int) -> None:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=positions,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def test_demo_finds_out_first_that_it_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").write_text("")
+    assert "results cannot be written" in refusal_of(command_line.main, "demo", capsys)

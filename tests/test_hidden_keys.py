@@ -1,0 +1,195 @@
+"""A key that attn_mask hides has no influence whatever its memory holds: -inf in a float mask means what
+False means in a bool mask. A key that is merely unlikely is seen, and what it holds shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests import direct_launch, problems
+from tests.conftest import counted_launches, needs_emulator
+
+MASK_DTYPES = [torch.bool, *problems.DTYPES]
+OPS = ("prefill", "decode", "paged_decode")
+BLOCK = 16
+BAD_KEY = 21  # not the first of its tile, block or fragment
+UNLIKELY = -1e4  # weighs 0 beside a 0, in every mask dtype
+ROWS = {"prefill": 40, "decode": 3, "paged_decode": 3}
+
+
+@dataclass
+class Call:
+    """Dense operands on the CPU, and the mask as numbers: 0, UNLIKELY or -inf."""
+
+    op: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor
+
+    def run(self, device: str, mask_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        op = getattr(torch.ops.fattn, self.op)
+        out, lse = op(**{name: a.to(device) for name, a in self.arguments(mask_dtype).items()})
+        return out.cpu(), lse.cpu()
+
+    def exact(self, mask_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return getattr(torch_fattn.reference, self.op)(**self.arguments(mask_dtype))
+
+    def arguments(self, mask_dtype: torch.dtype) -> dict[str, Any]:
+        mask = self.mask > -torch.inf if mask_dtype == torch.bool else self.mask.to(mask_dtype)
+        if self.op != "paged_decode":
+            return {"query": self.query, "key": self.key, "value": self.value, "attn_mask": mask}
+        batch, _, length, _ = self.key.shape
+        tables = torch.arange(batch * length // BLOCK, dtype=torch.int32).view(batch, -1)
+        pools = {
+            f"{name}_cache": dense.transpose(1, 2).reshape(-1, BLOCK, dense.shape[1], dense.shape[3])
+            for name, dense in (("key", self.key), ("value", self.value))
+        }
+        lengths = torch.full((batch,), length, dtype=torch.int32)
+        return {
+            "query": self.query,
+            **pools,
+            "block_tables": tables,
+            "seq_lens": lengths,
+            "attn_mask": mask,
+        }
+
+
+def call(op: str, dtype: torch.dtype, kv_len: int = 64) -> Call:
+    """Head 0 sees BAD_KEY in every row that may, head 1 in odd rows only; the rest of the mask is random."""
+    generator = torch.Generator().manual_seed(11)
+    rows = ROWS[op]
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    operands = randn(1, 4, rows, 64), randn(1, 2, kv_len, 64), randn(1, 2, kv_len, 64)
+    mask = torch.zeros(1, 4, rows, kv_len)
+    mask.masked_fill_(torch.rand(mask.shape, generator=generator) < 0.3, -torch.inf)
+    mask[:, 0, :, BAD_KEY] = 0.0
+    mask[:, 1, :, BAD_KEY] = -torch.inf
+    mask[:, 1, 1::2, BAD_KEY] = 0.0
+    return Call(op, *operands, mask)
+
+
+def poisoned(clean: Call, operand: str, bad: float) -> Call:
+    tensor = getattr(clean, operand).clone()
+    tensor[0, 0, BAD_KEY, ::3] = bad
+    return Call(**{**vars(clean), operand: tensor})
+
+
+def check_influence(clean: Call, dirty: Call, device: str, mask_dtype: torch.dtype) -> Tensor:
+    """Rows that see the bad key are as in the reference, all others keep every bit. Returns who sees it."""
+    sees = torch.zeros(clean.query.shape[:3], dtype=torch.bool)
+    sees[:, :2] = (clean.mask > -torch.inf)[:, :2, :, BAD_KEY]
+    if clean.op != "prefill":
+        assert sees[:, :, -1].any()
+    before, lse_before = clean.run(device, mask_dtype)
+    after, lse_after = dirty.run(device, mask_dtype)
+    exact, exact_lse = dirty.exact(mask_dtype)
+    assert before.isfinite().all() and not sees.all()
+    assert torch.equal(after[~sees], before[~sees]) and torch.equal(lse_after[~sees], lse_before[~sees])
+    assert torch.equal(after.isnan(), exact.isnan())
+    assert torch.equal(lse_after.isnan(), exact_lse.isnan())
+    finite = exact.isfinite()
+    assert torch.equal(after.isfinite(), finite)
+    assert torch.allclose(after[finite].double(), exact[finite], atol=2e-2)
+    return sees
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("mask_dtype", MASK_DTYPES, ids=str)
+@pytest.mark.parametrize("operand", ["key", "value"])
+@pytest.mark.parametrize("op", OPS)
+def test_nan_behind_a_mask(op: str, operand: str, mask_dtype: torch.dtype, device: str) -> None:
+    clean = call(op, torch.float32)
+    sees = check_influence(clean, poisoned(clean, operand, torch.nan), device, mask_dtype)
+    assert sees.any()
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf])
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("operand", ["key", "value"])
+@pytest.mark.parametrize("op", OPS)
+def test_infinity_behind_a_mask(op: str, operand: str, mask_dtype: torch.dtype, bad: float) -> None:
+    """A key of +inf has scores of +inf, and inf - inf is NaN as much as NaN - inf."""
+    clean = call(op, torch.float16)
+    check_influence(clean, poisoned(clean, operand, bad), "mps", mask_dtype)
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("mask_dtype", problems.DTYPES, ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_an_unlikely_key_is_seen(op: str, mask_dtype: torch.dtype, device: str) -> None:
+    """The control of -inf: a weight that underflows to 0 is no hiding place for a NaN."""
+    clean = call(op, torch.float32)
+    clean.mask[:, 1, 0::2, BAD_KEY] = UNLIKELY
+    sees = check_influence(clean, poisoned(clean, "value", torch.nan), device, mask_dtype)
+    assert sees[:, 1].all()
+
+
+@pytest.mark.parametrize("value", [0.0, UNLIKELY, -torch.inf])
+def test_across_splits(value: float) -> None:
+    """The same when the bad key lies in a part of its own, which the merge pass weighs."""
+    clean = call("decode", torch.float16, kv_len=2048)
+    clean.mask[:, :, :, :256] = UNLIKELY
+    clean.mask[:, 1, :, BAD_KEY] = value
+    clean.mask[:, 1, 0, :256] = -torch.inf
+    with counted_launches() as launches:
+        sees = check_influence(clean, poisoned(clean, "value", torch.nan), "mps", torch.float32)
+    assert launches["fattn_merge"] == 2
+    assert sees[0, 1].tolist() == [False, value > -torch.inf, value > -torch.inf]
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+def test_merge_counts_a_part_by_its_lse(device: str) -> None:
+    """-inf: it saw no key. Anything else: it counts, even at a weight of 0."""
+    outs, lses = torch.randn(2, 1, 1, 3, 8), torch.zeros(2, 1, 1, 3)
+    outs[1] = torch.nan
+    lses[1, 0, 0] = torch.tensor([-torch.inf, -1e4, 0.0])
+    out, _ = torch.ops.fattn.merge(outs.to(device), lses.to(device))
+    assert torch.equal(out[0, 0, 0].cpu(), outs[0, 0, 0, 0])
+    assert out[0, 0, 1:].isnan().all()
+    assert torch.equal(torch_fattn.reference.merge(outs, lses)[0].isnan(), out.cpu().isnan())
+
+
+# ---- the kernels of before, as mutants
+
+ADDS_THE_MASK = ("seen = added != -INFINITY;", "")
+SKIPS_WEIGHTS_OF_0 = ("if (sees[r]) {", "if (weight[r] != 0.0f) {")
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("mutation", "hidden_by", "operand", "shows"),
+    [
+        (None, -torch.inf, "key", False),
+        (None, -torch.inf, "value", False),
+        (None, UNLIKELY, "value", True),
+        (ADDS_THE_MASK, -torch.inf, "key", True),
+        (ADDS_THE_MASK, -torch.inf, "value", True),
+        (SKIPS_WEIGHTS_OF_0, UNLIKELY, "value", False),
+    ],
+)
+@pytest.mark.parametrize("op", ["prefill", "decode"])
+def test_each_rule_is_needed(
+    op: str, mutation: tuple[str, str] | None, hidden_by: float, operand: str, shows: bool
+) -> None:
+    def mutate(text: str) -> str:
+        assert mutation is None or text.count(mutation[0]) == 1
+        return text if mutation is None else text.replace(*mutation)
+
+    problem = problems.Problem(0, op, torch.float32, 1, 2, 1, 3, 64, 64, 64, mask=torch.float32)
+    case = problems.build(problem)
+    mask, poison = torch.zeros_like(case.clean["attn_mask"]), case.clean[operand].clone()
+    mask[..., BAD_KEY] = hidden_by
+    poison[..., BAD_KEY, :] = torch.nan
+    case.operands["attn_mask"] = problems.lay_out(mask, "contiguous")
+    case.operands[operand] = problems.lay_out(poison, "contiguous")
+    out, _ = direct_launch.run(case, {f"fattn_{op}": mutate}, checks="")
+    assert out.isnan().all() if shows else out.isfinite().all()

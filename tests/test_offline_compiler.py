@@ -1,0 +1,162 @@
+"""Every pipeline that the planner can ask for through Apple's offline compiler, as the version of the
+language that we name and as newer ones. It needs no GPU; it needs Xcode, and from Xcode 26 on a further
+download.
+
+Where it is missing the tests are skipped with the reason; FATTN_REQUIRE_METAL_COMPILER=1 makes that a
+failure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+from tests import problems
+from tests.direct_launch import kernel_text
+
+pytestmark = pytest.mark.host_only
+
+TUNING = Path(__file__).resolve().parent.parent / "csrc" / "plan" / "tuning.h"
+METAL = ("xcrun", "-sdk", "macosx", "metal")
+LANGUAGE = "metal3.1"  # what csrc/metal/pipelines.mm asks for
+NEWER = ("metal3.2", "metal4.0", "metal4.1")
+KERNELS = ("prefill", "decode", "merge")
+FAMILIES = range(7, 12)
+HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
+
+Pipeline = tuple[str, tuple[str, ...]]  # source, macros as -DNAME=VALUE
+
+
+def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
+    if kernel == "merge":
+        for parts, family in itertools.product((2, 9, 33), FAMILIES):
+            outs = torch.empty(parts, 1, 2, 3, 64, dtype=dtype, device="meta")
+            lses = torch.empty(parts, 1, 2, 3, device="meta")
+            yield torch_fattn.explain("merge", outs, lses, family=family)
+        return
+    # Rows of one and of two fragments; keys for one, a few and many splits.
+    sizes = itertools.product((1, 8), (1024, 2**16)) if kernel == "decode" else ((512, 1024),)
+    for (q_len, kv_len), (dim, value_dim), family in itertools.product(sizes, HEAD_DIMS, FAMILIES):
+        query = torch.empty(1, 8, q_len, dim, dtype=dtype, device="meta")
+        key = torch.empty(1, 2, kv_len, dim, dtype=dtype, device="meta")
+        value = torch.empty(1, 2, kv_len, value_dim, dtype=dtype, device="meta")
+        yield torch_fattn.explain(kernel, query, key, value, family=family, cores=80)
+
+
+@cache
+def pipelines(kernel: str, dtype: torch.dtype) -> list[Pipeline]:
+    launches = (launch for plan in plans(kernel, dtype) for launch in plan.passes)
+    return sorted(
+        {
+            (launch["source"], tuple(f"-D{name}={value}" for name, value in launch["macros"].items()))
+            for launch in launches
+        }
+    )
+
+
+@cache
+def why_not(standard: str) -> str | None:
+    """What keeps `metal -std=standard` from compiling an empty file."""
+    command = [*METAL, f"-std={standard}", "-x", "metal", "-c", os.devnull, "-o", os.devnull]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "xcrun does not exist: Apple's offline Metal compiler is part of Xcode"
+    if done.returncode == 0:
+        return None
+    said = (done.stderr.strip().splitlines() or ["nothing"])[0]
+    return (
+        f"`{' '.join(METAL)} -std={standard}` does not compile (the command-line tools alone have no Metal "
+        f"compiler; with Xcode 26 run xcodebuild -downloadComponent MetalToolchain): {said}"
+    )
+
+
+def need_compiler(standard: str) -> None:
+    reason = why_not(standard)
+    if reason is None:
+        return
+    if os.environ.get("FATTN_REQUIRE_METAL_COMPILER") == "1" and standard == LANGUAGE:
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+def test_compiles(standard: str, kernel: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    need_compiler(standard)
+    for name, macros in pipelines(kernel, dtype):
+        source = tmp_path / name
+        if not source.exists():
+            source.write_text(kernel_text(name))
+        command = [*METAL, f"-std={standard}", "-c", str(source), "-o", os.devnull, *macros]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{macros}\n{done.stderr}"
+
+
+def test_nothing_is_left_out() -> None:
+    """Every row of the tuning tables, every head dim, and each kernel's own choices."""
+    tunings = {plan.data["tuning"] for k in KERNELS for dtype in problems.DTYPES for plan in plans(k, dtype)}
+    rows = re.findall(r'"([^"]+)"\}', re.sub(r"\s*\n\s*", " ", TUNING.read_text()))
+    assert len(rows) >= 6 and set(rows) <= tunings
+    compiled = {
+        macro for kernel in KERNELS for d in problems.DTYPES for p in pipelines(kernel, d) for macro in p[1]
+    }
+    for dim in range(8, 129, 8):
+        assert {f"-DFATTN_HEAD_DIM={dim}", f"-DFATTN_VALUE_DIM={dim}"} <= compiled
+    assert {f"-DFATTN_ROW_FRAGMENTS={n}" for n in (1, 2)} <= compiled
+    merges = {macros for _, macros in pipelines("merge", torch.float16)}
+    assert len(merges) == 3  # numbers of simdgroups
+
+
+# ---- the skip itself, with an xcrun of our own
+
+
+@pytest.fixture
+def xcrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Puts a shell script called xcrun, and nothing else, on PATH."""
+
+    def install(script: str | None) -> None:
+        if script is not None:
+            (tmp_path / "xcrun").write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / "xcrun").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        why_not.cache_clear()
+
+    yield install
+    why_not.cache_clear()
+
+
+NO_TOOLCHAIN = "echo 'error: cannot execute tool metal due to missing Metal Toolchain' >&2; exit 1"
+
+
+@pytest.mark.parametrize("script", [None, NO_TOOLCHAIN])
+def test_a_missing_compiler_skips(xcrun: Any, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
+    xcrun(script)
+    monkeypatch.delenv("FATTN_REQUIRE_METAL_COMPILER", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="xcrun does not exist|missing Metal Toolchain"):
+        need_compiler(LANGUAGE)
+    monkeypatch.setenv("FATTN_REQUIRE_METAL_COMPILER", "1")
+    with pytest.raises(pytest.fail.Exception, match="xcrun does not exist|missing Metal Toolchain"):
+        need_compiler(LANGUAGE)
+    with pytest.raises(pytest.skip.Exception):  # an older Xcode knows no newer language, and that is fine
+        need_compiler(NEWER[0])
+
+
+def test_a_compiler_is_used(xcrun: Any) -> None:
+    xcrun("exit 0")
+    need_compiler(LANGUAGE)
+    xcrun('case "$*" in *-std=metal4*) exit 1;; esac')
+    need_compiler("metal3.2")
+    with pytest.raises(pytest.skip.Exception, match="metal4.0"):
+        need_compiler("metal4.0")

@@ -1,0 +1,343 @@
+"""Every model family of transformers that builds from a small generic config: `fattn` against `eager`.
+
+    python -m tests.transformers.sweep                          # all families; rewrites families.json
+    python -m tests.transformers.sweep --kind masked            # rewrites this part of it
+    python -m tests.transformers.sweep --only llama bloom       # prints, writes nothing
+
+Families are the entries of transformers' Auto mappings. The same weights run eager attention on the CPU and
+`fattn` on a device, without padding, with padding left and right, with a batch of one, and through
+`generate`. Each case is one of
+
+    matches     every output at a real token agrees, and every layer's call really reached `attend`
+    refuses     a NotImplementedError that says what to do, or transformers refuses the name at construction
+    not used    the model never called `attend`, and its output is eager's
+    differs     the outputs do not agree: no family may
+    fails       any other exception: loud, but not a refusal
+
+and a family is what its cases are; `not built` if eager attention itself does not build or run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto as auto
+
+from tests.transformers.tiny_configs import VOCAB, tiny_configs
+from torch_fattn.integrations.transformers import NAME, attend, make_mask
+
+FILE = Path(__file__).with_name("families.json")
+KINDS: dict[str, tuple[Any, Any]] = {
+    "causal": (transformers.AutoModelForCausalLM, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    "masked": (transformers.AutoModelForMaskedLM, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    "seq2seq": (transformers.AutoModelForSeq2SeqLM, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    "base": (transformers.AutoModel, auto.MODEL_MAPPING_NAMES),  # only what is in none of the others
+}
+LENGTH = 12
+PADDED = 4
+NEW_TOKENS = 3
+LARGEST_MODEL = 20_000_000
+SECONDS_PER_FAMILY = 60
+# Initial weights are so small that a wrong attention hardly moves the outputs.
+WEIGHT_GAIN = 3.0
+# Of the largest output, in float32; attention without its mask must move the output VISIBLE times as much.
+TOLERANCE = 1e-4
+VISIBLE = 10
+
+
+class NotBuiltError(Exception):
+    """The generic config, or the generic inputs, are not enough for this family."""
+
+
+class TooSlowError(BaseException):
+    """Not an Exception, so that no model catches it."""
+
+
+@dataclass
+class Case:
+    verdict: str
+    why: str = ""
+    error: float = 0.0
+
+
+@dataclass
+class Watch:
+    """What goes on between a model and the integration; `blind` makes attention ignore every mask."""
+
+    calls: int = 0
+    blind: bool = False
+    foreign_masks: int = 0
+    made: list[Tensor] = field(default_factory=list)
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        *args: Any,
+        **kw: Any,
+    ) -> tuple[Tensor, None]:
+        self.calls += 1
+        if attention_mask is not None and not any(attention_mask is mask for mask in self.made):
+            self.foreign_masks += 1
+        if self.blind:
+            out = torch.ops.fattn.prefill(query, key, value, scale=kw.get("scaling"))[0]
+            return out.transpose(1, 2).contiguous(), None
+        return attend(module, query, key, value, attention_mask, *args, **kw)
+
+    def make_mask(self, **kwargs: Any) -> Tensor:
+        self.made.append(make_mask(**kwargs))
+        return self.made[-1]
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    watch = Watch()
+    AttentionInterface.register(NAME, watch.attend)
+    AttentionMaskInterface.register(NAME, watch.make_mask)
+    try:
+        yield watch
+    finally:
+        AttentionInterface.register(NAME, attend)
+        AttentionMaskInterface.register(NAME, make_mask)
+
+
+def families() -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    seen: set[str] = set()
+    for kind, (_, names) in KINDS.items():
+        found += [(kind, name) for name in sorted(names) if kind != "base" or name not in seen]
+        seen |= set(names)
+    return found
+
+
+def build(kind: str, config: PreTrainedConfig, implementation: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    random.seed(0)
+    model = KINDS[kind][0].from_config(config, attn_implementation=implementation)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and not weight.any():
+                weight.normal_(std=0.02)  # a projection that starts at zero would hide what comes before it
+            if weight.ndim == 2 and "embed" not in name:
+                weight.mul_(WEIGHT_GAIN)
+    if model.can_generate() and model.generation_config.decoder_start_token_id is None:
+        model.generation_config.decoder_start_token_id = 1
+    return model.eval()
+
+
+def build_eager(kind: str, name: str) -> tuple[int, PreTrainedModel]:
+    """The first attempt at a config whose model runs, and its number. No two models ever share a config:
+    transformers writes the attention implementation into it."""
+    last_error: BaseException = NotBuiltError("the config cannot be shrunk")
+    for attempt, config in enumerate(tiny_configs(name)):
+        try:
+            with torch.device("meta"):
+                weights = sum(p.numel() for p in KINDS[kind][0].from_config(config).parameters())
+            if weights > LARGEST_MODEL:
+                raise NotBuiltError(f"{weights // 1_000_000} million weights after shrinking")
+            model = build(kind, list(tiny_configs(name))[attempt], "eager")
+            run(model, "plain", inputs_of(model, "plain"))
+        except Exception as error:  # whatever a family needs that a generic config lacks
+            last_error = error
+            continue
+        return attempt, model
+    raise NotBuiltError(short(last_error))
+
+
+def cases_of(model: PreTrainedModel, kind: str) -> list[str]:
+    if model.main_input_name != "input_ids":
+        return ["plain"]
+    generates = kind in ("causal", "seq2seq") and model.can_generate()
+    return ["plain", "left", "right", "single"] + ["generate"] * generates
+
+
+def inputs_of(model: PreTrainedModel, case: str) -> dict[str, Tensor]:
+    batch = 1 if case == "single" else 2
+    generator = torch.Generator().manual_seed(1)
+    if model.main_input_name == "pixel_values":
+        size = getattr(model.config, "image_size", 32)
+        height, width = (size, size) if isinstance(size, int) else (32, 32)
+        return {"pixel_values": torch.randn(batch, 3, height, width, generator=generator)}
+    if model.main_input_name != "input_ids":
+        raise NotBuiltError(f"its main input is {model.main_input_name}")
+    ids = torch.randint(3, VOCAB - 2, (batch, LENGTH), generator=generator)
+    mask = torch.ones_like(ids)
+    if case in ("left", "single", "generate"):
+        mask[0, :PADDED] = 0
+    if case == "right":
+        mask[0, -PADDED:] = 0
+    inputs = {"input_ids": ids * mask, "attention_mask": mask}
+    if model.config.is_encoder_decoder and case != "generate":
+        decoder_ids = torch.randint(3, VOCAB - 2, (batch, LENGTH), generator=generator)
+        inputs |= {"decoder_input_ids": decoder_ids, "decoder_attention_mask": mask.clone()}
+    return inputs
+
+
+@torch.no_grad()
+def run(model: PreTrainedModel, case: str, inputs: dict[str, Tensor]) -> Tensor:
+    """The first output, or the logits of every generated token."""
+    torch.manual_seed(2)
+    on_device = {k: v.to(model.device) for k, v in inputs.items()}
+    if case == "generate":
+        steps = model.generate(
+            **on_device,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            num_beams=1,
+            output_logits=True,
+            return_dict_in_generate=True,
+        ).logits
+        return torch.stack([step.float().cpu() for step in steps], dim=1)
+    first = model(**on_device)[0]
+    if not isinstance(first, Tensor):
+        raise NotBuiltError("its first output is no tensor")
+    return first.float().cpu()
+
+
+def compare(watch: Watch, eager: PreTrainedModel, ours: PreTrainedModel, case: str) -> Case | None:
+    """None where eager attention itself cannot do the case."""
+    inputs = inputs_of(eager, case)
+    try:
+        theirs = run(eager, case, inputs)
+    except Exception:
+        return None
+    if not theirs.isfinite().all():
+        return None
+    watch.calls = watch.foreign_masks = 0
+    watch.made.clear()
+    try:
+        mine = run(ours, case, inputs)
+    except Exception as error:  # the verdict tells refusals from other exceptions
+        return Case("refuses" if isinstance(error, NotImplementedError) else "fails", short(error))
+    calls = watch.calls
+    error = relative_error(mine, theirs, case, inputs)
+    if not error < TOLERANCE:
+        return Case("differs", f"by {error:.1e} of the largest output", error)
+    if not calls:
+        return Case("not used")
+    if case == "single":
+        watch.blind = True
+        try:
+            blind = relative_error(run(ours, case, inputs), theirs, case, inputs)
+        finally:
+            watch.blind = False
+        if not blind > VISIBLE * TOLERANCE:
+            return Case("differs", f"blind to its mask: without it, {blind:.1e}", blind)
+    return Case("matches", "", error)
+
+
+def relative_error(mine: Tensor, theirs: Tensor, case: str, inputs: dict[str, Tensor]) -> float:
+    if mine.shape != theirs.shape:
+        return float("inf")
+    error = (mine - theirs).abs()
+    real = inputs.get("attention_mask")
+    if real is not None and case != "generate" and error.shape[:2] == real.shape:
+        error = error[real.bool()]
+    return (error.max() / theirs.abs().max().clamp(min=1e-6)).item()
+
+
+def sweep_family(kind: str, name: str, device: str, only: list[str] | None = None) -> dict[str, Case]:
+    """The verdict of each case, or of "build" alone."""
+    with watching() as watch, limited(SECONDS_PER_FAMILY):
+        try:
+            attempt, eager = build_eager(kind, name)
+        except (NotBuiltError, TooSlowError) as error:
+            return {"build": Case("not built", str(error) or "too slow without its compiled kernels")}
+        try:
+            ours = build(kind, list(tiny_configs(name))[attempt], NAME)
+        except KeyError as error:  # a table of attention classes by name, without this name
+            return {"build": Case("refuses" if error.args == (NAME,) else "fails", short(error))}
+        ours.load_state_dict(eager.state_dict())
+        ours.to(device)
+        cases = [case for case in cases_of(eager, kind) if not only or case in only]
+        compared = {case: compare(watch, eager, ours, case) for case in cases}
+        return {case: verdict for case, verdict in compared.items() if verdict is not None}
+
+
+def verdict_of(cases: dict[str, Case]) -> dict[str, str]:
+    """One verdict for the family: the worst of its cases."""
+    for verdict in ("differs", "fails", "not built", "refuses", "not used", "matches"):
+        chosen = {name: case for name, case in cases.items() if case.verdict == verdict}
+        if chosen:
+            why = next((case.why for case in chosen.values() if case.why), "")
+            partly = "" if len(chosen) == len(cases) else " ".join(chosen)
+            return {k: v for k, v in {"verdict": verdict, "only": partly, "why": why}.items() if v}
+    return {"verdict": "not built", "why": "eager attention does not run"}
+
+
+def short(error: BaseException) -> str:
+    if isinstance(error, (NotImplementedError, NotBuiltError)):
+        return " ".join(str(error).split())
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Seconds of this process' own time, so that a busy machine changes no verdict."""
+
+    def stop(*_: Any) -> None:
+        raise TooSlowError
+
+    previous = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
+
+
+def recorded() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(FILE.read_text())
+    return document
+
+
+def record(found: dict[str, dict[str, dict[str, str]]]) -> None:
+    """One line per family."""
+    kinds = []
+    for kind, verdicts in found.items():
+        lines = [f"  {json.dumps(name)}: {json.dumps(verdict)}" for name, verdict in verdicts.items()]
+        kinds.append(f" {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n }")
+    head = f'{{"transformers": {json.dumps(transformers.__version__)}, "families": {{\n'
+    FILE.write_text(head + ",\n".join(kinds) + "\n}}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", help="where fattn runs; cpu is the operators' plain path")
+    parser.add_argument("--kind", choices=list(KINDS), help="only this part of the file")
+    parser.add_argument("--only", nargs="+", metavar="FAMILY", help="print these and write nothing")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    torch.set_num_threads(1)  # the models are too small for more
+    found: dict[str, dict[str, dict[str, str]]] = {kind: {} for kind in KINDS}
+    for kind, name in families():
+        if (args.only and name not in args.only) or (args.kind and kind != args.kind):
+            continue
+        cases = sweep_family(kind, name, args.device)
+        found[kind][name] = verdict_of(cases)
+        print(kind, name, json.dumps(found[kind][name]), " ".join(cases), flush=True)
+    if not args.only:
+        record(found if not args.kind else {**recorded()["families"], args.kind: found[args.kind]})
+
+
+if __name__ == "__main__":
+    main()

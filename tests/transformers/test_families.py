@@ -1,0 +1,95 @@
+"""No model family of transformers differs silently: a sample here, every family in the slow test.
+
+families.json is what the sweep found for the pinned transformers; the README's list of models is made of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import requires
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedConfig
+
+from tests.transformers import sweep
+from tests.transformers.sweep import KINDS, families, recorded, sweep_family, verdict_of
+from tests.transformers.tiny_models import DEVICE
+from torch_fattn.integrations.transformers import masks, support
+
+# The cases in which families have gone wrong; `make test` has no time for all of them on the emulator.
+CASES = ["plain", "left"]
+NAMES = {
+    "causal": "bert bloom codegen deepseek_v3 doge falcon gemma2 gemma3_text gpt2 gpt_neox gpt_oss llama "
+    "mamba mistral mpt opt qwen3 roformer trocr xglm",
+    "masked": "convbert distilbert modernbert mpnet mvp",
+    "seq2seq": "bart bigbird_pegasus t5",
+    "base": "canine paligemma vit",
+}
+SAMPLE = [(kind, name) for kind, names in NAMES.items() for name in names.split()]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The models are too small for more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("kind", "name"), SAMPLE)
+def test_family(kind: str, name: str) -> None:
+    found = verdict_of(sweep_family(kind, name, DEVICE, CASES))
+    assert found == recorded()["families"][kind][name]
+    assert found["verdict"] in ("matches", "refuses", "not used")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), families())
+def test_every_family(kind: str, name: str) -> None:
+    assert verdict_of(sweep_family(kind, name, "cpu")) == recorded()["families"][kind][name]
+
+
+def test_no_family_differs() -> None:
+    for kind, verdicts in recorded()["families"].items():
+        for name, found in verdicts.items():
+            assert found["verdict"] in ("matches", "refuses", "not used", "not built"), (kind, name, found)
+
+
+def test_the_file_is_about_the_installed_transformers() -> None:
+    document = recorded()
+    assert document["transformers"] == transformers.__version__
+    pinned = f"transformers=={document['transformers']}"
+    assert any(line.startswith(pinned) for line in requires("torch-fattn") or [])
+    assert {(kind, name) for kind in KINDS for name in document["families"][kind]} == set(families())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_control_lost_padding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "_padding_or_none", lambda *_: None)
+    assert sweep_family("causal", name, "cpu", ["left"])["left"].verdict == "differs"
+
+
+@pytest.mark.parametrize(("name", "case"), [("bloom", "plain"), ("mpt", "single"), ("roformer", "left")])
+def test_control_unlisted_classes(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the question what a class declares, its own attention takes our mask for its own."""
+
+    def accept(config: PreTrainedConfig) -> support.MaskForm:
+        return support.MaskForm.BOOL
+
+    monkeypatch.setattr(masks, "mask_form", accept)
+    assert sweep_family("causal", name, "cpu", [case])[case].verdict in ("differs", "fails")
+
+
+def test_control_attention_that_ignores_masks_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep runs every family without its masks once, and calls it blind if that goes unnoticed."""
+    monkeypatch.setattr(sweep, "VISIBLE", 1e9)
+    assert sweep_family("causal", "llama", "cpu", ["single"])["single"].verdict == "differs"
+
+
+def test_file_is_one_line_per_family() -> None:
+    lines = sweep.FILE.read_text().splitlines()
+    assert json.loads("{" + lines[2].strip().rstrip(",") + "}")

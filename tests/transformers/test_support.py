@@ -1,0 +1,161 @@
+"""Which model classes are accepted, and in which form they get their masks: a rule on what a class declares
+and on whether its module ever looks the attention interface up, tried on classes made up here."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import BloomModel, FalconModel, LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import bidirectional_mask_function, create_causal_mask
+
+from tests.transformers.tiny_models import DEVICE, TOLERANCE, VISIBLE_ERROR
+from torch_fattn.integrations.transformers import NAME, attend, make_mask
+
+LENGTH = 12
+SUPPORTS = ("sdpa", "flash_attn", "attention_backend")
+
+
+def new_model(*supports: str, config: type[PreTrainedConfig] | None = None) -> type[PreTrainedConfig]:
+    """A new model class, as remote code brings them, that declares this support; returns its config class."""
+    config = config or type("MadeUpConfig", (PreTrainedConfig,), {"model_type": "made_up"})
+    declared = {f"_supports_{name}": name in supports for name in SUPPORTS}
+    made_up.append(type("MadeUpModel", (PreTrainedModel,), {"config_class": config, **declared}))
+    return config
+
+
+made_up: list[type] = []  # keeps the classes alive: what is loaded counts
+
+
+def mask_for(config: PreTrainedConfig, device: str = "cpu", **options: Any) -> torch.Tensor:
+    sizes = {
+        "batch_size": 2,
+        "q_length": LENGTH,
+        "kv_length": LENGTH,
+        "device": device,
+        "dtype": torch.float32,
+    }
+    return make_mask(config=config, **sizes | options)
+
+
+def test_a_model_of_its_own_way_is_refused() -> None:
+    with pytest.raises(
+        NotImplementedError, match='MadeUpModel .*interface.*; use attn_implementation="eager"'
+    ):
+        mask_for(new_model()())
+    for support in ("sdpa", "attention_backend"):
+        mask_for(new_model(support)())
+
+
+@pytest.mark.parametrize("model", [BloomModel, FalconModel])
+def test_library_models_are_refused(model: type[PreTrainedModel]) -> None:
+    """Falcon declares sdpa and means F.scaled_dot_product_attention, which it calls by itself."""
+    with pytest.raises(NotImplementedError, match=model.__name__.removesuffix("Model")):
+        mask_for(model.config_class())
+    mask_for(LlamaModel.config_class())
+
+
+OWN_MODEL = """
+from torch import nn
+from transformers import PreTrainedModel
+
+class OwnAttention(nn.Module):
+    {body}
+
+class OwnModel(PreTrainedModel):
+    config_class = CONFIG
+    _supports_sdpa = True
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "accepted"), [("pass", False), ("interface = ALL_ATTENTION_FUNCTIONS = None", True)]
+)
+def test_declared_sdpa_without_the_interface(tmp_path: Path, body: str, accepted: bool) -> None:
+    name = f"modeling_own_{accepted}"
+    path = tmp_path / f"{name}.py"
+    path.write_text(OWN_MODEL.format(body=body))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    config = type("OwnConfig", (PreTrainedConfig,), {"model_type": name})
+    vars(module)["CONFIG"] = config
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    if accepted:
+        mask_for(config())
+    else:
+        with pytest.raises(NotImplementedError, match="OwnModel"):
+            mask_for(config())
+
+
+def test_two_models_of_one_config() -> None:
+    """Nobody says which of them asks, so both must be able."""
+    config = new_model("sdpa")
+    mask_for(config())
+    new_model(config=config)
+    with pytest.raises(NotImplementedError, match="MadeUpModel"):
+        mask_for(config())
+
+
+def test_a_config_without_a_model() -> None:
+    extended = type("ExtendedConfig", (LlamaConfig,), {"model_type": "extended"})
+    mask_for(extended())
+    alone = type("AloneConfig", (PreTrainedConfig,), {"model_type": "alone"})
+    with pytest.raises(NotImplementedError, match="no loaded model class has the config AloneConfig"):
+        mask_for(alone())
+
+
+def test_form_follows_declaration() -> None:
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().expand(2, 1, -1, -1)
+    padding = torch.ones(2, LENGTH, dtype=torch.bool)
+    assert mask_for(new_model("sdpa", "flash_attn")()).shape == (2, LENGTH)
+    assert mask_for(new_model("sdpa")()).equal(causal)
+    assert mask_for(new_model("sdpa")(), attention_mask=padding).equal(causal)
+    additive = mask_for(new_model("attention_backend")())
+    assert additive.dtype is torch.float32 and (additive == 0).equal(causal)
+    padding[0, :3] = False
+    assert mask_for(new_model("sdpa", "flash_attn")(), attention_mask=padding).equal(padding)
+
+
+Attention = Callable[[torch.Tensor | None], torch.Tensor]
+
+
+@pytest.fixture(params=[True, False, None])
+def attention_of_layer(request: pytest.FixtureRequest) -> Attention:
+    layer = nn.Module()
+    if request.param is not None:
+        layer.is_causal = request.param
+    tensors = torch.randn(3, 2, 4, LENGTH, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    return lambda mask: attend(layer, *tensors, mask)[0].cpu()
+
+
+def test_the_mask_says_the_pattern(attention_of_layer: Attention) -> None:
+    """Whatever the layer says of itself, as under eager attention: the layers of BigBird-Pegasus and of
+    PaliGemma call themselves bidirectional where their mask is causal."""
+    config = LlamaModel.config_class()
+    bidirectional = {"mask_function": bidirectional_mask_function, "allow_is_bidirectional_skip": True}
+    causal_4d = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=DEVICE).tril()[None, None]
+    full = attention_of_layer(mask_for(config, DEVICE, **bidirectional))
+    causal = attention_of_layer(mask_for(config, DEVICE))
+    assert (full - attention_of_layer(torch.ones_like(causal_4d))).abs().max() < TOLERANCE
+    assert (causal - attention_of_layer(causal_4d)).abs().max() < TOLERANCE
+    assert (causal - full).abs().max() > VISIBLE_ERROR
+
+
+def test_mask_made_twice() -> None:
+    """A composite model makes a mask and its text model makes one of it again."""
+    config = LlamaConfig()
+    config._attn_implementation = NAME
+    embeddings = torch.zeros(2, LENGTH, 8)
+    padding = torch.ones(2, LENGTH, dtype=torch.bool)
+    padding[0, :3] = False
+    for mask in (None, padding):
+        once = create_causal_mask(config, embeddings, mask, None)
+        assert create_causal_mask(config, embeddings, once, None).equal(once)

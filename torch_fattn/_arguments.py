@@ -1,0 +1,44 @@
+"""What the commands share: a wrong argument is one sentence on standard error, and exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+class ArgumentError(ValueError):
+    """A sentence: the option, its value, the limit, and what to give instead."""
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        # Abbreviations would turn a misspelt option into another one.
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.refuse(f"{message} (--help lists the arguments)")
+
+    def refuse(self, sentence: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {' '.join(sentence.split())}\n")
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """The type of an option that takes a whole number, both ends included."""
+
+    def convert(text: str) -> int:
+        shown = repr(text if len(text) <= 24 else f"{text[:20]} ...")
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{shown} is not a whole number; give one from {least:,} to {most:,}"
+            ) from None
+        if not least <= number <= most:
+            side = f"below {least:,}, the least" if number < least else f"above {most:,}, the most"
+            raise argparse.ArgumentTypeError(f"{shown} is {side}; give a number from {least:,} to {most:,}")
+        return number
+
+    return convert

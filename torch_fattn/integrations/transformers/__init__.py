@@ -1,0 +1,38 @@
+"""Hugging Face transformers: `register()`, then load a model with `attn_implementation="fattn"`.
+
+Two functions meet here. transformers calls the *mask function* (`make_mask`) once per forward and layer
+pattern and hands what it returns to the *attention function* (`attend`) of every layer. A model takes part
+only if its layers really go through transformers' attention interface; `support` finds out and refuses the
+others, whose own attention would misread the mask. Such a model is refused in its first forward, when it asks
+for a mask: the registry that `from_pretrained` consults knows names, not models. A model that asks for no
+mask and never calls the attention function computes what it computes under "eager"; nothing is refused,
+nothing is accelerated.
+
+Inference only. A layer in training mode whose inputs require gradients is refused before it computes
+anything; `model.eval()` works with and without `torch.no_grad()`, and a `backward` through it raises.
+
+A row that sees no key gives 0 here, where eager attention gives the mean of all values: such rows are left
+padding, and a model's output does not use them.
+"""
+
+from __future__ import annotations
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from .attention import attend
+    from .masks import make_mask
+    from .support import NAME
+except ImportError as error:
+    raise ImportError(
+        "torch_fattn.integrations.transformers needs transformers 5.17: "
+        "pip install 'torch-fattn[transformers]'"
+    ) from error
+
+__all__ = ["NAME", "attend", "make_mask", "register"]
+
+
+def register() -> None:
+    """Make `attn_implementation="fattn"` known to transformers. May be called more than once."""
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, make_mask)

@@ -1,0 +1,104 @@
+"""Which models take part, and in which form their layers expect a mask.
+
+A mask function is told nothing of the model but its config. The classes that run with this config are
+therefore looked up among all model classes that are loaded, remote code included. What a class declares about
+itself (`_supports_sdpa`, `_supports_flash_attn`, `_supports_attention_backend`) is what transformers goes by
+for its own implementations.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+NAME = "fattn"
+USE_EAGER = 'use attn_implementation="eager" for this model'
+USE_ANOTHER = 'use attn_implementation="sdpa" or "eager" for this model'
+
+
+class MaskForm(enum.Enum):
+    """What the layers of a class can be handed, by the implementations that it declares."""
+
+    PADDING = "flash"  # a 2D padding mask; the pattern goes without saying
+    BOOL = "sdpa"  # 4D, True = attend
+    ADDITIVE = "eager"  # 4D, added to the scores
+
+
+def mask_form(config: PreTrainedConfig) -> MaskForm:
+    """The form for the models of this config. Raises NotImplementedError for those that do not go through the
+    attention interface."""
+    form, refusal = _form_or_refusal(type(config))
+    if refusal:
+        raise NotImplementedError(refusal)
+    return MaskForm(form)
+
+
+# torch.compile takes the answer as a constant of the graph instead of tracing through the class tree.
+@torch._dynamo.assume_constant_result
+def _form_or_refusal(config_class: type[PreTrainedConfig]) -> tuple[str, str]:
+    classes = _base_classes(config_class)
+    if not classes:
+        return "", (
+            f"fattn attention: no loaded model class has the config {config_class.__name__}, and none can be "
+            f"asked whether it goes through transformers' attention interface; {USE_EAGER}"
+        )
+    for model_class in classes:
+        if not _goes_through_interface(model_class):
+            return "", (
+                f"fattn attention: {model_class.__name__} does not go through transformers' attention "
+                f"interface by what it declares, and would misread the mask; {USE_EAGER}"
+            )
+    if all(model_class._supports_flash_attn for model_class in classes):
+        return MaskForm.PADDING.value, ""
+    if all(model_class._supports_sdpa for model_class in classes):
+        return MaskForm.BOOL.value, ""
+    return MaskForm.ADDITIVE.value, ""
+
+
+def _base_classes(config_class: type[PreTrainedConfig]) -> list[type[PreTrainedModel]]:
+    """The loaded model classes of a config whose own bases have another: `LlamaPreTrainedModel` for
+    `LlamaConfig`. A config class without models of its own runs those of the class that it extends."""
+    for ancestor in config_class.__mro__:
+        if ancestor is PreTrainedConfig:
+            break
+        found = [
+            model_class
+            for model_class in dict.fromkeys(_subclasses(PreTrainedModel))
+            if model_class.config_class is ancestor
+            and not any(getattr(base, "config_class", None) is ancestor for base in model_class.__bases__)
+        ]
+        if found:
+            return found
+    return []
+
+
+def _subclasses(model_class: type[PreTrainedModel]) -> Iterator[type[PreTrainedModel]]:
+    for subclass in model_class.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _goes_through_interface(model_class: type[PreTrainedModel]) -> bool:
+    declared = model_class._supports_sdpa or model_class._supports_attention_backend
+    return bool(declared) and not _has_attention_of_its_own(model_class.__module__)
+
+
+@functools.cache
+def _has_attention_of_its_own(module_name: str) -> bool:
+    """Whether a module defines attention layers and never looks the interface up: with `_supports_sdpa` a
+    class may mean that it calls F.scaled_dot_product_attention by itself (Falcon). The test is the one of
+    `PreTrainedModel.set_attn_implementation`, which also has nothing but the source to go by."""
+    module = sys.modules.get(module_name)
+    try:
+        source = inspect.getsource(module) if module else ""
+    except (OSError, TypeError):  # defined in a notebook: its declarations are all there is
+        return False
+    defines_attention = re.search(r"^class \w*Attention\w*\(nn\.Module\):", source, re.MULTILINE)
+    return bool(defines_attention) and "ALL_ATTENTION_FUNCTIONS" not in source
