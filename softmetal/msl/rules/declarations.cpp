@@ -73,6 +73,11 @@ class Declarations : public Family {
   bool needs_construction(QualType type) {
     const CXXRecordDecl* record = program.context.getBaseElementType(type)->getAsCXXRecordDecl();
     if (!record || !record->hasDefinition()) return false;
+    // A constructor that is qualified so is run (MLX's complex_t).
+    for (const CXXConstructorDecl* constructor : record->ctors())
+      if (constructor->isDefaultConstructor())
+        for (StringRef spaces : annotations(constructor, "this"))
+          if (spaces.contains("threadgroup")) return false;
     if (!record->hasTrivialDefaultConstructor()) return true;
     if (record->getIdentifier() && record->getName() == "matrix" && program.is_library(record)) return true;
     return llvm::any_of(record->fields(),
