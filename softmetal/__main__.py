@@ -25,7 +25,9 @@ OBJC_FLAGS = [
     "-DGNUSTEP_BASE_LIBRARY=1",
     "-DGNU_RUNTIME=1",
 ]
-APT_PACKAGES = "clang-19 libobjc-12-dev libblocksruntime-dev libgnustep-base-dev cmake ninja-build"
+APT_PACKAGES = (
+    "clang-19 llvm-19-dev libobjc-12-dev libblocksruntime-dev libgnustep-base-dev cmake ninja-build"
+)
 
 
 def _torch_folder() -> Path:
