@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 _SUFFIXES = {".metal", ".h", ".hpp"}
 _MAC = ("--platform", "macosx_14_0_arm64", "--only-binary=:all:")
 _SOURCE = ("--no-binary=:all:",)
+_SOURCE_HERE = (*_SOURCE, "--no-build-isolation")  # its metadata needs torch
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,7 @@ PACKAGES = (
     Package("mlx-metal==0.32.4", _MAC, ("backend/metal/kernels",)),
     Package("torch==2.13.0", _MAC, ("ATen/native/mps/kernels", "c10/metal")),
     Package("llama-cpp-python", _SOURCE, ("ggml/src/ggml-metal", "ggml/src/ggml-common.h")),
-    Package("torchao", _SOURCE, ("kernels/mps",)),
-    Package("vllm-metal", _SOURCE, ("metal",)),
+    Package("torchao", _SOURCE_HERE, ("kernels/mps",)),
 )
 
 
