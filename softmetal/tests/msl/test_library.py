@@ -100,8 +100,7 @@ def test_matrices_in_memory() -> None:
     constant float2x2 table[2] = {float2x2(1, 2, 3, 4), float2x2(7)};
     kernel void k(device const float* in, device float* out) {
       device const float3x3& m = *(device const float3x3*)in;
-      threadgroup half4x4 shared;
-      shared = half4x4(*(device const float4x4*)(in + 16));
+      half4x4 shared = half4x4(*(device const float4x4*)(in + 16));
       out[0] = m[1][2];
       out[1] = shared[3].w;
       out[2] = float3x3(5.0f)[2][2] + float3x3(5.0f)[2][1];
