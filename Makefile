@@ -11,7 +11,8 @@ find_sources = $(shell find $(1) -type f \( -name CMakeLists.txt $(foreach end,$
 PRODUCT_SOURCES   := setup.py pyproject.toml tools/embed_kernels.py $(call find_sources,csrc,cpp h mm metal)
 SOFTMETAL_SOURCES := softmetal/pyproject.toml $(call find_sources,softmetal,cpp h mm S)
 SOFTMETAL_HEADERS := $(call find_sources,softmetal/framework/include,h)
-FORMATTED         := $(filter-out %.txt,$(call find_sources,csrc softmetal bench,cpp h mm cu metal))
+# The conformance programs are written as people write them.
+FORMATTED         := $(filter-out %.txt softmetal/tests/msl/conformance/%,$(call find_sources,csrc softmetal bench,cpp h mm cu metal))
 
 # softmetal's part of the build: nothing of it is needed, or exists, on a Mac.
 SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)

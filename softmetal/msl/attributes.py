@@ -78,7 +78,8 @@ def _check_after_parameters(tokens: TokenList, function: Function) -> None:
         name = tokens.text(after + 2)
         raise TranslationError(
             tokens[after].where,
-            f"'{name}' after the parameters of '{function.name}' is applied to its type: write it before the function",
+            f"'{name}' after the parameters of '{function.name}' applies to its type: "
+            "write it before the function",
         )
 
 
@@ -90,7 +91,8 @@ def _check_parameters(tokens: TokenList, function: Function) -> None:
         if equals < end:
             raise TranslationError(
                 where,
-                f"parameter '{tokens.join(begin, equals)}' of kernel '{function.name}' has a default argument",
+                f"parameter '{tokens.join(begin, equals)}' of kernel '{function.name}' has a default "
+                "argument, which a kernel's cannot",
             )
         names = [tokens.text(first) for first, _ in attributes(tokens, begin, end)]
         sources = [name for name in names if name not in _MODIFIERS]
@@ -105,7 +107,8 @@ def _check_parameters(tokens: TokenList, function: Function) -> None:
             if key in seen:
                 raise TranslationError(
                     where,
-                    f"kernel '{function.name}' cannot have parameters with '{seen[key]}' and '{name}' attributes",
+                    f"kernel '{function.name}' cannot have parameters with '{seen[key]}' and '{name}' "
+                    "attributes",
                 )
             seen[key] = name
 

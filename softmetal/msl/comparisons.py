@@ -36,6 +36,7 @@ def translate_comparisons(tokens: TokenList, outline: Outline) -> None:
 class _ComparisonPass:
     def __init__(self, tokens: TokenList, outline: Outline) -> None:
         self.tokens = tokens
+        self.calls: list[tuple[int, bool, int, int]] = []  # length, is condition, first and last token
         for token in tokens.tokens:
             if token.kind == "name" and token.text in _ALTERNATIVES:
                 token.kind, token.text = "op", _ALTERNATIVES[token.text]
@@ -61,11 +62,17 @@ class _ComparisonPass:
                 self.wrap("truth", begin, end)
                 self.wrap("condition", begin, self.tokens.previous(i))
                 self.wrap("condition", self.tokens.next(i), end)
+        self.insert_calls()
 
     def wrap(self, function: str, begin: int, end: int) -> None:
+        self.calls.append((end - begin, function == "condition", begin, end))
+
+    def insert_calls(self) -> None:
+        """The inner calls first; around one comparison, truth is inside of condition."""
         t = self.tokens
-        t[begin].before = f"{_MARKS[function]}{t[begin].before}"
-        t[end].after += ")"
+        for _, is_condition, begin, end in sorted(self.calls):
+            t[begin].before = f"::softmetal::{'condition' if is_condition else 'truth'}({t[begin].before}"
+            t[end].after += ")"
 
     # ---- what a token is -------------------------------------------------------------------------
 
@@ -219,6 +226,3 @@ class _ComparisonPass:
             "::",
             "+",
         )
-
-
-_MARKS = {"truth": "::softmetal::truth(", "condition": "::softmetal::condition("}

@@ -140,7 +140,7 @@ class Compiler:
 
     cpp: str
     preprocessed: str  # the source's lines, for messages
-    language: Language
+    language: Language = LANGUAGES[DEFAULT]
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
     def build(self, mode: str, target: Path) -> None:

@@ -44,6 +44,12 @@ class FunctionConstants:
 
     def declare(self, variable: Variable, parentheses: tuple[int, int], required: bool) -> None:
         t, name = self.tokens, variable.name
+        after = variable.name_index + 1
+        if t.text(after) == "[" and not t.is_attribute(after):
+            raise TranslationError(
+                t[variable.name_index].where,
+                f"function constant '{name}' is an array: it must be a scalar or vector",
+            )
         if any(t.kind(i) == "op" and t.text(i) in ("=", "{") for i in range(parentheses[1], variable.end)):
             raise TranslationError(
                 t[variable.name_index].where,

@@ -56,7 +56,7 @@ class Result:
         return self.kernels - sum(len(failure.kernels) for failure in self.failures)
 
 
-class _OutOfTime(Exception):
+class _OutOfTimeError(Exception):
     pass
 
 
@@ -65,7 +65,7 @@ class _OutOfTime(Exception):
 
 def try_source(path: Path, root: Path, seconds: int) -> Result:
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise _OutOfTime
+        raise _OutOfTimeError
 
     source = path.read_text(errors="replace")
     result = Result(str(path.relative_to(root)), len(_KERNEL.findall(source)))
@@ -75,7 +75,7 @@ def try_source(path: Path, root: Path, seconds: int) -> Result:
         trial = _Trial(_read(source, path, root))
         result.kernels = len(trial.kernels)
         trial.run(result.failures)
-    except _OutOfTime:
+    except _OutOfTimeError:
         _fail_all(result, path.name, f"not done within {seconds} s")
     except MissingHeaderError as error:
         if any(name in error.header for name in _METAL_4):

@@ -55,7 +55,7 @@ def _block(block: list[Message], source_line: SourceLine, language: Language) ->
     error, notes = block[0], [note for note in block[1:] if not _in_library(note)]
     place = error if not _in_library(error) else next(iter(notes), error)
     text = _metal_words(error["text"])
-    if error["severity"] == "warning":
+    if "extension" in text:
         text += f", and {language.spoken} is C++{language.cpp}"
     lines = [f"{place['file']}:{place['line']}: error: {text}", *_excerpt(place, source_line)]
     lines += [

@@ -160,7 +160,9 @@ class KernelPass:
         for attribute, binding in THREAD_ATTRIBUTES.items():
             if attribute in attributes:
                 return Parameter(name, binding, position, "", gate)
-        if _UNSUPPORTED_ATTRIBUTES & attributes.keys() or any(_UNSUPPORTED_TYPE.match(word) for word in words):
+        if _UNSUPPORTED_ATTRIBUTES & attributes.keys() or any(
+            _UNSUPPORTED_TYPE.match(word) for word in words
+        ):
             return Parameter(name, "Unsupported", position, "", gate)
         if "threadgroup" in attributes or ("threadgroup" in words and is_pointer):
             return Parameter(

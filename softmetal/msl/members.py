@@ -1,8 +1,9 @@
 """Member functions qualified with address spaces: `int get() const device`.
 
-To clang a member function works on an object in any space, so the qualifier goes; which spaces a function was
-written for stays in an annotation, for the rules. Of overloads that differ in nothing but the space, one with
-the same body as another goes; where bodies differ, each takes a tag of the object's space, and so do the calls.
+To clang a member function works on an object in any space, so the qualifier goes; which spaces a function
+was written for stays in an annotation, for the rules. Of overloads that differ in nothing but the space, one
+with the same body as another goes; where bodies differ, each takes a tag of the object's space, and so do
+the calls.
 """
 
 from __future__ import annotations

@@ -53,6 +53,9 @@ def translate_address_spaces(tokens: TokenList) -> None:
     for i, token in enumerate(tokens.tokens):
         if token.kind != "name":
             continue
+        if token.text == "coherent" and tokens.text(i + 1) == "(":  # of the memory of one device: all is
+            tokens.blank(i, tokens.closing(i + 1) + 1)
+            continue
         if token.text in _MACROS:
             token.text = _MACROS[token.text]
         elif token.text == "thread":

@@ -154,13 +154,9 @@ class _PointerRule:
         while t.text(name) in ("const", "*"):
             name += 1
         is_declared = t.kind(name) == "name" and self.starts_declaration(first)
-        is_cast = (
-            t.text(first - 1) == "("
-            and t.text(name) == ")"
-            and t.text(i) in self.builtin
-            and self.is_cast(first - 1)
-        )
-        if is_declared or is_cast:
+        is_cast = t.text(first - 1) == "(" and t.text(name) == ")" and self.is_cast(first - 1)
+        is_template_argument = t.text(first - 1) in ("<", ",") and t.text(name) == ">"
+        if is_declared or is_cast or is_template_argument:
             what = "reference" if t.text(star).startswith("&") else "pointer"
             raise TranslationError(
                 t[star].where,

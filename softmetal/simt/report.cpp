@@ -16,6 +16,7 @@ namespace {
 struct Frame {
   std::string file;
   int line;
+  bool vague;  // code of no line, by the call that it was inlined at
 };
 
 const char* symbolizer() {
@@ -46,13 +47,20 @@ std::vector<Frame> symbolize(const std::string& object, const std::vector<uintpt
   FILE* pipe = popen(command.str().c_str(), "re");
   if (!pipe) return frames;
   char text[4096];
-  while (fgets(text, sizeof text, pipe)) {  // file:line:column
+  bool innermost = true, vague = false;
+  while (fgets(text, sizeof text, pipe)) {  // file:line:column, and an empty line behind each offset
     std::string row = text;
     while (!row.empty() && isspace(static_cast<unsigned char>(row.back()))) row.pop_back();
     size_t column = row.rfind(':');
     size_t line = column == std::string::npos || !column ? column : row.rfind(':', column - 1);
-    if (line == std::string::npos) continue;
-    frames.push_back({row.substr(0, line), atoi(row.c_str() + line + 1)});
+    if (line == std::string::npos) {
+      innermost = true;
+      continue;
+    }
+    int number = atoi(row.c_str() + line + 1);
+    if (innermost) vague = number == 0;
+    innermost = false;
+    frames.push_back({row.substr(0, line), number, vague});
   }
   pclose(pipe);
   return frames;
@@ -91,11 +99,13 @@ std::string source_of(const Module* module, const std::vector<uintptr_t>& return
   for (uintptr_t address : return_addresses)
     if (module && module->contains(address)) offsets.push_back(address - module->base - 1);
   std::string file;
-  for (const Frame& frame : module ? symbolize(module->path, offsets) : std::vector<Frame>()) {
-    if (!is_kernel_source(frame)) continue;
-    if (!line || frame.line == line) return base_name(frame.file) + ":" + std::to_string(frame.line);
-    if (file.empty()) file = base_name(frame.file);
-  }
+  std::vector<Frame> frames = module ? symbolize(module->path, offsets) : std::vector<Frame>();
+  for (bool vague : {false, true})
+    for (const Frame& frame : frames) {
+      if (frame.vague != vague || !is_kernel_source(frame)) continue;
+      if (!line || frame.line == line) return base_name(frame.file) + ":" + std::to_string(frame.line);
+      if (file.empty()) file = base_name(frame.file);
+    }
   // Optimised code may attribute a call to another line of the file.
   if (line) return (file.empty() ? "line " : file + ":") + std::to_string(line);
   char text[32];

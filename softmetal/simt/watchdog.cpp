@@ -54,9 +54,10 @@ void on_tick(int, siginfo_t*, void* data) {
   uintptr_t at = program_counter(data);
   const Module* module = worker.dispatch->module;
   if (!module || module->contains(at)) {
-    // In the first instructions of a function its return address is on top of the stack. Last, in case
-    // nothing else is in the kernel's source: the operation that the thread was in before.
-    interrupted = {at + 1, top_of_stack(data)};
+    // In the first instructions of a function its return address is on top of the stack. The optimiser leaves
+    // instructions without a line: where no frames are linked, the neighbours stand in. Last, in case nothing
+    // else is in the kernel's source: the operation that the thread was in before.
+    interrupted = {at + 1, top_of_stack(data), at - 1, at - 3, at - 6, at + 5};
     if (worker.strict) walk_frames(*current_fiber, frame_pointer(data), 2, interrupted);
     interrupted.back() = reinterpret_cast<uintptr_t>(current_fiber->pc);
     continue_at(data, &land);

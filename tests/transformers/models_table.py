@@ -34,9 +34,9 @@ def table(document: dict[str, Any]) -> str:
     }
     lines = [
         f"Of {sum(counts.values())} entries of the Auto mappings of transformers {document['transformers']}, "
-        f"{counts['matches']} match eager attention, {counts['refuses']} are refused, {counts['not used']} run as "
-        f"under eager without using `fattn`, {counts['not built']} do not build or run from a small generic "
-        "config and inputs. None differs.",
+        f"{counts['matches']} match eager attention, {counts['refuses']} are refused, "
+        f"{counts['not used']} run as under eager without using `fattn`, and {counts['not built']} do not "
+        "build or run from a small generic config and inputs. None differs.",
         "",
     ]
     for kind, title in KINDS.items():

@@ -124,6 +124,19 @@ def test_form_follows_declaration() -> None:
     assert mask_for(new_model("sdpa", "flash_attn")(), attention_mask=padding).equal(padding)
 
 
+def test_recurrent_models_get_padding_as_eager_has_it() -> None:
+    """Their state carries what attention gives at a padding token on to the others."""
+    padding = torch.ones(2, LENGTH, dtype=torch.bool)
+    padding[0, :3] = False
+    config = new_model("sdpa", "flash_attn")
+    assert mask_for(config(), attention_mask=padding).equal(padding)
+    made_up[-1]._is_stateful = True  # type: ignore[attr-defined]
+    additive = mask_for(config(), attention_mask=padding)
+    assert additive.shape == (2, 1, LENGTH, LENGTH) and additive.is_floating_point()
+    assert additive[0, 0, 0].isfinite().all(), "a row without a key is the mean of all values"
+    assert mask_for(config(), attention_mask=torch.ones_like(padding)).shape == (2, LENGTH)
+
+
 Attention = Callable[[torch.Tensor | None], torch.Tensor]
 
 

@@ -57,7 +57,7 @@ _WITHOUT_DEFAULT: dict[str, Any] = {
     "attn_layer_indices": [1],
 }
 _NOT_ARGUMENTS = (
-    "_name_or_path architectures dtype id2label label2id model_type output_attentions transformers_version"
+    "_name_or_path architectures dtype id2label label2id output_attentions transformers_version"
 ).split()
 
 
@@ -67,7 +67,9 @@ def tiny_configs(model_type: str) -> Iterator[PreTrainedConfig]:
     for layers in LAYER_COUNTS:
         for complete in (False, True):
             try:
-                config = config_class(**shrink(config_class().to_dict(), layers, complete))
+                fields = shrink(config_class().to_dict(), layers, complete)
+                del fields["model_type"]  # of a part it says which class the part has
+                config = config_class(**fields)
             except Exception:  # each config class has checks of its own
                 continue
             yield config

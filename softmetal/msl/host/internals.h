@@ -13,6 +13,10 @@ namespace metal {
 template <class T>
 struct __is_valid_simdgroup_type
     : bool_constant<is_arithmetic_v<softmetal::element_of<T>> && sizeof(softmetal::element_of<T>) <= 4> {};
+template <class... T>
+struct _disjunction : false_type {};
+template <class First, class... Rest>
+struct _disjunction<First, Rest...> : bool_constant<First::value || _disjunction<Rest...>::value> {};
 template <class T>
 struct vec_elements : integral_constant<int, softmetal::vector_size<T>> {};
 }  // namespace metal

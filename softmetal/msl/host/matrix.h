@@ -13,9 +13,7 @@ struct matrix {
 
   matrix() = default;
   // The diagonal; zero elsewhere.
-  SOFTMETAL_INLINE explicit constexpr matrix(T diagonal) : columns{} {
-    for (int i = 0; i < C && i < R; ++i) columns[i][i] = diagonal;
-  }
+  SOFTMETAL_INLINE explicit constexpr matrix(T diagonal) : matrix(Elements(diagonal), Indices()) {}
   template <int n = C, enable_if_t<n == 2, int> = 0>
   SOFTMETAL_INLINE constexpr matrix(Column a, Column b) : columns{a, b} {}
   template <int n = C, enable_if_t<n == 3, int> = 0>
@@ -24,17 +22,48 @@ struct matrix {
   SOFTMETAL_INLINE constexpr matrix(Column a, Column b, Column c, Column d) : columns{a, b, c, d} {}
   // All elements, column by column.
   template <class... S, enable_if_t<sizeof...(S) == C * R, int> = 0>
-  SOFTMETAL_INLINE explicit constexpr matrix(S... elements) : columns{} {
-    const T all[] = {(T)elements...};
-    for (int i = 0; i < C * R; ++i) columns[i / R][i % R] = all[i];
-  }
+  SOFTMETAL_INLINE explicit constexpr matrix(S... elements) : matrix(Elements((T)elements...), Indices()) {}
   template <class U>
-  SOFTMETAL_INLINE explicit constexpr matrix(const matrix<U, C, R>& other) : columns{} {
-    for (int i = 0; i < C * R; ++i) columns[i / R][i % R] = (T)other.columns[i / R][i % R];
-  }
+  SOFTMETAL_INLINE explicit constexpr matrix(const matrix<U, C, R>& other)
+      : matrix(Elements(other), Indices()) {}
 
   SOFTMETAL_INLINE constexpr Column& operator[](int i) { return columns[i]; }
   SOFTMETAL_INLINE constexpr const Column& operator[](int i) const { return columns[i]; }
+
+ private:
+  // Elements by column and row: clang evaluates stores to them in constant expressions, but not to those of a
+  // vector.
+  struct Elements {
+    T of[C][R] = {};
+
+    SOFTMETAL_INLINE explicit constexpr Elements(T diagonal) {
+      for (int i = 0; i < C && i < R; ++i) of[i][i] = diagonal;
+    }
+    template <class... S, enable_if_t<sizeof...(S) == C * R, int> = 0>
+    SOFTMETAL_INLINE explicit constexpr Elements(S... elements) {
+      const T all[] = {elements...};
+      for (int i = 0; i < C * R; ++i) of[i / R][i % R] = all[i];
+    }
+    template <class U>
+    SOFTMETAL_INLINE explicit constexpr Elements(const matrix<U, C, R>& other) {
+      for (int i = 0; i < C * R; ++i) of[i / R][i % R] = (T)other.columns[i / R][i % R];
+    }
+    SOFTMETAL_INLINE constexpr Column column(int i) const {
+      if constexpr (R == 2) {
+        return Column{of[i][0], of[i][1]};
+      } else if constexpr (R == 3) {
+        return Column{of[i][0], of[i][1], of[i][2]};
+      } else {
+        return Column{of[i][0], of[i][1], of[i][2], of[i][3]};
+      }
+    }
+  };
+  template <class I, I... i>
+  struct Sequence {};
+  using Indices = __make_integer_seq<Sequence, int, C>;
+  template <int... i>
+  SOFTMETAL_INLINE constexpr matrix(const Elements& elements, Sequence<int, i...>)
+      : columns{elements.column(i)...} {}
 };
 
 #define SOFTMETAL_MATRIX_TEMPLATE  \

@@ -1,4 +1,5 @@
-// <metal_pack>: normalised integers in one word, the first element in its lowest bits (of 565: in its highest).
+// <metal_pack>: normalised integers in one word, the first element in its lowest bits (of 565: in its
+// highest).
 #pragma once
 #pragma clang system_header
 #include "math.h"
@@ -30,60 +31,60 @@ SOFTMETAL_INLINE float nonlinear(float x) {
 }  // namespace softmetal
 
 namespace metal {
-#define SOFTMETAL_PACK(T)                                                                                  \
-  SOFTMETAL_INLINE vec<T, 4> unpack_unorm4x8_to_##T(uint x) {                                              \
-    using namespace softmetal;                                                                             \
-    return vec<T, 4>{(T)unorm(x, 0, 8), (T)unorm(x, 8, 8), (T)unorm(x, 16, 8), (T)unorm(x, 24, 8)};        \
-  }                                                                                                        \
-  SOFTMETAL_INLINE vec<T, 4> unpack_snorm4x8_to_##T(uint x) {                                              \
-    using namespace softmetal;                                                                             \
-    return vec<T, 4>{(T)snorm(x, 0, 8), (T)snorm(x, 8, 8), (T)snorm(x, 16, 8), (T)snorm(x, 24, 8)};        \
-  }                                                                                                        \
-  SOFTMETAL_INLINE vec<T, 4> unpack_unorm4x8_srgb_to_##T(uint x) {                                         \
-    using namespace softmetal;                                                                             \
-    return vec<T, 4>{(T)linear(unorm(x, 0, 8)), (T)linear(unorm(x, 8, 8)), (T)linear(unorm(x, 16, 8)),     \
-                     (T)unorm(x, 24, 8)};                                                                  \
-  }                                                                                                        \
-  SOFTMETAL_INLINE vec<T, 2> unpack_unorm2x16_to_##T(uint x) {                                             \
-    return vec<T, 2>{(T)softmetal::unorm(x, 0, 16), (T)softmetal::unorm(x, 16, 16)};                       \
-  }                                                                                                        \
-  SOFTMETAL_INLINE vec<T, 2> unpack_snorm2x16_to_##T(uint x) {                                             \
-    return vec<T, 2>{(T)softmetal::snorm(x, 0, 16), (T)softmetal::snorm(x, 16, 16)};                       \
-  }                                                                                                        \
-  SOFTMETAL_INLINE vec<T, 4> unpack_unorm10a2_to_##T(uint x) {                                             \
-    using namespace softmetal;                                                                             \
-    return vec<T, 4>{(T)unorm(x, 0, 10), (T)unorm(x, 10, 10), (T)unorm(x, 20, 10), (T)unorm(x, 30, 2)};    \
-  }                                                                                                        \
-  SOFTMETAL_INLINE vec<T, 3> unpack_unorm565_to_##T(ushort x) {                                            \
-    return vec<T, 3>{(T)softmetal::unorm(x, 11, 5), (T)softmetal::unorm(x, 5, 6),                          \
-                     (T)softmetal::unorm(x, 0, 5)};                                                        \
-  }                                                                                                        \
-  SOFTMETAL_INLINE uint pack_##T##_to_unorm4x8(vec<T, 4> v) {                                              \
-    using namespace softmetal;                                                                             \
-    return to_unorm(v.x, 0, 8) | to_unorm(v.y, 8, 8) | to_unorm(v.z, 16, 8) | to_unorm(v.w, 24, 8);        \
-  }                                                                                                        \
-  SOFTMETAL_INLINE uint pack_##T##_to_snorm4x8(vec<T, 4> v) {                                              \
-    using namespace softmetal;                                                                             \
-    return to_snorm(v.x, 0, 8) | to_snorm(v.y, 8, 8) | to_snorm(v.z, 16, 8) | to_snorm(v.w, 24, 8);        \
-  }                                                                                                        \
-  SOFTMETAL_INLINE uint pack_##T##_to_srgb_unorm4x8(vec<T, 4> v) {                                         \
-    using namespace softmetal;                                                                             \
-    return to_unorm(nonlinear(v.x), 0, 8) | to_unorm(nonlinear(v.y), 8, 8) |                               \
-           to_unorm(nonlinear(v.z), 16, 8) | to_unorm(v.w, 24, 8);                                         \
-  }                                                                                                        \
-  SOFTMETAL_INLINE uint pack_##T##_to_unorm2x16(vec<T, 2> v) {                                             \
-    return softmetal::to_unorm(v.x, 0, 16) | softmetal::to_unorm(v.y, 16, 16);                             \
-  }                                                                                                        \
-  SOFTMETAL_INLINE uint pack_##T##_to_snorm2x16(vec<T, 2> v) {                                             \
-    return softmetal::to_snorm(v.x, 0, 16) | softmetal::to_snorm(v.y, 16, 16);                             \
-  }                                                                                                        \
-  SOFTMETAL_INLINE uint pack_##T##_to_unorm10a2(vec<T, 4> v) {                                             \
-    using namespace softmetal;                                                                             \
-    return to_unorm(v.x, 0, 10) | to_unorm(v.y, 10, 10) | to_unorm(v.z, 20, 10) | to_unorm(v.w, 30, 2);    \
-  }                                                                                                        \
-  SOFTMETAL_INLINE ushort pack_##T##_to_unorm565(vec<T, 3> v) {                                            \
-    return ushort(softmetal::to_unorm(v.x, 11, 5) | softmetal::to_unorm(v.y, 5, 6) |                       \
-                  softmetal::to_unorm(v.z, 0, 5));                                                         \
+#define SOFTMETAL_PACK(T)                                                                               \
+  SOFTMETAL_INLINE vec<T, 4> unpack_unorm4x8_to_##T(uint x) {                                           \
+    using namespace softmetal;                                                                          \
+    return vec<T, 4>{(T)unorm(x, 0, 8), (T)unorm(x, 8, 8), (T)unorm(x, 16, 8), (T)unorm(x, 24, 8)};     \
+  }                                                                                                     \
+  SOFTMETAL_INLINE vec<T, 4> unpack_snorm4x8_to_##T(uint x) {                                           \
+    using namespace softmetal;                                                                          \
+    return vec<T, 4>{(T)snorm(x, 0, 8), (T)snorm(x, 8, 8), (T)snorm(x, 16, 8), (T)snorm(x, 24, 8)};     \
+  }                                                                                                     \
+  SOFTMETAL_INLINE vec<T, 4> unpack_unorm4x8_srgb_to_##T(uint x) {                                      \
+    using namespace softmetal;                                                                          \
+    return vec<T, 4>{(T)linear(unorm(x, 0, 8)), (T)linear(unorm(x, 8, 8)), (T)linear(unorm(x, 16, 8)),  \
+                     (T)unorm(x, 24, 8)};                                                               \
+  }                                                                                                     \
+  SOFTMETAL_INLINE vec<T, 2> unpack_unorm2x16_to_##T(uint x) {                                          \
+    return vec<T, 2>{(T)softmetal::unorm(x, 0, 16), (T)softmetal::unorm(x, 16, 16)};                    \
+  }                                                                                                     \
+  SOFTMETAL_INLINE vec<T, 2> unpack_snorm2x16_to_##T(uint x) {                                          \
+    return vec<T, 2>{(T)softmetal::snorm(x, 0, 16), (T)softmetal::snorm(x, 16, 16)};                    \
+  }                                                                                                     \
+  SOFTMETAL_INLINE vec<T, 4> unpack_unorm10a2_to_##T(uint x) {                                          \
+    using namespace softmetal;                                                                          \
+    return vec<T, 4>{(T)unorm(x, 0, 10), (T)unorm(x, 10, 10), (T)unorm(x, 20, 10), (T)unorm(x, 30, 2)}; \
+  }                                                                                                     \
+  SOFTMETAL_INLINE vec<T, 3> unpack_unorm565_to_##T(ushort x) {                                         \
+    return vec<T, 3>{(T)softmetal::unorm(x, 11, 5), (T)softmetal::unorm(x, 5, 6),                       \
+                     (T)softmetal::unorm(x, 0, 5)};                                                     \
+  }                                                                                                     \
+  SOFTMETAL_INLINE uint pack_##T##_to_unorm4x8(vec<T, 4> v) {                                           \
+    using namespace softmetal;                                                                          \
+    return to_unorm(v.x, 0, 8) | to_unorm(v.y, 8, 8) | to_unorm(v.z, 16, 8) | to_unorm(v.w, 24, 8);     \
+  }                                                                                                     \
+  SOFTMETAL_INLINE uint pack_##T##_to_snorm4x8(vec<T, 4> v) {                                           \
+    using namespace softmetal;                                                                          \
+    return to_snorm(v.x, 0, 8) | to_snorm(v.y, 8, 8) | to_snorm(v.z, 16, 8) | to_snorm(v.w, 24, 8);     \
+  }                                                                                                     \
+  SOFTMETAL_INLINE uint pack_##T##_to_srgb_unorm4x8(vec<T, 4> v) {                                      \
+    using namespace softmetal;                                                                          \
+    return to_unorm(nonlinear(v.x), 0, 8) | to_unorm(nonlinear(v.y), 8, 8) |                            \
+           to_unorm(nonlinear(v.z), 16, 8) | to_unorm(v.w, 24, 8);                                      \
+  }                                                                                                     \
+  SOFTMETAL_INLINE uint pack_##T##_to_unorm2x16(vec<T, 2> v) {                                          \
+    return softmetal::to_unorm(v.x, 0, 16) | softmetal::to_unorm(v.y, 16, 16);                          \
+  }                                                                                                     \
+  SOFTMETAL_INLINE uint pack_##T##_to_snorm2x16(vec<T, 2> v) {                                          \
+    return softmetal::to_snorm(v.x, 0, 16) | softmetal::to_snorm(v.y, 16, 16);                          \
+  }                                                                                                     \
+  SOFTMETAL_INLINE uint pack_##T##_to_unorm10a2(vec<T, 4> v) {                                          \
+    using namespace softmetal;                                                                          \
+    return to_unorm(v.x, 0, 10) | to_unorm(v.y, 10, 10) | to_unorm(v.z, 20, 10) | to_unorm(v.w, 30, 2); \
+  }                                                                                                     \
+  SOFTMETAL_INLINE ushort pack_##T##_to_unorm565(vec<T, 3> v) {                                         \
+    return ushort(softmetal::to_unorm(v.x, 11, 5) | softmetal::to_unorm(v.y, 5, 6) |                    \
+                  softmetal::to_unorm(v.z, 0, 5));                                                      \
   }
 SOFTMETAL_PACK(half)
 SOFTMETAL_PACK(float)

@@ -87,9 +87,9 @@ SOFTMETAL_QUAD(quad_prefix_inclusive_product, (softmetal::quad_scan_product<T, t
 SOFTMETAL_QUAD(quad_prefix_exclusive_product, (softmetal::quad_scan_product<T, false>))
 SOFTMETAL_QUAD(quad_broadcast_first, (softmetal::quad_first<T>))
 #undef SOFTMETAL_QUAD
-#define SOFTMETAL_QUAD_MOVE(NAME, DIRECTION, ROTATES)                                                \
-  template <class T>                                                                                 \
-  SOFTMETAL_INLINE T NAME(T value, ushort delta, SOFTMETAL_LINE) {                                   \
+#define SOFTMETAL_QUAD_MOVE(NAME, DIRECTION, ROTATES)                                                     \
+  template <class T>                                                                                      \
+  SOFTMETAL_INLINE T NAME(T value, ushort delta, SOFTMETAL_LINE) {                                        \
     return softmetal::simd_operation<T>(value, delta, softmetal::quad_move<T, DIRECTION, ROTATES>, line); \
   }
 SOFTMETAL_QUAD_MOVE(quad_shuffle_up, -1, false)

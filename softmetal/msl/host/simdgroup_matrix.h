@@ -30,8 +30,18 @@ SOFTMETAL_UNCHECKED inline void multiply(softmetal_simdgroup* group) {
   }
 }
 
+// What thread_elements() refers to. Apple's is a vector of 64 elements of which a lane holds two: it has
+// indices, but converts to no vector of two.
+template <class T>
+struct alignas(2 * sizeof(T)) ThreadElements {
+  T values[2];
+  SOFTMETAL_INLINE T& operator[](int i) { return values[i]; }
+  SOFTMETAL_INLINE const T& operator[](int i) const { return values[i]; }
+};
+
 template <class D, class A, class B, class C>
-SOFTMETAL_UNCHECKED vec<D, 2> multiply_operation(vec<A, 2> a, vec<B, 2> b, vec<C, 2> c, Line line) {
+SOFTMETAL_UNCHECKED ThreadElements<D> multiply_operation(ThreadElements<A> a, ThreadElements<B> b,
+                                                         ThreadElements<C> c, Line line) {
   softmetal_simdgroup* group = softmetal_current_lane()->simdgroup;
   const Fragment f = fragment();
   const int first = f.row * 8 + f.column;
@@ -41,7 +51,7 @@ SOFTMETAL_UNCHECKED vec<D, 2> multiply_operation(vec<A, 2> a, vec<B, 2> b, vec<C
     group->c[first + i] = (float)c[i];
   }
   softmetal_rendezvous_all(multiply, line.number);
-  return vec<D, 2>{(D)group->d[first], (D)group->d[first + 1]};
+  return {(D)group->d[first], (D)group->d[first + 1]};
 }
 }  // namespace softmetal
 
@@ -50,14 +60,14 @@ template <class T, int Columns = 8, int Rows = Columns>
 struct simdgroup_matrix {
   static_assert(Columns == 8 && Rows == 8, "simdgroup_matrix is 8x8");
   static_assert(is_floating_point_v<T>, "simdgroup_matrix holds half, bfloat or float");
-  using storage_type = vec<T, 2>;
+  using storage_type = softmetal::ThreadElements<T>;
   storage_type elements;
 
   simdgroup_matrix() = default;
   // A diagonal matrix.
   SOFTMETAL_INLINE explicit simdgroup_matrix(T diagonal) {
     const softmetal::Fragment f = softmetal::fragment();
-    elements = storage_type{f.row == f.column ? diagonal : (T)0, f.row == f.column + 1 ? diagonal : (T)0};
+    elements = {f.row == f.column ? diagonal : (T)0, f.row == f.column + 1 ? diagonal : (T)0};
   }
   SOFTMETAL_INLINE storage_type& thread_elements() { return elements; }
   SOFTMETAL_INLINE const storage_type& thread_elements() const { return elements; }
@@ -69,7 +79,7 @@ using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat, 8, 8>;
 template <class T, int Columns, int Rows = Columns>
 SOFTMETAL_INLINE simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, Columns, Rows> m;
-  m.elements = vec<T, 2>{value, value};
+  m.elements = {value, value};
   return m;
 }
 
@@ -83,9 +93,9 @@ SOFTMETAL_INLINE simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix
     const softmetal::Fragment f = softmetal::fragment();                                                   \
     const SPACE U* p = source + origin.y * stride + origin.x;                                              \
     if (transpose)                                                                                         \
-      m.elements = vec<T, 2>{(T)p[f.column * stride + f.row], (T)p[(f.column + 1) * stride + f.row]};      \
+      m.elements = {(T)p[f.column * stride + f.row], (T)p[(f.column + 1) * stride + f.row]};               \
     else                                                                                                   \
-      m.elements = vec<T, 2>{(T)p[f.row * stride + f.column], (T)p[f.row * stride + f.column + 1]};        \
+      m.elements = {(T)p[f.row * stride + f.column], (T)p[f.row * stride + f.column + 1]};                 \
   }                                                                                                        \
   template <class T, class U>                                                                              \
   SOFTMETAL_INLINE void simdgroup_store(simdgroup_matrix<T, 8, 8> m, SPACE U* target, ulong stride = 8,    \
@@ -111,7 +121,7 @@ SOFTMETAL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d
 template <class D, class A, class B>
 SOFTMETAL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                          const simdgroup_matrix<B, 8, 8>& b, SOFTMETAL_LINE) {
-  d.elements = softmetal::multiply_operation<D, A, B, D>(a.elements, b.elements, vec<D, 2>((D)0), line);
+  d.elements = softmetal::multiply_operation<D, A, B, D>(a.elements, b.elements, {}, line);
 }
 template <class T>
 SOFTMETAL_INLINE simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 8>& a,

@@ -21,5 +21,6 @@
 #include "quad.h"
 #include "simdgroup_matrix.h"
 #include "atomics.h"
+#include "fence.h"
 #include "binding.h"
 #include "internals.h"

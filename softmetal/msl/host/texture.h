@@ -24,9 +24,9 @@ struct sampler {
   template <class First, class... Rest>
   SOFTMETAL_INLINE constexpr sampler(First, Rest...) {}
 };
-#define SOFTMETAL_SAMPLER_OPTION(NAME) \
-  struct NAME { \
-    template <class... A> \
+#define SOFTMETAL_SAMPLER_OPTION(NAME)                \
+  struct NAME {                                       \
+    template <class... A>                             \
     SOFTMETAL_INLINE explicit constexpr NAME(A...) {} \
   };
 SOFTMETAL_SAMPLER_OPTION(max_anisotropy)
@@ -55,10 +55,10 @@ using value_of = typename texture_value<T, N>::type;
 // No object of such a type is ever used: no pipeline is made of a kernel that takes one.
 template <class Value>
 struct Texture {
-#define SOFTMETAL_TEXTURE_METHOD(RESULT, NAME)                                \
-  template <class... A>                                                       \
-  SOFTMETAL_INLINE RESULT NAME(A...) const {                                  \
-    __builtin_trap();                                                         \
+#define SOFTMETAL_TEXTURE_METHOD(RESULT, NAME) \
+  template <class... A>                        \
+  SOFTMETAL_INLINE RESULT NAME(A...) const {   \
+    __builtin_trap();                          \
   }
   SOFTMETAL_TEXTURE_METHOD(Value, sample)
   SOFTMETAL_TEXTURE_METHOD(Value, read)

@@ -13,10 +13,10 @@ template <class T>
 SOFTMETAL_INLINE constexpr uniform<T> make_uniform(T value) {
   return {value};
 }
-#define SOFTMETAL_UNIFORM(OPERATOR)                                                     \
-  template <class T, class U>                                                           \
-  SOFTMETAL_INLINE constexpr auto operator OPERATOR(uniform<T> a, uniform<U> b) {       \
-    return make_uniform(a.value_ OPERATOR b.value_);                                    \
+#define SOFTMETAL_UNIFORM(OPERATOR)                                               \
+  template <class T, class U>                                                     \
+  SOFTMETAL_INLINE constexpr auto operator OPERATOR(uniform<T> a, uniform<U> b) { \
+    return make_uniform(a.value_ OPERATOR b.value_);                              \
   }
 SOFTMETAL_UNIFORM(+)
 SOFTMETAL_UNIFORM(-)

@@ -17,7 +17,8 @@ namespace {
 cl::opt<bool> flush_subnormals("softmetal-flush-subnormals",
                                cl::desc("Read and write subnormal floats as zero"));
 
-// a * b + c, where the product has no other use. LLVM asks the same of the products that it contracts.
+// a * b of a * b + c. It is contracted where it has other uses too, as LLVM does for GPUs, on which a fused
+// multiply-add costs what a sum does.
 struct Product {
   BinaryOperator* product = nullptr;
   UnaryOperator* negation = nullptr;  // of the product, or null
@@ -26,13 +27,12 @@ struct Product {
 Product contractable(Value* value) {
   Product found;
   if (auto* negation = dyn_cast<UnaryOperator>(value);
-      negation && negation->getOpcode() == Instruction::FNeg && negation->hasOneUse()) {
+      negation && negation->getOpcode() == Instruction::FNeg) {
     found.negation = negation;
     value = negation->getOperand(0);
   }
   auto* product = dyn_cast<BinaryOperator>(value);
-  if (product && product->getOpcode() == Instruction::FMul && product->hasAllowContract() &&
-      product->hasOneUse())
+  if (product && product->getOpcode() == Instruction::FMul && product->hasAllowContract())
     found.product = product;
   return found;
 }
@@ -66,8 +66,8 @@ bool contract(BinaryOperator* sum) {
     if (is_difference && side == 0) c = builder.CreateFNeg(c);
     sum->replaceAllUsesWith(fused(builder, a, product->getOperand(1), c));
     sum->eraseFromParent();
-    if (negation) negation->eraseFromParent();
-    product->eraseFromParent();
+    if (negation && negation->use_empty()) negation->eraseFromParent();
+    if (product->use_empty()) product->eraseFromParent();
     return true;
   }
   return false;

@@ -219,8 +219,7 @@ class AddressSpaces : public Family {
   void check_binding(QualType target, const Expr* value, const std::string& what) {
     if (program.version < 410) return;
     const auto* method = dyn_cast_or_null<CXXMethodDecl>(program.function);
-    if (!method || isa<CXXConstructorDecl, CXXDestructorDecl>(method) || !spaces_of(method).empty())
-      return;
+    if (!method || isa<CXXConstructorDecl, CXXDestructorDecl>(method) || !spaces_of(method).empty()) return;
     if (method->getParent()->isLambda()) return;
     const bool binds = target->isLValueReferenceType() && value->isGLValue();
     if (!binds && !target->isPointerType()) return;

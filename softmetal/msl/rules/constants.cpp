@@ -18,13 +18,16 @@ class Constants : public Family {
     StringRef name = declaration->getName();
     if (!info || !name.consume_front("softmetal_info_")) return;
     const APValue* value = info->evaluateValue();
-    if (!value || !value->isStruct() || value->getStructNumFields() < 2 || !value->getStructField(1).isInt()) return;
+    if (!value || !value->isStruct() || value->getStructNumFields() < 2 || !value->getStructField(1).isInt())
+      return;
     const uint64_t index = value->getStructField(1).getInt().getZExtValue();
     if (index >= kMostConstants)
-      program.refuse(info->getLocation(), "the index " + Twine(index) + " of function constant '" + name + "' is above 65535, the largest");
+      program.refuse(info->getLocation(), "the index " + Twine(index) + " of function constant '" + name +
+                                              "' is above 65535, the largest");
     const auto [other, is_new] = names_.emplace(index, name.str());
     if (!is_new)
-      program.refuse(info->getLocation(), "function constants '" + other->second + "' and '" + name + "' have the same index " + Twine(index));
+      program.refuse(info->getLocation(), "function constants '" + other->second + "' and '" + name +
+                                              "' have the same index " + Twine(index));
   }
 
  private:

@@ -19,8 +19,10 @@ class Declarations : public Family {
       check_threadgroup(variable);
     }
     if (const auto* function = dyn_cast<FunctionDecl>(declaration); function && function->isVariadic())
-      program.refuse(function->getLocation(), "'" + function->getNameAsString() + "' takes any arguments (...): Metal has no variadic functions, only "
-                                                                                  "variadic templates");
+      program.refuse(function->getLocation(),
+                     "'" + function->getNameAsString() +
+                         "' takes any arguments (...): Metal has no variadic functions, only "
+                         "variadic templates");
   }
 
   void statement(const Stmt* statement) override {
@@ -28,7 +30,8 @@ class Declarations : public Family {
       program.refuse(query->getBeginLoc(), "Metal has no noexcept operator");
     if (const auto* literal = dyn_cast<StringLiteral>(statement); literal && literal->getCharByteWidth() > 1)
       program.refuse(literal->getBeginLoc(), "Metal has no wide characters");
-    if (const auto* literal = dyn_cast<CharacterLiteral>(statement); literal && literal->getKind() != CharacterLiteralKind::Ascii)
+    if (const auto* literal = dyn_cast<CharacterLiteral>(statement);
+        literal && literal->getKind() != CharacterLiteralKind::Ascii)
       program.refuse(literal->getLocation(), "Metal has no wide characters");
   }
 
@@ -38,13 +41,17 @@ class Declarations : public Family {
     if (type->isDependentType()) return;
     QualType base = program.context.getBaseElementType(type.getNonReferenceType());
     if (base->isFunctionPointerType() || base->isMemberPointerType() || base->isFunctionType())
-      program.refuse(value->getLocation(), "'" + value->getName() + "' is a pointer to a function or member, which Metal does not have: pass a template argument");
+      program.refuse(
+          value->getLocation(),
+          "'" + value->getName() +
+              "' is a pointer to a function or member, which Metal does not have: pass a template argument");
   }
 
   void check_wide_integer(const ValueDecl* value) {
     const QualType type = program.context.getBaseElementType(value->getType().getNonReferenceType());
     if (type->isDependentType()) return;
-    if (type->isSpecificBuiltinType(BuiltinType::LongLong) || type->isSpecificBuiltinType(BuiltinType::ULongLong) ||
+    if (type->isSpecificBuiltinType(BuiltinType::LongLong) ||
+        type->isSpecificBuiltinType(BuiltinType::ULongLong) ||
         type->isSpecificBuiltinType(BuiltinType::Int128) || type->isSpecificBuiltinType(BuiltinType::UInt128))
       program.refuse(value->getLocation(), "Metal has no long long: long has 64 bits");
   }
@@ -52,9 +59,29 @@ class Declarations : public Family {
   // A constant at program scope (a function constant or what derives from one is none to the translator).
   void check_constant(const VarDecl* variable) {
     if (!variable->hasGlobalStorage() || variable->getType()->isDependentType()) return;
-    if (space_of(program.context.getBaseElementType(variable->getType())) != Space::kConstant || !variable->hasInit()) return;
-    if (variable->getInit()->isValueDependent() || variable->getInit()->isConstantInitializer(program.context, false)) return;
-    program.refuse(variable->getLocation(), "the initialiser of '" + variable->getName() + "' is not known when the program is compiled");
+    if (space_of(program.context.getBaseElementType(variable->getType())) != Space::kConstant ||
+        !variable->hasInit())
+      return;
+    if (variable->getInit()->isValueDependent() ||
+        variable->getInit()->isConstantInitializer(program.context, false))
+      return;
+    program.refuse(variable->getLocation(), "the initialiser of '" + variable->getName() +
+                                                "' is not known when the program is compiled");
+  }
+
+  // Metal's matrices have constructors, whatever those here have.
+  bool needs_construction(QualType type) {
+    const CXXRecordDecl* record = program.context.getBaseElementType(type)->getAsCXXRecordDecl();
+    if (!record || !record->hasDefinition()) return false;
+    // A constructor that is qualified so is run (MLX's complex_t).
+    for (const CXXConstructorDecl* constructor : record->ctors())
+      if (constructor->isDefaultConstructor())
+        for (StringRef spaces : annotations(constructor, "this"))
+          if (spaces.contains("threadgroup")) return false;
+    if (!record->hasTrivialDefaultConstructor()) return true;
+    if (record->getIdentifier() && record->getName() == "matrix" && program.is_library(record)) return true;
+    return llvm::any_of(record->fields(),
+                        [&](const FieldDecl* field) { return needs_construction(field->getType()); });
   }
 
   // The translator makes threadgroup variables references to storage of the threadgroup.
@@ -62,15 +89,20 @@ class Declarations : public Family {
     if (!variable->hasInit()) return;
     const auto* call = dyn_cast<CallExpr>(variable->getInit()->IgnoreImplicit());
     const FunctionDecl* callee = call ? call->getDirectCallee() : nullptr;
-    if (!callee || !callee->getIdentifier() || callee->getName() != "threadgroup_variable" || !program.is_library(callee)) return;
+    if (!callee || !callee->getIdentifier() || callee->getName() != "threadgroup_variable" ||
+        !program.is_library(callee))
+      return;
     const QualType type = program.context.getBaseElementType(variable->getType().getNonReferenceType());
     const CXXRecordDecl* record = type->getAsCXXRecordDecl();
     if (!record || !record->hasDefinition()) return;
-    if (!record->hasTrivialDefaultConstructor())
-      program.refuse(variable->getLocation(), "threadgroup variable '" + variable->getName() + "' is of a type with a constructor ('" +
-                                                  spelled(program, type.getUnqualifiedType()) + "'), which threadgroup memory does not run");
+    if (needs_construction(type))
+      program.refuse(variable->getLocation(), "threadgroup variable '" + variable->getName() +
+                                                  "' is of a type with a constructor ('" +
+                                                  spelled(program, type.getUnqualifiedType()) +
+                                                  "'), which threadgroup memory does not run");
     else if (!record->hasTrivialDestructor())
-      program.refuse(variable->getLocation(), "threadgroup variable '" + variable->getName() + "' is of a type with a destructor");
+      program.refuse(variable->getLocation(),
+                     "threadgroup variable '" + variable->getName() + "' is of a type with a destructor");
   }
 };
 

@@ -1,4 +1,5 @@
-// Kernels and the attributes of their parameters, sections 5.1 and 5.2.
+// Kernels and the attributes of their parameters, sections 5.1 and 5.2. (On other functions the attributes do
+// nothing: shipped Metal code has them there.)
 #include <llvm/ADT/StringMap.h>
 
 #include "rules.h"
@@ -34,7 +35,9 @@ const llvm::StringMap<Width> kBuiltins = {
 };
 
 // The name in `buffer(0)`.
-StringRef name_of(StringRef attribute) { return attribute.take_until([](char c) { return c == '(' || c == ' '; }); }
+StringRef name_of(StringRef attribute) {
+  return attribute.take_until([](char c) { return c == '(' || c == ' '; });
+}
 
 bool is_kernel(const FunctionDecl* function) { return !annotations(function, "kernel").empty(); }
 
@@ -44,27 +47,18 @@ class Kernels : public Family {
 
   void declaration(const Decl* declaration) override {
     const auto* function = dyn_cast<FunctionDecl>(declaration);
-    if (!function) return;
-    if (is_kernel(function)) check_kernel(function);
-    else check_helper(function);
+    if (function && is_kernel(function)) check_kernel(function);
   }
 
   void statement(const Stmt* statement) override {
     const auto* call = dyn_cast<CallExpr>(statement);
     const FunctionDecl* callee = call ? call->getDirectCallee() : nullptr;
     if (callee && is_kernel(callee))
-      program.refuse(call->getBeginLoc(), "'" + callee->getName() + "' is a kernel, which no function can call");
+      program.refuse(call->getBeginLoc(),
+                     "'" + callee->getName() + "' is a kernel, which no function can call");
   }
 
  private:
-  void check_helper(const FunctionDecl* function) {
-    for (const ParmVarDecl* parameter : function->parameters())
-      for (StringRef attribute : annotations(parameter, "attribute"))
-        if (StringRef name = name_of(attribute); kBuiltins.count(name) || name == "buffer" || name == "threadgroup")
-          program.refuse(parameter->getLocation(), "'" + function->getNameAsString() + "' is no kernel, so its parameter '" +
-                                                       parameter->getName() + "' cannot have the attribute '" + name + "'");
-  }
-
   void check_kernel(const FunctionDecl* kernel) {
     const ParmVarDecl* first = nullptr;
     for (const ParmVarDecl* parameter : kernel->parameters()) {
@@ -77,19 +71,22 @@ class Kernels : public Family {
           if (builtin->second == Width::kGrid) {
             if (first && width(first) != width(parameter))
               program.refuse(parameter->getLocation(),
-                             "'" + first->getName() + "' and '" + parameter->getName() + "' of kernel '" + kernel->getName() +
+                             "'" + first->getName() + "' and '" + parameter->getName() + "' of kernel '" +
+                                 kernel->getName() +
                                  "' must be both scalars, or both vectors of the same number of elements");
             if (!first) first = parameter;
           }
         } else if (name == "buffer") {
           const Space space = pointee_space(parameter);
           if (space == Space::kThreadgroup || space == Space::kThread)
-            program.refuse(parameter->getLocation(), subject(kernel, parameter) + " has the attribute 'buffer', so it must point to "
-                                                                                  "device or constant memory");
+            program.refuse(parameter->getLocation(), subject(kernel, parameter) +
+                                                         " has the attribute 'buffer', so it must point to "
+                                                         "device or constant memory");
         } else if (name == "threadgroup") {
           if (pointee_space(parameter) != Space::kThreadgroup)
-            program.refuse(parameter->getLocation(), subject(kernel, parameter) + " has the attribute 'threadgroup', so it must point "
-                                                                                  "to threadgroup memory");
+            program.refuse(parameter->getLocation(), subject(kernel, parameter) +
+                                                         " has the attribute 'threadgroup', so it must point "
+                                                         "to threadgroup memory");
         }
       }
     }
@@ -113,11 +110,14 @@ class Kernels : public Family {
     const QualType type = parameter->getType();
     const auto* vector = type->getAs<VectorType>();
     const QualType element = vector ? vector->getElementType() : type;
-    const bool is_element = element->isSpecificBuiltinType(BuiltinType::UShort) || element->isSpecificBuiltinType(BuiltinType::UInt);
+    const bool is_element = element->isSpecificBuiltinType(BuiltinType::UShort) ||
+                            element->isSpecificBuiltinType(BuiltinType::UInt);
     if (is_element && width(parameter) <= (kind == Width::kGrid ? 3 : 1)) return true;
-    program.refuse(parameter->getLocation(), subject(kernel, parameter) + " has the attribute '" + name + "', so it must be uint or ushort" +
-                                                 (kind == Width::kGrid ? ", or a vector of 2 or 3 of them" : "") + ", not '" +
-                                                 spelled(program, type) + "'");
+    program.refuse(parameter->getLocation(),
+                   subject(kernel, parameter) + " has the attribute '" + name +
+                       "', so it must be uint or ushort" +
+                       (kind == Width::kGrid ? ", or a vector of 2 or 3 of them" : "") + ", not '" +
+                       spelled(program, type) + "'");
     return false;
   }
 
@@ -127,7 +127,9 @@ class Kernels : public Family {
     if (pointee.isNull()) return;
     pointee = program.context.getBaseElementType(pointee);
     if (pointee->isPointerType() || pointee->isReferenceType())
-      program.refuse(parameter->getLocation(), subject(kernel, parameter) + " is a pointer to a pointer: put the inner one into a struct");
+      program.refuse(
+          parameter->getLocation(),
+          subject(kernel, parameter) + " is a pointer to a pointer: put the inner one into a struct");
   }
 };
 

@@ -9,20 +9,53 @@ using namespace clang;
 
 // 6.9.2: reductions; 6.9.3: permutations and broadcasts.
 const llvm::StringSet<> kReductions = {
-    "simd_sum", "simd_product", "simd_min", "simd_max", "simd_prefix_inclusive_sum", "simd_prefix_exclusive_sum",
-    "simd_prefix_inclusive_product", "simd_prefix_exclusive_product", "quad_sum", "quad_product", "quad_min", "quad_max",
-    "quad_prefix_inclusive_sum", "quad_prefix_exclusive_sum", "quad_prefix_inclusive_product", "quad_prefix_exclusive_product",
+    "simd_sum",
+    "simd_product",
+    "simd_min",
+    "simd_max",
+    "simd_prefix_inclusive_sum",
+    "simd_prefix_exclusive_sum",
+    "simd_prefix_inclusive_product",
+    "simd_prefix_exclusive_product",
+    "quad_sum",
+    "quad_product",
+    "quad_min",
+    "quad_max",
+    "quad_prefix_inclusive_sum",
+    "quad_prefix_exclusive_sum",
+    "quad_prefix_inclusive_product",
+    "quad_prefix_exclusive_product",
 };
-const llvm::StringSet<> kBitReductions = {"simd_and", "simd_or", "simd_xor", "quad_and", "quad_or", "quad_xor"};
+const llvm::StringSet<> kBitReductions = {"simd_and", "simd_or", "simd_xor",
+                                          "quad_and", "quad_or", "quad_xor"};
 const llvm::StringSet<> kMoves = {
-    "simd_broadcast", "simd_broadcast_first", "simd_shuffle", "simd_shuffle_xor", "simd_shuffle_up", "simd_shuffle_down",
-    "simd_shuffle_rotate_up", "simd_shuffle_rotate_down", "simd_shuffle_and_fill_up", "simd_shuffle_and_fill_down",
-    "quad_broadcast", "quad_broadcast_first", "quad_shuffle", "quad_shuffle_xor", "quad_shuffle_up", "quad_shuffle_down",
-    "quad_shuffle_rotate_up", "quad_shuffle_rotate_down", "quad_shuffle_and_fill_up", "quad_shuffle_and_fill_down",
+    "simd_broadcast",
+    "simd_broadcast_first",
+    "simd_shuffle",
+    "simd_shuffle_xor",
+    "simd_shuffle_up",
+    "simd_shuffle_down",
+    "simd_shuffle_rotate_up",
+    "simd_shuffle_rotate_down",
+    "simd_shuffle_and_fill_up",
+    "simd_shuffle_and_fill_down",
+    "quad_broadcast",
+    "quad_broadcast_first",
+    "quad_shuffle",
+    "quad_shuffle_xor",
+    "quad_shuffle_up",
+    "quad_shuffle_down",
+    "quad_shuffle_rotate_up",
+    "quad_shuffle_rotate_down",
+    "quad_shuffle_and_fill_up",
+    "quad_shuffle_and_fill_down",
 };
 // 6.15: what an atomic of a type can do; an atomic int or uint can do all.
 const llvm::StringSet<> kMoveAtomics = {
-    "atomic_load_explicit", "atomic_store_explicit", "atomic_exchange_explicit", "atomic_compare_exchange_weak_explicit",
+    "atomic_load_explicit",
+    "atomic_store_explicit",
+    "atomic_exchange_explicit",
+    "atomic_compare_exchange_weak_explicit",
 };
 const llvm::StringSet<> kAddAtomics = {"atomic_fetch_add_explicit", "atomic_fetch_sub_explicit"};
 
@@ -51,7 +84,8 @@ class Library : public Family {
     const QualType type = innermost(program.context, value->getType());
     check_atomic_type(value, type);
     if (specialization(program, type, "simdgroup_matrix") && space_of(type) != Space::kThread)
-      program.refuse(value->getLocation(), "'" + value->getName() + "' is a simdgroup_matrix in " + name_of(space_of(type)) +
+      program.refuse(value->getLocation(), "'" + value->getName() + "' is a simdgroup_matrix in " +
+                                               name_of(space_of(type)) +
                                                " memory: it can be in thread memory only");
   }
 
@@ -63,7 +97,8 @@ class Library : public Family {
     if (name.empty() || call->getNumArgs() == 0) return;
     if (name == "as_type") check_as_type(call, callee);
     if (name.starts_with("atomic_")) check_atomic(call, callee, name);
-    if (kReductions.contains(name)) check_operand(call, name, "an integer or floating-point number of up to 32 bits", &is_number);
+    if (kReductions.contains(name))
+      check_operand(call, name, "an integer or floating-point number of up to 32 bits", &is_number);
     if (kBitReductions.contains(name)) check_operand(call, name, "an integer of up to 32 bits", &is_integer);
     if (kMoves.contains(name)) check_operand(call, name, "a number of up to 32 bits", &is_number);
   }
@@ -71,20 +106,23 @@ class Library : public Family {
  private:
   // As they are in tables 6.13 to 6.16: 64-bit numbers and bool are not.
   static bool is_integer(const ASTContext& context, QualType type) {
-    return type->isIntegerType() && !type->isBooleanType() && !type->isEnumeralType() && context.getTypeSize(type) <= 32;
+    return type->isIntegerType() && !type->isBooleanType() && !type->isEnumeralType() &&
+           context.getTypeSize(type) <= 32;
   }
   static bool is_number(const ASTContext& context, QualType type) {
     return is_integer(context, type) || (type->isFloatingType() && context.getTypeSize(type) <= 32);
   }
 
-  void check_operand(const CallExpr* call, StringRef name, const char* wanted, bool (*accepts)(const ASTContext&, QualType)) {
+  void check_operand(const CallExpr* call, StringRef name, const char* wanted,
+                     bool (*accepts)(const ASTContext&, QualType)) {
     QualType type = call->getArg(0)->getType().getCanonicalType().getUnqualifiedType();
     if (const auto* cast = dyn_cast<ImplicitCastExpr>(call->getArg(0)))
       if (cast->getCastKind() == CK_IntegralCast) type = cast->getType();
     const auto* vector = type->getAs<VectorType>();
     const QualType element = vector ? vector->getElementType() : type;
     if (element->isDependentType() || accepts(program.context, element)) return;
-    program.refuse(call->getBeginLoc(), "'" + name + "' takes " + wanted + " or a vector of them, not '" + spelled(program, type) + "'");
+    program.refuse(call->getBeginLoc(), "'" + name + "' takes " + wanted + " or a vector of them, not '" +
+                                            spelled(program, type) + "'");
   }
 
   void check_as_type(const CallExpr* call, const FunctionDecl* callee) {
@@ -95,7 +133,8 @@ class Library : public Family {
       const QualType type = argument.getAsType().getCanonicalType();
       const bool is_packed = type->getAsCXXRecordDecl() && program.is_library(type->getAsCXXRecordDecl());
       if (type->isArithmeticType() || type->isVectorType() || is_packed) continue;
-      program.refuse(call->getBeginLoc(), "as_type is for scalars and vectors, not for '" + spelled(program, type) + "'");
+      program.refuse(call->getBeginLoc(),
+                     "as_type is for scalars and vectors, not for '" + spelled(program, type) + "'");
     }
   }
 
@@ -103,11 +142,13 @@ class Library : public Family {
     const auto* atomic = specialization(program, type, "atomic");
     if (!atomic) return;
     const QualType element = atomic->getTemplateArgs()[0].getAsType();
-    const bool exists = element->isSpecificBuiltinType(BuiltinType::Int) || element->isSpecificBuiltinType(BuiltinType::UInt) ||
+    const bool exists = element->isSpecificBuiltinType(BuiltinType::Int) ||
+                        element->isSpecificBuiltinType(BuiltinType::UInt) ||
                         element->isSpecificBuiltinType(BuiltinType::ULong) || element->isBooleanType() ||
                         element->isSpecificBuiltinType(BuiltinType::Float);
     if (!exists)
-      program.refuse(value->getLocation(), "there is no atomic<" + spelled(program, element) + ">: an atomic is of int, uint, bool, ulong or float");
+      program.refuse(value->getLocation(), "there is no atomic<" + spelled(program, element) +
+                                               ">: an atomic is of int, uint, bool, ulong or float");
   }
 
   void check_atomic(const CallExpr* call, const FunctionDecl* callee, StringRef name) {
@@ -119,13 +160,17 @@ class Library : public Family {
     const QualType element = atomic->getTemplateArgs()[0].getAsType();
     const bool moves = kMoveAtomics.contains(name), adds = kAddAtomics.contains(name);
     bool exists = true;
-    if (element->isBooleanType()) exists = moves;
-    else if (element->isFloatingType()) exists = (moves || adds) && space_of(object) == Space::kDevice;
+    if (element->isBooleanType())
+      exists = moves;
+    else if (element->isFloatingType())
+      exists = (moves || adds) && space_of(object) == Space::kDevice;
     else if (program.context.getTypeSize(element) == 64)
-      exists = (name == "atomic_max_explicit" || name == "atomic_min_explicit") && space_of(object) == Space::kDevice;
+      exists = (name == "atomic_max_explicit" || name == "atomic_min_explicit") &&
+               space_of(object) == Space::kDevice;
     if (!exists)
-      program.refuse(call->getBeginLoc(), "there is no '" + name + "' of an atomic " + spelled(program, element) + " in " +
-                                              name_of(space_of(object)) + " memory");
+      program.refuse(call->getBeginLoc(), "there is no '" + name + "' of an atomic " +
+                                              spelled(program, element) + " in " + name_of(space_of(object)) +
+                                              " memory");
   }
 };
 

@@ -12,8 +12,8 @@ struct ConvergencePass : llvm::PassInfoMixin<ConvergencePass> {
   static bool isRequired() { return true; }
 };
 
-// What the GPU defines and the host's instructions do not: see arithmetic.cpp.
-struct ArithmeticPass : llvm::PassInfoMixin<ArithmeticPass> {
+// Lets vectors lie anywhere in memory: see alignment.cpp.
+struct AlignmentPass : llvm::PassInfoMixin<AlignmentPass> {
   llvm::PreservedAnalyses run(llvm::Module&, llvm::ModuleAnalysisManager&);
   static bool isRequired() { return true; }
 };

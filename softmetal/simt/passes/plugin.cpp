@@ -9,7 +9,7 @@ extern "C" __attribute__((visibility("default"))) llvm::PassPluginLibraryInfo ll
       LLVM_PLUGIN_API_VERSION, "softmetal", "1", [](llvm::PassBuilder& builder) {
         // Before anything is inlined, merged or unrolled: the code still has the shape of the source.
         builder.registerPipelineStartEPCallback([](llvm::ModulePassManager& passes, llvm::OptimizationLevel) {
-          passes.addPass(softmetal::ArithmeticPass());
+          passes.addPass(softmetal::AlignmentPass());
           passes.addPass(softmetal::ConvergencePass());
           passes.addPass(softmetal::EarlyChecksPass());
         });

@@ -21,6 +21,17 @@ std::string reason(NSError* error) {
   return error ? [[error localizedDescription] UTF8String] : "(no error text)";
 }
 
+// The macro KIT_MATH stands for one use of the math options.
+static void set_math(MTLCompileOptions* options, const std::string& name) {
+  options.mathMode = name == "no mode" ? MTLMathMode(7) : MTLMathModeSafe;
+  if (name == "precise functions") options.mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPrecise;
+  if (name == "fast math off") options.fastMathEnabled = NO;
+  if (name == "fast math off and on") {
+    options.fastMathEnabled = NO;
+    options.fastMathEnabled = YES;
+  }
+}
+
 id<MTLLibrary> library(const std::string& source, const Macros& macros) {
   @autoreleasepool {
     MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
@@ -29,6 +40,7 @@ id<MTLLibrary> library(const std::string& source, const Macros& macros) {
       [dictionary setObject:[NSString stringWithUTF8String:entry.value().c_str()]
                      forKey:[NSString stringWithUTF8String:entry.key().c_str()]];
     options.preprocessorMacros = dictionary;
+    if (const auto math = macros.find("KIT_MATH"); math != macros.end()) set_math(options, math->value());
     NSError* error = nil;
     id<MTLLibrary> library = [device() newLibraryWithSource:[NSString stringWithUTF8String:source.c_str()]
                                                     options:options

@@ -35,6 +35,9 @@ kernel void neighbours(device float* y [[buffer(0)]], threadgroup float* s [[thr
   y[i] = s[(i + 33) % 64];
 }
 kernel void beyond(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { y[i + 8] = 1; }
+kernel void subnormal(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  y[i] = exp2(-140.0f + float(i));
+}
 kernel void copy(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
                  uint i [[thread_position_in_grid]]) { y[i] = x[i]; }
 """
@@ -253,3 +256,25 @@ def test_threads_at_once(kit: ModuleType) -> None:
     for worker in workers:
         worker.join()
     assert not failures
+
+
+@pytest.mark.parametrize(
+    ("math", "flushes"),
+    [
+        (None, True),  # fast functions are the default
+        ("safe mode", True),  # and stay fast in every mode
+        ("precise functions", False),
+        ("fast math off", False),
+        ("fast math off and on", True),
+    ],
+)
+def test_math_options_choose_the_functions(kit: ModuleType, math: str | None, flushes: bool) -> None:
+    y = torch.ones(8, device="mps")
+    run(kit, "subnormal", y, macros={"KIT_MATH": math} if math else {})
+    exact = 2.0 ** (torch.arange(8).double() - 140)
+    assert torch.equal(y.cpu().double(), torch.zeros(8).double() if flushes else exact)
+
+
+def test_a_math_mode_that_does_not_exist_is_misuse(kit: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="mathMode 7"):
+        run(kit, "subnormal", torch.ones(8, device="mps"), macros={"KIT_MATH": "no mode"})

@@ -113,7 +113,7 @@ def test_only_limits_what_is_exported(tmp_path: Path) -> None:
 ATTRIBUTES = (
     PRELUDE
     + """
-kernel void k(device uint* out, uint3 grid [[threads_per_grid]], uint2 at [[thread_position_in_grid]],
+kernel void k(device uint* out, uint3 grid [[threads_per_grid]], uint3 at [[thread_position_in_grid]],
               ushort3 local [[thread_position_in_threadgroup]], uint3 size [[threads_per_threadgroup]],
               uint3 group [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
               uint index [[thread_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],

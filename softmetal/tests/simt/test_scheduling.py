@@ -95,11 +95,6 @@ kernel void unbound(device float* o [[buffer(0)]], device float* p [[buffer(1)]]
   o[l] = 1;
   if (l == 5) p[l] = 2;
 }
-kernel void divides(device int* o [[buffer(0)]], INDEX) { o[l] = 100 / o[l]; }
-kernel void overflows(device int* o [[buffer(0)]], INDEX) { o[l] = int(0x80000000u) / o[l]; }
-kernel void divides_vectors(device uint4* o [[buffer(0)]], INDEX) {
-  if (l < 16) o[l] = 9u / o[l] + 9u % o[l];
-}
 kernel void misaligned(device float4* o [[buffer(0)]], const device float* p [[buffer(1)]], INDEX) {
   threadgroup float a[64];
   for (uint i = 0; i < 4; i++) a[l * 4 + i] = 0.5f;
@@ -233,26 +228,6 @@ def test_faults_are_errors(library: Library) -> None:
     assert "overrun of the thread's stack" in error(library, "deep", [np.zeros(64, np.int32)])
     run(library, "unbound", [out, out])  # the runtime works on
 
-
-def test_division_without_a_quotient_goes_on(library: Library) -> None:
-    out = np.array([0, 7, -1, -(2**31)] * 16, np.int32)
-    run(library, "divides", [out])
-    assert out.tolist() == [0, 100 // 7, -100, 0] * 16
-    out = np.array([0, 1, -1, -(2**31)] * 16, np.int32)
-    run(library, "overflows", [out])
-    assert out.tolist() == [0, -(2**31), -(2**31), 1] * 16
-    out = np.arange(64, dtype=np.uint32).view(np.int32)
-    run(library, "divides_vectors", [out])
-    assert out[:8].tolist() == [
-        0,
-        9 // 1 + 9 % 1,
-        9 // 2 + 9 % 2,
-        9 // 3 + 9 % 3,
-        9 // 4 + 9 % 4,
-        5,
-        1 + 3,
-        1 + 2,
-    ]
 
 
 def test_vectors_may_lie_anywhere(library: Library) -> None:

@@ -11,8 +11,8 @@ nothing is accelerated.
 Inference only. A layer in training mode whose inputs require gradients is refused before it computes
 anything; `model.eval()` works with and without `torch.no_grad()`, and a `backward` through it raises.
 
-A row that sees no key gives 0 here, where eager attention gives the mean of all values: such rows are left
-padding, and a model's output does not use them.
+A row that a bool mask leaves no key gives 0 here, where eager attention gives the mean of all values: such
+rows are left padding, and a model's output does not use them. Recurrent models do, and get eager's mask.
 """
 
 from __future__ import annotations

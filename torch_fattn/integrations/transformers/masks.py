@@ -9,7 +9,9 @@ expanded, which the attention function recognises by its strides and does not re
 
 Only the patterns that are plainly causal take the 2D form, and only for models that declare flash attention
 and so expect it. Everything else (sliding windows, chunks, packed sequences, static caches, prefix tuning) is
-the 4D mask that transformers builds for its own implementations. Without a mask function of its own, an
+the 4D mask that transformers builds for its own implementations. Recurrent models get their padding as
+additive 4D masks, which hide by a finite number: a row that sees no key is then the mean of all values, as
+under eager attention, and reaches later tokens through the state. Without a mask function of its own, an
 attention function would silently lose padding.
 """
 
@@ -29,7 +31,7 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
-from .support import MaskForm, mask_form
+from .support import MaskForm, is_recurrent, mask_form
 
 
 def make_mask(
@@ -51,6 +53,9 @@ def make_mask(
     does not go through the attention interface."""
     form = mask_form(config)
     whole_padding = attention_mask is None or attention_mask.shape[-1] == kv_offset + kv_length
+    if attention_mask is not None and is_recurrent(config):
+        if not whole_padding or _padding_or_none(attention_mask, kv_length) is not None:
+            form = MaskForm.ADDITIVE
     if whole_padding and form is not MaskForm.ADDITIVE:
         # A static cache has a tensor as offset, and slots past its end that only a mask can hide.
         aligned = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length

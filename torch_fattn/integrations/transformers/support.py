@@ -40,7 +40,18 @@ def mask_form(config: PreTrainedConfig) -> MaskForm:
     return MaskForm(form)
 
 
-# torch.compile takes the answer as a constant of the graph instead of tracing through the class tree.
+def is_recurrent(config: PreTrainedConfig) -> bool:
+    """Whether models of this config carry a state from token to token, padding included, so that what
+    attention gives at a padding token is not lost."""
+    return _is_recurrent(type(config))
+
+
+# torch.compile takes the answers as constants of the graph instead of tracing through the class tree.
+@torch._dynamo.assume_constant_result
+def _is_recurrent(config_class: type[PreTrainedConfig]) -> bool:
+    return any(model_class._is_stateful for model_class in _base_classes(config_class))
+
+
 @torch._dynamo.assume_constant_result
 def _form_or_refusal(config_class: type[PreTrainedConfig]) -> tuple[str, str]:
     classes = _base_classes(config_class)

@@ -1,8 +1,6 @@
-// What the GPU defines, or leaves undefined without a trap, and the host's instructions do not: integer
-// division by zero gives 0, and vectors may lie anywhere in memory. (In checked modules both are findings as
-// well: see softmetal/msl/compile.py.)
+// Vectors may lie anywhere in memory: the GPU's loads and stores do not trap where the host's would. (In checked
+// modules a misaligned access is a finding: see softmetal/msl/compile.py.)
 #include <llvm/Analysis/ValueTracking.h>
-#include <llvm/IR/IRBuilder.h>
 #include <llvm/IR/InstIterator.h>
 #include <llvm/IR/Instructions.h>
 #include <llvm/IR/IntrinsicInst.h>
@@ -14,27 +12,6 @@ using namespace llvm;
 
 namespace softmetal {
 namespace {
-
-// x / 0 and x % 0 are 0; the quotient of the least number and -1 is the least number.
-void make_total(BinaryOperator& division) {
-  Value *left = division.getOperand(0), *right = division.getOperand(1);
-  if (auto* constant = dyn_cast<ConstantInt>(right);
-      constant && !constant->isZero() && !constant->isMinusOne())
-    return;
-  IRBuilder<> b(&division);
-  Type* type = division.getType();
-  Value* zero = b.CreateICmpEQ(right, Constant::getNullValue(type));
-  Value* traps = zero;
-  if (division.getOpcode() == Instruction::SDiv || division.getOpcode() == Instruction::SRem) {
-    Value* least = ConstantInt::get(type, APInt::getSignedMinValue(type->getScalarSizeInBits()));
-    Value* minus_one = b.CreateICmpEQ(right, Constant::getAllOnesValue(type));
-    traps = b.CreateOr(zero, b.CreateAnd(minus_one, b.CreateICmpEQ(left, least)));
-  }
-  division.setOperand(1, b.CreateSelect(traps, ConstantInt::get(type, 1), right));
-  b.SetInsertPoint(division.getNextNode());
-  auto* total = cast<SelectInst>(b.CreateSelect(zero, Constant::getNullValue(type), &division));
-  division.replaceUsesWithIf(total, [&](Use& use) { return use.getUser() != total; });
-}
 
 // Alignment is known of what the compiler places; a pointer into a buffer may be anything.
 bool is_placed_here(const Value* pointer) {
@@ -72,12 +49,8 @@ void forget_alignment_of_arguments(CallBase& call) {
 
 }  // namespace
 
-PreservedAnalyses ArithmeticPass::run(Module& module, ModuleAnalysisManager&) {
+PreservedAnalyses AlignmentPass::run(Module& module, ModuleAnalysisManager&) {
   for (Function& f : module) {
-    SmallVector<BinaryOperator*> divisions;
-    for (Instruction& instruction : instructions(f))
-      if (instruction.isIntDivRem()) divisions.push_back(cast<BinaryOperator>(&instruction));
-    for (BinaryOperator* division : divisions) make_total(*division);
     if (f.hasFnAttribute(Attribute::SanitizeAddress)) continue;
     forget_alignment_of_arguments(f);
     for (Instruction& instruction : instructions(f)) {
