@@ -20,6 +20,7 @@
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -73,18 +74,59 @@ Keys keys_of(const Call& call) {
           at::ones({problem.batch, problem.kv_len}, call.query.options().dtype(at::kBool))};
 }
 
+// The absolute positions of the query rows [first, first + rows): [batch or 1, rows].
+Tensor row_positions(const Call& call, int64_t first, int64_t rows) {
+  const Problem& problem = call.problem;
+  const Tensor row = at::arange(first, first + rows, call.query.options().dtype(at::kLong));
+  return problem.op == Op::kPrefill ? row.add(problem.q_offset).unsqueeze(0)
+                                    : row.add(key_counts(call).sub(problem.q_len));
+}
+
+// Which of the draft tokens, the newest q_len keys, these rows see; all older keys: bool
+// [batch, rows, kv_len].
+Tensor visible_drafts(const Call& call, const Tensor& key, int64_t first, int64_t rows) {
+  const Problem& problem = call.problem;
+  const Tensor token = key.sub(key_counts(call).sub(problem.q_len)).unsqueeze(1);
+  const Tensor bits =
+      call.tree_mask.expand({problem.batch, problem.q_len}).narrow(1, first, rows).unsqueeze(2);
+  const Tensor seen = bits.bitwise_right_shift(token.clamp(0, problem.q_len - 1)).bitwise_and(1).ne(0);
+  return token.lt(0).logical_or(seen);
+}
+
 // Which keys the query rows [first, first + rows) see by their position: bool [batch, 1, rows, kv_len].
 Tensor visible_keys(const Call& call, const Keys& keys, int64_t first, int64_t rows) {
   const Problem& problem = call.problem;
-  const auto positions = call.query.options().dtype(at::kLong);
-  const Tensor key = at::arange(problem.kv_len, positions);
-  const Tensor counts = key_counts(call);
-  const Tensor exists = keys.exists.logical_and(key.lt(counts)).unsqueeze(1).unsqueeze(2);
-  if (!problem.is_causal) return exists.expand({problem.batch, 1, rows, problem.kv_len});
-  const Tensor row = at::arange(first, first + rows, positions);
-  const Tensor position = problem.op == Op::kPrefill ? row.add(problem.q_offset).unsqueeze(0)
-                                                     : row.add(counts.sub(problem.q_len));
-  return exists.logical_and(key.le(position.unsqueeze(2)).unsqueeze(1));
+  const ScoreOptions& options = problem.options;
+  const Tensor key = at::arange(problem.kv_len, call.query.options().dtype(at::kLong));
+  const Tensor exists = keys.exists.logical_and(key.lt(key_counts(call))).unsqueeze(1);
+  if (!problem.is_causal) return exists.unsqueeze(1).expand({problem.batch, 1, rows, problem.kv_len});
+  const Tensor position = row_positions(call, first, rows).unsqueeze(2);
+  Tensor visible = exists.logical_and(key.le(position));
+  if (options.window_left >= 0) {
+    const Tensor in_window = key.ge(position.sub(std::min(options.window_left, problem.kv_len)));
+    visible = visible.logical_and(in_window.logical_or(key.lt(options.sink_tokens)));
+  }
+  if (options.tree_mask) visible = visible.logical_and(visible_drafts(call, key, first, rows));
+  return visible.unsqueeze(1);
+}
+
+// From products to scores: what csrc/kernels/scores.h does before anything is hidden.
+Tensor modify_scores(const Call& call, Tensor scores, int64_t first, int64_t rows) {
+  const ScoreOptions& options = call.problem.options;
+  scores = scores.mul(call.problem.scale);
+  if (options.softcap > 0.0) scores = scores.div(options.softcap).tanh().mul(options.softcap);
+  if (options.alibi_slopes) {
+    const Tensor key = at::arange(call.problem.kv_len, call.query.options().dtype(at::kLong));
+    const Tensor distance = key.sub(row_positions(call, first, rows).unsqueeze(2)).unsqueeze(1);
+    scores = scores.add(call.alibi_slopes.view({-1, 1, 1}).mul(distance));
+  }
+  return scores;
+}
+
+// The logits of the sinks, or -inf where there are none: [1, q_heads or 1, 1, 1].
+Tensor sink_logits(const Call& call) {
+  if (call.problem.options.sinks) return call.sinks.view({1, -1, 1, 1});
+  return at::full({1, 1, 1, 1}, -kInfinity, call.query.options().dtype(at::kFloat));
 }
 
 // weights @ value for weights that are 0 at hidden keys, where hidden keys may hold NaN or inf: those must
@@ -113,7 +155,8 @@ std::tuple<Tensor, Tensor> attend_rows(const Call& call, const Keys& keys, int64
   Tensor visible = visible_keys(call, keys, first, rows).expand(shape);
 
   const Tensor query = fold_heads(call.query.narrow(2, first, rows).to(at::kFloat), problem.kv_heads);
-  Tensor scores = at::matmul(query, keys.key.transpose(2, 3)).view(shape).mul(problem.scale);
+  const Tensor products = at::matmul(query, keys.key.transpose(2, 3)).view(shape);
+  Tensor scores = modify_scores(call, products, first, rows);
   if (call.mask.defined()) {
     const Tensor mask = call.mask.expand({problem.batch, problem.q_heads, problem.q_len, problem.kv_len})
                             .narrow(2, first, rows);
@@ -126,10 +169,11 @@ std::tuple<Tensor, Tensor> attend_rows(const Call& call, const Keys& keys, int64
   }
   scores = at::where(visible, scores, -kInfinity);
 
-  const Tensor top = at::amax(scores, -1, /*keepdim=*/true);
+  const Tensor sinks = sink_logits(call);
+  const Tensor top = at::maximum(at::amax(scores, -1, /*keepdim=*/true), sinks);
   const Tensor shift = top.masked_fill(top.eq(-kInfinity), 0.0);  // a row without keys must not make NaN
   const Tensor weights = at::where(visible, at::exp(scores.sub(shift)), 0.0);
-  const Tensor sum = weights.sum(-1, /*keepdim=*/true);
+  const Tensor sum = weights.sum(-1, /*keepdim=*/true).add(at::exp(sinks.sub(shift)));
   const Tensor weighed =
       weigh_values(fold_heads(weights, problem.kv_heads), fold_heads(visible, problem.kv_heads), keys.value)
           .view({problem.batch, problem.q_heads, rows, problem.value_dim});
@@ -142,8 +186,10 @@ std::tuple<Tensor, Tensor> run_in_torch(const Call& call) {
   const Problem& problem = call.problem;
   const auto options = call.query.options();
   Tensor out = at::zeros({problem.batch, problem.q_heads, problem.q_len, problem.value_dim}, options);
-  Tensor lse =
-      at::full({problem.batch, problem.q_heads, problem.q_len}, -kInfinity, options.dtype(at::kFloat));
+  Tensor lse = sink_logits(call)
+                   .squeeze(-1)
+                   .expand({problem.batch, problem.q_heads, problem.q_len})
+                   .contiguous();  // of rows that see no key
   const int64_t scores_per_row = problem.batch * problem.q_heads * problem.kv_len;
   if (out.numel() == 0 || scores_per_row == 0) return {out, lse};
 

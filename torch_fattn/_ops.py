@@ -15,7 +15,7 @@ from torch import Tensor
 __all__ = ["MAX_DECODE_ROWS", "decode", "merge", "paged_decode", "prefill"]
 
 # Query rows per sequence that the decode kernels take; longer queries are prefill's.
-MAX_DECODE_ROWS = 8
+MAX_DECODE_ROWS = 16
 
 
 @overload
@@ -215,7 +215,7 @@ def decode(
     """Causal attention of the newest `Lq` tokens over a key-value cache.
 
     Args:
-        query: `[B, Hq, Lq, D]`, Lq 1 to 8. Row i is the token at position `seq_len - Lq + i`.
+        query: `[B, Hq, Lq, D]`, Lq 1 to 16. Row i is the token at position `seq_len - Lq + i`.
         key, value: `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`, any strides; a cache is never
             copied.
         seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
@@ -325,7 +325,7 @@ def paged_decode(
     """`decode` over a cache whose sequences lie scattered over the blocks of a common pool.
 
     Args:
-        query: `[B, Hq, Lq, D]`, Lq 1 to 8.
+        query: `[B, Hq, Lq, D]`, Lq 1 to 16.
         key_cache, value_cache: `[num_blocks, block_size, Hkv, D]` and `[.., Dv]`, any strides: a pool
             `[num_blocks, Hkv, block_size, D]` is passed as `pool.transpose(1, 2)`. Any block_size from 1.
         block_tables: int32 `[B, max_blocks]`: the blocks of each sequence in order. Entries past the end of

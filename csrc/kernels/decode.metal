@@ -45,7 +45,7 @@ struct SharedQuery {
     }
   }
 
-  OperandFragment fragment(int, int f) const thread {
+  OperandFragment rows(int, int f) const thread {
     return pair_at(pairs + f * (kPairWords * kSimdWidth), Operand(0.0f));
   }
 

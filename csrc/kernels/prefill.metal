@@ -106,7 +106,7 @@ struct QueryRegisters {
     }
   }
 
-  OperandFragment fragment(int r, int f) const thread { return fragments[r][f]; }
+  OperandFragment rows(int r, int f) const thread { return fragments[r][f]; }
 };
 
 // Scores of one staged step. Fragments from `fragments` on are seen by no row of this simdgroup.

@@ -19,7 +19,7 @@ inline float weight_of(float score_difference) {
 FATTN_CONSTEXPR bool kBlockedSums = sizeof(Element) == 4;
 
 // The state of one simdgroup: kRowFragments x 8 query rows, one step of kKeyFragments x 8 keys at a time.
-// `Query` below is a type with a member `fragment(r, f)`: fragment f of D / 8 of row fragment r, from
+// `Query` below is a type with a member `rows(r, f)`: fragment f of D / 8 of row fragment r, from
 // registers or from threadgroup memory.
 struct OnlineAttention {
   simdgroup_float8x8 score[kRowFragments][kKeyFragments];  // after `weigh`: the weights
@@ -93,7 +93,7 @@ struct OnlineAttention {
       for (int i = 0; i < kKeyChunk; i++) {
         OperandFragment key;
         set_elements(key, first[i], second[i]);
-        simdgroup_multiply_accumulate(sum, query.fragment(r, c * kKeyChunk + i), key, sum);
+        simdgroup_multiply_accumulate(sum, query.rows(r, c * kKeyChunk + i), key, sum);
       }
       if (kBlockedSums) {
         score[r][k].thread_elements()[0] += sum.thread_elements()[0];
@@ -131,7 +131,7 @@ struct OnlineAttention {
         set_elements(key, first[k][i], second[k][i]);
 #pragma clang loop unroll(full)
         for (int r = 0; r < kRowFragments; r++) {
-          simdgroup_multiply_accumulate(sums[r][k], query.fragment(r, c * kKeyChunk + i), key, sums[r][k]);
+          simdgroup_multiply_accumulate(sums[r][k], query.rows(r, c * kKeyChunk + i), key, sums[r][k]);
         }
       }
     }

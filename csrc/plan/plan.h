@@ -112,7 +112,7 @@ struct Plan {
   uint32_t pass_count = 0;  // 0: the result is empty, nothing is launched
   int64_t scratch_out_floats = 0;
   int64_t scratch_lse_floats = 0;
-  const char* tuning = "";  // where the tile and the number of splits come from
+  const char* tuning = "";  // where the tile and the size of chunks come from
 
   Pass& add_pass() { return passes[pass_count++]; }
 };

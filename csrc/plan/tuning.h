@@ -1,4 +1,4 @@
-// Selection as data: tiles and splits per GPU family, dtype and head size. The first row that matches wins;
+// Selection as data: tiles and chunks per GPU family, dtype and head size. The first row that matches wins;
 // the last row of each table is the baseline and matches everything. Every row says where its numbers come
 // from.
 #pragma once
@@ -12,10 +12,17 @@ namespace fattn {
 inline constexpr int kAnyFamily = 0;
 inline constexpr uint16_t kAnyDim = 0xffff;
 
+// The dtypes of a row, as a set.
+constexpr uint8_t set_of(DType dtype) { return uint8_t(1u << unsigned(dtype)); }
+inline constexpr uint8_t kFloat32s = set_of(DType::kFloat32);
+inline constexpr uint8_t kBFloat16s = set_of(DType::kBFloat16);
+inline constexpr uint8_t k16Bit = set_of(DType::kFloat16) | kBFloat16s;
+inline constexpr uint8_t kAnyDType = 0xff;
+
 struct PrefillRow {
-  int min_family;     // Apple GPU family, kAnyFamily: all
-  int element_bytes;  // 0: all
-  uint16_t max_dim;   // the larger of head_dim and value_dim
+  int min_family;  // Apple GPU family, kAnyFamily: all
+  uint8_t dtypes;
+  uint16_t max_dim;  // the larger of head_dim and value_dim
   uint16_t row_fragments;
   uint16_t tile_keys;
   uint16_t simdgroups;
@@ -28,18 +35,18 @@ struct PrefillRow {
 // eight simdgroups share a tile instead. Sizes by the published figures of M1 and M2; the choices among them
 // by timing on an NVIDIA H200 (bench/NOTES.md). Nothing here was measured on an Apple GPU.
 inline constexpr std::array<PrefillRow, 4> kPrefillTuning{{
-    {kAnyFamily, 2, 64, 2, 32, 4,
+    {kAnyFamily, k16Bit, 64, 2, 32, 4,
      "16-bit, D <= 64: 16 rows per simdgroup, 11 KB tiles (published M1/M2 figures; H200)"},
-    {kAnyFamily, 2, 128, 1, 32, 8,
+    {kAnyFamily, k16Bit, 128, 1, 32, 8,
      "16-bit, D <= 128: 8 simdgroups share 19 KB tiles (published M1/M2 figures; H200)"},
-    {kAnyFamily, 4, 64, 1, 32, 4,
+    {kAnyFamily, kFloat32s, 64, 1, 32, 4,
      "float32, D <= 64: 32 keys per step, 19 KB tiles (published M1/M2 figures)"},
-    {kAnyFamily, 0, kAnyDim, 1, 16, 4, "baseline: 16 keys per step"},
+    {kAnyFamily, kAnyDType, kAnyDim, 1, 16, 4, "baseline: 16 keys per step"},
 }};
 
 struct DecodeRow {
   int min_family;
-  int element_bytes;
+  uint8_t dtypes;
   uint16_t max_dim;
   uint16_t tile_keys;
   uint16_t simdgroups;
@@ -48,20 +55,23 @@ struct DecodeRow {
 };
 
 // A chunk of 256 keys with D = 128 is 128 KB of K and V for 2 KB of partial result. The keys of a step are as
-// many as leave a lane's registers at 208 halves or less on M1 and M2, of which 256 exist: three or four
-// threadgroups then fit a core (counted with Mesa's open compiler for these GPUs; no Apple compiler was
-// involved). Nothing here was measured on an Apple GPU.
-inline constexpr std::array<DecodeRow, 2> kDecodeTuning{{
-    {kAnyFamily, 4, kAnyDim, 8, 4, 256, "float32: 8 keys per step (registers of M1/M2), chunks of 256 keys"},
-    {kAnyFamily, 0, kAnyDim, 32, 4, 256, "16-bit: 32 keys per step (registers of M1/M2), chunks of 256 keys"},
+// many as leave the registers of a lane at 208 halves or less on M1 and M2, of which 256 exist: counted with
+// Mesa's open compiler for these GPUs, for D = 128 and the step without hidden keys. With 32 keys bfloat16,
+// which is widened before the products, would take 209. Nothing here was measured on an Apple GPU.
+inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
+    {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 256,
+     "float32: 8 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
+    {kAnyFamily, kBFloat16s, kAnyDim, 16, 4, 256,
+     "bfloat16: 16 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
+    {kAnyFamily, kAnyDType, kAnyDim, 32, 4, 256,
+     "float16: 32 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
 }};
 
 template <typename Table>
 const auto& tuning_row(const Table& table, const DeviceFacts& device, DType dtype, int64_t dim) {
   for (const auto& row : table) {
     const bool matches = device.family >= row.min_family &&
-                         (row.element_bytes == 0 || row.element_bytes == size_of(dtype)) &&
-                         dim <= row.max_dim;
+                         (row.dtypes & set_of(dtype)) != 0 && dim <= row.max_dim;
     if (matches) return row;
   }
   return table.back();

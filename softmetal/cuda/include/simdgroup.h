@@ -85,6 +85,14 @@ SOFTMETAL_INLINE T simd_shuffle_up(T value, ushort delta) {
   return simd_shuffle(value, ushort(lane >= delta ? lane - delta : lane));
 }
 template <typename T>
+SOFTMETAL_INLINE T simd_prefix_inclusive_sum(T value) {
+  _Pragma("unroll") for (int delta = 1; delta < 32; delta <<= 1) {
+    const T before = simd_shuffle_up(value, ushort(delta));
+    if (softmetal::own_metal_lane() >= uint(delta)) value = T(value + before);
+  }
+  return value;
+}
+template <typename T>
 SOFTMETAL_INLINE T simd_broadcast(T value, ushort lane) {
   return simd_shuffle(value, lane);
 }
