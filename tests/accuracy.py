@@ -12,12 +12,13 @@ from tests.problems import Case
 EXTRA_ERROR = 1e-6
 LSE_RELATIVE = 1e-5
 LSE_ABSOLUTE_16_BIT = 1e-3
+EXTRA_TENSORS = ("sinks", "alibi_slopes", "tree_mask")
 
 
 def expected(case: Case) -> tuple[Tensor, Tensor]:
     """out and lse in float64, from the clean dense operands (also for the paged op)."""
     problem, clean = case.problem, case.clean
-    options = {name: value for name, value in case.options.items() if not isinstance(value, Tensor)}
+    options = {name: clean[name] for name in EXTRA_TENSORS if name in clean} | case.options
     operands = (clean["query"], clean["key"], clean["value"])
     if problem.op == "prefill":
         return reference.prefill(*operands, clean.get("attn_mask"), **options)
@@ -26,17 +27,34 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def sdpa_error(case: Case, exact: Tensor) -> float:
-    """How far F.scaled_dot_product_attention, in the operands' dtype, is from the float64 result."""
+    """How far F.scaled_dot_product_attention, in the operands' dtype, is from the float64 result.
+
+    ALiBi's distances are part of its mask; a sink is one more key, of zeros, whose mask is the logit; under
+    softcap the mask is the whole score, computed in float32, and the query zero.
+    """
     problem, clean = case.problem, case.clean
     group = problem.q_heads // problem.kv_heads
     query = clean["query"]
     key = clean["key"].repeat_interleave(group, dim=1)
     value = clean["value"].repeat_interleave(group, dim=1)
     bias = torch.zeros(case.visible.shape, dtype=torch.float32)
+    if problem.softcap:
+        scale = problem.head_dim**-0.5 if problem.scale is None else problem.scale
+        scores = query.float() @ key.float().mT * scale
+        bias += problem.softcap * torch.tanh(scores / problem.softcap)
+        query = torch.zeros_like(query)
+    if "alibi_slopes" in clean:
+        position = torch.tensor(problem.first_positions)[:, None] + torch.arange(problem.q_len)
+        distance = torch.arange(problem.kv_len) - position[:, None, :, None]
+        bias += clean["alibi_slopes"][:, None, None] * distance
     mask = clean.get("attn_mask")
     if mask is not None and mask.dtype != torch.bool:
         bias += mask
     bias.masked_fill_(~case.visible, -torch.inf)
+    if "sinks" in clean:
+        sinks = clean["sinks"][:, None, None].expand(*bias.shape[:3], 1)
+        bias = torch.cat([bias, sinks], dim=-1)
+        key, value = (F.pad(operand, (0, 0, 0, 1)) for operand in (key, value))
     sees_a_key = (bias > -torch.inf).any(dim=-1)
     if not sees_a_key.any():
         return 0.0
@@ -56,7 +74,7 @@ def assert_close(case: Case, out: Tensor, lse: Tensor) -> None:
     assert error.max() <= limit, f"error {error.max():.3g} > {limit:.3g} at {_where_max(error)}"
     assert_lse_close(lse, exact_lse, case.problem.dtype)
 
-    no_key = exact_lse == -torch.inf
+    no_key = (exact_out == 0).all(dim=-1)  # lse is -inf, or the sink's logit
     assert torch.all(out[no_key] == 0), "a row that sees no key must be exactly 0"
 
 

@@ -26,7 +26,7 @@ HEAD_DIMS = (
     (128, 64),
     (80, 40),
 )
-GROUPS = ((1, 1), (2, 2), (4, 2), (6, 2), (4, 1), (8, 1))  # query heads, key-value heads
+GROUPS = ((1, 1), (2, 2), (4, 2), (6, 2), (4, 1), (8, 1), (16, 1))  # query heads, key-value heads
 LAYOUTS = (
     "contiguous",
     "offset",
@@ -39,7 +39,13 @@ LAYOUTS = (
 CAUSALITIES = ("none", "bottom_right", "top_left", "offset")
 MASKS = (None, None, None, torch.bool, torch.bool, torch.float32, torch.float16, torch.bfloat16)
 BLOCK_SIZES = (1, 8, 16, 32, 256)
+WINDOWS_LEFT = (-1, -1, -1, 0, 1, 5, 40, 200, 10**9)
+WINDOWS_RIGHT = (-1, -1, 0, 3)
+SINK_TOKENS = (0, 0, 1, 4, 40, 300)
+SOFTCAPS = (0.0, 0.0, 2.0, 30.0)
+TREES = (None, None, None, "shared", "each")  # a tree mask for all sequences, or one for each
 MAX_LENGTH = 300
+MAX_CACHE = 1100
 # Multiply-adds of one problem: a software GPU does about 1e8 a second.
 MAX_WORK = 2e7
 
@@ -66,6 +72,14 @@ class Problem:
     block_size: int = 0  # 0: not paged
     head_major_pool: bool = False
     scale: float | None = None
+    # Of the decode ops.
+    window_left: int = -1
+    window_right: int = -1
+    sink_tokens: int = 0
+    sinks: bool = False
+    alibi_slopes: bool = False
+    softcap: float = 0.0
+    tree: str | None = None
 
     def __str__(self) -> str:
         parts = [
@@ -74,8 +88,21 @@ class Problem:
             self.causality if self.op == "prefill" else "",
             f"mask_{SHORT[self.mask]}" if self.mask is not None else "",
             f"block{self.block_size}" if self.block_size else "",
+            f"window{self.window_left}" if self.window_left >= 0 else "",
+            f"first{self.sink_tokens}" if self.sink_tokens else "",
+            *(name for name in ("sinks", "alibi_slopes", "softcap", "tree") if getattr(self, name)),
         ]
         return "-".join(part for part in parts if part)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The options that are numbers and not left out."""
+        defaults = {"scale": None, "window_left": -1, "window_right": -1, "sink_tokens": 0, "softcap": 0.0}
+        return {name: getattr(self, name) for name, none in defaults.items() if getattr(self, name) != none}
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.seq_lens if self.seq_lens is not None else (self.kv_len,) * self.batch
 
     @property
     def first_positions(self) -> list[int]:
@@ -83,8 +110,7 @@ class Problem:
         if self.op == "prefill":
             offset = self.kv_len - self.q_len if self.q_offset is None else self.q_offset
             return [offset] * self.batch
-        lengths = self.seq_lens if self.seq_lens is not None else (self.kv_len,) * self.batch
-        return [length - self.q_len for length in lengths]
+        return [length - self.q_len for length in self.lengths]
 
 
 @dataclass
@@ -104,7 +130,8 @@ class Operand:
 
 @dataclass
 class Case:
-    """A problem with its numbers. `clean` holds dense query, key, value and mask, without any NaN."""
+    """A problem with its numbers. `clean` holds dense query, key, value, mask and the other tensors, without
+    any NaN."""
 
     problem: Problem
     operands: dict[str, Operand]
@@ -142,17 +169,28 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
     )
     broadcasts = deck(tuple(tuple(bool(bits >> d & 1) for d in range(4)) for bits in range(16)))
     block_sizes = deck(BLOCK_SIZES)
+    of_decode = {
+        "window_left": deck(WINDOWS_LEFT),
+        "window_right": deck(WINDOWS_RIGHT),
+        "sink_tokens": deck(SINK_TOKENS),
+        "softcap": deck(SOFTCAPS),
+        "sinks": deck((False, False, True)),
+        "alibi_slopes": deck((False, False, True)),
+        "tree": deck(TREES),
+    }
 
     problems = []
     for i in range(count):
         op, (q_heads, kv_heads), (head_dim, value_dim) = ops[i], groups[i], dims[i]
         batch = rng.choice((1, 2, 3))
-        q_len = _length(rng) if op == "prefill" else rng.randint(1, 8)
-        kv_len = _length(rng)
+        if op == "prefill":
+            q_len, kv_len = _length(rng), _length(rng)
+        else:
+            q_len = rng.choice((1, rng.randint(1, 8), rng.randint(1, 16)))
+            kv_len = rng.randint(200, MAX_CACHE) if rng.random() < 0.3 else _length(rng)
+        batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim))
         if op == "paged_decode":
             kv_len = -(-kv_len // block_sizes[i]) * block_sizes[i]
-        if op == "prefill":
-            batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim))
         causality = causalities[i] if op == "prefill" else "none"
         offsets = {"top_left": 0, "offset": rng.randint(-3, kv_len)}
         problems.append(
@@ -177,6 +215,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
                 block_size=block_sizes[i] if op == "paged_decode" else 0,
                 head_major_pool=rng.random() < 0.5,
                 scale=rng.choice((None, None, 0.0625, 0.3)),
+                **({name: cards[i] for name, cards in of_decode.items()} if op != "prefill" else {}),
             )
         )
     return problems
@@ -210,17 +249,23 @@ def _seq_lens(rng: random.Random, op: str, batch: int, capacity: int) -> tuple[i
 # ---- what each query sees
 
 
-def visibility(problem: Problem, mask: Tensor | None) -> Tensor:
-    """bool [B, Hq, Lq, Lk]: key j is visible to row i."""
+def visibility(problem: Problem, mask: Tensor | None, tree: Tensor | None = None) -> Tensor:
+    """bool [B, Hq, Lq, Lk]: key j is visible to row i. A window's right end is behind the causal one."""
     keys = torch.arange(problem.kv_len)
     rows = torch.arange(problem.q_len)
     causal = problem.op != "prefill" or problem.causality != "none"
-    lengths = problem.seq_lens if problem.seq_lens is not None else (problem.kv_len,) * problem.batch
     visible = torch.empty(problem.batch, problem.q_heads, problem.q_len, problem.kv_len, dtype=torch.bool)
-    for b, (length, first) in enumerate(zip(lengths, problem.first_positions, strict=True)):
+    for b, (length, first) in enumerate(zip(problem.lengths, problem.first_positions, strict=True)):
         seen = (keys < length).expand(problem.q_len, -1)
         if causal:
             seen = seen & (keys <= (first + rows)[:, None])
+        if problem.window_left >= 0:
+            in_window = keys >= (first + rows)[:, None] - problem.window_left
+            seen = seen & (in_window | (keys < problem.sink_tokens))
+        if tree is not None:
+            bits = tree.expand(problem.batch, -1)[b]
+            for draft in range(max(0, -first), problem.q_len):
+                seen[:, first + draft] &= (bits >> draft & 1).bool()
         visible[b] = seen
     if mask is not None and mask.dtype == torch.bool:
         visible &= mask
@@ -327,6 +372,27 @@ def _block_table(problem: Problem, rng: random.Random) -> tuple[Tensor, int]:
     return table, num_blocks
 
 
+def _per_head_and_tree(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
+    """sinks, alibi_slopes and tree_mask, as far as the problem has them."""
+    tensors = {}
+    if problem.sinks:
+        tensors["sinks"] = torch.randn(problem.q_heads, generator=generator) * 2
+    if problem.alibi_slopes:
+        tensors["alibi_slopes"] = torch.rand(problem.q_heads, generator=generator) * 0.2
+    if problem.tree:
+        size = (problem.q_len,) if problem.tree == "shared" else (problem.batch, problem.q_len)
+        tensors["tree_mask"] = torch.randint(0, 2**problem.q_len, size, generator=generator)
+    return tensors
+
+
+def _spread(values: Tensor) -> Operand:
+    """Every other element of a storage; NaN, or all bits, between them."""
+    fill = torch.nan if values.is_floating_point() else -1
+    base = torch.full((2 * values.numel() + 1,), fill, dtype=values.dtype)
+    base[1::2] = values.flatten()
+    return Operand(base, tuple(values.shape), tuple(2 * step for step in values.stride()), 1)
+
+
 def _flat(values: Tensor) -> Operand:
     return Operand(values.reshape(-1), tuple(values.shape), values.stride(), 0)
 
@@ -345,10 +411,11 @@ def build(problem: Problem, seed: int = 0) -> Case:
     key = _values((p.batch, p.kv_heads, p.kv_len, p.head_dim), p.dtype, k_layout, generator)
     value = _values((p.batch, p.kv_heads, p.kv_len, p.value_dim), p.dtype, v_layout, generator)
     mask = _mask(p, generator)
-    visible = visibility(p, mask)
+    extra = _per_head_and_tree(p, generator)
+    visible = visibility(p, mask, extra.get("tree_mask"))
 
-    clean = {"query": query, "key": key, "value": value}
-    operands = {"query": lay_out(query, q_layout)}
+    clean = {"query": query, "key": key, "value": value, **extra}
+    operands = {"query": lay_out(query, q_layout)} | {name: _spread(t) for name, t in extra.items()}
     key, value = _poison(key, visible, k_layout), _poison(value, visible, v_layout)
     if p.block_size:
         table, num_blocks = _block_table(p, rng)
@@ -366,11 +433,9 @@ def build(problem: Problem, seed: int = 0) -> Case:
             mask, p.mask_layout, fill=True if mask.dtype == torch.bool else float("nan")
         )
 
-    options: dict[str, Any] = {}
+    options = p.numbers
     if p.op == "prefill" and p.causality != "none":
         options["is_causal"] = True
         if p.q_offset is not None:
             options["q_offset"] = p.q_offset
-    if p.scale is not None:
-        options["scale"] = p.scale
     return Case(p, operands, clean, visible, options)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,12 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         arguments["attn_mask"] = tensor(size, p.mask)
     if p.causality != "none":
         arguments |= {"is_causal": True, "q_offset": p.q_offset}
-    if p.scale is not None:
-        arguments["scale"] = p.scale
-    return arguments
+    for name in ("sinks", "alibi_slopes"):
+        if getattr(p, name):
+            arguments[name] = tensor((p.q_heads,), torch.float32)
+    if p.tree:
+        arguments["tree_mask"] = tensor((p.batch, p.q_len)[p.tree == "shared" :], torch.int64)
+    return arguments | p.numbers
 
 
 def plan_of(problem: Problem, **device: Any) -> dict[str, Any]:
@@ -94,6 +98,28 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         M2_MAX,
     ),
     "decode_f32_rows": (Problem(0, "decode", f32, 4, 8, 1, 8, 4096, 96, 96, mask=f32), M1),
+    "decode_options": (
+        Problem(
+            0,
+            "decode",
+            f16,
+            2,
+            64,
+            8,
+            2,
+            8192,
+            64,
+            64,
+            seq_lens=(5000, 70),
+            window_left=127,
+            sink_tokens=4,
+            sinks=True,
+            alibi_slopes=True,
+            softcap=30.0,
+            tree="shared",
+        ),
+        M1,
+    ),
     "paged_16": (
         Problem(0, "paged_decode", f16, 8, 32, 8, 1, 4096, 128, 128, seq_lens=(9,) * 8, block_size=16),
         M1,
@@ -144,24 +170,48 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     assert launch["constants"]["causal"] == (p.causality != "none")
 
 
+def most_chunks(p: Problem, chunk_keys: int) -> int:
+    """Of any sequence that the cache can hold, by going through their lengths."""
+    most = 1
+    for length in range(p.kv_len + 1):
+        begin = 0 if p.window_left < 0 else min(max(length - p.q_len - p.window_left, 0), length)
+        sinks = range(min(p.sink_tokens, begin)) if p.window_left >= 0 else range(0)
+        most = max(most, len({key // chunk_keys for keys in (sinks, range(begin, length)) for key in keys}))
+    return most
+
+
 def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     launch = plan["passes"][0]
     macros, params = launch["macros"], launch["params"]
-    splits, heads, batch = launch["grid"]
-    packed_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"])
-    rows_per_kv_head = p.q_heads // p.kv_heads * p.q_len
-    assert 1 <= splits == params["splits"] <= max(1, p.kv_len)
-    assert heads == p.kv_heads * params["row_blocks"] and batch == p.batch
+    items, heads, depth = launch["grid"]
+    parts, span = items // p.batch, params["span"]
+    row_groups = int(macros["FATTN_ROW_GROUPS"])
+    packed_rows, rows_per_kv_head = 8 * row_groups, p.q_heads // p.kv_heads * p.q_len
+    assert int(macros["FATTN_SIMDGROUPS"]) % row_groups == 0
+    assert row_groups == 1 or packed_rows // 2 < rows_per_kv_head, "no simdgroup without rows"
+    assert items == parts * p.batch == parts * params["batch"] and depth == 1
+    assert heads == p.kv_heads * params["row_blocks"]
     assert (params["row_blocks"] - 1) * packed_rows < rows_per_kv_head <= params["row_blocks"] * packed_rows
-    assert launch["constants"]["split"] == (splits > 1) == (len(plan["passes"]) == 2)
-    assert launch["constants"]["block_size"] == p.block_size
-    assert launch["constants"]["has_seq_lens"] == (p.seq_lens is not None)
+    assert span["capacity"] == p.kv_len and span["chunk_keys"] % int(macros["FATTN_TILE_KEYS"]) == 0
+    assert most_chunks(p, span["chunk_keys"]) <= parts <= most_chunks(p, span["chunk_keys"]) + 2
+    constants = launch["constants"]
+    assert constants["split"] == (parts > 1) == (len(plan["passes"]) == 2)
+    assert constants["block_size"] == p.block_size
+    assert constants["has_seq_lens"] == (p.seq_lens is not None)
+    assert constants["window"] == (p.window_left >= 0) and constants["softcap"] == (p.softcap > 0)
+    assert (constants["sinks"], constants["alibi"], constants["tree"]) == (
+        p.sinks,
+        p.alibi_slopes,
+        p.tree is not None,
+    )
+    assert constants["one_row"] == (p.q_len == 1 and p.mask is None and p.tree is None)
     rows = p.batch * p.q_heads * p.q_len
-    assert plan["scratch_bytes"] == (splits * rows * (p.value_dim + 1) * 4 if splits > 1 else 0)
-    if splits > 1:
+    assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 1) * 4 if parts > 1 else 0)
+    if parts > 1:
         merge = plan["passes"][1]
-        assert merge["params"] == {"rows": rows, "parts": splits, "head_dim": p.value_dim}
-        assert merge["grid"][0] * int(merge["macros"]["FATTN_SIMDGROUPS"]) >= rows
+        merged = {"rows": rows, "parts": parts, "head_dim": p.value_dim, "rows_per_sequence": rows // p.batch}
+        assert merge["params"] == merged | {"span": span}
+        assert merge["grid"] == [rows, 1, 1]
 
 
 @pytest.mark.host_only
@@ -203,10 +253,19 @@ def test_the_plan_is_what_is_launched(problem: Problem) -> None:
 
 
 @pytest.mark.host_only
-def test_more_cores_never_get_fewer_splits() -> None:
+def test_a_plan_depends_on_no_number_of_cores() -> None:
+    """Where keys are cut decides how results round: on every GPU of a family they are cut alike."""
     problem = GOLDEN_CALLS["decode_long"][0]
-    splits = [plan_of(problem, cores=cores)["passes"][0]["grid"][0] for cores in (1, 2, 8, 10, 38, 76)]
-    assert splits == sorted(splits) and splits[0] < splits[-1]
+    plans = [plan_of(problem, cores=cores)["passes"] for cores in (1, 8, 76)]
+    assert plans[0] == plans[1] == plans[2]
+
+
+@pytest.mark.host_only
+def test_a_window_bounds_the_parts() -> None:
+    """A window of 1,024 keys in a cache of 131,072 is in five chunks of 256 at most, sink tokens in one."""
+    problem = Problem(0, "decode", f16, 1, 32, 8, 1, 131072, 128, 128, window_left=1023, sink_tokens=4)
+    assert plan_of(problem)["passes"][0]["grid"][0] == 6
+    assert plan_of(replace(problem, window_left=-1))["passes"][0]["grid"][0] == 512
 
 
 @pytest.mark.host_only
@@ -265,12 +324,6 @@ def test_on_such_a_gpu(family: int) -> None:
     for output in (called, tested, diagnosed):
         assert (refusal in output) == (family == 5), output
     assert ("passed" in tested) == ("All is well." in diagnosed) == (family == 7)
-
-
-@pytest.mark.host_only
-def test_a_full_batch_needs_no_split() -> None:
-    problem = Problem(0, "decode", f16, 64, 32, 32, 1, 2048, 64, 64)
-    assert plan_of(problem)["passes"][0]["grid"][0] == 1
 
 
 @pytest.mark.host_only
