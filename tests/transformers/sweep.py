@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
 from torch import Tensor, nn
@@ -320,6 +321,7 @@ def record(found: dict[str, dict[str, dict[str, str]]]) -> None:
 
 
 def main() -> None:
+    huggingface_hub.constants.HF_HUB_OFFLINE = True  # some configs name a checkpoint of another model
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", help="where fattn runs; cpu is the operators' plain path")
     parser.add_argument("--kind", choices=list(KINDS), help="only this part of the file")
