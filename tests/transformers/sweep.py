@@ -203,9 +203,9 @@ def run(model: PreTrainedModel, case: str, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def compare(watch: Watch, eager: PreTrainedModel, ours: PreTrainedModel, case: str) -> Case | None:
-    """None where eager attention itself cannot do the case. The reference runs on the CPU; what does not agree
-    with it is compared with eager attention on the same device, where the rest of the model may fail too or
-    round otherwise."""
+    """None where eager attention itself cannot do the case. The reference runs on the CPU; what does not
+    agree with it is compared with eager attention on the same device, where the rest of the model may fail
+    too or round otherwise."""
     inputs = inputs_of(eager, case)
     verdict = compare_with(watch, eager, ours, case, inputs)
     if verdict and verdict.verdict in ("differs", "fails") and ours.device != eager.device:
