@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import signal
 import warnings
 from collections.abc import Iterator
@@ -294,7 +295,8 @@ def verdict_of(cases: dict[str, Case]) -> dict[str, str]:
 def short(error: BaseException) -> str:
     if isinstance(error, (NotImplementedError, NotBuiltError)):
         return " ".join(str(error).split())
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    text = re.sub(r" from '[^']*'", "", " ".join(str(error).split()))  # where a module lies is no verdict
+    return f"{type(error).__name__}: {text[:160]}"
 
 
 @contextmanager
