@@ -143,10 +143,10 @@ def test_a_plan_for_another_gpu_does_not_call_it_an_m1(op: str, capsys: pytest.C
     assert f"fattn.{op} on Apple M1 (Apple family 7, 8 cores)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("figure", [{"cores": 0}, {"cores": -5}, {"family": 0}, {"family": 2**32 + 9}])
+@pytest.mark.parametrize("figure", [{"cores": -1}, {"cores": -5}, {"family": 0}, {"family": 2**32 + 9}])
 def test_explain_function(figure: dict[str, int]) -> None:
     query = torch.empty(1, 1, 1, 8, device="meta")
-    with pytest.raises(ValueError, match="is not a whole number from 1 to"):
+    with pytest.raises(ValueError, match=r"is not a whole number from [01] to \d+;"):
         explain("decode", query, query, query, **figure)
     accepted = dict.fromkeys(figure, 8)
     assert explain("decode", query, query, query, **accepted).device_name == "an Apple GPU"

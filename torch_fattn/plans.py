@@ -87,7 +87,8 @@ def explain(
     Args:
         op: "prefill", "decode", "paged_decode" or "merge".
         operands, options: as for the operator. Tensors on any device will do; those on "meta" cost nothing.
-        device_name, family, cores: plan for this GPU (family n of MTLGPUFamilyApple<n>). The default is the
+        device_name, family, cores: plan for this GPU (family n of MTLGPUFamilyApple<n>; 0 cores where the
+            number is unknown, as in a virtual machine: planned as for an M1). The default is the
             GPU of this machine for tensors on "mps", else an Apple M1; with another family or number of
             cores it is called "an Apple GPU", unless you name it.
 
@@ -95,7 +96,7 @@ def explain(
     """
     if op not in OPERATORS:
         raise ValueError(f"torch_fattn.explain: {op!r} is not an operator; use one of {', '.join(OPERATORS)}")
-    for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(1, MOST_CORES + 1))):
+    for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(MOST_CORES + 1))):
         if value is not None and value not in allowed:
             raise ValueError(
                 f"torch_fattn.explain: {what} {value} is not a whole number from {allowed[0]} to "
