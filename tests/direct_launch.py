@@ -20,9 +20,12 @@ from tests.problems import Case
 
 EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 # The function constants by index, as in params.h.
-CONSTANTS = ("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size")
+CONSTANTS = (
+    *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
+    *("window", "softcap", "alibi", "sinks", "tree", "one_row"),
+)
 ALL_CHECKS = "race,bounds,uninit"
-SLOTS = 11
+SLOTS = 14
 
 Mutate = Callable[[str], str]
 
@@ -65,9 +68,9 @@ def _buffers(case: Case, arguments: dict[str, Any], plan: dict[str, Any]) -> dic
     buffers["out"] = torch.full((*rows, p.value_dim), torch.nan, dtype=p.dtype)
     buffers["lse"] = torch.full(rows, torch.nan)
     if len(plan["passes"]) > 1:
-        splits = plan["passes"][1]["params"]["parts"]
-        buffers["partial_out"] = torch.full((splits, *rows, p.value_dim), torch.nan)
-        buffers["partial_lse"] = torch.full((splits, *rows), torch.nan)
+        parts = plan["passes"][1]["params"]["parts"]
+        buffers["partial_out"] = torch.full((parts, *rows, p.value_dim), torch.nan)
+        buffers["partial_lse"] = torch.full((parts, *rows), torch.nan)
     return buffers
 
 

@@ -30,7 +30,14 @@ SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 600, 40, 24, seq_lens=(600,))
 PAGED = Problem(3, "paged_decode", f32, 2, 4, 2, 3, 96, 40, 24, seq_lens=(96, 37), block_size=16)
 # Full to the last slot, and ragged against the kernel's step: one key too many is outside the cache.
 FULL = Problem(4, "decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,))
-FULL_PAGES = Problem(5, "paged_decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,), block_size=5)
+LAST_BLOCK = Problem(5, "paged_decode", f32, 2, 2, 1, 1, 112, 40, 24, seq_lens=(97, 33), block_size=16)
+# Three chunks and a sink; a window over the end of a chunk, and sink tokens; a draft token that ends a step.
+SINKS = Problem(8, "decode", f16, 1, 2, 1, 1, 600, 40, 24, seq_lens=(600,), sinks=True)
+WINDOW = Problem(
+    9, "decode", f32, 2, 2, 1, 2, 700, 40, 24, seq_lens=(530, 301), window_left=60, sink_tokens=5
+)
+TREE = Problem(10, "decode", f32, 1, 2, 1, 3, 80, 40, 24, seq_lens=(66,), tree="shared")
+CONTROLS = (PREFILL, DECODE, SPLIT, PAGED, FULL, LAST_BLOCK, SINKS, WINDOW, TREE)
 VIEWS = ("padded_rows", "padded_rows", "padded_rows")  # views that start 8 elements into their storage
 
 
@@ -56,7 +63,7 @@ def removed_barriers() -> list[Mutant]:
     mutants = []
     for kernel, source, problem in (
         ("fattn_prefill", "prefill", PREFILL),
-        ("fattn_decode", "decode", DECODE),
+        ("fattn_decode", "decode", SPLIT),
     ):
         for nth in range(direct_launch.kernel_text(source).count(BARRIER)):
             mutants.append(
@@ -95,32 +102,124 @@ MUTANTS = [
         "decode_reads_past_the_length",
         FULL,
         "fattn_decode",
-        "place.exists = key < length;",
-        "place.exists = key <= length;",
+        "place.exists = key < length &&",
+        "place.exists = key <= length &&",
         "bounds",
     ),
     Mutant(
-        "paged_reads_past_the_length",
-        FULL_PAGES,
+        "paged_wrong_block_for_the_last_key",
+        LAST_BLOCK,
         "fattn_decode",
-        "place.exists = key < length;",
-        "place.exists = key <= length;",
-        "bounds",
+        "uint(key) / fc_block_size",
+        "uint(min(key, length - 2)) / fc_block_size",
     ),
     Mutant(
         "decode_stops_a_step_early",
         DECODE,
         "fattn_decode",
-        "(table.length + kTileKeys - 1) / kTileKeys",
-        "table.length / kTileKeys",
+        "const int units = (to - from + unit - 1) / unit;",
+        "const int units = (to - from) / unit;",
+    ),
+    Mutant(
+        "decode_skips_a_chunk",
+        SPLIT,
+        "fattn_decode",
+        "[item.part] * params.span.chunk_keys",
+        "[max(item.part, 1)] * params.span.chunk_keys",
     ),
     Mutant(
         "merge_reads_a_part_too_many",
         SPLIT,
         "fattn_merge",
-        "part = lane; part < params.parts;",
-        "part = lane; part <= params.parts;",
+        "part = lane; part < parts;",
+        "part = lane; part <= parts;",
         "bounds",
+    ),
+    # Windows, sinks, trees.
+    Mutant(
+        "window_begins_late",
+        WINDOW,
+        "fattn_decode",
+        "position - params.span.window_left;",
+        "position - params.span.window_left + 1;",
+    ),
+    Mutant(
+        "window_begins_early",
+        WINDOW,
+        "fattn_decode",
+        "position - params.span.window_left;",
+        "position - params.span.window_left - 1;",
+    ),
+    Mutant(
+        "window_is_loaded_late",
+        WINDOW,
+        "fattn_decode",
+        "clamp(first_position - span.window_left, 0, length)",
+        "clamp(first_position - span.window_left + 1, 0, length)",
+    ),
+    Mutant(
+        "window_takes_its_first_step_as_whole",
+        WINDOW,
+        "fattn_decode",
+        "max(length - 1 - span.window_left, 0)",
+        "max(length - 9 - span.window_left, 0)",
+    ),
+    Mutant(
+        "window_skips_the_chunk_it_begins_in",
+        WINDOW,
+        "fattn_decode",
+        "clamp(ranges.begin / unit - visits.first,",
+        "clamp((ranges.begin + unit - 1) / unit - visits.first,",
+    ),
+    Mutant(
+        "sink_tokens_one_short",
+        WINDOW,
+        "fattn_decode",
+        "key < sink_end);",
+        "key < sink_end - 1);",
+    ),
+    Mutant(
+        "sink_counts_in_every_chunk",
+        SINKS,
+        "fattn_decode",
+        "item.part == 0 && key_group == 0",
+        "key_group == 0",
+    ),
+    Mutant(
+        "sink_counts_in_every_simdgroup",
+        SINKS,
+        "fattn_decode",
+        "item.part == 0 && key_group == 0",
+        "item.part == 0",
+    ),
+    Mutant(
+        "tree_mask_of_the_next_token",
+        TREE,
+        "fattn_decode",
+        "(drafts[r] >> (key - first_draft))",
+        "(drafts[r] >> (key - first_draft + 1))",
+    ),
+    Mutant(
+        "tree_mask_hides_no_own_token",
+        TREE,
+        "fattn_decode",
+        "first_position + (fc_tree ? 0 : 1)",
+        "first_position + 1",
+    ),
+    # A stale maximum.
+    Mutant(
+        "decode_keeps_the_old_scale",
+        SPLIT,
+        "fattn_decode",
+        "weight_of(row_max[r] - origin)",
+        "weight_of(0.0f)",
+    ),
+    Mutant(
+        "merge_by_the_maximum_of_a_lane",
+        SPLIT,
+        "fattn_merge",
+        "largest = simd_max(largest);",
+        "",
     ),
     # A wrong head.
     Mutant(
@@ -143,30 +242,30 @@ MUTANTS = [
         "decode_next_key_head",
         DECODE,
         "fattn_decode",
-        "key += kv_head * params.key.head;",
-        "key += (kv_head + 1) * params.key.head;",
+        "key + kv_head * params.key.head;",
+        "key + (kv_head + 1) * params.key.head;",
         "bounds",
     ),
     Mutant(
         "paged_value_of_the_first_head",
         PAGED,
         "fattn_decode",
-        "value += kv_head * params.value.head;",
-        "value += 0 * params.value.head;",
+        "value + kv_head * params.value.head;",
+        "value + 0 * params.value.head;",
     ),
     # Shared memory that nobody wrote.
     Mutant(
         "decode_forgets_a_maximum",
         DECODE,
         "fattn_decode",
-        "if (at.pair == 0) {\n      shared_max[shared_row]",
-        "if (at.pair == 0 && at.row != 3) {\n      shared_max[shared_row]",
+        "if (at.pair == 0) {\n      row_max[row]",
+        "if (at.pair == 0 && at.row != 3) {\n      row_max[row]",
         "uninit",
     ),
 ]
 
 
-@pytest.mark.parametrize("problem", [PREFILL, DECODE, SPLIT, PAGED, FULL, FULL_PAGES], ids=str)
+@pytest.mark.parametrize("problem", CONTROLS, ids=str)
 @pytest.mark.parametrize("order", ["forward", "reverse", "random:3"])
 def test_the_controls_are_silent_and_right(problem: Problem, order: str) -> None:
     case = problems.build(problem)

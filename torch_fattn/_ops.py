@@ -104,8 +104,8 @@ def prefill(
         is_causal: row i sees the keys up to position `q_offset + i`.
         q_offset: absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
             0 is the alignment of `F.scaled_dot_product_attention`.
-        window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap: not built yet; any value that is
-            not the default raises NotImplementedError.
+        window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap: as in `decode`, but not built
+            yet; any value that is not the default raises NotImplementedError.
         scale: factor of the score, finite. Default `D ** -0.5`.
         return_lse: also return the logarithm of each row's softmax denominator.
 
@@ -222,12 +222,23 @@ def decode(
             tokens included. Default: all of them. What lies behind them is never read. A length below 0 or
             above the capacity is clamped; with FATTN_CHECK=1 in the environment it raises ValueError.
         attn_mask: broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`.
-        tree_mask: not built yet, like the other options that `prefill` names.
+        tree_mask: int64 `[Lq]` or `[B, Lq]`, for drafts that branch: bit t of row i says whether it sees the
+            t-th of the newest Lq tokens, itself included. It hides more, and shows nothing that the other
+            rules hide.
+        window_left: a row at position p sees keys from `p - window_left` on; -1: all. Keys outside the
+            windows of all rows are never loaded.
+        window_right: without effect here, since rows are causal.
+        sink_tokens: this many keys at the beginning of a sequence stay visible below the window.
+        sinks: `[Hq]`, a logit per query head that takes part in the softmax and has no value. A row that sees
+            no key has it as its lse.
+        alibi_slopes: `[Hq]`: slope * (key position - p) is added to the score.
+        softcap: c > 0 turns a score s into `c * tanh(s / c)`, before all that is added to it. 0: none.
 
     Dtypes, head dims, the remaining arguments, results and errors are those of `prefill`.
 
-    The keys are split between threadgroups whose partial results a second pass merges by log-sum-exp, so that
-    a batch of one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023).
+    The keys are cut into chunks, whose partial results a second pass merges by log-sum-exp, so that a batch of
+    one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
+    bit of a sequence's result depends on the rest of the batch or on the capacity.
     """
     out, lse = torch.ops.fattn.decode(
         query,

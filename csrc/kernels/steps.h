@@ -18,8 +18,8 @@ struct KeyRanges {
   int all_end;
   int sink_tokens;
 
-  // Whether some row sees the key by its position.
-  bool hold(int key) const thread { return key < end && (key >= begin || key < sink_end); }
+  // Whether some row sees a key of the sequence by its position.
+  bool hold(int key) const thread { return key >= begin || key < sink_end; }
   // Whether every row sees all keys of [from, to).
   bool all_see(int from, int to) const thread {
     return to <= all_end && (from >= all_begin || to <= sink_tokens);
