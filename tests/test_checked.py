@@ -40,6 +40,20 @@ PROBLEMS = [
     small(
         11, "paged_decode", bf16, q_len=8, kv_len=512, seq_lens=(301,), block_size=256, head_major_pool=True
     ),
+    small(12, "decode", f16, q_len=3, kv_len=600, seq_lens=(590,), window_left=70, sink_tokens=9, sinks=True),
+    small(
+        13,
+        "paged_decode",
+        bf16,
+        q_len=9,
+        kv_len=48,
+        batch=2,
+        seq_lens=(45, 7),
+        block_size=8,
+        tree="each",
+        alibi_slopes=True,
+        softcap=3.0,
+    ),
 ]
 
 

@@ -236,7 +236,7 @@ def decode(
 
     Dtypes, head dims, the remaining arguments, results and errors are those of `prefill`.
 
-    The keys are cut into chunks, whose partial results a second pass merges by log-sum-exp, so that a batch of
+    The keys are cut into chunks whose partial results a second pass merges by log-sum-exp, so that a batch of
     one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
     bit of a sequence's result depends on the rest of the batch or on the capacity.
     """

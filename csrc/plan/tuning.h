@@ -70,8 +70,8 @@ inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
 template <typename Table>
 const auto& tuning_row(const Table& table, const DeviceFacts& device, DType dtype, int64_t dim) {
   for (const auto& row : table) {
-    const bool matches = device.family >= row.min_family &&
-                         (row.dtypes & set_of(dtype)) != 0 && dim <= row.max_dim;
+    const bool matches =
+        device.family >= row.min_family && (row.dtypes & set_of(dtype)) != 0 && dim <= row.max_dim;
     if (matches) return row;
   }
   return table.back();
