@@ -8,9 +8,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..._ops import MAX_DECODE_ROWS
 from .masks import hides_nothing
 from .support import USE_ANOTHER, USE_EAGER
+
+# Causal queries up to this length go to decode, whose rows these are; longer ones to prefill.
+SHORT_QUERY = 8
 
 # Keywords that change what is computed and that the operators cannot express, and what to do about each. The
 # "sdpa" function of transformers ignores softcap and sinks without a word: "eager" is the advice there.
@@ -89,7 +91,7 @@ def attend(
 
     try:
         # A single row sees every key whether or not it is causal.
-        if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
+        if q_len == 1 or (causal and q_len <= SHORT_QUERY):
             out, _lse = torch.ops.fattn.decode(query, key, value, attn_mask=mask, scale=scaling)
         else:
             out, _lse = torch.ops.fattn.prefill(query, key, value, mask, is_causal=causal, scale=scaling)
