@@ -17,6 +17,7 @@ BEGIN = "<!-- MODELS: written by python -m tests.transformers.models_table --upd
 END = "<!-- /MODELS -->"
 KINDS = {"causal": "causal LM", "masked": "masked LM", "seq2seq": "sequence to sequence", "base": "other"}
 REASONS = {
+    "no loaded model class": "a part has a config without a model class",
     "attention interface": "does not go through transformers' attention interface",
     "KeyError": "transformers' own table of attention classes does not take other names",
     "s_aux": "attention sinks",
@@ -28,15 +29,14 @@ REASONS = {
 
 def table(document: dict[str, Any]) -> str:
     families = document["families"]
-    counts = {
-        verdict: sum(v["verdict"] == verdict for group in families.values() for v in group.values())
-        for verdict in ("matches", "refuses", "not used", "not built")
-    }
+    verdicts = [found["verdict"] for group in families.values() for found in group.values()]
+    counts = {v: verdicts.count(v) for v in ("matches", "refuses", "not used", "not built")}
     lines = [
-        f"Of {sum(counts.values())} entries of the Auto mappings of transformers {document['transformers']}, "
+        f"Of {len(verdicts)} entries of the Auto mappings of transformers {document['transformers']}, "
         f"{counts['matches']} match eager attention, {counts['refuses']} are refused, "
         f"{counts['not used']} run as under eager without using `fattn`, and {counts['not built']} do not "
-        "build or run from a small generic config and inputs. None differs.",
+        "build or run from a small generic config and inputs; "
+        f"{len(verdicts) - sum(counts.values())} differ.",
         "",
     ]
     for kind, title in KINDS.items():
