@@ -2,8 +2,8 @@
 
 To clang a member function works on an object in any space, so the qualifier goes; which spaces a function
 was written for stays in an annotation, for the rules. Of overloads that differ in nothing but the space, one
-with the same body as another goes; where bodies differ, each takes a tag of the object's space, and so do
-the calls.
+with the same body as another goes, and a reference that each returns to its own space becomes one to any;
+where bodies differ, each takes a tag of the object's space, and so do the calls.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Member:
     end: int  # its closing brace or semicolon
     spaces: list[str]
     is_qualified: bool
+    returned_space: str  # of a reference returned, where that is the function's own
     signature: str
     body: str
 
@@ -37,6 +38,8 @@ def translate_members(tokens: TokenList, *, annotate: bool = True) -> None:
         overloads[member.class_body, member.signature].append(member)
     tagged: set[str] = set()
     for members in overloads.values():
+        for member in members if len(members) > 1 else ():
+            _blank_spaces(tokens, member)
         if len({member.body for member in members}) > 1:
             _tag(tokens, members, annotate)
             tagged.add(members[0].name)
@@ -48,6 +51,14 @@ def translate_members(tokens: TokenList, *, annotate: bool = True) -> None:
             tokens[members[0].begin].before += _annotation(spaces)
     if tagged:
         _tag_calls(tokens, tagged)
+
+
+def _blank_spaces(tokens: TokenList, member: Member) -> None:
+    """`device T&` of a function qualified with `device`: `T&`."""
+    if member.returned_space:
+        for i in range(member.begin, member.parameters[0]):
+            if tokens.text(i) == member.returned_space:
+                tokens.blank(i, i + 1)
 
 
 def _annotation(spaces: list[str]) -> str:
@@ -103,7 +114,10 @@ def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], 
     end = tokens.closing(end) if tokens.text(end) == "{" else end
     name = tokens.previous(opening)
     is_const = any(tokens.text(q) == "const" for q in qualifiers)
-    signature = f"{tokens.join(begin, close + 1)} {is_const}"
+    returned = _returned_space(tokens, begin, opening, spaces or ["thread"])
+    words = [tokens.text(i) for i in range(begin, opening) if tokens.text(i) not in ("", returned)]
+    template = tokens.join(template_begin, begin)
+    signature = f"{template} {' '.join(words)} {tokens.join(opening, close + 1)} {is_const}"
     return Member(
         tokens.text(name),
         class_body,
@@ -113,9 +127,17 @@ def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], 
         end,
         spaces or ["thread"],
         bool(spaces),
+        returned,
         signature,
         body,
     )
+
+
+def _returned_space(tokens: TokenList, begin: int, opening: int, spaces: list[str]) -> str:
+    words = [tokens.text(i) for i in range(begin, opening)]
+    declared = [word for word in words if word in ADDRESS_SPACES]
+    is_reference = "&" in words[: words.index("operator")] if "operator" in words else "&" in words
+    return declared[0] if is_reference and declared == spaces else ""
 
 
 def _start(tokens: TokenList, i: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .attributes import annotate
 from .braces import translate_braced_arguments, translate_string_literals
 from .comparisons import translate_comparisons
+from .conditionals import translate_conditionals
 from .constants import FunctionConstants
 from .expressions import ExpressionPass, translate_literals
 from .kernels import KernelPass
@@ -56,6 +57,7 @@ def translate(
     translate_members(tokens)
     translate_braced_arguments(tokens, program)
     translate_string_literals(tokens)
+    translate_conditionals(tokens)
     translate_comparisons(tokens, program)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
