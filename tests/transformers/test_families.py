@@ -50,7 +50,7 @@ def test_family(kind: str, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), families())
 def test_every_family(kind: str, name: str) -> None:
-    assert verdict_of(sweep_family(kind, name, "cpu")) == recorded()["families"][kind][name]
+    assert verdict_of(sweep_family(kind, name, DEVICE)) == recorded()["families"][kind][name]
 
 
 def test_no_family_differs() -> None:
