@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,24 @@ def test_declared_sdpa_without_the_interface(
     else:
         with pytest.raises(NotImplementedError, match="OwnModel"):
             mask_for(config())
+
+
+def test_a_notebook_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module without source, and a layer that was not there when the class was first looked up."""
+    notebook = types.ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    config = type("NotebookConfig", (PreTrainedConfig,), {"model_type": "notebook"})
+    notebook.CONFIG = config  # type: ignore[attr-defined]
+    exec(OWN_MODEL, vars(notebook))
+    made_up.append(notebook.OwnModel)
+    mask_for(config())
+    exec(OWN_ATTENTION.format(base="nn.Module", body=FORWARD + "inputs"), vars(notebook))
+    with pytest.raises(NotImplementedError, match="OwnModel"):
+        mask_for(config())
+    vars(notebook)["ALL_ATTENTION_FUNCTIONS"] = {}
+    other = OWN_ATTENTION.replace("OwnAttention", "OtherAttention")
+    exec(other.format(base="nn.Module", body=FORWARD + "inputs"), vars(notebook))
+    mask_for(config())
 
 
 def test_two_models_of_one_config() -> None:

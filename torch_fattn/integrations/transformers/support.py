@@ -14,7 +14,6 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from types import ModuleType
 
 import torch
 from torch import nn
@@ -100,7 +99,8 @@ def _subclasses(model_class: type[PreTrainedModel]) -> Iterator[type[PreTrainedM
 
 def _goes_through_interface(model_class: type[PreTrainedModel]) -> bool:
     declared = model_class._supports_sdpa or model_class._supports_attention_backend
-    return bool(declared) and not any(map(_has_attention_of_its_own, _modules_of(model_class)))
+    own = (_has_attention_of_its_own(name, _layers_in(name)) for name in _modules_of(model_class))
+    return bool(declared) and not any(own)
 
 
 def _modules_of(model_class: type[PreTrainedModel]) -> list[str]:
@@ -108,8 +108,8 @@ def _modules_of(model_class: type[PreTrainedModel]) -> list[str]:
     package = _package(model_class.__module__)
     found = [model_class.__module__]
     for name in found:  # grows on the way
-        layers = _layers_in(sys.modules.get(name))
-        found += {layer.__module__ for layer in layers if _package(layer.__module__) == package} - set(found)
+        beside = {layer.__module__ for layer in _layers_in(name) if _package(layer.__module__) == package}
+        found += sorted(beside - set(found))
     return found
 
 
@@ -117,28 +117,30 @@ def _package(module_name: str) -> str:
     return module_name.rpartition(".")[0]
 
 
-def _layers_in(module: ModuleType | None) -> list[type[nn.Module]]:
-    named = vars(module).values() if module else ()
-    return [thing for thing in named if isinstance(thing, type) and issubclass(thing, nn.Module)]
+def _layers_in(module_name: str) -> tuple[type[nn.Module], ...]:
+    named = tuple(vars(sys.modules[module_name]).values()) if module_name in sys.modules else ()
+    return tuple(thing for thing in named if isinstance(thing, type) and issubclass(thing, nn.Module))
 
 
 @functools.cache
-def _has_attention_of_its_own(module_name: str) -> bool:
+def _has_attention_of_its_own(module_name: str, layers: tuple[type[nn.Module], ...]) -> bool:
     """Whether a module defines how attention layers compute and never looks the interface up: with
     `_supports_sdpa` a class may mean that it calls F.scaled_dot_product_attention by itself (Falcon), or may
-    have inherited it. `PreTrainedModel.set_attn_implementation` also has nothing but the source to go by."""
-    module = sys.modules.get(module_name)
-    try:
-        if module is None or "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(module):
-            return False
-        return any(layer.__module__ == module_name and _computes(layer) for layer in _layers_in(module))
-    except (OSError, TypeError):  # defined in a notebook: its declarations are all there is
+    have inherited it. `PreTrainedModel.set_attn_implementation` also has nothing but the source to go by. The
+    layers are an argument because a script or a notebook defines more of them as it goes. A layer that is put
+    into a finished model from outside is not found."""
+    if not any(layer.__module__ == module_name and _computes(layer) for layer in layers):
         return False
+    module = sys.modules[module_name]
+    try:
+        return "ALL_ATTENTION_FUNCTIONS" not in inspect.getsource(module)
+    except (OSError, TypeError):  # a notebook
+        return "ALL_ATTENTION_FUNCTIONS" not in vars(module)
 
 
 def _computes(layer: type[nn.Module]) -> bool:
     """Whether this is an attention layer with a `forward` that does not leave the work to its base."""
-    forward = vars(layer).get("forward")
-    if forward is None or not re.search("attention|attn", layer.__name__, re.IGNORECASE):
+    code = getattr(vars(layer).get("forward"), "__code__", None)
+    if code is None or not re.search("attention|attn", layer.__name__, re.IGNORECASE):
         return False
-    return not re.search(r"\bsuper\([^)]*\)\.forward\(", inspect.getsource(forward))
+    return not {"super", "forward"} <= {*code.co_names}
