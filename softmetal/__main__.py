@@ -91,10 +91,13 @@ def try_corpus(arguments: argparse.Namespace) -> None:
     if not arguments.folder.is_dir():
         sys.exit(f"softmetal: {arguments.folder} is no folder; name one that holds Metal sources.")
     results = []
-    for result in corpus.try_folder(arguments.folder.resolve(), arguments.jobs, arguments.seconds):
-        results.append(result)
-        if arguments.verbose:
-            print(corpus.details(result), flush=True)
+    try:
+        for result in corpus.try_folder(arguments.folder.resolve(), arguments.jobs, arguments.seconds):
+            results.append(result)
+            if arguments.verbose:
+                print(corpus.details(result), flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(results)} sources", file=sys.stderr)
     if arguments.json:
         arguments.json.write_text(corpus.as_json(results))
     print(corpus.summary(results))

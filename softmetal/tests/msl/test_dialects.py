@@ -178,7 +178,8 @@ def test_member_overloads_that_templates_tell_apart() -> None:
     body = """
     struct Scan {
       template <typename T, enable_if_t<sizeof(T) < 8, bool> = true> T twice(T x) thread { return x + x; }
-      template <typename T, enable_if_t<sizeof(T) == 8, bool> = true> T twice(T x) thread { return x * 2 + 1; }
+      template <typename T, enable_if_t<sizeof(T) == 8, bool> = true>
+      T twice(T x) thread { return x * 2 + 1; }
       template <typename T> T both(T x) thread { return twice(x) + operator()(x); }
       template <typename T> T operator()(T x) thread { return x; }
     };
