@@ -106,10 +106,13 @@ def new_file(text: str) -> Path:
 
 def try_corpus(arguments: argparse.Namespace) -> None:
     results = []
-    for result in corpus.try_folder(arguments.folder.resolve(), arguments.jobs, arguments.seconds):
-        results.append(result)
-        if arguments.verbose:
-            print(corpus.details(result), flush=True)
+    try:
+        for result in corpus.try_folder(arguments.folder.resolve(), arguments.jobs, arguments.seconds):
+            results.append(result)
+            if arguments.verbose:
+                print(corpus.details(result), flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(results)} sources", file=sys.stderr)
     if arguments.json:
         arguments.json.write_text(corpus.as_json(results))
     print(corpus.summary(results))

@@ -207,7 +207,7 @@ class KernelPass:
         self.insert_slot_checks(kernel)
         if not function.is_template and self.wanted(kernel.host_name):
             self.tokens[function.body[1]].after += self.entry(
-                kernel, kernel.host_name, function.name, function.namespace
+                kernel, kernel.host_name, _qualified(function, function.name), function.namespace
             )
 
     def insert_max_threads(self, kernel: Kernel) -> None:
@@ -263,7 +263,9 @@ class KernelPass:
             return
         host_name = _string_literal(attributes.get("host_name", f'"{designator}"'))
         if self.wanted(host_name):
-            t[begin].after += self.entry(self.kernels[name], host_name, designator, instantiation.namespace)
+            kernel = self.kernels[name]
+            designator = _qualified(kernel.function, designator)
+            t[begin].after += self.entry(kernel, host_name, designator, instantiation.namespace)
 
     def designator(self, begin: int, end: int) -> str:
         """`f<float, 64>` of an explicit instantiation: the qualified name that is followed by '(' or
@@ -322,6 +324,12 @@ class KernelPass:
             lists += f"static const uint32_t softmetal_constants_{e.number}[] = {{{positions}}};\n"
             rows += f"{limits}[0], {limits}[1], {len(used)}, softmetal_constants_{e.number}}},\n"
         return f"{lists}static const softmetal_kernel softmetal_kernels[] = {{\n{rows or '  {}'}}};\n"
+
+
+def _qualified(function: Function, designator: str) -> str:
+    """Found before a function of Metal's library that has the same name."""
+    is_qualified = "::" in designator.split("<")[0]
+    return designator if is_qualified else f"::{function.namespace}{designator}"
 
 
 def _base_name(designator: str) -> str:

@@ -178,7 +178,8 @@ def test_member_overloads_that_templates_tell_apart() -> None:
     body = """
     struct Scan {
       template <typename T, enable_if_t<sizeof(T) < 8, bool> = true> T twice(T x) thread { return x + x; }
-      template <typename T, enable_if_t<sizeof(T) == 8, bool> = true> T twice(T x) thread { return x * 2 + 1; }
+      template <typename T, enable_if_t<sizeof(T) == 8, bool> = true>
+      T twice(T x) thread { return x * 2 + 1; }
       template <typename T> T both(T x) thread { return twice(x) + operator()(x); }
       template <typename T> T operator()(T x) thread { return x; }
     };
@@ -223,3 +224,17 @@ def test_logs_are_of_3_2(std: str) -> None:
     else:
         with pytest.raises(CompileError, match="os_log"):
             compile_program(program, "fast")
+
+
+def test_kernels_named_as_library_functions() -> None:
+    """Kernels of one name with functions of the library are told apart."""
+    body = """
+    kernel void log(device float* x) { x[0] = metal::log(x[0]) + 7; }
+    template <typename T> kernel void dot(device T* x, device T* y) { y[0] = x[0] + 1; }
+    template [[host_name("k")]] kernel void dot<float>(device float*, device float*);
+    """
+    x, y = np.ones(1, np.float32), np.zeros(1, np.float32)
+    run(body, x, y)
+    assert y[0] == 2
+    Library(PRELUDE + body).pipeline("log").run([x], grid=(1, 1, 1), threads=(1, 1, 1))
+    assert x[0] == 7
