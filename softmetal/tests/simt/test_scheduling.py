@@ -229,7 +229,6 @@ def test_faults_are_errors(library: Library) -> None:
     run(library, "unbound", [out, out])  # the runtime works on
 
 
-
 def test_vectors_may_lie_anywhere(library: Library) -> None:
     out = np.arange(65, dtype=np.float32)
     run(library, "misaligned", [out[1:], out], threads=4)
