@@ -168,6 +168,8 @@ class KernelPass:
             return Parameter(
                 name, "ThreadgroupArgument", position, attributes.get("threadgroup") or "0", gate
             )
+        if "buffer" in attributes and "thread" not in words:  # an alias may hide the rest: see the rules
+            return Parameter(name, "Buffer", position, attributes["buffer"], gate)
         if not is_pointer:
             raise TranslationError(
                 where,
@@ -176,7 +178,7 @@ class KernelPass:
             )
         if "thread" in words or not words & {"device", "constant"}:
             raise TranslationError(where, f"{subject} must point to device, constant or threadgroup memory")
-        return Parameter(name, "Buffer", position, attributes.get("buffer", ""), gate)
+        return Parameter(name, "Buffer", position, "", gate)
 
     def declarator(self, span: tuple[int, int]) -> tuple[str, set[str], bool]:
         """Name, all words, and whether it is a pointer, reference or array."""
@@ -237,6 +239,10 @@ class KernelPass:
                 )
                 if not (one.gate and other.gate):
                     checks += f'static_assert(({one.slot}) != ({other.slot}), "{reason}"); '
+        for one in (p for p in kernel.parameters if p.binding == "ThreadgroupArgument"):
+            subject = f"'{one.name}' in kernel '{function.name}'"
+            reason = f"the threadgroup index of {subject} is above 30, the largest"
+            checks += f'static_assert(({one.slot}) < SOFTMETAL_MAX_BUFFERS, "{reason}"); '
         for gate in {p.gate for p in kernel.parameters if p.gate}:
             reason = f"'{gate}' must be bool to enable a parameter of kernel '{function.name}'"
             checks += f'static_assert(__is_same(decltype({gate}), const bool), "{reason}"); '

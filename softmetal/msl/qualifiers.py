@@ -4,6 +4,7 @@ cannot express is reshaped.
 
 from __future__ import annotations
 
+from .language import Language
 from .lexer import TokenList
 from .structure import Outline
 
@@ -52,7 +53,8 @@ def pointers_for_array_parameters(tokens: TokenList, outline: Outline) -> None:
             tokens.blank(bracket, close + 1)
 
 
-def translate_address_spaces(tokens: TokenList) -> None:
+def translate_address_spaces(tokens: TokenList, language: Language) -> None:
+    """`thread` stays as a word for the rules where leaving it out would mean something else."""
     for i, token in enumerate(tokens.tokens):
         if token.kind != "name":
             continue
@@ -61,5 +63,7 @@ def translate_address_spaces(tokens: TokenList) -> None:
             continue
         if token.text in _MACROS:
             token.text = _MACROS[token.text]
+        elif token.text == "thread" and language.has_generic_pointers:
+            token.text = "SOFTMETAL_THREAD"
         elif token.text == "thread":
             tokens.blank(i, i + 1)

@@ -300,6 +300,16 @@ template <class T>
 struct object_space;
 template <class T>
 struct object_space<T&> : pointee_space<T*> {};
+// `this` of a member function for objects in that space.
+template <space where, class T>
+SOFTMETAL_INLINE auto this_in(T* object) {
+  if constexpr (where == space::device)
+    return (SOFTMETAL_DEVICE T*)object;
+  else if constexpr (where == space::threadgroup)
+    return (SOFTMETAL_THREADGROUP T*)object;
+  else
+    return (SOFTMETAL_CONSTANT T*)object;
+}
 template <class T>
 using tag_of = in_space_tag<object_space<remove_reference_t<T>&>::value>;
 }  // namespace softmetal

@@ -7,6 +7,7 @@
 // (compile.py) makes the default space, which is Metal's `thread`, one that includes all others: structs are
 // copied between any two, and member functions work on objects in any. Where Metal wants them told apart, the
 // rules do that (../rules).
+#define SOFTMETAL_THREAD
 #define SOFTMETAL_DEVICE __attribute__((opencl_global_device))
 #define SOFTMETAL_THREADGROUP __attribute__((opencl_local))
 #define SOFTMETAL_CONSTANT_SPACE __attribute__((opencl_global_host))
@@ -86,6 +87,8 @@ struct packed3 {
   SOFTMETAL_INLINE packed3(const SOFTMETAL_DEVICE packed3& p) : x(p.x), y(p.y), z(p.z) {}
   SOFTMETAL_INLINE packed3(const SOFTMETAL_THREADGROUP packed3& p) : x(p.x), y(p.y), z(p.z) {}
   SOFTMETAL_INLINE packed3(SOFTMETAL_CONSTANT packed3& p) : x(p.x), y(p.y), z(p.z) {}
+  SOFTMETAL_INLINE T& operator[](uint i) { return (&x)[i]; }
+  SOFTMETAL_INLINE const T& operator[](uint i) const { return (&x)[i]; }
   SOFTMETAL_INLINE operator metal::vec<T, 3>() const { return metal::vec<T, 3>{x, y, z}; }
   SOFTMETAL_INLINE T& operator[](int i) { return (&x)[i]; }
   SOFTMETAL_INLINE const T& operator[](int i) const { return (&x)[i]; }
