@@ -218,8 +218,8 @@ ORDERS = ["forward", "reverse", "random:3"]
     "name",
     [
         "inside", "inside_a_vector", "whole_array_by_pointer", "inside_a_table", "components",
-        "one_component", "copied", "from_the_library", "atomics_only", "plain_behind_a_barrier", "atomic_with_a_value",
-        "read_then_write", "read_then_write_in_a_simdgroup",
+        "one_component", "copied", "from_the_library", "atomics_only", "plain_behind_a_barrier",
+        "atomic_with_a_value", "read_then_write", "read_then_write_in_a_simdgroup",
     ],
 )  # fmt: skip
 def test_right_kernels_are_quiet(library: Library, name: str, order: str) -> None:
