@@ -114,8 +114,9 @@ def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], 
     end = tokens.closing(end) if tokens.text(end) == "{" else end
     name = tokens.previous(opening)
     result = tokens.join(begin, name)
+    kind = " ".join(word for word in result.split() if word not in ADDRESS_SPACES)
     is_const = any(tokens.text(q) == "const" for q in qualifiers)
-    signature = f"{tokens.join(template_begin, begin)} {tokens.join(name, close + 1)} {is_const}"
+    signature = f"{tokens.join(template_begin, begin)} {kind} {tokens.join(name, close + 1)} {is_const}"
     return Member(
         tokens.text(name),
         class_body,
