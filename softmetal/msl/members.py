@@ -127,7 +127,8 @@ def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], 
     is_const = any(tokens.text(q) == "const" for q in qualifiers)
     returned = _returned_space(tokens, begin, opening, spaces or ["thread"])
     words = [tokens.text(i) for i in range(begin, name) if tokens.text(i) not in ("", returned)]
-    signature = f"{tokens.join(template_begin, begin)} {tokens.join(name, close + 1)} {is_const}"
+    kind = " ".join(word for word in words if word not in ADDRESS_SPACES)
+    signature = f"{tokens.join(template_begin, begin)} {kind} {tokens.join(name, close + 1)} {is_const}"
     return Member(
         tokens.text(name),
         class_body,
