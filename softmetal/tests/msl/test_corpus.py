@@ -82,7 +82,7 @@ def test_command(tmp_path: Path) -> None:
     rows = {row["path"]: row for row in json.loads(report.read_text())}
     assert (rows["a.metal"]["compiled"], rows["b.metal"]["compiled"]) == (1, 0)
     absent = subprocess.run([*command[:4], str(tmp_path / "absent")], capture_output=True, text=True)
-    assert absent.returncode == 1
+    assert absent.returncode == 2
     assert "is no folder" in absent.stderr
 
 
