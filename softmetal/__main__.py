@@ -87,14 +87,32 @@ def doctor() -> None:
     print("device: ", facts["name"], f"({facts['cores']} GPU cores claimed, {facts['memory'] >> 20} MiB)")
 
 
+def folder_of_sources(text: str) -> Path:
+    folder = Path(text)
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder; name one that holds Metal sources")
+    if next(folder.rglob("*.metal"), None) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} holds no .metal file; name a folder that does")
+    return folder
+
+
+def new_file(text: str) -> Path:
+    """Found out before the work whose result goes there."""
+    file = Path(text)
+    if file.is_dir() or not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file in an existing folder; name one")
+    return file
+
+
 def try_corpus(arguments: argparse.Namespace) -> None:
-    if not arguments.folder.is_dir():
-        sys.exit(f"softmetal: {arguments.folder} is no folder; name one that holds Metal sources.")
     results = []
-    for result in corpus.try_folder(arguments.folder.resolve(), arguments.jobs, arguments.seconds):
-        results.append(result)
-        if arguments.verbose:
-            print(corpus.details(result), flush=True)
+    try:
+        for result in corpus.try_folder(arguments.folder.resolve(), arguments.jobs, arguments.seconds):
+            results.append(result)
+            if arguments.verbose:
+                print(corpus.details(result), flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(results)} sources", file=sys.stderr)
     if arguments.json:
         arguments.json.write_text(corpus.as_json(results))
     print(corpus.summary(results))
@@ -111,10 +129,10 @@ def main(words: list[str] | None = None) -> None:
     gauge = commands.add_parser(
         "corpus", help="count the kernel functions below a folder that compile", description=corpus.__doc__
     )
-    gauge.add_argument("folder", type=Path, metavar="DIR")
+    gauge.add_argument("folder", type=folder_of_sources, metavar="DIR")
     gauge.add_argument("-j", "--jobs", type=positive, default=os.cpu_count(), help="processes (one per core)")
     gauge.add_argument("--seconds", type=positive, default=300, help="limit for one source (%(default)s)")
-    gauge.add_argument("--json", type=Path, metavar="FILE", help="write every source's result")
+    gauge.add_argument("--json", type=new_file, metavar="FILE", help="write every source's result")
     gauge.add_argument("--verbose", action="store_true", help="print every source with its errors")
     arguments = parser.parse_args(words)
     if arguments.command == "build":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 
 import pytest
@@ -265,14 +266,17 @@ def test_equal_logits_average_the_values(op: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("op", ["prefill", "decode"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
 def test_one_dominant_key(op: str, dtype: torch.dtype) -> None:
-    """All the weight on key 5, whose value comes through unchanged."""
+    """All the weight on key 5, whose value comes through unchanged where exp2(0) is 1: the specification lets
+    fast::exp2 be 3 ulps off, in the weight and in the sum."""
     case = problems.build(problem(op, dtype, seq_lens=None, q_len=1, head_dim=40))
     key = case.clean["key"].clone()
     key[:, :, 5] = case.clean["query"].reshape(2, 2, 2, 1, 40)[:, :, 0, 0] * 100
     case = with_values(case, key=key, value=case.clean["value"])
     out, lse = run(case)
     assert_close(case, out, lse)
-    assert torch.equal(out[:, ::2, 0], case.clean["value"][:, :, 5])
+    ulps = 8 if os.environ.get("SOFTMETAL_FAST_MATH") == "worst" else 0
+    rtol = ulps * torch.finfo(torch.float32).eps if dtype == torch.float32 else 0
+    torch.testing.assert_close(out[:, ::2, 0], case.clean["value"][:, :, 5], rtol=rtol, atol=0)
 
 
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode"])

@@ -81,6 +81,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, metavar="DIR")
     target = parser.parse_args().folder
+    if target.exists() and not target.is_dir():
+        parser.error(f"{target} is a file; name a folder, new or not")
     for package in PACKAGES:
         print(f"{package.requirement}: {fetch(package, target)} files", flush=True)
 

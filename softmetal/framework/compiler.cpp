@@ -105,7 +105,8 @@ Output run(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-std::string compile_msl(const std::string& source, const Macros& macros, const MathOptions& math, Mode mode) {
+std::string compile_msl(const std::string& source, const Macros& macros, const CompileOptions& options,
+                        Mode mode) {
   TemporaryFolder folder;
   std::string file = folder.path + "/program_source";  // the name that Metal's own messages use
   std::ofstream(file, std::ios::binary) << source;
@@ -118,10 +119,12 @@ std::string compile_msl(const std::string& source, const Macros& macros, const M
                                      file,
                                      "--mode",
                                      mode == Mode::kChecked ? "checked" : "fast",
+                                     "--std",
+                                     options.language,
                                      "--math-mode",
-                                     math.mode,
+                                     options.math_mode,
                                      "--math-functions",
-                                     math.functions};
+                                     options.math_functions};
   for (const auto& [name, value] : macros) {
     arguments.push_back("--define");
     arguments.push_back(name + "=" + value);

@@ -9,8 +9,8 @@ namespace softmetal {
 enum class Mode { kFast, kChecked };  // kChecked: instrumented for races, bounds, uninitialised reads, bytes
 using Macros = std::map<std::string, std::string>;
 
-struct MathOptions {  // what MTLCompileOptions say of floating point, in the compiler's words
-  std::string mode = "fast", functions = "fast";
+struct CompileOptions {  // what MTLCompileOptions say, in the compiler's words
+  std::string language, math_mode, math_functions;
 };
 
 struct CompileError : std::runtime_error {
@@ -18,6 +18,7 @@ struct CompileError : std::runtime_error {
 };
 
 // Path of the compiled module. Throws CompileError.
-std::string compile_msl(const std::string& source, const Macros& macros, const MathOptions& math, Mode mode);
+std::string compile_msl(const std::string& source, const Macros& macros, const CompileOptions& options,
+                        Mode mode);
 
 }  // namespace softmetal

@@ -20,14 +20,22 @@ Macros read_macros(MTLCompileOptions* options) {
   return macros;
 }
 
-MathOptions read_math(MTLCompileOptions* options) {
-  if (!options) return {};
+// The oldest version that the compiler knows stands for those before it.
+std::string language_of(MTLCompileOptions* options) {
+  const NSUInteger version = options.languageVersion;
+  if (version <= MTLLanguageVersion3_1) return "metal3.1";
+  return "metal" + std::to_string(version >> 16) + "." + std::to_string(version & 0xffff);
+}
+
+CompileOptions read_options(MTLCompileOptions* given) {
+  // Without options Metal takes those that a new object has.
+  MTLCompileOptions* options = given ?: [[[MTLCompileOptions alloc] init] autorelease];
   const char* modes[] = {"safe", "relaxed", "fast"};
   if (options.mathMode < MTLMathModeSafe || options.mathMode > MTLMathModeFast)
     violated("newLibraryWithSource: mathMode " + std::to_string(options.mathMode) +
              " is none of MTLMathMode's values");
   const bool precise = options.mathFloatingPointFunctions == MTLMathFloatingPointFunctionsPrecise;
-  return {modes[options.mathMode], precise ? "precise" : "fast"};
+  return {language_of(options), modes[options.mathMode], precise ? "precise" : "fast"};
 }
 
 void report(NSError** error, MTLLibraryError code, const std::string& text) {
@@ -39,7 +47,7 @@ void report(NSError** error, MTLLibraryError code, const std::string& text) {
 id<MTLLibrary> new_library(NSString* source, MTLCompileOptions* options, NSError** error) {
   if (!source) violated("newLibraryWithSource: the source is nil");
   try {
-    auto program = std::make_shared<Program>(to_std(source), read_macros(options), read_math(options));
+    auto program = std::make_shared<Program>(to_std(source), read_macros(options), read_options(options));
     SMLibrary* library = [[SMLibrary alloc] init];
     library->_program = std::move(program);
     library->_maxThreads = options.maxTotalThreadsPerThreadgroup;

@@ -33,8 +33,8 @@ const softmetal_kernel* Module::find(const std::string& kernel) const {
   return nullptr;
 }
 
-Program::Program(std::string source, Macros macros, MathOptions math)
-    : source_(std::move(source)), macros_(std::move(macros)), math_(std::move(math)) {
+Program::Program(std::string source, Macros macros, CompileOptions options)
+    : source_(std::move(source)), macros_(std::move(macros)), options_(std::move(options)) {
   Module module(module_path(Mode::kFast), {});
   const softmetal_module_table& table = module.table();
   for (uint32_t i = 0; i < table.kernel_count; ++i) {
@@ -60,7 +60,7 @@ void Program::check_complete(const std::string& kernel, const ConstantsByIndex& 
 const std::string& Program::module_path(Mode mode) {
   std::lock_guard lock(mutex_);
   std::string& path = paths_[size_t(mode)];
-  if (path.empty()) path = compile_msl(source_, macros_, math_, mode);
+  if (path.empty()) path = compile_msl(source_, macros_, options_, mode);
   return path;
 }
 

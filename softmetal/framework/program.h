@@ -34,7 +34,7 @@ class Module {  // a loaded copy; its code sees these constants and no others
 
 class Program {
  public:
-  Program(std::string source, Macros macros, MathOptions math);  // compiles; throws CompileError
+  Program(std::string source, Macros macros, CompileOptions options);  // compiles; throws CompileError
   const std::string& module_path(Mode mode);  // compiles the checked module when it is first wanted
   const std::vector<std::string>& kernel_names() const { return kernel_names_; }
   struct Constant {
@@ -49,7 +49,7 @@ class Program {
  private:
   std::string source_;
   Macros macros_;
-  MathOptions math_;
+  CompileOptions options_;
   std::mutex mutex_;
   std::string paths_[2];
   std::vector<std::string> kernel_names_;

@@ -40,6 +40,8 @@ def main() -> int:
     compiler.add_argument("--name", help="what messages call the source (default: the file's name)")
     arguments = parser.parse_args()
     from_stdin = arguments.source == "-"
+    if not from_stdin and not Path(arguments.source).is_file():
+        parser.error(f"--source {arguments.source!r} is no file; name one, or - for standard input")
     arithmetic = Arithmetic(arguments.math_mode, arguments.math_functions)
     if arguments.no_contract:
         arithmetic = replace(arithmetic, contract=False)

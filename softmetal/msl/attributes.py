@@ -14,7 +14,16 @@ _ALIASES = {
     "dispatch_quadgroups_per_threadgroup": "quadgroups_per_threadgroup",
 }
 _RESOURCES = {"buffer", "threadgroup", "texture", "sampler"}
-_MODIFIERS = {"function_constant", "maybe_unused", "unused", "gnu", "clang", "id", "raster_order_group"}
+_MODIFIERS = {
+    "function_constant",
+    "maybe_unused",
+    "unused",
+    "gnu",
+    "clang",
+    "id",
+    "raster_order_group",
+    "user",
+}
 
 
 def check_attributes(tokens: TokenList, outline: Outline) -> None:

@@ -108,8 +108,10 @@ class _ComparisonPass:
         return t.text(before) not in (")", "]", "}") and self.pairs.get(before, before) >= before
 
     def is_declarator(self, i: int) -> bool:
-        """Whether the && at `i` belongs to a type: T&& x."""
+        """Whether the && at `i` belongs to a type or function: T&& x, operator T() && {}."""
         t, before = self.tokens, self.tokens.previous(i)
+        if t.text(t.next(i)) in ("{", ";", ")", ",", ">"):
+            return True
         if before in self.pairs and t.text(before) == ">":
             before = t.previous(self.pairs[before])
             return not t.text(before).endswith("_v") and t.text(t.next(i)) != "("

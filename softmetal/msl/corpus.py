@@ -2,8 +2,9 @@
 
 Counted are the definitions of kernel functions in each .metal file and the headers it includes; a template
 counts as one, whatever is instantiated of it. A kernel is compiled when its program, without the kernels that
-fail, translates to C++ that clang accepts with every explicit instantiation; no code is generated. Sources
-that include Metal 4's tensor headers are put aside.
+fail, translates to C++ that clang accepts with every explicit instantiation, as MSL 3.1 or 3.2, whichever
+takes more of it; no code is generated. Sources that include Metal 4's tensor headers are put aside. A source
+that needs macros or a prelude of its host counts as one that fails, with that as the cause.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from types import FrameType
 
 from .compile import Compiler
 from .diagnostics import Message, errors
-from .language import DEFAULT, LANGUAGES
+from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TokenList, TranslationError
 from .preprocess import MissingHeaderError, PreprocessorError, preprocess
 from .structure import Function, Outline, outline
@@ -32,6 +33,11 @@ from .usage import names_reached
 _METAL_4 = ("MetalPerformancePrimitives", "metal_tensor", "metal_cooperative_tensor")
 _KERNEL = re.compile(r"^[^/\n]*?(?:\bkernel\s+void\b|\[\[\s*kernel\s*\]\]\s*void\b)", re.MULTILINE)
 _ERROR = re.compile(r"(?P<file>[^\n:]+):(?P<line>\d+): error: (?P<text>[^\n]*)")
+_UNDECLARED = re.compile(
+    r"(?:use of undeclared identifier|unknown type name|no template named) '(?P<name>\w+)'"
+    r"(?P<other>.*metal::)?"
+)
+_NEWER = "metal3.2"
 _MOST_ROUNDS = 40
 
 Place = tuple[str, int]
@@ -67,14 +73,20 @@ def try_source(path: Path, root: Path, seconds: int) -> Result:
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise _OutOfTimeError
 
-    source = path.read_text(errors="replace")
-    result = Result(str(path.relative_to(root)), len(_KERNEL.findall(source)))
+    source = _text(path)
+    result = Result(path.relative_to(root).as_posix(), len(_KERNEL.findall(source)))
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
     try:
-        trial = _Trial(_read(source, path, root))
+        trial = _Trial(_read(source, path, root, LANGUAGES[DEFAULT]), LANGUAGES[DEFAULT])
         result.kernels = len(trial.kernels)
         trial.run(result.failures)
+        if result.failures:
+            newer = _Trial(_read(source, path, root, LANGUAGES[_NEWER]), LANGUAGES[_NEWER])
+            tried = Result(result.path, len(newer.kernels))
+            if len(newer.compile()) < trial.errors:
+                newer.run(tried.failures)
+                result = max(result, tried, key=lambda one: one.compiled)
     except _OutOfTimeError:
         _fail_all(result, path.name, f"not done within {seconds} s")
     except MissingHeaderError as error:
@@ -88,6 +100,9 @@ def try_source(path: Path, root: Path, seconds: int) -> Result:
     except PreprocessorError as error:
         match = _ERROR.search(re.sub(r":(\d+):\d+: (?:fatal )?error", r":\1: error", str(error)))
         _fail_all(result, path.name, f"preprocessor: {match['text'] if match else error}")
+    except (LookupError, ValueError, RecursionError, StopIteration) as error:
+        # The translator reads what is no MSL at all; a folder has such files too.
+        _fail_all(result, path.name, f"softmetal cannot read it ({type(error).__name__})")
     finally:
         signal.alarm(0)
     return result
@@ -97,14 +112,20 @@ def _fail_all(result: Result, where: str, cause: str) -> None:
     result.failures = [Failure(["?"] * result.kernels, where, cause)]
 
 
-def _read(source: str, path: Path, root: Path) -> str:
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace").replace("\0", "")
+
+
+def _read(source: str, path: Path, root: Path, language: Language) -> str:
     """The preprocessed program. Headers are looked up beside the file, in `root`, and in any folder below
     `root` that holds the named path, the nearest first.
     """
     folders = [str(path.parent), str(root)]
     while True:
         try:
-            return preprocess(source, path.name, include=folders)
+            return preprocess(source, path.name, include=folders, language=language)
         except MissingHeaderError as error:
             folder = _folder_with(error.header, path, root)
             if folder is None or folder in folders:
@@ -125,14 +146,16 @@ def _folder_with(header: str, path: Path, root: Path) -> str | None:
 class _Trial:
     """Compiles a program again and again, each time without the kernels that failed."""
 
-    def __init__(self, preprocessed: str) -> None:
-        self.preprocessed = preprocessed
+    def __init__(self, preprocessed: str, language: Language) -> None:
+        self.preprocessed, self.language = preprocessed, language
+        self.errors = 0  # of the whole program
         tokens = TokenList(preprocessed)
         self.kernels = [f.name for f in _kernels(outline(tokens))]
 
     def run(self, failures: list[Failure]) -> None:
         for _ in range(_MOST_ROUNDS):
             found = self.compile()
+            self.errors = self.errors or len(found)
             if not found:
                 return
             tokens = TokenList(self.preprocessed)
@@ -161,14 +184,26 @@ class _Trial:
     def compile(self) -> list[tuple[list[Place], str]]:
         """Every error: where it is, with the places it was instantiated from, and what it says."""
         try:
-            translation = translate(self.preprocessed, checked=False)
+            translation = translate(self.preprocessed, checked=False, language=self.language)
         except TranslationError as error:
             match = _ERROR.match(str(error))
             if match is None:
                 raise
             return [([(match["file"], int(match["line"]))], match["text"])]
-        stderr = Compiler(translation.cpp, self.preprocessed, LANGUAGES[DEFAULT]).messages()
-        return [(_places(block), block[0]["text"]) for block in errors(stderr)]
+        stderr = Compiler(translation.cpp, self.preprocessed, self.language).messages()
+        return [(_places(block), _cause(block[0]["text"])) for block in errors(stderr)]
+
+
+def _cause(text: str) -> str:
+    undeclared = _UNDECLARED.match(text)
+    if undeclared is None:
+        return text
+    if undeclared["other"]:
+        return f"'{undeclared['name']}' is not in scope: its host writes `using namespace metal` before it"
+    return (
+        f"'{undeclared['name']}' is declared nowhere: a macro or prelude of its host, or a name of Metal's "
+        "library that softmetal lacks"
+    )
 
 
 def _places(block: list[Message]) -> list[Place]:
@@ -229,7 +264,8 @@ def _blank(tokens: TokenList, program: Outline, gone: set[int]) -> None:
 
 
 def try_folder(root: Path, jobs: int, seconds: int) -> Iterator[Result]:
-    paths = sorted(root.rglob("*.metal"), key=lambda path: -path.stat().st_size)
+    """The largest first, for they take longest."""
+    paths = sorted((p for p in root.rglob("*.metal") if p.is_file()), key=lambda p: (-p.stat().st_size, p))
     with ProcessPoolExecutor(jobs) as pool:
         yield from pool.map(partial(try_source, root=root, seconds=seconds), paths)
 

@@ -33,6 +33,13 @@ def translate_literals(tokens: TokenList) -> None:
             token.text += "f"
 
 
+def translate_vectors_of_bool(tokens: TokenList) -> None:
+    """Spelled `vec<bool, N>`: the vector of bool of host/types.h, as bool4 is."""
+    for i, token in enumerate(tokens.tokens):
+        if token.text == "bool" and tokens.text(i - 1) == "<" and tokens.text(i - 2) == "vec":
+            tokens.overwrite(i, "::softmetal::Boolean")
+
+
 def _as_float(text: str) -> str:
     return f"{text}.0f" if text.isdigit() else f"{text}f"
 

@@ -168,6 +168,8 @@ class KernelPass:
             return Parameter(
                 name, "ThreadgroupArgument", position, attributes.get("threadgroup") or "0", gate
             )
+        if "buffer" in attributes and "thread" not in words:  # an alias may hide the rest: see the rules
+            return Parameter(name, "Buffer", position, attributes["buffer"], gate)
         if not is_pointer:
             raise TranslationError(
                 where,
@@ -176,7 +178,7 @@ class KernelPass:
             )
         if "thread" in words or not words & {"device", "constant"}:
             raise TranslationError(where, f"{subject} must point to device, constant or threadgroup memory")
-        return Parameter(name, "Buffer", position, attributes.get("buffer", ""), gate)
+        return Parameter(name, "Buffer", position, "", gate)
 
     def declarator(self, span: tuple[int, int]) -> tuple[str, set[str], bool]:
         """Name, all words, and whether it is a pointer, reference or array."""
@@ -207,7 +209,7 @@ class KernelPass:
         self.insert_slot_checks(kernel)
         if not function.is_template and self.wanted(kernel.host_name):
             self.tokens[function.body[1]].after += self.entry(
-                kernel, kernel.host_name, function.name, function.namespace
+                kernel, kernel.host_name, _qualified(function, function.name), function.namespace
             )
 
     def insert_max_threads(self, kernel: Kernel) -> None:
@@ -237,6 +239,10 @@ class KernelPass:
                 )
                 if not (one.gate and other.gate):
                     checks += f'static_assert(({one.slot}) != ({other.slot}), "{reason}"); '
+        for one in (p for p in kernel.parameters if p.binding == "ThreadgroupArgument"):
+            subject = f"'{one.name}' in kernel '{function.name}'"
+            reason = f"the threadgroup index of {subject} is above 30, the largest"
+            checks += f'static_assert(({one.slot}) < SOFTMETAL_MAX_BUFFERS, "{reason}"); '
         for gate in {p.gate for p in kernel.parameters if p.gate}:
             reason = f"'{gate}' must be bool to enable a parameter of kernel '{function.name}'"
             checks += f'static_assert(__is_same(decltype({gate}), const bool), "{reason}"); '
@@ -263,7 +269,9 @@ class KernelPass:
             return
         host_name = _string_literal(attributes.get("host_name", f'"{designator}"'))
         if self.wanted(host_name):
-            t[begin].after += self.entry(self.kernels[name], host_name, designator, instantiation.namespace)
+            kernel = self.kernels[name]
+            designator = _qualified(kernel.function, designator)
+            t[begin].after += self.entry(kernel, host_name, designator, instantiation.namespace)
 
     def designator(self, begin: int, end: int) -> str:
         """`f<float, 64>` of an explicit instantiation: the qualified name that is followed by '(' or
@@ -322,6 +330,12 @@ class KernelPass:
             lists += f"static const uint32_t softmetal_constants_{e.number}[] = {{{positions}}};\n"
             rows += f"{limits}[0], {limits}[1], {len(used)}, softmetal_constants_{e.number}}},\n"
         return f"{lists}static const softmetal_kernel softmetal_kernels[] = {{\n{rows or '  {}'}}};\n"
+
+
+def _qualified(function: Function, designator: str) -> str:
+    """Found before a function of Metal's library that has the same name."""
+    is_qualified = "::" in designator.split("<")[0]
+    return designator if is_qualified else f"::{function.namespace}{designator}"
 
 
 def _base_name(designator: str) -> str:

@@ -23,6 +23,11 @@ class Language:
     def has_lambdas(self) -> bool:
         return self.version >= 320
 
+    @property
+    def has_generic_pointers(self) -> bool:
+        """Pointers and references without an address space, to memory of any kind but constant."""
+        return self.version >= 410
+
 
 _ALL = (
     Language("metal3.1", 310, 14),

@@ -2,8 +2,11 @@
 
 To clang a member function works on an object in any space, so the qualifier goes; which spaces a function
 was written for stays in an annotation, for the rules. Of overloads that differ in nothing but the space, one
-with the same body as another goes; where bodies differ, each takes a tag of the object's space, and so do
-the calls.
+with the same body as another goes, and a reference that each returns to its own space becomes one to any;
+where bodies differ, each takes a tag of the object's space, and so do the calls.
+
+In a function for one space besides `thread`, `this` points there, and so do the data members: references of
+their names hide them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from .lexer import TokenList, TranslationError
 from .types import ADDRESS_SPACES
 
 _SPECIFIERS = {"const", "volatile", *ADDRESS_SPACES}
+_ACCESS = {"public", "private", "protected"}
+_NO_DATA = {"static", "using", "typedef", "friend", "template", "operator", "static_assert", "enum"}
 
 
 @dataclass
@@ -24,9 +29,11 @@ class Member:
     template_begin: int
     begin: int  # after template <...>
     parameters: tuple[int, int]
+    body_begin: int  # its opening brace, or its semicolon
     end: int  # its closing brace or semicolon
     spaces: list[str]
     is_qualified: bool
+    returned_space: str  # of a reference returned, where that is the function's own
     signature: str
     body: str
 
@@ -35,19 +42,33 @@ def translate_members(tokens: TokenList, *, annotate: bool = True) -> None:
     overloads: dict[tuple[int, str], list[Member]] = defaultdict(list)
     for member in _members(tokens):
         overloads[member.class_body, member.signature].append(member)
-    tagged: set[str] = set()
+    tagged = {
+        (members[0].class_body, members[0].name)
+        for members in overloads.values()
+        if len({member.body for member in members}) > 1
+    }
     for members in overloads.values():
-        if len({member.body for member in members}) > 1:
+        if (members[0].class_body, members[0].name) in tagged:
             _tag(tokens, members, annotate)
-            tagged.add(members[0].name)
             continue
+        for member in members if len(members) > 1 else ():
+            _blank_spaces(tokens, member)
         spaces = sorted({space for member in members for space in member.spaces})
         for member in members[1:]:
             tokens.blank(member.template_begin, member.end + 1)
         if annotate and any(member.is_qualified for member in members):
             tokens[members[0].begin].before += _annotation(spaces)
+        _place_object(tokens, members[0], spaces)
     if tagged:
-        _tag_calls(tokens, tagged)
+        _tag_calls(tokens, {name for _, name in tagged})
+
+
+def _blank_spaces(tokens: TokenList, member: Member) -> None:
+    """`device T&` of a function qualified with `device`: `T&`."""
+    if member.returned_space:
+        for i in range(member.begin, member.parameters[0]):
+            if tokens.text(i) == member.returned_space:
+                tokens.blank(i, i + 1)
 
 
 def _annotation(spaces: list[str]) -> str:
@@ -99,23 +120,36 @@ def _member(tokens: TokenList, opening: int, close: int, qualifiers: list[int], 
     end = tokens.next(close)
     while tokens.text(end) not in ("{", ";"):
         end = tokens.closing(end) + 1 if tokens.text(end) == "(" else end + 1
+    body_begin = end
     body = tokens.join(end, tokens.closing(end) + 1) if tokens.text(end) == "{" else "declared"
     end = tokens.closing(end) if tokens.text(end) == "{" else end
     name = tokens.previous(opening)
     is_const = any(tokens.text(q) == "const" for q in qualifiers)
-    signature = f"{tokens.join(begin, close + 1)} {is_const}"
+    returned = _returned_space(tokens, begin, opening, spaces or ["thread"])
+    words = [tokens.text(i) for i in range(begin, name) if tokens.text(i) not in ("", returned)]
+    kind = " ".join(word for word in words if word not in ADDRESS_SPACES)
+    signature = f"{tokens.join(template_begin, begin)} {kind} {tokens.join(name, close + 1)} {is_const}"
     return Member(
         tokens.text(name),
         class_body,
         template_begin,
         begin,
         (opening, close),
+        body_begin,
         end,
         spaces or ["thread"],
         bool(spaces),
+        returned,
         signature,
-        body,
+        f"{' '.join(words)} {body}",
     )
+
+
+def _returned_space(tokens: TokenList, begin: int, opening: int, spaces: list[str]) -> str:
+    words = [tokens.text(i) for i in range(begin, opening)]
+    declared = [word for word in words if word in ADDRESS_SPACES]
+    is_reference = "&" in words[: words.index("operator")] if "operator" in words else "&" in words
+    return declared[0] if is_reference and declared == spaces else ""
 
 
 def _start(tokens: TokenList, i: int) -> int:
@@ -133,6 +167,70 @@ def _after_template(tokens: TokenList, i: int) -> int:
     return i
 
 
+# ---- the object, in its space --------------------------------------------------------------------
+
+
+def _place_object(tokens: TokenList, member: Member, spaces: list[str]) -> None:
+    if spaces == ["thread"] or len(spaces) != 1 or tokens.text(member.body_begin) != "{":
+        return
+    this = f"::softmetal::this_in<::softmetal::space::{spaces[0]}>(this)"
+    opening, close = member.parameters
+    parameters = {tokens.text(i) for i in range(opening, close)}
+    references = "".join(
+        f"decltype(({this}->{name})) {name} = {this}->{name}; "
+        for name in _data_members(tokens, member.class_body)
+        if name not in parameters
+    )
+    for i in range(member.body_begin, member.end):
+        if tokens.kind(i) == "name" and tokens.text(i) == "this":
+            tokens.overwrite(i, this)
+    # A block of its own: the function's variables may have these names too.
+    tokens[member.body_begin].after += references + "{ "
+    tokens[member.end].before += "} "
+
+
+def _data_members(tokens: TokenList, class_body: int) -> list[str]:
+    """Names of the class's own data members, in order; bit-fields have no address and are left out."""
+    names = []
+    i, end = class_body + 1, tokens.closing(class_body)
+    while i < end:
+        begin, i = i, _declaration_end(tokens, i, end)
+        while tokens.text(begin) in _ACCESS and tokens.text(begin + 1) == ":":
+            begin += 2
+        words = {tokens.text(k) for k in range(begin, i) if tokens.kind(k) == "name"}
+        if tokens.text(i) == ";" and not words & _NO_DATA:
+            names += [name for span in tokens.split(begin, i) if (name := _declared(tokens, *span))]
+        i += 1
+    return names
+
+
+def _declaration_end(tokens: TokenList, i: int, end: int) -> int:
+    """Its semicolon, or the brace that closes a function's body."""
+    is_function = False
+    while i < end and tokens.text(i) != ";":
+        if tokens.kind(i) == "op" and tokens.text(i) in ("(", "[", "{"):
+            is_body = is_function and tokens.text(i) == "{"
+            is_function = is_function or tokens.text(i) == "("
+            i = tokens.closing(i)
+            if is_body and tokens.text(i + 1) != ";":
+                return i
+        i += 1
+    return i
+
+
+def _declared(tokens: TokenList, begin: int, end: int) -> str:
+    """The name that a declarator without parentheses declares."""
+    name = ""
+    for i in range(begin, end):
+        if tokens.kind(i) == "op" and tokens.text(i) in ("(", ":"):
+            return ""
+        if tokens.kind(i) == "op" and tokens.text(i) in ("[", "=", "{"):
+            break
+        if tokens.kind(i) == "name":
+            name = tokens.text(i)
+    return name
+
+
 # ---- overloads whose bodies differ ---------------------------------------------------------------
 
 
@@ -147,6 +245,7 @@ def _tag(tokens: TokenList, members: list[Member], annotate: bool) -> None:
         tag = f"::softmetal::in_space_tag<::softmetal::space::{member.spaces[0]}>"
         if annotate and member.is_qualified:
             tokens[member.begin].before += _annotation(member.spaces)
+        _place_object(tokens, member, member.spaces)
         opening, close = member.parameters
         tokens[opening].after += tag + ("" if tokens.next(opening) == close else ", ")
 

@@ -63,6 +63,8 @@ def _is_space(tokens: TokenList, i: int) -> bool:
     if after == ">" or after == ",":  # the end of a template argument: S<float device>
         return tokens.kind(i - 1) == "name" and tokens.text(i - 1) not in ("return",) and after == ">"
     if after == ")":
+        if before == "(" and tokens.text(i - 2) == "coherent":
+            return True
         return tokens.text(i - 1) in (")", "const") or tokens.text(i - 1) in BUILTIN_TYPES
     return tokens.kind(i + 1) == "name" or after in _AFTER_SPACE - {"[", "...", "<"}
 

@@ -4,6 +4,7 @@ cannot express is reshaped.
 
 from __future__ import annotations
 
+from .language import Language
 from .lexer import TokenList
 from .structure import Outline
 
@@ -36,8 +37,8 @@ def host_text(tokens: TokenList, begin: int, end: int) -> str:
 
 
 def pointers_for_array_parameters(tokens: TokenList, outline: Outline) -> None:
-    """`constant T s[2]` as a parameter is a pointer to constant memory; clang would apply the address
-    space to the pointer.
+    """`constant T s[2]` as a parameter is a pointer to constant memory, `constant T s[2][3]` one to arrays;
+    clang would apply the address space to the pointer.
     """
     for function in outline.functions:
         for begin, end in tokens.split(function.parameters[0] + 1, function.parameters[1]):
@@ -45,18 +46,24 @@ def pointers_for_array_parameters(tokens: TokenList, outline: Outline) -> None:
             words = {tokens.text(i) for i in range(begin, end)}
             if bracket <= begin or not words & set(_MACROS) or words & {"*", "&"}:
                 continue
-            tokens[bracket - 1].before += "*"
-            tokens.blank(bracket, tokens.closing(bracket) + 1)
+            close = tokens.closing(bracket)
+            is_nested = tokens.text(close + 1) == "["
+            tokens[bracket - 1].before += "(*" if is_nested else "*"
+            tokens[bracket - 1].after += ")" if is_nested else ""
+            tokens.blank(bracket, close + 1)
 
 
-def translate_address_spaces(tokens: TokenList) -> None:
+def translate_address_spaces(tokens: TokenList, language: Language) -> None:
+    """`thread` stays as a word for the rules where leaving it out would mean something else."""
     for i, token in enumerate(tokens.tokens):
         if token.kind != "name":
             continue
-        if token.text == "coherent" and tokens.text(i + 1) == "(":  # of the memory of one device: all is
-            tokens.blank(i, tokens.closing(i + 1) + 1)
+        if token.text == "coherent" and tokens.text(i + 1) in ("(", *_SPACES):  # all memory is
+            tokens.blank(i, tokens.closing(i + 1) + 1 if tokens.text(i + 1) == "(" else i + 1)
             continue
         if token.text in _MACROS:
             token.text = _MACROS[token.text]
+        elif token.text == "thread" and language.has_generic_pointers:
+            token.text = "SOFTMETAL_THREAD"
         elif token.text == "thread":
             tokens.blank(i, i + 1)

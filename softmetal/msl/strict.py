@@ -7,6 +7,8 @@ and diagnostics.py hold the rules that need clang's view of the program.
 
 from __future__ import annotations
 
+import re
+
 from .attributes import check_attributes
 from .language import Language
 from .lexer import TokenList, TranslationError
@@ -31,6 +33,7 @@ _FORBIDDEN = {
     "char32_t": "Metal has no wide characters",
     "register": "Metal has no register storage class",
 }
+_LONG_DOUBLE = re.compile(r"(?!0[xX])[\d']*(\.|\d[eE]).*[lL]|0[xX].*[pP].*[lL]")
 _DECLARATION_SPECIFIERS = {
     "const", "volatile", "static", "constexpr", "inline", "typename", "typedef", "struct",
     "friend", "mutable", "explicit",
@@ -50,11 +53,14 @@ def check(tokens: TokenList, outline: Outline, language: Language) -> None:
             _check_kernel(tokens, function)
         if function.body is not None:
             _check_local_statics(tokens, function.body)
-    _PointerRule(tokens, outline).run()
+    if not language.has_generic_pointers:
+        _PointerRule(tokens, outline).run()
 
 
 def _check_words(tokens: TokenList) -> None:
     for i, token in enumerate(tokens.tokens):
+        if token.kind == "number" and _LONG_DOUBLE.fullmatch(token.text):
+            raise TranslationError(token.where, f"Metal has no long double: write {token.text[:-1]}")
         if token.kind != "name":
             continue
         if token.text in _FORBIDDEN and tokens.text(i - 1) not in (".", "->"):

@@ -17,6 +17,7 @@ from .structure import Function, Outline
 
 _STATEMENT_STARTS = {";", "{", "}", ":", ")"}
 _CONSTANT_DECLARATIONS = {"constexpr", "const", "static", "constant", "using", "typedef", "enum", "struct"}
+_ATTRIBUTES = {"alignas", "__attribute__"}
 _CONTROL = {"if", "else", "for", "while", "do", "switch", "case", "return"}
 
 
@@ -28,7 +29,7 @@ class Declaration:
     end: int
     type_name: str
     variables: list[tuple[str, str]]  # name, dimensions
-    alignment: str  # of alignas(), or "1"
+    alignment: str  # of alignas() or __attribute__((aligned())), or "1"
 
 
 @dataclass
@@ -122,7 +123,7 @@ def _leading_words(tokens: TokenList, begin: int) -> tuple[set[str], int]:
     words, i = set(), begin
     while tokens.kind(i) == "name":
         words.add(tokens.text(i))
-        i = tokens.closing(i + 1) + 1 if tokens.text(i) == "alignas" else i + 1
+        i = tokens.closing(i + 1) + 1 if tokens.text(i) in _ATTRIBUTES else i + 1
     return words, i
 
 
@@ -135,7 +136,7 @@ def _declares_variable(tokens: TokenList, begin: int, end: int) -> bool:
             return False
         if text == "<":
             i = tokens.closing_angle(i)
-        elif text == "[" or text == "alignas":
+        elif text == "[" or text in _ATTRIBUTES:
             i = tokens.closing(i if text == "[" else i + 1)
         i += 1
     return True
@@ -154,12 +155,9 @@ def _declared_names(tokens: TokenList, begin: int, end: int) -> set[str]:
 
 
 def _read_declaration(tokens: TokenList, begin: int, end: int) -> Declaration:
-    alignment, i = "1", begin
-    while tokens.text(i) in ("threadgroup", "static", "volatile", "alignas"):
-        if tokens.text(i) == "alignas":
-            close = tokens.closing(i + 1)
-            alignment = tokens.join(i + 2, close)
-            i = close
+    alignment = _take_alignment(tokens, begin, end)
+    i = begin
+    while tokens.kind(i) == "gone" or tokens.text(i) in ("threadgroup", "static", "volatile"):
         i += 1
     declarators = tokens.split(i, end)
     first_name = _name_index(tokens, *declarators[0])
@@ -169,6 +167,21 @@ def _read_declaration(tokens: TokenList, begin: int, end: int) -> Declaration:
         name = first_name if k == 0 else first
         variables.append((tokens.text(name), tokens.join(name + 1, last)))
     return Declaration(begin, end, tokens.join(words[0], words[-1] + 1), variables, alignment)
+
+
+def _take_alignment(tokens: TokenList, begin: int, end: int) -> str:
+    """Blanks the attributes of a declaration, wherever they stand in it; the alignment that they ask for."""
+    alignment, i = "1", begin
+    while i < end:
+        if tokens.text(i) in _ATTRIBUTES:
+            close = tokens.closing(i + 1)
+            aligned = [k for k in range(i, close) if tokens.text(k) in ("alignas", "aligned", "__aligned__")]
+            if aligned and tokens.text(aligned[0] + 1) == "(":
+                alignment = tokens.join(aligned[0] + 2, tokens.closing(aligned[0] + 1))
+            tokens.blank(i, close + 1)
+            i = close
+        i += 1
+    return alignment
 
 
 def _name_index(tokens: TokenList, begin: int, end: int) -> int:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from .attributes import annotate
 from .braces import translate_braced_arguments, translate_string_literals
 from .comparisons import translate_comparisons
+from .conditionals import translate_conditionals
 from .constants import FunctionConstants
-from .expressions import ExpressionPass, translate_literals
+from .expressions import ExpressionPass, translate_literals, translate_vectors_of_bool
 from .kernels import KernelPass
 from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TokenList
@@ -56,10 +57,12 @@ def translate(
     translate_members(tokens)
     translate_braced_arguments(tokens, program)
     translate_string_literals(tokens)
+    translate_conditionals(tokens)
     translate_comparisons(tokens, program)
+    translate_vectors_of_bool(tokens)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
-    translate_address_spaces(tokens)
+    translate_address_spaces(tokens, language)
     table = _module_table(kernels, constants, reached, checked)
     return Translation(HEADER + tokens.render() + table, tokens, program)
 

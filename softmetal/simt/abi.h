@@ -122,6 +122,8 @@ void softmetal_private_begin(void* array, uint64_t size, const char* name);
 void softmetal_private_end(void* array, uint64_t size);
 void softmetal_private_written(void* array);
 void softmetal_index(void* array, int64_t index, uint64_t count, const char* name);
+// An index into a vector in any memory is outside of it; the name is "" where the vector has none.
+void softmetal_component(int64_t index, uint64_t count, const char* name);
 
 // Counts of the dispatch on this OS thread, kept by the runtime and by the operations themselves. An
 // operation of a simdgroup or threadgroup counts once, exps once a thread.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,34 +66,78 @@ OWN_MODEL = """
 from torch import nn
 from transformers import PreTrainedModel
 
-class OwnAttention(nn.Module):
-    {body}
-
 class OwnModel(PreTrainedModel):
     config_class = CONFIG
     _supports_sdpa = True
 """
+OWN_ATTENTION = """
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+class OwnAttention({base}):
+    {body}
+"""
+FORWARD = "def forward(self, *inputs, **options):\n        return "
 
 
-@pytest.mark.parametrize(
-    ("body", "accepted"), [("pass", False), ("interface = ALL_ATTENTION_FUNCTIONS = None", True)]
-)
-def test_declared_sdpa_without_the_interface(tmp_path: Path, body: str, accepted: bool) -> None:
-    name = f"modeling_own_{accepted}"
-    path = tmp_path / f"{name}.py"
-    path.write_text(OWN_MODEL.format(body=body))
-    spec = importlib.util.spec_from_file_location(name, path)
+def loaded(name: str, text: str, monkeypatch: pytest.MonkeyPatch, path: Path, **names: Any) -> None:
+    """A module from a file, as remote code is loaded."""
+    file = path / f"{name}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    config = type("OwnConfig", (PreTrainedConfig,), {"model_type": name})
-    vars(module)["CONFIG"] = config
-    sys.modules[name] = module
+    vars(module).update(names)
+    monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
+
+
+@pytest.mark.parametrize("files", [1, 2])
+@pytest.mark.parametrize(
+    ("base", "body", "accepted"),
+    [
+        ("nn.Module", FORWARD + "inputs", False),
+        ("nn.Module", FORWARD + "ALL_ATTENTION_FUNCTIONS[self.name](*inputs)", True),
+        ("LlamaAttention", FORWARD + "inputs", False),
+        ("LlamaAttention", FORWARD + "super().forward(*inputs, **options)", True),
+        ("LlamaAttention", "scale = 1.0", True),
+    ],
+)
+def test_declared_sdpa_without_the_interface(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: int, base: str, body: str, accepted: bool
+) -> None:
+    """What a class declares it may have inherited, and the layers may be in a file beside the model's."""
+    name = f"own_{files}_{base.partition('.')[0]}_{abs(hash(body))}"
+    config = type("OwnConfig", (PreTrainedConfig,), {"model_type": name})
+    attention = OWN_ATTENTION.format(base=base, body=body)
+    if files == 2:
+        loaded(f"{name}_layers", attention, monkeypatch, tmp_path)
+        attention = f"from {name}_layers import OwnAttention\n"
+    loaded(name, attention + OWN_MODEL, monkeypatch, tmp_path, CONFIG=config)
+    made_up.append(vars(sys.modules[name])["OwnModel"])
     if accepted:
         mask_for(config())
     else:
         with pytest.raises(NotImplementedError, match="OwnModel"):
             mask_for(config())
+
+
+def test_a_notebook_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module without source, and a layer that was not there when the class was first looked up."""
+    notebook = types.ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    config = type("NotebookConfig", (PreTrainedConfig,), {"model_type": "notebook"})
+    notebook.CONFIG = config  # type: ignore[attr-defined]
+    exec(OWN_MODEL, vars(notebook))
+    made_up.append(notebook.OwnModel)
+    mask_for(config())
+    exec(OWN_ATTENTION.format(base="nn.Module", body=FORWARD + "inputs"), vars(notebook))
+    with pytest.raises(NotImplementedError, match="OwnModel"):
+        mask_for(config())
+    vars(notebook)["ALL_ATTENTION_FUNCTIONS"] = {}
+    other = OWN_ATTENTION.replace("OwnAttention", "OtherAttention")
+    exec(other.format(base="nn.Module", body=FORWARD + "inputs"), vars(notebook))
+    mask_for(config())
 
 
 def test_two_models_of_one_config() -> None:

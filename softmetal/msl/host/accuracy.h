@@ -1,5 +1,5 @@
-// Single-precision functions, twice: namespace precise and namespace fast, by the tables of the Metal Shading
-// Language specification ("Numerical compliance").
+// Single-precision functions, twice: namespace precise and namespace fast, by tables 8.1 and 8.2 of the Metal
+// Shading Language specification ("Numerical compliance").
 //
 // Fast functions read and write subnormal numbers as zero, and those that the specification implements by
 // others are the same formulas here: fast tanh of a large number is NaN, fast pow of a negative one too. How
@@ -158,7 +158,7 @@ SOFTMETAL_INLINE float divide(float y, float x) {
   y = flushed(y), x = flushed(x);
   // Past 2^126 the reciprocal of the divisor is subnormal.
   if (__builtin_fabsf(x) > 0x1p126f && !__builtin_isinf(x)) return y * __builtin_copysignf(0.0f, x);
-  return flushed(SOFTMETAL_RESULT(y / x, (double)y / (double)x, 2.5));
+  return flushed(SOFTMETAL_RESULT(y / x, (double)y / (double)x, y == 1.0f ? 1.0 : 2.5));
 }
 SOFTMETAL_INLINE float sqrt(float x) {
   x = flushed(x);
@@ -169,7 +169,7 @@ SOFTMETAL_INLINE float log10(float x) { return log2(x) * 0.30102999566398119521f
 SOFTMETAL_INLINE float pow(float x, float y) { return exp2(y * log2(x)); }
 SOFTMETAL_INLINE float powr(float x, float y) { return exp2(y * log2(x)); }
 SOFTMETAL_INLINE float tan(float x) { return sin(x) * divide(1.0f, cos(x)); }
-SOFTMETAL_INLINE float tanpi(float x) { return sinpi(x) * divide(1.0f, cospi(x)); }
+SOFTMETAL_INLINE float tanpi(float x) { return tan(x * (float)kPi); }
 SOFTMETAL_INLINE float sinh(float x) { return 0.5f * (exp(x) - exp(-x)); }
 SOFTMETAL_INLINE float cosh(float x) { return 0.5f * (exp(x) + exp(-x)); }
 SOFTMETAL_INLINE float tanh(float x) {

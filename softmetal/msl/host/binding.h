@@ -20,7 +20,10 @@ SOFTMETAL_INLINE bool function_constant_defined(uint32_t index) {
 
 // MTLDataType of a function constant.
 template <class T>
-struct data_type_of;
+struct data_type_of {
+  static_assert(sizeof(T) == 0, "a function constant is a scalar or a vector");
+  static constexpr uint32_t value = 0;
+};
 #define SOFTMETAL_DATA_TYPE(T, VALUE)        \
   template <>                                \
   struct data_type_of<T> {                   \
@@ -176,7 +179,10 @@ struct nth<0, First, Rest...> {
 };
 
 template <class P>
-struct argument_kind_of;
+struct argument_kind_of {
+  static_assert(sizeof(P) == 0, "a buffer is a pointer or reference to device or constant memory");
+  static constexpr uint32_t value = 0;
+};
 template <class P>
 struct argument_kind_of<P&> : argument_kind_of<P*> {};
 template <class T>

@@ -21,18 +21,28 @@ template <class T, int N>
 SOFTMETAL_INLINE T length_squared(vec<T, N> a) {
   return dot(a, a);
 }
-template <class T, int N>
-SOFTMETAL_INLINE T length(vec<T, N> a) {
-  return (T)sqrt(dot(a, a));
+#define SOFTMETAL_NORMS                                   \
+  template <class T, int N>                               \
+  SOFTMETAL_INLINE T length(vec<T, N> a) {                \
+    return (T)sqrt(dot(a, a));                            \
+  }                                                       \
+  template <class T, int N>                               \
+  SOFTMETAL_INLINE T distance(vec<T, N> a, vec<T, N> b) { \
+    const vec<T, N> difference = a - b;                   \
+    return (T)sqrt(dot(difference, difference));          \
+  }                                                       \
+  template <class T, int N>                               \
+  SOFTMETAL_INLINE vec<T, N> normalize(vec<T, N> a) {     \
+    return a * (T)rsqrt(dot(a, a));                       \
+  }
+SOFTMETAL_NORMS
+namespace fast {
+SOFTMETAL_NORMS
 }
-template <class T, int N>
-SOFTMETAL_INLINE T distance(vec<T, N> a, vec<T, N> b) {
-  return length(a - b);
+namespace precise {
+SOFTMETAL_NORMS
 }
-template <class T, int N>
-SOFTMETAL_INLINE vec<T, N> normalize(vec<T, N> a) {
-  return a * (T)rsqrt(dot(a, a));
-}
+#undef SOFTMETAL_NORMS
 template <class T>
 SOFTMETAL_INLINE vec<T, 3> cross(vec<T, 3> a, vec<T, 3> b) {
   return a.yzx * b.zxy - a.zxy * b.yzx;

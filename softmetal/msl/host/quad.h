@@ -45,8 +45,7 @@ SOFTMETAL_UNCHECKED void quad_first(softmetal_simdgroup* group) {
     if (is_active(group, i))
       for (int k = i / 4 * 4; k < i / 4 * 4 + 4; ++k) result<T>(group, k) = operand<T>(group, i);
 }
-// Within the quad; beyond its ends a lane keeps its own value, or takes the fill value of the lane it wraps
-// around to.
+// Within the quad; beyond its ends a lane keeps its own value, or that of the lane it wraps around to.
 template <class T, int direction, bool rotates>
 SOFTMETAL_UNCHECKED void quad_move(softmetal_simdgroup* group) {
   for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i) {
@@ -54,8 +53,8 @@ SOFTMETAL_UNCHECKED void quad_move(softmetal_simdgroup* group) {
     const int first = i / 4 * 4;
     int source = i - first + direction * (int)group->in[i][2];
     if (rotates) source &= 3;
-    const bool inside = source >= 0 && source < 4 && is_active(group, first + source);
-    result<T>(group, i) = operand<T>(group, inside ? first + source : i);
+    const bool inside = source >= 0 && source < 4;
+    result<T>(group, i) = operand<T>(group, inside ? source_lane(group, i, first + source) : i);
   }
 }
 SOFTMETAL_UNCHECKED inline void quad_votes(softmetal_simdgroup* group) {

@@ -1,8 +1,9 @@
-// Functions of two vectors called with a number first: `fmax(0, v)`. Apple's are overloads for each type, to
-// which the number converts; those of math.h are templates, which deduce their type from the first argument.
+// Functions of two vectors called with a number first, as `fmax(0, v)`, and select with one number. Apple's
+// are overloads for each type, to which the number converts; those of math.h and relational.h are templates,
+// which deduce their type from the first argument.
 #pragma once
 #pragma clang system_header
-#include "math.h"
+#include "relational.h"
 
 namespace metal {
 #define SOFTMETAL_SCALAR_FIRST(NAME)                                           \
@@ -19,4 +20,12 @@ SOFTMETAL_SCALAR_FIRST(powr)
 SOFTMETAL_SCALAR_FIRST(fmod)
 SOFTMETAL_SCALAR_FIRST(step)
 #undef SOFTMETAL_SCALAR_FIRST
+template <class T, int N, class S, class C, enable_if_t<is_arithmetic_v<S>, int> = 0>
+SOFTMETAL_INLINE vec<T, N> select(vec<T, N> a, S b, vec<C, N> c) {
+  return select(a, vec<T, N>((T)b), c);
+}
+template <class S, class T, int N, class C, enable_if_t<is_arithmetic_v<S>, int> = 0>
+SOFTMETAL_INLINE vec<T, N> select(S a, vec<T, N> b, vec<C, N> c) {
+  return select(vec<T, N>((T)a), b, c);
+}
 }  // namespace metal

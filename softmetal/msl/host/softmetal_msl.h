@@ -22,5 +22,6 @@
 #include "simdgroup_matrix.h"
 #include "atomics.h"
 #include "fence.h"
+#include "logging.h"
 #include "binding.h"
 #include "internals.h"

@@ -148,9 +148,14 @@ using remove_addrspace_t = typename remove_addrspace<T>::type;
 
 template <class T>
 add_rvalue_reference_t<T> declval() noexcept;
-// Under Apple's private name, which programs specialise.
+// Under Apple's private name, which programs specialise. Other types have no limits, as in C++.
 template <class T>
-struct _numeric_limits_impl;
+struct _numeric_limits_impl {
+  static constexpr bool is_specialized = false;
+  static constexpr T min() { return T(); }
+  static constexpr T lowest() { return T(); }
+  static constexpr T max() { return T(); }
+};
 template <class T>
 struct numeric_limits : _numeric_limits_impl<T> {};
 #define SOFTMETAL_INTEGER_LIMITS(T, SIGNED, LOWEST, HIGHEST)                         \
@@ -202,6 +207,19 @@ struct array {
   SOFTMETAL_INLINE constexpr const T& operator[](size_t i) const { return elements_[i]; }
   SOFTMETAL_INLINE constexpr size_t size() const { return N; }
 };
+template <class T>
+class array_ref {
+  const T* elements_ = nullptr;
+  size_t size_ = 0;
+
+ public:
+  array_ref() = default;
+  SOFTMETAL_INLINE constexpr array_ref(const T* elements, size_t size) : elements_(elements), size_(size) {}
+  template <size_t N>
+  SOFTMETAL_INLINE constexpr array_ref(const array<T, N>& a) : elements_(a.elements_), size_(N) {}
+  SOFTMETAL_INLINE constexpr const T& operator[](size_t i) const { return elements_[i]; }
+  SOFTMETAL_INLINE constexpr size_t size() const { return size_; }
+};
 
 enum class mem_flags {
   mem_none = SOFTMETAL_MEM_NONE,
@@ -246,6 +264,19 @@ struct identity {
 template <class T>
 using undeduced = typename identity<T>::type;
 
+// What an arm of a conditional expression, of type A beside one of type B, is cast to (conditionals.py).
+template <class A, class B>
+struct arm {
+  using type = remove_cv_t<remove_addrspace_t<remove_reference_t<A>>>;
+};
+template <class A, class B>
+constexpr bool keeps_its_type =
+    __is_array(remove_reference_t<A>) || __is_function(remove_reference_t<A>) || __is_void(A) ||
+    (__is_class(remove_reference_t<A>) &&
+     __is_same(remove_const_t<remove_reference_t<A>>, remove_const_t<remove_reference_t<B>>));
+template <class A, class B>
+using arm_t = typename conditional<keeps_its_type<A, B>, identity<A>, arm<A, B>>::type::type;
+
 enum class space { thread, device, constant, threadgroup };
 template <class P>
 struct pointee_space {
@@ -269,6 +300,16 @@ template <class T>
 struct object_space;
 template <class T>
 struct object_space<T&> : pointee_space<T*> {};
+// `this` of a member function for objects in that space.
+template <space where, class T>
+SOFTMETAL_INLINE auto this_in(T* object) {
+  if constexpr (where == space::device)
+    return (SOFTMETAL_DEVICE T*)object;
+  else if constexpr (where == space::threadgroup)
+    return (SOFTMETAL_THREADGROUP T*)object;
+  else
+    return (SOFTMETAL_CONSTANT T*)object;
+}
 template <class T>
 using tag_of = in_space_tag<object_space<remove_reference_t<T>&>::value>;
 }  // namespace softmetal

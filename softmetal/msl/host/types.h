@@ -7,6 +7,7 @@
 // (compile.py) makes the default space, which is Metal's `thread`, one that includes all others: structs are
 // copied between any two, and member functions work on objects in any. Where Metal wants them told apart, the
 // rules do that (../rules).
+#define SOFTMETAL_THREAD
 #define SOFTMETAL_DEVICE __attribute__((opencl_global_device))
 #define SOFTMETAL_THREADGROUP __attribute__((opencl_local))
 #define SOFTMETAL_CONSTANT_SPACE __attribute__((opencl_global_host))
@@ -31,6 +32,10 @@ typedef _Float16 half;
 typedef __bf16 bfloat;
 
 namespace metal {
+using ::uchar;
+using ::uint;
+using ::ulong;
+using ::ushort;
 template <class T, int N>
 using vec = T __attribute__((ext_vector_type(N)));
 }  // namespace metal
@@ -82,14 +87,39 @@ struct packed3 {
   SOFTMETAL_INLINE packed3(const SOFTMETAL_DEVICE packed3& p) : x(p.x), y(p.y), z(p.z) {}
   SOFTMETAL_INLINE packed3(const SOFTMETAL_THREADGROUP packed3& p) : x(p.x), y(p.y), z(p.z) {}
   SOFTMETAL_INLINE packed3(SOFTMETAL_CONSTANT packed3& p) : x(p.x), y(p.y), z(p.z) {}
+  SOFTMETAL_INLINE T& operator[](uint i) { return (&x)[i]; }
+  SOFTMETAL_INLINE const T& operator[](uint i) const { return (&x)[i]; }
   SOFTMETAL_INLINE operator metal::vec<T, 3>() const { return metal::vec<T, 3>{x, y, z}; }
+  SOFTMETAL_INLINE T& operator[](int i) { return (&x)[i]; }
+  SOFTMETAL_INLINE const T& operator[](int i) const { return (&x)[i]; }
+#define SOFTMETAL_COMPOUND(OP)                                \
+  template <class Other>                                      \
+  SOFTMETAL_INLINE packed3& operator OP##=(Other other) {     \
+    return *this = packed3(metal::vec<T, 3>(*this) OP other); \
+  }
+  SOFTMETAL_COMPOUND(+)
+  SOFTMETAL_COMPOUND(-)
+  SOFTMETAL_COMPOUND(*)
+  SOFTMETAL_COMPOUND(/)
+  SOFTMETAL_COMPOUND(%)
+  SOFTMETAL_COMPOUND(&)
+  SOFTMETAL_COMPOUND(|)
+  SOFTMETAL_COMPOUND(^)
+  SOFTMETAL_COMPOUND(<<)
+  SOFTMETAL_COMPOUND(>>)
+#undef SOFTMETAL_COMPOUND
 };
 }  // namespace softmetal
 
 #define SOFTMETAL_PACKED(T)                                                        \
   typedef T packed_##T##2 __attribute__((ext_vector_type(2), aligned(sizeof(T)))); \
   typedef softmetal::packed3<T> packed_##T##3;                                     \
-  typedef T packed_##T##4 __attribute__((ext_vector_type(4), aligned(sizeof(T))));
+  typedef T packed_##T##4 __attribute__((ext_vector_type(4), aligned(sizeof(T)))); \
+  namespace metal {                                                                \
+  using ::packed_##T##2;                                                           \
+  using ::packed_##T##3;                                                           \
+  using ::packed_##T##4;                                                           \
+  }
 SOFTMETAL_PACKED(char)
 SOFTMETAL_PACKED(uchar)
 SOFTMETAL_PACKED(short)

@@ -1,7 +1,9 @@
 // Address spaces, section 4. clang's default space includes the others in the mode that programs are
 // translated for; Metal's `thread` does not. So what clang converts to the default space without being told
 // is refused here, but for copies of whole objects. `this` of a member function points to thread memory
-// unless the function is qualified; from 4.1 on to memory of any kind.
+// unless the function is qualified; from 4.1 on to memory of any kind, as do pointers and references that are
+// declared without an address space (constant memory is none of these kinds).
+#include <clang/Basic/SourceManager.h>
 #include <llvm/ADT/StringExtras.h>
 
 #include "rules.h"
@@ -71,19 +73,27 @@ bool points_by_deduction(const ASTContext& context, QualType type) {
   return space_was_deduced(context, type->getPointeeType());
 }
 
+// Whether the word `thread` stands between the beginning of a declaration and the name declared.
+bool says_thread(const SourceManager& sources, SourceLocation name) {
+  name = sources.getFileLoc(name);
+  StringRef text = sources.getBufferData(sources.getFileID(name)).take_front(sources.getFileOffset(name));
+  return text.drop_front(text.find_last_of(",;(){}") + 1).contains("SOFTMETAL_THREAD");
+}
+
 class AddressSpaces : public Family {
  public:
   using Family::Family;
 
   void declaration(const Decl* declaration) override {
     if (const auto* variable = dyn_cast<VarDecl>(declaration); variable && !isa<ParmVarDecl>(variable)) {
-      if (points_by_deduction(program.context, variable->getType()))
+      if (points_by_deduction(program.context, variable->getType()) && !is_generic(variable))
         program.refuse(variable->getLocation(),
                        "'" + variable->getName() +
                            "' is declared to point to thread memory, but its initialiser is in " +
                            name_of(space_of(variable->getType()->getPointeeType())) + " memory");
       if (variable->hasInit() && !variable->getType()->isDependentType())
-        check_binding(variable->getType(), variable->getInit(), "'" + variable->getName().str() + "'");
+        check_binding(variable, variable->getType(), variable->getInit(),
+                      "'" + variable->getName().str() + "'");
     }
     if (const auto* function = dyn_cast<FunctionDecl>(declaration)) check_instantiation(function);
   }
@@ -93,8 +103,12 @@ class AddressSpaces : public Family {
     if (const auto* call = dyn_cast<CallExpr>(statement)) check_call(call);
     if (const auto* result = dyn_cast<ReturnStmt>(statement);
         result && result->getRetValue() && program.function)
-      check_binding(program.function->getReturnType(), result->getRetValue(),
+      check_binding(program.function, program.function->getReturnType(), result->getRetValue(),
                     "the result of '" + program.function->getNameAsString() + "'");
+    if (const auto* assignment = dyn_cast<BinaryOperator>(statement);
+        assignment && assignment->getOpcode() == BO_Assign)
+      settle_generic(assigned(assignment->getLHS()), assignment->getRHS());
+    if (const auto* list = dyn_cast<InitListExpr>(statement)) check_fields(list);
     if (const auto* cast = dyn_cast<ImplicitCastExpr>(statement);
         cast && cast->getCastKind() == CK_AddressSpaceConversion && !settled_.count(cast)) {
       const bool is_pointer = cast->getType()->isPointerType();
@@ -108,6 +122,36 @@ class AddressSpaces : public Family {
  private:
   // Conversions that were judged together with what surrounds them.
   std::set<const ImplicitCastExpr*> settled_;
+
+  // Whether that pointer, reference or result is declared without an address space, which from 4.1 on it may.
+  bool is_generic(const DeclaratorDecl* declared) const {
+    return program.version >= 410 && declared && !program.is_library(declared) &&
+           !says_thread(program.context.getSourceManager(), declared->getLocation());
+  }
+
+  // True if `value` converts to a generic pointer or reference, as from any space but constant it does.
+  bool settle_generic(const DeclaratorDecl* target, const Expr* value) {
+    const ImplicitCastExpr* cast = is_generic(target) ? conversion(value) : nullptr;
+    if (!cast || space_of(place_of(cast->getSubExpr())) == Space::kConstant) return false;
+    settled_.insert(cast);
+    return true;
+  }
+
+  static const DeclaratorDecl* assigned(const Expr* e) {
+    e = e->IgnoreParens();
+    if (const auto* member = dyn_cast<MemberExpr>(e))
+      return dyn_cast<DeclaratorDecl>(member->getMemberDecl());
+    if (const auto* name = dyn_cast<DeclRefExpr>(e)) return dyn_cast<DeclaratorDecl>(name->getDecl());
+    return nullptr;
+  }
+
+  void check_fields(const InitListExpr* list) {
+    const auto* record = list->getType()->getAsCXXRecordDecl();
+    if (!record || record->isUnion() || record->getNumBases()) return;
+    unsigned i = 0;
+    for (const FieldDecl* field : record->fields())
+      if (i < list->getNumInits()) settle_generic(field, list->getInit(i++));
+  }
 
   static const char* source(const ImplicitCastExpr* cast) {
     return name_of(space_of(place_of(cast->getSubExpr())));
@@ -159,6 +203,7 @@ class AddressSpaces : public Family {
     const std::string name = parameter->getNameAsString();
     const std::string what =
         name.empty() ? "a parameter of '" + callee + "'" : "parameter '" + name + "' of '" + callee + "'";
+    if (settle_generic(parameter, argument)) return;
     if (const ImplicitCastExpr* cast = conversion(argument)) {
       settled_.insert(cast);
       program.refuse(argument->getBeginLoc(), what + " points to thread memory, and the argument ('" +
@@ -166,7 +211,7 @@ class AddressSpaces : public Family {
                                                   "') is in " + source(cast) + " memory");
       return;
     }
-    check_binding(parameter->getType(), argument, what);
+    check_binding(parameter, parameter->getType(), argument, what);
   }
 
   // `this` of `method`, called on `object`.
@@ -216,8 +261,9 @@ class AddressSpaces : public Family {
   }
 
   // From 4.1 on, a part of *this is no thread memory in a member function that does not say so.
-  void check_binding(QualType target, const Expr* value, const std::string& what) {
-    if (program.version < 410) return;
+  void check_binding(const DeclaratorDecl* declared, QualType target, const Expr* value,
+                     const std::string& what) {
+    if (program.version < 410 || settle_generic(declared, value) || is_generic(declared)) return;
     const auto* method = dyn_cast_or_null<CXXMethodDecl>(program.function);
     if (!method || isa<CXXConstructorDecl, CXXDestructorDecl>(method) || !spaces_of(method).empty()) return;
     if (method->getParent()->isLambda()) return;
@@ -234,7 +280,7 @@ class AddressSpaces : public Family {
     if (!function->isTemplateInstantiation() || function->getPointOfInstantiation().isInvalid()) return;
     if (program.is_library(function->getPointOfInstantiation())) return;
     for (const ParmVarDecl* parameter : function->parameters()) {
-      if (!points_by_deduction(program.context, parameter->getType())) continue;
+      if (!points_by_deduction(program.context, parameter->getType()) || is_generic(parameter)) continue;
       program.refuse(function->getPointOfInstantiation(),
                      "parameter '" + parameter->getNameAsString() + "' of '" + function->getNameAsString() +
                          "' points to thread memory, and the argument is in " +

@@ -59,7 +59,12 @@ void softmetal_private_written(void* array) {
 void softmetal_index(void* array, int64_t index, uint64_t count, const char* name) {
   Checker* checks = checker();
   if (checks && on_stack(*current_fiber, array))
-    checks->report_index(*current_fiber, index, count, name, caller());
+    checks->report_index(*current_fiber, "private array", index, count, name, caller());
+}
+
+void softmetal_component(int64_t index, uint64_t count, const char* name) {
+  if (Checker* checks = checker())
+    checks->report_index(*current_fiber, "vector", index, count, name, caller());
 }
 
 }  // extern "C"

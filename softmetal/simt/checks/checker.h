@@ -59,7 +59,7 @@ class Checker {
   void access_private(Fiber&, void* address, uint64_t size, uint32_t kind, uintptr_t pc);
   void check_object(Fiber&, void* address, uint64_t size, uint32_t kind, void* object, uint64_t object_size,
                     const char* name, uintptr_t pc);
-  void report_index(Fiber&, int64_t index, uint64_t count, const char* name, uintptr_t pc);
+  void report_index(Fiber&, const char* what, int64_t index, uint64_t count, const char* name, uintptr_t pc);
 
   void settle();  // decides the pending writes; called before another fiber runs
   std::vector<std::string> findings() const;

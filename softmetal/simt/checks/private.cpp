@@ -97,10 +97,12 @@ void Checker::check_object(Fiber& f, void* address, uint64_t size, uint32_t kind
   worker_->stop(&f);
 }
 
-void Checker::report_index(Fiber& f, int64_t index, uint64_t count, const char* name, uintptr_t pc) {
+void Checker::report_index(Fiber& f, const char* what, int64_t index, uint64_t count, const char* name,
+                           uintptr_t pc) {
   if (!(dispatch_.settings.checks & SOFTMETAL_CHECK_BOUNDS)) return;
   add("bounds", date(f, Space::other, pc - dispatch_.module->base, 0), {},
-      "index " + std::to_string(index) + " of private array '" + name + "', where it has " +
+      "index " + std::to_string(index) + " of " +
+          (*name ? std::string(what) + " '" + name + "'" : "a vector") + ", where it has " +
           std::to_string(count) + (count == 1 ? " element" : " elements"),
       "");
   worker_->stop(&f);

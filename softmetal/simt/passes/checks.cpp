@@ -1,10 +1,10 @@
 // What the checks see of a kernel, in functions that clang marks as sanitised (the checked mode).
 //
-// Early, in the code as clang emits it: where each private array lives and dies, every index into one against
-// its length, and components of vectors as accesses of their own. Late, in optimised code: every access of
-// memory becomes one of the address that softmetal_access returns. The addresses of buffers that the kernel
-// computes with are no real ones (simt/checks/checker.h), so an access belongs to the buffer that its pointer
-// came from however far off it is.
+// Early, in the code as clang emits it: where each private array lives and dies, every index into one or into
+// a vector against its length, and components of vectors as accesses of their own. Late, in optimised code:
+// every access of memory becomes one of the address that softmetal_access returns. The addresses of buffers
+// that the kernel computes with are no real ones (simt/checks/checker.h), so an access belongs to the buffer
+// that its pointer came from however far off it is.
 #include <llvm/Analysis/ValueTracking.h>
 #include <llvm/Demangle/Demangle.h>
 #include <llvm/IR/DebugInfoMetadata.h>
@@ -61,6 +61,7 @@ class Early {
         end_(module.getOrInsertFunction("softmetal_private_end", none_, pointer_, size_)),
         written_(module.getOrInsertFunction("softmetal_private_written", none_, pointer_)),
         index_(module.getOrInsertFunction("softmetal_index", none_, pointer_, size_, size_, pointer_)),
+        component_(module.getOrInsertFunction("softmetal_component", none_, size_, size_, pointer_)),
         alignment_(module.getOrInsertFunction("softmetal_alignment", none_, pointer_, size_)) {}
 
   void run(Function& f) {
@@ -68,13 +69,16 @@ class Early {
     SmallVector<GetElementPtrInst*> indexing;
     SmallVector<LoadInst*> loads;
     SmallVector<CallBase*> calls;
+    SmallVector<Instruction*> components;
     for (Instruction& i : instructions(f)) {
       if (auto* alloca = dyn_cast<AllocaInst>(&i); alloca && holds_array(alloca->getAllocatedType()))
         arrays.push_back(alloca);
       if (auto* gep = dyn_cast<GetElementPtrInst>(&i)) indexing.push_back(gep);
       if (auto* load = dyn_cast<LoadInst>(&i); load && load->getType()->isVectorTy()) loads.push_back(load);
       if (auto* call = dyn_cast<CallBase>(&i); call && !isa<IntrinsicInst>(call)) calls.push_back(call);
+      if (isa<ExtractElementInst>(i) || isa<InsertElementInst>(i)) components.push_back(&i);
     }
+    for (Instruction* component : components) check_component(*component);
     for (LoadInst* load : loads) check_alignment(*load);
     for (LoadInst* load : loads) split_components(*load);
     for (AllocaInst* array : arrays) track(*array);
@@ -91,6 +95,34 @@ class Early {
     if (!taken_apart || isa<AllocaInst>(getUnderlyingObject(load.getPointerOperand()))) return;
     IRBuilder<>(&load).CreateCall(
         alignment_, {load.getPointerOperand(), ConstantInt::get(size_, load.getAlign().value())});
+  }
+
+  // `v[i]` with an i that is known when it runs. Past the end there is no memory that the code may touch.
+  void check_component(Instruction& i) {
+    Value* vector = i.getOperand(0);
+    auto* type = cast<FixedVectorType>(vector->getType());
+    Value* index = i.getOperand(isa<InsertElementInst>(i) ? 2 : 1);
+    uint64_t count = type->getNumElements();
+    if (auto* constant = dyn_cast<ConstantInt>(index); constant && constant->getZExtValue() < count) return;
+    auto* load = dyn_cast<LoadInst>(vector);
+    report_outside(i, index, count, [&](IRBuilder<>& report, Value* number, Value* limit) {
+      Value* name = report.CreateGlobalStringPtr(load ? name_of(load->getPointerOperand()) : "");
+      report.CreateCall(component_, {number, limit, name});
+    });
+  }
+
+  // `report` is reached where `index`, a number of the source, is not below `limit`.
+  void report_outside(Instruction& at, Value* index, uint64_t limit,
+                      function_ref<void(IRBuilder<>&, Value* number, Value* limit)> report) {
+    IRBuilder<> b(&at);
+    Value* number = b.CreateSExt(index, size_);
+    Value* bound = ConstantInt::get(size_, limit);
+    Value* outside = b.CreateICmpUGE(number, bound);
+    Instruction* then = SplitBlockAndInsertIfThen(outside, at.getIterator(), false);
+    IRBuilder<> inside(then);
+    inside.SetCurrentDebugLocation(at.getDebugLoc());
+    give_place(inside, *at.getFunction());
+    report(inside, number, bound);
   }
 
   // `v.x = a` is a load, an insertion and a store of all of v; `v.x` is a load of all of v. Only one
@@ -178,21 +210,17 @@ class Early {
       uint64_t limit = array->getNumElements() + (accessed || i + 1 < gep.getNumOperands() ? 0 : 1);
       auto* constant = dyn_cast<ConstantInt>(index);
       if (constant && constant->getZExtValue() < limit) continue;
-      IRBuilder<> b(&gep);
-      Value* number = b.CreateSExt(index, size_);
-      Value* outside = b.CreateICmpUGE(number, ConstantInt::get(size_, limit));
-      Instruction* then = SplitBlockAndInsertIfThen(outside, gep.getIterator(), false);
-      IRBuilder<> report(then);
-      report.SetCurrentDebugLocation(gep.getDebugLoc());
-      Value* name = report.CreateGlobalStringPtr(name_of(gep.getPointerOperand()));
-      Value* count = ConstantInt::get(size_, array->getNumElements());
-      report.CreateCall(index_, {gep.getPointerOperand(), number, count, name});
+      report_outside(gep, index, limit, [&](IRBuilder<>& report, Value* number, Value*) {
+        Value* name = report.CreateGlobalStringPtr(name_of(gep.getPointerOperand()));
+        Value* count = ConstantInt::get(size_, array->getNumElements());
+        report.CreateCall(index_, {gep.getPointerOperand(), number, count, name});
+      });
     }
   }
 
   Module& module_;
   Type *none_, *pointer_, *size_;
-  FunctionCallee begin_, end_, written_, index_, alignment_;
+  FunctionCallee begin_, end_, written_, index_, component_, alignment_;
 };
 
 // Whether a vector is read only to be written back with other components, or to be taken apart.

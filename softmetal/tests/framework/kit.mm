@@ -21,6 +21,13 @@ std::string reason(NSError* error) {
   return error ? [[error localizedDescription] UTF8String] : "(no error text)";
 }
 
+// The macro KIT_LANGUAGE stands for a version of the language.
+static void set_language(MTLCompileOptions* options, const std::string& name) {
+  options.languageVersion = name == "3.1"   ? MTLLanguageVersion3_1
+                            : name == "3.2" ? MTLLanguageVersion3_2
+                                            : MTLLanguageVersion4_0;
+}
+
 // The macro KIT_MATH stands for one use of the math options.
 static void set_math(MTLCompileOptions* options, const std::string& name) {
   options.mathMode = name == "no mode" ? MTLMathMode(7) : MTLMathModeSafe;
@@ -41,6 +48,8 @@ id<MTLLibrary> library(const std::string& source, const Macros& macros) {
                      forKey:[NSString stringWithUTF8String:entry.key().c_str()]];
     options.preprocessorMacros = dictionary;
     if (const auto math = macros.find("KIT_MATH"); math != macros.end()) set_math(options, math->value());
+    if (const auto language = macros.find("KIT_LANGUAGE"); language != macros.end())
+      set_language(options, language->value());
     NSError* error = nil;
     id<MTLLibrary> library = [device() newLibraryWithSource:[NSString stringWithUTF8String:source.c_str()]
                                                     options:options

@@ -278,3 +278,27 @@ def test_math_options_choose_the_functions(kit: ModuleType, math: str | None, fl
 def test_a_math_mode_that_does_not_exist_is_misuse(kit: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="mathMode 7"):
         run(kit, "subnormal", torch.ones(8, device="mps"), macros={"KIT_MATH": "no mode"})
+
+
+VERSION = """
+#include <metal_stdlib>
+kernel void version(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  y[i] = __METAL_VERSION__;
+}
+"""
+
+
+@pytest.mark.parametrize(("language", "version"), [("3.1", 310), ("3.2", 320), ("4.0", 400), (None, 320)])
+def test_the_language_is_the_one_of_the_options(kit: ModuleType, language: str | None, version: int) -> None:
+    y = torch.zeros(8, device="mps")
+    run(kit, "version", y, source=VERSION, macros={"KIT_LANGUAGE": language} if language else {})
+    assert y[0].item() == version
+
+
+def test_lambdas_need_the_language_that_has_them(kit: ModuleType) -> None:
+    source = VERSION.replace("__METAL_VERSION__", "[](float x) { return x; }(3)")
+    y = torch.zeros(8, device="mps")
+    run(kit, "version", y, source=source, macros={"KIT_LANGUAGE": "3.2"})
+    assert y[0].item() == 3
+    with pytest.raises(RuntimeError, match="Metal before 3.2 has no lambda"):
+        run(kit, "version", y, source=source, macros={"KIT_LANGUAGE": "3.1"})

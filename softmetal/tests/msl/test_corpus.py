@@ -78,9 +78,52 @@ def test_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "softmetal", "corpus", str(tmp_path), "--json", str(report), "--verbose"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "1 of 2 kernel functions compile (50.0 %)" in done.stdout
-    assert "b.metal:3: use of undeclared identifier 'none' [good]" in done.stdout
+    assert "b.metal:3: 'none' is declared nowhere" in done.stdout
     rows = {row["path"]: row for row in json.loads(report.read_text())}
     assert (rows["a.metal"]["compiled"], rows["b.metal"]["compiled"]) == (1, 0)
     absent = subprocess.run([*command[:4], str(tmp_path / "absent")], capture_output=True, text=True)
-    assert absent.returncode == 1
+    assert absent.returncode == 2
     assert "is no folder" in absent.stderr
+
+
+HOSTS = {
+    "a macro": ("kernel void bad(device ftype* x) { x[0] = 1; }\n", "'ftype' is declared nowhere: a macro"),
+    "a prelude": ("kernel void bad(device float* x) { x[0] = helper(1); }\n", "'helper' is declared nowhere"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTS)
+def test_what_hosts_define_is_a_cause(what: str, tmp_path: Path) -> None:
+    source, cause = HOSTS[what]
+    (failure,) = tried(tmp_path, source + GOOD).failures
+    assert failure.kernels == ["bad"]
+    assert cause in failure.cause
+
+
+def test_names_without_their_namespace_are_a_cause(tmp_path: Path) -> None:
+    path = tmp_path / "a.metal"
+    source = "#include <metal_stdlib>\nkernel void k(device float* x) { x[0] = simd_sum(x[1]); }\n"
+    path.write_text(source)
+    assert "using namespace metal" in try_source(path, tmp_path, 60).failures[0].cause
+    path.write_text(source.replace("simd_sum", "metal::simd_sum"))
+    assert try_source(path, tmp_path, 60).compiled == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
+def test_encodings(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.metal"
+    path.write_bytes(f"// \xe9\n{PRELUDE}{GOOD}".encode(encoding))
+    assert try_source(path, tmp_path, 60).compiled == 1
+
+
+def test_files_that_are_no_programs(tmp_path: Path) -> None:
+    path = tmp_path / "a.metal"
+    for text in ("", "\x00\x01}}}{{{(((", "kernel void k(", "template <template <", "#if 1\n", "operator"):
+        path.write_text(text)
+        assert try_source(path, tmp_path, 60).compiled == 0
+
+
+def test_sources_of_3_2(tmp_path: Path) -> None:
+    log = '#include <metal_logging>\nkernel void log(device float* x) { os_log_default.log("x"); }\n'
+    assert tried(tmp_path, log + GOOD).compiled == 2
+    assert tried(tmp_path, log.replace("os_log", "other") + GOOD).compiled == 1

@@ -68,6 +68,24 @@ def test_errors_are_within_the_tables_and_reach_them(name: str) -> None:
             assert 0.3 < (signs > 0).mean() < 0.7, "errors go both ways"
 
 
+def test_a_fast_reciprocal_is_closer_than_other_quotients() -> None:
+    """1.0 / x is within 1 ulp, x / y within 2.5."""
+    x = POSITIVE[np.abs(np.log10(POSITIVE)) < 25]
+    for numerator, ulps in ((1.0, 1.0), (3.0, 2.5)):
+        text = f"fast::divide({numerator}f, x)"
+        exact = numerator / x.astype(np.float64)
+        error = np.abs(evaluate({text: "float"}, WORST, x=x)[text] - exact) / ulps_of(exact, 1)
+        assert ulps - 1.01 <= error.min() and error.max() <= ulps * (1 + 1e-9), text
+
+
+def test_fast_tanpi_is_tan_of_a_rounded_product() -> None:
+    x = UNIT[np.abs(np.abs(UNIT) - 0.5) > 0.01] + np.float32(4)
+    texts = dict.fromkeys(("fast::tanpi(x)", "fast::tan(x * M_PI_F)", "precise::tanpi(x)"), "float")
+    got = evaluate(texts, replace(PRECISE, contract=False), x=x)
+    np.testing.assert_array_equal(got["fast::tanpi(x)"], got["fast::tan(x * M_PI_F)"])
+    assert (got["precise::tanpi(x)"] != got["fast::tanpi(x)"]).any()
+
+
 def test_default_functions_follow_the_options() -> None:
     x = POSITIVE
     for functions in ("fast", "precise"):

@@ -316,6 +316,11 @@ KERNEL(fill_within) { if (t < 16) o[t] = simd_shuffle_and_fill_down(float(t), -1
 KERNEL(fill_from_outside) {
   if (t < 15) o[t] = simd_shuffle_and_fill_down(float(t), -1.0f, 1, 16);
 }
+KERNEL(quad_within) {
+  if (t < 16) o[t] = quad_shuffle_up(float(t), 1) + quad_shuffle_rotate_down(float(t), 1);
+}
+KERNEL(quad_up_from_outside) { if (t % 4 != 1) o[t] = quad_shuffle_up(float(t), 1); }
+KERNEL(quad_rotated_from_outside) { if (t % 4) o[t] = quad_shuffle_rotate_down(float(t), 1); }
 KERNEL(broadcast_from_outside) {
   if (t > 0) o[t] = simd_broadcast(float(t), 0);
 }
@@ -341,13 +346,18 @@ def test_shuffles_among_active_lanes(library: Library, checks: str) -> None:
     assert run(library, "shuffle_within", checks=checks) == expected
     expected = [min(t + 1, 31) + max(t - 1, 0) for t in range(32)]
     assert run(library, "shuffle_out_of_the_simdgroup", checks=checks) == expected
+    expected = [t - (t % 4 > 0) + (t + 1 if t % 4 < 3 else t - 3) if t < 16 else 0 for t in range(32)]
+    assert run(library, "quad_within", checks=checks) == expected
     assert run(library, "fill_within", checks=checks) == [*range(1, 16), -1, *[0] * 16]
 
 
 @pytest.mark.parametrize(
     ("name", "source", "reader"),
-    [("shuffle_from_outside", 16, 0), ("fill_from_outside", 15, 14), ("broadcast_from_outside", 0, 1)],
-)
+    [
+        ("shuffle_from_outside", 16, 0), ("fill_from_outside", 15, 14), ("broadcast_from_outside", 0, 1),
+        ("quad_up_from_outside", 29, 2), ("quad_rotated_from_outside", 28, 3),
+    ],
+)  # fmt: skip
 def test_a_value_of_an_inactive_lane_is_undefined(
     library: Library, name: str, source: int, reader: int
 ) -> None:
@@ -358,5 +368,5 @@ def test_a_value_of_an_inactive_lane_is_undefined(
     text = str(caught.value)
     assert text.startswith(f"undefined: kernel '{name}': the simdgroup operation at kernel.metal:")
     assert f"gives lane {reader} of simdgroup 0" in text and "which takes no part in it" in text
-    if name != "shuffle_from_outside":  # there each lane has its own source
+    if name.startswith(("fill", "broadcast")):  # in the others each lane has its own source
         assert f"the value of lane {source}," in text

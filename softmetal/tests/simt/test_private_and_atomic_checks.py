@@ -60,6 +60,23 @@ kernel void whole_array_by_pointer(OUT, INDEX) {
   o[l] = s + last(a, 8);
 }
 kernel void constant_table(OUT, INDEX);
+kernel void inside_a_vector(OUT, INDEX) {
+  float4 v = float4(l);
+  o[l] = v[l % 4];
+}
+kernel void past_a_vector(OUT, INDEX) {
+  float4 v = float4(l);
+  o[l] = v[l % 5];  // past_a_vector
+}
+kernel void vector_written_outside(OUT, INDEX) {
+  half3 v = half3(l);
+  v[l % 4] = 2;  // vector_written_outside
+  o[l] = v.x;
+}
+kernel void outside_a_vector_of_a_buffer(OUT, INDEX) {
+  device float4* v = (device float4*)o;
+  v[l / 4][l == 5 ? 4 : l % 4] = l;  // outside_a_vector_of_a_buffer
+}
 constant float table[4] = {1, 2, 3, 4};
 kernel void inside_a_table(OUT, INDEX) { o[l] = table[l % 4]; }
 kernel void past_a_table(OUT, INDEX) { o[l] = table[l % 5]; }  // past_a_table
@@ -200,9 +217,9 @@ ORDERS = ["forward", "reverse", "random:3"]
 @pytest.mark.parametrize(
     "name",
     [
-        "inside", "whole_array_by_pointer", "inside_a_table", "components", "one_component", "copied",
-        "from_the_library", "atomics_only", "plain_behind_a_barrier", "atomic_with_a_value",
-        "read_then_write", "read_then_write_in_a_simdgroup",
+        "inside", "inside_a_vector", "whole_array_by_pointer", "inside_a_table", "components",
+        "one_component", "copied", "from_the_library", "atomics_only", "plain_behind_a_barrier",
+        "atomic_with_a_value", "read_then_write", "read_then_write_in_a_simdgroup",
     ],
 )  # fmt: skip
 def test_right_kernels_are_quiet(library: Library, name: str, order: str) -> None:
@@ -223,6 +240,9 @@ def test_results_are_those_of_unchecked_kernels(library: Library) -> None:
         ("row_of_a_matrix", "of private array 'a', where it has 8 elements"),
         ("member", "index 4 of private array 'p', where it has 4 elements"),
         ("by_pointer", "read of 4 bytes at byte 32 of variable 'a', which has 32 bytes"),
+        ("past_a_vector", "index 4 of vector 'v', where it has 4 elements"),
+        ("vector_written_outside", "index 3 of vector 'v', where it has 3 elements"),
+        ("outside_a_vector_of_a_buffer", "where it has 4 elements"),
         ("past_a_table", "at byte 16 of variable 'table', which has 16 bytes"),
         ("atomic_past_the_end", "at byte 64 of buffer 0 'c', which has 64 bytes"),
     ],

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 NAME = "fattn"
@@ -98,18 +99,48 @@ def _subclasses(model_class: type[PreTrainedModel]) -> Iterator[type[PreTrainedM
 
 def _goes_through_interface(model_class: type[PreTrainedModel]) -> bool:
     declared = model_class._supports_sdpa or model_class._supports_attention_backend
-    return bool(declared) and not _has_attention_of_its_own(model_class.__module__)
+    own = (_has_attention_of_its_own(name, _layers_in(name)) for name in _modules_of(model_class))
+    return bool(declared) and not any(own)
+
+
+def _modules_of(model_class: type[PreTrainedModel]) -> list[str]:
+    """The module of a class and those beside it whose layers it imports: remote code may be several files."""
+    package = _package(model_class.__module__)
+    found = [model_class.__module__]
+    for name in found:  # grows on the way
+        beside = {layer.__module__ for layer in _layers_in(name) if _package(layer.__module__) == package}
+        found += sorted(beside - set(found))
+    return found
+
+
+def _package(module_name: str) -> str:
+    return module_name.rpartition(".")[0]
+
+
+def _layers_in(module_name: str) -> tuple[type[nn.Module], ...]:
+    named = tuple(vars(sys.modules[module_name]).values()) if module_name in sys.modules else ()
+    return tuple(thing for thing in named if isinstance(thing, type) and issubclass(thing, nn.Module))
 
 
 @functools.cache
-def _has_attention_of_its_own(module_name: str) -> bool:
-    """Whether a module defines attention layers and never looks the interface up: with `_supports_sdpa` a
-    class may mean that it calls F.scaled_dot_product_attention by itself (Falcon). The test is the one of
-    `PreTrainedModel.set_attn_implementation`, which also has nothing but the source to go by."""
-    module = sys.modules.get(module_name)
-    try:
-        source = inspect.getsource(module) if module else ""
-    except (OSError, TypeError):  # defined in a notebook: its declarations are all there is
+def _has_attention_of_its_own(module_name: str, layers: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module defines how attention layers compute and never looks the interface up: with
+    `_supports_sdpa` a class may mean that it calls F.scaled_dot_product_attention by itself (Falcon), or may
+    have inherited it. `PreTrainedModel.set_attn_implementation` also has nothing but the source to go by. The
+    layers are an argument because a script or a notebook defines more of them as it goes. A layer that is put
+    into a finished model from outside is not found."""
+    if not any(layer.__module__ == module_name and _computes(layer) for layer in layers):
         return False
-    defines_attention = re.search(r"^class \w*Attention\w*\(nn\.Module\):", source, re.MULTILINE)
-    return bool(defines_attention) and "ALL_ATTENTION_FUNCTIONS" not in source
+    module = sys.modules[module_name]
+    try:
+        return "ALL_ATTENTION_FUNCTIONS" not in inspect.getsource(module)
+    except (OSError, TypeError):  # a notebook
+        return "ALL_ATTENTION_FUNCTIONS" not in vars(module)
+
+
+def _computes(layer: type[nn.Module]) -> bool:
+    """Whether this is an attention layer with a `forward` that does not leave the work to its base."""
+    code = getattr(vars(layer).get("forward"), "__code__", None)
+    if code is None or not re.search("attention|attn", layer.__name__, re.IGNORECASE):
+        return False
+    return not {"super", "forward"} <= {*code.co_names}

@@ -1,0 +1,240 @@
+"""Idioms of foreign programs give the values that Metal gives: of code generators and of kernel libraries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from softmetal.msl.compile import CompileError, Program, compile_program
+from softmetal.simt.harness import Library
+
+PRELUDE = "#include <metal_stdlib>\nusing namespace metal;\n"
+
+
+def run(body: str, *buffers: np.ndarray, threads: int = 1) -> None:
+    Library(PRELUDE + body).pipeline("k").run(list(buffers), grid=(1, 1, 1), threads=(threads, 1, 1))
+
+
+@pytest.mark.parametrize("element", ["float", "half", "int", "uchar"])
+def test_packed_vectors_of_three(element: str) -> None:
+    kinds = {"float": np.float32, "half": np.float16, "int": np.int32, "uchar": np.uint8}
+    values = np.array([1, 2, 3, 4, 5, 6], kinds[element])
+    body = f"""
+    kernel void k(device packed_{element}3* a, constant packed_{element}3& c) {{
+      a[0] += c;
+      a[0] *= {element}(2);
+      a[1] -= {element}3(1, 2, 3);
+      a[1][2] = a[0][1];
+      a[1] /= packed_{element}3(3, 3, 4);
+    }}
+    """
+    run(body, values, np.array([10, 20, 30], kinds[element]))
+    second = np.array([3 / 3, 3 / 3, 44 / 4], kinds[element])
+    np.testing.assert_array_equal(values, [22, 44, 66, *second])
+
+
+ALIGNED = ["__attribute__((aligned({})))", "alignas({})"]
+
+
+@pytest.mark.parametrize("attribute", ALIGNED)
+@pytest.mark.parametrize("size", [16, 64])
+def test_aligned_threadgroup_variables(attribute: str, size: int) -> None:
+    text = attribute.format(size)
+    after = text if attribute.startswith("_") else ""
+    body = f"""
+    kernel void k(device uint* out) {{
+      threadgroup char odd[3];
+      threadgroup {text} float a[5];
+      threadgroup float b[2][3] {after};
+      odd[0] = 1;
+      a[4] = 2;
+      b[1][2] = 3;
+      out[0] = uint(ulong(&a[0]) % {size});
+      out[1] = uint(a[4] + b[1][2] + odd[0]);
+    }}
+    """
+    out = np.full(2, 99, np.uint32)
+    run(body, out)
+    assert list(out) == [0, 6]
+
+
+def test_parameters_that_are_arrays_of_arrays() -> None:
+    body = """
+    float at(threadgroup float t[4][8], const float w[2][2], constant float c[][2], uint i, uint j) {
+      return t[i][j] + w[1][0] + c[i][1];
+    }
+    kernel void k(device float* out, constant float (&c)[4][2], uint i [[thread_index_in_threadgroup]]) {
+      threadgroup float tile[4][8];
+      tile[i / 8][i % 8] = i;
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      float w[2][2] = {{1, 2}, {100, 4}};
+      out[i] = at(tile, w, c, 3 - i / 8, i % 8);
+    }
+    """
+    out = np.zeros(32, np.float32)
+    c = np.arange(8, dtype=np.float32) * 1000
+    run(body, out, c, threads=32)
+    i = np.arange(32)
+    np.testing.assert_array_equal(out, (3 - i // 8) * 8 + i % 8 + 100 + c[(3 - i // 8) * 2 + 1])
+
+
+STRUCTS = """
+struct Pair { float a, b; };
+constant constexpr Pair first = {1, 2};
+Pair made(float x) { return {x, x + 1}; }
+"""
+
+
+def test_conditional_expressions_of_structs_in_two_spaces() -> None:
+    body = (
+        STRUCTS
+        + """
+    kernel void k(device Pair* out, device float* q, uint i [[thread_index_in_threadgroup]]) {
+      threadgroup Pair shared[4];
+      shared[i] = made(10 * i);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      out[i] = i % 2 ? shared[3 - i] : first;
+      out[4 + i] = i == 0 ? made(7) : i == 1 ? first : i == 2 ? shared[2] : out[0];
+      device float& chosen = i < 2 ? q[i] : q[4 + i];
+      chosen = i;
+      (i < 2 ? q[8] : q[9]) = 5;
+    }
+    """
+    )
+    out, q = np.zeros((8, 2), np.float32), np.full(10, -1, np.float32)
+    run(body, out, q, threads=4)
+    expected = [(1, 2), (20, 21), (1, 2), (0, 1), (7, 8), (1, 2), (20, 21), (1, 2)]
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(q, [0, 1, -1, -1, -1, -1, 2, 3, 5, 5])
+
+
+def test_conditional_expressions_of_different_structs_are_refused() -> None:
+    body = PRELUDE + STRUCTS + "struct Other { float a, b; };\n"
+    kernel = "kernel void k(device Pair* p, device OTHER* o) { p[0] = p[1].a > 0 ? p[1] : o[1]; }\n"
+    with pytest.raises(CompileError):
+        compile_program(Program(body + kernel.replace("OTHER", "Other")), "fast")
+    compile_program(Program(body + kernel.replace("OTHER", "Pair")), "fast")
+
+
+UNSAFE_ARRAY = """
+template <typename T, size_t Num>
+struct UnsafeArray {
+  T elements[Num ? Num : 1];
+  thread T& operator[](size_t pos) thread { return elements[pos]; }
+  constexpr const thread T& operator[](size_t pos) const thread { return elements[pos]; }
+  device T& operator[](size_t pos) device { return elements[pos]; }
+  constexpr const device T& operator[](size_t pos) const device { return elements[pos]; }
+  constexpr const constant T& operator[](size_t pos) const constant { return elements[pos]; }
+  threadgroup T& operator[](size_t pos) threadgroup { return elements[pos]; }
+  constexpr const threadgroup T& operator[](size_t pos) const threadgroup { return elements[pos]; }
+};
+"""
+
+
+def test_array_structs_indexed_in_every_space() -> None:
+    """As SPIRV-Cross writes arrays."""
+    body = (
+        UNSAFE_ARRAY
+        + """
+    constant UnsafeArray<UnsafeArray<float, 2>, 2> table =
+        UnsafeArray<UnsafeArray<float, 2>, 2>({ UnsafeArray<float, 2>({ 1.0, 2.0 }),
+                                                UnsafeArray<float, 2>({ 3.0, 4.0 }) });
+    float last(thread const UnsafeArray<float, 4>& a) { return a[3]; }
+    kernel void k(device UnsafeArray<float, 4>* out, uint i [[thread_index_in_threadgroup]]) {
+      threadgroup UnsafeArray<float, 4> shared;
+      shared[i] = 10 * i;
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      UnsafeArray<float, 4> local = UnsafeArray<float, 4>({ 0.0, 1.0, 2.0, 3.0 });
+      local[1] = shared[3 - i];
+      out[0][i] = local[1] + table[i & 1][i >> 1];
+      local = shared;
+      out[1][i] = last(local) + i;
+    }
+    """
+    )
+    out = np.zeros((2, 4), np.float32)
+    run(body, out, threads=4)
+    np.testing.assert_array_equal(out, [[31, 23, 12, 4], [30, 31, 32, 33]])
+
+
+def test_values_that_convert_to_any_type() -> None:
+    """As naga reads out of bounds, and how it divides."""
+    body = """
+    struct Default { template <typename T> operator T() && { return T {}; } };
+    float read(uint i, device float const* a, uint n) { return i < n ? a[i] : Default(); }
+    metal::int2 divided(metal::int2 a, metal::int2 b) {
+      return a / metal::select(b, 1, (a == (-2147483647 - 1) & b == -1) | (b == 0));
+    }
+    kernel void k(device float const* a, device float* out, metal::uint i [[thread_index_in_threadgroup]]) {
+      out[i] = read(i, a, 2) + divided(metal::int2(9, 7), metal::int2(2, i))[i & 1];
+    }
+    """
+    out = np.zeros(4, np.float32)
+    run(body, np.array([10, 20, 30, 40], np.float32), out, threads=4)
+    np.testing.assert_array_equal(out, [14, 27, 4, 2])
+
+
+def test_member_overloads_that_templates_tell_apart() -> None:
+    body = """
+    struct Scan {
+      template <typename T, enable_if_t<sizeof(T) < 8, bool> = true> T twice(T x) thread { return x + x; }
+      template <typename T, enable_if_t<sizeof(T) == 8, bool> = true>
+      T twice(T x) thread { return x * 2 + 1; }
+      template <typename T> T both(T x) thread { return twice(x) + operator()(x); }
+      template <typename T> T operator()(T x) thread { return x; }
+    };
+    kernel void k(device long* out) { Scan s; out[0] = s.both(5); out[1] = s.both(5l); }
+    """
+    out = np.zeros(2, np.int64)
+    run(body, out)
+    assert list(out) == [15, 16]
+
+
+def test_matrix_helpers_of_generated_kernels() -> None:
+    """As tinygrad writes them: a product of 8x8 matrices by the elements that each thread holds."""
+    body = """
+    float2 wmma(float2 a, float2 b, float2 c) {
+      simdgroup_float8x8 x, y; simdgroup_float8x8 z;
+      x.thread_elements()[0] = a[0]; y.thread_elements()[0] = b[0]; z.thread_elements()[0] = c[0];
+      x.thread_elements()[1] = a[1]; y.thread_elements()[1] = b[1]; z.thread_elements()[1] = c[1];
+      simdgroup_multiply_accumulate(z, x, y, z);
+      return float2(z.thread_elements()[0], z.thread_elements()[1]);
+    }
+    kernel void k(device float* out, uint3 lid [[thread_position_in_threadgroup]]) {
+      float2 r = wmma(float2(1.0f, 1.0f), float2(2.0f, 2.0f), float2(lid.x, 0.5f));
+      *(out + (lid.x << 1)) = r.x;
+      *((device float*)((out + (lid.x << 1)) + 1)) = r.y + as_type<float>((uint)(1065353216u));
+    }
+    """
+    out = np.zeros(64, np.float32)
+    run(body, out, threads=32)
+    np.testing.assert_array_equal(out.reshape(32, 2), [(16 + i, 17.5) for i in range(32)])
+
+
+@pytest.mark.parametrize("std", ["metal3.2", "metal3.1"])
+def test_logs_are_of_3_2(std: str) -> None:
+    source = (
+        "#include <metal_stdlib>\n#include <metal_logging>\nusing namespace metal;\n"
+        'constant os_log own("com.example", "kernels");\n'
+        'kernel void k(device float* x) { os_log_default.log("x %f", x[0]); own.log_error("bad"); }\n'
+    )
+    program = Program(source, std=std)
+    if std == "metal3.2":
+        compile_program(program, "fast")
+    else:
+        with pytest.raises(CompileError, match="os_log"):
+            compile_program(program, "fast")
+
+
+def test_kernels_named_as_library_functions() -> None:
+    """Kernels of one name with functions of the library are told apart."""
+    body = """
+    kernel void log(device float* x) { x[0] = metal::log(x[0]) + 7; }
+    template <typename T> kernel void dot(device T* x, device T* y) { y[0] = x[0] + 1; }
+    template [[host_name("k")]] kernel void dot<float>(device float*, device float*);
+    """
+    x, y = np.ones(1, np.float32), np.zeros(1, np.float32)
+    run(body, x, y)
+    assert y[0] == 2
+    Library(PRELUDE + body).pipeline("log").run([x], grid=(1, 1, 1), threads=(1, 1, 1))
+    assert x[0] == 7

@@ -1,0 +1,48 @@
+"""Random structured programs give each lane the value that an interpreter of single lanes gives it, in every
+order of threads, with checks and without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from softmetal.simt import KernelError, Library
+from softmetal.tests.simt.programs import Program
+from softmetal.tests.simt.random_programs import Generate
+from softmetal.tests.simt.simdgroup_oracle import oracle
+
+HEAD = """#include <metal_stdlib>
+using namespace metal;
+#define IDENTITY(...) (__VA_ARGS__)
+"""
+SEEDS = (100, 104, 106, 121, 127, 144)
+PROGRAMS = {seed: Generate(f"p{seed}", seed, (32, 64, 40)[seed % 3]).program for seed in SEEDS}
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library(HEAD + "".join(program.text for program in PROGRAMS.values()))
+
+
+def run(library: Library, program: Program, order: str, checks: str = "") -> list[int]:
+    out = np.zeros(program.threads, np.uint32)
+    library.pipeline(program.name).run([out], (1, 1, 1), (program.threads, 1, 1), order=order, checks=checks)
+    return out.tolist()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_values_of_every_lane(library: Library, seed: int) -> None:
+    program = PROGRAMS[seed]
+    expected, undefined = oracle(program)
+    assert len(set(expected)) > 8, "a program that tells lanes apart"
+    for order in ("forward", "reverse", "random:1"):
+        assert run(library, program, order=order) == expected
+        if not undefined:
+            assert run(library, program, order=order, checks="race,bounds,uninit") == expected
+            continue
+        with pytest.raises(KernelError, match="^undefined: "):
+            run(library, program, order=order, checks="race,bounds,uninit")
+
+
+def test_the_programs_are_of_both_kinds() -> None:
+    assert {oracle(program)[1] for program in PROGRAMS.values()} == {False, True}

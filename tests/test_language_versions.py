@@ -1,0 +1,56 @@
+"""The kernels as every version of the language that softmetal knows would read them: one pipeline for each
+row of the tuning tables and each kernel. test_offline_compiler.py asks Apple's compiler the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+pytest.importorskip("softmetal")
+
+from softmetal.msl.compile import Compiler
+from softmetal.msl.diagnostics import readable
+from softmetal.msl.language import LANGUAGES
+from softmetal.msl.preprocess import preprocess
+from softmetal.msl.translate import translate
+from tests import problems
+from tests.direct_launch import kernel_text
+from tests.test_offline_compiler import KERNELS, LANGUAGE, NEWER, Pipeline, plans
+
+pytestmark = pytest.mark.host_only
+
+
+def one_of_each_tuning() -> dict[tuple[str, str], Pipeline]:
+    """(tuning, source) -> a pipeline that has it."""
+    found: dict[tuple[str, str], Pipeline] = {}
+    for kernel, dtype in itertools.product(KERNELS, problems.DTYPES):
+        for plan in plans(kernel, dtype):
+            for launch in plan.passes:
+                macros = tuple(f"{name}={value}" for name, value in launch["macros"].items())
+                found.setdefault((plan.data["tuning"], launch["source"]), (launch["source"], macros))
+    return found
+
+
+def refusals(source: str, macros: tuple[str, ...], standard: str) -> str:
+    language = LANGUAGES[standard]
+    preprocessed = preprocess(source, "kernel.metal", macros, (), language)
+    program = translate(preprocessed, checked=False, language=language)
+    messages = Compiler(program.cpp, preprocessed, language).messages()
+    return readable(messages, lambda file, line: "", language)
+
+
+@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+def test_every_tuning_is_read(standard: str) -> None:
+    pipelines = one_of_each_tuning()
+    assert len({tuning for tuning, _ in pipelines}) >= 6
+    for name, macros in pipelines.values():
+        assert refusals(kernel_text(name), macros, standard) == "", macros
+
+
+def test_versions_are_read_differently() -> None:
+    source = "#include <metal_stdlib>\nstruct S { float x; float f() { thread float& r = x; return r; } };\n"
+    source += "kernel void k(device float* y [[buffer(0)]]) { S s; s.x = 1; y[0] = s.f(); }\n"
+    assert refusals(source, (), "metal4.0") == ""
+    assert "from MSL 4.1 on" in refusals(source, (), "metal4.1")
