@@ -10,9 +10,9 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype, uint16_
   pass.spec.dtype = p.dtype;
   pass.spec.out_dtype = out_dtype;
   pass.spec.simdgroups = simdgroups;
-  pass.grid = {uint32_t(p.rows), 1, 1};  // a threadgroup per row
+  pass.grid = {uint32_t(p.rows), uint32_t(ceil_div(p.head_dim, kSimdWidth)), 1};
   pass.threads = {uint32_t(pass.spec.simdgroups * kSimdWidth), 1, 1};
-  pass.threadgroup_bytes = uint32_t(pass.spec.simdgroups * kMergeColumns * sizeof(float));
+  pass.threadgroup_bytes = uint32_t(pass.spec.simdgroups * kSimdWidth * sizeof(float));
   pass.bind(Buffer::kScratchOut, kSlotPartialOut);
   pass.bind(Buffer::kScratchLse, kSlotPartialLse);
   pass.bind(Buffer::kOut, kSlotOut);

@@ -30,7 +30,8 @@ struct KernelSpec {
   uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
-  uint16_t row_groups = 1;  // decode: simdgroups that work on different rows of the same keys
+  uint16_t row_groups = 1;         // decode: simdgroups that work on different rows of the same keys
+  bool query_in_registers = true;  // decode: else in threadgroup memory
 
   MaskKind mask = kMaskNone;
   bool causal = false;
@@ -95,7 +96,7 @@ struct Pass {
 
   std::array<Binding, 12> bindings{};
   uint32_t binding_count = 0;
-  std::array<std::byte, 216> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
+  std::array<std::byte, 232> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
   uint32_t params_size = 0;
 
   void bind(Buffer buffer, Slot slot) { bindings[binding_count++] = {buffer, slot}; }
