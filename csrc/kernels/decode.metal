@@ -18,12 +18,17 @@ namespace fattn {
 FATTN_CONSTEXPR int kKeyGroups = kSimdgroups / kRowGroups;  // simdgroups that share rows and split keys
 FATTN_CONSTEXPR int kPackedRows = kRowGroups * 8;           // of a threadgroup
 
+FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;  // threads that store a row
+// Rows of states in threadgroup memory; simdgroups that share no row need none.
+FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kSimdgroups * 8;
+FATTN_CONSTEXPR int kOutPitch = kValueDim + 4;  // fewer rows begin in the same bank
+
 #if FATTN_QUERY_IN_REGISTERS
 typedef QueryRegisters Query;
 FATTN_CONSTEXPR int kSharedQueryWords = 1;
 #else
 typedef SharedQuery Query;
-FATTN_CONSTEXPR int kSharedQueryWords = kSimdgroups * kQueryWords;
+FATTN_CONSTEXPR int kSharedQueryWords = kRowGroups * kQueryWords;
 #endif
 
 // What the steps of a chunk share.
@@ -108,6 +113,14 @@ struct ResultRows {
       out[row * kValueDim + column] = Element(value);
     }
   }
+  void put(long row, int column, float4 values) const thread {
+    if (fc_split) {
+      *reinterpret_cast<device float4*>(partial_out + (first_partial_row + row) * kValueDim + column) =
+          values;
+    } else {
+      *reinterpret_cast<device vec<Element, 4>*>(out + row * kValueDim + column) = vec<Element, 4>(values);
+    }
+  }
   void put_lse(long row, float value) const thread {
     if (fc_split) {
       partial_lse[first_partial_row + row] = value;
@@ -117,7 +130,7 @@ struct ResultRows {
   }
 };
 
-// This lane's part of a row.
+// This lane's part of a row whose keys no other simdgroup has.
 inline void store_row(thread const OnlineAttention& attention, thread const ResultRows& results,
                       long result_row, LanePosition at) {
   const float inverse = inverse_sum(attention.row_sum[0]);
@@ -130,6 +143,56 @@ inline void store_row(thread const OnlineAttention& attention, thread const Resu
     results.put_lse(result_row, log_sum_exp(attention.row_max[0], attention.row_sum[0]));
   }
 }
+
+// The rows of simdgroups that share them and have different keys, which become one result.
+struct SharedStates {
+  threadgroup float* out;  // [simdgroup][8][kOutPitch]
+  threadgroup float* row_max;
+  threadgroup float* row_sum;
+
+  void put(thread const OnlineAttention& attention, ushort simdgroup_index, LanePosition at) const thread {
+    const int row = simdgroup_index * 8 + at.row;
+#pragma clang loop unroll(full)
+    for (int i = 0; i < kValueDim / 4; i++) {
+      out[row * kOutPitch + value_column(i, at.pair)] = attention.out[0][i / 2].thread_elements()[i & 1];
+    }
+    if (at.pair == 0) {
+      row_max[row] = attention.row_max[0];
+      row_sum[row] = attention.row_sum[0];
+    }
+  }
+
+  // Adds up the states of row `row` of the threadgroup. kRowThreads threads do it, of which this is number
+  // `thread_of_row`.
+  void store(thread const ResultRows& results, int row, long result_row, int thread_of_row) const thread {
+    float weights[kKeyGroups];
+    float largest = -INFINITY;
+#pragma clang loop unroll(full)
+    for (int g = 0; g < kKeyGroups; g++) {
+      largest = fmax(largest, row_max[g * kPackedRows + row]);
+    }
+    const float origin = largest == -INFINITY ? 0.0f : largest;
+    float sum = 0.0f;
+#pragma clang loop unroll(full)
+    for (int g = 0; g < kKeyGroups; g++) {
+      weights[g] = weight_of(row_max[g * kPackedRows + row] - origin);
+      sum += weights[g] * row_sum[g * kPackedRows + row];
+    }
+    const float inverse = inverse_sum(sum);
+    for (int column = thread_of_row * 4; column < kValueDim; column += kRowThreads * 4) {
+      float4 values = 0.0f;
+#pragma clang loop unroll(full)
+      for (int g = 0; g < kKeyGroups; g++) {
+        const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + column;
+        values += weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
+      }
+      results.put(result_row, column, values * inverse);
+    }
+    if (thread_of_row == 0) {
+      results.put_lse(result_row, log_sum_exp(largest, sum));
+    }
+  }
+};
 
 }  // namespace fattn
 
@@ -151,8 +214,11 @@ using namespace fattn;
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
-    ushort lane [[thread_index_in_simdgroup]]) {
+    ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint shared_query[kSharedQueryWords];
+  threadgroup float shared_out[kSharedRows * kOutPitch];
+  threadgroup float shared_max[kSharedRows];
+  threadgroup float shared_sum[kSharedRows];
 
   const LanePosition at = lane_position(lane);
   const int row_group = simdgroup_index % kRowGroups;
@@ -165,8 +231,14 @@ using namespace fattn;
   const int head = kv_head * params.group_size + packed_row / params.span.q_len;
   const int row = packed_row % params.span.q_len;
 
-  Share share = share_of(seq_lens, params.span, params.batch, params.shares,
-                         int(group.x) * kKeyGroups + key_group, lane);
+  SharedStates states;
+  states.out = shared_out;
+  states.row_max = shared_max;
+  states.row_sum = shared_sum;
+  Query query_rows;
+  int query_batch = -1;
+
+  Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   while (share.left > 0 && share.batch < params.batch) {
     const long batch = share.batch;
     const int length = length_of(seq_lens, params.span, share.batch);
@@ -182,11 +254,15 @@ using namespace fattn;
     share.part++;
     share.left -= chunks.keys / params.span.chunk_unit;
 
-    Query query_rows;
-    const device Element* query_row =
-        query + batch * params.query.batch + head * params.query.head + row * params.query.row;
-    take_query(query_rows, shared_query + simdgroup_index * kQueryWords, row_exists ? query_row : nullptr,
-               lane, at);
+    if (share.batch != query_batch) {
+      query_batch = share.batch;
+      const device Element* query_row =
+          query + batch * params.query.batch + head * params.query.head + row * params.query.row;
+      take_query(query_rows, shared_query + row_group * kQueryWords, row_exists ? query_row : nullptr,
+                 key_group == 0, lane, at);
+    }
+    // The query is there, and the chunk before has been stored.
+    threadgroup_barrier(mem_flags::mem_threadgroup);
 
     chunk.mask = mask;
     chunk.key = key + kv_head * params.key.head;
@@ -221,14 +297,14 @@ using namespace fattn;
 
     OnlineAttention attention;
     attention.clear();
-    if (fc_sinks && part == 0 && row_exists) {
+    if (fc_sinks && part == 0 && key_group == 0 && row_exists) {
       const float unit = fc_additive_mask ? 1.0f : M_LOG2E_F;
       attention.add_sink(0, sinks[head * params.sinks_stride] * unit, at.pair == 0);
     }
     const int begin = chunks.begin(part);
     const Visits steps =
         visits_of(chunk.ranges, begin, min(begin + chunks.keys, chunk.ranges.end), kTileKeys);
-    for (int visit = 0; visit < steps.count; visit++) {
+    for (int visit = key_group; visit < steps.count; visit += kKeyGroups) {
       const int first_key = steps[visit] * kTileKeys;
       StepBlocks blocks;
       const bool exist = blocks.look_up(chunk.table, first_key, lane);
@@ -250,9 +326,18 @@ using namespace fattn;
       results.out = out;
       results.lse = lse;
     }
-    if (row_exists) {
-      const long first_row = (batch * params.q_heads + kv_head * params.group_size) * params.span.q_len;
-      store_row(attention, results, first_row + packed_row, at);
+    const long first_row = (batch * params.q_heads + kv_head * params.group_size) * params.span.q_len;
+    if (kKeyGroups == 1) {
+      if (row_exists) {
+        store_row(attention, results, first_row + packed_row, at);
+      }
+      continue;
+    }
+    states.put(attention, simdgroup_index, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const int stored_row = first_packed_row + thread_index / kRowThreads;
+    if (stored_row < packed_rows) {
+      states.store(results, thread_index / kRowThreads, first_row + stored_row, thread_index % kRowThreads);
     }
   }
 }

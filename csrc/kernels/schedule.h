@@ -26,14 +26,11 @@ inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
   const int most = span.most_chunks * span.chunk_unit;
   Chunks chunks;
   chunks.keys = max((visible + most - 1) / most * span.chunk_unit, span.least_chunk);
-  while (chunks.keys * chunks.keys < visible) {
-    chunks.keys += span.least_chunk;
-  }
   chunks.visits = visits_of(ranges, 0, ranges.end, chunks.keys);
   return chunks;
 }
 
-// A simdgroup's share of the chunks of all sequences, which lie in a row: the place of its next chunk, and
+// A threadgroup's share of the chunks of all sequences, which lie in a row: the place of its next chunk, and
 // how much is left. Work is counted in units of span.chunk_unit keys; a ragged chunk counts as whole.
 struct Share {
   int batch;

@@ -37,7 +37,7 @@ CausalSpan span_of(const Problem& p, const DecodeRow& row, int64_t row_groups, i
       p.options.window_left < 0 ? kNoWindow : int32_t(std::min<int64_t>(p.options.window_left, kNoWindow));
   span.sink_tokens = int32_t(std::min<int64_t>(p.options.sink_tokens, kNoWindow));
   span.capacity = int32_t(p.kv_len);
-  span.chunk_unit = row.tile_keys;
+  span.chunk_unit = row.tile_keys * row.simdgroups;
   // More rows make a partial result larger, so it should stand for more keys.
   span.least_chunk = int32_t(row.least_chunk * row_groups);
   span.most_chunks = int32_t(std::min<int64_t>(workers, most_try));
@@ -69,11 +69,10 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t packed_rows = group_size * p.q_len;
   const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
   const int64_t row_blocks = ceil_div(packed_rows, row_groups * kFragment);
-  const int64_t key_groups = row.simdgroups / row_groups;  // simdgroups with shares of their own
-  const int64_t workers = workers_of(device, row, p.kv_heads * row_blocks) * key_groups;
+  const int64_t workers = workers_of(device, row, p.kv_heads * row_blocks);
   const CausalSpan span = span_of(p, row, row_groups, workers, most_try);
   const int64_t parts = parts_of(p, span);
-  const int64_t shares = ceil_div(std::min(workers, p.batch * parts), key_groups) * key_groups;
+  const int64_t shares = std::min(workers, p.batch * parts);
 
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(Kernel::kDecode, p);
@@ -91,11 +90,13 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.sinks = p.options.sinks;
   pass.spec.tree = p.options.tree_mask;
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
-  pass.grid = {uint32_t(shares / key_groups), uint32_t(p.kv_heads * row_blocks), 1};
+  pass.grid = {uint32_t(shares), uint32_t(p.kv_heads * row_blocks), 1};
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
   const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
-  const int64_t query_bytes = row.simdgroups * kFragment * p.head_dim * operand_bytes;
-  pass.threadgroup_bytes = uint32_t(row.query_in_registers ? 4 : query_bytes);
+  const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
+  const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
+  const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
+  pass.threadgroup_bytes = uint32_t((row.query_in_registers ? 4 : query_bytes) + state_bytes);
 
   bind_attention(pass, p);
   if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
