@@ -23,14 +23,6 @@ FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;  // threads that store
 FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kSimdgroups * 8;
 FATTN_CONSTEXPR int kOutPitch = kValueDim + 4;  // fewer rows begin in the same bank
 
-#if FATTN_QUERY_IN_REGISTERS
-typedef QueryRegisters Query;
-FATTN_CONSTEXPR int kSharedQueryWords = 1;
-#else
-typedef SharedQuery Query;
-FATTN_CONSTEXPR int kSharedQueryWords = kRowGroups * kQueryWords;
-#endif
-
 // What the steps of a chunk share.
 struct Chunk {
   const device Element* key;  // of this sequence and head
@@ -44,7 +36,7 @@ struct Chunk {
 
 // One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
 template <bool kEdge>
-inline void decode_step(thread OnlineAttention& attention, thread const Query& query,
+inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
                         thread const Chunk& chunk, thread const StepBlocks& blocks,
                         constant DecodeParams& params, int first_key, LanePosition at) {
   uint present = 0;
@@ -215,7 +207,7 @@ using namespace fattn;
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup uint shared_query[kSharedQueryWords];
+  threadgroup uint shared_query[kRowGroups * kQueryWords];
   threadgroup float shared_out[kSharedRows * kOutPitch];
   threadgroup float shared_max[kSharedRows];
   threadgroup float shared_sum[kSharedRows];
@@ -235,7 +227,8 @@ using namespace fattn;
   states.out = shared_out;
   states.row_max = shared_max;
   states.row_sum = shared_sum;
-  Query query_rows;
+  SharedQuery query_rows;
+  query_rows.pairs = shared_query + row_group * kQueryWords + lane;
   int query_batch = -1;
 
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
@@ -254,13 +247,12 @@ using namespace fattn;
     share.part++;
     share.left -= chunks.keys / params.span.chunk_unit;
 
-    if (share.batch != query_batch) {
-      query_batch = share.batch;
+    if (share.batch != query_batch && key_group == 0) {
       const device Element* query_row =
           query + batch * params.query.batch + head * params.query.head + row * params.query.row;
-      take_query(query_rows, shared_query + row_group * kQueryWords, row_exists ? query_row : nullptr,
-                 key_group == 0, lane, at);
+      query_rows.stage(row_exists ? query_row : nullptr, at);
     }
+    query_batch = share.batch;
     // The query is there, and the chunk before has been stored.
     threadgroup_barrier(mem_flags::mem_threadgroup);
 

@@ -144,6 +144,11 @@ FATTN_CONSTEXPR int kFragment = 8;
 FATTN_CONSTEXPR int kSimdWidth = 32;
 // No window: more keys than a sequence can have.
 FATTN_CONSTEXPR int kNoWindow = 1 << 30;
+// Chunks of decode (schedule.h): a sequence has at most kFewChunks until they are of kLargeChunk keys.
+FATTN_CONSTEXPR int kFewChunks = 32;
+FATTN_CONSTEXPR int kLargeChunk = 512;
+// Columns that merge sums at a time: four per lane.
+FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read
 // together (tile.h) lies in different banks: of K, 16 bytes in each of eight rows; of V, 64 bytes.
 FATTN_CONSTEXPR int kKeyPadBytes = 16;

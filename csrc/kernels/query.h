@@ -82,18 +82,4 @@ struct SharedQuery {
   }
 };
 
-// Takes this simdgroup's eight query rows, of which `row` is this lane's. `first` in one of the simdgroups
-// that share rows and words; the others may read them after a barrier.
-inline void take_query(thread QueryRegisters& query, threadgroup uint*, const device Element* row, bool,
-                       ushort, LanePosition at) {
-  query.load(0, row, at);
-}
-inline void take_query(thread SharedQuery& query, threadgroup uint* words, const device Element* row,
-                       bool first, ushort lane, LanePosition at) {
-  query.pairs = words + lane;
-  if (first) {
-    query.stage(row, at);
-  }
-}
-
 }  // namespace fattn

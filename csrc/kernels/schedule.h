@@ -2,9 +2,9 @@
 // threadgroups.
 //
 // A chunk is what one partial result stands for. Its size follows from the sequence's own length alone, so
-// that no result depends on the rest of the batch: a sequence has as many chunks as would fill the GPU if it
-// were alone. Which chunks a threadgroup takes follows from the whole batch: the keys are shared out evenly,
-// so that a long sequence among short ones keeps the whole GPU busy.
+// that no result depends on the rest of the batch: a sequence has about as many chunks as would fill the GPU
+// if it were alone. Which chunks a threadgroup takes follows from the whole batch: the keys are shared out
+// evenly, so that a long sequence among short ones keeps the whole GPU busy.
 #pragma once
 
 #include "steps.h"
@@ -23,9 +23,13 @@ struct Chunks {
 
 inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
   const int visible = ranges.end - ranges.begin + ranges.sink_end;
-  const int most = span.most_chunks * span.chunk_unit;
+  const int units = (visible + span.chunk_unit - 1) / span.chunk_unit;
+  // A batch of sequences is better off with large chunks than one sequence is; so up to the size at which
+  // the end of a chunk costs little, a sequence has few.
+  const int few = min((units + kFewChunks - 1) / kFewChunks, kLargeChunk / span.chunk_unit);
   Chunks chunks;
-  chunks.keys = max((visible + most - 1) / most * span.chunk_unit, span.least_chunk);
+  chunks.keys = max((units + span.most_chunks - 1) / span.most_chunks, few) * span.chunk_unit;
+  chunks.keys = max(chunks.keys, span.least_chunk);
   chunks.visits = visits_of(ranges, 0, ranges.end, chunks.keys);
   return chunks;
 }

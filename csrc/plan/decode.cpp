@@ -1,7 +1,5 @@
 // Plans fattn.decode and fattn.paged_decode: one pass over the chunks of all sequences, and one that merges
 // the chunks of each.
-#include <cstdlib>
-#include <cstdio>
 #include "planners.h"
 
 namespace fattn {
@@ -29,8 +27,7 @@ int64_t parts_of(const Problem& p, const CausalSpan& span) {
   return std::min<int64_t>(of_capacity, span.most_chunks + ragged);
 }
 
-CausalSpan span_of(const Problem& p, const DecodeRow& row, int64_t row_groups, int64_t workers,
-                   int64_t most_try) {
+CausalSpan span_of(const Problem& p, const DecodeRow& row, int64_t row_groups, int64_t workers) {
   CausalSpan span{};
   span.q_len = int32_t(p.q_len);
   span.window_left =
@@ -40,7 +37,7 @@ CausalSpan span_of(const Problem& p, const DecodeRow& row, int64_t row_groups, i
   span.chunk_unit = row.tile_keys * row.simdgroups;
   // More rows make a partial result larger, so it should stand for more keys.
   span.least_chunk = int32_t(row.least_chunk * row_groups);
-  span.most_chunks = int32_t(std::min<int64_t>(workers, most_try));
+  span.most_chunks = int32_t(workers);
   span.seq_lens_stride = p.seq_lens_stride;
   return span;
 }
@@ -50,19 +47,7 @@ CausalSpan span_of(const Problem& p, const DecodeRow& row, int64_t row_groups, i
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
-  DecodeRow row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
-  int most_try = kMostChunks;
-  if (const char* t = getenv("FATTN_TRY")) {
-    int a, b, c, d, e, f;
-    if (sscanf(t, "%d,%d,%d,%d,%d,%d", &a, &b, &c, &d, &e, &f) == 6) {
-      row.tile_keys = a;
-      row.simdgroups = b;
-      row.query_in_registers = c;
-      row.least_chunk = d;
-      row.threadgroups_per_core = e;
-      most_try = f;
-    }
-  }
+  const DecodeRow& row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
   plan.tuning = row.provenance;
 
   const int64_t group_size = p.q_heads / p.kv_heads;
@@ -70,7 +55,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
   const int64_t row_blocks = ceil_div(packed_rows, row_groups * kFragment);
   const int64_t workers = workers_of(device, row, p.kv_heads * row_blocks);
-  const CausalSpan span = span_of(p, row, row_groups, workers, most_try);
+  const CausalSpan span = span_of(p, row, row_groups, workers);
   const int64_t parts = parts_of(p, span);
   const int64_t shares = std::min(workers, p.batch * parts);
 
@@ -78,7 +63,6 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec = attention_spec(Kernel::kDecode, p);
   pass.spec.row_fragments = 1;
   pass.spec.row_groups = uint16_t(row_groups);
-  pass.spec.query_in_registers = row.query_in_registers;
   pass.spec.tile_keys = row.tile_keys;
   pass.spec.simdgroups = row.simdgroups;
   pass.spec.split = parts > 1;
@@ -96,7 +80,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
   const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
   const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
-  pass.threadgroup_bytes = uint32_t((row.query_in_registers ? 4 : query_bytes) + state_bytes);
+  pass.threadgroup_bytes = uint32_t(query_bytes + state_bytes);
 
   bind_attention(pass, p);
   if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
@@ -140,7 +124,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_lse_floats = parts * rows;
   // The same number of simdgroups whatever the capacity: they decide the order of the sum.
-  Pass& merge = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype, 8);
+  Pass& merge = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype,
+                               merge_simdgroups(span.most_chunks));
   merge.spec.split = true;
   merge.spec.has_seq_lens = p.has_seq_lens;
   merge.spec.window = pass.spec.window;

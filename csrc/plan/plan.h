@@ -30,8 +30,7 @@ struct KernelSpec {
   uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
-  uint16_t row_groups = 1;         // decode: simdgroups that work on different rows of the same keys
-  bool query_in_registers = true;  // decode: else in threadgroup memory
+  uint16_t row_groups = 1;  // decode: simdgroups that work on different rows of the same keys
 
   MaskKind mask = kMaskNone;
   bool causal = false;

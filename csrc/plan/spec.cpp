@@ -161,7 +161,6 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   macros.emplace_back("FATTN_ROW_FRAGMENTS", std::to_string(spec.row_fragments));
   macros.emplace_back("FATTN_TILE_KEYS", std::to_string(spec.tile_keys));
   macros.emplace_back("FATTN_ROW_GROUPS", std::to_string(spec.row_groups));
-  macros.emplace_back("FATTN_QUERY_IN_REGISTERS", spec.query_in_registers ? "1" : "0");
   return macros;
 }
 

@@ -50,27 +50,20 @@ struct DecodeRow {
   uint16_t max_dim;
   uint16_t tile_keys;
   uint16_t simdgroups;
-  bool query_in_registers;  // else in threadgroup memory
-  uint16_t least_chunk;     // keys, for up to eight packed rows; a multiple of tile_keys * simdgroups
+  uint16_t least_chunk;  // keys, for up to eight packed rows; a multiple of tile_keys * simdgroups
   uint16_t threadgroups_per_core;
   const char* provenance;
 };
 
-// More chunks than this gain nothing: a merge reads them all.
-inline constexpr int kMostChunks = 64;
-
-// From family 9 on registers are allocated as a kernel uses them. On M1 and M2 the keys of a step are as many
-// as leave the registers of a lane at 208 halves or less, of which 256 exist: counted with Mesa's open
-// compiler for these GPUs, for D = 128 and the step without hidden keys. With 32 keys bfloat16, which is
-// widened before the products, would take 209. Nothing here was measured on an Apple GPU.
-inline constexpr std::array<DecodeRow, 4> kDecodeTuning{{
-    {9, k16Bit, 128, 32, 4, true, 128, 2, "family 9, 16-bit: 32 keys per step, query in registers (H200)"},
-    {kAnyFamily, kFloat32s, kAnyDim, 8, 4, false, 128, 2,
+// The keys of a step are few enough to leave the registers of a lane at 208 halves or less on M1 and M2, of
+// which 256 exist: counted with Mesa's open compiler for these GPUs, for D = 128 and the step without hidden
+// keys. Then three threadgroups fit on a core, which the H200 likes best too (bench/NOTES.md). Nothing here
+// was measured on an Apple GPU.
+inline constexpr std::array<DecodeRow, 2> kDecodeTuning{{
+    {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 128, 3,
      "float32: 8 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kBFloat16s, kAnyDim, 16, 4, false, 128, 2,
-     "bfloat16: 16 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kAnyDType, kAnyDim, 32, 4, false, 128, 2,
-     "float16: 32 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, kAnyDim, 16, 4, 128, 3,
+     "16-bit: 16 keys per step (registers of M1/M2 as Mesa counts; H200)"},
 }};
 
 template <typename Table>
