@@ -12,6 +12,7 @@ The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain 
 from __future__ import annotations
 
 from . import _extension, _fakes, reference
+from ._cache_write import cache_write
 from ._ops import decode, merge, paged_decode, prefill
 from .plans import Explanation, explain, launch_counts, reset_launch_counts
 
@@ -24,6 +25,7 @@ __all__ = [
     "Explanation",
     "__version__",
     "built_for_torch",
+    "cache_write",
     "decode",
     "explain",
     "launch_counts",

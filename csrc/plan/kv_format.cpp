@@ -11,8 +11,6 @@ using Kind = Refusal::Kind;
 
 constexpr const char* kNames = "\"auto\", \"int8\", \"fp8_e4m3\" or \"int4\"";
 
-DType storage_of(KvFormat format) { return format == kKvInt8 ? DType::kInt8 : DType::kUInt8; }
-
 }  // namespace
 
 const char* name_of(KvFormat format) {
@@ -42,9 +40,10 @@ std::variant<KvFormat, Refusal> kv_format_of(const char* op, std::string_view kv
   }
   for (const KvFormat format : {kKvInt8, kKvFp8E4M3, kKvInt4}) {
     if (kv_format != name_of(format)) continue;
-    if (cache_dtype == storage_of(format)) return format;
+    const DType storage = storage_dtype(format, DType::kOther);
+    if (cache_dtype == storage) return format;
     return refuse(
-        Kind::kType, op, "kv_format \"", kv_format, "\" needs caches of torch.", name_of(storage_of(format)),
+        Kind::kType, op, "kv_format \"", kv_format, "\" needs caches of torch.", name_of(storage),
         cache_dtype == DType::kOther ? "" : std::string(" and these are torch.") + name_of(cache_dtype),
         "; allocate them so, or name the format that they have");
   }

@@ -34,6 +34,12 @@ inline int64_t head_dim_of(KvFormat format, int64_t columns) {
   return format == kKvInt4 ? columns * 2 : columns;
 }
 
+// The dtype of a cache of rows of `rows`.
+inline DType storage_dtype(KvFormat format, DType rows) {
+  if (format == kKvFloat) return rows;
+  return format == kKvInt8 ? DType::kInt8 : DType::kUInt8;
+}
+
 inline bool takes_scales(KvFormat format) { return format != kKvFloat; }
 inline bool needs_scales(KvFormat format) { return format == kKvInt8 || format == kKvInt4; }
 inline DType scale_dtype(KvFormat format) { return format == kKvInt4 ? DType::kFloat16 : DType::kFloat32; }
