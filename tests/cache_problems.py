@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.problems import DTYPES, SHORT, Operand
+from torch_fattn import reference
 
 FORMATS = ("float", "int8", "fp8_e4m3", "fp8_unscaled", "int4")
 DIMS = ((8, 8), (64, 64), (40, 72), (128, 128), (96, 160), (192, 128), (256, 8), (576, 512))
@@ -132,7 +133,7 @@ def _slots(p: WriteProblem, generator: torch.Generator) -> Operand:
     slots = torch.full((p.tokens,), -1)
     kept = torch.randperm(p.tokens, generator=generator)[: min(count, -(-3 * p.tokens // 4))]
     slots[kept] = torch.randperm(count, generator=generator)[: len(kept)]
-    for i, beyond in zip(torch.nonzero(slots < 0).flatten().tolist(), (count, 2**31 - 1), strict=False):
+    for i, beyond in zip(torch.nonzero(slots < 0).flatten().tolist(), (-1, count, 2**31 - 1), strict=False):
         slots[i] = beyond
     dtype = torch.int64 if p.long_slots else torch.int32
     base = torch.full((2 * p.tokens + 3,), 0, dtype=dtype)
@@ -199,6 +200,20 @@ def lay_out_rows(rows: Tensor, layout: str) -> Operand:
         return operand
     operand.on("cpu")[1].copy_(rows)
     return operand
+
+
+def assert_written(case: WriteCase, memory: dict[str, Tensor]) -> None:
+    """Bit by bit what the definition writes, and nothing else; a NaN is a NaN."""
+    arguments, bases = case.arguments("cpu")
+    bases = {name: base.clone() for name, base in bases.items()}
+    for name, operand in case.operands.items():
+        arguments[name] = bases[name].as_strided(operand.size, operand.stride, operand.offset)
+    reference.cache_write(**arguments)
+    for name, expected in bases.items():
+        mine, exact = memory[name], expected
+        if name.endswith("scales"):
+            mine, exact = (x.masked_fill(x.isnan(), -1234.0) for x in (mine, exact))
+        assert torch.equal(mine.view(torch.uint8), exact.view(torch.uint8)), name
 
 
 def valid(kv_format: str = "float", device: str = "mps") -> Arguments:

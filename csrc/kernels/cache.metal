@@ -31,7 +31,8 @@ FATTN_CONSTEXPR float kInt8Max = 127.0f;
 FATTN_CONSTEXPR float kFp8Max = 448.0f;
 FATTN_CONSTEXPR float kInt4Max = 15.0f;
 FATTN_CONSTEXPR float kHalfMax = 65504.0f;
-FATTN_CONSTEXPR float kSmallestNormal = 0x1p-126f;
+FATTN_CONSTEXPR float kSmallestNormal = 1.17549435e-38f;  // 2^-126
+FATTN_CONSTEXPR float kFp8SmallestNormal = 1.0f / 64.0f;  // below it e4m3 has the multiples of 2^-9
 
 // GPUs may flush subnormal numbers and may not; here they are 0 everywhere, and 0 is never -0.
 inline float flushed(float x) { return fabs(x) < kSmallestNormal ? 0.0f : x; }
@@ -60,8 +61,8 @@ inline int e4m3_of(float x) {
   }
   const float size = fmin(fabs(x), kFp8Max);
   int code;
-  if (size < 0x1p-6f) {  // multiples of 2^-9
-    code = int(rint(size * 0x1p9f));
+  if (size < kFp8SmallestNormal) {
+    code = int(rint(size * 512.0f));
   } else {
     const uint bits = as_type<uint>(size);
     code = int((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3);
