@@ -149,8 +149,22 @@ def test_golden_merge(request: pytest.FixtureRequest) -> None:
     check_golden("merge_f16", plan, request.config.getoption("--update-golden"))
 
 
+@pytest.mark.host_only
+def test_golden_cache_write(request: pytest.FixtureRequest) -> None:
+    rows = [torch.empty(9, 2, dim, dtype=bf16, device="meta") for dim in (192, 128)]
+    pool, scales = (
+        [torch.empty(64, 2, 16, *last, dtype=dtype, device="meta").transpose(1, 2) for last in sizes]
+        for dtype, sizes in ((torch.uint8, ((96,), (64,))), (f16, ((6, 2), (4, 2))))
+    )
+    slots = torch.empty(9, dtype=torch.int64, device="meta")
+    options = {"key_scales": scales[0], "value_scales": scales[1], "kv_format": "int4"}
+    plan = torch_fattn.explain("cache_write", *rows, *pool, slots, **options, **M1).data
+    check_golden("cache_write_int4", plan, request.config.getoption("--update-golden"))
+
+
 def test_every_golden_file_is_used() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.json")} == {*GOLDEN_CALLS, "merge_f16"}
+    others = {"merge_f16", "cache_write_int4"}
+    assert {path.stem for path in GOLDEN.glob("*.json")} == {*GOLDEN_CALLS, *others}
 
 
 # ---- what holds for every plan
