@@ -75,8 +75,8 @@ struct SharedQuery {
 
 // What the steps of a chunk share.
 struct Chunk {
-  const device Element* key;  // of this sequence and head
-  const device Element* value;
+  StoredOperand key;
+  StoredOperand value;
   const device uchar* mask;
   KeyTable table;
   KeyRanges ranges;
@@ -93,13 +93,17 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   attention.clear_scores();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-    const device Element* rows[2];
+    StoredRow rows[2];
+    float scales[2];
 #pragma clang loop unroll(full)
     for (int e = 0; e < 2; e++) {
       const int key = first_key + k * 8 + at.pair * 2 + e;
       const KeyPlace place = blocks.find(chunk.table, key, k);
       const bool read = place.exists && chunk.ranges.hold(key);
-      rows[e] = row_at(chunk.key, place, params.key);
+      rows[e] = chunk.key.row_at(place, params.key, params.key_scales);
+      if (kRowScales && fc_scales) {
+        scales[e] = !kEdge || read ? chunk.key.scale_at(place, params.key_scales) : 1.0f;
+      }
       present |= uint(read) << (2 * k + e);
     }
 #pragma clang loop unroll(full)
@@ -115,6 +119,9 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
       }
       attention.multiply_key_fragment(query, c, k, keys[0], keys[1]);
     }
+    if (kRowScales && fc_scales) {
+      attention.scale_products(k, scales[0], scales[1]);
+    }
   }
   modify_scores(attention, chunk.modifiers, first_key, at);
   if (kEdge) {
@@ -128,11 +135,21 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     const bool read = place.exists && chunk.ranges.hold(key);
     Operand run[kValueDim / 4];
     if (!kEdge || read) {
-      read_value(row_at(chunk.value, place, params.value), fc_vector_loads, at, run);
+      read_value(chunk.value.row_at(place, params.value, params.value_scales), fc_vector_loads, at, run);
     } else {
       fill_run(run, 0.0f);
     }
-    if (kEdge && !fc_one_row && simd_any(isnan(special_values(run, 0.0f)))) {
+    if (kRowScales && fc_scales) {
+      float scales[2];
+#pragma clang loop unroll(full)
+      for (int e = 0; e < 2; e++) {
+        const KeyPlace weighed = blocks.find(chunk.table, first_key + k * 8 + at.pair * 2 + e, k);
+        const bool exists = !kEdge || (present >> (2 * k + e)) & 1;
+        scales[e] = exists ? chunk.value.scale_at(weighed, params.value_scales) : 1.0f;
+      }
+      attention.scale_weights<kEdge>(k, scales[0], scales[1]);
+    }
+    if (kEdge && kSpecialElements && !fc_one_row && simd_any(isnan(special_values(run, 0.0f)))) {
       attention.multiply_special_values(k, run, at);
     } else {
       attention.multiply_values(k, run);
@@ -189,8 +206,8 @@ using namespace fattn;
 
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_decode(
     const device Element* query [[buffer(fattn::kSlotQuery)]],
-    const device Element* key [[buffer(fattn::kSlotKey)]],
-    const device Element* value [[buffer(fattn::kSlotValue)]],
+    const device Stored* key [[buffer(fattn::kSlotKey)]],
+    const device Stored* value [[buffer(fattn::kSlotValue)]],
     device Element* out [[buffer(fattn::kSlotOut), function_constant(fc_whole)]],
     device float* lse [[buffer(fattn::kSlotLse), function_constant(fc_whole)]],
     constant DecodeParams& params [[buffer(fattn::kSlotParams)]],
@@ -202,6 +219,8 @@ using namespace fattn;
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
+    const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
+    const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
   // The query first, then what the simdgroups have summed.
@@ -234,16 +253,24 @@ using namespace fattn;
   Chunk chunk;
   chunk.ranges = newest_rows(params.span, length);
   chunk.mask = mask;
-  chunk.key = key + kv_head * params.key.head;
-  chunk.value = value + kv_head * params.value.head;
+  chunk.key.elements = key + kv_head * params.key.head;
+  chunk.value.elements = value + kv_head * params.value.head;
+  if (fc_scales) {
+    chunk.key.scales = key_scales + kv_head * params.key_scales.head;
+    chunk.value.scales = value_scales + kv_head * params.value_scales.head;
+  }
   chunk.table.length = length;
   chunk.table.num_blocks = params.num_blocks;
   chunk.table.entry_stride = params.block_table_entry_stride;
   if (fc_paged) {
     chunk.table.blocks = block_tables + batch * params.block_table_batch_stride;
   } else {
-    chunk.key += batch * params.key.batch;
-    chunk.value += batch * params.value.batch;
+    chunk.key.elements += batch * params.key.batch;
+    chunk.value.elements += batch * params.value.batch;
+    if (fc_scales) {
+      chunk.key.scales += batch * params.key_scales.batch;
+      chunk.value.scales += batch * params.value_scales.batch;
+    }
   }
   const int position = length - params.span.q_len + row;
   chunk.visible.limit[0] = row_exists ? position + 1 : 0;

@@ -35,6 +35,8 @@ enum Slot {
   kSlotSinks = 11,
   kSlotAlibiSlopes = 12,
   kSlotTreeMask = 13,
+  kSlotKeyScales = 14,
+  kSlotValueScales = 15,
 };
 
 // Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,
@@ -52,6 +54,7 @@ enum FunctionConstant {
   kConstSinks = 9,        // bool: a learned logit per head
   kConstTree = 10,        // bool: the newest keys are draft tokens under a tree mask
   kConstOneRow = 11,      // bool: all rows of a key-value head see the same keys
+  kConstScales = 12,      // bool: quantised K and V have scales
 };
 
 enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
@@ -67,6 +70,14 @@ struct Strides4 {
   fattn_i64 head;
   fattn_i64 row;
   fattn_i64 key;
+};
+
+// Of the scales of quantised K and V, batch or block first as K and V have it. Only int4 has groups.
+struct ScaleStrides {
+  fattn_i64 batch;
+  fattn_i64 head;
+  fattn_i64 row;
+  fattn_i64 group;
 };
 
 struct PrefillParams {
@@ -99,6 +110,8 @@ struct DecodeParams {
   Strides3 query;
   Strides3 key;  // dense: batch, head, row. Paged: block, head, slot
   Strides3 value;
+  ScaleStrides key_scales;
+  ScaleStrides value_scales;
   Strides4 mask;
   fattn_i64 block_table_batch_stride;
   fattn_i64 block_table_entry_stride;
@@ -131,7 +144,7 @@ struct MergeParams {
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(PrefillParams, 136);
 FATTN_CHECK_SIZE(CausalSpan, 32);
-FATTN_CHECK_SIZE(DecodeParams, 216);
+FATTN_CHECK_SIZE(DecodeParams, 280);
 FATTN_CHECK_SIZE(MergeParams, 56);
 #undef FATTN_CHECK_SIZE
 

@@ -76,31 +76,58 @@ struct OnlineAttention {
     }
   }
 
-  // The same for key fragment k alone.
+  // The same for key fragment k alone. kBlock: of the fragments of D / 8, those that are summed at once.
   template <typename Query>
   void multiply_key_fragment(thread const Query& query, int c, int k,
                              thread const Operand (&first)[kKeyChunk],
                              thread const Operand (&second)[kKeyChunk]) thread {
+    constexpr int kBlock = kBlockedSums && kKeyChunk > 4 ? 4 : kKeyChunk;
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
-      simdgroup_float8x8 sum;
-      if (kBlockedSums) {
-        set_elements(sum, 0.0f, 0.0f);
-      } else {
-        sum = score[r][k];
-      }
 #pragma clang loop unroll(full)
-      for (int i = 0; i < kKeyChunk; i++) {
-        OperandFragment key;
-        set_elements(key, first[i], second[i]);
-        simdgroup_multiply_accumulate(sum, query.rows(r, c * kKeyChunk + i), key, sum);
+      for (int block = 0; block < kKeyChunk; block += kBlock) {
+        simdgroup_float8x8 sum;
+        if (kBlockedSums) {
+          set_elements(sum, 0.0f, 0.0f);
+        } else {
+          sum = score[r][k];
+        }
+#pragma clang loop unroll(full)
+        for (int i = block; i < block + kBlock; i++) {
+          OperandFragment key;
+          set_elements(key, first[i], second[i]);
+          simdgroup_multiply_accumulate(sum, query.rows(r, c * kKeyChunk + i), key, sum);
+        }
+        if (kBlockedSums) {
+          score[r][k].thread_elements()[0] += sum.thread_elements()[0];
+          score[r][k].thread_elements()[1] += sum.thread_elements()[1];
+        } else {
+          score[r][k] = sum;
+        }
       }
-      if (kBlockedSums) {
-        score[r][k].thread_elements()[0] += sum.thread_elements()[0];
-        score[r][k].thread_elements()[1] += sum.thread_elements()[1];
-      } else {
-        score[r][k] = sum;
-      }
+    }
+  }
+
+  // Multiplies the products with key fragment k by the scales of keys 2 * pair and 2 * pair + 1. An infinite
+  // scale makes NaN, as it does of elements of both signs.
+  void scale_products(int k, float first, float second) thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      set_elements(score[r][k], fma(score[r][k].thread_elements()[0], first, 0.0f * first),
+                   fma(score[r][k].thread_elements()[1], second, 0.0f * second));
+    }
+  }
+
+  // After `weigh`: the same for the weights, whose sums are those of the weights alone. kHidden: a row's
+  // weight of a key that it does not see stays 0 whatever the scale.
+  template <bool kHidden>
+  void scale_weights(int k, float first, float second) thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      const bool sees_first = !kHidden || (seen[r] >> (2 * k)) & 1;
+      const bool sees_second = !kHidden || (seen[r] >> (2 * k + 1)) & 1;
+      set_elements(score[r][k], sees_first ? score[r][k].thread_elements()[0] * first : 0.0f,
+                   sees_second ? score[r][k].thread_elements()[1] * second : 0.0f);
     }
   }
 

@@ -18,7 +18,7 @@
 
 #include <metal_simdgroup_matrix>
 
-#include "config.h"
+#include "keys.h"
 
 namespace fattn {
 
@@ -49,17 +49,6 @@ inline float row_sum_of(float x) {
   return x + simd_shuffle_xor(x, ushort(8));
 }
 
-// What Q, K and V are multiplied as. Half needs no widening: half products are summed in float32 at the same
-// rate, from half the registers. Bfloat arithmetic is emulated before M3, so bfloat is widened.
-template <typename T>
-struct OperandOf {
-  typedef float type;
-};
-template <>
-struct OperandOf<half> {
-  typedef half type;
-};
-typedef OperandOf<Element>::type Operand;
 typedef simdgroup_matrix<Operand, 8, 8> OperandFragment;
 
 template <typename T>
@@ -78,11 +67,11 @@ constexpr int chunk_of(int n, int most) {
 }
 
 FATTN_CONSTEXPR int kWordElements = 4 / sizeof(Element);
-// Elements of a chunk: 16 bytes if the head's size allows it.
+// Elements of a chunk: 16 bytes of memory if the head's size allows it.
 FATTN_CONSTEXPR int kWideChunk = 16 / sizeof(Element);
-FATTN_CONSTEXPR int kKeyChunk = chunk_of(kHeadDim / 8, kWideChunk);
+FATTN_CONSTEXPR int kKeyChunk = chunk_of(kHeadDim / 8, 4 * kStoredWordElements);
 FATTN_CONSTEXPR int kKeyChunks = kHeadDim / 8 / kKeyChunk;
-FATTN_CONSTEXPR int kValueChunk = chunk_of(kValueDim / 4, kWideChunk);
+FATTN_CONSTEXPR int kValueChunk = chunk_of(kValueDim / 4, 4 * kStoredWordElements);
 
 // A chunk of 16 bytes from memory that is aligned to its elements only.
 inline uint4 chunk_words(const device float* from) {
@@ -126,16 +115,17 @@ inline void unpack(uint word, thread Operand (&run)[N], int at, T) {
   run[at + 1] = Operand(elements[1]);
 }
 
-// Reads N elements in chunks of C: chunk i starts at source + i * stride. `aligned` says that rows start on
-// 16-byte boundaries; it is a compile-time constant at every call.
+// Reads N elements of a row in chunks of C: chunk i starts at column first + i * stride. `aligned` says that
+// rows start on 16-byte boundaries; it is a compile-time constant at every call.
 #define FATTN_DEFINE_READ_CHUNKS(SPACE)                                                                     \
   template <int C, int N>                                                                                   \
-  inline void read_chunks(const SPACE Element* source, int stride, bool aligned, thread Operand(&run)[N]) { \
+  inline void read_chunks(const SPACE Element* row, int first, int stride, bool aligned,                    \
+                          thread Operand(&run)[N]) {                                                        \
     constexpr int kElements = C * sizeof(Element) < 4 ? 1 : C * sizeof(Element) < 16 ? C : kWideChunk;      \
     constexpr int kWords = kElements * sizeof(Element) / 4;                                                 \
     typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                                      \
     _Pragma("clang loop unroll(full)") for (int i = 0; i < N; i += kElements) {                             \
-      const SPACE Element* from = source + i / C * stride + i % C;                                          \
+      const SPACE Element* from = row + first + i / C * stride + i % C;                                     \
       if (aligned && kWords > 0) {                                                                          \
         const Words words = *reinterpret_cast<const SPACE Words*>(from);                                    \
         _Pragma("clang loop unroll(full)") for (int w = 0; w < kWords; w++) {                               \
@@ -152,22 +142,82 @@ FATTN_DEFINE_READ_CHUNKS(device)
 FATTN_DEFINE_READ_CHUNKS(threadgroup)
 #undef FATTN_DEFINE_READ_CHUNKS
 
+template <int kBytes>
+struct ChunkOf {
+  typedef vec<uint, kBytes / 4> type;
+};
+template <>
+struct ChunkOf<4> {
+  typedef uint type;
+};
+template <>
+struct ChunkOf<2> {
+  typedef ushort type;
+};
+template <>
+struct ChunkOf<1> {
+  typedef uchar type;
+};
+
+// The same from a quantised row. Its chunks are whole words, or less than one.
+template <int C, int N>
+inline void read_stored_chunks(StoredRow row, const device uchar* elements, int first, int stride,
+                               bool aligned, thread Operand (&run)[N]) {
+  constexpr int kBytes = C * 4 / kStoredWordElements;
+  constexpr int kWordBytes = kBytes < 4 ? kBytes : 4;
+  constexpr int kCount = kWordBytes * kStoredWordElements / 4;
+  typedef typename ChunkOf<kBytes>::type Chunk;
+#pragma clang loop unroll(full)
+  for (int i = 0; i < N; i += C) {
+    const int column = first + i / C * stride;
+    const device uchar* from = elements + column * 4 / kStoredWordElements;
+    const half2 group = row.group_of(column, aligned);
+    Chunk chunk;
+    if (aligned) {
+      chunk = *reinterpret_cast<const device Chunk*>(from);
+    }
+#pragma clang loop unroll(full)
+    for (int w = 0; w < kBytes / kWordBytes; w++) {
+      uint word = 0;
+      if (aligned) {
+        word = word_of(chunk, w);
+      } else {
+#pragma clang loop unroll(full)
+        for (int b = 0; b < kWordBytes; b++) {
+          word |= uint(from[w * 4 + b]) << (8 * b);
+        }
+      }
+      unpack_stored<kCount>(word, group, run, i + w * kCount);
+    }
+  }
+}
+template <int C, int N>
+inline void read_stored_chunks(StoredRow, const device Element* elements, int first, int stride, bool aligned,
+                               thread Operand (&run)[N]) {
+  read_chunks<C>(elements, first, stride, aligned, run);
+}
+template <int C, int N>
+inline void read_chunks(StoredRow row, int first, int stride, bool aligned, thread Operand (&run)[N]) {
+  read_stored_chunks<C>(row, row.elements, first, stride, aligned, run);
+}
+
 // Where fragment f of Q takes its first element from this lane's run; the second is one chunk on.
 inline int query_element(int f) { return f / kKeyChunk * (2 * kKeyChunk) + f % kKeyChunk; }
 
-// This lane's part of a row of Q or V, and chunk c of its part of a row of K.
+// This lane's part of a row of Q or V, and chunk c of its part of a row of K: rows of the cache, or staged
+// ones.
 template <typename Pointer>
 inline void read_query(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[kHeadDim / 4]) {
-  read_chunks<2 * kKeyChunk>(row + at.pair * (2 * kKeyChunk), 8 * kKeyChunk, aligned, run);
+  read_chunks<2 * kKeyChunk>(row, at.pair * (2 * kKeyChunk), 8 * kKeyChunk, aligned, run);
 }
-template <typename Pointer>
-inline void read_key_chunk(Pointer row, int c, bool aligned, LanePosition at,
+template <typename Row>
+inline void read_key_chunk(Row row, int c, bool aligned, LanePosition at,
                            thread Operand (&chunk)[kKeyChunk]) {
-  read_chunks<kKeyChunk>(row + (c * 8 + at.row) * kKeyChunk, 0, aligned, chunk);
+  read_chunks<kKeyChunk>(row, (c * 8 + at.row) * kKeyChunk, 0, aligned, chunk);
 }
-template <typename Pointer>
-inline void read_value(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[kValueDim / 4]) {
-  read_chunks<kValueChunk>(row + at.pair * kValueChunk, 4 * kValueChunk, aligned, run);
+template <typename Row>
+inline void read_value(Row row, bool aligned, LanePosition at, thread Operand (&run)[kValueDim / 4]) {
+  read_chunks<kValueChunk>(row, at.pair * kValueChunk, 4 * kValueChunk, aligned, run);
 }
 
 template <int N>
