@@ -19,7 +19,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["decode", "merge", "paged_decode", "prefill"]
+from ._kv_formats import dequantise, quantise
+
+__all__ = ["decode", "dequantise", "merge", "paged_decode", "prefill", "quantise"]
 
 _INF = float("inf")
 

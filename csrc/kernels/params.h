@@ -57,6 +57,9 @@ enum FunctionConstant {
   kConstScales = 12,      // bool: quantised K and V have scales
 };
 
+// How a cache stores a row of keys or values: see plan/kv_format.h.
+enum KvFormat { kKvFloat = 0, kKvInt8 = 1, kKvFp8E4M3 = 2, kKvInt4 = 3 };
+
 enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
 
 struct Strides3 {  // in elements; the last dimension of every operand is contiguous
@@ -153,6 +156,8 @@ FATTN_CONSTEXPR int kFragment = 8;
 FATTN_CONSTEXPR int kSimdWidth = 32;
 // No window: more keys than a sequence can have.
 FATTN_CONSTEXPR int kNoWindow = 1 << 30;
+// Columns of a row of an int4 cache that share a scale and a minimum.
+FATTN_CONSTEXPR int kInt4Group = 32;
 // Columns that a threadgroup of merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read

@@ -1,38 +1,16 @@
 // Refusals: one sentence each, naming the op, the value, the limit, and what to do instead.
 #include "check.h"
 
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <numbers>
 
+#include "refuse.h"
 #include "supported.h"
 
 namespace fattn {
 namespace {
 
 using Kind = Refusal::Kind;
-
-template <typename... Parts>
-Refusal refuse(Kind kind, const char* op, const Parts&... parts) {
-  auto text = [](const auto& part) {
-    using Part = std::decay_t<decltype(part)>;
-    if constexpr (std::is_floating_point_v<Part>) {
-      std::array<char, 32> digits{};
-      std::snprintf(digits.data(), digits.size(), "%g", part);
-      return std::string(digits.data());
-    } else if constexpr (std::is_arithmetic_v<Part>) {
-      return std::to_string(part);
-    } else {
-      return std::string(part);
-    }
-  };
-  return {kind, std::string(op) + ": " + (text(parts) + ...)};
-}
-
-bool is_float(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
 
 std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t dim) {
   if (dim <= 0 || dim % kHeadDimMultiple != 0) {

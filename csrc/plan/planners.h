@@ -30,6 +30,8 @@ inline MaskKind mask_kind(DType dtype) {
       return kMaskFloat16;
     case DType::kBFloat16:
       return kMaskBFloat16;
+    case DType::kInt8:
+    case DType::kUInt8:
     case DType::kOther:
       return kMaskNone;
   }

@@ -8,12 +8,15 @@
 namespace fattn {
 
 enum class Op : uint8_t { kPrefill, kDecode, kPagedDecode, kMerge };
-enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kOther };
+enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8, kOther };
 
 // "fattn.prefill" and so on: how an op is named to the user.
 const char* name_of(Op op);
 const char* name_of(DType dtype);
 int size_of(DType dtype);
+inline bool is_float(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
 
 // What changes scores or hides keys by position. Tensors are float32 [q_heads] and int64 [batch, q_len], by
 // their strides in elements.

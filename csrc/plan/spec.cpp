@@ -27,6 +27,10 @@ const char* name_of(DType dtype) {
       return "bfloat16";
     case DType::kBool:
       return "bool";
+    case DType::kInt8:
+      return "int8";
+    case DType::kUInt8:
+      return "uint8";
     case DType::kOther:
       return "other";
   }
@@ -41,6 +45,8 @@ int size_of(DType dtype) {
     case DType::kBFloat16:
       return 2;
     case DType::kBool:
+    case DType::kInt8:
+    case DType::kUInt8:
       return 1;
     case DType::kOther:
       return 0;
