@@ -76,6 +76,20 @@ struct StepBlocks {
   KeyPlace find(thread const KeyTable& table, int key, int k) const thread {
     return table.place_of(key, fc_paged ? (fc_fragment_blocks ? blocks[k] : table.block_of(key)) : 0);
   }
+
+  // The place of key number `index` of the step, which may differ from lane to lane.
+  KeyPlace find_any(thread const KeyTable& table, int first_key, int index) const thread {
+    int block = 0;
+    if (fc_paged && !fc_fragment_blocks) {
+      block = table.block_of(first_key + index);
+    } else if (fc_paged) {
+#pragma clang loop unroll(full)
+      for (int k = 0; k < kKeyFragments; k++) {  // not indexed: registers have no addresses
+        block = index / 8 == k ? blocks[k] : block;
+      }
+    }
+    return table.place_of(first_key + index, block);
+  }
 };
 
 // What the pointers and strides of K and V count, and what their scales are made of.
@@ -108,30 +122,30 @@ inline half2 stored_pair(uint word, int k) {
     // The last bit of a half from 1024 to 2047 counts ones.
     return as_type<half2>(((word >> (4 * k)) & 0x000f000f) | 0x64006400) - half2(1024.0f);
   }
-  const uint bits = word >> (8 * k);
   if (kKvFormat == kKvInt8) {  // the sign bit, flipped, adds 128
-    return as_type<half2>((bits & 0x00ff00ff) ^ 0x64806480) - half2(1152.0f);
+    return as_type<half2>(((word >> (8 * k)) & 0x00ff00ff) ^ 0x64806480) - half2(1152.0f);
   }
-  // fp8_e4m3 has a shorter exponent than half, and its bias is less by 8. The largest magnitude is a NaN: one
-  // more carries into the bit that completes a half's exponent of ones.
-  const uint magnitude = (bits & 0x007f007f) << 7;
-  const uint undefined = (magnitude + 0x00800080) & 0x40004000;
-  return as_type<half2>(((bits & 0x00800080) << 8) | magnitude | undefined) * half2(256.0f);
+  // fp8_e4m3 has a shorter exponent than half, and its bias is less by 8. The sign is moved up by an
+  // addition. The largest magnitude is a NaN: one more carries into the bit that completes a half's exponent
+  // of ones.
+  const uint shifted = (k == 0 ? word << 7 : word >> 1) & 0x7f807f80;
+  const uint scaled = shifted + (shifted & 0x40004000);
+  return as_type<half2>(scaled | ((scaled + 0x00800080) & 0x40004000)) * half2(256.0f);
 }
 
-// The elements in a word, or the first kCount of them. `group`: scale and minimum of an int4 group.
-template <int kCount, int N>
-inline void unpack_stored(uint word, half2 group, thread Operand (&run)[N], int at) {
+// The first N elements in a word. `group`: scale and minimum of an int4 group.
+template <int N>
+inline void unpack_stored(uint word, half2 group, thread Operand (&run)[N]) {
   constexpr int kHalf = kStoredWordElements / 2;
 #pragma clang loop unroll(full)
-  for (int k = 0; k < kHalf && k < kCount; k++) {
+  for (int k = 0; k < kHalf && k < N; k++) {
     vec<Operand, 2> pair = vec<Operand, 2>(stored_pair(word, k));
     if (kKvFormat == kKvInt4) {
       pair = fma(pair, vec<Operand, 2>(Operand(group[0])), vec<Operand, 2>(Operand(group[1])));
     }
-    run[at + k] = pair[0];
-    if (k + kHalf < kCount) {
-      run[at + k + kHalf] = pair[1];
+    run[k] = pair[0];
+    if (k + kHalf < N) {
+      run[min(k + kHalf, N - 1)] = pair[1];
     }
   }
 }
@@ -140,13 +154,12 @@ inline void unpack_stored(uint word, half2 group, thread Operand (&run)[N], int 
 struct StoredRow {
   const device Stored* elements;
   const device Scale* groups;  // int4: scale and minimum of each kInt4Group columns
-  long group_stride;
 
   half2 group_of(int column, bool aligned) const thread {
     if (kKvFormat != kKvInt4) {
       return half2(0.0f);
     }
-    const device Scale* group = groups + column / kInt4Group * group_stride;
+    const device Scale* group = groups + column / kInt4Group * 2;
     return aligned ? *reinterpret_cast<const device half2*>(group) : half2(group[0], group[1]);
   }
 };
@@ -154,22 +167,23 @@ struct StoredRow {
 // K or V of one sequence and head.
 struct StoredOperand {
   const device Stored* elements;
-  const device Scale* scales;
+  const device Scale* scales;  // of all sequences and heads: one pointer less to hold
+  uint batch;
+  uint head;
 
-  StoredRow row_at(KeyPlace place, constant Strides3& strides, constant ScaleStrides& scale_strides) const
+  const device Scale* scales_at(KeyPlace place, constant Strides3& strides) const thread {
+    return scales + (fc_paged ? uint(place.block) : batch) * strides.batch + head * strides.head +
+           uint(place.slot) * strides.row;
+  }
+
+  StoredRow row_at(KeyPlace place, constant Strides3& strides, constant Strides3& scale_strides) const
       thread {
     StoredRow row;
     row.elements = elements + place.block * strides.batch + place.slot * strides.row;
     if (kKvFormat == kKvInt4) {
-      row.groups = scales + place.block * scale_strides.batch + place.slot * scale_strides.row;
-      row.group_stride = scale_strides.group;
+      row.groups = scales_at(place, scale_strides);
     }
     return row;
-  }
-
-  // What the elements of a row are multiplied by.
-  float scale_at(KeyPlace place, constant ScaleStrides& strides) const thread {
-    return scales[place.block * strides.batch + place.slot * strides.row];
   }
 };
 

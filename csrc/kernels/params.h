@@ -75,14 +75,6 @@ struct Strides4 {
   fattn_i64 key;
 };
 
-// Of the scales of quantised K and V, batch or block first as K and V have it. Only int4 has groups.
-struct ScaleStrides {
-  fattn_i64 batch;
-  fattn_i64 head;
-  fattn_i64 row;
-  fattn_i64 group;
-};
-
 struct PrefillParams {
   Strides3 query;
   Strides3 key;
@@ -113,8 +105,8 @@ struct DecodeParams {
   Strides3 query;
   Strides3 key;  // dense: batch, head, row. Paged: block, head, slot
   Strides3 value;
-  ScaleStrides key_scales;
-  ScaleStrides value_scales;
+  Strides3 key_scales;  // of quantised keys, as `key` has them
+  Strides3 value_scales;
   Strides4 mask;
   fattn_i64 block_table_batch_stride;
   fattn_i64 block_table_entry_stride;
@@ -147,7 +139,7 @@ struct MergeParams {
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(PrefillParams, 136);
 FATTN_CHECK_SIZE(CausalSpan, 32);
-FATTN_CHECK_SIZE(DecodeParams, 280);
+FATTN_CHECK_SIZE(DecodeParams, 264);
 FATTN_CHECK_SIZE(MergeParams, 56);
 #undef FATTN_CHECK_SIZE
 

@@ -76,34 +76,29 @@ struct OnlineAttention {
     }
   }
 
-  // The same for key fragment k alone. kBlock: of the fragments of D / 8, those that are summed at once.
-  template <typename Query>
-  void multiply_key_fragment(thread const Query& query, int c, int k,
-                             thread const Operand (&first)[kKeyChunk],
-                             thread const Operand (&second)[kKeyChunk]) thread {
-    constexpr int kBlock = kBlockedSums && kKeyChunk > 4 ? 4 : kKeyChunk;
+  // The same for key fragment k alone, with N of its fragments of D / 8 from `first_fragment` on.
+  template <int N, typename Query>
+  void multiply_key_fragment(thread const Query& query, int first_fragment, int k,
+                             thread const Operand (&first)[N], thread const Operand (&second)[N]) thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
+      simdgroup_float8x8 sum;
+      if (kBlockedSums) {
+        set_elements(sum, 0.0f, 0.0f);
+      } else {
+        sum = score[r][k];
+      }
 #pragma clang loop unroll(full)
-      for (int block = 0; block < kKeyChunk; block += kBlock) {
-        simdgroup_float8x8 sum;
-        if (kBlockedSums) {
-          set_elements(sum, 0.0f, 0.0f);
-        } else {
-          sum = score[r][k];
-        }
-#pragma clang loop unroll(full)
-        for (int i = block; i < block + kBlock; i++) {
-          OperandFragment key;
-          set_elements(key, first[i], second[i]);
-          simdgroup_multiply_accumulate(sum, query.rows(r, c * kKeyChunk + i), key, sum);
-        }
-        if (kBlockedSums) {
-          score[r][k].thread_elements()[0] += sum.thread_elements()[0];
-          score[r][k].thread_elements()[1] += sum.thread_elements()[1];
-        } else {
-          score[r][k] = sum;
-        }
+      for (int i = 0; i < N; i++) {
+        OperandFragment key;
+        set_elements(key, first[i], second[i]);
+        simdgroup_multiply_accumulate(sum, query.rows(r, first_fragment + i), key, sum);
+      }
+      if (kBlockedSums) {
+        score[r][k].thread_elements()[0] += sum.thread_elements()[0];
+        score[r][k].thread_elements()[1] += sum.thread_elements()[1];
+      } else {
+        score[r][k] = sum;
       }
     }
   }
@@ -195,12 +190,15 @@ struct OnlineAttention {
     }
   }
 
-  // Adds the weighted values of key fragment k; `run` belongs to key `row`.
-  void multiply_values(int k, thread const Operand (&run)[kValueDim / 4]) thread {
+  // Adds the weighted values of key fragment k; `run` belongs to key `row`, and to the fragments of Dv / 8
+  // from `first_fragment` on.
+  template <int N>
+  void multiply_values(int k, thread const Operand (&run)[N], int first_fragment = 0) thread {
 #pragma clang loop unroll(full)
-    for (int f = 0; f < kValueDim / 8; f++) {
+    for (int i = 0; i < N / 2; i++) {
+      const int f = first_fragment + i;
       OperandFragment value;
-      set_elements(value, run[2 * f], run[2 * f + 1]);
+      set_elements(value, run[2 * i], run[2 * i + 1]);
 #pragma clang loop unroll(full)
       for (int r = 0; r < kRowFragments; r++) {
         simdgroup_multiply_accumulate(out[r][f], score[r][k], value, out[r][f]);

@@ -44,6 +44,8 @@ struct KernelSpec {
   bool sinks = false;
   bool tree = false;
   bool one_row = false;
+  KvFormat kv_format = kKvFloat;
+  bool scales = false;
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -74,6 +76,8 @@ enum class Buffer : uint8_t {
   kSinks,
   kAlibiSlopes,
   kTreeMask,
+  kKeyScales,
+  kValueScales,
   kOut,
   kLse,
   kScratchOut,
@@ -93,9 +97,9 @@ struct Pass {
   std::array<uint32_t, 3> threads{};  // per threadgroup
   uint32_t threadgroup_bytes = 0;     // static, as the kernel declares it
 
-  std::array<Binding, 12> bindings{};
+  std::array<Binding, 14> bindings{};
   uint32_t binding_count = 0;
-  std::array<std::byte, 216> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
+  std::array<std::byte, 264> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
   uint32_t params_size = 0;
 
   void bind(Buffer buffer, Slot slot) { bindings[binding_count++] = {buffer, slot}; }

@@ -98,6 +98,10 @@ const char* name_of(Buffer buffer) {
       return "alibi_slopes";
     case Buffer::kTreeMask:
       return "tree_mask";
+    case Buffer::kKeyScales:
+      return "key_scales";
+    case Buffer::kValueScales:
+      return "value_scales";
     case Buffer::kOut:
       return "out";
     case Buffer::kLse:
@@ -138,6 +142,8 @@ const char* constant_name(FunctionConstant index) {
       return "tree";
     case kConstOneRow:
       return "one_row";
+    case kConstScales:
+      return "scales";
   }
   return "";
 }
@@ -167,6 +173,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   macros.emplace_back("FATTN_ROW_FRAGMENTS", std::to_string(spec.row_fragments));
   macros.emplace_back("FATTN_TILE_KEYS", std::to_string(spec.tile_keys));
   macros.emplace_back("FATTN_ROW_GROUPS", std::to_string(spec.row_groups));
+  macros.emplace_back("FATTN_KV_FORMAT", std::to_string(spec.kv_format));
   return macros;
 }
 
@@ -184,6 +191,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstSinks, true, spec.sinks},
       {kConstTree, true, spec.tree},
       {kConstOneRow, true, spec.one_row},
+      {kConstScales, true, spec.scales},
   };
 }
 
