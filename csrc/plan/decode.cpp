@@ -68,11 +68,15 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
   pass.grid = {uint32_t(p.batch * parts), uint32_t(p.kv_heads * row_blocks), 1};
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
-  // The packed rows of the query or every simdgroup's output, and the maxima and sums.
+  // The packed rows of the query, and scales of two rows per key and simdgroup; or every simdgroup's output,
+  // and the maxima and sums.
   const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
   const int64_t rows_bytes = row.simdgroups * kFragment * int64_t(sizeof(float));
-  pass.threadgroup_bytes = uint32_t(std::max(query_bytes, rows_bytes * p.value_dim) + 2 * rows_bytes);
+  const bool row_scales = p.kv_format == kKvInt8 || p.kv_format == kKvFp8E4M3;
+  const int64_t scale_bytes = row_scales ? row.simdgroups * 2 * row.tile_keys * int64_t(sizeof(float)) : 0;
+  pass.threadgroup_bytes =
+      uint32_t(std::max(query_bytes + scale_bytes, rows_bytes * p.value_dim) + 2 * rows_bytes);
 
   bind_attention(pass, p);
   if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
@@ -86,6 +90,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   params.query = p.query;
   params.key = p.key;
   params.value = p.value;
+  params.key_scales = p.key_scales;
+  params.value_scales = p.value_scales;
   params.mask = p.mask;
   params.block_table_batch_stride = p.block_table_batch_stride;
   params.block_table_entry_stride = p.block_table_entry_stride;
