@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.caches import POISON, Cache, as_scales
+from tests.layouts import Operand, flat, lay_out, spread
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHORT = {
     torch.float32: "f32",
@@ -43,6 +46,8 @@ WINDOWS_LEFT = (-1, -1, -1, 0, 1, 5, 40, 200, 10**9)
 WINDOWS_RIGHT = (-1, -1, 0, 3)
 SINK_TOKENS = (0, 0, 1, 4, 40, 300)
 SOFTCAPS = (0.0, 0.0, 2.0, 30.0)
+# How a decode's cache is stored; "float" is the dtype of the query.
+KV_FORMATS = ("float", "float", "float", "int8", "fp8_e4m3", "fp8_e4m3_unscaled", "int4")
 TREES = (None, None, None, "shared", "each")  # a tree mask for all sequences, or one for each
 MAX_LENGTH = 300
 MAX_CACHE = 1100
@@ -80,6 +85,7 @@ class Problem:
     alibi_slopes: bool = False
     softcap: float = 0.0
     tree: str | None = None
+    kv_format: str = "float"
 
     def __str__(self) -> str:
         parts = [
@@ -91,6 +97,7 @@ class Problem:
             f"window{self.window_left}" if self.window_left >= 0 else "",
             f"first{self.sink_tokens}" if self.sink_tokens else "",
             *(name for name in ("sinks", "alibi_slopes", "softcap", "tree") if getattr(self, name)),
+            self.kv_format if self.kv_format != "float" else "",
         ]
         return "-".join(part for part in parts if part)
 
@@ -111,21 +118,6 @@ class Problem:
             offset = self.kv_len - self.q_len if self.q_offset is None else self.q_offset
             return [offset] * self.batch
         return [length - self.q_len for length in self.lengths]
-
-
-@dataclass
-class Operand:
-    """One tensor argument: a flat storage on the CPU and the view of it that the op is given."""
-
-    base: Tensor
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    def on(self, device: str | torch.device) -> tuple[Tensor, Tensor]:
-        """The whole storage on that device, and the view."""
-        base = self.base.to(device)
-        return base, base.as_strided(self.size, self.stride, self.offset)
 
 
 @dataclass
@@ -179,6 +171,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
         "tree": deck(TREES),
     }
 
+    format_rng = random.Random(seed + 1)
     problems = []
     for i in range(count):
         op, (q_heads, kv_heads), (head_dim, value_dim) = ops[i], groups[i], dims[i]
@@ -216,9 +209,15 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
                 head_major_pool=rng.random() < 0.5,
                 scale=rng.choice((None, None, 0.0625, 0.3)),
                 **({name: cards[i] for name, cards in of_decode.items()} if op != "prefill" else {}),
+                kv_format="float" if op == "prefill" else _kv_format(format_rng, head_dim, value_dim),
             )
         )
     return problems
+
+
+def _kv_format(rng: random.Random, head_dim: int, value_dim: int) -> str:
+    name = rng.choice(KV_FORMATS)
+    return "int8" if name == "int4" and (head_dim | value_dim) % 32 else name
 
 
 def _length(rng: random.Random) -> int:
@@ -285,35 +284,7 @@ def _mask(problem: Problem, generator: torch.Generator) -> Tensor | None:
     return values.to(problem.mask)
 
 
-# ---- laying tensors out
-
-
-def lay_out(values: Tensor, layout: str, fill: Any = float("nan")) -> Operand:
-    """Puts `values` [B, H, L, D] into a storage full of `fill` with the strides of that layout."""
-    stored = values
-    if layout == "expanded_batch":
-        stored = values[:1]
-    elif layout == "expanded_heads":
-        stored = values[:, :1]
-    batch, heads, length, dim = stored.shape
-    offset, step, row = 0, 1, dim
-    if layout == "offset":
-        offset = 3  # off every vector boundary
-    elif layout == "padded_rows":
-        offset, row = 8, dim + 4
-    elif layout == "every_other":
-        offset, step, row = 1, 2, 2 * dim
-    if layout == "token_major":
-        stride = (length * heads * row, row, heads * row, step)
-    else:
-        stride = (heads * length * row, length * row, row, step)
-    base = torch.full((offset + batch * heads * length * row + 5,), fill, dtype=values.dtype)
-    base.as_strided(stored.shape, stride, offset).copy_(stored)
-    if layout == "expanded_batch":
-        stride = (0, *stride[1:])
-    elif layout == "expanded_heads":
-        stride = (stride[0], 0, *stride[2:])
-    return Operand(base, tuple(values.shape), stride, offset)
+# ---- operands
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: torch.Generator) -> Tensor:
@@ -326,28 +297,30 @@ def _values(shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: 
     return values.contiguous()
 
 
-def _poison(values: Tensor, visible: Tensor, layout: str) -> Tensor:
-    """`values` [B, Hkv, Lk, *] with NaN in the keys that no row of any of their query heads sees."""
+def _poison(values: Tensor, visible: Tensor, layout: str, fill: float) -> Tensor:
+    """`values` [B, Hkv, Lk, *] with `fill` in the keys that no row of any of their query heads sees."""
     batch, kv_heads, kv_len, _ = values.shape
     used = visible.reshape(batch, kv_heads, -1, kv_len).any(dim=2)
     if layout == "expanded_batch":
         used = used.any(dim=0, keepdim=True).expand_as(used)
     elif layout == "expanded_heads":
         used = used.any(dim=1, keepdim=True).expand_as(used)
-    return values.masked_fill(~used[..., None], float("nan"))
+    return values.masked_fill(~used[..., None], fill)
 
 
-def _paged(problem: Problem, values: Tensor, table: Tensor, num_blocks: int, layout: str) -> Operand:
-    """A pool [num_blocks, block_size, Hkv, *] of NaN with the sequences' keys in the blocks of `table`."""
+def _paged(
+    problem: Problem, values: Tensor, table: Tensor, num_blocks: int, layout: str, fill: float
+) -> Operand:
+    """A pool [num_blocks, block_size, Hkv, *] of `fill` with the sequences' keys in the blocks of `table`."""
     batch, kv_heads, _, dim = values.shape
-    pool = torch.full((num_blocks, kv_heads, problem.block_size, dim), float("nan"), dtype=values.dtype)
+    pool = torch.full((num_blocks, kv_heads, problem.block_size, dim), fill, dtype=values.dtype)
     for b in range(batch):
         for logical, physical in enumerate(table[b].tolist()):
             if physical >= 0:
                 start = logical * problem.block_size
                 pool[physical] = values[b, :, start : start + problem.block_size]
     if problem.head_major_pool:
-        operand = lay_out(pool, layout)
+        operand = lay_out(pool, layout, fill)
         order = (0, 2, 1, 3)
         return Operand(
             operand.base,
@@ -355,7 +328,7 @@ def _paged(problem: Problem, values: Tensor, table: Tensor, num_blocks: int, lay
             tuple(operand.stride[d] for d in order),
             operand.offset,
         )
-    return lay_out(pool.transpose(1, 2).contiguous(), layout)
+    return lay_out(pool.transpose(1, 2).contiguous(), layout, fill)
 
 
 def _block_table(problem: Problem, rng: random.Random) -> tuple[Tensor, int]:
@@ -385,18 +358,6 @@ def _per_head_and_tree(problem: Problem, generator: torch.Generator) -> dict[str
     return tensors
 
 
-def _spread(values: Tensor) -> Operand:
-    """Every other element of a storage; NaN, or all bits, between them."""
-    fill = torch.nan if values.is_floating_point() else -1
-    base = torch.full((2 * values.numel() + 1,), fill, dtype=values.dtype)
-    base[1::2] = values.flatten()
-    return Operand(base, tuple(values.shape), tuple(2 * step for step in values.stride()), 1)
-
-
-def _flat(values: Tensor) -> Operand:
-    return Operand(values.reshape(-1), tuple(values.shape), values.stride(), 0)
-
-
 def build(problem: Problem, seed: int = 0) -> Case:
     """The numbers of a problem: operands with NaN wherever nothing may look, and clean dense copies."""
     generator = torch.Generator().manual_seed(seed * 100003 + problem.index)
@@ -414,19 +375,29 @@ def build(problem: Problem, seed: int = 0) -> Case:
     extra = _per_head_and_tree(p, generator)
     visible = visibility(p, mask, extra.get("tree_mask"))
 
-    clean = {"query": query, "key": key, "value": value, **extra}
-    operands = {"query": lay_out(query, q_layout)} | {name: _spread(t) for name, t in extra.items()}
-    key, value = _poison(key, visible, k_layout), _poison(value, visible, v_layout)
-    if p.block_size:
-        table, num_blocks = _block_table(p, rng)
-        operands["key_cache"] = _paged(p, key, table, num_blocks, k_layout)
-        operands["value_cache"] = _paged(p, value, table, num_blocks, v_layout)
-        operands["block_tables"] = _flat(table)
-    else:
-        operands["key"] = lay_out(key, k_layout)
-        operands["value"] = lay_out(value, v_layout)
+    clean = {"query": query, **extra}
+    operands = {"query": lay_out(query, q_layout)} | {name: spread(t) for name, t in extra.items()}
+    table, num_blocks = _block_table(p, rng) if p.block_size else (None, 0)
+    if table is not None:
+        operands["block_tables"] = flat(table)
+    kv_format = p.kv_format.removesuffix("_unscaled")
+
+    def placed(values: Tensor, layout: str, fill: float) -> Operand:
+        poisoned = _poison(values, visible, layout, fill)
+        if table is None:
+            return lay_out(poisoned, layout, fill)
+        return _paged(p, poisoned, table, num_blocks, layout, fill)
+
+    for name, values, layout in (("key", key, k_layout), ("value", value, v_layout)):
+        cache = Cache.of(values, p.kv_format)
+        clean[name] = cache.clean
+        operands[f"{name}_cache" if p.block_size else name] = placed(cache.stored, layout, POISON[kv_format])
+        if cache.scales is not None:
+            # The pairs of int4 lie together; all else may have any strides.
+            scales_layout = "padded_rows" if layout == "every_other" and kv_format == "int4" else layout
+            operands[f"{name}_scales"] = as_scales(placed(cache.scales, scales_layout, torch.nan), kv_format)
     if p.seq_lens is not None:
-        operands["seq_lens"] = _flat(torch.tensor(p.seq_lens, dtype=torch.int32))
+        operands["seq_lens"] = flat(torch.tensor(p.seq_lens, dtype=torch.int32))
     if mask is not None:
         clean["attn_mask"] = mask
         operands["attn_mask"] = lay_out(
@@ -434,6 +405,8 @@ def build(problem: Problem, seed: int = 0) -> Case:
         )
 
     options = p.numbers
+    if kv_format != "float" and (kv_format != "int8" or p.index % 2):  # int8 need not be named
+        options["kv_format"] = kv_format
     if p.op == "prefill" and p.causality != "none":
         options["is_causal"] = True
         if p.q_offset is not None:

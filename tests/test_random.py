@@ -57,6 +57,7 @@ def test_the_problems_cover_every_axis() -> None:
     assert len({p.mask_broadcast for p in PROBLEMS if p.mask is not None}) == 16
     assert {p.block_size for p in PROBLEMS if p.op == "paged_decode"} == set(problems.BLOCK_SIZES)
     for op in ("decode", "paged_decode"):
+        assert {p.kv_format for p in PROBLEMS if p.op == op} == set(problems.KV_FORMATS)
         lengths = [(n, p.kv_len) for p in PROBLEMS if p.op == op and p.seq_lens for n in p.seq_lens]
         assert any(n == 0 for n, _ in lengths) and any(n == capacity for n, capacity in lengths)
 

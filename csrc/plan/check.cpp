@@ -103,6 +103,8 @@ std::optional<Refusal> check(const Problem& p) {
   }
   if (auto refusal = check_head_dim(op, "query/key", p.head_dim)) return refusal;
   if (auto refusal = check_head_dim(op, "value", p.value_dim)) return refusal;
+  if (auto refusal = check_format_dim(op, "query/key", p.kv_format, p.head_dim)) return refusal;
+  if (auto refusal = check_format_dim(op, "value", p.kv_format, p.value_dim)) return refusal;
   if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_options(p)) return refusal;
   if (p.op != Op::kPrefill && p.q_len > kMaxDecodeRows) {

@@ -56,6 +56,8 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p) {
   spec.value_dim = uint16_t(p.value_dim);
   spec.mask = mask_kind(p.mask_dtype);
   spec.vector_loads = p.vector_aligned;
+  spec.kv_format = p.kv_format;
+  spec.scales = p.has_scales;
   return spec;
 }
 
@@ -63,6 +65,10 @@ inline void bind_attention(Pass& pass, const Problem& p) {
   pass.bind(Buffer::kQuery, kSlotQuery);
   pass.bind(Buffer::kKey, kSlotKey);
   pass.bind(Buffer::kValue, kSlotValue);
+  if (p.has_scales) {
+    pass.bind(Buffer::kKeyScales, kSlotKeyScales);
+    pass.bind(Buffer::kValueScales, kSlotValueScales);
+  }
   if (p.mask_dtype != DType::kOther) pass.bind(Buffer::kMask, kSlotMask);
 }
 
