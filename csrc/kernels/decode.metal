@@ -23,6 +23,8 @@ FATTN_CONSTEXPR int kPairWords = 2 * sizeof(Operand) / 4;
 FATTN_CONSTEXPR int kQueryWords = kRowGroups * kHeadDim / 8 * kPairWords * kSimdWidth;
 FATTN_CONSTEXPR int kScaleWords = kRowScales ? kSimdgroups * 2 * kTileKeys : 0;
 FATTN_CONSTEXPR int kOutWords = kSimdgroups * 8 * kValueDim;
+FATTN_CONSTEXPR int kSharedWords =
+    kQueryWords + kScaleWords > kOutWords ? kQueryWords + kScaleWords : kOutWords;
 
 // The query rows of a simdgroup, in threadgroup memory: a pair of elements per lane and fragment. In
 // registers they would take a quarter of what there is.
@@ -152,8 +154,8 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     // Of the key that this lane looks after.
     const KeyPlace place = blocks.find_any(chunk.table, first_key, chunk.scales.own_key());
     const bool read = !kEdge || (place.exists && chunk.ranges.hold(first_key + chunk.scales.own_key()));
-    chunk.scales.share(read ? *chunk.key.scales_at(place, params.key_scales) : 1.0f,
-                       read ? *chunk.value.scales_at(place, params.value_scales) : 1.0f);
+    chunk.scales.share(read ? float(*chunk.key.scales_at(place, params.key_scales)) : 1.0f,
+                       read ? float(*chunk.value.scales_at(place, params.value_scales)) : 1.0f);
   }
   uint present = 0;
   attention.clear_scores();
@@ -292,7 +294,7 @@ using namespace fattn;
     ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
   // The query and a step's scales first, then what the simdgroups have summed. Pairs of scales are read at
   // once.
-  threadgroup uint2 shared_pairs[max(kQueryWords + kScaleWords, kOutWords) / 2];
+  threadgroup uint2 shared_pairs[kSharedWords / 2];
   threadgroup float shared_max[kSimdgroups * 8];
   threadgroup float shared_sum[kSimdgroups * 8];
 

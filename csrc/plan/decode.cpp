@@ -40,7 +40,12 @@ CausalSpan span_of(const Problem& p, int64_t chunk_keys) {
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
-  const DecodeRow& row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  DecodeRow row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  if (p.kv_format != kKvFloat) {
+    const QuantisedRow& quantised = quantised_row(p.dtype, p.kv_format);
+    row.tile_keys = quantised.tile_keys;
+    row.provenance = quantised.provenance;
+  }
   plan.tuning = row.provenance;
 
   const int64_t group_size = p.q_heads / p.kv_heads;
