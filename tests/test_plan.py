@@ -38,14 +38,22 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     arguments: dict[str, Any] = {"query": tensor((p.batch, p.q_heads, p.q_len, p.head_dim))}
+    rows, suffix = (p.batch, p.kv_heads, p.kv_len), ""
     if p.block_size:
         blocks = p.kv_len // p.block_size
-        pool = (p.batch * blocks, p.block_size, p.kv_heads)
-        arguments |= {"key_cache": tensor((*pool, p.head_dim)), "value_cache": tensor((*pool, p.value_dim))}
+        rows, suffix = (p.batch * blocks, p.block_size, p.kv_heads), "_cache"
         arguments["block_tables"] = tensor((p.batch, blocks), torch.int32)
-    else:
-        rows = (p.batch, p.kv_heads, p.kv_len)
-        arguments |= {"key": tensor((*rows, p.head_dim)), "value": tensor((*rows, p.value_dim))}
+    for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
+        if p.kv_format == "float":
+            arguments[f"{name}{suffix}"] = tensor((*rows, dim))
+        elif p.kv_format == "int8":
+            arguments[f"{name}{suffix}"] = tensor((*rows, dim), torch.int8)
+            arguments[f"{name}_scales"] = tensor(rows, f32)
+        else:
+            assert p.kv_format == "int4"
+            arguments[f"{name}{suffix}"] = tensor((*rows, dim // 2), torch.uint8)
+            arguments[f"{name}_scales"] = tensor((*rows, dim // 32, 2), f16)
+            arguments["kv_format"] = "int4"
     if p.seq_lens is not None:
         arguments["seq_lens"] = tensor((p.batch,), torch.int32)
     if p.mask is not None:
@@ -117,6 +125,16 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
             alibi_slopes=True,
             softcap=30.0,
             tree="shared",
+        ),
+        M1,
+    ),
+    "decode_int8": (
+        Problem(0, "decode", f16, 1, 32, 8, 1, 8192, 128, 128, seq_lens=(8192,), kv_format="int8"),
+        M1,
+    ),
+    "paged_int4": (
+        Problem(
+            0, "paged_decode", bf16, 2, 8, 2, 1, 96, 64, 32, seq_lens=(9, 96), block_size=16, kv_format="int4"
         ),
         M1,
     ),

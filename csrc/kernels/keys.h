@@ -118,19 +118,19 @@ FATTN_CONSTEXPR bool kSpecialElements = kKvFormat != kKvInt8;
 
 // Of the n elements in a word those with numbers k and k + n / 2. Exact: all of them are halves.
 inline half2 stored_pair(uint word, int k) {
-  if (kKvFormat == kKvInt4) {
-    // The last bit of a half from 1024 to 2047 counts ones.
-    return as_type<half2>(((word >> (4 * k)) & 0x000f000f) | 0x64006400) - half2(1024.0f);
-  }
-  if (kKvFormat == kKvInt8) {  // the sign bit, flipped, adds 128
-    return as_type<half2>(((word >> (8 * k)) & 0x00ff00ff) ^ 0x64806480) - half2(1152.0f);
+  if (kKvFormat == kKvInt4 || kKvFormat == kKvInt8) {
+    // The last bit of a half from 1024 to 2047 counts ones. The sign bit of an int8, flipped, adds 128.
+    const uint bits = kKvFormat == kKvInt4 ? (word >> (4 * k)) & 0x000f000f : (word >> (8 * k)) & 0x00ff00ff;
+    const uint origin = kKvFormat == kKvInt4 ? 0x64006400 : 0x64806480;
+    return as_type<half2>(bits ^ origin) - as_type<half2>(origin);
   }
   // fp8_e4m3 has a shorter exponent than half, and its bias is less by 8. The sign is moved up by an
   // addition. The largest magnitude is a NaN: one more carries into the bit that completes a half's exponent
   // of ones.
   const uint shifted = (k == 0 ? word << 7 : word >> 1) & 0x7f807f80;
-  const uint scaled = shifted + (shifted & 0x40004000);
-  return as_type<half2>(scaled | ((scaled + 0x00800080) & 0x40004000)) * half2(256.0f);
+  const uint small = shifted + (shifted & 0x40004000);
+  const uint scale = 0x5c005c00;  // 2^8
+  return as_type<half2>(small | ((small + 0x00800080) & 0x40004000)) * as_type<half2>(scale);
 }
 
 // The first N elements in a word. `group`: scale and minimum of an int4 group.
