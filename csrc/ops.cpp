@@ -28,7 +28,7 @@ namespace {
 using at::Tensor;
 using Results = std::tuple<Tensor, Tensor>;
 
-constexpr std::array kKernels = {Kernel::kPrefill, Kernel::kDecode, Kernel::kMerge};
+constexpr std::array kKernels = {Kernel::kPrefill, Kernel::kDecode, Kernel::kDecodeWide, Kernel::kMerge};
 std::array<std::atomic<int64_t>, kKernels.size()> launches{};
 
 // The GPU that a plan is for: the one that holds the tensors, else the smallest that is supported.

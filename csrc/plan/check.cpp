@@ -34,13 +34,13 @@ bool is_float(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
-std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t dim) {
+std::optional<Refusal> check_head_dim(Op op, const char* what, int64_t dim) {
   if (dim <= 0 || dim % kHeadDimMultiple != 0) {
-    return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
+    return refuse(Kind::kValue, name_of(op), what, " head_dim ", dim, " is not a positive multiple of ",
                   kHeadDimMultiple, "; pad the heads with zeros to the next multiple");
   }
-  if (dim > kMaxHeadDim) {
-    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", kMaxHeadDim,
+  if (dim > max_head_dim(op)) {
+    return refuse(Kind::kNotImplemented, name_of(op), what, " head_dim ", dim, " is above ", max_head_dim(op),
                   ", the largest with a kernel so far; use F.scaled_dot_product_attention for this layer");
   }
   return std::nullopt;
@@ -120,8 +120,8 @@ std::optional<Refusal> check(const Problem& p) {
     return refuse(Kind::kValue, op, p.q_heads, " query heads cannot share ", p.kv_heads,
                   " key-value heads (Hq % Hkv must be 0)");
   }
-  if (auto refusal = check_head_dim(op, "query/key", p.head_dim)) return refusal;
-  if (auto refusal = check_head_dim(op, "value", p.value_dim)) return refusal;
+  if (auto refusal = check_head_dim(p.op, "query/key", p.head_dim)) return refusal;
+  if (auto refusal = check_head_dim(p.op, "value", p.value_dim)) return refusal;
   if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_options(p)) return refusal;
   if (p.op != Op::kPrefill && p.q_len > kMaxDecodeRows) {

@@ -5,10 +5,10 @@
 namespace fattn {
 namespace {
 
-// Simdgroups beside each other with eight rows of the same keys each, as many as the rows need: 1, 2 or 4.
-int64_t row_groups_for(int64_t packed_rows, int64_t simdgroups) {
+// Groups of eight rows in a threadgroup, as many as the rows need: 1, 2 or 4.
+int64_t row_groups_for(int64_t packed_rows, int64_t most) {
   int64_t groups = 1;
-  while (groups < simdgroups && groups * kFragment < packed_rows) groups *= 2;
+  while (groups < most && groups * kFragment < packed_rows) groups *= 2;
   return groups;
 }
 
@@ -35,28 +35,76 @@ CausalSpan span_of(const Problem& p, int64_t chunk_keys) {
   return span;
 }
 
+// How the threadgroups of the first pass divide their work.
+struct Shape {
+  Kernel kernel;
+  int64_t row_groups;
+  int64_t tile_keys;
+  int64_t simdgroups;
+  int64_t chunk_keys;
+  int64_t threadgroup_bytes;
+  const char* provenance;
+};
+
+// Simdgroups with whole rows: decode.metal.
+Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
+  const DecodeRow& row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
+  // The packed rows of the query or every simdgroup's output, and the maxima and sums.
+  const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
+  const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
+  const int64_t rows_bytes = row.simdgroups * kFragment * int64_t(sizeof(float));
+  return {.kernel = Kernel::kDecode,
+          .row_groups = row_groups,
+          .tile_keys = row.tile_keys,
+          .simdgroups = row.simdgroups,
+          .chunk_keys = row.chunk_keys,
+          .threadgroup_bytes = std::max(query_bytes, rows_bytes * p.value_dim) + 2 * rows_bytes,
+          .provenance = row.provenance};
+}
+
+// Simdgroups with columns of all rows: decode_wide.metal.
+Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
+  const DecodeRow& row = tuning_row(kDecodeWideTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  const int64_t row_groups = row_groups_for(packed_rows, kMaxRowGroups);
+  int64_t simdgroups = std::max<int64_t>(row.simdgroups, 2 * row_groups);  // a thread has scores of one row
+  while (row_groups * p.value_dim > simdgroups * kMaxColumns) simdgroups *= 2;
+  const int64_t tile_keys = std::max<int64_t>(row.tile_keys / row_groups, kFragment);
+  // The products of every simdgroup, the scores, and a byte that says who sees whom.
+  const int64_t scores = row_groups * kFragment * tile_keys;
+  return {.kernel = Kernel::kDecodeWide,
+          .row_groups = row_groups,
+          .tile_keys = tile_keys,
+          .simdgroups = simdgroups,
+          .chunk_keys = row.chunk_keys,
+          .threadgroup_bytes = scores * ((simdgroups + 1) * int64_t(sizeof(float)) + 1),
+          .provenance = row.provenance};
+}
+
 }  // namespace
 
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
-  const DecodeRow& row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
-  plan.tuning = row.provenance;
-
   const int64_t group_size = p.q_heads / p.kv_heads;
   const int64_t packed_rows = group_size * p.q_len;
-  const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
+  const bool wide = p.value_in_key || std::max(p.head_dim, p.value_dim) > kMaxDecodeRowDim;
+  const Shape shape = (wide ? shape_of_columns : shape_of_rows)(p, device, packed_rows);
+  plan.tuning = shape.provenance;
+
+  const int64_t row_groups = shape.row_groups;
   const int64_t row_blocks = ceil_div(packed_rows, row_groups * kFragment);
   // More rows make a partial result larger, so it should stand for more keys.
-  const int64_t chunk_keys = int64_t(row.chunk_keys) * row_groups;
+  const int64_t chunk_keys = shape.chunk_keys * row_groups;
   const int64_t parts = most_chunks(p, chunk_keys);
 
   Pass& pass = plan.add_pass();
-  pass.spec = attention_spec(Kernel::kDecode, p);
+  pass.spec = attention_spec(shape.kernel, p);
   pass.spec.row_fragments = 1;
   pass.spec.row_groups = uint16_t(row_groups);
-  pass.spec.tile_keys = row.tile_keys;
-  pass.spec.simdgroups = row.simdgroups;
+  pass.spec.value_in_key = p.value_in_key;
+  pass.spec.tile_keys = uint16_t(shape.tile_keys);
+  pass.spec.simdgroups = uint16_t(shape.simdgroups);
   pass.spec.split = parts > 1;
   pass.spec.has_seq_lens = p.has_seq_lens;
   pass.spec.block_size = uint32_t(p.block_size);
@@ -67,12 +115,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.tree = p.options.tree_mask;
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
   pass.grid = {uint32_t(p.batch * parts), uint32_t(p.kv_heads * row_blocks), 1};
-  pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
-  // The packed rows of the query or every simdgroup's output, and the maxima and sums.
-  const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
-  const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
-  const int64_t rows_bytes = row.simdgroups * kFragment * int64_t(sizeof(float));
-  pass.threadgroup_bytes = uint32_t(std::max(query_bytes, rows_bytes * p.value_dim) + 2 * rows_bytes);
+  pass.threads = {uint32_t(shape.simdgroups * kSimdWidth), 1, 1};
+  pass.threadgroup_bytes = uint32_t(shape.threadgroup_bytes);
 
   bind_attention(pass, p);
   if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);

@@ -54,6 +54,8 @@ const char* function_name(Kernel kernel) {
       return "fattn_prefill";
     case Kernel::kDecode:
       return "fattn_decode";
+    case Kernel::kDecodeWide:
+      return "fattn_decode_wide";
     case Kernel::kMerge:
       return "fattn_merge";
   }
@@ -66,6 +68,8 @@ const char* source_name(Kernel kernel) {
       return "prefill";
     case Kernel::kDecode:
       return "decode";
+    case Kernel::kDecodeWide:
+      return "decode_wide";
     case Kernel::kMerge:
       return "merge";
   }
@@ -161,6 +165,9 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   macros.emplace_back("FATTN_ROW_FRAGMENTS", std::to_string(spec.row_fragments));
   macros.emplace_back("FATTN_TILE_KEYS", std::to_string(spec.tile_keys));
   macros.emplace_back("FATTN_ROW_GROUPS", std::to_string(spec.row_groups));
+  if (spec.kernel == Kernel::kDecodeWide) {
+    macros.emplace_back("FATTN_VALUE_IN_KEY", spec.value_in_key ? "true" : "false");
+  }
   return macros;
 }
 

@@ -67,6 +67,21 @@ inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
      "float16: 32 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
 }};
 
+// Heads above this take the kernel that shares out their columns, decode_wide.metal.
+inline constexpr int64_t kMaxDecodeRowDim = 128;
+inline constexpr int64_t kMaxRowGroups = 4;
+// Output columns of eight rows that a simdgroup of it holds at most: more rows take more simdgroups.
+inline constexpr int64_t kMaxColumns = 128;
+
+// Here `tile_keys` and `simdgroups` are those of up to eight packed rows; more rows take fewer keys at a
+// time.
+inline constexpr std::array<DecodeRow, 3> kDecodeWideTuning{{
+    {kAnyFamily, set_of(DType::kFloat16), 256, 32, 4, 256,
+     "float16, D <= 256: columns shared by 4 simdgroups"},
+    {kAnyFamily, set_of(DType::kFloat16), kAnyDim, 32, 8, 256, "float16: columns shared by 8 simdgroups"},
+    {kAnyFamily, kAnyDType, kAnyDim, 16, 8, 256, "baseline: columns shared by 8 simdgroups"},
+}};
+
 template <typename Table>
 const auto& tuning_row(const Table& table, const DeviceFacts& device, DType dtype, int64_t dim) {
   for (const auto& row : table) {
