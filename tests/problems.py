@@ -26,6 +26,11 @@ HEAD_DIMS = (
     (128, 64),
     (80, 40),
 )
+# Of the decode ops, beside those: D, Dv, and whether the value is a view of the key's first columns.
+WIDE_HEAD_DIMS = (
+    *((d, dv, False) for d, dv in ((136, 136), (192, 128), (256, 256), (24, 328), (512, 512), (576, 512))),
+    *((d, dv, True) for d, dv in ((64, 40), (160, 128), (288, 256), (576, 512))),
+)
 GROUPS = ((1, 1), (2, 2), (4, 2), (6, 2), (4, 1), (8, 1), (16, 1))  # query heads, key-value heads
 LAYOUTS = (
     "contiguous",
@@ -62,6 +67,7 @@ class Problem:
     kv_len: int  # decode: the capacity
     head_dim: int
     value_dim: int
+    value_in_key: bool = False  # decode: the value is a view of the key's first columns
     layouts: tuple[str, str, str] = ("contiguous",) * 3
     causality: str = "none"  # prefill only; the rows of the other ops are always causal
     q_offset: int | None = None
@@ -87,6 +93,7 @@ class Problem:
             f"B{self.batch}H{self.q_heads}:{self.kv_heads}L{self.q_len}x{self.kv_len}",
             self.causality if self.op == "prefill" else "",
             f"mask_{SHORT[self.mask]}" if self.mask is not None else "",
+            "value_in_key" if self.value_in_key else "",
             f"block{self.block_size}" if self.block_size else "",
             f"window{self.window_left}" if self.window_left >= 0 else "",
             f"first{self.sink_tokens}" if self.sink_tokens else "",
@@ -122,10 +129,12 @@ class Operand:
     stride: tuple[int, ...]
     offset: int
 
-    def on(self, device: str | torch.device) -> tuple[Tensor, Tensor]:
-        """The whole storage on that device, and the view."""
-        base = self.base.to(device)
-        return base, base.as_strided(self.size, self.stride, self.offset)
+    def of(self, base: Tensor) -> Tensor:
+        """The view, of the storage or a copy of it."""
+        return base.as_strided(self.size, self.stride, self.offset)
+
+    def first_columns(self, count: int) -> Operand:
+        return Operand(self.base, (*self.size[:-1], count), self.stride, self.offset)
 
 
 @dataclass
@@ -141,9 +150,9 @@ class Case:
 
     def arguments(self, device: str | torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Keyword arguments of the op on that device, and the storages behind them."""
-        bases, arguments = {}, {}
-        for name, operand in self.operands.items():
-            bases[name], arguments[name] = operand.on(device)
+        moved = {id(operand.base): operand.base.to(device) for operand in self.operands.values()}
+        bases = {name: moved[id(operand.base)] for name, operand in self.operands.items()}
+        arguments = {name: operand.of(bases[name]) for name, operand in self.operands.items()}
         return {**arguments, **self.options}, bases
 
 
@@ -178,10 +187,12 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
         "alibi_slopes": deck((False, False, True)),
         "tree": deck(TREES),
     }
+    wide = deck((*WIDE_HEAD_DIMS, *(None,) * len(WIDE_HEAD_DIMS)))
 
     problems = []
     for i in range(count):
-        op, (q_heads, kv_heads), (head_dim, value_dim) = ops[i], groups[i], dims[i]
+        op, (q_heads, kv_heads) = ops[i], groups[i]
+        head_dim, value_dim, value_in_key = (op != "prefill" and wide[i]) or (*dims[i], False)
         batch = rng.choice((1, 2, 3))
         if op == "prefill":
             q_len, kv_len = _length(rng), _length(rng)
@@ -205,6 +216,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
                 kv_len=kv_len,
                 head_dim=head_dim,
                 value_dim=value_dim,
+                value_in_key=value_in_key,
                 layouts=layouts[i],
                 causality=causality,
                 q_offset=offsets.get(causality),
@@ -410,6 +422,8 @@ def build(problem: Problem, seed: int = 0) -> Case:
     query = _values((p.batch, p.q_heads, p.q_len, p.head_dim), p.dtype, q_layout, generator)
     key = _values((p.batch, p.kv_heads, p.kv_len, p.head_dim), p.dtype, k_layout, generator)
     value = _values((p.batch, p.kv_heads, p.kv_len, p.value_dim), p.dtype, v_layout, generator)
+    if p.value_in_key:
+        value = key[..., : p.value_dim]
     mask = _mask(p, generator)
     extra = _per_head_and_tree(p, generator)
     visible = visibility(p, mask, extra.get("tree_mask"))
@@ -425,6 +439,9 @@ def build(problem: Problem, seed: int = 0) -> Case:
     else:
         operands["key"] = lay_out(key, k_layout)
         operands["value"] = lay_out(value, v_layout)
+    if p.value_in_key:
+        cache = "_cache" if p.block_size else ""
+        operands[f"value{cache}"] = operands[f"key{cache}"].first_columns(p.value_dim)
     if p.seq_lens is not None:
         operands["seq_lens"] = _flat(torch.tensor(p.seq_lens, dtype=torch.int32))
     if mask is not None:

@@ -41,11 +41,13 @@ def on_meta(problem: Problem) -> dict[str, Any]:
     if p.block_size:
         blocks = p.kv_len // p.block_size
         pool = (p.batch * blocks, p.block_size, p.kv_heads)
-        arguments |= {"key_cache": tensor((*pool, p.head_dim)), "value_cache": tensor((*pool, p.value_dim))}
+        names, sizes = ("key_cache", "value_cache"), pool
         arguments["block_tables"] = tensor((p.batch, blocks), torch.int32)
     else:
-        rows = (p.batch, p.kv_heads, p.kv_len)
-        arguments |= {"key": tensor((*rows, p.head_dim)), "value": tensor((*rows, p.value_dim))}
+        names, sizes = ("key", "value"), (p.batch, p.kv_heads, p.kv_len)
+    key = tensor((*sizes, p.head_dim))
+    value = key[..., : p.value_dim] if p.value_in_key else tensor((*sizes, p.value_dim))
+    arguments |= dict(zip(names, (key, value), strict=True))
     if p.seq_lens is not None:
         arguments["seq_lens"] = tensor((p.batch,), torch.int32)
     if p.mask is not None:

@@ -68,7 +68,9 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
   const DecodeRow& row = tuning_row(kDecodeWideTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
   const int64_t row_groups = row_groups_for(packed_rows, kMaxRowGroups);
   int64_t simdgroups = std::max<int64_t>(row.simdgroups, 2 * row_groups);  // a thread has scores of one row
-  while (row_groups * p.value_dim > simdgroups * kMaxColumns) simdgroups *= 2;
+  while (simdgroups < kMaxWideSimdgroups && row_groups * p.value_dim > simdgroups * kMaxGroupColumns) {
+    simdgroups *= 2;
+  }
   const int64_t tile_keys = std::max<int64_t>(row.tile_keys / row_groups, kFragment);
   // The products of every simdgroup, the scores, and a byte that says who sees whom.
   const int64_t scores = row_groups * kFragment * tile_keys;
@@ -88,7 +90,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   if (is_empty(p)) return plan;
   const int64_t group_size = p.q_heads / p.kv_heads;
   const int64_t packed_rows = group_size * p.q_len;
-  const bool wide = p.value_in_key || std::max(p.head_dim, p.value_dim) > kMaxDecodeRowDim;
+  const bool wide = p.value_in_key || std::max(p.head_dim, p.value_dim) > kMaxRowDim;
   const Shape shape = (wide ? shape_of_columns : shape_of_rows)(p, device, packed_rows);
   plan.tuning = shape.provenance;
 

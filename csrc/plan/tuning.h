@@ -15,8 +15,9 @@ inline constexpr uint16_t kAnyDim = 0xffff;
 // The dtypes of a row, as a set.
 constexpr uint8_t set_of(DType dtype) { return uint8_t(1u << unsigned(dtype)); }
 inline constexpr uint8_t kFloat32s = set_of(DType::kFloat32);
+inline constexpr uint8_t kFloat16s = set_of(DType::kFloat16);
 inline constexpr uint8_t kBFloat16s = set_of(DType::kBFloat16);
-inline constexpr uint8_t k16Bit = set_of(DType::kFloat16) | kBFloat16s;
+inline constexpr uint8_t k16Bit = kFloat16s | kBFloat16s;
 inline constexpr uint8_t kAnyDType = 0xff;
 
 struct PrefillRow {
@@ -67,20 +68,22 @@ inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
      "float16: 32 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
 }};
 
-// Heads above this take the kernel that shares out their columns, decode_wide.metal.
-inline constexpr int64_t kMaxDecodeRowDim = 128;
-inline constexpr int64_t kMaxRowGroups = 4;
-// Output columns of eight rows that a simdgroup of it holds at most: more rows take more simdgroups.
-inline constexpr int64_t kMaxColumns = 128;
-
-// Here `tile_keys` and `simdgroups` are those of up to eight packed rows; more rows take fewer keys at a
-// time.
-inline constexpr std::array<DecodeRow, 3> kDecodeWideTuning{{
-    {kAnyFamily, set_of(DType::kFloat16), 256, 32, 4, 256,
-     "float16, D <= 256: columns shared by 4 simdgroups"},
-    {kAnyFamily, set_of(DType::kFloat16), kAnyDim, 32, 8, 256, "float16: columns shared by 8 simdgroups"},
-    {kAnyFamily, kAnyDType, kAnyDim, 16, 8, 256, "baseline: columns shared by 8 simdgroups"},
+// Heads above this take the kernel that shares out their columns, decode_wide.metal. Here `tile_keys` and
+// `simdgroups` are those of up to eight packed rows; more rows take fewer keys and more simdgroups. Sizes as
+// above: 208 halves or less for up to 16 rows.
+inline constexpr int64_t kMaxRowDim = 128;
+inline constexpr std::array<DecodeRow, 5> kDecodeWideTuning{{
+    {kAnyFamily, kFloat16s, 192, 32, 4, 256,
+     "float16, D <= 192: 32 keys per step, columns over 4 simdgroups"},
+    {kAnyFamily, kFloat16s, 256, 32, 8, 256,
+     "float16, D <= 256: 32 keys per step, columns over 8 simdgroups"},
+    {kAnyFamily, kFloat16s, kAnyDim, 16, 8, 256, "float16: 16 keys per step, columns over 8 simdgroups"},
+    {kAnyFamily, kAnyDType, 256, 16, 8, 256, "D <= 256: 16 keys per step, columns over 8 simdgroups"},
+    {kAnyFamily, kAnyDType, kAnyDim, 16, 16, 256, "baseline: 16 keys per step, columns over 16 simdgroups"},
 }};
+inline constexpr int64_t kMaxRowGroups = 4;        // of eight rows, in a threadgroup
+inline constexpr int64_t kMaxGroupColumns = 64;    // of the output, in a simdgroup, times its row groups
+inline constexpr int64_t kMaxWideSimdgroups = 16;  // whatever follows from that
 
 template <typename Table>
 const auto& tuning_row(const Table& table, const DeviceFacts& device, DType dtype, int64_t dim) {
