@@ -37,7 +37,13 @@ WINDOW = Problem(
     9, "decode", f32, 2, 2, 1, 2, 700, 40, 24, seq_lens=(530, 301), window_left=60, sink_tokens=5
 )
 TREE = Problem(10, "decode", f32, 1, 2, 1, 3, 80, 40, 24, seq_lens=(66,), tree="shared")
-CONTROLS = (PREFILL, DECODE, SPLIT, PAGED, FULL, LAST_BLOCK, SINKS, WINDOW, TREE)
+# 15 packed rows of wide heads, which do not divide evenly; values that are columns of their keys.
+WIDE = Problem(11, "decode", f16, 1, 5, 1, 3, 75, 136, 200, seq_lens=(69,), sinks=True)
+FULL_WIDE = Problem(13, "decode", f32, 1, 2, 1, 1, 16, 136, 200, seq_lens=(16,))
+LATENT = Problem(
+    12, "paged_decode", f32, 1, 4, 1, 2, 64, 64, 40, value_in_key=True, seq_lens=(61,), block_size=16
+)
+CONTROLS = (PREFILL, DECODE, SPLIT, PAGED, FULL, LAST_BLOCK, SINKS, WINDOW, TREE, WIDE, FULL_WIDE, LATENT)
 VIEWS = ("padded_rows", "padded_rows", "padded_rows")  # views that start 8 elements into their storage
 
 
@@ -64,6 +70,7 @@ def removed_barriers() -> list[Mutant]:
     for kernel, source, problem in (
         ("fattn_prefill", "prefill", PREFILL),
         ("fattn_decode", "decode", SPLIT),
+        ("fattn_decode_wide", "decode_wide", WIDE),
     ):
         for nth in range(direct_launch.kernel_text(source).count(BARRIER)):
             mutants.append(
@@ -252,6 +259,64 @@ MUTANTS = [
         "fattn_decode",
         "value + kv_head * params.value.head;",
         "value + 0 * params.value.head;",
+    ),
+    # Columns and scores of another simdgroup.
+    Mutant(
+        "wide_all_simdgroups_take_the_first_columns",
+        WIDE,
+        "fattn_decode_wide",
+        "simdgroup * 4 * kWide +",
+        "0 * 4 * kWide +",
+    ),
+    Mutant(
+        "wide_narrow_columns_of_the_next_simdgroup",
+        WIDE,
+        "fattn_decode_wide",
+        "simdgroup * 4 * kNarrow +",
+        "(simdgroup + 1) * 4 * kNarrow +",
+    ),
+    Mutant(
+        "wide_reads_past_the_last_column",
+        FULL_WIDE,
+        "fattn_decode_wide",
+        "kEven || column < kTo",
+        "kEven || column <= kTo",
+        "bounds",
+    ),
+    Mutant(
+        "wide_values_of_the_next_simdgroup",
+        WIDE,
+        "fattn_decode_wide",
+        "read_share<0, kValueDim>(row, simdgroup,",
+        "read_share<0, kValueDim>(row, simdgroup ^ 1,",
+    ),
+    Mutant(
+        "wide_leaves_out_a_simdgroup",
+        WIDE,
+        "fattn_decode_wide",
+        "for (int s = 0; s < kSimdgroups; s++)",
+        "for (int s = 1; s < kSimdgroups; s++)",
+    ),
+    Mutant(
+        "wide_scores_of_the_first_rows",
+        WIDE,
+        "fattn_decode_wide",
+        "return thread_index / 64 % kRowGroups * 8 +",
+        "return 0 * 8 +",
+    ),
+    Mutant(
+        "latent_columns_meet_those_of_the_key_alone",
+        LATENT,
+        "fattn_decode_wide",
+        "k, kSharedFragments, kKeyFragmentsAlone, alone)",
+        "k, 0, kKeyFragmentsAlone, alone)",
+    ),
+    Mutant(
+        "latent_reads_its_values_from_the_end",
+        LATENT,
+        "fattn_decode_wide",
+        "      if (!kValueInKey) {",
+        "      row += 8;\n      if (!kValueInKey) {",
     ),
     # Shared memory that nobody wrote.
     Mutant(

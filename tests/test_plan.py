@@ -122,6 +122,17 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         ),
         M1,
     ),
+    "decode_wide_rows": (Problem(0, "decode", f16, 2, 32, 8, 4, 4096, 256, 256, seq_lens=(9, 4096)), M1),
+    "decode_wide_f32": (Problem(0, "decode", f32, 1, 8, 8, 1, 1024, 192, 128), M1),
+    "paged_mla": (
+        Problem(
+            *(0, "paged_decode", bf16, 4, 128, 1, 1, 8192, 576, 512),
+            value_in_key=True,
+            seq_lens=(9,) * 4,
+            block_size=64,
+        ),
+        M1,
+    ),
     "paged_16": (
         Problem(0, "paged_decode", f16, 8, 32, 8, 1, 4096, 128, 128, seq_lens=(9,) * 8, block_size=16),
         M1,
@@ -187,9 +198,16 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     macros, params = launch["macros"], launch["params"]
     items, heads, depth = launch["grid"]
     parts, span = items // p.batch, params["span"]
-    row_groups = int(macros["FATTN_ROW_GROUPS"])
+    row_groups, simdgroups = int(macros["FATTN_ROW_GROUPS"]), int(macros["FATTN_SIMDGROUPS"])
     packed_rows, rows_per_kv_head = 8 * row_groups, p.q_heads // p.kv_heads * p.q_len
-    assert int(macros["FATTN_SIMDGROUPS"]) % row_groups == 0
+    assert simdgroups % row_groups == 0
+    wide = p.value_in_key or max(p.head_dim, p.value_dim) > 128
+    assert launch["kernel"] == ("fattn_decode_wide" if wide else "fattn_decode")
+    assert macros.get("FATTN_VALUE_IN_KEY") == (str(p.value_in_key).lower() if wide else None)
+    if wide:
+        assert row_groups == min(4, 2 ** max(0, (rows_per_kv_head - 1) // 8).bit_length())
+        assert row_groups * p.value_dim <= simdgroups * 64 or simdgroups == 16
+        assert simdgroups % (2 * row_groups) == 0, "a thread has scores of one row"
     assert row_groups == 1 or packed_rows // 2 < rows_per_kv_head, "no simdgroup without rows"
     assert items == parts * p.batch == parts * params["batch"] and depth == 1
     assert heads == p.kv_heads * params["row_blocks"]
