@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.visibility import visibility
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHORT = {
     torch.float32: "f32",
@@ -258,30 +260,7 @@ def _seq_lens(rng: random.Random, op: str, batch: int, capacity: int) -> tuple[i
     return tuple(lengths)
 
 
-# ---- what each query sees
-
-
-def visibility(problem: Problem, mask: Tensor | None, tree: Tensor | None = None) -> Tensor:
-    """bool [B, Hq, Lq, Lk]: key j is visible to row i. A window's right end is behind the causal one."""
-    keys = torch.arange(problem.kv_len)
-    rows = torch.arange(problem.q_len)
-    causal = problem.op != "prefill" or problem.causality != "none"
-    visible = torch.empty(problem.batch, problem.q_heads, problem.q_len, problem.kv_len, dtype=torch.bool)
-    for b, (length, first) in enumerate(zip(problem.lengths, problem.first_positions, strict=True)):
-        seen = (keys < length).expand(problem.q_len, -1)
-        if causal:
-            seen = seen & (keys <= (first + rows)[:, None])
-        if problem.window_left >= 0:
-            in_window = keys >= (first + rows)[:, None] - problem.window_left
-            seen = seen & (in_window | (keys < problem.sink_tokens))
-        if tree is not None:
-            bits = tree.expand(problem.batch, -1)[b]
-            for draft in range(max(0, -first), problem.q_len):
-                seen[:, first + draft] &= (bits >> draft & 1).bool()
-        visible[b] = seen
-    if mask is not None and mask.dtype == torch.bool:
-        visible &= mask
-    return visible
+# ---- laying tensors out
 
 
 def _mask(problem: Problem, generator: torch.Generator) -> Tensor | None:
@@ -295,9 +274,6 @@ def _mask(problem: Problem, generator: torch.Generator) -> Tensor | None:
     values = torch.randn(size, generator=generator) * 2
     values[torch.rand(size, generator=generator) < 0.1] = -torch.inf
     return values.to(problem.mask)
-
-
-# ---- laying tensors out
 
 
 def lay_out(values: Tensor, layout: str, fill: Any = float("nan")) -> Operand:

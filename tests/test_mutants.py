@@ -37,7 +37,8 @@ WINDOW = Problem(
     9, "decode", f32, 2, 2, 1, 2, 700, 40, 24, seq_lens=(530, 301), window_left=60, sink_tokens=5
 )
 TREE = Problem(10, "decode", f32, 1, 2, 1, 3, 80, 40, 24, seq_lens=(66,), tree="shared")
-# 15 packed rows of wide heads, which do not divide evenly; values that are columns of their keys.
+# 15 packed rows of wide heads that do not divide evenly; a full cache, and columns in chunks of 16 bytes;
+# values that are columns of their keys.
 WIDE = Problem(11, "decode", f16, 1, 5, 1, 3, 75, 136, 200, seq_lens=(69,), sinks=True)
 FULL_WIDE = Problem(13, "decode", f32, 1, 2, 1, 1, 16, 136, 200, seq_lens=(16,))
 LATENT = Problem(
@@ -263,7 +264,7 @@ MUTANTS = [
     # Columns and scores of another simdgroup.
     Mutant(
         "wide_all_simdgroups_take_the_first_columns",
-        WIDE,
+        FULL_WIDE,
         "fattn_decode_wide",
         "simdgroup * 4 * kWide +",
         "0 * 4 * kWide +",
