@@ -6,7 +6,7 @@ ragged tile. It is counted at four such lengths: three give the polynomial, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
