@@ -234,9 +234,9 @@ def decode(
         alibi_slopes: `[Hq]`: slope * (key position - p) is added to the score.
         softcap: c > 0 turns a score s into `c * tanh(s / c)`, before all that is added to it. 0: none.
 
-    D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, is read with it and
-    not again: the latent vectors of multi-head latent attention (DeepSeek) are both. Dtypes, the remaining
-    arguments, results and errors are those of `prefill`.
+    D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, is read with it
+    and not again: the latent vectors of multi-head latent attention (DeepSeek) are both. Dtypes, the
+    remaining arguments, results and errors are those of `prefill`.
 
     The keys are cut into chunks whose partial results a second pass merges by log-sum-exp, so that a batch of
     one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
