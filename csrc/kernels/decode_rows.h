@@ -3,8 +3,8 @@
 #pragma once
 
 #include "keys.h"
+#include "schedule.h"
 #include "scores.h"
-#include "steps.h"
 
 namespace fattn {
 
@@ -12,6 +12,12 @@ struct PackedRow {
   int head;
   int row;  // of the query
   bool exists;
+
+  const device Element* of_query(const device Element* query, constant DecodeParams& params, long batch) const
+      thread {
+    return exists ? query + batch * params.query.batch + head * params.query.head + row * params.query.row
+                  : nullptr;
+  }
 };
 
 inline PackedRow packed_row(constant DecodeParams& params, int kv_head, int index) {
@@ -33,11 +39,12 @@ struct Sequence {
   ScoreModifiers modifiers;
 
   void set_keys(constant DecodeParams& params, const device Element* keys, const device Element* values,
-                const device int* block_tables, long batch, int kv_head, int length) thread {
-    ranges = newest_rows(params.span, length);
+                const device int* block_tables, int kv_head, thread const WorkItem& item) thread {
+    const long batch = item.batch;
+    ranges = item.ranges;
     key = keys + kv_head * params.key.head;
     value = values + kv_head * params.value.head;
-    table.length = length;
+    table.length = item.length;
     table.num_blocks = params.num_blocks;
     table.entry_stride = params.block_table_entry_stride;
     if (fc_paged) {
@@ -73,26 +80,47 @@ struct Sequence {
   }
 };
 
-// Where the rows of a chunk's result go.
+// Where the rows of a chunk's result go. Rows are counted from the first of the key-value head.
 struct ResultRows {
   device Element* out;
   device float* lse;
   device float* partial_out;
   device float* partial_lse;
-  long first_partial_row;
 
-  void put(long flat_row, int column, float value) const thread {
+  void set(constant DecodeParams& params, device Element* outs, device float* lses,
+           device float* partial_outs, device float* partial_lses, int kv_head, thread const WorkItem& item)
+      thread {
+    const long first_row =
+        (long(item.batch) * params.q_heads + kv_head * params.group_size) * params.span.q_len;
     if (fc_split) {
-      partial_out[(first_partial_row + flat_row) * kValueDim + column] = value;
+      const long row = long(item.part) * params.batch * params.q_heads * params.span.q_len + first_row;
+      partial_out = partial_outs + row * kValueDim;
+      partial_lse = partial_lses + row;
     } else {
-      out[flat_row * kValueDim + column] = Element(value);
+      out = outs + first_row * kValueDim;
+      lse = lses + first_row;
     }
   }
-  void put_lse(long flat_row, float value) const thread {
+
+  void put(int row, int column, float value) const thread {
     if (fc_split) {
-      partial_lse[first_partial_row + flat_row] = value;
+      partial_out[row * kValueDim + column] = value;
     } else {
-      lse[flat_row] = value;
+      out[row * kValueDim + column] = Element(value);
+    }
+  }
+  void put(int row, int column, float4 values) const thread {
+    if (fc_split) {
+      *reinterpret_cast<device float4*>(partial_out + row * kValueDim + column) = values;
+    } else {
+      *reinterpret_cast<device vec<Element, 4>*>(out + row * kValueDim + column) = vec<Element, 4>(values);
+    }
+  }
+  void put_lse(int row, float value) const thread {
+    if (fc_split) {
+      partial_lse[row] = value;
+    } else {
+      lse[row] = value;
     }
   }
 };

@@ -87,7 +87,7 @@ struct QueryColumns {
 
   QueryColumns() thread {}
 
-  // The two rows of this lane in group r; null when the call has fewer rows.
+  // The two rows of this lane in group r; null where the call has fewer rows.
   void load(int r, const device Element* first, const device Element* second, ushort simdgroup,
             LanePosition at) thread {
 #pragma clang loop unroll(full)
@@ -281,90 +281,80 @@ using namespace fattn;
   const int kv_head = int(group.y) / params.row_blocks;
   const int first_row = (int(group.y) % params.row_blocks) * kPackedRows;
 
-  const WorkItem item = find_item(seq_lens, params.span, params.batch, int(group.x), lane);
-  if (item.batch < 0) {
-    return;
-  }
-  const long batch = item.batch;
-
-  Sequence sequence;
-  sequence.set_keys(params, key, value, block_tables, batch, kv_head, item.length);
-  sequence.set_row(params, mask, tree_mask, alibi_slopes, batch,
-                   packed_row(params, kv_head, first_row + score_row(thread_index)));
   SharedScores shared;
   shared.products = shared_products;
   shared.scores = shared_scores;
   shared.seen = shared_seen;
-
   QueryColumns columns;
-#pragma clang loop unroll(full)
-  for (int r = 0; r < kRowGroups; r++) {
-    const device Element* rows[2];
-#pragma clang loop unroll(full)
-    for (int e = 0; e < 2; e++) {
-      const PackedRow packed = packed_row(params, kv_head, first_row + r * 8 + at.pair * 2 + e);
-      rows[e] = packed.exists ? query + batch * params.query.batch + packed.head * params.query.head +
-                                    packed.row * params.query.row
-                              : nullptr;
-    }
-    columns.load(r, rows[0], rows[1], simdgroup_index, at);
-  }
+  int query_batch = -1;
 
-  ColumnAttention attention;
-  attention.clear();
+  Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
+  for (;;) {
+    const WorkItem item = take_chunk(share, seq_lens, params.span, params.batch);
+    if (item.batch < 0) {
+      return;
+    }
+    if (item.batch != query_batch) {
 #pragma clang loop unroll(full)
-  for (int r = 0; r < kRowGroups; r++) {
-    const PackedRow packed = packed_row(params, kv_head, first_row + r * 8 + at.row);
-    if (fc_sinks && item.part == 0 && packed.exists) {
+      for (int r = 0; r < kRowGroups; r++) {
+        const int pair = first_row + r * 8 + at.pair * 2;
+        columns.load(r, packed_row(params, kv_head, pair).of_query(query, params, item.batch),
+                     packed_row(params, kv_head, pair + 1).of_query(query, params, item.batch),
+                     simdgroup_index, at);
+      }
+      query_batch = item.batch;
+    }
+    Sequence sequence;
+    sequence.set_keys(params, key, value, block_tables, kv_head, item);
+    sequence.set_row(params, mask, tree_mask, alibi_slopes, item.batch,
+                     packed_row(params, kv_head, first_row + score_row(thread_index)));
+
+    ColumnAttention attention;
+    attention.clear();
+    if (fc_sinks && item.part == 0) {
       const float unit = fc_additive_mask ? 1.0f : M_LOG2E_F;
-      attention.add_sink(r, sinks[packed.head * params.sinks_stride] * unit, at.pair == 0);
-    }
-  }
-
-  const int begin = chunks_of(sequence.ranges, params.span.chunk_keys)[item.part] * params.span.chunk_keys;
-  const int end = min(begin + params.span.chunk_keys, sequence.ranges.end);
-  const Visits steps = visits_of(sequence.ranges, begin, end, kTileKeys);
-  for (int visit = 0; visit < steps.count; visit++) {
-    const int first_key = steps[visit] * kTileKeys;
-    StepBlocks blocks;
-    const bool exist = blocks.look_up(sequence.table, first_key, lane);
-    if (exist && !fc_has_mask && sequence.ranges.all_see(first_key, first_key + kTileKeys)) {
-      wide_step<false>(attention, columns, sequence, shared, blocks, params, first_key, thread_index,
-                       simdgroup_index, at);
-    } else {
-      wide_step<true>(attention, columns, sequence, shared, blocks, params, first_key, thread_index,
-                      simdgroup_index, at);
-    }
-  }
-  attention.finish();
-
-  ResultRows results;
-  results.first_partial_row = 0;
-  if (fc_split) {
-    results.partial_out = partial_out;
-    results.partial_lse = partial_lse;
-    results.first_partial_row = long(item.part) * params.batch * params.q_heads * params.span.q_len;
-  } else {
-    results.out = out;
-    results.lse = lse;
-  }
 #pragma clang loop unroll(full)
-  for (int r = 0; r < kRowGroups; r++) {
-    const PackedRow packed = packed_row(params, kv_head, first_row + r * 8 + at.row);
-    if (!packed.exists) {
-      continue;
-    }
-    const long flat_row = (batch * params.q_heads + packed.head) * params.span.q_len + packed.row;
-    const float inverse = inverse_sum(attention.row_sum[r]);
-#pragma clang loop unroll(full)
-    for (int i = 0; i < 2 * kOutFragments; i++) {
-      const int column = share_column<0, kValueDim>(i, at.pair, simdgroup_index);
-      if (column >= 0) {
-        results.put(flat_row, column, attention.out[r][i / 2].thread_elements()[i & 1] * inverse);
+      for (int r = 0; r < kRowGroups; r++) {
+        const PackedRow packed = packed_row(params, kv_head, first_row + r * 8 + at.row);
+        if (packed.exists) {
+          attention.add_sink(r, sinks[packed.head * params.sinks_stride] * unit, at.pair == 0);
+        }
       }
     }
-    if (simdgroup_index == 0 && at.pair == 0) {
-      results.put_lse(flat_row, log_sum_exp(attention.row_max[r], attention.row_sum[r]));
+    const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
+    for (int visit = 0; visit < steps.count; visit++) {
+      const int first_key = steps[visit] * kTileKeys;
+      StepBlocks blocks;
+      const bool exist = blocks.look_up(sequence.table, first_key, lane);
+      if (exist && !fc_has_mask && item.ranges.all_see(first_key, first_key + kTileKeys)) {
+        wide_step<false>(attention, columns, sequence, shared, blocks, params, first_key, thread_index,
+                         simdgroup_index, at);
+      } else {
+        wide_step<true>(attention, columns, sequence, shared, blocks, params, first_key, thread_index,
+                        simdgroup_index, at);
+      }
+    }
+    attention.finish();
+
+    ResultRows results;
+    results.set(params, out, lse, partial_out, partial_lse, kv_head, item);
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowGroups; r++) {
+      const int row = first_row + r * 8 + at.row;
+      if (row >= params.group_size * params.span.q_len) {
+        continue;
+      }
+      const float inverse = inverse_sum(attention.row_sum[r]);
+#pragma clang loop unroll(full)
+      for (int i = 0; i < 2 * kOutFragments; i++) {
+        const int column = share_column<0, kValueDim>(i, at.pair, simdgroup_index);
+        if (column >= 0) {
+          results.put(row, column, attention.out[r][i / 2].thread_elements()[i & 1] * inverse);
+        }
+      }
+      if (simdgroup_index == 0 && at.pair == 0) {
+        results.put_lse(row, log_sum_exp(attention.row_max[r], attention.row_sum[r]));
+      }
     }
   }
 }

@@ -89,8 +89,10 @@ struct CausalSpan {
   fattn_i32 q_len;
   fattn_i32 window_left;
   fattn_i32 sink_tokens;
-  fattn_i32 capacity;  // keys that a sequence can have: Lk, or max_blocks * block_size
-  fattn_i32 chunk_keys;
+  fattn_i32 capacity;     // keys that a sequence can have: Lk, or max_blocks * block_size
+  fattn_i32 chunk_unit;   // keys; a chunk is a multiple of it
+  fattn_i32 least_chunk;  // keys
+  fattn_i32 most_chunks;  // of a sequence whose keys lie together
   fattn_i32 reserved;
   fattn_i64 seq_lens_stride;
 };
@@ -115,6 +117,8 @@ struct DecodeParams {
   fattn_f32 score_scale;  // from a product to score units (softmax.h), or to the argument of tanh
   fattn_f32 softcap;      // in score units
   fattn_f32 slope_scale;  // from ALiBi's slopes to score units
+  fattn_i32 shares;       // that the chunks of all sequences are cut into, per key-value head and row block
+  fattn_i32 reserved;
 };
 
 struct MergeParams {
@@ -130,9 +134,9 @@ struct MergeParams {
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(PrefillParams, 136);
-FATTN_CHECK_SIZE(CausalSpan, 32);
-FATTN_CHECK_SIZE(DecodeParams, 216);
-FATTN_CHECK_SIZE(MergeParams, 56);
+FATTN_CHECK_SIZE(CausalSpan, 40);
+FATTN_CHECK_SIZE(DecodeParams, 232);
+FATTN_CHECK_SIZE(MergeParams, 64);
 #undef FATTN_CHECK_SIZE
 
 // Tile arithmetic. A simdgroup works on 8-row fragments.
@@ -140,7 +144,10 @@ FATTN_CONSTEXPR int kFragment = 8;
 FATTN_CONSTEXPR int kSimdWidth = 32;
 // No window: more keys than a sequence can have.
 FATTN_CONSTEXPR int kNoWindow = 1 << 30;
-// Columns that a threadgroup of merge sums at a time: four per lane.
+// Chunks of decode (schedule.h): a sequence has at most kFewChunks until they are of kLargeChunk keys.
+FATTN_CONSTEXPR int kFewChunks = 32;
+FATTN_CONSTEXPR int kLargeChunk = 512;
+// Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read
 // together (tile.h) lies in different banks: of K, 16 bytes in each of eight rows; of V, 64 bytes.

@@ -12,36 +12,15 @@ int64_t row_groups_for(int64_t packed_rows, int64_t most) {
   return groups;
 }
 
-// The most chunks that a sequence can have: chunks_of in kernels/steps.h for the longest.
-int64_t most_chunks(const Problem& p, int64_t chunk_keys) {
-  const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, chunk_keys), 1);
-  if (p.options.window_left < 0) return all;
-  const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
-  const int64_t sink_keys = std::min(p.options.sink_tokens, p.kv_len);
-  // A range of n keys that starts anywhere touches at most this many chunks.
-  const int64_t of_window = ceil_div(window_keys - 1, chunk_keys) + 1;
-  return std::min(all, ceil_div(sink_keys, chunk_keys) + of_window);
-}
-
-CausalSpan span_of(const Problem& p, int64_t chunk_keys) {
-  CausalSpan span{};
-  span.q_len = int32_t(p.q_len);
-  span.window_left =
-      p.options.window_left < 0 ? kNoWindow : int32_t(std::min<int64_t>(p.options.window_left, kNoWindow));
-  span.sink_tokens = int32_t(std::min<int64_t>(p.options.sink_tokens, kNoWindow));
-  span.capacity = int32_t(p.kv_len);
-  span.chunk_keys = int32_t(chunk_keys);
-  span.seq_lens_stride = p.seq_lens_stride;
-  return span;
-}
-
 // How the threadgroups of the first pass divide their work.
 struct Shape {
   Kernel kernel;
   int64_t row_groups;
   int64_t tile_keys;
   int64_t simdgroups;
-  int64_t chunk_keys;
+  int64_t chunk_unit;
+  int64_t least_chunk;  // more rows make a partial result larger, so it should stand for more keys
+  int64_t threadgroups_per_core;
   int64_t threadgroup_bytes;
   const char* provenance;
 };
@@ -50,16 +29,19 @@ struct Shape {
 Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
   const DecodeRow& row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
   const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
-  // The packed rows of the query or every simdgroup's output, and the maxima and sums.
+  // The packed rows of the query, and the states of simdgroups that share rows.
   const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
-  const int64_t rows_bytes = row.simdgroups * kFragment * int64_t(sizeof(float));
+  const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
+  const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
   return {.kernel = Kernel::kDecode,
           .row_groups = row_groups,
           .tile_keys = row.tile_keys,
           .simdgroups = row.simdgroups,
-          .chunk_keys = row.chunk_keys,
-          .threadgroup_bytes = std::max(query_bytes, rows_bytes * p.value_dim) + 2 * rows_bytes,
+          .chunk_unit = row.tile_keys * row.simdgroups,
+          .least_chunk = row.least_chunk * row_groups,
+          .threadgroups_per_core = row.threadgroups_per_core,
+          .threadgroup_bytes = query_bytes + state_bytes,
           .provenance = row.provenance};
 }
 
@@ -74,13 +56,45 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
   const int64_t tile_keys = std::max<int64_t>(row.tile_keys / row_groups, kFragment);
   // The products of every simdgroup, the scores, and a byte that says who sees whom.
   const int64_t scores = row_groups * kFragment * tile_keys;
-  return {.kernel = Kernel::kDecodeWide,
-          .row_groups = row_groups,
-          .tile_keys = tile_keys,
-          .simdgroups = simdgroups,
-          .chunk_keys = row.chunk_keys,
-          .threadgroup_bytes = scores * ((simdgroups + 1) * int64_t(sizeof(float)) + 1),
-          .provenance = row.provenance};
+  return {
+      .kernel = Kernel::kDecodeWide,
+      .row_groups = row_groups,
+      .tile_keys = tile_keys,
+      .simdgroups = simdgroups,
+      .chunk_unit = tile_keys,
+      .least_chunk = row.least_chunk * row_groups,
+      .threadgroups_per_core = std::max<int64_t>(row.threadgroups_per_core * row.simdgroups / simdgroups, 1),
+      .threadgroup_bytes = scores * ((simdgroups + 1) * int64_t(sizeof(float)) + 1),
+      .provenance = row.provenance};
+}
+
+// Threadgroups of one key-value head that the GPU holds at a time; 0 cores: not known.
+int64_t workers_of(const DeviceFacts& device, const Shape& shape, int64_t threadgroups_abreast) {
+  static const int smallest = DeviceFacts().cores;
+  const int64_t cores = device.cores > 0 ? device.cores : smallest;
+  return std::max<int64_t>(cores * shape.threadgroups_per_core / threadgroups_abreast, 1);
+}
+
+// The most chunks that a sequence can have: chunks_of in kernels/schedule.h. A window's two ranges may begin
+// and end within a chunk.
+int64_t parts_of(const Problem& p, const CausalSpan& span) {
+  const int64_t ragged = p.options.window_left < 0 ? 0 : 3;
+  const int64_t of_capacity = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);
+  return std::min<int64_t>(of_capacity, span.most_chunks + ragged);
+}
+
+CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers) {
+  CausalSpan span{};
+  span.q_len = int32_t(p.q_len);
+  span.window_left =
+      p.options.window_left < 0 ? kNoWindow : int32_t(std::min<int64_t>(p.options.window_left, kNoWindow));
+  span.sink_tokens = int32_t(std::min<int64_t>(p.options.sink_tokens, kNoWindow));
+  span.capacity = int32_t(p.kv_len);
+  span.chunk_unit = int32_t(shape.chunk_unit);
+  span.least_chunk = int32_t(shape.least_chunk);
+  span.most_chunks = int32_t(workers);
+  span.seq_lens_stride = p.seq_lens_stride;
+  return span;
 }
 
 }  // namespace
@@ -96,9 +110,10 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
 
   const int64_t row_groups = shape.row_groups;
   const int64_t row_blocks = ceil_div(packed_rows, row_groups * kFragment);
-  // More rows make a partial result larger, so it should stand for more keys.
-  const int64_t chunk_keys = shape.chunk_keys * row_groups;
-  const int64_t parts = most_chunks(p, chunk_keys);
+  const int64_t workers = workers_of(device, shape, p.kv_heads * row_blocks);
+  const CausalSpan span = span_of(p, shape, workers);
+  const int64_t parts = parts_of(p, span);
+  const int64_t shares = std::min(workers, p.batch * parts);
 
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(shape.kernel, p);
@@ -116,7 +131,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.sinks = p.options.sinks;
   pass.spec.tree = p.options.tree_mask;
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
-  pass.grid = {uint32_t(p.batch * parts), uint32_t(p.kv_heads * row_blocks), 1};
+  pass.grid = {uint32_t(shares), uint32_t(p.kv_heads * row_blocks), 1};
   pass.threads = {uint32_t(shape.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes = uint32_t(shape.threadgroup_bytes);
 
@@ -139,7 +154,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   params.alibi_slopes_stride = p.options.alibi_slopes_stride;
   params.tree_mask_batch_stride = p.options.tree_mask_batch_stride;
   params.tree_mask_row_stride = p.options.tree_mask_row_stride;
-  params.span = span_of(p, chunk_keys);
+  params.span = span;
   params.batch = int32_t(p.batch);
   params.q_heads = int32_t(p.q_heads);
   params.group_size = int32_t(group_size);
@@ -148,6 +163,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   params.score_scale = float(softcap > 0.0 ? p.scale / softcap : p.scale * score_unit(p));
   params.softcap = float(softcap * score_unit(p));
   params.slope_scale = float(score_unit(p));
+  params.shares = int32_t(shares);
   pass.set_params(params);
 
   if (parts == 1) {
@@ -161,7 +177,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_lse_floats = parts * rows;
   // The same number of simdgroups whatever the capacity: they decide the order of the sum.
-  Pass& merge = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype, 4);
+  Pass& merge = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype,
+                               merge_simdgroups(span.most_chunks));
   merge.spec.split = true;
   merge.spec.has_seq_lens = p.has_seq_lens;
   merge.spec.window = pass.spec.window;

@@ -77,7 +77,9 @@ class JsonWriter {
     field("window_left", span.window_left);
     field("sink_tokens", span.sink_tokens);
     field("capacity", span.capacity);
-    field("chunk_keys", span.chunk_keys);
+    field("chunk_unit", span.chunk_unit);
+    field("least_chunk", span.least_chunk);
+    field("most_chunks", span.most_chunks);
     field("seq_lens_stride", span.seq_lens_stride);
     close('}');
   }
@@ -140,6 +142,7 @@ void write(JsonWriter& json, const DecodeParams& params) {
   FATTN_FIELD(score_scale);
   FATTN_FIELD(softcap);
   FATTN_FIELD(slope_scale);
+  FATTN_FIELD(shares);
 }
 
 void write(JsonWriter& json, const MergeParams& params) {

@@ -96,7 +96,7 @@ struct Pass {
 
   std::array<Binding, 12> bindings{};
   uint32_t binding_count = 0;
-  std::array<std::byte, 216> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
+  std::array<std::byte, 232> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
   uint32_t params_size = 0;
 
   void bind(Buffer buffer, Slot slot) { bindings[binding_count++] = {buffer, slot}; }

@@ -16,6 +16,9 @@ Plan plan_decode(const Problem& problem, const DeviceFacts& device);
 // Appends the pass that merges partial results (kScratchOut, kScratchLse) into kOut and kLse.
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, DType out_dtype, uint16_t simdgroups);
 
+// A few parts for each.
+inline uint16_t merge_simdgroups(int64_t parts) { return parts > 16 ? 8 : parts > 4 ? 4 : 1; }
+
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline bool is_empty(const Problem& p) { return p.batch == 0 || p.q_heads == 0 || p.q_len == 0; }

@@ -51,21 +51,20 @@ struct DecodeRow {
   uint16_t max_dim;
   uint16_t tile_keys;
   uint16_t simdgroups;
-  int chunk_keys;  // of a partial result of up to eight packed rows
+  uint16_t least_chunk;  // keys, for up to eight packed rows; a multiple of chunk_unit
+  uint16_t threadgroups_per_core;
   const char* provenance;
 };
 
-// A chunk of 256 keys with D = 128 is 128 KB of K and V for 2 KB of partial result. The keys of a step are as
-// many as leave the registers of a lane at 208 halves or less on M1 and M2, of which 256 exist: counted with
-// Mesa's open compiler for these GPUs, for D = 128 and the step without hidden keys. With 32 keys bfloat16,
-// which is widened before the products, would take 209. Nothing here was measured on an Apple GPU.
-inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
-    {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 256,
-     "float32: 8 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
-    {kAnyFamily, kBFloat16s, kAnyDim, 16, 4, 256,
-     "bfloat16: 16 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
-    {kAnyFamily, kAnyDType, kAnyDim, 32, 4, 256,
-     "float16: 32 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
+// The keys of a step are few enough to leave the registers of a lane at 208 halves or less on M1 and M2, of
+// which 256 exist: counted with Mesa's open compiler for these GPUs, for D = 128 and the step without hidden
+// keys. Then three threadgroups fit on a core, which the H200 likes best too (bench/NOTES.md). Nothing here
+// was measured on an Apple GPU.
+inline constexpr std::array<DecodeRow, 2> kDecodeTuning{{
+    {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 128, 3,
+     "float32: 8 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, kAnyDim, 16, 4, 128, 3,
+     "16-bit: 16 keys per step (registers of M1/M2 as Mesa counts; H200)"},
 }};
 
 // Heads above this take the kernel that shares out their columns, decode_wide.metal. Here `tile_keys` and
@@ -73,13 +72,14 @@ inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
 // above: 208 halves or less for up to 16 rows.
 inline constexpr int64_t kMaxRowDim = 128;
 inline constexpr std::array<DecodeRow, 5> kDecodeWideTuning{{
-    {kAnyFamily, kFloat16s, 192, 32, 4, 256,
+    {kAnyFamily, kFloat16s, 192, 32, 4, 128, 4,
      "float16, D <= 192: 32 keys per step, columns over 4 simdgroups"},
-    {kAnyFamily, kFloat16s, 256, 32, 8, 256,
+    {kAnyFamily, kFloat16s, 256, 32, 8, 128, 2,
      "float16, D <= 256: 32 keys per step, columns over 8 simdgroups"},
-    {kAnyFamily, kFloat16s, kAnyDim, 16, 8, 256, "float16: 16 keys per step, columns over 8 simdgroups"},
-    {kAnyFamily, kAnyDType, 256, 16, 8, 256, "D <= 256: 16 keys per step, columns over 8 simdgroups"},
-    {kAnyFamily, kAnyDType, kAnyDim, 16, 16, 256, "baseline: 16 keys per step, columns over 16 simdgroups"},
+    {kAnyFamily, kFloat16s, kAnyDim, 16, 8, 128, 2, "float16: 16 keys per step, columns over 8 simdgroups"},
+    {kAnyFamily, kAnyDType, 256, 16, 8, 128, 2, "D <= 256: 16 keys per step, columns over 8 simdgroups"},
+    {kAnyFamily, kAnyDType, kAnyDim, 16, 16, 128, 1,
+     "baseline: 16 keys per step, columns over 16 simdgroups"},
 }};
 inline constexpr int64_t kMaxRowGroups = 4;        // of eight rows, in a threadgroup
 inline constexpr int64_t kMaxGroupColumns = 64;    // of the output, in a simdgroup, times its row groups
