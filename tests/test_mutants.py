@@ -26,7 +26,7 @@ f32, f16, bf16 = problems.DTYPES
 PREFILL = Problem(0, "prefill", f16, 1, 2, 1, 43, 150, 64, 40, causality="bottom_right")
 # 18 packed rows: two fragments and a second threadgroup of rows.
 DECODE = Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
-SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 600, 40, 24, seq_lens=(600,))
+SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 1400, 40, 24, seq_lens=(1400,))  # more parts than simdgroups
 PAGED = Problem(3, "paged_decode", f32, 2, 4, 2, 3, 96, 40, 24, seq_lens=(96, 37), block_size=16)
 # Full to the last slot, and ragged against the kernel's step: one key too many is outside the cache.
 FULL = Problem(4, "decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,))
@@ -132,15 +132,15 @@ MUTANTS = [
         "decode_skips_a_chunk",
         SPLIT,
         "fattn_decode",
-        "[item.part] * params.span.chunk_keys",
-        "[max(item.part, 1)] * params.span.chunk_keys",
+        "return visits[part] * keys;",
+        "return visits[max(part, 1)] * keys;",
     ),
     Mutant(
         "merge_reads_a_part_too_many",
         SPLIT,
         "fattn_merge",
-        "part = lane; part < parts;",
-        "part = lane; part <= parts;",
+        "own < parts.count ?",
+        "own <= parts.count ?",
         "bounds",
     ),
     # Windows, sinks, trees.
@@ -226,8 +226,8 @@ MUTANTS = [
         "merge_by_the_maximum_of_a_lane",
         SPLIT,
         "fattn_merge",
-        "largest = simd_max(largest);",
-        "",
+        "fmax(sum.largest, simd_max(lse))",
+        "fmax(sum.largest, lse)",
     ),
     # A wrong head.
     Mutant(
@@ -250,16 +250,16 @@ MUTANTS = [
         "decode_next_key_head",
         DECODE,
         "fattn_decode",
-        "key + kv_head * params.key.head;",
-        "key + (kv_head + 1) * params.key.head;",
+        "keys + kv_head * params.key.head;",
+        "keys + (kv_head + 1) * params.key.head;",
         "bounds",
     ),
     Mutant(
         "paged_value_of_the_first_head",
         PAGED,
         "fattn_decode",
-        "value + kv_head * params.value.head;",
-        "value + 0 * params.value.head;",
+        "values + kv_head * params.value.head;",
+        "values + 0 * params.value.head;",
     ),
     # Columns and scores of another simdgroup.
     Mutant(
@@ -322,10 +322,10 @@ MUTANTS = [
     # Shared memory that nobody wrote.
     Mutant(
         "decode_forgets_a_maximum",
-        DECODE,
+        SPLIT,
         "fattn_decode",
         "if (at.pair == 0) {\n      row_max[row]",
-        "if (at.pair == 0 && at.row != 3) {\n      row_max[row]",
+        "if (at.pair == 0 && at.row != 1) {\n      row_max[row]",
         "uninit",
     ),
 ]
@@ -344,6 +344,7 @@ def test_mutant_is_caught(mutant: Mutant) -> None:
 
     case = problems.build(mutant.problem)
     mutate = {mutant.kernel: mutant.apply}
+    mutant.apply(direct_launch.kernel_text(mutant.kernel.removeprefix("fattn_")))  # fails where it cannot
     if not mutant.finding:
         with pytest.raises(AssertionError):
             assert_close(case, *direct_launch.run(case, mutate, checks=""))

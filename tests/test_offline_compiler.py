@@ -30,7 +30,7 @@ TUNING = Path(__file__).resolve().parent.parent / "csrc" / "plan" / "tuning.h"
 METAL = ("xcrun", "-sdk", "macosx", "metal")
 LANGUAGE = "metal3.1"  # what csrc/metal/pipelines.mm asks for
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
-KERNELS = ("prefill", "decode", "decode_wide", "merge")
+KERNELS = ("prefill", "decode", "decode_wide", "merge", "cache")
 FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
 WIDE_HEAD_DIMS = [(dim, dim) for dim in range(136, 577, 40)] + [(192, 128), (256, 256), (512, 512), (24, 328)]
@@ -46,6 +46,9 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             lses = torch.empty(parts, 1, 2, 3, device="meta")
             yield torch_fattn.explain("merge", outs, lses, family=family)
         return
+    if kernel == "cache":
+        yield from _cache_plans(dtype)
+        return
     # One row group, two and four; keys for one part and for several.
     sizes = ((512, 1024),) if kernel == "prefill" else itertools.product((1, 3, 8), (1024, 2**16))
     dims = WIDE_HEAD_DIMS + LATENT_HEAD_DIMS if kernel == "decode_wide" else HEAD_DIMS
@@ -57,6 +60,25 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             value = key[..., :value_dim]
         op = "prefill" if kernel == "prefill" else "decode"
         yield torch_fattn.explain(op, query, key, value, family=family, cores=80)
+
+
+def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
+    storages = {"auto": dtype, "int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
+    for (kv_format, storage), slots in itertools.product(storages.items(), (torch.int32, torch.int64)):
+        for dims in ((64, 64), (576, 512)) if kv_format == "int4" else ((8, 40), (128, 128), (576, 512)):
+            rows = [torch.empty(3, 2, dim, dtype=dtype, device="meta") for dim in dims]
+            columns = [dim // 2 if kv_format == "int4" else dim for dim in dims]
+            pools = [torch.empty(4, 16, 2, n, dtype=storage, device="meta") for n in columns]
+            options: dict[str, Any] = {"kv_format": kv_format}
+            for name, dim in zip(("key_scales", "value_scales"), dims, strict=True):
+                if kv_format == "int4":
+                    options[name] = torch.empty(4, 16, 2, dim // 32, 2, dtype=torch.float16, device="meta")
+                elif kv_format != "auto":
+                    options[name] = torch.empty(4, 16, 2, device="meta")
+            slot_mapping = torch.empty(3, dtype=slots, device="meta")
+            yield torch_fattn.explain(
+                "cache_write", *rows, *pools, slot_mapping, **options, family=7, cores=8
+            )
 
 
 @cache

@@ -35,6 +35,12 @@ enum Slot {
   kSlotSinks = 11,
   kSlotAlibiSlopes = 12,
   kSlotTreeMask = 13,
+  // Of cache_write, beside kSlotKey and kSlotValue.
+  kSlotKeyCache = 20,
+  kSlotValueCache = 21,
+  kSlotSlotMapping = 22,
+  kSlotWrittenKeyScales = 23,
+  kSlotWrittenValueScales = 24,
 };
 
 // Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,
@@ -42,7 +48,7 @@ enum Slot {
 enum FunctionConstant {
   kConstMask = 0,         // uint, MaskKind
   kConstCausal = 1,       // bool
-  kConstVectorLoads = 2,  // bool: every K/V/Q row starts on a 16-byte boundary
+  kConstVectorLoads = 2,  // bool: every K/V/Q row starts on a 16-byte boundary; cache_write: on four columns
   kConstSplit = 3,        // bool: write float partials instead of the result
   kConstHasSeqLens = 4,   // bool
   kConstBlockSize = 5,    // uint: keys per cache block; 0 = dense
@@ -52,7 +58,11 @@ enum FunctionConstant {
   kConstSinks = 9,        // bool: a learned logit per head
   kConstTree = 10,        // bool: the newest keys are draft tokens under a tree mask
   kConstOneRow = 11,      // bool: all rows of a key-value head see the same keys
+  kConstKvScales = 20,    // bool: the caches of cache_write have scales
 };
+
+// How a cache stores a row of keys or values: see plan/kv_format.h.
+enum KvFormat { kKvFloat = 0, kKvInt8 = 1, kKvFp8E4M3 = 2, kKvInt4 = 3 };
 
 enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
 
@@ -130,6 +140,24 @@ struct MergeParams {
   CausalSpan span;
 };
 
+// Caches are block, head, slot, as in DecodeParams.
+struct CacheWriteParams {
+  fattn_i64 key_token_stride;
+  fattn_i64 key_head_stride;
+  fattn_i64 value_token_stride;
+  fattn_i64 value_head_stride;
+  Strides3 key_cache;
+  Strides3 value_cache;
+  Strides3 key_scales;
+  Strides3 value_scales;
+  fattn_i64 slot_stride;  // of slot_mapping
+  fattn_i64 slots;        // of the cache; a token with another slot is dropped
+  fattn_i32 rows;         // tokens times heads
+  fattn_i32 kv_heads;
+  fattn_i32 block_size;
+  fattn_i32 reserved;
+};
+
 // Bytes as the host lays them out; MSL has the same rules, and checks it too.
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
@@ -137,6 +165,7 @@ FATTN_CHECK_SIZE(PrefillParams, 136);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 232);
 FATTN_CHECK_SIZE(MergeParams, 64);
+FATTN_CHECK_SIZE(CacheWriteParams, 160);
 #undef FATTN_CHECK_SIZE
 
 // Tile arithmetic. A simdgroup works on 8-row fragments.
@@ -147,6 +176,8 @@ FATTN_CONSTEXPR int kNoWindow = 1 << 30;
 // Chunks of decode (schedule.h): a sequence has at most kFewChunks until they are of kLargeChunk keys.
 FATTN_CONSTEXPR int kFewChunks = 32;
 FATTN_CONSTEXPR int kLargeChunk = 512;
+// Columns of a row of an int4 cache that share a scale and a minimum.
+FATTN_CONSTEXPR int kInt4Group = 32;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read

@@ -1,38 +1,18 @@
 // Refusals: one sentence each, naming the op, the value, the limit, and what to do instead.
 #include "check.h"
 
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <numbers>
+#include <utility>
 
+#include "kv_format.h"
+#include "refuse.h"
 #include "supported.h"
 
 namespace fattn {
 namespace {
 
 using Kind = Refusal::Kind;
-
-template <typename... Parts>
-Refusal refuse(Kind kind, const char* op, const Parts&... parts) {
-  auto text = [](const auto& part) {
-    using Part = std::decay_t<decltype(part)>;
-    if constexpr (std::is_floating_point_v<Part>) {
-      std::array<char, 32> digits{};
-      std::snprintf(digits.data(), digits.size(), "%g", part);
-      return std::string(digits.data());
-    } else if constexpr (std::is_arithmetic_v<Part>) {
-      return std::to_string(part);
-    } else {
-      return std::string(part);
-    }
-  };
-  return {kind, std::string(op) + ": " + (text(parts) + ...)};
-}
-
-bool is_float(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
 
 std::optional<Refusal> check_head_dim(Op op, const char* what, int64_t dim) {
   if (dim <= 0 || dim % kHeadDimMultiple != 0) {
@@ -154,6 +134,23 @@ std::optional<Refusal> check(const MergeProblem& p) {
   }
   if (p.rows > kMaxLength || p.parts > kMaxLength || p.head_dim > kMaxLength) {
     return refuse(Kind::kValue, op, "a dimension of outs is above ", kMaxLength, "; merge in pieces");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check(const CacheWriteProblem& p) {
+  const char* op = name_of(Op::kCacheWrite);
+  for (const auto& [what, dim] : {std::pair{"key", p.key.head_dim}, std::pair{"value", p.value.head_dim}}) {
+    if (auto refusal = check_head_dim(Op::kCacheWrite, what, dim)) return refusal;
+    if (auto refusal = check_format_dim(op, what, p.format, dim)) return refusal;
+  }
+  if (p.block_size < 1 || p.block_size > kMaxLength) {
+    return refuse(Kind::kValue, op, "block_size ", p.block_size, " of key_cache is not between 1 and ",
+                  kMaxLength, "; choose a block that holds a key and no more than that");
+  }
+  if (p.tokens > kMaxLength || p.kv_heads > kMaxLength || p.tokens * p.kv_heads > kMaxLength) {
+    return refuse(Kind::kValue, op, p.tokens, " tokens of ", p.kv_heads, " heads are more than ", kMaxLength,
+                  " rows; write them in pieces");
   }
   return std::nullopt;
 }

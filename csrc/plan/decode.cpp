@@ -41,7 +41,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
           .chunk_unit = row.tile_keys * row.simdgroups,
           .least_chunk = row.least_chunk * row_groups,
           .threadgroups_per_core = row.threadgroups_per_core,
-          .threadgroup_bytes = query_bytes + state_bytes,
+          .threadgroup_bytes = ceil_div(query_bytes + state_bytes, 16) * 16,
           .provenance = row.provenance};
 }
 
@@ -75,12 +75,16 @@ int64_t workers_of(const DeviceFacts& device, const Shape& shape, int64_t thread
   return std::max<int64_t>(cores * shape.threadgroups_per_core / threadgroups_abreast, 1);
 }
 
-// The most chunks that a sequence can have: chunks_of in kernels/schedule.h. A window's two ranges may begin
-// and end within a chunk.
+// At least as many chunks as any sequence can have: chunks_of in kernels/schedule.h. A window's two ranges
+// may begin and end within a chunk.
 int64_t parts_of(const Problem& p, const CausalSpan& span) {
-  const int64_t ragged = p.options.window_left < 0 ? 0 : 3;
-  const int64_t of_capacity = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);
-  return std::min<int64_t>(of_capacity, span.most_chunks + ragged);
+  const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);
+  if (p.options.window_left < 0) return std::min<int64_t>(all, span.most_chunks);
+  const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
+  const int64_t sink_keys = std::min(p.options.sink_tokens, p.kv_len);
+  const int64_t of_window =
+      ceil_div(window_keys, span.least_chunk) + ceil_div(sink_keys, span.least_chunk) + 1;
+  return std::min({all, of_window, int64_t(span.most_chunks) + 3});
 }
 
 CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers) {

@@ -153,6 +153,22 @@ void write(JsonWriter& json, const MergeParams& params) {
   FATTN_FIELD(span);
 }
 
+void write(JsonWriter& json, const CacheWriteParams& params) {
+  FATTN_FIELD(key_token_stride);
+  FATTN_FIELD(key_head_stride);
+  FATTN_FIELD(value_token_stride);
+  FATTN_FIELD(value_head_stride);
+  FATTN_FIELD(key_cache);
+  FATTN_FIELD(value_cache);
+  FATTN_FIELD(key_scales);
+  FATTN_FIELD(value_scales);
+  FATTN_FIELD(slot_stride);
+  FATTN_FIELD(slots);
+  FATTN_FIELD(rows);
+  FATTN_FIELD(kv_heads);
+  FATTN_FIELD(block_size);
+}
+
 #undef FATTN_FIELD
 
 template <typename Params>
@@ -171,6 +187,8 @@ void write_params(JsonWriter& json, const Pass& pass) {
       return write_params_as<DecodeParams>(json, pass);
     case Kernel::kMerge:
       return write_params_as<MergeParams>(json, pass);
+    case Kernel::kCacheWrite:
+      return write_params_as<CacheWriteParams>(json, pass);
   }
 }
 

@@ -42,4 +42,10 @@ std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts&
   return plan;
 }
 
+std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device) {
+  if (auto refusal = check(problem)) return *std::move(refusal);
+  if (auto refusal = check(device, Op::kCacheWrite)) return *std::move(refusal);
+  return plan_cache_write(problem);
+}
+
 }  // namespace fattn

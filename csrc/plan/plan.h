@@ -17,7 +17,7 @@
 
 namespace fattn {
 
-enum class Kernel : uint8_t { kPrefill, kDecode, kDecodeWide, kMerge };
+enum class Kernel : uint8_t { kPrefill, kDecode, kDecodeWide, kMerge, kCacheWrite };
 
 // Identifies one compiled pipeline. The first half becomes preprocessor macros (one small library per
 // combination), the constants become Metal function constants.
@@ -45,6 +45,10 @@ struct KernelSpec {
   bool sinks = false;
   bool tree = false;
   bool one_row = false;
+
+  KvFormat kv_format = kKvFloat;  // cache_write
+  bool kv_scales = false;
+  bool long_slots = false;
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -75,6 +79,11 @@ enum class Buffer : uint8_t {
   kSinks,
   kAlibiSlopes,
   kTreeMask,
+  kKeyCache,
+  kValueCache,
+  kSlotMapping,
+  kKeyScales,
+  kValueScales,
   kOut,
   kLse,
   kScratchOut,
@@ -96,7 +105,7 @@ struct Pass {
 
   std::array<Binding, 12> bindings{};
   uint32_t binding_count = 0;
-  std::array<std::byte, 232> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
+  std::array<std::byte, 320> params{};  // the kernel's parameter structure, bound at kSlotParams
   uint32_t params_size = 0;
 
   void bind(Buffer buffer, Slot slot) { bindings[binding_count++] = {buffer, slot}; }
@@ -126,6 +135,7 @@ struct Refusal {
 
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device);
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);
