@@ -31,6 +31,12 @@ def _cases() -> dict[str, Call]:
         cases[f"paged-decode-group{group}"] = replace(decode, op="paged_decode", block_size=16)
     cases["decode-rows4"] = Call("decode", 8, 2, 64, 4, 1024)
     cases["decode-float32"] = Call("decode", 8, 2, 64, 1, 1024, dtype="float32")
+    for rows in (8, 32):
+        wide = Call("decode", rows, 1, 256, 1, 512)
+        latent = Call("decode", rows, 1, 576, 1, 256, latent_dim=512)
+        for name, call in (("D256", wide), ("MLA", latent)):
+            cases[f"decode-{name}-rows{rows}"] = call
+            cases[f"paged-decode-{name}-rows{rows}"] = replace(call, op="paged_decode", block_size=16)
     for head_dim in (64, 128):
         causal = Call("prefill", 2, 1, head_dim, 256, 256, causal=True)
         cases[f"prefill-causal-D{head_dim}"] = causal
@@ -48,6 +54,7 @@ def summary(counts: counting.Counts) -> dict[str, int]:
     """What is bounded, summed over the dispatches of a call."""
     return {
         "cache_bytes": counts.traffic("key", "value"),
+        "distinct_cache_bytes": counts.distinct_bytes,
         "device_bytes": counts.traffic(*counting.ROLES) - counts.traffic("partial"),
         "partial_bytes": counts.traffic("partial"),
         "threadgroup_bytes": counts.threadgroup_bytes,

@@ -21,7 +21,7 @@ class Call:
     op: str
     q_heads: int
     kv_heads: int
-    head_dim: int  # of query, key and value
+    head_dim: int  # of query and key; of value too, but for latent_dim
     q_len: int
     kv_len: int
     batch: int = 1
@@ -31,6 +31,7 @@ class Call:
     window_left: int = -1
     sinks: bool = False  # a learned sink logit per head
     kv_format: str = ""  # of a quantised cache
+    latent_dim: int = 0  # decode: the value is the first columns of the key (multi-head latent attention)
     model: str = ""
 
     @property
@@ -48,6 +49,10 @@ class Call:
         return {"": 8 * self.element_bytes, "int4": 4}.get(self.kv_format, 8)
 
     @property
+    def value_dim(self) -> int:
+        return self.latent_dim or self.head_dim
+
+    @property
     def group_size(self) -> int:
         return self.q_heads // self.kv_heads
 
@@ -63,6 +68,8 @@ class Call:
             chosen["window_left"] = self.window_left
         if self.sinks:
             chosen["sinks"] = True
+        if self.latent_dim:
+            chosen["latent_dim"] = self.latent_dim
         if self.block_size:
             chosen["block_size"] = self.block_size
         if self.kv_format:
@@ -75,6 +82,7 @@ class Call:
         words = [f"a window of {self.window_left + 1} keys"] if self.window_left >= 0 else []
         words += ["attention sinks"] if self.sinks else []
         words += [f"a cache of {self.kv_format}"] if self.kv_format else []
+        words += ["values that are columns of the keys"] if self.latent_dim else []
         return words + (["a paged cache"] if self.block_size else [])
 
     def keywords(self, operands: dict[str, Tensor]) -> dict[str, Any]:
@@ -104,6 +112,7 @@ class Call:
         parts += ["causal"] if self.causal else []
         parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
         parts += ["sinks"] if self.sinks else []
+        parts += [f"MLA {self.latent_dim}"] if self.latent_dim else []
         parts += [f"pages of {self.block_size}"] if self.block_size else []
         parts += [self.kv_format] if self.kv_format else []
         return " ".join(parts)
@@ -124,16 +133,23 @@ class Call:
     @property
     def flops(self) -> int:
         """Floating-point operations of the two matrix products, of visible pairs only."""
-        return 4 * self.batch * self.q_heads * self.visible_pairs * self.head_dim
+        dims = self.head_dim + self.value_dim
+        return 2 * self.batch * self.q_heads * self.visible_pairs * dims
 
     @property
     def least_bytes(self) -> int:
         """Device memory that must move: each needed K and V row once per key-value head, query, output."""
         first = self.visible_keys(0)[0]
         end = self.visible_keys(self.q_len - 1)[1]
-        cache = 2 * self.batch * self.kv_heads * (end - first) * self.head_dim
-        rows = 2 * self.batch * self.q_heads * self.q_len * self.head_dim
-        return cache * self.cache_bits // 8 + rows * self.element_bytes
+        key_and_value = self.head_dim if self.latent_dim else 2 * self.head_dim
+        cache = self.batch * self.kv_heads * (end - first) * key_and_value
+        return cache * self.cache_bits // 8 + self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Of query and output."""
+        rows = self.batch * self.q_heads * self.q_len
+        return rows * (self.head_dim + self.value_dim) * self.element_bytes
 
     @property
     def least_products(self) -> int:
@@ -141,7 +157,7 @@ class Call:
 
         The rows of a decode are those of all query heads that share a key-value head.
         """
-        per_block = 2 * -(-self.head_dim // 8)
+        per_block = -(-self.head_dim // 8) + -(-self.value_dim // 8)
         if self.is_decode:
             first, end = self.visible_keys(0)[0], self.visible_keys(self.q_len - 1)[1]
             row_blocks = -(-self.group_size * self.q_len // 8)
@@ -179,14 +195,17 @@ class Call:
             extra["sinks"] = normal(self.q_heads)
         if self.op != "paged_decode":
             cache = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
-            return {"query": query, "key": stored("key", *cache), "value": stored("value", *cache), **extra}
+            key = stored("key", *cache)
+            value = key[..., : self.latent_dim] if self.latent_dim else stored("value", *cache)
+            return {"query": query, "key": key, "value": value, **extra}
         blocks = -(-self.kv_len // self.block_size)
         pool = (self.batch * blocks, self.block_size, self.kv_heads, self.head_dim)
         order = torch.randperm(self.batch * blocks, generator=generator)
+        key_cache = stored("key", *pool)
         return {
             "query": query,
-            "key_cache": stored("key", *pool),
-            "value_cache": stored("value", *pool),
+            "key_cache": key_cache,
+            "value_cache": key_cache[..., : self.latent_dim] if self.latent_dim else stored("value", *pool),
             "block_tables": order.reshape(self.batch, blocks).to(torch.int32).to(device),
             "seq_lens": torch.full((self.batch,), self.kv_len, dtype=torch.int32, device=device),
             **extra,
@@ -249,6 +268,10 @@ SHAPES: dict[str, list[Call]] = {
     "gpt-oss": _with(GPT_OSS, sinks=True)
     + _with(GPT_OSS[:1], sinks=True, window_left=127, model="GPT-OSS-20B local"),
     "gemma-4-like": _model("Gemma-4-like", 16, 2, 512, (4096,), (2048,)),
+    # The absorbed form: 128 query heads share one latent vector and a rotary key per token.
+    "deepseek": [
+        replace(call, latent_dim=512) for call in _model("DeepSeek-V3", 128, 1, 576, (4096, 32768), ())
+    ],
     "whisper": list(_prefills(Call("prefill", 20, 20, 64, 0, 0, model="Whisper-large encoder"), 1500)),
     "flux": list(_prefills(Call("prefill", 24, 24, 128, 0, 0, model="FLUX-like"), 4608)),
 }

@@ -53,6 +53,7 @@ class Dispatch:
     threadgroup_written: int
     read: Mapping[str, int]  # device bytes by role
     written: Mapping[str, int]
+    distinct: Mapping[str, int]  # of those read: each byte once per threadgroup
 
 
 def _dispatch(
@@ -60,18 +61,17 @@ def _dispatch(
     grid: Sequence[int],
     threads: Sequence[int],
     counters: Mapping[str, Any],
-    buffers: tuple[Mapping[int, int], Mapping[int, int]],
+    buffers: Mapping[str, Mapping[int, int]],
     role_of: Callable[[int], str | None],
 ) -> Dispatch:
-    """`role_of` gives None for slots in constant memory."""
-    traffic = []
-    for by_slot in buffers:
-        by_role = dict.fromkeys(ROLES, 0)
-        for slot, count in by_slot.items():
-            role = role_of(slot)
+    """`buffers` holds bytes by slot, of each way; `role_of` gives None for slots in constant memory."""
+    traffic = {}
+    for way in ("read", "written", "distinct"):
+        traffic[way] = dict.fromkeys(ROLES, 0)
+        for slot, count in buffers[f"buffers_{way}"].items():
+            role = role_of(int(slot))
             if role is not None:
-                by_role[role] += count
-        traffic.append(by_role)
+                traffic[way][role] += count
     return Dispatch(
         kernel=kernel,
         grid=tuple(grid),
@@ -84,8 +84,7 @@ def _dispatch(
         exps=counters["exps"],
         threadgroup_read=counters["bytes_read"]["threadgroup"],
         threadgroup_written=counters["bytes_written"]["threadgroup"],
-        read=traffic[0],
-        written=traffic[1],
+        **traffic,
     )
 
 
@@ -104,9 +103,17 @@ class Counts:
     @property
     def cache_ratio(self) -> float:
         """K and V bytes read, as a multiple of each needed row once per key-value head."""
-        call = self.call
-        rows = 2 * call.batch * call.q_heads * call.q_len * call.head_dim * call.element_bytes
-        return self.traffic("key", "value") / (call.least_bytes - rows)
+        return self.traffic("key", "value") / (self.call.least_bytes - self.call.row_bytes)
+
+    @property
+    def distinct_ratio(self) -> float:
+        """The same, each byte once for every threadgroup that reads it, however often it does."""
+        return self.distinct_bytes / (self.call.least_bytes - self.call.row_bytes)
+
+    @property
+    def distinct_bytes(self) -> int:
+        """K and V bytes, each once for every threadgroup that reads it."""
+        return sum(d.distinct[role] for d in self.dispatches for role in ("key", "value"))
 
     @property
     def bytes_ratio(self) -> float:
@@ -132,6 +139,7 @@ class Counts:
     def as_json(self) -> dict[str, Any]:
         return {
             "cache_ratio": round(self.cache_ratio, 4),
+            "distinct_ratio": round(self.distinct_ratio, 4),
             "bytes_ratio": round(self.bytes_ratio, 4),
             "partial_ratio": round(self.partial_ratio, 4),
             "products_ratio": round(self.products_ratio, 4),
@@ -151,7 +159,8 @@ def count_ours(call: Call, *, count_bytes: bool = True) -> Counts:
     keywords = call.keywords(operands)
     tensors = [tensor for name, tensor in operands.items() if name not in keywords]
     plan = torch_fattn.explain(call.op, *tensors, **keywords)
-    with softmetal.checks(count_bytes=count_bytes), softmetal.record() as launches:
+    counted = softmetal.checks(count_bytes=count_bytes, count_distinct=count_bytes)
+    with counted, softmetal.record() as launches:
         getattr(torch_fattn, call.op)(*tensors, **keywords)
     ran = [launch for launch in launches if launch["kernel"].startswith("fattn_")]
     if [launch["kernel"] for launch in ran] != [step["kernel"] for step in plan.passes]:
@@ -163,17 +172,13 @@ def count_ours(call: Call, *, count_bytes: bool = True) -> Counts:
             for name, slot in step["bindings"].items()
             if name != "params"
         }
-        buffers = tuple(
-            {int(slot): count for slot, count in launch[way].items()}
-            for way in ("buffers_read", "buffers_written")
-        )
         dispatches.append(
             _dispatch(
                 launch["kernel"],
                 launch["grid"],
                 launch["threads"],
                 launch["counters"],
-                (buffers[0], buffers[1]),
+                launch,
                 roles.get,
             )
         )
@@ -204,11 +209,10 @@ def run_on_harness(
             [buffers[value] if isinstance(value, str) else value for value in bound],
             step.grid,
             step.threads,
-            checks="bytes" if count_bytes else "",
+            checks="bytes,distinct" if count_bytes else "",
         )
-        traffic = (counters["buffers_read"], counters["buffers_written"])
         roles = {slot: _role(name) for slot, name in arguments.items() if isinstance(name, str)}
-        dispatches.append(_dispatch(pipeline.kernel, step.grid, step.threads, counters, traffic, roles.get))
+        dispatches.append(_dispatch(pipeline.kernel, step.grid, step.threads, counters, counters, roles.get))
     return tuple(dispatches)
 
 

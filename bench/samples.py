@@ -6,7 +6,7 @@ ragged tile. It is counted at four such lengths: three give the polynomial, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -57,7 +57,7 @@ def _scaled(call: Call, counted: Sequence[Counts], lengths: Sequence[int], heads
         for name, value in vars(same[0]).items():
             if isinstance(value, int):
                 fields[name] = whole([getattr(one, name) for one in same])
-            elif name in ("read", "written"):
+            elif isinstance(value, Mapping):
                 fields[name] = {role: whole([getattr(one, name)[role] for one in same]) for role in ROLES}
         dispatches.append(Dispatch(**fields))
     return Counts(call, tuple(dispatches))

@@ -63,6 +63,16 @@ Layout layout_of(const Tensor& operand) {
   return {{strides[0], strides[1], strides[2]}, aligned};
 }
 
+// Whether `value` is the first columns of `key`, as in multi-head latent attention.
+bool is_in_key(const Tensor& value, const Tensor& key) {
+  bool is = value.is_alias_of(key) && value.storage_offset() == key.storage_offset() &&
+            value.size(3) <= key.size(3) && has_contiguous_rows(key) && has_contiguous_rows(value);
+  for (int dim = 0; dim < 3; ++dim) {
+    is = is && (value.size(dim) <= 1 || value.stride(dim) == key.stride(dim));
+  }
+  return is;
+}
+
 // Reads query, key and value of a dense op.
 Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor& value,
                     std::string_view kv_format = "auto") {
@@ -99,6 +109,7 @@ Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor&
   problem.query = {q.strides[0], q.strides[1], q.strides[2]};
   problem.key = {k.strides[0], k.strides[1], k.strides[2]};
   problem.value = {v.strides[0], v.strides[1], v.strides[2]};
+  problem.value_in_key = format == kKvFloat && is_in_key(value, key);
   problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
   return {.problem = problem, .query = query, .key = key, .value = value};
 }
@@ -140,6 +151,7 @@ Call describe_paged(const Tensor& query, const Tensor& key_cache, const Tensor& 
   // The kernels go block, head, slot; the pool is stored block, slot, head.
   problem.key = {k.strides[0], k.strides[2], k.strides[1]};
   problem.value = {v.strides[0], v.strides[2], v.strides[1]};
+  problem.value_in_key = format == kKvFloat && is_in_key(value_cache, key_cache);
   problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
   problem.block_size = key_cache.size(1);
   problem.num_blocks = key_cache.size(0);

@@ -20,7 +20,7 @@ LIBRARY = BUILD_FOLDER / "libsoftmetal.so"
 RUNTIME_LIBRARY = BUILD_FOLDER / "libsoftmetal_simt.so"
 
 _ORDERS = {"forward": 0, "reverse": 1, "random": 2}
-_RACE, _BOUNDS, _UNINIT, _COUNT_BYTES = 1, 2, 4, 8
+_RACE, _BOUNDS, _UNINIT, _COUNT_BYTES, _COUNT_DISTINCT = 1, 2, 4, 8, 16
 
 
 class SoftmetalMissingError(ImportError):
@@ -73,6 +73,7 @@ def checks(
     bounds: bool = False,
     uninit: bool = False,
     count_bytes: bool = False,
+    count_distinct: bool = False,
     order: str | None = None,
     seed: int | None = None,
     threads: int | None = None,
@@ -80,14 +81,16 @@ def checks(
     """Run the kernels launched inside with these checks; a finding raises RuntimeError by the exit.
 
     `order` of the threads of a threadgroup: "forward", "reverse" or "random" (with `seed`). Checked kernels
-    are compiled at their first use.
+    are compiled at their first use. `count_distinct` counts the bytes that a threadgroup reads, each once
+    however often it is loaded.
     """
     if order is not None and order not in _ORDERS:
         raise ValueError(f"checks(order={order!r}): use one of {', '.join(_ORDERS)}.")
     settings = load().softmetal_current_settings().contents
     _finish_stream()
     saved = (settings.threads, settings.order, settings.seed, settings.checks)
-    settings.checks = race * _RACE | bounds * _BOUNDS | uninit * _UNINIT | count_bytes * _COUNT_BYTES
+    checks = {_RACE: race, _BOUNDS: bounds, _UNINIT: uninit, _COUNT_BYTES: count_bytes}
+    settings.checks = sum(bit for bit, on in checks.items() if on) | count_distinct * _COUNT_DISTINCT
     if order is not None:
         settings.order = _ORDERS[order]
     if seed is not None:
@@ -104,7 +107,7 @@ def checks(
 @contextmanager
 def record() -> Iterator[list[dict[str, Any]]]:
     """The dispatches that run inside, each as kernel, grid, threads, threadgroup_bytes, counters and, when
-    bytes are counted, bytes read and written by buffer slot.
+    bytes are counted, bytes read and written (and read, each byte once per threadgroup) by buffer slot.
 
     The list is filled on exit.
     """

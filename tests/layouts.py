@@ -18,10 +18,17 @@ class Operand:
     stride: tuple[int, ...]
     offset: int
 
+    def of(self, base: Tensor) -> Tensor:
+        """The view, of the storage or a copy of it."""
+        return base.as_strided(self.size, self.stride, self.offset)
+
     def on(self, device: str | torch.device) -> tuple[Tensor, Tensor]:
         """The whole storage on that device, and the view."""
         base = self.base.to(device)
-        return base, base.as_strided(self.size, self.stride, self.offset)
+        return base, self.of(base)
+
+    def first_columns(self, count: int) -> Operand:
+        return Operand(self.base, (*self.size[:-1], count), self.stride, self.offset)
 
 
 def lay_out(values: Tensor, layout: str, fill: Any = float("nan")) -> Operand:

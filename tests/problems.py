@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.caches import POISON, Cache, as_scales
 from tests.layouts import Operand, flat, lay_out, spread
+from tests.visibility import visibility
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHORT = {
@@ -28,6 +29,11 @@ HEAD_DIMS = (
     (64, 128),
     (128, 64),
     (80, 40),
+)
+# Of the decode ops, beside those: D, Dv, and whether the value is a view of the key's first columns.
+WIDE_HEAD_DIMS = (
+    *((d, dv, False) for d, dv in ((136, 136), (192, 128), (256, 256), (24, 328), (512, 512), (576, 512))),
+    *((d, dv, True) for d, dv in ((64, 40), (160, 128), (288, 256), (576, 512))),
 )
 GROUPS = ((1, 1), (2, 2), (4, 2), (6, 2), (4, 1), (8, 1), (16, 1))  # query heads, key-value heads
 LAYOUTS = (
@@ -67,6 +73,7 @@ class Problem:
     kv_len: int  # decode: the capacity
     head_dim: int
     value_dim: int
+    value_in_key: bool = False  # decode: the value is a view of the key's first columns
     layouts: tuple[str, str, str] = ("contiguous",) * 3
     causality: str = "none"  # prefill only; the rows of the other ops are always causal
     q_offset: int | None = None
@@ -93,6 +100,7 @@ class Problem:
             f"B{self.batch}H{self.q_heads}:{self.kv_heads}L{self.q_len}x{self.kv_len}",
             self.causality if self.op == "prefill" else "",
             f"mask_{SHORT[self.mask]}" if self.mask is not None else "",
+            "value_in_key" if self.value_in_key else "",
             f"block{self.block_size}" if self.block_size else "",
             f"window{self.window_left}" if self.window_left >= 0 else "",
             f"first{self.sink_tokens}" if self.sink_tokens else "",
@@ -133,9 +141,9 @@ class Case:
 
     def arguments(self, device: str | torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Keyword arguments of the op on that device, and the storages behind them."""
-        bases, arguments = {}, {}
-        for name, operand in self.operands.items():
-            bases[name], arguments[name] = operand.on(device)
+        moved = {id(operand.base): operand.base.to(device) for operand in self.operands.values()}
+        bases = {name: moved[id(operand.base)] for name, operand in self.operands.items()}
+        arguments = {name: operand.of(bases[name]) for name, operand in self.operands.items()}
         return {**arguments, **self.options}, bases
 
 
@@ -170,11 +178,15 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
         "alibi_slopes": deck((False, False, True)),
         "tree": deck(TREES),
     }
+    wide = deck((*WIDE_HEAD_DIMS, *(None,) * len(WIDE_HEAD_DIMS)))
 
     format_rng = random.Random(seed + 1)
     problems = []
     for i in range(count):
-        op, (q_heads, kv_heads), (head_dim, value_dim) = ops[i], groups[i], dims[i]
+        op, (q_heads, kv_heads) = ops[i], groups[i]
+        head_dim, value_dim, value_in_key = (op != "prefill" and wide[i]) or (*dims[i], False)
+        quantised = op != "prefill" and not wide[i]
+        kv_format = _kv_format(format_rng, head_dim, value_dim) if quantised else "float"
         batch = rng.choice((1, 2, 3))
         if op == "prefill":
             q_len, kv_len = _length(rng), _length(rng)
@@ -198,6 +210,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
                 kv_len=kv_len,
                 head_dim=head_dim,
                 value_dim=value_dim,
+                value_in_key=value_in_key,
                 layouts=layouts[i],
                 causality=causality,
                 q_offset=offsets.get(causality),
@@ -209,7 +222,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
                 head_major_pool=rng.random() < 0.5,
                 scale=rng.choice((None, None, 0.0625, 0.3)),
                 **({name: cards[i] for name, cards in of_decode.items()} if op != "prefill" else {}),
-                kv_format="float" if op == "prefill" else _kv_format(format_rng, head_dim, value_dim),
+                kv_format=kv_format,
             )
         )
     return problems
@@ -243,32 +256,6 @@ def _seq_lens(rng: random.Random, op: str, batch: int, capacity: int) -> tuple[i
         rng.choice((0, capacity, rng.randint(0, capacity), rng.randint(1, capacity))) for _ in range(batch)
     ]
     return tuple(lengths)
-
-
-# ---- what each query sees
-
-
-def visibility(problem: Problem, mask: Tensor | None, tree: Tensor | None = None) -> Tensor:
-    """bool [B, Hq, Lq, Lk]: key j is visible to row i. A window's right end is behind the causal one."""
-    keys = torch.arange(problem.kv_len)
-    rows = torch.arange(problem.q_len)
-    causal = problem.op != "prefill" or problem.causality != "none"
-    visible = torch.empty(problem.batch, problem.q_heads, problem.q_len, problem.kv_len, dtype=torch.bool)
-    for b, (length, first) in enumerate(zip(problem.lengths, problem.first_positions, strict=True)):
-        seen = (keys < length).expand(problem.q_len, -1)
-        if causal:
-            seen = seen & (keys <= (first + rows)[:, None])
-        if problem.window_left >= 0:
-            in_window = keys >= (first + rows)[:, None] - problem.window_left
-            seen = seen & (in_window | (keys < problem.sink_tokens))
-        if tree is not None:
-            bits = tree.expand(problem.batch, -1)[b]
-            for draft in range(max(0, -first), problem.q_len):
-                seen[:, first + draft] &= (bits >> draft & 1).bool()
-        visible[b] = seen
-    if mask is not None and mask.dtype == torch.bool:
-        visible &= mask
-    return visible
 
 
 def _mask(problem: Problem, generator: torch.Generator) -> Tensor | None:
@@ -371,6 +358,8 @@ def build(problem: Problem, seed: int = 0) -> Case:
     query = _values((p.batch, p.q_heads, p.q_len, p.head_dim), p.dtype, q_layout, generator)
     key = _values((p.batch, p.kv_heads, p.kv_len, p.head_dim), p.dtype, k_layout, generator)
     value = _values((p.batch, p.kv_heads, p.kv_len, p.value_dim), p.dtype, v_layout, generator)
+    if p.value_in_key:
+        value = key[..., : p.value_dim]
     mask = _mask(p, generator)
     extra = _per_head_and_tree(p, generator)
     visible = visibility(p, mask, extra.get("tree_mask"))
@@ -396,6 +385,9 @@ def build(problem: Problem, seed: int = 0) -> Case:
             # The pairs of int4 lie together; all else may have any strides.
             scales_layout = "padded_rows" if layout == "every_other" and kv_format == "int4" else layout
             operands[f"{name}_scales"] = as_scales(placed(cache.scales, scales_layout, torch.nan), kv_format)
+    if p.value_in_key:
+        suffix = "_cache" if p.block_size else ""
+        operands[f"value{suffix}"] = operands[f"key{suffix}"].first_columns(p.value_dim)
     if p.seq_lens is not None:
         operands["seq_lens"] = flat(torch.tensor(p.seq_lens, dtype=torch.int32))
     if mask is not None:

@@ -67,6 +67,15 @@ def head_dim(dim: int, *names: str) -> Callable[[Arguments], Arguments]:
     return lambda a: {n: torch.zeros(*a[n].shape[:-1], dim, device="mps") for n in names}
 
 
+def int8_caches(dim: int) -> Callable[[Arguments], Arguments]:
+    def change(a: Arguments) -> Arguments:
+        rows = {n: a[n].new_zeros(*a[n].shape[:-1], dim) for n in ("query", "key", "value")}
+        scales = {f"{n}_scales": rows[n][..., 0].float() for n in ("key", "value")}
+        return rows | {n: rows[n].to(torch.int8) for n in ("key", "value")} | scales
+
+    return change
+
+
 ALL = slice(None)
 # op, what is wrong, the exception, and words that the sentence must hold: the value and the limit.
 WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], list[str]]] = [
@@ -89,6 +98,16 @@ WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], l
     ("prefill", "D of 0", head_dim(0, "query", "key"), ValueError, ["0", "8"]),
     ("prefill", "D above 128", head_dim(136, "query", "key"), UNSUPPORTED, ["136", "128"]),
     ("prefill", "Dv above 128", head_dim(256, "value"), UNSUPPORTED, ["256", "128"]),
+    ("decode", "D above 576", head_dim(584, "query", "key"), UNSUPPORTED, ["584", "576"]),
+    ("decode", "Dv above 576", head_dim(640, "value"), UNSUPPORTED, ["640", "576"]),
+    (
+        "paged_decode",
+        "D above 576",
+        head_dim(1024, "query", "key_cache", "value_cache"),
+        UNSUPPORTED,
+        ["1024", "576"],
+    ),
+    ("decode", "int8 of D above 128", int8_caches(136), UNSUPPORTED, ["int8", "136", "128"]),
     ("prefill", "integer query", cast("query", torch.int32), TypeError, ["int32"]),
     ("prefill", "mixed dtypes", cast("value", torch.float16), TypeError, ["float32", "float16"]),
     ("prefill", "key on the CPU", lambda a: {"key": a["key"].cpu()}, ValueError, ["key", "cpu", "mps"]),

@@ -150,7 +150,8 @@ def counted_with(products: Callable[[int], int]) -> Callable[[Call], counting.Co
         roles = dict.fromkeys(counting.ROLES, 0)
         zeros = {field.name: 0 for field in dataclasses.fields(counting.Dispatch) if field.type == "int"}
         zeros["products"] = products(call.q_len)
-        dispatch = counting.Dispatch(kernel="k", grid=(1,), threads=(32,), read=roles, written=roles, **zeros)
+        traffic = dict.fromkeys(("read", "written", "distinct"), roles)
+        dispatch = counting.Dispatch(kernel="k", grid=(1,), threads=(32,), **traffic, **zeros)
         return counting.Counts(call, (dispatch,))
 
     return count

@@ -18,6 +18,7 @@ from tests.conftest import counted_launches
 from tests.problems import Problem
 
 ALL_DIMS = range(8, 129, 8)
+WIDE_DIMS = range(136, 577, 8)  # decode alone
 # Sizes and features that the other tests compile anyway are slow repeats here.
 OFTEN_COMPILED = {8, 40, 64, 72, 80, 96, 112, 128}
 
@@ -46,6 +47,19 @@ def head_dims() -> list[Any]:
 @pytest.mark.parametrize(("op", "dtype", "dim"), head_dims())
 def test_head_dim(op: str, dtype: torch.dtype, dim: int) -> None:
     run(op, dtype, head_dim=dim, value_dim=dim)
+
+
+@pytest.mark.parametrize(
+    ("dim", "value_in_key"),
+    [
+        pytest.param(dim, in_key, marks=[] if (dim // 8 + in_key) % 9 == 0 else [pytest.mark.slow])
+        for dim in WIDE_DIMS
+        for in_key in (False, True)
+    ],
+)
+def test_wide_head_dim(dim: int, value_in_key: bool) -> None:
+    dtype = problems.DTYPES[dim // 8 % 3]
+    run("decode", dtype, head_dim=dim, value_dim=dim - 8 * value_in_key, value_in_key=value_in_key)
 
 
 @pytest.mark.slow

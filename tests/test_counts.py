@@ -79,6 +79,64 @@ def test_decode_reads_the_cache_once(op: str, group: int) -> None:
     assert counts.dispatches[0].grid == (shares, blocks, 1)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call("decode", 32, 2, 64, 1, 700),  # 16 packed rows per key-value head
+        Call("decode", 16, 2, 64, 4, 515),  # 32
+        Call("decode", 4, 2, 128, 8, 515, dtype="bfloat16"),
+        Call("decode", 16, 2, 64, 2, 700, window_left=99),
+        Call("decode", 9, 1, 192, 2, 130, dtype="float32"),
+        Call("decode", 32, 1, 256, 1, 300, window_left=63),
+        Call("decode", 8, 1, 576, 4, 130, latent_dim=512),
+        Call("decode", 16, 1, 64, 2, 130, latent_dim=40),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("block_size", [0, 16], ids=["dense", "paged"])
+def test_a_threadgroup_reads_the_keys_of_all_rows_once(call: Call, block_size: int) -> None:
+    """Up to 32 packed rows. Simdgroups with rows of their own may load a byte again; those that share out the
+    columns do not."""
+    op = "paged_decode" if block_size else "decode"
+    counts = counting.count_ours(replace(call, op=op, block_size=block_size))
+    assert 1.0 <= counts.distinct_ratio <= 1.03
+    if counts.dispatches[0].kernel == "fattn_decode_wide":
+        assert counts.cache_ratio == counts.distinct_ratio
+    else:
+        row_groups = counts.call.group_size * counts.call.q_len // 8
+        assert counts.cache_ratio == pytest.approx(row_groups * counts.distinct_ratio)
+
+
+def test_more_rows_than_32_are_read_again() -> None:
+    """The control: by a second threadgroup, which has the other rows."""
+    assert counting.count_ours(Call("decode", 64, 1, 256, 1, 64)).distinct_ratio == 2.0
+
+
+@pytest.mark.parametrize("rows", [8, 32])
+@pytest.mark.parametrize("op", ["decode", "paged-decode"])
+def test_values_that_are_columns_of_the_keys_are_read_once(op: str, rows: int) -> None:
+    counts = counts_of(f"{op}-MLA-rows{rows}")
+    assert counts.distinct_ratio == counts.cache_ratio == 1.0
+    assert counts.traffic("value") == 0
+    assert counts_of(f"{op}-D256-rows{rows}").cache_ratio == 1.0
+
+
+def test_a_copy_of_the_columns_is_another_value() -> None:
+    """The control: equal numbers elsewhere are read where they are."""
+    import softmetal
+    import torch_fattn
+
+    operands = Call("decode", 8, 1, 192, 1, 64, latent_dim=128).operands("mps")
+    read = []
+    for value in (operands["value"], operands["value"].clone()):
+        with softmetal.checks(count_bytes=True), softmetal.record() as launches:
+            torch_fattn.decode(operands["query"], operands["key"], value)
+        slots = launches[-1]["buffers_read"]
+        read.append((slots["1"], slots.get("2", 0)))
+    key_bytes = 64 * 192 * 2
+    assert read == [(key_bytes, 0), (key_bytes, 64 * 128 * 2)]
+
+
 @pytest.mark.parametrize("op", ["decode", "paged_decode"])
 def test_a_window_is_all_that_is_loaded(op: str) -> None:
     """256 of 4,096 keys, from the middle of a step on."""

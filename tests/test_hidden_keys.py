@@ -16,6 +16,8 @@ from tests.conftest import counted_launches, needs_emulator
 
 MASK_DTYPES = [torch.bool, *problems.DTYPES]
 OPS = ("prefill", "decode", "paged_decode")
+# With the size of the heads: wide ones have a kernel of their own.
+SIZED_OPS = [(op, 64) for op in OPS] + [("decode", 136), ("paged_decode", 136)]
 BLOCK = 16
 BAD_KEY = 21  # not the first of its tile, block or fragment
 UNLIKELY = -1e4  # weighs 0 beside a 0, in every mask dtype
@@ -60,7 +62,7 @@ class Call:
         }
 
 
-def call(op: str, dtype: torch.dtype, kv_len: int = 64) -> Call:
+def call(op: str, dtype: torch.dtype, kv_len: int = 64, dim: int = 64) -> Call:
     """Head 0 sees BAD_KEY in every row that may, head 1 in odd rows only; the rest of the mask is random."""
     generator = torch.Generator().manual_seed(11)
     rows = ROWS[op]
@@ -68,7 +70,7 @@ def call(op: str, dtype: torch.dtype, kv_len: int = 64) -> Call:
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    operands = randn(1, 4, rows, 64), randn(1, 2, kv_len, 64), randn(1, 2, kv_len, 64)
+    operands = randn(1, 4, rows, dim), randn(1, 2, kv_len, dim), randn(1, 2, kv_len, dim)
     mask = torch.zeros(1, 4, rows, kv_len)
     mask.masked_fill_(torch.rand(mask.shape, generator=generator) < 0.3, -torch.inf)
     mask[:, 0, :, BAD_KEY] = 0.0
@@ -105,9 +107,9 @@ def check_influence(clean: Call, dirty: Call, device: str, mask_dtype: torch.dty
 @pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("mask_dtype", MASK_DTYPES, ids=str)
 @pytest.mark.parametrize("operand", ["key", "value"])
-@pytest.mark.parametrize("op", OPS)
-def test_nan_behind_a_mask(op: str, operand: str, mask_dtype: torch.dtype, device: str) -> None:
-    clean = call(op, torch.float32)
+@pytest.mark.parametrize(("op", "dim"), SIZED_OPS)
+def test_nan_behind_a_mask(op: str, dim: int, operand: str, mask_dtype: torch.dtype, device: str) -> None:
+    clean = call(op, torch.float32, dim=dim)
     sees = check_influence(clean, poisoned(clean, operand, torch.nan), device, mask_dtype)
     assert sees.any()
 
@@ -115,19 +117,19 @@ def test_nan_behind_a_mask(op: str, operand: str, mask_dtype: torch.dtype, devic
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf])
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("operand", ["key", "value"])
-@pytest.mark.parametrize("op", OPS)
-def test_infinity_behind_a_mask(op: str, operand: str, mask_dtype: torch.dtype, bad: float) -> None:
+@pytest.mark.parametrize(("op", "dim"), SIZED_OPS)
+def test_infinity_behind_a_mask(op: str, dim: int, operand: str, mask_dtype: torch.dtype, bad: float) -> None:
     """A key of +inf has scores of +inf, and inf - inf is NaN as much as NaN - inf."""
-    clean = call(op, torch.float16)
+    clean = call(op, torch.float16, dim=dim)
     check_influence(clean, poisoned(clean, operand, bad), "mps", mask_dtype)
 
 
 @pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("mask_dtype", problems.DTYPES, ids=str)
-@pytest.mark.parametrize("op", OPS)
-def test_an_unlikely_key_is_seen(op: str, mask_dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize(("op", "dim"), SIZED_OPS)
+def test_an_unlikely_key_is_seen(op: str, dim: int, mask_dtype: torch.dtype, device: str) -> None:
     """The control of -inf: a weight that underflows to 0 is no hiding place for a NaN."""
-    clean = call(op, torch.float32)
+    clean = call(op, torch.float32, dim=dim)
     clean.mask[:, 1, 0::2, BAD_KEY] = UNLIKELY
     sees = check_influence(clean, poisoned(clean, "value", torch.nan), device, mask_dtype)
     assert sees[:, 1].all()
@@ -161,35 +163,43 @@ def test_merge_counts_a_part_by_its_lse(device: str) -> None:
 # ---- the kernels of before, as mutants
 
 ADDS_THE_MASK = ("seen = added != -INFINITY;", "")
+KERNELS = [("prefill", "fattn_prefill"), ("decode", "fattn_decode"), ("decode", "fattn_decode_wide")]
 SKIPS_WEIGHTS_OF_0 = ("if (sees[r]) {", "if (weight[r] != 0.0f) {")
+
+
+SEES_ALL = ("shared.seen[to] = seen;", "shared.seen[to] = true;")
+RULES = [
+    (None, -torch.inf, "key", False),
+    (None, -torch.inf, "value", False),
+    (None, UNLIKELY, "value", True),
+    (ADDS_THE_MASK, -torch.inf, "key", True),
+    (ADDS_THE_MASK, -torch.inf, "value", True),
+    (SKIPS_WEIGHTS_OF_0, UNLIKELY, "value", False),
+]
 
 
 @needs_emulator
 @pytest.mark.parametrize(
-    ("mutation", "hidden_by", "operand", "shows"),
+    ("op", "kernel", "mutation", "hidden_by", "operand", "shows"),
     [
-        (None, -torch.inf, "key", False),
-        (None, -torch.inf, "value", False),
-        (None, UNLIKELY, "value", True),
-        (ADDS_THE_MASK, -torch.inf, "key", True),
-        (ADDS_THE_MASK, -torch.inf, "value", True),
-        (SKIPS_WEIGHTS_OF_0, UNLIKELY, "value", False),
+        *((*kernel, *rule) for kernel in KERNELS for rule in RULES),
+        (*KERNELS[-1], SEES_ALL, -torch.inf, "value", True),
     ],
 )
-@pytest.mark.parametrize("op", ["prefill", "decode"])
 def test_each_rule_is_needed(
-    op: str, mutation: tuple[str, str] | None, hidden_by: float, operand: str, shows: bool
+    op: str, kernel: str, mutation: tuple[str, str] | None, hidden_by: float, operand: str, shows: bool
 ) -> None:
     def mutate(text: str) -> str:
         assert mutation is None or text.count(mutation[0]) == 1
         return text if mutation is None else text.replace(*mutation)
 
-    problem = problems.Problem(0, op, torch.float32, 1, 2, 1, 3, 64, 64, 64, mask=torch.float32)
+    dim = 192 if kernel == "fattn_decode_wide" else 64
+    problem = problems.Problem(0, op, torch.float32, 1, 2, 1, 3, 64, dim, dim, mask=torch.float32)
     case = problems.build(problem)
     mask, poison = torch.zeros_like(case.clean["attn_mask"]), case.clean[operand].clone()
     mask[..., BAD_KEY] = hidden_by
     poison[..., BAD_KEY, :] = torch.nan
     case.operands["attn_mask"] = problems.lay_out(mask, "contiguous")
     case.operands[operand] = problems.lay_out(poison, "contiguous")
-    out, _ = direct_launch.run(case, {f"fattn_{op}": mutate}, checks="")
+    out, _ = direct_launch.run(case, {kernel: mutate}, checks="")
     assert out.isnan().all() if shows else out.isfinite().all()

@@ -1,4 +1,5 @@
-"""Seeded faults in our kernels are found; the same launch without the fault is silent and right.
+"""Seeded faults in our kernels are found; the same launch without the fault is silent and right. Those of
+decode_wide are in test_wide_mutants.py.
 
 Each mutant changes one place of a kernel's text, or one binding, and is launched under the emulator's checks.
 It is caught when the check that it names reports it or, where it names none, by the accuracy rule.
@@ -26,7 +27,7 @@ f32, f16, bf16 = problems.DTYPES
 PREFILL = Problem(0, "prefill", f16, 1, 2, 1, 43, 150, 64, 40, causality="bottom_right")
 # 18 packed rows: two fragments and a second threadgroup of rows.
 DECODE = Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
-SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 600, 40, 24, seq_lens=(600,))
+SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 1400, 40, 24, seq_lens=(1400,))  # more parts than simdgroups
 PAGED = Problem(3, "paged_decode", f32, 2, 4, 2, 3, 96, 40, 24, seq_lens=(96, 37), block_size=16)
 # Full to the last slot, and ragged against the kernel's step: one key too many is outside the cache.
 FULL = Problem(4, "decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,))
@@ -83,22 +84,32 @@ class Mutant:
         return self.old.join(head) + self.new + self.old.join(tail)
 
 
-def removed_barriers() -> list[Mutant]:
-    """Each barrier of each kernel."""
-    mutants = []
-    for kernel, source, problem in (
-        ("fattn_prefill", "prefill", PREFILL),
-        ("fattn_decode", "decode", SPLIT),
-    ):
-        for nth in range(direct_launch.kernel_text(source).count(BARRIER)):
-            mutants.append(
-                Mutant(f"{source}_without_barrier_{nth}", problem, kernel, BARRIER, "(void)0", "race", nth)
-            )
-    return mutants
+def removed_barriers(source: str, problem: Problem) -> list[Mutant]:
+    """Each barrier of a kernel."""
+    return [
+        Mutant(f"{source}_without_barrier_{nth}", problem, f"fattn_{source}", BARRIER, "(void)0", "race", nth)
+        for nth in range(direct_launch.kernel_text(source).count(BARRIER))
+    ]
+
+
+def assert_caught(mutant: Mutant) -> None:
+    from softmetal.simt.harness import KernelError
+
+    case = problems.build(mutant.problem)
+    mutate = {mutant.kernel: mutant.apply}
+    if not mutant.finding:
+        with pytest.raises(AssertionError):
+            assert_close(case, *direct_launch.run(case, mutate, checks=""))
+        return
+    with pytest.raises(KernelError, match=f"(?i){mutant.finding}") as caught:
+        direct_launch.run(case, mutate)
+    assert mutant.kernel in str(caught.value)
+    assert re.search(r"\w\.(metal|h):\d+", str(caught.value)), "the report names the line"
 
 
 MUTANTS = [
-    *removed_barriers(),
+    *removed_barriers("prefill", PREFILL),
+    *removed_barriers("decode", SPLIT),
     # Off by one.
     Mutant(
         "prefill_stages_a_key_too_many",
@@ -207,15 +218,15 @@ MUTANTS = [
         "sink_counts_in_every_chunk",
         SINKS,
         "fattn_decode",
-        "part == 0 && key_group == 0",
+        "item.part == 0 && key_group == 0",
         "key_group == 0",
     ),
     Mutant(
         "sink_counts_in_every_simdgroup",
         SINKS,
         "fattn_decode",
-        "part == 0 && key_group == 0",
-        "part == 0",
+        "item.part == 0 && key_group == 0",
+        "item.part == 0",
     ),
     Mutant(
         "tree_mask_of_the_next_token",
@@ -243,8 +254,8 @@ MUTANTS = [
         "merge_by_the_maximum_of_a_lane",
         SPLIT,
         "fattn_merge",
-        "largest = simd_max(largest);",
-        "",
+        "fmax(sum.largest, simd_max(lse))",
+        "fmax(sum.largest, lse)",
     ),
     # A wrong head.
     Mutant(
@@ -267,24 +278,24 @@ MUTANTS = [
         "decode_next_key_head",
         DECODE,
         "fattn_decode",
-        "key + kv_head * params.key.head;",
-        "key + (kv_head + 1) * params.key.head;",
+        "keys + kv_head * params.key.head;",
+        "keys + (kv_head + 1) * params.key.head;",
         "bounds",
     ),
     Mutant(
         "paged_value_of_the_first_head",
         PAGED,
         "fattn_decode",
-        "value + kv_head * params.value.head;",
-        "value + 0 * params.value.head;",
+        "values + kv_head * params.value.head;",
+        "values + 0 * params.value.head;",
     ),
     # Quantised caches.
     Mutant(
         "scale_of_the_next_key",
         INT8,
         "fattn_decode",
-        "scales + k * 8 + at.pair * 2",
-        "scales + (k * 8 + at.pair * 2) % (kTileKeys - 2) + 1",
+        "pairs[k * 4 + at.pair]",
+        "pairs[k * 4 + (at.pair ^ 1)]",
     ),
     Mutant(
         "scale_of_the_first_head",
@@ -304,15 +315,15 @@ MUTANTS = [
         "values_by_the_scales_of_keys",
         INT8,
         "fattn_decode",
-        "chunk.scales.of_values(k, at)",
-        "chunk.scales.of_keys(k, at)",
+        "scales.of_values(k, at)",
+        "scales.of_keys(k, at)",
     ),
     Mutant(
         "scales_are_in_the_sum_of_the_weights",
         INT8,
         "fattn_decode",
-        "const float2 scales = chunk.scales.of_values(k, at);",
-        "const float2 scales = chunk.scales.of_values(k, at); attention.row_sum[0] *= scales[0];",
+        "const float2 pair = scales.of_values(k, at);",
+        "const float2 pair = scales.of_values(k, at); attention.row_sum[0] *= pair[0];",
     ),
     Mutant(
         "scales_are_read_before_all_are_there",
@@ -342,7 +353,7 @@ MUTANTS = [
         SPLIT,
         "fattn_decode",
         "if (at.pair == 0) {\n      row_max[row]",
-        "if (at.pair == 0 && at.row != 3) {\n      row_max[row]",
+        "if (at.pair == 0 && at.row != 1) {\n      row_max[row]",
         "uninit",
     ),
 ]
@@ -357,18 +368,7 @@ def test_the_controls_are_silent_and_right(problem: Problem, order: str) -> None
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant_is_caught(mutant: Mutant) -> None:
-    from softmetal.simt.harness import KernelError
-
-    case = problems.build(mutant.problem)
-    mutate = {mutant.kernel: mutant.apply}
-    if not mutant.finding:
-        with pytest.raises(AssertionError):
-            assert_close(case, *direct_launch.run(case, mutate, checks=""))
-        return
-    with pytest.raises(KernelError, match=f"(?i){mutant.finding}") as caught:
-        direct_launch.run(case, mutate)
-    assert mutant.kernel in str(caught.value)
-    assert re.search(r"\w\.(metal|h):\d+", str(caught.value)), "the report names the line"
+    assert_caught(mutant)
 
 
 @pytest.mark.parametrize("operand", ["query", "key", "value"])

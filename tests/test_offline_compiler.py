@@ -30,9 +30,11 @@ TUNING = Path(__file__).resolve().parent.parent / "csrc" / "plan" / "tuning.h"
 METAL = ("xcrun", "-sdk", "macosx", "metal")
 LANGUAGE = "metal3.1"  # what csrc/metal/pipelines.mm asks for
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
-KERNELS = ("prefill", "decode", "merge", "cache")
+KERNELS = ("prefill", "decode", "decode_wide", "merge", "cache")
 FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
+WIDE_HEAD_DIMS = [(dim, dim) for dim in range(136, 577, 40)] + [(192, 128), (256, 256), (512, 512), (24, 328)]
+LATENT_HEAD_DIMS = [(576, 512), (64, 40)]  # the value is the first columns of the key
 
 Pipeline = tuple[str, tuple[str, ...]]  # source, macros as -DNAME=VALUE
 
@@ -47,13 +49,17 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
     if kernel == "cache":
         yield from _cache_plans(dtype)
         return
-    # Rows of one and of two fragments; keys for one, a few and many splits.
-    sizes = itertools.product((1, 8), (1024, 2**16)) if kernel == "decode" else ((512, 1024),)
-    for (q_len, kv_len), (dim, value_dim), family in itertools.product(sizes, HEAD_DIMS, FAMILIES):
+    # One row group, two and four; keys for one part and for several.
+    sizes = ((512, 1024),) if kernel == "prefill" else itertools.product((1, 3, 8), (1024, 2**16))
+    dims = WIDE_HEAD_DIMS + LATENT_HEAD_DIMS if kernel == "decode_wide" else HEAD_DIMS
+    for (q_len, kv_len), (dim, value_dim), family in itertools.product(sizes, dims, FAMILIES):
         query = torch.empty(1, 8, q_len, dim, dtype=dtype, device="meta")
         key = torch.empty(1, 2, kv_len, dim, dtype=dtype, device="meta")
         value = torch.empty(1, 2, kv_len, value_dim, dtype=dtype, device="meta")
-        yield torch_fattn.explain(kernel, query, key, value, family=family, cores=80)
+        if (dim, value_dim) in LATENT_HEAD_DIMS:
+            value = key[..., :value_dim]
+        op = "prefill" if kernel == "prefill" else "decode"
+        yield torch_fattn.explain(op, query, key, value, family=family, cores=80)
 
 
 def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
@@ -137,6 +143,10 @@ def test_nothing_is_left_out() -> None:
     for dim in range(8, 129, 8):
         assert {f"-DFATTN_HEAD_DIM={dim}", f"-DFATTN_VALUE_DIM={dim}"} <= compiled
     assert {f"-DFATTN_ROW_FRAGMENTS={n}" for n in (1, 2)} <= compiled
+    wide = {macro for d in problems.DTYPES for p in pipelines("decode_wide", d) for macro in p[1]}
+    assert {f"-DFATTN_ROW_GROUPS={n}" for n in (1, 2, 4)} <= wide
+    assert {f"-DFATTN_SIMDGROUPS={n}" for n in (4, 8, 16)} <= wide
+    assert {f"-DFATTN_VALUE_IN_KEY={n}" for n in ("true", "false")} <= wide
     merges = {macros for _, macros in pipelines("merge", torch.float16)}
     assert len(merges) == 3  # numbers of simdgroups
 

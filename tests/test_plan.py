@@ -19,130 +19,17 @@ import torch
 import torch_fattn
 from tests import problems
 from tests.conftest import counted_launches, needs_emulator
+from tests.golden_calls import GOLDEN_CALLS, M1, M2_MAX, on_meta, plan_of
 from tests.problems import Problem
 
 GOLDEN = Path(__file__).parent / "golden"
-M1: dict[str, Any] = {"device_name": "Apple M1", "family": 7, "cores": 8}
-M2_MAX: dict[str, Any] = {"device_name": "Apple M2 Max", "family": 8, "cores": 38}
 MAX_THREADGROUP_BYTES = 32768
 ELEMENT_BYTES = {"float": 4, "half": 2, "bfloat": 2}
 
-f32, f16, bf16 = problems.DTYPES
-
-
-def on_meta(problem: Problem) -> dict[str, Any]:
-    """Arguments without memory, with the strides that the problem asks for."""
-    p = problem
-
-    def tensor(shape: tuple[int, ...], dtype: torch.dtype = p.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    arguments: dict[str, Any] = {"query": tensor((p.batch, p.q_heads, p.q_len, p.head_dim))}
-    rows, suffix = (p.batch, p.kv_heads, p.kv_len), ""
-    if p.block_size:
-        blocks = p.kv_len // p.block_size
-        rows, suffix = (p.batch * blocks, p.block_size, p.kv_heads), "_cache"
-        arguments["block_tables"] = tensor((p.batch, blocks), torch.int32)
-    for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
-        if p.kv_format == "float":
-            arguments[f"{name}{suffix}"] = tensor((*rows, dim))
-        elif p.kv_format == "int8":
-            arguments[f"{name}{suffix}"] = tensor((*rows, dim), torch.int8)
-            arguments[f"{name}_scales"] = tensor(rows, f32)
-        else:
-            assert p.kv_format == "int4"
-            arguments[f"{name}{suffix}"] = tensor((*rows, dim // 2), torch.uint8)
-            arguments[f"{name}_scales"] = tensor((*rows, dim // 32, 2), f16)
-            arguments["kv_format"] = "int4"
-    if p.seq_lens is not None:
-        arguments["seq_lens"] = tensor((p.batch,), torch.int32)
-    if p.mask is not None:
-        full = (p.batch, p.q_heads, p.q_len, p.kv_len)
-        size = tuple(1 if one else n for n, one in zip(full, p.mask_broadcast, strict=True))
-        arguments["attn_mask"] = tensor(size, p.mask)
-    if p.causality != "none":
-        arguments |= {"is_causal": True, "q_offset": p.q_offset}
-    for name in ("sinks", "alibi_slopes"):
-        if getattr(p, name):
-            arguments[name] = tensor((p.q_heads,), torch.float32)
-    if p.tree:
-        arguments["tree_mask"] = tensor((p.batch, p.q_len)[p.tree == "shared" :], torch.int64)
-    return arguments | p.numbers
-
-
-def plan_of(problem: Problem, **device: Any) -> dict[str, Any]:
-    return torch_fattn.explain(problem.op, **on_meta(problem), **(device or M1)).data
+f16, bf16 = torch.float16, torch.bfloat16
 
 
 # ---- golden plans
-
-GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
-    "prefill_f16_causal": (
-        Problem(0, "prefill", f16, 2, 16, 4, 512, 512, 64, 64, causality="bottom_right"),
-        M1,
-    ),
-    "prefill_f32_d128": (Problem(0, "prefill", f32, 1, 8, 8, 300, 300, 128, 128), M1),
-    "prefill_bf16_mask": (
-        Problem(
-            0,
-            "prefill",
-            bf16,
-            2,
-            8,
-            2,
-            77,
-            93,
-            80,
-            40,
-            mask=torch.bool,
-            mask_broadcast=(False, True, True, False),
-        ),
-        M1,
-    ),
-    "decode_one_split": (Problem(0, "decode", f16, 1, 8, 8, 1, 100, 64, 64, seq_lens=(100,)), M1),
-    "decode_long": (Problem(0, "decode", bf16, 1, 32, 8, 1, 32768, 128, 128, seq_lens=(30000,)), M1),
-    "decode_long_m2_max": (
-        Problem(0, "decode", bf16, 1, 32, 8, 1, 32768, 128, 128, seq_lens=(30000,)),
-        M2_MAX,
-    ),
-    "decode_f32_rows": (Problem(0, "decode", f32, 4, 8, 1, 8, 4096, 96, 96, mask=f32), M1),
-    "decode_options": (
-        Problem(
-            0,
-            "decode",
-            f16,
-            2,
-            64,
-            8,
-            2,
-            8192,
-            64,
-            64,
-            seq_lens=(5000, 70),
-            window_left=127,
-            sink_tokens=4,
-            sinks=True,
-            alibi_slopes=True,
-            softcap=30.0,
-            tree="shared",
-        ),
-        M1,
-    ),
-    "decode_int8": (
-        Problem(0, "decode", f16, 1, 32, 8, 1, 8192, 128, 128, seq_lens=(8192,), kv_format="int8"),
-        M1,
-    ),
-    "paged_int4": (
-        Problem(
-            0, "paged_decode", bf16, 2, 8, 2, 1, 96, 64, 32, seq_lens=(9, 96), block_size=16, kv_format="int4"
-        ),
-        M1,
-    ),
-    "paged_16": (
-        Problem(0, "paged_decode", f16, 8, 32, 8, 1, 4096, 128, 128, seq_lens=(9,) * 8, block_size=16),
-        M1,
-    ),
-}
 
 
 def check_golden(name: str, plan: dict[str, Any], update: bool) -> None:
@@ -219,9 +106,14 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     span = params["span"]
     rows = p.batch * p.q_heads * p.q_len
     parts = plan["passes"][1]["params"]["parts"] if len(plan["passes"]) == 2 else 1
-    row_groups = int(macros["FATTN_ROW_GROUPS"])
+    row_groups, simdgroups = int(macros["FATTN_ROW_GROUPS"]), int(macros["FATTN_SIMDGROUPS"])
     packed_rows, rows_per_kv_head = 8 * row_groups, p.q_heads // p.kv_heads * p.q_len
-    assert int(macros["FATTN_SIMDGROUPS"]) % row_groups == 0
+    wide = p.value_in_key or max(p.head_dim, p.value_dim) > 128
+    assert launch["kernel"] == ("fattn_decode_wide" if wide else "fattn_decode")
+    assert macros.get("FATTN_VALUE_IN_KEY") == (str(p.value_in_key).lower() if wide else None)
+    if wide:
+        assert row_groups == min(4, 2 ** max(0, (rows_per_kv_head - 1) // 8).bit_length())
+        assert row_groups * p.value_dim <= simdgroups * 64 or simdgroups == 16
     assert row_groups == 1 or packed_rows // 2 < rows_per_kv_head, "no simdgroup without rows"
     assert shares == params["shares"] <= parts * p.batch == parts * params["batch"] and depth == 1
     assert heads == p.kv_heads * params["row_blocks"]

@@ -13,7 +13,16 @@ from tests.conftest import counted_launches
 
 PROBLEMS = problems.draw(200)
 MORE_PROBLEMS = problems.draw(1000, seed=1)
-KERNELS = {"prefill": "fattn_prefill", "decode": "fattn_decode", "paged_decode": "fattn_decode"}
+OPS = ("prefill", "decode", "paged_decode")
+
+
+def kernel_of(problem: problems.Problem) -> str:
+    if problem.op == "prefill":
+        return "fattn_prefill"
+    copied = problem.layouts[1] == "every_other" and not problem.block_size
+    reads_once = problem.value_in_key and not copied
+    wide = reads_once or max(problem.head_dim, problem.value_dim) > 128
+    return "fattn_decode_wide" if wide else "fattn_decode"
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -25,7 +34,7 @@ def run_and_check(problem: problems.Problem, seed: int) -> None:
     arguments, bases = case.arguments("mps")
     with counted_launches() as launches:
         out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
-    assert launches.pop(KERNELS[problem.op]) == 1
+    assert launches.pop(kernel_of(problem)) == 1
     assert launches in ({}, {"fattn_merge": 1})
     assert_close(case, out.cpu(), lse.cpu())
     for name, base in bases.items():
@@ -46,13 +55,14 @@ def test_more_problems(problem: problems.Problem) -> None:
 def test_the_problems_cover_every_axis() -> None:
     seen = {(p.op, p.dtype) for p in PROBLEMS}
     assert len(seen) == 9
-    assert {(p.head_dim, p.value_dim) for p in PROBLEMS} == set(problems.HEAD_DIMS)
+    dims = {(p.head_dim, p.value_dim, p.value_in_key) for p in PROBLEMS}
+    assert dims == {(*pair, False) for pair in problems.HEAD_DIMS} | set(problems.WIDE_HEAD_DIMS)
     assert {p.q_heads // p.kv_heads == 1 for p in PROBLEMS} == {True, False}
     assert any(p.kv_heads == 1 and p.q_heads > 1 for p in PROBLEMS)
     assert {p.causality for p in PROBLEMS if p.op == "prefill"} == set(problems.CAUSALITIES)
     for operand in range(3):
         assert {p.layouts[operand] for p in PROBLEMS if p.op != "paged_decode"} == set(problems.LAYOUTS)
-    for op in KERNELS:
+    for op in OPS:
         assert {p.mask for p in PROBLEMS if p.op == op} == set(problems.MASKS)
     assert len({p.mask_broadcast for p in PROBLEMS if p.mask is not None}) == 16
     assert {p.block_size for p in PROBLEMS if p.op == "paged_decode"} == set(problems.BLOCK_SIZES)

@@ -33,7 +33,7 @@ FATTN_CONSTEXPR int kRowFragments = FATTN_ROW_FRAGMENTS;  // 8-row fragments per
 FATTN_CONSTEXPR int kTileKeys = FATTN_TILE_KEYS;          // keys per step
 FATTN_CONSTEXPR int kKeyFragments = FATTN_TILE_KEYS / kFragment;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
-FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;  // decode: simdgroups with different rows of the same keys
+FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;  // decode: of eight rows each, in a threadgroup
 // The kernels promise this number to the compiler, which then fits registers to it: every launch is legal.
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 

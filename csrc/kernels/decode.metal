@@ -8,10 +8,8 @@
 // Sequences are cut into chunks (schedule.h). A threadgroup takes a run of neighbouring ones; its simdgroups
 // take the steps of a chunk in turn and add up what they have at its end. A chunk's result is a partial one
 // for merge.metal, unless no sequence can have a second.
-#include "keys.h"
+#include "decode_rows.h"
 #include "query.h"
-#include "schedule.h"
-#include "scores.h"
 
 namespace fattn {
 
@@ -43,18 +41,6 @@ struct SharedScales {
 
   float2 of_keys(int k, LanePosition at) const thread { return pairs[k * 4 + at.pair]; }
   float2 of_values(int k, LanePosition at) const thread { return pairs[kTileKeys / 2 + k * 4 + at.pair]; }
-};
-
-// What the steps of a chunk share.
-struct Chunk {
-  StoredOperand key;
-  StoredOperand value;
-  SharedScales scales;
-  const device uchar* mask;
-  KeyTable table;
-  KeyRanges ranges;
-  Visibility visible;
-  ScoreModifiers modifiers;
 };
 
 // Adds the weighted values of key fragment k, of which this lane holds its part of key `row`.
@@ -92,14 +78,15 @@ inline void add_values(thread OnlineAttention& attention, int k,
 // One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
 template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
-                        thread const Chunk& chunk, thread const StepBlocks& blocks,
-                        constant DecodeParams& params, int first_key, LanePosition at) {
+                        thread const Sequence& sequence, thread const SharedScales& scales,
+                        thread const StepBlocks& blocks, constant DecodeParams& params, int first_key,
+                        LanePosition at) {
   if (kRowScales && fc_scales) {
     // Of the key that this lane looks after.
-    const KeyPlace place = blocks.find_any(chunk.table, first_key, chunk.scales.own_key());
-    const bool read = !kEdge || (place.exists && chunk.ranges.hold(first_key + chunk.scales.own_key()));
-    chunk.scales.share(read ? float(*chunk.key.scales_at(place, params.key_scales)) : 1.0f,
-                       read ? float(*chunk.value.scales_at(place, params.value_scales)) : 1.0f);
+    const KeyPlace place = blocks.find_any(sequence.table, first_key, scales.own_key());
+    const bool read = !kEdge || (place.exists && sequence.ranges.hold(first_key + scales.own_key()));
+    scales.share(read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f,
+                 read ? float(*sequence.value.scales_at(place, params.value_scales)) : 1.0f);
   }
   uint present = 0;
   attention.clear_scores();
@@ -109,9 +96,9 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
 #pragma clang loop unroll(full)
     for (int e = 0; e < 2; e++) {
       const int key = first_key + k * 8 + at.pair * 2 + e;
-      const KeyPlace place = blocks.find(chunk.table, key, k);
-      const bool read = place.exists && chunk.ranges.hold(key);
-      rows[e] = chunk.key.row_at(place, params.key, params.key_scales);
+      const KeyPlace place = blocks.find(sequence.table, key, k);
+      const bool read = place.exists && sequence.ranges.hold(key);
+      rows[e] = sequence.key.row_at(place, params.key, params.key_scales);
       present |= uint(read) << (2 * k + e);
     }
 #pragma clang loop unroll(full)
@@ -138,21 +125,21 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   if (kRowScales && fc_scales) {
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
-      const float2 scales = chunk.scales.of_keys(k, at);
-      attention.scale_products(k, scales[0], scales[1]);
+      const float2 pair = scales.of_keys(k, at);
+      attention.scale_products(k, pair[0], pair[1]);
     }
   }
-  modify_scores(attention, chunk.modifiers, first_key, at);
+  modify_scores(attention, sequence.modifiers, first_key, at);
   if (kEdge) {
-    hide_scores(attention, chunk.visible, chunk.mask, first_key, present, at);
+    hide_scores(attention, sequence.visible, sequence.mask, first_key, present, at);
   }
   attention.weigh();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     const int key = first_key + k * 8 + at.row;
-    const KeyPlace place = blocks.find(chunk.table, key, k);
-    const bool read = place.exists && chunk.ranges.hold(key);
-    const StoredRow row = chunk.value.row_at(place, params.value, params.value_scales);
+    const KeyPlace place = blocks.find(sequence.table, key, k);
+    const bool read = place.exists && sequence.ranges.hold(key);
+    const StoredRow row = sequence.value.row_at(place, params.value, params.value_scales);
     ValueChunk chunks[kValueChunks];
 #pragma clang loop unroll(full)
     for (int c = 0; c < kValueChunks; c++) {
@@ -163,48 +150,16 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
       }
     }
     if (kRowScales && fc_scales) {
-      const float2 scales = chunk.scales.of_values(k, at);
-      attention.scale_weights<kEdge>(k, scales[0], scales[1]);
+      const float2 pair = scales.of_values(k, at);
+      attention.scale_weights<kEdge>(k, pair[0], pair[1]);
     }
     add_values<kEdge>(attention, k, chunks, at);
   }
 }
 
-// Where the rows of a chunk's result go.
-struct ResultRows {
-  device Element* out;
-  device float* lse;
-  device float* partial_out;
-  device float* partial_lse;
-  long first_partial_row;
-
-  void put(long row, int column, float value) const thread {
-    if (fc_split) {
-      partial_out[(first_partial_row + row) * kValueDim + column] = value;
-    } else {
-      out[row * kValueDim + column] = Element(value);
-    }
-  }
-  void put(long row, int column, float4 values) const thread {
-    if (fc_split) {
-      *reinterpret_cast<device float4*>(partial_out + (first_partial_row + row) * kValueDim + column) =
-          values;
-    } else {
-      *reinterpret_cast<device vec<Element, 4>*>(out + row * kValueDim + column) = vec<Element, 4>(values);
-    }
-  }
-  void put_lse(long row, float value) const thread {
-    if (fc_split) {
-      partial_lse[first_partial_row + row] = value;
-    } else {
-      lse[row] = value;
-    }
-  }
-};
-
 // This lane's part of a row whose keys no other simdgroup has.
 inline void store_row(thread const OnlineAttention& attention, thread const ResultRows& results,
-                      long result_row, LanePosition at) {
+                      int result_row, LanePosition at) {
   const float inverse = inverse_sum(attention.row_sum[0]);
 #pragma clang loop unroll(full)
   for (int i = 0; i < kValueDim / 4; i++) {
@@ -236,7 +191,7 @@ struct SharedStates {
 
   // Adds up the states of row `row` of the threadgroup. kRowThreads threads do it, of which this is number
   // `thread_of_row`.
-  void store(thread const ResultRows& results, int row, long result_row, int thread_of_row) const thread {
+  void store(thread const ResultRows& results, int row, int result_row, int thread_of_row) const thread {
     float weights[kKeyGroups];
     float largest = -INFINITY;
 #pragma clang loop unroll(full)
@@ -300,127 +255,73 @@ using namespace fattn;
   const int key_group = simdgroup_index / kRowGroups;
   const int kv_head = int(group.y) / params.row_blocks;
   const int first_packed_row = (int(group.y) % params.row_blocks) * kPackedRows;
-  const int packed_rows = params.group_size * params.span.q_len;
-  const int packed_row = first_packed_row + row_group * 8 + at.row;
-  const bool row_exists = packed_row < packed_rows;
-  const int head = kv_head * params.group_size + packed_row / params.span.q_len;
-  const int row = packed_row % params.span.q_len;
+  const int packed_index = first_packed_row + row_group * 8 + at.row;
+  const PackedRow packed = packed_row(params, kv_head, packed_index);
 
   SharedStates states;
   states.out = shared_out;
   states.row_max = shared_max;
   states.row_sum = shared_sum;
+  SharedScales scales;
+  scales.pairs = shared_scales + (kRowScales ? simdgroup_index * kTileKeys : 0);
+  scales.lane = lane;
   SharedQuery query_rows;
   query_rows.pairs = shared_query + row_group * kQueryWords + lane;
   int query_batch = -1;
 
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
-  while (share.left > 0 && share.batch < params.batch) {
-    const long batch = share.batch;
-    const int length = length_of(seq_lens, params.span, share.batch);
-    Chunk chunk;
-    chunk.ranges = newest_rows(params.span, length);
-    const Chunks chunks = chunks_of(chunk.ranges, params.span);
-    if (share.part == chunks.count()) {
-      share.batch++;
-      share.part = 0;
-      continue;
+  for (;;) {
+    const WorkItem item = take_chunk(share, seq_lens, params.span, params.batch);
+    if (item.batch < 0) {
+      return;
     }
-    const int part = share.part;
-    share.part++;
-    share.left -= chunks.keys / params.span.chunk_unit;
-
-    if (share.batch != query_batch && key_group == 0) {
-      const device Element* query_row =
-          query + batch * params.query.batch + head * params.query.head + row * params.query.row;
-      query_rows.stage(row_exists ? query_row : nullptr, at);
+    if (item.batch != query_batch && key_group == 0) {
+      query_rows.stage(packed.of_query(query, params, item.batch), at);
     }
-    query_batch = share.batch;
+    query_batch = item.batch;
     // The query is there, and the chunk before has been stored.
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    chunk.mask = mask;
-    chunk.key.elements = key + kv_head * params.key.head;
-    chunk.value.elements = value + kv_head * params.value.head;
-    chunk.scales.pairs = shared_scales + (kRowScales ? simdgroup_index * kTileKeys : 0);
-    chunk.scales.lane = lane;
+    Sequence sequence;
+    sequence.set_keys(params, key, value, block_tables, kv_head, item);
     if (fc_scales) {
-      chunk.key.scales = key_scales;
-      chunk.value.scales = value_scales;
+      sequence.key.scales = key_scales;
+      sequence.value.scales = value_scales;
     }
-    chunk.key.batch = chunk.value.batch = share.batch;
-    chunk.key.head = chunk.value.head = kv_head;
-    chunk.table.length = length;
-    chunk.table.num_blocks = params.num_blocks;
-    chunk.table.entry_stride = params.block_table_entry_stride;
-    if (fc_paged) {
-      chunk.table.blocks = block_tables + batch * params.block_table_batch_stride;
-    } else {
-      chunk.key.elements += batch * params.key.batch;
-      chunk.value.elements += batch * params.value.batch;
-    }
-    const int position = length - params.span.q_len + row;
-    chunk.visible.limit[0] = row_exists ? position + 1 : 0;
-    chunk.visible.window_begin[0] = position - params.span.window_left;
-    chunk.visible.sink_end = params.span.sink_tokens;
-    chunk.visible.first_draft = length - params.span.q_len;
-    if (fc_tree) {
-      chunk.visible.drafts[0] =
-          uint(tree_mask[batch * params.tree_mask_batch_stride + row * params.tree_mask_row_stride]);
-    }
-    chunk.visible.mask_row[0] = batch * params.mask.batch + head * params.mask.head + row * params.mask.row;
-    chunk.visible.mask_key_stride = params.mask.key;
-    chunk.modifiers.scale = params.score_scale;
-    chunk.modifiers.softcap = params.softcap;
-    chunk.modifiers.position[0] = position;
-    if (fc_alibi) {
-      chunk.modifiers.slope[0] =
-          row_exists ? alibi_slopes[head * params.alibi_slopes_stride] * params.slope_scale : 0.0f;
-    }
+    sequence.set_row(params, mask, tree_mask, alibi_slopes, item.batch, packed);
 
     OnlineAttention attention;
     attention.clear();
-    if (fc_sinks && part == 0 && key_group == 0 && row_exists) {
+    if (fc_sinks && item.part == 0 && key_group == 0 && packed.exists) {
       const float unit = fc_additive_mask ? 1.0f : M_LOG2E_F;
-      attention.add_sink(0, sinks[head * params.sinks_stride] * unit, at.pair == 0);
+      attention.add_sink(0, sinks[packed.head * params.sinks_stride] * unit, at.pair == 0);
     }
-    const int begin = chunks.begin(part);
-    const Visits steps =
-        visits_of(chunk.ranges, begin, min(begin + chunks.keys, chunk.ranges.end), kTileKeys);
+    const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
     for (int visit = key_group; visit < steps.count; visit += kKeyGroups) {
       const int first_key = steps[visit] * kTileKeys;
       StepBlocks blocks;
-      const bool exist = blocks.look_up(chunk.table, first_key, lane);
-      if (exist && !fc_has_mask && chunk.ranges.all_see(first_key, first_key + kTileKeys)) {
-        decode_step<false>(attention, query_rows, chunk, blocks, params, first_key, at);
+      const bool exist = blocks.look_up(sequence.table, first_key, lane);
+      if (exist && !fc_has_mask && item.ranges.all_see(first_key, first_key + kTileKeys)) {
+        decode_step<false>(attention, query_rows, sequence, scales, blocks, params, first_key, at);
       } else {
-        decode_step<true>(attention, query_rows, chunk, blocks, params, first_key, at);
+        decode_step<true>(attention, query_rows, sequence, scales, blocks, params, first_key, at);
       }
     }
     attention.finish();
 
     ResultRows results;
-    results.first_partial_row = 0;
-    if (fc_split) {
-      results.partial_out = partial_out;
-      results.partial_lse = partial_lse;
-      results.first_partial_row = long(part) * params.batch * params.q_heads * params.span.q_len;
-    } else {
-      results.out = out;
-      results.lse = lse;
-    }
-    const long first_row = (batch * params.q_heads + kv_head * params.group_size) * params.span.q_len;
+    results.set(params, out, lse, partial_out, partial_lse, kv_head, item);
     if (kKeyGroups == 1) {
-      if (row_exists) {
-        store_row(attention, results, first_row + packed_row, at);
+      if (packed.exists) {
+        store_row(attention, results, packed_index, at);
       }
       continue;
     }
     states.put(attention, simdgroup_index, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int stored_row = first_packed_row + thread_index / kRowThreads;
-    if (stored_row < packed_rows) {
-      states.store(results, thread_index / kRowThreads, first_row + stored_row, thread_index % kRowThreads);
+    if (stored_row < params.group_size * params.span.q_len) {
+      states.store(results, thread_index / kRowThreads, stored_row, thread_index % kRowThreads);
     }
   }
 }

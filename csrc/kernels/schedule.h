@@ -86,4 +86,38 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
   return share;
 }
 
+// One chunk of a share.
+struct WorkItem {
+  int batch;  // -1: there is none
+  int length;
+  int part;
+  KeyRanges ranges;
+  int begin;  // keys [begin, end), as far as they are in the ranges
+  int end;
+};
+
+// Takes the next chunk out of the share.
+inline WorkItem take_chunk(thread Share& share, const device int* seq_lens, constant CausalSpan& span,
+                           int batch_size) {
+  WorkItem item;
+  item.batch = -1;
+  while (item.batch < 0 && share.left > 0 && share.batch < batch_size) {
+    item.length = length_of(seq_lens, span, share.batch);
+    item.ranges = newest_rows(span, item.length);
+    const Chunks chunks = chunks_of(item.ranges, span);
+    if (share.part == chunks.count()) {
+      share.batch++;
+      share.part = 0;
+      continue;
+    }
+    item.batch = share.batch;
+    item.part = share.part;
+    item.begin = chunks.begin(item.part);
+    item.end = min(item.begin + chunks.keys, item.ranges.end);
+    share.part++;
+    share.left -= chunks.keys / span.chunk_unit;
+  }
+  return item;
+}
+
 }  // namespace fattn

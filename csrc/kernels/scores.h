@@ -51,6 +51,31 @@ inline float mask_value(const device uchar* mask, long index) {
   return mask[index] != 0 ? 0.0f : -INFINITY;
 }
 
+// The score of a product of row r.
+inline float modified_score(float product, thread const ScoreModifiers& modifiers, int r, int key) {
+  float s = product * modifiers.scale;
+  if (fc_softcap) {
+    s = modifiers.softcap * precise::tanh(s);
+  }
+  if (fc_alibi) {
+    s += modifiers.slope[r] * float(key - modifiers.position[r]);
+  }
+  return s;
+}
+
+// Whether row r sees the key, which may not exist; adds to its score what attn_mask says.
+inline bool sees_key(thread float& score, thread const Visibility& visible, const device uchar* mask, int r,
+                     int key, bool exists) {
+  bool seen = visible.by_position(r, key) && exists;
+  if (seen && fc_has_mask) {
+    const float added = mask_value(mask, visible.mask_row[r] + key * visible.mask_key_stride);
+    // Selected, not added: the score of a hidden key may be NaN.
+    seen = added != -INFINITY;
+    score = fc_additive_mask ? score + added : score;
+  }
+  return seen;
+}
+
 // The scores of one step from its products.
 inline void modify_scores(thread OnlineAttention& attention, thread const ScoreModifiers& modifiers,
                           int first_key, LanePosition at) {
@@ -60,15 +85,9 @@ inline void modify_scores(thread OnlineAttention& attention, thread const ScoreM
     for (int k = 0; k < kKeyFragments; k++) {
 #pragma clang loop unroll(full)
       for (int e = 0; e < 2; e++) {
-        float s = attention.score[r][k].thread_elements()[e] * modifiers.scale;
-        if (fc_softcap) {
-          s = modifiers.softcap * precise::tanh(s);
-        }
-        if (fc_alibi) {
-          const int key = first_key + k * 8 + at.pair * 2 + e;
-          s += modifiers.slope[r] * float(key - modifiers.position[r]);
-        }
-        attention.score[r][k].thread_elements()[e] = s;
+        const int key = first_key + k * 8 + at.pair * 2 + e;
+        const float product = attention.score[r][k].thread_elements()[e];
+        attention.score[r][k].thread_elements()[e] = modified_score(product, modifiers, r, key);
       }
     }
   }
@@ -86,14 +105,9 @@ inline void hide_scores(thread OnlineAttention& attention, thread const Visibili
 #pragma clang loop unroll(full)
       for (int e = 0; e < 2; e++) {
         const int key = first_key + k * 8 + at.pair * 2 + e;
-        bool seen = visible.by_position(r, key) && ((present >> (2 * k + e)) & 1);
+        const bool exists = (present >> (2 * k + e)) & 1;
         float s = attention.score[r][k].thread_elements()[e];
-        if (seen && fc_has_mask) {
-          const float added = mask_value(mask, visible.mask_row[r] + key * visible.mask_key_stride);
-          // Selected, not added: the score of a hidden key may be NaN.
-          seen = added != -INFINITY;
-          s = fc_additive_mask ? s + added : s;
-        }
+        const bool seen = sees_key(s, visible, mask, r, key, exists);
         attention.score[r][k].thread_elements()[e] = seen ? s : -INFINITY;
         attention.seen[r] |= uint(seen) << (2 * k + e);
       }

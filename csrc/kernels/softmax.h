@@ -18,27 +18,28 @@ inline float weight_of(float score_difference) {
 // result.
 FATTN_CONSTEXPR bool kBlockedSums = sizeof(Element) == 4;
 
-// The state of one simdgroup: kRowFragments x 8 query rows, one step of kKeyFragments x 8 keys at a time.
-// `Query` below is a type with a member `rows(r, f)`: fragment f of D / 8 of row fragment r, from
-// registers or from threadgroup memory.
-struct OnlineAttention {
-  simdgroup_float8x8 score[kRowFragments][kKeyFragments];  // after `weigh`: the weights
-  simdgroup_float8x8 out[kRowFragments][kValueDim / 8];
-  float row_max[kRowFragments];
-  float row_sum[kRowFragments];  // of this lane's columns only, until `finish`
-  uint seen[kRowFragments];      // of a step with hidden keys: bit 2k + e, as in `hide_scores`
+// The state of one simdgroup: kRows x 8 query rows, one step of kKeys x 8 keys at a time, kColumns x 8
+// columns of the output. `Query` below is a type with a member `rows(r, f)`: fragment f of D / 8 of row
+// fragment r, from registers or from threadgroup memory.
+template <int kRows, int kKeys, int kColumns>
+struct AttentionState {
+  simdgroup_float8x8 score[kRows][kKeys];  // after `weigh`: the weights
+  simdgroup_float8x8 out[kRows][kColumns];
+  float row_max[kRows];
+  float row_sum[kRows];  // of this lane's columns only, until `finish`
+  uint seen[kRows];      // of a step with hidden keys: bit 2k + e, as in `hide_scores`
 
   // Written out because an implicit one belongs to the generic address space from MSL 4.1 on, and those of
   // the fragments may be `thread` only.
-  OnlineAttention() thread {}
+  AttentionState() thread {}
 
   void clear() thread {
 #pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
+    for (int r = 0; r < kRows; r++) {
       row_max[r] = -INFINITY;
       row_sum[r] = 0.0f;
 #pragma clang loop unroll(full)
-      for (int f = 0; f < kValueDim / 8; f++) {
+      for (int f = 0; f < kColumns; f++) {
         set_elements(out[r][f], 0.0f, 0.0f);
       }
     }
@@ -57,19 +58,19 @@ struct OnlineAttention {
   // lane's chunks of keys 2 * pair and 2 * pair + 1.
   template <typename Query>
   void multiply_key_chunk(thread const Query& query, int c, int fragments,
-                          thread const Operand (&first)[kKeyFragments][kKeyChunk],
-                          thread const Operand (&second)[kKeyFragments][kKeyChunk]) thread {
+                          thread const Operand (&first)[kKeys][kKeyChunk],
+                          thread const Operand (&second)[kKeys][kKeyChunk]) thread {
     if (!kBlockedSums) {
       add_products(query, c, fragments, first, second, score);
       return;
     }
-    simdgroup_float8x8 block[kRowFragments][kKeyFragments];
+    simdgroup_float8x8 block[kRows][kKeys];
     clear_products(block);
     add_products(query, c, fragments, first, second, block);
 #pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
+    for (int r = 0; r < kRows; r++) {
 #pragma clang loop unroll(full)
-      for (int k = 0; k < kKeyFragments; k++) {
+      for (int k = 0; k < kKeys; k++) {
         score[r][k].thread_elements()[0] += block[r][k].thread_elements()[0];
         score[r][k].thread_elements()[1] += block[r][k].thread_elements()[1];
       }
@@ -81,7 +82,7 @@ struct OnlineAttention {
   void multiply_key_fragment(thread const Query& query, int first_fragment, int k,
                              thread const Operand (&first)[N], thread const Operand (&second)[N]) thread {
 #pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
+    for (int r = 0; r < kRows; r++) {
       simdgroup_float8x8 sum;
       if (kBlockedSums) {
         set_elements(sum, 0.0f, 0.0f);
@@ -107,7 +108,7 @@ struct OnlineAttention {
   // scale makes NaN, as it does of elements of both signs.
   void scale_products(int k, float first, float second) thread {
 #pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
+    for (int r = 0; r < kRows; r++) {
       set_elements(score[r][k], fma(score[r][k].thread_elements()[0], first, 0.0f * first),
                    fma(score[r][k].thread_elements()[1], second, 0.0f * second));
     }
@@ -118,7 +119,7 @@ struct OnlineAttention {
   template <bool kHidden>
   void scale_weights(int k, float first, float second) thread {
 #pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
+    for (int r = 0; r < kRows; r++) {
       const bool sees_first = !kHidden || (seen[r] >> (2 * k)) & 1;
       const bool sees_second = !kHidden || (seen[r] >> (2 * k + 1)) & 1;
       set_elements(score[r][k], sees_first ? score[r][k].thread_elements()[0] * first : 0.0f,
@@ -126,11 +127,11 @@ struct OnlineAttention {
     }
   }
 
-  static void clear_products(thread simdgroup_float8x8 (&products)[kRowFragments][kKeyFragments]) {
+  static void clear_products(thread simdgroup_float8x8 (&products)[kRows][kKeys]) {
 #pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
+    for (int r = 0; r < kRows; r++) {
 #pragma clang loop unroll(full)
-      for (int k = 0; k < kKeyFragments; k++) {
+      for (int k = 0; k < kKeys; k++) {
         set_elements(products[r][k], 0.0f, 0.0f);
       }
     }
@@ -139,20 +140,20 @@ struct OnlineAttention {
   // The fragments take turns: each product waits for the one before it in its own sum only.
   template <typename Query>
   void add_products(thread const Query& query, int c, int fragments,
-                    thread const Operand (&first)[kKeyFragments][kKeyChunk],
-                    thread const Operand (&second)[kKeyFragments][kKeyChunk],
-                    thread simdgroup_float8x8 (&sums)[kRowFragments][kKeyFragments]) thread {
+                    thread const Operand (&first)[kKeys][kKeyChunk],
+                    thread const Operand (&second)[kKeys][kKeyChunk],
+                    thread simdgroup_float8x8 (&sums)[kRows][kKeys]) thread {
 #pragma clang loop unroll(full)
     for (int i = 0; i < kKeyChunk; i++) {
 #pragma clang loop unroll(full)
-      for (int k = 0; k < kKeyFragments; k++) {
+      for (int k = 0; k < kKeys; k++) {
         if (k >= fragments) {
           continue;
         }
         OperandFragment key;
         set_elements(key, first[k][i], second[k][i]);
 #pragma clang loop unroll(full)
-        for (int r = 0; r < kRowFragments; r++) {
+        for (int r = 0; r < kRows; r++) {
           simdgroup_multiply_accumulate(sums[r][k], query.rows(r, c * kKeyChunk + i), key, sums[r][k]);
         }
       }
@@ -162,10 +163,10 @@ struct OnlineAttention {
   // Turns the finished scores of a step into weights, and the state over to the new running maximum.
   void weigh() thread {
 #pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
+    for (int r = 0; r < kRows; r++) {
       float step_max = -INFINITY;
 #pragma clang loop unroll(full)
-      for (int k = 0; k < kKeyFragments; k++) {
+      for (int k = 0; k < kKeys; k++) {
         step_max = fmax(step_max, fmax(score[r][k].thread_elements()[0], score[r][k].thread_elements()[1]));
       }
       const float new_max = fmax(row_max[r], row_max_of(step_max));
@@ -174,7 +175,7 @@ struct OnlineAttention {
       const float shrink = weight_of(row_max[r] - origin);
       float sum = row_sum[r] * shrink;
 #pragma clang loop unroll(full)
-      for (int k = 0; k < kKeyFragments; k++) {
+      for (int k = 0; k < kKeys; k++) {
         const float first = weight_of(score[r][k].thread_elements()[0] - origin);
         const float second = weight_of(score[r][k].thread_elements()[1] - origin);
         set_elements(score[r][k], first, second);
@@ -183,7 +184,7 @@ struct OnlineAttention {
       row_max[r] = new_max;
       row_sum[r] = sum;
 #pragma clang loop unroll(full)
-      for (int f = 0; f < kValueDim / 8; f++) {
+      for (int f = 0; f < kColumns; f++) {
         out[r][f].thread_elements()[0] *= shrink;
         out[r][f].thread_elements()[1] *= shrink;
       }
@@ -200,7 +201,7 @@ struct OnlineAttention {
       OperandFragment value;
       set_elements(value, run[2 * i], run[2 * i + 1]);
 #pragma clang loop unroll(full)
-      for (int r = 0; r < kRowFragments; r++) {
+      for (int r = 0; r < kRows; r++) {
         simdgroup_multiply_accumulate(out[r][f], score[r][k], value, out[r][f]);
       }
     }
@@ -209,14 +210,14 @@ struct OnlineAttention {
   // The same for fragments that hold an infinity or NaN which some rows may not see: 0 * NaN must not reach
   // those rows, so what is hidden is skipped, not multiplied; what is seen counts even at a weight of 0.
   // Slow, and only taken when such a value was met in a partly masked step.
-  void multiply_special_values(int k, thread const Operand (&run)[kValueDim / 4], LanePosition at) thread {
+  void multiply_special_values(int k, thread const Operand (&run)[2 * kColumns], LanePosition at) thread {
     for (ushort key = 0; key < 8; key++) {
       const ushort value_lane = lane_at(key, at.pair);
       const ushort weight_lane = lane_at(at.row, key / 2);
-      float weight[kRowFragments];
-      bool sees[kRowFragments];
+      float weight[kRows];
+      bool sees[kRows];
 #pragma clang loop unroll(full)
-      for (int r = 0; r < kRowFragments; r++) {
+      for (int r = 0; r < kRows; r++) {
         // Not indexed by key: registers have no addresses, and an index that varies moves all scores to
         // memory.
         const float own = key & 1 ? score[r][k].thread_elements()[1] : score[r][k].thread_elements()[0];
@@ -224,10 +225,10 @@ struct OnlineAttention {
         sees[r] = (simd_shuffle(seen[r], weight_lane) >> (2 * k + (key & 1))) & 1;
       }
 #pragma clang loop unroll(full)
-      for (int i = 0; i < kValueDim / 4; i++) {
+      for (int i = 0; i < 2 * kColumns; i++) {
         const float value = simd_shuffle(float(run[i]), value_lane);
 #pragma clang loop unroll(full)
-        for (int r = 0; r < kRowFragments; r++) {
+        for (int r = 0; r < kRows; r++) {
           if (sees[r]) {
             const float sum = out[r][i / 2].thread_elements()[i & 1];
             out[r][i / 2].thread_elements()[i & 1] = fma(weight[r], value, sum);
@@ -240,11 +241,14 @@ struct OnlineAttention {
   // After the last step: every lane of a row gets the row's whole sum.
   void finish() thread {
 #pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
+    for (int r = 0; r < kRows; r++) {
       row_sum[r] = row_sum_of(row_sum[r]);
     }
   }
 };
+
+// Of a simdgroup with whole rows.
+typedef AttentionState<kRowFragments, kKeyFragments, kValueDim / 8> OnlineAttention;
 
 // Natural-log normaliser of a row; -inf when the row saw no key.
 inline float log_sum_exp(float row_max, float sum) {

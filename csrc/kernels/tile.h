@@ -124,32 +124,37 @@ inline void unpack(uint word, thread Operand (&run)[N], int at, T) {
   run[at + 1] = Operand(elements[1]);
 }
 
-// Reads N elements of a row in chunks of C: chunk i starts at column first + i * stride. `aligned` says that
-// rows start on 16-byte boundaries; it is a compile-time constant at every call.
-#define FATTN_DEFINE_READ_CHUNKS(SPACE)                                                                \
-  template <int C, int N>                                                                              \
-  inline void read_chunks(const SPACE Element* row, int first, int stride, bool aligned,               \
-                          thread Operand(&run)[N]) {                                                   \
-    constexpr int kElements = C * sizeof(Element) < 4 ? 1 : C * sizeof(Element) < 16 ? C : kWideChunk; \
-    constexpr int kWords = kElements * sizeof(Element) / 4;                                            \
-    typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                                 \
-    _Pragma("clang loop unroll(full)") for (int i = 0; i < N; i += kElements) {                        \
-      const SPACE Element* from = row + first + i / C * stride + i % C;                                \
-      if (aligned && kWords > 0) {                                                                     \
-        const Words words = *reinterpret_cast<const SPACE Words*>(from);                               \
-        _Pragma("clang loop unroll(full)") for (int w = 0; w < kWords; w++) {                          \
-          unpack(word_of(words, w), run, i + w * kWordElements, Element(0.0f));                        \
-        }                                                                                              \
-      } else {                                                                                         \
-        _Pragma("clang loop unroll(full)") for (int e = 0; e < kElements; e++) {                       \
-          run[i + e] = Operand(from[e]);                                                               \
-        }                                                                                              \
-      }                                                                                                \
-    }                                                                                                  \
+// Reads kElements neighbouring elements, 16 bytes at most, to run[at] and on. `aligned` says that rows start
+// on 16-byte boundaries; it is a compile-time constant at every call.
+#define FATTN_DEFINE_READ_ELEMENTS(SPACE)                                                               \
+  template <int kElements, int N>                                                                       \
+  inline void read_elements(const SPACE Element* from, bool aligned, thread Operand(&run)[N], int at) { \
+    constexpr int kWords = kElements * sizeof(Element) / 4;                                             \
+    typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                                  \
+    if (aligned && kWords > 0) {                                                                        \
+      const Words words = *reinterpret_cast<const SPACE Words*>(from);                                  \
+      _Pragma("clang loop unroll(full)") for (int w = 0; w < kWords; w++) {                             \
+        unpack(word_of(words, w), run, at + w * kWordElements, Element(0.0f));                          \
+      }                                                                                                 \
+    } else {                                                                                            \
+      _Pragma("clang loop unroll(full)") for (int e = 0; e < kElements; e++) {                          \
+        run[at + e] = Operand(from[e]);                                                                 \
+      }                                                                                                 \
+    }                                                                                                   \
   }
-FATTN_DEFINE_READ_CHUNKS(device)
-FATTN_DEFINE_READ_CHUNKS(threadgroup)
-#undef FATTN_DEFINE_READ_CHUNKS
+FATTN_DEFINE_READ_ELEMENTS(device)
+FATTN_DEFINE_READ_ELEMENTS(threadgroup)
+#undef FATTN_DEFINE_READ_ELEMENTS
+
+// Reads N elements of a row in chunks of C: chunk i starts at column first + i * stride.
+template <int C, typename Pointer, int N>
+inline void read_chunks(Pointer row, int first, int stride, bool aligned, thread Operand (&run)[N]) {
+  constexpr int kElements = C * sizeof(Element) < 4 ? 1 : C * sizeof(Element) < 16 ? C : kWideChunk;
+#pragma clang loop unroll(full)
+  for (int i = 0; i < N; i += kElements) {
+    read_elements<kElements>(row + first + i / C * stride + i % C, aligned, run, i);
+  }
+}
 
 // Where fragment f of Q takes its first element from this lane's run; the second is one chunk on.
 inline int query_element(int f) { return f / kKeyChunk * (2 * kKeyChunk) + f % kKeyChunk; }

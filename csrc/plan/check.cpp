@@ -1,6 +1,7 @@
 // Refusals: one sentence each, naming the op, the value, the limit, and what to do instead.
 #include "check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <utility>
@@ -14,14 +15,13 @@ namespace {
 
 using Kind = Refusal::Kind;
 
-std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t dim,
-                                      int64_t largest = kMaxHeadDim) {
+std::optional<Refusal> check_head_dim(Op op, const char* what, int64_t dim) {
   if (dim <= 0 || dim % kHeadDimMultiple != 0) {
-    return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
+    return refuse(Kind::kValue, name_of(op), what, " head_dim ", dim, " is not a positive multiple of ",
                   kHeadDimMultiple, "; pad the heads with zeros to the next multiple");
   }
-  if (dim > largest) {
-    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", largest,
+  if (dim > max_head_dim(op)) {
+    return refuse(Kind::kNotImplemented, name_of(op), what, " head_dim ", dim, " is above ", max_head_dim(op),
                   ", the largest with a kernel so far; use F.scaled_dot_product_attention for this layer");
   }
   return std::nullopt;
@@ -101,10 +101,16 @@ std::optional<Refusal> check(const Problem& p) {
     return refuse(Kind::kValue, op, p.q_heads, " query heads cannot share ", p.kv_heads,
                   " key-value heads (Hq % Hkv must be 0)");
   }
-  if (auto refusal = check_head_dim(op, "query/key", p.head_dim)) return refusal;
-  if (auto refusal = check_head_dim(op, "value", p.value_dim)) return refusal;
+  if (auto refusal = check_head_dim(p.op, "query/key", p.head_dim)) return refusal;
+  if (auto refusal = check_head_dim(p.op, "value", p.value_dim)) return refusal;
   if (auto refusal = check_format_dim(op, "query/key", p.kv_format, p.head_dim)) return refusal;
   if (auto refusal = check_format_dim(op, "value", p.kv_format, p.value_dim)) return refusal;
+  if (const int64_t dim = std::max(p.head_dim, p.value_dim);
+      p.kv_format != kKvFloat && dim > kMaxQuantisedHeadDim) {
+    return refuse(Kind::kNotImplemented, op, "a cache of ", name_of(p.kv_format), " with head_dim ", dim,
+                  " is above ", kMaxQuantisedHeadDim,
+                  ", the largest with a kernel so far; keep these keys and values in the query's dtype");
+  }
   if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_options(p)) return refusal;
   if (p.op != Op::kPrefill && p.q_len > kMaxDecodeRows) {
@@ -144,7 +150,7 @@ std::optional<Refusal> check(const MergeProblem& p) {
 std::optional<Refusal> check(const CacheWriteProblem& p) {
   const char* op = name_of(Op::kCacheWrite);
   for (const auto& [what, dim] : {std::pair{"key", p.key.head_dim}, std::pair{"value", p.value.head_dim}}) {
-    if (auto refusal = check_head_dim(op, what, dim, kMaxCachedDim)) return refusal;
+    if (auto refusal = check_head_dim(Op::kCacheWrite, what, dim)) return refusal;
     if (auto refusal = check_format_dim(op, what, p.format, dim)) return refusal;
   }
   if (p.block_size < 1 || p.block_size > kMaxLength) {

@@ -5,18 +5,81 @@
 namespace fattn {
 namespace {
 
-// Simdgroups beside each other with eight rows of the same keys each, as many as the rows need: 1, 2 or 4.
-int64_t row_groups_for(int64_t packed_rows, int64_t simdgroups) {
+// Groups of eight rows in a threadgroup, as many as the rows need: 1, 2 or 4.
+int64_t row_groups_for(int64_t packed_rows, int64_t most) {
   int64_t groups = 1;
-  while (groups < simdgroups && groups * kFragment < packed_rows) groups *= 2;
+  while (groups < most && groups * kFragment < packed_rows) groups *= 2;
   return groups;
 }
 
+// How the threadgroups of the first pass divide their work.
+struct Shape {
+  Kernel kernel;
+  int64_t row_groups;
+  int64_t tile_keys;
+  int64_t simdgroups;
+  int64_t chunk_unit;
+  int64_t least_chunk;  // more rows make a partial result larger, so it should stand for more keys
+  int64_t threadgroups_per_core;
+  int64_t threadgroup_bytes;
+  const char* provenance;
+};
+
+// Simdgroups with whole rows: decode.metal.
+Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
+  DecodeRow row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  if (p.kv_format != kKvFloat) {
+    const QuantisedRow& quantised = quantised_row(p.dtype, p.kv_format);
+    row.tile_keys = quantised.tile_keys;
+    row.provenance = quantised.provenance;
+  }
+  const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
+  // The packed rows of the query, the states of simdgroups that share rows, and the scales of their steps.
+  const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
+  const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
+  const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
+  const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
+  const bool row_scales = p.kv_format == kKvInt8 || p.kv_format == kKvFp8E4M3;
+  const int64_t scale_bytes = (row_scales ? row.simdgroups * row.tile_keys : 1) * 2 * int64_t(sizeof(float));
+  return {.kernel = Kernel::kDecode,
+          .row_groups = row_groups,
+          .tile_keys = row.tile_keys,
+          .simdgroups = row.simdgroups,
+          .chunk_unit = row.tile_keys * row.simdgroups,
+          .least_chunk = row.least_chunk * row_groups,
+          .threadgroups_per_core = row.threadgroups_per_core,
+          .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes, 16) * 16,
+          .provenance = row.provenance};
+}
+
+// Simdgroups with columns of all rows: decode_wide.metal.
+Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
+  const DecodeRow& row = tuning_row(kDecodeWideTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  const int64_t row_groups = row_groups_for(packed_rows, kMaxRowGroups);
+  int64_t simdgroups = std::max<int64_t>(row.simdgroups, 2 * row_groups);  // a thread has scores of one row
+  while (simdgroups < kMaxWideSimdgroups && row_groups * p.value_dim > simdgroups * kMaxGroupColumns) {
+    simdgroups *= 2;
+  }
+  const int64_t tile_keys = std::max<int64_t>(row.tile_keys / row_groups, kFragment);
+  // The products of every simdgroup, the scores, and a byte that says who sees whom.
+  const int64_t scores = row_groups * kFragment * tile_keys;
+  return {
+      .kernel = Kernel::kDecodeWide,
+      .row_groups = row_groups,
+      .tile_keys = tile_keys,
+      .simdgroups = simdgroups,
+      .chunk_unit = tile_keys,
+      .least_chunk = row.least_chunk * row_groups,
+      .threadgroups_per_core = std::max<int64_t>(row.threadgroups_per_core * row.simdgroups / simdgroups, 1),
+      .threadgroup_bytes = scores * ((simdgroups + 1) * int64_t(sizeof(float)) + 1),
+      .provenance = row.provenance};
+}
+
 // Threadgroups of one key-value head that the GPU holds at a time; 0 cores: not known.
-int64_t workers_of(const DeviceFacts& device, const DecodeRow& row, int64_t threadgroups_abreast) {
+int64_t workers_of(const DeviceFacts& device, const Shape& shape, int64_t threadgroups_abreast) {
   static const int smallest = DeviceFacts().cores;
   const int64_t cores = device.cores > 0 ? device.cores : smallest;
-  return std::max<int64_t>(cores * row.threadgroups_per_core / threadgroups_abreast, 1);
+  return std::max<int64_t>(cores * shape.threadgroups_per_core / threadgroups_abreast, 1);
 }
 
 // At least as many chunks as any sequence can have: chunks_of in kernels/schedule.h. A window's two ranges
@@ -31,16 +94,15 @@ int64_t parts_of(const Problem& p, const CausalSpan& span) {
   return std::min({all, of_window, int64_t(span.most_chunks) + 3});
 }
 
-CausalSpan span_of(const Problem& p, const DecodeRow& row, int64_t row_groups, int64_t workers) {
+CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers) {
   CausalSpan span{};
   span.q_len = int32_t(p.q_len);
   span.window_left =
       p.options.window_left < 0 ? kNoWindow : int32_t(std::min<int64_t>(p.options.window_left, kNoWindow));
   span.sink_tokens = int32_t(std::min<int64_t>(p.options.sink_tokens, kNoWindow));
   span.capacity = int32_t(p.kv_len);
-  span.chunk_unit = row.tile_keys * row.simdgroups;
-  // More rows make a partial result larger, so it should stand for more keys.
-  span.least_chunk = int32_t(row.least_chunk * row_groups);
+  span.chunk_unit = int32_t(shape.chunk_unit);
+  span.least_chunk = int32_t(shape.least_chunk);
   span.most_chunks = int32_t(workers);
   span.seq_lens_stride = p.seq_lens_stride;
   return span;
@@ -51,29 +113,26 @@ CausalSpan span_of(const Problem& p, const DecodeRow& row, int64_t row_groups, i
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
-  DecodeRow row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
-  if (p.kv_format != kKvFloat) {
-    const QuantisedRow& quantised = quantised_row(p.dtype, p.kv_format);
-    row.tile_keys = quantised.tile_keys;
-    row.provenance = quantised.provenance;
-  }
-  plan.tuning = row.provenance;
-
   const int64_t group_size = p.q_heads / p.kv_heads;
   const int64_t packed_rows = group_size * p.q_len;
-  const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
+  const bool wide = p.value_in_key || std::max(p.head_dim, p.value_dim) > kMaxRowDim;
+  const Shape shape = (wide ? shape_of_columns : shape_of_rows)(p, device, packed_rows);
+  plan.tuning = shape.provenance;
+
+  const int64_t row_groups = shape.row_groups;
   const int64_t row_blocks = ceil_div(packed_rows, row_groups * kFragment);
-  const int64_t workers = workers_of(device, row, p.kv_heads * row_blocks);
-  const CausalSpan span = span_of(p, row, row_groups, workers);
+  const int64_t workers = workers_of(device, shape, p.kv_heads * row_blocks);
+  const CausalSpan span = span_of(p, shape, workers);
   const int64_t parts = parts_of(p, span);
   const int64_t shares = std::min(workers, p.batch * parts);
 
   Pass& pass = plan.add_pass();
-  pass.spec = attention_spec(Kernel::kDecode, p);
+  pass.spec = attention_spec(shape.kernel, p);
   pass.spec.row_fragments = 1;
   pass.spec.row_groups = uint16_t(row_groups);
-  pass.spec.tile_keys = row.tile_keys;
-  pass.spec.simdgroups = row.simdgroups;
+  pass.spec.value_in_key = p.value_in_key;
+  pass.spec.tile_keys = uint16_t(shape.tile_keys);
+  pass.spec.simdgroups = uint16_t(shape.simdgroups);
   pass.spec.split = parts > 1;
   pass.spec.has_seq_lens = p.has_seq_lens;
   pass.spec.block_size = uint32_t(p.block_size);
@@ -84,14 +143,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.tree = p.options.tree_mask;
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
   pass.grid = {uint32_t(shares), uint32_t(p.kv_heads * row_blocks), 1};
-  pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
-  const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
-  const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
-  const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
-  const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
-  const bool row_scales = p.kv_format == kKvInt8 || p.kv_format == kKvFp8E4M3;
-  const int64_t scale_bytes = (row_scales ? row.simdgroups * row.tile_keys : 1) * 2 * int64_t(sizeof(float));
-  pass.threadgroup_bytes = uint32_t(query_bytes + state_bytes + scale_bytes);
+  pass.threads = {uint32_t(shape.simdgroups * kSimdWidth), 1, 1};
+  pass.threadgroup_bytes = uint32_t(shape.threadgroup_bytes);
 
   bind_attention(pass, p);
   if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);

@@ -185,6 +185,7 @@ void write_params(JsonWriter& json, const Pass& pass) {
     case Kernel::kPrefill:
       return write_params_as<PrefillParams>(json, pass);
     case Kernel::kDecode:
+    case Kernel::kDecodeWide:
       return write_params_as<DecodeParams>(json, pass);
     case Kernel::kMerge:
       return write_params_as<MergeParams>(json, pass);

@@ -51,6 +51,7 @@ struct Problem {
   Strides3 query{};
   Strides3 key{};  // paged: block, head, slot
   Strides3 value{};
+  bool value_in_key = false;    // decode: the value is the first columns of the key, in the same memory
   bool vector_aligned = false;  // every query, key and value row starts on a 16-byte boundary, and a pair of
                                 // int4 scales on one of 4
 

@@ -63,6 +63,8 @@ const char* function_name(Kernel kernel) {
       return "fattn_prefill";
     case Kernel::kDecode:
       return "fattn_decode";
+    case Kernel::kDecodeWide:
+      return "fattn_decode_wide";
     case Kernel::kMerge:
       return "fattn_merge";
     case Kernel::kCacheWrite:
@@ -77,6 +79,8 @@ const char* source_name(Kernel kernel) {
       return "prefill";
     case Kernel::kDecode:
       return "decode";
+    case Kernel::kDecodeWide:
+      return "decode_wide";
     case Kernel::kMerge:
       return "merge";
     case Kernel::kCacheWrite:
@@ -198,6 +202,9 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   macros.emplace_back("FATTN_TILE_KEYS", std::to_string(spec.tile_keys));
   macros.emplace_back("FATTN_ROW_GROUPS", std::to_string(spec.row_groups));
   macros.emplace_back("FATTN_KV_FORMAT", std::to_string(spec.kv_format));
+  if (spec.kernel == Kernel::kDecodeWide) {
+    macros.emplace_back("FATTN_VALUE_IN_KEY", spec.value_in_key ? "true" : "false");
+  }
   return macros;
 }
 

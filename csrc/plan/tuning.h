@@ -15,8 +15,9 @@ inline constexpr uint16_t kAnyDim = 0xffff;
 // The dtypes of a row, as a set.
 constexpr uint8_t set_of(DType dtype) { return uint8_t(1u << unsigned(dtype)); }
 inline constexpr uint8_t kFloat32s = set_of(DType::kFloat32);
+inline constexpr uint8_t kFloat16s = set_of(DType::kFloat16);
 inline constexpr uint8_t kBFloat16s = set_of(DType::kBFloat16);
-inline constexpr uint8_t k16Bit = set_of(DType::kFloat16) | kBFloat16s;
+inline constexpr uint8_t k16Bit = kFloat16s | kBFloat16s;
 inline constexpr uint8_t kAnyDType = 0xff;
 
 struct PrefillRow {
@@ -50,7 +51,7 @@ struct DecodeRow {
   uint16_t max_dim;
   uint16_t tile_keys;
   uint16_t simdgroups;
-  uint16_t least_chunk;  // keys, for up to eight packed rows; a multiple of tile_keys * simdgroups
+  uint16_t least_chunk;  // keys, for up to eight packed rows; a multiple of chunk_unit
   uint16_t threadgroups_per_core;
   const char* provenance;
 };
@@ -87,6 +88,24 @@ inline const QuantisedRow& quantised_row(DType dtype, KvFormat format) {
   }
   return kQuantisedTuning.back();
 }
+
+// Heads above this take the kernel that shares out their columns, decode_wide.metal. Here `tile_keys` and
+// `simdgroups` are those of up to eight packed rows; more rows take fewer keys and more simdgroups. Sizes as
+// above: 208 halves or less for up to 16 rows.
+inline constexpr int64_t kMaxRowDim = 128;
+inline constexpr std::array<DecodeRow, 5> kDecodeWideTuning{{
+    {kAnyFamily, kFloat16s, 192, 32, 4, 128, 4,
+     "float16, D <= 192: 32 keys per step, columns over 4 simdgroups"},
+    {kAnyFamily, kFloat16s, 256, 32, 8, 128, 2,
+     "float16, D <= 256: 32 keys per step, columns over 8 simdgroups"},
+    {kAnyFamily, kFloat16s, kAnyDim, 16, 8, 128, 2, "float16: 16 keys per step, columns over 8 simdgroups"},
+    {kAnyFamily, kAnyDType, 256, 16, 8, 128, 2, "D <= 256: 16 keys per step, columns over 8 simdgroups"},
+    {kAnyFamily, kAnyDType, kAnyDim, 16, 16, 128, 1,
+     "baseline: 16 keys per step, columns over 16 simdgroups"},
+}};
+inline constexpr int64_t kMaxRowGroups = 4;        // of eight rows, in a threadgroup
+inline constexpr int64_t kMaxGroupColumns = 64;    // of the output, in a simdgroup, times its row groups
+inline constexpr int64_t kMaxWideSimdgroups = 16;  // whatever follows from that
 
 template <typename Table>
 const auto& tuning_row(const Table& table, const DeviceFacts& device, DType dtype, int64_t dim) {

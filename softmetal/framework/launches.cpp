@@ -95,7 +95,8 @@ std::string launch_json(const Launch& launch) {
          ", \"threadgroup_bytes\": " + std::to_string(launch.threadgroup_bytes) +
          ", \"counters\": " + counters_json(launch.counters) +
          ", \"buffers_read\": " + slots_json(launch.counters.buffer_read) +
-         ", \"buffers_written\": " + slots_json(launch.counters.buffer_written) + "}";
+         ", \"buffers_written\": " + slots_json(launch.counters.buffer_written) +
+         ", \"buffers_distinct\": " + slots_json(launch.counters.buffer_distinct) + "}";
 }
 
 }  // namespace

@@ -134,6 +134,8 @@ struct softmetal_counters {
   uint64_t bytes_read[4], bytes_written[4];
   // The same by buffer slot, of what [[buffer(n)]] arguments point to.
   uint64_t buffer_read[SOFTMETAL_MAX_BUFFERS], buffer_written[SOFTMETAL_MAX_BUFFERS];
+  // What was read, each byte once per threadgroup that read it. Under SOFTMETAL_COUNT_DISTINCT only.
+  uint64_t buffer_distinct[SOFTMETAL_MAX_BUFFERS];
 };
 softmetal_counters* softmetal_thread_counters(void);
 
@@ -204,7 +206,8 @@ enum softmetal_check {
   SOFTMETAL_CHECK_RACE = 1,
   SOFTMETAL_CHECK_BOUNDS = 2,
   SOFTMETAL_CHECK_UNINIT = 4,
-  SOFTMETAL_COUNT_BYTES = 8
+  SOFTMETAL_COUNT_BYTES = 8,
+  SOFTMETAL_COUNT_DISTINCT = 16
 };
 
 struct softmetal_settings {

@@ -21,7 +21,7 @@ from softmetal.msl.compile import CompileError, Program, compile_program
 
 _ROOT = Path(__file__).resolve().parents[1]
 _MAX_BUFFERS = 31
-_CHECKS = {"race": 1, "bounds": 2, "uninit": 4, "bytes": 8}
+_CHECKS = {"race": 1, "bounds": 2, "uninit": 4, "bytes": 8, "distinct": 16}
 _ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 _SPACES = ("other", "device", "constant", "threadgroup")
 _COUNTS = (
@@ -122,6 +122,7 @@ class _Counters(ctypes.Structure):
         ("bytes_written", ctypes.c_uint64 * len(_SPACES)),
         ("buffers_read", ctypes.c_uint64 * _MAX_BUFFERS),
         ("buffers_written", ctypes.c_uint64 * _MAX_BUFFERS),
+        ("buffers_distinct", ctypes.c_uint64 * _MAX_BUFFERS),
     ]
 
 
@@ -277,7 +278,7 @@ class Pipeline:
     ) -> dict[str, Any]:
         """Launches `grid` threadgroups of `threads` threads and returns the counters.
 
-        `checks` (race, bounds, uninit, bytes) run the checked variant of the kernel.
+        `checks` (race, bounds, uninit, bytes, distinct) run the checked variant of the kernel.
         `order` is forward, reverse or random:SEED. `watchdog` is the seconds that a threadgroup may take, 0
         for any.
         """
@@ -304,4 +305,5 @@ class Pipeline:
         result["bytes_written"] = dict(zip(_SPACES, counters.bytes_written, strict=True))
         result["buffers_read"] = {slot: n for slot, n in enumerate(counters.buffers_read) if n}
         result["buffers_written"] = {slot: n for slot, n in enumerate(counters.buffers_written) if n}
+        result["buffers_distinct"] = {slot: n for slot, n in enumerate(counters.buffers_distinct) if n}
         return result

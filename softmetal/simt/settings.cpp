@@ -16,7 +16,8 @@ uint32_t parse_checks(const char* text) {
   } const names[] = {{"race", SOFTMETAL_CHECK_RACE},
                      {"bounds", SOFTMETAL_CHECK_BOUNDS},
                      {"uninit", SOFTMETAL_CHECK_UNINIT},
-                     {"bytes", SOFTMETAL_COUNT_BYTES}};
+                     {"bytes", SOFTMETAL_COUNT_BYTES},
+                     {"distinct", SOFTMETAL_COUNT_DISTINCT}};
   uint32_t all = 0, checks = 0;
   for (const auto& n : names) all |= n.bit;
   std::string list = text;
@@ -29,9 +30,10 @@ uint32_t parse_checks(const char* text) {
     for (const auto& n : names)
       if (word == n.name) bit = n.bit;
     if (!bit)
-      fprintf(stderr,
-              "softmetal: SOFTMETAL_CHECK names no check '%s'; use race, bounds, uninit, bytes or 1\n",
-              word.c_str());
+      fprintf(
+          stderr,
+          "softmetal: SOFTMETAL_CHECK names no check '%s'; use race, bounds, uninit, bytes, distinct or 1\n",
+          word.c_str());
     checks |= bit;
     if (end == std::string::npos) break;
     at = end + 1;

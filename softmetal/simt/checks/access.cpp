@@ -59,7 +59,10 @@ void Checker::rename(softmetal_arguments& arguments) const {
     if (r.name) arguments.buffer[r.index] = reinterpret_cast<void*>(seen_as(r));
 }
 
-void Checker::begin_threadgroup(Worker& worker) { worker_ = &worker; }
+void Checker::begin_threadgroup(Worker& worker) {
+  worker_ = &worker;
+  footprint_.clear();
+}
 
 Checker::Place Checker::locate_in_arena(uintptr_t address, uint64_t size) const {
   Place place;
@@ -109,6 +112,9 @@ void* Checker::access(Fiber& fiber, void* pointer, uint64_t size, uint32_t kind,
   count(write);
   if (kind & SOFTMETAL_ACCESS_UPDATE) count(false);
   const uint32_t checks = dispatch_.settings.checks;
+  const bool read = !write || kind & SOFTMETAL_ACCESS_UPDATE;
+  if (checks & SOFTMETAL_COUNT_DISTINCT && read && place.region && place.valid)
+    softmetal_thread_counters()->buffer_distinct[place.region->index] += footprint_.add(place.real, size);
   pc -= dispatch_.module->base;
   if (checks & SOFTMETAL_CHECK_BOUNDS) {
     if (!place.valid || (write && !place.writable)) report_stray(fiber, place, address, size, kind, pc);

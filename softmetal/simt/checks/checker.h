@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "footprint.h"
 #include "private.h"
 #include "shadow.h"
 
@@ -115,6 +116,7 @@ class Checker {
   Region regions_[SOFTMETAL_MAX_BUFFERS];
   PrivateMemory private_;
   Shadow shadow_;
+  Footprint footprint_;  // of the threadgroup, under SOFTMETAL_COUNT_DISTINCT
   std::vector<Pending> pending_;
   std::vector<Finding> findings_;
   std::set<std::tuple<std::string, uint32_t, uint32_t>> seen_;

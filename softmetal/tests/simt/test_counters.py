@@ -89,6 +89,28 @@ def test_bytes(library: Library) -> None:
     assert counters["bytes_written"]["constant"] == 0
 
 
+def test_distinct_bytes(library: Library) -> None:
+    """A byte counts once in each threadgroup that reads it, whoever else has and through whichever slot."""
+    out, q = np.zeros(96 * 7, np.float32), np.full(96 * 7 * 8, 0x3C, np.uint8)
+    scale = np.array([0, 2], np.float32).tobytes()
+
+    def run(mask: np.ndarray, checks: str) -> dict[int, int]:
+        arguments = [out, q, mask, scale]
+        pipeline = library.pipeline("traffic")
+        counters = pipeline.run(
+            arguments, (7, 1, 1), (96, 1, 1), threadgroup_memory={0: 96 * 4}, checks=checks
+        )
+        return counters["buffers_distinct"]
+
+    assert run(np.ones(96, np.uint8), "bytes") == {}
+    counted = run(np.ones(96, np.uint8), "distinct")
+    assert counted[1] == 7 * 96 * 8 and counted[2] == 7 * 96 and 0 not in counted
+    assert counted[3] in (7 * 4, 7 * 8)
+    # Where the mask is the first bytes of q, the first threadgroup reads them for q anyway.
+    counted = run(q[:96], "distinct")
+    assert counted[1] + counted[2] == 7 * 96 * 8 + 6 * 96
+
+
 def test_bytes_of_simdgroup_loads_and_stores(library: Library) -> None:
     q, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     counters = library.pipeline("fragments").run([out, q], (1, 1, 1), (32, 1, 1), checks="race,bounds,uninit")

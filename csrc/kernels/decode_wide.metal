@@ -1,0 +1,360 @@
+// Decode with heads that are too wide for the registers of one simdgroup, or with values that are the first
+// columns of their keys (multi-head latent attention: DeepSeek-V2, 2024).
+//
+// What goes in and out, and how rows are packed, is as in decode.metal. Here all simdgroups of a threadgroup
+// work on the same rows and keys, and share out the columns: each holds its columns of the query and of the
+// output in registers, and reads them alone of every key and value, so that a threadgroup loads each byte
+// once, however many rows it has. A step goes like this:
+//
+//   each simdgroup   keys x query, summed over its columns      -> threadgroup memory
+//   each thread      one score or two: the sum of all columns, modifiers, visibility -> threadgroup memory
+//   each simdgroup   the weights of all rows; weights x values of its columns -> registers
+//
+// Keys are the left factor of the first product, so that a lane reads them as it reads values (tile.h), and
+// values that are columns of the key are multiplied from the same registers.
+#include "decode_rows.h"
+
+namespace fattn {
+
+FATTN_CONSTEXPR bool kValueInKey = FATTN_VALUE_IN_KEY;  // the value is the first columns of the key
+FATTN_CONSTEXPR int kPackedRows = kRowGroups * 8;
+
+// Some columns of a head, shared out: every simdgroup has the same number of fragments, as many of them as
+// possible in chunks of 16 bytes, and the last ones may lie past the end.
+FATTN_CONSTEXPR int kWideFragments = kWideChunk / 2;  // four lanes with a chunk each
+constexpr int wide_share(int columns) {
+  return columns / 8 / (kSimdgroups * kWideFragments) * kWideFragments;
+}
+constexpr int narrow_share(int columns) {
+  return (columns / 8 - kSimdgroups * wide_share(columns) + kSimdgroups - 1) / kSimdgroups;
+}
+constexpr int share_of(int columns) { return wide_share(columns) + narrow_share(columns); }
+
+// The column, of [kFrom, kTo), that element i of a lane's run belongs to; -1: it lies past the end.
+template <int kFrom, int kTo>
+inline int share_column(int i, ushort pair, ushort simdgroup) {
+  constexpr int kWide = 2 * wide_share(kTo - kFrom);
+  constexpr int kNarrow = 2 * narrow_share(kTo - kFrom);
+  constexpr int kChunk = chunk_of(kNarrow, kWideChunk);
+  constexpr bool kEven = 4 * kSimdgroups * (kWide + kNarrow) == kTo - kFrom;
+  if (i < kWide) {
+    return kFrom + simdgroup * 4 * kWide + (i / kWideChunk * 4 + pair) * kWideChunk + i % kWideChunk;
+  }
+  const int n = i - kWide;
+  const int column = kFrom + kSimdgroups * 4 * kWide + simdgroup * 4 * kNarrow +
+                     (n / kChunk * 4 + pair) * kChunk + n % kChunk;
+  return kEven || column < kTo ? column : -1;
+}
+
+// This lane's run of a key or value row; zeros past the end.
+template <int kFrom, int kTo, int N>
+inline void read_share(const device Element* row, ushort simdgroup, LanePosition at,
+                       thread Operand (&run)[N]) {
+  constexpr int kWide = 2 * wide_share(kTo - kFrom);
+  constexpr int kAll = 2 * share_of(kTo - kFrom);
+  constexpr int kChunk = chunk_of(kAll - kWide, kWideChunk);
+#pragma clang loop unroll(full)
+  for (int i = 0; i < kWide; i += kWideChunk) {
+    read_elements<kWideChunk>(row + share_column<kFrom, kTo>(i, at.pair, simdgroup), fc_vector_loads, run, i);
+  }
+#pragma clang loop unroll(full)
+  for (int i = kWide; i < kAll; i += kChunk) {
+    const int column = share_column<kFrom, kTo>(i, at.pair, simdgroup);
+    if (column >= 0) {
+      read_elements<kChunk>(row + column, fc_vector_loads, run, i);
+    } else {
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kChunk; e++) {
+        run[i + e] = Operand(0.0f);
+      }
+    }
+  }
+}
+
+// Columns that are read once for both products, and those of the key alone.
+FATTN_CONSTEXPR int kSharedDim = kValueInKey ? kValueDim : 0;
+FATTN_CONSTEXPR int kSharedFragments = share_of(kSharedDim);
+FATTN_CONSTEXPR int kKeyFragmentsAlone = share_of(kHeadDim - kSharedDim);
+FATTN_CONSTEXPR int kQueryFragments = kSharedFragments + kKeyFragmentsAlone;
+FATTN_CONSTEXPR int kOutFragments = share_of(kValueDim);
+FATTN_CONSTEXPR int kAloneRun = kKeyFragmentsAlone > 0 ? 2 * kKeyFragmentsAlone : 1;
+
+typedef AttentionState<kRowGroups, kKeyFragments, kOutFragments> ColumnAttention;
+
+// This simdgroup's columns of the query, the right factor: rows and columns of the fragments are exchanged.
+struct QueryColumns {
+  OperandFragment fragments[kRowGroups][kQueryFragments];
+
+  QueryColumns() thread {}
+
+  // The two rows of this lane in group r; null where the call has fewer rows.
+  void load(int r, const device Element* first, const device Element* second, ushort simdgroup,
+            LanePosition at) thread {
+#pragma clang loop unroll(full)
+    for (int f = 0; f < kQueryFragments; f++) {
+      const int i = 2 * f + (at.row & 1);
+      const int column = f < kSharedFragments ? share_column<0, kSharedDim>(i, at.row / 2, simdgroup)
+                                              : share_column<kSharedDim, kHeadDim>(i - 2 * kSharedFragments,
+                                                                                   at.row / 2, simdgroup);
+      set_elements(fragments[r][f], first && column >= 0 ? Operand(first[column]) : Operand(0.0f),
+                   second && column >= 0 ? Operand(second[column]) : Operand(0.0f));
+    }
+  }
+};
+
+// Adds to the products of key fragment k those with the columns of `run`, from query fragment `first` on.
+template <int N>
+inline void multiply_keys(thread ColumnAttention& attention, thread const QueryColumns& query, int k,
+                          int first, int fragments, thread const Operand (&run)[N]) {
+#pragma clang loop unroll(full)
+  for (int f = 0; f < fragments; f++) {
+    OperandFragment key;
+    set_elements(key, run[2 * f], run[2 * f + 1]);
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowGroups; r++) {
+      simdgroup_multiply_accumulate(attention.score[r][k], key, query.fragments[r][first + f],
+                                    attention.score[r][k]);
+    }
+  }
+}
+
+FATTN_CONSTEXPR int kStepScores = kPackedRows * kTileKeys;
+
+// What the simdgroups tell each other in a step.
+struct SharedScores {
+  threadgroup float* products;  // [simdgroup][key fragment][row group][key][row], of its columns
+  threadgroup float* scores;    // [row group][key fragment][row][key]
+  threadgroup uchar* seen;      // the same, of a step with hidden keys
+
+  void put_products(thread const ColumnAttention& attention, ushort simdgroup, LanePosition at) const thread {
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeyFragments; k++) {
+#pragma clang loop unroll(full)
+      for (int r = 0; r < kRowGroups; r++) {
+        threadgroup float* block = products + simdgroup * kStepScores + (k * kRowGroups + r) * 64;
+#pragma clang loop unroll(full)
+        for (int e = 0; e < 2; e++) {
+          block[at.row * 8 + at.pair * 2 + e] = attention.score[r][k].thread_elements()[e];
+        }
+      }
+    }
+  }
+
+  void take_scores(thread ColumnAttention& attention, LanePosition at) const thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowGroups; r++) {
+#pragma clang loop unroll(full)
+      for (int k = 0; k < kKeyFragments; k++) {
+#pragma clang loop unroll(full)
+        for (int e = 0; e < 2; e++) {
+          attention.score[r][k].thread_elements()[e] = scores[index_of(r, k, e, at)];
+        }
+      }
+    }
+  }
+
+  void take_seen(thread ColumnAttention& attention, LanePosition at) const thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowGroups; r++) {
+      attention.seen[r] = 0;
+#pragma clang loop unroll(full)
+      for (int k = 0; k < kKeyFragments; k++) {
+#pragma clang loop unroll(full)
+        for (int e = 0; e < 2; e++) {
+          attention.seen[r] |= uint(seen[index_of(r, k, e, at)]) << (2 * k + e);
+        }
+      }
+    }
+  }
+
+ private:
+  static int index_of(int r, int k, int e, LanePosition at) {
+    return (r * kKeyFragments + k) * 64 + at.row * 8 + at.pair * 2 + e;
+  }
+};
+
+// The row, of those packed, whose scores a thread finishes: of all keys that it has, the same.
+inline int score_row(ushort thread_index) { return thread_index / 64 % kRowGroups * 8 + thread_index % 8; }
+
+// This thread's scores, from the products of all simdgroups.
+template <bool kEdge>
+inline void finish_scores(thread const SharedScores& shared, thread const Sequence& sequence, int first_key,
+                          ushort thread_index) {
+  static_assert(kThreads % (64 * kRowGroups) == 0, "a thread has one row");
+#pragma clang loop unroll(full)
+  for (int n = 0; n < kStepScores; n += kThreads) {
+    const int i = n + thread_index;
+    if (i >= kStepScores) {
+      continue;
+    }
+    float product = 0.0f;
+#pragma clang loop unroll(full)
+    for (int s = 0; s < kSimdgroups; s++) {
+      product += shared.products[s * kStepScores + i];
+    }
+    const int k = i / 64 / kRowGroups;
+    const int key_in_fragment = i / 8 % 8;
+    const int key = first_key + k * 8 + key_in_fragment;
+    const int to = (i / 64 % kRowGroups * kKeyFragments + k) * 64 + i % 8 * 8 + key_in_fragment;
+    float score = modified_score(product, sequence.modifiers, 0, key);
+    if (kEdge) {
+      const bool exists = sequence.table.block_of(key) >= 0 && sequence.ranges.hold(key);
+      const bool seen = sees_key(score, sequence.visible, sequence.mask, 0, key, exists);
+      score = seen ? score : -INFINITY;
+      shared.seen[to] = seen;
+    }
+    shared.scores[to] = score;
+  }
+}
+
+// One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
+template <bool kEdge>
+inline void wide_step(thread ColumnAttention& attention, thread const QueryColumns& query,
+                      thread const Sequence& sequence, thread const SharedScores& shared,
+                      thread const StepBlocks& blocks, constant DecodeParams& params, int first_key,
+                      ushort thread_index, ushort simdgroup, LanePosition at) {
+  Operand values[kKeyFragments][2 * kOutFragments];
+  attention.clear_scores();
+#pragma clang loop unroll(full)
+  for (int k = 0; k < kKeyFragments; k++) {
+    const int key = first_key + k * 8 + at.row;
+    const KeyPlace place = blocks.find(sequence.table, key, k);
+    const bool read = !kEdge || (place.exists && sequence.ranges.hold(key));
+    Operand alone[kAloneRun];
+    if (read) {
+      const device Element* row = sequence.key.row_at(place, params.key, params.key_scales).elements;
+      read_share<kSharedDim, kHeadDim>(row, simdgroup, at, alone);
+      if (!kValueInKey) {
+        row = sequence.value.row_at(place, params.value, params.value_scales).elements;
+      }
+      read_share<0, kValueDim>(row, simdgroup, at, values[k]);
+    } else {
+      fill_run(values[k], 0.0f);
+      fill_run(alone, 0.0f);
+    }
+    multiply_keys(attention, query, k, 0, kSharedFragments, values[k]);
+    multiply_keys(attention, query, k, kSharedFragments, kKeyFragmentsAlone, alone);
+  }
+  shared.put_products(attention, simdgroup, at);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  finish_scores<kEdge>(shared, sequence, first_key, thread_index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  shared.take_scores(attention, at);
+  attention.weigh();
+#pragma clang loop unroll(full)
+  for (int k = 0; k < kKeyFragments; k++) {
+    if (kEdge && !fc_one_row && simd_any(isnan(special_values(values[k], 0.0f)))) {
+      shared.take_seen(attention, at);
+      attention.multiply_special_values(k, values[k], at);
+    } else {
+      attention.multiply_values(k, values[k]);
+    }
+  }
+}
+
+}  // namespace fattn
+
+using namespace fattn;
+
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_decode_wide(
+    const device Element* query [[buffer(fattn::kSlotQuery)]],
+    const device Stored* key [[buffer(fattn::kSlotKey)]],
+    const device Stored* value [[buffer(fattn::kSlotValue)]],
+    device Element* out [[buffer(fattn::kSlotOut), function_constant(fc_whole)]],
+    device float* lse [[buffer(fattn::kSlotLse), function_constant(fc_whole)]],
+    constant DecodeParams& params [[buffer(fattn::kSlotParams)]],
+    const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
+    const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
+    const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fc_paged)]],
+    device float* partial_out [[buffer(fattn::kSlotPartialOut), function_constant(fc_split)]],
+    device float* partial_lse [[buffer(fattn::kSlotPartialLse), function_constant(fc_split)]],
+    const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
+    const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
+    const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
+    uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup float shared_products[kSimdgroups * kStepScores];
+  threadgroup float shared_scores[kStepScores];
+  threadgroup uchar shared_seen[kStepScores];
+
+  const LanePosition at = lane_position(lane);
+  const int kv_head = int(group.y) / params.row_blocks;
+  const int first_row = (int(group.y) % params.row_blocks) * kPackedRows;
+
+  SharedScores shared;
+  shared.products = shared_products;
+  shared.scores = shared_scores;
+  shared.seen = shared_seen;
+  QueryColumns columns;
+  int query_batch = -1;
+
+  Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
+  for (;;) {
+    const WorkItem item = take_chunk(share, seq_lens, params.span, params.batch);
+    if (item.batch < 0) {
+      return;
+    }
+    if (item.batch != query_batch) {
+#pragma clang loop unroll(full)
+      for (int r = 0; r < kRowGroups; r++) {
+        const int pair = first_row + r * 8 + at.pair * 2;
+        columns.load(r, packed_row(params, kv_head, pair).of_query(query, params, item.batch),
+                     packed_row(params, kv_head, pair + 1).of_query(query, params, item.batch),
+                     simdgroup_index, at);
+      }
+      query_batch = item.batch;
+    }
+    Sequence sequence;
+    sequence.set_keys(params, key, value, block_tables, kv_head, item);
+    sequence.set_row(params, mask, tree_mask, alibi_slopes, item.batch,
+                     packed_row(params, kv_head, first_row + score_row(thread_index)));
+
+    ColumnAttention attention;
+    attention.clear();
+    if (fc_sinks && item.part == 0) {
+      const float unit = fc_additive_mask ? 1.0f : M_LOG2E_F;
+#pragma clang loop unroll(full)
+      for (int r = 0; r < kRowGroups; r++) {
+        const PackedRow packed = packed_row(params, kv_head, first_row + r * 8 + at.row);
+        if (packed.exists) {
+          attention.add_sink(r, sinks[packed.head * params.sinks_stride] * unit, at.pair == 0);
+        }
+      }
+    }
+    const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
+    for (int visit = 0; visit < steps.count; visit++) {
+      const int first_key = steps[visit] * kTileKeys;
+      StepBlocks blocks;
+      const bool exist = blocks.look_up(sequence.table, first_key, lane);
+      if (exist && !fc_has_mask && item.ranges.all_see(first_key, first_key + kTileKeys)) {
+        wide_step<false>(attention, columns, sequence, shared, blocks, params, first_key, thread_index,
+                         simdgroup_index, at);
+      } else {
+        wide_step<true>(attention, columns, sequence, shared, blocks, params, first_key, thread_index,
+                        simdgroup_index, at);
+      }
+    }
+    attention.finish();
+
+    ResultRows results;
+    results.set(params, out, lse, partial_out, partial_lse, kv_head, item);
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowGroups; r++) {
+      const int row = first_row + r * 8 + at.row;
+      if (row >= params.group_size * params.span.q_len) {
+        continue;
+      }
+      const float inverse = inverse_sum(attention.row_sum[r]);
+#pragma clang loop unroll(full)
+      for (int i = 0; i < 2 * kOutFragments; i++) {
+        const int column = share_column<0, kValueDim>(i, at.pair, simdgroup_index);
+        if (column >= 0) {
+          results.put(row, column, attention.out[r][i / 2].thread_elements()[i & 1] * inverse);
+        }
+      }
+      if (simdgroup_index == 0 && at.pair == 0) {
+        results.put_lse(row, log_sum_exp(attention.row_max[r], attention.row_sum[r]));
+      }
+    }
+  }
+}
