@@ -429,17 +429,9 @@ def test_explain_refuses_as_the_op_does() -> None:
     ],
 )
 def test_limits(fields: dict[str, Any], error: type[Exception], words: str) -> None:
-    sizes = {
-        "batch": 1,
-        "q_heads": 2,
-        "kv_heads": 2,
-        "q_len": 4,
-        "kv_len": 8,
-        "head_dim": 64,
-        "value_dim": 64,
-    }
+    problem = Problem(0, "prefill", f16, 1, 2, 2, 4, 8, 64, 64)
     with pytest.raises(error, match=words):
-        plan_of(Problem(0, "prefill", f16, **(sizes | fields)))
+        plan_of(replace(problem, **fields))
 
 
 @pytest.mark.host_only
