@@ -86,15 +86,3 @@ def test_the_worst_option_decides(other: dict[str, Any]) -> None:
     """Beside softcap or sinks, a window must not send the caller to a mask."""
     for option in ({"softcap": 3.0}, {"sinks": SINKS.to("mps")}):
         assert refusal(**option, **other) == refusal(**option)
-
-
-def test_a_tree_is_a_mask() -> None:
-    query, key, value = operands()
-    query = query[:, :, :3]
-    tree = torch.tensor([0b001, 0b011, 0b101])
-    with pytest.raises(NotImplementedError, match="tree_mask .*bool attn_mask"):
-        torch_fattn.decode(query, key, value, tree_mask=tree)
-    mask = torch.ones(3, LENGTH, dtype=torch.bool)
-    mask[:, -3:] = (tree[:, None] >> torch.arange(3) & 1).bool()
-    out = torch_fattn.decode(query, key, value, attn_mask=mask)
-    assert torch.allclose(out.double(), reference.decode(query, key, value, tree_mask=tree)[0], atol=1e-5)

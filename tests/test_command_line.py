@@ -90,7 +90,7 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
             "explain prefill --heads 8 --kv-heads 4",
         ),
         ("explain prefill --head-dim 12", "multiple of 8", "explain prefill --head-dim 16"),
-        ("explain decode --q-len 9", "9 query rows", "explain decode --q-len 8"),
+        ("explain decode --q-len 17", "17 query rows", "explain decode --q-len 16"),
         (
             "explain prefill --batch 2000000000 --heads 2000000000",
             "above 2^63 bytes",
