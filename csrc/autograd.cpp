@@ -73,7 +73,7 @@ void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet key
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
-  for (const char* name : {"prefill", "decode", "paged_decode", "merge"}) {
+  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "merge"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
   }
 }

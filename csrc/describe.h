@@ -7,6 +7,7 @@
 #include <optional>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include "plan/plan.h"
 
@@ -26,6 +27,7 @@ struct Call {
   at::Tensor sinks{};
   at::Tensor alibi_slopes{};
   at::Tensor tree_mask{};
+  at::Tensor cu_seqlens_q{};
 
   at::Device device() const { return query.device(); }
 };
@@ -55,7 +57,20 @@ Call describe_paged_decode(const at::Tensor& query, const at::Tensor& key_cache,
                            const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
                            int64_t sink_tokens, const OptionalTensor& sinks,
                            const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale);
+Call describe_paged_prefill(const at::Tensor& query, const at::Tensor& key_cache,
+                            const at::Tensor& value_cache, const at::Tensor& block_tables,
+                            const at::Tensor& seq_lens, const at::Tensor& cu_seqlens_q, int64_t max_seqlen_q,
+                            bool is_causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
+                            const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
+                            std::optional<double> scale);
 MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
+
+// Shapes of out and lse.
+struct ResultSizes {
+  c10::SmallVector<int64_t, 4> out;
+  c10::SmallVector<int64_t, 3> lse;
+};
+ResultSizes result_sizes(const Problem& problem);
 
 // The tensor itself, or a copy where its last dimension is not contiguous: what the strides in Problem
 // describe.

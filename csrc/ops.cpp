@@ -86,6 +86,7 @@ struct OpOf<describe> {
 using Prefill = OpOf<describe_prefill>;
 using Decode = OpOf<describe_decode>;
 using PagedDecode = OpOf<describe_paged_decode>;
+using PagedPrefill = OpOf<describe_paged_prefill>;
 using Merge = OpOf<describe_merge>;
 
 Tensor refuse_backward(const Tensor&) {
@@ -122,6 +123,10 @@ const std::string kPagedDecodeArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, *, "
     "Tensor? attn_mask=None, Tensor? tree_mask=None, " +
     kOptions;
+const std::string kPagedPrefillArguments =
+    "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
+    "Tensor cu_seqlens_q, int max_seqlen_q, *, bool is_causal=True, " +
+    kOptions;
 const std::string kMergeArguments = "Tensor outs, Tensor lses";
 const std::string kDeviceArguments = "str? device_name=None, int? family=None, int? cores=None";
 const std::string kResults = " -> (Tensor out, Tensor lse)";
@@ -130,6 +135,7 @@ void register_ops(torch::Library& library) {
   library.impl("prefill", Prefill::run);
   library.impl("decode", Decode::run);
   library.impl("paged_decode", PagedDecode::run);
+  library.impl("paged_prefill", PagedPrefill::run);
   library.impl("merge", Merge::run);
   library.impl("_refuse_backward", refuse_backward);
 }
@@ -142,12 +148,14 @@ TORCH_LIBRARY(fattn, library) {
   define("prefill(" + kPrefillArguments + ")" + kResults);
   define("decode(" + kDecodeArguments + ")" + kResults);
   define("paged_decode(" + kPagedDecodeArguments + ")" + kResults);
+  define("paged_prefill(" + kPagedPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
   define("_refuse_backward(Tensor grad) -> Tensor");
 
   define("_plan_prefill(" + kPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_decode(" + kDecodeArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_paged_decode(" + kPagedDecodeArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_paged_prefill(" + kPagedPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
 
   library.def("_launch_counts() -> Dict(str, int)", launch_counts);
@@ -164,6 +172,7 @@ TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
   library.impl("_plan_prefill", Prefill::explain);
   library.impl("_plan_decode", Decode::explain);
   library.impl("_plan_paged_decode", PagedDecode::explain);
+  library.impl("_plan_paged_prefill", PagedPrefill::explain);
   library.impl("_plan_merge", Merge::explain);
 }
 

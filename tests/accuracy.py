@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,8 +24,45 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
     operands = (clean["query"], clean["key"], clean["value"])
     if problem.op == "prefill":
         return reference.prefill(*operands, clean.get("attn_mask"), **options)
+    if problem.q_lens is not None:
+        return _expected_of_each(case, options)
     seq_lens = None if problem.seq_lens is None else torch.tensor(problem.seq_lens, dtype=torch.int32)
     return reference.decode(*operands, seq_lens, attn_mask=clean.get("attn_mask"), **options)
+
+
+def _expected_of_each(case: Case, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Every sequence of a packed call by itself. Rows that it does not have are 0, and -inf."""
+    problem, clean = case.problem, case.clean
+    options = {name: value for name, value in options.items() if name != "max_seqlen_q"}
+    rows = (problem.batch, problem.q_heads, problem.q_len)
+    out = torch.zeros(*rows, problem.value_dim, dtype=torch.float64)
+    lse = torch.full(rows, -torch.inf, dtype=torch.float64)
+    for b, (length, q_len) in enumerate(zip(problem.lengths, problem.rows, strict=True)):
+        query = clean["query"][b : b + 1, :, :q_len]
+        key, value = (clean[name][b : b + 1, :, :length] for name in ("key", "value"))
+        results = reference.prefill(query, key, value, q_offset=length - q_len, **options)
+        out[b, :, :q_len], lse[b, :, :q_len] = results[0][0], results[1][0]
+    return out, lse
+
+
+def _unpacked(case: Case, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The results [T, Hq, Dv] and [Hq, T] of a packed call as those of the padded one. Rows of no sequence
+    must have seen no key."""
+    problem = case.problem
+    rows = (problem.batch, problem.q_heads, problem.q_len)
+    padded_out = torch.zeros(*rows, problem.value_dim, dtype=out.dtype)
+    padded_lse = torch.full(rows, -torch.inf)
+    first = 0
+    for b, q_len in enumerate(problem.rows):
+        padded_out[b, :, :q_len] = out[first : first + q_len].transpose(0, 1)
+        padded_lse[b, :, :q_len] = lse[:, first : first + q_len]
+        first += q_len
+    assert out.shape == (first + problem.spare_rows, problem.q_heads, problem.value_dim)
+    assert lse.shape == (problem.q_heads, first + problem.spare_rows)
+    assert torch.all(out[first:] == 0), "rows of no sequence are 0"
+    no_key = case.clean.get("sinks", torch.full((problem.q_heads,), -torch.inf))
+    assert torch.allclose(lse[:, first:], no_key[:, None].float(), atol=1e-5)
+    return padded_out, padded_lse
 
 
 def sdpa_error(case: Case, exact: Tensor) -> float:
@@ -65,8 +104,11 @@ def sdpa_error(case: Case, exact: Tensor) -> float:
 def assert_close(case: Case, out: Tensor, lse: Tensor) -> None:
     """Checks an op's result (CPU tensors) against the rule."""
     exact_out, exact_lse = expected(case)
-    assert out.dtype == case.problem.dtype and out.shape == exact_out.shape and out.is_contiguous()
-    assert lse.dtype == torch.float32 and lse.shape == exact_lse.shape and lse.is_contiguous()
+    assert out.dtype == case.problem.dtype and out.is_contiguous()
+    assert lse.dtype == torch.float32 and lse.is_contiguous()
+    if case.problem.q_lens is not None:
+        out, lse = _unpacked(case, out, lse)
+    assert out.shape == exact_out.shape and lse.shape == exact_lse.shape
 
     limit = 2 * sdpa_error(case, exact_out) + EXTRA_ERROR
     error = (out.double() - exact_out).abs()

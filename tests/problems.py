@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.layouts import Operand, flat, lay_out, spread
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHORT = {
     torch.float32: "f32",
@@ -63,7 +65,7 @@ class Problem:
     head_dim: int
     value_dim: int
     layouts: tuple[str, str, str] = ("contiguous",) * 3
-    causality: str = "none"  # prefill only; the rows of the other ops are always causal
+    causality: str = "none"  # of the prefills; the rows of the decodes are always causal
     q_offset: int | None = None
     mask: torch.dtype | None = None
     mask_broadcast: tuple[bool, bool, bool, bool] = (False,) * 4
@@ -72,7 +74,8 @@ class Problem:
     block_size: int = 0  # 0: not paged
     head_major_pool: bool = False
     scale: float | None = None
-    # Of the decode ops.
+    q_lens: tuple[int, ...] | None = None  # paged_prefill: rows of each sequence; q_len is the most
+    spare_rows: int = 0  # packed rows of no sequence
     window_left: int = -1
     window_right: int = -1
     sink_tokens: int = 0
@@ -85,10 +88,12 @@ class Problem:
         parts = [
             f"{self.index:03}-{self.op}-{SHORT[self.dtype]}-D{self.head_dim}x{self.value_dim}",
             f"B{self.batch}H{self.q_heads}:{self.kv_heads}L{self.q_len}x{self.kv_len}",
-            self.causality if self.op == "prefill" else "",
+            self.causality if not self.is_decode else "",
+            f"rows{'+'.join(map(str, self.q_lens))}" if self.q_lens is not None else "",
             f"mask_{SHORT[self.mask]}" if self.mask is not None else "",
             f"block{self.block_size}" if self.block_size else "",
             f"window{self.window_left}" if self.window_left >= 0 else "",
+            f"right{self.window_right}" if self.window_right >= 0 else "",
             f"first{self.sink_tokens}" if self.sink_tokens else "",
             *(name for name in ("sinks", "alibi_slopes", "softcap", "tree") if getattr(self, name)),
         ]
@@ -101,6 +106,19 @@ class Problem:
         return {name: getattr(self, name) for name, none in defaults.items() if getattr(self, name) != none}
 
     @property
+    def is_decode(self) -> bool:
+        return self.op in ("decode", "paged_decode")
+
+    @property
+    def is_causal(self) -> bool:
+        return self.is_decode or self.causality != "none"
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Query rows of each sequence."""
+        return self.q_lens if self.q_lens is not None else (self.q_len,) * self.batch
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         return self.seq_lens if self.seq_lens is not None else (self.kv_len,) * self.batch
 
@@ -110,28 +128,13 @@ class Problem:
         if self.op == "prefill":
             offset = self.kv_len - self.q_len if self.q_offset is None else self.q_offset
             return [offset] * self.batch
-        return [length - self.q_len for length in self.lengths]
-
-
-@dataclass
-class Operand:
-    """One tensor argument: a flat storage on the CPU and the view of it that the op is given."""
-
-    base: Tensor
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    def on(self, device: str | torch.device) -> tuple[Tensor, Tensor]:
-        """The whole storage on that device, and the view."""
-        base = self.base.to(device)
-        return base, base.as_strided(self.size, self.stride, self.offset)
+        return [length - rows for length, rows in zip(self.lengths, self.rows, strict=True)]
 
 
 @dataclass
 class Case:
     """A problem with its numbers. `clean` holds dense query, key, value, mask and the other tensors, without
-    any NaN."""
+    any NaN; a packed query is padded there to the longest."""
 
     problem: Problem
     operands: dict[str, Operand]
@@ -159,7 +162,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
         rng.shuffle(cards)
         return cards
 
-    ops = deck(("prefill", "prefill", "decode", "paged_decode"))
+    ops = deck(("prefill", "prefill", "decode", "paged_decode", "paged_prefill"))
     dtypes, dims, groups = deck(DTYPES), deck(HEAD_DIMS), deck(GROUPS)
     layouts = list(zip(deck(LAYOUTS), deck(LAYOUTS), deck(LAYOUTS), strict=True))
     masks, mask_layouts, causalities = (
@@ -169,29 +172,33 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
     )
     broadcasts = deck(tuple(tuple(bool(bits >> d & 1) for d in range(4)) for bits in range(16)))
     block_sizes = deck(BLOCK_SIZES)
-    of_decode = {
+    options = {
         "window_left": deck(WINDOWS_LEFT),
         "window_right": deck(WINDOWS_RIGHT),
         "sink_tokens": deck(SINK_TOKENS),
         "softcap": deck(SOFTCAPS),
         "sinks": deck((False, False, True)),
         "alibi_slopes": deck((False, False, True)),
-        "tree": deck(TREES),
     }
+    trees = deck(TREES)
 
     problems = []
     for i in range(count):
         op, (q_heads, kv_heads), (head_dim, value_dim) = ops[i], groups[i], dims[i]
         batch = rng.choice((1, 2, 3))
-        if op == "prefill":
+        is_decode = op in ("decode", "paged_decode")
+        if not is_decode:
             q_len, kv_len = _length(rng), _length(rng)
         else:
             q_len = rng.choice((1, rng.randint(1, 8), rng.randint(1, 16)))
             kv_len = rng.randint(200, MAX_CACHE) if rng.random() < 0.3 else _length(rng)
         batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim))
-        if op == "paged_decode":
+        if op.startswith("paged"):
             kv_len = -(-kv_len // block_sizes[i]) * block_sizes[i]
-        causality = causalities[i] if op == "prefill" else "none"
+        q_lens = _q_lens(rng, batch, q_len) if op == "paged_prefill" else None
+        causality = "none" if is_decode else causalities[i]
+        if q_lens is not None and causality != "none":
+            causality = "bottom_right"  # the only one that it has
         offsets = {"top_left": 0, "offset": rng.randint(-3, kv_len)}
         problems.append(
             Problem(
@@ -201,21 +208,24 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
                 batch=batch,
                 q_heads=q_heads,
                 kv_heads=kv_heads,
-                q_len=q_len,
+                q_len=max(q_lens) if q_lens else q_len,
                 kv_len=kv_len,
                 head_dim=head_dim,
                 value_dim=value_dim,
                 layouts=layouts[i],
                 causality=causality,
                 q_offset=offsets.get(causality),
-                mask=masks[i],
+                mask=None if q_lens else masks[i],
                 mask_broadcast=broadcasts[i],
                 mask_layout=mask_layouts[i],
                 seq_lens=_seq_lens(rng, op, batch, kv_len),
-                block_size=block_sizes[i] if op == "paged_decode" else 0,
+                block_size=block_sizes[i] if op.startswith("paged") else 0,
                 head_major_pool=rng.random() < 0.5,
                 scale=rng.choice((None, None, 0.0625, 0.3)),
-                **({name: cards[i] for name, cards in of_decode.items()} if op != "prefill" else {}),
+                q_lens=q_lens,
+                spare_rows=rng.choice((0, 0, 3, 70)) if q_lens else 0,
+                tree=trees[i] if is_decode else None,
+                **{name: cards[i] for name, cards in options.items()},
             )
         )
     return problems
@@ -237,6 +247,12 @@ def _fit(batch: int, q_len: int, kv_len: int, work_per_pair: int) -> tuple[int, 
     return batch, q_len, kv_len
 
 
+def _q_lens(rng: random.Random, batch: int, most: int) -> tuple[int, ...]:
+    """Prompts, single tokens, and sequences that have no rows this time; not all of them."""
+    rows = [rng.choice((0, 1, rng.randint(1, most), most)) for _ in range(batch)]
+    return tuple(rows) if any(rows) else (1, *rows[1:])
+
+
 def _seq_lens(rng: random.Random, op: str, batch: int, capacity: int) -> tuple[int, ...] | None:
     if op == "prefill" or (op == "decode" and rng.random() < 0.2):
         return None
@@ -250,18 +266,21 @@ def _seq_lens(rng: random.Random, op: str, batch: int, capacity: int) -> tuple[i
 
 
 def visibility(problem: Problem, mask: Tensor | None, tree: Tensor | None = None) -> Tensor:
-    """bool [B, Hq, Lq, Lk]: key j is visible to row i. A window's right end is behind the causal one."""
+    """bool [B, Hq, Lq, Lk]: key j is visible to row i."""
     keys = torch.arange(problem.kv_len)
     rows = torch.arange(problem.q_len)
-    causal = problem.op != "prefill" or problem.causality != "none"
     visible = torch.empty(problem.batch, problem.q_heads, problem.q_len, problem.kv_len, dtype=torch.bool)
     for b, (length, first) in enumerate(zip(problem.lengths, problem.first_positions, strict=True)):
-        seen = (keys < length).expand(problem.q_len, -1)
-        if causal:
-            seen = seen & (keys <= (first + rows)[:, None])
+        position = (first + rows)[:, None]
+        seen = (keys < length) & (rows < problem.rows[b])[:, None]
+        if problem.is_causal:
+            seen = seen & (keys <= position)
+        in_window = torch.ones_like(seen)
         if problem.window_left >= 0:
-            in_window = keys >= (first + rows)[:, None] - problem.window_left
-            seen = seen & (in_window | (keys < problem.sink_tokens))
+            in_window &= keys >= position - problem.window_left
+        if problem.window_right >= 0:
+            in_window &= keys <= position + problem.window_right
+        seen = seen & (in_window | (keys < problem.sink_tokens))
         if tree is not None:
             bits = tree.expand(problem.batch, -1)[b]
             for draft in range(max(0, -first), problem.q_len):
@@ -285,35 +304,7 @@ def _mask(problem: Problem, generator: torch.Generator) -> Tensor | None:
     return values.to(problem.mask)
 
 
-# ---- laying tensors out
-
-
-def lay_out(values: Tensor, layout: str, fill: Any = float("nan")) -> Operand:
-    """Puts `values` [B, H, L, D] into a storage full of `fill` with the strides of that layout."""
-    stored = values
-    if layout == "expanded_batch":
-        stored = values[:1]
-    elif layout == "expanded_heads":
-        stored = values[:, :1]
-    batch, heads, length, dim = stored.shape
-    offset, step, row = 0, 1, dim
-    if layout == "offset":
-        offset = 3  # off every vector boundary
-    elif layout == "padded_rows":
-        offset, row = 8, dim + 4
-    elif layout == "every_other":
-        offset, step, row = 1, 2, 2 * dim
-    if layout == "token_major":
-        stride = (length * heads * row, row, heads * row, step)
-    else:
-        stride = (heads * length * row, length * row, row, step)
-    base = torch.full((offset + batch * heads * length * row + 5,), fill, dtype=values.dtype)
-    base.as_strided(stored.shape, stride, offset).copy_(stored)
-    if layout == "expanded_batch":
-        stride = (0, *stride[1:])
-    elif layout == "expanded_heads":
-        stride = (stride[0], 0, *stride[2:])
-    return Operand(base, tuple(values.shape), stride, offset)
+# ---- operands
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: torch.Generator) -> Tensor:
@@ -385,16 +376,16 @@ def _per_head_and_tree(problem: Problem, generator: torch.Generator) -> dict[str
     return tensors
 
 
-def _spread(values: Tensor) -> Operand:
-    """Every other element of a storage; NaN, or all bits, between them."""
-    fill = torch.nan if values.is_floating_point() else -1
-    base = torch.full((2 * values.numel() + 1,), fill, dtype=values.dtype)
-    base[1::2] = values.flatten()
-    return Operand(base, tuple(values.shape), tuple(2 * step for step in values.stride()), 1)
-
-
-def _flat(values: Tensor) -> Operand:
-    return Operand(values.reshape(-1), tuple(values.shape), values.stride(), 0)
+def _packed(problem: Problem, query: Tensor) -> dict[str, Operand]:
+    """The rows of all sequences in one tensor [T, Hq, D], NaN in those of no sequence; and cu_seqlens."""
+    assert problem.q_lens is not None
+    parts = [query[b, :, :rows] for b, rows in enumerate(problem.q_lens)]
+    spare = torch.full((problem.q_heads, problem.spare_rows, problem.head_dim), torch.nan, dtype=query.dtype)
+    rows = lay_out(torch.cat([*parts, spare], dim=1)[None], problem.layouts[0])
+    _, heads, total, dim = rows.size
+    packed = Operand(rows.base, (total, heads, dim), tuple(rows.stride[d] for d in (2, 1, 3)), rows.offset)
+    starts = torch.tensor([0, *problem.q_lens]).cumsum(0).to(torch.int32)
+    return {"query": packed, "cu_seqlens_q": spread(starts)}
 
 
 def build(problem: Problem, seed: int = 0) -> Case:
@@ -415,18 +406,19 @@ def build(problem: Problem, seed: int = 0) -> Case:
     visible = visibility(p, mask, extra.get("tree_mask"))
 
     clean = {"query": query, "key": key, "value": value, **extra}
-    operands = {"query": lay_out(query, q_layout)} | {name: _spread(t) for name, t in extra.items()}
+    operands = {"query": lay_out(query, q_layout)} if p.q_lens is None else _packed(p, query)
+    operands |= {name: spread(t) for name, t in extra.items()}
     key, value = _poison(key, visible, k_layout), _poison(value, visible, v_layout)
     if p.block_size:
         table, num_blocks = _block_table(p, rng)
         operands["key_cache"] = _paged(p, key, table, num_blocks, k_layout)
         operands["value_cache"] = _paged(p, value, table, num_blocks, v_layout)
-        operands["block_tables"] = _flat(table)
+        operands["block_tables"] = flat(table) if p.q_lens is None else spread(table)
     else:
         operands["key"] = lay_out(key, k_layout)
         operands["value"] = lay_out(value, v_layout)
     if p.seq_lens is not None:
-        operands["seq_lens"] = _flat(torch.tensor(p.seq_lens, dtype=torch.int32))
+        operands["seq_lens"] = flat(torch.tensor(p.seq_lens, dtype=torch.int32))
     if mask is not None:
         clean["attn_mask"] = mask
         operands["attn_mask"] = lay_out(
@@ -434,7 +426,9 @@ def build(problem: Problem, seed: int = 0) -> Case:
         )
 
     options = p.numbers
-    if p.op == "prefill" and p.causality != "none":
+    if p.q_lens is not None:
+        options |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
+    elif p.op == "prefill" and p.is_causal:
         options["is_causal"] = True
         if p.q_offset is not None:
             options["q_offset"] = p.q_offset

@@ -43,6 +43,7 @@ SIZES = {
     "prefill": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
     "decode": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
     "paged_decode": "batch heads kv-heads q-len kv-len head-dim value-dim block-size cores",
+    "paged_prefill": "batch heads kv-heads q-len kv-len head-dim value-dim block-size cores",
     "merge": "batch heads q-len head-dim parts cores",
 }
 

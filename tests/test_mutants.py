@@ -175,8 +175,8 @@ MUTANTS = [
         "sink_tokens_one_short",
         WINDOW,
         "fattn_decode",
-        "key < sink_end);",
-        "key < sink_end - 1);",
+        "key < sink_end[r];",
+        "key < sink_end[r] - 1;",
     ),
     Mutant(
         "sink_counts_in_every_chunk",

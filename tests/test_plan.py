@@ -38,6 +38,10 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     arguments: dict[str, Any] = {"query": tensor((p.batch, p.q_heads, p.q_len, p.head_dim))}
+    if p.q_lens is not None:
+        arguments["query"] = tensor((sum(p.q_lens) + p.spare_rows, p.q_heads, p.head_dim))
+        arguments["cu_seqlens_q"] = tensor((p.batch + 1,), torch.int32)
+        arguments |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
     if p.block_size:
         blocks = p.kv_len // p.block_size
         pool = (p.batch * blocks, p.block_size, p.kv_heads)
@@ -52,7 +56,7 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         full = (p.batch, p.q_heads, p.q_len, p.kv_len)
         size = tuple(1 if one else n for n, one in zip(full, p.mask_broadcast, strict=True))
         arguments["attn_mask"] = tensor(size, p.mask)
-    if p.causality != "none":
+    if p.op == "prefill" and p.causality != "none":
         arguments |= {"is_causal": True, "q_offset": p.q_offset}
     for name in ("sinks", "alibi_slopes"):
         if getattr(p, name):
@@ -124,6 +128,67 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         Problem(0, "paged_decode", f16, 8, 32, 8, 1, 4096, 128, 128, seq_lens=(9,) * 8, block_size=16),
         M1,
     ),
+    "prefill_options": (
+        Problem(
+            0,
+            "prefill",
+            f16,
+            1,
+            8,
+            2,
+            600,
+            600,
+            64,
+            64,
+            window_left=127,
+            window_right=16,
+            sink_tokens=4,
+            sinks=True,
+            alibi_slopes=True,
+            softcap=30.0,
+        ),
+        M1,
+    ),
+    "paged_prefill_mixed": (
+        Problem(
+            0,
+            "paged_prefill",
+            f16,
+            4,
+            32,
+            8,
+            900,
+            4096,
+            128,
+            128,
+            causality="bottom_right",
+            seq_lens=(4000, 900, 0, 17),
+            q_lens=(1, 900, 0, 17),
+            block_size=16,
+            window_left=1023,
+            window_right=5,
+        ),
+        M1,
+    ),
+    "paged_prefill_tokens": (
+        Problem(
+            0,
+            "paged_prefill",
+            f16,
+            3,
+            8,
+            2,
+            3,
+            512,
+            64,
+            64,
+            causality="bottom_right",
+            seq_lens=(400, 9, 3),
+            q_lens=(1, 3, 3),
+            block_size=32,
+        ),
+        M1,
+    ),
 }
 
 
@@ -160,14 +225,26 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     macros, params = launch["macros"], launch["params"]
     tile_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"]) * int(macros["FATTN_SIMDGROUPS"])
     tiles, heads, batch = launch["grid"]
-    assert (tiles - 1) * tile_rows < p.q_len <= tiles * tile_rows
-    assert (heads, batch) == (p.q_heads, p.batch)
+    if p.q_lens is None:
+        assert (tiles - 1) * tile_rows < p.q_len <= tiles * tile_rows
+        assert (heads, batch) == (p.q_heads, p.batch)
+    else:  # a tile holds rows of one sequence only
+        group = p.q_heads // p.kv_heads
+        needed = sum(-(-rows * group // tile_rows) for rows in (*p.q_lens, p.spare_rows))
+        assert needed <= tiles <= needed + p.batch + 1
+        assert (heads, batch) == (p.kv_heads, 1)
     assert params["q_tiles"] == tiles and params["group_size"] * p.kv_heads == p.q_heads
     padding = 16 + 64
     row_bytes = (p.head_dim + p.value_dim) * ELEMENT_BYTES[macros["FATTN_T"]] + padding
     tile_bytes = int(macros["FATTN_TILE_KEYS"]) * row_bytes
     assert launch["threadgroup_bytes"] == tile_bytes + 4 * int(macros["FATTN_SIMDGROUPS"])
-    assert launch["constants"]["causal"] == (p.causality != "none")
+    constants = launch["constants"]
+    assert constants["causal"] == p.is_causal
+    assert constants["window"] == (p.window_left >= 0 or (p.window_right >= 0 and not p.is_causal))
+    assert constants["softcap"] == (p.softcap > 0)
+    assert (constants["sinks"], constants["alibi"]) == (p.sinks, p.alibi_slopes)
+    assert constants["block_size"] == p.block_size
+    assert constants["packed"] == constants["has_seq_lens"] == (p.q_lens is not None)
 
 
 def most_chunks(p: Problem, chunk_keys: int) -> int:
@@ -228,7 +305,7 @@ def test_properties(problem: Problem, device: dict[str, Any]) -> None:
         slots = list(launch["bindings"].values())
         assert len(set(slots)) == len(slots) and max(slots) < 31
         assert ("attn_mask" in launch["bindings"]) == bool(launch["constants"].get("mask"))
-    if problem.op == "prefill":
+    if not problem.is_decode:
         assert len(plan["passes"]) == 1 and plan["scratch_bytes"] == 0
         check_prefill(problem, plan["passes"][0])
     else:
@@ -279,7 +356,7 @@ def test_an_unknown_number_of_cores() -> None:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("family", [1, 5, 6])
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "merge"])
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "merge"])
 def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
     if op == "merge":
         operands: dict[str, Any] = {
@@ -287,7 +364,8 @@ def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
             "lses": torch.empty(2, 1, 1, 1, device="meta"),
         }
     else:
-        sizes = {"block_size": 16} if op == "paged_decode" else {}
+        sizes: dict[str, Any] = {"block_size": 16} if op.startswith("paged") else {}
+        sizes |= {"q_lens": (1,)} if op == "paged_prefill" else {}
         operands = on_meta(Problem(0, op, f16, 1, 4, 2, 1, 32, 64, 64, seq_lens=(9,), **sizes))
         if op == "prefill":
             del operands["seq_lens"]

@@ -13,7 +13,12 @@ from tests.conftest import counted_launches
 
 PROBLEMS = problems.draw(200)
 MORE_PROBLEMS = problems.draw(1000, seed=1)
-KERNELS = {"prefill": "fattn_prefill", "decode": "fattn_decode", "paged_decode": "fattn_decode"}
+KERNELS = {
+    "prefill": "fattn_prefill",
+    "decode": "fattn_decode",
+    "paged_decode": "fattn_decode",
+    "paged_prefill": "fattn_prefill",
+}
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -26,7 +31,7 @@ def run_and_check(problem: problems.Problem, seed: int) -> None:
     with counted_launches() as launches:
         out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
     assert launches.pop(KERNELS[problem.op]) == 1
-    assert launches in ({}, {"fattn_merge": 1})
+    assert launches == {} or (problem.is_decode and launches == {"fattn_merge": 1})
     assert_close(case, out.cpu(), lse.cpu())
     for name, base in bases.items():
         assert same_bits(base.cpu(), case.operands[name].base), f"{name} was written"
@@ -45,18 +50,29 @@ def test_more_problems(problem: problems.Problem) -> None:
 
 def test_the_problems_cover_every_axis() -> None:
     seen = {(p.op, p.dtype) for p in PROBLEMS}
-    assert len(seen) == 9
+    assert len(seen) == 12
     assert {(p.head_dim, p.value_dim) for p in PROBLEMS} == set(problems.HEAD_DIMS)
     assert {p.q_heads // p.kv_heads == 1 for p in PROBLEMS} == {True, False}
     assert any(p.kv_heads == 1 and p.q_heads > 1 for p in PROBLEMS)
     assert {p.causality for p in PROBLEMS if p.op == "prefill"} == set(problems.CAUSALITIES)
     for operand in range(3):
-        assert {p.layouts[operand] for p in PROBLEMS if p.op != "paged_decode"} == set(problems.LAYOUTS)
+        assert {p.layouts[operand] for p in PROBLEMS if not p.block_size} == set(problems.LAYOUTS)
     for op in KERNELS:
-        assert {p.mask for p in PROBLEMS if p.op == op} == set(problems.MASKS)
+        of_op = [p for p in PROBLEMS if p.op == op]
+        assert {p.mask for p in of_op} == (set(problems.MASKS) if op != "paged_prefill" else {None})
+        assert {p.window_left for p in of_op} == set(problems.WINDOWS_LEFT)
+        assert {p.window_right for p in of_op} == set(problems.WINDOWS_RIGHT)
+        assert {p.sink_tokens for p in of_op} == set(problems.SINK_TOKENS)
+        assert {p.softcap for p in of_op} == set(problems.SOFTCAPS)
+        assert {(p.sinks, p.alibi_slopes) for p in of_op} == {(a, b) for a in (0, 1) for b in (0, 1)}
     assert len({p.mask_broadcast for p in PROBLEMS if p.mask is not None}) == 16
-    assert {p.block_size for p in PROBLEMS if p.op == "paged_decode"} == set(problems.BLOCK_SIZES)
-    for op in ("decode", "paged_decode"):
+    for op in ("paged_decode", "paged_prefill"):
+        assert {p.block_size for p in PROBLEMS if p.op == op} == set(problems.BLOCK_SIZES)
+    packed = [p for p in PROBLEMS if p.q_lens is not None]
+    assert {p.is_causal for p in packed} == {True, False} == {p.spare_rows > 0 for p in packed}
+    rows = {n for p in packed for n in p.rows}
+    assert {0, 1} < rows and any(1 < n <= 16 for n in rows) and max(rows) > 100
+    for op in ("decode", "paged_decode", "paged_prefill"):
         lengths = [(n, p.kv_len) for p in PROBLEMS if p.op == op and p.seq_lens for n in p.seq_lens]
         assert any(n == 0 for n, _ in lengths) and any(n == capacity for n, capacity in lengths)
 

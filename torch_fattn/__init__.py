@@ -1,4 +1,4 @@
-"""Attention for PyTorch on Apple GPUs: prefill, split-K decode, paged decode and merge as Metal kernels.
+"""Attention for PyTorch on Apple GPUs: prefill, split-K decode, both also paged, merge, as Metal kernels.
 
     import torch_fattn
     out = torch_fattn.prefill(query, key, value, is_causal=True)
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from . import _extension, _fakes, reference
 from ._ops import decode, merge, paged_decode, prefill
+from ._packed_ops import paged_prefill
 from .plans import Explanation, explain, launch_counts, reset_launch_counts
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "launch_counts",
     "merge",
     "paged_decode",
+    "paged_prefill",
     "prefill",
     "reference",
     "reset_launch_counts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,18 +14,19 @@ from ._arguments import DTYPES, Parser, whole
 from .plans import FAMILIES, MOST_CORES, OPERATORS, explain
 
 MOST = 2**31 - 1
-ATTENTION = ("prefill", "decode", "paged_decode")
+ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill")
 # Options that not every operator has; the others refuse them.
 USED_BY = {
     "kv_heads": ATTENTION,
     "kv_len": ATTENTION,
     "value_dim": ATTENTION,
-    "block_size": ("paged_decode",),
+    "block_size": ("paged_decode", "paged_prefill"),
     "parts": ("merge",),
     "causal": ("prefill",),
 }
 WHY_NOT = {
     ("decode", "causal"): "its rows are the last ones of their sequences and causal always",
+    ("paged_prefill", "causal"): "its rows are causal anyway",
     ("paged_decode", "causal"): "its rows are the last ones of their sequences and causal always",
 }
 FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10}
@@ -36,11 +38,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--batch", type=size, default=1)
     parser.add_argument("--heads", type=size, default=32, help="query heads")
     parser.add_argument("--kv-heads", type=size, help="key-value heads; default: as many as query heads")
-    parser.add_argument("--q-len", type=size, help="query rows; default: 1, for prefill --kv-len")
+    parser.add_argument("--q-len", type=size, help="query rows; default: 1, for the prefills --kv-len")
     parser.add_argument("--kv-len", type=size, help="keys, or a decode's cache capacity; default: 1024")
     parser.add_argument("--head-dim", type=size, default=128)
     parser.add_argument("--value-dim", type=size, help="default: --head-dim")
-    parser.add_argument("--block-size", type=size, help="paged_decode: keys per block; default: 16")
+    parser.add_argument("--block-size", type=size, help="the paged ones: keys per block; default: 16")
     parser.add_argument("--parts", type=size, help="merge: partial results; default: 2")
     parser.add_argument("--dtype", choices=DTYPES, default="float16")
     parser.add_argument("--causal", action="store_const", const=True, help="prefill: is_causal")
@@ -100,13 +102,13 @@ def _check_device(parser: Parser, options: argparse.Namespace) -> None:
         )
 
 
-def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
+def _operands(parser: Parser, options: argparse.Namespace) -> Sequence[Tensor | int]:
     """Tensors of the asked shapes, without memory."""
     batch, heads, head_dim = options.batch, options.heads, options.head_dim
     kv_heads = options.kv_heads or heads
     value_dim = options.value_dim or head_dim
     kv_len = options.kv_len or 1024
-    q_len = options.q_len or (kv_len if options.op == "prefill" else 1)
+    q_len = options.q_len or (kv_len if options.op.endswith("prefill") else 1)
     block_size = options.block_size or 16
 
     def tensor(name: str, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -119,15 +121,18 @@ def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
 
     dtype = getattr(torch, options.dtype)
     if options.op == "merge":
-        rows = (options.parts or 2, batch, heads, q_len)
-        return [tensor("outs", dtype, *rows, head_dim), tensor("lses", torch.float32, *rows)]
-    query = tensor("query", dtype, batch, heads, q_len, head_dim)
-    if options.op == "paged_decode":
+        parts = (options.parts or 2, batch, heads, q_len)
+        return [tensor("outs", dtype, *parts, head_dim), tensor("lses", torch.float32, *parts)]
+    rows = (batch * q_len, heads) if options.op == "paged_prefill" else (batch, heads, q_len)
+    query = tensor("query", dtype, *rows, head_dim)
+    if options.op.startswith("paged"):
         blocks = -(-kv_len // block_size)
         pool = (batch * blocks, block_size, kv_heads)
         caches = [tensor("key cache", dtype, *pool, head_dim), tensor("value cache", dtype, *pool, value_dim)]
         tables = tensor("block tables", torch.int32, batch, blocks)
-        return [query, *caches, tables, tensor("sequence lengths", torch.int32, batch)]
+        paged = [query, *caches, tables, tensor("sequence lengths", torch.int32, batch)]
+        starts = [tensor("starts of the sequences", torch.int32, batch + 1), q_len]
+        return paged + (starts if options.op == "paged_prefill" else [])
     cache = (batch, kv_heads, kv_len)
     operands = [query, tensor("key", dtype, *cache, head_dim), tensor("value", dtype, *cache, value_dim)]
     if options.op == "decode":

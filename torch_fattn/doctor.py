@@ -24,6 +24,7 @@ KERNEL_OF = {
     "prefill": "fattn_prefill",
     "decode": "fattn_decode",
     "paged_decode": "fattn_decode",
+    "paged_prefill": "fattn_prefill",
     "merge": "fattn_merge",
 }
 
@@ -33,11 +34,12 @@ class Case:
     """One operator on one small problem."""
 
     op: str
-    operands: tuple[Tensor, ...]
+    operands: tuple[Tensor | int, ...]
     options: dict[str, Any]
 
     def run(self, device: str) -> tuple[Tensor, Tensor]:
-        results = getattr(torch.ops.fattn, self.op)(*(t.to(device) for t in self.operands), **self.options)
+        operands = (t.to(device) if isinstance(t, Tensor) else t for t in self.operands)
+        results = getattr(torch.ops.fattn, self.op)(*operands, **self.options)
         return results[0].cpu(), results[1].cpu()
 
     def error(self, results: tuple[Tensor, Tensor]) -> float:
@@ -174,12 +176,21 @@ def _decode_case(dtype: torch.dtype) -> Case:
     return Case("decode", (query, key, key.flip(2), torch.tensor([600, 37], dtype=torch.int32)), {})
 
 
-def _paged_decode_case(dtype: torch.dtype) -> Case:
-    query, pool = _random(2, 4, 2, 64, dtype=dtype), _random(9, 16, 2, 64, dtype=dtype)
+def _paged_cache(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Two sequences of 50 and 18 keys."""
+    pool = _random(9, 16, 2, 64, dtype=dtype)
     tables = torch.tensor([[7, 0, 4, 2], [5, 8, -1, -1]], dtype=torch.int32)
-    return Case(
-        "paged_decode", (query, pool, pool.flip(0), tables, torch.tensor([50, 18], dtype=torch.int32)), {}
-    )
+    return pool, pool.flip(0), tables, torch.tensor([50, 18], dtype=torch.int32)
+
+
+def _paged_decode_case(dtype: torch.dtype) -> Case:
+    return Case("paged_decode", (_random(2, 4, 2, 64, dtype=dtype), *_paged_cache(dtype)), {})
+
+
+def _paged_prefill_case(dtype: torch.dtype) -> Case:
+    # A chunk of a prompt, and a single token.
+    starts = torch.tensor([0, 37, 38], dtype=torch.int32)
+    return Case("paged_prefill", (_random(38, 4, 64, dtype=dtype), *_paged_cache(dtype), starts, 37), {})
 
 
 def _merge_case(dtype: torch.dtype) -> Case:
@@ -190,5 +201,6 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "prefill": _prefill_case,
     "decode": _decode_case,
     "paged_decode": _paged_decode_case,
+    "paged_prefill": _paged_prefill_case,
     "merge": _merge_case,
 }

@@ -12,7 +12,7 @@ import torch
 
 __all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
-OPERATORS = ("prefill", "decode", "paged_decode", "merge")
+OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "merge")
 FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner says from which on there are kernels
 MOST_CORES = 1024
 
@@ -85,7 +85,7 @@ def explain(
     """The plan of `torch_fattn.<op>(*operands, **options)`; nothing is computed and nothing is launched.
 
     Args:
-        op: "prefill", "decode", "paged_decode" or "merge".
+        op: "prefill", "decode", "paged_decode", "paged_prefill" or "merge".
         operands, options: as for the operator. Tensors on any device will do; those on "meta" cost nothing.
         device_name, family, cores: plan for this GPU (family n of MTLGPUFamilyApple<n>; 0 cores where the
             number is unknown, as in a virtual machine: planned as for an M1). The default is the

@@ -248,7 +248,7 @@ using namespace fattn;
   const int position = length - params.span.q_len + row;
   chunk.visible.limit[0] = row_exists ? position + 1 : 0;
   chunk.visible.window_begin[0] = position - params.span.window_left;
-  chunk.visible.sink_end = params.span.sink_tokens;
+  chunk.visible.sink_end[0] = min(params.span.sink_tokens, chunk.visible.limit[0]);
   chunk.visible.first_draft = length - params.span.q_len;
   if (fc_tree) {
     chunk.visible.drafts[0] =

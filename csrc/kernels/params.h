@@ -35,6 +35,7 @@ enum Slot {
   kSlotSinks = 11,
   kSlotAlibiSlopes = 12,
   kSlotTreeMask = 13,
+  kSlotCuSeqlens = 14,
 };
 
 // Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,
@@ -52,6 +53,7 @@ enum FunctionConstant {
   kConstSinks = 9,        // bool: a learned logit per head
   kConstTree = 10,        // bool: the newest keys are draft tokens under a tree mask
   kConstOneRow = 11,      // bool: all rows of a key-value head see the same keys
+  kConstPacked = 12,      // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
 };
 
 enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
@@ -71,17 +73,29 @@ struct Strides4 {
 
 struct PrefillParams {
   Strides3 query;
-  Strides3 key;
+  Strides3 key;  // dense: batch, head, row. Paged: block, head, slot
   Strides3 value;
   Strides4 mask;
-  fattn_i32 q_len;
-  fattn_i32 kv_len;
+  fattn_i64 block_table_batch_stride;
+  fattn_i64 block_table_entry_stride;
+  fattn_i64 seq_lens_stride;
+  fattn_i64 cu_seqlens_stride;
+  fattn_i64 sinks_stride;
+  fattn_i64 alibi_slopes_stride;
+  fattn_i32 batch;
+  fattn_i32 q_len;   // packed: rows of all sequences
+  fattn_i32 kv_len;  // paged: max_blocks * block_size
   fattn_i32 q_heads;
-  fattn_i32 group_size;   // query heads per key-value head
-  fattn_i32 q_offset;     // absolute position of query row 0
-  fattn_f32 score_scale;  // from a product to score units (softmax.h)
+  fattn_i32 group_size;    // query heads per key-value head
+  fattn_i32 q_offset;      // absolute position of query row 0; packed: each sequence has its own
+  fattn_i32 window_left;   // kNoLimit: every key below the row's own
+  fattn_i32 window_right;  // kNoLimit: every key above it
+  fattn_i32 sink_tokens;
+  fattn_i32 num_blocks;
   fattn_i32 q_tiles;
-  fattn_i32 reserved;
+  fattn_f32 score_scale;  // from a product to score units (softmax.h), or to the argument of tanh
+  fattn_f32 softcap;      // in score units
+  fattn_f32 slope_scale;  // from ALiBi's slopes to score units
 };
 
 // What decode sees by position. kNoWindow as window_left: every key up to the row's own.
@@ -129,7 +143,7 @@ struct MergeParams {
 // Bytes as the host lays them out; MSL has the same rules, and checks it too.
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
-FATTN_CHECK_SIZE(PrefillParams, 136);
+FATTN_CHECK_SIZE(PrefillParams, 208);
 FATTN_CHECK_SIZE(CausalSpan, 32);
 FATTN_CHECK_SIZE(DecodeParams, 216);
 FATTN_CHECK_SIZE(MergeParams, 56);
@@ -140,6 +154,8 @@ FATTN_CONSTEXPR int kFragment = 8;
 FATTN_CONSTEXPR int kSimdWidth = 32;
 // No window: more keys than a sequence can have.
 FATTN_CONSTEXPR int kNoWindow = 1 << 30;
+// No end of a window on one side of a row: further than any two positions are apart.
+FATTN_CONSTEXPR int kNoLimit = 0x7fffffff;
 // Columns that a threadgroup of merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read

@@ -58,13 +58,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.tile_keys = row.tile_keys;
   pass.spec.simdgroups = row.simdgroups;
   pass.spec.split = parts > 1;
-  pass.spec.has_seq_lens = p.has_seq_lens;
-  pass.spec.block_size = uint32_t(p.block_size);
   pass.spec.window = p.options.window_left >= 0;
-  pass.spec.softcap = p.options.softcap > 0.0;
-  pass.spec.alibi = p.options.alibi_slopes;
-  pass.spec.sinks = p.options.sinks;
-  pass.spec.tree = p.options.tree_mask;
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
   pass.grid = {uint32_t(p.batch * parts), uint32_t(p.kv_heads * row_blocks), 1};
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
@@ -75,33 +69,13 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.threadgroup_bytes = uint32_t(std::max(query_bytes, rows_bytes * p.value_dim) + 2 * rows_bytes);
 
   bind_attention(pass, p);
-  if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
-  if (p.op == Op::kPagedDecode) pass.bind(Buffer::kBlockTables, kSlotBlockTables);
-  if (p.options.sinks) pass.bind(Buffer::kSinks, kSlotSinks);
-  if (p.options.alibi_slopes) pass.bind(Buffer::kAlibiSlopes, kSlotAlibiSlopes);
-  if (p.options.tree_mask) pass.bind(Buffer::kTreeMask, kSlotTreeMask);
 
-  const double softcap = p.options.softcap;
   DecodeParams params{};
-  params.query = p.query;
-  params.key = p.key;
-  params.value = p.value;
-  params.mask = p.mask;
-  params.block_table_batch_stride = p.block_table_batch_stride;
-  params.block_table_entry_stride = p.block_table_entry_stride;
-  params.sinks_stride = p.options.sinks_stride;
-  params.alibi_slopes_stride = p.options.alibi_slopes_stride;
+  set_attention_params(params, p);
   params.tree_mask_batch_stride = p.options.tree_mask_batch_stride;
   params.tree_mask_row_stride = p.options.tree_mask_row_stride;
   params.span = span_of(p, chunk_keys);
-  params.batch = int32_t(p.batch);
-  params.q_heads = int32_t(p.q_heads);
-  params.group_size = int32_t(group_size);
-  params.num_blocks = int32_t(p.num_blocks);
   params.row_blocks = int32_t(row_blocks);
-  params.score_scale = float(softcap > 0.0 ? p.scale / softcap : p.scale * score_unit(p));
-  params.softcap = float(softcap * score_unit(p));
-  params.slope_scale = float(score_unit(p));
   pass.set_params(params);
 
   if (parts == 1) {

@@ -44,6 +44,7 @@ struct KernelSpec {
   bool sinks = false;
   bool tree = false;
   bool one_row = false;
+  bool packed = false;
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -74,6 +75,7 @@ enum class Buffer : uint8_t {
   kSinks,
   kAlibiSlopes,
   kTreeMask,
+  kCuSeqlens,
   kOut,
   kLse,
   kScratchOut,

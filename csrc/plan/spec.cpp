@@ -11,6 +11,8 @@ const char* name_of(Op op) {
       return "fattn.decode";
     case Op::kPagedDecode:
       return "fattn.paged_decode";
+    case Op::kPagedPrefill:
+      return "fattn.paged_prefill";
     case Op::kMerge:
       return "fattn.merge";
   }
@@ -92,6 +94,8 @@ const char* name_of(Buffer buffer) {
       return "alibi_slopes";
     case Buffer::kTreeMask:
       return "tree_mask";
+    case Buffer::kCuSeqlens:
+      return "cu_seqlens_q";
     case Buffer::kOut:
       return "out";
     case Buffer::kLse:
@@ -132,6 +136,8 @@ const char* constant_name(FunctionConstant index) {
       return "tree";
     case kConstOneRow:
       return "one_row";
+    case kConstPacked:
+      return "packed";
   }
   return "";
 }
@@ -178,6 +184,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstSinks, true, spec.sinks},
       {kConstTree, true, spec.tree},
       {kConstOneRow, true, spec.one_row},
+      {kConstPacked, true, spec.packed},
   };
 }
 
