@@ -16,21 +16,21 @@ FATTN_CONSTEXPR int kTileRows = kSimdgroups * kRowFragments * 8;
 // A row of a tile, and where its operands and results are.
 struct QueryRow {
   int row;  // of its sequence
-  int head;
+  long head;
   bool exists;
 };
 
+// Sequence and heads are 64-bit for the offsets that they make: an int would stay beside its widened copy.
 struct QueryTile {
-  int batch;      // -1: rows before the first sequence or behind the last, which see no key
+  long batch;     // -1: rows before the first sequence or behind the last, which see no key
   int first_row;  // of the sequence, among the rows of the call
   int q_len;
-  int head;  // packed: the first that shares the key-value head
-  int kv_head;
+  long head;  // packed: the first that shares the key-value head
+  long kv_head;
   int begin;  // packed: the tile's first pair; else its first row
   int end;    // of the sequence's pairs, or rows
 
-  QueryRow row(int tile_row, int group_size) const thread {
-    const int item = begin + tile_row;
+  QueryRow row(int item, int group_size) const thread {
     QueryRow at;
     at.row = fc_packed ? item / group_size : item;
     at.head = fc_packed ? head + item % group_size : head;
@@ -39,19 +39,19 @@ struct QueryTile {
   }
 
   // The last row at or before that one that exists.
-  int last_row(int tile_row, int group_size) const thread {
-    const int item = min(begin + tile_row, end - 1);
+  int last_row(int most, int group_size) const thread {
+    const int item = min(most, end - 1);
     return fc_packed ? item / group_size : item;
   }
 };
 
-inline QueryTile dense_tile(constant PrefillParams& params, int tile, int head, int batch) {
+inline QueryTile dense_tile(constant PrefillParams& params, int tile, uint head, uint batch) {
   QueryTile found;
   found.batch = batch;
   found.first_row = 0;
   found.q_len = params.q_len;
   found.head = head;
-  found.kv_head = head / params.group_size;
+  found.kv_head = head / uint(params.group_size);
   found.begin = tile * kTileRows;
   found.end = params.q_len;
   return found;

@@ -5,15 +5,16 @@
 // key-value head (packed.h), and walks the keys in steps of kTileKeys. K and V of a step are staged once in
 // threadgroup memory; query, scores, weights and output stay in registers. While a step is computed, the next
 // one is on its way from device memory: each thread holds its share of it in registers. Steps that every row
-// of the tile sees whole take the first loop, without any test; only the steps on the diagonal, at the edges
-// of a window, at the ragged end, or under an attn_mask take the second. Steps that no row sees are not
-// visited.
+// of the tile sees whole are computed without any test; only the steps on the diagonal, at the edges of a
+// window, at the ragged end, in blocks that do not exist, or under an attn_mask have tests. Steps that no row
+// sees are not visited.
 #include "keys.h"
 #include "packed.h"
 #include "scores.h"
 #include "steps.h"
 
-// Whether steps that are seen whole can follow others that are not.
+// Whether steps that are seen whole can follow others that are not. Else they have a loop of their own, which
+// needs fewer registers.
 constant bool fc_alternating = fc_window || fc_paged;
 
 namespace fattn {
@@ -39,13 +40,11 @@ struct TileShare {
       const int row = (i + thread_index) / kRowChunks;
       const int column = (i + thread_index) % kRowChunks * kWideChunk;
       bool exists = row < (kWhole ? kTileKeys : min(rows, kTileKeys));
-      const device Element* from = source + column;
+      const device Element* from = source + row * strides.row + column;
       if (fc_paged) {
         const KeyPlace place = keys.find(table, min(row, kTileKeys - 1));
         exists = row < kTileKeys && (kWhole || place.exists);
-        from = row_at(from, place, strides);
-      } else {
-        from += row * strides.row;
+        from = row_at(source, place, strides) + column;
       }
       exists = exists || (kWhole && kTileChunks % kThreads == 0);
       words[i / kThreads] = exists ? wide_chunk(from) : uint4(0);
@@ -91,7 +90,7 @@ struct StepShare {
   TileShare<kValueDim> values;
   StagedKeys places;  // of a pool
 
-  // Finds the step's keys. Returns whether every row of the tile sees them all.
+  // Finds the step's keys. Returns whether they are all there, and seen by every row of the tile.
   bool look_up(thread const KeySource& source, thread const KeyRanges& ranges, int first_key, ushort lane)
       thread {
     if (fc_paged) {
@@ -101,14 +100,13 @@ struct StepShare {
   }
 
   bool is_whole(thread const KeyRanges& ranges, int first_key) const thread {
-    return !fc_has_mask && ranges.all_see(first_key, first_key + kTileKeys) &&
-           (!fc_paged || places.exist == kAllKeys);
+    return ranges.all_see(first_key, first_key + 1) && (!fc_paged || places.exist == kAllKeys);
   }
 
   template <bool kWhole>
   void fetch(thread const KeySource& source, constant PrefillParams& params, int first_key,
              ushort thread_index) thread {
-    const int rows = source.table.length - first_key;
+    const int rows = params.kv_len - first_key;
     const int row = fc_paged ? 0 : first_key;
     keys.fetch<kWhole>(source.key + row * params.key.row, params.key, rows, source.table, places,
                        thread_index);
@@ -179,6 +177,16 @@ inline void value_step(thread OnlineAttention& attention, const threadgroup Elem
   }
 }
 
+// The staged step of keys, all of which every row sees.
+inline void whole_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
+                       thread const ScoreModifiers& modifiers, const threadgroup Element* key_tile,
+                       const threadgroup Element* value_tile, int first_key, LanePosition at) {
+  score_step(attention, query, key_tile, kKeyFragments, at);
+  modify_scores(attention, modifiers, first_key, at);
+  attention.weigh();
+  value_step(attention, value_tile, kKeyFragments, false, at);
+}
+
 }  // namespace fattn
 
 using namespace fattn;
@@ -208,12 +216,12 @@ using namespace fattn;
   // Under a causal mask the last rows have the most keys: start them first.
   const int last_first = params.q_tiles - 1 - int(group.x);
   const QueryTile tile = fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
-                                   : dense_tile(params, last_first, int(group.y), int(group.z));
+                                   : dense_tile(params, last_first, group.y, group.z);
   if (fc_packed && tile.end == 0) {
     return;
   }
   const LanePosition at = lane_position(lane);
-  const int simdgroup_row = simdgroup_index * (kRowFragments * 8);
+  const int simdgroup_row = tile.begin + simdgroup_index * (kRowFragments * 8);
   int length = params.kv_len;
   int first_position = params.q_offset;
   if (fc_has_seq_lens) {
@@ -222,10 +230,12 @@ using namespace fattn;
   }
 
   // The keys that the rows of the tile see, and those of this simdgroup's rows.
-  const RowKeys first_row = keys_of_row(params, first_position + tile.row(0, params.group_size).row, length);
-  const RowKeys last_row =
-      keys_of_row(params, first_position + tile.last_row(kTileRows - 1, params.group_size), length);
-  const KeyRanges ranges = rows_between(first_row, last_row);
+  const RowKeys first_row =
+      keys_of_row(params, first_position + tile.row(tile.begin, params.group_size).row, length);
+  const RowKeys last_row = keys_of_row(
+      params, first_position + tile.last_row(tile.begin + kTileRows - 1, params.group_size), length);
+  const KeyRanges ranges = in_whole_steps(rows_between(first_row, last_row), kTileKeys);
+
   KeyRanges own_ranges = rows_between(
       keys_of_row(params, first_position + tile.row(simdgroup_row, params.group_size).row, length),
       keys_of_row(params,
@@ -240,7 +250,7 @@ using namespace fattn;
   source.value = value + tile.kv_head * params.value.head;
   source.table.length = length;
   if (fc_paged) {
-    source.table.blocks = block_tables + max(tile.batch, 0) * params.block_table_batch_stride;
+    source.table.blocks = block_tables + max(tile.batch, 0L) * params.block_table_batch_stride;
     source.table.entry_stride = params.block_table_entry_stride;
     source.table.num_blocks = params.num_blocks;
     source.table.length = ranges.end;
@@ -284,70 +294,64 @@ using namespace fattn;
     }
   }
 
-  const Visits steps = visits_of(ranges, 0, ranges.end, kTileKeys);
   StepShare next;
-  int visit = 0;
-  if (steps.count > 0) {
-    if (next.look_up(source, ranges, steps[0] * kTileKeys, lane)) {
-      next.fetch<true>(source, params, steps[0] * kTileKeys, thread_index);
+  int first_key = next_step(ranges, -kTileKeys, kTileKeys);
+  if (first_key < ranges.end) {
+    if (next.look_up(source, ranges, first_key, lane)) {
+      next.fetch<true>(source, params, first_key, thread_index);
     } else {
-      next.fetch<false>(source, params, steps[0] * kTileKeys, thread_index);
+      next.fetch<false>(source, params, first_key, thread_index);
     }
   }
 
-  do {
-    for (; visit < steps.count && next.is_whole(ranges, steps[visit] * kTileKeys); visit++) {
-      threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
-      next.place(key_tile, value_tile, thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      if (visit + 1 < steps.count) {
-        const int next_key = steps[visit + 1] * kTileKeys;
-        if (next.look_up(source, ranges, next_key, lane)) {
-          next.fetch<true>(source, params, next_key, thread_index);
-        } else {
-          next.fetch<false>(source, params, next_key, thread_index);
-        }
-      }
-      if (own_ranges.end > 0) {
-        score_step(attention, query_rows, key_tile, kKeyFragments, at);
-        modify_scores(attention, modifiers, steps[visit] * kTileKeys, at);
-        attention.weigh();
-        value_step(attention, value_tile, kKeyFragments, false, at);
-      }
+  for (; !fc_alternating && next.is_whole(ranges, first_key); first_key += kTileKeys) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
+    next.place(key_tile, value_tile, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const int next_key = first_key + kTileKeys;
+    if (next.is_whole(ranges, next_key)) {
+      next.fetch<true>(source, params, next_key, thread_index);
+    } else if (next_key < ranges.end) {
+      next.fetch<false>(source, params, next_key, thread_index);
     }
+    if (own_ranges.end > 0) {
+      whole_step(attention, query_rows, modifiers, key_tile, value_tile, first_key, at);
+    }
+  }
 
-    for (; visit < steps.count; visit++) {
-      const int first_key = steps[visit] * kTileKeys;
-      if (fc_alternating && next.is_whole(ranges, first_key)) {
-        break;
-      }
-      const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
-      const bool any_special = simd_any(next.values.has_special_values());
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      next.place(key_tile, value_tile, thread_index);
-      if (lane == 0) {
-        special_values_in_tile[simdgroup_index] = any_special;
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      if (visit + 1 < steps.count) {
-        const int next_key = steps[visit + 1] * kTileKeys;
-        next.look_up(source, ranges, next_key, lane);
-        next.fetch<false>(source, params, next_key, thread_index);
-      }
+  for (; first_key < ranges.end; first_key = next_step(ranges, first_key, kTileKeys)) {
+    const bool whole = fc_alternating && next.is_whole(ranges, first_key);
+    const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
+    const bool any_special = !whole && simd_any(next.values.has_special_values());
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    next.place(key_tile, value_tile, thread_index);
+    if (lane == 0) {
+      special_values_in_tile[simdgroup_index] = any_special;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const int next_key = next_step(ranges, first_key, kTileKeys);
+    if (next_key < ranges.end) {
+      next.look_up(source, ranges, next_key, lane);
+      next.fetch<false>(source, params, next_key, thread_index);
+    }
+    const int fragments = (own_ranges.end - first_key + 7) / 8;
+    if (fragments <= 0 || !own_ranges.meet(first_key, first_key + kTileKeys)) {
+      continue;
+    }
+    if (whole) {
+      whole_step(attention, query_rows, modifiers, key_tile, value_tile, first_key, at);
+    } else {
       uint special = 0;
       for (int i = 0; i < kSimdgroups; i++) {
         special |= special_values_in_tile[i];
       }
-      const int fragments = (own_ranges.end - first_key + 7) / 8;
-      if (fragments > 0 && own_ranges.meet(first_key, first_key + kTileKeys)) {
-        score_step(attention, query_rows, key_tile, fragments, at);
-        modify_scores(attention, modifiers, first_key, at);
-        hide_scores(attention, visible, mask, first_key, present, at);
-        attention.weigh();
-        value_step(attention, value_tile, fragments, special != 0, at);
-      }
+      score_step(attention, query_rows, key_tile, fragments, at);
+      modify_scores(attention, modifiers, first_key, at);
+      hide_scores(attention, visible, mask, first_key, present, at);
+      attention.weigh();
+      value_step(attention, value_tile, fragments, special != 0, at);
     }
-  } while (fc_alternating && visit < steps.count);
+  }
 
   attention.finish();
 #pragma clang loop unroll(full)

@@ -99,6 +99,22 @@ inline KeyRanges rows_between(RowKeys first, RowKeys last) {
   return ranges;
 }
 
+// What every row sees cut to whole steps of `unit` keys: a step is seen whole if its first key is. Under a
+// mask none is.
+inline KeyRanges in_whole_steps(KeyRanges ranges, int unit) {
+  ranges.all_end = fc_has_mask ? 0 : ranges.all_end - ranges.all_end % unit;
+  ranges.all_sink_end = fc_has_mask ? 0 : ranges.all_sink_end - ranges.all_sink_end % unit;
+  return ranges;
+}
+
+// The step after the one that begins at `key`, by its first key; steps in the gap between the ranges are left
+// out.
+inline int next_step(KeyRanges ranges, int key, int unit) {
+  const int next = key + unit;
+  const bool in_gap = fc_window && next >= ranges.sink_end && next < ranges.begin;
+  return in_gap ? ranges.begin / unit * unit : next;
+}
+
 // The units (chunks of a sequence, steps of a chunk) that hold a key of the ranges, in order.
 struct Visits {
   int first;
