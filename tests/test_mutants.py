@@ -1,4 +1,5 @@
-"""Seeded faults in our kernels are found; the same launch without the fault is silent and right.
+"""Seeded faults in our kernels are found; the same launch without the fault is silent and right. Those of
+prefill are in test_prefill_mutants.py.
 
 Each mutant changes one place of a kernel's text, or one binding, and is launched under the emulator's checks.
 It is caught when the check that it names reports it or, where it names none, by the accuracy rule.
@@ -22,8 +23,6 @@ pytestmark = needs_emulator
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup)"
 f32, f16, bf16 = problems.DTYPES
 
-# Whole and ragged steps, several of each, and a ragged last tile of rows.
-PREFILL = Problem(0, "prefill", f16, 1, 2, 1, 43, 150, 64, 40, causality="bottom_right")
 # 18 packed rows: two fragments and a second threadgroup of rows.
 DECODE = Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
 SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 600, 40, 24, seq_lens=(600,))
@@ -37,7 +36,7 @@ WINDOW = Problem(
     9, "decode", f32, 2, 2, 1, 2, 700, 40, 24, seq_lens=(530, 301), window_left=60, sink_tokens=5
 )
 TREE = Problem(10, "decode", f32, 1, 2, 1, 3, 80, 40, 24, seq_lens=(66,), tree="shared")
-CONTROLS = (PREFILL, DECODE, SPLIT, PAGED, FULL, LAST_BLOCK, SINKS, WINDOW, TREE)
+CONTROLS = (DECODE, SPLIT, PAGED, FULL, LAST_BLOCK, SINKS, WINDOW, TREE)
 VIEWS = ("padded_rows", "padded_rows", "padded_rows")  # views that start 8 elements into their storage
 
 
@@ -58,46 +57,32 @@ class Mutant:
         return self.old.join(head) + self.new + self.old.join(tail)
 
 
-def removed_barriers() -> list[Mutant]:
-    """Each barrier of each kernel."""
-    mutants = []
-    for kernel, source, problem in (
-        ("fattn_prefill", "prefill", PREFILL),
-        ("fattn_decode", "decode", SPLIT),
-    ):
-        for nth in range(direct_launch.kernel_text(source).count(BARRIER)):
-            mutants.append(
-                Mutant(f"{source}_without_barrier_{nth}", problem, kernel, BARRIER, "(void)0", "race", nth)
-            )
-    return mutants
+def removed_barriers(source: str, problem: Problem) -> list[Mutant]:
+    """Each barrier of a kernel."""
+    return [
+        Mutant(f"{source}_without_barrier_{nth}", problem, f"fattn_{source}", BARRIER, "(void)0", "race", nth)
+        for nth in range(direct_launch.kernel_text(source).count(BARRIER))
+    ]
+
+
+def assert_caught(mutant: Mutant) -> None:
+    from softmetal.simt.harness import KernelError
+
+    case = problems.build(mutant.problem)
+    mutate = {mutant.kernel: mutant.apply}
+    if not mutant.finding:
+        with pytest.raises(AssertionError):
+            assert_close(case, *direct_launch.run(case, mutate, checks=""))
+        return
+    with pytest.raises(KernelError, match=f"(?i){mutant.finding}") as caught:
+        direct_launch.run(case, mutate)
+    assert mutant.kernel in str(caught.value)
+    assert re.search(r"\w\.(metal|h):\d+", str(caught.value)), "the report names the line"
 
 
 MUTANTS = [
-    *removed_barriers(),
+    *removed_barriers("decode", SPLIT),
     # Off by one.
-    Mutant(
-        "prefill_stages_a_key_too_many",
-        PREFILL,
-        "fattn_prefill",
-        "const int rows = params.kv_len - first_key;",
-        "const int rows = params.kv_len - first_key + 1;",
-        "bounds",
-    ),
-    Mutant(
-        "prefill_stores_a_row_too_many",
-        PREFILL,
-        "fattn_prefill",
-        "if (row >= params.q_len) {",
-        "if (row > params.q_len) {",
-        "bounds",
-    ),
-    Mutant(
-        "prefill_sees_the_next_key",
-        PREFILL,
-        "fattn_prefill",
-        "params.q_offset + row + 1)",
-        "params.q_offset + row + 2)",
-    ),
     Mutant(
         "decode_reads_past_the_length",
         FULL,
@@ -223,22 +208,6 @@ MUTANTS = [
     ),
     # A wrong head.
     Mutant(
-        "prefill_key_of_the_query_head",
-        PREFILL,
-        "fattn_prefill",
-        "(head / params.group_size) * params.key.head",
-        "head * params.key.head",
-        "bounds",
-    ),
-    Mutant(
-        "prefill_all_heads_write_one",
-        PREFILL,
-        "fattn_prefill",
-        "(batch * params.q_heads + head) * params.q_len",
-        "(batch * params.q_heads) * params.q_len",
-        "race",
-    ),
-    Mutant(
         "decode_next_key_head",
         DECODE,
         "fattn_decode",
@@ -274,18 +243,7 @@ def test_the_controls_are_silent_and_right(problem: Problem, order: str) -> None
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant_is_caught(mutant: Mutant) -> None:
-    from softmetal.simt.harness import KernelError
-
-    case = problems.build(mutant.problem)
-    mutate = {mutant.kernel: mutant.apply}
-    if not mutant.finding:
-        with pytest.raises(AssertionError):
-            assert_close(case, *direct_launch.run(case, mutate, checks=""))
-        return
-    with pytest.raises(KernelError, match=f"(?i){mutant.finding}") as caught:
-        direct_launch.run(case, mutate)
-    assert mutant.kernel in str(caught.value)
-    assert re.search(r"\w\.(metal|h):\d+", str(caught.value)), "the report names the line"
+    assert_caught(mutant)
 
 
 @pytest.mark.parametrize("operand", ["query", "key", "value"])
@@ -308,8 +266,8 @@ def test_dropped_storage_offset_is_caught(problem: Problem, operand: str) -> Non
 
 def test_a_benign_change_is_not_reported() -> None:
     """The other control: a barrier more, and a comment, change nothing."""
-    case = problems.build(PREFILL)
-    mutate = {"fattn_prefill": lambda text: text.replace(BARRIER, f"{BARRIER}; {BARRIER}")}
+    case = problems.build(DECODE)
+    mutate = {"fattn_decode": lambda text: text.replace(BARRIER, f"{BARRIER}; {BARRIER}")}
     out, lse = direct_launch.run(case, mutate)
     plain, plain_lse = direct_launch.run(case)
     assert torch.equal(out, plain) and torch.equal(lse, plain_lse)

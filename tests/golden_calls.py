@@ -1,0 +1,176 @@
+"""The calls whose plans are kept in tests/golden, and calls without memory, for planning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import torch_fattn
+from tests import problems
+from tests.problems import Problem
+
+M1: dict[str, Any] = {"device_name": "Apple M1", "family": 7, "cores": 8}
+M2_MAX: dict[str, Any] = {"device_name": "Apple M2 Max", "family": 8, "cores": 38}
+
+f32, f16, bf16 = problems.DTYPES
+
+
+def on_meta(problem: Problem) -> dict[str, Any]:
+    """Arguments without memory, with the strides that the problem asks for."""
+    p = problem
+
+    def tensor(shape: tuple[int, ...], dtype: torch.dtype = p.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    arguments: dict[str, Any] = {"query": tensor((p.batch, p.q_heads, p.q_len, p.head_dim))}
+    if p.q_lens is not None:
+        arguments["query"] = tensor((sum(p.q_lens) + p.spare_rows, p.q_heads, p.head_dim))
+        arguments["cu_seqlens_q"] = tensor((p.batch + 1,), torch.int32)
+        arguments |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
+    if p.block_size:
+        blocks = p.kv_len // p.block_size
+        pool = (p.batch * blocks, p.block_size, p.kv_heads)
+        arguments |= {"key_cache": tensor((*pool, p.head_dim)), "value_cache": tensor((*pool, p.value_dim))}
+        arguments["block_tables"] = tensor((p.batch, blocks), torch.int32)
+    else:
+        rows = (p.batch, p.kv_heads, p.kv_len)
+        arguments |= {"key": tensor((*rows, p.head_dim)), "value": tensor((*rows, p.value_dim))}
+    if p.seq_lens is not None:
+        arguments["seq_lens"] = tensor((p.batch,), torch.int32)
+    if p.mask is not None:
+        full = (p.batch, p.q_heads, p.q_len, p.kv_len)
+        size = tuple(1 if one else n for n, one in zip(full, p.mask_broadcast, strict=True))
+        arguments["attn_mask"] = tensor(size, p.mask)
+    if p.op == "prefill" and p.causality != "none":
+        arguments |= {"is_causal": True, "q_offset": p.q_offset}
+    for name in ("sinks", "alibi_slopes"):
+        if getattr(p, name):
+            arguments[name] = tensor((p.q_heads,), torch.float32)
+    if p.tree:
+        arguments["tree_mask"] = tensor((p.batch, p.q_len)[p.tree == "shared" :], torch.int64)
+    return arguments | p.numbers
+
+
+def plan_of(problem: Problem, **device: Any) -> dict[str, Any]:
+    return torch_fattn.explain(problem.op, **on_meta(problem), **(device or M1)).data
+
+
+GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
+    "prefill_f16_causal": (
+        Problem(0, "prefill", f16, 2, 16, 4, 512, 512, 64, 64, causality="bottom_right"),
+        M1,
+    ),
+    "prefill_f32_d128": (Problem(0, "prefill", f32, 1, 8, 8, 300, 300, 128, 128), M1),
+    "prefill_bf16_mask": (
+        Problem(
+            0,
+            "prefill",
+            bf16,
+            2,
+            8,
+            2,
+            77,
+            93,
+            80,
+            40,
+            mask=torch.bool,
+            mask_broadcast=(False, True, True, False),
+        ),
+        M1,
+    ),
+    "decode_one_split": (Problem(0, "decode", f16, 1, 8, 8, 1, 100, 64, 64, seq_lens=(100,)), M1),
+    "decode_long": (Problem(0, "decode", bf16, 1, 32, 8, 1, 32768, 128, 128, seq_lens=(30000,)), M1),
+    "decode_long_m2_max": (
+        Problem(0, "decode", bf16, 1, 32, 8, 1, 32768, 128, 128, seq_lens=(30000,)),
+        M2_MAX,
+    ),
+    "decode_f32_rows": (Problem(0, "decode", f32, 4, 8, 1, 8, 4096, 96, 96, mask=f32), M1),
+    "decode_options": (
+        Problem(
+            0,
+            "decode",
+            f16,
+            2,
+            64,
+            8,
+            2,
+            8192,
+            64,
+            64,
+            seq_lens=(5000, 70),
+            window_left=127,
+            sink_tokens=4,
+            sinks=True,
+            alibi_slopes=True,
+            softcap=30.0,
+            tree="shared",
+        ),
+        M1,
+    ),
+    "paged_16": (
+        Problem(0, "paged_decode", f16, 8, 32, 8, 1, 4096, 128, 128, seq_lens=(9,) * 8, block_size=16),
+        M1,
+    ),
+    "prefill_options": (
+        Problem(
+            0,
+            "prefill",
+            f16,
+            1,
+            8,
+            2,
+            600,
+            600,
+            64,
+            64,
+            window_left=127,
+            window_right=16,
+            sink_tokens=4,
+            sinks=True,
+            alibi_slopes=True,
+            softcap=30.0,
+        ),
+        M1,
+    ),
+    "paged_prefill_mixed": (
+        Problem(
+            0,
+            "paged_prefill",
+            f16,
+            4,
+            32,
+            8,
+            900,
+            4096,
+            128,
+            128,
+            causality="bottom_right",
+            seq_lens=(4000, 900, 0, 17),
+            q_lens=(1, 900, 0, 17),
+            block_size=16,
+            window_left=1023,
+            window_right=5,
+        ),
+        M1,
+    ),
+    "paged_prefill_tokens": (
+        Problem(
+            0,
+            "paged_prefill",
+            f16,
+            3,
+            8,
+            2,
+            3,
+            512,
+            64,
+            64,
+            causality="bottom_right",
+            seq_lens=(400, 9, 3),
+            q_lens=(1, 3, 3),
+            block_size=32,
+        ),
+        M1,
+    ),
+}
