@@ -45,6 +45,17 @@ def _expected_of_each(case: Case, options: dict[str, Any]) -> tuple[Tensor, Tens
     return out, lse
 
 
+def packed(case: Case, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The padded results of a packed call as it returns them: `[T, Hq, Dv]` and `[Hq, T]`."""
+    problem = case.problem
+    no_key = case.clean.get("sinks", torch.full((problem.q_heads,), -torch.inf)).to(lse.dtype)
+    outs = [out[b, :, :rows].transpose(0, 1) for b, rows in enumerate(problem.rows)]
+    lses = [lse[b, :, :rows] for b, rows in enumerate(problem.rows)]
+    outs.append(out.new_zeros(problem.spare_rows, *out.shape[1::2]))
+    lses.append(no_key[:, None].expand(-1, problem.spare_rows))
+    return torch.cat(outs), torch.cat(lses, dim=1)
+
+
 def _unpacked(case: Case, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """The results [T, Hq, Dv] and [Hq, T] of a packed call as those of the padded one. Rows of no sequence
     must have seen no key."""

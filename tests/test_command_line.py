@@ -74,6 +74,7 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
         ("explain prefill --dtype", "--dtype: expected one argument", "explain prefill --dtype float32"),
         ("explain decode --causal", "decode takes no --causal", "explain prefill --causal"),
         ("explain paged_decode --causal", "paged_decode takes no --causal", "explain paged_decode"),
+        ("explain paged_prefill --causal", "paged_prefill takes no --causal", "explain paged_prefill"),
         ("explain merge --kv-heads 4", "merge takes no --kv-heads", "explain merge --heads 4"),
         (
             "explain decode --block-size 16",
@@ -91,7 +92,7 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
             "explain prefill --heads 8 --kv-heads 4",
         ),
         ("explain prefill --head-dim 12", "multiple of 8", "explain prefill --head-dim 16"),
-        ("explain decode --q-len 9", "9 query rows", "explain decode --q-len 8"),
+        ("explain decode --q-len 17", "17 query rows", "explain decode --q-len 16"),
         (
             "explain prefill --batch 2000000000 --heads 2000000000",
             "above 2^63 bytes",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import torch_fattn
 from tests import problems
-from tests.accuracy import assert_close
+from tests.accuracy import assert_close, expected, packed
 from tests.conftest import counted_launches
 
 PROBLEMS = problems.draw(200)
@@ -94,3 +94,20 @@ def test_the_rule_can_fail() -> None:
         assert_close(case, out * 1.03, lse)
     with pytest.raises(AssertionError, match="lse"):
         assert_close(case, out, lse + 0.01)
+
+
+def test_the_rule_of_packed_calls_can_fail() -> None:
+    """A row of one sequence in the place of another's, and a value in a row of no sequence."""
+    problem = next(
+        p for p in PROBLEMS if p.spare_rows and sum(n > 0 for n in p.rows) > 1 and p.window_left < 0
+    )
+    case = problems.build(problem)
+    out, lse = packed(case, *expected(case))
+    out, lse = out.to(problem.dtype), lse.float()
+    assert_close(case, out, lse)
+    owned = sum(problem.rows)
+    with pytest.raises(AssertionError, match="error"):
+        assert_close(case, torch.cat([out[:owned].roll(1, dims=0), out[owned:]]), lse)
+    out[-1] = 1e-3
+    with pytest.raises(AssertionError, match="no sequence"):
+        assert_close(case, out, lse)

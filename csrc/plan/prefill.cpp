@@ -4,16 +4,16 @@
 namespace fattn {
 namespace {
 
-// Packed rows are (row, head) pairs. Where every sequence begins its own tile, this many tiles are enough,
-// whatever cu_seqlens says; what lies before and behind the sequences has tiles too.
+// Packed rows are (row, head) pairs, and every sequence begins a tile of its own. As many tiles are enough
+// whatever cu_seqlens says, which only the GPU knows; the rows before and behind the sequences have theirs.
 int64_t most_tiles(const Problem& p, int64_t tile_rows) {
   if (!p.packed) return ceil_div(p.q_len, tile_rows);
   const int64_t pairs = p.q_len * (p.q_heads / p.kv_heads);
   return (pairs + (p.batch + 2) * (tile_rows - 1)) / tile_rows;
 }
 
-// No row has more pairs beside it than its sequence: one fragment of rows per simdgroup is enough for tokens
-// that are decoded a few at a time. No bit of the result depends on it.
+// Where no sequence has more pairs than fill one fragment of each simdgroup, a second would stay empty. No
+// bit of a result depends on how many rows a tile has.
 int64_t row_fragments_for(const Problem& p, const PrefillRow& row) {
   const int64_t pairs = p.max_seqlen_q * (p.q_heads / p.kv_heads);
   return p.packed && pairs <= int64_t(row.simdgroups) * kFragment ? 1 : row.row_fragments;
