@@ -1,5 +1,6 @@
 // The ops have no gradient. Their results still belong to the graph, so that a backward which reaches them is
 // refused instead of leaving gradients None with a warning, as torch does for ops without an autograd kernel.
+// An op that writes has no results: it refuses to write what belongs to a graph.
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 namespace fattn {
@@ -70,9 +72,51 @@ void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet key
   }
 }
 
+// The operands that an op writes, which its schema marks.
+template <typename Function>
+void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Function function) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->isWrite() && values[i].isTensor()) {
+      function(arguments[i].name(), values[i].toTensor());
+    }
+  }
+}
+
+// The autograd kernel of an op that writes: what it writes must not be part of a graph. The rows may require
+// a gradient, which ends here.
+void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                            torch::jit::Stack* stack) {
+  for_each_written(op, *stack, [&](const std::string& name, const Tensor& written) {
+    TORCH_CHECK(!(at::GradMode::is_enabled() && written.requires_grad()), "fattn.cache_write: ", name,
+                " requires grad, and no gradient goes through a cache; pass ", name,
+                ".detach(), or call under torch.no_grad()");
+  });
+  at::AutoDispatchBelowAutograd below_autograd;
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+// Tells autograd that these tensors have changed, so that a graph which has saved one notices.
+void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  std::vector<Tensor> written;
+  for_each_written(op, *stack, [&](const std::string&, const Tensor& tensor) { written.push_back(tensor); });
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  }
+  for (const Tensor& tensor : written) torch::autograd::impl::bump_version(tensor);
+}
+
 }  // namespace
 
+TORCH_LIBRARY_IMPL(fattn, ADInplaceOrView, library) {
+  library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&bump_versions>());
+}
+
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
+  library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&write_without_gradient>());
   for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "merge"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
   }

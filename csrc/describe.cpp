@@ -4,12 +4,12 @@
 
 #include <array>
 #include <cmath>
-#include <string>
 #include <string_view>
 #include <utility>
 
-#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+
+#include "tensor_checks.h"
 
 namespace fattn {
 namespace {
@@ -20,53 +20,6 @@ constexpr std::string_view kHeadsFirst = "[batch, heads, length, head_dim]";
 constexpr std::string_view kPacked = "[rows, heads, head_dim]";
 constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
 constexpr int64_t kVectorBytes = 16;  // that the kernels load at once
-
-DType dtype_of(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::kFloat32;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kBool:
-      return DType::kBool;
-    default:
-      return DType::kOther;
-  }
-}
-
-std::string dtype_name(const Tensor& tensor) {
-  return "torch." + std::string(c10::getDtypeNames(tensor.scalar_type()).first);
-}
-
-bool is_float(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-void check_rank(const char* op, const char* name, const Tensor& tensor, int64_t rank,
-                std::string_view shape) {
-  TORCH_CHECK_VALUE(tensor.dim() == rank, op, ": ", name, " has ", tensor.dim(),
-                    " dimensions; its shape must be ", shape);
-}
-
-// `first` is the op's first tensor, which says where the others must be.
-void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& first,
-                  const char* first_name = "query") {
-  TORCH_CHECK_VALUE(tensor.device() == first.device(), op, ": ", name, " is on ", tensor.device(), " and ",
-                    first_name, " on ", first.device(), "; move it with .to(", first_name, ".device)");
-}
-
-void check_same_size(const char* op, const char* what, const char* left_name, int64_t left,
-                     const char* right_name, int64_t right) {
-  TORCH_CHECK_VALUE(left == right, op, ": ", left_name, " has ", what, " ", left, " and ", right_name,
-                    " has ", right, "; they must be equal");
-}
-
-void check_int32(const char* op, const char* name, const Tensor& tensor) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt, op, ": ", name, " is ", dtype_name(tensor),
-                   " and must be torch.int32; convert it with .to(torch.int32)");
-}
 
 DType check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key, const Tensor& value) {
   const DType dtype = dtype_of(query.scalar_type());

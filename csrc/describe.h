@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
@@ -40,6 +41,22 @@ struct MergeCall {
   at::Device device() const { return outs.device(); }
 };
 
+// Rows to write into a cache. Scales are both present or both absent.
+struct CacheWriteCall {
+  CacheWriteProblem problem{};
+  at::Tensor key;
+  at::Tensor value;
+  at::Tensor key_cache;
+  at::Tensor value_cache;
+  at::Tensor slot_mapping;
+  at::Tensor key_scales{};
+  at::Tensor value_scales{};
+  bool copy_key = false;  // its columns are not contiguous, or it lies in the cache that is written
+  bool copy_value = false;
+
+  at::Device device() const { return key.device(); }
+};
+
 // The signatures are those of the ops.
 Call describe_prefill(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                       const OptionalTensor& attn_mask, bool is_causal, std::optional<int64_t> q_offset,
@@ -64,6 +81,13 @@ Call describe_paged_prefill(const at::Tensor& query, const at::Tensor& key_cache
                             const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
                             std::optional<double> scale);
 MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
+
+CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& value,
+                                    const at::Tensor& key_cache, const at::Tensor& value_cache,
+                                    const at::Tensor& slot_mapping, const OptionalTensor& key_scales,
+                                    const OptionalTensor& value_scales, std::string_view kv_format);
+// The rows themselves or a contiguous copy, as the call says.
+at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
 
 // Shapes of out and lse.
 struct ResultSizes {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
+#include <unordered_map>
 
 #include <c10/util/Exception.h>
 
@@ -68,6 +69,24 @@ void check_device_data_if_asked(const Call& call) {
   if (!call.block_tables.defined()) return;
   const at::Tensor tables = on_host(call.block_tables);
   check_block_tables(call.problem, lens.const_data_ptr<int32_t>(), tables.const_data_ptr<int32_t>());
+}
+
+void check_device_data_if_asked(const CacheWriteCall& call) {
+  const CacheWriteProblem& problem = call.problem;
+  if (problem.tokens == 0 || !is_asked()) return;
+  const at::Tensor mapping = on_host(call.slot_mapping.to(at::kLong));
+  const int64_t* slots = mapping.const_data_ptr<int64_t>();
+  const int64_t count = problem.num_blocks * problem.block_size;
+  std::unordered_map<int64_t, int64_t> token_of;
+  for (int64_t token = 0; token < problem.tokens; ++token) {
+    if (slots[token] < 0) continue;
+    TORCH_CHECK_VALUE(slots[token] < count, name_of(Op::kCacheWrite), ": slot_mapping[", token, "] is ",
+                      slots[token], " and must be below num_blocks * block_size = ", count,
+                      ", or -1 to drop the token");
+    const auto [other, is_new] = token_of.try_emplace(slots[token], token);
+    TORCH_CHECK_VALUE(is_new, name_of(Op::kCacheWrite), ": slot_mapping[", other->second, "] and [", token,
+                      "] are both ", slots[token], "; give every token a slot of its own, or -1 to drop it");
+  }
 }
 
 }  // namespace fattn

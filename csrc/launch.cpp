@@ -21,6 +21,12 @@ BufferView view_of(const Tensor& tensor, const Tensor& stand_in) {
           bound.storage_offset() * static_cast<int64_t>(bound.element_size())};
 }
 
+// A tensor that is written; this may copy an operand that is shared until written.
+BufferView writable_view_of(const Tensor& tensor) {
+  return {tensor.storage().mutable_data(),
+          tensor.storage_offset() * static_cast<int64_t>(tensor.element_size())};
+}
+
 struct Results {
   Tensor out;
   Tensor lse;
@@ -86,6 +92,24 @@ std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
   bindings[Buffer::kScratchOut] = view_of(outs, results.out);
   bindings[Buffer::kScratchLse] = view_of(lses, results.out);
   return execute(plan, bindings, results);
+}
+
+std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {
+  if (plan.pass_count == 0) return {};
+  const Tensor key = rows_to_read(call.key, call.copy_key);
+  const Tensor value = rows_to_read(call.value, call.copy_value);
+  Bindings bindings;
+  bindings[Buffer::kKey] = view_of(key, key);
+  bindings[Buffer::kValue] = view_of(value, key);
+  bindings[Buffer::kSlotMapping] = view_of(call.slot_mapping, key);
+  bindings[Buffer::kKeyCache] = writable_view_of(call.key_cache);
+  bindings[Buffer::kValueCache] = writable_view_of(call.value_cache);
+  if (call.problem.has_scales) {
+    bindings[Buffer::kKeyScales] = writable_view_of(call.key_scales);
+    bindings[Buffer::kValueScales] = writable_view_of(call.value_scales);
+  }
+  metal::execute(plan, bindings);
+  return {};
 }
 
 }  // namespace fattn

@@ -8,8 +8,9 @@
 
 namespace fattn {
 
-// Runs a planned call and returns (out, lse).
+// Runs a planned call and returns (out, lse), or nothing where the call writes.
 std::tuple<at::Tensor, at::Tensor> launch(const Call& call, const Plan& plan);
 std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& plan);
+std::tuple<> launch(const CacheWriteCall& call, const Plan& plan);
 
 }  // namespace fattn

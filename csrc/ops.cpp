@@ -26,9 +26,7 @@ namespace fattn {
 namespace {
 
 using at::Tensor;
-using Results = std::tuple<Tensor, Tensor>;
-
-constexpr std::array kKernels = {Kernel::kPrefill, Kernel::kDecode, Kernel::kMerge};
+constexpr std::array kKernels = {Kernel::kPrefill, Kernel::kDecode, Kernel::kMerge, Kernel::kCacheWrite};
 std::array<std::atomic<int64_t>, kKernels.size()> launches{};
 
 // The GPU that a plan is for: the one that holds the tensors, else the smallest that is supported.
@@ -47,13 +45,14 @@ Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
   return std::get<Plan>(planned);
 }
 
+// Returns what the op returns: (out, lse), or nothing.
 template <typename AnyCall>
-Results run(const AnyCall& call) {
+auto run(const AnyCall& call) {
   [[maybe_unused]] const Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
-  if constexpr (std::is_same_v<AnyCall, Call>) check_device_data_if_asked(call);
+  if constexpr (!std::is_same_v<AnyCall, MergeCall>) check_device_data_if_asked(call);
 #ifdef FATTN_WITH_METAL
   if (call.device().is_mps()) {
-    Results results = launch(call, plan);
+    auto results = launch(call, plan);
     for (uint32_t i = 0; i < plan.pass_count; ++i) {
       launches[static_cast<size_t>(plan.passes[i].spec.kernel)].fetch_add(1, std::memory_order_relaxed);
     }
@@ -70,7 +69,7 @@ struct OpOf;
 
 template <typename AnyCall, typename... Args, AnyCall (*describe)(Args...)>
 struct OpOf<describe> {
-  static Results run(Args... args) { return fattn::run(describe(args...)); }
+  static auto run(Args... args) { return fattn::run(describe(args...)); }
 
   static std::string explain(Args... args, std::optional<std::string_view> device_name,
                              std::optional<int64_t> family, std::optional<int64_t> cores) {
@@ -88,6 +87,7 @@ using Decode = OpOf<describe_decode>;
 using PagedDecode = OpOf<describe_paged_decode>;
 using PagedPrefill = OpOf<describe_paged_prefill>;
 using Merge = OpOf<describe_merge>;
+using CacheWrite = OpOf<describe_cache_write>;
 
 Tensor refuse_backward(const Tensor&) {
   TORCH_CHECK(
@@ -131,12 +131,21 @@ const std::string kMergeArguments = "Tensor outs, Tensor lses";
 const std::string kDeviceArguments = "str? device_name=None, int? family=None, int? cores=None";
 const std::string kResults = " -> (Tensor out, Tensor lse)";
 
+// A call changes the caches; planning one changes nothing.
+std::string cache_write_arguments(bool writes) {
+  const auto tensor = [&](char alias) { return writes ? std::string("Tensor(") + alias + "!)" : "Tensor"; };
+  return "Tensor key, Tensor value, " + tensor('a') + " key_cache, " + tensor('b') +
+         " value_cache, Tensor slot_mapping, *, " + tensor('c') + "? key_scales=None, " + tensor('d') +
+         "? value_scales=None, str kv_format=\"auto\"";
+}
+
 void register_ops(torch::Library& library) {
   library.impl("prefill", Prefill::run);
   library.impl("decode", Decode::run);
   library.impl("paged_decode", PagedDecode::run);
   library.impl("paged_prefill", PagedPrefill::run);
   library.impl("merge", Merge::run);
+  library.impl("cache_write", CacheWrite::run);
   library.impl("_refuse_backward", refuse_backward);
 }
 
@@ -150,6 +159,7 @@ TORCH_LIBRARY(fattn, library) {
   define("paged_decode(" + kPagedDecodeArguments + ")" + kResults);
   define("paged_prefill(" + kPagedPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
+  define("cache_write(" + cache_write_arguments(true) + ") -> ()");
   define("_refuse_backward(Tensor grad) -> Tensor");
 
   define("_plan_prefill(" + kPrefillArguments + ", " + kDeviceArguments + ") -> str");
@@ -157,6 +167,7 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_paged_decode(" + kPagedDecodeArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_paged_prefill(" + kPagedPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
+  define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
 
   library.def("_launch_counts() -> Dict(str, int)", launch_counts);
   library.def("_reset_launch_counts() -> ()", reset_launch_counts);
@@ -174,6 +185,7 @@ TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
   library.impl("_plan_paged_decode", PagedDecode::explain);
   library.impl("_plan_paged_prefill", PagedPrefill::explain);
   library.impl("_plan_merge", Merge::explain);
+  library.impl("_plan_cache_write", CacheWrite::explain);
 }
 
 }  // namespace fattn

@@ -17,7 +17,7 @@ from softmetal.msl.preprocess import preprocess
 from softmetal.msl.translate import translate
 from tests import problems
 from tests.direct_launch import kernel_text
-from tests.test_offline_compiler import KERNELS, LANGUAGE, NEWER, Pipeline, plans
+from tests.test_offline_compiler import KERNELS, LANGUAGE, NEWER, Pipeline, pipelines, plans
 
 pytestmark = pytest.mark.host_only
 
@@ -47,6 +47,16 @@ def test_every_tuning_is_read(standard: str) -> None:
     assert len({tuning for tuning, _ in pipelines}) >= 6
     for name, macros in pipelines.values():
         assert refusals(kernel_text(name), macros, standard) == "", macros
+
+
+@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+def test_every_cache_format_is_read(standard: str) -> None:
+    found = [p for dtype in problems.DTYPES for p in pipelines("cache", dtype)]
+    of_format = {next(m for m in macros if "KV_FORMAT" in m): (name, macros) for name, macros in found}
+    assert len(of_format) == 4
+    for name, macros in of_format.values():
+        named = tuple(macro.removeprefix("-D") for macro in macros)
+        assert refusals(kernel_text(name), named, standard) == "", macros
 
 
 def test_versions_are_read_differently() -> None:

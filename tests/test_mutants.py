@@ -109,15 +109,15 @@ MUTANTS = [
         "decode_skips_a_chunk",
         SPLIT,
         "fattn_decode",
-        "[item.part] * params.span.chunk_keys",
-        "[max(item.part, 1)] * params.span.chunk_keys",
+        "return visits[part] * keys;",
+        "return visits[max(part, 1)] * keys;",
     ),
     Mutant(
         "merge_reads_a_part_too_many",
         SPLIT,
         "fattn_merge",
-        "part = lane; part < parts;",
-        "part = lane; part <= parts;",
+        "own < parts.count ?",
+        "own <= parts.count ?",
         "bounds",
     ),
     # Windows, sinks, trees.
@@ -167,15 +167,15 @@ MUTANTS = [
         "sink_counts_in_every_chunk",
         SINKS,
         "fattn_decode",
-        "item.part == 0 && key_group == 0",
+        "part == 0 && key_group == 0",
         "key_group == 0",
     ),
     Mutant(
         "sink_counts_in_every_simdgroup",
         SINKS,
         "fattn_decode",
-        "item.part == 0 && key_group == 0",
-        "item.part == 0",
+        "part == 0 && key_group == 0",
+        "part == 0",
     ),
     Mutant(
         "tree_mask_of_the_next_token",
@@ -225,7 +225,7 @@ MUTANTS = [
     # Shared memory that nobody wrote.
     Mutant(
         "decode_forgets_a_maximum",
-        DECODE,
+        SPLIT,
         "fattn_decode",
         "if (at.pair == 0) {\n      row_max[row]",
         "if (at.pair == 0 && at.row != 3) {\n      row_max[row]",

@@ -30,7 +30,7 @@ TUNING = Path(__file__).resolve().parent.parent / "csrc" / "plan" / "tuning.h"
 METAL = ("xcrun", "-sdk", "macosx", "metal")
 LANGUAGE = "metal3.1"  # what csrc/metal/pipelines.mm asks for
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
-KERNELS = ("prefill", "decode", "merge")
+KERNELS = ("prefill", "decode", "merge", "cache")
 FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
 
@@ -44,6 +44,9 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             lses = torch.empty(parts, 1, 2, 3, device="meta")
             yield torch_fattn.explain("merge", outs, lses, family=family)
         return
+    if kernel == "cache":
+        yield from _cache_plans(dtype)
+        return
     # Rows of one and of two fragments; keys for one, a few and many splits.
     sizes = itertools.product((1, 8), (1024, 2**16)) if kernel == "decode" else ((512, 1024),)
     for (q_len, kv_len), (dim, value_dim), family in itertools.product(sizes, HEAD_DIMS, FAMILIES):
@@ -51,6 +54,25 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         key = torch.empty(1, 2, kv_len, dim, dtype=dtype, device="meta")
         value = torch.empty(1, 2, kv_len, value_dim, dtype=dtype, device="meta")
         yield torch_fattn.explain(kernel, query, key, value, family=family, cores=80)
+
+
+def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
+    storages = {"auto": dtype, "int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
+    for (kv_format, storage), slots in itertools.product(storages.items(), (torch.int32, torch.int64)):
+        for dims in ((64, 64), (576, 512)) if kv_format == "int4" else ((8, 40), (128, 128), (576, 512)):
+            rows = [torch.empty(3, 2, dim, dtype=dtype, device="meta") for dim in dims]
+            columns = [dim // 2 if kv_format == "int4" else dim for dim in dims]
+            pools = [torch.empty(4, 16, 2, n, dtype=storage, device="meta") for n in columns]
+            options: dict[str, Any] = {"kv_format": kv_format}
+            for name, dim in zip(("key_scales", "value_scales"), dims, strict=True):
+                if kv_format == "int4":
+                    options[name] = torch.empty(4, 16, 2, dim // 32, 2, dtype=torch.float16, device="meta")
+                elif kv_format != "auto":
+                    options[name] = torch.empty(4, 16, 2, device="meta")
+            slot_mapping = torch.empty(3, dtype=slots, device="meta")
+            yield torch_fattn.explain(
+                "cache_write", *rows, *pools, slot_mapping, **options, family=7, cores=8
+            )
 
 
 @cache

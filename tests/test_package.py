@@ -74,7 +74,7 @@ def test_doctor_is_content(capsys: pytest.CaptureFixture[str]) -> None:
     with counted_launches() as launches:
         assert doctor.main() == 0
     assert "All is well." in capsys.readouterr().out
-    assert {"fattn_prefill", "fattn_decode", "fattn_merge"} <= launches.keys()
+    assert {"fattn_prefill", "fattn_decode", "fattn_merge", "fattn_cache_write"} <= launches.keys()
 
 
 def test_doctor_notices_a_wrong_result(

@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parent / "golden"
 MAX_THREADGROUP_BYTES = 32768
 ELEMENT_BYTES = {"float": 4, "half": 2, "bfloat": 2}
 
-f16 = torch.float16
+f16, bf16 = torch.float16, torch.bfloat16
 
 
 # ---- golden plans
@@ -54,8 +54,22 @@ def test_golden_merge(request: pytest.FixtureRequest) -> None:
     check_golden("merge_f16", plan, request.config.getoption("--update-golden"))
 
 
+@pytest.mark.host_only
+def test_golden_cache_write(request: pytest.FixtureRequest) -> None:
+    rows = [torch.empty(9, 2, dim, dtype=bf16, device="meta") for dim in (192, 128)]
+    pool, scales = (
+        [torch.empty(64, 2, 16, *last, dtype=dtype, device="meta").transpose(1, 2) for last in sizes]
+        for dtype, sizes in ((torch.uint8, ((96,), (64,))), (f16, ((6, 2), (4, 2))))
+    )
+    slots = torch.empty(9, dtype=torch.int64, device="meta")
+    options = {"key_scales": scales[0], "value_scales": scales[1], "kv_format": "int4"}
+    plan = torch_fattn.explain("cache_write", *rows, *pool, slots, **options, **M1).data
+    check_golden("cache_write_int4", plan, request.config.getoption("--update-golden"))
+
+
 def test_every_golden_file_is_used() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.json")} == {*GOLDEN_CALLS, "merge_f16"}
+    others = {"merge_f16", "cache_write_int4"}
+    assert {path.stem for path in GOLDEN.glob("*.json")} == {*GOLDEN_CALLS, *others}
 
 
 # ---- what holds for every plan
@@ -87,30 +101,34 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     assert constants["packed"] == constants["has_seq_lens"] == (p.q_lens is not None)
 
 
-def most_chunks(p: Problem, chunk_keys: int) -> int:
-    """Of any sequence that the cache can hold, by going through their lengths."""
-    most = 1
-    for length in range(p.kv_len + 1):
-        begin = 0 if p.window_left < 0 else min(max(length - p.q_len - p.window_left, 0), length)
-        sinks = range(min(p.sink_tokens, begin)) if p.window_left >= 0 else range(0)
-        most = max(most, len({key // chunk_keys for keys in (sinks, range(begin, length)) for key in keys}))
-    return most
+def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
+    """How many chunks a sequence has (csrc/kernels/schedule.h)."""
+    begin = 0 if p.window_left < 0 else min(max(length - p.q_len - p.window_left, 0), length)
+    sinks = range(min(p.sink_tokens, begin)) if p.window_left >= 0 else range(0)
+    units = -(-(length - begin + len(sinks)) // span["chunk_unit"])
+    few = min(-(-units // 32), 512 // span["chunk_unit"])
+    keys = max(max(-(-units // span["most_chunks"]), few) * span["chunk_unit"], span["least_chunk"])
+    return max(1, len({key // keys for keys_of in (sinks, range(begin, length)) for key in keys_of}))
 
 
 def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     launch = plan["passes"][0]
     macros, params = launch["macros"], launch["params"]
-    items, heads, depth = launch["grid"]
-    parts, span = items // p.batch, params["span"]
+    shares, heads, depth = launch["grid"]
+    span = params["span"]
+    rows = p.batch * p.q_heads * p.q_len
+    parts = plan["passes"][1]["params"]["parts"] if len(plan["passes"]) == 2 else 1
     row_groups = int(macros["FATTN_ROW_GROUPS"])
     packed_rows, rows_per_kv_head = 8 * row_groups, p.q_heads // p.kv_heads * p.q_len
     assert int(macros["FATTN_SIMDGROUPS"]) % row_groups == 0
     assert row_groups == 1 or packed_rows // 2 < rows_per_kv_head, "no simdgroup without rows"
-    assert items == parts * p.batch == parts * params["batch"] and depth == 1
+    assert shares == params["shares"] <= parts * p.batch == parts * params["batch"] and depth == 1
     assert heads == p.kv_heads * params["row_blocks"]
     assert (params["row_blocks"] - 1) * packed_rows < rows_per_kv_head <= params["row_blocks"] * packed_rows
-    assert span["capacity"] == p.kv_len and span["chunk_keys"] % int(macros["FATTN_TILE_KEYS"]) == 0
-    assert most_chunks(p, span["chunk_keys"]) <= parts <= most_chunks(p, span["chunk_keys"]) + 2
+    assert span["capacity"] == p.kv_len and span["chunk_unit"] % int(macros["FATTN_TILE_KEYS"]) == 0
+    assert span["least_chunk"] % span["chunk_unit"] == 0
+    most = max(chunks_of(p, span, length) for length in range(p.kv_len + 1))
+    assert most <= parts <= max(1, min(-(-p.kv_len // span["least_chunk"]), span["most_chunks"] + 3))
     constants = launch["constants"]
     assert constants["split"] == (parts > 1) == (len(plan["passes"]) == 2)
     assert constants["block_size"] == p.block_size
@@ -122,7 +140,6 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
         p.tree is not None,
     )
     assert constants["one_row"] == (p.q_len == 1 and p.mask is None and p.tree is None)
-    rows = p.batch * p.q_heads * p.q_len
     assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 1) * 4 if parts > 1 else 0)
     if parts > 1:
         merge = plan["passes"][1]
@@ -170,19 +187,22 @@ def test_the_plan_is_what_is_launched(problem: Problem) -> None:
 
 
 @pytest.mark.host_only
-def test_a_plan_depends_on_no_number_of_cores() -> None:
-    """Where keys are cut decides how results round: on every GPU of a family they are cut alike."""
+def test_cuts_depend_on_no_capacity() -> None:
+    """Where keys are cut decides how results round: the same sequence gives the same bits in any cache."""
     problem = GOLDEN_CALLS["decode_long"][0]
-    plans = [plan_of(problem, cores=cores)["passes"] for cores in (1, 8, 76)]
-    assert plans[0] == plans[1] == plans[2]
+    spans = []
+    for kv_len, batch in ((problem.kv_len, 1), (2 * problem.kv_len, 1), (10**6, 7)):
+        decode, merge = plan_of(replace(problem, kv_len=kv_len, batch=batch, seq_lens=None))["passes"]
+        spans.append({**decode["params"]["span"], "capacity": 0, "merge": merge["threads"]})
+    assert spans[0] == spans[1] == spans[2]
 
 
 @pytest.mark.host_only
 def test_a_window_bounds_the_parts() -> None:
-    """A window of 1,024 keys in a cache of 131,072 is in five chunks of 256 at most, sink tokens in one."""
+    """A window of 1,024 keys in a cache of 131,072 is in nine chunks of 128 at most, sink tokens in one."""
     problem = Problem(0, "decode", f16, 1, 32, 8, 1, 131072, 128, 128, window_left=1023, sink_tokens=4)
-    assert plan_of(problem)["passes"][0]["grid"][0] == 6
-    assert plan_of(replace(problem, window_left=-1))["passes"][0]["grid"][0] == 512
+    assert plan_of(problem, cores=76)["passes"][1]["params"]["parts"] == 10
+    assert plan_of(replace(problem, window_left=-1), cores=76)["passes"][1]["params"]["parts"] == 28
 
 
 @pytest.mark.host_only

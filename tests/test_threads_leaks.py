@@ -69,12 +69,15 @@ def test_a_thousand_calls_leave_nothing_behind() -> None:
     table = torch.tensor([[1, 0]], dtype=torch.int32).to("mps")
     lengths = torch.tensor([11], dtype=torch.int32).to("mps")
     mask = torch.ones(16, dtype=torch.bool).to("mps")
+    rows, values = torch.randn(2, 1, 8).to("mps"), torch.randn(2, 8, 1, 8).to("mps")
+    slots = torch.tensor([3, -1]).to("mps")
 
     def calls() -> None:
         torch.ops.fattn.prefill(query, key, key, is_causal=True)
         torch.ops.fattn.decode(query, key, key, lengths, attn_mask=mask)
         torch.ops.fattn.paged_decode(query, pool, pool, table, lengths)
         torch.ops.fattn.merge(query[None], query[None, ..., 0].float())
+        torch.ops.fattn.cache_write(rows, rows, pool, values, slots)
         with pytest.raises(ValueError):
             torch.ops.fattn.prefill(query[..., :4], key, key)
 

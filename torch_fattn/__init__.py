@@ -4,6 +4,7 @@
     out = torch_fattn.prefill(query, key, value, is_causal=True)
 
 The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain PyTorch implementation.
+`StaticKVCache` and `PagedKVCache` hold the keys and values of a model that generates.
 `explain` shows how a call would run on the GPU, `torch_fattn.reference` defines what it must compute,
 `torch_fattn.integrations.transformers.register()` makes transformers models use it, and
 `python -m torch_fattn doctor` says whether all is well.
@@ -12,8 +13,10 @@ The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain 
 from __future__ import annotations
 
 from . import _extension, _fakes, reference
+from ._cache_write import cache_write
 from ._ops import decode, merge, paged_decode, prefill
 from ._packed_ops import paged_prefill
+from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
 from .plans import Explanation, explain, launch_counts, reset_launch_counts
 
 __version__ = "0.1.0"
@@ -22,9 +25,14 @@ built_for_torch = _extension.load()
 _fakes.register()
 
 __all__ = [
+    "CacheFullError",
+    "CacheStep",
     "Explanation",
+    "PagedKVCache",
+    "StaticKVCache",
     "__version__",
     "built_for_torch",
+    "cache_write",
     "decode",
     "explain",
     "launch_counts",

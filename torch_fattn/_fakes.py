@@ -18,6 +18,7 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def register() -> None:
     for op in OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _fake(op))
+    torch.library.register_fake("fattn::cache_write", _cache_write)
     torch.library.register_fake("fattn::_refuse_backward", torch.empty_like)
 
 
@@ -54,6 +55,10 @@ def _packed_result(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
 
 def _merge_result(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
+
+
+def _cache_write(*arguments: Any, **options: Any) -> None:
+    _check("cache_write", arguments, options)
 
 
 def _check(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import __version__, built_for_torch, explain, launch_counts, reference
-from .plans import OPERATORS, Explanation
+from .plans import PLANNED, Explanation
 
 OK = "ok"
 TRANSFORMERS = "5.17."
@@ -26,6 +26,7 @@ KERNEL_OF = {
     "paged_decode": "fattn_decode",
     "paged_prefill": "fattn_prefill",
     "merge": "fattn_merge",
+    "cache_write": "fattn_cache_write",
 }
 
 
@@ -34,12 +35,11 @@ class Case:
     """One operator on one small problem."""
 
     op: str
-    operands: tuple[Tensor | int, ...]
+    operands: tuple[Tensor, ...]
     options: dict[str, Any]
 
     def run(self, device: str) -> tuple[Tensor, Tensor]:
-        operands = (t.to(device) if isinstance(t, Tensor) else t for t in self.operands)
-        results = getattr(torch.ops.fattn, self.op)(*operands, **self.options)
+        results = getattr(torch.ops.fattn, self.op)(*(t.to(device) for t in self.operands), **self.options)
         return results[0].cpu(), results[1].cpu()
 
     def error(self, results: tuple[Tensor, Tensor]) -> float:
@@ -49,6 +49,23 @@ class Case:
             (mine.double() - true).abs().max().item() for mine, true in zip(results, exact, strict=True)
         ]
         return max(error if error == error else float("inf") for error in errors)
+
+
+class CacheWriteCase(Case):
+    """What two caches hold after rows were written into them."""
+
+    def run(self, device: str) -> tuple[Tensor, Tensor]:
+        operands = [t.clone().to(device) for t in self.operands]
+        torch.ops.fattn.cache_write(*operands)
+        return operands[2].cpu(), operands[3].cpu()
+
+    def error(self, results: tuple[Tensor, Tensor]) -> float:
+        operands = [t.clone() for t in self.operands]
+        reference.cache_write(*operands)
+        exact = operands[2:4]
+        return max(
+            float((mine.double() - true).abs().max()) for mine, true in zip(results, exact, strict=True)
+        )
 
 
 def main() -> int:
@@ -124,7 +141,7 @@ def self_test(device: str) -> list[str]:
     """Runs every operator in every dtype against the float64 reference."""
     print(f"\nself-test on {device}: largest difference from the float64 reference, first and second run")
     failed: dict[str, list[str]] = {}
-    for op in OPERATORS:
+    for op in PLANNED:
         for dtype, tolerance in TOLERANCES.items():
             name = f"{op} {str(dtype).removeprefix('torch.')}"
             try:
@@ -190,11 +207,20 @@ def _paged_decode_case(dtype: torch.dtype) -> Case:
 def _paged_prefill_case(dtype: torch.dtype) -> Case:
     # A chunk of a prompt, and a single token.
     starts = torch.tensor([0, 37, 38], dtype=torch.int32)
-    return Case("paged_prefill", (_random(38, 4, 64, dtype=dtype), *_paged_cache(dtype), starts, 37), {})
+    return Case(
+        "paged_prefill", (_random(38, 4, 64, dtype=dtype), *_paged_cache(dtype), starts), {"max_seqlen_q": 37}
+    )
 
 
 def _merge_case(dtype: torch.dtype) -> Case:
     return Case("merge", (_random(3, 2, 4, 5, 64, dtype=dtype), _random(3, 2, 4, 5, dtype=torch.float32)), {})
+
+
+def _cache_write_case(dtype: torch.dtype) -> Case:
+    rows, pool = _random(5, 2, 64, dtype=dtype), torch.zeros(3, 4, 2, 64, dtype=dtype)
+    return CacheWriteCase(
+        "cache_write", (rows, rows.flip(0), pool, pool, torch.tensor([7, 0, -1, 11, 4])), {}
+    )
 
 
 CASES: dict[str, Callable[[torch.dtype], Case]] = {
@@ -203,4 +229,5 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "paged_decode": _paged_decode_case,
     "paged_prefill": _paged_prefill_case,
     "merge": _merge_case,
+    "cache_write": _cache_write_case,
 }

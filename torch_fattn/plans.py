@@ -12,7 +12,8 @@ import torch
 
 __all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
-OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "merge")
+OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "merge")  # that return (out, lse)
+PLANNED = (*OPERATORS, "cache_write")
 FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner says from which on there are kernels
 MOST_CORES = 1024
 
@@ -85,7 +86,7 @@ def explain(
     """The plan of `torch_fattn.<op>(*operands, **options)`; nothing is computed and nothing is launched.
 
     Args:
-        op: "prefill", "decode", "paged_decode", "paged_prefill" or "merge".
+        op: "prefill", "decode", "paged_decode", "paged_prefill", "merge" or "cache_write".
         operands, options: as for the operator. Tensors on any device will do; those on "meta" cost nothing.
         device_name, family, cores: plan for this GPU (family n of MTLGPUFamilyApple<n>; 0 cores where the
             number is unknown, as in a virtual machine: planned as for an M1). The default is the
@@ -94,8 +95,8 @@ def explain(
 
     A call that the operator refuses is refused here with the same error.
     """
-    if op not in OPERATORS:
-        raise ValueError(f"torch_fattn.explain: {op!r} is not an operator; use one of {', '.join(OPERATORS)}")
+    if op not in PLANNED:
+        raise ValueError(f"torch_fattn.explain: {op!r} is not an operator; use one of {', '.join(PLANNED)}")
     for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(MOST_CORES + 1))):
         if value is not None and value not in allowed:
             raise ValueError(

@@ -2,7 +2,8 @@
 read.
 
 Every function takes the arguments of the operator of the same name, on any device and in any dtype, and
-returns `(out, lse)` in float64 on the CPU. The whole score matrix is materialised: use it on small problems.
+returns `(out, lse)` in float64 on the CPU; `cache_write` writes what `quantise` and `dequantise` define. The
+whole score matrix is materialised: use it on small problems.
 
 How a row of scores becomes a row of the result:
 
@@ -21,7 +22,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["decode", "merge", "paged_decode", "paged_prefill", "prefill"]
+from ._kv_formats import dequantise, quantise
+
+__all__ = [
+    "cache_write",
+    "decode",
+    "dequantise",
+    "merge",
+    "paged_decode",
+    "paged_prefill",
+    "prefill",
+    "quantise",
+]
 
 _INF = float("inf")
 
@@ -200,6 +212,36 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     weighted = (weights[..., None] * outs).masked_fill((lses == -_INF)[..., None], 0.0).sum(0)
     out = (weighted / total[..., None]).masked_fill((total == 0)[..., None], 0.0)
     return out, top + total.log()
+
+
+def cache_write(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+) -> None:
+    """The rows of key `[T,Hkv,D]` and value `[T,Hkv,Dv]` into the slots of the caches
+    `[num_blocks, block_size, Hkv, D]`, in place. A token whose slot the cache does not have is dropped."""
+    if kv_format == "auto" and key_cache.dtype == torch.int8:
+        kv_format = "int8"
+    sides = ((key, key_cache, key_scales), (value, value_cache, value_scales))
+    for rows, cache, scales in sides:
+        if cache.is_floating_point():
+            stored, stored_scales = rows.detach(), None
+        else:
+            stored, stored_scales = quantise(rows, kv_format, scales=scales is not None)
+        for token, slot in enumerate(slot_mapping.tolist()):
+            block, place = divmod(slot, cache.shape[1])
+            if not 0 <= block < cache.shape[0]:
+                continue
+            cache[block, place] = stored[token].to(cache.device)
+            if scales is not None and stored_scales is not None:
+                scales[block, place] = stored_scales[token].to(cache.device)
 
 
 def _visible(

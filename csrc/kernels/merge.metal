@@ -1,8 +1,8 @@
-// Merge: partial results over disjoint keys -> the result over all of them, by log-sum-exp. One threadgroup
-// per row; its simdgroups share out the parts.
+// Merge: partial results over disjoint keys -> the result over all of them, by log-sum-exp. A threadgroup has
+// a row; each of its simdgroups sums every kSimdgroups-th part, and then their sums are added up.
 //
 // Serves the second pass of decode (float32 partials) and fattn::merge.
-#include "steps.h"
+#include "schedule.h"
 
 namespace fattn {
 
@@ -11,7 +11,63 @@ typedef FATTN_OUT_T Result;
 
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
-FATTN_CONSTEXPR int kLaneColumns = kMergeColumns / kSimdWidth;
+
+// The sum of some parts of a row, relative to their largest lse.
+struct PartSum {
+  float4 weighted;  // of this lane's columns
+  float largest;
+  float total;
+};
+
+// Where the parts of a row lie, from this lane's columns on.
+struct Parts {
+  const device Partial* out;
+  const device float* lse;
+  long out_stride;  // from part to part
+  long lse_stride;
+  int count;
+  int columns;  // that this lane has: up to 4
+
+  float4 values(int part) const thread {
+    const device Partial* from = out + part * out_stride;
+    float4 values = 0.0f;
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 4; i++) {
+      if (i < columns) {
+        values[i] = float(from[i]);
+      }
+    }
+    return values;
+  }
+};
+
+// Of the parts that this simdgroup has.
+inline PartSum sum_of(thread const Parts& parts, int simdgroup_index, ushort lane) {
+  PartSum sum;
+  sum.weighted = 0.0f;
+  sum.largest = -INFINITY;
+  sum.total = 0.0f;
+  for (int first = simdgroup_index; first < parts.count; first += kSimdgroups * kSimdWidth) {
+    const int own = first + lane * kSimdgroups;  // a lane weighs one part
+    const float lse = own < parts.count ? parts.lse[own * parts.lse_stride] : -INFINITY;
+    const float largest = fmax(sum.largest, simd_max(lse));
+    const float origin = largest == -INFINITY ? 0.0f : largest;
+    const float weight = fast::exp2((lse - origin) * M_LOG2E_F);
+    const float shrink = fast::exp2((sum.largest - origin) * M_LOG2E_F);
+    sum.largest = largest;
+    sum.total = sum.total * shrink + simd_sum(weight);
+    sum.weighted *= shrink;
+    const int count = min((parts.count - first + kSimdgroups - 1) / kSimdgroups, int(kSimdWidth));
+#pragma clang loop unroll_count(4)
+    for (int i = 0; i < count; i++) {
+      const float4 values = parts.values(first + i * kSimdgroups);
+      const bool counts = simd_shuffle(lse, ushort(i)) != -INFINITY;
+      // A part that saw no key may hold anything.
+      sum.weighted += counts ? simd_shuffle(weight, ushort(i)) * values : float4(0.0f);
+    }
+  }
+  return sum;
+}
 
 }  // namespace fattn
 
@@ -24,58 +80,54 @@ using namespace fattn;
     constant MergeParams& params [[buffer(fattn::kSlotParams)]],
     const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
     uint group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
-    ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup float shared[kSimdgroups * kMergeColumns];
+    ushort lane [[thread_index_in_simdgroup]]) {
+  threadgroup float4 shared_weighted[kSimdgroups * kSimdWidth];
+  threadgroup float shared_largest[kSimdgroups];
+  threadgroup float shared_total[kSimdgroups];
 
   const long row = group;
-  int parts = params.parts;
+  Parts parts;
+  parts.lse = partial_lse + row;
+  parts.lse_stride = params.rows;
+  parts.out_stride = params.rows * params.head_dim;
+  parts.count = params.parts;
   if (fc_split) {  // of decode: as many as the sequence has chunks
     const int length = length_of(seq_lens, params.span, int(row / params.rows_per_sequence));
-    parts = chunks_of(newest_rows(params.span, length), params.span.chunk_keys).count;
+    parts.count = chunks_of(newest_rows(params.span, length), params.span).count();
   }
-  float largest = -INFINITY;
-  for (int part = lane; part < parts; part += kSimdWidth) {
-    largest = fmax(largest, partial_lse[part * params.rows + row]);
-  }
-  largest = simd_max(largest);
-  const float origin = largest == -INFINITY ? 0.0f : largest;
-  float total = 0.0f;
-  for (int part = lane; part < parts; part += kSimdWidth) {
-    total += fast::exp2((partial_lse[part * params.rows + row] - origin) * M_LOG2E_F);
-  }
-  total = simd_sum(total);
-  const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-
   for (int first_column = 0; first_column < params.head_dim; first_column += kMergeColumns) {
-    float weighted[kLaneColumns] = {};
-#pragma clang loop unroll_count(4)
-    for (int part = simdgroup_index; part < parts; part += kSimdgroups) {
-      const float part_lse = partial_lse[part * params.rows + row];
-      const float weight = fast::exp2((part_lse - origin) * M_LOG2E_F);
-      const device Partial* source = partial_out + (part * params.rows + row) * params.head_dim;
-#pragma clang loop unroll(full)
-      for (int i = 0; i < kLaneColumns; i++) {
-        const int column = first_column + i * kSimdWidth + lane;
-        const float value = column < params.head_dim ? float(source[column]) : 0.0f;
-        // A part that saw no key may hold anything.
-        weighted[i] += part_lse == -INFINITY ? 0.0f : weight * value;
-      }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous columns have been read
-#pragma clang loop unroll(full)
-    for (int i = 0; i < kLaneColumns; i++) {
-      shared[simdgroup_index * kMergeColumns + i * kSimdWidth + lane] = weighted[i];
+    const int column = first_column + lane * 4;
+    parts.out = partial_out + row * params.head_dim + column;
+    parts.columns = params.head_dim - column;
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the columns before have been read
+    const PartSum sum = sum_of(parts, simdgroup_index, lane);
+    shared_weighted[simdgroup_index * kSimdWidth + lane] = sum.weighted;
+    if (lane == 0) {
+      shared_largest[simdgroup_index] = sum.largest;
+      shared_total[simdgroup_index] = sum.total;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int i = thread_index; i < kMergeColumns && first_column + i < params.head_dim; i += kThreads) {
-      float sum = 0.0f;
-      for (int s = 0; s < kSimdgroups; s++) {
-        sum += shared[s * kMergeColumns + i];
-      }
-      out[row * params.head_dim + first_column + i] = Result(sum * inverse);
+    if (simdgroup_index != 0) {
+      continue;
     }
-  }
-  if (thread_index == 0) {
-    lse[row] = total == 0.0f ? -INFINITY : largest + log(total);
+    float largest = -INFINITY;
+    for (int s = 0; s < kSimdgroups; s++) {
+      largest = fmax(largest, shared_largest[s]);
+    }
+    const float origin = largest == -INFINITY ? 0.0f : largest;
+    float4 weighted = 0.0f;
+    float total = 0.0f;
+    for (int s = 0; s < kSimdgroups; s++) {
+      const float weight = fast::exp2((shared_largest[s] - origin) * M_LOG2E_F);
+      weighted += weight * shared_weighted[s * kSimdWidth + lane];
+      total += weight * shared_total[s];
+    }
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    for (int i = 0; i < min(4, parts.columns); i++) {
+      out[row * params.head_dim + column + i] = Result(weighted[i] * inverse);
+    }
+    if (first_column == 0 && lane == 0) {
+      lse[row] = total == 0.0f ? -INFINITY : largest + log(total);
+    }
   }
 }

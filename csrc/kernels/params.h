@@ -36,6 +36,12 @@ enum Slot {
   kSlotAlibiSlopes = 12,
   kSlotTreeMask = 13,
   kSlotCuSeqlens = 14,
+  // Of cache_write, beside kSlotKey and kSlotValue.
+  kSlotKeyCache = 20,
+  kSlotValueCache = 21,
+  kSlotSlotMapping = 22,
+  kSlotWrittenKeyScales = 23,
+  kSlotWrittenValueScales = 24,
 };
 
 // Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,
@@ -43,7 +49,7 @@ enum Slot {
 enum FunctionConstant {
   kConstMask = 0,         // uint, MaskKind
   kConstCausal = 1,       // bool
-  kConstVectorLoads = 2,  // bool: every K/V/Q row starts on a 16-byte boundary
+  kConstVectorLoads = 2,  // bool: every K/V/Q row starts on a 16-byte boundary; cache_write: on four columns
   kConstSplit = 3,        // bool: write float partials instead of the result
   kConstHasSeqLens = 4,   // bool
   kConstBlockSize = 5,    // uint: keys per cache block; 0 = dense
@@ -54,7 +60,11 @@ enum FunctionConstant {
   kConstTree = 10,        // bool: the newest keys are draft tokens under a tree mask
   kConstOneRow = 11,      // bool: all rows of a key-value head see the same keys
   kConstPacked = 12,      // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
+  kConstKvScales = 20,    // bool: the caches of cache_write have scales
 };
+
+// How a cache stores a row of keys or values: see plan/kv_format.h.
+enum KvFormat { kKvFloat = 0, kKvInt8 = 1, kKvFp8E4M3 = 2, kKvInt4 = 3 };
 
 enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
 
@@ -103,8 +113,10 @@ struct CausalSpan {
   fattn_i32 q_len;
   fattn_i32 window_left;
   fattn_i32 sink_tokens;
-  fattn_i32 capacity;  // keys that a sequence can have: Lk, or max_blocks * block_size
-  fattn_i32 chunk_keys;
+  fattn_i32 capacity;     // keys that a sequence can have: Lk, or max_blocks * block_size
+  fattn_i32 chunk_unit;   // keys; a chunk is a multiple of it
+  fattn_i32 least_chunk;  // keys
+  fattn_i32 most_chunks;  // of a sequence whose keys lie together
   fattn_i32 reserved;
   fattn_i64 seq_lens_stride;
 };
@@ -129,6 +141,8 @@ struct DecodeParams {
   fattn_f32 score_scale;  // from a product to score units (softmax.h), or to the argument of tanh
   fattn_f32 softcap;      // in score units
   fattn_f32 slope_scale;  // from ALiBi's slopes to score units
+  fattn_i32 shares;       // that the chunks of all sequences are cut into, per key-value head and row block
+  fattn_i32 reserved;
 };
 
 struct MergeParams {
@@ -140,13 +154,32 @@ struct MergeParams {
   CausalSpan span;
 };
 
+// Caches are block, head, slot, as in DecodeParams.
+struct CacheWriteParams {
+  fattn_i64 key_token_stride;
+  fattn_i64 key_head_stride;
+  fattn_i64 value_token_stride;
+  fattn_i64 value_head_stride;
+  Strides3 key_cache;
+  Strides3 value_cache;
+  Strides3 key_scales;
+  Strides3 value_scales;
+  fattn_i64 slot_stride;  // of slot_mapping
+  fattn_i64 slots;        // of the cache; a token with another slot is dropped
+  fattn_i32 rows;         // tokens times heads
+  fattn_i32 kv_heads;
+  fattn_i32 block_size;
+  fattn_i32 reserved;
+};
+
 // Bytes as the host lays them out; MSL has the same rules, and checks it too.
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(PrefillParams, 208);
-FATTN_CHECK_SIZE(CausalSpan, 32);
-FATTN_CHECK_SIZE(DecodeParams, 216);
-FATTN_CHECK_SIZE(MergeParams, 56);
+FATTN_CHECK_SIZE(CausalSpan, 40);
+FATTN_CHECK_SIZE(DecodeParams, 232);
+FATTN_CHECK_SIZE(MergeParams, 64);
+FATTN_CHECK_SIZE(CacheWriteParams, 160);
 #undef FATTN_CHECK_SIZE
 
 // Tile arithmetic. A simdgroup works on 8-row fragments.
@@ -156,7 +189,12 @@ FATTN_CONSTEXPR int kSimdWidth = 32;
 FATTN_CONSTEXPR int kNoWindow = 1 << 30;
 // No end of a window on one side of a row: further than any two positions are apart.
 FATTN_CONSTEXPR int kNoLimit = 0x7fffffff;
-// Columns that a threadgroup of merge sums at a time: four per lane.
+// Chunks of decode (schedule.h): a sequence has at most kFewChunks until they are of kLargeChunk keys.
+FATTN_CONSTEXPR int kFewChunks = 32;
+FATTN_CONSTEXPR int kLargeChunk = 512;
+// Columns of a row of an int4 cache that share a scale and a minimum.
+FATTN_CONSTEXPR int kInt4Group = 32;
+// Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read
 // together (tile.h) lies in different banks: of K, 16 bytes in each of eight rows; of V, 64 bytes.

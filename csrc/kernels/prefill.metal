@@ -10,6 +10,7 @@
 // sees are not visited.
 #include "keys.h"
 #include "packed.h"
+#include "query.h"
 #include "scores.h"
 #include "steps.h"
 
@@ -119,27 +120,6 @@ struct StepShare {
     keys.place(key_tile, kKeyPitch, thread_index);
     values.place(value_tile, kValuePitch, thread_index);
   }
-};
-
-// The query rows of a simdgroup.
-struct QueryRegisters {
-  OperandFragment fragments[kRowFragments][kHeadDim / 8];
-
-  // `row` is this lane's row of fragment r; null when the call has fewer rows.
-  void load(int r, const device Element* row, LanePosition at) thread {
-    Operand run[kHeadDim / 4];
-    if (row) {
-      read_query(row, fc_vector_loads, at, run);
-    } else {
-      fill_run(run, 0.0f);
-    }
-#pragma clang loop unroll(full)
-    for (int f = 0; f < kHeadDim / 8; f++) {
-      set_elements(fragments[r][f], run[query_element(f)], run[query_element(f) + kKeyChunk]);
-    }
-  }
-
-  OperandFragment rows(int r, int f) const thread { return fragments[r][f]; }
 };
 
 // Scores of one staged step. Fragments from `fragments` on are seen by no row of this simdgroup.

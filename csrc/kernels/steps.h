@@ -1,4 +1,5 @@
-// Which keys are visited: the ranges that position alone leaves open, cut into chunks and steps.
+// Which keys are visited: the ranges that position alone leaves open, cut into units (chunks of a sequence,
+// steps of a chunk).
 //
 // A query row sees the keys of its window and the first `sink_tokens` keys of its sequence. The rows of a
 // call together see two ranges, [0, sink_end) and [begin, end); what lies between them is never loaded.
@@ -138,43 +139,6 @@ inline Visits visits_of(KeyRanges ranges, int from, int to, int unit) {
   }
   visits.count = units - visits.gap;
   return visits;
-}
-
-// The chunks of a sequence. One without keys has one all the same, in which its rows get the no-key result.
-inline Visits chunks_of(KeyRanges ranges, int chunk_keys) {
-  Visits chunks = visits_of(ranges, 0, ranges.end, chunk_keys);
-  chunks.count = max(chunks.count, 1);
-  return chunks;
-}
-
-// One chunk of the batch.
-struct WorkItem {
-  int batch;  // -1: there is no such item
-  int part;   // which of the sequence's chunks
-  int length;
-};
-
-// The chunks of all sequences lie in a row; finds number `item` of it. The lanes look at 32 sequences at a
-// time.
-inline WorkItem find_item(const device int* seq_lens, constant CausalSpan& span, int batch_size, int item,
-                          ushort lane) {
-  WorkItem found;
-  found.batch = -1;
-  int before = 0;
-  for (int first = 0; first < batch_size && found.batch < 0; first += kSimdWidth) {
-    const int length = length_of(seq_lens, span, min(first + int(lane), batch_size - 1));
-    const int chunks =
-        first + int(lane) < batch_size ? chunks_of(newest_rows(span, length), span.chunk_keys).count : 0;
-    const int through = before + simd_prefix_inclusive_sum(chunks);
-    const int passed = simd_sum(int(through <= item));  // sequences that end before the item
-    if (passed < kSimdWidth) {
-      found.batch = first + passed;
-      found.part = item - simd_shuffle(through - chunks, ushort(passed));
-      found.length = simd_shuffle(length, ushort(passed));
-    }
-    before = simd_shuffle(through, ushort(kSimdWidth - 1));
-  }
-  return found;
 }
 
 }  // namespace fattn

@@ -1,12 +1,13 @@
 // Refusals: one sentence each, naming the op, the value, the limit, and what to do instead.
 #include "check.h"
 
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <numbers>
+#include <utility>
 
+#include "kv_format.h"
+#include "refuse.h"
 #include "supported.h"
 
 namespace fattn {
@@ -14,34 +15,14 @@ namespace {
 
 using Kind = Refusal::Kind;
 
-template <typename... Parts>
-Refusal refuse(Kind kind, const char* op, const Parts&... parts) {
-  auto text = [](const auto& part) {
-    using Part = std::decay_t<decltype(part)>;
-    if constexpr (std::is_floating_point_v<Part>) {
-      std::array<char, 32> digits{};
-      std::snprintf(digits.data(), digits.size(), "%g", part);
-      return std::string(digits.data());
-    } else if constexpr (std::is_arithmetic_v<Part>) {
-      return std::to_string(part);
-    } else {
-      return std::string(part);
-    }
-  };
-  return {kind, std::string(op) + ": " + (text(parts) + ...)};
-}
-
-bool is_float(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t dim) {
+std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t dim,
+                                      int64_t largest = kMaxHeadDim) {
   if (dim <= 0 || dim % kHeadDimMultiple != 0) {
     return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
                   kHeadDimMultiple, "; pad the heads with zeros to the next multiple");
   }
-  if (dim > kMaxHeadDim) {
-    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", kMaxHeadDim,
+  if (dim > largest) {
+    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", largest,
                   ", the largest with a kernel so far; use F.scaled_dot_product_attention for this layer");
   }
   return std::nullopt;
@@ -154,6 +135,23 @@ std::optional<Refusal> check(const MergeProblem& p) {
   }
   if (p.rows > kMaxLength || p.parts > kMaxLength || p.head_dim > kMaxLength) {
     return refuse(Kind::kValue, op, "a dimension of outs is above ", kMaxLength, "; merge in pieces");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check(const CacheWriteProblem& p) {
+  const char* op = name_of(Op::kCacheWrite);
+  for (const auto& [what, dim] : {std::pair{"key", p.key.head_dim}, std::pair{"value", p.value.head_dim}}) {
+    if (auto refusal = check_head_dim(op, what, dim, kMaxCachedDim)) return refusal;
+    if (auto refusal = check_format_dim(op, what, p.format, dim)) return refusal;
+  }
+  if (p.block_size < 1 || p.block_size > kMaxLength) {
+    return refuse(Kind::kValue, op, "block_size ", p.block_size, " of key_cache is not between 1 and ",
+                  kMaxLength, "; choose a block that holds a key and no more than that");
+  }
+  if (p.tokens > kMaxLength || p.kv_heads > kMaxLength || p.tokens * p.kv_heads > kMaxLength) {
+    return refuse(Kind::kValue, op, p.tokens, " tokens of ", p.kv_heads, " heads are more than ", kMaxLength,
+                  " rows; write them in pieces");
   }
   return std::nullopt;
 }

@@ -12,25 +12,36 @@ int64_t row_groups_for(int64_t packed_rows, int64_t simdgroups) {
   return groups;
 }
 
-// The most chunks that a sequence can have: chunks_of in kernels/steps.h for the longest.
-int64_t most_chunks(const Problem& p, int64_t chunk_keys) {
-  const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, chunk_keys), 1);
-  if (p.options.window_left < 0) return all;
-  const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
-  const int64_t sink_keys = std::min(p.options.sink_tokens, p.kv_len);
-  // A range of n keys that starts anywhere touches at most this many chunks.
-  const int64_t of_window = ceil_div(window_keys - 1, chunk_keys) + 1;
-  return std::min(all, ceil_div(sink_keys, chunk_keys) + of_window);
+// Threadgroups of one key-value head that the GPU holds at a time; 0 cores: not known.
+int64_t workers_of(const DeviceFacts& device, const DecodeRow& row, int64_t threadgroups_abreast) {
+  static const int smallest = DeviceFacts().cores;
+  const int64_t cores = device.cores > 0 ? device.cores : smallest;
+  return std::max<int64_t>(cores * row.threadgroups_per_core / threadgroups_abreast, 1);
 }
 
-CausalSpan span_of(const Problem& p, int64_t chunk_keys) {
+// At least as many chunks as any sequence can have: chunks_of in kernels/schedule.h. A window's two ranges
+// may begin and end within a chunk.
+int64_t parts_of(const Problem& p, const CausalSpan& span) {
+  const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);
+  if (p.options.window_left < 0) return std::min<int64_t>(all, span.most_chunks);
+  const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
+  const int64_t sink_keys = std::min(p.options.sink_tokens, p.kv_len);
+  const int64_t of_window =
+      ceil_div(window_keys, span.least_chunk) + ceil_div(sink_keys, span.least_chunk) + 1;
+  return std::min({all, of_window, int64_t(span.most_chunks) + 3});
+}
+
+CausalSpan span_of(const Problem& p, const DecodeRow& row, int64_t row_groups, int64_t workers) {
   CausalSpan span{};
   span.q_len = int32_t(p.q_len);
   span.window_left =
       p.options.window_left < 0 ? kNoWindow : int32_t(std::min<int64_t>(p.options.window_left, kNoWindow));
   span.sink_tokens = int32_t(std::min<int64_t>(p.options.sink_tokens, kNoWindow));
   span.capacity = int32_t(p.kv_len);
-  span.chunk_keys = int32_t(chunk_keys);
+  span.chunk_unit = row.tile_keys * row.simdgroups;
+  // More rows make a partial result larger, so it should stand for more keys.
+  span.least_chunk = int32_t(row.least_chunk * row_groups);
+  span.most_chunks = int32_t(workers);
   span.seq_lens_stride = p.seq_lens_stride;
   return span;
 }
@@ -47,9 +58,10 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t packed_rows = group_size * p.q_len;
   const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
   const int64_t row_blocks = ceil_div(packed_rows, row_groups * kFragment);
-  // More rows make a partial result larger, so it should stand for more keys.
-  const int64_t chunk_keys = int64_t(row.chunk_keys) * row_groups;
-  const int64_t parts = most_chunks(p, chunk_keys);
+  const int64_t workers = workers_of(device, row, p.kv_heads * row_blocks);
+  const CausalSpan span = span_of(p, row, row_groups, workers);
+  const int64_t parts = parts_of(p, span);
+  const int64_t shares = std::min(workers, p.batch * parts);
 
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(Kernel::kDecode, p);
@@ -60,13 +72,13 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.split = parts > 1;
   pass.spec.window = p.options.window_left >= 0;
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
-  pass.grid = {uint32_t(p.batch * parts), uint32_t(p.kv_heads * row_blocks), 1};
+  pass.grid = {uint32_t(shares), uint32_t(p.kv_heads * row_blocks), 1};
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
-  // The packed rows of the query or every simdgroup's output, and the maxima and sums.
   const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
-  const int64_t rows_bytes = row.simdgroups * kFragment * int64_t(sizeof(float));
-  pass.threadgroup_bytes = uint32_t(std::max(query_bytes, rows_bytes * p.value_dim) + 2 * rows_bytes);
+  const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
+  const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
+  pass.threadgroup_bytes = uint32_t(query_bytes + state_bytes);
 
   bind_attention(pass, p);
 
@@ -74,8 +86,9 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   set_attention_params(params, p);
   params.tree_mask_batch_stride = p.options.tree_mask_batch_stride;
   params.tree_mask_row_stride = p.options.tree_mask_row_stride;
-  params.span = span_of(p, chunk_keys);
+  params.span = span;
   params.row_blocks = int32_t(row_blocks);
+  params.shares = int32_t(shares);
   pass.set_params(params);
 
   if (parts == 1) {
@@ -89,7 +102,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_lse_floats = parts * rows;
   // The same number of simdgroups whatever the capacity: they decide the order of the sum.
-  Pass& merge = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype, 4);
+  Pass& merge = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype,
+                               merge_simdgroups(span.most_chunks));
   merge.spec.split = true;
   merge.spec.has_seq_lens = p.has_seq_lens;
   merge.spec.window = pass.spec.window;

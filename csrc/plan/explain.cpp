@@ -77,7 +77,9 @@ class JsonWriter {
     field("window_left", span.window_left);
     field("sink_tokens", span.sink_tokens);
     field("capacity", span.capacity);
-    field("chunk_keys", span.chunk_keys);
+    field("chunk_unit", span.chunk_unit);
+    field("least_chunk", span.least_chunk);
+    field("most_chunks", span.most_chunks);
     field("seq_lens_stride", span.seq_lens_stride);
     close('}');
   }
@@ -153,6 +155,7 @@ void write(JsonWriter& json, const DecodeParams& params) {
   FATTN_FIELD(score_scale);
   FATTN_FIELD(softcap);
   FATTN_FIELD(slope_scale);
+  FATTN_FIELD(shares);
 }
 
 void write(JsonWriter& json, const MergeParams& params) {
@@ -161,6 +164,22 @@ void write(JsonWriter& json, const MergeParams& params) {
   FATTN_FIELD(head_dim);
   FATTN_FIELD(rows_per_sequence);
   FATTN_FIELD(span);
+}
+
+void write(JsonWriter& json, const CacheWriteParams& params) {
+  FATTN_FIELD(key_token_stride);
+  FATTN_FIELD(key_head_stride);
+  FATTN_FIELD(value_token_stride);
+  FATTN_FIELD(value_head_stride);
+  FATTN_FIELD(key_cache);
+  FATTN_FIELD(value_cache);
+  FATTN_FIELD(key_scales);
+  FATTN_FIELD(value_scales);
+  FATTN_FIELD(slot_stride);
+  FATTN_FIELD(slots);
+  FATTN_FIELD(rows);
+  FATTN_FIELD(kv_heads);
+  FATTN_FIELD(block_size);
 }
 
 #undef FATTN_FIELD
@@ -180,6 +199,8 @@ void write_params(JsonWriter& json, const Pass& pass) {
       return write_params_as<DecodeParams>(json, pass);
     case Kernel::kMerge:
       return write_params_as<MergeParams>(json, pass);
+    case Kernel::kCacheWrite:
+      return write_params_as<CacheWriteParams>(json, pass);
   }
 }
 

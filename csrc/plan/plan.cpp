@@ -12,7 +12,7 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype, uint16_
   pass.spec.simdgroups = simdgroups;
   pass.grid = {uint32_t(p.rows), 1, 1};  // a threadgroup per row
   pass.threads = {uint32_t(pass.spec.simdgroups * kSimdWidth), 1, 1};
-  pass.threadgroup_bytes = uint32_t(pass.spec.simdgroups * kMergeColumns * sizeof(float));
+  pass.threadgroup_bytes = uint32_t(simdgroups * (kSimdWidth * 4 + 2) * sizeof(float));
   pass.bind(Buffer::kScratchOut, kSlotPartialOut);
   pass.bind(Buffer::kScratchLse, kSlotPartialLse);
   pass.bind(Buffer::kOut, kSlotOut);
@@ -36,11 +36,17 @@ std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts&
   if (auto refusal = check(problem)) return *std::move(refusal);
   if (auto refusal = check(device, Op::kMerge)) return *std::move(refusal);
   Plan plan;
-  plan.tuning = "one simdgroup per row";
-  // At least four parts a simdgroup, if there are so many.
-  const uint16_t simdgroups = problem.parts > 32 ? 8 : problem.parts > 8 ? 4 : 1;
-  if (problem.rows > 0 && problem.head_dim > 0) add_merge_pass(plan, problem, problem.dtype, simdgroups);
+  plan.tuning = "one threadgroup per row";
+  if (problem.rows > 0 && problem.head_dim > 0) {
+    add_merge_pass(plan, problem, problem.dtype, merge_simdgroups(problem.parts));
+  }
   return plan;
+}
+
+std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device) {
+  if (auto refusal = check(problem)) return *std::move(refusal);
+  if (auto refusal = check(device, Op::kCacheWrite)) return *std::move(refusal);
+  return plan_cache_write(problem);
 }
 
 }  // namespace fattn

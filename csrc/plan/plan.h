@@ -17,7 +17,7 @@
 
 namespace fattn {
 
-enum class Kernel : uint8_t { kPrefill, kDecode, kMerge };
+enum class Kernel : uint8_t { kPrefill, kDecode, kMerge, kCacheWrite };
 
 // Identifies one compiled pipeline. The first half becomes preprocessor macros (one small library per
 // combination), the constants become Metal function constants.
@@ -45,6 +45,10 @@ struct KernelSpec {
   bool tree = false;
   bool one_row = false;
   bool packed = false;
+
+  KvFormat kv_format = kKvFloat;  // cache_write
+  bool kv_scales = false;
+  bool long_slots = false;
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -76,6 +80,11 @@ enum class Buffer : uint8_t {
   kAlibiSlopes,
   kTreeMask,
   kCuSeqlens,
+  kKeyCache,
+  kValueCache,
+  kSlotMapping,
+  kKeyScales,
+  kValueScales,
   kOut,
   kLse,
   kScratchOut,
@@ -97,7 +106,7 @@ struct Pass {
 
   std::array<Binding, 12> bindings{};
   uint32_t binding_count = 0;
-  std::array<std::byte, 216> params{};  // a PrefillParams, DecodeParams or MergeParams, bound at kSlotParams
+  std::array<std::byte, 320> params{};  // the kernel's parameter structure, bound at kSlotParams
   uint32_t params_size = 0;
 
   void bind(Buffer buffer, Slot slot) { bindings[binding_count++] = {buffer, slot}; }
@@ -127,6 +136,7 @@ struct Refusal {
 
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device);
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);

@@ -13,8 +13,12 @@ namespace fattn {
 
 Plan plan_prefill(const Problem& problem, const DeviceFacts& device);
 Plan plan_decode(const Problem& problem, const DeviceFacts& device);
+Plan plan_cache_write(const CacheWriteProblem& problem);
 // Appends the pass that merges partial results (kScratchOut, kScratchLse) into kOut and kLse.
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, DType out_dtype, uint16_t simdgroups);
+
+// A few parts for each.
+inline uint16_t merge_simdgroups(int64_t parts) { return parts > 16 ? 8 : parts > 4 ? 4 : 1; }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -33,6 +37,8 @@ inline MaskKind mask_kind(DType dtype) {
       return kMaskFloat16;
     case DType::kBFloat16:
       return kMaskBFloat16;
+    case DType::kInt8:
+    case DType::kUInt8:
     case DType::kOther:
       return kMaskNone;
   }

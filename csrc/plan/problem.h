@@ -7,13 +7,16 @@
 
 namespace fattn {
 
-enum class Op : uint8_t { kPrefill, kDecode, kPagedDecode, kPagedPrefill, kMerge };
-enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kOther };
+enum class Op : uint8_t { kPrefill, kDecode, kPagedDecode, kPagedPrefill, kMerge, kCacheWrite };
+enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8, kOther };
 
 // "fattn.prefill" and so on: how an op is named to the user.
 const char* name_of(Op op);
 const char* name_of(DType dtype);
 int size_of(DType dtype);
+inline bool is_float(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
 
 // What changes scores or hides keys by position. Tensors are float32 [q_heads] and int64 [batch, q_len], by
 // their strides in elements.
@@ -80,6 +83,33 @@ struct MergeProblem {
   int64_t parts = 0;
   int64_t rows = 0;
   int64_t head_dim = 0;
+};
+
+// Rows of keys or values, and where their cache [num_blocks, block_size, kv_heads, columns] and its scales
+// lie; strides of the latter in the order block, head, slot.
+struct CacheSide {
+  int64_t head_dim = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  Strides3 cache{};
+  Strides3 scales{};
+};
+
+// Rows of `tokens` tokens into the slots of a cache.
+struct CacheWriteProblem {
+  DType dtype = DType::kFloat32;  // of the rows
+  KvFormat format = kKvFloat;
+  bool has_scales = false;
+  bool long_slots = false;  // slot_mapping is int64, else int32
+  int64_t slot_stride = 0;
+  int64_t tokens = 0;
+  int64_t kv_heads = 0;
+  int64_t num_blocks = 0;
+  int64_t block_size = 0;
+  CacheSide key;
+  CacheSide value;
+  bool value_in_key = false;    // the value is the first columns of the key, stored once
+  bool vector_aligned = false;  // four columns of a row can be read, and written, at once
 };
 
 }  // namespace fattn

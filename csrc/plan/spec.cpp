@@ -1,4 +1,5 @@
 // Names, macros and function constants of a KernelSpec: the host's side of kernels/config.h.
+#include "kv_format.h"
 #include "plan.h"
 
 namespace fattn {
@@ -15,6 +16,8 @@ const char* name_of(Op op) {
       return "fattn.paged_prefill";
     case Op::kMerge:
       return "fattn.merge";
+    case Op::kCacheWrite:
+      return "fattn.cache_write";
   }
   return "fattn";
 }
@@ -29,6 +32,10 @@ const char* name_of(DType dtype) {
       return "bfloat16";
     case DType::kBool:
       return "bool";
+    case DType::kInt8:
+      return "int8";
+    case DType::kUInt8:
+      return "uint8";
     case DType::kOther:
       return "other";
   }
@@ -43,6 +50,8 @@ int size_of(DType dtype) {
     case DType::kBFloat16:
       return 2;
     case DType::kBool:
+    case DType::kInt8:
+    case DType::kUInt8:
       return 1;
     case DType::kOther:
       return 0;
@@ -58,6 +67,8 @@ const char* function_name(Kernel kernel) {
       return "fattn_decode";
     case Kernel::kMerge:
       return "fattn_merge";
+    case Kernel::kCacheWrite:
+      return "fattn_cache_write";
   }
   return "";
 }
@@ -70,6 +81,8 @@ const char* source_name(Kernel kernel) {
       return "decode";
     case Kernel::kMerge:
       return "merge";
+    case Kernel::kCacheWrite:
+      return "cache";
   }
   return "";
 }
@@ -96,6 +109,16 @@ const char* name_of(Buffer buffer) {
       return "tree_mask";
     case Buffer::kCuSeqlens:
       return "cu_seqlens_q";
+    case Buffer::kKeyCache:
+      return "key_cache";
+    case Buffer::kValueCache:
+      return "value_cache";
+    case Buffer::kSlotMapping:
+      return "slot_mapping";
+    case Buffer::kKeyScales:
+      return "key_scales";
+    case Buffer::kValueScales:
+      return "value_scales";
     case Buffer::kOut:
       return "out";
     case Buffer::kLse:
@@ -138,6 +161,8 @@ const char* constant_name(FunctionConstant index) {
       return "one_row";
     case kConstPacked:
       return "packed";
+    case kConstKvScales:
+      return "kv_scales";
   }
   return "";
 }
@@ -149,6 +174,10 @@ const char* metal_type(DType dtype) {
       return "half";
     case DType::kBFloat16:
       return "bfloat";
+    case DType::kInt8:
+      return "char";
+    case DType::kUInt8:
+      return "uchar";
     default:
       return "float";
   }
@@ -164,6 +193,13 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   }
   macros.emplace_back("FATTN_HEAD_DIM", std::to_string(spec.head_dim));
   macros.emplace_back("FATTN_VALUE_DIM", std::to_string(spec.value_dim));
+  if (spec.kernel == Kernel::kCacheWrite) {
+    macros.emplace_back("FATTN_KV_FORMAT", std::to_string(spec.kv_format));
+    macros.emplace_back("FATTN_STORED_T", metal_type(storage_dtype(spec.kv_format, spec.dtype)));
+    macros.emplace_back("FATTN_SCALE_T", metal_type(scale_dtype(spec.kv_format)));
+    macros.emplace_back("FATTN_SLOT_T", spec.long_slots ? "long" : "int");
+    return macros;
+  }
   macros.emplace_back("FATTN_ROW_FRAGMENTS", std::to_string(spec.row_fragments));
   macros.emplace_back("FATTN_TILE_KEYS", std::to_string(spec.tile_keys));
   macros.emplace_back("FATTN_ROW_GROUPS", std::to_string(spec.row_groups));
@@ -171,6 +207,9 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
 }
 
 std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
+  if (spec.kernel == Kernel::kCacheWrite) {
+    return {{kConstVectorLoads, true, spec.vector_loads}, {kConstKvScales, true, spec.kv_scales}};
+  }
   return {
       {kConstMask, false, static_cast<uint32_t>(spec.mask)},
       {kConstCausal, true, spec.causal},

@@ -10,6 +10,7 @@ namespace fattn {
 inline constexpr int kMinFamily = 7;
 inline constexpr int64_t kHeadDimMultiple = 8;
 inline constexpr int64_t kMaxHeadDim = 128;
+inline constexpr int64_t kMaxCachedDim = 576;  // of cache_write, which has no tile to fit
 inline constexpr int64_t kMaxDecodeRows = 16;  // q_len of decode and paged_decode
 // Lengths and block counts travel as 32-bit integers; offsets are 64-bit.
 inline constexpr int64_t kMaxLength = int64_t(1) << 30;

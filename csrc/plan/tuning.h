@@ -50,21 +50,20 @@ struct DecodeRow {
   uint16_t max_dim;
   uint16_t tile_keys;
   uint16_t simdgroups;
-  int chunk_keys;  // of a partial result of up to eight packed rows
+  uint16_t least_chunk;  // keys, for up to eight packed rows; a multiple of tile_keys * simdgroups
+  uint16_t threadgroups_per_core;
   const char* provenance;
 };
 
-// A chunk of 256 keys with D = 128 is 128 KB of K and V for 2 KB of partial result. The keys of a step are as
-// many as leave the registers of a lane at 208 halves or less on M1 and M2, of which 256 exist: counted with
-// Mesa's open compiler for these GPUs, for D = 128 and the step without hidden keys. With 32 keys bfloat16,
-// which is widened before the products, would take 209. Nothing here was measured on an Apple GPU.
-inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
-    {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 256,
-     "float32: 8 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
-    {kAnyFamily, kBFloat16s, kAnyDim, 16, 4, 256,
-     "bfloat16: 16 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
-    {kAnyFamily, kAnyDType, kAnyDim, 32, 4, 256,
-     "float16: 32 keys per step (registers of M1/M2 as Mesa counts), chunks of 256 keys"},
+// The keys of a step are few enough to leave the registers of a lane at 208 halves or less on M1 and M2, of
+// which 256 exist: counted with Mesa's open compiler for these GPUs, for D = 128 and the step without hidden
+// keys. Then three threadgroups fit on a core, which the H200 likes best too (bench/NOTES.md). Nothing here
+// was measured on an Apple GPU.
+inline constexpr std::array<DecodeRow, 2> kDecodeTuning{{
+    {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 128, 3,
+     "float32: 8 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, kAnyDim, 16, 4, 128, 3,
+     "16-bit: 16 keys per step (registers of M1/M2 as Mesa counts; H200)"},
 }};
 
 template <typename Table>

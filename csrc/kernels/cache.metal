@@ -1,0 +1,302 @@
+// Writes rows of keys and values into the slots of a cache, quantised on the way: what
+// torch_fattn/_kv_formats.py defines, bit by bit. A simdgroup writes one row: a token, a head, key or value.
+#include "params.h"
+
+using namespace metal;
+
+// All the features that this kernel has: of the rest of constants.h it needs none.
+constant bool fc_vector_loads [[function_constant(fattn::kConstVectorLoads)]];
+constant bool fc_kv_scales [[function_constant(fattn::kConstKvScales)]];
+
+namespace fattn {
+
+typedef FATTN_T Element;          // float, half or bfloat
+typedef FATTN_STORED_T Stored;    // Element, char or uchar
+typedef FATTN_SCALE_T Scale;      // half for int4, else float
+typedef FATTN_SLOT_T SlotNumber;  // int or long
+
+FATTN_CONSTEXPR int kHeadDim = FATTN_HEAD_DIM;
+FATTN_CONSTEXPR int kValueDim = FATTN_VALUE_DIM;
+FATTN_CONSTEXPR int kFormat = FATTN_KV_FORMAT;
+FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
+FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
+
+// A lane takes four neighbouring columns at a time, and the 32 lanes 128 of them.
+FATTN_CONSTEXPR int kLaneColumns = 4;
+FATTN_CONSTEXPR int kPassColumns = kLaneColumns * kSimdWidth;
+// Lanes that share a group of int4.
+FATTN_CONSTEXPR int kGroupLanes = kInt4Group / kLaneColumns;
+
+FATTN_CONSTEXPR float kInt8Max = 127.0f;
+FATTN_CONSTEXPR float kFp8Max = 448.0f;
+FATTN_CONSTEXPR float kInt4Max = 15.0f;
+FATTN_CONSTEXPR float kHalfMax = 65504.0f;
+FATTN_CONSTEXPR float kSmallestNormal = 1.17549435e-38f;  // 2^-126
+FATTN_CONSTEXPR float kFp8SmallestNormal = 1.0f / 64.0f;  // below it e4m3 has the multiples of 2^-9
+
+// GPUs may flush subnormal numbers and may not; here they are 0 everywhere, and 0 is never -0.
+inline float flushed(float x) { return fabs(x) < kSmallestNormal ? 0.0f : x; }
+
+// The nearest half that is not above x.
+inline half rounded_down(float x) {
+  const half nearest = half(x);
+  if (float(nearest) <= x) {
+    return nearest;
+  }
+  const ushort bits = as_type<ushort>(nearest);
+  const ushort below = ushort(float(nearest) > 0.0f ? bits - 1 : float(nearest) < 0.0f ? bits + 1 : 0x8001);
+  return as_type<half>(below);
+}
+
+// The nearest half that is not below x >= 0.
+inline half rounded_up(float x) {
+  const half nearest = half(x);
+  return float(nearest) >= x ? nearest : as_type<half>(ushort(as_type<ushort>(nearest) + 1));
+}
+
+// The nearest e4m3, ties to even; beyond its range the largest. Its exponent has a bias of 7, float's of 127.
+inline int e4m3_of(float x) {
+  if (isnan(x)) {
+    return 0x7f;
+  }
+  const float size = fmin(fabs(x), kFp8Max);
+  int code;
+  if (size < kFp8SmallestNormal) {
+    code = int(rint(size * 512.0f));
+  } else {
+    const uint bits = as_type<uint>(size);
+    code = int((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3);
+  }
+  return x < 0.0f && code != 0 ? code | 0x80 : code;
+}
+
+// What a lane holds of a row.
+template <int kDim>
+struct LaneRow {
+  float x[(kDim + kPassColumns - 1) / kPassColumns][kLaneColumns];
+
+  void load(const device Element* source, ushort lane) thread {
+#pragma clang loop unroll(full)
+    for (int pass = 0; pass * kPassColumns < kDim; pass++) {
+      const int column = pass * kPassColumns + lane * kLaneColumns;
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kLaneColumns; e++) {
+        x[pass][e] = 0.0f;
+      }
+      if (column >= kDim) {
+        continue;
+      }
+      if (fc_vector_loads) {
+        const vec<Element, kLaneColumns> columns =
+            *(const device vec<Element, kLaneColumns>*)(source + column);
+#pragma clang loop unroll(full)
+        for (int e = 0; e < kLaneColumns; e++) {
+          x[pass][e] = flushed(float(columns[e]));
+        }
+      } else {
+#pragma clang loop unroll(full)
+        for (int e = 0; e < kLaneColumns; e++) {
+          x[pass][e] = flushed(float(source[column + e]));
+        }
+      }
+    }
+  }
+};
+
+inline void store_bytes(device Stored* target, int column, thread const int (&codes)[kLaneColumns]) {
+  if (fc_vector_loads) {
+    vec<Stored, kLaneColumns> columns;
+#pragma clang loop unroll(full)
+    for (int e = 0; e < kLaneColumns; e++) {
+      columns[e] = Stored(codes[e]);
+    }
+    *(device vec<Stored, kLaneColumns>*)(target + column) = columns;
+  } else {
+#pragma clang loop unroll(full)
+    for (int e = 0; e < kLaneColumns; e++) {
+      target[column + e] = Stored(codes[e]);
+    }
+  }
+}
+
+// As it is, bit by bit.
+template <int kDim>
+inline void copy_row(const device Element* source, device Stored* target, ushort lane) {
+  for (int column = lane * kLaneColumns; column < kDim; column += kPassColumns) {
+    if (fc_vector_loads) {
+      *(device vec<Element, kLaneColumns>*)(target + column) =
+          *(const device vec<Element, kLaneColumns>*)(source + column);
+    } else {
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kLaneColumns; e++) {
+        target[column + e] = Stored(source[column + e]);
+      }
+    }
+  }
+}
+
+// int8 and fp8: one scale for the row, or none.
+template <int kDim>
+inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, device Scale* row_scale,
+                             ushort lane) {
+  float scale = 1.0f;
+  if (fc_kv_scales) {
+    float largest = 0.0f;
+    bool finite = true;
+#pragma clang loop unroll(full)
+    for (int pass = 0; pass * kPassColumns < kDim; pass++) {
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kLaneColumns; e++) {
+        largest = fmax(largest, fabs(row.x[pass][e]));
+        finite = finite && isfinite(row.x[pass][e]);
+      }
+    }
+    scale = flushed(simd_max(largest) / (kFormat == kKvInt8 ? kInt8Max : kFp8Max));
+    // A row with a NaN or an infinity is NaN as a whole.
+    scale = simd_all(finite) ? scale : NAN;
+    if (lane == 0) {
+      *row_scale = Scale(scale);
+    }
+  }
+#pragma clang loop unroll(full)
+  for (int pass = 0; pass * kPassColumns < kDim; pass++) {
+    const int column = pass * kPassColumns + lane * kLaneColumns;
+    int codes[kLaneColumns];
+#pragma clang loop unroll(full)
+    for (int e = 0; e < kLaneColumns; e++) {
+      float q = row.x[pass][e];
+      if (fc_kv_scales) {
+        q = scale > 0.0f ? q / scale : 0.0f;
+      }
+      codes[e] = kFormat == kKvInt8 ? int(rint(q)) : e4m3_of(q);
+    }
+    if (column < kDim) {
+      store_bytes(target, column, codes);
+    }
+  }
+}
+
+// int4: a scale and a minimum for 32 columns. The minimum is rounded down and the scale up, so that 0 to 15
+// reach over the whole group.
+template <int kDim>
+inline void write_grouped_row(thread LaneRow<kDim>& row, device Stored* target, device Scale* scales,
+                              ushort lane) {
+#pragma clang loop unroll(full)
+  for (int pass = 0; pass * kPassColumns < kDim; pass++) {
+    const int column = pass * kPassColumns + lane * kLaneColumns;
+    float low = kHalfMax, high = -kHalfMax;
+    ushort bad = 0;
+#pragma clang loop unroll(full)
+    for (int e = 0; e < kLaneColumns; e++) {
+      bad |= ushort(!isfinite(row.x[pass][e]));
+      row.x[pass][e] = clamp(row.x[pass][e], -kHalfMax, kHalfMax);
+      low = fmin(low, row.x[pass][e]);
+      high = fmax(high, row.x[pass][e]);
+    }
+#pragma clang loop unroll(full)
+    for (ushort step = 1; step < kGroupLanes; step *= 2) {
+      low = fmin(low, simd_shuffle_xor(low, step));
+      high = fmax(high, simd_shuffle_xor(high, step));
+      bad |= simd_shuffle_xor(bad, step);
+    }
+    const half minimum = rounded_down(low);
+    const half scale = rounded_up(flushed((high - float(minimum)) / kInt4Max));
+    uint codes[kLaneColumns];
+#pragma clang loop unroll(full)
+    for (int e = 0; e < kLaneColumns; e++) {
+      const float q = (row.x[pass][e] - float(minimum)) / float(scale);
+      codes[e] = bad == 0 && float(scale) > 0.0f ? uint(rint(q)) : 0;
+    }
+    if (column >= kDim) {
+      continue;
+    }
+    target[column / 2] = Stored(codes[0] | codes[1] << 4);
+    target[column / 2 + 1] = Stored(codes[2] | codes[3] << 4);
+    if (lane % kGroupLanes == 0) {
+      device Scale* group = scales + column / kInt4Group * 2;
+      group[0] = bad ? Scale(NAN) : Scale(scale);
+      group[1] = bad ? Scale(NAN) : Scale(minimum);
+    }
+  }
+}
+
+template <int kDim>
+inline void write_row(const device Element* source, device Stored* target, device Scale* scales,
+                      ushort lane) {
+  if (kFormat == kKvFloat) {
+    copy_row<kDim>(source, target, lane);
+    return;
+  }
+  LaneRow<kDim> row;
+  row.load(source, lane);
+  if (kFormat == kKvInt4) {
+    write_grouped_row<kDim>(row, target, scales, lane);
+  } else {
+    write_scaled_row<kDim>(row, target, scales, lane);
+  }
+}
+
+// The place of a slot in a pool.
+struct SlotPlace {
+  long block;
+  long slot;
+};
+
+// 64-bit division is slow on GPUs, and hardly any cache has that many slots.
+inline SlotPlace place_of(long slot, int block_size) {
+  SlotPlace place;
+  if (slot <= 0xffffffffL) {
+    place.block = long(uint(slot) / uint(block_size));
+  } else {
+    place.block = slot / block_size;
+  }
+  place.slot = slot - place.block * block_size;
+  return place;
+}
+
+inline long offset_of(SlotPlace place, int head, constant Strides3& strides) {
+  return place.block * strides.batch + head * strides.head + place.slot * strides.row;
+}
+
+}  // namespace fattn
+
+using namespace fattn;
+
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_cache_write(
+    const device Element* key [[buffer(fattn::kSlotKey)]],
+    const device Element* value [[buffer(fattn::kSlotValue)]],
+    device Stored* key_cache [[buffer(fattn::kSlotKeyCache)]],
+    device Stored* value_cache [[buffer(fattn::kSlotValueCache)]],
+    const device SlotNumber* slot_mapping [[buffer(fattn::kSlotSlotMapping)]],
+    device Scale* key_scales [[buffer(fattn::kSlotWrittenKeyScales), function_constant(fc_kv_scales)]],
+    device Scale* value_scales [[buffer(fattn::kSlotWrittenValueScales), function_constant(fc_kv_scales)]],
+    constant CacheWriteParams& params [[buffer(fattn::kSlotParams)]],
+    uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
+  const int row = int(group.x) * kSimdgroups + simdgroup_index;
+  if (row >= params.rows) {
+    return;
+  }
+  const int token = row / params.kv_heads;
+  const int head = row % params.kv_heads;
+  const long slot = slot_mapping[token * params.slot_stride];
+  if (slot < 0 || slot >= params.slots) {
+    return;
+  }
+  const SlotPlace place = place_of(slot, params.block_size);
+  const bool is_key = group.y == 0;
+  device Scale* scales = nullptr;
+  if (is_key) {
+    if (fc_kv_scales) {
+      scales = key_scales + offset_of(place, head, params.key_scales);
+    }
+    write_row<kHeadDim>(key + token * params.key_token_stride + head * params.key_head_stride,
+                        key_cache + offset_of(place, head, params.key_cache), scales, lane);
+  } else {
+    if (fc_kv_scales) {
+      scales = value_scales + offset_of(place, head, params.value_scales);
+    }
+    write_row<kValueDim>(value + token * params.value_token_stride + head * params.value_head_stride,
+                         value_cache + offset_of(place, head, params.value_cache), scales, lane);
+  }
+}

@@ -1,0 +1,34 @@
+// Checks that only tensors can answer, one sentence each: rank, device, sizes, dtypes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "describe.h"
+#include "plan/kv_format.h"
+
+namespace fattn {
+
+DType dtype_of(at::ScalarType type);
+std::string dtype_name(const at::Tensor& tensor);
+
+void check_rank(const char* op, const char* name, const at::Tensor& tensor, int64_t rank,
+                std::string_view shape);
+// `first` is the op's first tensor, which says where the others must be.
+void check_device(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& first,
+                  const char* first_name = "query");
+void check_same_size(const char* op, const char* what, const char* left_name, int64_t left,
+                     const char* right_name, int64_t right);
+void check_int32(const char* op, const char* name, const at::Tensor& tensor);
+
+// The format of a pair of caches; raises where kv_format and their dtypes do not go together.
+KvFormat check_kv_format(const char* op, std::string_view kv_format, const at::Tensor& key_cache,
+                         const at::Tensor& value_cache);
+// Whether a cache [.., columns] has scales, which must then be as the format wants them: float32 of the
+// cache's shape without its last dimension, or, for int4, float16 with [.., head_dim / 32, 2] in its place,
+// where what belongs to one row lies together.
+bool check_scales(const char* op, const char* name, const OptionalTensor& scales, const char* cache_name,
+                  const at::Tensor& cache, KvFormat format);
+
+}  // namespace fattn

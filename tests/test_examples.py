@@ -1,0 +1,39 @@
+"""The examples run, and their results are right."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_paged(device: str) -> None:
+    said = run("paged.py", "--device", device, "--continuations", "3", "--tokens", "9")
+    assert "45 tokens in 6 blocks, for 3 sequences" in said
+    assert "11 in use, 5 of them shared by all" in said, said
+    difference = re.search(r"difference +(\S+) at most", said)
+    assert difference is not None and float(difference[1]) < 1e-3
+    assert "40 of 40 blocks are free" in said
+
+
+def test_paged_in_a_full_pool() -> None:
+    """20 sequences share 5 blocks, and have a sixth of their own: their seventh does not fit."""
+    said = run("paged.py", "--device", "cpu", "--continuations", "20", "--tokens", "9")
+    assert re.search(
+        r"stopped +PagedKVCache.extend: 20 blocks of 8 tokens are needed and 15 of 40 are free", said
+    )
+    difference = re.search(r"difference +(\S+) at most", said)
+    assert difference is not None and float(difference[1]) < 1e-3

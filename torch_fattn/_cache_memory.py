@@ -1,0 +1,144 @@
+"""What the cache classes share: the memory of the layers, and numbers that come to be on the device.
+
+A copy from the host waits for an "mps" device, so numbers are made there, in runs of consecutive ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._cache_write import cache_write
+from ._kv_formats import INT4_GROUP
+
+STORAGES = {"int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """The sizes of a cache: `[*shape, dim]` for the keys or values of a layer, where shape is blocks,
+    kv_heads, slots."""
+
+    num_layers: int
+    shape: tuple[int, ...]
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device | str
+    kv_format: str
+
+    def check(self, name: str) -> None:
+        sizes = {"num_layers": self.num_layers, "head_dim": self.head_dim, "value_dim": self.value_dim}
+        for what, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name}: {what} {size} is not a size; give 1 or more")
+        if self.kv_format != "auto" and self.kv_format not in STORAGES:
+            known = ", ".join(("auto", *STORAGES))
+            raise ValueError(f"{name}: kv_format {self.kv_format!r} is not known; use one of {known}")
+        if self.kv_format == "auto" and not self.dtype.is_floating_point:
+            raise TypeError(f"{name}: dtype {self.dtype} is not a floating one; name the kv_format instead")
+        if self.kv_format == "int4" and (self.head_dim % INT4_GROUP or self.value_dim % INT4_GROUP):
+            raise ValueError(
+                f"{name}: heads of {self.head_dim} and {self.value_dim} are not multiples of {INT4_GROUP}, "
+                'the group of int4; use "int8" or "fp8_e4m3"'
+            )
+
+    def memory(self, dim: int) -> tuple[Tensor, Tensor | None]:
+        """Of keys or values of that size, and of their scales."""
+        dtype = STORAGES.get(self.kv_format, self.dtype)
+        columns = dim // 2 if self.kv_format == "int4" else dim
+        stored = torch.empty(*self.shape, columns, dtype=dtype, device=self.device)
+        if self.kv_format == "auto":
+            return stored, None
+        if self.kv_format == "int4":
+            groups = (*self.shape, dim // INT4_GROUP, 2)
+            return stored, torch.empty(groups, dtype=torch.float16, device=self.device)
+        return stored, torch.empty(self.shape, dtype=torch.float32, device=self.device)
+
+
+class Layers:
+    """The keys and values of every layer, slots before heads as `cache_write` and `paged_decode` take them.
+    In memory the slots of a head lie together."""
+
+    def __init__(self, name: str, shape: CacheShape) -> None:
+        shape.check(name)
+        self._operands: list[tuple[Tensor, Tensor]] = []
+        self._options: list[dict[str, Any]] = []
+        for _ in range(shape.num_layers):
+            key, key_scales = shape.memory(shape.head_dim)
+            value, value_scales = shape.memory(shape.value_dim)
+            self._operands.append((key.transpose(1, 2), value.transpose(1, 2)))
+            options: dict[str, Any] = {}
+            if key_scales is not None and value_scales is not None:
+                options["key_scales"] = key_scales.transpose(1, 2)
+                options["value_scales"] = value_scales.transpose(1, 2)
+                options["kv_format"] = shape.kv_format
+            self._options.append(options)
+
+    def operands(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, `[blocks, slots, kv_heads, columns]`."""
+        return self._operands[layer]
+
+    def options(self, layer: int) -> dict[str, Any]:
+        """How they are stored, as keyword arguments: nothing if they are as they are."""
+        return self._options[layer]
+
+    def tensors(self) -> Iterator[Tensor]:
+        for operands, options in zip(self._operands, self._options, strict=True):
+            yield from operands
+            yield from (option for option in options.values() if isinstance(option, Tensor))
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        cache_write(key, value, *self._operands[layer], slots, **self._options[layer])
+
+
+def fill(out: Tensor, numbers: Sequence[int]) -> None:
+    """The numbers into a device's tensor."""
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            torch.arange(numbers[start], numbers[end - 1] + 1, out=out[start:end])
+            start = end
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """The numbers as int64 on the device."""
+    out = torch.empty(len(numbers), dtype=torch.int64, device=device)
+    fill(out, numbers)
+    return out
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """Tokens of several sequences, packed. On the device, except for the counts."""
+
+    counts: Tensor | int  # int64 [batch], or of every sequence
+    sequence: Tensor  # the index of each token's sequence in the batch
+    offset: Tensor  # which of its sequence's new tokens it is
+
+
+def new_tokens(counts: Sequence[int], device: torch.device) -> NewTokens:
+    token = torch.arange(sum(counts), device=device)
+    if len(set(counts)) <= 1:
+        each = counts[0] if counts else 0
+        return NewTokens(each, token // max(each, 1), token % max(each, 1))
+    numbers = on_device(counts, device)
+    batch = torch.arange(len(counts), device=device)
+    sequence = torch.repeat_interleave(batch, numbers, output_size=len(token))
+    return NewTokens(numbers, sequence, token - (numbers.cumsum(0) - numbers)[sequence])
+
+
+def counts_of(name: str, tokens: int | Sequence[int], batch: int) -> list[int]:
+    """A number of new tokens for each sequence."""
+    counts = [tokens] * batch if isinstance(tokens, int) else list(tokens)
+    if len(counts) != batch:
+        raise ValueError(
+            f"{name}: {len(counts)} numbers of new tokens are for {batch} sequences; give one for each"
+        )
+    if any(count < 0 for count in counts):
+        raise ValueError(f"{name}: {min(counts)} is not a number of new tokens; give 0 or more")
+    return counts

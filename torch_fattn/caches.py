@@ -1,0 +1,390 @@
+"""Key-value caches to generate with: `StaticKVCache` for a fixed batch, `PagedKVCache` for sequences that
+come, go and share prefixes. Both hold all layers of a model and are used alike:
+
+    step = cache.extend(...)                     # room for new tokens of some sequences, once for all layers
+    for layer, block in enumerate(model):
+        query, key, value = block.project(x, step.positions)
+        cache.append(layer, step, key, value)    # [tokens, kv_heads, dim]: the new tokens, packed
+        out = cache.decode(layer, step, query)   # [batch, heads, rows, dim]: the newest rows of each sequence
+
+`decode` takes up to 16 rows; what longer prompts attend to is the business of `torch_fattn.prefill`.
+
+What belongs to whom is decided on the host. Lengths and block tables are on the device and changed there, so
+that nothing here waits for the GPU. The classes are not for use from several threads at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._cache_memory import CacheShape, Layers, counts_of, fill, new_tokens, on_device
+from ._ops import decode, paged_decode
+
+__all__ = ["CacheFullError", "CacheStep", "PagedKVCache", "StaticKVCache"]
+
+
+class CacheFullError(RuntimeError):
+    """There is no room for what was asked. The cache is as it was before."""
+
+
+@dataclass(frozen=True, eq=False)
+class CacheStep:
+    """New tokens of some sequences, packed in their order, and what the kernels must know of them."""
+
+    sequences: tuple[int, ...]
+    lengths: tuple[int, ...]  # with the new tokens
+    seq_lens: Tensor  # the same on the device, int32 [batch]
+    positions: Tensor  # of the new tokens in their sequences, int64 [tokens]
+    slot_mapping: Tensor  # where they go, int64 [tokens]
+    block_tables: Tensor | None = None  # paged: int32 [batch, blocks of the longest]
+    _change: int = 0  # of the cache, when this was made
+    _appended: set[int] = field(default_factory=set)
+
+    def check_appended(self, method: str, layer: int) -> None:
+        if layer not in self._appended and self.slot_mapping.numel() > 0:
+            raise ValueError(f"{method}: layer {layer} has not got this step's tokens; append() them first")
+
+
+class StaticKVCache:
+    """A dense cache of a fixed batch: every sequence has room for `capacity` tokens from the beginning.
+
+    Args:
+        num_layers, batch_size, capacity, num_kv_heads, head_dim: sizes.
+        value_dim: default `head_dim`.
+        dtype: of keys and values, and of the memory unless `kv_format` says otherwise.
+        device: default "mps".
+        kv_format: "auto" (as they are), "int8", "fp8_e4m3" or "int4"; the errors that these make are in
+            `torch_fattn.cache_write`.
+
+    Layer i is `keys(i)` `[batch, kv_heads, capacity, dim]`, of which the first `lengths[b]` are filled.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        capacity: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        dtype: torch.dtype = torch.float16,
+        device: torch.device | str = "mps",
+        kv_format: str = "auto",
+    ) -> None:
+        shape = (batch_size, num_kv_heads, capacity)
+        self._layers = Layers(
+            "StaticKVCache",
+            CacheShape(num_layers, shape, head_dim, value_dim or head_dim, dtype, device, kv_format),
+        )
+        self._capacity = capacity
+        self._lengths = [0] * batch_size
+        self._seq_lens = torch.zeros(batch_size, dtype=torch.int32, device=device)
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(self._lengths)
+
+    def extend(self, tokens: int | Sequence[int]) -> CacheStep:
+        """Room for that many new tokens of every sequence, or of each its own number.
+
+        CacheFullError: a sequence would pass the capacity. ValueError: not a number for each sequence.
+        """
+        name = "StaticKVCache.extend"
+        counts = counts_of(name, tokens, len(self._lengths))
+        lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
+        for sequence, length in enumerate(lengths):
+            if length > self._capacity:
+                raise CacheFullError(
+                    f"{name}: sequence {sequence} would have {length} tokens and the capacity is "
+                    f"{self._capacity}; make the cache larger, or reset() it"
+                )
+        new = new_tokens(counts, self._seq_lens.device)
+        positions = self._seq_lens[new.sequence] + new.offset
+        self._lengths = lengths
+        self._seq_lens = (self._seq_lens + new.counts).int()
+        return CacheStep(
+            sequences=tuple(range(len(lengths))),
+            lengths=tuple(lengths),
+            seq_lens=self._seq_lens,
+            positions=positions,
+            slot_mapping=new.sequence * self._capacity + positions,
+        )
+
+    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
+        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
+        self._check("append", step)
+        self._layers.write(layer, step.slot_mapping, key, value)
+        step._appended.add(layer)
+
+    def decode(self, layer: int, step: CacheStep, query: Tensor, **options: Any) -> Any:
+        """`torch_fattn.decode` of query `[batch, heads, rows, head_dim]`, the newest tokens, with its options
+        and result."""
+        self._check("decode", step)
+        step.check_appended("StaticKVCache.decode", layer)
+        stored = {
+            name: option.transpose(1, 2) if isinstance(option, Tensor) else option
+            for name, option in self._layers.options(layer).items()
+        }
+        return decode(query, self.keys(layer), self.values(layer), step.seq_lens, **(options | stored))
+
+    def keys(self, layer: int) -> Tensor:
+        return self._layers.operands(layer)[0].transpose(1, 2)
+
+    def values(self, layer: int) -> Tensor:
+        return self._layers.operands(layer)[1].transpose(1, 2)
+
+    def reset(self) -> None:
+        """Empties every sequence."""
+        self._lengths = [0] * len(self._lengths)
+        self._seq_lens = torch.zeros_like(self._seq_lens)
+
+    def _check(self, method: str, step: CacheStep) -> None:
+        if step.seq_lens is not self._seq_lens:
+            raise ValueError(
+                f"StaticKVCache.{method}: this step is not the last one; use what the last extend() returned"
+            )
+
+
+@dataclass
+class _PagedSequence:
+    row: int  # of the device's tables
+    length: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+class PagedKVCache:
+    """A cache whose sequences take blocks of `block_size` tokens from a common pool as they grow, and can
+    share them.
+
+    Args:
+        num_layers, num_blocks, num_kv_heads, head_dim: sizes; every layer has `num_blocks` blocks.
+        block_size: tokens per block.
+        value_dim: default `head_dim`.
+        max_sequences: the most that are allocated at once.
+        dtype: of keys and values, and of the memory unless `kv_format` says otherwise.
+        device: default "mps".
+        kv_format: as in `StaticKVCache`.
+
+    A sequence is a number, which `allocate` or `fork` returned and will not return again.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        block_size: int = 16,
+        value_dim: int | None = None,
+        max_sequences: int = 256,
+        dtype: torch.dtype = torch.float16,
+        device: torch.device | str = "mps",
+        kv_format: str = "auto",
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"PagedKVCache: block_size {block_size} is not a size; give 1 or more")
+        shape = (num_blocks, num_kv_heads, block_size)
+        self._layers = Layers(
+            "PagedKVCache",
+            CacheShape(num_layers, shape, head_dim, value_dim or head_dim, dtype, device, kv_format),
+        )
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._sequences: dict[int, _PagedSequence] = {}
+        self._next = 0
+        self._change = 0
+        self._users = Counter[int]()  # of every block that is not free
+        self._free_blocks = list(range(num_blocks - 1, -1, -1))
+        self._free_rows = list(range(max_sequences - 1, -1, -1))
+        self._tables = torch.full((max_sequences, num_blocks), -1, dtype=torch.int32, device=device)
+        self._seq_lens = torch.zeros(max_sequences, dtype=torch.int32, device=device)
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._free_blocks)
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        return tuple(self._sequences)
+
+    def length(self, sequence: int) -> int:
+        return self._get("length", sequence).length
+
+    def blocks(self, sequence: int) -> tuple[int, ...]:
+        """The blocks of the pool that hold the sequence, in order."""
+        return tuple(self._get("blocks", sequence).blocks)
+
+    def allocate(self) -> int:
+        """A new sequence, without tokens or blocks. CacheFullError: there are max_sequences already."""
+        number = self._add("allocate", _PagedSequence(row=-1))
+        self._seq_lens[self._sequences[number].row].zero_()
+        return number
+
+    def fork(self, sequence: int) -> int:
+        """A new sequence with the tokens of this one, in the same blocks. Whichever first appends to a block
+        that is shared and partly filled gets a copy of it. CacheFullError: there are max_sequences already.
+        """
+        source = self._get("fork", sequence)
+        copy = _PagedSequence(row=-1, length=source.length, blocks=list(source.blocks))
+        number = self._add("fork", copy)
+        self._users.update(copy.blocks)
+        self._tables[copy.row].copy_(self._tables[source.row])
+        self._seq_lens[copy.row].copy_(self._seq_lens[source.row])
+        return number
+
+    def free(self, sequence: int) -> None:
+        """Gives the sequence up, and its blocks unless others share them. ValueError: it is not allocated."""
+        gone = self._get("free", sequence)
+        del self._sequences[sequence]
+        self._change += 1
+        self._free_rows.append(gone.row)
+        for block in reversed(gone.blocks):
+            self._release(block)
+
+    def extend(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> CacheStep:
+        """Room for that many new tokens of these sequences, or of each its own number.
+
+        CacheFullError: the pool has too few free blocks. ValueError: a sequence that is not allocated or
+        given twice, or not a number for each. Nothing has changed then.
+        """
+        name = "PagedKVCache.extend"
+        if len(set(sequences)) != len(sequences):
+            raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
+        counts = counts_of(name, tokens, len(sequences))
+        grown = [self._get("extend", sequence) for sequence in sequences]
+        needed = self._blocks_needed(grown, counts)
+        if needed > len(self._free_blocks):
+            raise CacheFullError(
+                f"{name}: {needed} blocks of {self._block_size} tokens are needed and "
+                f"{len(self._free_blocks)} of {self._num_blocks} are free; free() a sequence, extend fewer, "
+                "or make the cache larger"
+            )
+        self._change += 1
+        for sequence, count in zip(grown, counts, strict=True):
+            self._grow(sequence, count)
+
+        device = self._tables.device
+        rows = on_device([sequence.row for sequence in grown], device)
+        longest = max((len(sequence.blocks) for sequence in grown), default=0)
+        tables = self._tables[:, :longest][rows]
+        before = self._seq_lens[rows]
+        new = new_tokens(counts, device)
+        after = (before + new.counts).int()
+        self._seq_lens[rows] = after
+        positions = before[new.sequence] + new.offset
+        blocks = tables[new.sequence, positions // self._block_size].long()
+        return CacheStep(
+            sequences=tuple(sequences),
+            lengths=tuple(sequence.length for sequence in grown),
+            seq_lens=after,
+            positions=positions,
+            slot_mapping=blocks * self._block_size + positions % self._block_size,
+            block_tables=tables,
+            _change=self._change,
+        )
+
+    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
+        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
+        self._check("append", step)
+        self._layers.write(layer, step.slot_mapping, key, value)
+        step._appended.add(layer)
+
+    def decode(self, layer: int, step: CacheStep, query: Tensor, **options: Any) -> Any:
+        """`torch_fattn.paged_decode` of query `[batch, heads, rows, head_dim]`, the newest tokens of the
+        step's sequences, with its options and result."""
+        self._check("decode", step)
+        step.check_appended("PagedKVCache.decode", layer)
+        assert step.block_tables is not None
+        key, value = self._layers.operands(layer)
+        options |= self._layers.options(layer)
+        return paged_decode(query, key, value, step.block_tables, step.seq_lens, **options)
+
+    def _get(self, method: str, sequence: int) -> _PagedSequence:
+        if sequence not in self._sequences:
+            raise ValueError(
+                f"PagedKVCache.{method}: sequence {sequence} is not allocated; it never was, or it is freed"
+            )
+        return self._sequences[sequence]
+
+    def _add(self, method: str, sequence: _PagedSequence) -> int:
+        if not self._free_rows:
+            raise CacheFullError(
+                f"PagedKVCache.{method}: {len(self._sequences)} sequences are allocated, the most for this "
+                "cache; free() one, or make it with a larger max_sequences"
+            )
+        sequence.row = self._free_rows.pop()
+        self._sequences[self._next] = sequence
+        self._next += 1
+        return self._next - 1
+
+    def _check(self, method: str, step: CacheStep) -> None:
+        if step._change == self._change:
+            return
+        for sequence, length in zip(step.sequences, step.lengths, strict=True):
+            if self._get(method, sequence).length != length:
+                raise ValueError(
+                    f"PagedKVCache.{method}: sequence {sequence} has grown since this step; use the step of "
+                    "its last extend()"
+                )
+
+    def _shares_its_end(self, sequence: _PagedSequence, users: Counter[int]) -> bool:
+        return sequence.length % self._block_size != 0 and users[sequence.blocks[-1]] > 1
+
+    def _blocks_needed(self, sequences: list[_PagedSequence], counts: list[int]) -> int:
+        """New blocks, and copies of shared ends: of those that share one, the last keeps it."""
+        users, needed = Counter[int](), 0
+        for sequence, count in zip(sequences, counts, strict=True):
+            if count == 0:
+                continue
+            needed += -(-(sequence.length + count) // self._block_size) - len(sequence.blocks)
+            if sequence.length % self._block_size != 0:
+                end = sequence.blocks[-1]
+                users.setdefault(end, self._users[end])
+                if users[end] > 1:
+                    needed += 1
+                    users[end] -= 1
+        return needed
+
+    def _grow(self, sequence: _PagedSequence, count: int) -> None:
+        """There are enough free blocks."""
+        if count == 0:
+            return
+        if self._shares_its_end(sequence, self._users):
+            self._copy_end(sequence)
+        first = len(sequence.blocks)
+        sequence.length += count
+        new = [self._take() for _ in range(-(-sequence.length // self._block_size) - first)]
+        sequence.blocks += new
+        fill(self._tables[sequence.row, first : first + len(new)], new)
+
+    def _copy_end(self, sequence: _PagedSequence) -> None:
+        shared, own = sequence.blocks[-1], self._take()
+        filled = sequence.length % self._block_size
+        for memory in self._layers.tensors():
+            memory[own, :filled].copy_(memory[shared, :filled])
+        sequence.blocks[-1] = own
+        self._tables[sequence.row, len(sequence.blocks) - 1].fill_(own)
+        self._release(shared)
+
+    def _take(self) -> int:
+        block = self._free_blocks.pop()
+        self._users[block] = 1
+        return block
+
+    def _release(self, block: int) -> None:
+        self._users[block] -= 1
+        if self._users[block] == 0:
+            del self._users[block]
+            self._free_blocks.append(block)
