@@ -30,6 +30,7 @@ class Call:
     block_size: int = 0  # paged_decode: keys per block
     window_left: int = -1
     sinks: bool = False  # a learned sink logit per head
+    kv_format: str = ""  # of a quantised cache
     model: str = ""
 
     @property
@@ -40,6 +41,11 @@ class Call:
     @property
     def element_bytes(self) -> int:
         return self.torch_dtype.itemsize
+
+    @property
+    def cache_bits(self) -> int:
+        """Of an element of K or V, without its share of a scale."""
+        return {"": 8 * self.element_bytes, "int4": 4}.get(self.kv_format, 8)
 
     @property
     def group_size(self) -> int:
@@ -59,6 +65,8 @@ class Call:
             chosen["sinks"] = True
         if self.block_size:
             chosen["block_size"] = self.block_size
+        if self.kv_format:
+            chosen["kv_format"] = self.kv_format
         return chosen
 
     @property
@@ -66,6 +74,7 @@ class Call:
         """What the call needs beyond plain attention, in words."""
         words = [f"a window of {self.window_left + 1} keys"] if self.window_left >= 0 else []
         words += ["attention sinks"] if self.sinks else []
+        words += [f"a cache of {self.kv_format}"] if self.kv_format else []
         return words + (["a paged cache"] if self.block_size else [])
 
     def keywords(self, operands: dict[str, Tensor]) -> dict[str, Any]:
@@ -77,6 +86,9 @@ class Call:
             keywords["window_left"] = self.window_left
         if self.sinks:
             keywords["sinks"] = operands["sinks"]
+        if self.kv_format:
+            keywords["kv_format"] = self.kv_format
+            keywords |= {name: operands[name] for name in ("key_scales", "value_scales")}
         return keywords
 
     def case(self) -> Case:
@@ -93,6 +105,7 @@ class Call:
         parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
         parts += ["sinks"] if self.sinks else []
         parts += [f"pages of {self.block_size}"] if self.block_size else []
+        parts += [self.kv_format] if self.kv_format else []
         return " ".join(parts)
 
     def visible_keys(self, row: int) -> tuple[int, int]:
@@ -120,7 +133,7 @@ class Call:
         end = self.visible_keys(self.q_len - 1)[1]
         cache = 2 * self.batch * self.kv_heads * (end - first) * self.head_dim
         rows = 2 * self.batch * self.q_heads * self.q_len * self.head_dim
-        return (cache + rows) * self.element_bytes
+        return cache * self.cache_bits // 8 + rows * self.element_bytes
 
     @property
     def least_products(self) -> int:
@@ -148,18 +161,32 @@ class Call:
                 return torch.empty(shape, dtype=self.torch_dtype, device=device)
             return torch.randn(shape, generator=generator).to(self.torch_dtype).to(device)
 
+        extra: dict[str, Tensor] = {}
+
+        def stored(name: str, *shape: int) -> Tensor:
+            rows = normal(*shape)
+            if not self.kv_format:
+                return rows
+            from torch_fattn.reference import quantise
+
+            elements, scales = quantise(rows, self.kv_format)
+            assert scales is not None
+            extra[f"{name}_scales"] = scales.to(device)
+            return elements.to(device)
+
         query = normal(self.batch, self.q_heads, self.q_len, self.head_dim)
-        extra = {"sinks": normal(self.q_heads)} if self.sinks else {}
+        if self.sinks:
+            extra["sinks"] = normal(self.q_heads)
         if self.op != "paged_decode":
             cache = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
-            return {"query": query, "key": normal(*cache), "value": normal(*cache), **extra}
+            return {"query": query, "key": stored("key", *cache), "value": stored("value", *cache), **extra}
         blocks = -(-self.kv_len // self.block_size)
         pool = (self.batch * blocks, self.block_size, self.kv_heads, self.head_dim)
         order = torch.randperm(self.batch * blocks, generator=generator)
         return {
             "query": query,
-            "key_cache": normal(*pool),
-            "value_cache": normal(*pool),
+            "key_cache": stored("key", *pool),
+            "value_cache": stored("value", *pool),
             "block_tables": order.reshape(self.batch, blocks).to(torch.int32).to(device),
             "seq_lens": torch.full((self.batch,), self.kv_len, dtype=torch.int32, device=device),
             **extra,

@@ -25,10 +25,12 @@ _FUNCTION_CONSTANT = re.compile(r"(\w+)\s*\[\[\s*function_constant\(\s*(\d+)\s*\
 
 # The operands whose traffic a call cannot avoid; "partial" is what one dispatch leaves to the next, and the
 # rest (lse, lengths, block tables) is "other".
-ROLES = ("key", "value", "query", "out", "partial", "other")
+ROLES = ("key", "value", "scales", "query", "out", "partial", "other")
 _ROLE_OF_BINDING = {
     "key": "key",
     "value": "value",
+    "key_scales": "scales",
+    "value_scales": "scales",
     "query": "query",
     "out": "out",
     "partial_out": "partial",

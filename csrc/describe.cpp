@@ -21,14 +21,25 @@ constexpr std::string_view kPacked = "[rows, heads, head_dim]";
 constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
 constexpr int64_t kVectorBytes = 16;  // that the kernels load at once
 
-DType check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key, const Tensor& value) {
-  const DType dtype = dtype_of(query.scalar_type());
-  TORCH_CHECK_TYPE(is_float(dtype), op, ": query is ", dtype_name(query),
+void check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key, const Tensor& value) {
+  TORCH_CHECK_TYPE(is_float(dtype_of(query.scalar_type())), op, ": query is ", dtype_name(query),
                    " and must be torch.float32, torch.float16 or torch.bfloat16");
   TORCH_CHECK_TYPE(key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type(), op,
                    ": query is ", dtype_name(query), ", key ", dtype_name(key), " and value ",
                    dtype_name(value), "; all three must have the same dtype");
-  return dtype;
+}
+
+// Of a cache, which may be quantised.
+KvFormat check_cache_dtypes(const char* op, std::string_view kv_format, const Tensor& query,
+                            const Tensor& key, const char* key_name, const Tensor& value,
+                            const char* value_name) {
+  const DType stored = dtype_of(key.scalar_type());
+  if (kv_format == "auto" && stored != DType::kInt8 && stored != DType::kUInt8) {
+    check_operand_dtypes(op, query, key, value);
+    return kKvFloat;
+  }
+  check_operand_dtypes(op, query, query, query);
+  return check_kv_format(op, kv_format, key, value, key_name, value_name);
 }
 
 bool has_contiguous_rows(const Tensor& operand) { return operand.stride(-1) == 1; }
@@ -55,31 +66,38 @@ Layout layout_of(const Tensor& operand) {
 }
 
 // Reads query, key and value of a dense op.
-Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor& value) {
+Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor& value,
+                    std::string_view kv_format = "auto") {
   const char* name = name_of(op);
   check_rank(name, "query", query, 4, kHeadsFirst);
   check_rank(name, "key", key, 4, kHeadsFirst);
   check_rank(name, "value", value, 4, kHeadsFirst);
   check_device(name, "key", key, query);
   check_device(name, "value", value, query);
-  const DType dtype = check_operand_dtypes(name, query, key, value);
+  KvFormat format = kKvFloat;
+  if (op == Op::kPrefill) {
+    check_operand_dtypes(name, query, key, value);
+  } else {
+    format = check_cache_dtypes(name, kv_format, query, key, "key", value, "value");
+  }
   check_same_size(name, "batch size", "query", query.size(0), "key", key.size(0));
   check_same_size(name, "batch size", "query", query.size(0), "value", value.size(0));
   check_same_size(name, "head count", "key", key.size(1), "value", value.size(1));
   check_same_size(name, "length", "key", key.size(2), "value", value.size(2));
-  check_same_size(name, "head_dim", "query", query.size(3), "key", key.size(3));
+  check_same_size(name, "head_dim", "query", query.size(3), "key", head_dim_of(format, key.size(3)));
 
   const Layout q = layout_of(query), k = layout_of(key), v = layout_of(value);
   Problem problem;
   problem.op = op;
-  problem.dtype = dtype;
+  problem.dtype = dtype_of(query.scalar_type());
   problem.batch = query.size(0);
   problem.q_heads = query.size(1);
   problem.kv_heads = key.size(1);
   problem.q_len = query.size(2);
   problem.kv_len = key.size(2);
   problem.head_dim = query.size(3);
-  problem.value_dim = value.size(3);
+  problem.value_dim = head_dim_of(format, value.size(3));
+  problem.kv_format = format;
   problem.query = {q.strides[0], q.strides[1], q.strides[2]};
   problem.key = {k.strides[0], k.strides[1], k.strides[2]};
   problem.value = {v.strides[0], v.strides[1], v.strides[2]};
@@ -89,7 +107,7 @@ Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor&
 
 // Reads query, the two pools and their block table; what is said of the rows of query is left to the op.
 Call describe_paged(Op op, const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                    const Tensor& block_tables) {
+                    const Tensor& block_tables, std::string_view kv_format) {
   const char* name = name_of(op);
   check_rank(name, "key_cache", key_cache, 4, kPool);
   check_rank(name, "value_cache", value_cache, 4, kPool);
@@ -97,23 +115,26 @@ Call describe_paged(Op op, const Tensor& query, const Tensor& key_cache, const T
   check_device(name, "key_cache", key_cache, query);
   check_device(name, "value_cache", value_cache, query);
   check_device(name, "block_tables", block_tables, query);
-  const DType dtype = check_operand_dtypes(name, query, key_cache, value_cache);
+  const KvFormat format =
+      check_cache_dtypes(name, kv_format, query, key_cache, "key_cache", value_cache, "value_cache");
   check_int32(name, "block_tables", block_tables);
   check_same_size(name, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));
   check_same_size(name, "block_size", "key_cache", key_cache.size(1), "value_cache", value_cache.size(1));
   check_same_size(name, "head count", "key_cache", key_cache.size(2), "value_cache", value_cache.size(2));
-  check_same_size(name, "head_dim", "query", query.size(-1), "key_cache", key_cache.size(3));
+  check_same_size(name, "head_dim", "query", query.size(-1), "key_cache",
+                  head_dim_of(format, key_cache.size(3)));
 
   const Layout q = layout_of(query), k = layout_of(key_cache), v = layout_of(value_cache);
   Problem problem;
   problem.op = op;
-  problem.dtype = dtype;
+  problem.dtype = dtype_of(query.scalar_type());
   problem.batch = block_tables.size(0);
   problem.q_heads = query.size(1);
   problem.kv_heads = key_cache.size(2);
   problem.kv_len = block_tables.size(1) * key_cache.size(1);
   problem.head_dim = query.size(-1);
-  problem.value_dim = value_cache.size(3);
+  problem.value_dim = head_dim_of(format, value_cache.size(3));
+  problem.kv_format = format;
   problem.query = {q.strides[0], q.strides[1], q.strides[2]};
   // The kernels go block, head, slot; the pool is stored block, slot, head.
   problem.key = {k.strides[0], k.strides[2], k.strides[1]};
@@ -129,6 +150,45 @@ Call describe_paged(Op op, const Tensor& query, const Tensor& key_cache, const T
           .key = key_cache,
           .value = value_cache,
           .block_tables = block_tables};
+}
+
+// The strides of a cache's scales by batch or block, head, and row or slot.
+Strides3 scale_strides(const Call& call, const Tensor& scales) {
+  const auto strides = scales.strides();
+  if (call.block_tables.defined()) return {strides[0], strides[2], strides[1]};
+  return {strides[0], strides[1], strides[2]};
+}
+
+// Whether scale and minimum of a group can be read at once.
+bool has_aligned_pairs(const Tensor& scales) {
+  bool aligned = scales.storage_offset() % 2 == 0;
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    aligned = aligned && (scales.size(dim) <= 1 || scales.stride(dim) % 2 == 0);
+  }
+  return aligned;
+}
+
+void add_scales(Call& call, const OptionalTensor& key_scales, const OptionalTensor& value_scales) {
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  const bool paged = call.block_tables.defined();
+  const bool of_keys =
+      check_scales(name, "key_scales", key_scales, paged ? "key_cache" : "key", call.key, problem.kv_format);
+  const bool of_values = check_scales(name, "value_scales", value_scales, paged ? "value_cache" : "value",
+                                      call.value, problem.kv_format);
+  TORCH_CHECK_VALUE(of_keys == of_values, name, ": ", of_keys ? "key_scales" : "value_scales",
+                    " is given and ", of_keys ? "value_scales" : "key_scales",
+                    " is not; pass both, or neither for fp8_e4m3 that needs no scales");
+  if (!of_keys) return;
+  problem.has_scales = true;
+  problem.key_scales = scale_strides(call, *key_scales);
+  problem.value_scales = scale_strides(call, *value_scales);
+  if (problem.kv_format == kKvInt4) {
+    problem.vector_aligned =
+        problem.vector_aligned && has_aligned_pairs(*key_scales) && has_aligned_pairs(*value_scales);
+  }
+  call.key_scales = *key_scales;
+  call.value_scales = *value_scales;
 }
 
 void add_mask(Call& call, const OptionalTensor& attn_mask) {
@@ -270,8 +330,10 @@ Call describe_decode(const Tensor& query, const Tensor& key, const Tensor& value
                      const OptionalTensor& seq_lens, const OptionalTensor& attn_mask,
                      const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
                      int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                     double softcap, std::optional<double> scale) {
-  Call call = describe_dense(Op::kDecode, query, key, value);
+                     double softcap, std::optional<double> scale, const OptionalTensor& key_scales,
+                     const OptionalTensor& value_scales, std::string_view kv_format) {
+  Call call = describe_dense(Op::kDecode, query, key, value, kv_format);
+  add_scales(call, key_scales, value_scales);
   call.problem.is_causal = true;
   add_window(call, window_left, window_right, sink_tokens);
   add_modifiers(call, sinks, alibi_slopes, softcap);
@@ -287,11 +349,13 @@ Call describe_paged_decode(const Tensor& query, const Tensor& key_cache, const T
                            const OptionalTensor& attn_mask, const OptionalTensor& tree_mask,
                            int64_t window_left, int64_t window_right, int64_t sink_tokens,
                            const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
-                           std::optional<double> scale) {
+                           std::optional<double> scale, const OptionalTensor& key_scales,
+                           const OptionalTensor& value_scales, std::string_view kv_format) {
   const char* name = name_of(Op::kPagedDecode);
   check_rank(name, "query", query, 4, kHeadsFirst);
-  Call call = describe_paged(Op::kPagedDecode, query, key_cache, value_cache, block_tables);
+  Call call = describe_paged(Op::kPagedDecode, query, key_cache, value_cache, block_tables, kv_format);
   check_same_size(name, "batch size", "query", query.size(0), "block_tables", call.problem.batch);
+  add_scales(call, key_scales, value_scales);
   call.problem.q_len = query.size(2);
   call.problem.is_causal = true;
   add_window(call, window_left, window_right, sink_tokens);
@@ -307,9 +371,12 @@ Call describe_paged_prefill(const Tensor& query, const Tensor& key_cache, const 
                             const Tensor& block_tables, const Tensor& seq_lens, const Tensor& cu_seqlens_q,
                             int64_t max_seqlen_q, bool is_causal, int64_t window_left, int64_t window_right,
                             int64_t sink_tokens, const OptionalTensor& sinks,
-                            const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale) {
+                            const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale,
+                            const OptionalTensor& key_scales, const OptionalTensor& value_scales,
+                            std::string_view kv_format) {
   check_rank(name_of(Op::kPagedPrefill), "query", query, 3, kPacked);
-  Call call = describe_paged(Op::kPagedPrefill, query, key_cache, value_cache, block_tables);
+  Call call = describe_paged(Op::kPagedPrefill, query, key_cache, value_cache, block_tables, kv_format);
+  add_scales(call, key_scales, value_scales);
   add_packing(call, cu_seqlens_q, max_seqlen_q);
   call.problem.is_causal = is_causal;
   add_window(call, window_left, window_right, sink_tokens);

@@ -29,6 +29,8 @@ struct Call {
   at::Tensor alibi_slopes{};
   at::Tensor tree_mask{};
   at::Tensor cu_seqlens_q{};
+  at::Tensor key_scales{};
+  at::Tensor value_scales{};
 
   at::Device device() const { return query.device(); }
 };
@@ -67,19 +69,23 @@ Call describe_decode(const at::Tensor& query, const at::Tensor& key, const at::T
                      const OptionalTensor& seq_lens, const OptionalTensor& attn_mask,
                      const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
                      int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                     double softcap, std::optional<double> scale);
+                     double softcap, std::optional<double> scale, const OptionalTensor& key_scales,
+                     const OptionalTensor& value_scales, std::string_view kv_format);
 Call describe_paged_decode(const at::Tensor& query, const at::Tensor& key_cache,
                            const at::Tensor& value_cache, const at::Tensor& block_tables,
                            const at::Tensor& seq_lens, const OptionalTensor& attn_mask,
                            const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
                            int64_t sink_tokens, const OptionalTensor& sinks,
-                           const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale);
+                           const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale,
+                           const OptionalTensor& key_scales, const OptionalTensor& value_scales,
+                           std::string_view kv_format);
 Call describe_paged_prefill(const at::Tensor& query, const at::Tensor& key_cache,
                             const at::Tensor& value_cache, const at::Tensor& block_tables,
                             const at::Tensor& seq_lens, const at::Tensor& cu_seqlens_q, int64_t max_seqlen_q,
                             bool is_causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
                             const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
-                            std::optional<double> scale);
+                            std::optional<double> scale, const OptionalTensor& key_scales,
+                            const OptionalTensor& value_scales, std::string_view kv_format);
 MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
 
 CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& value,

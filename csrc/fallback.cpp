@@ -23,6 +23,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -39,6 +40,8 @@ constexpr int64_t kMaxScores = int64_t{1} << 26;  // of one slice of query rows:
 struct Keys {
   Tensor key;
   Tensor value;
+  Tensor key_scales;
+  Tensor value_scales;
   Tensor exists;  // bool [batch, kv_len]
 };
 
@@ -64,7 +67,9 @@ Keys gather_blocks(const Call& call) {
   const Tensor valid = table.ge(0).logical_and(table.lt(problem.num_blocks));
   const Tensor blocks = table.masked_fill(valid.logical_not(), 0).reshape({-1});
   const auto rows_of = [&](const Tensor& pool) {
-    const std::array<int64_t, 4> shape = {problem.batch, problem.kv_len, problem.kv_heads, pool.size(3)};
+    if (!pool.defined()) return pool;
+    std::vector<int64_t> shape = {problem.batch, problem.kv_len};
+    shape.insert(shape.end(), pool.sizes().begin() + 2, pool.sizes().end());
     // An empty pool has no block 0 for the invalid entries to fall back to.
     if (problem.num_blocks == 0) return at::zeros(shape, pool.options()).transpose(1, 2);
     return pool.index_select(0, blocks).reshape(shape).transpose(1, 2);
@@ -72,14 +77,28 @@ Keys gather_blocks(const Call& call) {
   const Tensor exists = valid.unsqueeze(2)
                             .expand({problem.batch, problem.max_blocks, problem.block_size})
                             .reshape({problem.batch, problem.kv_len});
-  return {rows_of(call.key), rows_of(call.value), exists};
+  return {rows_of(call.key), rows_of(call.value), rows_of(call.key_scales), rows_of(call.value_scales),
+          exists};
 }
 
 Keys keys_of(const Call& call) {
   const Problem& problem = call.problem;
   if (call.block_tables.defined()) return gather_blocks(call);
-  return {call.key, call.value,
+  return {call.key, call.value, call.key_scales, call.value_scales,
           at::ones({problem.batch, problem.kv_len}, call.query.options().dtype(at::kBool))};
+}
+
+// The numbers that a cache stands for, in float32.
+Tensor dequantised(const Tensor& stored, const Tensor& scales, KvFormat format) {
+  if (format == kKvInt4) {
+    const Tensor nibbles = at::stack({stored.bitwise_and(15), stored.bitwise_right_shift(4)}, -1);
+    const Tensor groups = nibbles.flatten(-2).unflatten(-1, {-1, kInt4Group}).to(at::kFloat);
+    const auto scale_and_minimum = scales.to(at::kFloat).unsqueeze(-2).unbind(-1);
+    return groups.mul(scale_and_minimum[0]).add(scale_and_minimum[1]).flatten(-2);
+  }
+  const Tensor elements = format == kKvFp8E4M3 ? stored.view(at::kFloat8_e4m3fn) : stored;
+  const Tensor numbers = elements.to(at::kFloat);
+  return scales.defined() ? numbers.mul(scales.unsqueeze(-1)) : numbers;
 }
 
 // The absolute positions of the query rows [first, first + rows): [batch or 1, rows].
@@ -208,8 +227,8 @@ std::tuple<Tensor, Tensor> attend(const Rows& query) {
   if (out.numel() == 0 || scores_per_row == 0) return {out, lse};
 
   Keys keys = keys_of(call);
-  keys.key = keys.key.to(at::kFloat);
-  keys.value = keys.value.to(at::kFloat);
+  keys.key = dequantised(keys.key, keys.key_scales, problem.kv_format);
+  keys.value = dequantised(keys.value, keys.value_scales, problem.kv_format);
   const int64_t slice = std::max<int64_t>(1, kMaxScores / scores_per_row);
   for (int64_t first = 0; first < problem.q_len; first += slice) {
     const int64_t rows = std::min(slice, problem.q_len - first);

@@ -115,18 +115,19 @@ const std::string kPrefillArguments =
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, bool is_causal=False, "
     "int? q_offset=None, " +
     kOptions;
+const std::string kFormat = ", Tensor? key_scales=None, Tensor? value_scales=None, str kv_format=\"auto\"";
 const std::string kDecodeArguments =
     "Tensor query, Tensor key, Tensor value, Tensor? seq_lens=None, *, Tensor? attn_mask=None, "
     "Tensor? tree_mask=None, " +
-    kOptions;
+    kOptions + kFormat;
 const std::string kPagedDecodeArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, *, "
     "Tensor? attn_mask=None, Tensor? tree_mask=None, " +
-    kOptions;
+    kOptions + kFormat;
 const std::string kPagedPrefillArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor cu_seqlens_q, int max_seqlen_q, *, bool is_causal=True, " +
-    kOptions;
+    kOptions + kFormat;
 const std::string kMergeArguments = "Tensor outs, Tensor lses";
 const std::string kDeviceArguments = "str? device_name=None, int? family=None, int? cores=None";
 const std::string kResults = " -> (Tensor out, Tensor lse)";

@@ -56,9 +56,9 @@ void check_int32(const char* op, const char* name, const Tensor& tensor) {
 }
 
 KvFormat check_kv_format(const char* op, std::string_view kv_format, const Tensor& key_cache,
-                         const Tensor& value_cache) {
-  TORCH_CHECK_TYPE(key_cache.scalar_type() == value_cache.scalar_type(), op, ": key_cache is ",
-                   dtype_name(key_cache), " and value_cache ", dtype_name(value_cache),
+                         const Tensor& value_cache, const char* key_name, const char* value_name) {
+  TORCH_CHECK_TYPE(key_cache.scalar_type() == value_cache.scalar_type(), op, ": ", key_name, " is ",
+                   dtype_name(key_cache), " and ", value_name, " ", dtype_name(value_cache),
                    "; both must have the same dtype");
   const auto format = kv_format_of(op, kv_format, dtype_of(key_cache.scalar_type()));
   if (const Refusal* refusal = std::get_if<Refusal>(&format)) raise(*refusal);

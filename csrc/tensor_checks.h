@@ -24,7 +24,8 @@ void check_int32(const char* op, const char* name, const at::Tensor& tensor);
 
 // The format of a pair of caches; raises where kv_format and their dtypes do not go together.
 KvFormat check_kv_format(const char* op, std::string_view kv_format, const at::Tensor& key_cache,
-                         const at::Tensor& value_cache);
+                         const at::Tensor& value_cache, const char* key_name = "key_cache",
+                         const char* value_name = "value_cache");
 // Whether a cache [.., columns] has scales, which must then be as the format wants them: float32 of the
 // cache's shape without its last dimension, or, for int4, float16 with [.., head_dim / 32, 2] in its place,
 // where what belongs to one row lies together.

@@ -21,6 +21,7 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
     """out and lse in float64, from the clean dense operands (also for the paged op)."""
     problem, clean = case.problem, case.clean
     options = {name: clean[name] for name in EXTRA_TENSORS if name in clean} | case.options
+    options.pop("kv_format", None)  # what is clean is not quantised
     operands = (clean["query"], clean["key"], clean["value"])
     if problem.op == "prefill":
         return reference.prefill(*operands, clean.get("attn_mask"), **options)
@@ -85,8 +86,8 @@ def sdpa_error(case: Case, exact: Tensor) -> float:
     problem, clean = case.problem, case.clean
     group = problem.q_heads // problem.kv_heads
     query = clean["query"]
-    key = clean["key"].repeat_interleave(group, dim=1)
-    value = clean["value"].repeat_interleave(group, dim=1)
+    key = clean["key"].to(query.dtype).repeat_interleave(group, dim=1)
+    value = clean["value"].to(query.dtype).repeat_interleave(group, dim=1)
     bias = torch.zeros(case.visible.shape, dtype=torch.float32)
     if problem.softcap:
         scale = problem.head_dim**-0.5 if problem.scale is None else problem.scale

@@ -1,39 +1,41 @@
-"""Small caches, and their whole state to compare."""
+"""Keys and values as a cache stores them, for the problems of tests/problems.py."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torch_fattn import PagedKVCache, StaticKVCache
+from tests.layouts import Operand
+from torch_fattn.reference import dequantise, quantise
 
-LAYERS, KV_HEADS, HEADS, DIM, VALUE_DIM = 2, 2, 4, 32, 64
-
-
-def paged(device: str = "mps", **changes: Any) -> PagedKVCache:
-    sizes: dict[str, Any] = {"num_layers": LAYERS, "num_blocks": 12, "num_kv_heads": KV_HEADS}
-    sizes |= {"head_dim": DIM, "value_dim": VALUE_DIM, "block_size": 4, "dtype": torch.float32}
-    return PagedKVCache(**(sizes | {"device": device} | changes))
+# What poisons the elements of a cache: all of them are large, and NaN where the format has one.
+POISON = {"float": torch.nan, "int8": 127, "fp8_e4m3": 0x7F, "int4": 0xFF}
 
 
-def static(device: str = "mps", **changes: Any) -> StaticKVCache:
-    sizes: dict[str, Any] = {"num_layers": LAYERS, "batch_size": 3, "capacity": 20, "num_kv_heads": KV_HEADS}
-    sizes |= {"head_dim": DIM, "value_dim": VALUE_DIM, "dtype": torch.float32}
-    return StaticKVCache(**(sizes | {"device": device} | changes))
+@dataclass
+class Cache:
+    """The rows of a key or value [B, Hkv, Lk, *] as a cache holds them, with their scales [B, Hkv, Lk, *] in
+    one dimension, and the numbers that both stand for."""
+
+    stored: Tensor
+    scales: Tensor | None
+    clean: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, kv_format: str) -> Cache:
+        if kv_format == "float":
+            return cls(values, None, values)
+        name = kv_format.removesuffix("_unscaled")
+        stored, scales = quantise(values, name, scales=name == kv_format)
+        flat = None if scales is None else scales.flatten(3) if name == "int4" else scales[..., None]
+        return cls(stored, flat, dequantise(stored, scales, name))
 
 
-def snapshot(cache: PagedKVCache) -> tuple[Any, ...]:
-    host = [(s, cache.length(s), cache.blocks(s)) for s in cache.sequences]
-    memory = [tensor.cpu().clone() for tensor in (cache._tables, cache._seq_lens, *cache._layers.tensors())]
-    return host, cache.free_blocks, list(cache._free_blocks), dict(cache._users), memory
-
-
-def same(a: Any, b: Any) -> bool:
-    return all(
-        x == y
-        if not isinstance(x, list) or not any(isinstance(t, Tensor) for t in x)
-        else all(torch.equal(s.view(torch.uint8), t.view(torch.uint8)) for s, t in zip(x, y, strict=True))
-        for x, y in zip(a, b, strict=True)
-    )
+def as_scales(operand: Operand, kv_format: str) -> Operand:
+    """Scales in the shape that the ops take them in, from one last dimension."""
+    size, stride = operand.size[:-1], operand.stride[:-1]
+    if kv_format == "int4":
+        size, stride = (*size, operand.size[-1] // 2, 2), (*stride, 2, 1)
+    return Operand(operand.base, size, stride, operand.offset)

@@ -22,10 +22,10 @@ EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 # The function constants by index, as in params.h.
 CONSTANTS = (
     *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
-    *("window", "softcap", "alibi", "sinks", "tree", "one_row", "packed"),
+    *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed"),
 )
 ALL_CHECKS = "race,bounds,uninit"
-SLOTS = 15
+SLOTS = 17
 
 Mutate = Callable[[str], str]
 

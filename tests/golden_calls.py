@@ -28,14 +28,26 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         arguments["query"] = tensor((sum(p.q_lens) + p.spare_rows, p.q_heads, p.head_dim))
         arguments["cu_seqlens_q"] = tensor((p.batch + 1,), torch.int32)
         arguments |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
+    rows, suffix = (p.batch, p.kv_heads, p.kv_len), ""
     if p.block_size:
         blocks = p.kv_len // p.block_size
-        pool = (p.batch * blocks, p.block_size, p.kv_heads)
-        arguments |= {"key_cache": tensor((*pool, p.head_dim)), "value_cache": tensor((*pool, p.value_dim))}
+        rows, suffix = (p.batch * blocks, p.block_size, p.kv_heads), "_cache"
         arguments["block_tables"] = tensor((p.batch, blocks), torch.int32)
-    else:
-        rows = (p.batch, p.kv_heads, p.kv_len)
-        arguments |= {"key": tensor((*rows, p.head_dim)), "value": tensor((*rows, p.value_dim))}
+    for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
+        if p.kv_format == "float":
+            arguments[f"{name}{suffix}"] = tensor((*rows, dim))
+        elif p.kv_format == "int8":
+            arguments[f"{name}{suffix}"] = tensor((*rows, dim), torch.int8)
+            arguments[f"{name}_scales"] = tensor(rows, f32)
+        elif p.kv_format.startswith("fp8"):
+            arguments[f"{name}{suffix}"] = tensor((*rows, dim), torch.uint8)
+            if not p.kv_format.endswith("unscaled"):
+                arguments[f"{name}_scales"] = tensor(rows, f32)
+            arguments["kv_format"] = "fp8_e4m3"
+        else:
+            arguments[f"{name}{suffix}"] = tensor((*rows, dim // 2), torch.uint8)
+            arguments[f"{name}_scales"] = tensor((*rows, dim // 32, 2), f16)
+            arguments["kv_format"] = "int4"
     if p.seq_lens is not None:
         arguments["seq_lens"] = tensor((p.batch,), torch.int32)
     if p.mask is not None:
@@ -105,6 +117,16 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
             alibi_slopes=True,
             softcap=30.0,
             tree="shared",
+        ),
+        M1,
+    ),
+    "decode_int8": (
+        Problem(0, "decode", f16, 1, 32, 8, 1, 8192, 128, 128, seq_lens=(8192,), kv_format="int8"),
+        M1,
+    ),
+    "paged_int4": (
+        Problem(
+            0, "paged_decode", bf16, 2, 8, 2, 1, 96, 64, 32, seq_lens=(9, 96), block_size=16, kv_format="int4"
         ),
         M1,
     ),

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.layouts import Operand, flat, lay_out, spread
+from tests.caches import POISON, Cache, as_scales
+from tests.layouts import Operand, flat, lay_out, packed, spread
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHORT = {
@@ -45,6 +46,8 @@ WINDOWS_LEFT = (-1, -1, -1, 0, 1, 5, 40, 200, 10**9)
 WINDOWS_RIGHT = (-1, -1, 0, 3)
 SINK_TOKENS = (0, 0, 1, 4, 40, 300)
 SOFTCAPS = (0.0, 0.0, 2.0, 30.0)
+# How a decode's cache is stored; "float" is the dtype of the query.
+KV_FORMATS = ("float", "float", "float", "int8", "fp8_e4m3", "fp8_e4m3_unscaled", "int4")
 TREES = (None, None, None, "shared", "each")  # a tree mask for all sequences, or one for each
 MAX_LENGTH = 300
 MAX_CACHE = 1100
@@ -83,6 +86,7 @@ class Problem:
     alibi_slopes: bool = False
     softcap: float = 0.0
     tree: str | None = None
+    kv_format: str = "float"
 
     def __str__(self) -> str:
         parts = [
@@ -96,6 +100,7 @@ class Problem:
             f"right{self.window_right}" if self.window_right >= 0 else "",
             f"first{self.sink_tokens}" if self.sink_tokens else "",
             *(name for name in ("sinks", "alibi_slopes", "softcap", "tree") if getattr(self, name)),
+            self.kv_format if self.kv_format != "float" else "",
         ]
         return "-".join(part for part in parts if part)
 
@@ -182,6 +187,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
     }
     trees = deck(TREES)
 
+    format_rng = random.Random(seed + 1)
     problems = []
     for i in range(count):
         op, (q_heads, kv_heads), (head_dim, value_dim) = ops[i], groups[i], dims[i]
@@ -226,9 +232,15 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
                 spare_rows=rng.choice((0, 0, 3, 70)) if q_lens else 0,
                 tree=trees[i] if is_decode else None,
                 **{name: cards[i] for name, cards in options.items()},
+                kv_format=_kv_format(format_rng, head_dim, value_dim) if is_decode else "float",
             )
         )
     return problems
+
+
+def _kv_format(rng: random.Random, head_dim: int, value_dim: int) -> str:
+    name = rng.choice(KV_FORMATS)
+    return "int8" if name == "int4" and (head_dim | value_dim) % 32 else name
 
 
 def _length(rng: random.Random) -> int:
@@ -304,9 +316,6 @@ def _mask(problem: Problem, generator: torch.Generator) -> Tensor | None:
     return values.to(problem.mask)
 
 
-# ---- operands
-
-
 def _values(shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: torch.Generator) -> Tensor:
     """Normal numbers that are equal along the dimensions which the layout expands."""
     values = torch.randn(shape, generator=generator).to(dtype)
@@ -317,28 +326,30 @@ def _values(shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: 
     return values.contiguous()
 
 
-def _poison(values: Tensor, visible: Tensor, layout: str) -> Tensor:
-    """`values` [B, Hkv, Lk, *] with NaN in the keys that no row of any of their query heads sees."""
+def _poison(values: Tensor, visible: Tensor, layout: str, fill: float) -> Tensor:
+    """`values` [B, Hkv, Lk, *] with `fill` in the keys that no row of any of their query heads sees."""
     batch, kv_heads, kv_len, _ = values.shape
     used = visible.reshape(batch, kv_heads, -1, kv_len).any(dim=2)
     if layout == "expanded_batch":
         used = used.any(dim=0, keepdim=True).expand_as(used)
     elif layout == "expanded_heads":
         used = used.any(dim=1, keepdim=True).expand_as(used)
-    return values.masked_fill(~used[..., None], float("nan"))
+    return values.masked_fill(~used[..., None], fill)
 
 
-def _paged(problem: Problem, values: Tensor, table: Tensor, num_blocks: int, layout: str) -> Operand:
-    """A pool [num_blocks, block_size, Hkv, *] of NaN with the sequences' keys in the blocks of `table`."""
+def _paged(
+    problem: Problem, values: Tensor, table: Tensor, num_blocks: int, layout: str, fill: float
+) -> Operand:
+    """A pool [num_blocks, block_size, Hkv, *] of `fill` with the sequences' keys in the blocks of `table`."""
     batch, kv_heads, _, dim = values.shape
-    pool = torch.full((num_blocks, kv_heads, problem.block_size, dim), float("nan"), dtype=values.dtype)
+    pool = torch.full((num_blocks, kv_heads, problem.block_size, dim), fill, dtype=values.dtype)
     for b in range(batch):
         for logical, physical in enumerate(table[b].tolist()):
             if physical >= 0:
                 start = logical * problem.block_size
                 pool[physical] = values[b, :, start : start + problem.block_size]
     if problem.head_major_pool:
-        operand = lay_out(pool, layout)
+        operand = lay_out(pool, layout, fill)
         order = (0, 2, 1, 3)
         return Operand(
             operand.base,
@@ -346,7 +357,7 @@ def _paged(problem: Problem, values: Tensor, table: Tensor, num_blocks: int, lay
             tuple(operand.stride[d] for d in order),
             operand.offset,
         )
-    return lay_out(pool.transpose(1, 2).contiguous(), layout)
+    return lay_out(pool.transpose(1, 2).contiguous(), layout, fill)
 
 
 def _block_table(problem: Problem, rng: random.Random) -> tuple[Tensor, int]:
@@ -376,18 +387,6 @@ def _per_head_and_tree(problem: Problem, generator: torch.Generator) -> dict[str
     return tensors
 
 
-def _packed(problem: Problem, query: Tensor) -> dict[str, Operand]:
-    """The rows of all sequences in one tensor [T, Hq, D], NaN in those of no sequence; and cu_seqlens."""
-    assert problem.q_lens is not None
-    parts = [query[b, :, :rows] for b, rows in enumerate(problem.q_lens)]
-    spare = torch.full((problem.q_heads, problem.spare_rows, problem.head_dim), torch.nan, dtype=query.dtype)
-    rows = lay_out(torch.cat([*parts, spare], dim=1)[None], problem.layouts[0])
-    _, heads, total, dim = rows.size
-    packed = Operand(rows.base, (total, heads, dim), tuple(rows.stride[d] for d in (2, 1, 3)), rows.offset)
-    starts = torch.tensor([0, *problem.q_lens]).cumsum(0).to(torch.int32)
-    return {"query": packed, "cu_seqlens_q": spread(starts)}
-
-
 def build(problem: Problem, seed: int = 0) -> Case:
     """The numbers of a problem: operands with NaN wherever nothing may look, and clean dense copies."""
     generator = torch.Generator().manual_seed(seed * 100003 + problem.index)
@@ -405,18 +404,32 @@ def build(problem: Problem, seed: int = 0) -> Case:
     extra = _per_head_and_tree(p, generator)
     visible = visibility(p, mask, extra.get("tree_mask"))
 
-    clean = {"query": query, "key": key, "value": value, **extra}
-    operands = {"query": lay_out(query, q_layout)} if p.q_lens is None else _packed(p, query)
+    clean = {"query": query, **extra}
+    operands = (
+        {"query": lay_out(query, q_layout)}
+        if p.q_lens is None
+        else packed(query, p.q_lens, p.spare_rows, q_layout)
+    )
     operands |= {name: spread(t) for name, t in extra.items()}
-    key, value = _poison(key, visible, k_layout), _poison(value, visible, v_layout)
-    if p.block_size:
-        table, num_blocks = _block_table(p, rng)
-        operands["key_cache"] = _paged(p, key, table, num_blocks, k_layout)
-        operands["value_cache"] = _paged(p, value, table, num_blocks, v_layout)
+    table, num_blocks = _block_table(p, rng) if p.block_size else (None, 0)
+    if table is not None:
         operands["block_tables"] = flat(table) if p.q_lens is None else spread(table)
-    else:
-        operands["key"] = lay_out(key, k_layout)
-        operands["value"] = lay_out(value, v_layout)
+    kv_format = p.kv_format.removesuffix("_unscaled")
+
+    def placed(values: Tensor, layout: str, fill: float) -> Operand:
+        poisoned = _poison(values, visible, layout, fill)
+        if table is None:
+            return lay_out(poisoned, layout, fill)
+        return _paged(p, poisoned, table, num_blocks, layout, fill)
+
+    for name, values, layout in (("key", key, k_layout), ("value", value, v_layout)):
+        cache = Cache.of(values, p.kv_format)
+        clean[name] = cache.clean
+        operands[f"{name}_cache" if p.block_size else name] = placed(cache.stored, layout, POISON[kv_format])
+        if cache.scales is not None:
+            # The pairs of int4 lie together; all else may have any strides.
+            scales_layout = "padded_rows" if layout == "every_other" and kv_format == "int4" else layout
+            operands[f"{name}_scales"] = as_scales(placed(cache.scales, scales_layout, torch.nan), kv_format)
     if p.seq_lens is not None:
         operands["seq_lens"] = flat(torch.tensor(p.seq_lens, dtype=torch.int32))
     if mask is not None:
@@ -426,6 +439,8 @@ def build(problem: Problem, seed: int = 0) -> Case:
         )
 
     options = p.numbers
+    if kv_format != "float" and (kv_format != "int8" or p.index % 2):  # int8 need not be named
+        options["kv_format"] = kv_format
     if p.q_lens is not None:
         options |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
     elif p.op == "prefill" and p.is_causal:

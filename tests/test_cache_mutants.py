@@ -42,7 +42,7 @@ def launch(problem: WriteProblem, old: str = "", new: str = "") -> None:
     for name, slot in only["bindings"].items():
         bound[slot] = bytes.fromhex(only["params_bytes"]) if name == "params" else arguments[name]
     numbers = {name: int(n) for name, n in re.findall(r"(kConst\w+) = (\d+)", text)}
-    indices = {"vector_loads": numbers["kConstVectorLoads"], "kv_scales": numbers["kConstKvScales"]}
+    indices = {"vector_loads": numbers["kConstVectorLoads"], "scales": numbers["kConstScales"]}
     constants = {indices[name]: value for name, value in only["constants"].items()}
     library = Library(text, defines=only["macros"], mode="checked")
     pipeline = library.pipeline(only["kernel"], constants)

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_fattn
-from tests.caches import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot, static
+from tests.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot, static
 from tests.conftest import Checked, counted_launches
 from torch_fattn import CacheFullError, CacheStep, PagedKVCache, StaticKVCache, reference
 
 FORMATS = ("auto", "int8", "fp8_e4m3", "int4")
-READS_FORMATS = "kv_format" in {a.name for a in torch.ops.fattn.decode.default._schema.arguments}
 
 
 class Dense:
@@ -99,7 +98,6 @@ def test_generate(make: Any, device: str, checked: Checked) -> None:
     assert launches == (expected if device == "mps" else {})
 
 
-@pytest.mark.skipif(not READS_FORMATS, reason="this build's decode reads no quantised caches")
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("make", [static, paged])

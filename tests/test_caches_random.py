@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from tests.caches import paged, same, snapshot
+from tests.cache_classes import paged, same, snapshot
 from torch_fattn import CacheFullError, PagedKVCache
 
 pytestmark = pytest.mark.host_only

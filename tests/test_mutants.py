@@ -36,7 +36,32 @@ WINDOW = Problem(
     9, "decode", f32, 2, 2, 1, 2, 700, 40, 24, seq_lens=(530, 301), window_left=60, sink_tokens=5
 )
 TREE = Problem(10, "decode", f32, 1, 2, 1, 3, 80, 40, 24, seq_lens=(66,), tree="shared")
-CONTROLS = (DECODE, SPLIT, PAGED, FULL, LAST_BLOCK, SINKS, WINDOW, TREE)
+# Ragged steps, and lengths that end in the middle of one.
+INT8 = Problem(11, "decode", f16, 1, 2, 1, 1, 75, 40, 24, seq_lens=(70,), kv_format="int8")
+PAGED_INT8 = Problem(
+    12, "paged_decode", f32, 2, 4, 2, 3, 96, 40, 24, seq_lens=(96, 37), block_size=16, kv_format="int8"
+)
+FP8 = Problem(13, "decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(70,), kv_format="fp8_e4m3")
+INT4 = Problem(14, "decode", f16, 1, 2, 1, 1, 75, 64, 32, seq_lens=(70,), kv_format="int4")
+# Some keys are hidden from all rows by the mask, and their scales NaN.
+HIDDEN_INT8 = Problem(
+    15,
+    "decode",
+    f16,
+    1,
+    2,
+    1,
+    2,
+    75,
+    40,
+    24,
+    seq_lens=(70,),
+    mask=torch.bool,
+    mask_broadcast=(True,) * 3 + (False,),
+    kv_format="int8",
+)
+QUANTISED = (INT8, PAGED_INT8, FP8, INT4, HIDDEN_INT8)
+CONTROLS = (DECODE, SPLIT, PAGED, FULL, LAST_BLOCK, SINKS, WINDOW, TREE, *QUANTISED)
 VIEWS = ("padded_rows", "padded_rows", "padded_rows")  # views that start 8 elements into their storage
 
 
@@ -222,6 +247,64 @@ MUTANTS = [
         "value + kv_head * params.value.head;",
         "value + 0 * params.value.head;",
     ),
+    # Quantised caches.
+    Mutant(
+        "scale_of_the_next_key",
+        INT8,
+        "fattn_decode",
+        "scales + k * 8 + at.pair * 2",
+        "scales + (k * 8 + at.pair * 2) % (kTileKeys - 2) + 1",
+    ),
+    Mutant(
+        "scale_of_the_first_head",
+        PAGED_INT8,
+        "fattn_decode",
+        "+ head * strides.head +",
+        "+ 0 * strides.head +",
+    ),
+    Mutant(
+        "scale_of_another_block",
+        PAGED_INT8,
+        "fattn_decode",
+        "(fc_paged ? uint(place.block) : batch) * strides.batch",
+        "batch * strides.batch",
+    ),
+    Mutant(
+        "values_by_the_scales_of_keys",
+        INT8,
+        "fattn_decode",
+        "chunk.scales.of_values(k, at)",
+        "chunk.scales.of_keys(k, at)",
+    ),
+    Mutant(
+        "scales_are_in_the_sum_of_the_weights",
+        INT8,
+        "fattn_decode",
+        "const float2 scales = chunk.scales.of_values(k, at);",
+        "const float2 scales = chunk.scales.of_values(k, at); attention.row_sum[0] *= scales[0];",
+    ),
+    Mutant(
+        "scales_are_read_before_all_are_there",
+        INT8,
+        "fattn_decode",
+        "scales[kTileKeys + lane] = value_scale;\n    }\n    simdgroup_barrier(mem_flags::mem_threadgroup);",
+        "scales[kTileKeys + lane] = value_scale;\n    }",
+        "race",
+    ),
+    Mutant(
+        "a_hidden_scale_counts",
+        HIDDEN_INT8,
+        "fattn_decode",
+        "const bool sees_second = !kHidden ||",
+        "const bool sees_second = true ||",
+    ),
+    Mutant("int8_without_a_sign", INT8, "fattn_decode", "0x64806480", "0x64006400"),
+    Mutant("fp8_of_another_bias", FP8, "fattn_decode", "0x5c005c00", "0x60006000"),
+    Mutant(
+        "nibbles_swapped", INT4, "fattn_decode", "(word >> (4 * k)) & 0x0", "(word >> (4 * (k ^ 1))) & 0x0"
+    ),
+    Mutant("minimum_dropped", INT4, "fattn_decode", "Operand(group[1])", "Operand(0.0f)"),
+    Mutant("minimum_of_another_group", INT4, "fattn_decode", "column / kInt4Group * 2", "0"),
     # Shared memory that nobody wrote.
     Mutant(
         "decode_forgets_a_maximum",

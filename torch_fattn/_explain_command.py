@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._arguments import DTYPES, Parser, whole
+from ._kv_formats import INT4_GROUP
 from .plans import FAMILIES, MOST_CORES, OPERATORS, explain
 
 MOST = 2**31 - 1
@@ -21,6 +22,7 @@ USED_BY = {
     "kv_len": ATTENTION,
     "value_dim": ATTENTION,
     "block_size": ("paged_decode", "paged_prefill"),
+    "kv_format": ("decode", "paged_decode"),
     "parts": ("merge",),
     "causal": ("prefill",),
 }
@@ -43,6 +45,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--head-dim", type=size, default=128)
     parser.add_argument("--value-dim", type=size, help="default: --head-dim")
     parser.add_argument("--block-size", type=size, help="the paged ones: keys per block; default: 16")
+    parser.add_argument(
+        "--kv-format", choices=("int8", "fp8_e4m3", "int4"), help="of a quantised cache; default: --dtype"
+    )
     parser.add_argument("--parts", type=size, help="merge: partial results; default: 2")
     parser.add_argument("--dtype", choices=DTYPES, default="float16")
     parser.add_argument("--causal", action="store_const", const=True, help="prefill: is_causal")
@@ -59,7 +64,11 @@ def run(parser: Parser, options: argparse.Namespace) -> int:
     _check_use(parser, options)
     _check_device(parser, options)
     operands = _operands(parser, options)
-    keywords = {"is_causal": bool(options.causal)} if options.op == "prefill" else {}
+    keywords: dict[str, Any] = {"is_causal": bool(options.causal)} if options.op == "prefill" else {}
+    if options.op == "paged_prefill":
+        keywords["max_seqlen_q"] = operands[0].shape[0] // options.batch
+    if options.kv_format:
+        keywords |= _scales(options.kv_format, *operands[1:3])
     try:
         plan = explain(
             options.op,
@@ -102,7 +111,7 @@ def _check_device(parser: Parser, options: argparse.Namespace) -> None:
         )
 
 
-def _operands(parser: Parser, options: argparse.Namespace) -> Sequence[Tensor | int]:
+def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
     """Tensors of the asked shapes, without memory."""
     batch, heads, head_dim = options.batch, options.heads, options.head_dim
     kv_heads = options.kv_heads or heads
@@ -125,16 +134,36 @@ def _operands(parser: Parser, options: argparse.Namespace) -> Sequence[Tensor | 
         return [tensor("outs", dtype, *parts, head_dim), tensor("lses", torch.float32, *parts)]
     rows = (batch * q_len, heads) if options.op == "paged_prefill" else (batch, heads, q_len)
     query = tensor("query", dtype, *rows, head_dim)
+    columns = [head_dim, value_dim]
+    if options.kv_format:
+        dtype = torch.int8 if options.kv_format == "int8" else torch.uint8
+        columns = [dim // 2 if options.kv_format == "int4" else dim for dim in columns]
     if options.op.startswith("paged"):
         blocks = -(-kv_len // block_size)
         pool = (batch * blocks, block_size, kv_heads)
-        caches = [tensor("key cache", dtype, *pool, head_dim), tensor("value cache", dtype, *pool, value_dim)]
+        caches = [
+            tensor("key cache", dtype, *pool, columns[0]),
+            tensor("value cache", dtype, *pool, columns[1]),
+        ]
         tables = tensor("block tables", torch.int32, batch, blocks)
         paged = [query, *caches, tables, tensor("sequence lengths", torch.int32, batch)]
-        starts = [tensor("starts of the sequences", torch.int32, batch + 1), q_len]
-        return paged + (starts if options.op == "paged_prefill" else [])
+        if options.op == "paged_prefill":
+            paged.append(tensor("starts of the sequences", torch.int32, batch + 1))
+        return paged
     cache = (batch, kv_heads, kv_len)
-    operands = [query, tensor("key", dtype, *cache, head_dim), tensor("value", dtype, *cache, value_dim)]
+    operands = [query, tensor("key", dtype, *cache, columns[0]), tensor("value", dtype, *cache, columns[1])]
     if options.op == "decode":
         operands.append(tensor("sequence lengths", torch.int32, batch))
     return operands
+
+
+def _scales(kv_format: str, key: Tensor, value: Tensor) -> dict[str, Any]:
+    """The keywords of a quantised cache."""
+
+    def scales(cache: Tensor) -> Tensor:
+        if kv_format == "int4":
+            groups = (*cache.shape[:-1], cache.shape[-1] * 2 // INT4_GROUP, 2)
+            return torch.empty(groups, dtype=torch.float16, device="meta")
+        return torch.empty(cache.shape[:-1], device="meta")
+
+    return {"key_scales": scales(key), "value_scales": scales(value), "kv_format": kv_format}

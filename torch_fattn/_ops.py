@@ -163,6 +163,9 @@ def decode(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
@@ -181,6 +184,9 @@ def decode(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -199,6 +205,9 @@ def decode(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def decode(
@@ -216,6 +225,9 @@ def decode(
     alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal attention of the newest `Lq` tokens over a key-value cache.
@@ -223,7 +235,7 @@ def decode(
     Args:
         query: `[B, Hq, Lq, D]`, Lq 1 to 16. Row i is the token at position `seq_len - Lq + i`.
         key, value: `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`, any strides; a cache is never
-            copied.
+            copied. Of the dtype of query, or quantised.
         seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
             tokens included. Default: all of them. What lies behind them is never read. A length below 0 or
             above the capacity is clamped; with FATTN_CHECK=1 in the environment it raises ValueError.
@@ -232,6 +244,21 @@ def decode(
             t-th of the newest Lq tokens, itself included. It hides more, and shows nothing that the other
             rules hide.
         window_right: without effect here, since rows are causal.
+        key_scales, value_scales: of a quantised cache, of the shape of key and value without the last
+            dimension, or with more in its place; on int8 and fp8_e4m3 any strides.
+        kv_format: how key and value are stored. "auto" goes by their dtype: torch.int8 is "int8". A
+            torch.uint8 cache needs its format named:
+
+            "int8": int8, scales float32 `[B, Hkv, capacity]`: an element is `q * scale`.
+            "fp8_e4m3": uint8, the bits of a torch.float8_e4m3fn; scales as for int8, or none.
+            "int4": uint8, `[.., D / 2]`, the even column of two in the low four bits; scales float16
+            `[B, Hkv, capacity, D / 32, 2]`, scale and minimum of 32 columns: `minimum + q * scale`. D and Dv
+            are multiples of 32.
+
+            `torch_fattn.reference.quantise` makes such caches, and says how far their elements are from what
+            was quantised: e of a key moves a score by at most `scale * sum(abs(query)) * e`, e of a value the
+            result by at most e. Reading adds no error to that but the rounding of int4's elements to float16
+            where query is float16.
 
     Dtypes, head dims, the remaining arguments, results and errors are those of `prefill`.
 
@@ -253,6 +280,9 @@ def decode(
         alibi_slopes=alibi_slopes,
         softcap=softcap,
         scale=scale,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
     )
     return (out, lse) if return_lse else out
 
@@ -274,6 +304,9 @@ def paged_decode(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
@@ -293,6 +326,9 @@ def paged_decode(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -312,6 +348,9 @@ def paged_decode(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def paged_decode(
@@ -330,6 +369,9 @@ def paged_decode(
     alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`decode` over a cache whose sequences lie scattered over the blocks of a common pool.
@@ -342,6 +384,7 @@ def paged_decode(
             the sequence are never read (often -1).
         seq_lens: int32 `[B]`, on the device of query, the newest tokens included.
         attn_mask: broadcastable to `[B, Hq, Lq, max_blocks * block_size]`.
+        key_scales, value_scales: `[num_blocks, block_size, Hkv]`, and for int4 `[.., D / 32, 2]` behind that.
 
     Everything else is as in `decode`. A table entry that the pool does not have counts as no key; with
     FATTN_CHECK=1 in the environment it raises ValueError.
@@ -363,6 +406,9 @@ def paged_decode(
         alibi_slopes=alibi_slopes,
         softcap=softcap,
         scale=scale,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
     )
     return (out, lse) if return_lse else out
 

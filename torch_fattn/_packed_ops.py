@@ -28,6 +28,9 @@ def paged_prefill(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
@@ -48,6 +51,9 @@ def paged_prefill(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -68,6 +74,9 @@ def paged_prefill(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def paged_prefill(
@@ -87,6 +96,9 @@ def paged_prefill(
     alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`prefill` of the newest rows of many sequences, packed into one tensor, over the pools of
@@ -103,6 +115,8 @@ def paged_prefill(
         is_causal: True unless you say otherwise.
         window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap, scale, return_lse: as in
             `prefill`.
+        key_scales, value_scales, kv_format: as in `decode`, but not built yet: a quantised cache raises
+            NotImplementedError.
 
     Returns:
         out `[T, Hq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[Hq, T]`, float32.
@@ -127,5 +141,8 @@ def paged_prefill(
         alibi_slopes=alibi_slopes,
         softcap=softcap,
         scale=scale,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
     )
     return (out, lse) if return_lse else out

@@ -85,9 +85,14 @@ def decode(
     alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The newest `Lq` tokens, causal, over a cache of capacity `Lk` of which `seq_lens[b]` keys are
     filled."""
+    key = dequantise(key, key_scales, kv_format)
+    value = dequantise(value, value_scales, kv_format)
     batch, q_len, capacity = query.shape[0], query.shape[2], key.shape[2]
     if seq_lens is None:
         lengths = torch.full((batch,), capacity)
@@ -124,9 +129,14 @@ def paged_decode(
     alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """`decode` over pools `[num_blocks, block_size, Hkv, D]`; `block_tables` `[B, max_blocks]` names the
     blocks of each sequence in order. A key in a block that the pool does not have is no key."""
+    key_cache = dequantise(key_cache, key_scales, kv_format)
+    value_cache = dequantise(value_cache, value_scales, kv_format)
     num_blocks, block_size = key_cache.shape[:2]
     tables = block_tables.cpu().long()
     in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
@@ -168,9 +178,14 @@ def paged_prefill(
     alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Query `[T,Hq,D]`: rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` are the newest of sequence b over the
     pools of `paged_decode`. A row of no sequence sees no key. Returns out `[T,Hq,Dv]` and lse `[Hq,T]`."""
+    key_cache = dequantise(key_cache, key_scales, kv_format)
+    value_cache = dequantise(value_cache, value_scales, kv_format)
     rows, heads, _ = query.shape
     num_blocks, block_size = key_cache.shape[:2]
     tables = block_tables.cpu().long()

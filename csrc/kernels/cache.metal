@@ -6,7 +6,7 @@ using namespace metal;
 
 // All the features that this kernel has: of the rest of constants.h it needs none.
 constant bool fc_vector_loads [[function_constant(fattn::kConstVectorLoads)]];
-constant bool fc_kv_scales [[function_constant(fattn::kConstKvScales)]];
+constant bool fc_scales [[function_constant(fattn::kConstScales)]];
 
 namespace fattn {
 
@@ -140,7 +140,7 @@ template <int kDim>
 inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, device Scale* row_scale,
                              ushort lane) {
   float scale = 1.0f;
-  if (fc_kv_scales) {
+  if (fc_scales) {
     float largest = 0.0f;
     bool finite = true;
 #pragma clang loop unroll(full)
@@ -165,7 +165,7 @@ inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, d
 #pragma clang loop unroll(full)
     for (int e = 0; e < kLaneColumns; e++) {
       float q = row.x[pass][e];
-      if (fc_kv_scales) {
+      if (fc_scales) {
         q = scale > 0.0f ? q / scale : 0.0f;
       }
       codes[e] = kFormat == kKvInt8 ? int(rint(q)) : e4m3_of(q);
@@ -268,8 +268,8 @@ using namespace fattn;
     device Stored* key_cache [[buffer(fattn::kSlotKeyCache)]],
     device Stored* value_cache [[buffer(fattn::kSlotValueCache)]],
     const device SlotNumber* slot_mapping [[buffer(fattn::kSlotSlotMapping)]],
-    device Scale* key_scales [[buffer(fattn::kSlotWrittenKeyScales), function_constant(fc_kv_scales)]],
-    device Scale* value_scales [[buffer(fattn::kSlotWrittenValueScales), function_constant(fc_kv_scales)]],
+    device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
+    device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     constant CacheWriteParams& params [[buffer(fattn::kSlotParams)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
@@ -287,13 +287,13 @@ using namespace fattn;
   const bool is_key = group.y == 0;
   device Scale* scales = nullptr;
   if (is_key) {
-    if (fc_kv_scales) {
+    if (fc_scales) {
       scales = key_scales + offset_of(place, head, params.key_scales);
     }
     write_row<kHeadDim>(key + token * params.key_token_stride + head * params.key_head_stride,
                         key_cache + offset_of(place, head, params.key_cache), scales, lane);
   } else {
-    if (fc_kv_scales) {
+    if (fc_scales) {
       scales = value_scales + offset_of(place, head, params.value_scales);
     }
     write_row<kValueDim>(value + token * params.value_token_stride + head * params.value_head_stride,

@@ -11,7 +11,21 @@ using namespace metal;
 
 namespace fattn {
 
-typedef FATTN_T Element;  // float, half or bfloat
+typedef FATTN_T Element;  // of query and result: float, half or bfloat
+
+// What Q, K and V are multiplied as. Half needs no widening: half products are summed in float32 at the same
+// rate, from half the registers. Bfloat arithmetic is emulated before M3, so bfloat is widened.
+template <typename T>
+struct OperandOf {
+  typedef float type;
+};
+template <>
+struct OperandOf<half> {
+  typedef half type;
+};
+typedef OperandOf<Element>::type Operand;
+
+FATTN_CONSTEXPR int kKvFormat = FATTN_KV_FORMAT;  // of K and V: a KvFormat
 
 FATTN_CONSTEXPR int kHeadDim = FATTN_HEAD_DIM;
 FATTN_CONSTEXPR int kValueDim = FATTN_VALUE_DIM;

@@ -23,10 +23,33 @@ FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;  // threads that store
 FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kSimdgroups * 8;
 FATTN_CONSTEXPR int kOutPitch = kValueDim + 4;  // fewer rows begin in the same bank
 
+// The scales of a step's keys and values, in threadgroup memory: each is loaded by one lane, and wanted by
+// the eight that hold scores of the key.
+struct SharedScales {
+  threadgroup float2* pairs;  // of this simdgroup: of two keys each, then of their values
+  ushort lane;
+
+  ushort own_key() const thread { return lane % kTileKeys; }
+
+  void share(float key_scale, float value_scale) const thread {
+    threadgroup float* scales = reinterpret_cast<threadgroup float*>(pairs);
+    simdgroup_barrier(mem_flags::mem_threadgroup);  // those of the step before have been read
+    if (lane < kTileKeys) {
+      scales[lane] = key_scale;
+      scales[kTileKeys + lane] = value_scale;
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+  float2 of_keys(int k, LanePosition at) const thread { return pairs[k * 4 + at.pair]; }
+  float2 of_values(int k, LanePosition at) const thread { return pairs[kTileKeys / 2 + k * 4 + at.pair]; }
+};
+
 // What the steps of a chunk share.
 struct Chunk {
-  const device Element* key;  // of this sequence and head
-  const device Element* value;
+  StoredOperand key;
+  StoredOperand value;
+  SharedScales scales;
   const device uchar* mask;
   KeyTable table;
   KeyRanges ranges;
@@ -34,36 +57,89 @@ struct Chunk {
   ScoreModifiers modifiers;
 };
 
+// Adds the weighted values of key fragment k, of which this lane holds its part of key `row`.
+template <bool kEdge>
+inline void add_values(thread OnlineAttention& attention, int k,
+                       thread const ValueChunk (&chunks)[kValueChunks], LanePosition at) {
+  constexpr int kPiece = ValueChunk::kPieceElements;
+  constexpr int kPieces = kValueDim / 4 / kPiece;
+  constexpr int kChunkPieces = kPieces / kValueChunks;
+  if (kEdge && kSpecialElements && !fc_one_row) {
+    float special = 0.0f;
+    Operand run[kValueDim / 4];
+#pragma clang loop unroll(full)
+    for (int p = 0; p < kPieces; p++) {
+      Operand piece[kPiece];
+      chunks[p / kChunkPieces].unpack(p % kChunkPieces, piece);
+      special = special_values(piece, special);
+      for (int i = 0; i < kPiece; i++) {
+        run[p * kPiece + i] = piece[i];
+      }
+    }
+    if (simd_any(isnan(special))) {
+      attention.multiply_special_values(k, run, at);
+      return;
+    }
+  }
+#pragma clang loop unroll(full)
+  for (int p = 0; p < kPieces; p++) {
+    Operand piece[kPiece];
+    chunks[p / kChunkPieces].unpack(p % kChunkPieces, piece);
+    attention.multiply_values(k, piece, p * kPiece / 2);
+  }
+}
+
 // One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
 template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
                         thread const Chunk& chunk, thread const StepBlocks& blocks,
                         constant DecodeParams& params, int first_key, LanePosition at) {
+  if (kRowScales && fc_scales) {
+    // Of the key that this lane looks after.
+    const KeyPlace place = blocks.find_any(chunk.table, first_key, chunk.scales.own_key());
+    const bool read = !kEdge || (place.exists && chunk.ranges.hold(first_key + chunk.scales.own_key()));
+    chunk.scales.share(read ? float(*chunk.key.scales_at(place, params.key_scales)) : 1.0f,
+                       read ? float(*chunk.value.scales_at(place, params.value_scales)) : 1.0f);
+  }
   uint present = 0;
   attention.clear_scores();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-    const device Element* rows[2];
+    StoredRow rows[2];
 #pragma clang loop unroll(full)
     for (int e = 0; e < 2; e++) {
       const int key = first_key + k * 8 + at.pair * 2 + e;
       const KeyPlace place = blocks.find(chunk.table, key, k);
       const bool read = place.exists && chunk.ranges.hold(key);
-      rows[e] = row_at(chunk.key, place, params.key);
+      rows[e] = chunk.key.row_at(place, params.key, params.key_scales);
       present |= uint(read) << (2 * k + e);
     }
 #pragma clang loop unroll(full)
     for (int c = 0; c < kKeyChunks; c++) {
-      Operand keys[2][kKeyChunk];
+      KeyChunk chunks[2];
 #pragma clang loop unroll(full)
       for (int e = 0; e < 2; e++) {
         if (!kEdge || (present >> (2 * k + e)) & 1) {
-          read_key_chunk(rows[e], c, fc_vector_loads, at, keys[e]);
+          chunks[e].read(rows[e], at.row * kKeyChunk, c * 8 * kKeyChunk, fc_vector_loads);
         } else {
-          fill_run(keys[e], 0.0f);
+          chunks[e].clear();
         }
       }
-      attention.multiply_key_fragment(query, c, k, keys[0], keys[1]);
+      constexpr int kPiece = KeyChunk::kPieceElements;
+#pragma clang loop unroll(full)
+      for (int piece = 0; piece < kKeyChunk / kPiece; piece++) {
+        Operand keys[2][kPiece];
+        chunks[0].unpack(piece, keys[0]);
+        chunks[1].unpack(piece, keys[1]);
+        attention.multiply_key_fragment(query, c * kKeyChunk + piece * kPiece, k, keys[0], keys[1]);
+      }
+    }
+  }
+  if (kRowScales && fc_scales) {
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeyFragments; k++) {
+      const float2 scales = chunk.scales.of_keys(k, at);
+      attention.scale_products(k, scales[0], scales[1]);
     }
   }
   modify_scores(attention, chunk.modifiers, first_key, at);
@@ -76,17 +152,21 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     const int key = first_key + k * 8 + at.row;
     const KeyPlace place = blocks.find(chunk.table, key, k);
     const bool read = place.exists && chunk.ranges.hold(key);
-    Operand run[kValueDim / 4];
-    if (!kEdge || read) {
-      read_value(row_at(chunk.value, place, params.value), fc_vector_loads, at, run);
-    } else {
-      fill_run(run, 0.0f);
+    const StoredRow row = chunk.value.row_at(place, params.value, params.value_scales);
+    ValueChunk chunks[kValueChunks];
+#pragma clang loop unroll(full)
+    for (int c = 0; c < kValueChunks; c++) {
+      if (!kEdge || read) {
+        chunks[c].read(row, at.pair * kValueChunk, c * 4 * kValueChunk, fc_vector_loads);
+      } else {
+        chunks[c].clear();
+      }
     }
-    if (kEdge && !fc_one_row && simd_any(isnan(special_values(run, 0.0f)))) {
-      attention.multiply_special_values(k, run, at);
-    } else {
-      attention.multiply_values(k, run);
+    if (kRowScales && fc_scales) {
+      const float2 scales = chunk.scales.of_values(k, at);
+      attention.scale_weights<kEdge>(k, scales[0], scales[1]);
     }
+    add_values<kEdge>(attention, k, chunks, at);
   }
 }
 
@@ -192,8 +272,8 @@ using namespace fattn;
 
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_decode(
     const device Element* query [[buffer(fattn::kSlotQuery)]],
-    const device Element* key [[buffer(fattn::kSlotKey)]],
-    const device Element* value [[buffer(fattn::kSlotValue)]],
+    const device Stored* key [[buffer(fattn::kSlotKey)]],
+    const device Stored* value [[buffer(fattn::kSlotValue)]],
     device Element* out [[buffer(fattn::kSlotOut), function_constant(fc_whole)]],
     device float* lse [[buffer(fattn::kSlotLse), function_constant(fc_whole)]],
     constant DecodeParams& params [[buffer(fattn::kSlotParams)]],
@@ -205,9 +285,12 @@ using namespace fattn;
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
+    const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
+    const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint shared_query[kRowGroups * kQueryWords];
+  threadgroup float2 shared_scales[kRowScales ? kSimdgroups * kTileKeys : 1];
   threadgroup float shared_out[kSharedRows * kOutPitch];
   threadgroup float shared_max[kSharedRows];
   threadgroup float shared_sum[kSharedRows];
@@ -257,16 +340,24 @@ using namespace fattn;
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     chunk.mask = mask;
-    chunk.key = key + kv_head * params.key.head;
-    chunk.value = value + kv_head * params.value.head;
+    chunk.key.elements = key + kv_head * params.key.head;
+    chunk.value.elements = value + kv_head * params.value.head;
+    chunk.scales.pairs = shared_scales + (kRowScales ? simdgroup_index * kTileKeys : 0);
+    chunk.scales.lane = lane;
+    if (fc_scales) {
+      chunk.key.scales = key_scales;
+      chunk.value.scales = value_scales;
+    }
+    chunk.key.batch = chunk.value.batch = share.batch;
+    chunk.key.head = chunk.value.head = kv_head;
     chunk.table.length = length;
     chunk.table.num_blocks = params.num_blocks;
     chunk.table.entry_stride = params.block_table_entry_stride;
     if (fc_paged) {
       chunk.table.blocks = block_tables + batch * params.block_table_batch_stride;
     } else {
-      chunk.key += batch * params.key.batch;
-      chunk.value += batch * params.value.batch;
+      chunk.key.elements += batch * params.key.batch;
+      chunk.value.elements += batch * params.value.batch;
     }
     const int position = length - params.span.q_len + row;
     chunk.visible.limit[0] = row_exists ? position + 1 : 0;

@@ -1,5 +1,5 @@
 // Where the keys of a sequence live: in one strided tensor, or in the blocks of a paged pool (PagedAttention:
-// Kwon et al. 2023).
+// Kwon et al. 2023). And how their elements are stored: as they are, or quantised (plan/kv_format.h).
 #pragma once
 
 #include "config.h"
@@ -80,6 +80,20 @@ struct StepBlocks {
   KeyPlace find(thread const KeyTable& table, int key, int k) const thread {
     return table.place_of(key, fc_paged ? (fc_fragment_blocks ? blocks[k] : table.block_of(key)) : 0);
   }
+
+  // The place of key number `index` of the step, which may differ from lane to lane.
+  KeyPlace find_any(thread const KeyTable& table, int first_key, int index) const thread {
+    int block = 0;
+    if (fc_paged && !fc_fragment_blocks) {
+      block = table.block_of(first_key + index);
+    } else if (fc_paged) {
+#pragma clang loop unroll(full)
+      for (int k = 0; k < kKeyFragments; k++) {  // not indexed: registers have no addresses
+        block = index / 8 == k ? blocks[k] : block;
+      }
+    }
+    return table.place_of(first_key + index, block);
+  }
 };
 
 // The keys of one step that a threadgroup stages: each lane of a simdgroup looks up one of them, and the
@@ -113,9 +127,99 @@ struct StagedKeys {
   }
 };
 
-inline const device Element* row_at(const device Element* operand, KeyPlace place,
-                                    constant Strides3& strides) {
-  return operand + place.block * strides.batch + place.slot * strides.row;
+// What the pointers and strides of K and V count, and what their scales are made of.
+template <int kFormat>
+struct StorageOf {  // int8 and fp8_e4m3
+  typedef uchar element;
+  typedef float scale;
+};
+template <>
+struct StorageOf<kKvFloat> {
+  typedef Element element;
+  typedef float scale;
+};
+template <>
+struct StorageOf<kKvInt4> {
+  typedef uchar element;
+  typedef half scale;
+};
+typedef StorageOf<kKvFormat>::element Stored;
+typedef StorageOf<kKvFormat>::scale Scale;
+
+FATTN_CONSTEXPR int kStoredWordElements = kKvFormat == kKvInt4 ? 8 : 4 / sizeof(Stored);
+FATTN_CONSTEXPR bool kRowScales = kKvFormat == kKvInt8 || kKvFormat == kKvFp8E4M3;
+// Whether a stored element can stand for an infinity or NaN; a scale can in any format.
+FATTN_CONSTEXPR bool kSpecialElements = kKvFormat != kKvInt8;
+
+// Of the n elements in a word those with numbers k and k + n / 2. Exact: all of them are halves.
+inline half2 stored_pair(uint word, int k) {
+  if (kKvFormat == kKvInt4 || kKvFormat == kKvInt8) {
+    // The last bit of a half from 1024 to 2047 counts ones. The sign bit of an int8, flipped, adds 128.
+    const uint bits = kKvFormat == kKvInt4 ? (word >> (4 * k)) & 0x000f000f : (word >> (8 * k)) & 0x00ff00ff;
+    const uint origin = kKvFormat == kKvInt4 ? 0x64006400 : 0x64806480;
+    return as_type<half2>(bits ^ origin) - as_type<half2>(origin);
+  }
+  // fp8_e4m3 has a shorter exponent than half, and its bias is less by 8. The sign is moved up by an
+  // addition. The largest magnitude is a NaN: one more carries into the bit that completes a half's exponent
+  // of ones.
+  const uint shifted = (k == 0 ? word << 7 : word >> 1) & 0x7f807f80;
+  const uint small = shifted + (shifted & 0x40004000);
+  const uint scale = 0x5c005c00;  // 2^8
+  return as_type<half2>(small | ((small + 0x00800080) & 0x40004000)) * as_type<half2>(scale);
 }
+
+// The first N elements in a word. `group`: scale and minimum of an int4 group.
+template <int N>
+inline void unpack_stored(uint word, half2 group, thread Operand (&run)[N]) {
+  constexpr int kHalf = kStoredWordElements / 2;
+#pragma clang loop unroll(full)
+  for (int k = 0; k < kHalf && k < N; k++) {
+    vec<Operand, 2> pair = vec<Operand, 2>(stored_pair(word, k));
+    if (kKvFormat == kKvInt4) {
+      pair = fma(pair, vec<Operand, 2>(Operand(group[0])), vec<Operand, 2>(Operand(group[1])));
+    }
+    run[k] = pair[0];
+    if (k + kHalf < N) {
+      run[min(k + kHalf, N - 1)] = pair[1];
+    }
+  }
+}
+
+// A row of K or V in the cache.
+struct StoredRow {
+  const device Stored* elements;
+  const device Scale* groups;  // int4: scale and minimum of each kInt4Group columns
+
+  half2 group_of(int column, bool aligned) const thread {
+    if (kKvFormat != kKvInt4) {
+      return half2(0.0f);
+    }
+    const device Scale* group = groups + column / kInt4Group * 2;
+    return aligned ? *reinterpret_cast<const device half2*>(group) : half2(group[0], group[1]);
+  }
+};
+
+// K or V of one sequence and head.
+struct StoredOperand {
+  const device Stored* elements;
+  const device Scale* scales;  // of all sequences and heads: one pointer less to hold
+  uint batch;
+  uint head;
+
+  const device Scale* scales_at(KeyPlace place, constant Strides3& strides) const thread {
+    return scales + (fc_paged ? uint(place.block) : batch) * strides.batch + head * strides.head +
+           uint(place.slot) * strides.row;
+  }
+
+  StoredRow row_at(KeyPlace place, constant Strides3& strides, constant Strides3& scale_strides) const
+      thread {
+    StoredRow row;
+    row.elements = elements + place.block * strides.batch + place.slot * strides.row;
+    if (kKvFormat == kKvInt4) {
+      row.groups = scales_at(place, scale_strides);
+    }
+    return row;
+  }
+};
 
 }  // namespace fattn

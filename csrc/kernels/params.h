@@ -35,13 +35,13 @@ enum Slot {
   kSlotSinks = 11,
   kSlotAlibiSlopes = 12,
   kSlotTreeMask = 13,
-  kSlotCuSeqlens = 14,
+  kSlotKeyScales = 14,
+  kSlotValueScales = 15,
+  kSlotCuSeqlens = 16,
   // Of cache_write, beside kSlotKey and kSlotValue.
   kSlotKeyCache = 20,
   kSlotValueCache = 21,
   kSlotSlotMapping = 22,
-  kSlotWrittenKeyScales = 23,
-  kSlotWrittenValueScales = 24,
 };
 
 // Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,
@@ -59,8 +59,8 @@ enum FunctionConstant {
   kConstSinks = 9,        // bool: a learned logit per head
   kConstTree = 10,        // bool: the newest keys are draft tokens under a tree mask
   kConstOneRow = 11,      // bool: all rows of a key-value head see the same keys
-  kConstPacked = 12,      // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
-  kConstKvScales = 20,    // bool: the caches of cache_write have scales
+  kConstScales = 12,      // bool: quantised K and V have scales
+  kConstPacked = 13,      // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
 };
 
 // How a cache stores a row of keys or values: see plan/kv_format.h.
@@ -125,6 +125,8 @@ struct DecodeParams {
   Strides3 query;
   Strides3 key;  // dense: batch, head, row. Paged: block, head, slot
   Strides3 value;
+  Strides3 key_scales;  // of quantised keys, as `key` has them
+  Strides3 value_scales;
   Strides4 mask;
   fattn_i64 block_table_batch_stride;
   fattn_i64 block_table_entry_stride;
@@ -177,7 +179,7 @@ struct CacheWriteParams {
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(PrefillParams, 208);
 FATTN_CHECK_SIZE(CausalSpan, 40);
-FATTN_CHECK_SIZE(DecodeParams, 232);
+FATTN_CHECK_SIZE(DecodeParams, 280);
 FATTN_CHECK_SIZE(MergeParams, 64);
 FATTN_CHECK_SIZE(CacheWriteParams, 160);
 #undef FATTN_CHECK_SIZE

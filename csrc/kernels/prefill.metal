@@ -45,7 +45,7 @@ struct TileShare {
       if (fc_paged) {
         const KeyPlace place = keys.find(table, min(row, kTileKeys - 1));
         exists = row < kTileKeys && (kWhole || place.exists);
-        from = row_at(source, place, strides) + column;
+        from = source + place.block * strides.batch + place.slot * strides.row + column;
       }
       exists = exists || (kWhole && kTileChunks % kThreads == 0);
       words[i / kThreads] = exists ? wide_chunk(from) : uint4(0);

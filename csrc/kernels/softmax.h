@@ -76,11 +76,10 @@ struct OnlineAttention {
     }
   }
 
-  // The same for key fragment k alone.
-  template <typename Query>
-  void multiply_key_fragment(thread const Query& query, int c, int k,
-                             thread const Operand (&first)[kKeyChunk],
-                             thread const Operand (&second)[kKeyChunk]) thread {
+  // The same for key fragment k alone, with N of its fragments of D / 8 from `first_fragment` on.
+  template <int N, typename Query>
+  void multiply_key_fragment(thread const Query& query, int first_fragment, int k,
+                             thread const Operand (&first)[N], thread const Operand (&second)[N]) thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
       simdgroup_float8x8 sum;
@@ -90,10 +89,10 @@ struct OnlineAttention {
         sum = score[r][k];
       }
 #pragma clang loop unroll(full)
-      for (int i = 0; i < kKeyChunk; i++) {
+      for (int i = 0; i < N; i++) {
         OperandFragment key;
         set_elements(key, first[i], second[i]);
-        simdgroup_multiply_accumulate(sum, query.rows(r, c * kKeyChunk + i), key, sum);
+        simdgroup_multiply_accumulate(sum, query.rows(r, first_fragment + i), key, sum);
       }
       if (kBlockedSums) {
         score[r][k].thread_elements()[0] += sum.thread_elements()[0];
@@ -101,6 +100,29 @@ struct OnlineAttention {
       } else {
         score[r][k] = sum;
       }
+    }
+  }
+
+  // Multiplies the products with key fragment k by the scales of keys 2 * pair and 2 * pair + 1. An infinite
+  // scale makes NaN, as it does of elements of both signs.
+  void scale_products(int k, float first, float second) thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      set_elements(score[r][k], fma(score[r][k].thread_elements()[0], first, 0.0f * first),
+                   fma(score[r][k].thread_elements()[1], second, 0.0f * second));
+    }
+  }
+
+  // After `weigh`: the same for the weights, whose sums are those of the weights alone. kHidden: a row's
+  // weight of a key that it does not see stays 0 whatever the scale.
+  template <bool kHidden>
+  void scale_weights(int k, float first, float second) thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      const bool sees_first = !kHidden || (seen[r] >> (2 * k)) & 1;
+      const bool sees_second = !kHidden || (seen[r] >> (2 * k + 1)) & 1;
+      set_elements(score[r][k], sees_first ? score[r][k].thread_elements()[0] * first : 0.0f,
+                   sees_second ? score[r][k].thread_elements()[1] * second : 0.0f);
     }
   }
 
@@ -168,12 +190,15 @@ struct OnlineAttention {
     }
   }
 
-  // Adds the weighted values of key fragment k; `run` belongs to key `row`.
-  void multiply_values(int k, thread const Operand (&run)[kValueDim / 4]) thread {
+  // Adds the weighted values of key fragment k; `run` belongs to key `row`, and to the fragments of Dv / 8
+  // from `first_fragment` on.
+  template <int N>
+  void multiply_values(int k, thread const Operand (&run)[N], int first_fragment = 0) thread {
 #pragma clang loop unroll(full)
-    for (int f = 0; f < kValueDim / 8; f++) {
+    for (int i = 0; i < N / 2; i++) {
+      const int f = first_fragment + i;
       OperandFragment value;
-      set_elements(value, run[2 * f], run[2 * f + 1]);
+      set_elements(value, run[2 * i], run[2 * i + 1]);
 #pragma clang loop unroll(full)
       for (int r = 0; r < kRowFragments; r++) {
         simdgroup_multiply_accumulate(out[r][f], score[r][k], value, out[r][f]);

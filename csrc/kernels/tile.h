@@ -18,7 +18,7 @@
 
 #include <metal_simdgroup_matrix>
 
-#include "config.h"
+#include "keys.h"
 
 namespace fattn {
 
@@ -49,17 +49,6 @@ inline float row_sum_of(float x) {
   return x + simd_shuffle_xor(x, ushort(8));
 }
 
-// What Q, K and V are multiplied as. Half needs no widening: half products are summed in float32 at the same
-// rate, from half the registers. Bfloat arithmetic is emulated before M3, so bfloat is widened.
-template <typename T>
-struct OperandOf {
-  typedef float type;
-};
-template <>
-struct OperandOf<half> {
-  typedef half type;
-};
-typedef OperandOf<Element>::type Operand;
 typedef simdgroup_matrix<Operand, 8, 8> OperandFragment;
 
 template <typename T>
@@ -78,11 +67,12 @@ constexpr int chunk_of(int n, int most) {
 }
 
 FATTN_CONSTEXPR int kWordElements = 4 / sizeof(Element);
-// Elements of a chunk: 16 bytes if the head's size allows it.
+// Elements of a chunk: 16 bytes of memory if the head's size allows it.
 FATTN_CONSTEXPR int kWideChunk = 16 / sizeof(Element);
-FATTN_CONSTEXPR int kKeyChunk = chunk_of(kHeadDim / 8, kWideChunk);
+FATTN_CONSTEXPR int kKeyChunk = chunk_of(kHeadDim / 8, 4 * kStoredWordElements);
 FATTN_CONSTEXPR int kKeyChunks = kHeadDim / 8 / kKeyChunk;
-FATTN_CONSTEXPR int kValueChunk = chunk_of(kValueDim / 4, kWideChunk);
+FATTN_CONSTEXPR int kValueChunk = chunk_of(kValueDim / 4, 4 * kStoredWordElements);
+FATTN_CONSTEXPR int kValueChunks = kValueDim / 4 / kValueChunk;
 
 // A chunk of 16 bytes from memory that is aligned to its elements only.
 inline uint4 chunk_words(const device float* from) {
@@ -114,6 +104,14 @@ struct WordVector<1> {
   typedef uint type;
 };
 inline uint word_of(uint words, int) { return words; }
+template <typename T>
+inline void set_word(thread T& words, int, uint word) {
+  words = T(word);
+}
+template <int N>
+inline void set_word(thread vec<uint, N>& words, int i, uint word) {
+  words[i] = word;
+}
 template <int N>
 inline uint word_of(vec<uint, N> words, int i) {
   return words[i];
@@ -131,27 +129,28 @@ inline void unpack(uint word, thread Operand (&run)[N], int at, T) {
   run[at + 1] = Operand(elements[1]);
 }
 
-// Reads N elements in chunks of C: chunk i starts at source + i * stride. `aligned` says that rows start on
-// 16-byte boundaries; it is a compile-time constant at every call.
-#define FATTN_DEFINE_READ_CHUNKS(SPACE)                                                                     \
-  template <int C, int N>                                                                                   \
-  inline void read_chunks(const SPACE Element* source, int stride, bool aligned, thread Operand(&run)[N]) { \
-    constexpr int kElements = C * sizeof(Element) < 4 ? 1 : C * sizeof(Element) < 16 ? C : kWideChunk;      \
-    constexpr int kWords = kElements * sizeof(Element) / 4;                                                 \
-    typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                                      \
-    _Pragma("clang loop unroll(full)") for (int i = 0; i < N; i += kElements) {                             \
-      const SPACE Element* from = source + i / C * stride + i % C;                                          \
-      if (aligned && kWords > 0) {                                                                          \
-        const Words words = *reinterpret_cast<const SPACE Words*>(from);                                    \
-        _Pragma("clang loop unroll(full)") for (int w = 0; w < kWords; w++) {                               \
-          unpack(word_of(words, w), run, i + w * kWordElements, Element(0.0f));                             \
-        }                                                                                                   \
-      } else {                                                                                              \
-        _Pragma("clang loop unroll(full)") for (int e = 0; e < kElements; e++) {                            \
-          run[i + e] = Operand(from[e]);                                                                    \
-        }                                                                                                   \
-      }                                                                                                     \
-    }                                                                                                       \
+// Reads N elements of a row in chunks of C: chunk i starts at column first + i * stride. `aligned` says that
+// rows start on 16-byte boundaries; it is a compile-time constant at every call.
+#define FATTN_DEFINE_READ_CHUNKS(SPACE)                                                                \
+  template <int C, int N>                                                                              \
+  inline void read_chunks(const SPACE Element* row, int first, int stride, bool aligned,               \
+                          thread Operand(&run)[N]) {                                                   \
+    constexpr int kElements = C * sizeof(Element) < 4 ? 1 : C * sizeof(Element) < 16 ? C : kWideChunk; \
+    constexpr int kWords = kElements * sizeof(Element) / 4;                                            \
+    typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                                 \
+    _Pragma("clang loop unroll(full)") for (int i = 0; i < N; i += kElements) {                        \
+      const SPACE Element* from = row + first + i / C * stride + i % C;                                \
+      if (aligned && kWords > 0) {                                                                     \
+        const Words words = *reinterpret_cast<const SPACE Words*>(from);                               \
+        _Pragma("clang loop unroll(full)") for (int w = 0; w < kWords; w++) {                          \
+          unpack(word_of(words, w), run, i + w * kWordElements, Element(0.0f));                        \
+        }                                                                                              \
+      } else {                                                                                         \
+        _Pragma("clang loop unroll(full)") for (int e = 0; e < kElements; e++) {                       \
+          run[i + e] = Operand(from[e]);                                                               \
+        }                                                                                              \
+      }                                                                                                \
+    }                                                                                                  \
   }
 FATTN_DEFINE_READ_CHUNKS(device)
 FATTN_DEFINE_READ_CHUNKS(threadgroup)
@@ -163,16 +162,16 @@ inline int query_element(int f) { return f / kKeyChunk * (2 * kKeyChunk) + f % k
 // This lane's part of a row of Q or V, and chunk c of its part of a row of K.
 template <typename Pointer>
 inline void read_query(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[kHeadDim / 4]) {
-  read_chunks<2 * kKeyChunk>(row + at.pair * (2 * kKeyChunk), 8 * kKeyChunk, aligned, run);
+  read_chunks<2 * kKeyChunk>(row, at.pair * (2 * kKeyChunk), 8 * kKeyChunk, aligned, run);
 }
 template <typename Pointer>
 inline void read_key_chunk(Pointer row, int c, bool aligned, LanePosition at,
                            thread Operand (&chunk)[kKeyChunk]) {
-  read_chunks<kKeyChunk>(row + (c * 8 + at.row) * kKeyChunk, 0, aligned, chunk);
+  read_chunks<kKeyChunk>(row, (c * 8 + at.row) * kKeyChunk, 0, aligned, chunk);
 }
 template <typename Pointer>
 inline void read_value(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[kValueDim / 4]) {
-  read_chunks<kValueChunk>(row + at.pair * kValueChunk, 4 * kValueChunk, aligned, run);
+  read_chunks<kValueChunk>(row, at.pair * kValueChunk, 4 * kValueChunk, aligned, run);
 }
 
 template <int N>
@@ -182,6 +181,80 @@ inline void fill_run(thread Operand (&run)[N], float value) {
     run[i] = Operand(value);
   }
 }
+
+template <int kBytes>
+struct WordsOf {
+  typedef vec<uint, kBytes / 4> type;
+};
+template <>
+struct WordsOf<4> {
+  typedef uint type;
+};
+template <>
+struct WordsOf<2> {
+  typedef ushort type;
+};
+template <>
+struct WordsOf<1> {
+  typedef uchar type;
+};
+
+// C neighbouring elements of a row of the cache, as they are loaded. They become operands piece by piece: all
+// at once would fill the registers.
+template <int C, typename T>
+struct StoredChunk {  // of Elements
+  static constant constexpr int kPieceElements = C;
+
+  Operand elements[C];
+
+  void clear() thread { fill_run(elements, 0.0f); }
+  void read(StoredRow row, int lane_column, int column, bool aligned) thread {
+    read_chunks<C>(row.elements + lane_column, column, 0, aligned, elements);
+  }
+  void unpack(int, thread Operand (&run)[C]) const thread {
+#pragma clang loop unroll(full)
+    for (int i = 0; i < C; i++) {
+      run[i] = elements[i];
+    }
+  }
+};
+template <int C>
+struct StoredChunk<C, uchar> {  // quantised
+  static constant constexpr int kPieceElements = C < kStoredWordElements ? C : kStoredWordElements;
+  static constant constexpr int kPieceBytes = kPieceElements * 4 / kStoredWordElements;
+  typedef typename WordsOf<C * 4 / kStoredWordElements>::type Words;
+
+  Words words;
+  half2 group;
+
+  void clear() thread {
+    words = Words(0);
+    group = half2(0.0f);
+  }
+  void read(StoredRow row, int lane_column, int column, bool aligned) thread {
+    const device uchar* from = reinterpret_cast<const device uchar*>(row.elements) +
+                               lane_column * 4 / kStoredWordElements + column * 4 / kStoredWordElements;
+    group = row.group_of(lane_column + column, aligned);
+    if (aligned) {
+      words = *reinterpret_cast<const device Words*>(from);
+      return;
+    }
+#pragma clang loop unroll(full)
+    for (int w = 0; w < C / kPieceElements; w++) {
+      uint word = 0;
+#pragma clang loop unroll(full)
+      for (int b = 0; b < kPieceBytes; b++) {
+        word |= uint(from[w * 4 + b]) << (8 * b);
+      }
+      set_word(words, w, word);
+    }
+  }
+  void unpack(int piece, thread Operand (&run)[kPieceElements]) const thread {
+    unpack_stored(word_of(words, piece), group, run);
+  }
+};
+typedef StoredChunk<kKeyChunk, Stored> KeyChunk;
+typedef StoredChunk<kValueChunk, Stored> ValueChunk;
 
 // Becomes (and stays) NaN as soon as an element is infinite or NaN; stays 0 otherwise. One FMA per element.
 template <int N>

@@ -24,7 +24,7 @@ Plan plan_cache_write(const CacheWriteProblem& p) {
   pass.spec.simdgroups = kSimdgroups;
   pass.spec.vector_loads = p.vector_aligned;
   pass.spec.kv_format = p.format;
-  pass.spec.kv_scales = p.has_scales;
+  pass.spec.scales = p.has_scales;
   pass.spec.long_slots = p.long_slots;
   pass.grid = {uint32_t(ceil_div(rows, kSimdgroups)), p.value_in_key ? 1u : 2u, 1};
   pass.threads = {kSimdgroups * uint32_t(kSimdWidth), 1, 1};
@@ -35,8 +35,8 @@ Plan plan_cache_write(const CacheWriteProblem& p) {
   pass.bind(Buffer::kValueCache, kSlotValueCache);
   pass.bind(Buffer::kSlotMapping, kSlotSlotMapping);
   if (p.has_scales) {
-    pass.bind(Buffer::kKeyScales, kSlotWrittenKeyScales);
-    pass.bind(Buffer::kValueScales, kSlotWrittenValueScales);
+    pass.bind(Buffer::kKeyScales, kSlotKeyScales);
+    pass.bind(Buffer::kValueScales, kSlotValueScales);
   }
 
   CacheWriteParams params{};

@@ -51,7 +51,12 @@ CausalSpan span_of(const Problem& p, const DecodeRow& row, int64_t row_groups, i
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
-  const DecodeRow& row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  DecodeRow row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  if (p.kv_format != kKvFloat) {
+    const QuantisedRow& quantised = quantised_row(p.dtype, p.kv_format);
+    row.tile_keys = quantised.tile_keys;
+    row.provenance = quantised.provenance;
+  }
   plan.tuning = row.provenance;
 
   const int64_t group_size = p.q_heads / p.kv_heads;
@@ -78,12 +83,16 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
   const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
   const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
-  pass.threadgroup_bytes = uint32_t(query_bytes + state_bytes);
+  const bool row_scales = p.kv_format == kKvInt8 || p.kv_format == kKvFp8E4M3;
+  const int64_t scale_bytes = (row_scales ? row.simdgroups * row.tile_keys : 1) * 2 * int64_t(sizeof(float));
+  pass.threadgroup_bytes = uint32_t(query_bytes + state_bytes + scale_bytes);
 
   bind_attention(pass, p);
 
   DecodeParams params{};
   set_attention_params(params, p);
+  params.key_scales = p.key_scales;
+  params.value_scales = p.value_scales;
   params.tree_mask_batch_stride = p.options.tree_mask_batch_stride;
   params.tree_mask_row_stride = p.options.tree_mask_row_stride;
   params.span = span;

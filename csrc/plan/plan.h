@@ -45,10 +45,9 @@ struct KernelSpec {
   bool tree = false;
   bool one_row = false;
   bool packed = false;
-
-  KvFormat kv_format = kKvFloat;  // cache_write
-  bool kv_scales = false;
-  bool long_slots = false;
+  KvFormat kv_format = kKvFloat;
+  bool scales = false;
+  bool long_slots = false;  // cache_write: slot_mapping is int64
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -104,7 +103,7 @@ struct Pass {
   std::array<uint32_t, 3> threads{};  // per threadgroup
   uint32_t threadgroup_bytes = 0;     // static, as the kernel declares it
 
-  std::array<Binding, 12> bindings{};
+  std::array<Binding, 14> bindings{};
   uint32_t binding_count = 0;
   std::array<std::byte, 320> params{};  // the kernel's parameter structure, bound at kSlotParams
   uint32_t params_size = 0;

@@ -66,6 +66,8 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p) {
   spec.sinks = p.options.sinks;
   spec.tree = p.options.tree_mask;
   spec.packed = p.packed;
+  spec.kv_format = p.kv_format;
+  spec.scales = p.has_scales;
   return spec;
 }
 
@@ -73,6 +75,10 @@ inline void bind_attention(Pass& pass, const Problem& p) {
   pass.bind(Buffer::kQuery, kSlotQuery);
   pass.bind(Buffer::kKey, kSlotKey);
   pass.bind(Buffer::kValue, kSlotValue);
+  if (p.has_scales) {
+    pass.bind(Buffer::kKeyScales, kSlotKeyScales);
+    pass.bind(Buffer::kValueScales, kSlotValueScales);
+  }
   if (p.mask_dtype != DType::kOther) pass.bind(Buffer::kMask, kSlotMask);
   if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
   if (p.block_size > 0) pass.bind(Buffer::kBlockTables, kSlotBlockTables);

@@ -40,7 +40,7 @@ struct ScoreOptions {
 // in elements.
 struct Problem {
   Op op = Op::kPrefill;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;  // of query and result; of key and value unless they are quantised
   int64_t batch = 0;
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
@@ -52,7 +52,8 @@ struct Problem {
   Strides3 query{};
   Strides3 key{};  // paged: block, head, slot
   Strides3 value{};
-  bool vector_aligned = false;  // every query, key and value row starts on a 16-byte boundary
+  bool vector_aligned = false;  // every query, key and value row starts on a 16-byte boundary, and a pair of
+                                // int4 scales on one of 4
 
   DType mask_dtype = DType::kOther;  // kOther: no attn_mask
   Strides4 mask{};                   // 0 where the mask is broadcast
@@ -60,6 +61,11 @@ struct Problem {
   bool is_causal = false;
   int64_t q_offset = 0;  // prefill: absolute position of query row 0
   double scale = 0.0;
+
+  KvFormat kv_format = kKvFloat;
+  bool has_scales = false;
+  Strides3 key_scales{};  // as key and value have theirs
+  Strides3 value_scales{};
 
   bool has_seq_lens = false;
   int64_t seq_lens_stride = 0;

@@ -159,10 +159,10 @@ const char* constant_name(FunctionConstant index) {
       return "tree";
     case kConstOneRow:
       return "one_row";
+    case kConstScales:
+      return "scales";
     case kConstPacked:
       return "packed";
-    case kConstKvScales:
-      return "kv_scales";
   }
   return "";
 }
@@ -203,12 +203,13 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   macros.emplace_back("FATTN_ROW_FRAGMENTS", std::to_string(spec.row_fragments));
   macros.emplace_back("FATTN_TILE_KEYS", std::to_string(spec.tile_keys));
   macros.emplace_back("FATTN_ROW_GROUPS", std::to_string(spec.row_groups));
+  macros.emplace_back("FATTN_KV_FORMAT", std::to_string(spec.kv_format));
   return macros;
 }
 
 std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
   if (spec.kernel == Kernel::kCacheWrite) {
-    return {{kConstVectorLoads, true, spec.vector_loads}, {kConstKvScales, true, spec.kv_scales}};
+    return {{kConstVectorLoads, true, spec.vector_loads}, {kConstScales, true, spec.scales}};
   }
   return {
       {kConstMask, false, static_cast<uint32_t>(spec.mask)},
@@ -223,6 +224,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstSinks, true, spec.sinks},
       {kConstTree, true, spec.tree},
       {kConstOneRow, true, spec.one_row},
+      {kConstScales, true, spec.scales},
       {kConstPacked, true, spec.packed},
   };
 }

@@ -66,6 +66,28 @@ inline constexpr std::array<DecodeRow, 2> kDecodeTuning{{
      "16-bit: 16 keys per step (registers of M1/M2 as Mesa counts; H200)"},
 }};
 
+// The keys of a step over a quantised cache, by the same count: its scales and what decodes its elements take
+// registers too. All else is that of a DecodeRow.
+struct QuantisedRow {
+  uint8_t dtypes;   // of the query
+  uint8_t formats;  // as bits 1 << KvFormat
+  uint16_t tile_keys;
+  const char* provenance;
+};
+
+inline constexpr std::array<QuantisedRow, 2> kQuantisedTuning{{
+    {set_of(DType::kFloat16), 1 << kKvInt8 | 1 << kKvFp8E4M3, 16,
+     "float16 over int8 or fp8: 16 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyDType, 0xff, 8, "quantised cache: 8 keys per step (registers of M1/M2 as Mesa counts)"},
+}};
+
+inline const QuantisedRow& quantised_row(DType dtype, KvFormat format) {
+  for (const auto& row : kQuantisedTuning) {
+    if ((row.dtypes & set_of(dtype)) != 0 && (row.formats & (1 << format)) != 0) return row;
+  }
+  return kQuantisedTuning.back();
+}
+
 template <typename Table>
 const auto& tuning_row(const Table& table, const DeviceFacts& device, DType dtype, int64_t dim) {
   for (const auto& row : table) {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 # include/binding.h: an argument structure of this many slots.
 SLOTS = 31
-SLOT_BYTES = 256
+SLOT_BYTES = 512
 
 
 class LaunchError(Exception):

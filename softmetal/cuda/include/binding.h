@@ -7,7 +7,7 @@
 namespace softmetal {
 
 constexpr int kSlots = 31;
-constexpr int kSlotBytes = 256;
+constexpr int kSlotBytes = 512;
 
 struct Arguments {
   alignas(16) unsigned char slot[kSlots][kSlotBytes];
@@ -28,7 +28,7 @@ struct ConstantBytes {
   template <typename Parameter>
   SOFTMETAL_INLINE static Parameter get(const Arguments& arguments) {
     typedef std::remove_pointer_t<std::remove_reference_t<Parameter>> T;
-    static_assert(sizeof(T) <= kSlotBytes, "a constant argument has at most 256 bytes here");
+    static_assert(sizeof(T) <= kSlotBytes, "a constant argument has at most 512 bytes here");
     const T* bytes = reinterpret_cast<const T*>(arguments.slot[slot]);
     if constexpr (std::is_pointer_v<Parameter>) {
       return bytes;

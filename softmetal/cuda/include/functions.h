@@ -127,6 +127,19 @@ template <softmetal::Scalar T>
 SOFTMETAL_INLINE T fma(T a, T b, T c) {
   return T(__builtin_fmaf(float(a), float(b), float(c)));
 }
+template <typename T, int N>
+SOFTMETAL_INLINE vec<T, N> fma(vec<T, N> a, vec<T, N> b, vec<T, N> c) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) a[i] = metal::fma(a[i], b[i], c[i]);
+  return a;
+}
+SOFTMETAL_INLINE vec<half, 2> fma(vec<half, 2> a, vec<half, 2> b, vec<half, 2> c) {
+  uint result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;"
+      : "=r"(result)
+      : "r"(__builtin_bit_cast(uint, a)), "r"(__builtin_bit_cast(uint, b)), "r"(__builtin_bit_cast(uint, c)));
+  return __builtin_bit_cast(vec<half, 2>, result);
+}
 template <typename T, typename C>
 SOFTMETAL_INLINE constexpr T select(T when_false, T when_true, C condition) {
   return condition ? when_true : when_false;

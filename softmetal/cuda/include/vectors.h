@@ -87,6 +87,20 @@ SOFTMETAL_VECTOR_OPERATOR(|)
 SOFTMETAL_VECTOR_OPERATOR(^)
 #undef SOFTMETAL_VECTOR_OPERATOR
 
+// Two halves are one operation.
+#define SOFTMETAL_HALF2_OPERATOR(op, instruction)                              \
+  SOFTMETAL_INLINE vec<half, 2> operator op(vec<half, 2> a, vec<half, 2> b) {  \
+    uint result;                                                               \
+    asm(instruction " %0, %1, %2;"                                             \
+        : "=r"(result)                                                         \
+        : "r"(__builtin_bit_cast(uint, a)), "r"(__builtin_bit_cast(uint, b))); \
+    return __builtin_bit_cast(vec<half, 2>, result);                           \
+  }
+SOFTMETAL_HALF2_OPERATOR(+, "add.rn.f16x2")
+SOFTMETAL_HALF2_OPERATOR(-, "sub.rn.f16x2")
+SOFTMETAL_HALF2_OPERATOR(*, "mul.rn.f16x2")
+#undef SOFTMETAL_HALF2_OPERATOR
+
 template <typename T, int N>
 SOFTMETAL_INLINE constexpr vec<T, N> operator-(vec<T, N> a) {
 #pragma unroll
@@ -170,6 +184,8 @@ struct Run {
       const uint word = Chunk<bytes>(start + i / elements * elements).words[at / 4];
       if constexpr (sizeof(T) == 4) {
         return __builtin_bit_cast(T, word);
+      } else if constexpr (sizeof(T) == 1) {
+        return __builtin_bit_cast(T, uchar(word >> (8 * (at % 4))));
       } else {
         return __builtin_bit_cast(T, ushort(word >> (8 * (at % 4))));
       }
