@@ -104,7 +104,7 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
 def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
     """How many chunks a sequence has (csrc/kernels/schedule.h)."""
     begin = 0 if p.window_left < 0 else min(max(length - p.q_len - p.window_left, 0), length)
-    sinks = range(min(p.sink_tokens, begin)) if p.window_left >= 0 else range(0)
+    sinks = range(min(p.sink_tokens, begin))  # none without a window
     units = -(-(length - begin + len(sinks)) // span["chunk_unit"])
     few = min(-(-units // 32), 512 // span["chunk_unit"])
     keys = max(max(-(-units // span["most_chunks"]), few) * span["chunk_unit"], span["least_chunk"])
@@ -329,17 +329,9 @@ def test_explain_refuses_as_the_op_does() -> None:
     ],
 )
 def test_limits(fields: dict[str, Any], error: type[Exception], words: str) -> None:
-    sizes = {
-        "batch": 1,
-        "q_heads": 2,
-        "kv_heads": 2,
-        "q_len": 4,
-        "kv_len": 8,
-        "head_dim": 64,
-        "value_dim": 64,
-    }
+    problem = Problem(0, "prefill", f16, 1, 2, 2, 4, 8, 64, 64)
     with pytest.raises(error, match=words):
-        plan_of(Problem(0, "prefill", f16, **(sizes | fields)))
+        plan_of(replace(problem, **fields))
 
 
 @pytest.mark.host_only
