@@ -30,7 +30,7 @@ def build(folder: Path, cores: int) -> int:
     import torch_fattn
     from softmetal.cuda.compile import compile_all
     from tests import problems
-    from tests.accuracy import EXTRA_ERROR, expected, sdpa_error
+    from tests.accuracy import EXTRA_ERROR, expected, packed, sdpa_error
 
     from .peers.fattn import FAMILY, pass_of
 
@@ -47,6 +47,8 @@ def build(folder: Path, cores: int) -> int:
         }
         out, lse = expected(case)
         limit = 2 * sdpa_error(case, out) + EXTRA_ERROR
+        if problem.q_lens is not None:
+            out, lse = packed(case, out, lse)
         stored.append(
             {
                 "title": str(problem),

@@ -117,7 +117,7 @@ TORCH_LIBRARY_IMPL(fattn, ADInplaceOrView, library) {
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
   library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&write_without_gradient>());
-  for (const char* name : {"prefill", "decode", "paged_decode", "merge"}) {
+  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "merge"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
   }
 }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <string_view>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -16,6 +17,7 @@ namespace {
 using at::Tensor;
 
 constexpr std::string_view kHeadsFirst = "[batch, heads, length, head_dim]";
+constexpr std::string_view kPacked = "[rows, heads, head_dim]";
 constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
 constexpr int64_t kVectorBytes = 16;  // that the kernels load at once
 
@@ -42,25 +44,25 @@ KvFormat check_cache_dtypes(const char* op, std::string_view kv_format, const Te
 
 bool has_contiguous_rows(const Tensor& operand) { return operand.stride(-1) == 1; }
 
-// Where the rows of a 4-D operand lie once with_contiguous_rows() has been applied to it.
+// Where the rows of an operand lie once with_contiguous_rows() has been applied to it.
 struct Layout {
-  std::array<int64_t, 3> strides;
+  std::array<int64_t, 3> strides;  // of all dimensions but the last; missing ones come first
   bool vector_aligned;
 };
 
 Layout layout_of(const Tensor& operand) {
   const auto sizes = operand.sizes();
   const int64_t vector = kVectorBytes / operand.element_size();
-  if (!has_contiguous_rows(operand)) {
-    const int64_t row = sizes[3];
-    return {{sizes[1] * sizes[2] * row, sizes[2] * row, row}, row % vector == 0};
+  const bool is_copied = !has_contiguous_rows(operand);
+  Layout layout{{}, is_copied || operand.storage_offset() % vector == 0};
+  int64_t step = sizes.back();  // of a copy
+  for (int64_t dim = operand.dim() - 2, place = 2; dim >= 0; --dim, --place) {
+    const int64_t stride = is_copied ? step : operand.stride(dim);
+    layout.strides[place] = stride;
+    layout.vector_aligned = layout.vector_aligned && (sizes[dim] <= 1 || stride % vector == 0);
+    step *= sizes[dim];
   }
-  const auto strides = operand.strides();
-  bool aligned = operand.storage_offset() % vector == 0;
-  for (int dim = 0; dim < 3; ++dim) {
-    aligned = aligned && (sizes[dim] <= 1 || strides[dim] % vector == 0);
-  }
-  return {{strides[0], strides[1], strides[2]}, aligned};
+  return layout;
 }
 
 // Whether `value` is the first columns of `key`, as in multi-head latent attention.
@@ -114,11 +116,10 @@ Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor&
   return {.problem = problem, .query = query, .key = key, .value = value};
 }
 
-// Reads query, the two pools and their block table.
-Call describe_paged(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+// Reads query, the two pools and their block table; what is said of the rows of query is left to the op.
+Call describe_paged(Op op, const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
                     const Tensor& block_tables, std::string_view kv_format) {
-  const char* name = name_of(Op::kPagedDecode);
-  check_rank(name, "query", query, 4, kHeadsFirst);
+  const char* name = name_of(op);
   check_rank(name, "key_cache", key_cache, 4, kPool);
   check_rank(name, "value_cache", value_cache, 4, kPool);
   check_rank(name, "block_tables", block_tables, 2, "[batch, max_blocks]");
@@ -131,20 +132,18 @@ Call describe_paged(const Tensor& query, const Tensor& key_cache, const Tensor& 
   check_same_size(name, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));
   check_same_size(name, "block_size", "key_cache", key_cache.size(1), "value_cache", value_cache.size(1));
   check_same_size(name, "head count", "key_cache", key_cache.size(2), "value_cache", value_cache.size(2));
-  check_same_size(name, "head_dim", "query", query.size(3), "key_cache",
+  check_same_size(name, "head_dim", "query", query.size(-1), "key_cache",
                   head_dim_of(format, key_cache.size(3)));
-  check_same_size(name, "batch size", "query", query.size(0), "block_tables", block_tables.size(0));
 
   const Layout q = layout_of(query), k = layout_of(key_cache), v = layout_of(value_cache);
   Problem problem;
-  problem.op = Op::kPagedDecode;
+  problem.op = op;
   problem.dtype = dtype_of(query.scalar_type());
-  problem.batch = query.size(0);
+  problem.batch = block_tables.size(0);
   problem.q_heads = query.size(1);
   problem.kv_heads = key_cache.size(2);
-  problem.q_len = query.size(2);
   problem.kv_len = block_tables.size(1) * key_cache.size(1);
-  problem.head_dim = query.size(3);
+  problem.head_dim = query.size(-1);
   problem.value_dim = head_dim_of(format, value_cache.size(3));
   problem.kv_format = format;
   problem.query = {q.strides[0], q.strides[1], q.strides[2]};
@@ -168,7 +167,7 @@ Call describe_paged(const Tensor& query, const Tensor& key_cache, const Tensor& 
 // The strides of a cache's scales by batch or block, head, and row or slot.
 Strides3 scale_strides(const Call& call, const Tensor& scales) {
   const auto strides = scales.strides();
-  if (call.problem.op == Op::kPagedDecode) return {strides[0], strides[2], strides[1]};
+  if (call.block_tables.defined()) return {strides[0], strides[2], strides[1]};
   return {strides[0], strides[1], strides[2]};
 }
 
@@ -184,7 +183,7 @@ bool has_aligned_pairs(const Tensor& scales) {
 void add_scales(Call& call, const OptionalTensor& key_scales, const OptionalTensor& value_scales) {
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
-  const bool paged = problem.op == Op::kPagedDecode;
+  const bool paged = call.block_tables.defined();
   const bool of_keys =
       check_scales(name, "key_scales", key_scales, paged ? "key_cache" : "key", call.key, problem.kv_format);
   const bool of_values = check_scales(name, "value_scales", value_scales, paged ? "value_cache" : "value",
@@ -238,10 +237,30 @@ void add_seq_lens(Call& call, const Tensor& seq_lens) {
   check_rank(name, "seq_lens", seq_lens, 1, "[batch]");
   check_device(name, "seq_lens", seq_lens, call.query);
   check_int32(name, "seq_lens", seq_lens);
-  check_same_size(name, "batch size", "query", problem.batch, "seq_lens", seq_lens.size(0));
+  check_same_size(name, "batch size", problem.packed ? "block_tables" : "query", problem.batch, "seq_lens",
+                  seq_lens.size(0));
   problem.has_seq_lens = true;
   problem.seq_lens_stride = seq_lens.stride(0);
   call.seq_lens = seq_lens;
+}
+
+// The rows of all sequences in one query [rows, heads, head_dim].
+void add_packing(Call& call, const Tensor& cu_seqlens_q, int64_t max_seqlen_q) {
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  check_rank(name, "cu_seqlens_q", cu_seqlens_q, 1, "[batch + 1]");
+  check_device(name, "cu_seqlens_q", cu_seqlens_q, call.query);
+  check_int32(name, "cu_seqlens_q", cu_seqlens_q);
+  TORCH_CHECK_VALUE(cu_seqlens_q.size(0) == problem.batch + 1, name, ": cu_seqlens_q has ",
+                    cu_seqlens_q.size(0), " entries and must have ", problem.batch + 1,
+                    ", one more than block_tables has sequences");
+  problem.packed = true;
+  problem.q_len = call.query.size(0);
+  // The kernels go head, row; packed queries are stored row, head.
+  std::swap(problem.query.head, problem.query.row);
+  problem.max_seqlen_q = max_seqlen_q;
+  problem.cu_seqlens_stride = cu_seqlens_q.stride(0);
+  call.cu_seqlens_q = cu_seqlens_q;
 }
 
 void add_window(Call& call, int64_t window_left, int64_t window_right, int64_t sink_tokens) {
@@ -344,14 +363,37 @@ Call describe_paged_decode(const Tensor& query, const Tensor& key_cache, const T
                            const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
                            std::optional<double> scale, const OptionalTensor& key_scales,
                            const OptionalTensor& value_scales, std::string_view kv_format) {
-  Call call = describe_paged(query, key_cache, value_cache, block_tables, kv_format);
+  const char* name = name_of(Op::kPagedDecode);
+  check_rank(name, "query", query, 4, kHeadsFirst);
+  Call call = describe_paged(Op::kPagedDecode, query, key_cache, value_cache, block_tables, kv_format);
+  check_same_size(name, "batch size", "query", query.size(0), "block_tables", call.problem.batch);
   add_scales(call, key_scales, value_scales);
+  call.problem.q_len = query.size(2);
   call.problem.is_causal = true;
   add_window(call, window_left, window_right, sink_tokens);
   add_modifiers(call, sinks, alibi_slopes, softcap);
   add_tree_mask(call, tree_mask);
   add_seq_lens(call, seq_lens);
   add_mask(call, attn_mask);
+  add_scale(call, scale);
+  return call;
+}
+
+Call describe_paged_prefill(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                            const Tensor& block_tables, const Tensor& seq_lens, const Tensor& cu_seqlens_q,
+                            int64_t max_seqlen_q, bool is_causal, int64_t window_left, int64_t window_right,
+                            int64_t sink_tokens, const OptionalTensor& sinks,
+                            const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale,
+                            const OptionalTensor& key_scales, const OptionalTensor& value_scales,
+                            std::string_view kv_format) {
+  check_rank(name_of(Op::kPagedPrefill), "query", query, 3, kPacked);
+  Call call = describe_paged(Op::kPagedPrefill, query, key_cache, value_cache, block_tables, kv_format);
+  add_scales(call, key_scales, value_scales);
+  add_packing(call, cu_seqlens_q, max_seqlen_q);
+  call.problem.is_causal = is_causal;
+  add_window(call, window_left, window_right, sink_tokens);
+  add_modifiers(call, sinks, alibi_slopes, softcap);
+  add_seq_lens(call, seq_lens);
   add_scale(call, scale);
   return call;
 }
@@ -375,6 +417,11 @@ MergeCall describe_merge(const Tensor& outs, const Tensor& lses) {
   problem.rows = outs.size(1) * outs.size(2) * outs.size(3);
   problem.head_dim = outs.size(4);
   return {.problem = problem, .outs = outs, .lses = lses};
+}
+
+ResultSizes result_sizes(const Problem& p) {
+  if (p.packed) return {{p.q_len, p.q_heads, p.value_dim}, {p.q_heads, p.q_len}};
+  return {{p.batch, p.q_heads, p.q_len, p.value_dim}, {p.batch, p.q_heads, p.q_len}};
 }
 
 Tensor with_contiguous_rows(const Tensor& operand) {

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include "plan/plan.h"
 
@@ -27,6 +28,7 @@ struct Call {
   at::Tensor sinks{};
   at::Tensor alibi_slopes{};
   at::Tensor tree_mask{};
+  at::Tensor cu_seqlens_q{};
   at::Tensor key_scales{};
   at::Tensor value_scales{};
 
@@ -77,6 +79,13 @@ Call describe_paged_decode(const at::Tensor& query, const at::Tensor& key_cache,
                            const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale,
                            const OptionalTensor& key_scales, const OptionalTensor& value_scales,
                            std::string_view kv_format);
+Call describe_paged_prefill(const at::Tensor& query, const at::Tensor& key_cache,
+                            const at::Tensor& value_cache, const at::Tensor& block_tables,
+                            const at::Tensor& seq_lens, const at::Tensor& cu_seqlens_q, int64_t max_seqlen_q,
+                            bool is_causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
+                            const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
+                            std::optional<double> scale, const OptionalTensor& key_scales,
+                            const OptionalTensor& value_scales, std::string_view kv_format);
 MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
 
 CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& value,
@@ -85,6 +94,13 @@ CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& val
                                     const OptionalTensor& value_scales, std::string_view kv_format);
 // The rows themselves or a contiguous copy, as the call says.
 at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
+
+// Shapes of out and lse.
+struct ResultSizes {
+  c10::SmallVector<int64_t, 4> out;
+  c10::SmallVector<int64_t, 3> lse;
+};
+ResultSizes result_sizes(const Problem& problem);
 
 // The tensor itself, or a copy where its last dimension is not contiguous: what the strides in Problem
 // describe.

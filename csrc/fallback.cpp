@@ -22,6 +22,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -32,6 +33,7 @@ namespace {
 using at::Tensor;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kFar = int64_t{1} << 32;        // more than any two positions are apart
 constexpr int64_t kMaxScores = int64_t{1} << 26;  // of one slice of query rows: 256 MiB
 
 // Keys and values of a call as [batch, kv_heads, kv_len, dim], and which of them exist.
@@ -41,6 +43,12 @@ struct Keys {
   Tensor key_scales;
   Tensor value_scales;
   Tensor exists;  // bool [batch, kv_len]
+};
+
+// A call whose query is [batch, q_heads, q_len, head_dim], and where its rows are.
+struct Rows {
+  const Call& call;
+  Tensor first_position;  // of query row 0: [batch or 1, 1]
 };
 
 // The number of keys that each sequence has, [batch, 1], out-of-range lengths cut to the capacity.
@@ -75,7 +83,7 @@ Keys gather_blocks(const Call& call) {
 
 Keys keys_of(const Call& call) {
   const Problem& problem = call.problem;
-  if (problem.op == Op::kPagedDecode) return gather_blocks(call);
+  if (call.block_tables.defined()) return gather_blocks(call);
   return {call.key, call.value, call.key_scales, call.value_scales,
           at::ones({problem.batch, problem.kv_len}, call.query.options().dtype(at::kBool))};
 }
@@ -94,11 +102,8 @@ Tensor dequantised(const Tensor& stored, const Tensor& scales, KvFormat format) 
 }
 
 // The absolute positions of the query rows [first, first + rows): [batch or 1, rows].
-Tensor row_positions(const Call& call, int64_t first, int64_t rows) {
-  const Problem& problem = call.problem;
-  const Tensor row = at::arange(first, first + rows, call.query.options().dtype(at::kLong));
-  return problem.op == Op::kPrefill ? row.add(problem.q_offset).unsqueeze(0)
-                                    : row.add(key_counts(call).sub(problem.q_len));
+Tensor row_positions(const Rows& query, int64_t first, int64_t rows) {
+  return query.first_position.add(at::arange(first, first + rows, query.first_position.options()));
 }
 
 // Which of the draft tokens, the newest q_len keys, these rows see; all older keys: bool
@@ -113,30 +118,36 @@ Tensor visible_drafts(const Call& call, const Tensor& key, int64_t first, int64_
 }
 
 // Which keys the query rows [first, first + rows) see by their position: bool [batch, 1, rows, kv_len].
-Tensor visible_keys(const Call& call, const Keys& keys, int64_t first, int64_t rows) {
+Tensor visible_keys(const Rows& query, const Keys& keys, int64_t first, int64_t rows) {
+  const Call& call = query.call;
   const Problem& problem = call.problem;
   const ScoreOptions& options = problem.options;
   const Tensor key = at::arange(problem.kv_len, call.query.options().dtype(at::kLong));
-  const Tensor exists = keys.exists.logical_and(key.lt(key_counts(call))).unsqueeze(1);
-  if (!problem.is_causal) return exists.unsqueeze(1).expand({problem.batch, 1, rows, problem.kv_len});
-  const Tensor position = row_positions(call, first, rows).unsqueeze(2);
-  Tensor visible = exists.logical_and(key.le(position));
-  if (options.window_left >= 0) {
-    const Tensor in_window = key.ge(position.sub(std::min(options.window_left, problem.kv_len)));
-    visible = visible.logical_and(in_window.logical_or(key.lt(options.sink_tokens)));
+  const Tensor position = row_positions(query, first, rows).unsqueeze(2);
+  Tensor visible = keys.exists.logical_and(key.lt(key_counts(call))).unsqueeze(1);
+  if (problem.is_causal) visible = visible.logical_and(key.le(position));
+  if (options.window_left >= 0 || options.window_right >= 0) {
+    Tensor seen = key.lt(options.sink_tokens).expand({1, rows, problem.kv_len});
+    Tensor in_window = at::ones({1, rows, problem.kv_len}, seen.options());
+    if (options.window_left >= 0) in_window = key.ge(position.sub(std::min(options.window_left, kFar)));
+    if (options.window_right >= 0) {
+      in_window = in_window.logical_and(key.le(position.add(std::min(options.window_right, kFar))));
+    }
+    visible = visible.logical_and(seen.logical_or(in_window));
   }
   if (options.tree_mask) visible = visible.logical_and(visible_drafts(call, key, first, rows));
-  return visible.unsqueeze(1);
+  return visible.unsqueeze(1).expand({problem.batch, 1, rows, problem.kv_len});
 }
 
 // From products to scores: what csrc/kernels/scores.h does before anything is hidden.
-Tensor modify_scores(const Call& call, Tensor scores, int64_t first, int64_t rows) {
+Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t rows) {
+  const Call& call = query.call;
   const ScoreOptions& options = call.problem.options;
   scores = scores.mul(call.problem.scale);
   if (options.softcap > 0.0) scores = scores.div(options.softcap).tanh().mul(options.softcap);
   if (options.alibi_slopes) {
     const Tensor key = at::arange(call.problem.kv_len, call.query.options().dtype(at::kLong));
-    const Tensor distance = key.sub(row_positions(call, first, rows).unsqueeze(2)).unsqueeze(1);
+    const Tensor distance = key.sub(row_positions(query, first, rows).unsqueeze(2)).unsqueeze(1);
     scores = scores.add(call.alibi_slopes.view({-1, 1, 1}).mul(distance));
   }
   return scores;
@@ -168,14 +179,16 @@ Tensor fold_heads(const Tensor& rows, int64_t kv_heads) {
   return rows.reshape({rows.size(0), kv_heads, rows.size(1) / kv_heads * rows.size(2), rows.size(3)});
 }
 
-std::tuple<Tensor, Tensor> attend_rows(const Call& call, const Keys& keys, int64_t first, int64_t rows) {
+std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys, int64_t first,
+                                       int64_t rows) {
+  const Call& call = query_rows.call;
   const Problem& problem = call.problem;
   const std::array<int64_t, 4> shape = {problem.batch, problem.q_heads, rows, problem.kv_len};
-  Tensor visible = visible_keys(call, keys, first, rows).expand(shape);
+  Tensor visible = visible_keys(query_rows, keys, first, rows).expand(shape);
 
   const Tensor query = fold_heads(call.query.narrow(2, first, rows).to(at::kFloat), problem.kv_heads);
   const Tensor products = at::matmul(query, keys.key.transpose(2, 3)).view(shape);
-  Tensor scores = modify_scores(call, products, first, rows);
+  Tensor scores = modify_scores(query_rows, products, first, rows);
   if (call.mask.defined()) {
     const Tensor mask = call.mask.expand({problem.batch, problem.q_heads, problem.q_len, problem.kv_len})
                             .narrow(2, first, rows);
@@ -199,16 +212,17 @@ std::tuple<Tensor, Tensor> attend_rows(const Call& call, const Keys& keys, int64
   return {weighed.div(sum.masked_fill(sum.eq(0.0), 1.0)), at::log(sum).add(shift).squeeze(-1)};
 }
 
-}  // namespace
+// What rows that see no key have: out 0, lse that of the sinks.
+std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
+  const ResultSizes sizes = result_sizes(call.problem);
+  const Tensor sinks = call.problem.packed ? sink_logits(call).view({-1, 1}) : sink_logits(call).squeeze(-1);
+  return {at::zeros(sizes.out, call.query.options()), sinks.expand(sizes.lse).contiguous()};
+}
 
-std::tuple<Tensor, Tensor> run_in_torch(const Call& call) {
+std::tuple<Tensor, Tensor> attend(const Rows& query) {
+  const Call& call = query.call;
   const Problem& problem = call.problem;
-  const auto options = call.query.options();
-  Tensor out = at::zeros({problem.batch, problem.q_heads, problem.q_len, problem.value_dim}, options);
-  Tensor lse = sink_logits(call)
-                   .squeeze(-1)
-                   .expand({problem.batch, problem.q_heads, problem.q_len})
-                   .contiguous();  // of rows that see no key
+  auto [out, lse] = no_key_results(call);
   const int64_t scores_per_row = problem.batch * problem.q_heads * problem.kv_len;
   if (out.numel() == 0 || scores_per_row == 0) return {out, lse};
 
@@ -218,11 +232,54 @@ std::tuple<Tensor, Tensor> run_in_torch(const Call& call) {
   const int64_t slice = std::max<int64_t>(1, kMaxScores / scores_per_row);
   for (int64_t first = 0; first < problem.q_len; first += slice) {
     const int64_t rows = std::min(slice, problem.q_len - first);
-    const auto [slice_out, slice_lse] = attend_rows(call, keys, first, rows);
+    const auto [slice_out, slice_lse] = attend_rows(query, keys, first, rows);
     out.narrow(2, first, rows).copy_(slice_out);
     lse.narrow(2, first, rows).copy_(slice_lse);
   }
   return {out, lse};
+}
+
+// Packed rows are padded to max_seqlen_q per sequence, so that nothing waits for cu_seqlens.
+std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
+  const Problem& problem = call.problem;
+  const auto [no_key_out, no_key_lse] = no_key_results(call);
+  Call padded = call;
+  padded.problem.packed = false;
+  padded.problem.q_len = std::min(problem.max_seqlen_q, problem.q_len);
+  const int64_t q_len = padded.problem.q_len;
+  if (no_key_out.numel() == 0 || problem.batch == 0 || q_len == 0) return {no_key_out, no_key_lse};
+
+  const auto ends = std::get<0>(call.cu_seqlens_q.to(at::kLong).clamp(0, problem.q_len).cummax(0));
+  const Tensor starts = ends.slice(0, 0, problem.batch);
+  const Tensor lengths = ends.slice(0, 1).sub(starts).unsqueeze(1);
+  const Tensor index =
+      at::arange(q_len, ends.options()).add(starts.unsqueeze(1)).clamp_max(problem.q_len - 1);
+  padded.query = call.query.index_select(0, index.flatten()).unflatten(0, {problem.batch, q_len});
+  padded.query = padded.query.transpose(1, 2);
+  const auto [out, lse] = attend({.call = padded, .first_position = key_counts(call).sub(lengths)});
+
+  // Back: where each row of the call is among the padded ones, if it belongs to a sequence.
+  const Tensor row = at::arange(problem.q_len, ends.options());
+  const Tensor sequence = at::searchsorted(ends, row, /*out_int32=*/false, /*right=*/true).sub(1);
+  const Tensor owner = sequence.clamp(0, problem.batch - 1);
+  const Tensor place = row.sub(starts.index_select(0, owner));
+  const Tensor owned = sequence.eq(owner).logical_and(place.lt(q_len));
+  const Tensor source = owner.mul(q_len).add(place.clamp(0, q_len - 1));
+  const Tensor rows_out = out.transpose(1, 2).flatten(0, 1).index_select(0, source);
+  const Tensor rows_lse = lse.transpose(0, 1).flatten(1, 2).index_select(1, source);
+  return {at::where(owned.view({-1, 1, 1}), rows_out, no_key_out),
+          at::where(owned.unsqueeze(0), rows_lse, no_key_lse)};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> run_in_torch(const Call& call) {
+  const Problem& problem = call.problem;
+  if (problem.packed) return attend_packed(call);
+  const Tensor first_position =
+      problem.op == Op::kPrefill ? at::full({1, 1}, problem.q_offset, call.query.options().dtype(at::kLong))
+                                 : key_counts(call).sub(problem.q_len);
+  return attend({.call = call, .first_position = first_position});
 }
 
 std::tuple<Tensor, Tensor> run_in_torch(const MergeCall& call) {

@@ -55,10 +55,8 @@ std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const R
 }  // namespace
 
 std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
-  const Problem& problem = call.problem;
-  const Results results = {
-      at::empty({problem.batch, problem.q_heads, problem.q_len, problem.value_dim}, call.query.options()),
-      empty_floats({problem.batch, problem.q_heads, problem.q_len}, call.query)};
+  const ResultSizes sizes = result_sizes(call.problem);
+  const Results results = {at::empty(sizes.out, call.query.options()), empty_floats(sizes.lse, call.query)};
   if (plan.pass_count == 0) return {results.out, results.lse};
 
   const Tensor query = with_contiguous_rows(call.query);
@@ -77,6 +75,7 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   bind_if_present(Buffer::kSinks, call.sinks);
   bind_if_present(Buffer::kAlibiSlopes, call.alibi_slopes);
   bind_if_present(Buffer::kTreeMask, call.tree_mask);
+  bind_if_present(Buffer::kCuSeqlens, call.cu_seqlens_q);
   bind_if_present(Buffer::kKeyScales, call.key_scales);
   bind_if_present(Buffer::kValueScales, call.value_scales);
   return execute(plan, bindings, results);

@@ -86,6 +86,7 @@ struct OpOf<describe> {
 using Prefill = OpOf<describe_prefill>;
 using Decode = OpOf<describe_decode>;
 using PagedDecode = OpOf<describe_paged_decode>;
+using PagedPrefill = OpOf<describe_paged_prefill>;
 using Merge = OpOf<describe_merge>;
 using CacheWrite = OpOf<describe_cache_write>;
 
@@ -124,6 +125,10 @@ const std::string kPagedDecodeArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, *, "
     "Tensor? attn_mask=None, Tensor? tree_mask=None, " +
     kOptions + kFormat;
+const std::string kPagedPrefillArguments =
+    "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
+    "Tensor cu_seqlens_q, int max_seqlen_q, *, bool is_causal=True, " +
+    kOptions + kFormat;
 const std::string kMergeArguments = "Tensor outs, Tensor lses";
 const std::string kDeviceArguments = "str? device_name=None, int? family=None, int? cores=None";
 const std::string kResults = " -> (Tensor out, Tensor lse)";
@@ -140,6 +145,7 @@ void register_ops(torch::Library& library) {
   library.impl("prefill", Prefill::run);
   library.impl("decode", Decode::run);
   library.impl("paged_decode", PagedDecode::run);
+  library.impl("paged_prefill", PagedPrefill::run);
   library.impl("merge", Merge::run);
   library.impl("cache_write", CacheWrite::run);
   library.impl("_refuse_backward", refuse_backward);
@@ -153,6 +159,7 @@ TORCH_LIBRARY(fattn, library) {
   define("prefill(" + kPrefillArguments + ")" + kResults);
   define("decode(" + kDecodeArguments + ")" + kResults);
   define("paged_decode(" + kPagedDecodeArguments + ")" + kResults);
+  define("paged_prefill(" + kPagedPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
   define("_refuse_backward(Tensor grad) -> Tensor");
@@ -160,6 +167,7 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_prefill(" + kPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_decode(" + kDecodeArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_paged_decode(" + kPagedDecodeArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_paged_prefill(" + kPagedPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
 
@@ -177,6 +185,7 @@ TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
   library.impl("_plan_prefill", Prefill::explain);
   library.impl("_plan_decode", Decode::explain);
   library.impl("_plan_paged_decode", PagedDecode::explain);
+  library.impl("_plan_paged_prefill", PagedPrefill::explain);
   library.impl("_plan_merge", Merge::explain);
   library.impl("_plan_cache_write", CacheWrite::explain);
 }

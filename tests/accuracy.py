@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,8 +26,56 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
     operands = (clean["query"], clean["key"], clean["value"])
     if problem.op == "prefill":
         return reference.prefill(*operands, clean.get("attn_mask"), **options)
+    if problem.q_lens is not None:
+        return _expected_of_each(case, options)
     seq_lens = None if problem.seq_lens is None else torch.tensor(problem.seq_lens, dtype=torch.int32)
     return reference.decode(*operands, seq_lens, attn_mask=clean.get("attn_mask"), **options)
+
+
+def _expected_of_each(case: Case, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Every sequence of a packed call by itself. Rows that it does not have are 0, and -inf."""
+    problem, clean = case.problem, case.clean
+    options = {name: value for name, value in options.items() if name != "max_seqlen_q"}
+    rows = (problem.batch, problem.q_heads, problem.q_len)
+    out = torch.zeros(*rows, problem.value_dim, dtype=torch.float64)
+    lse = torch.full(rows, -torch.inf, dtype=torch.float64)
+    for b, (length, q_len) in enumerate(zip(problem.lengths, problem.rows, strict=True)):
+        query = clean["query"][b : b + 1, :, :q_len]
+        key, value = (clean[name][b : b + 1, :, :length] for name in ("key", "value"))
+        results = reference.prefill(query, key, value, q_offset=length - q_len, **options)
+        out[b, :, :q_len], lse[b, :, :q_len] = results[0][0], results[1][0]
+    return out, lse
+
+
+def packed(case: Case, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The padded results of a packed call as it returns them: `[T, Hq, Dv]` and `[Hq, T]`."""
+    problem = case.problem
+    no_key = case.clean.get("sinks", torch.full((problem.q_heads,), -torch.inf)).to(lse.dtype)
+    outs = [out[b, :, :rows].transpose(0, 1) for b, rows in enumerate(problem.rows)]
+    lses = [lse[b, :, :rows] for b, rows in enumerate(problem.rows)]
+    outs.append(out.new_zeros(problem.spare_rows, *out.shape[1::2]))
+    lses.append(no_key[:, None].expand(-1, problem.spare_rows))
+    return torch.cat(outs), torch.cat(lses, dim=1)
+
+
+def _unpacked(case: Case, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The results [T, Hq, Dv] and [Hq, T] of a packed call as those of the padded one. Rows of no sequence
+    must have seen no key."""
+    problem = case.problem
+    rows = (problem.batch, problem.q_heads, problem.q_len)
+    padded_out = torch.zeros(*rows, problem.value_dim, dtype=out.dtype)
+    padded_lse = torch.full(rows, -torch.inf)
+    first = 0
+    for b, q_len in enumerate(problem.rows):
+        padded_out[b, :, :q_len] = out[first : first + q_len].transpose(0, 1)
+        padded_lse[b, :, :q_len] = lse[:, first : first + q_len]
+        first += q_len
+    assert out.shape == (first + problem.spare_rows, problem.q_heads, problem.value_dim)
+    assert lse.shape == (problem.q_heads, first + problem.spare_rows)
+    assert torch.all(out[first:] == 0), "rows of no sequence are 0"
+    no_key = case.clean.get("sinks", torch.full((problem.q_heads,), -torch.inf))
+    assert torch.allclose(lse[:, first:], no_key[:, None].float(), atol=1e-5)
+    return padded_out, padded_lse
 
 
 def sdpa_error(case: Case, exact: Tensor) -> float:
@@ -66,26 +117,40 @@ def sdpa_error(case: Case, exact: Tensor) -> float:
 def assert_close(case: Case, out: Tensor, lse: Tensor) -> None:
     """Checks an op's result (CPU tensors) against the rule."""
     exact_out, exact_lse = expected(case)
-    assert out.dtype == case.problem.dtype and out.shape == exact_out.shape and out.is_contiguous()
-    assert lse.dtype == torch.float32 and lse.shape == exact_lse.shape and lse.is_contiguous()
+    assert out.dtype == case.problem.dtype and out.is_contiguous()
+    assert lse.dtype == torch.float32 and lse.is_contiguous()
+    if case.problem.q_lens is not None:
+        out, lse = _unpacked(case, out, lse)
+    assert out.shape == exact_out.shape and lse.shape == exact_lse.shape
 
     limit = 2 * sdpa_error(case, exact_out) + EXTRA_ERROR
     error = (out.double() - exact_out).abs()
     assert not error.isnan().any(), f"NaN at {error.isnan().nonzero()[:4].tolist()}"
     assert error.max() <= limit, f"error {error.max():.3g} > {limit:.3g} at {_where_max(error)}"
-    assert_lse_close(lse, exact_lse, case.problem.dtype)
+    assert_lse_close(lse, exact_lse, case.problem.dtype, key_rounding_error(case, exact_lse))
 
     no_key = (exact_out == 0).all(dim=-1)  # lse is -inf, or the sink's logit
     assert torch.all(out[no_key] == 0), "a row that sees no key must be exactly 0"
 
 
-def assert_lse_close(lse: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+def key_rounding_error(case: Case, exact_lse: Tensor) -> float:
+    """How far lse moves when the keys of a quantised cache are rounded to the dtype of the query, as the
+    kernels do with int4 before they multiply, and SDPA's caller would."""
+    if case.problem.kv_format != "int4":
+        return 0.0
+    key = case.clean["key"].to(case.problem.dtype).to(case.clean["key"].dtype)
+    _, lse = expected(replace(case, clean=case.clean | {"key": key}))
+    return (lse - exact_lse).nan_to_num(0.0).abs().max().item()
+
+
+def assert_lse_close(lse: Tensor, exact: Tensor, dtype: torch.dtype, rounding: float = 0.0) -> None:
     empty = exact == -torch.inf
     assert torch.equal(lse == -torch.inf, empty), "lse is -inf exactly where a row sees no key"
     error = (lse.double() - exact).abs().masked_fill(empty, 0)
     limit = LSE_RELATIVE * exact.abs().masked_fill(empty, 0).clamp(min=1)
     if dtype != torch.float32:  # past 100 the relative limit is the wider one; a float32 has no 1e-3 at 1e4
         limit = limit.clamp(min=LSE_ABSOLUTE_16_BIT)
+    limit += 2 * rounding
     assert torch.all(error <= limit), f"lse is off by {error.max():.3g} at {_where_max(error - limit)}"
 
 

@@ -22,10 +22,10 @@ EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 # The function constants by index, as in params.h.
 CONSTANTS = (
     *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
-    *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales"),
+    *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed"),
 )
 ALL_CHECKS = "race,bounds,uninit"
-SLOTS = 16
+SLOTS = 17
 
 Mutate = Callable[[str], str]
 
@@ -63,8 +63,13 @@ def run(
 
 def _buffers(case: Case, arguments: dict[str, Any], plan: dict[str, Any]) -> dict[str, Tensor]:
     p = case.problem
-    rows = (p.batch, p.q_heads, p.q_len)
     buffers = {name.removesuffix("_cache"): a for name, a in arguments.items() if isinstance(a, Tensor)}
+    if p.q_lens is not None:
+        total = arguments["query"].shape[0]
+        buffers["out"] = torch.full((total, p.q_heads, p.value_dim), torch.nan, dtype=p.dtype)
+        buffers["lse"] = torch.full((p.q_heads, total), torch.nan)
+        return buffers
+    rows = (p.batch, p.q_heads, p.q_len)
     buffers["out"] = torch.full((*rows, p.value_dim), torch.nan, dtype=p.dtype)
     buffers["lse"] = torch.full(rows, torch.nan)
     if len(plan["passes"]) > 1:

@@ -24,6 +24,10 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     arguments: dict[str, Any] = {"query": tensor((p.batch, p.q_heads, p.q_len, p.head_dim))}
+    if p.q_lens is not None:
+        arguments["query"] = tensor((sum(p.q_lens) + p.spare_rows, p.q_heads, p.head_dim))
+        arguments["cu_seqlens_q"] = tensor((p.batch + 1,), torch.int32)
+        arguments |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
     rows, suffix = (p.batch, p.kv_heads, p.kv_len), ""
     if p.block_size:
         blocks = p.kv_len // p.block_size
@@ -48,7 +52,7 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         full = (p.batch, p.q_heads, p.q_len, p.kv_len)
         size = tuple(1 if one else n for n, one in zip(full, p.mask_broadcast, strict=True))
         arguments["attn_mask"] = tensor(size, p.mask)
-    if p.causality != "none":
+    if p.op == "prefill" and p.causality != "none":
         arguments |= {"is_causal": True, "q_offset": p.q_offset}
     for name in ("sinks", "alibi_slopes"):
         if getattr(p, name):
@@ -136,6 +140,67 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
     ),
     "paged_16": (
         Problem(0, "paged_decode", f16, 8, 32, 8, 1, 4096, 128, 128, seq_lens=(9,) * 8, block_size=16),
+        M1,
+    ),
+    "prefill_options": (
+        Problem(
+            0,
+            "prefill",
+            f16,
+            1,
+            8,
+            2,
+            600,
+            600,
+            64,
+            64,
+            window_left=127,
+            window_right=16,
+            sink_tokens=4,
+            sinks=True,
+            alibi_slopes=True,
+            softcap=30.0,
+        ),
+        M1,
+    ),
+    "paged_prefill_mixed": (
+        Problem(
+            0,
+            "paged_prefill",
+            f16,
+            4,
+            32,
+            8,
+            900,
+            4096,
+            128,
+            128,
+            causality="bottom_right",
+            seq_lens=(4000, 900, 0, 17),
+            q_lens=(1, 900, 0, 17),
+            block_size=16,
+            window_left=1023,
+            window_right=5,
+        ),
+        M1,
+    ),
+    "paged_prefill_tokens": (
+        Problem(
+            0,
+            "paged_prefill",
+            f16,
+            3,
+            8,
+            2,
+            3,
+            512,
+            64,
+            64,
+            causality="bottom_right",
+            seq_lens=(400, 9, 3),
+            q_lens=(1, 3, 3),
+            block_size=32,
+        ),
         M1,
     ),
 }

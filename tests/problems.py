@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.caches import POISON, Cache, as_scales
-from tests.layouts import Operand, flat, lay_out, spread
+from tests.layouts import Operand, flat, lay_out, packed, spread
 from tests.visibility import visibility
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -75,7 +75,7 @@ class Problem:
     value_dim: int
     value_in_key: bool = False  # decode: the value is a view of the key's first columns
     layouts: tuple[str, str, str] = ("contiguous",) * 3
-    causality: str = "none"  # prefill only; the rows of the other ops are always causal
+    causality: str = "none"  # of the prefills; the rows of the decodes are always causal
     q_offset: int | None = None
     mask: torch.dtype | None = None
     mask_broadcast: tuple[bool, bool, bool, bool] = (False,) * 4
@@ -84,7 +84,8 @@ class Problem:
     block_size: int = 0  # 0: not paged
     head_major_pool: bool = False
     scale: float | None = None
-    # Of the decode ops.
+    q_lens: tuple[int, ...] | None = None  # paged_prefill: rows of each sequence; q_len is the most
+    spare_rows: int = 0  # packed rows of no sequence
     window_left: int = -1
     window_right: int = -1
     sink_tokens: int = 0
@@ -98,11 +99,13 @@ class Problem:
         parts = [
             f"{self.index:03}-{self.op}-{SHORT[self.dtype]}-D{self.head_dim}x{self.value_dim}",
             f"B{self.batch}H{self.q_heads}:{self.kv_heads}L{self.q_len}x{self.kv_len}",
-            self.causality if self.op == "prefill" else "",
+            self.causality if not self.is_decode else "",
+            f"rows{'+'.join(map(str, self.q_lens))}" if self.q_lens is not None else "",
             f"mask_{SHORT[self.mask]}" if self.mask is not None else "",
             "value_in_key" if self.value_in_key else "",
             f"block{self.block_size}" if self.block_size else "",
             f"window{self.window_left}" if self.window_left >= 0 else "",
+            f"right{self.window_right}" if self.window_right >= 0 else "",
             f"first{self.sink_tokens}" if self.sink_tokens else "",
             *(name for name in ("sinks", "alibi_slopes", "softcap", "tree") if getattr(self, name)),
             self.kv_format if self.kv_format != "float" else "",
@@ -116,6 +119,19 @@ class Problem:
         return {name: getattr(self, name) for name, none in defaults.items() if getattr(self, name) != none}
 
     @property
+    def is_decode(self) -> bool:
+        return self.op in ("decode", "paged_decode")
+
+    @property
+    def is_causal(self) -> bool:
+        return self.is_decode or self.causality != "none"
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Query rows of each sequence."""
+        return self.q_lens if self.q_lens is not None else (self.q_len,) * self.batch
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         return self.seq_lens if self.seq_lens is not None else (self.kv_len,) * self.batch
 
@@ -125,13 +141,13 @@ class Problem:
         if self.op == "prefill":
             offset = self.kv_len - self.q_len if self.q_offset is None else self.q_offset
             return [offset] * self.batch
-        return [length - self.q_len for length in self.lengths]
+        return [length - rows for length, rows in zip(self.lengths, self.rows, strict=True)]
 
 
 @dataclass
 class Case:
     """A problem with its numbers. `clean` holds dense query, key, value, mask and the other tensors, without
-    any NaN."""
+    any NaN; a packed query is padded there to the longest."""
 
     problem: Problem
     operands: dict[str, Operand]
@@ -159,7 +175,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
         rng.shuffle(cards)
         return cards
 
-    ops = deck(("prefill", "prefill", "decode", "paged_decode"))
+    ops = deck(("prefill", "prefill", "decode", "paged_decode", "paged_prefill"))
     dtypes, dims, groups = deck(DTYPES), deck(HEAD_DIMS), deck(GROUPS)
     layouts = list(zip(deck(LAYOUTS), deck(LAYOUTS), deck(LAYOUTS), strict=True))
     masks, mask_layouts, causalities = (
@@ -169,34 +185,38 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
     )
     broadcasts = deck(tuple(tuple(bool(bits >> d & 1) for d in range(4)) for bits in range(16)))
     block_sizes = deck(BLOCK_SIZES)
-    of_decode = {
+    options = {
         "window_left": deck(WINDOWS_LEFT),
         "window_right": deck(WINDOWS_RIGHT),
         "sink_tokens": deck(SINK_TOKENS),
         "softcap": deck(SOFTCAPS),
         "sinks": deck((False, False, True)),
         "alibi_slopes": deck((False, False, True)),
-        "tree": deck(TREES),
     }
     wide = deck((*WIDE_HEAD_DIMS, *(None,) * len(WIDE_HEAD_DIMS)))
+    trees = deck(TREES)
 
     format_rng = random.Random(seed + 1)
     problems = []
     for i in range(count):
         op, (q_heads, kv_heads) = ops[i], groups[i]
-        head_dim, value_dim, value_in_key = (op != "prefill" and wide[i]) or (*dims[i], False)
-        quantised = op != "prefill" and not wide[i]
+        is_decode = op in ("decode", "paged_decode")
+        head_dim, value_dim, value_in_key = (is_decode and wide[i]) or (*dims[i], False)
+        quantised = is_decode and not wide[i]
         kv_format = _kv_format(format_rng, head_dim, value_dim) if quantised else "float"
         batch = rng.choice((1, 2, 3))
-        if op == "prefill":
+        if not is_decode:
             q_len, kv_len = _length(rng), _length(rng)
         else:
             q_len = rng.choice((1, rng.randint(1, 8), rng.randint(1, 16)))
             kv_len = rng.randint(200, MAX_CACHE) if rng.random() < 0.3 else _length(rng)
         batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim))
-        if op == "paged_decode":
+        if op.startswith("paged"):
             kv_len = -(-kv_len // block_sizes[i]) * block_sizes[i]
-        causality = causalities[i] if op == "prefill" else "none"
+        q_lens = _q_lens(rng, batch, q_len) if op == "paged_prefill" else None
+        causality = "none" if is_decode else causalities[i]
+        if q_lens is not None and causality != "none":
+            causality = "bottom_right"  # the only one that it has
         offsets = {"top_left": 0, "offset": rng.randint(-3, kv_len)}
         problems.append(
             Problem(
@@ -206,7 +226,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
                 batch=batch,
                 q_heads=q_heads,
                 kv_heads=kv_heads,
-                q_len=q_len,
+                q_len=max(q_lens) if q_lens else q_len,
                 kv_len=kv_len,
                 head_dim=head_dim,
                 value_dim=value_dim,
@@ -214,14 +234,17 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
                 layouts=layouts[i],
                 causality=causality,
                 q_offset=offsets.get(causality),
-                mask=masks[i],
+                mask=None if q_lens else masks[i],
                 mask_broadcast=broadcasts[i],
                 mask_layout=mask_layouts[i],
                 seq_lens=_seq_lens(rng, op, batch, kv_len),
-                block_size=block_sizes[i] if op == "paged_decode" else 0,
+                block_size=block_sizes[i] if op.startswith("paged") else 0,
                 head_major_pool=rng.random() < 0.5,
                 scale=rng.choice((None, None, 0.0625, 0.3)),
-                **({name: cards[i] for name, cards in of_decode.items()} if op != "prefill" else {}),
+                q_lens=q_lens,
+                spare_rows=rng.choice((0, 0, 3, 70)) if q_lens else 0,
+                tree=trees[i] if is_decode else None,
+                **{name: cards[i] for name, cards in options.items()},
                 kv_format=kv_format,
             )
         )
@@ -249,6 +272,12 @@ def _fit(batch: int, q_len: int, kv_len: int, work_per_pair: int) -> tuple[int, 
     return batch, q_len, kv_len
 
 
+def _q_lens(rng: random.Random, batch: int, most: int) -> tuple[int, ...]:
+    """Prompts, single tokens, and sequences that have no rows this time; not all of them."""
+    rows = [rng.choice((0, 1, rng.randint(1, most), most)) for _ in range(batch)]
+    return tuple(rows) if any(rows) else (1, *rows[1:])
+
+
 def _seq_lens(rng: random.Random, op: str, batch: int, capacity: int) -> tuple[int, ...] | None:
     if op == "prefill" or (op == "decode" and rng.random() < 0.2):
         return None
@@ -269,9 +298,6 @@ def _mask(problem: Problem, generator: torch.Generator) -> Tensor | None:
     values = torch.randn(size, generator=generator) * 2
     values[torch.rand(size, generator=generator) < 0.1] = -torch.inf
     return values.to(problem.mask)
-
-
-# ---- operands
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: torch.Generator) -> Tensor:
@@ -365,10 +391,15 @@ def build(problem: Problem, seed: int = 0) -> Case:
     visible = visibility(p, mask, extra.get("tree_mask"))
 
     clean = {"query": query, **extra}
-    operands = {"query": lay_out(query, q_layout)} | {name: spread(t) for name, t in extra.items()}
+    operands = (
+        {"query": lay_out(query, q_layout)}
+        if p.q_lens is None
+        else packed(query, p.q_lens, p.spare_rows, q_layout)
+    )
+    operands |= {name: spread(t) for name, t in extra.items()}
     table, num_blocks = _block_table(p, rng) if p.block_size else (None, 0)
     if table is not None:
-        operands["block_tables"] = flat(table)
+        operands["block_tables"] = flat(table) if p.q_lens is None else spread(table)
     kv_format = p.kv_format.removesuffix("_unscaled")
 
     def placed(values: Tensor, layout: str, fill: float) -> Operand:
@@ -399,7 +430,9 @@ def build(problem: Problem, seed: int = 0) -> Case:
     options = p.numbers
     if kv_format != "float" and (kv_format != "int8" or p.index % 2):  # int8 need not be named
         options["kv_format"] = kv_format
-    if p.op == "prefill" and p.causality != "none":
+    if p.q_lens is not None:
+        options |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
+    elif p.op == "prefill" and p.is_causal:
         options["is_causal"] = True
         if p.q_offset is not None:
             options["q_offset"] = p.q_offset

@@ -43,6 +43,7 @@ SIZES = {
     "prefill": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
     "decode": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
     "paged_decode": "batch heads kv-heads q-len kv-len head-dim value-dim block-size cores",
+    "paged_prefill": "batch heads kv-heads q-len kv-len head-dim value-dim block-size cores",
     "merge": "batch heads q-len head-dim parts cores",
 }
 
@@ -73,6 +74,7 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
         ("explain prefill --dtype", "--dtype: expected one argument", "explain prefill --dtype float32"),
         ("explain decode --causal", "decode takes no --causal", "explain prefill --causal"),
         ("explain paged_decode --causal", "paged_decode takes no --causal", "explain paged_decode"),
+        ("explain paged_prefill --causal", "paged_prefill takes no --causal", "explain paged_prefill"),
         ("explain merge --kv-heads 4", "merge takes no --kv-heads", "explain merge --heads 4"),
         (
             "explain decode --block-size 16",

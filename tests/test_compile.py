@@ -11,7 +11,7 @@ from torch import Tensor
 from tests import problems
 from tests.problems import Problem
 
-OPS = ("prefill", "decode", "paged_decode", "merge")
+OPS = ("prefill", "decode", "paged_decode", "paged_prefill", "merge")
 
 
 def arguments_of(op: str, device: str, **changes: Any) -> dict[str, Any]:
@@ -24,7 +24,9 @@ def arguments_of(op: str, device: str, **changes: Any) -> dict[str, Any]:
     sizes: dict[str, Any] = {"q_len": 6, "kv_len": 20, "causality": "bottom_right", "mask": torch.bool}
     if op != "prefill":
         sizes = {"q_len": 2, "kv_len": 32, "seq_lens": (21, 32)}
-    if op == "paged_decode":
+    if op == "paged_prefill":
+        sizes |= {"q_lens": (1, 9), "q_len": 9, "causality": "bottom_right"}
+    if op.startswith("paged"):
         sizes |= {"block_size": 16}
     problem = Problem(0, op, torch.float32, 2, 4, 2, head_dim=16, value_dim=16, **(sizes | changes))
     return problems.build(problem).arguments(device)[0]
@@ -64,7 +66,7 @@ def test_compile_without_graph_break(op: str, dynamic: bool, grad: bool) -> None
     def model(**arguments: Any) -> Tensor:
         arguments[first] = arguments[first] * 1.5
         out, lse = getattr(torch.ops.fattn, op)(**arguments)
-        return out + lse[..., None].exp()
+        return out + (lse.mT if op == "paged_prefill" else lse)[..., None].exp()
 
     torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)

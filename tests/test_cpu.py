@@ -44,7 +44,7 @@ def test_refusals_are_the_same(wrong: str) -> None:
     messages = []
     for device in ("cpu", "mps"):
         query = torch.randn(1, 2, 3, 60 if wrong == "head_dim" else 64, device=device)
-        options = {"softcap": 30.0} if wrong == "option" else {}
+        options = {"window_right": -3} if wrong == "option" else {}
         with pytest.raises((ValueError, NotImplementedError)) as caught:
             torch.ops.fattn.prefill(query, query, query, **options)
         messages.append(str(caught.value))

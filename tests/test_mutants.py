@@ -1,5 +1,5 @@
 """Seeded faults in our kernels are found; the same launch without the fault is silent and right. Those of
-decode_wide are in test_wide_mutants.py.
+prefill are in test_prefill_mutants.py, those of decode_wide in test_wide_mutants.py.
 
 Each mutant changes one place of a kernel's text, or one binding, and is launched under the emulator's checks.
 It is caught when the check that it names reports it or, where it names none, by the accuracy rule.
@@ -23,8 +23,6 @@ pytestmark = needs_emulator
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup)"
 f32, f16, bf16 = problems.DTYPES
 
-# Whole and ragged steps, several of each, and a ragged last tile of rows.
-PREFILL = Problem(0, "prefill", f16, 1, 2, 1, 43, 150, 64, 40, causality="bottom_right")
 # 18 packed rows: two fragments and a second threadgroup of rows.
 DECODE = Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
 SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 1400, 40, 24, seq_lens=(1400,))  # more parts than simdgroups
@@ -63,7 +61,7 @@ HIDDEN_INT8 = Problem(
     kv_format="int8",
 )
 QUANTISED = (INT8, PAGED_INT8, FP8, INT4, HIDDEN_INT8)
-CONTROLS = (PREFILL, DECODE, SPLIT, PAGED, FULL, LAST_BLOCK, SINKS, WINDOW, TREE, *QUANTISED)
+CONTROLS = (DECODE, SPLIT, PAGED, FULL, LAST_BLOCK, SINKS, WINDOW, TREE, *QUANTISED)
 VIEWS = ("padded_rows", "padded_rows", "padded_rows")  # views that start 8 elements into their storage
 
 
@@ -108,32 +106,8 @@ def assert_caught(mutant: Mutant) -> None:
 
 
 MUTANTS = [
-    *removed_barriers("prefill", PREFILL),
     *removed_barriers("decode", SPLIT),
     # Off by one.
-    Mutant(
-        "prefill_stages_a_key_too_many",
-        PREFILL,
-        "fattn_prefill",
-        "const int rows = params.kv_len - first_key;",
-        "const int rows = params.kv_len - first_key + 1;",
-        "bounds",
-    ),
-    Mutant(
-        "prefill_stores_a_row_too_many",
-        PREFILL,
-        "fattn_prefill",
-        "if (row >= params.q_len) {",
-        "if (row > params.q_len) {",
-        "bounds",
-    ),
-    Mutant(
-        "prefill_sees_the_next_key",
-        PREFILL,
-        "fattn_prefill",
-        "params.q_offset + row + 1)",
-        "params.q_offset + row + 2)",
-    ),
     Mutant(
         "decode_reads_past_the_length",
         FULL,
@@ -211,8 +185,8 @@ MUTANTS = [
         "sink_tokens_one_short",
         WINDOW,
         "fattn_decode",
-        "key < sink_end);",
-        "key < sink_end - 1);",
+        "key < sink_end[r];",
+        "key < sink_end[r] - 1;",
     ),
     Mutant(
         "sink_counts_in_every_chunk",
@@ -258,22 +232,6 @@ MUTANTS = [
         "fmax(sum.largest, lse)",
     ),
     # A wrong head.
-    Mutant(
-        "prefill_key_of_the_query_head",
-        PREFILL,
-        "fattn_prefill",
-        "(head / params.group_size) * params.key.head",
-        "head * params.key.head",
-        "bounds",
-    ),
-    Mutant(
-        "prefill_all_heads_write_one",
-        PREFILL,
-        "fattn_prefill",
-        "(batch * params.q_heads + head) * params.q_len",
-        "(batch * params.q_heads) * params.q_len",
-        "race",
-    ),
     Mutant(
         "decode_next_key_head",
         DECODE,
@@ -391,8 +349,8 @@ def test_dropped_storage_offset_is_caught(problem: Problem, operand: str) -> Non
 
 def test_a_benign_change_is_not_reported() -> None:
     """The other control: a barrier more, and a comment, change nothing."""
-    case = problems.build(PREFILL)
-    mutate = {"fattn_prefill": lambda text: text.replace(BARRIER, f"{BARRIER}; {BARRIER}")}
+    case = problems.build(DECODE)
+    mutate = {"fattn_decode": lambda text: text.replace(BARRIER, f"{BARRIER}; {BARRIER}")}
     out, lse = direct_launch.run(case, mutate)
     plain, plain_lse = direct_launch.run(case)
     assert torch.equal(out, plain) and torch.equal(lse, plain_lse)

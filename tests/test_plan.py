@@ -79,14 +79,26 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     macros, params = launch["macros"], launch["params"]
     tile_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"]) * int(macros["FATTN_SIMDGROUPS"])
     tiles, heads, batch = launch["grid"]
-    assert (tiles - 1) * tile_rows < p.q_len <= tiles * tile_rows
-    assert (heads, batch) == (p.q_heads, p.batch)
+    if p.q_lens is None:
+        assert (tiles - 1) * tile_rows < p.q_len <= tiles * tile_rows
+        assert (heads, batch) == (p.q_heads, p.batch)
+    else:  # a tile holds rows of one sequence only
+        group = p.q_heads // p.kv_heads
+        needed = sum(-(-rows * group // tile_rows) for rows in (*p.q_lens, p.spare_rows))
+        assert needed <= tiles <= needed + p.batch + 1
+        assert (heads, batch) == (p.kv_heads, 1)
     assert params["q_tiles"] == tiles and params["group_size"] * p.kv_heads == p.q_heads
     padding = 16 + 64
     row_bytes = (p.head_dim + p.value_dim) * ELEMENT_BYTES[macros["FATTN_T"]] + padding
     tile_bytes = int(macros["FATTN_TILE_KEYS"]) * row_bytes
     assert launch["threadgroup_bytes"] == tile_bytes + 4 * int(macros["FATTN_SIMDGROUPS"])
-    assert launch["constants"]["causal"] == (p.causality != "none")
+    constants = launch["constants"]
+    assert constants["causal"] == p.is_causal
+    assert constants["window"] == (p.window_left >= 0 or (p.window_right >= 0 and not p.is_causal))
+    assert constants["softcap"] == (p.softcap > 0)
+    assert (constants["sinks"], constants["alibi"]) == (p.sinks, p.alibi_slopes)
+    assert constants["block_size"] == p.block_size
+    assert constants["packed"] == constants["has_seq_lens"] == (p.q_lens is not None)
 
 
 def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
@@ -155,7 +167,7 @@ def test_properties(problem: Problem, device: dict[str, Any]) -> None:
         slots = list(launch["bindings"].values())
         assert len(set(slots)) == len(slots) and max(slots) < 31
         assert ("attn_mask" in launch["bindings"]) == bool(launch["constants"].get("mask"))
-    if problem.op == "prefill":
+    if not problem.is_decode:
         assert len(plan["passes"]) == 1 and plan["scratch_bytes"] == 0
         check_prefill(problem, plan["passes"][0])
     else:
@@ -209,7 +221,7 @@ def test_an_unknown_number_of_cores() -> None:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("family", [1, 5, 6])
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "merge"])
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "merge"])
 def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
     if op == "merge":
         operands: dict[str, Any] = {
@@ -217,7 +229,8 @@ def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
             "lses": torch.empty(2, 1, 1, 1, device="meta"),
         }
     else:
-        sizes = {"block_size": 16} if op == "paged_decode" else {}
+        sizes: dict[str, Any] = {"block_size": 16} if op.startswith("paged") else {}
+        sizes |= {"q_lens": (1,)} if op == "paged_prefill" else {}
         operands = on_meta(Problem(0, op, f16, 1, 4, 2, 1, 32, 64, 64, seq_lens=(9,), **sizes))
         if op == "prefill":
             del operands["seq_lens"]

@@ -8,16 +8,16 @@ from torch import Tensor
 
 import torch_fattn
 from tests import problems
-from tests.accuracy import assert_close
+from tests.accuracy import assert_close, expected, packed
 from tests.conftest import counted_launches
 
 PROBLEMS = problems.draw(200)
 MORE_PROBLEMS = problems.draw(1000, seed=1)
-OPS = ("prefill", "decode", "paged_decode")
+OPS = ("prefill", "decode", "paged_decode", "paged_prefill")
 
 
 def kernel_of(problem: problems.Problem) -> str:
-    if problem.op == "prefill":
+    if not problem.is_decode:
         return "fattn_prefill"
     copied = problem.layouts[1] == "every_other" and not problem.block_size
     reads_once = problem.value_in_key and not copied
@@ -35,7 +35,7 @@ def run_and_check(problem: problems.Problem, seed: int) -> None:
     with counted_launches() as launches:
         out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
     assert launches.pop(kernel_of(problem)) == 1
-    assert launches in ({}, {"fattn_merge": 1})
+    assert launches == {} or (problem.is_decode and launches == {"fattn_merge": 1})
     assert_close(case, out.cpu(), lse.cpu())
     for name, base in bases.items():
         assert same_bits(base.cpu(), case.operands[name].base), f"{name} was written"
@@ -54,20 +54,32 @@ def test_more_problems(problem: problems.Problem) -> None:
 
 def test_the_problems_cover_every_axis() -> None:
     seen = {(p.op, p.dtype) for p in PROBLEMS}
-    assert len(seen) == 9
+    assert len(seen) == 12
     dims = {(p.head_dim, p.value_dim, p.value_in_key) for p in PROBLEMS}
     assert dims == {(*pair, False) for pair in problems.HEAD_DIMS} | set(problems.WIDE_HEAD_DIMS)
     assert {p.q_heads // p.kv_heads == 1 for p in PROBLEMS} == {True, False}
     assert any(p.kv_heads == 1 and p.q_heads > 1 for p in PROBLEMS)
     assert {p.causality for p in PROBLEMS if p.op == "prefill"} == set(problems.CAUSALITIES)
     for operand in range(3):
-        assert {p.layouts[operand] for p in PROBLEMS if p.op != "paged_decode"} == set(problems.LAYOUTS)
+        assert {p.layouts[operand] for p in PROBLEMS if not p.block_size} == set(problems.LAYOUTS)
     for op in OPS:
-        assert {p.mask for p in PROBLEMS if p.op == op} == set(problems.MASKS)
+        of_op = [p for p in PROBLEMS if p.op == op]
+        assert {p.mask for p in of_op} == (set(problems.MASKS) if op != "paged_prefill" else {None})
+        assert {p.window_left for p in of_op} == set(problems.WINDOWS_LEFT)
+        assert {p.window_right for p in of_op} == set(problems.WINDOWS_RIGHT)
+        assert {p.sink_tokens for p in of_op} == set(problems.SINK_TOKENS)
+        assert {p.softcap for p in of_op} == set(problems.SOFTCAPS)
+        assert {(p.sinks, p.alibi_slopes) for p in of_op} == {(a, b) for a in (0, 1) for b in (0, 1)}
     assert len({p.mask_broadcast for p in PROBLEMS if p.mask is not None}) == 16
-    assert {p.block_size for p in PROBLEMS if p.op == "paged_decode"} == set(problems.BLOCK_SIZES)
+    for op in ("paged_decode", "paged_prefill"):
+        assert {p.block_size for p in PROBLEMS if p.op == op} == set(problems.BLOCK_SIZES)
+    packed = [p for p in PROBLEMS if p.q_lens is not None]
+    assert {p.is_causal for p in packed} == {True, False} == {p.spare_rows > 0 for p in packed}
+    rows = {n for p in packed for n in p.rows}
+    assert {0, 1} < rows and any(1 < n <= 16 for n in rows) and max(rows) > 100
     for op in ("decode", "paged_decode"):
         assert {p.kv_format for p in PROBLEMS if p.op == op} == set(problems.KV_FORMATS)
+    for op in ("decode", "paged_decode", "paged_prefill"):
         lengths = [(n, p.kv_len) for p in PROBLEMS if p.op == op and p.seq_lens for n in p.seq_lens]
         assert any(n == 0 for n, _ in lengths) and any(n == capacity for n, capacity in lengths)
 
@@ -89,3 +101,20 @@ def test_the_rule_can_fail() -> None:
         assert_close(case, out * 1.03, lse)
     with pytest.raises(AssertionError, match="lse"):
         assert_close(case, out, lse + 0.01)
+
+
+def test_the_rule_of_packed_calls_can_fail() -> None:
+    """A row of one sequence in the place of another's, and a value in a row of no sequence."""
+    problem = next(
+        p for p in PROBLEMS if p.spare_rows and sum(n > 0 for n in p.rows) > 1 and p.window_left < 0
+    )
+    case = problems.build(problem)
+    out, lse = packed(case, *expected(case))
+    out, lse = out.to(problem.dtype), lse.float()
+    assert_close(case, out, lse)
+    owned = sum(problem.rows)
+    with pytest.raises(AssertionError, match="error"):
+        assert_close(case, torch.cat([out[:owned].roll(1, dims=0), out[owned:]]), lse)
+    out[-1] = 1e-3
+    with pytest.raises(AssertionError, match="no sequence"):
+        assert_close(case, out, lse)

@@ -146,6 +146,13 @@ def test_decode_key_by_key(seed: int, paged: bool) -> None:
     used = torch.arange(blocks) * block_size < seq_lens[:, None]
     tables = torch.where(used, order, -1).int()
     assert_equal(reference.paged_decode(query, *pools, tables, seq_lens, **options), expected)
+    if "tree_mask" in options or "attn_mask" in options:
+        return
+    rows = query.transpose(1, 2).flatten(0, 1)  # of both sequences, one after the other
+    starts = torch.tensor([0, q_len, 2 * q_len])
+    out, lse = reference.paged_prefill(rows, *pools, tables, seq_lens, starts, q_len, **options)
+    packed = (out.unflatten(0, (2, q_len)).transpose(1, 2), lse.unflatten(1, (2, q_len)).transpose(0, 1))
+    assert_equal(packed, expected)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

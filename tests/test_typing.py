@@ -20,6 +20,7 @@ CALLS = {
     "prefill": "x, x, x, None, is_causal=True, scale=1.0",
     "decode": "x, x, x, x, attn_mask=x",
     "paged_decode": "x, x, x, x, x",
+    "paged_prefill": "x, x, x, x, x, x, 9",
     "merge": "x, x",
 }
 RIGHT = "".join(

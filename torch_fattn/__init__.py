@@ -1,4 +1,4 @@
-"""Attention for PyTorch on Apple GPUs: prefill, split-K decode, paged decode and merge as Metal kernels.
+"""Attention for PyTorch on Apple GPUs: prefill, split-K decode, both also paged, merge, as Metal kernels.
 
     import torch_fattn
     out = torch_fattn.prefill(query, key, value, is_causal=True)
@@ -15,6 +15,7 @@ from __future__ import annotations
 from . import _extension, _fakes, reference
 from ._cache_write import cache_write
 from ._ops import decode, merge, paged_decode, prefill
+from ._packed_ops import paged_prefill
 from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
 from .plans import Explanation, explain, launch_counts, reset_launch_counts
 
@@ -37,6 +38,7 @@ __all__ = [
     "launch_counts",
     "merge",
     "paged_decode",
+    "paged_prefill",
     "prefill",
     "reference",
     "reset_launch_counts",

@@ -15,19 +15,20 @@ from ._kv_formats import INT4_GROUP
 from .plans import FAMILIES, MOST_CORES, OPERATORS, explain
 
 MOST = 2**31 - 1
-ATTENTION = ("prefill", "decode", "paged_decode")
+ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill")
 # Options that not every operator has; the others refuse them.
 USED_BY = {
     "kv_heads": ATTENTION,
     "kv_len": ATTENTION,
     "value_dim": ATTENTION,
-    "block_size": ("paged_decode",),
+    "block_size": ("paged_decode", "paged_prefill"),
     "kv_format": ("decode", "paged_decode"),
     "parts": ("merge",),
     "causal": ("prefill",),
 }
 WHY_NOT = {
     ("decode", "causal"): "its rows are the last ones of their sequences and causal always",
+    ("paged_prefill", "causal"): "its rows are causal anyway",
     ("paged_decode", "causal"): "its rows are the last ones of their sequences and causal always",
 }
 FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10}
@@ -39,11 +40,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--batch", type=size, default=1)
     parser.add_argument("--heads", type=size, default=32, help="query heads")
     parser.add_argument("--kv-heads", type=size, help="key-value heads; default: as many as query heads")
-    parser.add_argument("--q-len", type=size, help="query rows; default: 1, for prefill --kv-len")
+    parser.add_argument("--q-len", type=size, help="query rows; default: 1, for the prefills --kv-len")
     parser.add_argument("--kv-len", type=size, help="keys, or a decode's cache capacity; default: 1024")
     parser.add_argument("--head-dim", type=size, default=128)
     parser.add_argument("--value-dim", type=size, help="default: --head-dim")
-    parser.add_argument("--block-size", type=size, help="paged_decode: keys per block; default: 16")
+    parser.add_argument("--block-size", type=size, help="the paged ones: keys per block; default: 16")
     parser.add_argument(
         "--kv-format", choices=("int8", "fp8_e4m3", "int4"), help="of a quantised cache; default: --dtype"
     )
@@ -64,6 +65,8 @@ def run(parser: Parser, options: argparse.Namespace) -> int:
     _check_device(parser, options)
     operands = _operands(parser, options)
     keywords: dict[str, Any] = {"is_causal": bool(options.causal)} if options.op == "prefill" else {}
+    if options.op == "paged_prefill":
+        keywords["max_seqlen_q"] = operands[0].shape[0] // options.batch
     if options.kv_format:
         keywords |= _scales(options.kv_format, *operands[1:3])
     try:
@@ -114,7 +117,7 @@ def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
     kv_heads = options.kv_heads or heads
     value_dim = options.value_dim or head_dim
     kv_len = options.kv_len or 1024
-    q_len = options.q_len or (kv_len if options.op == "prefill" else 1)
+    q_len = options.q_len or (kv_len if options.op.endswith("prefill") else 1)
     block_size = options.block_size or 16
 
     def tensor(name: str, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -127,14 +130,15 @@ def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
 
     dtype = getattr(torch, options.dtype)
     if options.op == "merge":
-        rows = (options.parts or 2, batch, heads, q_len)
-        return [tensor("outs", dtype, *rows, head_dim), tensor("lses", torch.float32, *rows)]
-    query = tensor("query", dtype, batch, heads, q_len, head_dim)
+        parts = (options.parts or 2, batch, heads, q_len)
+        return [tensor("outs", dtype, *parts, head_dim), tensor("lses", torch.float32, *parts)]
+    rows = (batch * q_len, heads) if options.op == "paged_prefill" else (batch, heads, q_len)
+    query = tensor("query", dtype, *rows, head_dim)
     columns = [head_dim, value_dim]
     if options.kv_format:
         dtype = torch.int8 if options.kv_format == "int8" else torch.uint8
         columns = [dim // 2 if options.kv_format == "int4" else dim for dim in columns]
-    if options.op == "paged_decode":
+    if options.op.startswith("paged"):
         blocks = -(-kv_len // block_size)
         pool = (batch * blocks, block_size, kv_heads)
         caches = [
@@ -142,7 +146,10 @@ def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
             tensor("value cache", dtype, *pool, columns[1]),
         ]
         tables = tensor("block tables", torch.int32, batch, blocks)
-        return [query, *caches, tables, tensor("sequence lengths", torch.int32, batch)]
+        paged = [query, *caches, tables, tensor("sequence lengths", torch.int32, batch)]
+        if options.op == "paged_prefill":
+            paged.append(tensor("starts of the sequences", torch.int32, batch + 1))
+        return paged
     cache = (batch, kv_heads, kv_len)
     operands = [query, tensor("key", dtype, *cache, columns[0]), tensor("value", dtype, *cache, columns[1])]
     if options.op == "decode":

@@ -23,7 +23,11 @@ def register() -> None:
 
 
 def _fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    result_of = _merge_result if op == "merge" else _attention_result
+    results: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+        "merge": _merge_result,
+        "paged_prefill": _packed_result,
+    }
+    result_of = results.get(op, _attention_result)
 
     def fake(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
         _check(op, arguments, options)
@@ -41,6 +45,14 @@ def _attention_result(
     return (
         query.new_empty(batch, heads, q_len, value.shape[-1] * (2 if kv_format == "int4" else 1)),
         query.new_empty(batch, heads, q_len, dtype=torch.float32),
+    )
+
+
+def _packed_result(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    rows, heads, _head_dim = query.shape
+    return (
+        query.new_empty(rows, heads, value.shape[-1]),
+        query.new_empty(heads, rows, dtype=torch.float32),
     )
 
 

@@ -104,8 +104,14 @@ def prefill(
         is_causal: row i sees the keys up to position `q_offset + i`.
         q_offset: absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
             0 is the alignment of `F.scaled_dot_product_attention`.
-        window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap: as in `decode`, but not built
-            yet; any value that is not the default raises NotImplementedError.
+        window_left: a row at position p sees keys from `p - window_left` on; -1: all. Keys outside the
+            windows of all rows of a tile are never loaded.
+        window_right: and up to `p + window_right`; -1: all.
+        sink_tokens: this many keys at the beginning stay visible outside the window.
+        sinks: `[Hq]`, a logit per query head that takes part in the softmax and has no value. A row that sees
+            no key has it as its lse.
+        alibi_slopes: `[Hq]`: slope * (key position - p) is added to the score.
+        softcap: c > 0 turns a score s into `c * tanh(s / c)`, before all that is added to it. 0: none.
         scale: factor of the score, finite. Default `D ** -0.5`.
         return_lse: also return the logarithm of each row's softmax denominator.
 
@@ -237,14 +243,7 @@ def decode(
         tree_mask: int64 `[Lq]` or `[B, Lq]`, for drafts that branch: bit t of row i says whether it sees the
             t-th of the newest Lq tokens, itself included. It hides more, and shows nothing that the other
             rules hide.
-        window_left: a row at position p sees keys from `p - window_left` on; -1: all. Keys outside the
-            windows of all rows are never loaded.
         window_right: without effect here, since rows are causal.
-        sink_tokens: this many keys at the beginning of a sequence stay visible below the window.
-        sinks: `[Hq]`, a logit per query head that takes part in the softmax and has no value. A row that sees
-            no key has it as its lse.
-        alibi_slopes: `[Hq]`: slope * (key position - p) is added to the score.
-        softcap: c > 0 turns a score s into `c * tanh(s / c)`, before all that is added to it. 0: none.
         key_scales, value_scales: of a quantised cache, of the shape of key and value without the last
             dimension, or with more in its place; on int8 and fp8_e4m3 any strides.
         kv_format: how key and value are stored. "auto" goes by their dtype: torch.int8 is "int8". A

@@ -24,6 +24,7 @@ KERNEL_OF = {
     "prefill": "fattn_prefill",
     "decode": "fattn_decode",
     "paged_decode": "fattn_decode",
+    "paged_prefill": "fattn_prefill",
     "merge": "fattn_merge",
     "cache_write": "fattn_cache_write",
 }
@@ -192,11 +193,22 @@ def _decode_case(dtype: torch.dtype) -> Case:
     return Case("decode", (query, key, key.flip(2), torch.tensor([600, 37], dtype=torch.int32)), {})
 
 
-def _paged_decode_case(dtype: torch.dtype) -> Case:
-    query, pool = _random(2, 4, 2, 64, dtype=dtype), _random(9, 16, 2, 64, dtype=dtype)
+def _paged_cache(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Two sequences of 50 and 18 keys."""
+    pool = _random(9, 16, 2, 64, dtype=dtype)
     tables = torch.tensor([[7, 0, 4, 2], [5, 8, -1, -1]], dtype=torch.int32)
+    return pool, pool.flip(0), tables, torch.tensor([50, 18], dtype=torch.int32)
+
+
+def _paged_decode_case(dtype: torch.dtype) -> Case:
+    return Case("paged_decode", (_random(2, 4, 2, 64, dtype=dtype), *_paged_cache(dtype)), {})
+
+
+def _paged_prefill_case(dtype: torch.dtype) -> Case:
+    # A chunk of a prompt, and a single token.
+    starts = torch.tensor([0, 37, 38], dtype=torch.int32)
     return Case(
-        "paged_decode", (query, pool, pool.flip(0), tables, torch.tensor([50, 18], dtype=torch.int32)), {}
+        "paged_prefill", (_random(38, 4, 64, dtype=dtype), *_paged_cache(dtype), starts), {"max_seqlen_q": 37}
     )
 
 
@@ -215,6 +227,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "prefill": _prefill_case,
     "decode": _decode_case,
     "paged_decode": _paged_decode_case,
+    "paged_prefill": _paged_prefill_case,
     "merge": _merge_case,
     "cache_write": _cache_write_case,
 }

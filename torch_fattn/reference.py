@@ -17,12 +17,23 @@ influence. A row that sees no key has out = 0 and lse = -inf (the sink logit, if
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from ._kv_formats import dequantise, quantise
 
-__all__ = ["cache_write", "decode", "dequantise", "merge", "paged_decode", "prefill", "quantise"]
+__all__ = [
+    "cache_write",
+    "decode",
+    "dequantise",
+    "merge",
+    "paged_decode",
+    "paged_prefill",
+    "prefill",
+    "quantise",
+]
 
 _INF = float("inf")
 
@@ -148,6 +159,62 @@ def paged_decode(
         softcap=softcap,
         scale=scale,
     )
+
+
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    is_causal: bool = True,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Query `[T,Hq,D]`: rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` are the newest of sequence b over the
+    pools of `paged_decode`. A row of no sequence sees no key. Returns out `[T,Hq,Dv]` and lse `[Hq,T]`."""
+    key_cache = dequantise(key_cache, key_scales, kv_format)
+    value_cache = dequantise(value_cache, value_scales, kv_format)
+    rows, heads, _ = query.shape
+    num_blocks, block_size = key_cache.shape[:2]
+    tables = block_tables.cpu().long()
+    in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
+    key, value = (_gather_blocks(cache, tables) for cache in (key_cache, value_cache))
+    out = torch.zeros(rows, heads, value_cache.shape[-1], dtype=torch.float64)
+    lse = torch.full((heads, rows), -_INF, dtype=torch.float64)
+    if sinks is not None:
+        lse[:] = sinks.cpu()[:, None]
+    bounds = cu_seqlens_q.cpu().long().clamp(0, rows).cummax(0).values.tolist()
+    for b, (first, end) in enumerate(pairwise(bounds)):
+        length = int(seq_lens[b].clamp(0, key.shape[2]))
+        sequence_out, sequence_lse = prefill(
+            query[first:end].transpose(0, 1)[None],
+            key[b : b + 1, :, :length],
+            value[b : b + 1, :, :length],
+            in_pool[b, :length],
+            is_causal=is_causal,
+            window_left=window_left,
+            window_right=window_right,
+            sink_tokens=sink_tokens,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            softcap=softcap,
+            scale=scale,
+        )
+        out[first:end] = sequence_out[0].transpose(0, 1)
+        lse[:, first:end] = sequence_lse[0]
+    return out, lse
 
 
 def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ constant bool fc_sinks [[function_constant(fattn::kConstSinks)]];
 constant bool fc_tree [[function_constant(fattn::kConstTree)]];
 constant bool fc_one_row [[function_constant(fattn::kConstOneRow)]];
 constant bool fc_scales [[function_constant(fattn::kConstScales)]];
+constant bool fc_packed [[function_constant(fattn::kConstPacked)]];
 
 // Gates of optional buffers.
 constant bool fc_has_mask = fc_mask != fattn::kMaskNone;

@@ -62,7 +62,7 @@ struct Sequence {
     const int position = table.length - params.span.q_len + packed.row;
     visible.limit[0] = packed.exists ? position + 1 : 0;
     visible.window_begin[0] = position - params.span.window_left;
-    visible.sink_end = params.span.sink_tokens;
+    visible.sink_end[0] = min(params.span.sink_tokens, visible.limit[0]);
     visible.first_draft = table.length - params.span.q_len;
     if (fc_tree) {
       visible.drafts[0] =

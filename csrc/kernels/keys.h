@@ -6,6 +6,8 @@
 
 // Whether the eight keys of a fragment always lie in one block.
 constant bool fc_fragment_blocks = fc_block_size % 8 == 0;
+// Whether the keys of a step always do.
+constant bool fc_step_blocks = fc_block_size % FATTN_TILE_KEYS == 0;
 
 namespace fattn {
 
@@ -44,6 +46,8 @@ struct KeyTable {
     return place;
   }
 };
+
+FATTN_CONSTEXPR uint kAllKeys = kTileKeys < 32 ? (1u << (kTileKeys % 32)) - 1 : ~0u;
 
 // The blocks of one step, by key fragment; looked up once for K and V.
 struct StepBlocks {
@@ -89,6 +93,37 @@ struct StepBlocks {
       }
     }
     return table.place_of(first_key + index, block);
+  }
+};
+
+// The keys of one step that a threadgroup stages: each lane of a simdgroup looks up one of them, and the
+// others ask it. Blocks of whole steps need no asking: all lanes know the one block.
+struct StagedKeys {
+  int first_key;
+  int block;   // of key first_key + lane, -1 if there is no such key; or of all keys
+  uint exist;  // bit i: key first_key + i exists
+
+  void look_up(thread const KeyTable& table, int key, ushort lane) thread {
+    static_assert(kTileKeys <= kSimdWidth, "a lane looks up one key");
+    first_key = key;
+    const int own_key = key + lane % kTileKeys;
+    block = table.block_of(fc_step_blocks ? key : own_key);
+    exist = uint(simd_vote::vote_t(simd_ballot(table.place_of(own_key, block).exists))) & kAllKeys;
+  }
+
+  // In all lanes at once: key first_key + i, of which each lane may ask for another.
+  KeyPlace find(thread const KeyTable& table, int i) const thread {
+    return table.place_of(first_key + i, fc_step_blocks ? block : simd_shuffle(block, ushort(i)));
+  }
+
+  // The bits of the keys whose scores a lane holds, as hide_scores takes them.
+  uint present(ushort pair) const thread {
+    uint bits = 0;
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeyFragments; k++) {
+      bits |= ((exist >> (k * 8 + pair * 2)) & 3) << (2 * k);
+    }
+    return bits;
   }
 };
 

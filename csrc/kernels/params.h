@@ -37,6 +37,7 @@ enum Slot {
   kSlotTreeMask = 13,
   kSlotKeyScales = 14,
   kSlotValueScales = 15,
+  kSlotCuSeqlens = 16,
   // Of cache_write, beside kSlotKey and kSlotValue.
   kSlotKeyCache = 20,
   kSlotValueCache = 21,
@@ -59,6 +60,7 @@ enum FunctionConstant {
   kConstTree = 10,        // bool: the newest keys are draft tokens under a tree mask
   kConstOneRow = 11,      // bool: all rows of a key-value head see the same keys
   kConstScales = 12,      // bool: quantised K and V have scales
+  kConstPacked = 13,      // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
 };
 
 // How a cache stores a row of keys or values: see plan/kv_format.h.
@@ -81,17 +83,29 @@ struct Strides4 {
 
 struct PrefillParams {
   Strides3 query;
-  Strides3 key;
+  Strides3 key;  // dense: batch, head, row. Paged: block, head, slot
   Strides3 value;
   Strides4 mask;
-  fattn_i32 q_len;
-  fattn_i32 kv_len;
+  fattn_i64 block_table_batch_stride;
+  fattn_i64 block_table_entry_stride;
+  fattn_i64 seq_lens_stride;
+  fattn_i64 cu_seqlens_stride;
+  fattn_i64 sinks_stride;
+  fattn_i64 alibi_slopes_stride;
+  fattn_i32 batch;
+  fattn_i32 q_len;   // packed: rows of all sequences
+  fattn_i32 kv_len;  // paged: max_blocks * block_size
   fattn_i32 q_heads;
-  fattn_i32 group_size;   // query heads per key-value head
-  fattn_i32 q_offset;     // absolute position of query row 0
-  fattn_f32 score_scale;  // from a product to score units (softmax.h)
+  fattn_i32 group_size;    // query heads per key-value head
+  fattn_i32 q_offset;      // absolute position of query row 0; packed: each sequence has its own
+  fattn_i32 window_left;   // kNoLimit: every key below the row's own
+  fattn_i32 window_right;  // kNoLimit: every key above it
+  fattn_i32 sink_tokens;
+  fattn_i32 num_blocks;
   fattn_i32 q_tiles;
-  fattn_i32 reserved;
+  fattn_f32 score_scale;  // from a product to score units (softmax.h), or to the argument of tanh
+  fattn_f32 softcap;      // in score units
+  fattn_f32 slope_scale;  // from ALiBi's slopes to score units
 };
 
 // What decode sees by position. kNoWindow as window_left: every key up to the row's own.
@@ -163,7 +177,7 @@ struct CacheWriteParams {
 // Bytes as the host lays them out; MSL has the same rules, and checks it too.
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
-FATTN_CHECK_SIZE(PrefillParams, 136);
+FATTN_CHECK_SIZE(PrefillParams, 208);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 280);
 FATTN_CHECK_SIZE(MergeParams, 64);
@@ -175,6 +189,8 @@ FATTN_CONSTEXPR int kFragment = 8;
 FATTN_CONSTEXPR int kSimdWidth = 32;
 // No window: more keys than a sequence can have.
 FATTN_CONSTEXPR int kNoWindow = 1 << 30;
+// No end of a window on one side of a row: further than any two positions are apart.
+FATTN_CONSTEXPR int kNoLimit = 0x7fffffff;
 // Chunks of decode (schedule.h): a sequence has at most kFewChunks until they are of kLargeChunk keys.
 FATTN_CONSTEXPR int kFewChunks = 32;
 FATTN_CONSTEXPR int kLargeChunk = 512;

@@ -1,20 +1,27 @@
-// Prefill: many query rows over dense keys and values (FlashAttention-2: Dao 2023; the tile is of the kind
-// MLX calls steel).
+// Prefill: many query rows over dense keys and values, or over a paged pool (FlashAttention-2: Dao 2023; the
+// tile is of the kind MLX calls steel).
 //
-// A threadgroup owns kSimdgroups * kRowFragments * 8 query rows of one head and walks the keys in steps of
-// kTileKeys. K and V of a step are staged once in threadgroup memory; query, scores, weights and output stay
-// in registers. While a step is computed, the next one is on its way from device memory: each thread holds
-// its share of it in registers. Steps that every row of the tile sees whole take the first loop, without any
-// test; only the steps on the diagonal, at the ragged end, or under an attn_mask take the second. Steps that
-// no row sees are not visited.
+// A threadgroup owns kSimdgroups * kRowFragments * 8 query rows of one head, or of the heads that share a
+// key-value head (packed.h), and walks the keys in steps of kTileKeys. K and V of a step are staged once in
+// threadgroup memory; query, scores, weights and output stay in registers. While a step is computed, the next
+// one is on its way from device memory: each thread holds its share of it in registers. Steps that every row
+// of the tile sees whole are computed without any test; only the steps on the diagonal, at the edges of a
+// window, at the ragged end, in blocks that do not exist, or under an attn_mask have tests. Steps that no row
+// sees are not visited.
+#include "keys.h"
+#include "packed.h"
 #include "query.h"
 #include "scores.h"
+#include "steps.h"
+
+// Whether steps that are seen whole can follow others that are not. Else they have a loop of their own, which
+// needs fewer registers.
+constant bool fc_alternating = fc_window || fc_paged;
 
 namespace fattn {
 
 FATTN_CONSTEXPR int kKeyPitch = kHeadDim + kKeyPadBytes / int(sizeof(Element));
 FATTN_CONSTEXPR int kValuePitch = kValueDim + kValuePadBytes / int(sizeof(Element));
-FATTN_CONSTEXPR int kTileRows = kSimdgroups * kRowFragments * 8;
 
 // One thread's share of kTileKeys rows of N elements: chunks of 16 bytes, between device memory and a tile.
 template <int N>
@@ -24,22 +31,24 @@ struct TileShare {
 
   uint4 words[(kTileChunks + kThreads - 1) / kThreads];
 
-  // Rows from `rows` on become 0, and are not read. kWhole: there are enough.
+  // Of a dense operand the rows before `rows`, of a pool the keys that exist; the others become 0, and are
+  // not read. kWhole: all kTileKeys of them.
   template <bool kWhole>
-  void fetch(const device Element* source, long stride, int rows, ushort thread_index) thread {
-    rows = kWhole ? kTileKeys : min(rows, kTileKeys);
+  void fetch(const device Element* source, constant Strides3& strides, int rows, thread const KeyTable& table,
+             thread const StagedKeys& keys, ushort thread_index) thread {
 #pragma clang loop unroll(full)
     for (int i = 0; i < kTileChunks; i += kThreads) {
       const int row = (i + thread_index) / kRowChunks;
       const int column = (i + thread_index) % kRowChunks * kWideChunk;
-      const bool exists = kWhole && kTileChunks % kThreads == 0 ? true : row < rows;
-      if (!exists) {
-        words[i / kThreads] = uint4(0);
-      } else {
-        const device Element* from = source + row * stride + column;
-        words[i / kThreads] =
-            fc_vector_loads ? *reinterpret_cast<const device uint4*>(from) : chunk_words(from);
+      bool exists = row < (kWhole ? kTileKeys : min(rows, kTileKeys));
+      const device Element* from = source + row * strides.row + column;
+      if (fc_paged) {
+        const KeyPlace place = keys.find(table, min(row, kTileKeys - 1));
+        exists = row < kTileKeys && (kWhole || place.exists);
+        from = source + place.block * strides.batch + place.slot * strides.row + column;
       }
+      exists = exists || (kWhole && kTileChunks % kThreads == 0);
+      words[i / kThreads] = exists ? wide_chunk(from) : uint4(0);
     }
   }
 
@@ -69,17 +78,41 @@ struct TileShare {
   }
 };
 
+// The keys that a tile reads.
+struct KeySource {
+  const device Element* key;  // of the sequence and head; of a pool, of the head
+  const device Element* value;
+  KeyTable table;
+};
+
 // What a thread holds of the next step.
 struct StepShare {
   TileShare<kHeadDim> keys;
   TileShare<kValueDim> values;
+  StagedKeys places;  // of a pool
+
+  // Finds the step's keys. Returns whether they are all there, and seen by every row of the tile.
+  bool look_up(thread const KeySource& source, thread const KeyRanges& ranges, int first_key, ushort lane)
+      thread {
+    if (fc_paged) {
+      places.look_up(source.table, first_key, lane);
+    }
+    return is_whole(ranges, first_key);
+  }
+
+  bool is_whole(thread const KeyRanges& ranges, int first_key) const thread {
+    return ranges.all_see(first_key, first_key + 1) && (!fc_paged || places.exist == kAllKeys);
+  }
 
   template <bool kWhole>
-  void fetch(const device Element* key, const device Element* value, constant PrefillParams& params,
-             int first_key, ushort thread_index) thread {
+  void fetch(thread const KeySource& source, constant PrefillParams& params, int first_key,
+             ushort thread_index) thread {
     const int rows = params.kv_len - first_key;
-    keys.fetch<kWhole>(key + first_key * params.key.row, params.key.row, rows, thread_index);
-    values.fetch<kWhole>(value + first_key * params.value.row, params.value.row, rows, thread_index);
+    const int row = fc_paged ? 0 : first_key;
+    keys.fetch<kWhole>(source.key + row * params.key.row, params.key, rows, source.table, places,
+                       thread_index);
+    values.fetch<kWhole>(source.value + row * params.value.row, params.value, rows, source.table, places,
+                         thread_index);
   }
 
   void place(threadgroup Element* key_tile, threadgroup Element* value_tile, ushort thread_index) const
@@ -124,6 +157,16 @@ inline void value_step(thread OnlineAttention& attention, const threadgroup Elem
   }
 }
 
+// The staged step of keys, all of which every row sees.
+inline void whole_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
+                       thread const ScoreModifiers& modifiers, const threadgroup Element* key_tile,
+                       const threadgroup Element* value_tile, int first_key, LanePosition at) {
+  score_step(attention, query, key_tile, kKeyFragments, at);
+  modify_scores(attention, modifiers, first_key, at);
+  attention.weigh();
+  value_step(attention, value_tile, kKeyFragments, false, at);
+}
+
 }  // namespace fattn
 
 using namespace fattn;
@@ -135,6 +178,11 @@ using namespace fattn;
     device Element* out [[buffer(fattn::kSlotOut)]], device float* lse [[buffer(fattn::kSlotLse)]],
     constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
     const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
+    const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
+    const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fc_paged)]],
+    const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
+    const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
+    const device int* cu_seqlens [[buffer(fattn::kSlotCuSeqlens), function_constant(fc_packed)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
   // Declared as 16-byte words for their alignment.
@@ -146,16 +194,50 @@ using namespace fattn;
   threadgroup Element* value_tile = reinterpret_cast<threadgroup Element*>(value_storage);
 
   // Under a causal mask the last rows have the most keys: start them first.
-  const int tile = params.q_tiles - 1 - int(group.x);
-  const long head = group.y;
-  const long batch = group.z;
+  const int last_first = params.q_tiles - 1 - int(group.x);
+  const QueryTile tile = fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
+                                   : dense_tile(params, last_first, group.y, group.z);
+  if (fc_packed && tile.end == 0) {
+    return;
+  }
   const LanePosition at = lane_position(lane);
-  const int tile_row = tile * kTileRows;
-  const int simdgroup_row = tile_row + simdgroup_index * (kRowFragments * 8);
+  const int simdgroup_row = tile.begin + simdgroup_index * (kRowFragments * 8);
+  int length = params.kv_len;
+  int first_position = params.q_offset;
+  if (fc_has_seq_lens) {
+    length = tile.batch < 0 ? 0 : clamp(seq_lens[tile.batch * params.seq_lens_stride], 0, params.kv_len);
+    first_position = length - tile.q_len;
+  }
 
-  query += batch * params.query.batch + head * params.query.head;
-  key += batch * params.key.batch + (head / params.group_size) * params.key.head;
-  value += batch * params.value.batch + (head / params.group_size) * params.value.head;
+  // The keys that the rows of the tile see, and those of this simdgroup's rows.
+  const RowKeys first_row =
+      keys_of_row(params, first_position + tile.row(tile.begin, params.group_size).row, length);
+  const RowKeys last_row = keys_of_row(
+      params, first_position + tile.last_row(tile.begin + kTileRows - 1, params.group_size), length);
+  const KeyRanges ranges = in_whole_steps(rows_between(first_row, last_row), kTileKeys);
+
+  KeyRanges own_ranges = rows_between(
+      keys_of_row(params, first_position + tile.row(simdgroup_row, params.group_size).row, length),
+      keys_of_row(params,
+                  first_position + tile.last_row(simdgroup_row + kRowFragments * 8 - 1, params.group_size),
+                  length));
+  if (!tile.row(simdgroup_row, params.group_size).exists) {
+    own_ranges.end = 0;
+  }
+
+  KeySource source;
+  source.key = key + tile.kv_head * params.key.head;
+  source.value = value + tile.kv_head * params.value.head;
+  source.table.length = length;
+  if (fc_paged) {
+    source.table.blocks = block_tables + max(tile.batch, 0L) * params.block_table_batch_stride;
+    source.table.entry_stride = params.block_table_entry_stride;
+    source.table.num_blocks = params.num_blocks;
+    source.table.length = ranges.end;
+  } else {
+    source.key += tile.batch * params.key.batch;
+    source.value += tile.batch * params.value.batch;
+  }
 
   OnlineAttention attention;
   QueryRegisters query_rows;
@@ -163,77 +245,89 @@ using namespace fattn;
   ScoreModifiers modifiers;
   attention.clear();
   modifiers.scale = params.score_scale;
+  modifiers.softcap = params.softcap;
   visible.mask_key_stride = params.mask.key;
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const int row = simdgroup_row + r * 8 + at.row;
-    const bool exists = row < params.q_len;
-    query_rows.load(r, exists ? query + row * params.query.row : nullptr, at);
-    const int causal_limit = fc_causal ? min(params.kv_len, params.q_offset + row + 1) : params.kv_len;
-    visible.limit[r] = exists ? causal_limit : 0;
-    visible.mask_row[r] = batch * params.mask.batch + head * params.mask.head + row * params.mask.row;
+    const QueryRow row = tile.row(simdgroup_row + r * 8 + at.row, params.group_size);
+    const device Element* from =
+        query + row.head * params.query.head + (tile.first_row + row.row) * params.query.row;
+    if (!fc_packed) {
+      from += tile.batch * params.query.batch;
+    }
+    query_rows.load(r, row.exists ? from : nullptr, at);
+    const int position = first_position + row.row;
+    const RowKeys keys = keys_of_row(params, position, length);
+    visible.limit[r] = row.exists ? keys.end : 0;
+    visible.window_begin[r] = keys.begin;
+    visible.sink_end[r] = row.exists ? keys.sink_end : 0;
+    visible.mask_row[r] =
+        tile.batch * params.mask.batch + row.head * params.mask.head + row.row * params.mask.row;
+    modifiers.position[r] = position;
+    if (fc_alibi) {
+      modifiers.slope[r] =
+          row.exists ? alibi_slopes[row.head * params.alibi_slopes_stride] * params.slope_scale : 0.0f;
+    }
+    if (fc_sinks && row.exists) {
+      const float unit = fc_additive_mask ? 1.0f : M_LOG2E_F;
+      attention.add_sink(r, sinks[row.head * params.sinks_stride] * unit, at.pair == 0);
+    }
   }
-
-  // Keys [0, all_see) are visible to every row of the threadgroup's tile, keys from any_sees on to none;
-  // `simdgroup_sees` is the same upper bound for the rows of this simdgroup.
-  int all_see = params.kv_len;
-  int any_sees = params.kv_len;
-  int simdgroup_sees = simdgroup_row < params.q_len ? params.kv_len : 0;
-  if (fc_causal) {
-    const int last_row = min(tile_row + kTileRows, params.q_len) - 1;
-    const int last_simdgroup_row = min(simdgroup_row + kRowFragments * 8, params.q_len) - 1;
-    all_see = clamp(params.q_offset + tile_row + 1, 0, params.kv_len);
-    any_sees = clamp(params.q_offset + last_row + 1, 0, params.kv_len);
-    simdgroup_sees = min(simdgroup_sees, params.q_offset + last_simdgroup_row + 1);
-  }
-  const int whole_steps_end = fc_has_mask ? 0 : all_see - all_see % kTileKeys;
 
   StepShare next;
-  if (whole_steps_end > 0) {
-    next.fetch<true>(key, value, params, 0, thread_index);
-  } else if (any_sees > 0) {
-    next.fetch<false>(key, value, params, 0, thread_index);
+  int first_key = next_step(ranges, -kTileKeys, kTileKeys);
+  if (first_key < ranges.end) {
+    if (next.look_up(source, ranges, first_key, lane)) {
+      next.fetch<true>(source, params, first_key, thread_index);
+    } else {
+      next.fetch<false>(source, params, first_key, thread_index);
+    }
   }
 
-  int first_key = 0;
-  for (; first_key < whole_steps_end; first_key += kTileKeys) {
+  for (; !fc_alternating && next.is_whole(ranges, first_key); first_key += kTileKeys) {
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
     next.place(key_tile, value_tile, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int next_key = first_key + kTileKeys;
-    if (next_key < whole_steps_end) {
-      next.fetch<true>(key, value, params, next_key, thread_index);
-    } else if (next_key < any_sees) {
-      next.fetch<false>(key, value, params, next_key, thread_index);
+    if (next.is_whole(ranges, next_key)) {
+      next.fetch<true>(source, params, next_key, thread_index);
+    } else if (next_key < ranges.end) {
+      next.fetch<false>(source, params, next_key, thread_index);
     }
-    if (simdgroup_sees > 0) {
-      score_step(attention, query_rows, key_tile, kKeyFragments, at);
-      modify_scores(attention, modifiers, first_key, at);
-      attention.weigh();
-      value_step(attention, value_tile, kKeyFragments, false, at);
+    if (own_ranges.end > 0) {
+      whole_step(attention, query_rows, modifiers, key_tile, value_tile, first_key, at);
     }
   }
 
-  for (; first_key < any_sees; first_key += kTileKeys) {
-    const bool any_special = simd_any(next.values.has_special_values());
+  for (; first_key < ranges.end; first_key = next_step(ranges, first_key, kTileKeys)) {
+    const bool whole = fc_alternating && next.is_whole(ranges, first_key);
+    const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
+    const bool any_special = !whole && simd_any(next.values.has_special_values());
     threadgroup_barrier(mem_flags::mem_threadgroup);
     next.place(key_tile, value_tile, thread_index);
     if (lane == 0) {
       special_values_in_tile[simdgroup_index] = any_special;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (first_key + kTileKeys < any_sees) {
-      next.fetch<false>(key, value, params, first_key + kTileKeys, thread_index);
+    const int next_key = next_step(ranges, first_key, kTileKeys);
+    if (next_key < ranges.end) {
+      next.look_up(source, ranges, next_key, lane);
+      next.fetch<false>(source, params, next_key, thread_index);
     }
-    uint special = 0;
-    for (int i = 0; i < kSimdgroups; i++) {
-      special |= special_values_in_tile[i];
+    const int fragments = (own_ranges.end - first_key + 7) / 8;
+    if (fragments <= 0 || !own_ranges.meet(first_key, first_key + kTileKeys)) {
+      continue;
     }
-    const int fragments = (simdgroup_sees - first_key + 7) / 8;
-    if (fragments > 0) {
+    if (whole) {
+      whole_step(attention, query_rows, modifiers, key_tile, value_tile, first_key, at);
+    } else {
+      uint special = 0;
+      for (int i = 0; i < kSimdgroups; i++) {
+        special |= special_values_in_tile[i];
+      }
       score_step(attention, query_rows, key_tile, fragments, at);
       modify_scores(attention, modifiers, first_key, at);
-      hide_scores(attention, visible, mask, first_key, ~0u, at);
+      hide_scores(attention, visible, mask, first_key, present, at);
       attention.weigh();
       value_step(attention, value_tile, fragments, special != 0, at);
     }
@@ -242,19 +336,24 @@ using namespace fattn;
   attention.finish();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const int row = simdgroup_row + r * 8 + at.row;
-    if (row >= params.q_len) {
+    const QueryRow row = tile.row(simdgroup_row + r * 8 + at.row, params.group_size);
+    if (!row.exists) {
       continue;
     }
-    const long flat_row = (batch * params.q_heads + head) * params.q_len + row;
+    long out_row = (tile.batch * long(params.q_heads) + row.head) * params.q_len + row.row;
+    long lse_row = out_row;
+    if (fc_packed) {
+      out_row = long(tile.first_row + row.row) * params.q_heads + row.head;
+      lse_row = long(row.head) * params.q_len + tile.first_row + row.row;
+    }
     const float scale = inverse_sum(attention.row_sum[r]);
-    device Element* out_row = out + flat_row * kValueDim;
 #pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i++) {
-      out_row[value_column(i, at.pair)] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
+      out[out_row * kValueDim + value_column(i, at.pair)] =
+          Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
     }
     if (at.pair == 0) {
-      lse[flat_row] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      lse[lse_row] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
     }
   }
 }

@@ -5,13 +5,13 @@
 
 namespace fattn {
 
-// What this lane's rows may see: the keys of a window that ends at the row's limit (its causal position, or
-// the number of keys), the sink tokens below the window, of the draft tokens those of the row's branch, and
-// of all these what attn_mask does not forbid.
+// What this lane's rows may see: the keys of a window that ends at the row's limit (its causal position, the
+// window's right end, or the number of keys), the sink tokens beside the window, of the draft tokens those of
+// the row's branch, and of all these what attn_mask does not forbid.
 struct Visibility {
   int limit[kRowFragments];  // row r sees keys j < limit[r]; 0 for rows that do not exist
   int window_begin[kRowFragments];
-  int sink_end;
+  int sink_end[kRowFragments];
   int first_draft;
   uint drafts[kRowFragments];  // bit t: row r sees draft token t
   long mask_row[kRowFragments];
@@ -20,7 +20,7 @@ struct Visibility {
   bool by_position(int r, int key) const thread {
     bool seen = key < limit[r];
     if (fc_window) {
-      seen = seen && (key >= window_begin[r] || key < sink_end);
+      seen = (seen && key >= window_begin[r]) || key < sink_end[r];
     }
     if (fc_tree) {
       seen = seen && (key < first_draft || ((drafts[r] >> (key - first_draft)) & 1));

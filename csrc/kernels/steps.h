@@ -15,15 +15,17 @@ struct KeyRanges {
   int sink_end;  // keys [0, sink_end) and [begin, end) are seen by some row
   int begin;
   int end;
-  int all_begin;  // keys [all_begin, all_end) are in the window of every row
+  int all_begin;  // keys [all_begin, all_end) and [0, all_sink_end) are seen by every row
   int all_end;
-  int sink_tokens;
+  int all_sink_end;
 
   // Whether some row sees a key of the sequence by its position.
   bool hold(int key) const thread { return key >= begin || key < sink_end; }
+  // Whether some row may see a key of [from, to), which ends before no range does.
+  bool meet(int from, int to) const thread { return !fc_window || to > begin || from < sink_end; }
   // Whether every row sees all keys of [from, to).
   bool all_see(int from, int to) const thread {
-    return to <= all_end && (from >= all_begin || to <= sink_tokens);
+    return (to <= all_end && (!fc_window || from >= all_begin)) || (fc_window && to <= all_sink_end);
   }
 };
 
@@ -42,14 +44,76 @@ inline KeyRanges newest_rows(constant CausalSpan& span, int length) {
   ranges.begin = 0;
   ranges.sink_end = 0;
   ranges.all_begin = 0;
-  ranges.sink_tokens = 0;
+  ranges.all_sink_end = 0;
   if (fc_window) {
     ranges.begin = clamp(first_position - span.window_left, 0, length);
     ranges.sink_end = min(span.sink_tokens, ranges.begin);
     ranges.all_begin = max(length - 1 - span.window_left, 0);
-    ranges.sink_tokens = span.sink_tokens;
+    ranges.all_sink_end = min(span.sink_tokens, ranges.all_end);
   }
   return ranges;
+}
+
+// The keys that one row of prefill sees by its position: a window, and the sink tokens [0, sink_end).
+struct RowKeys {
+  int begin;
+  int end;
+  int sink_end;
+};
+
+// The key that far from a position, as an index into the keys of a sequence.
+inline int key_at(int position, long distance, int length) {
+  return int(clamp(position + distance, 0L, long(length)));
+}
+
+inline RowKeys keys_of_row(constant PrefillParams& params, int position, int length) {
+  RowKeys row;
+  row.begin = 0;
+  row.end = fc_causal ? clamp(position + 1, 0, length) : length;
+  row.sink_end = 0;
+  if (fc_window) {
+    row.sink_end = min(params.sink_tokens, row.end);
+    row.begin = key_at(position, -long(params.window_left), length);
+    row.end = min(row.end, key_at(position, long(params.window_right) + 1, length));
+  }
+  return row;
+}
+
+// The ranges of neighbouring rows, of which these are the first and the last.
+inline KeyRanges rows_between(RowKeys first, RowKeys last) {
+  KeyRanges ranges;
+  ranges.end = last.end;
+  ranges.all_end = first.end;
+  ranges.begin = 0;
+  ranges.sink_end = 0;
+  ranges.all_begin = 0;
+  ranges.all_sink_end = 0;
+  if (fc_window) {
+    // Sink tokens that reach into the window, or beyond it, are one range with it.
+    const bool apart = last.sink_end < first.begin;
+    ranges.begin = apart ? first.begin : 0;
+    ranges.sink_end = apart ? last.sink_end : 0;
+    ranges.end = max(last.end, last.sink_end);
+    ranges.all_begin = last.begin;
+    ranges.all_sink_end = first.sink_end;
+  }
+  return ranges;
+}
+
+// What every row sees cut to whole steps of `unit` keys: a step is seen whole if its first key is. Under a
+// mask none is.
+inline KeyRanges in_whole_steps(KeyRanges ranges, int unit) {
+  ranges.all_end = fc_has_mask ? 0 : ranges.all_end - ranges.all_end % unit;
+  ranges.all_sink_end = fc_has_mask ? 0 : ranges.all_sink_end - ranges.all_sink_end % unit;
+  return ranges;
+}
+
+// The step after the one that begins at `key`, by its first key; steps in the gap between the ranges are left
+// out.
+inline int next_step(KeyRanges ranges, int key, int unit) {
+  const int next = key + unit;
+  const bool in_gap = fc_window && next >= ranges.sink_end && next < ranges.begin;
+  return in_gap ? ranges.begin / unit * unit : next;
 }
 
 // The units (chunks of a sequence, steps of a chunk) that hold a key of the ranges, in order.

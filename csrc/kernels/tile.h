@@ -85,6 +85,11 @@ inline uint4 chunk_words(const device T* from) {
                as_type<uint>(vec<T, 2>(from[4], from[5])), as_type<uint>(vec<T, 2>(from[6], from[7])));
 }
 
+// 16 bytes of a row, as words.
+inline uint4 wide_chunk(const device Element* from) {
+  return fc_vector_loads ? *reinterpret_cast<const device uint4*>(from) : chunk_words(from);
+}
+
 // Where element i of this lane's run of a V or O row stands in the row.
 inline int value_column(int i, ushort pair) {
   return (i / kValueChunk * 4 + pair) * kValueChunk + i % kValueChunk;

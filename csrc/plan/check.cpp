@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <numbers>
 #include <utility>
 
@@ -43,28 +44,10 @@ std::optional<Refusal> check_options(const Problem& p) {
     return refuse(Kind::kValue, op, "softcap ", options.softcap,
                   " is not a finite number >= 0; use 0 for none");
   }
-  if (p.op != Op::kPrefill) return std::nullopt;
-  const auto unbuilt = [op](const char* what, const char* instead) {
-    return refuse(Kind::kNotImplemented, op, what, " has no kernel yet; ", instead);
-  };
-  // What no mask can say comes first: whoever sets two options must not be sent to a mask for both.
-  if (options.softcap > 0.0) {
-    return unbuilt("softcap", "compute this layer from matmul, softcap * tanh(scores / softcap) and softmax");
-  }
-  if (options.sinks) {
-    return unbuilt("sinks",
-                   "leave it out, pass return_lse=True and multiply out by "
-                   "torch.sigmoid(lse - sinks[:, None])[..., None]");
-  }
-  if (options.window_left >= 0 || options.window_right >= 0) {
-    return unbuilt("a sliding window (window_left/window_right)",
-                   "pass a bool attn_mask that is True inside the window");
-  }
-  if (options.sink_tokens > 0) {
-    return unbuilt("sink_tokens", "pass a bool attn_mask that is True at those keys");
-  }
-  if (options.alibi_slopes) {
-    return unbuilt("alibi_slopes", "pass slope * (key position - query position) as a float attn_mask");
+  const bool by_position = options.window_left >= 0 || options.window_right >= 0 || options.alibi_slopes;
+  if (by_position && std::abs(p.q_offset) > kMaxLength) {
+    return refuse(Kind::kValue, op, "q_offset ", p.q_offset, " is beyond ", kMaxLength,
+                  ", the last position for windows and alibi_slopes; move all positions");
   }
   return std::nullopt;
 }
@@ -74,6 +57,18 @@ std::optional<Refusal> check_scale(const char* op, double scale) {
   if (!std::isfinite(static_cast<float>(scale * std::numbers::log2e))) {
     return refuse(Kind::kValue, op, "scale ", scale,
                   " is not finite in float32; leave it out for 1 / sqrt(head_dim)");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check_packing(const char* op, const Problem& p) {
+  if (p.max_seqlen_q < 0) {
+    return refuse(Kind::kValue, op, "max_seqlen_q ", p.max_seqlen_q,
+                  " is negative; pass the most query rows that a sequence has");
+  }
+  if (p.kv_heads > 0 && p.q_len * (p.q_heads / p.kv_heads) > kMaxLength) {
+    return refuse(Kind::kValue, op, p.q_len, " query rows of ", p.q_heads / p.kv_heads,
+                  " heads that share keys are above ", kMaxLength, "; split the call");
   }
   return std::nullopt;
 }
@@ -105,6 +100,11 @@ std::optional<Refusal> check(const Problem& p) {
   if (auto refusal = check_head_dim(p.op, "value", p.value_dim)) return refusal;
   if (auto refusal = check_format_dim(op, "query/key", p.kv_format, p.head_dim)) return refusal;
   if (auto refusal = check_format_dim(op, "value", p.kv_format, p.value_dim)) return refusal;
+  if (p.op == Op::kPagedPrefill && p.kv_format != kKvFloat) {
+    return refuse(Kind::kNotImplemented, op, "caches of ", name_of(p.kv_format),
+                  " have no kernel yet; use fattn.paged_decode for up to ", kMaxDecodeRows,
+                  " rows at a time");
+  }
   if (const int64_t dim = std::max(p.head_dim, p.value_dim);
       p.kv_format != kKvFloat && dim > kMaxQuantisedHeadDim) {
     return refuse(Kind::kNotImplemented, op, "a cache of ", name_of(p.kv_format), " with head_dim ", dim,
@@ -113,9 +113,11 @@ std::optional<Refusal> check(const Problem& p) {
   }
   if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_options(p)) return refusal;
-  if (p.op != Op::kPrefill && p.q_len > kMaxDecodeRows) {
+  const bool is_decode = p.op == Op::kDecode || p.op == Op::kPagedDecode;
+  if (is_decode && p.q_len > kMaxDecodeRows) {
     return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
-                  "; use fattn.prefill for longer queries");
+                  p.op == Op::kDecode ? "; use fattn.prefill for longer queries"
+                                      : "; use fattn.paged_prefill for longer queries");
   }
   if (p.q_len > kMaxLength || p.kv_len > kMaxLength) {
     return refuse(Kind::kValue, op, "length ", p.q_len > p.kv_len ? p.q_len : p.kv_len, " is above ",
@@ -126,8 +128,11 @@ std::optional<Refusal> check(const Problem& p) {
                   p.batch > kMaxGrid ? p.batch : p.q_heads, " is above ", kMaxGrid,
                   ", the largest grid; split the call");
   }
-  if (p.op == Op::kPagedDecode) return check_paging(op, p);
-  return std::nullopt;
+  if (p.packed) {
+    if (auto refusal = check_packing(op, p)) return refusal;
+  }
+  const bool is_paged = p.op == Op::kPagedDecode || p.op == Op::kPagedPrefill;
+  return is_paged ? check_paging(op, p) : std::nullopt;
 }
 
 std::optional<Refusal> check(const MergeProblem& p) {

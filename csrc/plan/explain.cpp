@@ -113,13 +113,26 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(key);
   FATTN_FIELD(value);
   FATTN_FIELD(mask);
+  FATTN_FIELD(block_table_batch_stride);
+  FATTN_FIELD(block_table_entry_stride);
+  FATTN_FIELD(seq_lens_stride);
+  FATTN_FIELD(cu_seqlens_stride);
+  FATTN_FIELD(sinks_stride);
+  FATTN_FIELD(alibi_slopes_stride);
+  FATTN_FIELD(batch);
   FATTN_FIELD(q_len);
   FATTN_FIELD(kv_len);
   FATTN_FIELD(q_heads);
   FATTN_FIELD(group_size);
   FATTN_FIELD(q_offset);
-  FATTN_FIELD(score_scale);
+  FATTN_FIELD(window_left);
+  FATTN_FIELD(window_right);
+  FATTN_FIELD(sink_tokens);
+  FATTN_FIELD(num_blocks);
   FATTN_FIELD(q_tiles);
+  FATTN_FIELD(score_scale);
+  FATTN_FIELD(softcap);
+  FATTN_FIELD(slope_scale);
 }
 
 void write(JsonWriter& json, const DecodeParams& params) {

@@ -28,7 +28,8 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype, uint16_
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device) {
   if (auto refusal = check(problem)) return *std::move(refusal);
   if (auto refusal = check(device, problem.op)) return *std::move(refusal);
-  return problem.op == Op::kPrefill ? plan_prefill(problem, device) : plan_decode(problem, device);
+  const bool is_decode = problem.op == Op::kDecode || problem.op == Op::kPagedDecode;
+  return is_decode ? plan_decode(problem, device) : plan_prefill(problem, device);
 }
 
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device) {

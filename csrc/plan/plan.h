@@ -45,6 +45,7 @@ struct KernelSpec {
   bool sinks = false;
   bool tree = false;
   bool one_row = false;
+  bool packed = false;
   KvFormat kv_format = kKvFloat;
   bool scales = false;
   bool long_slots = false;  // cache_write: slot_mapping is int64
@@ -78,6 +79,7 @@ enum class Buffer : uint8_t {
   kSinks,
   kAlibiSlopes,
   kTreeMask,
+  kCuSeqlens,
   kKeyCache,
   kValueCache,
   kSlotMapping,

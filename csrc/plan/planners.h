@@ -22,7 +22,10 @@ inline uint16_t merge_simdgroups(int64_t parts) { return parts > 16 ? 8 : parts 
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-inline bool is_empty(const Problem& p) { return p.batch == 0 || p.q_heads == 0 || p.q_len == 0; }
+// Packed rows of no sequence have results all the same: those of rows that see no key.
+inline bool is_empty(const Problem& p) {
+  return (p.batch == 0 && !p.packed) || p.q_heads == 0 || p.q_len == 0;
+}
 
 inline MaskKind mask_kind(DType dtype) {
   switch (dtype) {
@@ -56,6 +59,13 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p) {
   spec.value_dim = uint16_t(p.value_dim);
   spec.mask = mask_kind(p.mask_dtype);
   spec.vector_loads = p.vector_aligned;
+  spec.has_seq_lens = p.has_seq_lens;
+  spec.block_size = uint32_t(p.block_size);
+  spec.softcap = p.options.softcap > 0.0;
+  spec.alibi = p.options.alibi_slopes;
+  spec.sinks = p.options.sinks;
+  spec.tree = p.options.tree_mask;
+  spec.packed = p.packed;
   spec.kv_format = p.kv_format;
   spec.scales = p.has_scales;
   return spec;
@@ -70,6 +80,33 @@ inline void bind_attention(Pass& pass, const Problem& p) {
     pass.bind(Buffer::kValueScales, kSlotValueScales);
   }
   if (p.mask_dtype != DType::kOther) pass.bind(Buffer::kMask, kSlotMask);
+  if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
+  if (p.block_size > 0) pass.bind(Buffer::kBlockTables, kSlotBlockTables);
+  if (p.options.sinks) pass.bind(Buffer::kSinks, kSlotSinks);
+  if (p.options.alibi_slopes) pass.bind(Buffer::kAlibiSlopes, kSlotAlibiSlopes);
+  if (p.options.tree_mask) pass.bind(Buffer::kTreeMask, kSlotTreeMask);
+  if (p.packed) pass.bind(Buffer::kCuSeqlens, kSlotCuSeqlens);
+}
+
+// The parameters that the attention kernels have in common.
+template <typename Params>
+void set_attention_params(Params& params, const Problem& p) {
+  params.query = p.query;
+  params.key = p.key;
+  params.value = p.value;
+  params.mask = p.mask;
+  params.block_table_batch_stride = p.block_table_batch_stride;
+  params.block_table_entry_stride = p.block_table_entry_stride;
+  params.sinks_stride = p.options.sinks_stride;
+  params.alibi_slopes_stride = p.options.alibi_slopes_stride;
+  params.batch = int32_t(p.batch);
+  params.q_heads = int32_t(p.q_heads);
+  params.group_size = int32_t(p.q_heads / p.kv_heads);
+  params.num_blocks = int32_t(p.num_blocks);
+  const double softcap = p.options.softcap;
+  params.score_scale = float(softcap > 0.0 ? p.scale / softcap : p.scale * score_unit(p));
+  params.softcap = float(softcap * score_unit(p));
+  params.slope_scale = float(score_unit(p));
 }
 
 }  // namespace fattn

@@ -1,24 +1,48 @@
-// Plans fattn.prefill: one pass, one threadgroup per tile of query rows.
+// Plans fattn.prefill and fattn.paged_prefill: one pass, one threadgroup per tile of query rows.
 #include "planners.h"
 
 namespace fattn {
+namespace {
+
+// Packed rows are (row, head) pairs, and every sequence begins a tile of its own. As many tiles are enough
+// whatever cu_seqlens says, which only the GPU knows; the rows before and behind the sequences have theirs.
+int64_t most_tiles(const Problem& p, int64_t tile_rows) {
+  if (!p.packed) return ceil_div(p.q_len, tile_rows);
+  const int64_t pairs = p.q_len * (p.q_heads / p.kv_heads);
+  return (pairs + (p.batch + 2) * (tile_rows - 1)) / tile_rows;
+}
+
+// Where no sequence has more pairs than fill one fragment of each simdgroup, a second would stay empty. No
+// bit of a result depends on how many rows a tile has.
+int64_t row_fragments_for(const Problem& p, const PrefillRow& row) {
+  const int64_t pairs = p.max_seqlen_q * (p.q_heads / p.kv_heads);
+  return p.packed && pairs <= int64_t(row.simdgroups) * kFragment ? 1 : row.row_fragments;
+}
+
+int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::min<int64_t>(keys, kNoLimit)); }
+
+}  // namespace
 
 Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
   const PrefillRow& row = tuning_row(kPrefillTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
   plan.tuning = row.provenance;
+  const ScoreOptions& options = p.options;
+  // Causal rows have no window to their right.
+  const int64_t window_right = p.is_causal ? -1 : options.window_right;
 
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(Kernel::kPrefill, p);
-  pass.spec.row_fragments = row.row_fragments;
+  pass.spec.row_fragments = uint16_t(row_fragments_for(p, row));
   pass.spec.tile_keys = row.tile_keys;
   pass.spec.simdgroups = row.simdgroups;
   pass.spec.causal = p.is_causal;
+  pass.spec.window = options.window_left >= 0 || window_right >= 0;
 
-  const int64_t tile_rows = int64_t(row.simdgroups) * row.row_fragments * kFragment;
-  const int64_t q_tiles = ceil_div(p.q_len, tile_rows);
-  pass.grid = {uint32_t(q_tiles), uint32_t(p.q_heads), uint32_t(p.batch)};
+  const int64_t q_tiles = most_tiles(p, int64_t(row.simdgroups) * pass.spec.row_fragments * kFragment);
+  pass.grid = {uint32_t(q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
+               uint32_t(p.packed ? 1 : p.batch)};
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
   // The K tile, the V tile, and one flag per simdgroup.
   const int64_t key_bytes = p.head_dim * size_of(p.dtype) + kKeyPadBytes;
@@ -31,17 +55,19 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   pass.bind(Buffer::kLse, kSlotLse);
 
   PrefillParams params{};
-  params.query = p.query;
-  params.key = p.key;
-  params.value = p.value;
-  params.mask = p.mask;
+  set_attention_params(params, p);
+  params.seq_lens_stride = p.seq_lens_stride;
+  params.cu_seqlens_stride = p.cu_seqlens_stride;
   params.q_len = int32_t(p.q_len);
   params.kv_len = int32_t(p.kv_len);
-  params.q_heads = int32_t(p.q_heads);
-  params.group_size = int32_t(p.q_heads / p.kv_heads);
-  // Beyond these bounds every row sees all keys, or none: clamping keeps the kernel's arithmetic in 32 bits.
-  params.q_offset = int32_t(std::clamp<int64_t>(p.q_offset, -p.q_len, p.kv_len));
-  params.score_scale = float(p.scale * score_unit(p));
+  // Where position only decides what is causal, every row beyond these bounds sees all keys, or none; else
+  // the checks keep it in 32 bits.
+  params.q_offset =
+      int32_t(pass.spec.window || options.alibi_slopes ? p.q_offset
+                                                       : std::clamp<int64_t>(p.q_offset, -p.q_len, p.kv_len));
+  params.window_left = window_side(options.window_left);
+  params.window_right = window_side(window_right);
+  params.sink_tokens = int32_t(std::min<int64_t>(options.sink_tokens, kNoLimit));
   params.q_tiles = int32_t(q_tiles);
   pass.set_params(params);
   return plan;

@@ -7,7 +7,7 @@
 
 namespace fattn {
 
-enum class Op : uint8_t { kPrefill, kDecode, kPagedDecode, kMerge, kCacheWrite };
+enum class Op : uint8_t { kPrefill, kDecode, kPagedDecode, kPagedPrefill, kMerge, kCacheWrite };
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8, kOther };
 
 // "fattn.prefill" and so on: how an op is named to the user.
@@ -35,15 +35,16 @@ struct ScoreOptions {
 };
 
 // One attention call over query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]
-// and value [batch, kv_heads, kv_len, value_dim]; the paged forms take the last two from a pool of blocks.
-// All strides are in elements.
+// and value [batch, kv_heads, kv_len, value_dim]; the paged forms take the last two from a pool of blocks,
+// and the packed ones have the rows of all sequences in one query [q_len, q_heads, head_dim]. All strides are
+// in elements.
 struct Problem {
   Op op = Op::kPrefill;
   DType dtype = DType::kFloat32;  // of query and result; of key and value unless they are quantised
   int64_t batch = 0;
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
-  int64_t q_len = 0;
+  int64_t q_len = 0;   // packed: rows of all sequences
   int64_t kv_len = 0;  // decode: the capacity; paged: max_blocks * block_size
   int64_t head_dim = 0;
   int64_t value_dim = 0;
@@ -74,6 +75,10 @@ struct Problem {
   int64_t max_blocks = 0;
   int64_t block_table_batch_stride = 0;
   int64_t block_table_entry_stride = 0;
+
+  bool packed = false;
+  int64_t max_seqlen_q = 0;  // packed: rows of the longest sequence
+  int64_t cu_seqlens_stride = 0;
 
   ScoreOptions options;
 };

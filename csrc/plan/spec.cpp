@@ -12,6 +12,8 @@ const char* name_of(Op op) {
       return "fattn.decode";
     case Op::kPagedDecode:
       return "fattn.paged_decode";
+    case Op::kPagedPrefill:
+      return "fattn.paged_prefill";
     case Op::kMerge:
       return "fattn.merge";
     case Op::kCacheWrite:
@@ -109,6 +111,8 @@ const char* name_of(Buffer buffer) {
       return "alibi_slopes";
     case Buffer::kTreeMask:
       return "tree_mask";
+    case Buffer::kCuSeqlens:
+      return "cu_seqlens_q";
     case Buffer::kKeyCache:
       return "key_cache";
     case Buffer::kValueCache:
@@ -161,6 +165,8 @@ const char* constant_name(FunctionConstant index) {
       return "one_row";
     case kConstScales:
       return "scales";
+    case kConstPacked:
+      return "packed";
   }
   return "";
 }
@@ -226,6 +232,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstTree, true, spec.tree},
       {kConstOneRow, true, spec.one_row},
       {kConstScales, true, spec.scales},
+      {kConstPacked, true, spec.packed},
   };
 }
 

@@ -119,4 +119,15 @@ SOFTMETAL_REDUCTION(simd_min, metal::min(a, b))
 SOFTMETAL_INLINE bool simd_any(bool condition) { return __any_sync(softmetal::kAllLanes, condition); }
 SOFTMETAL_INLINE bool simd_all(bool condition) { return __all_sync(softmetal::kAllLanes, condition); }
 
+struct simd_vote {
+  using vote_t = ulong;
+  vote_t votes;
+  SOFTMETAL_INLINE explicit constexpr simd_vote(vote_t v = 0) : votes(v) {}
+  SOFTMETAL_INLINE explicit constexpr operator vote_t() const { return votes; }
+};
+// A sum, because Metal's order of the lanes is not CUDA's.
+SOFTMETAL_INLINE simd_vote simd_ballot(bool vote) {
+  return simd_vote(simd_sum(vote ? 1u << softmetal::own_metal_lane() : 0u));
+}
+
 }  // namespace metal

@@ -1,0 +1,109 @@
+// The query rows of a tile of prefill: of one sequence and head, or of a packed call, where the rows of all
+// sequences lie in one tensor and cu_seqlens [batch + 1] says where each begins.
+//
+// A packed tile holds (row, head) pairs of all query heads that share a key-value head, heads side by side.
+// One decoded token then fills as many rows of a tile as there are heads to share its keys, which are read
+// once for all of them; and a long chunk of a prompt makes no more tiles than it would head by head, each
+// reading the keys once for as many rows, from fewer positions: less of its diagonal is hidden.
+#pragma once
+
+#include "config.h"
+
+namespace fattn {
+
+FATTN_CONSTEXPR int kTileRows = kSimdgroups * kRowFragments * 8;
+
+// A row of a tile, and where its operands and results are.
+struct QueryRow {
+  int row;  // of its sequence
+  long head;
+  bool exists;
+};
+
+// Sequence and heads are 64-bit for the offsets that they make: an int would stay beside its widened copy.
+struct QueryTile {
+  long batch;     // -1: rows before the first sequence or behind the last, which see no key
+  int first_row;  // of the sequence, among the rows of the call
+  int q_len;
+  long head;  // packed: the first that shares the key-value head
+  long kv_head;
+  int begin;  // packed: the tile's first pair; else its first row
+  int end;    // of the sequence's pairs, or rows
+
+  QueryRow row(int item, int group_size) const thread {
+    QueryRow at;
+    at.row = fc_packed ? item / group_size : item;
+    at.head = fc_packed ? head + item % group_size : head;
+    at.exists = item < end;
+    return at;
+  }
+
+  // The last row at or before that one that exists.
+  int last_row(int most, int group_size) const thread {
+    const int item = min(most, end - 1);
+    return fc_packed ? item / group_size : item;
+  }
+};
+
+inline QueryTile dense_tile(constant PrefillParams& params, int tile, uint head, uint batch) {
+  QueryTile found;
+  found.batch = batch;
+  found.first_row = 0;
+  found.q_len = params.q_len;
+  found.head = head;
+  found.kv_head = head / uint(params.group_size);
+  found.begin = tile * kTileRows;
+  found.end = params.q_len;
+  return found;
+}
+
+// The largest number up to this lane.
+inline int prefix_max(int x, ushort lane) {
+#pragma clang loop unroll(full)
+  for (ushort distance = 1; distance < kSimdWidth; distance *= 2) {
+    const int below = simd_shuffle_up(x, distance);
+    x = lane >= distance ? max(x, below) : x;
+  }
+  return x;
+}
+
+// Number `tile` of the tiles of all sequences; `end` is 0 if there are fewer. The lanes look at 32 sequences
+// at a time. Where each ends is cut to the rows that there are and to where those before it end, whatever
+// cu_seqlens holds: every row belongs to exactly one tile. The rows before the first sequence and those
+// behind the last are sequences without keys.
+inline QueryTile packed_tile(const device int* cu_seqlens, constant PrefillParams& params, int tile,
+                             int kv_head, ushort lane) {
+  QueryTile found;
+  found.end = 0;
+  found.kv_head = kv_head;
+  found.head = kv_head * params.group_size;
+  int tiles_before = 0;
+  int rows_before = 0;
+  for (int first = 0; first < params.batch + 2 && found.end == 0; first += kSimdWidth) {
+    const int sequence = first + lane - 1;
+    int row_end = params.q_len;
+    if (sequence < params.batch) {
+      row_end = clamp(cu_seqlens[(sequence + 1) * params.cu_seqlens_stride], 0, params.q_len);
+    }
+    row_end = max(prefix_max(row_end, lane), rows_before);
+    const int end_before = simd_shuffle_up(row_end, ushort(1));
+    const int row_begin = lane == 0 ? rows_before : end_before;
+    const int pairs = (row_end - row_begin) * params.group_size;
+    const int tiles = (pairs + kTileRows - 1) / kTileRows;
+    const int through = tiles_before + simd_prefix_inclusive_sum(tiles);
+    const int passed = simd_sum(int(through <= tile));  // sequences that end before the tile
+    if (passed < kSimdWidth) {
+      const ushort owner = ushort(passed);
+      found.batch = first + passed - 1 < params.batch ? first + passed - 1 : -1;
+      found.first_row = simd_shuffle(row_begin, owner);
+      found.end = simd_shuffle(pairs, owner);
+      found.q_len = simd_shuffle(row_end, owner) - found.first_row;
+      found.begin = (tile - simd_shuffle(through - tiles, owner)) * kTileRows;
+    }
+    tiles_before = simd_shuffle(through, ushort(kSimdWidth - 1));
+    rows_before = simd_shuffle(row_end, ushort(kSimdWidth - 1));
+  }
+  return found;
+}
+
+}  // namespace fattn

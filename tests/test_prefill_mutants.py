@@ -1,0 +1,266 @@
+"""Seeded faults in prefill, dense and packed: as in test_mutants.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import direct_launch, problems
+from tests.accuracy import assert_close
+from tests.conftest import needs_emulator
+from tests.problems import Problem
+from tests.test_mutants import Mutant, assert_caught, removed_barriers
+
+pytestmark = needs_emulator
+
+f32, f16, bf16 = problems.DTYPES
+
+# Whole and ragged steps, several of each, and a ragged last tile of rows.
+PREFILL = Problem(0, "prefill", f16, 1, 2, 1, 43, 150, 64, 40, causality="bottom_right")
+# Windows with sink tokens: whole steps in both ranges and a gap between them; and one to the right.
+PREFILL_WINDOW = Problem(
+    11,
+    "prefill",
+    f16,
+    1,
+    2,
+    1,
+    20,
+    300,
+    40,
+    24,
+    causality="bottom_right",
+    window_left=70,
+    sink_tokens=40,
+    sinks=True,
+)
+PREFILL_RIGHT = Problem(12, "prefill", f32, 1, 2, 1, 40, 90, 40, 24, window_left=9, window_right=11)
+# A chunk of a prompt, a token, a sequence without rows, a ragged one; blocks that end within a step.
+PACKED = Problem(
+    13,
+    "paged_prefill",
+    f16,
+    4,
+    6,
+    2,
+    50,
+    128,
+    40,
+    24,
+    causality="bottom_right",
+    q_lens=(50, 1, 0, 7),
+    seq_lens=(113, 65, 9, 7),
+    block_size=16,
+    spare_rows=2,
+)
+CONTROLS = (PREFILL, PREFILL_WINDOW, PREFILL_RIGHT, PACKED)
+
+MUTANTS = [
+    *removed_barriers("prefill", PREFILL),
+    Mutant(
+        "prefill_stages_a_key_too_many",
+        PREFILL,
+        "fattn_prefill",
+        "const int rows = params.kv_len - first_key;",
+        "const int rows = params.kv_len - first_key + 1;",
+        "bounds",
+    ),
+    Mutant(
+        "prefill_stores_a_row_too_many",
+        PREFILL,
+        "fattn_prefill",
+        "at.exists = item < end;",
+        "at.exists = item <= end;",
+        "bounds",
+    ),
+    Mutant(
+        "prefill_sees_the_next_key",
+        PREFILL,
+        "fattn_prefill",
+        "fc_causal ? clamp(position + 1, 0, length)",
+        "fc_causal ? clamp(position + 2, 0, length)",
+    ),
+    Mutant(
+        "prefill_takes_the_diagonal_as_whole",
+        PREFILL,
+        "fattn_prefill",
+        "ranges.all_end = first.end;",
+        "ranges.all_end = last.end;",
+    ),
+    Mutant(
+        "prefill_takes_a_ragged_step_as_whole",
+        PREFILL,
+        "fattn_prefill",
+        "ranges.all_end - ranges.all_end % unit;",
+        "(ranges.all_end + unit - 1) / unit * unit;",
+    ),
+    Mutant(
+        "prefill_window_begins_late",
+        PREFILL_WINDOW,
+        "fattn_prefill",
+        "-long(params.window_left)",
+        "1 - long(params.window_left)",
+    ),
+    Mutant(
+        "prefill_window_begins_early",
+        PREFILL_WINDOW,
+        "fattn_prefill",
+        "-long(params.window_left)",
+        "-1 - long(params.window_left)",
+    ),
+    Mutant(
+        "prefill_window_ends_late",
+        PREFILL_RIGHT,
+        "fattn_prefill",
+        "long(params.window_right) + 1",
+        "long(params.window_right) + 2",
+    ),
+    Mutant(
+        "prefill_window_is_that_of_the_last_row",
+        PREFILL_WINDOW,
+        "fattn_prefill",
+        "ranges.begin = apart ? first.begin : 0;",
+        "ranges.begin = apart ? last.begin : 0;",
+    ),
+    Mutant(
+        "prefill_takes_the_windows_first_step_as_whole",
+        PREFILL_WINDOW,
+        "fattn_prefill",
+        "ranges.all_begin = last.begin;",
+        "ranges.all_begin = first.begin;",
+    ),
+    Mutant(
+        "prefill_takes_more_sink_tokens_as_whole",
+        PREFILL_WINDOW,
+        "fattn_prefill",
+        "ranges.all_sink_end - ranges.all_sink_end % unit;",
+        "(ranges.all_sink_end + unit - 1) / unit * unit;",
+    ),
+    Mutant(
+        "prefill_jumps_over_the_windows_first_step",
+        PREFILL_WINDOW,
+        "fattn_prefill",
+        "ranges.begin / unit * unit",
+        "(ranges.begin / unit + 1) * unit",
+    ),
+    Mutant(
+        "prefill_leaves_sink_tokens_early",
+        PREFILL_WINDOW,
+        "fattn_prefill",
+        "next >= ranges.sink_end &&",
+        "next >= ranges.sink_end - 8 &&",
+    ),
+    Mutant(
+        "prefill_skips_a_step_of_a_simdgroup",
+        PREFILL_WINDOW,
+        "fattn_prefill",
+        "to > begin || from < sink_end",
+        "to > begin + 32 || from < sink_end",
+    ),
+    Mutant(
+        "prefill_sink_counts_in_every_lane",
+        PREFILL_WINDOW,
+        "fattn_prefill",
+        "params.sinks_stride] * unit, at.pair == 0",
+        "params.sinks_stride] * unit, true",
+    ),
+    Mutant(
+        "prefill_key_of_the_query_head",
+        PREFILL,
+        "fattn_prefill",
+        "found.kv_head = head / uint(params.group_size);",
+        "found.kv_head = head;",
+        "bounds",
+    ),
+    Mutant(
+        "prefill_all_heads_write_one",
+        PREFILL,
+        "fattn_prefill",
+        "(tile.batch * long(params.q_heads) + row.head) * params.q_len",
+        "(tile.batch * long(params.q_heads)) * params.q_len",
+        "race",
+    ),
+    # Packed rows and their blocks.
+    Mutant(
+        "packed_sequences_end_a_row_late",
+        PACKED,
+        "fattn_prefill",
+        "clamp(cu_seqlens[(sequence + 1) * params.cu_seqlens_stride], 0,",
+        "clamp(cu_seqlens[(sequence + 1) * params.cu_seqlens_stride] + 1, 0,",
+    ),
+    Mutant(
+        "packed_reads_an_end_too_many",
+        PACKED,
+        "fattn_prefill",
+        "if (sequence < params.batch) {",
+        "if (sequence <= params.batch) {",
+        "bounds",
+    ),
+    Mutant(
+        "packed_takes_the_table_of_the_next",
+        PACKED,
+        "fattn_prefill",
+        "max(tile.batch, 0L) * params.block_table_batch_stride",
+        "min(tile.batch + 1, 3L) * params.block_table_batch_stride",
+    ),
+    Mutant(
+        "packed_length_of_the_first",
+        PACKED,
+        "fattn_prefill",
+        "seq_lens[tile.batch * params.seq_lens_stride]",
+        "seq_lens[0]",
+    ),
+    Mutant(
+        "packed_positions_of_a_dense_call",
+        PACKED,
+        "fattn_prefill",
+        "first_position = length - tile.q_len;",
+        "first_position = length - params.q_len;",
+    ),
+    Mutant(
+        "packed_query_of_the_first_head",
+        PACKED,
+        "fattn_prefill",
+        "query + row.head * params.query.head",
+        "query + tile.head * params.query.head",
+    ),
+    Mutant(
+        "packed_tiles_begin_anew",
+        PACKED,
+        "fattn_prefill",
+        "(tile - simd_shuffle(through - tiles, owner)) * kTileRows",
+        "0",
+    ),
+    Mutant(
+        "packed_wrong_block_for_the_last_key",
+        PACKED,
+        "fattn_prefill",
+        "uint(key) / fc_block_size",
+        "uint(min(key, length - 2)) / fc_block_size",
+    ),
+    Mutant(
+        "packed_key_of_the_next_slot",
+        PACKED,
+        "fattn_prefill",
+        "place_of(first_key + i,",
+        "place_of(first_key + i + 1,",
+    ),
+    Mutant(
+        "packed_lse_by_rows",
+        PACKED,
+        "fattn_prefill",
+        "long(row.head) * params.q_len + tile.first_row + row.row",
+        "out_row",
+    ),
+]
+
+
+@pytest.mark.parametrize("problem", CONTROLS, ids=str)
+@pytest.mark.parametrize("order", ["forward", "reverse", "random:3"])
+def test_the_controls_are_silent_and_right(problem: Problem, order: str) -> None:
+    case = problems.build(problem)
+    assert_close(case, *direct_launch.run(case, order=order))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_mutant_is_caught(mutant: Mutant) -> None:
+    assert_caught(mutant)

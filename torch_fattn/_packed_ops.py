@@ -1,0 +1,148 @@
+"""The operators whose query holds the rows of many sequences one after the other, as Python functions."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+__all__ = ["paged_prefill"]
+
+
+@overload
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    is_causal: bool = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    is_causal: bool = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    is_causal: bool = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    sink_tokens: int = ...,
+    sinks: Tensor | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    softcap: float = ...,
+    scale: float | None = ...,
+    key_scales: Tensor | None = ...,
+    value_scales: Tensor | None = ...,
+    kv_format: str = ...,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    is_causal: bool = True,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`prefill` of the newest rows of many sequences, packed into one tensor, over the pools of
+    `paged_decode`: prompts, chunks of prompts and single tokens in one batch.
+
+    Args:
+        query: `[T, Hq, D]`, the rows of one sequence after those of another.
+        key_cache, value_cache, block_tables, seq_lens: as in `paged_decode`; keys and values of the query's
+            own tokens have been written there.
+        cu_seqlens_q: int32 `[B + 1]` on the device of query: sequence b has the rows from `cu_seqlens_q[b]`
+            to `cu_seqlens_q[b + 1]`, of any number, 0 included. Row i of `n` is the token at position
+            `seq_lens[b] - n + i`.
+        max_seqlen_q: the most rows that a sequence has; a larger number will do.
+        is_causal: True unless you say otherwise.
+        window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap, scale, return_lse: as in
+            `prefill`.
+        key_scales, value_scales, kv_format: as in `decode`, but not built yet: a quantised cache raises
+            NotImplementedError.
+
+    Returns:
+        out `[T, Hq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[Hq, T]`, float32.
+        Rows from `cu_seqlens_q[B]` on belong to no sequence; they have the result of a row that sees no key.
+
+    Entries of cu_seqlens_q that decrease, or lie beyond T, are cut to those before them, or to T; with
+    FATTN_CHECK=1 in the environment they raise ValueError, as does a sequence of more than max_seqlen_q rows.
+    """
+    out, lse = torch.ops.fattn.paged_prefill(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        cu_seqlens_q,
+        max_seqlen_q,
+        is_causal=is_causal,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
+    )
+    return (out, lse) if return_lse else out
