@@ -49,6 +49,11 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         elif p.kv_format == "int8":
             arguments[f"{name}{suffix}"] = tensor((*rows, dim), torch.int8)
             arguments[f"{name}_scales"] = tensor(rows, f32)
+        elif p.kv_format.startswith("fp8_e4m3"):
+            arguments[f"{name}{suffix}"] = tensor((*rows, dim), torch.uint8)
+            arguments["kv_format"] = "fp8_e4m3"
+            if p.kv_format == "fp8_e4m3":
+                arguments[f"{name}_scales"] = tensor(rows, f32)
         else:
             assert p.kv_format == "int4"
             arguments[f"{name}{suffix}"] = tensor((*rows, dim // 2), torch.uint8)

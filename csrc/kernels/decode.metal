@@ -1,17 +1,18 @@
-// Decode: a few query rows per sequence over a long cache, dense or paged, split over the keys
+// Decode: a few query rows per sequence over a long cache, dense or paged,
+// split over the keys
 // ("Flash-Decoding": Dao et al. 2023).
 //
-// All query heads that share a key-value head are packed into rows (group_size * q_len of them), so K and V
-// are read once for the whole group. They go straight from device memory into fragments (see tile.h); a
-// simdgroup holds eight rows, and simdgroups with other rows of the same keys work beside it.
+// All query heads that share a key-value head are packed into rows (group_size
+// * q_len of them), so K and V are read once for the whole group. They go
+// straight from device memory into fragments (see tile.h); a simdgroup holds
+// eight rows, and simdgroups with other rows of the same keys work beside it.
 //
-// Sequences are cut into chunks (schedule.h). A threadgroup takes a run of neighbouring ones; its simdgroups
-// take the steps of a chunk in turn and add up what they have at its end. A chunk's result is a partial one
-// for merge.metal, unless no sequence can have a second.
-#include "keys.h"
-#include "query.h"
+// Sequences are cut into chunks (schedule.h). A threadgroup takes a run of
+// neighbouring ones; its simdgroups take the steps of a chunk in turn and add
+// up what they have at its end. A chunk's result is a partial one for
+// merge.metal, unless no sequence can have a second.
+#include "decode_step.h"
 #include "schedule.h"
-#include "scores.h"
 
 namespace fattn {
 
@@ -22,153 +23,6 @@ FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;  // threads that store
 // Rows of states in threadgroup memory; simdgroups that share no row need none.
 FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kSimdgroups * 8;
 FATTN_CONSTEXPR int kOutPitch = kValueDim + 4;  // fewer rows begin in the same bank
-
-// The scales of a step's keys and values, in threadgroup memory: each is loaded by one lane, and wanted by
-// the eight that hold scores of the key.
-struct SharedScales {
-  threadgroup float2* pairs;  // of this simdgroup: of two keys each, then of their values
-  ushort lane;
-
-  ushort own_key() const thread { return lane % kTileKeys; }
-
-  void share(float key_scale, float value_scale) const thread {
-    threadgroup float* scales = reinterpret_cast<threadgroup float*>(pairs);
-    simdgroup_barrier(mem_flags::mem_threadgroup);  // those of the step before have been read
-    if (lane < kTileKeys) {
-      scales[lane] = key_scale;
-      scales[kTileKeys + lane] = value_scale;
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-  }
-
-  float2 of_keys(int k, LanePosition at) const thread { return pairs[k * 4 + at.pair]; }
-  float2 of_values(int k, LanePosition at) const thread { return pairs[kTileKeys / 2 + k * 4 + at.pair]; }
-};
-
-// What the steps of a chunk share.
-struct Chunk {
-  StoredOperand key;
-  StoredOperand value;
-  SharedScales scales;
-  const device uchar* mask;
-  KeyTable table;
-  KeyRanges ranges;
-  Visibility visible;
-  ScoreModifiers modifiers;
-};
-
-// Adds the weighted values of key fragment k, of which this lane holds its part of key `row`.
-template <bool kEdge>
-inline void add_values(thread OnlineAttention& attention, int k,
-                       thread const ValueChunk (&chunks)[kValueChunks], LanePosition at) {
-  constexpr int kPiece = ValueChunk::kPieceElements;
-  constexpr int kPieces = kValueDim / 4 / kPiece;
-  constexpr int kChunkPieces = kPieces / kValueChunks;
-  if (kEdge && kSpecialElements && !fc_one_row) {
-    float special = 0.0f;
-    Operand run[kValueDim / 4];
-#pragma clang loop unroll(full)
-    for (int p = 0; p < kPieces; p++) {
-      Operand piece[kPiece];
-      chunks[p / kChunkPieces].unpack(p % kChunkPieces, piece);
-      special = special_values(piece, special);
-      for (int i = 0; i < kPiece; i++) {
-        run[p * kPiece + i] = piece[i];
-      }
-    }
-    if (simd_any(isnan(special))) {
-      attention.multiply_special_values(k, run, at);
-      return;
-    }
-  }
-#pragma clang loop unroll(full)
-  for (int p = 0; p < kPieces; p++) {
-    Operand piece[kPiece];
-    chunks[p / kChunkPieces].unpack(p % kChunkPieces, piece);
-    attention.multiply_values(k, piece, p * kPiece / 2);
-  }
-}
-
-// One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
-template <bool kEdge>
-inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
-                        thread const Chunk& chunk, thread const StepBlocks& blocks,
-                        constant DecodeParams& params, int first_key, LanePosition at) {
-  if (kRowScales && fc_scales) {
-    // Of the key that this lane looks after.
-    const KeyPlace place = blocks.find_any(chunk.table, first_key, chunk.scales.own_key());
-    const bool read = !kEdge || (place.exists && chunk.ranges.hold(first_key + chunk.scales.own_key()));
-    chunk.scales.share(read ? float(*chunk.key.scales_at(place, params.key_scales)) : 1.0f,
-                       read ? float(*chunk.value.scales_at(place, params.value_scales)) : 1.0f);
-  }
-  uint present = 0;
-  attention.clear_scores();
-#pragma clang loop unroll(full)
-  for (int k = 0; k < kKeyFragments; k++) {
-    StoredRow rows[2];
-#pragma clang loop unroll(full)
-    for (int e = 0; e < 2; e++) {
-      const int key = first_key + k * 8 + at.pair * 2 + e;
-      const KeyPlace place = blocks.find(chunk.table, key, k);
-      const bool read = place.exists && chunk.ranges.hold(key);
-      rows[e] = chunk.key.row_at(place, params.key, params.key_scales);
-      present |= uint(read) << (2 * k + e);
-    }
-#pragma clang loop unroll(full)
-    for (int c = 0; c < kKeyChunks; c++) {
-      KeyChunk chunks[2];
-#pragma clang loop unroll(full)
-      for (int e = 0; e < 2; e++) {
-        if (!kEdge || (present >> (2 * k + e)) & 1) {
-          chunks[e].read(rows[e], at.row * kKeyChunk, c * 8 * kKeyChunk, fc_vector_loads);
-        } else {
-          chunks[e].clear();
-        }
-      }
-      constexpr int kPiece = KeyChunk::kPieceElements;
-#pragma clang loop unroll(full)
-      for (int piece = 0; piece < kKeyChunk / kPiece; piece++) {
-        Operand keys[2][kPiece];
-        chunks[0].unpack(piece, keys[0]);
-        chunks[1].unpack(piece, keys[1]);
-        attention.multiply_key_fragment(query, c * kKeyChunk + piece * kPiece, k, keys[0], keys[1]);
-      }
-    }
-  }
-  if (kRowScales && fc_scales) {
-#pragma clang loop unroll(full)
-    for (int k = 0; k < kKeyFragments; k++) {
-      const float2 scales = chunk.scales.of_keys(k, at);
-      attention.scale_products(k, scales[0], scales[1]);
-    }
-  }
-  modify_scores(attention, chunk.modifiers, first_key, at);
-  if (kEdge) {
-    hide_scores(attention, chunk.visible, chunk.mask, first_key, present, at);
-  }
-  attention.weigh();
-#pragma clang loop unroll(full)
-  for (int k = 0; k < kKeyFragments; k++) {
-    const int key = first_key + k * 8 + at.row;
-    const KeyPlace place = blocks.find(chunk.table, key, k);
-    const bool read = place.exists && chunk.ranges.hold(key);
-    const StoredRow row = chunk.value.row_at(place, params.value, params.value_scales);
-    ValueChunk chunks[kValueChunks];
-#pragma clang loop unroll(full)
-    for (int c = 0; c < kValueChunks; c++) {
-      if (!kEdge || read) {
-        chunks[c].read(row, at.pair * kValueChunk, c * 4 * kValueChunk, fc_vector_loads);
-      } else {
-        chunks[c].clear();
-      }
-    }
-    if (kRowScales && fc_scales) {
-      const float2 scales = chunk.scales.of_values(k, at);
-      attention.scale_weights<kEdge>(k, scales[0], scales[1]);
-    }
-    add_values<kEdge>(attention, k, chunks, at);
-  }
-}
 
 // Where the rows of a chunk's result go.
 struct ResultRows {
@@ -216,7 +70,8 @@ inline void store_row(thread const OnlineAttention& attention, thread const Resu
   }
 }
 
-// The rows of simdgroups that share them and have different keys, which become one result.
+// The rows of simdgroups that share them and have different keys, which become
+// one result.
 struct SharedStates {
   threadgroup float* out;  // [simdgroup][8][kOutPitch]
   threadgroup float* row_max;
@@ -234,8 +89,8 @@ struct SharedStates {
     }
   }
 
-  // Adds up the states of row `row` of the threadgroup. kRowThreads threads do it, of which this is number
-  // `thread_of_row`.
+  // Adds up the states of row `row` of the threadgroup. kRowThreads threads do
+  // it, of which this is number `thread_of_row`.
   void store(thread const ResultRows& results, int row, long result_row, int thread_of_row) const thread {
     float weights[kKeyGroups];
     float largest = -INFINITY;

@@ -91,7 +91,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
   const bool row_scales = p.kv_format == kKvInt8 || p.kv_format == kKvFp8E4M3;
   const int64_t scale_bytes = (row_scales ? row.simdgroups * row.tile_keys : 1) * 2 * int64_t(sizeof(float));
-  pass.threadgroup_bytes = uint32_t(query_bytes + state_bytes + scale_bytes);
+  // As Metal counts it.
+  pass.threadgroup_bytes = uint32_t(ceil_div(query_bytes + state_bytes + scale_bytes, 16) * 16);
 
   bind_attention(pass, p);
   if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
