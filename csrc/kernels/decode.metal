@@ -1,16 +1,13 @@
-// Decode: a few query rows per sequence over a long cache, dense or paged,
-// split over the keys
+// Decode: a few query rows per sequence over a long cache, dense or paged, split over the keys
 // ("Flash-Decoding": Dao et al. 2023).
 //
-// All query heads that share a key-value head are packed into rows (group_size
-// * q_len of them), so K and V are read once for the whole group. They go
-// straight from device memory into fragments (see tile.h); a simdgroup holds
-// eight rows, and simdgroups with other rows of the same keys work beside it.
+// All query heads that share a key-value head are packed into rows (group_size * q_len of them), so K and V
+// are read once for the whole group. They go straight from device memory into fragments (see tile.h); a
+// simdgroup holds eight rows, and simdgroups with other rows of the same keys work beside it.
 //
-// Sequences are cut into chunks (schedule.h). A threadgroup takes a run of
-// neighbouring ones; its simdgroups take the steps of a chunk in turn and add
-// up what they have at its end. A chunk's result is a partial one for
-// merge.metal, unless no sequence can have a second.
+// Sequences are cut into chunks (schedule.h). A threadgroup takes a run of neighbouring ones; its simdgroups
+// take the steps of a chunk in turn and add up what they have at its end. A chunk's result is a partial one
+// for merge.metal, unless no sequence can have a second.
 #include "decode_step.h"
 #include "schedule.h"
 
@@ -70,8 +67,7 @@ inline void store_row(thread const OnlineAttention& attention, thread const Resu
   }
 }
 
-// The rows of simdgroups that share them and have different keys, which become
-// one result.
+// The rows of simdgroups that share them and have different keys, which become one result.
 struct SharedStates {
   threadgroup float* out;  // [simdgroup][8][kOutPitch]
   threadgroup float* row_max;
@@ -89,8 +85,8 @@ struct SharedStates {
     }
   }
 
-  // Adds up the states of row `row` of the threadgroup. kRowThreads threads do
-  // it, of which this is number `thread_of_row`.
+  // Adds up the states of row `row` of the threadgroup. kRowThreads threads do it, of which this is number
+  // `thread_of_row`.
   void store(thread const ResultRows& results, int row, long result_row, int thread_of_row) const thread {
     float weights[kKeyGroups];
     float largest = -INFINITY;
@@ -255,7 +251,6 @@ using namespace fattn;
     attention.finish();
 
     ResultRows results;
-    results.first_partial_row = 0;
     if (fc_split) {
       results.partial_out = partial_out;
       results.partial_lse = partial_lse;

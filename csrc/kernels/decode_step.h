@@ -8,8 +8,8 @@
 
 namespace fattn {
 
-// The scales of a step's keys and values, in threadgroup memory: each is loaded
-// by one lane, and wanted by the eight that hold scores of the key.
+// The scales of a step's keys and values, in threadgroup memory: each is loaded by one lane, and wanted by
+// the eight that hold scores of the key.
 struct SharedScales {
   threadgroup float2* pairs;  // of this simdgroup: of two keys each, then of their values
   ushort lane;
@@ -42,12 +42,12 @@ struct Chunk {
   ScoreModifiers modifiers;
 };
 
-// Adds the products of chunk c of key fragment k. Bit e of `present` says that
-// this lane's row e is there. Quantised chunks become operands piece by piece;
-// those that are operands already need no such detour, which costs registers.
+// Adds the products of chunk c of key fragment k. Bit e of `present` says that this lane's row e is there.
+// Quantised chunks become operands piece by piece; those that are operands already need no such detour,
+// which costs registers.
 template <bool kEdge>
-inline void add_products(thread OnlineAttention& attention, thread const SharedQuery& query,
-                         thread const StoredRow (&rows)[2], int c, int k, uint present, LanePosition at) {
+inline void take_keys(thread OnlineAttention& attention, thread const SharedQuery& query,
+                      thread const StoredRow (&rows)[2], int c, int k, uint present, LanePosition at) {
   if (kKvFormat == kKvFloat) {
     Operand keys[2][kKeyChunk];
 #pragma clang loop unroll(full)
@@ -80,11 +80,10 @@ inline void add_products(thread OnlineAttention& attention, thread const SharedQ
   }
 }
 
-// Adds the weighted values of key fragment k; `row` is that of this lane's key,
-// if it is present.
+// Adds the weighted values of key fragment k; `row` is that of this lane's key, if it is present.
 template <bool kEdge>
-inline void add_values(thread OnlineAttention& attention, thread const StoredRow& row, int k, bool present,
-                       LanePosition at) {
+inline void take_values(thread OnlineAttention& attention, thread const StoredRow& row, int k, bool present,
+                        LanePosition at) {
   constexpr bool kTests = kEdge && kSpecialElements;
   if (kKvFormat == kKvFloat) {
     Operand run[kValueDim / 4];
@@ -138,8 +137,7 @@ inline void add_values(thread OnlineAttention& attention, thread const StoredRow
   }
 }
 
-// One step of kTileKeys keys. kEdge: some key may not exist or not be visible
-// to some row.
+// One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
 template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
                         thread const Chunk& chunk, thread const StepBlocks& blocks,
@@ -166,7 +164,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     }
 #pragma clang loop unroll(full)
     for (int c = 0; c < kKeyChunks; c++) {
-      add_products<kEdge>(attention, query, rows, c, k, present >> (2 * k), at);
+      take_keys<kEdge>(attention, query, rows, c, k, present >> (2 * k), at);
     }
   }
   if (kRowScales && fc_scales) {
@@ -191,7 +189,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
       const float2 scales = chunk.scales.of_values(k, at);
       attention.scale_weights<kEdge>(k, scales[0], scales[1]);
     }
-    add_values<kEdge>(attention, row, k, read, at);
+    take_values<kEdge>(attention, row, k, read, at);
   }
 }
 

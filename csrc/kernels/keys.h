@@ -1,6 +1,6 @@
-// Where the keys of a sequence live: in one strided tensor, or in the blocks of
-// a paged pool (PagedAttention: Kwon et al. 2023). And how their elements are
-// stored: as they are, or quantised (plan/kv_format.h).
+// Where the keys of a sequence live: in one strided tensor, or in the blocks of a paged pool
+// (PagedAttention: Kwon et al. 2023). And how their elements are stored: as they are, or quantised
+// (plan/kv_format.h).
 #pragma once
 
 #include "config.h"
@@ -23,10 +23,9 @@ struct KeyTable {
   int num_blocks;
   int length;  // keys of this sequence
 
-  // The block that holds a key; -1 for a key that does not exist. A table entry
-  // outside the pool holds no key: nothing is read through it. The block size
-  // is a function constant, so the division is a multiplication, and a shift
-  // for the usual sizes.
+  // The block that holds a key; -1 for a key that does not exist. A table entry outside the pool holds no
+  // key: nothing is read through it. The block size is a function constant, so the division is a
+  // multiplication, and a shift for the usual sizes.
   int block_of(int key) const thread {
     if (key >= length) {
       return -1;
@@ -79,8 +78,7 @@ struct StepBlocks {
     return table.place_of(key, fc_paged ? (fc_fragment_blocks ? blocks[k] : table.block_of(key)) : 0);
   }
 
-  // The place of key number `index` of the step, which may differ from lane to
-  // lane.
+  // The place of key number `index` of the step, which may differ from lane to lane.
   KeyPlace find_any(thread const KeyTable& table, int first_key, int index) const thread {
     int block = 0;
     if (fc_paged && !fc_fragment_blocks) {
@@ -95,8 +93,7 @@ struct StepBlocks {
   }
 };
 
-// What the pointers and strides of K and V count, and what their scales are
-// made of.
+// What the pointers and strides of K and V count, and what their scales are made of.
 template <int kFormat>
 struct StorageOf {  // int8 and fp8_e4m3
   typedef uchar element;
@@ -117,23 +114,20 @@ typedef StorageOf<kKvFormat>::scale Scale;
 
 FATTN_CONSTEXPR int kStoredWordElements = kKvFormat == kKvInt4 ? 8 : 4 / sizeof(Stored);
 FATTN_CONSTEXPR bool kRowScales = kKvFormat == kKvInt8 || kKvFormat == kKvFp8E4M3;
-// Whether a stored element can stand for an infinity or NaN; a scale can in any
-// format.
+// Whether a stored element can stand for an infinity or NaN; a scale can in any format.
 FATTN_CONSTEXPR bool kSpecialElements = kKvFormat != kKvInt8;
 
-// Of the n elements in a word those with numbers k and k + n / 2. Exact: all of
-// them are halves.
+// Of the n elements in a word those with numbers k and k + n / 2. Exact: all of them are halves.
 inline half2 stored_pair(uint word, int k) {
   if (kKvFormat == kKvInt4 || kKvFormat == kKvInt8) {
-    // The last bit of a half from 1024 to 2047 counts ones. The sign bit of an
-    // int8, flipped, adds 128.
+    // The last bit of a half from 1024 to 2047 counts ones. The sign bit of an int8, flipped, adds 128.
     const uint bits = kKvFormat == kKvInt4 ? (word >> (4 * k)) & 0x000f000f : (word >> (8 * k)) & 0x00ff00ff;
     const uint origin = kKvFormat == kKvInt4 ? 0x64006400 : 0x64806480;
     return as_type<half2>(bits ^ origin) - as_type<half2>(origin);
   }
-  // fp8_e4m3 has a shorter exponent than half, and its bias is less by 8. The
-  // sign is moved up by an addition. The largest magnitude is a NaN: one more
-  // carries into the bit that completes a half's exponent of ones.
+  // fp8_e4m3 has a shorter exponent than half, and its bias is less by 8. The sign is moved up by an
+  // addition. The largest magnitude is a NaN: one more carries into the bit that completes a half's exponent
+  // of ones.
   const uint shifted = (k == 0 ? word << 7 : word >> 1) & 0x7f807f80;
   const uint small = shifted + (shifted & 0x40004000);
   const uint scale = 0x5c005c00;  // 2^8
