@@ -63,6 +63,10 @@ def _facts_of(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if launch["constants"]:
         yield "constants", _settings(launch["constants"])
     yield "grid", f"{x} x {y} x {z} threadgroups of {math.prod(launch['threads'])} threads"
+    if "slice" in launch:
+        dispatches = math.prod(-(-n // size) for n, size in zip(launch["grid"], launch["slice"], strict=True))
+        x, y, z = launch["slice"]
+        yield "dispatches", f"{dispatches} of up to {x} x {y} x {z} threadgroups"
     yield "threadgroup", f"{launch['threadgroup_bytes']:,} bytes of memory"
 
 

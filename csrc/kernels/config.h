@@ -37,4 +37,9 @@ FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;  // decode: of eight rows eac
 // The kernels promise this number to the compiler, which then fits registers to it: every launch is legal.
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
+// Where a threadgroup of this dispatch is in the whole grid.
+inline uint3 group_in_grid(uint3 group, constant uint* first_group) {
+  return fc_sliced ? group + uint3(first_group[0], first_group[1], first_group[2]) : group;
+}
+
 }  // namespace fattn

@@ -271,13 +271,16 @@ using namespace fattn;
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
-    uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
-    ushort lane [[thread_index_in_simdgroup]], ushort thread_index [[thread_index_in_threadgroup]]) {
+    constant uint* first_group [[buffer(fattn::kSlotFirstGroup), function_constant(fc_sliced)]],
+    uint3 group_in_dispatch [[threadgroup_position_in_grid]],
+    ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
+    ushort thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float shared_products[kSimdgroups * kStepScores];
   threadgroup float shared_scores[kStepScores];
   threadgroup uchar shared_seen[kStepScores];
 
   const LanePosition at = lane_position(lane);
+  const uint3 group = group_in_grid(group_in_dispatch, first_group);
   const int kv_head = int(group.y) / params.row_blocks;
   const int first_row = (int(group.y) % params.row_blocks) * kPackedRows;
 

@@ -38,6 +38,7 @@ enum Slot {
   kSlotKeyScales = 14,
   kSlotValueScales = 15,
   kSlotCuSeqlens = 16,
+  kSlotFirstGroup = 17,
   // Of cache_write, beside kSlotKey and kSlotValue.
   kSlotKeyCache = 20,
   kSlotValueCache = 21,
@@ -61,6 +62,7 @@ enum FunctionConstant {
   kConstOneRow = 11,      // bool: all rows of a key-value head see the same keys
   kConstScales = 12,      // bool: quantised K and V have scales
   kConstPacked = 13,      // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
+  kConstSliced = 14,      // bool: the grid takes several dispatches (plan/slices.h)
 };
 
 // How a cache stores a row of keys or values: see plan/kv_format.h.
@@ -116,8 +118,8 @@ struct CausalSpan {
   fattn_i32 capacity;     // keys that a sequence can have: Lk, or max_blocks * block_size
   fattn_i32 chunk_unit;   // keys; a chunk is a multiple of it
   fattn_i32 least_chunk;  // keys
-  fattn_i32 most_chunks;  // of a sequence whose keys lie together
-  fattn_i32 reserved;
+  fattn_i32 most_chunks;  // of a sequence whose keys lie together, unless they are longer than largest_chunk
+  fattn_i32 largest_chunk;  // keys
   fattn_i64 seq_lens_stride;
 };
 

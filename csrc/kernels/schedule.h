@@ -29,7 +29,7 @@ inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
   const int few = min((units + kFewChunks - 1) / kFewChunks, kLargeChunk / span.chunk_unit);
   Chunks chunks;
   chunks.keys = max((units + span.most_chunks - 1) / span.most_chunks, few) * span.chunk_unit;
-  chunks.keys = max(chunks.keys, span.least_chunk);
+  chunks.keys = clamp(chunks.keys, span.least_chunk, span.largest_chunk);
   chunks.visits = visits_of(ranges, 0, ranges.end, chunks.keys);
   return chunks;
 }

@@ -37,6 +37,7 @@ MTLSize size_of(const std::array<uint32_t, 3>& extent) {
 id<MTLBuffer> metal_buffer(const BufferView& view) { return __builtin_bit_cast(id<MTLBuffer>, view.buffer); }
 
 void encode(const Pass& pass, const Pipeline& pipeline, const Bindings& bindings,
+            const std::array<uint32_t, 3>& first_group, const std::array<uint32_t, 3>& groups,
             id<MTLComputeCommandEncoder> encoder) {
   [encoder setComputePipelineState:pipeline.state];
   for (uint32_t i = 0; i < pass.binding_count; ++i) {
@@ -48,7 +49,10 @@ void encode(const Pass& pass, const Pipeline& pipeline, const Bindings& bindings
                atIndex:binding.slot];
   }
   [encoder setBytes:pass.params.data() length:pass.params_size atIndex:kSlotParams];
-  [encoder dispatchThreadgroups:size_of(pass.grid) threadsPerThreadgroup:size_of(pass.threads)];
+  if (pass.spec.sliced) {
+    [encoder setBytes:first_group.data() length:sizeof first_group atIndex:kSlotFirstGroup];
+  }
+  [encoder dispatchThreadgroups:size_of(groups) threadsPerThreadgroup:size_of(pass.threads)];
 }
 
 // Compiles what is missing, which can take seconds and must not hold up the stream's queue.
@@ -70,8 +74,14 @@ const DeviceFacts& device_facts() {
 void execute(const Plan& plan, const Bindings& bindings) {
   std::array<const Pipeline*, std::tuple_size_v<decltype(Plan::passes)>> pipelines{};
   for (uint32_t i = 0; i < plan.pass_count; ++i) pipelines[i] = prepare(plan.passes[i]);
-  with_shared_encoder([&](id<MTLComputeCommandEncoder> encoder) {
-    for (uint32_t i = 0; i < plan.pass_count; ++i) encode(plan.passes[i], *pipelines[i], bindings, encoder);
+  with_shared_encoder([&](const SharedEncoder& encoder) {
+    for (uint32_t i = 0; i < plan.pass_count; ++i) {
+      const Pass& pass = plan.passes[i];
+      pass.for_each_dispatch([&](const std::array<uint32_t, 3>& first, const std::array<uint32_t, 3>& size) {
+        encode(pass, *pipelines[i], bindings, first, size, encoder.get());
+        if (pass.spec.sliced) encoder.commit();
+      });
+    }
   });
 }
 

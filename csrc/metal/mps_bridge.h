@@ -15,9 +15,21 @@ inline id<MTLDevice> metal_device() { return at::mps::MPSDevice::getInstance()->
 
 inline int gpu_core_count() { return static_cast<int>(at::mps::MPSDevice::getInstance()->getCoreCount()); }
 
-// Calls encode(encoder) with the compute encoder that torch's own ops share, on the queue that guards it: so
-// our work keeps its place among theirs. The encoder runs its dispatches one after the other, each seeing
-// what the ones before it wrote.
+// The compute encoder that torch's own ops share. It runs its dispatches one after the other, each seeing
+// what the ones before it wrote, also across command buffers.
+class SharedEncoder {
+ public:
+  explicit SharedEncoder(at::mps::MPSStream* stream) : stream_(stream) {}
+  id<MTLComputeCommandEncoder> get() const { return stream_->commandEncoder(); }
+  // Sends off what has been encoded; the next command goes into a new command buffer.
+  void commit() const { stream_->synchronize(at::mps::SyncType::COMMIT); }
+
+ private:
+  at::mps::MPSStream* stream_;
+};
+
+// Calls encode(shared_encoder) on the queue that guards the stream: so our work keeps its place among that of
+// torch's ops.
 template <typename Encode>
 void with_shared_encoder(const Encode& encode) {
   at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
@@ -27,7 +39,7 @@ void with_shared_encoder(const Encode& encode) {
   dispatch_sync(stream->queue(), ^{
     @autoreleasepool {
       try {
-        (*encode_in)(stream->commandEncoder());
+        (*encode_in)(SharedEncoder(stream));
       } catch (...) {
         *error_out = std::current_exception();
       }

@@ -1,6 +1,7 @@
 // Plans fattn.decode and fattn.paged_decode: one pass over the chunks of all sequences, and one that merges
 // the chunks of each.
 #include "planners.h"
+#include "slices.h"
 
 namespace fattn {
 namespace {
@@ -75,26 +76,33 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
       .provenance = row.provenance};
 }
 
-// Threadgroups of one key-value head that the GPU holds at a time; 0 cores: not known.
-int64_t workers_of(const DeviceFacts& device, const Shape& shape, int64_t threadgroups_abreast) {
-  static const int smallest = DeviceFacts().cores;
-  const int64_t cores = device.cores > 0 ? device.cores : smallest;
-  return std::max<int64_t>(cores * shape.threadgroups_per_core / threadgroups_abreast, 1);
+// Keys of a sequence that some row may see.
+int64_t most_visible_keys(const Problem& p) {
+  if (p.options.window_left < 0) return p.kv_len;
+  const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
+  return std::min(p.kv_len, window_keys + std::min(p.options.sink_tokens, p.kv_len));
+}
+
+// Products that a threadgroup makes with each key.
+int64_t products_per_key(const Problem& p, const Shape& shape) {
+  return shape.row_groups * kFragment * (p.head_dim + p.value_dim);
 }
 
 // At least as many chunks as any sequence can have: chunks_of in kernels/schedule.h. A window's two ranges
 // may begin and end within a chunk.
 int64_t parts_of(const Problem& p, const CausalSpan& span) {
   const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);
-  if (p.options.window_left < 0) return std::min<int64_t>(all, span.most_chunks);
+  const int64_t most =
+      std::max<int64_t>(span.most_chunks, ceil_div(most_visible_keys(p), span.largest_chunk));
+  if (p.options.window_left < 0) return std::min(all, most);
   const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
   const int64_t sink_keys = std::min(p.options.sink_tokens, p.kv_len);
   const int64_t of_window =
       ceil_div(window_keys, span.least_chunk) + ceil_div(sink_keys, span.least_chunk) + 1;
-  return std::min({all, of_window, int64_t(span.most_chunks) + 3});
+  return std::min({all, of_window, most + 3});
 }
 
-CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers) {
+CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double most_products_of_group) {
   CausalSpan span{};
   span.q_len = int32_t(p.q_len);
   span.window_left =
@@ -104,6 +112,10 @@ CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers) {
   span.chunk_unit = int32_t(shape.chunk_unit);
   span.least_chunk = int32_t(shape.least_chunk);
   span.most_chunks = int32_t(workers);
+  const double keys =
+      std::min(most_products_of_group / double(products_per_key(p, shape)), double(kNoWindow));
+  span.largest_chunk =
+      int32_t(std::max(int64_t(keys) / shape.chunk_unit * shape.chunk_unit, shape.least_chunk));
   span.seq_lens_stride = p.seq_lens_stride;
   return span;
 }
@@ -121,10 +133,17 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
 
   const int64_t row_groups = shape.row_groups;
   const int64_t row_blocks = ceil_div(packed_rows, row_groups * kFragment);
-  const int64_t workers = workers_of(device, shape, p.kv_heads * row_blocks);
-  const CausalSpan span = span_of(p, shape, workers);
+  const int64_t columns = p.kv_heads * row_blocks;                      // of the grid
+  const int64_t held = cores_of(device) * shape.threadgroups_per_core;  // threadgroups, at a time
+  const int64_t workers = std::max<int64_t>(held / columns, 1);
+  const double most_products_of_group = most_products(device) / double(held);
+  const CausalSpan span = span_of(p, shape, workers, most_products_of_group);
   const int64_t parts = parts_of(p, span);
-  const int64_t shares = std::min(workers, p.batch * parts);
+  // Of one column.
+  const double products = double(p.batch) * double(most_visible_keys(p)) * double(products_per_key(p, shape));
+  const bool sliced = products * double(columns) > most_products(device);
+  const int64_t wanted = sliced ? int64_t(std::ceil(products / most_products_of_group)) : workers;
+  const int64_t shares = std::min(std::max(wanted, workers), p.batch * parts);
 
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(shape.kernel, p);
@@ -136,7 +155,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.split = parts > 1;
   pass.spec.window = p.options.window_left >= 0;
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
-  pass.grid = {uint32_t(shares), uint32_t(p.kv_heads * row_blocks), 1};
+  pass.grid = {uint32_t(shares), uint32_t(columns), 1};
+  if (sliced) cut_into_slices(pass, held);
   pass.threads = {uint32_t(shape.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes = uint32_t(shape.threadgroup_bytes);
 

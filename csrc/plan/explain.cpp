@@ -80,6 +80,7 @@ class JsonWriter {
     field("chunk_unit", span.chunk_unit);
     field("least_chunk", span.least_chunk);
     field("most_chunks", span.most_chunks);
+    field("largest_chunk", span.largest_chunk);
     field("seq_lens_stride", span.seq_lens_stride);
     close('}');
   }
@@ -238,6 +239,7 @@ void write(JsonWriter& json, const Pass& pass) {
   json.close('}');
 
   json.field("grid", pass.grid);
+  if (pass.spec.sliced) json.field("slice", pass.slice);
   json.field("threads", pass.threads);
   json.field("threadgroup_bytes", pass.threadgroup_bytes);
 
@@ -247,6 +249,7 @@ void write(JsonWriter& json, const Pass& pass) {
     json.field(name_of(pass.bindings[i].buffer), static_cast<uint32_t>(pass.bindings[i].slot));
   }
   json.field("params", static_cast<uint32_t>(kSlotParams));
+  if (pass.spec.sliced) json.field("first_group", static_cast<uint32_t>(kSlotFirstGroup));
   json.close('}');
 
   json.key("params");

@@ -1,5 +1,6 @@
 // Plans fattn.prefill and fattn.paged_prefill: one pass, one threadgroup per tile of query rows.
 #include "planners.h"
+#include "slices.h"
 
 namespace fattn {
 namespace {
@@ -17,6 +18,16 @@ int64_t most_tiles(const Problem& p, int64_t tile_rows) {
 int64_t row_fragments_for(const Problem& p, const PrefillRow& row) {
   const int64_t pairs = p.max_seqlen_q * (p.q_heads / p.kv_heads);
   return p.packed && pairs <= int64_t(row.simdgroups) * kFragment ? 1 : row.row_fragments;
+}
+
+// Keys that the rows of a tile see between them.
+int64_t most_visible_keys(const Problem& p, int64_t tile_rows) {
+  const ScoreOptions& options = p.options;
+  if (options.window_left < 0) return p.kv_len;
+  const int64_t window_right = p.is_causal ? 0 : options.window_right < 0 ? p.kv_len : options.window_right;
+  const int64_t window_keys =
+      std::min(options.window_left, p.kv_len) + std::min(window_right, p.kv_len) + tile_rows;
+  return std::min(p.kv_len, window_keys + std::min(options.sink_tokens, p.kv_len));
 }
 
 int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::min<int64_t>(keys, kNoLimit)); }
@@ -40,9 +51,16 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   pass.spec.causal = p.is_causal;
   pass.spec.window = options.window_left >= 0 || window_right >= 0;
 
-  const int64_t q_tiles = most_tiles(p, int64_t(row.simdgroups) * pass.spec.row_fragments * kFragment);
+  const int64_t tile_rows = int64_t(row.simdgroups) * pass.spec.row_fragments * kFragment;
+  const int64_t q_tiles = most_tiles(p, tile_rows);
   pass.grid = {uint32_t(q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
                uint32_t(p.packed ? 1 : p.batch)};
+  const double products_of_group =
+      double(tile_rows) * double(most_visible_keys(p, tile_rows)) * double(p.head_dim + p.value_dim);
+  const double most_groups = std::max(most_products(device) / products_of_group, double(cores_of(device)));
+  if (most_groups < double(q_tiles) * double(pass.grid[1]) * double(pass.grid[2])) {
+    cut_into_slices(pass, int64_t(most_groups));
+  }
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
   // The K tile, the V tile, and one flag per simdgroup.
   const int64_t key_bytes = p.head_dim * size_of(p.dtype) + kKeyPadBytes;

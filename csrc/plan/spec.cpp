@@ -167,6 +167,8 @@ const char* constant_name(FunctionConstant index) {
       return "scales";
     case kConstPacked:
       return "packed";
+    case kConstSliced:
+      return "sliced";
   }
   return "";
 }
@@ -233,6 +235,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstOneRow, true, spec.one_row},
       {kConstScales, true, spec.scales},
       {kConstPacked, true, spec.packed},
+      {kConstSliced, true, spec.sliced},
   };
 }
 

@@ -1,0 +1,35 @@
+// Bounds what one dispatch does. macOS kills a command buffer that keeps the GPU for some seconds ("Caused
+// GPU Timeout Error", "Impacting Interactivity"), and nothing preempts a dispatch: a pass with more work is
+// run in slices of its grid, each in a command buffer of its own. No bit of a result depends on how it is
+// sliced.
+#pragma once
+
+#include "plan.h"
+
+namespace fattn {
+
+// Products (of a query element and a key element, or of a weight and a value) per dispatch and core. A core
+// of M1 makes 128 multiply-adds per cycle of 1.28 GHz at best, so it is busy for an eighth of a second at
+// least; and for half a second when eight packed rows of decode wait for an eighth of M1's 68 GB/s.
+inline constexpr double kMostProductsPerCore = 2e10;
+
+// Where the number of cores is not known, as in a virtual machine, they are as few as they can be.
+inline int64_t cores_of(const DeviceFacts& device) {
+  static const int fewest = DeviceFacts().cores;
+  return device.cores > 0 ? device.cores : fewest;
+}
+
+inline double most_products(const DeviceFacts& device) {
+  return kMostProductsPerCore * double(cores_of(device));
+}
+
+// Lets a dispatch have at most `most_groups` threadgroups of the pass, neighbours along x first.
+inline void cut_into_slices(Pass& pass, int64_t most_groups) {
+  pass.spec.sliced = true;
+  for (size_t i = 0; i < pass.grid.size(); ++i) {
+    pass.slice[i] = uint32_t(std::clamp<int64_t>(most_groups, 1, pass.grid[i]));
+    most_groups /= pass.slice[i];
+  }
+}
+
+}  // namespace fattn
