@@ -32,6 +32,8 @@ _COUNTS = (
     "simdgroup_barriers",
     "exps",
     "threadgroups",
+    "device_loads",
+    "device_stores",
 )
 
 
