@@ -7,6 +7,7 @@ two features meet, so a set of problems should hold every two that can.
 from __future__ import annotations
 
 import itertools
+import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -52,6 +53,14 @@ def features(problem: Problem) -> dict[str, Any]:
 def row_class(packed_rows: int) -> int:
     """Of decode: how many simdgroups share the rows of a key-value head: one, two, or more."""
     return 0 if packed_rows <= 8 else 1 if packed_rows <= 16 else 2
+
+
+def dtype_for(rng: random.Random, seed: int, op: str, dims: int, packed_rows: int) -> int:
+    """Of what a pipeline is compiled for, dtype, head dims and rows, any two meet, but not all three for one
+    seed: there would be three times as many pipelines, and compiling takes longer than running. Dtype and
+    dims as numbers."""
+    other = row_class(packed_rows) if op in ("decode", "paged_decode") else rng.randint(0, 2)
+    return (dims + other + seed) % 3
 
 
 def _size(n: int, small: int, middle: int) -> str:

@@ -6,7 +6,6 @@ the gaps between strided rows and the memory around a view. References get the c
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -155,8 +154,8 @@ class Case:
 
 def draw(count: int, seed: int = 0) -> list[Problem]:
     """`count` problems that bring together as many pairs of features as they can (features.py)."""
-    chosen = itertools.islice(features.choose(_candidates(5 * count + 20, seed), of=5), count)
-    return [replace(problem, index=index) for index, problem in enumerate(chosen)]
+    chosen = features.choose(_candidates(5 * count + 20, seed), of=5)
+    return [replace(problem, index=i) for i, problem in zip(range(count), chosen, strict=False)]
 
 
 def _candidates(count: int, seed: int) -> list[Problem]:
@@ -200,13 +199,14 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim))
         if op == "paged_decode":
             kv_len = -(-kv_len // block_sizes[i]) * block_sizes[i]
+        rows = q_heads // kv_heads * q_len
         causality = causalities[i] if op == "prefill" else "none"
         offsets = {"top_left": 0, "offset": rng.randint(-3, kv_len)}
         problems.append(
             Problem(
                 index=i,
                 op=op,
-                dtype=_dtype(rng, seed, op, dims[i], q_heads // kv_heads * q_len),
+                dtype=DTYPES[features.dtype_for(rng, seed, op, HEAD_DIMS.index(dims[i]), rows)],
                 batch=batch,
                 q_heads=q_heads,
                 kv_heads=kv_heads,
@@ -228,13 +228,6 @@ def _candidates(count: int, seed: int) -> list[Problem]:
             )
         )
     return problems
-
-
-def _dtype(rng: random.Random, seed: int, op: str, dims: tuple[int, int], packed_rows: int) -> torch.dtype:
-    """Of what a pipeline is compiled for, dtype, dims and rows, any two meet, but not all three for one seed:
-    there would be three times as many pipelines, and compiling them takes longer than running them."""
-    other = features.row_class(packed_rows) if op in ("decode", "paged_decode") else rng.randint(0, 2)
-    return DTYPES[(HEAD_DIMS.index(dims) + other + seed) % len(DTYPES)]
 
 
 def _length(rng: random.Random) -> int:

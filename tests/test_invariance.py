@@ -26,7 +26,7 @@ OF_A_SEQUENCE = {
     "tree_mask": 2,
 }
 
-Results = tuple[Tensor, Tensor]
+Results = tuple[Tensor, ...]  # out and lse
 
 
 def run(op: str, arguments: dict[str, Any]) -> Results:

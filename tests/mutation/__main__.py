@@ -30,7 +30,7 @@ def all_mutants() -> list[Mutant]:
 
 
 def sample(mutants: list[Mutant], count: int | None, seed: int) -> list[Mutant]:
-    """In an order that is random, but in which a change of some lines leaves the other mutants as they are."""
+    """In an order that is random, but in which the change of a line leaves all other mutants as they are."""
 
     def place(mutant: Mutant) -> str:
         return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()

@@ -64,7 +64,7 @@ class Trial:
 
 def _of_problem(name: str, op: str, dtype: torch.dtype, *sizes: int, **options: Any) -> Trial:
     """`sizes` are those of Problem: batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim."""
-    case = problems.build(Problem(0, op, dtype, *sizes, **options), seed=7)
+    case = problems.build(Problem(0, op, dtype, *sizes, **options), seed=7)  # type: ignore[arg-type]
     return Trial(name, op, case.arguments("cpu")[0], lambda out, lse: assert_close(case, out, lse))
 
 
@@ -90,7 +90,8 @@ def _decode() -> Iterator[Trial]:
     yield _of_problem(
         "decode-sinks", *half, 2, 8, 2, 1, 600, 64, 32, seq_lens=(600, 513), sinks=True, scale=0.3
     )
-    window = {"window_left": 60, "sink_tokens": 5}
+    window: dict[str, Any] = {"window_left": 60, "sink_tokens": 5}
+    yield _of_problem("decode-wide-window", *half, 1, 2, 1, 2, 100, 64, 32, window_left=300, sink_tokens=3)
     # Key 23 is in the window of some rows, and no sink token.
     yield _of_problem("decode-sinks-in-window", *half, 1, 1, 1, 8, 90, 64, 32, window_left=62, sink_tokens=23)
     yield _of_problem("decode-window", *half, 2, 2, 1, 2, 700, 64, 32, seq_lens=(530, 301), **window)
@@ -200,14 +201,14 @@ def _unlikely(op: str, dtype: torch.dtype, head_dim: int, value_dim: int) -> Tri
 
 def _prefill() -> Iterator[Trial]:
     half = ("prefill", f16)
-    causal = {"causality": "bottom_right"}
+    causal: dict[str, Any] = {"causality": "bottom_right"}
     yield _of_problem("prefill-causal", *half, 1, 4, 2, 80, 150, 64, 32, **causal)
     yield _of_problem("prefill-full", *half, 2, 2, 1, 70, 75, 64, 32, layouts=PADDED, scale=0.3)
     yield _of_problem(
         "prefill-mask", *half, 2, 2, 1, 33, 70, 64, 32, mask=f16, mask_layout="padded_rows", layouts=OFF
     )
     yield _of_problem("prefill-bool-mask", *half, 1, 2, 1, 33, 64, 64, 32, mask=torch.bool, **causal)
-    for offset in (0, -40, 60, 31):  # of 31, the first step is whole by a key
+    for offset in (0, -40, 60, 1, 31):  # of 1 and 31, steps begin and end with a tile's rows
         yield _of_problem(
             f"prefill-offset{offset}", *half, 1, 2, 1, 150, 130, 64, 32, causality="offset", q_offset=offset
         )
@@ -225,6 +226,7 @@ def _merge() -> Iterator[Trial]:
     for name, dtype, parts, columns in (
         ("merge", f32, 5, 200),
         ("merge-40-parts", f16, 40, 24),
+        ("merge-128-columns", f16, 12, 128),
         ("merge-12-parts", bf16, 12, 300),
     ):
         outs, lses = _randn(dtype, parts, 2, 2, 3, columns), _randn(f32, parts, 2, 2, 3) * 5
