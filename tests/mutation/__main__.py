@@ -86,9 +86,10 @@ def _progress(found: Iterable[tuple[Mutant, Verdict]], total: int) -> Iterator[t
         left = (time.monotonic() - start) / done * (total - done)
         bar = "#" * (30 * done // total)
         line = f"[{bar:30}] {done}/{total}, {killed} killed, {left / 60:.0f} min left"
-        print(line, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
-    if done:
-        print(file=sys.stderr)
+        if sys.stderr.isatty():
+            print(line, end="\n" if done == total else "\r", file=sys.stderr, flush=True)
+        elif done % 20 == 0 or done == total:
+            print(line, file=sys.stderr, flush=True)
 
 
 def report(found: dict[Key, Verdict], reasons: dict[Key, str]) -> tuple[str, float]:

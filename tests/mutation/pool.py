@@ -22,7 +22,7 @@ def _work(pipe: Any) -> None:
     os.setpgid(0, 0)  # its compilers die with it
     torch.set_num_threads(1)
     judge = Judge()
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             pipe.send(judge.judge(pipe.recv()))
 

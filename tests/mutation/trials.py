@@ -173,7 +173,8 @@ def _strange_tables(block_size: int) -> Trial:
 
 
 def _hidden_nan(op: str, dtype: torch.dtype, head_dim: int, value_dim: int, group: int = 2) -> Trial:
-    """Keys 21 and 40 are NaN and infinite; of each head some rows see them, in part at a weight of 0."""
+    """Keys 21, 40 and 67, in three steps of prefill and staged by three simdgroups, are NaN or infinite; some
+    rows see them, in part at a weight of 0."""
     rows, length = (40, 70) if op == "prefill" else (3, 70)
     query = _randn(dtype, 1, group, rows, head_dim)
     key, value = _randn(dtype, 1, 1, length, head_dim), _randn(dtype, 1, 1, length, value_dim)
@@ -183,6 +184,9 @@ def _hidden_nan(op: str, dtype: torch.dtype, head_dim: int, value_dim: int, grou
     mask[:, 1:, 1, 21] = -torch.inf
     mask[:, 0, 1:, 40] = -torch.inf
     mask[:, 1:, :, 40] = -torch.inf
+    mask[..., 67] = -torch.inf
+    mask[:, 0, 0, 67] = 0.0
+    value[:, :, 67, 2::3] = torch.nan
     value[:, :, 21, ::3] = torch.nan
     value[:, :, 40, 1::2] = torch.inf
     return _of_operands(
