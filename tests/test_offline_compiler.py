@@ -60,6 +60,24 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             value = key[..., :value_dim]
         op = "prefill" if kernel == "prefill" else "decode"
         yield torch_fattn.explain(op, query, key, value, family=family, cores=80)
+    if kernel == "decode":
+        for kv_format, storage in {"int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}.items():
+            query = torch.empty(1, 8, 1, 64, dtype=dtype, device="meta")
+            stored = torch.empty(1, 2, 1024, 32 if kv_format == "int4" else 64, dtype=storage, device="meta")
+            scales = torch.empty(1, 2, 1024, device="meta")
+            if kv_format == "int4":
+                scales = torch.empty(1, 2, 1024, 2, 2, dtype=torch.float16, device="meta")
+            yield torch_fattn.explain(
+                "decode",
+                query,
+                stored,
+                stored,
+                key_scales=scales,
+                value_scales=scales,
+                kv_format=kv_format,
+                family=7,
+                cores=80,
+            )
 
 
 def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:

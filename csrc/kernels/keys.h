@@ -1,5 +1,6 @@
-// Where the keys of a sequence live: in one strided tensor, or in the blocks of a paged pool (PagedAttention:
-// Kwon et al. 2023). And how their elements are stored: as they are, or quantised (plan/kv_format.h).
+// Where the keys of a sequence live: in one strided tensor, or in the blocks of a paged pool
+// (PagedAttention: Kwon et al. 2023). And how their elements are stored: as they are, or quantised
+// (plan/kv_format.h).
 #pragma once
 
 #include "config.h"
@@ -189,6 +190,9 @@ inline void unpack_stored(uint word, half2 group, thread Operand (&run)[N]) {
 struct StoredRow {
   const device Stored* elements;
   const device Scale* groups;  // int4: scale and minimum of each kInt4Group columns
+
+  // Of a cache that is not quantised.
+  const device Element* floats() const thread { return reinterpret_cast<const device Element*>(elements); }
 
   half2 group_of(int column, bool aligned) const thread {
     if (kKvFormat != kKvInt4) {

@@ -62,8 +62,9 @@ inline PartSum sum_of(thread const Parts& parts, int simdgroup_index, ushort lan
     for (int i = 0; i < count; i++) {
       const float4 values = parts.values(first + i * kSimdgroups);
       const bool counts = simd_shuffle(lse, ushort(i)) != -INFINITY;
+      const float part_weight = simd_shuffle(weight, ushort(i));
       // A part that saw no key may hold anything.
-      sum.weighted += counts ? simd_shuffle(weight, ushort(i)) * values : float4(0.0f);
+      sum.weighted += counts ? part_weight * values : float4(0.0f);
     }
   }
   return sum;
@@ -123,8 +124,11 @@ using namespace fattn;
       total += weight * shared_total[s];
     }
     const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-    for (int i = 0; i < min(4, parts.columns); i++) {
-      out[row * params.head_dim + column + i] = Result(weighted[i] * inverse);
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 4; i++) {  // not up to `columns`: registers have no addresses
+      if (i < parts.columns) {
+        out[row * params.head_dim + column + i] = Result(weighted[i] * inverse);
+      }
     }
     if (first_column == 0 && lane == 0) {
       lse[row] = total == 0.0f ? -INFINITY : largest + log(total);

@@ -6,17 +6,23 @@
 
 namespace fattn {
 
+// This lane's part of its row; null when the call has fewer rows.
+inline void read_query_or_zeros(const device Element* row, LanePosition at,
+                                thread Operand (&run)[kHeadDim / 4]) {
+  if (row) {
+    read_query(row, fc_vector_loads, at, run);
+  } else {
+    fill_run(run, 0.0f);
+  }
+}
+
 struct QueryRegisters {
   OperandFragment fragments[kRowFragments][kHeadDim / 8];
 
   // `row` is this lane's row of fragment r; null when the call has fewer rows.
   void load(int r, const device Element* row, LanePosition at) thread {
     Operand run[kHeadDim / 4];
-    if (row) {
-      read_query(row, fc_vector_loads, at, run);
-    } else {
-      fill_run(run, 0.0f);
-    }
+    read_query_or_zeros(row, at, run);
 #pragma clang loop unroll(full)
     for (int f = 0; f < kHeadDim / 8; f++) {
       set_elements(fragments[r][f], run[query_element(f)], run[query_element(f) + kKeyChunk]);
@@ -42,11 +48,7 @@ struct SharedQuery {
   // rows; the others may read them after a barrier.
   void stage(const device Element* row, LanePosition at) thread {
     Operand run[kHeadDim / 4];
-    if (row) {
-      read_query(row, fc_vector_loads, at, run);
-    } else {
-      fill_run(run, 0.0f);
-    }
+    read_query_or_zeros(row, at, run);
 #pragma clang loop unroll(full)
     for (int f = 0; f < kHeadDim / 8; f++) {
       put_pair(pairs + f * (kPairWords * kSimdWidth), run[query_element(f)],

@@ -204,27 +204,10 @@ struct WordsOf<1> {
   typedef uchar type;
 };
 
-// C neighbouring elements of a row of the cache, as they are loaded. They become operands piece by piece: all
-// at once would fill the registers.
-template <int C, typename T>
-struct StoredChunk {  // of Elements
-  static constant constexpr int kPieceElements = C;
-
-  Operand elements[C];
-
-  void clear() thread { fill_run(elements, 0.0f); }
-  void read(StoredRow row, int lane_column, int column, bool aligned) thread {
-    read_chunks<C>(row.elements + lane_column, column, 0, aligned, elements);
-  }
-  void unpack(int, thread Operand (&run)[C]) const thread {
-#pragma clang loop unroll(full)
-    for (int i = 0; i < C; i++) {
-      run[i] = elements[i];
-    }
-  }
-};
+// C neighbouring elements of a row of a quantised cache, as they are loaded. They become operands piece by
+// piece: all at once would fill the registers.
 template <int C>
-struct StoredChunk<C, uchar> {  // quantised
+struct StoredChunk {
   static constant constexpr int kPieceElements = C < kStoredWordElements ? C : kStoredWordElements;
   static constant constexpr int kPieceBytes = kPieceElements * 4 / kStoredWordElements;
   typedef typename WordsOf<C * 4 / kStoredWordElements>::type Words;
@@ -258,8 +241,8 @@ struct StoredChunk<C, uchar> {  // quantised
     unpack_stored(word_of(words, piece), group, run);
   }
 };
-typedef StoredChunk<kKeyChunk, Stored> KeyChunk;
-typedef StoredChunk<kValueChunk, Stored> ValueChunk;
+typedef StoredChunk<kKeyChunk> KeyChunk;
+typedef StoredChunk<kValueChunk> ValueChunk;
 
 // Becomes (and stays) NaN as soon as an element is infinite or NaN; stays 0 otherwise. One FMA per element.
 template <int N>

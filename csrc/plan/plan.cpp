@@ -12,7 +12,7 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype, uint16_
   pass.spec.simdgroups = simdgroups;
   pass.grid = {uint32_t(p.rows), 1, 1};  // a threadgroup per row
   pass.threads = {uint32_t(pass.spec.simdgroups * kSimdWidth), 1, 1};
-  pass.threadgroup_bytes = uint32_t(simdgroups * (kSimdWidth * 4 + 2) * sizeof(float));
+  pass.threadgroup_bytes = uint32_t(ceil_div(simdgroups * (kSimdWidth * 4 + 2) * sizeof(float), 16) * 16);
   pass.bind(Buffer::kScratchOut, kSlotPartialOut);
   pass.bind(Buffer::kScratchLse, kSlotPartialLse);
   pass.bind(Buffer::kOut, kSlotOut);

@@ -106,7 +106,7 @@ struct Pass {
 
   std::array<Binding, 14> bindings{};
   uint32_t binding_count = 0;
-  std::array<std::byte, 320> params{};  // the kernel's parameter structure, bound at kSlotParams
+  std::array<std::byte, sizeof(DecodeParams)> params{};  // the kernel's, of which decode's are the largest
   uint32_t params_size = 0;
 
   void bind(Buffer buffer, Slot slot) { bindings[binding_count++] = {buffer, slot}; }

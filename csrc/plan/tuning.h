@@ -56,10 +56,10 @@ struct DecodeRow {
   const char* provenance;
 };
 
-// The keys of a step are few enough to leave the registers of a lane at 208 halves or less on M1 and M2, of
-// which 256 exist: counted with Mesa's open compiler for these GPUs, for D = 128 and the step without hidden
-// keys. Then three threadgroups fit on a core, which the H200 likes best too (bench/NOTES.md). Nothing here
-// was measured on an Apple GPU.
+// The keys of a step are few enough to leave registers for three threadgroups on a core of M1 and M2: 224
+// halves of a lane's 256 for D = 128 in 16 bits and the step without hidden keys, counted with Mesa's open
+// compiler for these GPUs, and nothing spilled; a window wants 290 and spills twelve. The H200 likes 16 keys
+// best too (bench/NOTES.md). Nothing here was measured on an Apple GPU.
 inline constexpr std::array<DecodeRow, 2> kDecodeTuning{{
     {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 128, 3,
      "float32: 8 keys per step (registers of M1/M2 as Mesa counts)"},
