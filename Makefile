@@ -19,7 +19,7 @@ SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
 BUILD_ENV       := $(if $(LINUX),eval "$$($(PY) -m softmetal config --env)";)
 TESTS           := tests $(if $(LINUX),softmetal/tests)
 
-.PHONY: help build demo test test-slow pytest lint format golden bench-host clean
+.PHONY: help build demo test test-slow sweep mutants pytest lint format golden bench-host clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,12 @@ test: lint pytest  ## lint, types and every test that is not marked slow
 
 pytest: build
 	$(PY) -m pytest $(TESTS)
+
+sweep: build  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
+	$(PY) -m pytest -m slow tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
+
+mutants: build  ## every operator and constant of the kernels changed in turn (SAMPLE=200 SEED=1: a sample)
+	$(PY) -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
 test-slow: build  ## the longer sweeps
 	$(PY) -m pytest -m slow $(TESTS)

@@ -5,18 +5,21 @@ For mutants: a kernel with a seeded fault cannot come through the extension, whi
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 import torch_fattn
 from tests.problems import Case
+
+if TYPE_CHECKING:
+    from softmetal.simt.harness import Library
 
 EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 # The function constants by index, as in params.h.
@@ -28,9 +31,10 @@ ALL_CHECKS = "race,bounds,uninit"
 SLOTS = 17
 
 Mutate = Callable[[str], str]
+Counters = dict[str, Any]
 
 
-@cache
+@functools.cache
 def kernel_text(source: str) -> str:
     """A .metal file with its includes in place, as the extension embeds it."""
     command = [sys.executable, str(EMBED), "--print", source.removesuffix(".metal")]
@@ -54,43 +58,61 @@ def run(
     if drop_offset_of is not None:
         operand = case.operands[drop_offset_of]
         arguments[drop_offset_of] = bases[drop_offset_of].as_strided(operand.size, operand.stride, 0)
-    plan = torch_fattn.explain(case.problem.op, **arguments, family=7, cores=8).data
-    buffers = _buffers(case, arguments, plan)
-    for launch in plan["passes"]:
-        _launch(launch, buffers, (mutate or {}).get(launch["kernel"]), checks, order)
+    plan = plan_of(case.problem.op, arguments)
+    buffers = buffers_of(case.problem.op, arguments, plan)
+    for step in plan["passes"]:
+        launch(step, buffers, (mutate or {}).get(step["kernel"]), checks=checks, order=order)
     return buffers["out"], buffers["lse"]
 
 
-def _buffers(case: Case, arguments: dict[str, Any], plan: dict[str, Any]) -> dict[str, Tensor]:
-    p = case.problem
+def plan_of(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    plan: dict[str, Any] = torch_fattn.explain(op, **arguments, family=7, cores=8).data
+    return plan
+
+
+def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> dict[str, Tensor]:
+    """What the bindings of a plan name: the operands, and results and partial results full of NaN."""
     buffers = {name.removesuffix("_cache"): a for name, a in arguments.items() if isinstance(a, Tensor)}
-    if p.q_lens is not None:
-        total = arguments["query"].shape[0]
-        buffers["out"] = torch.full((total, p.q_heads, p.value_dim), torch.nan, dtype=p.dtype)
-        buffers["lse"] = torch.full((p.q_heads, total), torch.nan)
-        return buffers
-    rows = (p.batch, p.q_heads, p.q_len)
-    buffers["out"] = torch.full((*rows, p.value_dim), torch.nan, dtype=p.dtype)
-    buffers["lse"] = torch.full(rows, torch.nan)
-    if len(plan["passes"]) > 1:
-        parts = plan["passes"][1]["params"]["parts"]
-        buffers["partial_out"] = torch.full((parts, *rows, p.value_dim), torch.nan)
-        buffers["partial_lse"] = torch.full((parts, *rows), torch.nan)
+    if op == "merge":  # its operands are partial results
+        buffers["partial_out"], buffers["partial_lse"] = arguments["outs"], arguments["lses"]
+    on_meta = {name: a.to("meta") if isinstance(a, Tensor) else a for name, a in arguments.items()}
+    for name, result in zip(("out", "lse"), getattr(torch.ops.fattn, op)(**on_meta), strict=True):
+        buffers[name] = torch.full(result.shape, torch.nan, dtype=result.dtype)
+    if plan["scratch_bytes"]:
+        rows, columns = buffers["lse"].numel(), buffers["out"].shape[-1]
+        parts = plan["scratch_bytes"] // (4 * rows * (columns + 1))
+        buffers["partial_out"] = torch.full((parts, rows, columns), torch.nan)
+        buffers["partial_lse"] = torch.full((parts, rows), torch.nan)
     return buffers
 
 
-def _launch(
-    launch: dict[str, Any], buffers: dict[str, Tensor], mutate: Mutate | None, checks: str, order: str
-) -> None:
+@functools.lru_cache(maxsize=8)
+def _library(text: str, macros: tuple[tuple[str, str], ...], mode: str, cache: Path | None) -> Library:
     from softmetal.simt.harness import Library
 
-    text = kernel_text(launch["source"])
-    mode = "checked" if checks else "fast"
-    library = Library(mutate(text) if mutate else text, defines=launch["macros"], mode=mode)
-    constants = {CONSTANTS.index(name): value for name, value in launch["constants"].items()}
+    return Library(text, defines=dict(macros), mode=mode, cache=cache)
+
+
+def launch(
+    step: dict[str, Any],
+    buffers: Mapping[str, Tensor],
+    mutate: Mutate | None = None,
+    *,
+    checks: str = ALL_CHECKS,
+    order: str = "forward",
+    watchdog: float = 60,
+    cache: Path | None = None,
+) -> Counters:
+    """Runs one pass of a plan and returns the emulator's counters. `cache` is where a changed kernel is
+    kept."""
+    text = kernel_text(step["source"])
+    changed = mutate(text) if mutate else text
+    kept_in = cache if changed != text else None
+    library = _library(changed, tuple(step["macros"].items()), "checked" if checks else "fast", kept_in)
+    constants = {CONSTANTS.index(name): value for name, value in step["constants"].items()}
     bound: list[Any] = [None] * SLOTS
-    for name, slot in launch["bindings"].items():
-        bound[slot] = bytes.fromhex(launch["params_bytes"]) if name == "params" else buffers[name]
-    library.pipeline(launch["kernel"], constants).run(
-        bound, launch["grid"], launch["threads"], checks=checks, order=order
+    for name, slot in step["bindings"].items():
+        bound[slot] = bytes.fromhex(step["params_bytes"]) if name == "params" else buffers[name]
+    return library.pipeline(step["kernel"], constants).run(
+        bound, step["grid"], step["threads"], checks=checks, order=order, watchdog=watchdog
     )

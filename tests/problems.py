@@ -7,12 +7,13 @@ the gaps between strided rows and the memory around a view. References get the c
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests import features
 from tests.caches import POISON, Cache, as_scales
 from tests.layouts import Operand, flat, lay_out, packed, spread
 from tests.visibility import visibility
@@ -167,6 +168,12 @@ class Case:
 
 
 def draw(count: int, seed: int = 0) -> list[Problem]:
+    """`count` problems that bring together as many pairs of features as they can (features.py)."""
+    chosen = features.choose(_candidates(14 * count + 56, seed), of=14)
+    return [replace(problem, index=i) for i, problem in zip(range(count), chosen, strict=False)]
+
+
+def _candidates(count: int, seed: int) -> list[Problem]:
     """`count` problems in which every axis takes each of its values about equally often."""
     rng = random.Random(seed)
 
@@ -176,7 +183,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
         return cards
 
     ops = deck(("prefill", "prefill", "decode", "paged_decode", "paged_prefill"))
-    dtypes, dims, groups = deck(DTYPES), deck(HEAD_DIMS), deck(GROUPS)
+    dims, groups = deck(HEAD_DIMS), deck(GROUPS)
     layouts = list(zip(deck(LAYOUTS), deck(LAYOUTS), deck(LAYOUTS), strict=True))
     masks, mask_layouts, causalities = (
         deck(MASKS),
@@ -197,6 +204,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
     trees = deck(TREES)
 
     format_rng = random.Random(seed + 1)
+    all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
     for i in range(count):
         op, (q_heads, kv_heads) = ops[i], groups[i]
@@ -206,13 +214,16 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
         kv_format = _kv_format(format_rng, head_dim, value_dim) if quantised else "float"
         batch = rng.choice((1, 2, 3))
         if not is_decode:
-            q_len, kv_len = _length(rng), _length(rng)
+            q_len, kv_len = (1 if rng.random() < 0.1 else _length(rng)), _length(rng)
         else:
             q_len = rng.choice((1, rng.randint(1, 8), rng.randint(1, 16)))
             kv_len = rng.randint(200, MAX_CACHE) if rng.random() < 0.3 else _length(rng)
         batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim))
         if op.startswith("paged"):
             kv_len = -(-kv_len // block_sizes[i]) * block_sizes[i]
+        which_dims = all_dims.index((head_dim, value_dim, value_in_key))
+        rows = q_heads // kv_heads * q_len
+        dtype = DTYPES[features.dtype_for(rng, seed, op, which_dims, rows)]
         q_lens = _q_lens(rng, batch, q_len) if op == "paged_prefill" else None
         causality = "none" if is_decode else causalities[i]
         if q_lens is not None and causality != "none":
@@ -222,7 +233,7 @@ def draw(count: int, seed: int = 0) -> list[Problem]:
             Problem(
                 index=i,
                 op=op,
-                dtype=dtypes[i],
+                dtype=dtype,
                 batch=batch,
                 q_heads=q_heads,
                 kv_heads=kv_heads,

@@ -1,4 +1,8 @@
-"""200 random problems: right by the accuracy rule, NaN all around, inputs untouched, kernels launched."""
+"""600 random problems in which any two features meet: right by the accuracy rule, NaN all around, the checks
+for races, bounds and uninitialised reads silent, inputs untouched, kernels launched.
+
+The sweep runs 500 more for each seed: `pytest -m slow tests/test_random.py --seeds 1-40`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,12 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests import problems
+from tests import features, problems
 from tests.accuracy import assert_close, expected, packed
-from tests.conftest import counted_launches
+from tests.conftest import Checked, counted_launches
 
-PROBLEMS = problems.draw(200)
-MORE_PROBLEMS = problems.draw(1000, seed=1)
+PROBLEMS = problems.draw(600)
+ORDERS = ("forward", "reverse", "random")  # of the threads
 OPS = ("prefill", "decode", "paged_decode", "paged_prefill")
 
 
@@ -29,10 +33,17 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def run_and_check(problem: problems.Problem, seed: int) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "sweep_seed" in metafunc.fixturenames:
+        first, _, last = metafunc.config.getoption("--seeds").partition("-")
+        metafunc.parametrize("sweep_seed", range(int(first), int(last or first) + 1))
+
+
+def run_and_check(problem: problems.Problem, seed: int, checked: Checked) -> None:
     case = problems.build(problem, seed)
     arguments, bases = case.arguments("mps")
-    with counted_launches() as launches:
+    order = ORDERS[problem.index % len(ORDERS)]
+    with checked(order=order, seed=problem.index), counted_launches() as launches:
         out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
     assert launches.pop(kernel_of(problem)) == 1
     assert launches == {} or (problem.is_decode and launches == {"fattn_merge": 1})
@@ -42,14 +53,41 @@ def run_and_check(problem: problems.Problem, seed: int) -> None:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_problem(problem: problems.Problem) -> None:
-    run_and_check(problem, seed=0)
+def test_problem(problem: problems.Problem, checked: Checked) -> None:
+    run_and_check(problem, 0, checked)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("problem", MORE_PROBLEMS, ids=str)
-def test_more_problems(problem: problems.Problem) -> None:
-    run_and_check(problem, seed=1)
+def test_sweep(sweep_seed: int, checked: Checked) -> None:
+    failed = []
+    for problem in problems.draw(500, sweep_seed):
+        try:
+            run_and_check(problem, sweep_seed, checked)
+        except (AssertionError, RuntimeError) as error:
+            failed.append(f"seed {sweep_seed}, {problem}: {error}")
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.host_only
+def test_any_two_features_meet() -> None:
+    """All of those with few values; of the others, such as head dims with layouts, nearly all."""
+    missing, possible = features.missing(PROBLEMS)
+    met = f"{possible - len(missing):,} of {possible:,} pairs of features meet"
+    print(met)
+    values = {(op, axis): set() for op, a, b in missing for axis in (a[0], b[0])}  # type: ignore[var-annotated]
+    for problem in PROBLEMS:
+        for axis, value in features.features(problem).items():
+            values.setdefault((problem.op, axis), set()).add(value)
+    small = {pair for pair in missing if all(len(values[pair[0], axis]) <= 5 for axis, _ in pair[1:])}
+    assert not small and len(missing) < 0.03 * possible, f"{met}; not: {sorted(map(str, small or missing))}"
+
+
+@pytest.mark.host_only
+def test_a_pair_that_does_not_meet_is_noticed() -> None:
+    """The control: without the problems that have both a tree mask and a softcap."""
+    apart = [p for p in PROBLEMS if not (p.tree == "each" and p.softcap == 30.0)]
+    missing, _ = features.missing(apart)
+    assert ("decode", ("softcap", 30.0), ("tree", "each")) in missing
 
 
 def test_the_problems_cover_every_axis() -> None:

@@ -38,6 +38,8 @@ constexpr Field kFields[] = {
     {"simdgroup_barriers", &softmetal_counters::simdgroup_barriers},
     {"exps", &softmetal_counters::exps},
     {"threadgroups", &softmetal_counters::threadgroups},
+    {"device_loads", &softmetal_counters::device_loads},
+    {"device_stores", &softmetal_counters::device_stores},
 };
 constexpr const char* kSpaces[4] = {"thread", "device", "constant", "threadgroup"};
 

@@ -129,6 +129,8 @@ void softmetal_component(int64_t index, uint64_t count, const char* name);
 // operation of a simdgroup or threadgroup counts once, exps once a thread.
 struct softmetal_counters {
   uint64_t products, simd_reductions, shuffles, threadgroup_barriers, simdgroup_barriers, exps, threadgroups;
+  // Accesses of device memory, however wide; as the bytes, counted in checked mode.
+  uint64_t device_loads, device_stores;
   // Bytes by address space (other, device, constant, threadgroup), counted in modules compiled in checked
   // mode.
   uint64_t bytes_read[4], bytes_written[4];

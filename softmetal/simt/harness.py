@@ -32,6 +32,8 @@ _COUNTS = (
     "simdgroup_barriers",
     "exps",
     "threadgroups",
+    "device_loads",
+    "device_stores",
 )
 
 
@@ -176,7 +178,8 @@ class _Memory:
 class Library:
     """A .metal file, or source text if it holds a newline, compiled on demand in the modes that are needed.
 
-    `include` are folders of headers; `only` is a regular expression of the kernels to export.
+    `include` are folders of headers; `only` is a regular expression of the kernels to export; `cache` is a
+    folder for what is compiled, in place of the usual one.
     """
 
     def __init__(
@@ -187,6 +190,7 @@ class Library:
         include: Sequence[str | Path] = (),
         only: str | None = None,
         arithmetic: Arithmetic | None = None,
+        cache: Path | None = None,
     ) -> None:
         is_text = isinstance(source, str) and "\n" in source
         self._program = Program(
@@ -198,13 +202,14 @@ class Library:
             arithmetic=arithmetic or Arithmetic(),
         )
         self._mode = mode
+        self._cache = cache
         self._modules: dict[str, Path] = {}
         self.module(mode)
 
     def module(self, mode: str) -> Path:
         if mode not in self._modules:
             try:
-                self._modules[mode] = compile_program(self._program, mode)
+                self._modules[mode] = compile_program(self._program, mode, self._cache)
             except CompileError as error:
                 raise KernelError(str(error)) from error
         return self._modules[mode]

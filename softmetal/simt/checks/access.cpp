@@ -107,6 +107,7 @@ void* Checker::access(Fiber& fiber, void* pointer, uint64_t size, uint32_t kind,
   auto count = [&](bool written) {
     softmetal_counters& counters = *softmetal_thread_counters();
     (written ? counters.bytes_written : counters.bytes_read)[static_cast<int>(place.space)] += size;
+    if (place.space == Space::device) (written ? counters.device_stores : counters.device_loads)++;
     if (place.region) (written ? counters.buffer_written : counters.buffer_read)[place.region->index] += size;
   };
   count(write);
