@@ -55,7 +55,8 @@ auto run(const AnyCall& call) {
   if (call.device().is_mps()) {
     auto results = launch(call, plan);
     for (uint32_t i = 0; i < plan.pass_count; ++i) {
-      launches[static_cast<size_t>(plan.passes[i].spec.kernel)].fetch_add(1, std::memory_order_relaxed);
+      const Pass& pass = plan.passes[i];
+      launches[static_cast<size_t>(pass.spec.kernel)].fetch_add(pass.dispatches(), std::memory_order_relaxed);
     }
     return results;
   }

@@ -6,9 +6,11 @@ For mutants: a kernel with a seeded fault cannot come through the extension, whi
 from __future__ import annotations
 
 import functools
+import math
+import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +27,10 @@ EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 # The function constants by index, as in params.h.
 CONSTANTS = (
     *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
-    *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed"),
+    *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed", "sliced"),
 )
 ALL_CHECKS = "race,bounds,uninit"
-SLOTS = 17
+SLOTS = 18
 
 Mutate = Callable[[str], str]
 Counters = dict[str, Any]
@@ -103,8 +105,8 @@ def launch(
     watchdog: float = 60,
     cache: Path | None = None,
 ) -> Counters:
-    """Runs one pass of a plan and returns the emulator's counters. `cache` is where a changed kernel is
-    kept."""
+    """Runs one pass of a plan and returns the emulator's counters, of its last dispatch. `cache` is where a
+    changed kernel is kept."""
     text = kernel_text(step["source"])
     changed = mutate(text) if mutate else text
     kept_in = cache if changed != text else None
@@ -112,7 +114,21 @@ def launch(
     constants = {CONSTANTS.index(name): value for name, value in step["constants"].items()}
     bound: list[Any] = [None] * SLOTS
     for name, slot in step["bindings"].items():
-        bound[slot] = bytes.fromhex(step["params_bytes"]) if name == "params" else buffers[name]
-    return library.pipeline(step["kernel"], constants).run(
-        bound, step["grid"], step["threads"], checks=checks, order=order, watchdog=watchdog
-    )
+        if name != "slice":
+            bound[slot] = bytes.fromhex(step["params_bytes"]) if name == "params" else buffers[name]
+    pipeline = library.pipeline(step["kernel"], constants)
+    for first, groups in dispatches(step):
+        if "slice" in step:
+            bound[step["bindings"]["slice"]] = struct.pack("<q2i", first, *step["grid"][:2])
+        counters = pipeline.run(bound, groups, step["threads"], checks=checks, order=order, watchdog=watchdog)
+    return counters
+
+
+def dispatches(step: Mapping[str, Any]) -> Iterator[tuple[int, list[int]]]:
+    """The first threadgroup and the threadgroups of each dispatch of a pass."""
+    if "slice" not in step:
+        yield 0, step["grid"]
+        return
+    groups = math.prod(step["grid"])
+    for first in range(0, groups, step["slice"]):
+        yield first, [min(step["slice"], groups - first), 1, 1]

@@ -64,9 +64,8 @@ def _facts_of(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "constants", _settings(launch["constants"])
     yield "grid", f"{x} x {y} x {z} threadgroups of {math.prod(launch['threads'])} threads"
     if "slice" in launch:
-        dispatches = math.prod(-(-n // size) for n, size in zip(launch["grid"], launch["slice"], strict=True))
-        x, y, z = launch["slice"]
-        yield "dispatches", f"{dispatches} of up to {x} x {y} x {z} threadgroups"
+        dispatches = -(-math.prod(launch["grid"]) // launch["slice"])
+        yield "dispatches", f"{dispatches} of up to {launch['slice']} threadgroups"
     yield "threadgroup", f"{launch['threadgroup_bytes']:,} bytes of memory"
 
 

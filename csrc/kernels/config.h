@@ -38,8 +38,13 @@ FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;  // decode: of eight rows eac
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
 // Where a threadgroup of this dispatch is in the whole grid.
-inline uint3 group_in_grid(uint3 group, constant uint* first_group) {
-  return fc_sliced ? group + uint3(first_group[0], first_group[1], first_group[2]) : group;
+inline uint3 group_in_grid(uint3 group, constant GridSlice& slice) {
+  if (!fc_sliced) {
+    return group;
+  }
+  const long index = slice.first_group + group.x;
+  return uint3(index % slice.grid_x, index / slice.grid_x % slice.grid_y,
+               index / slice.grid_x / slice.grid_y);
 }
 
 }  // namespace fattn

@@ -105,7 +105,7 @@ using namespace fattn;
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
     const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
     const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
-    constant uint* first_group [[buffer(fattn::kSlotFirstGroup), function_constant(fc_sliced)]],
+    constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
     uint3 group_in_dispatch [[threadgroup_position_in_grid]],
     ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
     ushort thread_index [[thread_index_in_threadgroup]]) {
@@ -118,7 +118,7 @@ using namespace fattn;
   const LanePosition at = lane_position(lane);
   const int row_group = simdgroup_index % kRowGroups;
   const int key_group = simdgroup_index / kRowGroups;
-  const uint3 group = group_in_grid(group_in_dispatch, first_group);
+  const uint3 group = group_in_grid(group_in_dispatch, slice);
   const int kv_head = int(group.y) / params.row_blocks;
   const int first_packed_row = (int(group.y) % params.row_blocks) * kPackedRows;
   const int packed_index = first_packed_row + row_group * 8 + at.row;

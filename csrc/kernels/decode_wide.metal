@@ -271,7 +271,7 @@ using namespace fattn;
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
-    constant uint* first_group [[buffer(fattn::kSlotFirstGroup), function_constant(fc_sliced)]],
+    constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
     uint3 group_in_dispatch [[threadgroup_position_in_grid]],
     ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
     ushort thread_index [[thread_index_in_threadgroup]]) {
@@ -280,7 +280,7 @@ using namespace fattn;
   threadgroup uchar shared_seen[kStepScores];
 
   const LanePosition at = lane_position(lane);
-  const uint3 group = group_in_grid(group_in_dispatch, first_group);
+  const uint3 group = group_in_grid(group_in_dispatch, slice);
   const int kv_head = int(group.y) / params.row_blocks;
   const int first_row = (int(group.y) % params.row_blocks) * kPackedRows;
 

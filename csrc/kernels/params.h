@@ -38,7 +38,7 @@ enum Slot {
   kSlotKeyScales = 14,
   kSlotValueScales = 15,
   kSlotCuSeqlens = 16,
-  kSlotFirstGroup = 17,
+  kSlotSlice = 17,
   // Of cache_write, beside kSlotKey and kSlotValue.
   kSlotKeyCache = 20,
   kSlotValueCache = 21,
@@ -81,6 +81,13 @@ struct Strides4 {
   fattn_i64 head;
   fattn_i64 row;
   fattn_i64 key;
+};
+
+// One of the dispatches that a grid takes, which has neighbouring threadgroups along x.
+struct GridSlice {
+  fattn_i64 first_group;  // of the grid, counted along x, then y, then z
+  fattn_i32 grid_x;
+  fattn_i32 grid_y;
 };
 
 struct PrefillParams {
@@ -179,6 +186,7 @@ struct CacheWriteParams {
 // Bytes as the host lays them out; MSL has the same rules, and checks it too.
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
+FATTN_CHECK_SIZE(GridSlice, 16);
 FATTN_CHECK_SIZE(PrefillParams, 208);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 280);

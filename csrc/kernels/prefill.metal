@@ -183,7 +183,7 @@ using namespace fattn;
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device int* cu_seqlens [[buffer(fattn::kSlotCuSeqlens), function_constant(fc_packed)]],
-    constant uint* first_group [[buffer(fattn::kSlotFirstGroup), function_constant(fc_sliced)]],
+    constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
     uint3 group_in_dispatch [[threadgroup_position_in_grid]],
     ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
     ushort thread_index [[thread_index_in_threadgroup]]) {
@@ -195,7 +195,7 @@ using namespace fattn;
   threadgroup Element* key_tile = reinterpret_cast<threadgroup Element*>(key_storage);
   threadgroup Element* value_tile = reinterpret_cast<threadgroup Element*>(value_storage);
 
-  const uint3 group = group_in_grid(group_in_dispatch, first_group);
+  const uint3 group = group_in_grid(group_in_dispatch, slice);
   // Under a causal mask the last rows have the most keys: start them first.
   const int last_first = params.q_tiles - 1 - int(group.x);
   const QueryTile tile = fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)

@@ -1,6 +1,8 @@
 // Plan + buffers -> commands on the encoder that torch's MPS stream shares.
 #include "executor.h"
 
+#include <algorithm>
+
 #include <c10/util/Exception.h>
 
 #include "mps_bridge.h"
@@ -37,8 +39,8 @@ MTLSize size_of(const std::array<uint32_t, 3>& extent) {
 id<MTLBuffer> metal_buffer(const BufferView& view) { return __builtin_bit_cast(id<MTLBuffer>, view.buffer); }
 
 void encode(const Pass& pass, const Pipeline& pipeline, const Bindings& bindings,
-            const std::array<uint32_t, 3>& first_group, const std::array<uint32_t, 3>& groups,
-            id<MTLComputeCommandEncoder> encoder) {
+            const SharedEncoder& shared) {
+  id<MTLComputeCommandEncoder> encoder = shared.get();
   [encoder setComputePipelineState:pipeline.state];
   for (uint32_t i = 0; i < pass.binding_count; ++i) {
     const Binding& binding = pass.bindings[i];
@@ -49,10 +51,21 @@ void encode(const Pass& pass, const Pipeline& pipeline, const Bindings& bindings
                atIndex:binding.slot];
   }
   [encoder setBytes:pass.params.data() length:pass.params_size atIndex:kSlotParams];
-  if (pass.spec.sliced) {
-    [encoder setBytes:first_group.data() length:sizeof first_group atIndex:kSlotFirstGroup];
+  [encoder dispatchThreadgroups:size_of(pass.grid) threadsPerThreadgroup:size_of(pass.threads)];
+}
+
+// One slice after the other, each in a command buffer of its own.
+void encode_slices(const Pass& whole, const Pipeline& pipeline, const Bindings& bindings,
+                   const SharedEncoder& encoder) {
+  Pass pass = whole;
+  const int64_t groups = whole.groups();
+  GridSlice slice{0, int32_t(pass.grid[0]), int32_t(pass.grid[1])};
+  for (; slice.first_group < groups; slice.first_group += pass.slice) {
+    [encoder.get() setBytes:&slice length:sizeof slice atIndex:kSlotSlice];
+    pass.grid = {uint32_t(std::min<int64_t>(pass.slice, groups - slice.first_group)), 1, 1};
+    encode(pass, pipeline, bindings, encoder);
+    encoder.commit();
   }
-  [encoder dispatchThreadgroups:size_of(groups) threadsPerThreadgroup:size_of(pass.threads)];
 }
 
 // Compiles what is missing, which can take seconds and must not hold up the stream's queue.
@@ -76,11 +89,8 @@ void execute(const Plan& plan, const Bindings& bindings) {
   for (uint32_t i = 0; i < plan.pass_count; ++i) pipelines[i] = prepare(plan.passes[i]);
   with_shared_encoder([&](const SharedEncoder& encoder) {
     for (uint32_t i = 0; i < plan.pass_count; ++i) {
-      const Pass& pass = plan.passes[i];
-      pass.for_each_dispatch([&](const std::array<uint32_t, 3>& first, const std::array<uint32_t, 3>& size) {
-        encode(pass, *pipelines[i], bindings, first, size, encoder.get());
-        if (pass.spec.sliced) encoder.commit();
-      });
+      const auto encode_pass = plan.passes[i].spec.sliced ? encode_slices : encode;
+      encode_pass(plan.passes[i], *pipelines[i], bindings, encoder);
     }
   });
 }

@@ -249,7 +249,7 @@ void write(JsonWriter& json, const Pass& pass) {
     json.field(name_of(pass.bindings[i].buffer), static_cast<uint32_t>(pass.bindings[i].slot));
   }
   json.field("params", static_cast<uint32_t>(kSlotParams));
-  if (pass.spec.sliced) json.field("first_group", static_cast<uint32_t>(kSlotFirstGroup));
+  if (pass.spec.sliced) json.field("slice", static_cast<uint32_t>(kSlotSlice));
   json.close('}');
 
   json.key("params");

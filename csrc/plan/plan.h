@@ -2,7 +2,6 @@
 // grid. Nothing here is allocated on the heap: planning is on the path of every decode step.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -102,10 +101,8 @@ struct Binding {
 
 struct Pass {
   KernelSpec spec;
-  std::array<uint32_t, 3> grid{};  // threadgroups
-  // Of a sliced pass the threadgroups of one dispatch. The dispatches cover the grid; those at its far ends
-  // may have fewer.
-  std::array<uint32_t, 3> slice{};
+  std::array<uint32_t, 3> grid{};     // threadgroups
+  uint32_t slice = 0;                 // of a sliced pass: threadgroups of a dispatch
   std::array<uint32_t, 3> threads{};  // per threadgroup
   uint32_t threadgroup_bytes = 0;     // static, as the kernel declares it
 
@@ -114,21 +111,8 @@ struct Pass {
   std::array<std::byte, sizeof(DecodeParams)> params{};  // the kernel's, of which decode's are the largest
   uint32_t params_size = 0;
 
-  // One after the other, all dispatches of the pass: fn(first threadgroup, threadgroups).
-  template <typename Fn>
-  void for_each_dispatch(const Fn& fn) const {
-    if (!spec.sliced) return fn(std::array<uint32_t, 3>{}, grid);
-    std::array<uint32_t, 3> first{};
-    for (first[2] = 0; first[2] < grid[2]; first[2] += slice[2]) {
-      for (first[1] = 0; first[1] < grid[1]; first[1] += slice[1]) {
-        for (first[0] = 0; first[0] < grid[0]; first[0] += slice[0]) {
-          std::array<uint32_t, 3> size;
-          for (size_t i = 0; i < size.size(); ++i) size[i] = std::min(slice[i], grid[i] - first[i]);
-          fn(first, size);
-        }
-      }
-    }
-  }
+  int64_t groups() const { return int64_t(grid[0]) * grid[1] * grid[2]; }
+  int64_t dispatches() const { return spec.sliced ? (groups() + slice - 1) / slice : 1; }
   void bind(Buffer buffer, Slot slot) { bindings[binding_count++] = {buffer, slot}; }
   template <typename Params>
   void set_params(const Params& value) {

@@ -58,7 +58,7 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   const double products_of_group =
       double(tile_rows) * double(most_visible_keys(p, tile_rows)) * double(p.head_dim + p.value_dim);
   const double most_groups = std::max(most_products(device) / products_of_group, double(cores_of(device)));
-  if (most_groups < double(q_tiles) * double(pass.grid[1]) * double(pass.grid[2])) {
+  if (most_groups < double(pass.groups())) {
     cut_into_slices(pass, int64_t(most_groups));
   }
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};

@@ -4,6 +4,8 @@
 // sliced.
 #pragma once
 
+#include <algorithm>
+
 #include "plan.h"
 
 namespace fattn {
@@ -23,13 +25,10 @@ inline double most_products(const DeviceFacts& device) {
   return kMostProductsPerCore * double(cores_of(device));
 }
 
-// Lets a dispatch have at most `most_groups` threadgroups of the pass, neighbours along x first.
+// Lets a dispatch have at most `most_groups` threadgroups of the pass.
 inline void cut_into_slices(Pass& pass, int64_t most_groups) {
   pass.spec.sliced = true;
-  for (size_t i = 0; i < pass.grid.size(); ++i) {
-    pass.slice[i] = uint32_t(std::clamp<int64_t>(most_groups, 1, pass.grid[i]));
-    most_groups /= pass.slice[i];
-  }
+  pass.slice = uint32_t(std::clamp<int64_t>(most_groups, 1, pass.groups()));
 }
 
 }  // namespace fattn
