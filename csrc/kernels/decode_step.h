@@ -28,13 +28,137 @@ struct SharedScales {
   float2 of_values(int k, LanePosition at) const thread { return pairs[kTileKeys / 2 + k * 4 + at.pair]; }
 };
 
-// Adds the products of chunk c of key fragment k. Bit e of `present` says that this lane's row e is there.
-// Quantised chunks become operands piece by piece; those that are operands already need no such detour,
-// which costs registers.
+// The rows of K from which a lane takes its part of key fragment k, and whether they are there: bit e of the
+// result.
+inline uint key_rows(thread const Sequence& sequence, thread const StepBlocks& blocks,
+                     constant DecodeParams& params, int first_key, int k, LanePosition at,
+                     thread StoredRow (&rows)[2]) {
+  uint present = 0;
+#pragma clang loop unroll(full)
+  for (int e = 0; e < 2; e++) {
+    const int key = first_key + k * 8 + at.pair * 2 + e;
+    const KeyPlace place = blocks.find(sequence.table, key, k);
+    present |= uint(place.exists && sequence.ranges.hold(key)) << e;
+    rows[e] = sequence.key.row_at(place, params.key, params.key_scales);
+  }
+  return present;
+}
+
+// The row of V of which a lane takes its part, and whether it is there.
+inline bool value_row(thread const Sequence& sequence, thread const StepBlocks& blocks,
+                      constant DecodeParams& params, int first_key, int k, LanePosition at,
+                      thread StoredRow& row) {
+  const int key = first_key + k * 8 + at.row;
+  const KeyPlace place = blocks.find(sequence.table, key, k);
+  row = sequence.value.row_at(place, params.value, params.value_scales);
+  return place.exists && sequence.ranges.hold(key);
+}
+
+// What a lane reads of a step over a quantised cache, which is a half or a quarter of the bytes of another.
+// All of it is asked for before any of it is used, so that no fewer bytes are on their way at a time.
+struct QuantisedStep {
+  KeyChunk keys[kKeyFragments][kKeyChunks][2];
+  ValueChunk values[kKeyFragments][kValueChunks];
+  float key_scale;  // of the key that this lane looks after
+  float value_scale;
+
+  // Bits 2k + e of the result: the rows of key fragment k are there.
+  template <bool kEdge>
+  uint read(thread const Sequence& sequence, thread const StepBlocks& blocks, constant DecodeParams& params,
+            int first_key, ushort own_key, LanePosition at) thread {
+    if (kRowScales && fc_scales) {
+      const KeyPlace place = blocks.find_any(sequence.table, first_key, own_key);
+      const bool read = !kEdge || (place.exists && sequence.ranges.hold(first_key + own_key));
+      key_scale = read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f;
+      value_scale = read ? float(*sequence.value.scales_at(place, params.value_scales)) : 1.0f;
+    }
+    uint present = 0;
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeyFragments; k++) {
+      StoredRow rows[2];
+      const uint both = key_rows(sequence, blocks, params, first_key, k, at, rows);
+      present |= both << (2 * k);
+#pragma clang loop unroll(full)
+      for (int c = 0; c < kKeyChunks; c++) {
+#pragma clang loop unroll(full)
+        for (int e = 0; e < 2; e++) {
+          if (!kEdge || (both >> e) & 1) {
+            keys[k][c][e].read(rows[e], at.row * kKeyChunk, c * 8 * kKeyChunk, fc_vector_loads);
+          } else {
+            keys[k][c][e].clear();
+          }
+        }
+      }
+    }
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeyFragments; k++) {
+      StoredRow row;
+      const bool there = value_row(sequence, blocks, params, first_key, k, at, row);
+#pragma clang loop unroll(full)
+      for (int c = 0; c < kValueChunks; c++) {
+        if (!kEdge || there) {
+          values[k][c].read(row, at.pair * kValueChunk, c * 4 * kValueChunk, fc_vector_loads);
+        } else {
+          values[k][c].clear();
+        }
+      }
+    }
+    return present;
+  }
+
+  // Elements become operands piece by piece: all at once would fill the registers.
+  void multiply_keys(thread OnlineAttention& attention, thread const SharedQuery& query, int k) const thread {
+    constexpr int kPiece = KeyChunk::kPieceElements;
+#pragma clang loop unroll(full)
+    for (int c = 0; c < kKeyChunks; c++) {
+#pragma clang loop unroll(full)
+      for (int piece = 0; piece < kKeyChunk / kPiece; piece++) {
+        Operand pieces[2][kPiece];
+        keys[k][c][0].unpack(piece, pieces[0]);
+        keys[k][c][1].unpack(piece, pieces[1]);
+        attention.multiply_key_fragment(query, c * kKeyChunk + piece * kPiece, k, pieces[0], pieces[1]);
+      }
+    }
+  }
+
+  template <bool kEdge>
+  void multiply_values(thread OnlineAttention& attention, int k, LanePosition at) const thread {
+    constexpr int kPiece = ValueChunk::kPieceElements;
+    constexpr int kPieces = kValueDim / 4 / kPiece;
+    constexpr int kChunkPieces = kPieces / kValueChunks;
+    if (kEdge && kSpecialElements && !fc_one_row) {
+      float special = 0.0f;
+      Operand run[kValueDim / 4];
+#pragma clang loop unroll(full)
+      for (int p = 0; p < kPieces; p++) {
+        Operand piece[kPiece];
+        values[k][p / kChunkPieces].unpack(p % kChunkPieces, piece);
+        special = special_values(piece, special);
+#pragma clang loop unroll(full)
+        for (int i = 0; i < kPiece; i++) {
+          run[p * kPiece + i] = piece[i];
+        }
+      }
+      if (simd_any(isnan(special))) {
+        attention.multiply_special_values(k, run, at);
+        return;
+      }
+    }
+#pragma clang loop unroll(full)
+    for (int p = 0; p < kPieces; p++) {
+      Operand piece[kPiece];
+      values[k][p / kChunkPieces].unpack(p % kChunkPieces, piece);
+      attention.multiply_values(k, piece, p * kPiece / 2);
+    }
+  }
+};
+
+// Adds the products with key fragment k of a cache that is not quantised.
 template <bool kEdge>
-inline void take_keys(thread OnlineAttention& attention, thread const SharedQuery& query,
-                      thread const StoredRow (&rows)[2], int c, int k, uint present, LanePosition at) {
-  if (kKvFormat == kKvFloat) {
+inline void multiply_keys(thread OnlineAttention& attention, thread const SharedQuery& query,
+                          thread const StoredRow (&rows)[2], int k, uint present, LanePosition at) {
+#pragma clang loop unroll(full)
+  for (int c = 0; c < kKeyChunks; c++) {
     Operand keys[2][kKeyChunk];
 #pragma clang loop unroll(full)
     for (int e = 0; e < 2; e++) {
@@ -45,81 +169,23 @@ inline void take_keys(thread OnlineAttention& attention, thread const SharedQuer
       }
     }
     attention.multiply_key_fragment(query, c * kKeyChunk, k, keys[0], keys[1]);
-    return;
-  }
-  KeyChunk chunks[2];
-#pragma clang loop unroll(full)
-  for (int e = 0; e < 2; e++) {
-    if (!kEdge || (present >> e) & 1) {
-      chunks[e].read(rows[e], at.row * kKeyChunk, c * 8 * kKeyChunk, fc_vector_loads);
-    } else {
-      chunks[e].clear();
-    }
-  }
-  constexpr int kPiece = KeyChunk::kPieceElements;
-#pragma clang loop unroll(full)
-  for (int piece = 0; piece < kKeyChunk / kPiece; piece++) {
-    Operand keys[2][kPiece];
-    chunks[0].unpack(piece, keys[0]);
-    chunks[1].unpack(piece, keys[1]);
-    attention.multiply_key_fragment(query, c * kKeyChunk + piece * kPiece, k, keys[0], keys[1]);
   }
 }
 
-// Adds the weighted values of key fragment k; `row` is that of this lane's key, if it is present.
+// Adds the weighted values of key fragment k of a cache that is not quantised.
 template <bool kEdge>
-inline void take_values(thread OnlineAttention& attention, thread const StoredRow& row, int k, bool present,
-                        LanePosition at) {
-  constexpr bool kTests = kEdge && kSpecialElements;
-  if (kKvFormat == kKvFloat) {
-    Operand run[kValueDim / 4];
-    if (!kEdge || present) {
-      read_value(row.floats(), fc_vector_loads, at, run);
-    } else {
-      fill_run(run, 0.0f);
-    }
-    if (kTests && !fc_one_row && simd_any(isnan(special_values(run, 0.0f)))) {
-      attention.multiply_special_values(k, run, at);
-    } else {
-      attention.multiply_values(k, run);
-    }
-    return;
+inline void multiply_values(thread OnlineAttention& attention, thread const StoredRow& row, int k,
+                            bool present, LanePosition at) {
+  Operand run[kValueDim / 4];
+  if (!kEdge || present) {
+    read_value(row.floats(), fc_vector_loads, at, run);
+  } else {
+    fill_run(run, 0.0f);
   }
-  ValueChunk chunks[kValueChunks];
-#pragma clang loop unroll(full)
-  for (int c = 0; c < kValueChunks; c++) {
-    if (!kEdge || present) {
-      chunks[c].read(row, at.pair * kValueChunk, c * 4 * kValueChunk, fc_vector_loads);
-    } else {
-      chunks[c].clear();
-    }
-  }
-  constexpr int kPiece = ValueChunk::kPieceElements;
-  constexpr int kPieces = kValueDim / 4 / kPiece;
-  constexpr int kChunkPieces = kPieces / kValueChunks;
-  if (kTests && !fc_one_row) {
-    float special = 0.0f;
-    Operand run[kValueDim / 4];
-#pragma clang loop unroll(full)
-    for (int p = 0; p < kPieces; p++) {
-      Operand piece[kPiece];
-      chunks[p / kChunkPieces].unpack(p % kChunkPieces, piece);
-      special = special_values(piece, special);
-#pragma clang loop unroll(full)
-      for (int i = 0; i < kPiece; i++) {
-        run[p * kPiece + i] = piece[i];
-      }
-    }
-    if (simd_any(isnan(special))) {
-      attention.multiply_special_values(k, run, at);
-      return;
-    }
-  }
-#pragma clang loop unroll(full)
-  for (int p = 0; p < kPieces; p++) {
-    Operand piece[kPiece];
-    chunks[p / kChunkPieces].unpack(p % kChunkPieces, piece);
-    attention.multiply_values(k, piece, p * kPiece / 2);
+  if (kEdge && !fc_one_row && simd_any(isnan(special_values(run, 0.0f)))) {
+    attention.multiply_special_values(k, run, at);
+  } else {
+    attention.multiply_values(k, run);
   }
 }
 
@@ -129,34 +195,26 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
                         thread const Sequence& sequence, thread const SharedScales& scales,
                         thread const StepBlocks& blocks, constant DecodeParams& params, int first_key,
                         LanePosition at) {
-  if (kRowScales && fc_scales) {
-    // Of the key that this lane looks after.
-    const KeyPlace place = blocks.find_any(sequence.table, first_key, scales.own_key());
-    const bool read = !kEdge || (place.exists && sequence.ranges.hold(first_key + scales.own_key()));
-    scales.share(read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f,
-                 read ? float(*sequence.value.scales_at(place, params.value_scales)) : 1.0f);
-  }
+  QuantisedStep stored;
   uint present = 0;
+  if (kKvFormat != kKvFloat) {
+    present = stored.read<kEdge>(sequence, blocks, params, first_key, scales.own_key(), at);
+  }
+  if (kRowScales && fc_scales) {
+    scales.share(stored.key_scale, stored.value_scale);
+  }
   attention.clear_scores();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-    StoredRow rows[2];
-#pragma clang loop unroll(full)
-    for (int e = 0; e < 2; e++) {
-      const int key = first_key + k * 8 + at.pair * 2 + e;
-      const KeyPlace place = blocks.find(sequence.table, key, k);
-      const bool read = place.exists && sequence.ranges.hold(key);
-      rows[e] = sequence.key.row_at(place, params.key, params.key_scales);
-      present |= uint(read) << (2 * k + e);
+    if (kKvFormat == kKvFloat) {
+      StoredRow rows[2];
+      const uint both = key_rows(sequence, blocks, params, first_key, k, at, rows);
+      present |= both << (2 * k);
+      multiply_keys<kEdge>(attention, query, rows, k, both, at);
+    } else {
+      stored.multiply_keys(attention, query, k);
     }
-#pragma clang loop unroll(full)
-    for (int c = 0; c < kKeyChunks; c++) {
-      take_keys<kEdge>(attention, query, rows, c, k, present >> (2 * k), at);
-    }
-  }
-  if (kRowScales && fc_scales) {
-#pragma clang loop unroll(full)
-    for (int k = 0; k < kKeyFragments; k++) {
+    if (kRowScales && fc_scales) {
       const float2 pair = scales.of_keys(k, at);
       attention.scale_products(k, pair[0], pair[1]);
     }
@@ -168,15 +226,17 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   attention.weigh();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-    const int key = first_key + k * 8 + at.row;
-    const KeyPlace place = blocks.find(sequence.table, key, k);
-    const bool read = place.exists && sequence.ranges.hold(key);
-    const StoredRow row = sequence.value.row_at(place, params.value, params.value_scales);
     if (kRowScales && fc_scales) {
       const float2 pair = scales.of_values(k, at);
       attention.scale_weights<kEdge>(k, pair[0], pair[1]);
     }
-    take_values<kEdge>(attention, row, k, read, at);
+    if (kKvFormat == kKvFloat) {
+      StoredRow row;
+      const bool there = value_row(sequence, blocks, params, first_key, k, at, row);
+      multiply_values<kEdge>(attention, row, k, there, at);
+    } else {
+      stored.multiply_values<kEdge>(attention, k, at);
+    }
   }
 }
 
