@@ -30,7 +30,7 @@ struct Shape {
 Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
   DecodeRow row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
   if (p.kv_format != kKvFloat) {
-    const QuantisedRow& quantised = quantised_row(p.dtype, p.kv_format);
+    const QuantisedRow& quantised = quantised_row(device, p.dtype, p.kv_format);
     row.tile_keys = quantised.tile_keys;
     row.provenance = quantised.provenance;
   }

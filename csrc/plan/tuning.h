@@ -70,6 +70,7 @@ inline constexpr std::array<DecodeRow, 2> kDecodeTuning{{
 // The keys of a step over a quantised cache, by the same count: its scales and what decodes its elements take
 // registers too. All else is that of a DecodeRow.
 struct QuantisedRow {
+  int min_family;
   uint8_t dtypes;   // of the query
   uint8_t formats;  // as bits 1 << KvFormat
   uint16_t tile_keys;
@@ -77,14 +78,16 @@ struct QuantisedRow {
 };
 
 inline constexpr std::array<QuantisedRow, 2> kQuantisedTuning{{
-    {set_of(DType::kFloat16), 1 << kKvInt8 | 1 << kKvFp8E4M3, 16,
-     "float16 over int8 or fp8: 16 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyDType, 0xff, 8, "quantised cache: 8 keys per step (registers of M1/M2 as Mesa counts)"},
+    {9, kFloat16s, 1 << kKvInt8 | 1 << kKvFp8E4M3, 16,
+     "float16 over int8 or fp8: 16 keys per step, more than M1 and M2 have registers for (H200)"},
+    {kAnyFamily, kAnyDType, 0xff, 8, "quantised cache: 8 keys per step (registers of M1/M2 as Mesa counts)"},
 }};
 
-inline const QuantisedRow& quantised_row(DType dtype, KvFormat format) {
+inline const QuantisedRow& quantised_row(const DeviceFacts& device, DType dtype, KvFormat format) {
   for (const auto& row : kQuantisedTuning) {
-    if ((row.dtypes & set_of(dtype)) != 0 && (row.formats & (1 << format)) != 0) return row;
+    const bool matches = device.family >= row.min_family && (row.dtypes & set_of(dtype)) != 0 &&
+                         (row.formats & (1 << format)) != 0;
+    if (matches) return row;
   }
   return kQuantisedTuning.back();
 }
