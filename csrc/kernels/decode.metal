@@ -20,6 +20,11 @@ FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;  // threads that store
 FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kSimdgroups * 8;
 FATTN_CONSTEXPR int kOutPitch = kValueDim + 4;  // fewer rows begin in the same bank
 
+// Of the rows of a key-value head, the first that a column of the grid has.
+inline int first_packed_row(constant DecodeParams& params, int column) {
+  return column % params.row_blocks * kPackedRows;
+}
+
 // This lane's part of a row whose keys no other simdgroup has.
 inline void store_row(thread const OnlineAttention& attention, thread const ResultRows& results,
                       int result_row, LanePosition at) {
@@ -84,6 +89,30 @@ struct SharedStates {
   }
 };
 
+// What is wanted again when the steps of a chunk are done. Meanwhile it stands aside in threadgroup memory:
+// the steps want the registers.
+struct SetAside {
+  threadgroup int* words;  // kSetAsideWords of this simdgroup
+
+  // `column` of the grid: a key-value head and a row block. By one lane.
+  void put(int column, thread const WorkItem& item, thread const Share& share) const thread {
+    words[0] = column;
+    words[1] = item.batch;
+    words[2] = item.part;
+    words[3] = share.batch;
+    words[4] = share.part;
+    words[5] = share.left;
+  }
+  void take(thread int& column, thread WorkItem& item, thread Share& share) const thread {
+    column = words[0];
+    item.batch = words[1];
+    item.part = words[2];
+    share.batch = words[3];
+    share.part = words[4];
+    share.left = words[5];
+  }
+};
+
 }  // namespace fattn
 
 using namespace fattn;
@@ -114,15 +143,15 @@ using namespace fattn;
   threadgroup float shared_out[kSharedRows * kOutPitch];
   threadgroup float shared_max[kSharedRows];
   threadgroup float shared_sum[kSharedRows];
+  threadgroup int shared_aside[kSimdgroups * kSetAsideWords];
 
   const LanePosition at = lane_position(lane);
+  SetAside aside;
+  aside.words = shared_aside + simdgroup_index * kSetAsideWords;
   const int row_group = simdgroup_index % kRowGroups;
   const int key_group = simdgroup_index / kRowGroups;
   const uint3 group = group_in_grid(group_in_dispatch, slice);
-  const int kv_head = int(group.y) / params.row_blocks;
-  const int first_packed_row = (int(group.y) % params.row_blocks) * kPackedRows;
-  const int packed_index = first_packed_row + row_group * 8 + at.row;
-  const PackedRow packed = packed_row(params, kv_head, packed_index);
+  int column = int(group.y);
 
   SharedStates states;
   states.out = shared_out;
@@ -137,14 +166,16 @@ using namespace fattn;
 
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   for (;;) {
-    const WorkItem item = take_chunk(share, seq_lens, params.span, params.batch);
+    WorkItem item = take_chunk(share, seq_lens, params.span, params.batch);
     if (item.batch < 0) {
       return;
     }
+    const int kv_head = column / params.row_blocks;
+    const PackedRow packed =
+        packed_row(params, kv_head, first_packed_row(params, column) + row_group * 8 + at.row);
     if (item.batch != query_batch && key_group == 0) {
       query_rows.stage(packed.of_query(query, params, item.batch), at);
     }
-    query_batch = item.batch;
     // The query is there, and the chunk before has been stored.
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -162,6 +193,10 @@ using namespace fattn;
       const float unit = fc_additive_mask ? 1.0f : M_LOG2E_F;
       attention.add_sink(0, sinks[packed.head * params.sinks_stride] * unit, at.pair == 0);
     }
+    if (lane == 0) {
+      aside.put(column, item, share);
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
     const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
     for (int visit = key_group; visit < steps.count; visit += kKeyGroups) {
       const int first_key = steps[visit] * kTileKeys;
@@ -175,17 +210,20 @@ using namespace fattn;
     }
     attention.finish();
 
+    aside.take(column, item, share);
+    query_batch = item.batch;
     ResultRows results;
-    results.set(params, out, lse, partial_out, partial_lse, kv_head, item);
+    results.set(params, out, lse, partial_out, partial_lse, column / params.row_blocks, item);
     if (kKeyGroups == 1) {
-      if (packed.exists) {
-        store_row(attention, results, packed_index, at);
+      const int row = first_packed_row(params, column) + row_group * 8 + at.row;
+      if (row < params.group_size * params.span.q_len) {
+        store_row(attention, results, row, at);
       }
       continue;
     }
     states.put(attention, simdgroup_index, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const int stored_row = first_packed_row + thread_index / kRowThreads;
+    const int stored_row = first_packed_row(params, column) + thread_index / kRowThreads;
     if (stored_row < params.group_size * params.span.q_len) {
       states.store(results, thread_index / kRowThreads, stored_row, thread_index % kRowThreads);
     }

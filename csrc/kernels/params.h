@@ -204,6 +204,8 @@ FATTN_CONSTEXPR int kNoLimit = 0x7fffffff;
 // Chunks of decode (schedule.h): a sequence has at most kFewChunks until they are of kLargeChunk keys.
 FATTN_CONSTEXPR int kFewChunks = 32;
 FATTN_CONSTEXPR int kLargeChunk = 512;
+// What a simdgroup of decode puts aside while it works on a chunk.
+FATTN_CONSTEXPR int kSetAsideWords = 6;
 // Columns of a row of an int4 cache that share a scale and a minimum.
 FATTN_CONSTEXPR int kInt4Group = 32;
 // Columns that merge sums at a time: four per lane.

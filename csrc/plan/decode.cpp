@@ -40,6 +40,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
   const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
   const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
+  const int64_t aside_bytes = row.simdgroups * kSetAsideWords * int64_t(sizeof(int32_t));
   const bool row_scales = p.kv_format == kKvInt8 || p.kv_format == kKvFp8E4M3;
   const int64_t scale_bytes = (row_scales ? row.simdgroups * row.tile_keys : 1) * 2 * int64_t(sizeof(float));
   return {.kernel = Kernel::kDecode,
@@ -49,7 +50,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
           .chunk_unit = row.tile_keys * row.simdgroups,
           .least_chunk = row.least_chunk * row_groups,
           .threadgroups_per_core = row.threadgroups_per_core,
-          .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes, 16) * 16,
+          .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes + aside_bytes, 16) * 16,
           .provenance = row.provenance};
 }
 

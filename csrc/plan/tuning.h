@@ -56,11 +56,15 @@ struct DecodeRow {
   const char* provenance;
 };
 
-// The keys of a step are few enough to leave registers for three threadgroups on a core of M1 and M2: 224
-// halves of a lane's 256 for D = 128 in 16 bits and the step without hidden keys, counted with Mesa's open
-// compiler for these GPUs, and nothing spilled; a window wants 290 and spills twelve. The H200 likes 16 keys
-// best too (bench/NOTES.md). Nothing here was measured on an Apple GPU.
-inline constexpr std::array<DecodeRow, 2> kDecodeTuning{{
+// The keys of a step are few enough to leave registers for three threadgroups on a core of M1 and M2: in 16
+// bits 228 halves of a lane's 256 for D = 128, 220 for 96 and 193 for 64, in the step without hidden keys,
+// counted with Mesa's open compiler for these GPUs, and nothing spilled; a window wants 294 for D = 128 and
+// spills 13. The H200 likes these numbers of keys best too (bench/NOTES.md). Nothing here was measured on an
+// Apple GPU.
+inline constexpr std::array<DecodeRow, 4> kDecodeTuning{{
+    {kAnyFamily, k16Bit, 64, 32, 4, 128, 3,
+     "16-bit, D <= 64: 32 keys per step (registers of M1/M2 as Mesa counts; H200)"},
+    {9, k16Bit, 96, 32, 4, 128, 3, "16-bit, D <= 96: 32 keys per step (H200)"},
     {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 128, 3,
      "float32: 8 keys per step (registers of M1/M2 as Mesa counts)"},
     {kAnyFamily, kAnyDType, kAnyDim, 16, 4, 128, 3,

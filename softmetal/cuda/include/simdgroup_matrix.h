@@ -3,10 +3,11 @@
 // order of the summed dimension is chosen as 0 2 4 6 1 3 5 7. The upper eight rows are computed from whatever
 // is in the registers, and dropped. Only B has to be transposed between lanes.
 //
-// Operands of 16 bits are exact in tf32, and products are summed in float32. float32 operands are split into
-// two tf32 parts each (three instructions), unless SOFTMETAL_WIDENED_FROM says that B was widened from that
-// 16-bit type, as tensors of a 16-bit model are; then B travels between lanes in 16 bits, and A, which may
-// hold anything (softmax weights), is rounded to tf32.
+// Two operands of one 16-bit type are multiplied as such, and of two types in tf32, where both are exact;
+// products are summed in float32. float32 operands are split into two tf32 parts each (three instructions),
+// unless SOFTMETAL_WIDENED_FROM says that B was widened from that 16-bit type, as tensors of a 16-bit model
+// are; then B travels between lanes in 16 bits, and A, which may hold anything (softmax weights), is rounded
+// to tf32.
 #pragma once
 
 #include "simdgroup.h"
@@ -63,6 +64,31 @@ SOFTMETAL_INLINE Accumulator multiply_tf32(Pair a, Pair b, Accumulator c) {
   return d;
 }
 
+// A and B as two elements in a word each, B transposed.
+SOFTMETAL_INLINE Accumulator multiply_short(uint a, uint b, Accumulator c, half) {
+  Accumulator d;
+  asm("{\n"
+      ".reg .b32 a1;\n"
+      ".reg .f32 c2, c3, d2, d3;\n"
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, d2, d3}, {%2, a1}, {%3}, {%4, %5, c2, c3};\n"
+      "}"
+      : "=f"(d.first), "=f"(d.second)
+      : "r"(a), "r"(b), "f"(c.first), "f"(c.second));
+  return d;
+}
+SOFTMETAL_INLINE Accumulator multiply_short(uint a, uint b, Accumulator c, bfloat) {
+  Accumulator d;
+  asm("{\n"
+      ".reg .b32 a1;\n"
+      ".reg .f32 c2, c3, d2, d3;\n"
+      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, d2, d3}, {%2, a1}, {%3}, {%4, %5, c2, "
+      "c3};\n"
+      "}"
+      : "=f"(d.first), "=f"(d.second)
+      : "r"(a), "r"(b), "f"(c.first), "f"(c.second));
+  return d;
+}
+
 SOFTMETAL_INLINE Pair float_pair(float first, float second) {
   return {float_bits(first), float_bits(second)};
 }
@@ -79,10 +105,20 @@ SOFTMETAL_INLINE uint packed(float first, float second, bfloat) {
   return word;
 }
 
-template <typename T>
-SOFTMETAL_INLINE Pair transposed_short(uint word) {
+SOFTMETAL_INLINE uint transposed_word(uint word) {
   uint column;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(column) : "r"(word));
+  return column;
+}
+
+template <typename T>
+SOFTMETAL_INLINE uint short_word(T first, T second) {
+  return as_type<ushort>(first) | uint(as_type<ushort>(second)) << 16;
+}
+
+template <typename T>
+SOFTMETAL_INLINE Pair transposed_short(uint word) {
+  const uint column = transposed_word(word);
   return float_pair(float(as_type<T>(ushort(column))), float(as_type<T>(ushort(column >> 16))));
 }
 
@@ -96,7 +132,7 @@ constexpr bool kSplitFloats = std::is_same_v<WidenedFrom, float>;
 template <typename T>
 SOFTMETAL_INLINE Pair transposed_operand(T first, T second) {
   if constexpr (sizeof(T) == 2) {
-    return transposed_short<T>(as_type<ushort>(first) | uint(as_type<ushort>(second)) << 16);
+    return transposed_short<T>(short_word(first, second));
   } else if constexpr (kSplitFloats) {
     return transposed(float_pair(first, second));
   } else {
@@ -154,6 +190,12 @@ SOFTMETAL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d
                                                     const simdgroup_matrix<C, 8, 8>& c) {
   using namespace softmetal;
   Accumulator sum{float(c.elements.x), float(c.elements.y)};
+  if constexpr (sizeof(A) == 2 && std::is_same_v<A, B>) {
+    sum = multiply_short(short_word(a.elements.x, a.elements.y),
+                         transposed_word(short_word(b.elements.x, b.elements.y)), sum, A());
+    d.elements = vec<D, 2>(sum.first, sum.second);
+    return;
+  }
   const Pair left = float_pair(float(a.elements.x), float(a.elements.y));
   const Pair right = transposed_operand(b.elements.x, b.elements.y);
   if constexpr (sizeof(A) == 2 && sizeof(B) == 2) {
