@@ -15,6 +15,7 @@ from tests.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.problems import Case
 from tests.shared_prefix_problems import SharedProblem
+from tests.test_caches import Watch
 from torch_fattn import _prefix_and_suffix, reference, shared_prefix_decode, shared_prefix_paged_decode
 
 PROBLEMS = shared_prefix_problems.draw(66)
@@ -235,6 +236,22 @@ def test_forks_of_a_cache(device: str, rows: int) -> None:
     check(mixed, cache.extend(mixed, 0), 0, sharing=False)
     empty = [cache.allocate(), cache.allocate()]
     check(empty, cache.extend(empty, 0), 0, sharing=False)
+
+
+def test_nothing_waits() -> None:
+    cache = paged(num_blocks=40)
+    first = cache.allocate()
+    append(cache, cache.extend([first], 21))
+    forks = [first, cache.fork(first)]
+    step = cache.extend(forks, (2, 1))
+    append(cache, step)
+    slopes, query = (torch.randn(shape, device="mps") for shape in ((HEADS,), (2, HEADS, 1, DIM)))
+    with Watch() as watch, counted_launches() as launches:
+        cache.decode(0, step, query, window_left=15, alibi_slopes=slopes, shared_prefix=True)
+    assert watch.waits == [] and launches["fattn_decode"] == 2
+    with Watch() as watch:
+        step.seq_lens.tolist()
+    assert watch.waits, "the control"
 
 
 # ---- edges
