@@ -37,3 +37,14 @@ def test_paged_in_a_full_pool() -> None:
     )
     difference = re.search(r"difference +(\S+) at most", said)
     assert difference is not None and float(difference[1]) < 1e-3
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_shared_prefix(device: str) -> None:
+    """Of 99 tokens 96 are in whole blocks: 15 times that, and 4 to 18 tokens of each of three."""
+    said = run("shared_prefix.py", "--device", device, "--answers", "3", "--prompt", "99", "--tokens", "15")
+    assert "99 tokens, 6 whole blocks for 3 answers" in said
+    together = 15 * 96 + 3 * sum(range(4, 19))
+    assert f"{together:,} together, {together + 2 * 15 * 96:,} apart" in said, said
+    difference = re.search(r"difference +(\S+) at most", said)
+    assert difference is not None and float(difference[1]) < 2e-3

@@ -22,6 +22,8 @@ CALLS = {
     "paged_decode": "x, x, x, x, x",
     "paged_prefill": "x, x, x, x, x, x, 9",
     "merge": "x, x",
+    "shared_prefix_decode": "x, x, x, x, x, softcap=1.0",
+    "shared_prefix_paged_decode": "x, x, x, x, x, 3, attn_mask=None",
 }
 RIGHT = "".join(
     f"""

@@ -16,6 +16,7 @@ from . import _extension, _fakes, reference
 from ._cache_write import cache_write
 from ._ops import decode, merge, paged_decode, prefill
 from ._packed_ops import paged_prefill
+from ._shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
 from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
 from .plans import Explanation, explain, launch_counts, reset_launch_counts
 
@@ -42,4 +43,6 @@ __all__ = [
     "prefill",
     "reference",
     "reset_launch_counts",
+    "shared_prefix_decode",
+    "shared_prefix_paged_decode",
 ]

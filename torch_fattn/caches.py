@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ._cache_memory import CacheShape, Layers, counts_of, fill, new_tokens, on_device
 from ._ops import decode, paged_decode
+from ._shared_prefix import shared_prefix_paged_decode
 
 __all__ = ["CacheFullError", "CacheStep", "PagedKVCache", "StaticKVCache"]
 
@@ -43,6 +44,7 @@ class CacheStep:
     positions: Tensor  # of the new tokens in their sequences, int64 [tokens]
     slot_mapping: Tensor  # where they go, int64 [tokens]
     block_tables: Tensor | None = None  # paged: int32 [batch, blocks of the longest]
+    shared_blocks: int = 0  # paged: leading blocks that are the same in all sequences
     _change: int = 0  # of the cache, when this was made
     _appended: set[int] = field(default_factory=set)
 
@@ -154,6 +156,16 @@ class StaticKVCache:
             raise ValueError(
                 f"StaticKVCache.{method}: this step is not the last one; use what the last extend() returned"
             )
+
+
+def _common_beginning(lists: list[list[int]]) -> int:
+    """How many leading numbers are the same in all lists. The least and the greatest have no more in common
+    than any two."""
+    if not lists:
+        return 0
+    least, greatest = min(lists), max(lists)
+    pairs = enumerate(zip(least, greatest, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(least), len(greatest)))
 
 
 @dataclass
@@ -292,6 +304,7 @@ class PagedKVCache:
             positions=positions,
             slot_mapping=blocks * self._block_size + positions % self._block_size,
             block_tables=tables,
+            shared_blocks=_common_beginning([sequence.blocks for sequence in grown]),
             _change=self._change,
         )
 
@@ -301,15 +314,28 @@ class PagedKVCache:
         self._layers.write(layer, step.slot_mapping, key, value)
         step._appended.add(layer)
 
-    def decode(self, layer: int, step: CacheStep, query: Tensor, **options: Any) -> Any:
+    def decode(
+        self, layer: int, step: CacheStep, query: Tensor, *, shared_prefix: bool = False, **options: Any
+    ) -> Any:
         """`torch_fattn.paged_decode` of query `[batch, heads, rows, head_dim]`, the newest tokens of the
-        step's sequences, with its options and result."""
+        step's sequences, with its options and result.
+
+        With `shared_prefix` the leading blocks that all these sequences have in common are read once for the
+        batch (`torch_fattn.shared_prefix_paged_decode`): for forks of a long prompt. It costs a second decode
+        and a merge, if there are such blocks.
+        """
         self._check("decode", step)
         step.check_appended("PagedKVCache.decode", layer)
         assert step.block_tables is not None
         key, value = self._layers.operands(layer)
         options |= self._layers.options(layer)
-        return paged_decode(query, key, value, step.block_tables, step.seq_lens, **options)
+        operands = (query, key, value, step.block_tables, step.seq_lens)
+        if shared_prefix and len(step.sequences) > 1:
+            # Whole blocks of keys that come before all rows.
+            before_rows = (min(step.lengths) - query.shape[2]) // self._block_size
+            shared = max(min(step.shared_blocks, before_rows), 0)
+            return shared_prefix_paged_decode(*operands, shared, **options)
+        return paged_decode(*operands, **options)
 
     def _get(self, method: str, sequence: int) -> _PagedSequence:
         if sequence not in self._sequences:
