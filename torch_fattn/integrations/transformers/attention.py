@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from .masks import hides_nothing
+from .paged import attend_paged
 from .patterns import SHORT_QUERY, is_pattern, read_pattern
+from .refusals import refusal_of_operator, refuse, refuse_keywords, refuse_training
 from .support import USE_ANOTHER, USE_EAGER
-
-# Keywords that change what is computed and that the operators cannot express, and what to do about each.
-_UNBUILT = {
-    "head_mask": ("a mask of whole heads", USE_EAGER),
-    "position_bias": ("a learned position bias", USE_ANOTHER),
-    "indices": ("a sparse selection of keys", USE_ANOTHER),
-    "block_indices": ("a sparse selection of key blocks", USE_ANOTHER),
-}
-# Packed sequences: their boundaries are in a 4D mask, or nowhere that the operators could see.
-_PACKING = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_k", "seq_idx"})
-# What models of transformers 5.17 pass along on the way through and attention does not need.
-_HARMLESS = frozenset(
-    {
-        "cache_position",
-        "deterministic",
-        "labels",
-        "logits_to_keep",
-        "max_length_k",
-        "max_length_q",
-        "max_seqlen_k",
-        "max_seqlen_q",
-        "num_items_in_batch",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "return_dict",
-        "use_cache",
-    }
-)
 
 
 def attend(
@@ -55,6 +26,7 @@ def attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
+    cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """query `[B,Hq,Lq,D]`, key and value `[B,Hkv,Lk,..]` with any strides; attention_mask in one of the forms
@@ -64,9 +36,23 @@ def attend(
     Raises NotImplementedError, ValueError or TypeError before anything is computed. A keyword that is not
     known to be harmless is refused unless it is None or False.
     """
-    refuse_training(module, query, key, value)
-    if dropout > 0 and module.training:
-        refuse(module, f"dropout {dropout} is not built", "call model.eval() or set the dropout to 0")
+    if cache is not None:  # continuous batching after transformers 5.17 has no other name for its function
+        return attend_paged(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            s_aux=s_aux,
+            is_causal=is_causal,
+            cache=cache,
+            **kwargs,
+        )
+    refuse_training(module, query, key, value, dropout=dropout)
     _refuse_shapes(module, query, key, value, attention_mask)
     refuse_keywords(module, attention_mask, kwargs)
     q_len, kv_len = query.shape[2], key.shape[2]
@@ -108,31 +94,6 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-def refusal_of_operator(module: nn.Module, refusal: Exception, advice: str = USE_ANOTHER) -> Exception:
-    """The operator's own advice is for who calls it directly."""
-    what, _, _advice = str(refusal).splitlines()[0].partition("; ")
-    return type(refusal)(f"{_who(module)}: {what}; {advice}")
-
-
-def _who(module: nn.Module) -> str:
-    return f"fattn attention in {type(module).__name__}"
-
-
-def refuse(module: nn.Module, what: str, advice: str) -> NoReturn:
-    raise NotImplementedError(f"{_who(module)}: {what}; {advice}")
-
-
-def refuse_training(module: nn.Module, *inputs: Tensor) -> None:
-    """The line is training mode *and* inputs that require gradients *and* gradients enabled: someone is about
-    to call backward. `model(ids)` after eval(), without no_grad, has the last two as well and goes on."""
-    if module.training and torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        refuse(
-            module,
-            "the model is in training mode with gradients enabled, and the kernels have no backward",
-            'train with attn_implementation="sdpa", or infer after model.eval() or under torch.no_grad()',
-        )
-
-
 def _refuse_backward(_grad: Tensor) -> NoReturn:
     raise RuntimeError(
         'fattn attention: backward is not built; train with attn_implementation="sdpa" or "eager"'
@@ -153,9 +114,7 @@ def _refuse_shapes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
             USE_ANOTHER,
         )
     if mask.ndim not in (2, 4):
-        refuse(
-            module, f"a mask of {mask.ndim} dimensions is neither padding nor [B, H, Lq, Lk]", USE_ANOTHER
-        )
+        refuse(module, f"a mask of {mask.ndim} dimensions is neither padding nor [B, H, Lq, Lk]", USE_ANOTHER)
     if mask.dtype is not torch.bool and not mask.is_floating_point() and not is_pattern(mask):
         refuse(module, f"a mask of {mask.dtype} is neither bool nor added to the scores", USE_ANOTHER)
 
@@ -166,30 +125,6 @@ def _refuse_pattern(module: nn.Module, mask: Tensor, q_len: int, kv_len: int) ->
         f"the causal pattern {tuple(mask.shape)} is not about {q_len} rows and {kv_len} keys",
         USE_ANOTHER,
     )
-
-
-def refuse_keywords(module: nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
-    for name, value in kwargs.items():
-        if value is None or value is False or name in _HARMLESS:
-            continue
-        if name in _UNBUILT:
-            meaning, advice = _UNBUILT[name]
-            refuse(module, f"{name} ({meaning}) is not built", advice)
-        if name in _PACKING:
-            if mask is None or mask.ndim != 4:
-                refuse(
-                    module,
-                    f"{name} (packed sequences) is not built",
-                    "pass position_ids that restart at every sequence and no attention_mask, so that "
-                    "transformers builds a 4D mask",
-                )
-            continue
-        refuse(module, f"the keyword {name} is unknown and may change what attention means", USE_ANOTHER)
-    if kwargs.get("output_attentions"):
-        warnings.warn(
-            'fattn attention does not return attention weights; use attn_implementation="eager" for them',
-            stacklevel=3,
-        )
 
 
 def _causal_without_mask(module: nn.Module, is_causal: bool | None, q_len: int, kv_len: int) -> bool:
