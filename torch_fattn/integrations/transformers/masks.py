@@ -11,10 +11,10 @@ single True, expanded, which the attention function recognises by its strides an
 Only the patterns that are plainly causal, or causal within a window, take the first two forms, and only for
 models that declare flash attention and so expect no 4D truth table. Everything else (chunks, packed
 sequences, prefix tuning, many rows after what a static cache already holds) is the 4D mask that transformers
-builds for its own implementations. Recurrent models get their padding as
-additive 4D masks, which hide by a finite number: a row that sees no key is then the mean of all values, as
-under eager attention, and reaches later tokens through the state. Without a mask function of its own, an
-attention function would silently lose padding.
+builds for its own implementations. Recurrent models get their padding as additive 4D masks, which hide by a
+finite number: a row that sees no key is then the mean of all values, as under eager attention, and reaches
+later tokens through the state. Without a mask function of its own, an attention function would silently lose
+padding.
 """
 
 from __future__ import annotations
