@@ -48,7 +48,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "seq2seq": (transformers.AutoModelForSeq2SeqLM, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
     "base": (transformers.AutoModel, auto.MODEL_MAPPING_NAMES),  # only what is in none of the others
 }
-LENGTH = 12
+LENGTH = 20  # more than decode takes at once
 PADDED = 4
 NEW_TOKENS = 3
 LARGEST_MODEL = 20_000_000

@@ -3,6 +3,7 @@ generated tokens and logits are those of eager attention."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from transformers import (
     StaticCache,
 )
 
-import torch_fattn
 from tests.conftest import counted_launches
 from tests.transformers.calls import Call
 from tests.transformers.tiny_models import (
@@ -35,10 +35,11 @@ from tests.transformers.tiny_models import (
     pair,
     prompt,
 )
+from torch_fattn._ops import MAX_DECODE_ROWS
 
 NEW_TOKENS = 20
 WINDOW = 8
-PROMPT = 12
+PROMPT = 20
 SOFTCAP = 0.5
 MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 LINEAR = {
@@ -137,28 +138,27 @@ def check_call(call: Call, kind: str, step: int, cache: str, padding: int) -> No
         assert call["seq_lens"] is None and call.keys == filled
 
 
+@pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", WIDE)
-def test_wide_heads(name: str, cache: str) -> None:
+def test_wide_heads(name: str, cache: str, padding: int, calls: list[Call]) -> None:
+    """Heads that only decode takes: it gets the prompt in slices."""
     config = WIDE[name]
-    needs_head_dim(getattr(config, "qk_nope_head_dim", 0) + 64 if "deepseek" in name else config.head_dim)
-    launches = same_as_eager(config, cache, padding=0)
-    assert launches["fattn_prefill"] == len(attention_layers(config))
-
-
-def needs_head_dim(head_dim: int) -> None:
-    tensor = torch.empty(1, 1, 16, head_dim, device="meta")
-    try:
-        torch_fattn.explain("prefill", tensor, tensor, tensor)
-        torch_fattn.explain("decode", tensor, tensor, tensor)
-    except NotImplementedError as refusal:
-        pytest.skip(str(refusal))
+    layers = len(attention_layers(config))
+    launches = same_as_eager(config, cache, padding)
+    slices = math.ceil(PROMPT / MAX_DECODE_ROWS)
+    assert launches["fattn_decode_wide"] == layers * (slices + NEW_TOKENS - 1)
+    assert not {"fattn_prefill", "fattn_decode"} & launches.keys()
+    if not padding or not name.startswith("qwen"):
+        assert not any(call.has_dense_mask for call in calls)
+        windows = {call["window_left"] for call in calls}
+        assert windows == ({-1, WINDOW - 1} if name.startswith("gemma") else {-1})
 
 
 @pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt_oss"])
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("pieces", [(5, 2, 1, 3), (5, 1, 1, 1, 1, 1), (10, 3, 12), (3, 9, 2), (2, 11, 1)])
+@pytest.mark.parametrize("pieces", [(5, 2, 1, 3), (5, 1, 1, 1, 1, 1), (10, 3, 20), (3, 17, 2), (20, 18, 1)])
 def test_pieces(pieces: tuple[int, ...], static: bool, name: str, padding: int, calls: list[Call]) -> None:
     """Sliding caches that fill up in one row or in several, and queries of several rows after that."""
     ours, eager = pair(AutoModelForCausalLM, MODELS[name])
@@ -178,8 +178,36 @@ def test_pieces(pieces: tuple[int, ...], static: bool, name: str, padding: int, 
             begin = end
     for mine, theirs in zip(*logits, strict=True):
         assert (mine - theirs).abs().max() < TOLERANCE
-    for call in calls:  # many rows after what is on the device alone are the one case for a dense mask
-        assert not call.has_dense_mask or (static and call["query"].shape[2] > 8)
+    for call in calls:  # the one case for a dense mask: padding, and many rows after what the device knows
+        assert not call.has_dense_mask or (static and padding and call["query"].shape[2] > MAX_DECODE_ROWS)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma3-256"])
+def test_a_static_cache_used_again(name: str, calls: list[Call]) -> None:
+    """After a reset its length is on the device from the first token on: prompts go to the operators with
+    seq_lens, and nothing that the cache held before is seen."""
+    ours, eager = pair(AutoModelForCausalLM, {**MODELS, **WIDE}[name])
+    logits = []
+    for model in (ours, eager):
+        cache = StaticCache(model.config, max_cache_len=PROMPT + 9)
+        for length in (PROMPT + 5, PROMPT):
+            cache.reset()
+            calls.clear()
+            ids, _ = prompt(length)
+            with torch.no_grad():
+                out = model(ids.to(model.device), past_key_values=cache).logits.cpu()
+            if model is ours:
+                check_lengths(calls, length)
+        logits.append(out)
+    assert (logits[0] - logits[1]).abs().max() < TOLERANCE
+
+
+def check_lengths(calls: list[Call], length: int) -> None:
+    assert calls and all(call.op != "prefill" or call.keys == length for call in calls)
+    for call in calls:
+        assert call.op == "paged_prefill" or not call.has_dense_mask
+        if call.op == "paged_prefill":
+            assert call["seq_lens"].tolist() == [length, length] and call["is_causal"]
 
 
 def test_a_short_mask_over_a_static_cache() -> None:

@@ -137,7 +137,8 @@ def test_unbatched_inputs() -> None:
 
 
 def test_refusals_of_the_operator_have_transformers_advice() -> None:
-    assert "head_dim 136" in refusal(head_dim=136)
+    assert "head_dim 584" in refusal(head_dim=584)
+    assert call(head_dim=576).shape == (1, ROWS, 4, 576)
     assert "head_dim 12" in refusal(ValueError, head_dim=12)
     assert "torch.int32" in refusal(TypeError, dtype=torch.int32)
 

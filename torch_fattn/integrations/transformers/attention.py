@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from .masks import hides_nothing
+from .operators import compute
 from .paged import attend_paged
-from .patterns import SHORT_QUERY, is_pattern, read_pattern
+from .patterns import is_pattern, read_pattern
 from .refusals import refusal_of_operator, refuse, refuse_keywords, refuse_training
 from .support import USE_ANOTHER, USE_EAGER
 
@@ -82,11 +83,7 @@ def attend(
         key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
         options["window_left"] = pattern.window_left
     try:
-        # A single row sees every key whether or not it is causal.
-        if q_len == 1 or (causal and q_len <= SHORT_QUERY):
-            out, _lse = torch.ops.fattn.decode(query, key, value, seq_lens, attn_mask=mask, **options)
-        else:
-            out, _lse = torch.ops.fattn.prefill(query, key, value, mask, is_causal=causal, **options)
+        out = compute(query, key, value, mask, seq_lens, causal=causal, **options)
     except (NotImplementedError, TypeError, ValueError) as refusal:
         raise refusal_of_operator(module, refusal) from refusal
     if out.requires_grad and not torch.compiler.is_compiling():

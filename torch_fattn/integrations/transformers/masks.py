@@ -10,11 +10,11 @@ single True, expanded, which the attention function recognises by its strides an
 
 Only the patterns that are plainly causal, or causal within a window, take the first two forms, and only for
 models that declare flash attention and so expect no 4D truth table. Everything else (chunks, packed
-sequences, prefix tuning, many rows after what a static cache already holds) is the 4D mask that transformers
-builds for its own implementations. Recurrent models get their padding as additive 4D masks, which hide by a
-finite number: a row that sees no key is then the mean of all values, as under eager attention, and reaches
-later tokens through the state. Without a mask function of its own, an attention function would silently lose
-padding.
+sequences, prefix tuning, padding with many rows after what a static cache already holds) is the 4D mask that
+transformers builds for its own implementations. Recurrent models get their padding as additive 4D masks,
+which hide by a finite number: a row that sees no key is then the mean of all values, as under eager
+attention, and reaches later tokens through the state. Without a mask function of its own, an attention
+function would silently lose padding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
-from .patterns import SHORT_QUERY, write_pattern
+from ..._ops import MAX_DECODE_ROWS
+from .patterns import write_pattern
 from .support import MaskForm, is_recurrent, mask_form
 
 
@@ -73,7 +74,7 @@ def make_mask(
             aligned = not isinstance(filled, Tensor) and filled == kv_length
             if aligned and window >= kv_length and allow_is_causal_skip:
                 return _nothing_hidden(device, batch_size, kv_length) if padding is None else padding
-            if q_length <= SHORT_QUERY or not isinstance(filled, Tensor):
+            if q_length <= MAX_DECODE_ROWS or padding is None or not isinstance(filled, Tensor):
                 return write_pattern(batch_size, q_length, kv_length, filled, window, padding, device)
         elif mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
             padding = _padding_or_none(attention_mask, kv_offset, kv_length)

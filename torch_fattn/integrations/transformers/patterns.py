@@ -4,8 +4,9 @@ A mask passes through code of the models that knows tensors only, so the pattern
 which no other mask is, and 4D, which transformers takes for a mask that is ready. Numbers that the host knows
 are sizes of expanded dimensions; what only the device knows is in the elements:
 
-    up to SHORT_QUERY rows  `[B, window, 1, 1 or 1 + Lk]`: how many keys are filled, then the padding
-    more rows               `[B, window, 1, filled]`: the padding of the keys that are filled
+    `[B, window, 1, 1]`       how many keys are filled
+    `[B, window, 1, 1 + Lk]`  the same and the padding, of up to MAX_DECODE_ROWS rows
+    `[B, window, 1, filled]`  the padding of the keys that are filled, of more rows
 
 The padding is the bits of an additive float32 mask, so that reading it costs no kernel. A window of Lk keys
 or more is none.
@@ -18,8 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Causal queries up to this length go to decode; longer ones to prefill.
-SHORT_QUERY = 8
+from ..._ops import MAX_DECODE_ROWS
 
 
 class CausalPattern(NamedTuple):
@@ -40,19 +40,18 @@ def write_pattern(
 ) -> Tensor:
     """`padding`: bool `[B, n]`, True = a real token; a key beyond its end is hidden."""
     window = min(window, kv_length)
-    if q_length <= SHORT_QUERY:
+    if q_length > MAX_DECODE_ROWS and not isinstance(filled, Tensor):
+        if padding is None:
+            elements = torch.zeros((), dtype=torch.int32, device=device).expand(batch_size, filled)
+        else:
+            elements = _bits(padding, filled)
+    else:
         if isinstance(filled, Tensor):
             lengths = filled.to(torch.int32).expand(batch_size, 1)
         else:
             lengths = torch.full((batch_size, 1), filled, dtype=torch.int32, device=device)
         parts = [lengths] if padding is None else [lengths, _bits(padding, kv_length)]
         elements = torch.cat(parts, dim=-1)
-    else:
-        assert isinstance(filled, int)
-        if padding is None:
-            elements = torch.zeros((), dtype=torch.int32, device=device).expand(batch_size, filled)
-        else:
-            elements = _bits(padding, filled)
     return elements[:, None, None, :].expand(-1, window, -1, -1)
 
 
@@ -66,7 +65,7 @@ def read_pattern(mask: Tensor, q_length: int, kv_length: int) -> CausalPattern |
     if rows != 1 or window > kv_length:
         return None
     window_left = window - 1 if window < kv_length else -1
-    if q_length > SHORT_QUERY:
+    if q_length > MAX_DECODE_ROWS and elements > 1:
         if not q_length <= elements <= kv_length:
             return None
         padding = None if mask.stride(-1) == 0 else mask[:, :1].view(torch.float32)
