@@ -160,8 +160,9 @@ def test_later_contract(past: list[int], new: list[int], window: int | None) -> 
         "max_length_q": max(new),
         "max_length_k": {"sliding_attention": max(lens)},
     }
+    of_new = torch.ones(1, 1, sum(new), sum(new), dtype=torch.bool, device=DEVICE).tril()
     out, _ = attend(
-        Layer(), query, key, value, None, scaling=0.3, sliding_window=window, cache=cache, **batch
+        Layer(), query, key, value, of_new, scaling=0.3, sliding_window=window, cache=cache, **batch
     )
     assert out.shape == (1, sum(new), 4, 16) and cache.calls == [0]
     begin = 0
@@ -184,6 +185,12 @@ def test_later_contract(past: list[int], new: list[int], window: int | None) -> 
         begin += rows
 
 
+class EarlierCache:
+    """The contract of 5.17, as far as a refusal looks."""
+
+    def update(self, read_index: Any, write_index: Any) -> None: ...
+
+
 def cumulative(lens: list[int]) -> Tensor:
     return torch.tensor([0, *lens], device=DEVICE).cumsum(0).to(torch.int32)
 
@@ -193,7 +200,7 @@ def cumulative(lens: list[int]) -> Tensor:
     [
         ({"cache": None}, "no cache of continuous batching"),
         ({"block_table": torch.zeros(1)}, "a block table"),
-        ({"attention_mask": torch.zeros(1)}, "a mask came with"),
+        ({"attention_mask": torch.zeros(1), "cache": EarlierCache()}, "a mask came with"),
         ({"position_bias": torch.zeros(1)}, "position_bias"),
         ({}, None),
     ],

@@ -6,7 +6,8 @@ operators read the cache where it is and nothing is gathered. Only new tokens of
 several at once must be gathered: they overwrite slots that the first of them still sees.
 
 Two contracts are told apart by what the cache's `update` takes: the indices of this call (transformers 5.17),
-or the keywords as they are, from which it then picks what concerns the layer (5.23).
+or the keywords as they are, from which it then picks what concerns the layer (5.23). There the model also
+asks for a mask of the new tokens alone, as it does without a cache; the lengths say what it says and more.
 """
 
 from __future__ import annotations
@@ -70,8 +71,6 @@ def attend_paged(
     refuse_training(module, query, key, value, dropout=dropout)
     if cache is None:
         refuse(module, "there is no cache of continuous batching", 'use attn_implementation="fattn"')
-    if attention_mask is not None:
-        refuse(module, "a mask came with continuous batching", USE_PAGED_EAGER)
     if kwargs.get("block_table") is not None:
         refuse(module, "a block table of transformers' own is not built", USE_PAGED_EAGER)
     refuse_keywords(module, None, {name: kwargs[name] for name in kwargs.keys() - _OF_THE_BATCH})
@@ -79,6 +78,8 @@ def attend_paged(
     cu_seqlens_q: Tensor = kwargs["cu_seq_lens_q"]
     max_seqlen_q = int(_either(kwargs, "max_seqlen_q", "max_length_q"))
     if "read_index" in inspect.signature(cache.update).parameters:
+        if attention_mask is not None:
+            refuse(module, "a mask came with continuous batching", USE_PAGED_EAGER)
         window = cache.sliding_windows[module.layer_idx]  # 1 where there is none
         sliding_window = None if window == 1 else window
         keys = _write_and_locate(cache, module.layer_idx, key, value, sliding_window, max_seqlen_q, kwargs)
