@@ -188,6 +188,8 @@ def test_later_contract(past: list[int], new: list[int], window: int | None) -> 
 class EarlierCache:
     """The contract of 5.17, as far as a refusal looks."""
 
+    sliding_windows = {0: 1}
+
     def update(self, read_index: Any, write_index: Any) -> None: ...
 
 
@@ -201,6 +203,8 @@ def cumulative(lens: list[int]) -> Tensor:
         ({"cache": None}, "no cache of continuous batching"),
         ({"block_table": torch.zeros(1)}, "a block table"),
         ({"attention_mask": torch.zeros(1), "cache": EarlierCache()}, "a mask came with"),
+        ({"sliding_window": 1, "cache": EarlierCache()}, "a sliding window of 1"),
+        ({"sliding_window": 1}, None),
         ({"position_bias": torch.zeros(1)}, "position_bias"),
         ({}, None),
     ],
@@ -220,5 +224,5 @@ def test_refusals(change: dict[str, Any], sentence: str | None) -> None:
     if sentence is None:
         assert attend_paged(Layer(), tensor, tensor, tensor, **arguments)[0].shape == (1, 3, 2, 16)
         return
-    with pytest.raises(NotImplementedError, match=f"{sentence}.*attn_implementation="):
+    with pytest.raises(NotImplementedError, match=f"{sentence}.*; (use attn_implementation=|call generate)"):
         attend_paged(Layer(), tensor, tensor, tensor, **arguments)

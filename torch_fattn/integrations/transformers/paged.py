@@ -81,6 +81,8 @@ def attend_paged(
         if attention_mask is not None:
             refuse(module, "a mask came with continuous batching", USE_PAGED_EAGER)
         window = cache.sliding_windows[module.layer_idx]  # 1 where there is none
+        if window == sliding_window == 1:
+            refuse(module, "a sliding window of 1 is none to this cache", "call generate, not generate_batch")
         sliding_window = None if window == 1 else window
         keys = _write_and_locate(cache, module.layer_idx, key, value, sliding_window, max_seqlen_q, kwargs)
     else:
