@@ -172,42 +172,56 @@ def test_pieces(pieces: tuple[int, ...], static: bool, name: str, padding: int, 
             end = begin + rows
             inputs = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end]}
             on_device = {key: tensor.to(model.device) for key, tensor in inputs.items()}
-            with torch.no_grad():
+            calls.clear()
+            with torch.no_grad(), counted_launches() as launches:
                 out = model(**on_device, past_key_values=cache).logits.cpu()
+            assert len(calls) == attention_launches(launches) == (LAYERS if model is ours else 0)
+            for (
+                call
+            ) in calls:  # the one case for a dense mask: padding, and many rows after a length on the device
+                assert not call.has_dense_mask or (static and padding and rows > MAX_DECODE_ROWS)
             found.append(out[mask[:, begin:end].bool()])
             begin = end
     for mine, theirs in zip(*logits, strict=True):
         assert (mine - theirs).abs().max() < TOLERANCE
-    for call in calls:  # the one case for a dense mask: padding, and many rows after what the device knows
-        assert not call.has_dense_mask or (static and padding and call["query"].shape[2] > MAX_DECODE_ROWS)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gemma3-256"])
 def test_a_static_cache_used_again(name: str, calls: list[Call]) -> None:
     """After a reset its length is on the device from the first token on: prompts go to the operators with
     seq_lens, and nothing that the cache held before is seen."""
-    ours, eager = pair(AutoModelForCausalLM, {**MODELS, **WIDE}[name])
+    config = {**MODELS, **WIDE}[name]
+    ours, eager = pair(AutoModelForCausalLM, config)
     logits = []
     for model in (ours, eager):
         cache = StaticCache(model.config, max_cache_len=PROMPT + 9)
-        for length in (PROMPT + 5, PROMPT):
+        with torch.no_grad(), counted_launches() as launches:
+            model(prompt(PROMPT + 5)[0].to(model.device), past_key_values=cache)
             cache.reset()
             calls.clear()
-            ids, _ = prompt(length)
-            with torch.no_grad():
-                out = model(ids.to(model.device), past_key_values=cache).logits.cpu()
-            if model is ours:
-                check_lengths(calls, length)
-        logits.append(out)
+            logits.append(model(prompt(PROMPT)[0].to(model.device), past_key_values=cache).logits.cpu())
+        if model is ours:
+            check_lengths(calls, attention_layers(config), wide=name in WIDE)
+            assert attention_launches(launches) == 2 * len(calls)
     assert (logits[0] - logits[1]).abs().max() < TOLERANCE
 
 
-def check_lengths(calls: list[Call], length: int) -> None:
-    assert calls and all(call.op != "prefill" or call.keys == length for call in calls)
-    for call in calls:
-        assert call.op == "paged_prefill" or not call.has_dense_mask
-        if call.op == "paged_prefill":
-            assert call["seq_lens"].tolist() == [length, length] and call["is_causal"]
+def check_lengths(calls: list[Call], kinds: list[str], wide: bool) -> None:
+    slices = math.ceil(PROMPT / MAX_DECODE_ROWS) if wide else 1
+    assert len(calls) == slices * len(kinds)
+    for index, call in enumerate(calls):
+        layer, number = divmod(index, slices)
+        assert not call.has_dense_mask
+        if kinds[layer] == "sliding_attention":
+            assert call["window_left"] == WINDOW - 1, "of these the host knows the length"
+            continue
+        assert call.op == ("decode" if wide else "paged_prefill")
+        filled = min(PROMPT, (number + 1) * MAX_DECODE_ROWS) if wide else PROMPT
+        assert call["seq_lens"].tolist() == [filled, filled]
+
+
+def attention_launches(launches: dict[str, int]) -> int:
+    return sum(launches.get(f"fattn_{kernel}", 0) for kernel in ("prefill", "decode", "decode_wide"))
 
 
 def test_a_short_mask_over_a_static_cache() -> None:
