@@ -12,10 +12,12 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_DECODE_ROWS", "decode", "merge", "paged_decode", "prefill"]
+__all__ = ["MAX_DECODE_ROWS", "MAX_PREFILL_HEAD_DIM", "decode", "merge", "paged_decode", "prefill"]
 
 # Query rows per sequence that the decode kernels take; longer queries are prefill's.
 MAX_DECODE_ROWS = 16
+# Columns of a key or a value that the prefill kernels take, dense and paged; the decode kernels take more.
+MAX_PREFILL_HEAD_DIM = 128
 
 
 @overload

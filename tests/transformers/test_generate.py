@@ -57,7 +57,7 @@ def test_llama(cache: str | None, padding: int) -> None:
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("config_class", [MistralConfig, Gemma3TextConfig])
 def test_sliding_window(config_class: type, cache: str | None, padding: int) -> None:
-    """The window of 8 is shorter than the prompt of 12. Gemma 3 mixes windowed with full layers."""
+    """The window of 8 is shorter than the prompt of 20. Gemma 3 mixes windowed with full layers."""
     ours, eager = pair(AutoModelForCausalLM, config_class(**COMMON, sliding_window=WINDOW))
     ids, mask = prompt(padding=padding)
     with counted_launches() as launches:
@@ -92,7 +92,7 @@ def test_continuation_on_a_cache(chunk: int, padding: int) -> None:
 def test_packed_sequences() -> None:
     """Positions that restart make transformers build a block-diagonal 4D mask."""
     ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
-    ids, _ = prompt(batch=1)
+    ids, _ = prompt(length=12, batch=1)
     positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]])
     mine, theirs = both_forward(ours, eager, input_ids=ids, position_ids=positions, use_cache=False)
     assert (mine - theirs).abs().max() < TOLERANCE

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.conftest import counted_launches
 from tests.transformers.tiny_models import COMMON, DEVICE, pair, prompt
 from torch_fattn.integrations.transformers import attend
+from torch_fattn.integrations.transformers.patterns import write_pattern
 
 ROWS = 4
 ADVICE = re.compile(r'; .*(attn_implementation="(eager|sdpa)"|model\.eval\(\)|position_ids|create_\w+_mask)')
@@ -48,7 +49,6 @@ def refusal(error: type[Exception] = NotImplementedError, **options: Any) -> str
         "indices",
         "block_indices",
         "position_bias",
-        "s_aux",
         "head_mask",
         "cu_seq_lens_q",
         "seq_idx",
@@ -78,12 +78,6 @@ def test_packed_sequences_with_their_mask() -> None:
     assert call(cu_seq_lens_q=lens, attention_mask=mask).shape == (1, ROWS, 4, 16)
 
 
-def test_advice_where_sdpa_would_ignore_it_too() -> None:
-    """transformers' own sdpa function drops softcap and sinks without a word."""
-    for option in ({"softcap": 30.0}, {"s_aux": torch.zeros(4)}):
-        assert "sdpa" not in refusal(**option)
-
-
 def test_dropout() -> None:
     assert "dropout 0.1" in refusal(dropout=0.1)
     query = torch.randn(1, 4, ROWS, 16, device=DEVICE)
@@ -107,6 +101,21 @@ def test_masks_that_say_something_else() -> None:
         assert call(attention_mask=mask).shape == (1, ROWS, 4, 16)
 
 
+def test_pattern_of_other_lengths() -> None:
+    """A pattern for more keys, or for more rows, than the layer has; its control fits."""
+    padding = torch.ones(1, ROWS, dtype=torch.bool, device=DEVICE)
+    for kv_length, q_length in ((ROWS + 1, ROWS), (ROWS + 9, ROWS + 9)):
+        other = write_pattern(1, q_length, kv_length, kv_length, 2, padding, DEVICE)
+        assert "is not about 4 rows and 4 keys" in refusal(attention_mask=other)
+    fitting = write_pattern(1, ROWS, ROWS, ROWS, 2, padding, DEVICE)
+    assert call(attention_mask=fitting).shape == (1, ROWS, 4, 16)
+
+
+def test_sinks_of_other_heads() -> None:
+    assert "sinks" in refusal(ValueError, s_aux=torch.zeros(3, device=DEVICE))
+    assert call(s_aux=torch.zeros(4, device=DEVICE)).shape == (1, ROWS, 4, 16)
+
+
 def test_nobody_says_whether_the_layer_is_causal() -> None:
     query = torch.randn(1, 4, ROWS, 16, device=DEVICE)
     with pytest.raises(NotImplementedError, match="neither a mask nor is_causal"):
@@ -128,23 +137,10 @@ def test_unbatched_inputs() -> None:
 
 
 def test_refusals_of_the_operator_have_transformers_advice() -> None:
-    assert "head_dim 136" in refusal(head_dim=136)
+    assert "head_dim 584" in refusal(head_dim=584)
+    assert call(head_dim=576).shape == (1, ROWS, 4, 576)
     assert "head_dim 12" in refusal(ValueError, head_dim=12)
     assert "torch.int32" in refusal(TypeError, dtype=torch.int32)
-
-
-@pytest.mark.parametrize(
-    ("config", "option"),
-    [
-        (Gemma2Config(**COMMON), "softcap"),
-        (GptOssConfig(**COMMON, num_local_experts=2, num_experts_per_tok=1), "sinks"),
-    ],
-)
-def test_models_that_need_more(config: Any, option: str) -> None:
-    ours, _ = pair(AutoModelForCausalLM, config)
-    ids, _ = prompt()
-    with torch.no_grad(), pytest.raises(NotImplementedError, match=f'{option}.*attn_implementation="eager"'):
-        ours(ids.to(DEVICE))
 
 
 def test_training_is_refused_before_the_kernels_run() -> None:

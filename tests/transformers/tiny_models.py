@@ -50,8 +50,9 @@ def pair(auto_class: Any, config: PreTrainedConfig) -> tuple[PreTrainedModel, Pr
     return ours.to(DEVICE), eager
 
 
-def prompt(length: int = 12, padding: int = 0, batch: int = 2) -> tuple[Tensor, Tensor]:
-    """Random token ids and their attention mask; the first sequence begins with `padding` padding tokens."""
+def prompt(length: int = 20, padding: int = 0, batch: int = 2) -> tuple[Tensor, Tensor]:
+    """Random token ids, more than decode takes at once, and their attention mask; the first sequence begins
+    with `padding` padding tokens."""
     ids = torch.randint(3, VOCAB, (batch, length), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     ids[0, :padding] = COMMON["pad_token_id"]

@@ -8,6 +8,12 @@ for a mask: the registry that `from_pretrained` consults knows names, not models
 mask and never calls the attention function computes what it computes under "eager"; nothing is refused,
 nothing is accelerated.
 
+`model.generate_batch` (continuous batching) calls `attend_paged` under the name `"paged|fattn"`.
+
+Causal layers pass windows, soft caps, sinks and the filled length of static caches to the operators as such.
+Prompts of heads above 128, which prefill does not take yet, go to decode 16 rows at a time: the memory of
+prefill, but not its speed.
+
 Inference only. A layer in training mode whose inputs require gradients is refused before it computes
 anything; `model.eval()` works with and without `torch.no_grad()`, and a `backward` through it raises.
 
@@ -22,6 +28,7 @@ try:
 
     from .attention import attend
     from .masks import make_mask
+    from .paged import attend_paged
     from .support import NAME
 except ImportError as error:
     raise ImportError(
@@ -29,10 +36,14 @@ except ImportError as error:
         "pip install 'torch-fattn[transformers]'"
     ) from error
 
-__all__ = ["NAME", "attend", "make_mask", "register"]
+__all__ = ["NAME", "PAGED_NAME", "attend", "attend_paged", "make_mask", "register"]
+
+PAGED_NAME = f"paged|{NAME}"
 
 
 def register() -> None:
-    """Make `attn_implementation="fattn"` known to transformers. May be called more than once."""
+    """Make `attn_implementation="fattn"` and `"paged|fattn"` known to transformers. May be called more than
+    once."""
     AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(PAGED_NAME, attend_paged)
     AttentionMaskInterface.register(NAME, make_mask)

@@ -1,22 +1,25 @@
 """The mask function: says a layer pattern and the padding in the shortest form that its model can take.
 
     2D bool  `[B, Lk]`, True = a real token: the pattern is causal, rows aligned to the newest key
+    4D int32 a `CausalPattern`: causal, with a window or over a cache that is filled in part
     4D       `[B or 1, H or 1, Lq or 1, Lk]`, bool or additive: the whole truth, causality included
 
-Whichever it is, it says the pattern: whether a layer calls itself causal no longer matters, as it does not
-under eager attention. `None` says nothing and is never returned; a mask that hides no key is a single True,
-expanded, which the attention function recognises by its strides and does not read.
+Whichever it is, it says the pattern: whether a layer calls itself causal, or has a window, no longer matters,
+as it does not under eager attention. `None` says nothing and is never returned; a mask that hides no key is a
+single True, expanded, which the attention function recognises by its strides and does not read.
 
-Only the patterns that are plainly causal take the 2D form, and only for models that declare flash attention
-and so expect it. Everything else (sliding windows, chunks, packed sequences, static caches, prefix tuning) is
-the 4D mask that transformers builds for its own implementations. Recurrent models get their padding as
-additive 4D masks, which hide by a finite number: a row that sees no key is then the mean of all values, as
-under eager attention, and reaches later tokens through the state. Without a mask function of its own, an
-attention function would silently lose padding.
+Only the patterns that are plainly causal, or causal within a window, take the first two forms, and only for
+models that declare flash attention and so expect no 4D truth table. Everything else (chunks, packed
+sequences, prefix tuning, padding with many rows after what a static cache already holds) is the 4D mask that
+transformers builds for its own implementations. Recurrent models get their padding as additive 4D masks,
+which hide by a finite number: a row that sees no key is then the mean of all values, as under eager
+attention, and reaches later tokens through the state. Without a mask function of its own, an attention
+function would silently lose padding.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +31,12 @@ from transformers.masking_utils import (
     causal_mask_function,
     eager_mask,
     sdpa_mask,
+    sliding_window_causal_mask_function,
 )
 from transformers.utils.import_utils import is_tracing
 
+from ..._ops import MAX_DECODE_ROWS
+from .patterns import write_pattern
 from .support import MaskForm, is_recurrent, mask_form
 
 
@@ -52,19 +58,26 @@ def make_mask(
     """Called by transformers' `create_*_mask` with keywords only. Raises NotImplementedError for a model that
     does not go through the attention interface."""
     form = mask_form(config)
-    whole_padding = attention_mask is None or attention_mask.shape[-1] == kv_offset + kv_length
+    # A static cache has a tensor as offset, and slots past its end.
+    filled = q_offset + q_length - kv_offset
+    whole_padding = attention_mask is None or _covers(attention_mask, kv_offset, kv_length, filled)
     if attention_mask is not None and is_recurrent(config):
-        if not whole_padding or _padding_or_none(attention_mask, kv_length) is not None:
+        if not whole_padding or _padding_or_none(attention_mask, kv_offset, filled) is not None:
             form = MaskForm.ADDITIVE
     if whole_padding and form is not MaskForm.ADDITIVE:
-        # A static cache has a tensor as offset, and slots past its end that only a mask can hide.
-        aligned = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
-        if mask_function is causal_mask_function and allow_is_causal_skip and aligned:
-            if form is MaskForm.PADDING:
-                padding = _padding_or_none(attention_mask, kv_length)
+        window = _causal_window(mask_function)
+        # transformers forbids the skip to every single row over a static cache. Models that need a truth
+        # table in any case do not declare flash attention.
+        wanted = allow_is_causal_skip or q_length == 1
+        if window is not None and wanted and form is MaskForm.PADDING:
+            padding = _padding_or_none(attention_mask, kv_offset, filled)
+            aligned = not isinstance(filled, Tensor) and filled == kv_length
+            if aligned and window >= kv_length and allow_is_causal_skip:
                 return _nothing_hidden(device, batch_size, kv_length) if padding is None else padding
+            if q_length <= MAX_DECODE_ROWS or padding is None or not isinstance(filled, Tensor):
+                return write_pattern(batch_size, q_length, kv_length, filled, window, padding, device)
         elif mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
-            padding = _padding_or_none(attention_mask, kv_length)
+            padding = _padding_or_none(attention_mask, kv_offset, kv_length)
             if padding is None:
                 return _nothing_hidden(device, batch_size, 1, q_length, kv_length)
             return padding[:, None, None, :].expand(-1, -1, q_length, -1)
@@ -94,10 +107,50 @@ def _nothing_hidden(device: torch.device | str, *shape: int) -> Tensor:
     return torch.ones((), dtype=torch.bool, device=device).expand(shape)
 
 
-def _padding_or_none(padding: Tensor | None, kv_length: int) -> Tensor | None:
-    """The `[B, Lk]` padding of the keys that are present, or None where it hides nothing. Looking costs one
-    wait for the device per forward; a graph that is being traced cannot look and keeps the mask."""
+def _covers(padding: Tensor, kv_offset: int, kv_length: int, filled: int | Tensor) -> bool:
+    """Whether the padding is about the keys that are present, and says something about each that is filled;
+    of a length that is on the device, `_padding_or_none` finds out."""
+    known = padding.shape[-1] - kv_offset
+    if isinstance(filled, Tensor):
+        return known <= kv_length
+    return known == kv_length or filled <= known < kv_length
+
+
+def _padding_or_none(padding: Tensor | None, kv_offset: int, filled: int | Tensor) -> Tensor | None:
+    """The padding of the keys that are filled, or None where it hides nothing. Looking costs one wait for the
+    device per forward; a graph that is being traced cannot look and keeps the mask."""
     if padding is None:
         return None
-    padding = padding[:, -kv_length:]
-    return padding if is_tracing(padding) or not bool(padding.all()) else None
+    if isinstance(filled, Tensor):
+        padding = padding[:, kv_offset:]
+        hides_nothing = padding.all() & (filled <= padding.shape[-1])
+    else:
+        padding = padding[:, kv_offset : kv_offset + filled]
+        hides_nothing = padding.all()
+    return padding if is_tracing(padding) or not bool(hides_nothing) else None
+
+
+def _causal_window(mask_function: Callable[..., Any]) -> int | None:
+    """How many keys a row sees, itself included, if the function is causal or causal within a window: then
+    it is made as transformers makes these two. None for any other."""
+    if mask_function is causal_mask_function:
+        return sys.maxsize
+    if torch.compiler.is_compiling():  # which cannot look into a function
+        return None
+    parts = _parts(mask_function)
+    like = _parts(sliding_window_causal_mask_function(1))
+    if len(parts) != 2 or parts[1] is not causal_mask_function or _code(parts[0]) is not _code(like[0]):
+        return None
+    window = parts[0].__closure__[0].cell_contents
+    return window if isinstance(window, int) and window >= 1 else None
+
+
+def _parts(mask_function: Any) -> tuple[Any, ...]:
+    """What `and_masks` put together; empty for what it did not make."""
+    if _code(mask_function) is not _code(sliding_window_causal_mask_function(1)):
+        return ()
+    return tuple(mask_function.__closure__[0].cell_contents)
+
+
+def _code(function: Callable[..., Any]) -> Any:
+    return getattr(function, "__code__", None)

@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 NAME = "fattn"
 USE_EAGER = 'use attn_implementation="eager" for this model'
+USE_PAGED_EAGER = 'use attn_implementation="paged|eager" for this model'
 USE_ANOTHER = 'use attn_implementation="sdpa" or "eager" for this model'
 
 

@@ -1,0 +1,278 @@
+"""Windows, soft caps, sinks and filled lengths reach the operators as such, not as dense masks, and
+generated tokens and logits are those of eager attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DynamicCache,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    StaticCache,
+)
+
+from tests.conftest import counted_launches
+from tests.transformers.calls import Call
+from tests.transformers.tiny_models import (
+    COMMON,
+    LAYERS,
+    TOLERANCE,
+    VISIBLE_ERROR,
+    generate,
+    largest_logit_error,
+    pair,
+    prompt,
+)
+from torch_fattn._ops import MAX_DECODE_ROWS
+
+NEW_TOKENS = 20
+WINDOW = 8
+PROMPT = 20
+SOFTCAP = 0.5
+MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "first_k_dense_replace": LAYERS}
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON),
+    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
+    "gemma2": Gemma2Config(**COMMON, **MIXED, attn_logit_softcapping=SOFTCAP, query_pre_attn_scalar=1),
+    "gemma3": Gemma3TextConfig(**COMMON, **MIXED),
+    "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
+    "qwen3_next": Qwen3NextConfig(**COMMON, **LINEAR, num_experts=2, num_experts_per_tok=1),
+    "qwen3_5": Qwen3_5TextConfig(**COMMON, **LINEAR),
+    "deepseek": DeepseekV3Config(
+        **{**COMMON, "num_key_value_heads": 4, "head_dim": 8},
+        **LATENT,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+    ),
+}
+WIDE: dict[str, PreTrainedConfig] = {
+    "gemma2-256": Gemma2Config(**{**COMMON, "head_dim": 256}, **MIXED, attn_logit_softcapping=SOFTCAP),
+    "gemma3-256": Gemma3TextConfig(**{**COMMON, "head_dim": 256}, **MIXED),
+    "qwen3_5-256": Qwen3_5TextConfig(**{**COMMON, "head_dim": 256}, **LINEAR),
+    "deepseek-192/128": DeepseekV3Config(
+        **{**COMMON, "num_key_value_heads": 4, "head_dim": 64},
+        **LATENT,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+    ),
+}
+CACHES = ["dynamic", "static"]
+
+
+def attention_layers(config: PreTrainedConfig) -> list[str]:
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * LAYERS
+    if config.model_type == "mistral":
+        kinds = ["sliding_attention"] * LAYERS
+    return [kind for kind in kinds if kind != "linear_attention"]
+
+
+def same_as_eager(config: PreTrainedConfig, cache: str, padding: int) -> dict[str, int]:
+    """The launches of a prefill and NEW_TOKENS - 1 steps whose tokens and logits are those of eager."""
+    ours, eager = pair(AutoModelForCausalLM, config)
+    ids, mask = prompt(PROMPT, padding)
+    options = {} if cache == "dynamic" else {"cache_implementation": cache}
+    with counted_launches() as launches:
+        mine = generate(ours, ids, mask, NEW_TOKENS, **options)
+    theirs = generate(eager, ids, mask, NEW_TOKENS, **options)
+    assert largest_logit_error(mine, theirs) < TOLERANCE
+    assert mine.sequences.tolist() == theirs.sequences.tolist()
+    return launches
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", MODELS)
+def test_generate(name: str, cache: str, padding: int, calls: list[Call]) -> None:
+    config = MODELS[name]
+    kinds = attention_layers(config)
+    launches = same_as_eager(config, cache, padding)
+    assert launches["fattn_prefill"] == len(kinds)
+    assert launches["fattn_decode"] == len(kinds) * (NEW_TOKENS - 1)
+    if padding and name.startswith("qwen"):
+        return  # a recurrent model gets the whole truth, since its padding tokens count
+    assert not any(call.has_dense_mask for call in calls)
+    for index, call in enumerate(calls):
+        step, kind = divmod(index, len(kinds))
+        check_call(call, kinds[kind], step, cache, padding)
+        if name == "gemma2":
+            assert call["softcap"] == SOFTCAP
+        if name == "gpt_oss":
+            assert call["sinks"].shape == (4,)
+
+
+def check_call(call: Call, kind: str, step: int, cache: str, padding: int) -> None:
+    if padding == 0:
+        assert call["attn_mask"] is None
+    if step == 0:
+        assert call.op == "prefill" and call["is_causal"] and call.keys == PROMPT
+        assert call["window_left"] == (WINDOW - 1 if kind == "sliding_attention" else -1)
+        return
+    filled = min(PROMPT + step, WINDOW) if kind == "sliding_attention" else PROMPT + step
+    assert call.op == "decode" and call["window_left"] == -1, "the cache holds one window"
+    if cache == "static":
+        assert call["seq_lens"].tolist() == [filled, filled]
+    else:
+        assert call["seq_lens"] is None and call.keys == filled
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_heads(name: str, cache: str, padding: int, calls: list[Call]) -> None:
+    """Heads that only decode takes: it gets the prompt in slices."""
+    config = WIDE[name]
+    layers = len(attention_layers(config))
+    launches = same_as_eager(config, cache, padding)
+    slices = math.ceil(PROMPT / MAX_DECODE_ROWS)
+    assert launches["fattn_decode_wide"] == layers * (slices + NEW_TOKENS - 1)
+    assert not {"fattn_prefill", "fattn_decode"} & launches.keys()
+    if not padding or not name.startswith("qwen"):
+        assert not any(call.has_dense_mask for call in calls)
+        windows = {call["window_left"] for call in calls}
+        assert windows == ({-1, WINDOW - 1} if name.startswith("gemma") else {-1})
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("pieces", [(5, 2, 1, 3), (5, 1, 1, 1, 1, 1), (10, 3, 20), (3, 17, 2), (20, 18, 1)])
+def test_pieces(pieces: tuple[int, ...], static: bool, name: str, padding: int, calls: list[Call]) -> None:
+    """Sliding caches that fill up in one row or in several, and queries of several rows after that."""
+    ours, eager = pair(AutoModelForCausalLM, MODELS[name])
+    ids, mask = prompt(sum(pieces), padding)
+    logits: list[list[torch.Tensor]] = [[], []]
+    for model, found in zip((ours, eager), logits, strict=True):
+        config = model.config
+        cache = StaticCache(config, max_cache_len=sum(pieces) + 3) if static else DynamicCache(config=config)
+        begin = 0
+        for rows in pieces:
+            end = begin + rows
+            inputs = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end]}
+            on_device = {key: tensor.to(model.device) for key, tensor in inputs.items()}
+            calls.clear()
+            with torch.no_grad(), counted_launches() as launches:
+                out = model(**on_device, past_key_values=cache).logits.cpu()
+            assert len(calls) == attention_launches(launches) == (LAYERS if model is ours else 0)
+            for (
+                call
+            ) in calls:  # the one case for a dense mask: padding, and many rows after a length on the device
+                assert not call.has_dense_mask or (static and padding and rows > MAX_DECODE_ROWS)
+            found.append(out[mask[:, begin:end].bool()])
+            begin = end
+    for mine, theirs in zip(*logits, strict=True):
+        assert (mine - theirs).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma3-256"])
+def test_a_static_cache_used_again(name: str, calls: list[Call]) -> None:
+    """After a reset its length is on the device from the first token on: prompts go to the operators with
+    seq_lens, and nothing that the cache held before is seen."""
+    config = {**MODELS, **WIDE}[name]
+    ours, eager = pair(AutoModelForCausalLM, config)
+    logits = []
+    for model in (ours, eager):
+        cache = StaticCache(model.config, max_cache_len=PROMPT + 9)
+        with torch.no_grad(), counted_launches() as launches:
+            model(prompt(PROMPT + 5)[0].to(model.device), past_key_values=cache)
+            cache.reset()
+            calls.clear()
+            logits.append(model(prompt(PROMPT)[0].to(model.device), past_key_values=cache).logits.cpu())
+        if model is ours:
+            check_lengths(calls, attention_layers(config), wide=name in WIDE)
+            assert attention_launches(launches) == 2 * len(calls)
+    assert (logits[0] - logits[1]).abs().max() < TOLERANCE
+
+
+def check_lengths(calls: list[Call], kinds: list[str], wide: bool) -> None:
+    slices = math.ceil(PROMPT / MAX_DECODE_ROWS) if wide else 1
+    assert len(calls) == slices * len(kinds)
+    for index, call in enumerate(calls):
+        layer, number = divmod(index, slices)
+        assert not call.has_dense_mask
+        if kinds[layer] == "sliding_attention":
+            assert call["window_left"] == WINDOW - 1, "of these the host knows the length"
+            continue
+        assert call.op == ("decode" if wide else "paged_prefill")
+        filled = min(PROMPT, (number + 1) * MAX_DECODE_ROWS) if wide else PROMPT
+        assert call["seq_lens"].tolist() == [filled, filled]
+
+
+def attention_launches(launches: dict[str, int]) -> int:
+    return sum(launches.get(f"fattn_{kernel}", 0) for kernel in ("prefill", "decode", "decode_wide"))
+
+
+def test_a_short_mask_over_a_static_cache() -> None:
+    """A mask that ends before the newest tokens hides them, as it does under eager."""
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids, mask = prompt(PROMPT)
+    last = []
+    for model in (ours, eager):
+        cache = StaticCache(model.config, max_cache_len=20)
+        with torch.no_grad():
+            for piece in (ids[:, :10], ids[:, 10:]):
+                out = model(
+                    piece.to(model.device),
+                    attention_mask=mask[:, :10].to(model.device),
+                    past_key_values=cache,
+                )
+        last.append(out.logits.cpu())
+    assert (last[0] - last[1]).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"), [("gemma2", "softcap"), ("gpt_oss", "sinks"), ("mistral", "window_left")]
+)
+def test_control_lost_option(name: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison notices an option that never reaches the operators."""
+    none = {"softcap": 0.0, "sinks": None, "window_left": -1}[lost]
+    for op in ("prefill", "decode"):
+        operator = getattr(torch.ops.fattn, op)
+
+        def without(*arguments: Any, operator: Any = operator, **options: Any) -> Any:
+            return operator(*arguments, **{**options, lost: none})
+
+        monkeypatch.setattr(torch.ops.fattn, op, without)
+    ours, eager = pair(AutoModelForCausalLM, MODELS[name])
+    ids, mask = prompt(PROMPT)
+    mine, theirs = (generate(model, ids, mask, 1) for model in (ours, eager))
+    assert largest_logit_error(mine, theirs) > VISIBLE_ERROR
+
+
+def test_compiled_steps_over_a_static_cache() -> None:
+    """The length is read on the device: one graph serves every step."""
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids, _ = prompt(PROMPT)
+    torch._dynamo.reset()
+    last = []
+    for model in (ours, eager):
+        cache = StaticCache(model.config, max_cache_len=20)
+        step = torch.compile(model, backend="aot_eager", fullgraph=True) if model is ours else model
+        with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+            model(ids[:, :9].to(model.device), past_key_values=cache)
+            for row in range(9, PROMPT):
+                out = step(ids[:, row : row + 1].to(model.device), past_key_values=cache).logits
+        last.append(out.cpu())
+    assert (last[0] - last[1]).abs().max() < TOLERANCE

@@ -1,0 +1,228 @@
+"""Continuous batching over transformers' own cache gives the tokens of `paged|eager`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GenerationConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+import torch_fattn
+from tests.transformers.calls import Call
+from tests.transformers.tiny_models import COMMON, DEVICE, LAYERS, VOCAB, pair
+from torch_fattn._ops import MAX_DECODE_ROWS
+from torch_fattn.integrations.transformers import PAGED_NAME, attend, attend_paged, paged
+
+NEW_TOKENS = 20
+WINDOW = 8
+BLOCK_SIZE = 8
+BATCH_TOKENS = 32  # so that the long prompts come in chunks, beside single tokens of others
+MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON),
+    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
+    "gpt_oss": GptOssConfig(**COMMON, **MIXED, num_local_experts=2, num_experts_per_tok=1),
+}
+PROMPT_LENGTHS = [37, 3, 35, 1, 12]
+SETTINGS = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
+
+
+def tokens_of(model: PreTrainedModel, implementation: str, block_size: int = BLOCK_SIZE) -> list[list[int]]:
+    """Both run on DEVICE: transformers pins memory for the CPU where there is another device."""
+    model.to(DEVICE).set_attn_implementation(implementation)
+    batching = ContinuousBatchingConfig(
+        num_blocks=64 * BLOCK_SIZE // block_size, block_size=block_size, max_batch_tokens=BATCH_TOKENS
+    )
+    results = model.generate_batch(
+        inputs=prompts(),
+        generation_config=SETTINGS,
+        continuous_batching_config=batching,
+        progress_bar=False,
+    )
+    assert len(results) == len(PROMPT_LENGTHS)
+    in_order = sorted(results.values(), key=lambda result: prompts().index(result.prompt_ids))
+    assert all(result.error is None for result in in_order)
+    return [result.generated_tokens for result in in_order]
+
+
+@pytest.mark.parametrize("block_size", [BLOCK_SIZE, 16])
+@pytest.mark.parametrize("name", MODELS)
+def test_generate_batch(name: str, block_size: int, calls: list[Call]) -> None:
+    ours, eager = pair(AutoModelForCausalLM, MODELS[name])
+    torch_fattn.reset_launch_counts()
+    mine = tokens_of(ours, PAGED_NAME, block_size)
+    launches = torch_fattn.launch_counts()
+    packed = [call for call in calls if call.op == "paged_prefill"]
+    single = [call for call in calls if call.op == "paged_decode"]
+    assert len(packed) + len(single) == len(calls) and packed and single
+    assert launches["fattn_prefill"] == len(packed) and launches["fattn_decode"] == len(single)
+    assert len(calls) % LAYERS == 0
+    check_calls(name, calls, block_size)
+    theirs = tokens_of(eager, "paged|eager", block_size)
+    assert mine == theirs
+    assert all(len(tokens) == NEW_TOKENS for tokens in mine)
+    assert any(len(set(tokens)) > 3 for tokens in mine), "a model that repeats itself shows nothing"
+
+
+def test_wide_heads(calls: list[Call]) -> None:
+    """Heads that only decode takes: chunks of prompts come to it in slices."""
+    config = Gemma3TextConfig(**{**COMMON, "head_dim": 256}, **MIXED)
+    ours, eager = pair(AutoModelForCausalLM, config)
+    torch_fattn.reset_launch_counts()
+    mine = tokens_of(ours, PAGED_NAME)
+    launches = torch_fattn.launch_counts()
+    assert {call.op for call in calls} == {"paged_decode"} and len(calls) % LAYERS == 0
+    assert {call["query"].shape[2] for call in calls} == {1, MAX_DECODE_ROWS}
+    assert [call["window_left"] for call in calls[:LAYERS]] == [WINDOW - 1, -1]
+    assert launches["fattn_decode_wide"] == len(calls)
+    assert mine == tokens_of(eager, "paged|eager")
+    assert any(len(set(tokens)) > 3 for tokens in mine)
+
+
+def check_calls(name: str, calls: list[Call], block_size: int) -> None:
+    for index, call in enumerate(calls):
+        sliding = name == "mistral" or (name == "gpt_oss" and index % LAYERS == 0)
+        assert call["window_left"] == (WINDOW - 1 if sliding else -1)
+        assert (call["sinks"] is not None) == (name == "gpt_oss")
+        if call.op == "paged_decode":
+            assert call["key_cache"].shape[1] == (1 if sliding else block_size)
+            assert call["key_cache"].shape[:2].numel() > 64 * BLOCK_SIZE, "the cache's own memory"
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_control_shuffled_tables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens differ if the keys of a request are found in another order."""
+    tables_of = paged._block_tables
+
+    def shuffled(*arguments: Any) -> Tensor:
+        return tables_of(*arguments).roll(1, dims=0)
+
+    monkeypatch.setattr(paged, "_block_tables", shuffled)
+    ours, eager = pair(AutoModelForCausalLM, MODELS[name])
+    assert tokens_of(ours, PAGED_NAME) != tokens_of(eager, "paged|eager")
+
+
+class Layer(nn.Module):
+    layer_idx = 0
+    is_causal = False  # as some layers say that are causal by their mask
+
+
+class LaterCache:
+    """The contract of 5.23: `update` takes the keywords, leaves in them what concerns the layer, and gives
+    back the keys of all requests."""
+
+    def __init__(self, past: list[int], heads: int, head_dim: int) -> None:
+        self.past = [torch.randn(2, n, heads, head_dim, device=DEVICE) for n in past]
+        self.calls: list[int] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        self.calls.append(layer_idx)
+        for name in ("cu_seq_lens_k", "max_length_k"):
+            kwargs[name] = kwargs[name]["sliding_attention"]
+        new = torch.stack((key_states[0], value_states[0])).transpose(1, 2)
+        begins = kwargs["cu_seq_lens_q"].tolist()
+        pieces = []
+        for past, begin, end in zip(self.past, begins, begins[1:], strict=False):
+            pieces += [past, new[:, begin:end]]
+        key, value = torch.cat(pieces, dim=1).transpose(1, 2).unbind()
+        return key[None], value[None]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("past", "new"), [([5, 0, 11], [1, 9, 3]), ([5, 2, 11], [1, 1, 1]), ([0], [12])])
+def test_later_contract(past: list[int], new: list[int], window: int | None) -> None:
+    torch.manual_seed(0)
+    cache = LaterCache(past, heads=2, head_dim=16)
+    query, key, value = (torch.randn(1, heads, sum(new), 16, device=DEVICE) for heads in (4, 2, 2))
+    lens = [p + n for p, n in zip(past, new, strict=True)]
+    batch = {
+        "cu_seq_lens_q": cumulative(new),
+        "cu_seq_lens_k": {"sliding_attention": cumulative(lens)},
+        "max_length_q": max(new),
+        "max_length_k": {"sliding_attention": max(lens)},
+    }
+    of_new = torch.ones(1, 1, sum(new), sum(new), dtype=torch.bool, device=DEVICE).tril()
+    out, _ = attend(
+        Layer(), query, key, value, of_new, scaling=0.3, sliding_window=window, cache=cache, **batch
+    )
+    assert out.shape == (1, sum(new), 4, 16) and cache.calls == [0]
+    begin = 0
+    for rows, kept in zip(new, cache.past, strict=True):
+        at = slice(begin, begin + rows)
+        keys, values = (
+            torch.cat((old.transpose(0, 1), given[0, :, at]), dim=1)
+            for old, given in zip(kept.unbind(), (key, value), strict=True)
+        )
+        wanted = torch_fattn.reference.prefill(
+            query[:, :, at],
+            keys[None],
+            values[None],
+            is_causal=True,
+            scale=0.3,
+            window_left=-1 if window is None else window - 1,
+        )
+        wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+        assert (out[0, at].transpose(0, 1).cpu() - wanted[0].cpu()).abs().max() < 1e-5
+        begin += rows
+
+
+class EarlierCache:
+    """The contract of 5.17, as far as a refusal looks."""
+
+    sliding_windows = {0: 1}
+
+    def update(self, read_index: Any, write_index: Any) -> None: ...
+
+
+def cumulative(lens: list[int]) -> Tensor:
+    return torch.tensor([0, *lens], device=DEVICE).cumsum(0).to(torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"cache": None}, "no cache of continuous batching"),
+        ({"block_table": torch.zeros(1)}, "a block table"),
+        ({"attention_mask": torch.zeros(1), "cache": EarlierCache()}, "a mask came with"),
+        ({"sliding_window": 1, "cache": EarlierCache()}, "a sliding window of 1"),
+        ({"sliding_window": 1}, None),
+        ({"position_bias": torch.zeros(1)}, "position_bias"),
+        ({}, None),
+    ],
+)
+def test_refusals(change: dict[str, Any], sentence: str | None) -> None:
+    tensor = torch.randn(1, 2, 3, 16, device=DEVICE)
+    lens = cumulative([3])
+    arguments = {
+        "attention_mask": None,
+        "cache": LaterCache([0], 2, 16),
+        "cu_seq_lens_q": lens,
+        "cu_seq_lens_k": {"sliding_attention": lens},
+        "max_length_q": 3,
+        "max_length_k": {"sliding_attention": 3},
+        **change,
+    }
+    if sentence is None:
+        assert attend_paged(Layer(), tensor, tensor, tensor, **arguments)[0].shape == (1, 3, 2, 16)
+        return
+    with pytest.raises(NotImplementedError, match=f"{sentence}.*; (use attn_implementation=|call generate)"):
+        attend_paged(Layer(), tensor, tensor, tensor, **arguments)

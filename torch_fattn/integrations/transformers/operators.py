@@ -1,0 +1,55 @@
+"""Which operator computes what a layer asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._ops import MAX_DECODE_ROWS
+from . import slices
+
+
+def compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    seq_lens: Tensor | None,
+    *,
+    causal: bool,
+    **options: Any,
+) -> Tensor:
+    """Query, key and value `[B, H, L, ..]`; out `[B, Hq, Lq, Dv]`. A causal mask is `[B, 1, 1, Lk]`; seq_lens
+    is about a causal query, which has a mask besides only if decode takes it whole."""
+    q_len = query.shape[2]
+    # A single row sees every key whether or not it is causal.
+    if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
+        out, _lse = torch.ops.fattn.decode(query, key, value, seq_lens, attn_mask=mask, **options)
+    elif slices.needs_slices(query, value):
+        if causal:
+            return slices.prefill_causal(query, key, value, seq_lens, mask, **options)
+        return slices.prefill_whole(query, key, value, mask, **options)
+    elif seq_lens is not None:
+        return _prefill_of_cache(query, key, value, seq_lens, **options)
+    else:
+        out, _lse = torch.ops.fattn.prefill(query, key, value, mask, is_causal=causal, **options)
+    return out
+
+
+def _prefill_of_cache(query: Tensor, key: Tensor, value: Tensor, seq_lens: Tensor, **options: Any) -> Tensor:
+    """Many rows over a cache whose filled length only the device knows: a pool of one block per sequence."""
+    batch, _heads, q_len, _dim = query.shape
+    numbers = torch.arange(batch + 1, dtype=torch.int32, device=query.device)
+    out, _lse = torch.ops.fattn.paged_prefill(
+        query.transpose(1, 2).flatten(0, 1),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        numbers[:-1, None],
+        seq_lens,
+        numbers * q_len,
+        q_len,
+        **options,
+    )
+    return out.unflatten(0, (batch, q_len)).transpose(1, 2)

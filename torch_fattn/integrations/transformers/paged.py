@@ -1,0 +1,185 @@
+"""Continuous batching: attention over the cache of `generate_batch`, as `attn_implementation="paged|fattn"`.
+
+The query holds the new tokens of many requests one after the other, and the keys lie in transformers' own
+cache. Its `read_index`, the slots of every key of every request, is all that a block table needs, so the
+operators read the cache where it is and nothing is gathered. Only new tokens of a sliding layer that come
+several at once must be gathered: they overwrite slots that the first of them still sees.
+
+Two contracts are told apart by what the cache's `update` takes: the indices of this call (transformers 5.17),
+or the keywords as they are, from which it then picks what concerns the layer (5.23). There the model also
+asks for a mask of the new tokens alone, as it does without a cache; the lengths say what it says and more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from . import slices
+from .refusals import refusal_of_operator, refuse, refuse_keywords, refuse_training
+from .support import USE_PAGED_EAGER
+
+_OF_THE_BATCH = frozenset(
+    {
+        "block_table",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "logits_indices",
+        "logits_processor_args",
+        "max_length_k",
+        "max_length_q",
+        "max_seqlen_k",
+        "max_seqlen_q",
+        "read_index",
+        "write_index",
+    }
+)
+# The block tables of a batch serve all layers of a group; they live as long as its write index.
+_tables_of: Any = WeakTensorKeyDictionary()
+
+
+class _Keys(NamedTuple):
+    """The first arguments of the paged operators, after the query."""
+
+    key_cache: Tensor  # [blocks, block_size, Hkv, D]
+    value_cache: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+
+
+def attend_paged(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    cache: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """query `[1,Hq,T,D]`, key and value `[1,Hkv,T,..]` of the new tokens, which are written to `cache`.
+    Returns `([1,T,Hq,Dv], None)`. Rows are causal whatever `is_causal` says."""
+    refuse_training(module, query, key, value, dropout=dropout)
+    if cache is None:
+        refuse(module, "there is no cache of continuous batching", 'use attn_implementation="fattn"')
+    if kwargs.get("block_table") is not None:
+        refuse(module, "a block table of transformers' own is not built", USE_PAGED_EAGER)
+    refuse_keywords(module, None, {name: kwargs[name] for name in kwargs.keys() - _OF_THE_BATCH})
+
+    cu_seqlens_q: Tensor = kwargs["cu_seq_lens_q"]
+    max_seqlen_q = int(_either(kwargs, "max_seqlen_q", "max_length_q"))
+    if "read_index" in inspect.signature(cache.update).parameters:
+        if attention_mask is not None:
+            refuse(module, "a mask came with continuous batching", USE_PAGED_EAGER)
+        window = cache.sliding_windows[module.layer_idx]  # 1 where there is none
+        if window == sliding_window == 1:
+            refuse(module, "a sliding window of 1 is none to this cache", "call generate, not generate_batch")
+        sliding_window = None if window == 1 else window
+        keys = _write_and_locate(cache, module.layer_idx, key, value, sliding_window, max_seqlen_q, kwargs)
+    else:
+        key, value = cache.update(
+            key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
+        )
+        max_seqlen_k = int(_either(kwargs, "max_seqlen_k", "max_length_k"))
+        ends = kwargs["cu_seq_lens_k"]
+        keys = _in_order(key[0].transpose(0, 1), value[0].transpose(0, 1), ends, max_seqlen_k)
+
+    rows = query[0].transpose(0, 1)
+    options: dict[str, Any] = {
+        "scale": scaling,
+        "softcap": softcap or 0.0,
+        "sinks": s_aux,
+        "window_left": -1 if sliding_window is None else sliding_window - 1,
+    }
+    try:
+        if max_seqlen_q == 1 and rows.shape[0] == keys.seq_lens.shape[0]:
+            out, _lse = torch.ops.fattn.paged_decode(rows[:, :, None], *keys, **options)
+            out = out[:, :, 0]
+        elif slices.needs_slices(rows, keys.value_cache):
+            out = slices.paged_prefill(rows, *keys, cu_seqlens_q, **options)
+        else:
+            out, _lse = torch.ops.fattn.paged_prefill(rows, *keys, cu_seqlens_q, max_seqlen_q, **options)
+    except (NotImplementedError, TypeError, ValueError) as refusal:
+        raise refusal_of_operator(module, refusal, USE_PAGED_EAGER) from refusal
+    return out[None], None
+
+
+def _write_and_locate(
+    cache: Any,
+    layer: Any,
+    key: Tensor,
+    value: Tensor,
+    window: int | None,
+    max_seqlen_q: int,
+    kwargs: dict[str, Any],
+) -> _Keys:
+    """What `PagedAttentionCache.update` of transformers 5.17 does, less the copy of all keys."""
+    kind = "full_attention" if window is None else "sliding_attention"
+    ends: Tensor = _of_kind(kwargs["cu_seq_lens_k"], kind)
+    max_seqlen_k = int(_of_kind(kwargs["max_seqlen_k"], kind))
+    group, layer_of_group = cache.layer_index_to_group_indices[layer]
+    read_index, write_index = kwargs["read_index"][group], kwargs["write_index"][group]
+    nothing_cached = read_index.numel() == 0
+    if nothing_cached or (window is not None and max_seqlen_q > 1):
+        key, value = cache.update(
+            key_states=key,
+            value_states=value,
+            layer_idx=layer,
+            read_index=kwargs["read_index"],
+            write_index=kwargs["write_index"],
+        )
+        return _in_order(key, value, ends, max_seqlen_k)
+
+    pools = cache.key_cache[layer_of_group], cache.value_cache[layer_of_group]
+    for pool, new in zip(pools, (key, value), strict=True):
+        pool.index_copy_(0, write_index, new[0].transpose(0, 1))
+    block_size = cache.block_size if window is None else 1
+    located = _tables_of.get(write_index)
+    if located is None:
+        seq_lens = ends.diff()
+        newest = None if window is None else write_index
+        tables = _block_tables(read_index, newest, ends, seq_lens, max_seqlen_k, block_size)
+        located = _tables_of[write_index] = tables, seq_lens
+    key_cache, value_cache = (pool.unflatten(0, (-1, block_size)) for pool in pools)
+    return _Keys(key_cache, value_cache, *located)
+
+
+def _block_tables(
+    read_index: Tensor,
+    newest: Tensor | None,
+    ends: Tensor,
+    seq_lens: Tensor,
+    max_seqlen_k: int,
+    block_size: int,
+) -> Tensor:
+    """From the slots of all keys. Those of a full layer follow each other within a block; those of a sliding
+    layer go round, and the newest key of each request has none but in the write index."""
+    firsts = torch.arange(0, max_seqlen_k, block_size, device=read_index.device)
+    at = (ends[:-1, None] + firsts).clamp_(max=read_index.shape[0] - 1)
+    slots = read_index[at]
+    if newest is not None:
+        slots = torch.where(firsts == seq_lens[:, None] - 1, newest[:, None], slots)
+    return (slots // block_size).to(torch.int32)
+
+
+def _in_order(key: Tensor, value: Tensor, ends: Tensor, max_seqlen_k: int) -> _Keys:
+    """`[keys, Hkv, D]`, those of one request after those of another, as a pool of blocks of one key."""
+    keys = torch.arange(max_seqlen_k, dtype=torch.int32, device=key.device)
+    return _Keys(key[:, None], value[:, None], ends[:-1, None] + keys, ends.diff())
+
+
+def _of_kind(of_all: Any, kind: str) -> Any:
+    return of_all[kind] if isinstance(of_all, dict) else of_all
+
+
+def _either(kwargs: dict[str, Any], name: str, later_name: str) -> Any:
+    return kwargs[name] if name in kwargs else kwargs[later_name]

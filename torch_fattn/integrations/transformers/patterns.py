@@ -1,0 +1,82 @@
+"""What the mask function tells the attention function of a causal layer, in one small tensor.
+
+A mask passes through code of the models that knows tensors only, so the pattern is written as one: int32,
+which no other mask is, and 4D, which transformers takes for a mask that is ready. Numbers that the host knows
+are sizes of expanded dimensions; what only the device knows is in the elements:
+
+    `[B, window, 1, 1]`       how many keys are filled
+    `[B, window, 1, 1 + Lk]`  the same and the padding, of up to MAX_DECODE_ROWS rows
+    `[B, window, 1, filled]`  the padding of the keys that are filled, of more rows
+
+The padding is the bits of an additive float32 mask, so that reading it costs no kernel. A window of Lk keys
+or more is none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._ops import MAX_DECODE_ROWS
+
+
+class CausalPattern(NamedTuple):
+    window_left: int  # as the operators take it
+    keys: int  # how many keys to look at
+    seq_lens: Tensor | None  # int32 [B]: how many of these are filled, where the host does not know
+    padding: Tensor | None  # additive [B, 1, 1, keys]
+
+
+def write_pattern(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    filled: int | Tensor,
+    window: int,
+    padding: Tensor | None,
+    device: torch.device | str,
+) -> Tensor:
+    """`padding`: bool `[B, n]`, True = a real token; a key beyond its end is hidden."""
+    window = min(window, kv_length)
+    if q_length > MAX_DECODE_ROWS and not isinstance(filled, Tensor):
+        if padding is None:
+            elements = torch.zeros((), dtype=torch.int32, device=device).expand(batch_size, filled)
+        else:
+            elements = _bits(padding, filled)
+    else:
+        if isinstance(filled, Tensor):
+            lengths = filled.to(torch.int32).expand(batch_size, 1)
+        else:
+            lengths = torch.full((batch_size, 1), filled, dtype=torch.int32, device=device)
+        parts = [lengths] if padding is None else [lengths, _bits(padding, kv_length)]
+        elements = torch.cat(parts, dim=-1)
+    return elements[:, None, None, :].expand(-1, window, -1, -1)
+
+
+def is_pattern(mask: Tensor) -> bool:
+    return mask.dtype is torch.int32 and mask.ndim == 4
+
+
+def read_pattern(mask: Tensor, q_length: int, kv_length: int) -> CausalPattern | None:
+    """None if the mask has not the size of a pattern for these lengths."""
+    _batch, window, rows, elements = mask.shape
+    if rows != 1 or window > kv_length:
+        return None
+    window_left = window - 1 if window < kv_length else -1
+    if q_length > MAX_DECODE_ROWS and elements > 1:
+        if not q_length <= elements <= kv_length:
+            return None
+        padding = None if mask.stride(-1) == 0 else mask[:, :1].view(torch.float32)
+        return CausalPattern(window_left, elements, None, padding)
+    if elements not in (1, 1 + kv_length):
+        return None
+    padding = None if elements == 1 else mask[:, :1, :, 1:].view(torch.float32)
+    return CausalPattern(window_left, kv_length, mask[:, 0, 0, 0], padding)
+
+
+def _bits(padding: Tensor, keys: int) -> Tensor:
+    padding = torch.nn.functional.pad(padding, (0, keys - padding.shape[-1]))
+    hidden = torch.zeros_like(padding, dtype=torch.float32).masked_fill_(~padding, -torch.inf)
+    return hidden.view(torch.int32)
