@@ -31,6 +31,7 @@ class Call:
     window_left: int = -1
     sinks: bool = False  # a learned sink logit per head
     kv_format: str = ""  # of a quantised cache
+    lengths: tuple[int, ...] = ()  # of a decode: keys of each sequence, where they are not all kv_len
     model: str = ""
 
     @property
@@ -67,6 +68,8 @@ class Call:
             chosen["block_size"] = self.block_size
         if self.kv_format:
             chosen["kv_format"] = self.kv_format
+        if self.lengths:
+            chosen["seq_lens"] = list(self.lengths)
         return chosen
 
     @property
@@ -74,8 +77,7 @@ class Call:
         """What the call needs beyond plain attention, in words."""
         words = [f"a window of {self.window_left + 1} keys"] if self.window_left >= 0 else []
         words += ["attention sinks"] if self.sinks else []
-        words += [f"a cache of {self.kv_format}"] if self.kv_format else []
-        return words + (["a paged cache"] if self.block_size else [])
+        return words + self._case.features
 
     def keywords(self, operands: dict[str, Tensor]) -> dict[str, Any]:
         """Options of the op as torch_fattn takes them."""
@@ -92,11 +94,18 @@ class Call:
         return keywords
 
     def case(self) -> Case:
-        """The same as the peers' adapters take it. They know no options."""
+        """The same as the adapters of bench/peers take it. They know no windows and no sinks."""
+        if self.window_left >= 0 or self.sinks:
+            raise NotImplementedError(f"the adapters do not take {' and '.join(self.features)}")
+        return self._case
+
+    @property
+    def _case(self) -> Case:
         from .peers.case import Case
 
         shape = (self.batch, self.q_heads, self.kv_heads, self.head_dim, self.q_len, self.kv_len)
-        return Case(self.op, *shape, self.causal, self.dtype)
+        options = (self.causal, self.dtype, self.block_size, self.kv_format, self.lengths)
+        return Case(self.op, *shape, *options)
 
     def __str__(self) -> str:
         parts = [f"B{self.batch}", f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"]
@@ -106,6 +115,9 @@ class Call:
         parts += ["sinks"] if self.sinks else []
         parts += [f"pages of {self.block_size}"] if self.block_size else []
         parts += [self.kv_format] if self.kv_format else []
+        if self.lengths:
+            counted = [(length, self.lengths.count(length)) for length in dict.fromkeys(self.lengths)]
+            parts.append("of " + ", ".join(f"{count} x {length}" for length, count in counted))
         return " ".join(parts)
 
     def visible_keys(self, row: int) -> tuple[int, int]:
@@ -131,7 +143,8 @@ class Call:
         """Device memory that must move: each needed K and V row once per key-value head, query, output."""
         first = self.visible_keys(0)[0]
         end = self.visible_keys(self.q_len - 1)[1]
-        cache = 2 * self.batch * self.kv_heads * (end - first) * self.head_dim
+        keys = sum(self.lengths) or self.batch * (end - first)
+        cache = 2 * keys * self.kv_heads * self.head_dim
         rows = 2 * self.batch * self.q_heads * self.q_len * self.head_dim
         return cache * self.cache_bits // 8 + rows * self.element_bytes
 
@@ -179,7 +192,10 @@ class Call:
             extra["sinks"] = normal(self.q_heads)
         if self.op != "paged_decode":
             cache = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
-            return {"query": query, "key": stored("key", *cache), "value": stored("value", *cache), **extra}
+            found = {"query": query, "key": stored("key", *cache), "value": stored("value", *cache)}
+            if self.lengths:
+                found["seq_lens"] = torch.tensor(self.lengths, dtype=torch.int32, device=device)
+            return {**found, **extra}
         blocks = -(-self.kv_len // self.block_size)
         pool = (self.batch * blocks, self.block_size, self.kv_heads, self.head_dim)
         order = torch.randperm(self.batch * blocks, generator=generator)
@@ -232,6 +248,22 @@ def _standard() -> list[Call]:
     return calls
 
 
+def _decode() -> list[Call]:
+    """What a decode has to be fast at: short and long caches, groups, head sizes, pages, a quantised cache,
+    and one long sequence among short ones."""
+    step = Call("decode", 32, 8, 128, 1, 131072, model="32/8")
+    long, short = 65536, 512
+    return [
+        *_decodes(step, 256, 1024, 4096, 32768, 131072),
+        *_decodes(step, 8192, batches=(16,)),
+        replace(step, op="paged_decode", block_size=16),
+        *(replace(step, kv_heads=32 // group, model=f"group of {group}") for group in (1, 8, 16)),
+        *(replace(step, head_dim=head_dim) for head_dim in (64, 96, 256)),
+        replace(step, kv_format="int8"),
+        replace(step, batch=16, kv_len=long, lengths=(long, *[short] * 15), model="uneven"),
+    ]
+
+
 def _with(calls: list[Call], **changes: Any) -> list[Call]:
     return [replace(call, **changes) for call in calls]
 
@@ -241,6 +273,7 @@ GPT_OSS = _model("GPT-OSS-20B", 64, 8, 64, (4096, 32768), (2048,))
 
 SHAPES: dict[str, list[Call]] = {
     "standard": _standard(),
+    "decode": _decode(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
     "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
     # Five of six layers see a window of 1,024 keys.

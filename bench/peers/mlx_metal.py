@@ -44,6 +44,7 @@ def launch(case: Case) -> Launch | None:
             f"{IMPL}: the kernels of MLX {version()} are not launched as those of {VERSION}, which this "
             f"adapter knows; install mlx-metal=={VERSION}, or name its wheel in MLX_METAL_WHEEL"
         )
+    case.refuse_features(IMPL)
     if case.q_len > 8:
         return _full(case) if case.head_dim in _FULL_DIMS else None
     if case.head_dim not in _VECTOR_DIMS or case.q_len * case.group_size > 32:
