@@ -1,6 +1,6 @@
 """What decode is held to on an NVIDIA GPU, and how far a record of the bench is from it:
 
-python -m torch_fattn bench --backend cuda --shapes standard decode --json results.json
+python -m bench --backend cuda --shapes standard decode --json results.json
 python -m bench.aims results.json       # exit 1 if an aim is missed
 """
 

@@ -17,11 +17,7 @@ from . import buffers
 from .calls import Call
 
 if TYPE_CHECKING:
-    from softmetal.cuda.compile import Pipeline
-
     from .peers.case import Launch
-
-_FUNCTION_CONSTANT = re.compile(r"(\w+)\s*\[\[\s*function_constant\(\s*(\d+(?:\s*\+\s*\d+)*)\s*\)\s*\]\]")
 
 # The operands whose traffic a call cannot avoid; "partial" is what one dispatch leaves to the next, and the
 # rest (lse, lengths, block tables) is "other".
@@ -196,7 +192,7 @@ def run_on_harness(
             include=pipeline.include,
             only=pipeline.kernel,
         )
-        index_of = _constant_indices(pipeline) if pipeline.constants else {}
+        index_of = library.function_constants() if pipeline.constants else {}
         constants = {index_of[name]: value for name, value in pipeline.constants.items()}
         arguments = step.arguments
         bound = [arguments.get(slot) for slot in range(max(arguments) + 1)]
@@ -222,16 +218,6 @@ def _role(buffer: str) -> str:
     if buffer in ("seq_lens", "block_tables", "mask"):
         return "other"
     return _ROLE_OF_BINDING.get(buffer, "partial")
-
-
-def _constant_indices(pipeline: Pipeline) -> dict[str, int]:
-    """Function constants are named in a Pipeline and numbered in a Metal library."""
-    from softmetal.msl.preprocess import preprocess
-
-    macros = [f"{name}={value}" for name, value in pipeline.macros.items()]
-    text = preprocess(pipeline.source, pipeline.name, macros, list(pipeline.include))
-    found = _FUNCTION_CONSTANT.findall(text)
-    return {name: sum(int(term) for term in index.split("+")) for name, index in found}
 
 
 def count_peer(peer: ModuleType, call: Call) -> tuple[Counts, float, str]:

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("softmetal")
 
-from bench import counting
+from bench import buffers, counting, gpu_build, gpu_run
 from bench.arguments import WrongArgumentError
 from bench.calls import Call
-from bench.peers import known, llama_metal, mlx_metal, torch_metal
+from bench.peers import fattn, known, llama_metal, mlx_metal, torch_metal
 from bench.peers.case import Case, NotTakenError
 
 from .conftest import needs_emulator
@@ -104,7 +104,8 @@ def test_another_llama_is_refused(version: str, monkeypatch: pytest.MonkeyPatch)
     case = Case("prefill", 1, 2, 1, 64, 64, 64)  # not the vector kernel's: nothing is read from the sources
     monkeypatch.setattr(llama_metal, "folder", lambda: object())
     monkeypatch.setattr(llama_metal, "version", lambda: llama_metal.VERSION)
-    assert llama_metal.launch(case) is None
+    with pytest.raises(NotTakenError, match="fewer than 20 query rows"):
+        llama_metal.launch(case)
     monkeypatch.setattr(llama_metal, "version", lambda: version)
     with pytest.raises(NotImplementedError, match=rf"llama-cpp-python {version}.*llama-cpp-python==0\.3\.36"):
         llama_metal.launch(case)
@@ -120,6 +121,23 @@ def test_an_archive_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
         monkeypatch.setenv("LLAMA_CPP_SDIST", wrong)
         with pytest.raises(WrongArgumentError, match=f"{reason}; name the archive llama_cpp_python-0.3.36"):
             llama_metal.folder.__wrapped__()
+
+
+SMALL = [case for case in gpu_build.CORRECTNESS if case.op != "prefill"]
+
+
+@needs_emulator
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_our_plans_run_over_the_same_buffers(case: Case) -> None:
+    """Every option that the NVIDIA bench checks, by the names that the plan binds."""
+    try:
+        launch = fattn.launch(case, cores=8)
+    except NotImplementedError as refusal:
+        pytest.skip(str(refusal))
+    description = {**vars(case), "scale": case.scale}
+    made = buffers.make(description, (), launch.scratch, "cpu", seed=1)
+    counting.run_on_harness(launch, made, count_bytes=False)
+    assert buffers.errors(description, made, False, "cpu")[1] < gpu_run.TOLERANCE[case.dtype]
 
 
 FEATURES = {
@@ -141,6 +159,15 @@ def test_what_a_peer_does_not_take_is_a_sentence(peer: ModuleType) -> None:
         else:
             with pytest.raises(NotTakenError, match=f"{peer.IMPL} has no kernel for {feature}"):
                 known.launch(peer, case)
+
+
+def test_the_build_names_who_does_not_take_a_case() -> None:
+    found, refused = gpu_build.launches(FEATURES["a paged cache"], cores=132)
+    assert [launch.impl for launch in found] == ["fattn"]
+    assert refused.keys() == {peer.IMPL for peer in known.PEERS}
+    assert refused["torch-metal"] == "torch-metal has no kernel for a paged cache"
+    found, refused = gpu_build.launches(Case("decode", 1, 8, 2, 128, 1, 512), cores=132)
+    assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.14.0", "2.15.0+cpu", "3.0"])

@@ -60,7 +60,7 @@ def launch(case: Case) -> Launch | None:
     if case.dtype == "float32":
         raise NotTakenError(f"{IMPL} rounds queries to float16, also for a float32 cache")
     if case.q_len >= _VECTOR_ROWS:
-        return None
+        raise NotTakenError(f"{IMPL} is run for fewer than {_VECTOR_ROWS} query rows only")
     element = _TYPES[case.kv_format or case.dtype]
     chosen = [tile(element, case.head_dim, case.q_len, case.kv_len, family) for family in _FAMILIES]
     found = [one for tile in dict.fromkeys(chosen) if (one := _Vector(case, element, tile).launch())]
