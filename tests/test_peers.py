@@ -42,6 +42,29 @@ def test_mlx_shares_keys_in_long_caches_for_one_row(q_len: int, kv_len: int, sha
 
 @needs_emulator
 @pytest.mark.parametrize(
+    ("group", "kv_len", "notes"),
+    [
+        (4, 256, ["1 pass"]),
+        (1, 8192, ["2 passes, 128 splits", "2 passes, 64 splits", "1 pass"]),
+        (4, 4096, ["2 passes, 128 splits", "2 passes, 64 splits"]),
+        (8, 65536, ["2 passes, 1024 splits", "2 passes, 512 splits", "2 passes, 64 splits"]),
+    ],
+)
+def test_mlx_is_run_as_on_every_class_of_chip(group: int, kv_len: int, notes: list[str]) -> None:
+    if mlx_metal.include_folder() is None:
+        pytest.skip("mlx-metal is not installed, and MLX_METAL_WHEEL names no wheel of it")
+    launch = known.launch(mlx_metal, Case("decode", 1, 2 * group, 2, 64, 1, kv_len))
+    plans = [launch, *launch.alternatives]
+    assert [plan.note for plan in plans] == notes
+    for plan in plans:  # over the same buffers
+        assert plan.scratch == launch.scratch
+        for step in plan.passes:
+            named = {name for name in step.arguments.values() if isinstance(name, str)}
+            assert named <= {"query", "key", "value", "out", *plan.scratch}
+
+
+@needs_emulator
+@pytest.mark.parametrize(
     ("group", "head_dim", "reads"), [(8, 64, 1), (8, 128, 2), (12, 128, 3), (16, 128, 8)]
 )
 def test_mlx_reads_keys_so_often(group: int, head_dim: int, reads: int) -> None:
