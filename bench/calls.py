@@ -143,7 +143,7 @@ class Call:
         """Device memory that must move: each needed K and V row once per key-value head, query, output."""
         first = self.visible_keys(0)[0]
         end = self.visible_keys(self.q_len - 1)[1]
-        keys = sum(self.lengths) or self.batch * (end - first)
+        keys = sum(self.lengths) if self.lengths else self.batch * (end - first)
         cache = 2 * keys * self.kv_heads * self.head_dim
         rows = 2 * self.batch * self.q_heads * self.q_len * self.head_dim
         return cache * self.cache_bits // 8 + rows * self.element_bytes
@@ -177,12 +177,16 @@ class Call:
         extra: dict[str, Tensor] = {}
 
         def stored(name: str, *shape: int) -> Tensor:
-            rows = normal(*shape)
             if not self.kv_format:
-                return rows
+                return normal(*shape)
             from torch_fattn.reference import quantise
 
-            elements, scales = quantise(rows, self.kv_format)
+            if torch.device(device).type == "meta":  # as one row is stored
+                row, scales = quantise(torch.zeros(1, shape[-1]), self.kv_format)
+                assert scales is not None
+                extra[f"{name}_scales"] = scales.new_empty(shape[:-1] + scales.shape[1:], device=device)
+                return row.new_empty(*shape[:-1], row.shape[-1], device=device)
+            elements, scales = quantise(normal(*shape), self.kv_format)
             assert scales is not None
             extra[f"{name}_scales"] = scales.to(device)
             return elements.to(device)

@@ -62,7 +62,7 @@ class Case:
     @property
     def keys(self) -> int:
         """Of all sequences."""
-        return sum(self.lengths) or self.batch * self.kv_len
+        return sum(self.lengths) if self.lengths else self.batch * self.kv_len
 
     @property
     def key_bytes(self) -> int:
