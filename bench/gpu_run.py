@@ -251,6 +251,8 @@ def main(argv: Sequence[str]) -> int:
                 f"  {one['ms_median']:9.4f} ms ({one['ms_min']:.4f} - {one['ms_max']:.4f})"
                 f"  {one['rate']:8.1f} {one['rate_unit']:7} {100 * one['ceiling_fraction']:5.1f} %"
             )
+            if row["case"]["lengths"]:
+                line += f"  {1 / one['ceiling_fraction']:.2f} of the time of its bytes"
         print(line, flush=True)
         del buffers
     for row in refused:
