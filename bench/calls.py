@@ -32,6 +32,7 @@ class Call:
     sinks: bool = False  # a learned sink logit per head
     kv_format: str = ""  # of a quantised cache
     latent_dim: int = 0  # decode: the value is the first columns of the key (multi-head latent attention)
+    lengths: tuple[int, ...] = ()  # of a decode: keys of each sequence, where they are not all kv_len
     model: str = ""
 
     @property
@@ -74,6 +75,8 @@ class Call:
             chosen["block_size"] = self.block_size
         if self.kv_format:
             chosen["kv_format"] = self.kv_format
+        if self.lengths:
+            chosen["seq_lens"] = list(self.lengths)
         return chosen
 
     @property
@@ -81,9 +84,8 @@ class Call:
         """What the call needs beyond plain attention, in words."""
         words = [f"a window of {self.window_left + 1} keys"] if self.window_left >= 0 else []
         words += ["attention sinks"] if self.sinks else []
-        words += [f"a cache of {self.kv_format}"] if self.kv_format else []
         words += ["values that are columns of the keys"] if self.latent_dim else []
-        return words + (["a paged cache"] if self.block_size else [])
+        return words + self._case.features
 
     def keywords(self, operands: dict[str, Tensor]) -> dict[str, Any]:
         """Options of the op as torch_fattn takes them."""
@@ -100,11 +102,18 @@ class Call:
         return keywords
 
     def case(self) -> Case:
-        """The same as the peers' adapters take it. They know no options."""
+        """The same as the adapters of bench/peers take it. They know no windows and no sinks."""
+        if self.window_left >= 0 or self.sinks:
+            raise NotImplementedError(f"the adapters do not take {' and '.join(self.features)}")
+        return self._case
+
+    @property
+    def _case(self) -> Case:
         from .peers.case import Case
 
         shape = (self.batch, self.q_heads, self.kv_heads, self.head_dim, self.q_len, self.kv_len)
-        return Case(self.op, *shape, self.causal, self.dtype)
+        options = (self.causal, self.dtype, self.block_size, self.kv_format, self.lengths)
+        return Case(self.op, *shape, *options)
 
     def __str__(self) -> str:
         parts = [f"B{self.batch}", f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"]
@@ -115,6 +124,9 @@ class Call:
         parts += [f"MLA {self.latent_dim}"] if self.latent_dim else []
         parts += [f"pages of {self.block_size}"] if self.block_size else []
         parts += [self.kv_format] if self.kv_format else []
+        if self.lengths:
+            counted = [(length, self.lengths.count(length)) for length in dict.fromkeys(self.lengths)]
+            parts.append("of " + ", ".join(f"{count} x {length}" for length, count in counted))
         return " ".join(parts)
 
     def visible_keys(self, row: int) -> tuple[int, int]:
@@ -141,9 +153,9 @@ class Call:
         """Device memory that must move: each needed K and V row once per key-value head, query, output."""
         first = self.visible_keys(0)[0]
         end = self.visible_keys(self.q_len - 1)[1]
+        keys = sum(self.lengths) if self.lengths else self.batch * (end - first)
         key_and_value = self.head_dim if self.latent_dim else 2 * self.head_dim
-        cache = self.batch * self.kv_heads * (end - first) * key_and_value
-        return cache * self.cache_bits // 8 + self.row_bytes
+        return keys * self.kv_heads * key_and_value * self.cache_bits // 8 + self.row_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -180,12 +192,16 @@ class Call:
         extra: dict[str, Tensor] = {}
 
         def stored(name: str, *shape: int) -> Tensor:
-            rows = normal(*shape)
             if not self.kv_format:
-                return rows
+                return normal(*shape)
             from torch_fattn.reference import quantise
 
-            elements, scales = quantise(rows, self.kv_format)
+            if torch.device(device).type == "meta":  # as one row is stored
+                row, scales = quantise(torch.zeros(1, shape[-1]), self.kv_format)
+                assert scales is not None
+                extra[f"{name}_scales"] = scales.new_empty(shape[:-1] + scales.shape[1:], device=device)
+                return row.new_empty(*shape[:-1], row.shape[-1], device=device)
+            elements, scales = quantise(normal(*shape), self.kv_format)
             assert scales is not None
             extra[f"{name}_scales"] = scales.to(device)
             return elements.to(device)
@@ -197,7 +213,10 @@ class Call:
             cache = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
             key = stored("key", *cache)
             value = key[..., : self.latent_dim] if self.latent_dim else stored("value", *cache)
-            return {"query": query, "key": key, "value": value, **extra}
+            found = {"query": query, "key": key, "value": value}
+            if self.lengths:
+                found["seq_lens"] = torch.tensor(self.lengths, dtype=torch.int32, device=device)
+            return {**found, **extra}
         blocks = -(-self.kv_len // self.block_size)
         pool = (self.batch * blocks, self.block_size, self.kv_heads, self.head_dim)
         order = torch.randperm(self.batch * blocks, generator=generator)
@@ -251,6 +270,22 @@ def _standard() -> list[Call]:
     return calls
 
 
+def _decode() -> list[Call]:
+    """What a decode has to be fast at: short and long caches, groups, head sizes, pages, a quantised cache,
+    and one long sequence among short ones."""
+    step = Call("decode", 32, 8, 128, 1, 131072, model="32/8")
+    long, short = 65536, 512
+    return [
+        *_decodes(step, 256, 1024, 4096, 32768, 131072),
+        *_decodes(step, 8192, batches=(16,)),
+        replace(step, op="paged_decode", block_size=16),
+        *(replace(step, kv_heads=32 // group, model=f"group of {group}") for group in (1, 8, 16)),
+        *(replace(step, head_dim=head_dim) for head_dim in (64, 96, 256)),
+        replace(step, kv_format="int8"),
+        replace(step, batch=16, kv_len=long, lengths=(long, *[short] * 15), model="uneven"),
+    ]
+
+
 def _with(calls: list[Call], **changes: Any) -> list[Call]:
     return [replace(call, **changes) for call in calls]
 
@@ -260,6 +295,7 @@ GPT_OSS = _model("GPT-OSS-20B", 64, 8, 64, (4096, 32768), (2048,))
 
 SHAPES: dict[str, list[Call]] = {
     "standard": _standard(),
+    "decode": _decode(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
     "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
     # Five of six layers see a window of 1,024 keys.

@@ -11,17 +11,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
+from . import buffers
 from .calls import Call
 
 if TYPE_CHECKING:
-    from softmetal.cuda.compile import Pipeline
-
     from .peers.case import Launch
-
-_FUNCTION_CONSTANT = re.compile(r"(\w+)\s*\[\[\s*function_constant\(\s*(\d+)\s*\)\s*\]\]")
 
 # The operands whose traffic a call cannot avoid; "partial" is what one dispatch leaves to the next, and the
 # rest (lse, lengths, block tables) is "other".
@@ -201,7 +197,7 @@ def run_on_harness(
             include=pipeline.include,
             only=pipeline.kernel,
         )
-        index_of = _constant_indices(pipeline) if pipeline.constants else {}
+        index_of = library.function_constants() if pipeline.constants else {}
         constants = {index_of[name]: value for name, value in pipeline.constants.items()}
         arguments = step.arguments
         bound = [arguments.get(slot) for slot in range(max(arguments) + 1)]
@@ -209,6 +205,7 @@ def run_on_harness(
             [buffers[value] if isinstance(value, str) else value for value in bound],
             step.grid,
             step.threads,
+            pipeline.threadgroup_memory,
             checks="bytes,distinct" if count_bytes else "",
         )
         roles = {slot: _role(name) for slot, name in arguments.items() if isinstance(name, str)}
@@ -216,17 +213,15 @@ def run_on_harness(
     return tuple(dispatches)
 
 
+_MADE_OF_CACHE = re.compile(r"(key|value)_q8_0")
+
+
 def _role(buffer: str) -> str:
-    return buffer if buffer in ROLES else "partial"
-
-
-def _constant_indices(pipeline: Pipeline) -> dict[str, int]:
-    """Function constants are named in a Pipeline and numbered in a Metal library."""
-    from softmetal.msl.preprocess import preprocess
-
-    macros = [f"{name}={value}" for name, value in pipeline.macros.items()]
-    text = preprocess(pipeline.source, pipeline.name, macros, list(pipeline.include))
-    return {name: int(index) for name, index in _FUNCTION_CONSTANT.findall(text)}
+    """Of the buffers of bench/buffers.py; scratch is what one dispatch leaves to the next."""
+    buffer = _MADE_OF_CACHE.sub(r"\1", buffer).removesuffix("_float32")
+    if buffer in ("seq_lens", "block_tables", "mask"):
+        return "other"
+    return _ROLE_OF_BINDING.get(buffer, "partial")
 
 
 def count_peer(peer: ModuleType, call: Call) -> tuple[Counts, float, str]:
@@ -234,24 +229,13 @@ def count_peer(peer: ModuleType, call: Call) -> tuple[Counts, float, str]:
 
     Raises NotImplementedError where the peer has no kernel of its own for the call.
     """
-    from torch_fattn import reference
+    from .peers import known
 
-    if call.features:
-        raise NotImplementedError(f"the adapter does not take {' and '.join(call.features)}")
-    launch = peer.launch(call.case())
-    if launch is None:
-        raise NotImplementedError(f"{peer.IMPL} has no fused kernel for this, or is not installed")
-    operands = call.operands("cpu")
-    buffers = dict(operands)
-    for name, size in launch.scratch.items():
-        buffers[name] = torch.full((size,), 0xFF, dtype=torch.uint8)
-    batch, heads, rows, dim = operands["query"].shape
-    order = (0, 2, 1, 3) if launch.out_rows_first else (0, 1, 2, 3)
-    buffers["out"] = torch.full((batch, heads, rows, dim), torch.nan, dtype=call.torch_dtype)
-    if launch.out_rows_first:
-        buffers["out"] = buffers["out"].transpose(1, 2).contiguous()
-    dispatches = run_on_harness(launch, buffers, count_bytes=True)
-    expected = getattr(reference, call.op)(*operands.values(), **call.keywords(operands))
-    expected = expected[0] if isinstance(expected, tuple) else expected
-    error = (buffers["out"].permute(order).double() - expected).abs().max().item()
+    case = call.case()
+    launch = known.launch(peer, case)
+    names = {value for step in launch.passes for value in step.arguments.values() if isinstance(value, str)}
+    description = {**vars(case), "scale": case.scale}
+    operands = buffers.make(description, names, launch.scratch, "cpu", seed=0)
+    dispatches = run_on_harness(launch, operands, count_bytes=True)
+    error, _ = buffers.errors(description, operands, launch.out_rows_first, "cpu")
     return Counts(call, dispatches), error, launch.note

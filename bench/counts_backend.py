@@ -26,10 +26,10 @@ class CountsBackend:
                 "--backend counts, the default where there is neither an Apple nor an NVIDIA GPU, counts on "
                 "softmetal, which is not built here; run `make build` in the checkout"
             ) from error
-        from .peers import mlx_metal, torch_metal
+        from .peers import known
 
-        mlx_metal.include_folder()  # a wrong MLX_METAL_WHEEL is found now
-        self._peers = {peer.IMPL: peer for peer in (torch_metal, mlx_metal)}
+        self._versions = known.versions()  # a wrong MLX_METAL_WHEEL or LLAMA_CPP_SDIST is found now
+        self._peers = {peer.IMPL: peer for peer in known.PEERS}
         self._counted: dict[tuple[Call, str], dict[str, Any]] = {}
 
     def machine(self) -> str:
@@ -37,10 +37,7 @@ class CountsBackend:
         return f"no GPU; softmetal ({device['name']}), planning for {device['cores']} GPU cores"
 
     def versions(self) -> dict[str, str]:
-        from .peers import mlx_metal  # its headers, which may be those of a wheel that is not installed
-
-        known = mlx_metal.include_folder() is not None
-        return common_versions() | ({"mlx-metal": mlx_metal.version()} if known else {})
+        return common_versions() | self._versions
 
     def implementations(self) -> list[str]:
         return [OURS, *self._peers]
@@ -49,6 +46,8 @@ class CountsBackend:
         return {}
 
     def measure(self, call: Call, impl: str) -> dict[str, Any]:
+        if call.lengths:
+            raise NotImplementedError("counts are taken of sequences of one length")
         if impl == OURS:
             refuse_as_planned(call)
         if not call.is_decode:

@@ -5,6 +5,7 @@ Needs torch with CUDA and that folder; torch_fattn itself need not be built ther
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ class CudaBackend:
         buffers, largest, relative = self._gpu.run_row(self._runner, row, "cuda")
         if not relative < self._gpu.TOLERANCE[call.dtype]:
             raise NotImplementedError(f"{impl} computes this wrongly: relative error {relative:.1e}")
-        times = self._gpu.time_row(self._runner, row, buffers, self._gpu.REPEATS)
+        times, note = self._gpu.time_row(self._runner, row, buffers, self._gpu.REPEATS)
         median = statistics.median(times)
         rate, unit, ceiling = rate_of(call, median)
         return {
@@ -74,28 +75,16 @@ class CudaBackend:
             "rate_unit": unit,
             "ceiling_fraction": rate / self.ceilings()[ceiling],
             "max_error": largest,
-            "note": row["note"],
+            "note": note,
         }
 
     def _find(self, call: Call, impl: str) -> dict[str, Any]:
-        if call.features:
-            raise NotImplementedError(f"the NVIDIA bench does not take {' and '.join(call.features)}")
-        wanted = {
-            name: getattr(call, name)
-            for name in (
-                "op",
-                "batch",
-                "q_heads",
-                "kv_heads",
-                "head_dim",
-                "q_len",
-                "kv_len",
-                "causal",
-                "dtype",
-            )
-        }
+        wanted = json.loads(json.dumps(vars(call.case())))
         for row in self._runner.manifest["rows"]:
             if row["impl"] == impl and wanted.items() <= row["case"].items():
                 found: dict[str, Any] = row
                 return found
+        for refusal in self._runner.manifest.get("refused", []):
+            if refusal["impl"] == impl and wanted.items() <= refusal["case"].items():
+                raise NotImplementedError(refusal["why"])
         raise NotImplementedError(f"no kernel of {impl} for this call was compiled into bench/_cuda")

@@ -1,36 +1,38 @@
 """Compiles everything that the NVIDIA bench runs into one folder that travels: cubins and manifest.json.
 
-    MLX_METAL_WHEEL=... python -m bench.gpu_build --out bench/_cuda [--cores 132]
+    MLX_METAL_WHEEL=... LLAMA_CPP_SDIST=... python -m bench.gpu_build --out bench/_cuda [--cores 132]
 
 The folder is for bench/gpu_run.py, which needs torch with CUDA and nothing of what stands here.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from softmetal.cuda.compile import Pipeline, compile_all
 
 from .arguments import Parser, WrongArgumentError, positive
-from .peers import fattn, mlx_metal, torch_metal
-from .peers.case import Case, Launch
+from .calls import SHAPES
+from .peers import fattn, known
+from .peers.case import Case, Launch, NotTakenError
 
 CEILINGS = Path(__file__).parent / "ceilings.metal"
 H200_CORES = 132
+# ptxas plans registers for as many threadgroups per multiprocessor as it likes, or for one. Neither is always
+# the faster, so every row is timed both ways, and quoted as the faster.
+GROUPS = (0, 1)
 
-DECODE = [Case("decode", batch, 32, 8, 128, 1, keys) for batch in (1, 16) for keys in (4096, 32768, 131072)]
-PREFILL = [
-    Case("prefill", 1, 32, 32, head_dim, length, length, causal)
-    for head_dim in (64, 128)
-    for length in (2048, 8192)
-    for causal in (False, True)
-]
+# Decode and prefill of the README, and what decode is held to (bench/aims.py).
+TIMED_CALLS = [*SHAPES["standard"], *SHAPES["decode"]]
+TIMED = [call.case() for call in dict.fromkeys(replace(one, model="") for one in TIMED_CALLS)]
 # Small, ragged and broadcast: what a wrong index would break.
 CORRECTNESS = [
     Case("decode", 2, 8, 2, 128, 1, 1500),
@@ -38,6 +40,10 @@ CORRECTNESS = [
     Case("decode", 1, 16, 2, 128, 1, 5000),
     Case("decode", 1, 16, 2, 64, 1, 9000, dtype="bfloat16"),
     Case("decode", 1, 8, 1, 128, 1, 600, dtype="float32"),
+    Case("decode", 1, 8, 2, 256, 1, 4100, dtype="bfloat16"),
+    Case("decode", 2, 8, 2, 96, 1, 300, lengths=(300, 41)),
+    Case("decode", 2, 8, 2, 128, 1, 2100, kv_format="int8"),
+    Case("paged_decode", 2, 8, 2, 128, 1, 700, block_size=16, lengths=(700, 123)),
     Case("prefill", 2, 4, 2, 64, 200, 200, causal=True),
     Case("prefill", 1, 4, 4, 128, 96, 333),
     Case("prefill", 1, 4, 1, 128, 300, 300, causal=True, dtype="bfloat16"),
@@ -45,9 +51,50 @@ CORRECTNESS = [
 ]
 
 
-def launches(case: Case, cores: int) -> list[Launch]:
-    found = [fattn.launch(case, cores), torch_metal.launch(case), mlx_metal.launch(case)]
-    return [launch for launch in found if launch is not None]
+def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
+    """Who runs the case and how, and why the others do not."""
+    found: list[Launch] = []
+    refused: dict[str, str] = {}
+    try:
+        found.append(fattn.launch(case, cores))
+    except NotImplementedError as refusal:
+        refused[fattn.IMPL] = str(refusal)
+    for peer in known.PEERS:
+        try:
+            found.append(known.launch(peer, case))
+        except NotTakenError as refusal:
+            refused[peer.IMPL] = str(refusal)
+    return found, refused
+
+
+def registers(pipeline: Pipeline, groups: int) -> Pipeline:
+    """The same for other threadgroups per multiprocessor; never more than have room there."""
+    return replace(pipeline, min_groups=min(groups, 2048 // pipeline.max_threads))
+
+
+def distinct(variants: Sequence[list[str]], folder: Path) -> list[list[str]]:
+    """Those whose registers differ."""
+    found: dict[str, list[str]] = {}
+    for cubins in variants:
+        resources = "".join((folder / cubin).with_suffix(".json").read_text() for cubin in cubins)
+        found.setdefault(resources, cubins)
+    return list(found.values())
+
+
+def describe_passes(launch: Launch, cubins: Sequence[str]) -> dict[str, Any]:
+    passes = [
+        {
+            "cubin": cubin,
+            "grid": one.grid,
+            "threads": one.threads,
+            "arguments": {
+                slot: {"bytes": value.hex()} if isinstance(value, bytes) else {"buffer": value}
+                for slot, value in one.arguments.items()
+            },
+        }
+        for one, cubin in zip(launch.passes, cubins, strict=True)
+    ]
+    return {"note": launch.note, "passes": passes}
 
 
 def describe(case: Case) -> dict[str, Any]:
@@ -77,41 +124,42 @@ def versions() -> dict[str, str]:
     release = re.search(r"release [\d.]+, V([\d.]+)", nvcc)
     return {
         "commit": commit.stdout.strip() or "unknown",
-        "torch-metal": torch_metal.version(),
-        "mlx-metal": mlx_metal.version(),
+        **known.versions(),
         "nvcc": release.group(1) if release else "unknown",
     }
 
 
 def build(cases: Sequence[Case], checks: Sequence[Case], cores: int, out: Path) -> dict[str, Any]:
     """Writes `out`; returns the manifest."""
-    rows = [(case, launch, "time") for case in cases for launch in launches(case, cores)]
-    rows += [(case, launch, "check") for case in checks for launch in launches(case, cores)]
-    pipelines = [one.pipeline for _, launch, _ in rows for one in launch.passes] + [p for _, p in ceilings()]
-    cubins = iter(compile_all(pipelines, out))
-    manifest: dict[str, Any] = {"rows": [], "ceilings": {}}
+    rows: list[tuple[Case, Launch, str]] = []
+    refusals: list[dict[str, Any]] = []
+    for case, purpose in [*((case, "time") for case in cases), *((case, "check") for case in checks)]:
+        found, refused = launches(case, cores)
+        rows += [(case, launch, purpose) for launch in found]
+        if purpose == "time":
+            refusals += [{"case": describe(case), "impl": impl, "why": why} for impl, why in refused.items()]
+    plans = [
+        [registers(one.pipeline, groups) for one in plan.passes]
+        for _, launch, _ in rows
+        for plan in (launch, *launch.alternatives)
+        for groups in GROUPS
+    ]
+    cubins = iter(compile_all([*itertools.chain(*plans), *(p for _, p in ceilings())], out))
+    manifest: dict[str, Any] = {"rows": [], "refused": refusals, "ceilings": {}}
     for case, launch, purpose in rows:
-        passes = [
-            {
-                "cubin": next(cubins),
-                "grid": one.grid,
-                "threads": one.threads,
-                "arguments": {
-                    slot: {"bytes": value.hex()} if isinstance(value, bytes) else {"buffer": value}
-                    for slot, value in one.arguments.items()
-                },
-            }
-            for one in launch.passes
-        ]
+        variants = []
+        for plan in (launch, *launch.alternatives):
+            assert plan.scratch == launch.scratch
+            compiled = [[next(cubins) for _ in plan.passes] for _ in GROUPS]
+            variants += [describe_passes(plan, one) for one in distinct(compiled, out)]
         manifest["rows"].append(
             {
                 "case": describe(case),
                 "impl": launch.impl,
                 "purpose": purpose,
-                "note": launch.note,
                 "scratch": dict(launch.scratch),
                 "out_rows_first": launch.out_rows_first,
-                "passes": passes,
+                "variants": variants,
             }
         )
     manifest["ceilings"] = {name: next(cubins) for name, _ in ceilings()}
@@ -122,9 +170,8 @@ def build(cases: Sequence[Case], checks: Sequence[Case], cores: int, out: Path) 
 
 
 def _drop_stale(out: Path, manifest: dict[str, Any]) -> None:
-    used = {one["cubin"] for row in manifest["rows"] for one in row["passes"]} | set(
-        manifest["ceilings"].values()
-    )
+    used = set(manifest["ceilings"].values())
+    used |= {one["cubin"] for row in manifest["rows"] for plan in row["variants"] for one in plan["passes"]}
     for cubin in out.glob("*.cubin"):
         if cubin.name not in used:
             cubin.unlink()
@@ -137,7 +184,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cores", type=positive, default=H200_CORES, help="multiprocessors of the GPU")
     arguments = parser.parse_args(argv)
     try:
-        manifest = build([*DECODE, *PREFILL], CORRECTNESS, arguments.cores, arguments.out)
+        manifest = build(TIMED, CORRECTNESS, arguments.cores, arguments.out)
     except (NotImplementedError, WrongArgumentError) as refusal:  # a peer of another version, or no wheel
         parser.refuse(str(refusal))
     spilling = [

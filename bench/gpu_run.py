@@ -25,10 +25,14 @@ import torch
 from softmetal.cuda.launch import Arguments, Kernel
 
 from .arguments import Parser, output_file, positive
+from .buffers import OUTPUTS, errors
+from .buffers import make as make_buffers
 
 REPEATS = 25
-# Inputs are rotated so that this many bytes pass between two uses of one set: several times the L2.
+# Inputs are rotated so that this many bytes pass between two uses of one set: several times the L2. Calls of
+# the least bytes get as many sets as pass three times the L2 of an H200.
 ROTATION_BYTES = 512 << 20
+MOST_SETS = 160
 # Relative error (L2 norm, against float64) that an implementation may have.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
 
@@ -46,10 +50,10 @@ class Runner:
             self._kernels[cubin] = Kernel(self.folder / cubin)
         return self._kernels[cubin]
 
-    def prepare(self, row: dict[str, Any], buffers: dict[str, torch.Tensor]) -> Callable[[], None]:
-        """A function that enqueues the row's passes over these buffers."""
+    def prepare(self, variant: dict[str, Any], buffers: dict[str, torch.Tensor]) -> Callable[[], None]:
+        """A function that enqueues a variant of a row over these buffers."""
         launches = []
-        for one in row["passes"]:
+        for one in variant["passes"]:
             values = {int(slot): _value(argument, buffers) for slot, argument in one["arguments"].items()}
             launches.append(
                 (self.kernel(one["cubin"]), tuple(one["grid"]), tuple(one["threads"]), Arguments(values))
@@ -63,68 +67,16 @@ class Runner:
         return enqueue
 
 
+def make(row: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    arguments = [argument for one in row["variants"][0]["passes"] for argument in one["arguments"].values()]
+    names = {argument["buffer"] for argument in arguments if "buffer" in argument}
+    return make_buffers(row["case"], names, row["scratch"], "cuda", seed)
+
+
 def _value(argument: dict[str, str], buffers: dict[str, torch.Tensor]) -> int | bytes:
     if "bytes" in argument:
         return bytes.fromhex(argument["bytes"])
     return buffers[argument["buffer"]].data_ptr()
-
-
-# ---- inputs and reference ---------------------------------------------------------------------------------
-
-
-def make_buffers(row: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    """Random inputs; outputs and scratch are NaN, so that an element that nobody wrote shows."""
-    case = row["case"]
-    dtype = getattr(torch, case["dtype"])
-    generator = torch.Generator("cuda").manual_seed(seed)
-
-    def random(heads: int, length: int) -> torch.Tensor:
-        shape = (case["batch"], heads, length, case["head_dim"])
-        return torch.randn(shape, generator=generator, device="cuda", dtype=dtype)
-
-    buffers = {
-        "query": random(case["q_heads"], case["q_len"]),
-        "key": random(case["kv_heads"], case["kv_len"]),
-        "value": random(case["kv_heads"], case["kv_len"]),
-    }
-    buffers["out"] = torch.full_like(buffers["query"], math.nan)
-    for name, size in row["scratch"].items():
-        buffers[name] = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
-    return buffers
-
-
-def reference(
-    case: dict[str, Any], buffers: dict[str, torch.Tensor], batch: int, head: int, device: str
-) -> torch.Tensor:
-    """One head in float64; bottom-right causal alignment, which is top-left too for squares."""
-    kv_head = head // (case["q_heads"] // case["kv_heads"])
-    query = buffers["query"][batch, head].to(device, torch.float64)
-    key = buffers["key"][batch, kv_head].to(device, torch.float64)
-    value = buffers["value"][batch, kv_head].to(device, torch.float64)
-    scores = query @ key.T * case["scale"]
-    if case["causal"]:
-        rows = torch.arange(case["q_len"], device=device)[:, None] + case["kv_len"] - case["q_len"]
-        scores.masked_fill_(torch.arange(case["kv_len"], device=device)[None] > rows, -math.inf)
-    return torch.softmax(scores, -1) @ value
-
-
-def errors(row: dict[str, Any], buffers: dict[str, torch.Tensor], device: str) -> tuple[float, float]:
-    """Largest absolute error, and relative error, over heads at both ends and between."""
-    case = row["case"]
-    batches, heads = case["batch"], case["q_heads"]
-    out = buffers["out"]
-    if row["out_rows_first"]:
-        out = out.view(batches, case["q_len"], heads, case["head_dim"]).transpose(1, 2)
-    if out.isnan().any():
-        return math.inf, math.inf
-    largest = difference = norm = 0.0
-    for batch, head in {(0, 0), (batches - 1, heads - 1), (batches // 2, heads // 2), (0, heads - 1)}:
-        expected = reference(case, buffers, batch, head, device)
-        error = out[batch, head].to(device, torch.float64) - expected
-        largest = max(largest, error.abs().max().item())
-        difference += error.square().sum().item()
-        norm += expected.square().sum().item()
-    return largest, math.sqrt(difference / norm)
 
 
 # ---- timing -----------------------------------------------------------------------------------------------
@@ -179,20 +131,31 @@ def _enqueue(kernel: Kernel, groups: int, threads: int, values: dict[int, Any]) 
 
 def time_row(
     runner: Runner, row: dict[str, Any], first: dict[str, torch.Tensor], repeats: int
-) -> list[float]:
+) -> tuple[list[float], str]:
+    """Of the fastest variant, and what it is."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
-    sets = [first] + [make_buffers(row, 100 + i) for i in range(min(32, ROTATION_BYTES // size))]
-    return time_graph([runner.prepare(row, buffers) for buffers in sets], repeats)
+    sets = [first] + [make(row, 100 + i) for i in range(min(MOST_SETS, ROTATION_BYTES // size))]
+    timed = [
+        (time_graph([runner.prepare(variant, buffers) for buffers in sets], repeats), str(variant["note"]))
+        for variant in row["variants"]
+    ]
+    return min(timed, key=lambda one: median(one[0]))
 
 
 # ---- the run ----------------------------------------------------------------------------------------------
 
 
 def run_row(runner: Runner, row: dict[str, Any], device: str) -> tuple[dict[str, torch.Tensor], float, float]:
-    buffers = make_buffers(row, 1)
-    runner.prepare(row, buffers)()
-    torch.cuda.synchronize()
-    largest, relative = errors(row, buffers, device)
+    """Buffers, and the largest errors of the variants."""
+    buffers = make(row, 1)
+    found = []
+    for variant in row["variants"]:
+        for name in OUTPUTS & buffers.keys():
+            buffers[name].fill_(math.nan)
+        runner.prepare(variant, buffers)()
+        torch.cuda.synchronize()
+        found.append(errors(row["case"], buffers, row["out_rows_first"], device))
+    largest, relative = (max(column) for column in zip(*found, strict=True))
     return buffers, largest, relative
 
 
@@ -200,14 +163,17 @@ def title(row: dict[str, Any]) -> str:
     case = row["case"]
     heads = f"{case['q_heads']}/{case['kv_heads']} D{case['head_dim']}"
     shape = f"B{case['batch']} {heads} L{case['q_len']} N{case['kv_len']}"
-    return f"{case['op']} {shape} {case['dtype']}{' causal' if case['causal'] else ''}"
+    words = [case["op"], shape, case["dtype"], case["kv_format"]]
+    words += ["causal"] if case["causal"] else []
+    words += [f"{sum(case['lengths'])} keys"] if case["lengths"] else []
+    return " ".join(word for word in words if word)
 
 
 def result(
-    row: dict[str, Any], times: list[float], largest: float, ceilings: dict[str, Any]
+    row: dict[str, Any], times: list[float], note: str, largest: float, ceilings: dict[str, Any]
 ) -> dict[str, Any]:
     case, milliseconds = row["case"], median(times)
-    if case["op"] == "decode":
+    if case["op"] != "prefill":
         rate, unit, ceiling = case["least_bytes"] / milliseconds / 1e6, "GB/s", ceilings["read_gbs"]
     else:
         rate, unit, ceiling = case["flops"] / milliseconds / 1e9, "TFLOP/s", ceilings["products_tflops"]
@@ -219,8 +185,8 @@ def result(
         "impl": row["impl"],
         "dtype": case["dtype"],
         **shape,
-        "options": {},
-        "launch": row["note"],
+        "options": {name: case[name] for name in ("block_size", "kv_format", "lengths") if case[name]},
+        "launch": note,
         "ms_median": milliseconds,
         "ms_min": min(times),
         "ms_max": max(times),
@@ -263,6 +229,7 @@ def main(argv: Sequence[str]) -> int:
         )
     runner = Runner(arguments.folder)
     rows = [row for row in runner.manifest["rows"] if arguments.only in f"{title(row)} {row['impl']}"]
+    refused = [row for row in runner.manifest["refused"] if arguments.only in f"{title(row)} {row['impl']}"]
     wrong = 0
     ceilings: dict[str, Any] = {}
     if not arguments.check_only:
@@ -277,15 +244,19 @@ def main(argv: Sequence[str]) -> int:
         wrong += not right
         line = f"{title(row):52} {row['impl']:12} error {relative:.1e}{'' if right else ' WRONG'}"
         if row["purpose"] == "time" and right and not arguments.check_only:
-            times = time_row(runner, row, buffers, arguments.repeats)
-            results.append(result(row, times, largest, ceilings))
+            times, note = time_row(runner, row, buffers, arguments.repeats)
+            results.append(result(row, times, note, largest, ceilings))
             one = results[-1]
             line += (
                 f"  {one['ms_median']:9.4f} ms ({one['ms_min']:.4f} - {one['ms_max']:.4f})"
                 f"  {one['rate']:8.1f} {one['rate_unit']:7} {100 * one['ceiling_fraction']:5.1f} %"
             )
+            if row["case"]["lengths"]:
+                line += f"  {1 / one['ceiling_fraction']:.2f} of the time of its bytes"
         print(line, flush=True)
         del buffers
+    for row in refused:
+        print(f"{title(row):52} {row['impl']:12} refused: {row['why']}")
     if arguments.json:
         versions = {
             "torch": torch.__version__,

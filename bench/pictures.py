@@ -14,9 +14,9 @@ from matplotlib.ticker import FuncFormatter  # noqa: E402
 Row = dict[str, Any]
 
 INK, MUTED, GRID = "#1b1f24", "#8a929c", "#e6e9ed"
-COLOURS = {"fattn": "#d1495b", "torch-metal": "#2e86ab", "mlx-metal": "#edae49"}
-SPARE_COLOURS = ("#66a182", "#8d6a9f", "#5c6670")
-MARKERS = {"fattn": "o", "torch-metal": "s", "mlx-metal": "D"}
+COLOURS = {"fattn": "#d1495b", "torch-metal": "#2e86ab", "mlx-metal": "#edae49", "llama-metal": "#66a182"}
+SPARE_COLOURS = ("#8d6a9f", "#5c6670")
+MARKERS = {"fattn": "o", "torch-metal": "s", "mlx-metal": "D", "llama-metal": "v"}
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.edgecolor": MUTED,
@@ -99,7 +99,9 @@ def _legend(figure: Any, machine: str) -> None:
 def _family(row: Row) -> str:
     heads = f"{row['q_heads']}/{row['kv_heads']} heads x {row['head_dim']}"
     kind = ("causal " if row["causal"] else "full ") if row["op"] == "prefill" else ""
-    return f"{kind}{row['op'].replace('_', ' ')}, B{row['batch']}, {heads}"
+    cache = f", {row['options']['kv_format']}" if "kv_format" in row["options"] else ""
+    cache += ", uneven" if "seq_lens" in row["options"] else ""
+    return f"{kind}{row['op'].replace('_', ' ')}, B{row['batch']}, {heads}{cache}"
 
 
 def _rate_panel(axes: Any, name: str, rows: list[Row], ceilings: dict[str, float]) -> None:

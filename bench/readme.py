@@ -18,7 +18,11 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
 BEGIN = "<!-- MEASURED: written by python -m bench.readme --update -->"
 END = "<!-- /MEASURED -->"
-IMPLEMENTATIONS = ("fattn", "torch-metal", "mlx-metal")
+PEERS = {
+    "torch-metal": "torch 2.13 Metal",
+    "mlx-metal": "MLX 0.32 Metal",
+    "llama-metal": "llama.cpp Metal",
+}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -26,16 +30,17 @@ def table(results: dict[str, Any]) -> str:
     calls: dict[str, dict[str, dict[str, Any]]] = {}
     for row in results["rows"]:
         calls.setdefault(f"{row['op']} {row['call']}", {})[row["impl"]] = row
+    there = {row["impl"] for row in results["rows"]}
+    titles = {name: title for name, title in PEERS.items() if name in there}
     lines = [
-        "| float16 | fattn | rate | of the ceiling | torch 2.13 Metal | MLX 0.32 Metal |",
-        "|---|---|---|---|---|---|",
+        "| " + " | ".join(["float16", "fattn", "rate", "of the ceiling", *titles.values()]) + " |",
+        "|---" * (4 + len(titles)) + "|",
     ]
     for call, rows in calls.items():
         ours = rows["fattn"]
-        peers = [
-            f"{rows[name]['ms_median']:.3f} ms ({rows[name]['ms_median'] / ours['ms_median']:.2f}x)"
-            for name in IMPLEMENTATIONS[1:]
-        ]
+        if "refused" in ours:
+            continue
+        peers = [_beside(rows.get(name), ours) for name in titles]
         cells = [
             call,
             f"{ours['ms_median']:.3f} ms",
@@ -52,6 +57,12 @@ def table(results: dict[str, Any]) -> str:
         "TFLOP/s of 8x8x8 products from registers for prefill."
     )
     return "\n".join(lines)
+
+
+def _beside(peer: dict[str, Any] | None, ours: dict[str, Any]) -> str:
+    if peer is None or "refused" in peer:
+        return "–"
+    return f"{peer['ms_median']:.3f} ms ({peer['ms_median'] / ours['ms_median']:.2f}x)"
 
 
 def render(readme: str) -> str:

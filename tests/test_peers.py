@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 
 pytest.importorskip("softmetal")
 
-from bench import counting
+from bench import buffers, counting, gpu_build, gpu_run
 from bench.arguments import WrongArgumentError
 from bench.calls import Call
-from bench.peers import mlx_metal, torch_metal
-from bench.peers.case import Case
+from bench.peers import fattn, known, llama_metal, mlx_metal, torch_metal
+from bench.peers.case import Case, NotTakenError
 
 from .conftest import needs_emulator
 
@@ -38,6 +42,29 @@ def test_mlx_shares_keys_in_long_caches_for_one_row(q_len: int, kv_len: int, sha
 
 @needs_emulator
 @pytest.mark.parametrize(
+    ("group", "kv_len", "notes"),
+    [
+        (4, 256, ["1 pass"]),
+        (1, 8192, ["2 passes, 128 splits", "2 passes, 64 splits", "1 pass"]),
+        (4, 4096, ["2 passes, 128 splits", "2 passes, 64 splits"]),
+        (8, 65536, ["2 passes, 1024 splits", "2 passes, 512 splits", "2 passes, 64 splits"]),
+    ],
+)
+def test_mlx_is_run_as_on_every_class_of_chip(group: int, kv_len: int, notes: list[str]) -> None:
+    if mlx_metal.include_folder() is None:
+        pytest.skip("mlx-metal is not installed, and MLX_METAL_WHEEL names no wheel of it")
+    launch = known.launch(mlx_metal, Case("decode", 1, 2 * group, 2, 64, 1, kv_len))
+    plans = [launch, *launch.alternatives]
+    assert [plan.note for plan in plans] == notes
+    for plan in plans:  # over the same buffers
+        assert plan.scratch == launch.scratch
+        for step in plan.passes:
+            named = {name for name in step.arguments.values() if isinstance(name, str)}
+            assert named <= {"query", "key", "value", "out", *plan.scratch}
+
+
+@needs_emulator
+@pytest.mark.parametrize(
     ("group", "head_dim", "reads"), [(8, 64, 1), (8, 128, 2), (12, 128, 3), (16, 128, 8)]
 )
 def test_mlx_reads_keys_so_often(group: int, head_dim: int, reads: int) -> None:
@@ -48,6 +75,122 @@ def test_mlx_reads_keys_so_often(group: int, head_dim: int, reads: int) -> None:
     assert shared.cache_ratio == reads
     shorter = Call("decode", group, 1, head_dim, 1, 1024)
     assert counting.count_peer(mlx_metal, shorter)[0].cache_ratio == group
+
+
+# One and several workgroups and simdgroups, whole and partial last blocks, all tiles, causal rows, masks.
+LLAMA = [
+    Call("decode", 8, 2, 128, 1, 512),
+    Call("decode", 8, 2, 64, 1, 77),
+    Call("decode", 4, 2, 96, 3, 1300),
+    Call("decode", 4, 1, 256, 1, 1100, dtype="bfloat16"),
+    Call("decode", 2, 2, 128, 1, 4200),
+    Call("decode", 4, 2, 128, 1, 300, batch=3, lengths=(300, 7, 129)),
+    Call("decode", 4, 1, 64, 2, 2100, batch=2, kv_format="int8"),
+]
+
+
+def needs_llama() -> None:
+    if llama_metal.folder() is None:
+        pytest.skip("LLAMA_CPP_SDIST names no archive of llama-cpp-python")
+
+
+@needs_emulator
+@pytest.mark.parametrize("call", LLAMA, ids=str)
+def test_llama_computes_attention(call: Call) -> None:
+    needs_llama()
+    counts, error, note = counting.count_peer(llama_metal, call)
+    assert error < (1e-3 if call.kv_format else 2e-6) and note.startswith("32 x")
+    assert counts.dispatches[-1].kernel == "kernel_flash_attn_ext_vec_reduce"
+    assert (counts.dispatches[0].kernel == "kernel_flash_attn_ext_pad") == (call.kv_len % 32 != 0)
+
+
+@needs_emulator
+@pytest.mark.parametrize("group", [1, 4, 8])
+def test_llama_reads_keys_for_every_query_head(group: int) -> None:
+    needs_llama()
+    counts, _, _ = counting.count_peer(llama_metal, Call("decode", 2 * group, 2, 64, 1, 1024))
+    assert counts.cache_ratio == group
+
+
+def test_llama_runs_other_families_tiles_beside_ours() -> None:
+    """Where its table names some; the fastest is quoted, so that none of them is a handicap."""
+    needs_llama()
+    short, long = (known.launch(llama_metal, Case("decode", 1, 8, 2, 128, 1, keys)) for keys in (256, 131072))
+    assert not short.alternatives
+    found = {plan.passes[-2].pipeline.kernel for plan in (long, *long.alternatives)}
+    assert len(found) == 1 + len(long.alternatives) > 1
+    assert {plan.scratch["partials"] for plan in (long, *long.alternatives)} == {4 * 8 * 32 * 130}
+
+
+@pytest.mark.parametrize("version", ["0.3.35", "0.4.0"])
+def test_another_llama_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("prefill", 1, 2, 1, 64, 64, 64)  # not the vector kernel's: nothing is read from the sources
+    monkeypatch.setattr(llama_metal, "folder", lambda: object())
+    monkeypatch.setattr(llama_metal, "version", lambda: llama_metal.VERSION)
+    with pytest.raises(NotTakenError, match="fewer than 20 query rows"):
+        llama_metal.launch(case)
+    monkeypatch.setattr(llama_metal, "version", lambda: version)
+    with pytest.raises(NotImplementedError, match=rf"llama-cpp-python {version}.*llama-cpp-python==0\.3\.36"):
+        llama_metal.launch(case)
+
+
+def test_an_archive_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("LLAMA_CPP_SDIST", raising=False)
+    assert llama_metal.folder.__wrapped__() is None
+    empty = tmp_path / "llama_cpp_python-0.3.36.tar.gz"
+    tarfile.open(empty, "w:gz").close()
+    monkeypatch.setattr(llama_metal.tempfile, "gettempdir", lambda: str(tmp_path))
+    for wrong, reason in (("/nonexistent.tar.gz", "no readable archive"), (str(empty), "no sources of ggml")):
+        monkeypatch.setenv("LLAMA_CPP_SDIST", wrong)
+        with pytest.raises(WrongArgumentError, match=f"{reason}; name the archive llama_cpp_python-0.3.36"):
+            llama_metal.folder.__wrapped__()
+
+
+SMALL = [case for case in gpu_build.CORRECTNESS if case.op != "prefill"]
+
+
+@needs_emulator
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_our_plans_run_over_the_same_buffers(case: Case) -> None:
+    """Every option that the NVIDIA bench checks, by the names that the plan binds."""
+    try:
+        launch = fattn.launch(case, cores=8)
+    except NotImplementedError as refusal:
+        pytest.skip(str(refusal))
+    description = {**vars(case), "scale": case.scale}
+    made = buffers.make(description, (), launch.scratch, "cpu", seed=1)
+    counting.run_on_harness(launch, made, count_bytes=False)
+    assert buffers.errors(description, made, False, "cpu")[1] < gpu_run.TOLERANCE[case.dtype]
+
+
+FEATURES = {
+    "a paged cache": Case("paged_decode", 1, 8, 2, 128, 1, 512, block_size=16),
+    "a cache of int8": Case("decode", 1, 8, 2, 128, 1, 512, kv_format="int8"),
+    "sequences of different lengths": Case("decode", 2, 8, 2, 128, 1, 512, lengths=(512, 100)),
+}
+TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
+
+
+@pytest.mark.parametrize("peer", known.PEERS, ids=lambda peer: peer.IMPL)
+def test_what_a_peer_does_not_take_is_a_sentence(peer: ModuleType) -> None:
+    if peer.version() == "not installed":
+        pytest.skip(f"{peer.IMPL} is not installed")
+    assert known.launch(peer, Case("decode", 2, 8, 2, 128, 1, 512)).passes
+    for feature, case in FEATURES.items():
+        if feature in TAKEN.get(peer, set()):
+            assert known.launch(peer, case).passes
+        else:
+            with pytest.raises(NotTakenError, match=f"{peer.IMPL} has no kernel for {feature}"):
+                known.launch(peer, case)
+
+
+def test_the_build_names_who_does_not_take_a_case() -> None:
+    found, refused = gpu_build.launches(FEATURES["a paged cache"], cores=132)
+    assert [launch.impl for launch in found] == ["fattn"]
+    assert refused.keys() == {peer.IMPL for peer in known.PEERS}
+    assert refused["torch-metal"] == "torch-metal has no kernel for a paged cache"
+    found, refused = gpu_build.launches(Case("decode", 1, 8, 2, 128, 1, 512), cores=132)
+    assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.14.0", "2.15.0+cpu", "3.0"])

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from softmetal.cuda.compile import Pipeline
+if TYPE_CHECKING:
+    from softmetal.cuda.compile import Pipeline
 
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
+
+
+class NotTakenError(NotImplementedError):
+    """One sentence: what of a case a peer's kernels do not take. Its row is a refusal, the others stay."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Attention over contiguous query [B, H, Lq, D], key and value [B, Hk, N, D]."""
+    """Attention over contiguous query [B, H, Lq, D], key and value [B, Hk, N, D]; of "paged_decode" over a
+    pool [blocks, block_size, Hk, D]."""
 
-    op: str  # "prefill" or "decode"
+    op: str  # "prefill", "decode" or "paged_decode"
     batch: int
     q_heads: int
     kv_heads: int
@@ -25,6 +32,20 @@ class Case:
     kv_len: int
     causal: bool = False
     dtype: str = "float16"
+    block_size: int = 0  # paged_decode: keys per block
+    kv_format: str = ""  # "int8": a quantised cache, with a float32 scale per key and head
+    lengths: tuple[int, ...] = ()  # keys of each sequence, where they are not all kv_len
+
+    @property
+    def features(self) -> list[str]:
+        """What the case asks for beyond plain attention, in words."""
+        words = ["a paged cache"] if self.block_size else []
+        words += [f"a cache of {self.kv_format}"] if self.kv_format else []
+        return words + (["sequences of different lengths"] if self.lengths else [])
+
+    def refuse_features(self, impl: str) -> None:
+        if self.features:
+            raise NotTakenError(f"{impl} has no kernel for {' and '.join(self.features)}")
 
     @property
     def group_size(self) -> int:
@@ -39,8 +60,13 @@ class Case:
         return self.batch * self.q_heads * self.q_len * self.head_dim * BYTES[self.dtype]
 
     @property
+    def keys(self) -> int:
+        """Of all sequences."""
+        return sum(self.lengths) if self.lengths else self.batch * self.kv_len
+
+    @property
     def key_bytes(self) -> int:
-        return self.batch * self.kv_heads * self.kv_len * self.head_dim * BYTES[self.dtype]
+        return self.keys * self.kv_heads * self.head_dim * BYTES[self.kv_format or self.dtype]
 
     @property
     def flops(self) -> float:
@@ -56,8 +82,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Pass:
-    """One dispatch. An argument is the name of a buffer ("query", "key", "value", "out" or scratch), or
-    bytes."""
+    """One dispatch. An argument is bytes, or the name of a buffer: one of bench/buffers.py, or scratch."""
 
     pipeline: Pipeline
     grid: tuple[int, int, int]
@@ -74,3 +99,5 @@ class Launch:
     scratch: Mapping[str, int] = field(default_factory=dict)  # buffer name -> bytes
     out_rows_first: bool = False  # the output is [B, Lq, H, D]
     note: str = ""  # what its launch rule chose
+    # How it runs the case on other chips, over the same buffers: the bench quotes the fastest.
+    alternatives: Sequence[Launch] = ()

@@ -23,13 +23,28 @@ IMPL = "fattn"
 FAMILY = 7  # the first Apple GPU with simdgroup matrices: the rows of the tuning table that every chip has
 
 
-def launch(case: Case, cores: int) -> Launch | None:
+def launch(case: Case, cores: int) -> Launch:
     dtype = getattr(torch, case.dtype)
-    query = torch.empty(case.batch, case.q_heads, case.q_len, case.head_dim, dtype=dtype, device="meta")
-    key = torch.empty(case.batch, case.kv_heads, case.kv_len, case.head_dim, dtype=dtype, device="meta")
+
+    def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=of, device="meta")
+
+    stored = torch.int8 if case.kv_format else dtype
+    shape: tuple[int, ...] = (case.batch, case.kv_heads, case.kv_len, case.head_dim)
+    rest: list[torch.Tensor] = []
+    if case.block_size:
+        blocks = -(-case.kv_len // case.block_size)
+        shape = (case.batch * blocks, case.block_size, case.kv_heads, case.head_dim)
+        rest.append(empty(case.batch, blocks, of=torch.int32))
+    if case.block_size or case.lengths:
+        rest.append(empty(case.batch, of=torch.int32))
     options: dict[str, Any] = {"is_causal": case.causal} if case.op == "prefill" else {}
+    if case.kv_format:
+        scales = empty(*shape[:-1], of=torch.float32)
+        options |= {"kv_format": case.kv_format, "key_scales": scales, "value_scales": scales}
+    query, key = empty(case.batch, case.q_heads, case.q_len, case.head_dim), empty(*shape, of=stored)
     plan = torch_fattn.explain(
-        case.op, query, key, torch.empty_like(key), device_name="CUDA", family=FAMILY, cores=cores, **options
+        case.op, query, key, key, *rest, device_name="CUDA", family=FAMILY, cores=cores, **options
     )
     return from_plan(case, plan.data)
 

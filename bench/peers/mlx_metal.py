@@ -14,6 +14,7 @@ import re
 import struct
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 from softmetal.cuda.compile import Pipeline
@@ -23,8 +24,8 @@ from .case import BYTES, METAL_TYPES, Case, Launch, Pass
 
 IMPL = "mlx-metal"
 VERSION = "0.32.4"
-# MLX chooses the number of splits by the class of the chip; "d" is its largest (Ultra).
-CHIP_CLASS = "d"
+# MLX chooses passes and splits by the class of the chip: Ultra, Max, the others. The largest comes first.
+CHIP_CLASSES = "dsg"
 _HOW = f"name a wheel of mlx-metal {VERSION}, or unset it"
 _KERNELS = "mlx/backend/metal/kernels"
 _VECTOR_DIMS = (64, 96, 128, 256)
@@ -44,14 +45,16 @@ def launch(case: Case) -> Launch | None:
             f"{IMPL}: the kernels of MLX {version()} are not launched as those of {VERSION}, which this "
             f"adapter knows; install mlx-metal=={VERSION}, or name its wheel in MLX_METAL_WHEEL"
         )
+    case.refuse_features(IMPL)
     if case.q_len > 8:
         return _full(case) if case.head_dim in _FULL_DIMS else None
     if case.head_dim not in _VECTOR_DIMS or case.q_len * case.group_size > 32:
         return None
-    long = CHIP_CLASS in "ds" and case.kv_len >= 1024
-    if long or (case.group_size > 1 and case.kv_len >= 4096):
-        return _vector_in_two_passes(case)
-    return _vector_in_one_pass(case)
+    chosen = dict.fromkeys(_splits(case, chip) for chip in CHIP_CLASSES)
+    found = [_vector_in_two_passes(case, n) if n > 1 else _vector_in_one_pass(case) for n in chosen]
+    largest = max((one.scratch for one in found), key=lambda scratch: sum(scratch.values()))
+    first, *others = (replace(one, scratch=largest) for one in found)
+    return replace(first, alternatives=others)
 
 
 def version() -> str:
@@ -141,13 +144,16 @@ def _vector_in_one_pass(case: Case) -> Launch:
     return Launch(IMPL, [Pass(pipeline, grid, (1024, 1, 1), arguments)], note="1 pass")
 
 
-def _splits(case: Case) -> int:
+def _splits(case: Case, chip: str) -> int:
+    """1: in one pass."""
     simdgroups, keys = case.group_size * case.q_len, case.kv_len
-    if CHIP_CLASS == "s":
+    if keys < (1024 if chip in "ds" else 4096) or (chip not in "ds" and case.group_size == 1):
+        return 1
+    if chip == "s":
         if keys <= 1024 or simdgroups <= 4:
             return 64
         return next(splits for bound, splits in _SPLITS_BELOW if keys <= bound)
-    if CHIP_CLASS == "d":
+    if chip == "d":
         if simdgroups <= 2:
             return 256 if keys > 8192 else 128
         if simdgroups >= 6 and keys >= 16384:
@@ -167,9 +173,9 @@ def heads_per_read(case: Case) -> int | None:
     return _HEADS_PER_READ.get((case.group_size, case.head_dim))
 
 
-def _vector_in_two_passes(case: Case) -> Launch:
+def _vector_in_two_passes(case: Case, splits: int) -> Launch:
     element, d = METAL_TYPES[case.dtype], case.head_dim
-    splits, rows = _splits(case), case.batch * case.q_heads * case.q_len
+    rows = case.batch * case.q_heads * case.q_len
     threads = (32, case.group_size, case.q_len)
     constants = {**_vector_constants(case), "blocks": splits}
     kernel = f"sdpa_vector_2pass_1<{element}, {d}, {d}>"

@@ -38,6 +38,7 @@ def launch(case: Case) -> Launch | None:
             f"{IMPL}: the kernels of torch {version()} take other parameters than those of {VERSION}, which "
             f"this adapter knows; install torch=={VERSION}.0"
         )
+    case.refuse_features(IMPL)
     if case.q_len <= 8:
         return _decode(case) if case.head_dim in _VECTOR_DIMS else None
     return _prefill(case) if case.head_dim in _PREFILL_TILES else None

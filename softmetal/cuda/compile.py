@@ -40,11 +40,13 @@ class Pipeline:
     max_threads: int
     macros: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, bool | int | float] = field(default_factory=dict)
+    threadgroup_memory: Mapping[int, int] = field(default_factory=dict)  # bytes of [[threadgroup(n)]]
     include: Sequence[str] = ()
     # The MSL type that float32 matrix operands were widened from: "half", "bfloat", or "float" for real
     # float32 operands, which cost three times as much (include/simdgroup_matrix.h).
     widened_from: str = "float"
     aligned_runs: bool = False  # a promise about the data: runs.py
+    min_groups: int = 0  # threadgroups per multiprocessor that registers are planned for; 0: ptxas chooses
     name: str = "program_source"
 
 
@@ -64,7 +66,13 @@ def translated(pipeline: Pipeline) -> str:
         macros = [f"{name}={value}" for name, value in pipeline.macros.items()]
         text = preprocess(pipeline.source, pipeline.name, macros, list(pipeline.include))
         return translate(
-            text, pipeline.kernel, pipeline.constants, pipeline.max_threads, pipeline.aligned_runs
+            text,
+            pipeline.kernel,
+            pipeline.constants,
+            pipeline.max_threads,
+            pipeline.aligned_runs,
+            pipeline.threadgroup_memory,
+            pipeline.min_groups,
         )
     except (TranslationError, PreprocessorError) as error:
         raise CompileError(str(error)) from error

@@ -45,16 +45,30 @@ _PRAGMAS = (
 
 
 def translate(
-    preprocessed: str, kernel: str, constants: ConstantValues, max_threads: int, aligned_runs: bool = False
+    preprocessed: str,
+    kernel: str,
+    constants: ConstantValues,
+    max_threads: int,
+    aligned_runs: bool = False,
+    threadgroup_memory: Mapping[int, int] | None = None,
+    min_groups: int = 0,
 ) -> str:
     """CUDA C++ for one kernel of a preprocessed MSL program, as the entry point `softmetal_kernel`.
 
     `constants` gives function constants by their names; those not named are undefined. `aligned_runs` is the
-    promise that runs.py speaks of. Raises TranslationError.
+    promise that runs.py speaks of. `threadgroup_memory` gives the bytes of [[threadgroup(n)]] arguments by n.
+    `min_groups` threadgroups per multiprocessor are what registers are planned for; 0 leaves it to ptxas.
+    Raises TranslationError.
     """
     tokens = TokenList(preprocessed)
     program = outline(tokens)
-    entry = _EntryPass(tokens, program, f"^{re.escape(kernel)}$", max_threads=max_threads)
+    entry = _EntryPass(
+        tokens,
+        program,
+        f"^{re.escape(kernel)}$",
+        bounds=f"{max_threads}, {min_groups}" if min_groups else f"{max_threads}",
+        threadgroup_memory=threadgroup_memory or {},
+    )
     entry.run()
     if len(entry.exported) != 1:
         raise TranslationError("program_source", f"the program has no kernel '{kernel}'")
@@ -79,7 +93,8 @@ def translate(
 class _EntryPass(KernelPass):
     """Writes the __global__ function instead of the tables of the CPU target."""
 
-    max_threads: int = 1024
+    bounds: str = "1024"
+    threadgroup_memory: Mapping[int, int] = field(default_factory=dict)
     constant_parameters: set[int] = field(default_factory=set)  # id() of parameters that are passed as bytes
 
     def read_parameter(
@@ -101,17 +116,22 @@ class _EntryPass(KernelPass):
         bindings = "".join(f", {self.binding(parameter)}" for parameter in kernel.parameters)
         self.exported.append((host_name, designator, namespace))  # type: ignore[arg-type]
         return (
-            f' extern "C" __global__ void __launch_bounds__({self.max_threads}) '
+            f' extern "C" __global__ void __launch_bounds__({self.bounds}) '
             "softmetal_kernel(const __grid_constant__ ::softmetal::Arguments arguments) "
-            f"{{ ::softmetal::Entry<&{designator}>::run(arguments{bindings}); }} "
+            f"{{ ::softmetal::Entry<&{_qualified(designator)}>::run(arguments{bindings}); }} "
         )
 
     def binding(self, parameter: Parameter) -> str:
         if parameter.binding == "ThreadgroupArgument":
-            raise TranslationError(
-                parameter.name,
-                "a [[threadgroup(n)]] argument has no CUDA form here: declare the array in the kernel",
-            )
+            if not self.threadgroup_memory:
+                raise TranslationError(
+                    parameter.name,
+                    f"the size of this [[threadgroup({parameter.slot})]] argument is unknown: give its bytes "
+                    "in threadgroup_memory, as Metal's encoder is given them",
+                )
+            lengths = ", ".join(f"{{{index}, {size}}}" for index, size in self.threadgroup_memory.items())
+            length = f"::softmetal::length_of({parameter.slot}, {{{lengths}}})"
+            return f"::softmetal::ThreadgroupArgument<({parameter.slot}), {length}>{{}}"
         if parameter.binding != "Buffer":
             return f"::softmetal::{parameter.binding}{{}}"
         kind = "ConstantBytes" if id(parameter) in self.constant_parameters else "DeviceBuffer"
@@ -216,6 +236,14 @@ def _qualify_functions(tokens: TokenList, program: Outline) -> None:
 
 def _is_gone(tokens: TokenList, function: Function) -> bool:
     return all(tokens.kind(i) == "gone" for i in range(function.begin, function.parameters[1] + 1))
+
+
+_VECTOR_NAME = re.compile(rf"(?<![\w:.])(?:{'|'.join(sorted(VECTORS))})\b")
+
+
+def _qualified(designator: str) -> str:
+    """The same for the arguments of a template kernel, as an entry names it."""
+    return _VECTOR_NAME.sub(r"::metal::\g<0>", designator)
 
 
 def _qualify_vectors(tokens: TokenList) -> None:

@@ -83,6 +83,15 @@ class _Kernel(ctypes.Structure):
     ]
 
 
+class _FunctionConstant(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("index", ctypes.c_uint32),
+        ("type", ctypes.c_uint32),
+        ("required", ctypes.c_uint32),
+    ]
+
+
 class _Table(ctypes.Structure):
     _fields_ = [
         ("abi_version", ctypes.c_uint32),
@@ -90,7 +99,7 @@ class _Table(ctypes.Structure):
         ("kernels", ctypes.POINTER(_Kernel)),
         ("checked", ctypes.c_uint32),
         ("function_constant_count", ctypes.c_uint32),
-        ("function_constants", ctypes.c_void_p),
+        ("function_constants", ctypes.POINTER(_FunctionConstant)),
     ]
 
 
@@ -218,6 +227,10 @@ class Library:
         loaded = _Loaded(self.module(self._mode), {})
         return list(loaded.kernels)
 
+    def function_constants(self) -> dict[str, int]:
+        """Their indices by name."""
+        return _Loaded(self.module(self._mode), {}).function_constants
+
     def pipeline(self, name: str, constants: Mapping[int, bool | int | float] | None = None) -> Pipeline:
         return Pipeline(self, name, dict(constants or {}), self._mode)
 
@@ -238,6 +251,8 @@ class _Loaded:
             raise KernelError(_take_text(error))
         table = self._runtime.softmetal_table(self._handle).contents
         self.kernels = {table.kernels[i].name.decode(): table.kernels[i] for i in range(table.kernel_count)}
+        constants_of_module = table.function_constants[: table.function_constant_count]
+        self.function_constants = {one.name.decode(): one.index for one in constants_of_module}
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -38,6 +38,41 @@ struct ConstantBytes {
   }
 };
 
+// The n-th buffer index that no [[buffer(index)]] of the kernel takes: for pointers and references without
+// one.
+template <size_t count>
+constexpr uint free_slot(uint n, const uint (&taken)[count]) {
+  for (uint slot = 0;; ++slot) {
+    bool is_taken = false;
+    for (uint other : taken) is_taken = is_taken || other == slot;
+    if (!is_taken && n-- == 0) return slot;
+  }
+}
+
+struct Length {
+  uint index, bytes;
+};
+
+// Of the [[threadgroup(index)]] argument; 0 if it was not given.
+template <size_t count>
+constexpr uint length_of(uint index, const Length (&lengths)[count]) {
+  for (Length one : lengths) {
+    if (one.index == index) return one.bytes;
+  }
+  return 0;
+}
+
+// `threadgroup T* [[threadgroup(n)]]`: an array of as many bytes as the encoder would be given for it.
+template <uint index, uint bytes>
+struct ThreadgroupArgument {
+  static_assert(bytes > 0, "threadgroup_memory names no bytes for this [[threadgroup(index)]] argument");
+  template <typename Pointer>
+  SOFTMETAL_INLINE static Pointer get(const Arguments&) {
+    alignas(16) __shared__ unsigned char memory[bytes];
+    return reinterpret_cast<Pointer>(memory);
+  }
+};
+
 // Threads of a threadgroup in Metal's order: x fastest, and lanes permuted within each simdgroup.
 SOFTMETAL_INLINE uint linear_thread() {
   const uint cuda = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);

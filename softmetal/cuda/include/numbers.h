@@ -71,6 +71,8 @@ SOFTMETAL_INLINE ushort bfloat_from_float(float x) {
 
 }  // namespace softmetal
 
+struct bfloat;
+
 struct half {
   ushort bits;
 
@@ -79,6 +81,7 @@ struct half {
   SOFTMETAL_INLINE constexpr half(T x)
       : bits(__builtin_is_constant_evaluated() ? softmetal::constant_half(float(x))
                                                : softmetal::half_from_float(float(x))) {}
+  SOFTMETAL_INLINE constexpr explicit half(bfloat x);
   SOFTMETAL_INLINE constexpr operator float() const {
     return __builtin_is_constant_evaluated() ? softmetal::constant_half_value(bits)
                                              : softmetal::float_from_half(bits);
@@ -93,10 +96,13 @@ struct bfloat {
   SOFTMETAL_INLINE constexpr bfloat(T x)
       : bits(__builtin_is_constant_evaluated() ? softmetal::constant_bfloat(float(x))
                                                : softmetal::bfloat_from_float(float(x))) {}
+  SOFTMETAL_INLINE constexpr explicit bfloat(half x) : bfloat(float(x)) {}
   SOFTMETAL_INLINE constexpr operator float() const {
     return __builtin_bit_cast(float, uint32_t(bits) << 16);
   }
 };
+
+SOFTMETAL_INLINE constexpr half::half(bfloat x) : half(float(x)) {}
 
 namespace softmetal {
 

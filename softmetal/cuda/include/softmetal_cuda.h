@@ -3,3 +3,4 @@
 #pragma once
 
 #include "binding.h"
+#include "packed.h"

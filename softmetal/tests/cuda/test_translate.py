@@ -61,7 +61,7 @@ def test_an_undefined_function_constant_is_known_to_be() -> None:
         (program(CONSTANTS, kernel="g"), "no kernel 'g'"),
         (
             program("kernel void f(threadgroup float* x [[threadgroup(0)]]) {}"),
-            "declare the array in the kernel",
+            r"x: error: the size of this \[\[threadgroup\(0\)\]\] argument is unknown",
         ),
     ],
     ids=["constant", "kernel", "threadgroup argument"],
@@ -163,6 +163,63 @@ kernel void f(device float* out [[buffer(0)]], const device half* in [[buffer(1)
 @pytest.mark.parametrize("widened_from", ["float", "half", "bfloat"])
 def test_products_of_every_type_compile(widened_from: str, tmp_path: Path) -> None:
     assert resources(program(PRODUCTS, widened_from=widened_from), tmp_path)["spill_bytes"] == 0
+
+
+THREADGROUP_ARGUMENTS = """
+constant constexpr uint second = 1 + 1;
+kernel void f(constant uint& count, device float* out, threadgroup half* a [[threadgroup(0)]],
+              threadgroup float4* b [[threadgroup(second)]], uint i [[thread_position_in_grid]]) {
+  a[i] = half(count);
+  b[i] = float4(out[i]);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  out[i] = float(a[63 - i]) + b[63 - i].x;
+}
+"""
+
+
+@needs_nvcc
+def test_threadgroup_arguments_have_the_bytes_that_are_given(tmp_path: Path) -> None:
+    """And pointers without an attribute the buffer indices that are left, as in Metal."""
+    pipeline = program(THREADGROUP_ARGUMENTS, threadgroup_memory={0: 128, 2: 1024})
+    assert "ThreadgroupArgument<(second), " in translated(pipeline)
+    assert resources(pipeline, tmp_path)["shared_bytes"] == 128 + 1024
+    with pytest.raises(CompileError, match="threadgroup_memory names no bytes"):
+        compile_pipeline(program(THREADGROUP_ARGUMENTS, threadgroup_memory={0: 128}), tmp_path)
+
+
+TEMPLATE_KERNEL = """
+template <typename T4, void (*convert)(device const T4*, thread float4&)>
+kernel void g(device const T4* in [[buffer(0)]], device float4* out [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  float4 x;
+  convert(in + i, x);
+  out[i] = x;
+}
+template <typename T4>
+void widen(device const T4* in, thread float4& x) { x = float4(*in); }
+typedef decltype(g<half4, widen>) kernel_type;
+template [[host_name("f")]] kernel kernel_type g<INSTANCE, widen>;
+"""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("element", ["half4", "bfloat4", "packed_char4", "packed_uchar4", "packed_float4"])
+def test_template_kernels_take_vectors_and_functions(element: str, tmp_path: Path) -> None:
+    pipeline = program(TEMPLATE_KERNEL.replace("INSTANCE", element))
+    assert resources(pipeline, tmp_path)["stack_bytes"] == 0
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("source", "target"), [("bfloat4", "half4"), ("half4", "bfloat4")])
+def test_vectors_of_one_16_bit_type_convert_to_the_other(source: str, target: str, tmp_path: Path) -> None:
+    body = f"{{ out[i] = ({target})in[i]; }}"
+    parameters = f"device const {source}* in [[buffer(0)]], device {target}* out [[buffer(1)]]"
+    resources(program(f"kernel void f({parameters}, uint i [[thread_position_in_grid]]) {body}\n"), tmp_path)
+
+
+def test_registers_are_planned_for_the_threadgroups_that_are_asked_for() -> None:
+    assert "__launch_bounds__(64) softmetal_kernel" in flat(translated(program(RUN)))
+    assert "__launch_bounds__(64, 2) softmetal_kernel" in flat(translated(program(RUN, min_groups=2)))
 
 
 @needs_nvcc

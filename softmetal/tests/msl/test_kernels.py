@@ -185,6 +185,21 @@ def test_function_constants() -> None:
     np.testing.assert_array_equal(out, [0, 4, 1.5, 1, 8, -1, -1])
 
 
+def test_indices_of_function_constants_may_be_any_constant_expression() -> None:
+    source = """#include <metal_stdlib>
+using namespace metal;
+#define BASE 400
+enum Indices { kSecond = BASE / 8 };
+constant int first [[function_constant(BASE + 22)]];
+constant bool second [[function_constant(kSecond)]];
+kernel void k(device int* out) { out[0] = second ? first : -first; }
+"""
+    library, out = Library(source), np.zeros(1, np.int32)
+    assert library.function_constants() == {"first": 422, "second": 50}
+    library.pipeline("k", {422: 7, 50: False}).run([out], grid=(1, 1, 1), threads=(1, 1, 1))
+    assert out[0] == -7
+
+
 def test_gates_show_in_the_table(tmp_path: Path) -> None:
     path = compile_program(Program(CONSTANTS), "fast", tmp_path)
     used = {

@@ -1,0 +1,103 @@
+"""bench/aims.py: each aim is met by a record just above it, and missed by one just below."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import aims
+from bench.calls import SHAPES, Call
+
+from .test_command_line import refusal_of
+
+pytestmark = pytest.mark.host_only
+
+READ = 1000.0  # GB/s
+WANTED = {131072: 0.85, 32768: 0.72, 8192: 0.88}
+
+
+def row(call: Call, share: float, impl: str = "fattn") -> dict[str, Any]:
+    fields = ("op", "batch", "q_heads", "kv_heads", "head_dim", "q_len", "kv_len", "dtype")
+    return {
+        **{name: getattr(call, name) for name in fields},
+        "impl": impl,
+        "call": str(call),
+        "options": call.options,
+        "ms_median": call.least_bytes / READ / share / 1e6,
+        "ceiling_fraction": share,
+    }
+
+
+def record(change: float = 1.0) -> dict[str, Any]:
+    """Everything 2 % better than wanted, times `change`; a peer 1 % behind on every plain call."""
+    rows = []
+    for call in SHAPES["decode"]:
+        share = 1.02 * WANTED.get(call.kv_len, 0.75) * change
+        if call.block_size:
+            share *= 0.95
+        elif call.kv_format:  # half the bytes
+            share *= 1.7 / 2 * 1.01
+        elif call.lengths:
+            share = 1.02 * change / 1.3
+        rows.append(row(call, share))
+        if not call.options:
+            rows.append(row(call, share / 1.01, "torch-metal"))
+    return {"rows": rows}
+
+
+def missed(found: dict[str, Any]) -> list[str]:
+    return [verdict.aim for verdict in aims.verdicts(found) if not verdict.met]
+
+
+def test_a_good_record_meets_every_aim() -> None:
+    assert missed(record()) == []
+    assert len(list(aims.verdicts(record()))) == 13 + 12
+
+
+def test_a_record_a_little_slower_misses_the_shares() -> None:
+    lengths = ["decode B1 N=131072", "decode B1 N=32768", "decode B16 N=8192", "one sequence of 65536 and 15"]
+    slow = missed(record(0.97))
+    assert [aim.startswith(start) for aim, start in zip(slow, lengths, strict=True)] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("aim", "which"),
+    [
+        ("pages of 16", {"op": "paged_decode"}),
+        ("int8 cache", {"options": {"kv_format": "int8"}}),
+        ("one sequence of 65536", {"batch": 16, "kv_len": 65536}),
+        ("D=96", {"head_dim": 96}),
+        ("group of 16", {"kv_heads": 2}),
+        ("N=256: time of torch-metal", {"kv_len": 256}),
+    ],
+)
+def test_each_aim_can_be_missed(aim: str, which: dict[str, Any]) -> None:
+    slow = record()
+    for one in slow["rows"]:
+        if one["impl"] == "fattn" and all(one[name] == value for name, value in which.items()):
+            one["ms_median"] *= 1.4
+            one["ceiling_fraction"] /= 1.4
+    assert any(aim in sentence for sentence in missed(slow))
+
+
+def test_what_was_refused_misses_its_aim() -> None:
+    found = record()
+    for one in found["rows"]:
+        if one["head_dim"] == 256:
+            one["refused"] = "no kernel"
+    assert [sentence for sentence in missed(found) if "D=256" in sentence]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(record()))
+    assert aims.main([str(path)]) == 0
+    assert "all 25 aims are met" in capsys.readouterr().out
+    path.write_text(json.dumps(record(0.97)))
+    assert aims.main([str(path)]) == 1
+    assert "4 of 25 aims are missed" in capsys.readouterr().out
+    path.write_text("{}")
+    assert "is no record of the bench" in refusal_of(aims.main, [str(path)], capsys)

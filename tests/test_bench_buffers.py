@@ -1,0 +1,80 @@
+"""bench/buffers.py: operands in every layout are the same attention, and the reference sees what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bench import buffers
+from bench.calls import Call
+
+pytestmark = pytest.mark.host_only
+
+CALLS = [
+    Call("decode", 4, 2, 64, 3, 50),
+    Call("prefill", 4, 2, 64, 20, 33, causal=True),
+    Call("prefill", 4, 2, 64, 20, 33),
+    Call("paged_decode", 4, 2, 64, 1, 50, batch=2, block_size=16, lengths=(50, 9)),
+    Call("decode", 4, 2, 64, 1, 50, batch=2, kv_format="int8", lengths=(1, 50)),
+    Call("paged_decode", 4, 2, 64, 2, 33, block_size=16, kv_format="int8"),
+]
+
+
+def describe(call: Call) -> dict[str, Any]:
+    case = call.case()
+    return {**vars(case), "scale": case.scale}
+
+
+def reference(call: Call, made: dict[str, torch.Tensor]) -> torch.Tensor:
+    from torch_fattn import reference
+
+    keywords: dict[str, Any] = {"is_causal": call.causal} if call.op == "prefill" else {}
+    if call.kv_format:
+        keywords |= {name: made[name] for name in ("key_scales", "value_scales")}
+        keywords["kv_format"] = call.kv_format
+    names = ["query", "key", "value"]
+    names += ["block_tables"] if call.block_size else []
+    names += ["seq_lens"] if call.op != "prefill" else []
+    found = getattr(reference, call.op)(*(made[name] for name in names), **keywords)
+    return found[0] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_the_reference_is_that_of_the_product(call: Call) -> None:
+    case = describe(call)
+    made = buffers.make(case, (), {}, "cpu", seed=3)
+    expected = reference(call, made)
+    for batch in range(call.batch):
+        for head in range(call.q_heads):
+            torch.testing.assert_close(
+                buffers.reference(case, made, batch, head, "cpu"), expected[batch, head], rtol=0, atol=1e-12
+            )
+    made["out"] = expected.to(torch.float16)
+    assert buffers.errors(case, made, False, "cpu")[1] < 1e-3
+    made["out"][-1, -1, -1, 0] += 0.5
+    assert buffers.errors(case, made, False, "cpu")[0] > 0.4
+    made["out"][0, 0, 0, 0] = torch.nan
+    assert buffers.errors(case, made, False, "cpu")[0] == float("inf")
+
+
+def test_blocks_of_q8_0_hold_the_same_values() -> None:
+    made = buffers.make(describe(CALLS[4]), {"key_q8_0"}, {}, "cpu", seed=1)
+    blocks = made["key_q8_0"]
+    assert blocks.shape == (2, 2, 50, 2, 34) and blocks.is_contiguous()
+    scale = blocks[..., :2].contiguous().view(torch.float16).float()
+    values = (scale * blocks[..., 2:].contiguous().view(torch.int8)).flatten(-2)
+    assert torch.equal(values, made["key_scales"][..., None] * made["key"])
+
+
+def test_a_mask_hides_what_lengths_and_causal_rows_do() -> None:
+    call = Call("decode", 2, 1, 64, 2, 6, batch=2, lengths=(6, 3))
+    made = buffers.make(describe(call), {"mask", "query_float32"}, {"partials": 8}, "cpu", seed=1)
+    seen = made["mask"] == 0
+    assert seen.tolist() == [
+        [[True] * 5 + [False], [True] * 6],
+        [[True] * 2 + [False] * 4, [True] * 3 + [False] * 3],
+    ]
+    assert torch.equal(made["query_float32"], made["query"].float())
+    assert made["partials"].view(torch.float32).isnan().all() and made["out"].isnan().all()

@@ -1,0 +1,54 @@
+"""bench/calls.py: the operands of a call, as tensors and as shapes alone, and the bytes that it must move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.calls import SHAPES, Call
+
+pytestmark = pytest.mark.host_only
+
+DECODE = Call("decode", 4, 2, 64, 1, 40)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        DECODE,
+        replace(DECODE, op="paged_decode", block_size=16),
+        *(replace(DECODE, kv_format=kv_format) for kv_format in ("int8", "fp8_e4m3", "int4")),
+        replace(DECODE, op="paged_decode", block_size=16, kv_format="int4"),
+        replace(DECODE, batch=2, lengths=(40, 3)),
+    ],
+    ids=str,
+)
+def test_shapes_alone_are_those_of_the_tensors(call: Call) -> None:
+    tensors, shapes = call.operands("cpu"), call.operands("meta")
+    assert tensors.keys() == shapes.keys()
+    for name, tensor in tensors.items():
+        assert (tensor.shape, tensor.dtype) == (shapes[name].shape, shapes[name].dtype), name
+
+
+def test_an_uneven_batch_moves_the_keys_of_its_lengths() -> None:
+    even = replace(DECODE, batch=3, lengths=(40, 40, 40))
+    assert even.least_bytes == replace(DECODE, batch=3).least_bytes == even.case().least_bytes
+    uneven = replace(even, lengths=(40, 0, 7))
+    assert even.least_bytes - uneven.least_bytes == 2 * 2 * (40 + 33) * 64 * 2
+    assert uneven.least_bytes == uneven.case().least_bytes
+    assert torch.equal(uneven.operands("cpu")["seq_lens"], torch.tensor([40, 0, 7], dtype=torch.int32))
+
+
+def test_every_decode_of_the_bench_is_a_case() -> None:
+    """With the same bytes, by which the table and the aims go."""
+    for call in SHAPES["decode"]:
+        assert call.case().least_bytes == call.least_bytes
+        assert str(call) not in [str(other) for other in SHAPES["decode"] if other is not call]
+
+
+@pytest.mark.parametrize("options", [{"window_left": 9}, {"sinks": True}])
+def test_windows_and_sinks_are_no_case(options: dict[str, int]) -> None:
+    with pytest.raises(NotImplementedError, match="the adapters do not take a"):
+        replace(DECODE, **options).case()
