@@ -102,8 +102,9 @@ class Call:
         return keywords
 
     def case(self) -> Case:
-        """The same as the adapters of bench/peers take it. They know no windows and no sinks."""
-        if self.window_left >= 0 or self.sinks:
+        """The same as the adapters of bench/peers take it. They know no windows, no sinks and no
+        latent heads."""
+        if self.window_left >= 0 or self.sinks or self.latent_dim:
             raise NotImplementedError(f"the adapters do not take {' and '.join(self.features)}")
         return self._case
 
