@@ -73,15 +73,24 @@ def test_every_code_of_a_value(kv_format: str, dtype: torch.dtype, device: str) 
 
 @pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
-@pytest.mark.parametrize("kv_format", FORMATS)
-def test_every_code_of_a_key(kv_format: str, dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize(
+    ("kv_format", "scale", "minimum"),
+    [
+        *((kv_format, 0.25, -1.0) for kv_format in FORMATS),
+        ("int4", 0.2346, -1003.0),  # which float16 would round
+        ("int4", 8744.0, -65504.0),  # up to 65656, beyond float16
+    ],
+)
+def test_every_code_of_a_key(
+    kv_format: str, scale: float, minimum: float, dtype: torch.dtype, device: str
+) -> None:
     """Head h has a one in column h alone, and lse is the only score."""
     count = 16 if kv_format == "int4" else 256
     codes = torch.randperm(256, generator=torch.Generator().manual_seed(2)).view(2, 1, 1, 128) % count
     if kv_format == "fp8_e4m3":
         codes[codes % 128 == 127] = 0  # a NaN would be in every sum
     stored = storage(codes, kv_format)
-    scales = scales_of((2, 1, 1), 128, kv_format, 0.25, -1.0)
+    scales = scales_of((2, 1, 1), 128, kv_format, scale, minimum)
     arguments = {
         "query": torch.eye(128, dtype=dtype).view(1, 128, 1, 128).expand(2, -1, -1, -1),
         "key": stored,

@@ -257,8 +257,8 @@ def decode(
 
             `torch_fattn.reference.quantise` makes such caches, and says how far their elements are from what
             was quantised: e of a key moves a score by at most `scale * sum(abs(query)) * e`, e of a value the
-            result by at most e. Reading adds no error to that but the rounding of int4's elements to float16
-            where query is float16.
+            result by at most e. Reading adds no error to that: elements are multiplied as they are, or in
+            float32.
 
     D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, is read with it
     and not again: the latent vectors of multi-head latent attention (DeepSeek) are both. Dtypes, the

@@ -35,8 +35,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   }
   const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
   // The packed rows of the query, the states of simdgroups that share rows, and the scales of their steps.
-  const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
-  const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
+  const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p));
   const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
   const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
   const bool row_scales = p.kv_format == kKvInt8 || p.kv_format == kKvFp8E4M3;

@@ -45,6 +45,11 @@ inline MaskKind mask_kind(DType dtype) {
   return kMaskNone;
 }
 
+// What Q, K and V are multiplied as: OperandOf in kernels/config.h.
+inline DType operand_dtype(const Problem& p) {
+  return p.dtype == DType::kFloat16 && p.kv_format != kKvInt4 ? DType::kFloat16 : DType::kFloat32;
+}
+
 // The kernels' score units per natural unit: see kernels/softmax.h.
 inline double score_unit(const Problem& p) {
   return mask_kind(p.mask_dtype) > kMaskBool ? 1.0 : std::numbers::log2e;
