@@ -32,6 +32,27 @@ struct OperandOf<half, kKvInt4> {
 };
 typedef OperandOf<Element, kKvFormat>::type Operand;
 
+// Of a step in threadgroup memory: as they are, or what a quantised element stands for without its row's
+// scale, exactly.
+template <int kFormat>
+struct TileElementOf {
+  typedef half type;
+};
+template <>
+struct TileElementOf<kKvFloat> {
+  typedef Element type;
+};
+template <>
+struct TileElementOf<kKvInt4> {
+  typedef float type;
+};
+typedef TileElementOf<kKvFormat>::type TileElement;
+
+// Kernels that read fragments from such a tile define it; others read them from the cache.
+#ifndef FATTN_STAGED
+#define FATTN_STAGED 0
+#endif
+
 FATTN_CONSTEXPR int kHeadDim = FATTN_HEAD_DIM;
 FATTN_CONSTEXPR int kValueDim = FATTN_VALUE_DIM;
 FATTN_CONSTEXPR int kRowFragments = FATTN_ROW_FRAGMENTS;  // 8-row fragments per simdgroup

@@ -3,30 +3,19 @@
 
 #include "decode_rows.h"
 #include "query.h"
+#include "scales.h"
 
 namespace fattn {
 
-// The scales of a step's keys and values, in threadgroup memory: each is loaded by one lane, and wanted by
-// the eight that hold scores of the key.
-struct SharedScales {
-  threadgroup float2* pairs;  // of this simdgroup: of two keys each, then of their values
-  ushort lane;
-
-  ushort own_key() const thread { return lane % kTileKeys; }
-
-  void share(float key_scale, float value_scale) const thread {
-    threadgroup float* scales = reinterpret_cast<threadgroup float*>(pairs);
-    simdgroup_barrier(mem_flags::mem_threadgroup);  // those of the step before have been read
-    if (lane < kTileKeys) {
-      scales[lane] = key_scale;
-      scales[kTileKeys + lane] = value_scale;
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
+// The scales of a step, by the lane that looks after each key: where all lanes of this simdgroup find them.
+inline void share_scales(thread const SharedScales& scales, ushort lane, float key_scale, float value_scale) {
+  simdgroup_barrier(mem_flags::mem_threadgroup);  // those of the step before have been read
+  if (lane < kTileKeys) {
+    scales.put_key(lane, key_scale);
+    scales.put_value(lane, value_scale);
   }
-
-  float2 of_keys(int k, LanePosition at) const thread { return pairs[k * 4 + at.pair]; }
-  float2 of_values(int k, LanePosition at) const thread { return pairs[kTileKeys / 2 + k * 4 + at.pair]; }
-};
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+}
 
 // Adds the products of chunk c of key fragment k. Bit e of `present` says that this lane's row e is there.
 // Quantised chunks become operands piece by piece; those that are operands already need no such detour,
@@ -128,12 +117,12 @@ template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
                         thread const Sequence& sequence, thread const SharedScales& scales,
                         thread const StepBlocks& blocks, constant DecodeParams& params, int first_key,
-                        LanePosition at) {
+                        ushort lane, LanePosition at) {
   if (kRowScales && fc_scales) {
-    // Of the key that this lane looks after.
-    const KeyPlace place = blocks.find_any(sequence.table, first_key, scales.own_key());
-    const bool read = !kEdge || (place.exists && sequence.ranges.hold(first_key + scales.own_key()));
-    scales.share(read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f,
+    const int own_key = lane % kTileKeys;  // that this lane looks after
+    const KeyPlace place = blocks.find_any(sequence.table, first_key, own_key);
+    const bool read = !kEdge || (place.exists && sequence.ranges.hold(first_key + own_key));
+    share_scales(scales, lane, read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f,
                  read ? float(*sequence.value.scales_at(place, params.value_scales)) : 1.0f);
   }
   uint present = 0;
@@ -154,13 +143,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
       take_keys<kEdge>(attention, query, rows, c, k, present >> (2 * k), at);
     }
   }
-  if (kRowScales && fc_scales) {
-#pragma clang loop unroll(full)
-    for (int k = 0; k < kKeyFragments; k++) {
-      const float2 pair = scales.of_keys(k, at);
-      attention.scale_products(k, pair[0], pair[1]);
-    }
-  }
+  scale_products(attention, scales, at);
   modify_scores(attention, sequence.modifiers, first_key, at);
   if (kEdge) {
     hide_scores(attention, sequence.visible, sequence.mask, first_key, present, at);
@@ -172,10 +155,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     const KeyPlace place = blocks.find(sequence.table, key, k);
     const bool read = place.exists && sequence.ranges.hold(key);
     const StoredRow row = sequence.value.row_at(place, params.value, params.value_scales);
-    if (kRowScales && fc_scales) {
-      const float2 pair = scales.of_values(k, at);
-      attention.scale_weights<kEdge>(k, pair[0], pair[1]);
-    }
+    scale_weights<kEdge>(attention, scales, k, at);
     take_values<kEdge>(attention, row, k, read, at);
   }
 }
