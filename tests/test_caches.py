@@ -108,7 +108,7 @@ def test_generate_from_a_quantised_cache(make: Any, kv_format: str, device: str)
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_prefill_of_a_paged_cache(kv_format: str, device: str, checked: Checked) -> None:
-    """Prompts, chunks of them, single tokens and none, in one call for all; equal numbers and unequal ones."""
+    """Prompts, chunks of them, single tokens and none, in one call; equal numbers and unequal ones."""
     cache, dense = paged(device, kv_format=kv_format), Dense(kv_format)
     sequences = [cache.allocate() for _ in range(3)]
     for counts in ((5, 1, 18), (2, 2, 2), (0, 9, 1)):
