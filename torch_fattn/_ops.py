@@ -261,8 +261,9 @@ def decode(
             float32.
 
     D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, is read with it
-    and not again: the latent vectors of multi-head latent attention (DeepSeek) are both. Dtypes, the
-    remaining arguments, results and errors are those of `prefill`.
+    and not again: the latent vectors of multi-head latent attention (DeepSeek) are both. In an int4 cache its
+    scales must be a view too, `key_scales[..., :Dv // 32, :]`. Dtypes, the remaining arguments, results and
+    errors are those of `prefill`.
 
     The keys are cut into chunks whose partial results a second pass merges by log-sum-exp, so that a batch of
     one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
