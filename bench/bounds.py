@@ -37,6 +37,10 @@ def _cases() -> dict[str, Call]:
         for name, call in (("D256", wide), ("MLA", latent)):
             cases[f"decode-{name}-rows{rows}"] = call
             cases[f"paged-decode-{name}-rows{rows}"] = replace(call, op="paged_decode", block_size=16)
+    for kv_format in ("int8", "int4"):
+        stored = Call("decode", 8, 2, 128, 1, 512, kv_format=kv_format)
+        cases[f"decode-{kv_format}"] = stored
+        cases[f"decode-MLA-{kv_format}"] = replace(stored, kv_heads=1, head_dim=576, latent_dim=512)
     for head_dim in (64, 128):
         causal = Call("prefill", 2, 1, head_dim, 256, 256, causal=True)
         cases[f"prefill-causal-D{head_dim}"] = causal

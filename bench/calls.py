@@ -207,13 +207,23 @@ class Call:
             extra[f"{name}_scales"] = scales.to(device)
             return elements.to(device)
 
+        def latent(key: Tensor) -> Tensor:
+            """The first columns of the key, and their scales."""
+            columns = self.latent_dim
+            if self.kv_format:
+                scales = extra["key_scales"]
+                extra["value_scales"] = (
+                    scales[..., : columns // 32, :] if self.kv_format == "int4" else scales
+                )
+            return key[..., : columns // 2 if self.kv_format == "int4" else columns]
+
         query = normal(self.batch, self.q_heads, self.q_len, self.head_dim)
         if self.sinks:
             extra["sinks"] = normal(self.q_heads)
         if self.op != "paged_decode":
             cache = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
             key = stored("key", *cache)
-            value = key[..., : self.latent_dim] if self.latent_dim else stored("value", *cache)
+            value = latent(key) if self.latent_dim else stored("value", *cache)
             found = {"query": query, "key": key, "value": value}
             if self.lengths:
                 found["seq_lens"] = torch.tensor(self.lengths, dtype=torch.int32, device=device)
@@ -225,7 +235,7 @@ class Call:
         return {
             "query": query,
             "key_cache": key_cache,
-            "value_cache": key_cache[..., : self.latent_dim] if self.latent_dim else stored("value", *pool),
+            "value_cache": latent(key_cache) if self.latent_dim else stored("value", *pool),
             "block_tables": order.reshape(self.batch, blocks).to(torch.int32).to(device),
             "seq_lens": torch.full((self.batch,), self.kv_len, dtype=torch.int32, device=device),
             **extra,

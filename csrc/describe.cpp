@@ -111,7 +111,7 @@ Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor&
   problem.query = {q.strides[0], q.strides[1], q.strides[2]};
   problem.key = {k.strides[0], k.strides[1], k.strides[2]};
   problem.value = {v.strides[0], v.strides[1], v.strides[2]};
-  problem.value_in_key = format == kKvFloat && is_in_key(value, key);
+  problem.value_in_key = is_in_key(value, key);
   problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
   return {.problem = problem, .query = query, .key = key, .value = value};
 }
@@ -150,7 +150,7 @@ Call describe_paged(Op op, const Tensor& query, const Tensor& key_cache, const T
   // The kernels go block, head, slot; the pool is stored block, slot, head.
   problem.key = {k.strides[0], k.strides[2], k.strides[1]};
   problem.value = {v.strides[0], v.strides[2], v.strides[1]};
-  problem.value_in_key = format == kKvFloat && is_in_key(value_cache, key_cache);
+  problem.value_in_key = is_in_key(value_cache, key_cache);
   problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
   problem.block_size = key_cache.size(1);
   problem.num_blocks = key_cache.size(0);
@@ -193,6 +193,11 @@ void add_scales(Call& call, const OptionalTensor& key_scales, const OptionalTens
                     " is not; pass both, or neither for fp8_e4m3 that needs no scales");
   if (!of_keys) return;
   problem.has_scales = true;
+  // Elements of int8 and fp8_e4m3 are multiplied as they are, whatever their scales; int4 has the same
+  // elements only where it has the same groups.
+  if (problem.kv_format == kKvInt4) {
+    problem.value_in_key = problem.value_in_key && is_in_key(*value_scales, *key_scales);
+  }
   problem.key_scales = scale_strides(call, *key_scales);
   problem.value_scales = scale_strides(call, *value_scales);
   if (problem.kv_format == kKvInt4) {

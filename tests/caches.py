@@ -39,3 +39,9 @@ def as_scales(operand: Operand, kv_format: str) -> Operand:
     if kv_format == "int4":
         size, stride = (*size, operand.size[-1] // 2, 2), (*stride, 2, 1)
     return Operand(operand.base, size, stride, operand.offset)
+
+
+def first_scales(scales: Operand, dim: int, kv_format: str) -> Operand:
+    """Those of the first columns of each row."""
+    size = (*scales.size[:-2], dim // 32, 2) if kv_format == "int4" else scales.size
+    return Operand(scales.base, size, scales.stride, scales.offset)

@@ -45,7 +45,10 @@ def on_meta(problem: Problem) -> dict[str, Any]:
     if kv_format != "float":
         arguments["kv_format"] = kv_format
     if p.value_in_key:
-        arguments[f"value{suffix}"] = arguments[f"key{suffix}"][..., : p.value_dim]
+        columns = p.value_dim // 2 if kv_format == "int4" else p.value_dim
+        arguments[f"value{suffix}"] = arguments[f"key{suffix}"][..., :columns]
+        if kv_format == "int4":
+            arguments["value_scales"] = arguments["key_scales"][..., : p.value_dim // 32, :]
     if p.seq_lens is not None:
         arguments["seq_lens"] = tensor((p.batch,), torch.int32)
     if p.mask is not None:
@@ -142,6 +145,20 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         Problem(0, "paged_decode", f16, 8, 32, 8, 1, 4096, 128, 128, seq_lens=(9,) * 8, block_size=16),
         M1,
     ),
+    "paged_mla_int8": (
+        Problem(
+            *(0, "paged_decode", f16, 4, 128, 1, 1, 8192, 576, 512),
+            value_in_key=True,
+            seq_lens=(9,) * 4,
+            block_size=64,
+            kv_format="int8",
+        ),
+        M1,
+    ),
+    "decode_wide_int4": (
+        Problem(0, "decode", f16, 2, 32, 8, 1, 4096, 256, 256, seq_lens=(9, 4096), kv_format="int4"),
+        M1,
+    ),
     "prefill_options": (
         Problem(
             0,
@@ -184,6 +201,20 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         ),
         M1,
     ),
+    **{
+        f"paged_prefill_{kv_format}": (
+            Problem(
+                *(0, "paged_prefill", f16, 2, 32, 8, 900, 4096, 128, 128),
+                causality="bottom_right",
+                seq_lens=(4000, 900),
+                q_lens=(1, 900),
+                block_size=16,
+                kv_format=kv_format,
+            ),
+            M1,
+        )
+        for kv_format in ("int8", "int4")
+    },
     "paged_prefill_tokens": (
         Problem(
             0,

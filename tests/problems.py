@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests import features
-from tests.caches import POISON, Cache, as_scales
+from tests.caches import POISON, Cache, as_scales, first_scales
 from tests.layouts import Operand, flat, lay_out, packed, spread
 from tests.visibility import visibility
 
@@ -53,7 +53,7 @@ WINDOWS_LEFT = (-1, -1, -1, 0, 1, 5, 40, 200, 10**9)
 WINDOWS_RIGHT = (-1, -1, 0, 3)
 SINK_TOKENS = (0, 0, 1, 4, 40, 300)
 SOFTCAPS = (0.0, 0.0, 2.0, 30.0)
-# How a decode's cache is stored; "float" is the dtype of the query.
+# How a cache is stored; "float" is the dtype of the query.
 KV_FORMATS = ("float", "float", "float", "int8", "fp8_e4m3", "fp8_e4m3_unscaled", "int4")
 TREES = (None, None, None, "shared", "each")  # a tree mask for all sequences, or one for each
 MAX_LENGTH = 300
@@ -210,8 +210,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         op, (q_heads, kv_heads) = ops[i], groups[i]
         is_decode = op in ("decode", "paged_decode")
         head_dim, value_dim, value_in_key = (is_decode and wide[i]) or (*dims[i], False)
-        quantised = is_decode and not wide[i]
-        kv_format = _kv_format(format_rng, head_dim, value_dim) if quantised else "float"
+        kv_format = "float" if op == "prefill" else _kv_format(format_rng, head_dim, value_dim)
         batch = rng.choice((1, 2, 3))
         if not is_decode:
             q_len, kv_len = (1 if rng.random() < 0.1 else _length(rng)), _length(rng)
@@ -419,7 +418,8 @@ def build(problem: Problem, seed: int = 0) -> Case:
             return lay_out(poisoned, layout, fill)
         return _paged(p, poisoned, table, num_blocks, layout, fill)
 
-    for name, values, layout in (("key", key, k_layout), ("value", value, v_layout)):
+    sides = (("key", key, k_layout), ("value", value, v_layout))
+    for name, values, layout in sides[: 1 if p.value_in_key else 2]:
         cache = Cache.of(values, p.kv_format)
         clean[name] = cache.clean
         operands[f"{name}_cache" if p.block_size else name] = placed(cache.stored, layout, POISON[kv_format])
@@ -429,7 +429,11 @@ def build(problem: Problem, seed: int = 0) -> Case:
             operands[f"{name}_scales"] = as_scales(placed(cache.scales, scales_layout, torch.nan), kv_format)
     if p.value_in_key:
         suffix = "_cache" if p.block_size else ""
-        operands[f"value{suffix}"] = operands[f"key{suffix}"].first_columns(p.value_dim)
+        columns = p.value_dim // 2 if kv_format == "int4" else p.value_dim
+        operands[f"value{suffix}"] = operands[f"key{suffix}"].first_columns(columns)
+        clean["value"] = clean["key"][..., : p.value_dim]
+        if "key_scales" in operands:
+            operands["value_scales"] = first_scales(operands["key_scales"], p.value_dim, kv_format)
     if p.seq_lens is not None:
         operands["seq_lens"] = flat(torch.tensor(p.seq_lens, dtype=torch.int32))
     if mask is not None:

@@ -105,6 +105,33 @@ def test_generate_from_a_quantised_cache(make: Any, kv_format: str, device: str)
     generate(make(device, kv_format=kv_format), device, kv_format)
 
 
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_prefill_of_a_paged_cache(kv_format: str, device: str, checked: Checked) -> None:
+    """Prompts, chunks of them, single tokens and none, in one call; equal numbers and unequal ones."""
+    cache, dense = paged(device, kv_format=kv_format), Dense(kv_format)
+    sequences = [cache.allocate() for _ in range(3)]
+    for counts in ((5, 1, 18), (2, 2, 2), (0, 9, 1)):
+        step = cache.extend(sequences, counts)
+        query = dense.rows(sum(counts), HEADS, DIM)
+        with pytest.raises(
+            ValueError, match=r"PagedKVCache\.prefill: layer 0 has not got this step's tokens"
+        ):
+            cache.prefill(0, step, query.to(device))
+        dense.append(cache, step, counts, device)
+        for layer in range(LAYERS):
+            with checked():
+                out = cache.prefill(layer, step, query.to(device), softcap=3.0).cpu()
+            rows = query.split(counts)
+            for own, result, sequence in zip(rows, out.split(counts), sequences, strict=True):
+                pairs = dense.tokens[sequence][layer]
+                key, value = (torch.stack(side, 1)[None] for side in zip(*pairs, strict=True))
+                exact, _ = reference.prefill(
+                    own.transpose(0, 1)[None], key, value, is_causal=True, softcap=3.0
+                )
+                assert torch.allclose(result.double(), exact[0].transpose(0, 1), atol=1e-5)
+
+
 @pytest.mark.parametrize("kv_format", FORMATS[1:])
 @pytest.mark.parametrize("make", [static, paged])
 def test_what_a_quantised_cache_stores(make: Any, kv_format: str) -> None:

@@ -90,6 +90,9 @@ def test_decode_reads_the_cache_once(op: str, group: int) -> None:
         Call("decode", 32, 1, 256, 1, 300, window_left=63),
         Call("decode", 8, 1, 576, 4, 130, latent_dim=512),
         Call("decode", 16, 1, 64, 2, 130, latent_dim=40),
+        Call("decode", 16, 1, 256, 1, 130, kv_format="int8"),
+        Call("decode", 8, 1, 576, 1, 130, latent_dim=512, kv_format="fp8_e4m3"),
+        Call("decode", 8, 1, 576, 2, 130, latent_dim=512, kv_format="int4"),
     ],
     ids=str,
 )

@@ -287,8 +287,8 @@ MUTANTS = [
         "scales_are_read_before_all_are_there",
         INT8,
         "fattn_decode",
-        "scales[kTileKeys + lane] = value_scale;\n    }\n    simdgroup_barrier(mem_flags::mem_threadgroup);",
-        "scales[kTileKeys + lane] = value_scale;\n    }",
+        "scales.put_value(lane, value_scale);\n  }\n  simdgroup_barrier(mem_flags::mem_threadgroup);",
+        "scales.put_value(lane, value_scale);\n  }",
         "race",
     ),
     Mutant(

@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ import pytest
 import torch
 
 import torch_fattn
-from tests import problems
+from tests import golden_calls, problems
 from tests.direct_launch import kernel_text
+from tests.problems import Problem
 
 pytestmark = pytest.mark.host_only
 
@@ -35,6 +37,20 @@ FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
 WIDE_HEAD_DIMS = [(dim, dim) for dim in range(136, 577, 40)] + [(192, 128), (256, 256), (512, 512), (24, 328)]
 LATENT_HEAD_DIMS = [(576, 512), (64, 40)]  # the value is the first columns of the key
+
+# Over quantised caches of each format: by kernel, problems whose dtype and format are exchanged.
+f32 = torch.float32
+PACKED: dict[str, Any] = {"q_lens": (40,), "seq_lens": (100,), "block_size": 16}
+QUANTISED = {
+    "prefill": [
+        Problem(0, "paged_prefill", f32, 1, 8, 2, 40, 1024, *d, **PACKED) for d in ((64, 64), (96, 128))
+    ],
+    "decode": [Problem(0, "decode", f32, 1, 8, 2, 1, 1024, 64, 64)],
+    "decode_wide": [
+        Problem(0, "decode", f32, 1, 8, 2, 1, 1024, 192, 160),
+        *(Problem(0, "decode", f32, 1, heads, 1, 1, 1024, 576, 512, value_in_key=True) for heads in (8, 32)),
+    ],
+}
 
 Pipeline = tuple[str, tuple[str, ...]]  # source, macros as -DNAME=VALUE
 
@@ -60,24 +76,11 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             value = key[..., :value_dim]
         op = "prefill" if kernel == "prefill" else "decode"
         yield torch_fattn.explain(op, query, key, value, family=family, cores=80)
-    if kernel == "decode":
-        for kv_format, storage in {"int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}.items():
-            query = torch.empty(1, 8, 1, 64, dtype=dtype, device="meta")
-            stored = torch.empty(1, 2, 1024, 32 if kv_format == "int4" else 64, dtype=storage, device="meta")
-            scales = torch.empty(1, 2, 1024, device="meta")
-            if kv_format == "int4":
-                scales = torch.empty(1, 2, 1024, 2, 2, dtype=torch.float16, device="meta")
-            yield torch_fattn.explain(
-                "decode",
-                query,
-                stored,
-                stored,
-                key_scales=scales,
-                value_scales=scales,
-                kv_format=kv_format,
-                family=7,
-                cores=80,
-            )
+    for kv_format in ("int8", "fp8_e4m3", "int4"):
+        for problem in QUANTISED[kernel]:
+            quantised = replace(problem, dtype=dtype, kv_format=kv_format)
+            arguments = golden_calls.on_meta(quantised)
+            yield torch_fattn.explain(problem.op, **arguments, family=7, cores=80)
 
 
 def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:

@@ -260,6 +260,17 @@ def test_a_token_reads_its_keys_once_for_all_heads(q_heads: int) -> None:
 
 
 @needs_emulator
+@pytest.mark.parametrize(("kv_format", "row_bytes"), [("int8", 64), ("fp8_e4m3", 64), ("int4", 32)])
+def test_a_quantised_pool_is_read_as_it_is_stored(kv_format: str, row_bytes: int) -> None:
+    """Once, by a tile for each sequence."""
+    case = case_of(
+        q_heads=8, head_dim=64, value_dim=64, q_lens=(1, 8), seq_lens=(300, 90), kv_format=kv_format
+    )
+    _, key_bytes, _ = counters(case.arguments("mps")[0])
+    assert key_bytes == (300 + 90) * 2 * row_bytes
+
+
+@needs_emulator
 def test_sequences_without_rows_cost_nothing() -> None:
     """Nor do spare rows: their tiles exist, but see no key."""
     few = case_of(q_lens=(40, 1), seq_lens=(64, 100))

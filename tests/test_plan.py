@@ -89,9 +89,12 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
         assert (heads, batch) == (p.kv_heads, 1)
     assert params["q_tiles"] == tiles and params["group_size"] * p.kv_heads == p.q_heads
     padding = 16 + 64
-    row_bytes = (p.head_dim + p.value_dim) * ELEMENT_BYTES[macros["FATTN_T"]] + padding
-    tile_bytes = int(macros["FATTN_TILE_KEYS"]) * row_bytes
-    assert launch["threadgroup_bytes"] == tile_bytes + 4 * int(macros["FATTN_SIMDGROUPS"])
+    kv_format, tile_keys = p.kv_format.removesuffix("_unscaled"), int(macros["FATTN_TILE_KEYS"])
+    element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
+    tile_bytes = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + padding)
+    scale_bytes = 8 * (tile_keys if kv_format in ("int8", "fp8_e4m3") else 1)
+    all_bytes = tile_bytes + scale_bytes + 4 * int(macros["FATTN_SIMDGROUPS"])
+    assert launch["threadgroup_bytes"] == -(-all_bytes // 16) * 16
     constants = launch["constants"]
     assert constants["causal"] == p.is_causal
     assert constants["window"] == (p.window_left >= 0 or (p.window_right >= 0 and not p.is_causal))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests import direct_launch, problems
@@ -52,7 +54,10 @@ PACKED = Problem(
     block_size=16,
     spare_rows=2,
 )
-CONTROLS = (PREFILL, PREFILL_WINDOW, PREFILL_RIGHT, PACKED)
+# The scales of keys below the window are NaN, and some of them are in its first step.
+PACKED_INT8 = replace(PACKED, kv_format="int8", window_left=20)
+PACKED_INT4 = replace(PACKED, kv_format="int4", head_dim=64, value_dim=32)
+CONTROLS = (PREFILL, PREFILL_WINDOW, PREFILL_RIGHT, PACKED, PACKED_INT8, PACKED_INT4)
 
 MUTANTS = [
     *removed_barriers("prefill", PREFILL),
@@ -243,6 +248,71 @@ MUTANTS = [
         "fattn_prefill",
         "place_of(first_key + i,",
         "place_of(first_key + i + 1,",
+    ),
+    # Quantised pools.
+    Mutant(
+        "packed_scale_of_the_next_key",
+        PACKED_INT8,
+        "fattn_prefill",
+        "put_key(thread_index, key_scale)",
+        "put_key(thread_index ^ 1, key_scale)",
+    ),
+    Mutant(
+        "packed_values_by_the_scales_of_keys",
+        PACKED_INT8,
+        "fattn_prefill",
+        "*source.value.scales_at(place, params.value_scales)",
+        "*source.key.scales_at(place, params.key_scales)",
+    ),
+    Mutant(
+        "packed_scales_of_the_first_head",
+        PACKED_INT8,
+        "fattn_prefill",
+        "source.value.head = uint(tile.kv_head);",
+        "source.value.head = 0;",
+    ),
+    Mutant(
+        "packed_scale_of_another_slot",
+        PACKED_INT8,
+        "fattn_prefill",
+        "place_of(first_key + lane % kTileKeys, block)",
+        "place_of(first_key + (lane ^ 3) % kTileKeys, block)",
+    ),
+    Mutant(
+        "packed_reads_scales_of_keys_that_are_not_there",
+        PACKED_INT8,
+        "fattn_prefill",
+        "const bool read = kWhole || place.exists;",
+        "const bool read = true;",
+        "bounds",
+    ),
+    Mutant(
+        "packed_hidden_scale_counts",
+        PACKED_INT8,
+        "fattn_prefill",
+        "const bool sees_second = !kHidden ||",
+        "const bool sees_second = true ||",
+    ),
+    Mutant(
+        "packed_keys_are_not_scaled",
+        PACKED_INT8,
+        "fattn_prefill",
+        "  scale_products(attention, tiles.scales, at);",
+        "",
+    ),
+    Mutant(
+        "packed_groups_of_the_first_columns",
+        PACKED_INT4,
+        "fattn_prefill",
+        "column / kInt4Group * 2",
+        "0",
+    ),
+    Mutant(
+        "packed_tile_of_even_columns",
+        PACKED_INT4,
+        "fattn_prefill",
+        "const int at = i + w * kTileChunk / 4;",
+        "const int at = (i + w * kTileChunk / 4) & ~1;",
     ),
     Mutant(
         "packed_lse_by_rows",

@@ -1,5 +1,5 @@
-"""Caches of int8, fp8_e4m3 and int4: every code as it is defined, what the scales may be, the documented
-error bounds, and wrong calls. Random problems with them are in test_random.py."""
+"""Caches of int8, fp8_e4m3 and int4 in every op that reads them: every code as it is defined, what the scales
+may be, the documented error bounds, and wrong calls. Random problems with them are in test_random.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch_fattn.reference import dequantise, quantise
 fattn = torch.ops.fattn
 f16, f32 = torch.float16, torch.float32
 FORMATS = ("int8", "fp8_e4m3", "int4")
-OPS = ("decode", "paged_decode")
+OPS = ("decode", "paged_decode", "paged_prefill")
 NAN, INF = torch.nan, torch.inf
 
 
@@ -41,6 +41,14 @@ def scales_of(shape: tuple[int, ...], dim: int, kv_format: str, scale: float, mi
 
 def on(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: a.to(device) if isinstance(a, Tensor) else a for name, a in arguments.items()}
+
+
+def sizes_of(op: str) -> dict[str, Any]:
+    """What a problem of two sequences needs besides, to be one of that op."""
+    sizes: dict[str, Any] = {"block_size": 0 if op == "decode" else 16}
+    if op == "paged_prefill":
+        sizes |= {"q_lens": (2, 1), "causality": "bottom_right"}
+    return sizes
 
 
 def run(arguments: dict[str, Any], device: str = "mps") -> tuple[Tensor, Tensor]:
@@ -73,15 +81,24 @@ def test_every_code_of_a_value(kv_format: str, dtype: torch.dtype, device: str) 
 
 @pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
-@pytest.mark.parametrize("kv_format", FORMATS)
-def test_every_code_of_a_key(kv_format: str, dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize(
+    ("kv_format", "scale", "minimum"),
+    [
+        *((kv_format, 0.25, -1.0) for kv_format in FORMATS),
+        ("int4", 0.2346, -1003.0),  # which float16 would round
+        ("int4", 8744.0, -65504.0),  # up to 65656, beyond float16
+    ],
+)
+def test_every_code_of_a_key(
+    kv_format: str, scale: float, minimum: float, dtype: torch.dtype, device: str
+) -> None:
     """Head h has a one in column h alone, and lse is the only score."""
     count = 16 if kv_format == "int4" else 256
     codes = torch.randperm(256, generator=torch.Generator().manual_seed(2)).view(2, 1, 1, 128) % count
     if kv_format == "fp8_e4m3":
         codes[codes % 128 == 127] = 0  # a NaN would be in every sum
     stored = storage(codes, kv_format)
-    scales = scales_of((2, 1, 1), 128, kv_format, 0.25, -1.0)
+    scales = scales_of((2, 1, 1), 128, kv_format, scale, minimum)
     arguments = {
         "query": torch.eye(128, dtype=dtype).view(1, 128, 1, 128).expand(2, -1, -1, -1),
         "key": stored,
@@ -101,46 +118,78 @@ def test_every_code_of_a_key(kv_format: str, dtype: torch.dtype, device: str) ->
 @pytest.mark.parametrize("kv_format", [*FORMATS, "fp8_e4m3_unscaled"])
 def test_whole_steps_and_chunks(kv_format: str, dtype: torch.dtype, op: str) -> None:
     """At the head size that the table is tuned for: two chunks, and an end in the middle of a step."""
-    sizes: dict[str, Any] = {"seq_lens": (547, 256), "block_size": 16 if op == "paged_decode" else 0}
-    case = problems.build(Problem(3, op, dtype, 2, 8, 2, 1, 560, 128, 128, kv_format=kv_format, **sizes))
+    sizes: dict[str, Any] = {"seq_lens": (547, 256), **sizes_of(op)}
+    case = problems.build(Problem(3, op, dtype, 2, 8, 2, 2, 560, 128, 128, kv_format=kv_format, **sizes))
     with counted_launches() as launches:
         out, lse = getattr(fattn, op)(**case.arguments("mps")[0])
-    assert launches == {"fattn_decode": 1, "fattn_merge": 1}
+    kernels = ("fattn_prefill",) if op == "paged_prefill" else ("fattn_decode", "fattn_merge")
+    assert launches == dict.fromkeys(kernels, 1)
     assert_close(case, out.cpu(), lse.cpu())
 
 
+@pytest.mark.parametrize("op", ["decode", "paged_decode"])
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
 @pytest.mark.parametrize("kv_format", [*FORMATS, "fp8_e4m3_unscaled"])
-@pytest.mark.parametrize("index", range(4))
-def test_cpu(kv_format: str, index: int) -> None:
-    op, sizes = ("decode", {}) if index < 2 else ("paged_decode", {"block_size": 8})
-    options = {"window_left": 20, "sink_tokens": 3, "mask": f32} if index % 2 else {}
-    fields: dict[str, Any] = {**sizes, **options, "seq_lens": (40, 0), "kv_format": kv_format}
-    case = problems.build(Problem(index, op, f32, 2, 4, 2, 3, 64, 32, 64, **fields))
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "value_in_key"), [(192, 160, False), (576, 512, True), (64, 32, True)]
+)
+def test_shared_columns(
+    head_dim: int, value_dim: int, value_in_key: bool, kv_format: str, dtype: torch.dtype, op: str
+) -> None:
+    """Wide heads, and values that are columns of their keys: an end in the middle of a step."""
+    dims = (head_dim, value_dim, value_in_key)
+    sizes: dict[str, Any] = {"seq_lens": (75, 32), **sizes_of(op)}
+    case = problems.build(Problem(5, op, dtype, 2, 4, 1, 2, 80, *dims, kv_format=kv_format, **sizes))
+    with counted_launches() as launches:
+        out, lse = getattr(fattn, op)(**case.arguments("mps")[0])
+    assert launches == {"fattn_decode_wide": 1}
+    assert_close(case, out.cpu(), lse.cpu())
+
+
+@needs_emulator
+@pytest.mark.parametrize("kv_format", ["int8", "int4"])
+def test_columns_with_other_scales(kv_format: str) -> None:
+    """Elements of int8 are read once whatever their scales. The groups of int4 must be the key's own, or the
+    columns are read again."""
+    import softmetal
+
+    case = problems.build(
+        Problem(6, "decode", f32, 1, 4, 1, 1, 40, 160, 128, value_in_key=True, kv_format=kv_format)
+    )
+    arguments, _ = case.arguments("mps")
+    for scales, read_again in (
+        (arguments["value_scales"], False),
+        (arguments["value_scales"] * 2, kv_format == "int4"),
+    ):
+        changed = arguments | {"value_scales": scales}
+        with softmetal.checks(count_bytes=True), softmetal.record() as launches:
+            out, lse = fattn.decode(**changed)
+        assert (launches[-1]["buffers_read"].get("2", 0) > 0) == read_again
+        exact, exact_lse = torch_fattn.reference.decode(**on("cpu", changed))
+        assert torch.allclose(out.cpu().double(), exact, atol=1e-5)
+        assert torch.allclose(lse.cpu().double(), exact_lse, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_format", [*FORMATS, "fp8_e4m3_unscaled"])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("index", range(2))
+def test_cpu(kv_format: str, index: int, op: str) -> None:
+    options: dict[str, Any] = {"window_left": 20, "sink_tokens": 3} if index % 2 else {}
+    if index % 2 and op != "paged_prefill":
+        options["mask"] = f32
+    fields: dict[str, Any] = {**sizes_of(op), **options, "seq_lens": (40, 0), "kv_format": kv_format}
+    case = problems.build(Problem(index, op, f32, 2, 4, 2, 2, 64, 32, 64, **fields))
     assert_close(case, *getattr(fattn, op)(**case.arguments("cpu")[0]))
 
 
+@pytest.mark.parametrize("op", ["paged_decode", "paged_prefill"])
 @pytest.mark.parametrize("kv_format", FORMATS)
-def test_the_reference_reads_pools(kv_format: str) -> None:
-    case = problems.build(
-        Problem(
-            1,
-            "paged_decode",
-            f32,
-            2,
-            4,
-            2,
-            2,
-            48,
-            32,
-            32,
-            seq_lens=(48, 20),
-            block_size=16,
-            kv_format=kv_format,
-        )
-    )
+def test_the_reference_reads_pools(kv_format: str, op: str) -> None:
+    fields: dict[str, Any] = {"seq_lens": (48, 20), "kv_format": kv_format, **sizes_of(op)}
+    case = problems.build(Problem(1, op, f32, 2, 4, 2, 2, 48, 32, 32, **fields))
     arguments, _ = case.arguments("cpu")
-    out, lse = torch_fattn.reference.paged_decode(**arguments)
-    assert_close(case, out.float(), lse.float())
+    out, lse = getattr(torch_fattn.reference, op)(**arguments)
+    assert_close(case, out.float().contiguous(), lse.float().contiguous())
 
 
 # ---- the documented bounds
@@ -183,16 +232,19 @@ def test_distance_from_what_was_quantised(kv_format: str) -> None:
 @pytest.mark.parametrize("bad", [NAN, INF])
 @pytest.mark.parametrize("name", ["key_scales", "value_scales"])
 @pytest.mark.parametrize("kv_format", FORMATS)
-def test_a_bad_scale_reaches_the_rows_that_see_it(kv_format: str, name: str, bad: float, device: str) -> None:
+@pytest.mark.parametrize("dim", [32, 160])
+def test_a_bad_scale_reaches_the_rows_that_see_it(
+    dim: int, kv_format: str, name: str, bad: float, device: str
+) -> None:
     """The first draft token's scale: row 0 sees it, row 1 does not, under a tree mask."""
     generator = torch.Generator().manual_seed(4)
-    query = torch.randn(1, 2, 2, 32, generator=generator)
-    stored, scales = quantise(torch.randn(1, 1, 40, 32, generator=generator), kv_format)
+    query = torch.randn(1, 2, 2, dim, generator=generator)
+    stored, scales = quantise(torch.randn(1, 1, 40, dim, generator=generator), kv_format)
     assert scales is not None
     arguments = {
         "query": query,
         "key": stored,
-        "value": stored,
+        "value": stored.clone(),
         "key_scales": scales,
         "value_scales": scales,
         "kv_format": kv_format,
@@ -206,6 +258,40 @@ def test_a_bad_scale_reaches_the_rows_that_see_it(kv_format: str, name: str, bad
     assert torch.equal(out[:, :, 1], clean[:, :, 1])
 
 
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("name", ["key_scales", "value_scales"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_a_bad_scale_of_a_pool_reaches_the_rows_that_see_it(
+    kv_format: str, name: str, bad: float, device: str
+) -> None:
+    """The scale of the newest token but two: of a prompt's last eight rows, the last three see it."""
+    generator = torch.Generator().manual_seed(4)
+    query = torch.randn(8, 2, 32, generator=generator)
+    (key, scales), (value, _) = (
+        quantise(torch.randn(3, 16, 1, 32, generator=generator), kv_format) for _ in range(2)
+    )
+    assert scales is not None
+    arguments = {
+        "query": query,
+        "key_cache": key,
+        "value_cache": value,
+        "block_tables": torch.tensor([[2, 0, 1]], dtype=torch.int32),
+        "seq_lens": torch.tensor([40], dtype=torch.int32),
+        "cu_seqlens_q": torch.tensor([0, 8], dtype=torch.int32),
+        "max_seqlen_q": 8,
+        "key_scales": scales,
+        "value_scales": scales,
+        "kv_format": kv_format,
+    }
+    clean = fattn.paged_prefill(**on(device, arguments))[0].cpu()
+    spoiled = scales.clone()
+    spoiled[1, 37 - 32] = bad
+    out = fattn.paged_prefill(**on(device, arguments | {name: spoiled}))[0].cpu()
+    assert not out[5:].isfinite().any()
+    assert torch.equal(out[:5], clean[:5])
+
+
 # ---- how torch sees it
 
 
@@ -213,10 +299,8 @@ def test_a_bad_scale_reaches_the_rows_that_see_it(kv_format: str, name: str, bad
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("op", OPS)
 def test_opcheck_and_compile(op: str, kv_format: str, device: str) -> None:
-    block = 16 if op == "paged_decode" else 0
-    case = problems.build(
-        Problem(1, op, f16, 2, 4, 2, 2, 32, 32, 64, seq_lens=(21, 32), block_size=block, kv_format=kv_format)
-    )
+    fields: dict[str, Any] = {"seq_lens": (21, 32), "kv_format": kv_format, **sizes_of(op)}
+    case = problems.build(Problem(1, op, f16, 2, 4, 2, 2, 32, 32, 64, **fields))
     arguments, _ = case.arguments(device)
     function = getattr(fattn, op)
     plain = function(**arguments)
@@ -273,10 +357,8 @@ def test_the_example_runs() -> None:
 
 
 def valid(op: str, kv_format: str) -> dict[str, Any]:
-    block = 16 if op == "paged_decode" else 0
-    problem = Problem(
-        1, op, f16, 2, 4, 2, 2, 32, 64, 32, seq_lens=(21, 32), block_size=block, kv_format=kv_format
-    )
+    fields: dict[str, Any] = {"seq_lens": (21, 32), "kv_format": kv_format, **sizes_of(op)}
+    problem = Problem(1, op, f16, 2, 4, 2, 2, 32, 64, 32, **fields)
     return problems.build(problem).arguments("mps")[0] | {"kv_format": kv_format}
 
 
@@ -339,10 +421,9 @@ def test_wrong_calls(op: str, kv_format: str, change: Any, error: type[Exception
 
 @pytest.mark.parametrize("op", OPS)
 def test_scales_of_a_float_cache(op: str) -> None:
-    block = 16 if op == "paged_decode" else 0
-    problem = Problem(1, op, f16, 2, 4, 2, 2, 32, 64, 32, seq_lens=(21, 32), block_size=block)
+    problem = Problem(1, op, f16, 2, 4, 2, 2, 32, 64, 32, seq_lens=(21, 32), **sizes_of(op))
     arguments, _ = problems.build(problem).arguments("mps")
-    key = arguments["key_cache" if block else "key"]
+    key = arguments["key" if op == "decode" else "key_cache"]
     scales = torch.ones(key.shape[:3], device="mps")
     with pytest.raises(ValueError, match="key_scales has no meaning for a cache of torch.float16"):
         getattr(fattn, op)(**arguments, key_scales=scales, value_scales=scales)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from tests import direct_launch, problems
 from tests.accuracy import assert_close
@@ -21,7 +24,11 @@ FULL_WIDE = Problem(17, "decode", f32, 1, 2, 1, 1, 16, 136, 200, seq_lens=(16,))
 LATENT = Problem(
     18, "paged_decode", f32, 1, 4, 1, 2, 64, 64, 40, value_in_key=True, seq_lens=(61,), block_size=16
 )
-CONTROLS = (WIDE, FULL_WIDE, LATENT)
+WIDE_INT8 = replace(WIDE, kv_format="int8")
+# Some keys are hidden from all rows by the mask, and their scales NaN.
+HIDDEN_INT8 = replace(WIDE, kv_format="int8", mask=torch.bool, mask_broadcast=(True,) * 3 + (False,))
+LATENT_INT4 = replace(LATENT, kv_format="int4", head_dim=96, value_dim=64)
+CONTROLS = (WIDE, FULL_WIDE, LATENT, WIDE_INT8, HIDDEN_INT8, LATENT_INT4)
 
 MUTANTS = [
     *removed_barriers("decode_wide", WIDE),
@@ -52,8 +59,8 @@ MUTANTS = [
         "wide_values_of_the_next_simdgroup",
         WIDE,
         "fattn_decode_wide",
-        "read_share<0, kValueDim>(row, simdgroup,",
-        "read_share<0, kValueDim>(row, simdgroup ^ 1,",
+        "params.value, params.value_scales),\n                     simdgroup,",
+        "params.value, params.value_scales),\n                     simdgroup ^ 1,",
     ),
     Mutant(
         "wide_leaves_out_a_simdgroup",
@@ -73,15 +80,59 @@ MUTANTS = [
         "latent_columns_meet_those_of_the_key_alone",
         LATENT,
         "fattn_decode_wide",
-        "k, kSharedFragments, kKeyFragmentsAlone, alone)",
-        "k, 0, kKeyFragmentsAlone, alone)",
+        "k, SharedColumns::kFragments, KeyColumns::kFragments, run)",
+        "k, 0, KeyColumns::kFragments, run)",
     ),
     Mutant(
-        "latent_reads_its_values_from_the_end",
+        "latent_columns_of_the_value_meet_others",
         LATENT,
         "fattn_decode_wide",
-        "      if (!kValueInKey) {",
-        "      row += 8;\n      if (!kValueInKey) {",
+        "k, 0, SharedColumns::kFragments, run)",
+        "k, KeyColumns::kFragments, SharedColumns::kFragments, run)",
+    ),
+    # Quantised caches.
+    Mutant(
+        "wide_scale_of_the_next_key",
+        WIDE_INT8,
+        "fattn_decode_wide",
+        "put_key(thread_index, key_scale)",
+        "put_key(thread_index ^ 1, key_scale)",
+    ),
+    Mutant(
+        "wide_scales_of_the_first_fragment",
+        WIDE_INT8,
+        "fattn_decode_wide",
+        "scales.of_key(k * 8 + key_in_fragment)",
+        "scales.of_key(key_in_fragment)",
+    ),
+    Mutant(
+        "wide_values_by_the_scales_of_keys",
+        WIDE_INT8,
+        "fattn_decode_wide",
+        "scales.of_values(k, at)",
+        "scales.of_keys(k, at)",
+    ),
+    Mutant(
+        "wide_scales_overtake_the_step_before",
+        WIDE_INT8,
+        "fattn_decode_wide",
+        "    scales.put_key(thread_index, key_scale);",
+        "    scales.put_key(thread_index, key_scale);\n    scales.put_value(thread_index, value_scale);",
+        "race",
+    ),
+    Mutant(
+        "wide_hidden_scale_counts",
+        HIDDEN_INT8,
+        "fattn_decode_wide",
+        "const bool sees_second = !kHidden ||",
+        "const bool sees_second = true ||",
+    ),
+    Mutant(
+        "latent_groups_of_the_first_columns",
+        LATENT_INT4,
+        "fattn_decode_wide",
+        "column / kInt4Group * 2",
+        "0",
     ),
 ]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ._cache_write import cache_write
 from ._kv_formats import INT4_GROUP
@@ -119,17 +120,20 @@ class NewTokens:
     counts: Tensor | int  # int64 [batch], or of every sequence
     sequence: Tensor  # the index of each token's sequence in the batch
     offset: Tensor  # which of its sequence's new tokens it is
+    starts: Tensor  # of each sequence's tokens, and the end of all: int32 [batch + 1]
 
 
 def new_tokens(counts: Sequence[int], device: torch.device) -> NewTokens:
     token = torch.arange(sum(counts), device=device)
     if len(set(counts)) <= 1:
         each = counts[0] if counts else 0
-        return NewTokens(each, token // max(each, 1), token % max(each, 1))
+        starts = torch.arange(len(counts) + 1, dtype=torch.int32, device=device) * each
+        return NewTokens(each, token // max(each, 1), token % max(each, 1), starts)
     numbers = on_device(counts, device)
     batch = torch.arange(len(counts), device=device)
     sequence = torch.repeat_interleave(batch, numbers, output_size=len(token))
-    return NewTokens(numbers, sequence, token - (numbers.cumsum(0) - numbers)[sequence])
+    starts = pad(numbers.cumsum(0), (1, 0))
+    return NewTokens(numbers, sequence, token - starts[sequence], starts.int())
 
 
 def counts_of(name: str, tokens: int | Sequence[int], batch: int) -> list[int]:

@@ -22,7 +22,7 @@ USED_BY = {
     "kv_len": ATTENTION,
     "value_dim": ATTENTION,
     "block_size": ("paged_decode", "paged_prefill"),
-    "kv_format": ("decode", "paged_decode"),
+    "kv_format": ("decode", "paged_decode", "paged_prefill"),
     "parts": ("merge",),
     "causal": ("prefill",),
 }

@@ -48,10 +48,12 @@ def _attention_result(
     )
 
 
-def _packed_result(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+def _packed_result(
+    query: Tensor, key: Tensor, value: Tensor, *_: Any, kv_format: str = "auto", **__: Any
+) -> tuple[Tensor, Tensor]:
     rows, heads, _head_dim = query.shape
     return (
-        query.new_empty(rows, heads, value.shape[-1]),
+        query.new_empty(rows, heads, value.shape[-1] * (2 if kv_format == "int4" else 1)),
         query.new_empty(heads, rows, dtype=torch.float32),
     )
 

@@ -259,12 +259,13 @@ def decode(
 
             `torch_fattn.reference.quantise` makes such caches, and says how far their elements are from what
             was quantised: e of a key moves a score by at most `scale * sum(abs(query)) * e`, e of a value the
-            result by at most e. Reading adds no error to that but the rounding of int4's elements to float16
-            where query is float16.
+            result by at most e. Reading adds no error to that: elements are multiplied as they are, or in
+            float32.
 
     D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, is read with it
-    and not again: the latent vectors of multi-head latent attention (DeepSeek) are both. Dtypes, the
-    remaining arguments, results and errors are those of `prefill`.
+    and not again: the latent vectors of multi-head latent attention (DeepSeek) are both. In an int4 cache its
+    scales must be a view too, `key_scales[..., :Dv // 32, :]`. Dtypes, the remaining arguments, results and
+    errors are those of `prefill`.
 
     The keys are cut into chunks whose partial results a second pass merges by log-sum-exp, so that a batch of
     one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no

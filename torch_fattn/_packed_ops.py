@@ -115,8 +115,7 @@ def paged_prefill(
         is_causal: True unless you say otherwise.
         window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap, scale, return_lse: as in
             `prefill`.
-        key_scales, value_scales, kv_format: as in `decode`, but not built yet: a quantised cache raises
-            NotImplementedError.
+        key_scales, value_scales, kv_format: as in `paged_decode`.
 
     Returns:
         out `[T, Hq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[Hq, T]`, float32.

@@ -7,7 +7,8 @@ come, go and share prefixes. Both hold all layers of a model and are used alike:
         cache.append(layer, step, key, value)    # [tokens, kv_heads, dim]: the new tokens, packed
         out = cache.decode(layer, step, query)   # [batch, heads, rows, dim]: the newest rows of each sequence
 
-`decode` takes up to 16 rows; what longer prompts attend to is the business of `torch_fattn.prefill`.
+`decode` takes up to 16 rows of each sequence. `PagedKVCache.prefill` takes all new tokens of a step, whole
+prompts among them; beside a `StaticKVCache`, prompts are the business of `torch_fattn.prefill`.
 
 What belongs to whom is decided on the host. Lengths and block tables are on the device and changed there, so
 that nothing here waits for the GPU. The classes are not for use from several threads at once.
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from ._cache_memory import CacheShape, Layers, counts_of, fill, new_tokens, on_device
 from ._ops import decode, paged_decode
+from ._packed_ops import paged_prefill
 from ._shared_prefix import shared_prefix_paged_decode
 
 __all__ = ["CacheFullError", "CacheStep", "PagedKVCache", "StaticKVCache"]
@@ -44,6 +46,8 @@ class CacheStep:
     positions: Tensor  # of the new tokens in their sequences, int64 [tokens]
     slot_mapping: Tensor  # where they go, int64 [tokens]
     block_tables: Tensor | None = None  # paged: int32 [batch, blocks of the longest]
+    cu_seqlens_q: Tensor | None = None  # paged: where each sequence's new tokens begin, int32 [batch + 1]
+    max_seqlen_q: int = 0  # paged: the most new tokens of a sequence
     shared_blocks: int = 0  # paged: leading blocks that are the same in all sequences
     _change: int = 0  # of the cache, when this was made
     _appended: set[int] = field(default_factory=set)
@@ -304,6 +308,8 @@ class PagedKVCache:
             positions=positions,
             slot_mapping=blocks * self._block_size + positions % self._block_size,
             block_tables=tables,
+            cu_seqlens_q=new.starts,
+            max_seqlen_q=max(counts, default=0),
             shared_blocks=_common_beginning([sequence.blocks for sequence in grown]),
             _change=self._change,
         )
@@ -336,6 +342,16 @@ class PagedKVCache:
             shared = max(min(step.shared_blocks, before_rows), 0)
             return shared_prefix_paged_decode(*operands, shared, **options)
         return paged_decode(*operands, **options)
+
+    def prefill(self, layer: int, step: CacheStep, query: Tensor, **options: Any) -> Any:
+        """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step as its
+        keys are, with its options and result."""
+        self._check("prefill", step)
+        step.check_appended("PagedKVCache.prefill", layer)
+        assert step.block_tables is not None and step.cu_seqlens_q is not None
+        operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
+        options |= self._layers.options(layer)
+        return paged_prefill(query, *operands, step.max_seqlen_q, **options)
 
     def _get(self, method: str, sequence: int) -> _PagedSequence:
         if sequence not in self._sequences:

@@ -13,19 +13,45 @@ namespace fattn {
 
 typedef FATTN_T Element;  // of query and result: float, half or bfloat
 
+FATTN_CONSTEXPR int kKvFormat = FATTN_KV_FORMAT;  // of K and V: a KvFormat
+
 // What Q, K and V are multiplied as. Half needs no widening: half products are summed in float32 at the same
-// rate, from half the registers. Bfloat arithmetic is emulated before M3, so bfloat is widened.
-template <typename T>
+// rate, from half the registers. Bfloat arithmetic is emulated before M3, so bfloat is widened; and half
+// would round the elements of an int4 cache, and overflow where a group reaches beyond its range.
+template <typename T, int kFormat>
 struct OperandOf {
   typedef float type;
 };
-template <>
-struct OperandOf<half> {
+template <int kFormat>
+struct OperandOf<half, kFormat> {
   typedef half type;
 };
-typedef OperandOf<Element>::type Operand;
+template <>
+struct OperandOf<half, kKvInt4> {
+  typedef float type;
+};
+typedef OperandOf<Element, kKvFormat>::type Operand;
 
-FATTN_CONSTEXPR int kKvFormat = FATTN_KV_FORMAT;  // of K and V: a KvFormat
+// Of a step in threadgroup memory: as they are, or what a quantised element stands for without its row's
+// scale, exactly.
+template <int kFormat>
+struct TileElementOf {
+  typedef half type;
+};
+template <>
+struct TileElementOf<kKvFloat> {
+  typedef Element type;
+};
+template <>
+struct TileElementOf<kKvInt4> {
+  typedef float type;
+};
+typedef TileElementOf<kKvFormat>::type TileElement;
+
+// Kernels that read fragments from such a tile define it; others read them from the cache.
+#ifndef FATTN_STAGED
+#define FATTN_STAGED 0
+#endif
 
 FATTN_CONSTEXPR int kHeadDim = FATTN_HEAD_DIM;
 FATTN_CONSTEXPR int kValueDim = FATTN_VALUE_DIM;

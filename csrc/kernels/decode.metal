@@ -159,7 +159,6 @@ using namespace fattn;
   states.row_sum = shared_sum;
   SharedScales scales;
   scales.pairs = shared_scales + (kRowScales ? simdgroup_index * kTileKeys : 0);
-  scales.lane = lane;
   SharedQuery query_rows;
   query_rows.pairs = shared_query + row_group * kQueryWords + lane;
   int query_batch = -1;
@@ -203,9 +202,9 @@ using namespace fattn;
       StepBlocks blocks;
       const bool exist = blocks.look_up(sequence.table, first_key, lane);
       if (exist && !fc_has_mask && item.ranges.all_see(first_key, first_key + kTileKeys)) {
-        decode_step<false>(attention, query_rows, sequence, scales, blocks, params, first_key, at);
+        decode_step<false>(attention, query_rows, sequence, scales, blocks, params, first_key, lane, at);
       } else {
-        decode_step<true>(attention, query_rows, sequence, scales, blocks, params, first_key, at);
+        decode_step<true>(attention, query_rows, sequence, scales, blocks, params, first_key, lane, at);
       }
     }
     attention.finish();

@@ -3,30 +3,19 @@
 
 #include "decode_rows.h"
 #include "query.h"
+#include "scales.h"
 
 namespace fattn {
 
-// The scales of a step's keys and values, in threadgroup memory: each is loaded by one lane, and wanted by
-// the eight that hold scores of the key.
-struct SharedScales {
-  threadgroup float2* pairs;  // of this simdgroup: of two keys each, then of their values
-  ushort lane;
-
-  ushort own_key() const thread { return lane % kTileKeys; }
-
-  void share(float key_scale, float value_scale) const thread {
-    threadgroup float* scales = reinterpret_cast<threadgroup float*>(pairs);
-    simdgroup_barrier(mem_flags::mem_threadgroup);  // those of the step before have been read
-    if (lane < kTileKeys) {
-      scales[lane] = key_scale;
-      scales[kTileKeys + lane] = value_scale;
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
+// The scales of a step, by the lane that looks after each key: where all lanes of this simdgroup find them.
+inline void share_scales(thread const SharedScales& scales, ushort lane, float key_scale, float value_scale) {
+  simdgroup_barrier(mem_flags::mem_threadgroup);  // those of the step before have been read
+  if (lane < kTileKeys) {
+    scales.put_key(lane, key_scale);
+    scales.put_value(lane, value_scale);
   }
-
-  float2 of_keys(int k, LanePosition at) const thread { return pairs[k * 4 + at.pair]; }
-  float2 of_values(int k, LanePosition at) const thread { return pairs[kTileKeys / 2 + k * 4 + at.pair]; }
-};
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+}
 
 // The rows of K from which a lane takes its part of key fragment k, and whether they are there: bit e of the
 // result.
@@ -194,14 +183,14 @@ template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
                         thread const Sequence& sequence, thread const SharedScales& scales,
                         thread const StepBlocks& blocks, constant DecodeParams& params, int first_key,
-                        LanePosition at) {
+                        ushort lane, LanePosition at) {
   QuantisedStep stored;
   uint present = 0;
   if (kKvFormat != kKvFloat) {
-    present = stored.read<kEdge>(sequence, blocks, params, first_key, scales.own_key(), at);
+    present = stored.read<kEdge>(sequence, blocks, params, first_key, lane % kTileKeys, at);
   }
   if (kRowScales && fc_scales) {
-    scales.share(stored.key_scale, stored.value_scale);
+    share_scales(scales, lane, stored.key_scale, stored.value_scale);
   }
   attention.clear_scores();
 #pragma clang loop unroll(full)
@@ -214,11 +203,8 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     } else {
       stored.multiply_keys(attention, query, k);
     }
-    if (kRowScales && fc_scales) {
-      const float2 pair = scales.of_keys(k, at);
-      attention.scale_products(k, pair[0], pair[1]);
-    }
   }
+  scale_products(attention, scales, at);
   modify_scores(attention, sequence.modifiers, first_key, at);
   if (kEdge) {
     hide_scores(attention, sequence.visible, sequence.mask, first_key, present, at);
@@ -226,10 +212,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   attention.weigh();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-    if (kRowScales && fc_scales) {
-      const float2 pair = scales.of_values(k, at);
-      attention.scale_weights<kEdge>(k, pair[0], pair[1]);
-    }
+    scale_weights<kEdge>(attention, scales, k, at);
     if (kKvFormat == kKvFloat) {
       StoredRow row;
       const bool there = value_row(sequence, blocks, params, first_key, k, at, row);

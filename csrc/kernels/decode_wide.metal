@@ -12,72 +12,24 @@
 //
 // Keys are the left factor of the first product, so that a lane reads them as it reads values (tile.h), and
 // values that are columns of the key are multiplied from the same registers.
+#include "columns.h"
 #include "decode_rows.h"
+#include "scales.h"
 
 namespace fattn {
 
 FATTN_CONSTEXPR bool kValueInKey = FATTN_VALUE_IN_KEY;  // the value is the first columns of the key
 FATTN_CONSTEXPR int kPackedRows = kRowGroups * 8;
 
-// Some columns of a head, shared out: every simdgroup has the same number of fragments, as many of them as
-// possible in chunks of 16 bytes, and the last ones may lie past the end.
-FATTN_CONSTEXPR int kWideFragments = kWideChunk / 2;  // four lanes with a chunk each
-constexpr int wide_share(int columns) {
-  return columns / 8 / (kSimdgroups * kWideFragments) * kWideFragments;
-}
-constexpr int narrow_share(int columns) {
-  return (columns / 8 - kSimdgroups * wide_share(columns) + kSimdgroups - 1) / kSimdgroups;
-}
-constexpr int share_of(int columns) { return wide_share(columns) + narrow_share(columns); }
-
-// The column, of [kFrom, kTo), that element i of a lane's run belongs to; -1: it lies past the end.
-template <int kFrom, int kTo>
-inline int share_column(int i, ushort pair, ushort simdgroup) {
-  constexpr int kWide = 2 * wide_share(kTo - kFrom);
-  constexpr int kNarrow = 2 * narrow_share(kTo - kFrom);
-  constexpr int kChunk = chunk_of(kNarrow, kWideChunk);
-  constexpr bool kEven = 4 * kSimdgroups * (kWide + kNarrow) == kTo - kFrom;
-  if (i < kWide) {
-    return kFrom + simdgroup * 4 * kWide + (i / kWideChunk * 4 + pair) * kWideChunk + i % kWideChunk;
-  }
-  const int n = i - kWide;
-  const int column = kFrom + kSimdgroups * 4 * kWide + simdgroup * 4 * kNarrow +
-                     (n / kChunk * 4 + pair) * kChunk + n % kChunk;
-  return kEven || column < kTo ? column : -1;
-}
-
-// This lane's run of a key or value row; zeros past the end.
-template <int kFrom, int kTo, int N>
-inline void read_share(const device Element* row, ushort simdgroup, LanePosition at,
-                       thread Operand (&run)[N]) {
-  constexpr int kWide = 2 * wide_share(kTo - kFrom);
-  constexpr int kAll = 2 * share_of(kTo - kFrom);
-  constexpr int kChunk = chunk_of(kAll - kWide, kWideChunk);
-#pragma clang loop unroll(full)
-  for (int i = 0; i < kWide; i += kWideChunk) {
-    read_elements<kWideChunk>(row + share_column<kFrom, kTo>(i, at.pair, simdgroup), fc_vector_loads, run, i);
-  }
-#pragma clang loop unroll(full)
-  for (int i = kWide; i < kAll; i += kChunk) {
-    const int column = share_column<kFrom, kTo>(i, at.pair, simdgroup);
-    if (column >= 0) {
-      read_elements<kChunk>(row + column, fc_vector_loads, run, i);
-    } else {
-#pragma clang loop unroll(full)
-      for (int e = 0; e < kChunk; e++) {
-        run[i + e] = Operand(0.0f);
-      }
-    }
-  }
-}
-
 // Columns that are read once for both products, and those of the key alone.
 FATTN_CONSTEXPR int kSharedDim = kValueInKey ? kValueDim : 0;
-FATTN_CONSTEXPR int kSharedFragments = share_of(kSharedDim);
-FATTN_CONSTEXPR int kKeyFragmentsAlone = share_of(kHeadDim - kSharedDim);
-FATTN_CONSTEXPR int kQueryFragments = kSharedFragments + kKeyFragmentsAlone;
-FATTN_CONSTEXPR int kOutFragments = share_of(kValueDim);
-FATTN_CONSTEXPR int kAloneRun = kKeyFragmentsAlone > 0 ? 2 * kKeyFragmentsAlone : 1;
+typedef ColumnShare<0, kSharedDim> SharedColumns;
+typedef ColumnShare<kSharedDim, kHeadDim> KeyColumns;
+typedef ColumnShare<0, kValueDim> ValueColumns;
+typedef RunOf<kSharedDim, kHeadDim, kKvFormat>::type KeyRun;
+typedef RunOf<0, kValueDim, kKvFormat>::type ValueRun;
+FATTN_CONSTEXPR int kQueryFragments = SharedColumns::kFragments + KeyColumns::kFragments;
+FATTN_CONSTEXPR int kOutFragments = ValueColumns::kFragments;
 
 typedef AttentionState<kRowGroups, kKeyFragments, kOutFragments> ColumnAttention;
 
@@ -93,9 +45,9 @@ struct QueryColumns {
 #pragma clang loop unroll(full)
     for (int f = 0; f < kQueryFragments; f++) {
       const int i = 2 * f + (at.row & 1);
-      const int column = f < kSharedFragments ? share_column<0, kSharedDim>(i, at.row / 2, simdgroup)
-                                              : share_column<kSharedDim, kHeadDim>(i - 2 * kSharedFragments,
-                                                                                   at.row / 2, simdgroup);
+      const int column = i < SharedColumns::kAll
+                             ? SharedColumns::column_of(i, at.row / 2, simdgroup)
+                             : KeyColumns::column_of(i - SharedColumns::kAll, at.row / 2, simdgroup);
       set_elements(fragments[r][f], first && column >= 0 ? Operand(first[column]) : Operand(0.0f),
                    second && column >= 0 ? Operand(second[column]) : Operand(0.0f));
     }
@@ -178,8 +130,8 @@ inline int score_row(ushort thread_index) { return thread_index / 64 % kRowGroup
 
 // This thread's scores, from the products of all simdgroups.
 template <bool kEdge>
-inline void finish_scores(thread const SharedScores& shared, thread const Sequence& sequence, int first_key,
-                          ushort thread_index) {
+inline void finish_scores(thread const SharedScores& shared, thread const SharedScales& scales,
+                          thread const Sequence& sequence, int first_key, ushort thread_index) {
   static_assert(kThreads % (64 * kRowGroups) == 0, "a thread has one row");
 #pragma clang loop unroll(full)
   for (int n = 0; n < kStepScores; n += kThreads) {
@@ -195,6 +147,9 @@ inline void finish_scores(thread const SharedScores& shared, thread const Sequen
     const int k = i / 64 / kRowGroups;
     const int key_in_fragment = i / 8 % 8;
     const int key = first_key + k * 8 + key_in_fragment;
+    if (kRowScales && fc_scales) {
+      product = scaled_product(product, scales.of_key(k * 8 + key_in_fragment));
+    }
     const int to = (i / 64 % kRowGroups * kKeyFragments + k) * 64 + i % 8 * 8 + key_in_fragment;
     float score = modified_score(product, sequence.modifiers, 0, key);
     if (kEdge) {
@@ -211,43 +166,68 @@ inline void finish_scores(thread const SharedScores& shared, thread const Sequen
 template <bool kEdge>
 inline void wide_step(thread ColumnAttention& attention, thread const QueryColumns& query,
                       thread const Sequence& sequence, thread const SharedScores& shared,
-                      thread const StepBlocks& blocks, constant DecodeParams& params, int first_key,
-                      ushort thread_index, ushort simdgroup, LanePosition at) {
-  Operand values[kKeyFragments][2 * kOutFragments];
+                      thread const SharedScales& scales, thread const StepBlocks& blocks,
+                      constant DecodeParams& params, int first_key, ushort thread_index, ushort simdgroup,
+                      LanePosition at) {
+  // Of the key that this thread looks after.
+  float value_scale = 1.0f;
+  if (kRowScales && fc_scales && thread_index < kTileKeys) {
+    const KeyPlace place = blocks.find_any(sequence.table, first_key, thread_index);
+    float key_scale = 1.0f;
+    if (!kEdge || (place.exists && sequence.ranges.hold(first_key + thread_index))) {
+      key_scale = float(*sequence.key.scales_at(place, params.key_scales));
+      value_scale = float(*sequence.value.scales_at(place, params.value_scales));
+    }
+    scales.put_key(thread_index, key_scale);
+  }
+  ValueRun values[kKeyFragments];
   attention.clear_scores();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     const int key = first_key + k * 8 + at.row;
     const KeyPlace place = blocks.find(sequence.table, key, k);
     const bool read = !kEdge || (place.exists && sequence.ranges.hold(key));
-    Operand alone[kAloneRun];
+    KeyRun keys;
     if (read) {
-      const device Element* row = sequence.key.row_at(place, params.key, params.key_scales).elements;
-      read_share<kSharedDim, kHeadDim>(row, simdgroup, at, alone);
-      if (!kValueInKey) {
-        row = sequence.value.row_at(place, params.value, params.value_scales).elements;
-      }
-      read_share<0, kValueDim>(row, simdgroup, at, values[k]);
+      const StoredRow row = sequence.key.row_at(place, params.key, params.key_scales);
+      keys.read(row, simdgroup, at);
+      values[k].read(kValueInKey ? row : sequence.value.row_at(place, params.value, params.value_scales),
+                     simdgroup, at);
     } else {
-      fill_run(values[k], 0.0f);
-      fill_run(alone, 0.0f);
+      keys.clear();
+      values[k].clear();
     }
-    multiply_keys(attention, query, k, 0, kSharedFragments, values[k]);
-    multiply_keys(attention, query, k, kSharedFragments, kKeyFragmentsAlone, alone);
+    if (kValueInKey) {
+      Operand run[ValueRun::kElements];
+      values[k].unpack(run);
+      multiply_keys(attention, query, k, 0, SharedColumns::kFragments, run);
+    }
+    Operand run[KeyRun::kElements];
+    keys.unpack(run);
+    multiply_keys(attention, query, k, SharedColumns::kFragments, KeyColumns::kFragments, run);
   }
   shared.put_products(attention, simdgroup, at);
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  finish_scores<kEdge>(shared, sequence, first_key, thread_index);
+  finish_scores<kEdge>(shared, scales, sequence, first_key, thread_index);
+  if (kRowScales && fc_scales && thread_index < kTileKeys) {
+    scales.put_value(thread_index, value_scale);  // those of the step before have been read
+  }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   shared.take_scores(attention, at);
   attention.weigh();
+  if (kEdge && kRowScales && fc_scales) {
+    shared.take_seen(attention, at);
+  }
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-    if (kEdge && !fc_one_row && simd_any(isnan(special_values(values[k], 0.0f)))) {
+    scale_weights<kEdge>(attention, scales, k, at);
+    Operand run[ValueRun::kElements];
+    values[k].unpack(run);
+    if (kEdge && kSpecialElements && !fc_one_row && simd_any(isnan(special_values(run, 0.0f)))) {
       shared.take_seen(attention, at);
-      attention.multiply_special_values(k, values[k], at);
+      attention.multiply_special_values(k, run, at);
     } else {
-      attention.multiply_values(k, values[k]);
+      attention.multiply_values(k, run);
     }
   }
 }
@@ -271,6 +251,8 @@ using namespace fattn;
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
+    const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
+    const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
     uint3 group_in_dispatch [[threadgroup_position_in_grid]],
     ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
@@ -278,6 +260,7 @@ using namespace fattn;
   threadgroup float shared_products[kSimdgroups * kStepScores];
   threadgroup float shared_scores[kStepScores];
   threadgroup uchar shared_seen[kStepScores];
+  threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
 
   const LanePosition at = lane_position(lane);
   const uint3 group = group_in_grid(group_in_dispatch, slice);
@@ -288,6 +271,8 @@ using namespace fattn;
   shared.products = shared_products;
   shared.scores = shared_scores;
   shared.seen = shared_seen;
+  SharedScales scales;
+  scales.pairs = shared_scales;
   QueryColumns columns;
   int query_batch = -1;
 
@@ -309,6 +294,10 @@ using namespace fattn;
     }
     Sequence sequence;
     sequence.set_keys(params, key, value, block_tables, kv_head, item);
+    if (fc_scales) {
+      sequence.key.scales = key_scales;
+      sequence.value.scales = value_scales;
+    }
     sequence.set_row(params, mask, tree_mask, alibi_slopes, item.batch,
                      packed_row(params, kv_head, first_row + score_row(thread_index)));
 
@@ -330,10 +319,10 @@ using namespace fattn;
       StepBlocks blocks;
       const bool exist = blocks.look_up(sequence.table, first_key, lane);
       if (exist && !fc_has_mask && item.ranges.all_see(first_key, first_key + kTileKeys)) {
-        wide_step<false>(attention, columns, sequence, shared, blocks, params, first_key, thread_index,
-                         simdgroup_index, at);
+        wide_step<false>(attention, columns, sequence, shared, scales, blocks, params, first_key,
+                         thread_index, simdgroup_index, at);
       } else {
-        wide_step<true>(attention, columns, sequence, shared, blocks, params, first_key, thread_index,
+        wide_step<true>(attention, columns, sequence, shared, scales, blocks, params, first_key, thread_index,
                         simdgroup_index, at);
       }
     }
@@ -350,7 +339,7 @@ using namespace fattn;
       const float inverse = inverse_sum(attention.row_sum[r]);
 #pragma clang loop unroll(full)
       for (int i = 0; i < 2 * kOutFragments; i++) {
-        const int column = share_column<0, kValueDim>(i, at.pair, simdgroup_index);
+        const int column = ValueColumns::column_of(i, at.pair, simdgroup_index);
         if (column >= 0) {
           results.put(row, column, attention.out[r][i / 2].thread_elements()[i & 1] * inverse);
         }

@@ -117,6 +117,11 @@ struct StagedKeys {
     return table.place_of(first_key + i, fc_step_blocks ? block : simd_shuffle(block, ushort(i)));
   }
 
+  // The key that a thread of the first simdgroup has looked up itself.
+  KeyPlace own(thread const KeyTable& table, ushort lane) const thread {
+    return table.place_of(first_key + lane % kTileKeys, block);
+  }
+
   // The bits of the keys whose scores a lane holds, as hide_scores takes them.
   uint present(ushort pair) const thread {
     uint bits = 0;

@@ -94,6 +94,8 @@ struct PrefillParams {
   Strides3 query;
   Strides3 key;  // dense: batch, head, row. Paged: block, head, slot
   Strides3 value;
+  Strides3 key_scales;  // of quantised keys, as `key` has them
+  Strides3 value_scales;
   Strides4 mask;
   fattn_i64 block_table_batch_stride;
   fattn_i64 block_table_entry_stride;
@@ -187,7 +189,7 @@ struct CacheWriteParams {
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-FATTN_CHECK_SIZE(PrefillParams, 208);
+FATTN_CHECK_SIZE(PrefillParams, 256);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 280);
 FATTN_CHECK_SIZE(MergeParams, 64);

@@ -1,5 +1,5 @@
-// Prefill: many query rows over dense keys and values, or over a paged pool (FlashAttention-2: Dao 2023; the
-// tile is of the kind MLX calls steel).
+// Prefill: many query rows over dense keys and values, or over a paged pool, which may be quantised
+// (FlashAttention-2: Dao 2023; the tile is of the kind MLX calls steel).
 //
 // A threadgroup owns kSimdgroups * kRowFragments * 8 query rows of one head, or of the heads that share a
 // key-value head (packed.h), and walks the keys in steps of kTileKeys. K and V of a step are staged once in
@@ -8,10 +8,12 @@
 // of the tile sees whole are computed without any test; only the steps on the diagonal, at the edges of a
 // window, at the ragged end, in blocks that do not exist, or under an attn_mask have tests. Steps that no row
 // sees are not visited.
-#include "keys.h"
+#define FATTN_STAGED 1
+
 #include "packed.h"
 #include "query.h"
 #include "scores.h"
+#include "staging.h"
 #include "steps.h"
 
 // Whether steps that are seen whole can follow others that are not. Else they have a loop of their own, which
@@ -20,111 +22,9 @@ constant bool fc_alternating = fc_window || fc_paged;
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kKeyPitch = kHeadDim + kKeyPadBytes / int(sizeof(Element));
-FATTN_CONSTEXPR int kValuePitch = kValueDim + kValuePadBytes / int(sizeof(Element));
-
-// One thread's share of kTileKeys rows of N elements: chunks of 16 bytes, between device memory and a tile.
-template <int N>
-struct TileShare {
-  static constant constexpr int kRowChunks = N / kWideChunk;
-  static constant constexpr int kTileChunks = kTileKeys * kRowChunks;
-
-  uint4 words[(kTileChunks + kThreads - 1) / kThreads];
-
-  // Of a dense operand the rows before `rows`, of a pool the keys that exist; the others become 0, and are
-  // not read. kWhole: all kTileKeys of them.
-  template <bool kWhole>
-  void fetch(const device Element* source, constant Strides3& strides, int rows, thread const KeyTable& table,
-             thread const StagedKeys& keys, ushort thread_index) thread {
-#pragma clang loop unroll(full)
-    for (int i = 0; i < kTileChunks; i += kThreads) {
-      const int row = (i + thread_index) / kRowChunks;
-      const int column = (i + thread_index) % kRowChunks * kWideChunk;
-      bool exists = row < (kWhole ? kTileKeys : min(rows, kTileKeys));
-      const device Element* from = source + row * strides.row + column;
-      if (fc_paged) {
-        const KeyPlace place = keys.find(table, min(row, kTileKeys - 1));
-        exists = row < kTileKeys && (kWhole || place.exists);
-        from = source + place.block * strides.batch + place.slot * strides.row + column;
-      }
-      exists = exists || (kWhole && kTileChunks % kThreads == 0);
-      words[i / kThreads] = exists ? wide_chunk(from) : uint4(0);
-    }
-  }
-
-  void place(threadgroup Element* tile, int pitch, ushort thread_index) const thread {
-#pragma clang loop unroll(full)
-    for (int i = 0; i < kTileChunks; i += kThreads) {
-      const int row = (i + thread_index) / kRowChunks;
-      const int column = (i + thread_index) % kRowChunks * kWideChunk;
-      if (kTileChunks % kThreads == 0 || row < kTileKeys) {
-        *reinterpret_cast<threadgroup uint4*>(tile + row * pitch + column) = words[i / kThreads];
-      }
-    }
-  }
-
-  bool has_special_values() const thread {
-    float seen = 0.0f;
-#pragma clang loop unroll(full)
-    for (int i = 0; i < kTileChunks; i += kThreads) {
-      Operand elements[kWideChunk];
-#pragma clang loop unroll(full)
-      for (int w = 0; w < 4; w++) {
-        unpack(words[i / kThreads][w], elements, w * kWordElements, Element(0.0f));
-      }
-      seen = special_values(elements, seen);
-    }
-    return isnan(seen);
-  }
-};
-
-// The keys that a tile reads.
-struct KeySource {
-  const device Element* key;  // of the sequence and head; of a pool, of the head
-  const device Element* value;
-  KeyTable table;
-};
-
-// What a thread holds of the next step.
-struct StepShare {
-  TileShare<kHeadDim> keys;
-  TileShare<kValueDim> values;
-  StagedKeys places;  // of a pool
-
-  // Finds the step's keys. Returns whether they are all there, and seen by every row of the tile.
-  bool look_up(thread const KeySource& source, thread const KeyRanges& ranges, int first_key, ushort lane)
-      thread {
-    if (fc_paged) {
-      places.look_up(source.table, first_key, lane);
-    }
-    return is_whole(ranges, first_key);
-  }
-
-  bool is_whole(thread const KeyRanges& ranges, int first_key) const thread {
-    return ranges.all_see(first_key, first_key + 1) && (!fc_paged || places.exist == kAllKeys);
-  }
-
-  template <bool kWhole>
-  void fetch(thread const KeySource& source, constant PrefillParams& params, int first_key,
-             ushort thread_index) thread {
-    const int rows = params.kv_len - first_key;
-    const int row = fc_paged ? 0 : first_key;
-    keys.fetch<kWhole>(source.key + row * params.key.row, params.key, rows, source.table, places,
-                       thread_index);
-    values.fetch<kWhole>(source.value + row * params.value.row, params.value, rows, source.table, places,
-                         thread_index);
-  }
-
-  void place(threadgroup Element* key_tile, threadgroup Element* value_tile, ushort thread_index) const
-      thread {
-    keys.place(key_tile, kKeyPitch, thread_index);
-    values.place(value_tile, kValuePitch, thread_index);
-  }
-};
-
 // Scores of one staged step. Fragments from `fragments` on are seen by no row of this simdgroup.
 inline void score_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
-                       const threadgroup Element* tile, int fragments, LanePosition at) {
+                       thread const StepTiles& tiles, int fragments, LanePosition at) {
   attention.clear_scores();
 #pragma clang loop unroll(full)
   for (int c = 0; c < kKeyChunks; c++) {
@@ -132,23 +32,27 @@ inline void score_step(thread OnlineAttention& attention, thread const QueryRegi
     Operand second[kKeyFragments][kKeyChunk];
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
-      const threadgroup Element* row = tile + (k * 8 + at.pair * 2) * kKeyPitch;
+      const threadgroup TileElement* row = tiles.keys + (k * 8 + at.pair * 2) * kKeyPitch;
       read_key_chunk(row, c, true, at, first[k]);
       read_key_chunk(row + kKeyPitch, c, true, at, second[k]);
     }
     attention.multiply_key_chunk(query, c, fragments, first, second);
   }
+  scale_products(attention, tiles.scales, at);
 }
 
-inline void value_step(thread OnlineAttention& attention, const threadgroup Element* tile, int fragments,
+// kHidden: some row may not see some key.
+template <bool kHidden>
+inline void value_step(thread OnlineAttention& attention, thread const StepTiles& tiles, int fragments,
                        bool special, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     if (k >= fragments) {
       continue;
     }
+    scale_weights<kHidden>(attention, tiles.scales, k, at);
     Operand run[kValueDim / 4];
-    read_value(tile + (k * 8 + at.row) * kValuePitch, true, at, run);
+    read_value(tiles.values + (k * 8 + at.row) * kValuePitch, true, at, run);
     if (special) {
       attention.multiply_special_values(k, run, at);
     } else {
@@ -159,12 +63,12 @@ inline void value_step(thread OnlineAttention& attention, const threadgroup Elem
 
 // The staged step of keys, all of which every row sees.
 inline void whole_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
-                       thread const ScoreModifiers& modifiers, const threadgroup Element* key_tile,
-                       const threadgroup Element* value_tile, int first_key, LanePosition at) {
-  score_step(attention, query, key_tile, kKeyFragments, at);
+                       thread const ScoreModifiers& modifiers, thread const StepTiles& tiles, int first_key,
+                       LanePosition at) {
+  score_step(attention, query, tiles, kKeyFragments, at);
   modify_scores(attention, modifiers, first_key, at);
   attention.weigh();
-  value_step(attention, value_tile, kKeyFragments, false, at);
+  value_step<false>(attention, tiles, kKeyFragments, false, at);
 }
 
 }  // namespace fattn
@@ -173,9 +77,9 @@ using namespace fattn;
 
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill(
     const device Element* query [[buffer(fattn::kSlotQuery)]],
-    const device Element* key [[buffer(fattn::kSlotKey)]],
-    const device Element* value [[buffer(fattn::kSlotValue)]],
-    device Element* out [[buffer(fattn::kSlotOut)]], device float* lse [[buffer(fattn::kSlotLse)]],
+    const device Stored* key [[buffer(fattn::kSlotKey)]],
+    const device Stored* value [[buffer(fattn::kSlotValue)]], device Element* out [[buffer(fattn::kSlotOut)]],
+    device float* lse [[buffer(fattn::kSlotLse)]],
     constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
     const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
     const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
@@ -183,17 +87,22 @@ using namespace fattn;
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device int* cu_seqlens [[buffer(fattn::kSlotCuSeqlens), function_constant(fc_packed)]],
+    const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
+    const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
     uint3 group_in_dispatch [[threadgroup_position_in_grid]],
     ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
     ushort thread_index [[thread_index_in_threadgroup]]) {
   // Declared as 16-byte words for their alignment.
-  threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kWideChunk];
-  threadgroup uint4 value_storage[kTileKeys * kValuePitch / kWideChunk];
+  threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kTileChunk];
+  threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];
+  threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
   threadgroup uint special_values_in_tile[kSimdgroups];
 
-  threadgroup Element* key_tile = reinterpret_cast<threadgroup Element*>(key_storage);
-  threadgroup Element* value_tile = reinterpret_cast<threadgroup Element*>(value_storage);
+  StepTiles tiles;
+  tiles.keys = reinterpret_cast<threadgroup TileElement*>(key_storage);
+  tiles.values = reinterpret_cast<threadgroup TileElement*>(value_storage);
+  tiles.scales.pairs = shared_scales;
 
   const uint3 group = group_in_grid(group_in_dispatch, slice);
   // Under a causal mask the last rows have the most keys: start them first.
@@ -229,8 +138,13 @@ using namespace fattn;
   }
 
   KeySource source;
-  source.key = key + tile.kv_head * params.key.head;
-  source.value = value + tile.kv_head * params.value.head;
+  source.key.elements = key + tile.kv_head * params.key.head;
+  source.value.elements = value + tile.kv_head * params.value.head;
+  source.key.head = source.value.head = uint(tile.kv_head);
+  if (fc_scales) {
+    source.key.scales = key_scales;
+    source.value.scales = value_scales;
+  }
   source.table.length = length;
   if (fc_paged) {
     source.table.blocks = block_tables + max(tile.batch, 0L) * params.block_table_batch_stride;
@@ -238,8 +152,8 @@ using namespace fattn;
     source.table.num_blocks = params.num_blocks;
     source.table.length = ranges.end;
   } else {
-    source.key += tile.batch * params.key.batch;
-    source.value += tile.batch * params.value.batch;
+    source.key.elements += tile.batch * params.key.batch;
+    source.value.elements += tile.batch * params.value.batch;
   }
 
   OnlineAttention attention;
@@ -289,7 +203,7 @@ using namespace fattn;
 
   for (; !fc_alternating && next.is_whole(ranges, first_key); first_key += kTileKeys) {
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
-    next.place(key_tile, value_tile, thread_index);
+    next.place(tiles, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int next_key = first_key + kTileKeys;
     if (next.is_whole(ranges, next_key)) {
@@ -298,7 +212,7 @@ using namespace fattn;
       next.fetch<false>(source, params, next_key, thread_index);
     }
     if (own_ranges.end > 0) {
-      whole_step(attention, query_rows, modifiers, key_tile, value_tile, first_key, at);
+      whole_step(attention, query_rows, modifiers, tiles, first_key, at);
     }
   }
 
@@ -307,7 +221,7 @@ using namespace fattn;
     const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
     const bool any_special = !whole && simd_any(next.values.has_special_values());
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    next.place(key_tile, value_tile, thread_index);
+    next.place(tiles, thread_index);
     if (lane == 0) {
       special_values_in_tile[simdgroup_index] = any_special;
     }
@@ -322,17 +236,17 @@ using namespace fattn;
       continue;
     }
     if (whole) {
-      whole_step(attention, query_rows, modifiers, key_tile, value_tile, first_key, at);
+      whole_step(attention, query_rows, modifiers, tiles, first_key, at);
     } else {
       uint special = 0;
       for (int i = 0; i < kSimdgroups; i++) {
         special |= special_values_in_tile[i];
       }
-      score_step(attention, query_rows, key_tile, fragments, at);
+      score_step(attention, query_rows, tiles, fragments, at);
       modify_scores(attention, modifiers, first_key, at);
       hide_scores(attention, visible, mask, first_key, present, at);
       attention.weigh();
-      value_step(attention, value_tile, fragments, special != 0, at);
+      value_step<true>(attention, tiles, fragments, special != 0, at);
     }
   }
 

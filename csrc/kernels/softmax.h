@@ -18,6 +18,9 @@ inline float weight_of(float score_difference) {
 // result.
 FATTN_CONSTEXPR bool kBlockedSums = sizeof(Element) == 4;
 
+// A product with a key by its scale. An infinite scale makes NaN, as it does of elements of both signs.
+inline float scaled_product(float product, float scale) { return fma(product, scale, 0.0f * scale); }
+
 // The state of one simdgroup: kRows x 8 query rows, one step of kKeys x 8 keys at a time, kColumns x 8
 // columns of the output. `Query` below is a type with a member `rows(r, f)`: fragment f of D / 8 of row
 // fragment r, from registers or from threadgroup memory.
@@ -104,13 +107,12 @@ struct AttentionState {
     }
   }
 
-  // Multiplies the products with key fragment k by the scales of keys 2 * pair and 2 * pair + 1. An infinite
-  // scale makes NaN, as it does of elements of both signs.
+  // Multiplies the products with key fragment k by the scales of keys 2 * pair and 2 * pair + 1.
   void scale_products(int k, float first, float second) thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRows; r++) {
-      set_elements(score[r][k], fma(score[r][k].thread_elements()[0], first, 0.0f * first),
-                   fma(score[r][k].thread_elements()[1], second, 0.0f * second));
+      set_elements(score[r][k], scaled_product(score[r][k].thread_elements()[0], first),
+                   scaled_product(score[r][k].thread_elements()[1], second));
     }
   }
 

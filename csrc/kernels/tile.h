@@ -69,9 +69,11 @@ constexpr int chunk_of(int n, int most) {
 FATTN_CONSTEXPR int kWordElements = 4 / sizeof(Element);
 // Elements of a chunk: 16 bytes of memory if the head's size allows it.
 FATTN_CONSTEXPR int kWideChunk = 16 / sizeof(Element);
-FATTN_CONSTEXPR int kKeyChunk = chunk_of(kHeadDim / 8, 4 * kStoredWordElements);
+FATTN_CONSTEXPR int kTileChunk = 16 / sizeof(TileElement);
+FATTN_CONSTEXPR int kRunChunk = FATTN_STAGED ? kTileChunk : 4 * kStoredWordElements;
+FATTN_CONSTEXPR int kKeyChunk = chunk_of(kHeadDim / 8, kRunChunk);
 FATTN_CONSTEXPR int kKeyChunks = kHeadDim / 8 / kKeyChunk;
-FATTN_CONSTEXPR int kValueChunk = chunk_of(kValueDim / 4, 4 * kStoredWordElements);
+FATTN_CONSTEXPR int kValueChunk = chunk_of(kValueDim / 4, kRunChunk);
 FATTN_CONSTEXPR int kValueChunks = kValueDim / 4 / kValueChunk;
 
 // A chunk of 16 bytes from memory that is aligned to its elements only.
@@ -131,30 +133,31 @@ inline void unpack(uint word, thread Operand (&run)[N], int at, T) {
 
 // Reads kElements neighbouring elements, 16 bytes at most, to run[at] and on. `aligned` says that rows start
 // on 16-byte boundaries; it is a compile-time constant at every call.
-#define FATTN_DEFINE_READ_ELEMENTS(SPACE)                                                               \
-  template <int kElements, int N>                                                                       \
-  inline void read_elements(const SPACE Element* from, bool aligned, thread Operand(&run)[N], int at) { \
-    constexpr int kWords = kElements * sizeof(Element) / 4;                                             \
-    typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                                  \
-    if (aligned && kWords > 0) {                                                                        \
-      const Words words = *reinterpret_cast<const SPACE Words*>(from);                                  \
-      _Pragma("clang loop unroll(full)") for (int w = 0; w < kWords; w++) {                             \
-        unpack(word_of(words, w), run, at + w * kWordElements, Element(0.0f));                          \
-      }                                                                                                 \
-    } else {                                                                                            \
-      _Pragma("clang loop unroll(full)") for (int e = 0; e < kElements; e++) {                          \
-        run[at + e] = Operand(from[e]);                                                                 \
-      }                                                                                                 \
-    }                                                                                                   \
+#define FATTN_DEFINE_READ_ELEMENTS(SPACE, T)                                                      \
+  template <int kElements, int N>                                                                 \
+  inline void read_elements(const SPACE T* from, bool aligned, thread Operand(&run)[N], int at) { \
+    constexpr int kWords = kElements * sizeof(T) / 4;                                             \
+    typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                            \
+    if (aligned && kWords > 0) {                                                                  \
+      const Words words = *reinterpret_cast<const SPACE Words*>(from);                            \
+      _Pragma("clang loop unroll(full)") for (int w = 0; w < kWords; w++) {                       \
+        unpack(word_of(words, w), run, at + w * (4 / int(sizeof(T))), T(0.0f));                   \
+      }                                                                                           \
+    } else {                                                                                      \
+      _Pragma("clang loop unroll(full)") for (int e = 0; e < kElements; e++) {                    \
+        run[at + e] = Operand(from[e]);                                                           \
+      }                                                                                           \
+    }                                                                                             \
   }
-FATTN_DEFINE_READ_ELEMENTS(device)
-FATTN_DEFINE_READ_ELEMENTS(threadgroup)
+FATTN_DEFINE_READ_ELEMENTS(device, Element)
+FATTN_DEFINE_READ_ELEMENTS(threadgroup, TileElement)
 #undef FATTN_DEFINE_READ_ELEMENTS
 
 // Reads N elements of a row in chunks of C: chunk i starts at column first + i * stride.
 template <int C, typename Pointer, int N>
 inline void read_chunks(Pointer row, int first, int stride, bool aligned, thread Operand (&run)[N]) {
-  constexpr int kElements = C * sizeof(Element) < 4 ? 1 : C * sizeof(Element) < 16 ? C : kWideChunk;
+  constexpr int kSize = sizeof(*row);
+  constexpr int kElements = C * kSize < 4 ? 1 : C * kSize < 16 ? C : 16 / kSize;
 #pragma clang loop unroll(full)
   for (int i = 0; i < N; i += kElements) {
     read_elements<kElements>(row + first + i / C * stride + i % C, aligned, run, i);
@@ -239,6 +242,19 @@ struct StoredChunk {
   }
   void unpack(int piece, thread Operand (&run)[kPieceElements]) const thread {
     unpack_stored(word_of(words, piece), group, run);
+  }
+  // All of them, to run[at] and on.
+  template <int N>
+  void unpack_to(thread Operand (&run)[N], int at) const thread {
+#pragma clang loop unroll(full)
+    for (int piece = 0; piece < C / kPieceElements; piece++) {
+      Operand elements[kPieceElements];
+      unpack(piece, elements);
+#pragma clang loop unroll(full)
+      for (int i = 0; i < kPieceElements; i++) {
+        run[at + piece * kPieceElements + i] = elements[i];
+      }
+    }
   }
 };
 typedef StoredChunk<kKeyChunk> KeyChunk;

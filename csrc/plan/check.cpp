@@ -100,17 +100,6 @@ std::optional<Refusal> check(const Problem& p) {
   if (auto refusal = check_head_dim(p.op, "value", p.value_dim)) return refusal;
   if (auto refusal = check_format_dim(op, "query/key", p.kv_format, p.head_dim)) return refusal;
   if (auto refusal = check_format_dim(op, "value", p.kv_format, p.value_dim)) return refusal;
-  if (p.op == Op::kPagedPrefill && p.kv_format != kKvFloat) {
-    return refuse(Kind::kNotImplemented, op, "caches of ", name_of(p.kv_format),
-                  " have no kernel yet; use fattn.paged_decode for up to ", kMaxDecodeRows,
-                  " rows at a time");
-  }
-  if (const int64_t dim = std::max(p.head_dim, p.value_dim);
-      p.kv_format != kKvFloat && dim > kMaxQuantisedHeadDim) {
-    return refuse(Kind::kNotImplemented, op, "a cache of ", name_of(p.kv_format), " with head_dim ", dim,
-                  " is above ", kMaxQuantisedHeadDim,
-                  ", the largest with a kernel so far; keep these keys and values in the query's dtype");
-  }
   if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_options(p)) return refusal;
   const bool is_decode = p.op == Op::kDecode || p.op == Op::kPagedDecode;

@@ -36,13 +36,12 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   }
   const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
   // The packed rows of the query, the states of simdgroups that share rows, and the scales of their steps.
-  const int64_t operand_bytes = p.dtype == DType::kFloat16 ? 2 : 4;
-  const int64_t query_bytes = row_groups * kFragment * p.head_dim * operand_bytes;
+  const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p));
   const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
   const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
   const int64_t aside_bytes = row.simdgroups * kSetAsideWords * int64_t(sizeof(int32_t));
-  const bool row_scales = p.kv_format == kKvInt8 || p.kv_format == kKvFp8E4M3;
-  const int64_t scale_bytes = (row_scales ? row.simdgroups * row.tile_keys : 1) * 2 * int64_t(sizeof(float));
+  const int64_t scale_pairs = has_row_scales(p.kv_format) ? row.simdgroups * row.tile_keys : 1;
+  const int64_t scale_bytes = scale_pairs * 2 * int64_t(sizeof(float));
   return {.kernel = Kernel::kDecode,
           .row_groups = row_groups,
           .tile_keys = row.tile_keys,
@@ -56,15 +55,18 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
 
 // Simdgroups with columns of all rows: decode_wide.metal.
 Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
-  const DecodeRow& row = tuning_row(kDecodeWideTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  const DecodeRow& row =
+      tuning_row(kDecodeWideTuning, device, operand_dtype(p), std::max(p.head_dim, p.value_dim));
   const int64_t row_groups = row_groups_for(packed_rows, kMaxRowGroups);
   int64_t simdgroups = std::max<int64_t>(row.simdgroups, 2 * row_groups);  // a thread has scores of one row
   while (simdgroups < kMaxWideSimdgroups && row_groups * p.value_dim > simdgroups * kMaxGroupColumns) {
     simdgroups *= 2;
   }
   const int64_t tile_keys = std::max<int64_t>(row.tile_keys / row_groups, kFragment);
-  // The products of every simdgroup, the scores, and a byte that says who sees whom.
+  // The products of every simdgroup, the scores, a byte that says who sees whom, and the scales of a step.
   const int64_t scores = row_groups * kFragment * tile_keys;
+  const int64_t score_bytes = scores * ((simdgroups + 1) * int64_t(sizeof(float)) + 1);
+  const int64_t scale_bytes = (has_row_scales(p.kv_format) ? tile_keys : 1) * 2 * int64_t(sizeof(float));
   return {
       .kernel = Kernel::kDecodeWide,
       .row_groups = row_groups,
@@ -73,7 +75,7 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
       .chunk_unit = tile_keys,
       .least_chunk = row.least_chunk * row_groups,
       .threadgroups_per_core = std::max<int64_t>(row.threadgroups_per_core * row.simdgroups / simdgroups, 1),
-      .threadgroup_bytes = scores * ((simdgroups + 1) * int64_t(sizeof(float)) + 1),
+      .threadgroup_bytes = ceil_div(score_bytes + scale_bytes, 16) * 16,
       .provenance = row.provenance};
 }
 
@@ -165,8 +167,6 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
 
   DecodeParams params{};
   set_attention_params(params, p);
-  params.key_scales = p.key_scales;
-  params.value_scales = p.value_scales;
   params.tree_mask_batch_stride = p.options.tree_mask_batch_stride;
   params.tree_mask_row_stride = p.options.tree_mask_row_stride;
   params.span = span;

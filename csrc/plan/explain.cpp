@@ -113,6 +113,8 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(query);
   FATTN_FIELD(key);
   FATTN_FIELD(value);
+  FATTN_FIELD(key_scales);
+  FATTN_FIELD(value_scales);
   FATTN_FIELD(mask);
   FATTN_FIELD(block_table_batch_stride);
   FATTN_FIELD(block_table_entry_stride);

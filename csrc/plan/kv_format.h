@@ -42,6 +42,7 @@ inline DType storage_dtype(KvFormat format, DType rows) {
 
 inline bool takes_scales(KvFormat format) { return format != kKvFloat; }
 inline bool needs_scales(KvFormat format) { return format == kKvInt8 || format == kKvInt4; }
+inline bool has_row_scales(KvFormat format) { return format == kKvInt8 || format == kKvFp8E4M3; }
 inline DType scale_dtype(KvFormat format) { return format == kKvInt4 ? DType::kFloat16 : DType::kFloat32; }
 
 }  // namespace fattn

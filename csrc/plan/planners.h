@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "kv_format.h"
 #include "plan.h"
 #include "supported.h"
 #include "tuning.h"
@@ -43,6 +44,17 @@ inline MaskKind mask_kind(DType dtype) {
       return kMaskNone;
   }
   return kMaskNone;
+}
+
+// What Q, K and V are multiplied as: OperandOf in kernels/config.h.
+inline DType operand_dtype(const Problem& p) {
+  return p.dtype == DType::kFloat16 && p.kv_format != kKvInt4 ? DType::kFloat16 : DType::kFloat32;
+}
+
+// What prefill's tiles are made of: TileElementOf.
+inline DType tile_element(const Problem& p) {
+  if (p.kv_format == kKvFloat) return p.dtype;
+  return p.kv_format == kKvInt4 ? DType::kFloat32 : DType::kFloat16;
 }
 
 // The kernels' score units per natural unit: see kernels/softmax.h.
@@ -94,6 +106,8 @@ void set_attention_params(Params& params, const Problem& p) {
   params.query = p.query;
   params.key = p.key;
   params.value = p.value;
+  params.key_scales = p.key_scales;
+  params.value_scales = p.value_scales;
   params.mask = p.mask;
   params.block_table_batch_stride = p.block_table_batch_stride;
   params.block_table_entry_stride = p.block_table_entry_stride;

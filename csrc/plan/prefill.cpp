@@ -37,7 +37,9 @@ int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::mi
 Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
-  const PrefillRow& row = tuning_row(kPrefillTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  // The tile of int4 is of float32, as its operands are.
+  const DType tile_dtype = p.kv_format == kKvInt4 ? DType::kFloat32 : p.dtype;
+  const PrefillRow& row = tuning_row(kPrefillTuning, device, tile_dtype, std::max(p.head_dim, p.value_dim));
   plan.tuning = row.provenance;
   const ScoreOptions& options = p.options;
   // Causal rows have no window to their right.
@@ -62,11 +64,14 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
     cut_into_slices(pass, int64_t(most_groups));
   }
   pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
-  // The K tile, the V tile, and one flag per simdgroup.
-  const int64_t key_bytes = p.head_dim * size_of(p.dtype) + kKeyPadBytes;
-  const int64_t value_bytes = p.value_dim * size_of(p.dtype) + kValuePadBytes;
-  pass.threadgroup_bytes =
-      uint32_t(row.tile_keys * (key_bytes + value_bytes) + row.simdgroups * sizeof(uint32_t));
+  // The K tile, the V tile, the scales of their rows, and one flag per simdgroup.
+  const int64_t element_bytes = size_of(tile_element(p));
+  const int64_t key_bytes = p.head_dim * element_bytes + kKeyPadBytes;
+  const int64_t value_bytes = p.value_dim * element_bytes + kValuePadBytes;
+  const int64_t scale_pairs = has_row_scales(p.kv_format) ? row.tile_keys : 1;
+  const int64_t bytes = row.tile_keys * (key_bytes + value_bytes) + scale_pairs * 2 * int64_t(sizeof(float)) +
+                        row.simdgroups * int64_t(sizeof(uint32_t));
+  pass.threadgroup_bytes = uint32_t(ceil_div(bytes, 16) * 16);
 
   bind_attention(pass, p);
   pass.bind(Buffer::kOut, kSlotOut);

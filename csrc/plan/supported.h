@@ -15,8 +15,7 @@ constexpr int64_t max_head_dim(Op op) {
   const bool any = op == Op::kDecode || op == Op::kPagedDecode || op == Op::kCacheWrite;
   return any ? kMaxHeadDim : kMaxPrefillHeadDim;
 }
-inline constexpr int64_t kMaxQuantisedHeadDim = 128;  // of decode over a quantised cache
-inline constexpr int64_t kMaxDecodeRows = 16;         // q_len of decode and paged_decode
+inline constexpr int64_t kMaxDecodeRows = 16;  // q_len of decode and paged_decode
 // Lengths and block counts travel as 32-bit integers; offsets are 64-bit.
 inline constexpr int64_t kMaxLength = int64_t(1) << 30;
 inline constexpr int64_t kMaxBlocks = int64_t(1) << 31;  // exclusive

@@ -1,0 +1,134 @@
+// The columns of a head, shared out among the simdgroups of a threadgroup: which of them a lane holds, and
+// how it reads them from a row of the cache.
+#pragma once
+
+#include "tile.h"
+
+namespace fattn {
+
+// Columns [kFrom, kTo) of a head, shared out: every simdgroup has the same number of fragments, as many of
+// them as possible in chunks of 16 bytes, and the last ones may lie past the end.
+template <int kFrom, int kTo>
+struct ColumnShare {
+  static constant constexpr int kColumns = kTo - kFrom;
+  // Elements of a chunk at most; rows begin on 16 bytes, and so do chunks.
+  static constant constexpr int kMost = chunk_of(kFrom, chunk_of(kTo, 4 * kStoredWordElements));
+  static constant constexpr int kWideFragments = kMost / 2;  // four lanes with a chunk each
+  // Fragments of eight columns, and elements of a lane: in the widest chunks, in narrower ones, and in all.
+  static constant constexpr int kWide = kColumns / 8 / (kSimdgroups * kWideFragments) * kWideFragments * 2;
+  static constant constexpr int kNarrow =
+      (kColumns / 8 - kSimdgroups * kWide / 2 + kSimdgroups - 1) / kSimdgroups * 2;
+  static constant constexpr int kAll = kWide + kNarrow;
+  static constant constexpr int kFragments = kAll / 2;
+  static constant constexpr int kNarrowChunk = chunk_of(kNarrow, kMost);
+  static constant constexpr bool kEven = 4 * kSimdgroups * kAll == kColumns;
+
+  // The column that element i of a lane's run belongs to; -1: it lies past the end.
+  static int column_of(int i, ushort pair, ushort simdgroup) {
+    if (i < kWide) {
+      return kFrom + simdgroup * 4 * kWide + (i / kMost * 4 + pair) * kMost + i % kMost;
+    }
+    const int n = i - kWide;
+    const int column = kFrom + kSimdgroups * 4 * kWide + simdgroup * 4 * kNarrow +
+                       (n / kNarrowChunk * 4 + pair) * kNarrowChunk + n % kNarrowChunk;
+    return kEven || column < kTo ? column : -1;
+  }
+};
+
+// N elements for arrays that may be empty.
+constexpr int at_least_one(int n) { return n > 0 ? n : 1; }
+
+// This lane's run of a key or value row, as operands; zeros past the end.
+template <int kFrom, int kTo>
+struct FloatRun {
+  typedef ColumnShare<kFrom, kTo> Columns;
+  static constant constexpr int kElements = at_least_one(Columns::kAll);
+
+  Operand elements[kElements];
+
+  void clear() thread { fill_run(elements, 0.0f); }
+  void read(thread const StoredRow& row, ushort simdgroup, LanePosition at) thread {
+#pragma clang loop unroll(full)
+    for (int i = 0; i < Columns::kWide; i += Columns::kMost) {
+      read_elements<Columns::kMost>(row.floats() + Columns::column_of(i, at.pair, simdgroup), fc_vector_loads,
+                                    elements, i);
+    }
+#pragma clang loop unroll(full)
+    for (int i = Columns::kWide; i < Columns::kAll; i += Columns::kNarrowChunk) {
+      const int column = Columns::column_of(i, at.pair, simdgroup);
+      if (column >= 0) {
+        read_elements<Columns::kNarrowChunk>(row.floats() + column, fc_vector_loads, elements, i);
+      } else {
+#pragma clang loop unroll(full)
+        for (int e = 0; e < Columns::kNarrowChunk; e++) {
+          elements[i + e] = Operand(0.0f);
+        }
+      }
+    }
+  }
+  void unpack(thread Operand (&run)[kElements]) const thread {
+#pragma clang loop unroll(full)
+    for (int i = 0; i < kElements; i++) {
+      run[i] = elements[i];
+    }
+  }
+};
+
+// The same of a quantised row, as it is stored: it takes fewer registers so until it is multiplied.
+template <int kFrom, int kTo>
+struct StoredRun {
+  typedef ColumnShare<kFrom, kTo> Columns;
+  static constant constexpr int kElements = at_least_one(Columns::kAll);
+  static constant constexpr int kWideChunks = Columns::kWide / Columns::kMost;
+  static constant constexpr int kNarrowChunks = Columns::kNarrow / Columns::kNarrowChunk;
+
+  StoredChunk<Columns::kMost> wide[at_least_one(kWideChunks)];
+  StoredChunk<Columns::kNarrowChunk> narrow[at_least_one(kNarrowChunks)];
+
+  void clear() thread {
+#pragma clang loop unroll(full)
+    for (int c = 0; c < kWideChunks; c++) {
+      wide[c].clear();
+    }
+#pragma clang loop unroll(full)
+    for (int c = 0; c < kNarrowChunks; c++) {
+      narrow[c].clear();
+    }
+  }
+  void read(thread const StoredRow& row, ushort simdgroup, LanePosition at) thread {
+#pragma clang loop unroll(full)
+    for (int c = 0; c < kWideChunks; c++) {
+      wide[c].read(row, Columns::column_of(c * Columns::kMost, at.pair, simdgroup), 0, fc_vector_loads);
+    }
+#pragma clang loop unroll(full)
+    for (int c = 0; c < kNarrowChunks; c++) {
+      const int column = Columns::column_of(Columns::kWide + c * Columns::kNarrowChunk, at.pair, simdgroup);
+      if (column >= 0) {
+        narrow[c].read(row, column, 0, fc_vector_loads);
+      } else {
+        narrow[c].clear();
+      }
+    }
+  }
+  void unpack(thread Operand (&run)[kElements]) const thread {
+#pragma clang loop unroll(full)
+    for (int c = 0; c < kWideChunks; c++) {
+      wide[c].unpack_to(run, c * Columns::kMost);
+    }
+#pragma clang loop unroll(full)
+    for (int c = 0; c < kNarrowChunks; c++) {
+      narrow[c].unpack_to(run, Columns::kWide + c * Columns::kNarrowChunk);
+    }
+  }
+};
+
+template <int kFrom, int kTo, int kFormat>
+struct RunOf {
+  typedef StoredRun<kFrom, kTo> type;
+};
+template <int kFrom, int kTo>
+struct RunOf<kFrom, kTo, kKvFloat> {
+  typedef FloatRun<kFrom, kTo> type;
+};
+
+}  // namespace fattn

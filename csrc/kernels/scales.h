@@ -1,0 +1,49 @@
+// The scales that rows of an int8 or fp8_e4m3 cache have: products and weights are multiplied by them, not
+// elements.
+#pragma once
+
+#include "tile.h"
+
+namespace fattn {
+
+// Those of a step's keys and values, in threadgroup memory: each is loaded by one lane, and wanted by the
+// eight that hold scores of the key.
+struct SharedScales {
+  threadgroup float2* pairs;  // of two keys each, then of their values
+
+  void put_key(int key, float scale) const thread {
+    reinterpret_cast<threadgroup float*>(pairs)[key] = scale;
+  }
+  void put_value(int key, float scale) const thread {
+    reinterpret_cast<threadgroup float*>(pairs)[kTileKeys + key] = scale;
+  }
+
+  float of_key(int key) const thread { return reinterpret_cast<const threadgroup float*>(pairs)[key]; }
+  float2 of_keys(int k, LanePosition at) const thread { return pairs[k * 4 + at.pair]; }
+  float2 of_values(int k, LanePosition at) const thread { return pairs[kTileKeys / 2 + k * 4 + at.pair]; }
+};
+
+// The products of a step with its keys, by their scales.
+template <typename Attention>
+inline void scale_products(thread Attention& attention, thread const SharedScales& scales, LanePosition at) {
+  if (!kRowScales || !fc_scales) {
+    return;
+  }
+#pragma clang loop unroll(full)
+  for (int k = 0; k < kKeyFragments; k++) {
+    const float2 pair = scales.of_keys(k, at);
+    attention.scale_products(k, pair[0], pair[1]);
+  }
+}
+
+// The weights of key fragment k, by the scales of the values. kHidden: some row may not see some key.
+template <bool kHidden, typename Attention>
+inline void scale_weights(thread Attention& attention, thread const SharedScales& scales, int k,
+                          LanePosition at) {
+  if (kRowScales && fc_scales) {
+    const float2 pair = scales.of_values(k, at);
+    attention.template scale_weights<kHidden>(k, pair[0], pair[1]);
+  }
+}
+
+}  // namespace fattn
