@@ -35,7 +35,7 @@ def build(folder: Path, cores: int) -> int:
     from .peers.fattn import FAMILY, pass_of
 
     stored: list[dict[str, Any]] = []
-    for problem in problems.draw(COUNT, seed=SEED):
+    for problem in draw(COUNT, seed=SEED):
         case = problems.build(problem)
         arguments, bases = case.arguments("cpu")
         plan = torch_fattn.explain(

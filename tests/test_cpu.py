@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import problems
+from tests import drawing, problems
 from tests.accuracy import assert_close
 from tests.conftest import counted_launches
 
-PROBLEMS = problems.draw(60, seed=2)
+PROBLEMS = drawing.draw(60, seed=2)
 
 
 @pytest.mark.host_only

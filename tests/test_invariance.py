@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import problems
+from tests import drawing, problems
 from tests.problems import Problem
 
-DRAWN = problems.draw(120, seed=9)
+DRAWN = drawing.draw(120, seed=9)
 BATCHES = [p for p in DRAWN if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24]
 CACHES = [p for p in DRAWN if p.op in ("decode", "paged_decode")][:24]
 # Arguments that have a place for each sequence, as their number of dimensions says, or one for all.

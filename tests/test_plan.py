@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import torch_fattn
-from tests import problems
+from tests import drawing, problems
 from tests.conftest import counted_launches, needs_emulator
 from tests.golden_calls import GOLDEN_CALLS, M1, M2_MAX, on_meta, plan_of
 from tests.problems import Problem
@@ -158,7 +158,7 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("device", [M1, M2_MAX], ids=["M1", "M2_Max"])
-@pytest.mark.parametrize("problem", problems.draw(150, seed=3), ids=str)
+@pytest.mark.parametrize("problem", drawing.draw(150, seed=3), ids=str)
 def test_properties(problem: Problem, device: dict[str, Any]) -> None:
     plan = plan_of(problem, **device)
     assert plan["device"]["name"] == device["device_name"] and plan["tuning"]
@@ -178,7 +178,7 @@ def test_properties(problem: Problem, device: dict[str, Any]) -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize("problem", problems.draw(12, seed=5), ids=str)
+@pytest.mark.parametrize("problem", drawing.draw(12, seed=5), ids=str)
 def test_the_plan_is_what_is_launched(problem: Problem) -> None:
     """Kernels, grids, and threadgroup memory as the compiled pipelines have it."""
     import softmetal
@@ -285,7 +285,7 @@ def test_empty_results_have_no_passes(empty: str) -> None:
 
 
 def test_explain_is_the_same_on_every_device_and_launches_nothing() -> None:
-    case = problems.build(problems.draw(1, seed=4)[0])
+    case = problems.build(drawing.draw(1, seed=4)[0])
     plans = []
     with counted_launches() as launches:
         for device in ("cpu", "mps"):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests import features, problems
+from tests import drawing, features, problems
 from tests.accuracy import assert_close, expected, packed
 from tests.conftest import Checked, counted_launches
 
-PROBLEMS = problems.draw(600)
+PROBLEMS = drawing.draw(600)
 ORDERS = ("forward", "reverse", "random")  # of the threads
 OPS = ("prefill", "decode", "paged_decode", "paged_prefill")
 
@@ -60,7 +60,7 @@ def test_problem(problem: problems.Problem, checked: Checked) -> None:
 @pytest.mark.slow
 def test_sweep(sweep_seed: int, checked: Checked) -> None:
     failed = []
-    for problem in problems.draw(500, sweep_seed):
+    for problem in drawing.draw(500, sweep_seed):
         try:
             run_and_check(problem, sweep_seed, checked)
         except (AssertionError, RuntimeError) as error:
@@ -116,7 +116,7 @@ def test_the_problems_cover_every_axis() -> None:
     rows = {n for p in packed for n in p.rows}
     assert {0, 1} < rows and any(1 < n <= 16 for n in rows) and max(rows) > 100
     for op in ("decode", "paged_decode"):
-        assert {p.kv_format for p in PROBLEMS if p.op == op} == set(problems.KV_FORMATS)
+        assert {p.kv_format for p in PROBLEMS if p.op == op} == {*problems.KV_FORMATS, "int4"}
     for op in ("decode", "paged_decode", "paged_prefill"):
         lengths = [(n, p.kv_len) for p in PROBLEMS if p.op == op and p.seq_lens for n in p.seq_lens]
         assert any(n == 0 for n, _ in lengths) and any(n == capacity for n, capacity in lengths)

@@ -1,0 +1,159 @@
+"""Draws random problems (problems.py) that bring together what can meet."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from tests import features
+from tests.problems import (
+    BLOCK_SIZES,
+    CAUSALITIES,
+    DTYPES,
+    GROUPS,
+    HEAD_DIMS,
+    KV_FORMATS,
+    LAYOUTS,
+    MASKS,
+    MAX_CACHE,
+    MAX_LENGTH,
+    MAX_WORK,
+    SINK_TOKENS,
+    SOFTCAPS,
+    TREES,
+    WIDE_HEAD_DIMS,
+    WINDOWS_LEFT,
+    WINDOWS_RIGHT,
+    Problem,
+)
+
+
+def draw(count: int, seed: int = 0) -> list[Problem]:
+    """`count` problems that bring together as many pairs of features as they can (features.py)."""
+    chosen = features.choose(_candidates(14 * count + 56, seed), of=14)
+    return [replace(problem, index=i) for i, problem in zip(range(count), chosen, strict=False)]
+
+
+def _candidates(count: int, seed: int) -> list[Problem]:
+    """`count` problems in which every axis takes each of its values about equally often."""
+    rng = random.Random(seed)
+
+    def deck(values: tuple[Any, ...]) -> list[Any]:
+        cards = [values[i % len(values)] for i in range(count)]
+        rng.shuffle(cards)
+        return cards
+
+    ops = deck(("prefill", "prefill", "decode", "paged_decode", "paged_prefill"))
+    dims, groups = deck(HEAD_DIMS), deck(GROUPS)
+    layouts = list(zip(deck(LAYOUTS), deck(LAYOUTS), deck(LAYOUTS), strict=True))
+    masks, mask_layouts, causalities = (
+        deck(MASKS),
+        deck(("contiguous", "offset", "padded_rows")),
+        deck(CAUSALITIES),
+    )
+    broadcasts = deck(tuple(tuple(bool(bits >> d & 1) for d in range(4)) for bits in range(16)))
+    block_sizes = deck(BLOCK_SIZES)
+    options = {
+        "window_left": deck(WINDOWS_LEFT),
+        "window_right": deck(WINDOWS_RIGHT),
+        "sink_tokens": deck(SINK_TOKENS),
+        "softcap": deck(SOFTCAPS),
+        "sinks": deck((False, False, True)),
+        "alibi_slopes": deck((False, False, True)),
+    }
+    wide = deck((*WIDE_HEAD_DIMS, *(None,) * len(WIDE_HEAD_DIMS)))
+    trees = deck(TREES)
+
+    format_rng = random.Random(seed + 1)
+    all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
+    problems = []
+    for i in range(count):
+        op, (q_heads, kv_heads) = ops[i], groups[i]
+        is_decode = op in ("decode", "paged_decode")
+        head_dim, value_dim, value_in_key = (is_decode and wide[i]) or (*dims[i], False)
+        kv_format = "float" if op == "prefill" else _kv_format(format_rng, head_dim, value_dim)
+        batch = rng.choice((1, 2, 3))
+        if not is_decode:
+            q_len, kv_len = (1 if rng.random() < 0.1 else _length(rng)), _length(rng)
+        else:
+            q_len = rng.choice((1, rng.randint(1, 8), rng.randint(1, 16)))
+            kv_len = rng.randint(200, MAX_CACHE) if rng.random() < 0.3 else _length(rng)
+        batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim))
+        if op.startswith("paged"):
+            kv_len = -(-kv_len // block_sizes[i]) * block_sizes[i]
+        which_dims = all_dims.index((head_dim, value_dim, value_in_key))
+        rows = q_heads // kv_heads * q_len
+        dtype = DTYPES[features.dtype_for(rng, seed, op, which_dims, rows)]
+        q_lens = _q_lens(rng, batch, q_len) if op == "paged_prefill" else None
+        causality = "none" if is_decode else causalities[i]
+        if q_lens is not None and causality != "none":
+            causality = "bottom_right"  # the only one that it has
+        offsets = {"top_left": 0, "offset": rng.randint(-3, kv_len)}
+        problems.append(
+            Problem(
+                index=i,
+                op=op,
+                dtype=dtype,
+                batch=batch,
+                q_heads=q_heads,
+                kv_heads=kv_heads,
+                q_len=max(q_lens) if q_lens else q_len,
+                kv_len=kv_len,
+                head_dim=head_dim,
+                value_dim=value_dim,
+                value_in_key=value_in_key,
+                layouts=layouts[i],
+                causality=causality,
+                q_offset=offsets.get(causality),
+                mask=None if q_lens else masks[i],
+                mask_broadcast=broadcasts[i],
+                mask_layout=mask_layouts[i],
+                seq_lens=_seq_lens(rng, op, batch, kv_len),
+                block_size=block_sizes[i] if op.startswith("paged") else 0,
+                head_major_pool=rng.random() < 0.5,
+                scale=rng.choice((None, None, 0.0625, 0.3)),
+                q_lens=q_lens,
+                spare_rows=rng.choice((0, 0, 3, 70)) if q_lens else 0,
+                tree=trees[i] if is_decode else None,
+                **{name: cards[i] for name, cards in options.items()},
+                kv_format=kv_format,
+            )
+        )
+    return problems
+
+
+def _kv_format(rng: random.Random, head_dim: int, value_dim: int) -> str:
+    """int4 the more often where it can be, since few head dims can."""
+    return rng.choice(KV_FORMATS if (head_dim | value_dim) % 32 else (*KV_FORMATS, "int4", "int4", "int4"))
+
+
+def _length(rng: random.Random) -> int:
+    """Half of the lengths are short: that is where tiles are ragged."""
+    return rng.randint(1, 40) if rng.random() < 0.5 else rng.randint(1, MAX_LENGTH)
+
+
+def _fit(batch: int, q_len: int, kv_len: int, work_per_pair: int) -> tuple[int, int, int]:
+    while batch * q_len * kv_len * work_per_pair > MAX_WORK:
+        if batch > 1:
+            batch -= 1
+        elif q_len >= kv_len:
+            q_len = q_len * 2 // 3
+        else:
+            kv_len = kv_len * 2 // 3
+    return batch, q_len, kv_len
+
+
+def _q_lens(rng: random.Random, batch: int, most: int) -> tuple[int, ...]:
+    """Prompts, single tokens, and sequences that have no rows this time; not all of them."""
+    rows = [rng.choice((0, 1, rng.randint(1, most), most)) for _ in range(batch)]
+    return tuple(rows) if any(rows) else (1, *rows[1:])
+
+
+def _seq_lens(rng: random.Random, op: str, batch: int, capacity: int) -> tuple[int, ...] | None:
+    if op == "prefill" or (op == "decode" and rng.random() < 0.2):
+        return None
+    lengths = [
+        rng.choice((0, capacity, rng.randint(0, capacity), rng.randint(1, capacity))) for _ in range(batch)
+    ]
+    return tuple(lengths)
