@@ -109,7 +109,7 @@ WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], l
         UNSUPPORTED,
         ["1024", "576"],
     ),
-    ("decode", "int8 of D above 128", int8_caches(136), UNSUPPORTED, ["int8", "136", "128"]),
+    ("decode", "int8 of D above 576", int8_caches(584), UNSUPPORTED, ["584", "576"]),
     ("prefill", "integer query", cast("query", torch.int32), TypeError, ["int32"]),
     ("prefill", "mixed dtypes", cast("value", torch.float16), TypeError, ["float32", "float16"]),
     ("prefill", "key on the CPU", lambda a: {"key": a["key"].cpu()}, ValueError, ["key", "cpu", "mps"]),
