@@ -29,13 +29,13 @@ def build(folder: Path, cores: int) -> int:
     """Compiles the plans and stores operands, expected results and limits beside them."""
     import torch_fattn
     from softmetal.cuda.compile import compile_all
-    from tests import problems
+    from tests import drawing, problems
     from tests.accuracy import EXTRA_ERROR, expected, packed, sdpa_error
 
     from .peers.fattn import FAMILY, pass_of
 
     stored: list[dict[str, Any]] = []
-    for problem in draw(COUNT, seed=SEED):
+    for problem in drawing.draw(COUNT, seed=SEED):
         case = problems.build(problem)
         arguments, bases = case.arguments("cpu")
         plan = torch_fattn.explain(
