@@ -42,9 +42,10 @@ def launch(case: Case, cores: int) -> Launch:
     if case.kv_format:
         scales = empty(*shape[:-1], of=torch.float32)
         options |= {"kv_format": case.kv_format, "key_scales": scales, "value_scales": scales}
-    query, key = empty(case.batch, case.q_heads, case.q_len, case.head_dim), empty(*shape, of=stored)
+    query = empty(case.batch, case.q_heads, case.q_len, case.head_dim)
+    key, value = empty(*shape, of=stored), empty(*shape, of=stored)
     plan = torch_fattn.explain(
-        case.op, query, key, key, *rest, device_name="CUDA", family=FAMILY, cores=cores, **options
+        case.op, query, key, value, *rest, device_name="CUDA", family=FAMILY, cores=cores, **options
     )
     return from_plan(case, plan.data)
 

@@ -133,8 +133,8 @@ inline void unpack(uint word, thread Operand (&run)[N], int at, T) {
 
 // Reads kElements neighbouring elements, 16 bytes at most, to run[at] and on. `aligned` says that rows start
 // on 16-byte boundaries; it is a compile-time constant at every call.
-#define FATTN_DEFINE_READ_ELEMENTS(SPACE, T)                                                      \
-  template <int kElements, int N>                                                                 \
+#define FATTN_DEFINE_READ_ELEMENTS(SPACE)                                                         \
+  template <int kElements, typename T, int N>                                                     \
   inline void read_elements(const SPACE T* from, bool aligned, thread Operand(&run)[N], int at) { \
     constexpr int kWords = kElements * sizeof(T) / 4;                                             \
     typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                            \
@@ -149,8 +149,8 @@ inline void unpack(uint word, thread Operand (&run)[N], int at, T) {
       }                                                                                           \
     }                                                                                             \
   }
-FATTN_DEFINE_READ_ELEMENTS(device, Element)
-FATTN_DEFINE_READ_ELEMENTS(threadgroup, TileElement)
+FATTN_DEFINE_READ_ELEMENTS(device)
+FATTN_DEFINE_READ_ELEMENTS(threadgroup)
 #undef FATTN_DEFINE_READ_ELEMENTS
 
 // Reads N elements of a row in chunks of C: chunk i starts at column first + i * stride.

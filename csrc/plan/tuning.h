@@ -98,8 +98,9 @@ inline const QuantisedRow& quantised_row(const DeviceFacts& device, DType dtype,
 
 // Heads above this take the kernel that shares out their columns, decode_wide.metal. Here `tile_keys` and
 // `simdgroups` are those of up to eight packed rows; more rows take fewer keys and more simdgroups. Sizes as
-// above: 208 halves or less for up to 16 rows. A quantised cache wants as many as one of the operands' size,
-// and twelve more for the scales of its rows.
+// above: in float16 213 halves or less for up to 16 rows. Widened to float32, 16 rows of 512 columns want 240
+// and spill (bench/NOTES.md). A quantised cache wants as many as one of the operands' size, and twelve more
+// for the scales of its rows.
 inline constexpr int64_t kMaxRowDim = 128;
 inline constexpr std::array<DecodeRow, 5> kDecodeWideTuning{{
     {kAnyFamily, kFloat16s, 192, 32, 4, 128, 4,
