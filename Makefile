@@ -32,7 +32,7 @@ demo: build  ## a transformers model generates on device="mps" through torch.ops
 test: lint pytest  ## lint, types and every test that is not marked slow
 
 pytest: build
-	$(PY) -m pytest $(TESTS)
+	$(PY) -m pytest -n 2 --dist worksteal $(TESTS)
 
 sweep: build  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
 	$(PY) -m pytest -m slow tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._ops import decode, merge, paged_decode, prefill
+from ._ops import MAX_PREFILL_HEAD_DIM, decode, merge, paged_decode, prefill
 from ._packed_ops import paged_prefill
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
@@ -21,7 +21,6 @@ from ._packed_ops import paged_prefill
 PREFILL_ROWS = 2048
 # Rows of a key-value head that a threadgroup of decode holds: no more read the prefix once either way.
 DECODE_ROWS = 32
-MAX_PREFILL_HEAD_DIM = 128
 
 
 @dataclass
