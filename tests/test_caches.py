@@ -341,12 +341,24 @@ def test_an_old_step_of_a_static_cache() -> None:
         ({"dtype": torch.int8}, TypeError, "torch.int8"),
         ({"num_layers": 0}, ValueError, "num_layers 0"),
         ({"head_dim": 0}, ValueError, "head_dim 0"),
+        ({"value_dim": 0}, ValueError, "value_dim 0"),
+        ({"num_kv_heads": -1}, ValueError, "num_kv_heads -1 is not a size; give 0 or more"),
     ],
 )
 def test_wrong_sizes(make: Any, changes: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         make(**changes)
     make()
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [(static, "batch_size"), (static, "capacity"), (paged, "num_blocks"), (paged, "max_sequences")],
+)
+def test_wrong_sizes_of_one_class(make: Any, size: str) -> None:
+    with pytest.raises(ValueError, match=f"{size} -1 is not a size; give 0 or more"):
+        make(**{size: -1})
+    make(**{size: 0})
 
 
 # ---- nothing waits for the GPU

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests import problems
 from tests.accuracy import assert_close
+from tests.conftest import Checked, counted_launches
 from tests.problems import Problem
 
 fattn = torch.ops.fattn
@@ -51,6 +52,24 @@ def test_a_right_window_changes_nothing(window_right: int) -> None:
     plain = check("decode", q_len=3, kv_len=50, window_left=9)
     limited = check("decode", q_len=3, kv_len=50, window_left=9, window_right=window_right)
     assert all(torch.equal(a, b) for a, b in zip(plain, limited, strict=True))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("kv_format", ["float", "int8", "int4"])
+def test_a_value_that_is_the_whole_key(op: str, kv_format: str, checked: Checked) -> None:
+    """It leaves the key no columns of its own."""
+    with checked(), counted_launches() as launches:
+        check(
+            op,
+            batch=2,
+            kv_len=80,
+            seq_lens=(77, 32),
+            head_dim=64,
+            value_dim=64,
+            value_in_key=True,
+            kv_format=kv_format,
+        )
+    assert launches == {"fattn_decode_wide": 1}
 
 
 @pytest.mark.parametrize("device", ["mps", "cpu"])

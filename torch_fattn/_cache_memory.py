@@ -19,6 +19,12 @@ from ._kv_formats import INT4_GROUP
 STORAGES = {"int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
 
 
+def check_sizes(name: str, least: int, **sizes: int) -> None:
+    for what, size in sizes.items():
+        if size < least:
+            raise ValueError(f"{name}: {what} {size} is not a size; give {least} or more")
+
+
 @dataclass(frozen=True)
 class CacheShape:
     """The sizes of a cache: `[*shape, dim]` for the keys or values of a layer, where shape is blocks,
@@ -33,10 +39,7 @@ class CacheShape:
     kv_format: str
 
     def check(self, name: str) -> None:
-        sizes = {"num_layers": self.num_layers, "head_dim": self.head_dim, "value_dim": self.value_dim}
-        for what, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name}: {what} {size} is not a size; give 1 or more")
+        check_sizes(name, 1, num_layers=self.num_layers, head_dim=self.head_dim, value_dim=self.value_dim)
         if self.kv_format != "auto" and self.kv_format not in STORAGES:
             known = ", ".join(("auto", *STORAGES))
             raise ValueError(f"{name}: kv_format {self.kv_format!r} is not known; use one of {known}")

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._cache_memory import CacheShape, Layers, counts_of, fill, new_tokens, on_device
+from ._cache_memory import CacheShape, Layers, check_sizes, counts_of, fill, new_tokens, on_device
 from ._ops import decode, paged_decode
 from ._packed_ops import paged_prefill
 from ._shared_prefix import shared_prefix_paged_decode
@@ -84,11 +84,11 @@ class StaticKVCache:
         device: torch.device | str = "mps",
         kv_format: str = "auto",
     ) -> None:
+        name = "StaticKVCache"
+        check_sizes(name, 0, batch_size=batch_size, capacity=capacity, num_kv_heads=num_kv_heads)
         shape = (batch_size, num_kv_heads, capacity)
-        self._layers = Layers(
-            "StaticKVCache",
-            CacheShape(num_layers, shape, head_dim, value_dim or head_dim, dtype, device, kv_format),
-        )
+        dims = (head_dim, head_dim if value_dim is None else value_dim)
+        self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format))
         self._capacity = capacity
         self._lengths = [0] * batch_size
         self._seq_lens = torch.zeros(batch_size, dtype=torch.int32, device=device)
@@ -209,13 +209,12 @@ class PagedKVCache:
         device: torch.device | str = "mps",
         kv_format: str = "auto",
     ) -> None:
-        if block_size < 1:
-            raise ValueError(f"PagedKVCache: block_size {block_size} is not a size; give 1 or more")
+        name = "PagedKVCache"
+        check_sizes(name, 1, block_size=block_size)
+        check_sizes(name, 0, num_blocks=num_blocks, num_kv_heads=num_kv_heads, max_sequences=max_sequences)
         shape = (num_blocks, num_kv_heads, block_size)
-        self._layers = Layers(
-            "PagedKVCache",
-            CacheShape(num_layers, shape, head_dim, value_dim or head_dim, dtype, device, kv_format),
-        )
+        dims = (head_dim, head_dim if value_dim is None else value_dim)
+        self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format))
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._sequences: dict[int, _PagedSequence] = {}

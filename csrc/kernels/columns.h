@@ -68,7 +68,7 @@ struct FloatRun {
   }
   void unpack(thread Operand (&run)[kElements]) const thread {
 #pragma clang loop unroll(full)
-    for (int i = 0; i < kElements; i++) {
+    for (int i = 0; i < Columns::kAll; i++) {
       run[i] = elements[i];
     }
   }

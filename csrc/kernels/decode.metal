@@ -140,7 +140,7 @@ using namespace fattn;
     ushort thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint shared_query[kRowGroups * kQueryWords];
   threadgroup float2 shared_scales[kRowScales ? kSimdgroups * kTileKeys : 1];
-  threadgroup float shared_out[kSharedRows * kOutPitch];
+  threadgroup float4 shared_out[kSharedRows * kOutPitch / 4];  // as it is read, for its alignment
   threadgroup float shared_max[kSharedRows];
   threadgroup float shared_sum[kSharedRows];
   threadgroup int shared_aside[kSimdgroups * kSetAsideWords];
@@ -154,7 +154,7 @@ using namespace fattn;
   int column = int(group.y);
 
   SharedStates states;
-  states.out = shared_out;
+  states.out = reinterpret_cast<threadgroup float*>(shared_out);
   states.row_max = shared_max;
   states.row_sum = shared_sum;
   SharedScales scales;
