@@ -64,10 +64,9 @@ class WriteCase:
     operands: dict[str, Operand]
 
     def arguments(self, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Keyword arguments of the op on that device, and the storages behind them."""
-        bases, arguments = {}, {}
-        for name, operand in self.operands.items():
-            bases[name], arguments[name] = operand.on(device)
+        """Keyword arguments of the op on that device, and the storages behind them, which are copies."""
+        bases = {name: operand.base.to(device, copy=True) for name, operand in self.operands.items()}
+        arguments = {name: operand.of(bases[name]) for name, operand in self.operands.items()}
         return {**arguments, **self.problem.options}, bases
 
 
