@@ -33,6 +33,7 @@ def _write() -> Iterator[Trial]:
     full = (23, 3, 192, 96, 3, 5)
     yield of_write("float", bf16, 11, *full[1:], pool_layout="padded", row_layout="padded", long_slots=False)
     yield of_write("float", bf16, *full, name="write-float-aligned")
+    yield of_write("float", bf16, *full, name="write-latent", value_in_key=True)
     for kv_format, dtype, sizes, layouts in (
         ("int8", f32, full, ("padded", "padded")),
         ("fp8_e4m3", f16, half, ("hnd", "offset")),
