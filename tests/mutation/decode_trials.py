@@ -1,7 +1,6 @@
 """Trials of decode and paged_decode with heads that a simdgroup has registers for (decode.metal).
 
-Trials that share a pipeline stand together, since one compilation serves them all; the first ones combine as
-many features as they can, since most mutants die there.
+The first ones combine as many features as they can, since most mutants die there.
 """
 
 from __future__ import annotations
@@ -74,12 +73,10 @@ def decode() -> Iterator[Trial]:
             f"decode-slices-of-{slice_size}", *half, 3, 4, 2, 1, 1500, 64, 32, seq_lens=(1500, 0, 1333),
             sinks=True, change=partial(direct_launch.cut, largest_chunk=128, size=slice_size),
         )  # fmt: skip
-    yield from _other_pipelines()
-    yield from _quantised()
 
 
-def _other_pipelines() -> Iterator[Trial]:
-    """Of decode: float32 and bfloat16, more packed rows than eight, heads of every kind of chunk."""
+def other_decode() -> Iterator[Trial]:
+    """Of float32 and bfloat16, more packed rows than eight, heads of every kind of chunk."""
     yield of_problem("decode-18-rows", "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
     yield of_problem("decode-f32-chunks", "decode", f32, 1, 16, 1, 2, 2100, 40, 24, layouts=PADDED)
     yield of_problem("decode-32-rows", "decode", f32, 1, 16, 1, 3, 70, 40, 24, sinks=True, tree="shared")
@@ -97,6 +94,7 @@ def _other_pipelines() -> Iterator[Trial]:
     # Of one chain of 128 roundings, the accuracy rule would have too much.
     yield of_problem("decode-f32-long-sums", "decode", f32, 1, 2, 1, 1, 60, 128, 16, scale=1.0)
     yield of_problem("decode-long-head", "decode", f16, 1, 2, 1, 1, 60, 16, 128, seq_lens=(60,))
+    yield from _quantised()
 
 
 def _quantised() -> Iterator[Trial]:

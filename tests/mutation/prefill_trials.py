@@ -12,6 +12,9 @@ from .trial import Plan, Trial, bf16, f16, f32, of_operands, of_problem, randn
 
 PADDED = ("padded_rows", "padded_rows", "padded_rows")  # no row on a 16-byte boundary
 OFF = ("offset", "offset", "token_major")
+# Chunks of prompts, tokens, and sequences without rows, in one call.
+MIXED: dict[str, Any] = {"q_lens": (50, 1, 0, 7), "seq_lens": (113, 65, 9, 7), "spare_rows": 2}
+MIXED_SIZES = (4, 6, 2, 50, 128)
 
 
 def prefill() -> Iterator[Trial]:
@@ -32,11 +35,39 @@ def prefill() -> Iterator[Trial]:
     yield unlikely("prefill", f16, 64, 32)
     yield from _options()
     yield from _packed()
+
+
+def other_prefill() -> Iterator[Trial]:
+    """Of float32 and bfloat16, and of quantised pools."""
+    causal: dict[str, Any] = {"causality": "bottom_right"}
     yield of_problem("prefill-f32", "prefill", f32, 1, 2, 1, 43, 75, 40, 24, mask=f32, **causal)
     yield hidden_nan("prefill", f32, 40, 24)
     yield of_problem("prefill-f32-full", "prefill", f32, 1, 2, 1, 43, 75, 40, 24, layouts=OFF)
     yield of_problem("prefill-bf16", "prefill", bf16, 1, 2, 1, 70, 100, 72, 16, mask=bf16, layouts=PADDED)
-    yield of_problem("prefill-f16-long-head", *half, 1, 1, 1, 30, 40, 16, 128, **causal)
+    yield of_problem("prefill-f16-long-head", "prefill", f16, 1, 1, 1, 30, 40, 16, 128, **causal)
+    yield from _other_packed()
+
+
+def _other_packed() -> Iterator[Trial]:
+    """Few rows, and quantised pools."""
+    causal: dict[str, Any] = {"causality": "bottom_right"}
+    yield of_problem(
+        "packed-few-rows", "paged_prefill", f16, 2, 2, 1, 9, 48, 64, 32, q_lens=(9, 1), seq_lens=(48, 30),
+        block_size=24, **causal,
+    )  # fmt: skip
+    for kv_format, dtype, dims in (
+        ("int8", f16, (64, 32)),
+        ("int4", bf16, (64, 96)),
+        ("fp8_e4m3", f32, (40, 24)),
+    ):
+        yield of_problem(
+            f"packed-{kv_format}", "paged_prefill", dtype, *MIXED_SIZES, *dims, block_size=16,
+            kv_format=kv_format, window_left=70, **MIXED, **causal,
+        )  # fmt: skip
+        yield of_problem(
+            f"packed-{kv_format}-padded", "paged_prefill", dtype, *MIXED_SIZES, *dims, block_size=32,
+            kv_format=kv_format, layouts=PADDED, **MIXED,
+        )  # fmt: skip
 
 
 def _options() -> Iterator[Trial]:
@@ -73,18 +104,17 @@ def _in_slices(plan: Plan) -> None:
 
 
 def _packed() -> Iterator[Trial]:
-    """Chunks of prompts, tokens, and sequences without rows, in one call; blocks that end within a step."""
-    mixed: dict[str, Any] = {"q_lens": (50, 1, 0, 7), "seq_lens": (113, 65, 9, 7), "spare_rows": 2}
-    sizes = (4, 6, 2, 50, 128, 64, 32)
+    """Blocks that end within a step and not, more sequences than lanes, bounds out of range."""
+    sizes = (*MIXED_SIZES, 64, 32)
     causal: dict[str, Any] = {"causality": "bottom_right"}
     for block_size, more in ((16, causal), (64, causal), (8, {}), (1, causal)):
         yield of_problem(
             f"packed-{block_size}", "paged_prefill", f16, *sizes, block_size=block_size,
-            head_major_pool=block_size == 16, **mixed, **more,
+            head_major_pool=block_size == 16, **MIXED, **more,
         )  # fmt: skip
     yield of_problem(
         "packed-window", "paged_prefill", f16, *sizes, block_size=16, window_left=20, sink_tokens=9,
-        sinks=True, alibi_slopes=True, **mixed, **causal,
+        sinks=True, alibi_slopes=True, **MIXED, **causal,
     )  # fmt: skip
     many = [n % 3 for n in range(40)]
     yield of_problem(
@@ -92,23 +122,6 @@ def _packed() -> Iterator[Trial]:
         seq_lens=(*(n + 5 for n in many[:39]), 90), block_size=32, spare_rows=3, **causal,
     )  # fmt: skip
     yield _strange_bounds()
-    yield of_problem(
-        "packed-few-rows", "paged_prefill", f16, 2, 2, 1, 9, 48, 64, 32, q_lens=(9, 1), seq_lens=(48, 30),
-        block_size=24, **causal,
-    )  # fmt: skip
-    for kv_format, dtype, dims in (
-        ("int8", f16, (64, 32)),
-        ("int4", bf16, (64, 96)),
-        ("fp8_e4m3", f32, (40, 24)),
-    ):
-        yield of_problem(
-            f"packed-{kv_format}", "paged_prefill", dtype, *sizes[:5], *dims, block_size=16,
-            kv_format=kv_format, window_left=70, **mixed, **causal,
-        )  # fmt: skip
-        yield of_problem(
-            f"packed-{kv_format}-padded", "paged_prefill", dtype, *sizes[:5], *dims, block_size=32,
-            kv_format=kv_format, layouts=PADDED, **mixed,
-        )  # fmt: skip
 
 
 def _strange_bounds() -> Trial:

@@ -1,4 +1,8 @@
-"""All that mutants are tried on: calls of every op, small and rich in edges."""
+"""All that mutants are tried on: calls of every op, small and rich in edges.
+
+Those that share a pipeline stand together, since one compilation serves them all. The main pipelines of all
+kernels come first: what is wrong in a header that they share then dies soon, whichever of them tells.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,10 @@ from functools import cache
 
 import torch
 
-from .decode_trials import decode
-from .prefill_trials import prefill
+from .decode_trials import decode, other_decode
+from .prefill_trials import other_prefill, prefill
 from .trial import Trial, bf16, f16, f32, of_operands, of_write, randn
-from .wide_trials import wide
+from .wide_trials import other_wide, wide
 
 
 def _merge() -> Iterator[Trial]:
@@ -46,4 +50,7 @@ def _write() -> Iterator[Trial]:
 
 @cache
 def all_trials() -> tuple[Trial, ...]:
-    return (*decode(), *wide(), *prefill(), *_merge(), *_write())
+    return (
+        *(*decode(), *wide(), *prefill(), *_merge(), *_write()),
+        *(*other_decode(), *other_wide(), *other_prefill()),
+    )
