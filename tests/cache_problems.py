@@ -42,6 +42,7 @@ class WriteProblem:
     row_layout: str = "contiguous"
     long_slots: bool = True
     special: bool = False  # rows of NaN, infinities, zeros, huge and tiny numbers
+    value_in_key: bool = False  # "float": the value is the first columns of the key, here and in the cache
 
     def __str__(self) -> str:
         parts = (
@@ -64,10 +65,10 @@ class WriteCase:
     operands: dict[str, Operand]
 
     def arguments(self, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Keyword arguments of the op on that device, and the storages behind them."""
-        bases, arguments = {}, {}
-        for name, operand in self.operands.items():
-            bases[name], arguments[name] = operand.on(device)
+        """Keyword arguments of the op on that device, and the storages behind them, which are copies."""
+        copies = {id(operand.base): operand.base.to(device, copy=True) for operand in self.operands.values()}
+        bases = {name: copies[id(operand.base)] for name, operand in self.operands.items()}
+        arguments = {name: operand.of(bases[name]) for name, operand in self.operands.items()}
         return {**arguments, **self.problem.options}, bases
 
 
@@ -123,6 +124,9 @@ def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
             operands[f"{name}_scales"] = poisoned((*pool, dim // 32, 2), torch.float16, p.pool_layout)
         elif scaled:
             operands[f"{name}_scales"] = poisoned(pool, torch.float32, p.pool_layout)
+    if p.value_in_key:
+        operands["value"] = operands["key"].first_columns(p.value_dim)
+        operands["value_cache"] = operands["key_cache"].first_columns(p.value_dim)
     return WriteCase(p, operands)
 
 
@@ -205,9 +209,6 @@ def lay_out_rows(rows: Tensor, layout: str) -> Operand:
 def assert_written(case: WriteCase, memory: dict[str, Tensor]) -> None:
     """Bit by bit what the definition writes, and nothing else; a NaN is a NaN."""
     arguments, bases = case.arguments("cpu")
-    bases = {name: base.clone() for name, base in bases.items()}
-    for name, operand in case.operands.items():
-        arguments[name] = bases[name].as_strided(operand.size, operand.stride, operand.offset)
     reference.cache_write(**arguments)
     for name, expected in bases.items():
         mine, exact = memory[name], expected

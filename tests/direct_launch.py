@@ -30,7 +30,7 @@ CONSTANTS = (
     *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed", "sliced"),
 )
 ALL_CHECKS = "race,bounds,uninit"
-SLOTS = 18
+SLOTS = 25
 
 Mutate = Callable[[str], str]
 Counters = dict[str, Any]
@@ -134,3 +134,23 @@ def dispatches(step: Mapping[str, Any]) -> Iterator[tuple[int, list[int]]]:
     groups = math.prod(step["grid"])
     for first in range(0, groups, step["slice"]):
         yield first, [min(step["slice"], groups - first), 1, 1]
+
+
+def cut(plan: dict[str, Any], largest_chunk: int, size: int) -> None:
+    """Gives the plan chunks of at most that many keys, as it has them for sequences too long to
+    be tried here, and slices."""
+    decode, merge = plan["passes"]
+    parts = -(-decode["params"]["span"]["capacity"] // largest_chunk)
+    for step in (decode, merge):
+        span = step["params"]["span"]
+        params = bytearray.fromhex(step["params_bytes"])
+        at = params.index(struct.pack("<2i", span["most_chunks"], span["largest_chunk"]))
+        struct.pack_into("<i", params, at + 4, largest_chunk)
+        if step is merge:
+            at = params.index(struct.pack("<2i", merge["params"]["parts"], merge["params"]["head_dim"]))
+            struct.pack_into("<i", params, at, parts)
+        step["params_bytes"] = params.hex()
+    plan["scratch_bytes"] = plan["scratch_bytes"] // merge["params"]["parts"] * parts
+    decode["constants"]["sliced"] = True
+    decode["bindings"]["slice"] = 17
+    decode["slice"] = size

@@ -7,7 +7,6 @@ the capacity, and only the GPU knows the lengths.
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import pytest
@@ -188,32 +187,12 @@ def test_slices_compute_what_one_dispatch_does(op: str, q_len: int, checked: Che
 LONG = Problem(0, "decode", f16, 3, 4, 2, 1, 2100, 64, 64, seq_lens=(2100, 0, 1333), sinks=True)
 
 
-def cut(plan: dict[str, Any], largest_chunk: int, size: int) -> None:
-    """Gives the plan chunks of at most that many keys, as it has them for sequences too long to
-    be tried here, and slices."""
-    decode, merge = plan["passes"]
-    parts = -(-decode["params"]["span"]["capacity"] // largest_chunk)
-    for step in (decode, merge):
-        span = step["params"]["span"]
-        params = bytearray.fromhex(step["params_bytes"])
-        at = params.index(struct.pack("<2i", span["most_chunks"], span["largest_chunk"]))
-        struct.pack_into("<i", params, at + 4, largest_chunk)
-        if step is merge:
-            at = params.index(struct.pack("<2i", merge["params"]["parts"], merge["params"]["head_dim"]))
-            struct.pack_into("<i", params, at, parts)
-        step["params_bytes"] = params.hex()
-    plan["scratch_bytes"] = plan["scratch_bytes"] // merge["params"]["parts"] * parts
-    decode["constants"]["sliced"] = True
-    decode["bindings"]["slice"] = 17
-    decode["slice"] = size
-
-
 def run_cut(mutate: direct_launch.Mutate | None = None) -> Tensor:
     """Checks the result, and returns how many parts each sequence has."""
     case = problems.build(LONG)
     arguments, _ = case.arguments("cpu")
     plan = direct_launch.plan_of(LONG.op, arguments)
-    cut(plan, 128, 5)
+    direct_launch.cut(plan, 128, 5)
     buffers = direct_launch.buffers_of(LONG.op, arguments, plan)
     for step in plan["passes"]:
         direct_launch.launch(step, buffers, mutate)

@@ -14,7 +14,8 @@ from bench.bounds import exceeded
 from tests import direct_launch
 
 from .operators import Mutant
-from .trials import Counts, Trial, all_trials
+from .trial import Counts, Trial
+from .trials import all_trials
 
 COUNTS = Path(__file__).with_name("counts.json")
 SURVIVED = "survived"

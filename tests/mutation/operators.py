@@ -121,7 +121,10 @@ def _edits(source: Source) -> Iterator[_Edit]:
 def _replacements(source: Source, i: int) -> Iterator[str]:
     token = source.tokens[i]
     if token.kind == "number":
-        yield from _other_numbers(token.text, only_less=_is_array_size(source, i))
+        others = list(_other_numbers(token.text))
+        if _is_array_size(source, i):  # a longer array is the same
+            others = others[1:] if source.at(i - 1) == "/" else others[:1]
+        yield from others
     elif token.kind == "name":
         if token.text in _NAMES:
             yield _NAMES[token.text]
@@ -137,18 +140,18 @@ def _replacements(source: Source, i: int) -> Iterator[str]:
 
 
 def _is_array_size(source: Source, i: int) -> bool:
-    """Of an array that is declared; a longer one is the same."""
+    """Of an array that is declared."""
     opening = i - 1
     while opening >= 0 and source.at(opening) not in ("[", ";", "{", "}"):
         opening = (source.partner[opening] if source.at(opening) in (")", "]") else opening) - 1
     return source.at(opening) == "[" and source.partner[opening] > i and _declares_array(source, opening)
 
 
-def _other_numbers(text: str, only_less: bool) -> Iterator[str]:
+def _other_numbers(text: str) -> Iterator[str]:
     if match := _INTEGER.fullmatch(text):
         prefix, digits, suffix = match.group(1) or "", match.group(2), match.group(3)
         value = int(digits, 16 if prefix else 10)
-        for other in (value - 1, value + 1)[: 1 if only_less else 2]:
+        for other in (value - 1, value + 1):
             if other >= 0:
                 yield f"{hex(other) if prefix else other}{suffix}"
     elif match := _FLOAT.fullmatch(text):

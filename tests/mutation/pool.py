@@ -13,7 +13,7 @@ from typing import Any
 from .judge import Judge, Verdict
 from .operators import Mutant
 
-TIMEOUT = 180.0  # seconds for a mutant, most of which take one or two
+TIMEOUT = 600.0  # seconds for a mutant, most of which take one or two, and survivors more than a minute
 
 
 def _work(pipe: Any) -> None:

@@ -1,0 +1,142 @@
+"""Trials of prefill and paged_prefill (prefill.metal)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .special_trials import hidden_nan, unlikely
+from .trial import Plan, Trial, bf16, f16, f32, of_operands, of_problem, randn
+
+PADDED = ("padded_rows", "padded_rows", "padded_rows")  # no row on a 16-byte boundary
+OFF = ("offset", "offset", "token_major")
+# Chunks of prompts, tokens, and sequences without rows, in one call.
+MIXED: dict[str, Any] = {"q_lens": (50, 1, 0, 7), "seq_lens": (113, 65, 9, 7), "spare_rows": 2}
+MIXED_SIZES = (4, 6, 2, 50, 128)
+
+
+def prefill() -> Iterator[Trial]:
+    half = ("prefill", f16)
+    causal: dict[str, Any] = {"causality": "bottom_right"}
+    yield of_problem("prefill-causal", *half, 1, 4, 2, 80, 150, 64, 32, **causal)
+    yield of_problem("prefill-full", *half, 2, 2, 1, 70, 75, 64, 32, layouts=PADDED, scale=0.3)
+    yield of_problem(
+        "prefill-mask", *half, 2, 2, 1, 33, 70, 64, 32, mask=f16, mask_layout="padded_rows", layouts=OFF
+    )
+    yield of_problem("prefill-bool-mask", *half, 1, 2, 1, 33, 64, 64, 32, mask=torch.bool, **causal)
+    for offset in (0, -40, 60, 1, 31):  # of 1 and 31, steps begin and end with a tile's rows
+        yield of_problem(
+            f"prefill-offset{offset}", *half, 1, 2, 1, 150, 130, 64, 32, causality="offset", q_offset=offset
+        )
+    yield of_problem("prefill-one-row", *half, 2, 2, 2, 1, 9, 64, 32, **causal)
+    yield hidden_nan("prefill", f16, 64, 32)
+    yield unlikely("prefill", f16, 64, 32)
+    yield from _options()
+    yield from _packed()
+
+
+def other_prefill() -> Iterator[Trial]:
+    """Of float32 and bfloat16, and of quantised pools."""
+    causal: dict[str, Any] = {"causality": "bottom_right"}
+    yield of_problem("prefill-f32", "prefill", f32, 1, 2, 1, 43, 75, 40, 24, mask=f32, **causal)
+    yield hidden_nan("prefill", f32, 40, 24)
+    yield of_problem("prefill-f32-full", "prefill", f32, 1, 2, 1, 43, 75, 40, 24, layouts=OFF)
+    yield of_problem("prefill-bf16", "prefill", bf16, 1, 2, 1, 70, 100, 72, 16, mask=bf16, layouts=PADDED)
+    yield of_problem("prefill-f16-long-head", "prefill", f16, 1, 1, 1, 30, 40, 16, 128, **causal)
+    yield from _other_packed()
+
+
+def _other_packed() -> Iterator[Trial]:
+    """Few rows, and quantised pools."""
+    causal: dict[str, Any] = {"causality": "bottom_right"}
+    yield of_problem(
+        "packed-few-rows", "paged_prefill", f16, 2, 2, 1, 9, 48, 64, 32, q_lens=(9, 1), seq_lens=(48, 30),
+        block_size=24, **causal,
+    )  # fmt: skip
+    for kv_format, dtype, dims in (
+        ("int8", f16, (64, 32)),
+        ("int4", bf16, (64, 96)),
+        ("fp8_e4m3", f32, (40, 24)),
+    ):
+        yield of_problem(
+            f"packed-{kv_format}", "paged_prefill", dtype, *MIXED_SIZES, *dims, block_size=16,
+            kv_format=kv_format, window_left=70, **MIXED, **causal,
+        )  # fmt: skip
+        yield of_problem(
+            f"packed-{kv_format}-padded", "paged_prefill", dtype, *MIXED_SIZES, *dims, block_size=32,
+            kv_format=kv_format, layouts=PADDED, **MIXED,
+        )  # fmt: skip
+
+
+def _options() -> Iterator[Trial]:
+    """Windows with whole steps in both ranges and a gap between them, sinks, and what modifies scores."""
+    half = ("prefill", f16)
+    causal: dict[str, Any] = {"causality": "bottom_right"}
+    yield of_problem(
+        "prefill-window", *half, 1, 2, 1, 80, 300, 64, 32, window_left=70, sink_tokens=40, sinks=True,
+        **causal,
+    )  # fmt: skip
+    yield of_problem(
+        "prefill-window-right", *half, 1, 2, 1, 90, 100, 64, 32, window_left=9, window_right=11, sink_tokens=3
+    )
+    yield of_problem(
+        "prefill-right", *half, 1, 1, 1, 70, 150, 64, 32, window_right=11, sink_tokens=90, sinks=True
+    )
+    yield of_problem(
+        "prefill-window-from-before", *half, 1, 1, 1, 90, 70, 64, 32, causality="offset", q_offset=-20,
+        window_left=33,
+    )  # fmt: skip
+    yield of_problem(
+        "prefill-modifiers", *half, 2, 4, 2, 40, 70, 64, 32, mask=f16, softcap=2.0, alibi_slopes=True,
+        sinks=True, **causal,
+    )  # fmt: skip
+    yield of_problem("prefill-alibi", *half, 1, 2, 1, 70, 70, 64, 32, alibi_slopes=True, softcap=30.0)
+    yield of_problem("prefill-slices", *half, 2, 3, 1, 150, 70, 64, 32, change=_in_slices, **causal)
+
+
+def _in_slices(plan: Plan) -> None:
+    (step,) = plan["passes"]
+    step["constants"]["sliced"] = True
+    step["bindings"]["slice"] = 17
+    step["slice"] = 4
+
+
+def _packed() -> Iterator[Trial]:
+    """Blocks that end within a step and not, more sequences than lanes, bounds out of range."""
+    sizes = (*MIXED_SIZES, 64, 32)
+    causal: dict[str, Any] = {"causality": "bottom_right"}
+    for block_size, more in ((16, causal), (64, causal), (8, {}), (1, causal)):
+        yield of_problem(
+            f"packed-{block_size}", "paged_prefill", f16, *sizes, block_size=block_size,
+            head_major_pool=block_size == 16, **MIXED, **more,
+        )  # fmt: skip
+    yield of_problem(
+        "packed-window", "paged_prefill", f16, *sizes, block_size=16, window_left=20, sink_tokens=9,
+        sinks=True, alibi_slopes=True, **MIXED, **causal,
+    )  # fmt: skip
+    many = [n % 3 for n in range(40)]
+    yield of_problem(
+        "packed-many", "paged_prefill", f16, 40, 2, 1, 70, 96, 64, 32, q_lens=(*many[:39], 70),
+        seq_lens=(*(n + 5 for n in many[:39]), 90), block_size=32, spare_rows=3, **causal,
+    )  # fmt: skip
+    yield _strange_bounds()
+
+
+def _strange_bounds() -> Trial:
+    """Bounds, lengths and blocks out of range: every row has a result all the same."""
+    return of_operands(
+        "packed-strange-bounds",
+        "paged_prefill",
+        query=randn(f16, 90, 2, 64),
+        key_cache=randn(f16, 6, 16, 1, 64),
+        value_cache=randn(f16, 6, 16, 1, 32),
+        cu_seqlens_q=torch.tensor([3, 9, 7, 40, -2], dtype=torch.int32),
+        max_seqlen_q=90,
+        block_tables=torch.tensor(
+            [[0, 9, 2, -5], [3, 1, -1, 6], [5, 5, 5, 5], [1, 2, 3, 4]], dtype=torch.int32
+        ),
+        seq_lens=torch.tensor([64, 7, 1000, -3], dtype=torch.int32),
+        is_causal=True,
+    )

@@ -1,0 +1,63 @@
+"""Trials with numbers that must not spread: NaN and infinities behind keys that are hidden from some rows or
+all, and scores far below 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests import problems
+from torch_fattn.reference import quantise
+
+from .trial import Trial, of_operands, of_problem, randn
+
+
+def hidden_nan(
+    op: str, dtype: torch.dtype, head_dim: int, value_dim: int, group: int = 2, kv_format: str = "float"
+) -> Trial:
+    """Keys 21, 40 and 67, in three steps of prefill and staged by three simdgroups, are NaN or infinite; some
+    rows see them, in part at a weight of 0. An fp8 cache has NaN alone, and an int4 cache in whole groups."""
+    rows, length = (40, 70) if op == "prefill" else (3, 70)
+    query = randn(dtype, 1, group, rows, head_dim)
+    key, value = randn(dtype, 1, 1, length, head_dim), randn(dtype, 1, 1, length, value_dim)
+    mask = torch.zeros(1, group, rows, length)
+    mask[:, 0, :, 21] = -torch.inf
+    mask[:, 1:, 0, 21] = -1e4
+    mask[:, 1:, 1, 21] = -torch.inf
+    mask[:, 0, 1:, 40] = -torch.inf
+    mask[:, 1:, :, 40] = -torch.inf
+    mask[..., 67] = -torch.inf
+    mask[:, 0, 0, 67] = 0.0
+    value[:, :, 67, 2::3] = torch.nan
+    value[:, :, 21, ::3] = torch.nan
+    value[:, :, 40, 1::2] = torch.inf
+    operands: dict[str, Any] = {"key": key, "value": value}
+    if kv_format != "float":
+        value[:, :, 40] = value[:, :, 40].abs().clamp(max=1)
+        value[:, :, 40, :5] = torch.nan
+        operands = {"kv_format": kv_format}
+        for name, values in (("key", key), ("value", value)):
+            stored, scales = quantise(values, kv_format, scales=kv_format == "int4")
+            operands[name] = stored
+            if scales is not None:
+                operands[f"{name}_scales"] = scales
+    name = "-".join([op, problems.SHORT[dtype], *([kv_format] if kv_format != "float" else []), "hidden-nan"])
+    return of_operands(f"{name}-{head_dim}", op, query=query, attn_mask=mask, **operands)
+
+
+def hidden_scales(op: str, dtype: torch.dtype, head_dim: int, value_dim: int, group: int) -> Trial:
+    """Of the keys that a mask hides from all rows the scales are NaN."""
+    return of_problem(
+        f"{op}-hidden-scales-{head_dim}", op, dtype, 1, group, 1, 3, 75, head_dim, value_dim, seq_lens=(70,),
+        mask=torch.bool, mask_broadcast=(True, True, True, False), kv_format="int8",
+    )  # fmt: skip
+
+
+def unlikely(op: str, dtype: torch.dtype, head_dim: int, value_dim: int) -> Trial:
+    """Every key has a score far below 0, in some rows of 1,000 below the others."""
+    query = randn(dtype, 1, 2, 3, head_dim)
+    key, value = randn(dtype, 1, 1, 70, head_dim), randn(dtype, 1, 1, 70, value_dim)
+    mask = torch.full((1, 2, 3, 70), -1000.0)
+    mask[:, :, 1, :40] = -2000.0
+    return of_operands(f"{op}-unlikely-{head_dim}", op, query=query, key=key, value=value, attn_mask=mask)

@@ -1,0 +1,126 @@
+"""What mutants are tried on: a call of an op, small, with its answer and with bounds of what it may cost
+(counts.json)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_fattn.reference as reference
+from tests import cache_problems, direct_launch, problems
+from tests.accuracy import assert_close
+from tests.cache_problems import WriteProblem
+from tests.problems import Problem
+
+CHECKS = "race,bounds,uninit,bytes"
+WATCHDOG = 10.0  # seconds for a threadgroup that takes hundredths of one
+_COUNTED = (
+    *("products", "simd_reductions", "shuffles", "threadgroup_barriers", "simdgroup_barriers", "exps"),
+    *("device_loads", "device_stores"),
+)
+_SPACES = ("device", "threadgroup")
+f32, f16, bf16 = problems.DTYPES
+
+Counts = dict[str, int]
+Plan = dict[str, Any]
+# Buffers of a launch, and what checks them when it is done.
+Prepared = tuple[Mapping[str, Tensor], Callable[[], None]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    name: str
+    plan: Callable[[], Plan]
+    prepare: Callable[[Plan], Prepared]
+
+    def kernels(self) -> set[str]:
+        """The sources that it launches."""
+        return {step["source"] for step in self.plan()["passes"]}
+
+    def run(self, mutate: direct_launch.Mutate | None = None, cache: Path | None = None) -> Counts:
+        """Launches the kernels, checks the result, and returns what was counted."""
+        plan = self.plan()
+        buffers, check = self.prepare(plan)
+        counts: Counts = dict.fromkeys([*_COUNTED, *(f"{space}_bytes" for space in _SPACES)], 0)
+        for step in plan["passes"]:
+            counters = direct_launch.launch(
+                step, buffers, mutate, checks=CHECKS, watchdog=WATCHDOG, cache=cache
+            )
+            for name in _COUNTED:
+                counts[name] += counters[name]
+            for space in _SPACES:
+                counts[f"{space}_bytes"] += counters["bytes_read"][space] + counters["bytes_written"][space]
+        check()
+        return counts
+
+
+def _of_call(
+    name: str,
+    op: str,
+    arguments: Mapping[str, Any],
+    check: Callable[[Tensor, Tensor], None],
+    change: Callable[[Plan], None],
+) -> Trial:
+    """`check` is given out and lse; `change` is made to the plan."""
+
+    def plan() -> Plan:
+        made = direct_launch.plan_of(op, arguments)
+        change(made)
+        return made
+
+    def prepare(plan: Plan) -> Prepared:
+        buffers = direct_launch.buffers_of(op, arguments, plan)
+        return buffers, lambda: check(buffers["out"], buffers["lse"])
+
+    return Trial(name, plan, prepare)
+
+
+def of_problem(
+    name: str,
+    op: str,
+    dtype: torch.dtype,
+    *sizes: int,
+    change: Callable[[Plan], None] = lambda plan: None,
+    **options: Any,
+) -> Trial:
+    """`sizes` are those of Problem: batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim."""
+    case = problems.build(Problem(0, op, dtype, *sizes, **options), seed=7)  # type: ignore[arg-type]
+    arguments, _ = case.arguments("cpu")
+    return _of_call(name, op, arguments, lambda out, lse: assert_close(case, out, lse), change)
+
+
+def of_operands(name: str, op: str, tolerance: float = 0.02, **arguments: Any) -> Trial:
+    """NaN, too, must be where the reference has it and nowhere else."""
+    exact_out, exact_lse = getattr(reference, op)(**arguments)
+
+    def check(out: Tensor, lse: Tensor) -> None:
+        for result, exact in ((out.double(), exact_out), (lse.double(), exact_lse)):
+            torch.testing.assert_close(result, exact, rtol=1e-3, atol=tolerance, equal_nan=True)
+
+    return _of_call(name, op, arguments, check, lambda plan: None)
+
+
+def of_write(kv_format: str, dtype: torch.dtype, *sizes: int, name: str = "", **options: Any) -> Trial:
+    """Of cache_write. `sizes` are those of WriteProblem: tokens, kv_heads, head_dim, value_dim, num_blocks,
+    block_size."""
+    problem = WriteProblem(0, kv_format, dtype, *sizes, **options)  # type: ignore[arg-type]
+    case = cache_problems.build(problem, seed=7)
+
+    def prepare(plan: Plan) -> Prepared:
+        arguments, memory = case.arguments("cpu")
+        return arguments, lambda: cache_problems.assert_written(case, memory)
+
+    arguments, _ = case.arguments("cpu")
+    return Trial(
+        name or f"write-{kv_format}", lambda: direct_launch.plan_of("cache_write", arguments), prepare
+    )
+
+
+def randn(dtype: torch.dtype, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
