@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests import problems
+from tests import drawing, problems
 from tests.caches import POISON, Cache, as_scales
 from tests.layouts import Operand, flat, lay_out
 from tests.problems import Case, Problem
@@ -97,7 +97,7 @@ def _draw_one(rng: random.Random, index: int) -> SharedProblem:
         alibi_slopes=not for_prefill and rng.random() < 0.4,
         softcap=rng.choice((0.0, 0.0, 3.0)),
         tree=tree,
-        kv_format=problems._kv_format(rng, head_dim, value_dim) if plain else "float",
+        kv_format=drawing._kv_format(rng, head_dim, value_dim) if plain else "float",
     )
     return SharedProblem(whole, prefix, kind, block_size)
 

@@ -164,8 +164,8 @@ def test_a_tile_size(copy: Path) -> None:
         change.apply(copy)
     assert is_formatted(copy / "csrc/plan/tuning.h")
     before, after = planned(copy)
-    assert [plan["passes"][0]["macros"]["FATTN_TILE_KEYS"] for plan in (before, after)] == ["16", "32"]
-    assert after["tuning"] == "float16, D <= 64, M3 and later: 32 keys per step"
+    assert [plan["passes"][0]["macros"]["FATTN_TILE_KEYS"] for plan in (before, after)] == ["32", "16"]
+    assert after["tuning"] == "float16, D <= 64, M3 and later: 16 keys per step"
     case = problems.build(Problem(0, "decode", f16, 1, 4, 1, 1, 203, 64, 64))
     as_built = torch_fattn.explain("decode", **case.arguments("cpu")[0]).data
     assert before["passes"] == as_built["passes"], "the control: other GPUs keep theirs"

@@ -13,8 +13,10 @@ from tests import drawing, problems
 from tests.problems import Problem
 
 DRAWN = drawing.draw(120, seed=9)
-BATCHES = [p for p in DRAWN if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24]
-CACHES = [p for p in DRAWN if p.op in ("decode", "paged_decode")][:24]
+# Not int4 values that are columns of their keys: copies of their scales are no views of the keys'.
+KEPT = [p for p in DRAWN if not (p.value_in_key and p.kv_format == "int4")]
+BATCHES = [p for p in KEPT if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24]
+CACHES = [p for p in KEPT if p.op in ("decode", "paged_decode")][:24]
 # Arguments that have a place for each sequence, as their number of dimensions says, or one for all.
 OF_A_SEQUENCE = {
     "query": 4,
@@ -37,11 +39,23 @@ def run(op: str, arguments: dict[str, Any]) -> Results:
 def of_sequences(arguments: dict[str, Any], order: list[int]) -> dict[str, Any]:
     """The call of these sequences of the batch, in this order."""
     chosen = dict(arguments)
-    for name, dimensions in OF_A_SEQUENCE.items():
+    is_dense = "key" in arguments
+    for name, dimensions in (OF_A_SEQUENCE | (scale_dimensions(arguments) if is_dense else {})).items():
         tensor = arguments.get(name)
         if tensor is not None and tensor.dim() == dimensions and (tensor.shape[0] > 1 or name != "attn_mask"):
             # A single sequence stays the view that it is.
             chosen[name] = tensor[order] if len(order) > 1 else tensor[order[0] : order[0] + 1]
+    return kept_in_key(arguments, chosen)
+
+
+def scale_dimensions(arguments: dict[str, Any]) -> dict[str, int]:
+    return {name: arguments[name].dim() for name in ("key_scales", "value_scales") if name in arguments}
+
+
+def kept_in_key(arguments: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """With values that are columns of the keys again, where they were."""
+    if "key" in arguments and arguments["value"].data_ptr() == arguments["key"].data_ptr():
+        chosen["value"] = chosen["key"][..., : arguments["value"].shape[-1]]
     return chosen
 
 
@@ -53,9 +67,10 @@ def with_capacity(problem: Problem, arguments: dict[str, Any], more: int) -> dic
         larger["block_tables"] = torch.cat([table, table.new_full((problem.batch, more), -1)], dim=1)
         more *= problem.block_size
     else:
-        for name in ("key", "value"):
+        for name in ("key", "value", *scale_dimensions(arguments)):
             old = arguments[name]
-            room = old.new_full((*old.shape[:2], more, old.shape[3]), torch.nan)
+            fill = torch.nan if old.dtype.is_floating_point else 0x7F  # NaN of fp8_e4m3
+            room = old.new_full((*old.shape[:2], more, *old.shape[3:]), fill)
             larger[name] = torch.cat([old, room], dim=2)
         lengths = torch.tensor(problem.lengths, dtype=torch.int32)
         larger["seq_lens"] = lengths.to(arguments["query"].device)
@@ -63,7 +78,7 @@ def with_capacity(problem: Problem, arguments: dict[str, Any], more: int) -> dic
     if mask is not None and mask.shape[-1] > 1:
         fill = True if mask.dtype == torch.bool else torch.nan
         larger["attn_mask"] = torch.cat([mask, mask.new_full((*mask.shape[:3], more), fill)], dim=3)
-    return larger
+    return kept_in_key(arguments, larger)
 
 
 def same(a: Results, b: Results) -> bool:

@@ -80,7 +80,8 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         for problem in QUANTISED[kernel]:
             quantised = replace(problem, dtype=dtype, kv_format=kv_format)
             arguments = golden_calls.on_meta(quantised)
-            yield torch_fattn.explain(problem.op, **arguments, family=7, cores=80)
+            for family in FAMILIES:
+                yield torch_fattn.explain(problem.op, **arguments, family=family, cores=80)
 
 
 def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:

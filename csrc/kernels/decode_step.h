@@ -48,16 +48,18 @@ inline bool value_row(thread const Sequence& sequence, thread const StepBlocks& 
 struct QuantisedStep {
   KeyChunk keys[kKeyFragments][kKeyChunks][2];
   ValueChunk values[kKeyFragments][kValueChunks];
-  float key_scale;  // of the key that this lane looks after
+  float key_scale;  // of the key that this lane looks after, if there is one
   float value_scale;
 
   // Bits 2k + e of the result: the rows of key fragment k are there.
   template <bool kEdge>
   uint read(thread const Sequence& sequence, thread const StepBlocks& blocks, constant DecodeParams& params,
-            int first_key, ushort own_key, LanePosition at) thread {
+            int first_key, ushort lane, LanePosition at) thread {
     if (kRowScales && fc_scales) {
+      const int own_key = lane % kTileKeys;
       const KeyPlace place = blocks.find_any(sequence.table, first_key, own_key);
-      const bool read = !kEdge || (place.exists && sequence.ranges.hold(first_key + own_key));
+      const bool read =
+          lane < kTileKeys && (!kEdge || (place.exists && sequence.ranges.hold(first_key + own_key)));
       key_scale = read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f;
       value_scale = read ? float(*sequence.value.scales_at(place, params.value_scales)) : 1.0f;
     }
@@ -187,7 +189,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   QuantisedStep stored;
   uint present = 0;
   if (kKvFormat != kKvFloat) {
-    present = stored.read<kEdge>(sequence, blocks, params, first_key, lane % kTileKeys, at);
+    present = stored.read<kEdge>(sequence, blocks, params, first_key, lane, at);
   }
   if (kRowScales && fc_scales) {
     share_scales(scales, lane, stored.key_scale, stored.value_scale);
