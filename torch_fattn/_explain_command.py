@@ -28,7 +28,7 @@ USED_BY = {
 }
 WHY_NOT = {
     ("decode", "causal"): "its rows are the last ones of their sequences and causal always",
-    ("paged_prefill", "causal"): "its rows are causal anyway",
+    ("paged_prefill", "causal"): "its rows are causal by default",
     ("paged_decode", "causal"): "its rows are the last ones of their sequences and causal always",
 }
 FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10}

@@ -249,7 +249,8 @@ class PagedKVCache:
 
     def fork(self, sequence: int) -> int:
         """A new sequence with the tokens of this one, in the same blocks. Whichever first appends to a block
-        that is shared and partly filled gets a copy of it. CacheFullError: there are max_sequences already.
+        that is shared and partly filled gets a copy of it, so what `extend` made room for is to be appended
+        before. CacheFullError: there are max_sequences already.
         """
         source = self._get("fork", sequence)
         copy = _PagedSequence(row=-1, length=source.length, blocks=list(source.blocks))
