@@ -34,6 +34,7 @@ std::string dtype_name(const Tensor& tensor) {
 
 void check_rank(const char* op, const char* name, const Tensor& tensor, int64_t rank,
                 std::string_view shape) {
+  TORCH_CHECK_TYPE(tensor.defined(), op, ": ", name, " is None; pass a tensor of shape ", shape);
   TORCH_CHECK_VALUE(tensor.dim() == rank, op, ": ", name, " has ", tensor.dim(),
                     " dimensions; its shape must be ", shape);
 }
