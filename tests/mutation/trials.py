@@ -35,7 +35,7 @@ def _write() -> Iterator[Trial]:
     """A pass and a half of columns, rows of every kind, pools with gaps; 15 slots and tokens beyond them."""
     half = (23, 3, 96, 64, 3, 5)
     full = (23, 3, 192, 96, 3, 5)
-    yield of_write("float", bf16, 11, *full[1:], pool_layout="padded", row_layout="padded", long_slots=False)
+    yield of_write("float", bf16, 11, *full[1:], pool_layout="offset", row_layout="offset", long_slots=False)
     yield of_write("float", bf16, *full, name="write-float-aligned")
     yield of_write("float", bf16, *full, name="write-latent", value_in_key=True)
     for kv_format, dtype, sizes, layouts in (

@@ -75,3 +75,6 @@ def _quantised() -> Iterator[Trial]:
         "wide-fp8", "decode", bf16, 1, 2, 2, 2, 40, 192, 128, seq_lens=(37,), kv_format="fp8_e4m3"
     )
     yield hidden_nan("decode", bf16, 192, 128, kv_format="fp8_e4m3")
+    yield of_problem(
+        "latent-int8", *half, 1, 8, 1, 1, 60, 576, 512, seq_lens=(57,), value_in_key=True, kv_format="int8"
+    )
