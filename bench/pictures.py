@@ -60,10 +60,14 @@ def _implementations(rows: list[Row]) -> list[str]:
 
 
 def _rates(rows: list[Row], ceilings: dict[str, float]) -> Any:
-    """One panel per family of calls that differ only in length."""
-    families: dict[str, list[Row]] = {}
+    """One panel per family of calls that differ only in length. Calls of a single length stand in the table,
+    and here only if there are no others."""
+    every: dict[str, list[Row]] = {}
     for row in rows:
-        families.setdefault(_family(row), []).append(row)
+        every.setdefault(_family(row), []).append(row)
+    families = {
+        name: rows for name, rows in every.items() if len({row["kv_len"] for row in rows}) > 1
+    } or every
     columns = min(3, len(families))
     lines = -(-len(families) // columns)
     figure, axes = plt.subplots(
