@@ -21,7 +21,7 @@ print(settings.threads, settings.order, settings.seed, settings.checks)
     ("environment", "expected", "complaint"),
     [
         ({}, "0 0 0 0", ""),
-        ({"SOFTMETAL_CHECK": "1"}, "0 0 0 15", ""),
+        ({"SOFTMETAL_CHECK": "1"}, "0 0 0 31", ""),
         ({"SOFTMETAL_CHECK": "race,uninit", "SOFTMETAL_THREADS": "3"}, "3 0 0 5", ""),
         ({"SOFTMETAL_CHECK": "0", "SOFTMETAL_ORDER": "reverse"}, "0 1 0 0", ""),
         ({"SOFTMETAL_ORDER": "random:42"}, "0 2 42 0", ""),
