@@ -33,7 +33,8 @@ def declare_runs(tokens: TokenList, program: Outline, generic: Sequence[tuple[in
     outside = set(range(len(tokens)))
     for function in program.functions:
         outside -= set(range(function.parameters[0], (function.body or function.parameters)[1]))
-    shared = _const_pointers(tokens, sorted(outside))  # members
+    members = sorted(outside)
+    shared = _const_pointers(tokens, members) - _arrays(tokens, members)
     for function in program.functions:
         if function.body is None or any(first <= function.begin < last for first, last in generic):
             continue
@@ -42,7 +43,8 @@ def declare_runs(tokens: TokenList, program: Outline, generic: Sequence[tuple[in
             tokens.text(_name_of(tokens, *span)) for span in tokens.split(begin + 1, function.parameters[1])
         }
         own = _const_pointers(tokens, range(begin, end))
-        pointers = own | (shared - parameters)
+        arrays = _arrays(tokens, range(begin, end))
+        pointers = (own | (shared - parameters)) - arrays
         for loop in _loops(tokens, *function.body, constants):
             for i in range(*loop.body):
                 if tokens.kind(i) == "name" and tokens.text(i) in pointers and tokens.text(i + 1) == "[":
@@ -81,6 +83,17 @@ def _const_pointers(tokens: TokenList, places: Sequence[int]) -> set[str]:
             is_array = tokens.text(k + 2) == "[" and not tokens.is_attribute(k + 2)
             (names if is_const and not is_array else others).add(tokens.text(k + 1))
     return names - others
+
+
+def _arrays(tokens: TokenList, places: Sequence[int]) -> set[str]:
+    """Names declared as arrays, `T name[n]`, which may be those of pointers elsewhere."""
+    names: set[str] = set()
+    for i in places:
+        is_indexed = tokens.kind(i) == "name" and tokens.text(i + 1) == "[" and not tokens.is_attribute(i + 1)
+        before = tokens.text(i - 1)
+        if is_indexed and (before == ">" or (tokens.kind(i - 1) == "name" and before != "return")):
+            names.add(tokens.text(i))
+    return names
 
 
 def _name_of(tokens: TokenList, begin: int, end: int) -> int:

@@ -131,6 +131,28 @@ def test_other_loops_are_no_runs(old: str, new: str) -> None:
     assert "softmetal::run" not in translated(program(text, aligned_runs=True))
 
 
+MEMBERS = """
+struct Table {
+  const device int* blocks;
+};
+struct Found {
+  int blocks[4];
+};
+kernel void f(device int* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  Found found;
+  int sum = 0;
+  for (int k = 0; k < 4; k++) sum += blocks[k];
+  out[i] = sum;
+}
+"""
+
+
+def test_an_array_with_the_name_of_a_pointer_is_no_run() -> None:
+    control = MEMBERS.replace("int blocks[4]", "int others[4]")
+    assert "softmetal::run<(4)>(blocks)" in translated(program(control, aligned_runs=True))
+    assert "softmetal::run" not in translated(program(MEMBERS, aligned_runs=True))
+
+
 @needs_nvcc
 def test_nvcc_takes_overloads_constants_and_runs(tmp_path: Path) -> None:
     for text, options in (
