@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-pytest.importorskip("softmetal")
+pytest.importorskip("softmetal", reason="the language is checked by softmetal, which is for Linux")
 
 from softmetal.msl.compile import Compiler
 from softmetal.msl.diagnostics import readable

@@ -7,20 +7,17 @@ It is caught when the check that it names reports it or, where it names none, by
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
 import pytest
 import torch
 
 from tests import direct_launch, problems
 from tests.accuracy import assert_close
 from tests.conftest import needs_emulator
+from tests.mutants import BARRIER, ORDERS, Mutant, assert_caught, assert_silent_and_right, removed_barriers
 from tests.problems import Problem
 
 pytestmark = needs_emulator
 
-BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup)"
 f32, f16, bf16 = problems.DTYPES
 
 # 18 packed rows: two fragments and a second threadgroup of rows.
@@ -63,47 +60,6 @@ HIDDEN_INT8 = Problem(
 QUANTISED = (INT8, PAGED_INT8, FP8, INT4, HIDDEN_INT8)
 CONTROLS = (DECODE, SPLIT, PAGED, FULL, LAST_BLOCK, SINKS, WINDOW, TREE, *QUANTISED)
 VIEWS = ("padded_rows", "padded_rows", "padded_rows")  # views that start 8 elements into their storage
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    problem: Problem
-    kernel: str
-    old: str
-    new: str
-    finding: str = ""  # words of the report; "": the result alone gives it away
-    nth: int = 0
-
-    def apply(self, text: str) -> str:
-        pieces = text.split(self.old)
-        assert len(pieces) > self.nth + 1, f"{self.kernel} has no occurrence {self.nth} of {self.old!r}"
-        head, tail = pieces[: self.nth + 1], pieces[self.nth + 1 :]
-        return self.old.join(head) + self.new + self.old.join(tail)
-
-
-def removed_barriers(source: str, problem: Problem) -> list[Mutant]:
-    """Each barrier of a kernel."""
-    return [
-        Mutant(f"{source}_without_barrier_{nth}", problem, f"fattn_{source}", BARRIER, "(void)0", "race", nth)
-        for nth in range(direct_launch.kernel_text(source).count(BARRIER))
-    ]
-
-
-def assert_caught(mutant: Mutant) -> None:
-    from softmetal.simt.harness import KernelError
-
-    case = problems.build(mutant.problem)
-    mutate = {mutant.kernel: mutant.apply}
-    if not mutant.finding:
-        with pytest.raises(AssertionError):
-            assert_close(case, *direct_launch.run(case, mutate, checks=""))
-        return
-    with pytest.raises(KernelError, match=f"(?i){mutant.finding}") as caught:
-        direct_launch.run(case, mutate)
-    assert mutant.kernel in str(caught.value)
-    assert re.search(r"\w\.(metal|h):\d+", str(caught.value)), "the report names the line"
-
 
 MUTANTS = [
     *removed_barriers("decode", SPLIT),
@@ -318,10 +274,9 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("problem", CONTROLS, ids=str)
-@pytest.mark.parametrize("order", ["forward", "reverse", "random:3"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_the_controls_are_silent_and_right(problem: Problem, order: str) -> None:
-    case = problems.build(problem)
-    assert_close(case, *direct_launch.run(case, order=order))
+    assert_silent_and_right(problem, order)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)

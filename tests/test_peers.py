@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-pytest.importorskip("softmetal")
+pytest.importorskip("softmetal", reason="the peers run on softmetal, which is for Linux")
 
 from bench import buffers, counting, gpu_build, gpu_run
 from bench.arguments import WrongArgumentError

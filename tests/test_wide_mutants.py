@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests import direct_launch, problems
-from tests.accuracy import assert_close
+from tests import problems
 from tests.conftest import needs_emulator
+from tests.mutants import ORDERS, Mutant, assert_caught, assert_silent_and_right, removed_barriers
 from tests.problems import Problem
-from tests.test_mutants import Mutant, assert_caught, removed_barriers
 
 pytestmark = needs_emulator
 
@@ -138,10 +137,9 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("problem", CONTROLS, ids=str)
-@pytest.mark.parametrize("order", ["forward", "reverse", "random:3"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_the_controls_are_silent_and_right(problem: Problem, order: str) -> None:
-    case = problems.build(problem)
-    assert_close(case, *direct_launch.run(case, order=order))
+    assert_silent_and_right(problem, order)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
