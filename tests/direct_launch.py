@@ -107,8 +107,23 @@ def launch(
     watchdog: float = 60,
     cache: Path | None = None,
 ) -> Counters:
-    """Runs one pass of a plan and returns the emulator's counters, of its last dispatch. `cache` is where a
-    changed kernel is kept."""
+    """Runs one pass of a plan and returns the emulator's counters, of its last dispatch."""
+    *_, counters = launches(step, buffers, mutate, checks=checks, order=order, watchdog=watchdog, cache=cache)
+    return counters
+
+
+def launches(
+    step: dict[str, Any],
+    buffers: Mapping[str, Tensor],
+    mutate: Mutate | None = None,
+    *,
+    checks: str = ALL_CHECKS,
+    order: str = "forward",
+    watchdog: float = 60,
+    cache: Path | None = None,
+) -> Iterator[Counters]:
+    """Runs one pass of a plan, and yields the emulator's counters of each dispatch. `cache` is where a changed
+    kernel is kept."""
     text = kernel_text(step["source"])
     changed = mutate(text) if mutate else text
     kept_in = cache if changed != text else None
@@ -122,8 +137,7 @@ def launch(
     for first, groups in dispatches(step):
         if "slice" in step:
             bound[step["bindings"]["slice"]] = struct.pack("<q2i", first, *step["grid"][:2])
-        counters = pipeline.run(bound, groups, step["threads"], checks=checks, order=order, watchdog=watchdog)
-    return counters
+        yield pipeline.run(bound, groups, step["threads"], checks=checks, order=order, watchdog=watchdog)
 
 
 def dispatches(step: Mapping[str, Any]) -> Iterator[tuple[int, list[int]]]:

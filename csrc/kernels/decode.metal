@@ -99,17 +99,21 @@ struct SetAside {
     words[0] = column;
     words[1] = item.batch;
     words[2] = item.part;
-    words[3] = share.batch;
-    words[4] = share.part;
-    words[5] = share.left;
+    words[3] = share.index;
+    words[4] = share.batch;
+    words[5] = share.part;
+    words[6] = share.left;
+    words[7] = share.dealing;
   }
   void take(thread int& column, thread WorkItem& item, thread Share& share) const thread {
     column = words[0];
     item.batch = words[1];
     item.part = words[2];
-    share.batch = words[3];
-    share.part = words[4];
-    share.left = words[5];
+    share.index = words[3];
+    share.batch = words[4];
+    share.part = words[5];
+    share.left = words[6];
+    share.dealing = words[7];
   }
 };
 
@@ -165,7 +169,7 @@ using namespace fattn;
 
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   for (;;) {
-    WorkItem item = take_chunk(share, seq_lens, params.span, params.batch);
+    WorkItem item = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
     if (item.batch < 0) {
       return;
     }

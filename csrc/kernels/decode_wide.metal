@@ -278,7 +278,7 @@ using namespace fattn;
 
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   for (;;) {
-    const WorkItem item = take_chunk(share, seq_lens, params.span, params.batch);
+    const WorkItem item = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
     if (item.batch < 0) {
       return;
     }

@@ -1,10 +1,13 @@
-// How decode shares out its work: sequences are cut into chunks, and neighbouring chunks are given to
-// threadgroups.
+// How decode shares out its work: sequences are cut into chunks, and chunks are given to threadgroups.
 //
 // A chunk is what one partial result stands for. Its size follows from the sequence's own length alone, so
 // that no result depends on the rest of the batch: a sequence has about as many chunks as would fill the GPU
 // if it were alone. Which chunks a threadgroup takes follows from the whole batch: the keys are shared out
 // evenly, so that a long sequence among short ones keeps the whole GPU busy.
+//
+// Chunks up to kLargeChunk lie in a row that is cut into runs, so that a threadgroup seldom changes sequence.
+// Larger ones would not fit such runs (one more than its share makes a threadgroup late by all of it): they
+// are dealt out one by one. A sequence that has them has about one for each threadgroup.
 #pragma once
 
 #include "steps.h"
@@ -34,26 +37,66 @@ inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
   return chunks;
 }
 
-// A threadgroup's share of the chunks of all sequences, which lie in a row: the place of its next chunk, and
-// how much is left. Work is counted in units of span.chunk_unit keys; a ragged chunk counts as whole.
-struct Share {
-  int batch;
+// One chunk.
+struct WorkItem {
+  int batch;  // -1: there is none
+  int length;
   int part;
-  int left;  // the next chunk belongs to the share as long as this is positive
+  KeyRanges ranges;
+  int begin;  // keys [begin, end), as far as they are in the ranges
+  int end;
 };
 
-inline int units_of(Chunks chunks, constant CausalSpan& span) {
-  return chunks.count() * (chunks.keys / span.chunk_unit);
+// A sequence of a batch.
+struct CutSequence {
+  int batch;
+  int length;
+  KeyRanges ranges;
+  Chunks chunks;
+
+  bool is_dealt() const thread { return chunks.keys > kLargeChunk; }
+  // What it adds to the row that runs are cut from. A ragged chunk counts as whole.
+  int units_of_runs(constant CausalSpan& span) const thread {
+    return is_dealt() ? 0 : chunks.count() * (chunks.keys / span.chunk_unit);
+  }
+  WorkItem item(int part) const thread {
+    WorkItem item;
+    item.batch = batch;
+    item.length = length;
+    item.part = part;
+    item.ranges = ranges;
+    item.begin = chunks.begin(part);
+    item.end = min(item.begin + chunks.keys, ranges.end);
+    return item;
+  }
+};
+
+inline CutSequence cut_sequence(const device int* seq_lens, constant CausalSpan& span, int batch) {
+  CutSequence sequence;
+  sequence.batch = batch;
+  sequence.length = length_of(seq_lens, span, batch);
+  sequence.ranges = newest_rows(span, sequence.length);
+  sequence.chunks = chunks_of(sequence.ranges, span);
+  return sequence;
 }
 
-// Number `index` of `shares`. The lanes look at 32 sequences at a time.
+// A threadgroup's share of the chunks of all sequences, number `index` of all shares: first its run, then
+// what it is dealt.
+struct Share {
+  int index;
+  int batch;
+  int part;     // run: of the sequence, the next; dealt: the next, counted from the sequence's first
+  int left;     // run: units of span.chunk_unit keys; the next chunk belongs to it while this is positive
+  int dealing;  // 0 or 1
+};
+
+// The share before its first chunk. The lanes look at 32 sequences at a time.
 inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int batch_size, int shares,
                       int index, ushort lane) {
   int total = 0;
   for (int first = 0; first < batch_size; first += kSimdWidth) {
     const int batch = first + int(lane);
-    const int length = length_of(seq_lens, span, min(batch, batch_size - 1));
-    const int units = units_of(chunks_of(newest_rows(span, length), span), span);
+    const int units = cut_sequence(seq_lens, span, min(batch, batch_size - 1)).units_of_runs(span);
     total += simd_sum(batch < batch_size ? units : 0);
   }
   const int size = total / shares;
@@ -61,20 +104,21 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
   const int begin = index * size + min(index, larger);
 
   Share share;
+  share.index = index;
   share.batch = batch_size;
   share.part = 0;
   share.left = size + int(index < larger);
+  share.dealing = 0;
   int before = 0;
   for (int first = 0; first < batch_size && share.batch == batch_size; first += kSimdWidth) {
     const int batch = first + int(lane);
-    const int length = length_of(seq_lens, span, min(batch, batch_size - 1));
-    const Chunks chunks = chunks_of(newest_rows(span, length), span);
-    const int units = batch < batch_size ? units_of(chunks, span) : 0;
+    const CutSequence sequence = cut_sequence(seq_lens, span, min(batch, batch_size - 1));
+    const int units = batch < batch_size ? sequence.units_of_runs(span) : 0;
     const int through = before + simd_prefix_inclusive_sum(units);
-    const int passed = simd_sum(int(through <= begin));  // sequences that end before the share begins
+    const int passed = simd_sum(int(through <= begin));  // sequences that end before the run begins
     if (passed < kSimdWidth) {
-      // The first chunk that begins in the share; after the last one follows the next sequence.
-      const int chunk = chunks.keys / span.chunk_unit;
+      // The first chunk that begins in the run; after the last one follows the next sequence.
+      const int chunk = sequence.chunks.keys / span.chunk_unit;
       const int skipped = begin - (through - units);
       const int part = (skipped + chunk - 1) / chunk;
       share.batch = first + passed;
@@ -86,38 +130,50 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
   return share;
 }
 
-// One chunk of a share.
-struct WorkItem {
-  int batch;  // -1: there is none
-  int length;
-  int part;
-  KeyRanges ranges;
-  int begin;  // keys [begin, end), as far as they are in the ranges
-  int end;
-};
-
-// Takes the next chunk out of the share.
-inline WorkItem take_chunk(thread Share& share, const device int* seq_lens, constant CausalSpan& span,
-                           int batch_size) {
-  WorkItem item;
-  item.batch = -1;
-  while (item.batch < 0 && share.left > 0 && share.batch < batch_size) {
-    item.length = length_of(seq_lens, span, share.batch);
-    item.ranges = newest_rows(span, item.length);
-    const Chunks chunks = chunks_of(item.ranges, span);
-    if (share.part == chunks.count()) {
-      share.batch++;
-      share.part = 0;
-      continue;
+// The first sequence from `batch` on whose chunks are dealt; batch_size if there is none.
+inline int next_dealt(const device int* seq_lens, constant CausalSpan& span, int batch_size, int batch,
+                      ushort lane) {
+  for (int first = batch; first < batch_size; first += kSimdWidth) {
+    const int own = first + int(lane);
+    const bool dealt = cut_sequence(seq_lens, span, min(own, batch_size - 1)).is_dealt();
+    const uint found = uint(simd_vote::vote_t(simd_ballot(dealt && own < batch_size)));
+    if (found != 0) {
+      return first + int(ctz(found));
     }
-    item.batch = share.batch;
-    item.part = share.part;
-    item.begin = chunks.begin(item.part);
-    item.end = min(item.begin + chunks.keys, item.ranges.end);
-    share.part++;
-    share.left -= chunks.keys / span.chunk_unit;
   }
-  return item;
+  return batch_size;
+}
+
+// Takes the next chunk out of a share.
+inline WorkItem take_chunk(thread Share& share, const device int* seq_lens, constant CausalSpan& span,
+                           int batch_size, int shares, ushort lane) {
+  while (share.dealing == 0 && share.left > 0 && share.batch < batch_size) {
+    const CutSequence sequence = cut_sequence(seq_lens, span, share.batch);
+    if (!sequence.is_dealt() && share.part < sequence.chunks.count()) {
+      share.left -= sequence.chunks.keys / span.chunk_unit;
+      return sequence.item(share.part++);
+    }
+    share.batch++;
+    share.part = 0;
+  }
+  if (share.dealing == 0) {
+    share.dealing = 1;
+    share.batch = next_dealt(seq_lens, span, batch_size, 0, lane);
+    share.part = share.index;
+  }
+  while (share.batch < batch_size) {
+    const CutSequence sequence = cut_sequence(seq_lens, span, share.batch);
+    const int part = share.part;
+    if (part < sequence.chunks.count()) {
+      share.part += shares;
+      return sequence.item(part);
+    }
+    share.part -= sequence.chunks.count();
+    share.batch = next_dealt(seq_lens, span, batch_size, share.batch + 1, lane);
+  }
+  WorkItem none;
+  none.batch = -1;
+  return none;
 }
 
 }  // namespace fattn
