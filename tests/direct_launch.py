@@ -122,8 +122,8 @@ def launches(
     watchdog: float = 60,
     cache: Path | None = None,
 ) -> Iterator[Counters]:
-    """Runs one pass of a plan, and yields the emulator's counters of each dispatch. `cache` is where a changed
-    kernel is kept."""
+    """Runs one pass of a plan, and yields the emulator's counters of each dispatch. `cache` is where a
+    changed kernel is kept."""
     text = kernel_text(step["source"])
     changed = mutate(text) if mutate else text
     kept_in = cache if changed != text else None

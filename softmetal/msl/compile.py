@@ -25,12 +25,15 @@ _PACKAGE = Path(__file__).parent
 _BUILD = _PACKAGE.parent / "_build"
 RULES = _BUILD / "libsoftmetal_rules.so"
 SIMT_PASSES = _BUILD / "libsoftmetal_passes.so"
-_COMMON_FLAGS = [
+_LANGUAGE_FLAGS = [
     # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
     # bfloat as the auxiliary target does.
     "-x", "c++", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
-    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-fPIC", "-fvisibility=hidden", "-nostdlib++",
-    "-nostdinc++", "-nostdlibinc",
+    "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-nostdinc++", "-nostdlibinc",
+    f"-I{_PACKAGE / 'host'}",
+]  # fmt: skip
+_COMMON_FLAGS = [
+    "-fPIC", "-fvisibility=hidden", "-nostdlib++",
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
@@ -43,7 +46,7 @@ _COMMON_FLAGS = [
     "-fno-strict-float-cast-overflow",
     # An endless loop stays one, for the watchdog to find; a large frame does not jump over the guard page.
     "-fno-finite-loops", "-fstack-clash-protection",
-    "--rtlib=compiler-rt", f"-I{_PACKAGE / 'host'}", *FLAGS,
+    "--rtlib=compiler-rt", *FLAGS,
     # The runtime's passes (simt/passes) read the names of basic blocks.
     f"-fpass-plugin={SIMT_PASSES}", "-fno-discard-value-names",
 ]  # fmt: skip
@@ -94,8 +97,9 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
                 preprocessed, checked=mode == "checked", only=program.only, language=language
             )
             compiler = Compiler(translation.cpp, preprocessed, language, program.arithmetic)
-            check_recursion(translation.tokens, translation.outline, compiler.llvm_code)
-            compiler.build(mode, target)
+            code = compiler.llvm_code(mode)
+            check_recursion(translation.tokens, translation.outline, code)
+            compiler.build(code, mode, target)
     except (TranslationError, PreprocessorError) as error:
         raise CompileError(str(error)) from error
     return target
@@ -143,34 +147,36 @@ class Compiler:
     language: Language = LANGUAGES[DEFAULT]
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
-    def build(self, mode: str, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place when complete, so that concurrent compiles of one program are safe.
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
-            output = Path(scratch) / "module.so"
-            self._run([*self._rules(), *_MODE_FLAGS[mode], "-shared", "-o", str(output)])
-            os.replace(output, target)
-
-    def messages(self) -> str:
-        """All that clang says about the program, without generating code."""
-        return self._clang([*self._rules(), "-fsyntax-only", "-ferror-limit=0"]).stderr
-
-    def llvm_code(self) -> str:
+    def llvm_code(self, mode: str) -> str:
         """As clang emits it, before any optimisation."""
-        return self._run(["-O0", "-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", "-"])
-
-    def _rules(self) -> list[str]:
-        return [f"-fplugin={RULES}", f"-fplugin-arg-softmetal-{self.language.version}"]
-
-    def _run(self, flags: list[str]) -> str:
-        done = self._clang(flags)
+        stop = ["-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", "-"]
+        done = self._read([*self._rules(), *_MODE_FLAGS[mode], *stop])
         errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
         if errors or done.returncode:
             raise CompileError(errors or done.stderr)
         return done.stdout
 
-    def _clang(self, flags: list[str]) -> subprocess.CompletedProcess[str]:
+    def build(self, llvm_code: str, mode: str, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into place when complete, so that concurrent compiles of one program are safe.
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
+            output = Path(scratch) / "module.so"
+            done = self._clang(["-x", "ir", *_MODE_FLAGS[mode], "-shared", "-o", str(output)], llvm_code)
+            if done.returncode:
+                raise CompileError(done.stderr)
+            os.replace(output, target)
+
+    def messages(self) -> str:
+        """All that clang says about the program, without generating code."""
+        return self._read([*self._rules(), "-fsyntax-only", "-ferror-limit=0"]).stderr
+
+    def _rules(self) -> list[str]:
+        return [f"-fplugin={RULES}", f"-fplugin-arg-softmetal-{self.language.version}"]
+
+    def _read(self, flags: list[str]) -> subprocess.CompletedProcess[str]:
         language = [f"-std=c++{self.language.cpp}", f"-D{self.language.version_macro}"]
+        return self._clang([*_LANGUAGE_FLAGS, *language, *flags], self.cpp)
+
+    def _clang(self, flags: list[str], text: str) -> subprocess.CompletedProcess[str]:
         fixed = [*_COMMON_FLAGS, *_machine_flags(), *self.arithmetic.flags()]
-        command = [CLANG, *language, *fixed, *flags, "-"]
-        return subprocess.run(command, input=self.cpp, capture_output=True, text=True)
+        return subprocess.run([CLANG, *fixed, *flags, "-"], input=text, capture_output=True, text=True)

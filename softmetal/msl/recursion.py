@@ -6,7 +6,7 @@ every call names its target, decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from .lexer import TokenList, TranslationError
 from .structure import Outline
@@ -17,11 +17,11 @@ _CALL = re.compile(r"\b(?:call|invoke)\b[^\n]*?@\"?([\w.$]+)\"?\(")
 Graph = dict[str, set[str]]
 
 
-def check_recursion(tokens: TokenList, outline: Outline, llvm_code: Callable[[], str]) -> None:
+def check_recursion(tokens: TokenList, outline: Outline, llvm_code: str) -> None:
     suspects = _on_a_circle(_calls_by_name(tokens, outline))
     if not suspects:
         return
-    recursive = _on_a_circle(_calls_by_symbol(llvm_code()))
+    recursive = _on_a_circle(_calls_by_symbol(llvm_code))
     for function in outline.functions:
         symbol_part = f"{len(function.name)}{function.name}"
         if function.body and function.name in suspects and any(symbol_part in symbol for symbol in recursive):
