@@ -342,6 +342,9 @@ def test_an_old_step_of_a_static_cache() -> None:
         ({"num_layers": 0}, ValueError, "num_layers 0"),
         ({"head_dim": 0}, ValueError, "head_dim 0"),
         ({"value_dim": 0}, ValueError, "value_dim 0"),
+        ({"head_dim": 12}, ValueError, "head_dim 12 is not a positive multiple of 8"),
+        ({"value_dim": 584}, NotImplementedError, "584 is above 576"),
+        ({"dtype": torch.float64}, TypeError, "float64"),
         ({"num_kv_heads": -1}, ValueError, "num_kv_heads -1 is not a size; give 0 or more"),
     ],
 )
@@ -359,6 +362,17 @@ def test_wrong_sizes_of_one_class(make: Any, size: str) -> None:
     with pytest.raises(ValueError, match=f"{size} -1 is not a size; give 0 or more"):
         make(**{size: -1})
     make(**{size: 0})
+
+
+@pytest.mark.parametrize("make", [static, paged])
+@pytest.mark.parametrize("layer", [-1, LAYERS])
+def test_wrong_layers(make: Any, layer: int) -> None:
+    cache = make()
+    step = cache.extend([cache.allocate()], 1) if make is paged else cache.extend(1)
+    rows = [torch.zeros(len(step.sequences), KV_HEADS, d, device="mps") for d in (DIM, VALUE_DIM)]
+    with pytest.raises(IndexError, match=f"layer {layer} is not one of this cache's {LAYERS}"):
+        cache.append(layer, step, *rows)
+    cache.append(LAYERS - 1, step, *rows)
 
 
 # ---- nothing waits for the GPU

@@ -82,14 +82,29 @@ class Layers:
                 options["value_scales"] = value_scales.transpose(1, 2)
                 options["kv_format"] = shape.kv_format
             self._options.append(options)
+            if len(self._options) == 1 and 0 not in shape.shape:
+                self._write_nothing(shape)
+
+    def _write_nothing(self, shape: CacheShape) -> None:
+        """So that what `cache_write` refuses is refused before all of the memory is there."""
+        key, value = (
+            torch.empty(0, shape.shape[1], dim, dtype=shape.dtype, device=shape.device)
+            for dim in (shape.head_dim, shape.value_dim)
+        )
+        self.write(0, torch.empty(0, dtype=torch.int64, device=shape.device), key, value)
+
+    def _checked(self, layer: int) -> int:
+        if not 0 <= layer < len(self._operands):
+            raise IndexError(f"layer {layer} is not one of this cache's {len(self._operands)}; count from 0")
+        return layer
 
     def operands(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values, `[blocks, slots, kv_heads, columns]`."""
-        return self._operands[layer]
+        return self._operands[self._checked(layer)]
 
     def options(self, layer: int) -> dict[str, Any]:
         """How they are stored, as keyword arguments: nothing if they are as they are."""
-        return self._options[layer]
+        return self._options[self._checked(layer)]
 
     def tensors(self) -> Iterator[Tensor]:
         for operands, options in zip(self._operands, self._options, strict=True):
@@ -97,7 +112,7 @@ class Layers:
             yield from (option for option in options.values() if isinstance(option, Tensor))
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        cache_write(key, value, *self._operands[layer], slots, **self._options[layer])
+        cache_write(key, value, *self.operands(layer), slots, **self.options(layer))
 
 
 def fill(out: Tensor, numbers: Sequence[int]) -> None:
