@@ -27,7 +27,7 @@ inline uint key_rows(thread const Sequence& sequence, thread const StepBlocks& b
   for (int e = 0; e < 2; e++) {
     const int key = first_key + k * 8 + at.pair * 2 + e;
     const KeyPlace place = blocks.find(sequence.table, key, k);
-    present |= uint(place.exists && sequence.ranges.hold(key)) << e;
+    present |= uint(place.exists && sequence.limits.hold(key)) << e;
     rows[e] = sequence.key.row_at(place, params.key, params.key_scales);
   }
   return present;
@@ -40,7 +40,7 @@ inline bool value_row(thread const Sequence& sequence, thread const StepBlocks& 
   const int key = first_key + k * 8 + at.row;
   const KeyPlace place = blocks.find(sequence.table, key, k);
   row = sequence.value.row_at(place, params.value, params.value_scales);
-  return place.exists && sequence.ranges.hold(key);
+  return place.exists && sequence.limits.hold(key);
 }
 
 // What a lane reads of a step over a quantised cache, which is a half or a quarter of the bytes of another.
@@ -59,7 +59,7 @@ struct QuantisedStep {
       const int own_key = lane % kTileKeys;
       const KeyPlace place = blocks.find_any(sequence.table, first_key, own_key);
       const bool read =
-          lane < kTileKeys && (!kEdge || (place.exists && sequence.ranges.hold(first_key + own_key)));
+          lane < kTileKeys && (!kEdge || (place.exists && sequence.limits.hold(first_key + own_key)));
       key_scale = read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f;
       value_scale = read ? float(*sequence.value.scales_at(place, params.value_scales)) : 1.0f;
     }
