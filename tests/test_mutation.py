@@ -83,11 +83,11 @@ SLOW = {
     ),
     "decode_takes_no_step_as_whole": (
         "decode-whole-steps",
-        changed("decode.metal", "if (exist && !fc_has_mask &&", "if (false &&"),
+        changed("decode.metal", "if (exist & !fc_has_mask &", "if (false &"),
     ),
     "wide_takes_no_step_as_whole": (
         "wide-192",
-        changed("decode_wide.metal", "if (exist && !fc_has_mask &&", "if (false &&"),
+        changed("decode_wide.metal", "if (exist & !fc_has_mask &", "if (false &"),
     ),
     "prefill_takes_no_step_as_whole": (
         "prefill-causal",

@@ -26,17 +26,31 @@ inline int first_packed_row(constant DecodeParams& params, int column) {
 }
 
 // This lane's part of a row whose keys no other simdgroup has.
-inline void store_row(thread const OnlineAttention& attention, thread const ResultRows& results,
-                      int result_row, LanePosition at) {
+inline void store_row(thread const OnlineAttention& attention, thread const ResultRows& results, int row,
+                      LanePosition at) {
   const float inverse = inverse_sum(attention.row_sum[0]);
 #pragma clang loop unroll(full)
   for (int i = 0; i < kValueDim / 4; i++) {
     const float element = attention.out[0][i / 2].thread_elements()[i & 1];
-    results.put(result_row, value_column(i, at.pair), element * inverse);
+    results.put(row, value_column(i, at.pair), element * inverse);
   }
   if (at.pair == 0) {
-    results.put_lse(result_row, log_sum_exp(attention.row_max[0], attention.row_sum[0]));
+    results.put_lse(row, log_sum_exp(attention.row_max[0], attention.row_sum[0]));
   }
+}
+
+// Where a threadgroup's results of a chunk go.
+struct ResultPlace {
+  uint first_row;  // of all results
+  int rows;        // as many of the threadgroup's rows as there are
+};
+
+inline ResultPlace result_place(constant DecodeParams& params, int column, thread const WorkItem& item) {
+  const int skipped = first_packed_row(params, column);
+  ResultPlace place;
+  place.first_row = first_result_row(params, column / params.row_blocks, item) + skipped;
+  place.rows = params.group_size * params.span.q_len - skipped;
+  return place;
 }
 
 // The rows of simdgroups that share them and have different keys, which become one result.
@@ -59,7 +73,7 @@ struct SharedStates {
 
   // Adds up the states of row `row` of the threadgroup. kRowThreads threads do it, of which this is number
   // `thread_of_row`.
-  void store(thread const ResultRows& results, int row, int result_row, int thread_of_row) const thread {
+  void store(thread const ResultRows& results, int row, int thread_of_row) const thread {
     float weights[kKeyGroups];
     float largest = -INFINITY;
 #pragma clang loop unroll(full)
@@ -74,48 +88,98 @@ struct SharedStates {
       sum += weights[g] * row_sum[g * kPackedRows + row];
     }
     const float inverse = inverse_sum(sum);
-    for (int column = thread_of_row * 4; column < kValueDim; column += kRowThreads * 4) {
+#pragma clang loop unroll(full)
+    for (int first = 0; first < kValueDim; first += kRowThreads * 4) {
+      const int column = first + thread_of_row * 4;
+      if (column >= kValueDim) {
+        continue;
+      }
       float4 values = 0.0f;
 #pragma clang loop unroll(full)
       for (int g = 0; g < kKeyGroups; g++) {
         const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + column;
         values += weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
       }
-      results.put(result_row, column, values * inverse);
+      results.put(row, column, values * inverse);
     }
     if (thread_of_row == 0) {
-      results.put_lse(result_row, log_sum_exp(largest, sum));
+      results.put_lse(row, log_sum_exp(largest, sum));
     }
   }
 };
 
-// What is wanted again when the steps of a chunk are done. Meanwhile it stands aside in threadgroup memory:
-// the steps want the registers.
+// What stands aside in threadgroup memory while the steps of a chunk run, which want the registers: what the
+// end of the chunk and the next one want, and what only steps with hidden keys do.
 struct SetAside {
   threadgroup int* words;  // kSetAsideWords of this simdgroup
 
-  // `column` of the grid: a key-value head and a row block. By one lane.
-  void put(int column, thread const WorkItem& item, thread const Share& share) const thread {
+  // By one lane, as all that is put here. `column` of the grid: a key-value head and a row block.
+  void put_work(int column, int batch, int part, thread const Share& share) const thread {
     words[0] = column;
-    words[1] = item.batch;
-    words[2] = item.part;
+    words[1] = batch;
+    words[2] = part;
     words[3] = share.index;
     words[4] = share.batch;
     words[5] = share.part;
     words[6] = share.left;
     words[7] = share.dealing;
   }
-  void take(thread int& column, thread WorkItem& item, thread Share& share) const thread {
-    column = words[0];
-    item.batch = words[1];
-    item.part = words[2];
+  int column() const thread { return words[0]; }
+  int batch() const thread { return words[1]; }
+  int part() const thread { return words[2]; }
+  Share share() const thread {
+    Share share;
     share.index = words[3];
     share.batch = words[4];
     share.part = words[5];
     share.left = words[6];
     share.dealing = words[7];
+    return share;
+  }
+
+  void put_place(ResultPlace place) const thread {
+    words[8] = int(place.first_row);
+    words[9] = place.rows;
+  }
+  ResultPlace place() const thread {
+    ResultPlace place;
+    place.first_row = uint(words[8]);
+    place.rows = words[9];
+    return place;
+  }
+
+  void put_limits(KeyLimits limits) const thread {
+    words[10] = limits.length;
+    words[11] = limits.begin;
+    words[12] = limits.sink_end;
+    words[13] = limits.window_left;
+    words[14] = limits.sink_tokens;
+    words[15] = limits.first_draft;
+  }
+  KeyLimits limits() const thread {
+    KeyLimits limits;
+    limits.length = words[10];
+    limits.begin = words[11];
+    limits.sink_end = words[12];
+    limits.window_left = words[13];
+    limits.sink_tokens = words[14];
+    limits.first_draft = words[15];
+    return limits;
   }
 };
+
+// A chunk by its number.
+inline WorkItem chunk_at(const device int* seq_lens, constant CausalSpan& span, int batch, int part) {
+  WorkItem item;
+  item.batch = batch;
+  item.part = part;
+  item.length = length_of(seq_lens, span, batch);
+  item.ranges = newest_rows(span, item.length);
+  const Chunks chunks = chunks_of(item.ranges, span);
+  item.begin = chunks.begin(part);
+  item.end = min(item.begin + chunks.keys, item.ranges.end);
+  return item;
+}
 
 }  // namespace fattn
 
@@ -140,8 +204,7 @@ using namespace fattn;
     const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
     uint3 group_in_dispatch [[threadgroup_position_in_grid]],
-    ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
-    ushort thread_index [[thread_index_in_threadgroup]]) {
+    ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup uint shared_query[kRowGroups * kQueryWords];
   threadgroup float2 shared_scales[kRowScales ? kSimdgroups * kTileKeys : 1];
   threadgroup float4 shared_out[kSharedRows * kOutPitch / 4];  // as it is read, for its alignment
@@ -155,7 +218,6 @@ using namespace fattn;
   const int row_group = simdgroup_index % kRowGroups;
   const int key_group = simdgroup_index / kRowGroups;
   const uint3 group = group_in_grid(group_in_dispatch, slice);
-  int column = int(group.y);
 
   SharedStates states;
   states.out = reinterpret_cast<threadgroup float*>(shared_out);
@@ -164,31 +226,38 @@ using namespace fattn;
   SharedScales scales;
   scales.pairs = shared_scales + (kRowScales ? simdgroup_index * kTileKeys : 0);
   SharedQuery query_rows;
-  query_rows.pairs = shared_query + row_group * kQueryWords + lane;
-  int query_batch = -1;
+  query_rows.pairs = shared_query + (row_group * kQueryWords | lane);
 
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
+  int column = int(group.y);
+  int query_batch = -1;
   for (;;) {
-    WorkItem item = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
-    if (item.batch < 0) {
+    const WorkItem next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
+    if (next.batch < 0) {
       return;
     }
     const int kv_head = column / params.row_blocks;
     const PackedRow packed =
         packed_row(params, kv_head, first_packed_row(params, column) + row_group * 8 + at.row);
-    if (item.batch != query_batch && key_group == 0) {
-      query_rows.stage(packed.of_query(query, params, item.batch), at);
+    if (next.batch != query_batch && key_group == 0) {
+      query_rows.stage(packed.of_query(query, params, next.batch), at);
     }
     // The query is there, and the chunk before has been stored.
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (lane == 0) {
+      aside.put_work(column, next.batch, next.part, share);
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
 
+    // From what is read back, so that nothing of how the chunk was found is held on to.
+    const WorkItem item = chunk_at(seq_lens, params.span, aside.batch(), aside.part());
     Sequence sequence;
     sequence.set_keys(params, key, value, block_tables, kv_head, item);
     if (fc_scales) {
       sequence.key.scales = key_scales;
       sequence.value.scales = value_scales;
     }
-    sequence.set_row(params, mask, tree_mask, alibi_slopes, item.batch, packed);
+    sequence.set_row(params, mask, tree_mask, alibi_slopes, item, packed);
 
     OnlineAttention attention;
     attention.clear();
@@ -197,38 +266,44 @@ using namespace fattn;
       attention.add_sink(0, sinks[packed.head * params.sinks_stride] * unit, at.pair == 0);
     }
     if (lane == 0) {
-      aside.put(column, item, share);
+      aside.put_place(result_place(params, column, item));
+      aside.put_limits(limits_of(item, params.span));
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
-    for (int visit = key_group; visit < steps.count; visit += kKeyGroups) {
-      const int first_key = steps[visit] * kTileKeys;
+    const int end_step = steps.first + steps.count;
+    for (int step = steps.first + key_group; step < end_step; step += kKeyGroups) {
+      const int first_key = steps.behind_gap(step) * kTileKeys;
       StepBlocks blocks;
       const bool exist = blocks.look_up(sequence.table, first_key, lane);
-      if (exist && !fc_has_mask && item.ranges.all_see(first_key, first_key + kTileKeys)) {
+      if (exist & !fc_has_mask & item.ranges.all_see(first_key, first_key + kTileKeys)) {
         decode_step<false>(attention, query_rows, sequence, scales, blocks, params, first_key, lane, at);
       } else {
+        sequence.set_limits(params, aside.limits());
         decode_step<true>(attention, query_rows, sequence, scales, blocks, params, first_key, lane, at);
       }
     }
     attention.finish();
 
-    aside.take(column, item, share);
-    query_batch = item.batch;
+    column = aside.column();
+    query_batch = aside.batch();
+    share = aside.share();
+    const ResultPlace place = aside.place();
     ResultRows results;
-    results.set(params, out, lse, partial_out, partial_lse, column / params.row_blocks, item);
+    results.set(out, lse, partial_out, partial_lse, place.first_row);
     if (kKeyGroups == 1) {
-      const int row = first_packed_row(params, column) + row_group * 8 + at.row;
-      if (row < params.group_size * params.span.q_len) {
+      const int row = row_group * 8 + at.row;
+      if (row < place.rows) {
         store_row(attention, results, row, at);
       }
       continue;
     }
     states.put(attention, simdgroup_index, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const int stored_row = first_packed_row(params, column) + thread_index / kRowThreads;
-    if (stored_row < params.group_size * params.span.q_len) {
-      states.store(results, thread_index / kRowThreads, stored_row, thread_index % kRowThreads);
+    const int thread_index = simdgroup_index * kSimdWidth + lane;
+    const int row = thread_index / kRowThreads;
+    if (row < place.rows) {
+      states.store(results, row, thread_index % kRowThreads);
     }
   }
 }

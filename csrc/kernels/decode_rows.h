@@ -28,22 +28,43 @@ inline PackedRow packed_row(constant DecodeParams& params, int kv_head, int inde
   return packed;
 }
 
+// What tells by position which keys of a sequence its rows see.
+struct KeyLimits {
+  int length;
+  int begin;  // some row sees keys [begin, length) and [0, sink_end)
+  int sink_end;
+  int window_left;
+  int sink_tokens;
+  int first_draft;
+
+  // Whether some row sees a key of the sequence.
+  bool hold(int key) const thread { return key >= begin || key < sink_end; }
+};
+
+inline KeyLimits limits_of(thread const WorkItem& item, constant CausalSpan& span) {
+  KeyLimits limits;
+  limits.length = item.length;
+  limits.begin = item.ranges.begin;
+  limits.sink_end = item.ranges.sink_end;
+  limits.window_left = span.window_left;
+  limits.sink_tokens = span.sink_tokens;
+  limits.first_draft = item.length - span.q_len;
+  return limits;
+}
+
 // What the steps of a sequence share: its keys, and what this lane's row may see of them.
 struct Sequence {
   StoredOperand key;
   StoredOperand value;
   const device uchar* mask;
   KeyTable table;
-  KeyRanges ranges;
+  KeyLimits limits;  // this and what follows from it is there in steps with hidden keys only
   Visibility visible;
   ScoreModifiers modifiers;
 
   void set_keys(constant DecodeParams& params, const device Stored* keys, const device Stored* values,
                 const device int* block_tables, int kv_head, thread const WorkItem& item) thread {
     const long batch = item.batch;
-    ranges = item.ranges;
-    key.elements = keys + kv_head * params.key.head;
-    value.elements = values + kv_head * params.value.head;
     key.batch = value.batch = item.batch;
     key.head = value.head = kv_head;
     table.length = item.length;
@@ -51,19 +72,18 @@ struct Sequence {
     table.entry_stride = params.block_table_entry_stride;
     if (fc_paged) {
       table.blocks = block_tables + batch * params.block_table_batch_stride;
-    } else {
-      key.elements += batch * params.key.batch;
-      value.elements += batch * params.value.batch;
     }
+    key.elements = keys;
+    value.elements = values;
+    key.first = kv_head * params.key.head + (fc_paged ? 0 : batch * params.key.batch);
+    value.first = kv_head * params.value.head + (fc_paged ? 0 : batch * params.value.batch);
   }
 
   void set_row(constant DecodeParams& params, const device uchar* attn_mask, const device long* tree_mask,
-               const device float* alibi_slopes, long batch, PackedRow packed) thread {
-    const int position = table.length - params.span.q_len + packed.row;
+               const device float* alibi_slopes, thread const WorkItem& item, PackedRow packed) thread {
+    const long batch = item.batch;
+    const int position = item.length - params.span.q_len + packed.row;
     visible.limit[0] = packed.exists ? position + 1 : 0;
-    visible.window_begin[0] = position - params.span.window_left;
-    visible.sink_end[0] = min(params.span.sink_tokens, visible.limit[0]);
-    visible.first_draft = table.length - params.span.q_len;
     if (fc_tree) {
       visible.drafts[0] =
           uint(tree_mask[batch * params.tree_mask_batch_stride + packed.row * params.tree_mask_row_stride]);
@@ -71,58 +91,72 @@ struct Sequence {
     mask = attn_mask;
     visible.mask_row[0] =
         batch * params.mask.batch + packed.head * params.mask.head + packed.row * params.mask.row;
-    visible.mask_key_stride = params.mask.key;
     modifiers.scale = params.score_scale;
     modifiers.softcap = params.softcap;
-    modifiers.position[0] = position;
+    modifiers.position[0] = visible.limit[0] - 1;
     if (fc_alibi) {
       modifiers.slope[0] =
           packed.exists ? alibi_slopes[packed.head * params.alibi_slopes_stride] * params.slope_scale : 0.0f;
     }
   }
+
+  // The rest of what is visible, which only steps with hidden keys want to know.
+  void set_limits(constant DecodeParams& params, KeyLimits of_sequence) thread {
+    limits = of_sequence;
+    table.length = limits.length;
+    visible.window_begin[0] = visible.limit[0] - 1 - limits.window_left;
+    visible.sink_end[0] = min(limits.sink_tokens, visible.limit[0]);
+    visible.first_draft = limits.first_draft;
+    visible.mask_key_stride = params.mask.key;
+  }
 };
 
-// Where the rows of a chunk's result go. Rows are counted from the first of the key-value head.
+// Of all results, the first that a chunk has of a key-value head. There are fewer than 2^32, since each is a
+// row of the output or of a partial one.
+inline uint first_result_row(constant DecodeParams& params, int kv_head, thread const WorkItem& item) {
+  const uint sequence = fc_split ? uint(item.part) * params.batch + item.batch : uint(item.batch);
+  return (sequence * params.q_heads + kv_head * params.group_size) * params.span.q_len;
+}
+
+// Where the rows of a chunk's result go, counted from `first_row` of all results.
 struct ResultRows {
   device Element* out;
   device float* lse;
   device float* partial_out;
   device float* partial_lse;
+  uint first_row;
 
-  void set(constant DecodeParams& params, device Element* outs, device float* lses,
-           device float* partial_outs, device float* partial_lses, int kv_head, thread const WorkItem& item)
-      thread {
-    const long first_row =
-        (long(item.batch) * params.q_heads + kv_head * params.group_size) * params.span.q_len;
-    if (fc_split) {
-      const long row = long(item.part) * params.batch * params.q_heads * params.span.q_len + first_row;
-      partial_out = partial_outs + row * kValueDim;
-      partial_lse = partial_lses + row;
-    } else {
-      out = outs + first_row * kValueDim;
-      lse = lses + first_row;
-    }
+  void set(device Element* outs, device float* lses, device float* partial_outs, device float* partial_lses,
+           uint first) thread {
+    out = outs;
+    lse = lses;
+    partial_out = partial_outs;
+    partial_lse = partial_lses;
+    first_row = first;
   }
+
+  // Of column `column` of a row, in elements.
+  long place_of(int row, int column) const thread { return long(first_row + row) * kValueDim + column; }
 
   void put(int row, int column, float value) const thread {
     if (fc_split) {
-      partial_out[row * kValueDim + column] = value;
+      partial_out[place_of(row, column)] = value;
     } else {
-      out[row * kValueDim + column] = Element(value);
+      out[place_of(row, column)] = Element(value);
     }
   }
   void put(int row, int column, float4 values) const thread {
     if (fc_split) {
-      *reinterpret_cast<device float4*>(partial_out + row * kValueDim + column) = values;
+      *reinterpret_cast<device float4*>(partial_out + place_of(row, column)) = values;
     } else {
-      *reinterpret_cast<device vec<Element, 4>*>(out + row * kValueDim + column) = vec<Element, 4>(values);
+      *reinterpret_cast<device vec<Element, 4>*>(out + place_of(row, column)) = vec<Element, 4>(values);
     }
   }
   void put_lse(int row, float value) const thread {
     if (fc_split) {
-      partial_lse[row] = value;
+      partial_lse[first_row + row] = value;
     } else {
-      lse[row] = value;
+      lse[first_row + row] = value;
     }
   }
 };

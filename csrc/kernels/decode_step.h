@@ -19,6 +19,7 @@ inline void share_scales(thread const SharedScales& scales, ushort lane, float k
 
 // The rows of K from which a lane takes its part of key fragment k, and whether they are there: bit e of the
 // result.
+template <bool kEdge>
 inline uint key_rows(thread const Sequence& sequence, thread const StepBlocks& blocks,
                      constant DecodeParams& params, int first_key, int k, LanePosition at,
                      thread StoredRow (&rows)[2]) {
@@ -27,20 +28,21 @@ inline uint key_rows(thread const Sequence& sequence, thread const StepBlocks& b
   for (int e = 0; e < 2; e++) {
     const int key = first_key + k * 8 + at.pair * 2 + e;
     const KeyPlace place = blocks.find(sequence.table, key, k);
-    present |= uint(place.exists && sequence.ranges.hold(key)) << e;
+    present |= uint(!kEdge || (place.exists && sequence.limits.hold(key))) << e;
     rows[e] = sequence.key.row_at(place, params.key, params.key_scales);
   }
   return present;
 }
 
 // The row of V of which a lane takes its part, and whether it is there.
+template <bool kEdge>
 inline bool value_row(thread const Sequence& sequence, thread const StepBlocks& blocks,
                       constant DecodeParams& params, int first_key, int k, LanePosition at,
                       thread StoredRow& row) {
   const int key = first_key + k * 8 + at.row;
   const KeyPlace place = blocks.find(sequence.table, key, k);
   row = sequence.value.row_at(place, params.value, params.value_scales);
-  return place.exists && sequence.ranges.hold(key);
+  return !kEdge || (place.exists && sequence.limits.hold(key));
 }
 
 // What a lane reads of a step over a quantised cache, which is a half or a quarter of the bytes of another.
@@ -59,7 +61,7 @@ struct QuantisedStep {
       const int own_key = lane % kTileKeys;
       const KeyPlace place = blocks.find_any(sequence.table, first_key, own_key);
       const bool read =
-          lane < kTileKeys && (!kEdge || (place.exists && sequence.ranges.hold(first_key + own_key)));
+          lane < kTileKeys && (!kEdge || (place.exists && sequence.limits.hold(first_key + own_key)));
       key_scale = read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f;
       value_scale = read ? float(*sequence.value.scales_at(place, params.value_scales)) : 1.0f;
     }
@@ -67,7 +69,7 @@ struct QuantisedStep {
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       StoredRow rows[2];
-      const uint both = key_rows(sequence, blocks, params, first_key, k, at, rows);
+      const uint both = key_rows<kEdge>(sequence, blocks, params, first_key, k, at, rows);
       present |= both << (2 * k);
 #pragma clang loop unroll(full)
       for (int c = 0; c < kKeyChunks; c++) {
@@ -84,7 +86,7 @@ struct QuantisedStep {
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       StoredRow row;
-      const bool there = value_row(sequence, blocks, params, first_key, k, at, row);
+      const bool there = value_row<kEdge>(sequence, blocks, params, first_key, k, at, row);
 #pragma clang loop unroll(full)
       for (int c = 0; c < kValueChunks; c++) {
         if (!kEdge || there) {
@@ -199,7 +201,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   for (int k = 0; k < kKeyFragments; k++) {
     if (kKvFormat == kKvFloat) {
       StoredRow rows[2];
-      const uint both = key_rows(sequence, blocks, params, first_key, k, at, rows);
+      const uint both = key_rows<kEdge>(sequence, blocks, params, first_key, k, at, rows);
       present |= both << (2 * k);
       multiply_keys<kEdge>(attention, query, rows, k, both, at);
     } else {
@@ -217,7 +219,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     scale_weights<kEdge>(attention, scales, k, at);
     if (kKvFormat == kKvFloat) {
       StoredRow row;
-      const bool there = value_row(sequence, blocks, params, first_key, k, at, row);
+      const bool there = value_row<kEdge>(sequence, blocks, params, first_key, k, at, row);
       multiply_values<kEdge>(attention, row, k, there, at);
     } else {
       stored.multiply_values<kEdge>(attention, k, at);

@@ -153,7 +153,7 @@ inline void finish_scores(thread const SharedScores& shared, thread const Shared
     const int to = (i / 64 % kRowGroups * kKeyFragments + k) * 64 + i % 8 * 8 + key_in_fragment;
     float score = modified_score(product, sequence.modifiers, 0, key);
     if (kEdge) {
-      const bool exists = sequence.table.block_of(key) >= 0 && sequence.ranges.hold(key);
+      const bool exists = sequence.table.block_of(key) >= 0 && sequence.limits.hold(key);
       const bool seen = sees_key(score, sequence.visible, sequence.mask, 0, key, exists);
       score = seen ? score : -INFINITY;
       shared.seen[to] = seen;
@@ -174,7 +174,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   if (kRowScales && fc_scales && thread_index < kTileKeys) {
     const KeyPlace place = blocks.find_any(sequence.table, first_key, thread_index);
     float key_scale = 1.0f;
-    if (!kEdge || (place.exists && sequence.ranges.hold(first_key + thread_index))) {
+    if (!kEdge || (place.exists && sequence.limits.hold(first_key + thread_index))) {
       key_scale = float(*sequence.key.scales_at(place, params.key_scales));
       value_scale = float(*sequence.value.scales_at(place, params.value_scales));
     }
@@ -186,7 +186,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   for (int k = 0; k < kKeyFragments; k++) {
     const int key = first_key + k * 8 + at.row;
     const KeyPlace place = blocks.find(sequence.table, key, k);
-    const bool read = !kEdge || (place.exists && sequence.ranges.hold(key));
+    const bool read = !kEdge || (place.exists && sequence.limits.hold(key));
     KeyRun keys;
     if (read) {
       const StoredRow row = sequence.key.row_at(place, params.key, params.key_scales);
@@ -298,8 +298,9 @@ using namespace fattn;
       sequence.key.scales = key_scales;
       sequence.value.scales = value_scales;
     }
-    sequence.set_row(params, mask, tree_mask, alibi_slopes, item.batch,
+    sequence.set_row(params, mask, tree_mask, alibi_slopes, item,
                      packed_row(params, kv_head, first_row + score_row(thread_index)));
+    sequence.set_limits(params, limits_of(item, params.span));
 
     ColumnAttention attention;
     attention.clear();
@@ -318,7 +319,7 @@ using namespace fattn;
       const int first_key = steps[visit] * kTileKeys;
       StepBlocks blocks;
       const bool exist = blocks.look_up(sequence.table, first_key, lane);
-      if (exist && !fc_has_mask && item.ranges.all_see(first_key, first_key + kTileKeys)) {
+      if (exist & !fc_has_mask & item.ranges.all_see(first_key, first_key + kTileKeys)) {
         wide_step<false>(attention, columns, sequence, shared, scales, blocks, params, first_key,
                          thread_index, simdgroup_index, at);
       } else {
@@ -329,7 +330,7 @@ using namespace fattn;
     attention.finish();
 
     ResultRows results;
-    results.set(params, out, lse, partial_out, partial_lse, kv_head, item);
+    results.set(out, lse, partial_out, partial_lse, first_result_row(params, kv_head, item));
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowGroups; r++) {
       const int row = first_row + r * 8 + at.row;

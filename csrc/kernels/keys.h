@@ -54,9 +54,9 @@ FATTN_CONSTEXPR uint kAllKeys = kTileKeys < 32 ? (1u << (kTileKeys % 32)) - 1 : 
 struct StepBlocks {
   int blocks[kKeyFragments];
 
-  // Returns whether every key of the step exists.
+  // Returns whether every key of the step has a block.
   bool look_up(thread const KeyTable& table, int first_key, ushort lane) thread {
-    bool exist = first_key + kTileKeys <= table.length;
+    bool exist = true;
     if (!fc_paged) {
       return exist;
     }
@@ -211,6 +211,7 @@ struct StoredRow {
 // K or V of one sequence and head.
 struct StoredOperand {
   const device Stored* elements;
+  long first;                  // element; apart from the pointer, where that is held anyway
   const device Scale* scales;  // of all sequences and heads: one pointer less to hold
   uint batch;
   uint head;
@@ -223,7 +224,7 @@ struct StoredOperand {
   StoredRow row_at(KeyPlace place, constant Strides3& strides, constant Strides3& scale_strides) const
       thread {
     StoredRow row;
-    row.elements = elements + place.block * strides.batch + place.slot * strides.row;
+    row.elements = elements + (first + place.block * strides.batch + place.slot * strides.row);
     if (kKvFormat == kKvInt4) {
       row.groups = scales_at(place, scale_strides);
     }

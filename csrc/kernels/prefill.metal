@@ -140,6 +140,7 @@ using namespace fattn;
   KeySource source;
   source.key.elements = key + tile.kv_head * params.key.head;
   source.value.elements = value + tile.kv_head * params.value.head;
+  source.key.first = source.value.first = 0;
   source.key.head = source.value.head = uint(tile.kv_head);
   if (fc_scales) {
     source.key.scales = key_scales;

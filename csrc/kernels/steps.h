@@ -19,13 +19,11 @@ struct KeyRanges {
   int all_end;
   int all_sink_end;
 
-  // Whether some row sees a key of the sequence by its position.
-  bool hold(int key) const thread { return key >= begin || key < sink_end; }
   // Whether some row may see a key of [from, to), which ends before no range does.
   bool meet(int from, int to) const thread { return !fc_window || to > begin || from < sink_end; }
-  // Whether every row sees all keys of [from, to).
+  // Whether every row sees all keys of [from, to). Not && and ||: branches of their own cost registers.
   bool all_see(int from, int to) const thread {
-    return (to <= all_end && (!fc_window || from >= all_begin)) || (fc_window && to <= all_sink_end);
+    return ((to <= all_end) & (!fc_window | (from >= all_begin))) | (fc_window & (to <= all_sink_end));
   }
 };
 
@@ -123,7 +121,9 @@ struct Visits {
   int gap;
   int count;
 
-  int operator[](int visit) const thread { return first + visit + (visit < before_gap ? 0 : gap); }
+  int operator[](int visit) const thread { return behind_gap(first + visit); }
+  // The unit that would be number `unit` if there were no gap.
+  int behind_gap(int unit) const thread { return unit + (unit < first + before_gap ? 0 : gap); }
 };
 
 // Of the keys [from, to); `from` is a multiple of the unit.

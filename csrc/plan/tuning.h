@@ -56,11 +56,11 @@ struct DecodeRow {
   const char* provenance;
 };
 
-// The keys of a step are few enough to leave registers for three threadgroups on a core of M1 and M2: in 16
-// bits 228 halves of a lane's 256 for D = 128, 220 for 96 and 193 for 64, in the step without hidden keys,
-// counted with Mesa's open compiler for these GPUs, and nothing spilled; a window wants 294 for D = 128 and
-// spills 13. The H200 likes these numbers of keys best too (bench/NOTES.md). Nothing here was measured on an
-// Apple GPU.
+// The keys of a step are few enough to leave registers for three threadgroups on a core of M1 and M2: of a
+// lane's 256 halves the step without hidden keys wants 184 for D = 128 in float16, 187 in bfloat16 and 200 in
+// float32, 161 for 96 and 147 for 64, counted with Mesa's open compiler for these GPUs; 186 with a window,
+// 207 in a paged cache as well (bench/NOTES.md). The H200 likes these numbers of keys best too. Nothing here
+// was measured on an Apple GPU.
 inline constexpr std::array<DecodeRow, 4> kDecodeTuning{{
     {kAnyFamily, k16Bit, 64, 32, 4, 128, 3,
      "16-bit, D <= 64: 32 keys per step (registers of M1/M2 as Mesa counts; H200)"},
