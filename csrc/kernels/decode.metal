@@ -168,19 +168,6 @@ struct SetAside {
   }
 };
 
-// A chunk by its number.
-inline WorkItem chunk_at(const device int* seq_lens, constant CausalSpan& span, int batch, int part) {
-  WorkItem item;
-  item.batch = batch;
-  item.part = part;
-  item.length = length_of(seq_lens, span, batch);
-  item.ranges = newest_rows(span, item.length);
-  const Chunks chunks = chunks_of(item.ranges, span);
-  item.begin = chunks.begin(part);
-  item.end = min(item.begin + chunks.keys, item.ranges.end);
-  return item;
-}
-
 }  // namespace fattn
 
 using namespace fattn;
@@ -232,7 +219,7 @@ using namespace fattn;
   int column = int(group.y);
   int query_batch = -1;
   for (;;) {
-    const WorkItem next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
+    const ChunkNumber next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
     if (next.batch < 0) {
       return;
     }
@@ -250,7 +237,7 @@ using namespace fattn;
     simdgroup_barrier(mem_flags::mem_threadgroup);
 
     // From what is read back, so that nothing of how the chunk was found is held on to.
-    const WorkItem item = chunk_at(seq_lens, params.span, aside.batch(), aside.part());
+    const WorkItem item = cut_sequence(seq_lens, params.span, aside.batch()).item(aside.part());
     Sequence sequence;
     sequence.set_keys(params, key, value, block_tables, kv_head, item);
     if (fc_scales) {

@@ -278,10 +278,11 @@ using namespace fattn;
 
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   for (;;) {
-    const WorkItem item = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
-    if (item.batch < 0) {
+    const ChunkNumber next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
+    if (next.batch < 0) {
       return;
     }
+    const WorkItem item = cut_sequence(seq_lens, params.span, next.batch).item(next.part);
     if (item.batch != query_batch) {
 #pragma clang loop unroll(full)
       for (int r = 0; r < kRowGroups; r++) {
