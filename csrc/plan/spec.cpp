@@ -63,6 +63,8 @@ const char* function_name(Kernel kernel) {
   switch (kernel) {
     case Kernel::kPrefill:
       return "fattn_prefill";
+    case Kernel::kPrefillWide:
+      return "fattn_prefill_wide";
     case Kernel::kDecode:
       return "fattn_decode";
     case Kernel::kDecodeWide:
@@ -79,6 +81,8 @@ const char* source_name(Kernel kernel) {
   switch (kernel) {
     case Kernel::kPrefill:
       return "prefill";
+    case Kernel::kPrefillWide:
+      return "prefill_wide";
     case Kernel::kDecode:
       return "decode";
     case Kernel::kDecodeWide:

@@ -45,6 +45,26 @@ inline constexpr std::array<PrefillRow, 4> kPrefillTuning{{
     {kAnyFamily, kAnyDType, kAnyDim, 1, 16, 4, "baseline: 16 keys per step"},
 }};
 
+struct PrefillWideRow {
+  int min_family;
+  uint8_t dtypes;
+  uint16_t max_dim;
+  uint16_t row_fragments;
+  uint16_t row_groups;
+  uint16_t tile_keys;
+  uint16_t simdgroups;
+  const char* provenance;
+};
+
+// Heads above kMaxRowDim take the kernel whose simdgroups share out the columns, prefill_wide.metal. Of a
+// group's rows a simdgroup holds so many columns of the output that a lane has 64 half registers of them.
+inline constexpr std::array<PrefillWideRow, 4> kPrefillWideTuning{{
+    {kAnyFamily, k16Bit, 192, 2, 2, 16, 4, "16-bit, D <= 192: 32 rows, columns over 2 simdgroups"},
+    {kAnyFamily, k16Bit, 256, 2, 2, 32, 8, "16-bit, D <= 256: 32 rows, columns over 4 simdgroups"},
+    {kAnyFamily, k16Bit, kAnyDim, 1, 2, 32, 8, "16-bit: 16 rows, columns over 4 simdgroups"},
+    {kAnyFamily, kAnyDType, kAnyDim, 1, 1, 32, 4, "baseline: 8 rows, columns over 4 simdgroups"},
+}};
+
 struct DecodeRow {
   int min_family;
   uint8_t dtypes;

@@ -1,0 +1,423 @@
+// Prefill with heads that are too wide for the registers of one simdgroup.
+//
+// What goes in and out, and how rows are packed, is as in prefill.metal. Here kColumnShares simdgroups work
+// on the same kRowFragments * 8 rows: each holds its columns of the output in registers. A step goes like
+// this:
+//
+//   each simdgroup   keys x query, for its part of the step's keys   -> threadgroup memory
+//   each simdgroup   modifiers, visibility and weights of all the step's scores; weights x values of its
+//   columns
+//
+// The query stands in threadgroup memory, where all simdgroups of its rows take it from. Keys and values come
+// straight from the cache: a simdgroup reads its keys and its columns of the values once for all of its rows,
+// and the kRowGroups simdgroups that read the same do so in the same step. Products have two places that take
+// turns, so one barrier per step is enough: whoever writes one place has waited at a barrier for all readers
+// of the step before last.
+//
+// Keys are the left factor of the first product, so that a lane reads them as it reads values (tile.h).
+#define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
+
+#include "columns.h"
+#include "prefill_rows.h"
+#include "scales.h"
+
+namespace fattn {
+
+// Key fragments of which a simdgroup makes the products. Where simdgroups outnumber the fragments, some of
+// them have the same fragment, and a share of the columns each.
+FATTN_CONSTEXPR int kOwnFragments = kColumnShares < kKeyFragments ? kKeyFragments / kColumnShares : 1;
+FATTN_CONSTEXPR int kSumShares = kOwnFragments * kColumnShares / kKeyFragments;
+static_assert(kSumShares * kKeyFragments == kOwnFragments * kColumnShares, "every key has the same shares");
+
+typedef ColumnShare<0, kHeadDim, kSumShares> KeyColumns;
+typedef ColumnShare<0, kValueDim> ValueColumns;
+typedef RunOf<0, kValueDim, kKvFormat>::type ValueRun;
+typedef AttentionState<kRowFragments, kKeyFragments, ValueColumns::kFragments> WideAttention;
+
+// What a lane takes of the query at a time: 16 bytes, which are two elements each of some fragments.
+FATTN_CONSTEXPR int kPieceElements = 16 / sizeof(Element);
+FATTN_CONSTEXPR int kSharePieces = (KeyColumns::kAll + kPieceElements - 1) / kPieceElements;
+FATTN_CONSTEXPR int kFragmentPieces = kSumShares * kSharePieces;  // of eight rows
+FATTN_CONSTEXPR int kGroupPieces = kRowFragments * kFragmentPieces;
+
+// The rows of a group as right factors: rows and columns of the fragments are exchanged.
+struct GroupQuery {
+  threadgroup Element* pieces;  // [row fragment][share of the columns][piece][lane]
+
+  // The two rows of this lane in fragment r; null where the call has fewer rows. The simdgroups of the rows
+  // take turns.
+  void stage(int r, const device Element* first, const device Element* second, ushort share, ushort lane,
+             LanePosition at) const thread {
+    for (int piece = share; piece < kFragmentPieces; piece += kColumnShares) {
+      threadgroup Element* to = pieces + ((r * kFragmentPieces + piece) * kSimdWidth + lane) * kPieceElements;
+#pragma clang loop unroll(full)
+      for (int i = 0; i < kPieceElements; i += 2) {
+        const int element = piece % kSharePieces * kPieceElements + i + (at.row & 1);
+        const int column = element < KeyColumns::kAll
+                               ? KeyColumns::column_of(element, at.row / 2, piece / kSharePieces)
+                               : -1;
+        to[i] = first && column >= 0 ? first[column] : Element(0.0f);
+        to[i + 1] = second && column >= 0 ? second[column] : Element(0.0f);
+      }
+    }
+  }
+
+  void read(int r, int piece, ushort lane, thread Operand (&pairs)[kPieceElements]) const thread {
+    read_elements<kPieceElements>(
+        pieces + ((r * kFragmentPieces + piece) * kSimdWidth + lane) * kPieceElements, true, pairs, 0);
+  }
+};
+
+// A simdgroup makes one product after the other: they should not all wait for the same sum.
+FATTN_CONSTEXPR int kChains = kRowFragments > 1 ? 1 : 2;
+// Chunks of a key whose products make one chain of roundings: all, or 64 columns.
+FATTN_CONSTEXPR int kKeyWideChunks = KeyColumns::kWide / KeyColumns::kMost;
+FATTN_CONSTEXPR int kBlockChunks = kBlockedSums ? at_least_one(16 / KeyColumns::kMost) : kKeyWideChunks;
+
+// Products of some columns of a key fragment with all rows of the group.
+struct BlockProducts {
+  simdgroup_float8x8 sums[kRowFragments][kChains];
+
+  BlockProducts() thread {}
+
+  void clear() thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+#pragma clang loop unroll(full)
+      for (int c = 0; c < kChains; c++) {
+        set_elements(sums[r][c], 0.0f, 0.0f);
+      }
+    }
+  }
+
+  // `run` is this lane's part of the columns that begin with a piece of the query.
+  template <int N>
+  void add(thread const GroupQuery& query, int piece, thread const Operand (&run)[N], ushort lane) thread {
+#pragma clang loop unroll(full)
+    for (int begin = 0; begin < N; begin += kPieceElements) {
+      Operand rows[kRowFragments][kPieceElements];
+#pragma clang loop unroll(full)
+      for (int r = 0; r < kRowFragments; r++) {
+        query.read(r, piece + begin / kPieceElements, lane, rows[r]);
+      }
+#pragma clang loop unroll(full)
+      for (int i = 0; i < kPieceElements && begin + i < N; i += 2) {
+        OperandFragment key;
+        set_elements(key, run[begin + i], run[begin + i + 1]);
+#pragma clang loop unroll(full)
+        for (int r = 0; r < kRowFragments; r++) {
+          OperandFragment row;
+          set_elements(row, rows[r][i], rows[r][i + 1]);
+          simdgroup_multiply_accumulate(sums[r][i / 2 % kChains], key, row, sums[r][i / 2 % kChains]);
+        }
+      }
+    }
+  }
+
+  void add_to(thread float2 (&totals)[kRowFragments]) const thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+#pragma clang loop unroll(full)
+      for (int c = 0; c < kChains; c++) {
+        totals[r] += float2(sums[r][c].thread_elements()[0], sums[r][c].thread_elements()[1]);
+      }
+    }
+  }
+};
+
+// C columns of a row; zeros if it is not there.
+template <int C>
+inline void read_columns(thread const StoredRow& row, int column, bool there, thread Operand (&run)[C]) {
+  if (kKvFormat != kKvFloat) {
+    StoredChunk<C> chunk;
+    if (there) {
+      chunk.read(row, column, 0, fc_vector_loads);
+    } else {
+      chunk.clear();
+    }
+    chunk.unpack_to(run, 0);
+  } else if (there) {
+    read_elements<C>(row.floats() + column, fc_vector_loads, run, 0);
+  } else {
+    fill_run(run, 0.0f);
+  }
+}
+
+// The products of a key, which has a row of the left factor in four lanes, with this lane's rows 2 * pair and
+// 2 * pair + 1.
+inline void multiply_key(thread const GroupQuery& query, thread const StoredRow& key, bool there,
+                         ushort share, ushort lane, LanePosition at, thread float2 (&totals)[kRowFragments]) {
+  constexpr int kMost = KeyColumns::kMost;
+  const int first_piece = share * kSharePieces;
+#pragma clang loop unroll(full)
+  for (int begin = 0; begin < kKeyWideChunks; begin += kBlockChunks) {
+    BlockProducts block;
+    block.clear();
+#pragma clang loop unroll(full)
+    for (int c = begin; c < begin + kBlockChunks && c < kKeyWideChunks; c++) {
+      Operand run[kMost];
+      read_columns(key, KeyColumns::column_of(c * kMost, at.pair, share), there, run);
+      block.add(query, first_piece + c * kMost / kPieceElements, run, lane);
+    }
+    block.add_to(totals);
+  }
+  if (KeyColumns::kNarrow > 0) {
+    constexpr int kChunk = KeyColumns::kNarrowChunk;
+    Operand run[at_least_one(KeyColumns::kNarrow)];
+#pragma clang loop unroll(full)
+    for (int i = 0; i < KeyColumns::kNarrow; i += kChunk) {
+      const int column = KeyColumns::column_of(KeyColumns::kWide + i, at.pair, share);
+      Operand chunk[kChunk];
+      read_columns(key, max(column, 0), there && column >= 0, chunk);
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kChunk; e++) {
+        run[i + e] = chunk[e];
+      }
+    }
+    BlockProducts block;
+    block.clear();
+    block.add(query, first_piece + KeyColumns::kWide / kPieceElements, run, lane);
+    block.add_to(totals);
+  }
+}
+
+// What the simdgroups of a group tell each other in a step.
+FATTN_CONSTEXPR int kGroupScores = kSumShares * kRowFragments * 8 * kTileKeys;
+
+struct GroupScores {
+  threadgroup float* products;  // [share of the columns][row fragment][key fragment][row][key]
+
+  void put(int r, int k, ushort share, float2 of_rows, LanePosition at) const thread {
+    threadgroup float* block = products + ((share * kRowFragments + r) * kKeyFragments + k) * 64;
+    block[at.pair * 16 + at.row] = of_rows[0];
+    block[at.pair * 16 + 8 + at.row] = of_rows[1];
+  }
+
+  // The products of the first `fragments` key fragments, as scores.
+  void take(thread WideAttention& attention, int fragments, LanePosition at) const thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+#pragma clang loop unroll(full)
+      for (int k = 0; k < kKeyFragments; k++) {
+        float2 sum = float2(0.0f);
+        if (k < fragments) {
+#pragma clang loop unroll(full)
+          for (int share = 0; share < kSumShares; share++) {
+            const threadgroup float* block =
+                products + ((share * kRowFragments + r) * kKeyFragments + k) * 64;
+            sum += *reinterpret_cast<const threadgroup float2*>(block + at.row * 8 + at.pair * 2);
+          }
+        }
+        set_elements(attention.score[r][k], sum[0], sum[1]);
+      }
+    }
+  }
+};
+
+// What the steps of a tile share.
+struct TileKeys {
+  KeySource source;
+  KeyRanges ranges;  // of this simdgroup's rows
+
+  // The key fragments of a step, from the first on, of which some row sees a key by its position.
+  int fragments_at(int first_key) const thread {
+    const bool met = ranges.end > first_key && ranges.meet(first_key, first_key + kTileKeys);
+    return met ? (ranges.end - first_key + 7) / 8 : 0;
+  }
+  bool whole_at(int first_key, thread const StagedKeys& places) const thread {
+    return ranges.all_see(first_key, first_key + 1) && places.exist == kAllKeys;
+  }
+};
+
+// This simdgroup's part of a step's products. kEdge: some key may not exist or not be visible to some row.
+template <bool kEdge>
+inline void put_products(thread const GroupScores& scores, thread const GroupQuery& query,
+                         thread const TileKeys& keys, thread const StagedKeys& places,
+                         constant PrefillParams& params, int fragments, ushort share, ushort lane,
+                         LanePosition at) {
+#pragma clang loop unroll(full)
+  for (int own = 0; own < kOwnFragments; own++) {
+    const int k = share / kSumShares * kOwnFragments + own;
+    if (kEdge && k >= fragments) {
+      continue;
+    }
+    const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
+    const bool there = !kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row));
+    const StoredRow row = keys.source.key.row_at(place, params.key, params.key_scales);
+    float2 totals[kRowFragments];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      totals[r] = float2(0.0f);
+    }
+    multiply_key(query, row, there, share % kSumShares, lane, at, totals);
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      scores.put(r, k, share % kSumShares, totals[r], at);
+    }
+  }
+}
+
+// After `weigh`: adds the weighted values of a step.
+template <bool kEdge>
+inline void add_values(thread WideAttention& attention, thread const SharedScales& scales,
+                       thread const TileKeys& keys, thread const StagedKeys& places,
+                       constant PrefillParams& params, int fragments, ushort share, LanePosition at) {
+#pragma clang loop unroll(full)
+  for (int k = 0; k < kKeyFragments; k++) {
+    if (kEdge && k >= fragments) {
+      continue;
+    }
+    scale_weights<kEdge>(attention, scales, k, at);
+    const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
+    ValueRun values;
+    if (!kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row))) {
+      values.read(keys.source.value.row_at(place, params.value, params.value_scales), share, at);
+    } else {
+      values.clear();
+    }
+    Operand run[ValueRun::kElements];
+    values.unpack(run);
+    if (kEdge && kSpecialElements && simd_any(isnan(special_values(run, 0.0f)))) {
+      attention.multiply_special_values(k, run, at);
+    } else {
+      attention.multiply_values(k, run);
+    }
+  }
+}
+
+// The scales of a step, by the threads that look after a key each.
+inline void put_scales(thread const SharedScales& scales, thread const KeySource& source,
+                       thread const KeyRanges& ranges, thread const StagedKeys& places,
+                       constant PrefillParams& params, ushort thread_index) {
+  if (!kRowScales || !fc_scales || thread_index >= kTileKeys) {
+    return;
+  }
+  const KeyPlace place = places.own(source.table, thread_index);
+  const bool read = place.exists && ranges.hold(places.first_key + thread_index);
+  scales.put_key(thread_index, read ? float(*source.key.scales_at(place, params.key_scales)) : 1.0f);
+  scales.put_value(thread_index, read ? float(*source.value.scales_at(place, params.value_scales)) : 1.0f);
+}
+
+}  // namespace fattn
+
+using namespace fattn;
+
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill_wide(
+    const device Element* query [[buffer(fattn::kSlotQuery)]],
+    const device Stored* key [[buffer(fattn::kSlotKey)]],
+    const device Stored* value [[buffer(fattn::kSlotValue)]], device Element* out [[buffer(fattn::kSlotOut)]],
+    device float* lse [[buffer(fattn::kSlotLse)]],
+    constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
+    const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
+    const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
+    const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fc_paged)]],
+    const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
+    const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
+    const device int* cu_seqlens [[buffer(fattn::kSlotCuSeqlens), function_constant(fc_packed)]],
+    const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
+    const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
+    constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
+    uint3 group_in_dispatch [[threadgroup_position_in_grid]],
+    ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
+    ushort thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup uint4 shared_query[kRowGroups * kGroupPieces * kSimdWidth];
+  threadgroup float2 shared_products[kRowGroups * kGroupScores];  // in two places
+  threadgroup float2 shared_scales[kRowScales ? 2 * kTileKeys : 1];
+
+  const uint3 group = group_in_grid(group_in_dispatch, slice);
+  // Under a causal mask the last rows have the most keys: start them first.
+  const int last_first = params.q_tiles - 1 - int(group.x);
+  TileRows rows;
+  rows.set(fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
+                     : dense_tile(params, last_first, group.y, group.z),
+           params, seq_lens);
+  if (fc_packed && rows.tile.end == 0) {
+    return;
+  }
+  const LanePosition at = lane_position(lane);
+  const ushort row_group = simdgroup_index / kColumnShares;
+  const ushort share = simdgroup_index % kColumnShares;
+  const int group_row = rows.tile.begin + row_group * (kRowFragments * 8);
+  const KeyRanges ranges = rows.ranges_of(rows.tile.begin, kTileRows, params);
+  TileKeys keys;
+  keys.source = rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end);
+  keys.ranges = rows.ranges_of(group_row, kRowFragments * 8, params);
+
+  GroupQuery group_query;
+  group_query.pieces = reinterpret_cast<threadgroup Element*>(shared_query) +
+                       row_group * (kGroupPieces * kSimdWidth * kPieceElements);
+  WideAttention attention;
+  Visibility visible;
+  ScoreModifiers modifiers;
+  attention.clear();
+#pragma clang loop unroll(full)
+  for (int r = 0; r < kRowFragments; r++) {
+    const QueryRow row = rows.row(group_row + r * 8 + at.row, params);
+    rows.set_row(r, row, params, alibi_slopes, visible, modifiers);
+    if (fc_sinks && row.exists) {
+      attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
+    }
+    const int pair = group_row + r * 8 + at.pair * 2;
+    group_query.stage(r, rows.query_row(rows.row(pair, params), params, query),
+                      rows.query_row(rows.row(pair + 1, params), params, query), share, lane, at);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  int place = 0;
+  for (int first_key = next_step(ranges, -kTileKeys, kTileKeys); first_key < ranges.end;
+       first_key = next_step(ranges, first_key, kTileKeys)) {
+    GroupScores scores;
+    scores.products = reinterpret_cast<threadgroup float*>(shared_products) +
+                      (place * kRowGroups + row_group) * kGroupScores;
+    SharedScales scales;
+    scales.pairs = shared_scales + place * kTileKeys;
+    place ^= 1;
+
+    StagedKeys places;
+    places.look_up(keys.source.table, first_key, lane);
+    const int fragments = keys.fragments_at(first_key);
+    const bool whole = keys.whole_at(first_key, places);
+    put_scales(scales, keys.source, ranges, places, params, thread_index);
+    if (whole) {
+      put_products<false>(scores, group_query, keys, places, params, kKeyFragments, share, lane, at);
+    } else if (fragments > 0) {
+      put_products<true>(scores, group_query, keys, places, params, fragments, share, lane, at);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (whole) {
+      scores.take(attention, kKeyFragments, at);
+      scale_products(attention, scales, at);
+      modify_scores(attention, modifiers, first_key, at);
+      attention.weigh();
+      add_values<false>(attention, scales, keys, places, params, kKeyFragments, share, at);
+    } else if (fragments > 0) {
+      scores.take(attention, fragments, at);
+      scale_products(attention, scales, at);
+      modify_scores(attention, modifiers, first_key, at);
+      hide_scores(attention, visible, mask, first_key, places.present(at.pair), at);
+      attention.weigh();
+      add_values<true>(attention, scales, keys, places, params, fragments, share, at);
+    }
+  }
+
+  attention.finish();
+#pragma clang loop unroll(full)
+  for (int r = 0; r < kRowFragments; r++) {
+    const QueryRow row = rows.row(group_row + r * 8 + at.row, params);
+    if (!row.exists) {
+      continue;
+    }
+    const ResultPlace result = rows.result_of(row, params);
+    const float scale = inverse_sum(attention.row_sum[r]);
+#pragma clang loop unroll(full)
+    for (int i = 0; i < ValueColumns::kAll; i++) {
+      const int column = ValueColumns::column_of(i, at.pair, share);
+      if (column >= 0) {
+        out[result.out + column] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
+      }
+    }
+    if (share == 0 && at.pair == 0) {
+      lse[result.lse] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+    }
+  }
+}
