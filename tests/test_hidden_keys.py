@@ -17,7 +17,7 @@ from tests.conftest import counted_launches, needs_emulator
 MASK_DTYPES = [torch.bool, *problems.DTYPES]
 OPS = ("prefill", "decode", "paged_decode")
 # With the size of the heads: wide ones have a kernel of their own.
-SIZED_OPS = [(op, 64) for op in OPS] + [("decode", 136), ("paged_decode", 136)]
+SIZED_OPS = [(op, dim) for dim in (64, 136) for op in OPS]
 BLOCK = 16
 BAD_KEY = 21  # not the first of its tile, block or fragment
 UNLIKELY = -1e4  # weighs 0 beside a 0, in every mask dtype

@@ -104,16 +104,16 @@ using namespace fattn;
   const uint3 group = group_in_grid(group_in_dispatch, slice);
   // Under a causal mask the last rows have the most keys: start them first.
   const int last_first = params.q_tiles - 1 - int(group.x);
-  TileRows rows;
-  rows.set(fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
-                     : dense_tile(params, last_first, group.y, group.z),
-           params, seq_lens);
-  if (fc_packed && rows.tile.end == 0) {
+  const QueryTile tile = fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
+                                   : dense_tile(params, last_first, group.y, group.z);
+  if (fc_packed && tile.end == 0) {
     return;
   }
+  TileRows rows;
+  rows.set(tile, params, seq_lens);
   const LanePosition at = lane_position(lane);
-  const int simdgroup_row = rows.tile.begin + simdgroup_index * (kRowFragments * 8);
-  const KeyRanges ranges = rows.ranges_of(rows.tile.begin, kTileRows, params);
+  const int simdgroup_row = tile.begin + simdgroup_index * (kRowFragments * 8);
+  const KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
   const KeyRanges own_ranges = rows.ranges_of(simdgroup_row, kRowFragments * 8, params);
   const KeySource source =
       rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end);

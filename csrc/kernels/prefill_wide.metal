@@ -72,7 +72,7 @@ struct GroupQuery {
 FATTN_CONSTEXPR int kChains = kRowFragments > 1 ? 1 : 2;
 // Chunks of a key whose products make one chain of roundings: all, or 64 columns.
 FATTN_CONSTEXPR int kKeyWideChunks = KeyColumns::kWide / KeyColumns::kMost;
-FATTN_CONSTEXPR int kBlockChunks = kBlockedSums ? at_least_one(16 / KeyColumns::kMost) : kKeyWideChunks;
+FATTN_CONSTEXPR int kBlockChunks = at_least_one(kBlockedSums ? 16 / KeyColumns::kMost : kKeyWideChunks);
 
 // Products of some columns of a key fragment with all rows of the group.
 struct BlockProducts {
@@ -149,17 +149,17 @@ inline void multiply_key(thread const GroupQuery& query, thread const StoredRow&
                          ushort share, ushort lane, LanePosition at, thread float2 (&totals)[kRowFragments]) {
   constexpr int kMost = KeyColumns::kMost;
   const int first_piece = share * kSharePieces;
+  BlockProducts block;
+  block.clear();
 #pragma clang loop unroll(full)
-  for (int begin = 0; begin < kKeyWideChunks; begin += kBlockChunks) {
-    BlockProducts block;
-    block.clear();
-#pragma clang loop unroll(full)
-    for (int c = begin; c < begin + kBlockChunks && c < kKeyWideChunks; c++) {
-      Operand run[kMost];
-      read_columns(key, KeyColumns::column_of(c * kMost, at.pair, share), there, run);
-      block.add(query, first_piece + c * kMost / kPieceElements, run, lane);
+  for (int c = 0; c < kKeyWideChunks; c++) {
+    if (c > 0 && c % kBlockChunks == 0) {
+      block.add_to(totals);
+      block.clear();
     }
-    block.add_to(totals);
+    Operand run[kMost];
+    read_columns(key, KeyColumns::column_of(c * kMost, at.pair, share), there, run);
+    block.add(query, first_piece + c * kMost / kPieceElements, run, lane);
   }
   if (KeyColumns::kNarrow > 0) {
     constexpr int kChunk = KeyColumns::kNarrowChunk;
@@ -174,11 +174,9 @@ inline void multiply_key(thread const GroupQuery& query, thread const StoredRow&
         run[i + e] = chunk[e];
       }
     }
-    BlockProducts block;
-    block.clear();
     block.add(query, first_piece + KeyColumns::kWide / kPieceElements, run, lane);
-    block.add_to(totals);
   }
+  block.add_to(totals);
 }
 
 // What the simdgroups of a group tell each other in a step.
@@ -327,18 +325,18 @@ using namespace fattn;
   const uint3 group = group_in_grid(group_in_dispatch, slice);
   // Under a causal mask the last rows have the most keys: start them first.
   const int last_first = params.q_tiles - 1 - int(group.x);
-  TileRows rows;
-  rows.set(fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
-                     : dense_tile(params, last_first, group.y, group.z),
-           params, seq_lens);
-  if (fc_packed && rows.tile.end == 0) {
+  const QueryTile tile = fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
+                                   : dense_tile(params, last_first, group.y, group.z);
+  if (fc_packed && tile.end == 0) {
     return;
   }
+  TileRows rows;
+  rows.set(tile, params, seq_lens);
   const LanePosition at = lane_position(lane);
   const ushort row_group = simdgroup_index / kColumnShares;
   const ushort share = simdgroup_index % kColumnShares;
-  const int group_row = rows.tile.begin + row_group * (kRowFragments * 8);
-  const KeyRanges ranges = rows.ranges_of(rows.tile.begin, kTileRows, params);
+  const int group_row = tile.begin + row_group * (kRowFragments * 8);
+  const KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
   TileKeys keys;
   keys.source = rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end);
   keys.ranges = rows.ranges_of(group_row, kRowFragments * 8, params);
