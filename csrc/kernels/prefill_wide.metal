@@ -34,6 +34,9 @@ typedef ColumnShare<0, kValueDim> ValueColumns;
 typedef RunOf<0, kValueDim, kKvFormat>::type ValueRun;
 typedef AttentionState<kRowFragments, kKeyFragments, ValueColumns::kFragments> WideAttention;
 
+// Whether the values of a step are asked for before its weights are computed, which takes registers.
+FATTN_CONSTEXPR bool kEarlyValues = FATTN_EARLY_VALUES;
+
 // What a lane takes of the query at a time: 16 bytes, which are two elements each of some fragments.
 FATTN_CONSTEXPR int kPieceElements = 16 / sizeof(Element);
 FATTN_CONSTEXPR int kSharePieces = (KeyColumns::kAll + kPieceElements - 1) / kPieceElements;
@@ -199,16 +202,22 @@ struct GroupScores {
       for (int k = 0; k < kKeyFragments; k++) {
         float2 sum = float2(0.0f);
         if (k < fragments) {
+          sum = pair(0, r, k, at);
 #pragma clang loop unroll(full)
-          for (int share = 0; share < kSumShares; share++) {
-            const threadgroup float* block =
-                products + ((share * kRowFragments + r) * kKeyFragments + k) * 64;
-            sum += *reinterpret_cast<const threadgroup float2*>(block + at.row * 8 + at.pair * 2);
+          for (int share = 1; share < kSumShares; share++) {
+            sum += pair(share, r, k, at);
           }
         }
         set_elements(attention.score[r][k], sum[0], sum[1]);
       }
     }
+  }
+
+ private:
+  // Of this lane's row and keys.
+  float2 pair(int share, int r, int k, LanePosition at) const thread {
+    const threadgroup float* block = products + ((share * kRowFragments + r) * kKeyFragments + k) * 64;
+    return *reinterpret_cast<const threadgroup float2*>(block + at.row * 8 + at.pair * 2);
   }
 };
 
@@ -255,26 +264,46 @@ inline void put_products(thread const GroupScores& scores, thread const GroupQue
   }
 }
 
+// This simdgroup's columns of the values of a step.
+struct StepValues {
+  ValueRun runs[kKeyFragments];
+
+  template <bool kEdge>
+  void read(int k, thread const TileKeys& keys, thread const StagedKeys& places,
+            constant PrefillParams& params, ushort share, LanePosition at) thread {
+    const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
+    if (!kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row))) {
+      runs[k].read(keys.source.value.row_at(place, params.value, params.value_scales), share, at);
+    } else {
+      runs[k].clear();
+    }
+  }
+  void read_all(thread const TileKeys& keys, thread const StagedKeys& places, constant PrefillParams& params,
+                ushort share, LanePosition at) thread {
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeyFragments; k++) {
+      read<false>(k, keys, places, params, share, at);
+    }
+  }
+};
+
 // After `weigh`: adds the weighted values of a step.
 template <bool kEdge>
-inline void add_values(thread WideAttention& attention, thread const SharedScales& scales,
-                       thread const TileKeys& keys, thread const StagedKeys& places,
-                       constant PrefillParams& params, int fragments, ushort share, LanePosition at) {
+inline void add_values(thread WideAttention& attention, thread StepValues& values,
+                       thread const SharedScales& scales, thread const TileKeys& keys,
+                       thread const StagedKeys& places, constant PrefillParams& params, int fragments,
+                       ushort share, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     if (kEdge && k >= fragments) {
       continue;
     }
     scale_weights<kEdge>(attention, scales, k, at);
-    const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
-    ValueRun values;
-    if (!kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row))) {
-      values.read(keys.source.value.row_at(place, params.value, params.value_scales), share, at);
-    } else {
-      values.clear();
+    if (kEdge || !kEarlyValues) {
+      values.read<kEdge>(k, keys, places, params, share, at);
     }
     Operand run[ValueRun::kElements];
-    values.unpack(run);
+    values.runs[k].unpack(run);
     if (kEdge && kSpecialElements && simd_any(isnan(special_values(run, 0.0f)))) {
       attention.multiply_special_values(k, run, at);
     } else {
@@ -321,6 +350,8 @@ using namespace fattn;
   threadgroup uint4 shared_query[kRowGroups * kGroupPieces * kSimdWidth];
   threadgroup float2 shared_products[kRowGroups * kGroupScores];  // in two places
   threadgroup float2 shared_scales[kRowScales ? 2 * kTileKeys : 1];
+  // Put aside until the end: what only the results need would take a sixth of the registers of every step.
+  threadgroup long shared_places[kTileRows][2];
 
   const uint3 group = group_in_grid(group_in_dispatch, slice);
   // Under a causal mask the last rows have the most keys: start them first.
@@ -355,6 +386,12 @@ using namespace fattn;
     if (fc_sinks && row.exists) {
       attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
     }
+    if (share == 0 && at.pair == 0) {
+      const ResultPlace place = rows.result_of(row, params);
+      threadgroup long* aside = shared_places[(row_group * kRowFragments + r) * 8 + at.row];
+      aside[0] = row.exists ? place.out : -1;
+      aside[1] = place.lse;
+    }
     const int pair = group_row + r * 8 + at.pair * 2;
     group_query.stage(r, rows.query_row(rows.row(pair, params), params, query),
                       rows.query_row(rows.row(pair + 1, params), params, query), share, lane, at);
@@ -382,40 +419,43 @@ using namespace fattn;
       put_products<true>(scores, group_query, keys, places, params, fragments, share, lane, at);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    StepValues values;
     if (whole) {
+      if (kEarlyValues) {
+        values.read_all(keys, places, params, share, at);
+      }
       scores.take(attention, kKeyFragments, at);
       scale_products(attention, scales, at);
       modify_scores(attention, modifiers, first_key, at);
       attention.weigh();
-      add_values<false>(attention, scales, keys, places, params, kKeyFragments, share, at);
+      add_values<false>(attention, values, scales, keys, places, params, kKeyFragments, share, at);
     } else if (fragments > 0) {
       scores.take(attention, fragments, at);
       scale_products(attention, scales, at);
       modify_scores(attention, modifiers, first_key, at);
       hide_scores(attention, visible, mask, first_key, places.present(at.pair), at);
       attention.weigh();
-      add_values<true>(attention, scales, keys, places, params, fragments, share, at);
+      add_values<true>(attention, values, scales, keys, places, params, fragments, share, at);
     }
   }
 
   attention.finish();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const QueryRow row = rows.row(group_row + r * 8 + at.row, params);
-    if (!row.exists) {
+    const threadgroup long* aside = shared_places[(row_group * kRowFragments + r) * 8 + at.row];
+    if (aside[0] < 0) {
       continue;
     }
-    const ResultPlace result = rows.result_of(row, params);
     const float scale = inverse_sum(attention.row_sum[r]);
 #pragma clang loop unroll(full)
     for (int i = 0; i < ValueColumns::kAll; i++) {
       const int column = ValueColumns::column_of(i, at.pair, share);
       if (column >= 0) {
-        out[result.out + column] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
+        out[aside[0] + column] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
       }
     }
     if (share == 0 && at.pair == 0) {
-      lse[result.lse] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      lse[aside[1]] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
     }
   }
 }

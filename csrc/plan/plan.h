@@ -32,6 +32,7 @@ struct KernelSpec {
   uint16_t simdgroups = 0;
   uint16_t row_groups = 1;    // in a threadgroup; of eight rows in decode, of its fragments in prefill_wide
   bool value_in_key = false;  // decode_wide
+  bool early_values = false;  // prefill_wide
 
   MaskKind mask = kMaskNone;
   bool causal = false;

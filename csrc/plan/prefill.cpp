@@ -20,6 +20,7 @@ struct Shape {
   int64_t row_groups;  // of so many fragments
   int64_t tile_keys;
   int64_t simdgroups;
+  bool early_values;
   int64_t threadgroup_bytes;
   const char* provenance;
 };
@@ -51,6 +52,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device) {
           .row_groups = row.simdgroups,
           .tile_keys = row.tile_keys,
           .simdgroups = row.simdgroups,
+          .early_values = false,
           .threadgroup_bytes = bytes,
           .provenance = row.provenance};
 }
@@ -64,12 +66,13 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device) {
   // Where simdgroups of a group outnumber the key fragments, each sums a share of the columns.
   const int64_t sum_shares =
       std::max<int64_t>(row.simdgroups / row.row_groups * kFragment / row.tile_keys, 1);
-  // The query, a row of words for each fragment of eight columns and more up to 16 bytes; the products and
-  // the scales of two steps.
+  // The query, in pieces of 16 bytes for each lane; the products and the scales of two steps; and where the
+  // results of each row go.
   const int64_t pair_bytes = 2 * size_of(p.dtype);
   const int64_t share_columns = ceil_div(p.head_dim / kFragment, sum_shares);
   const int64_t query_bytes =
       fragments * sum_shares * ceil_div(share_columns * pair_bytes, 16) * 16 * kSimdWidth;
+  const int64_t place_bytes = fragments * kFragment * 2 * int64_t(sizeof(int64_t));
   const int64_t product_bytes =
       2 * fragments * sum_shares * kFragment * row.tile_keys * int64_t(sizeof(float));
   return {.kernel = Kernel::kPrefillWide,
@@ -77,7 +80,8 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device) {
           .row_groups = row.row_groups,
           .tile_keys = row.tile_keys,
           .simdgroups = row.simdgroups,
-          .threadgroup_bytes = query_bytes + product_bytes + scale_bytes(p, 2 * row.tile_keys),
+          .early_values = row.early_values,
+          .threadgroup_bytes = query_bytes + product_bytes + scale_bytes(p, 2 * row.tile_keys) + place_bytes,
           .provenance = row.provenance};
 }
 
@@ -111,6 +115,7 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   pass.spec.row_groups = uint16_t(wide ? shape.row_groups : 1);
   pass.spec.tile_keys = uint16_t(shape.tile_keys);
   pass.spec.simdgroups = uint16_t(shape.simdgroups);
+  pass.spec.early_values = shape.early_values;
   pass.spec.causal = p.is_causal;
   pass.spec.window = options.window_left >= 0 || window_right >= 0;
 
