@@ -1,12 +1,10 @@
 // Prefill with heads that are too wide for the registers of one simdgroup.
 //
 // What goes in and out, and how rows are packed, is as in prefill.metal. Here kColumnShares simdgroups work
-// on the same kRowFragments * 8 rows: each holds its columns of the output in registers. A step goes like
-// this:
+// on the same kRowFragments * 8 rows: each holds its columns of the output in registers. A step:
 //
-//   each simdgroup   keys x query, for its part of the step's keys   -> threadgroup memory
-//   each simdgroup   modifiers, visibility and weights of all the step's scores; weights x values of its
-//   columns
+//   each simdgroup   its part of the keys x query -> threadgroup memory
+//   each simdgroup   modifiers, visibility and weights of all scores; weights x values of its columns
 //
 // The query stands in threadgroup memory, where all simdgroups of its rows take it from. Keys and values come
 // straight from the cache: a simdgroup reads its keys and its columns of the values once for all of its rows,
@@ -17,170 +15,18 @@
 // Keys are the left factor of the first product, so that a lane reads them as it reads values (tile.h).
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
-#include "columns.h"
 #include "prefill_rows.h"
 #include "scales.h"
+#include "wide_products.h"
 
 namespace fattn {
 
-// Key fragments of which a simdgroup makes the products. Where simdgroups outnumber the fragments, some of
-// them have the same fragment, and a share of the columns each.
-FATTN_CONSTEXPR int kOwnFragments = kColumnShares < kKeyFragments ? kKeyFragments / kColumnShares : 1;
-FATTN_CONSTEXPR int kSumShares = kOwnFragments * kColumnShares / kKeyFragments;
-static_assert(kSumShares * kKeyFragments == kOwnFragments * kColumnShares, "every key has the same shares");
-
-typedef ColumnShare<0, kHeadDim, kSumShares> KeyColumns;
 typedef ColumnShare<0, kValueDim> ValueColumns;
 typedef RunOf<0, kValueDim, kKvFormat>::type ValueRun;
 typedef AttentionState<kRowFragments, kKeyFragments, ValueColumns::kFragments> WideAttention;
 
 // Whether the values of a step are asked for before its weights are computed, which takes registers.
 FATTN_CONSTEXPR bool kEarlyValues = FATTN_EARLY_VALUES;
-
-// What a lane takes of the query at a time: 16 bytes, which are two elements each of some fragments.
-FATTN_CONSTEXPR int kPieceElements = 16 / sizeof(Element);
-FATTN_CONSTEXPR int kSharePieces = (KeyColumns::kAll + kPieceElements - 1) / kPieceElements;
-FATTN_CONSTEXPR int kFragmentPieces = kSumShares * kSharePieces;  // of eight rows
-FATTN_CONSTEXPR int kGroupPieces = kRowFragments * kFragmentPieces;
-
-// The rows of a group as right factors: rows and columns of the fragments are exchanged.
-struct GroupQuery {
-  threadgroup Element* pieces;  // [row fragment][share of the columns][piece][lane]
-
-  // The two rows of this lane in fragment r; null where the call has fewer rows. The simdgroups of the rows
-  // take turns.
-  void stage(int r, const device Element* first, const device Element* second, ushort share, ushort lane,
-             LanePosition at) const thread {
-    for (int piece = share; piece < kFragmentPieces; piece += kColumnShares) {
-      threadgroup Element* to = pieces + ((r * kFragmentPieces + piece) * kSimdWidth + lane) * kPieceElements;
-#pragma clang loop unroll(full)
-      for (int i = 0; i < kPieceElements; i += 2) {
-        const int element = piece % kSharePieces * kPieceElements + i + (at.row & 1);
-        const int column = element < KeyColumns::kAll
-                               ? KeyColumns::column_of(element, at.row / 2, piece / kSharePieces)
-                               : -1;
-        to[i] = first && column >= 0 ? first[column] : Element(0.0f);
-        to[i + 1] = second && column >= 0 ? second[column] : Element(0.0f);
-      }
-    }
-  }
-
-  void read(int r, int piece, ushort lane, thread Operand (&pairs)[kPieceElements]) const thread {
-    read_elements<kPieceElements>(
-        pieces + ((r * kFragmentPieces + piece) * kSimdWidth + lane) * kPieceElements, true, pairs, 0);
-  }
-};
-
-// A simdgroup makes one product after the other: they should not all wait for the same sum.
-FATTN_CONSTEXPR int kChains = kRowFragments > 1 ? 1 : 2;
-// Chunks of a key whose products make one chain of roundings: all, or 64 columns.
-FATTN_CONSTEXPR int kKeyWideChunks = KeyColumns::kWide / KeyColumns::kMost;
-FATTN_CONSTEXPR int kBlockChunks = at_least_one(kBlockedSums ? 16 / KeyColumns::kMost : kKeyWideChunks);
-
-// Products of some columns of a key fragment with all rows of the group.
-struct BlockProducts {
-  simdgroup_float8x8 sums[kRowFragments][kChains];
-
-  BlockProducts() thread {}
-
-  void clear() thread {
-#pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
-#pragma clang loop unroll(full)
-      for (int c = 0; c < kChains; c++) {
-        set_elements(sums[r][c], 0.0f, 0.0f);
-      }
-    }
-  }
-
-  // `run` is this lane's part of the columns that begin with a piece of the query.
-  template <int N>
-  void add(thread const GroupQuery& query, int piece, thread const Operand (&run)[N], ushort lane) thread {
-#pragma clang loop unroll(full)
-    for (int begin = 0; begin < N; begin += kPieceElements) {
-      Operand rows[kRowFragments][kPieceElements];
-#pragma clang loop unroll(full)
-      for (int r = 0; r < kRowFragments; r++) {
-        query.read(r, piece + begin / kPieceElements, lane, rows[r]);
-      }
-#pragma clang loop unroll(full)
-      for (int i = 0; i < kPieceElements && begin + i < N; i += 2) {
-        OperandFragment key;
-        set_elements(key, run[begin + i], run[begin + i + 1]);
-#pragma clang loop unroll(full)
-        for (int r = 0; r < kRowFragments; r++) {
-          OperandFragment row;
-          set_elements(row, rows[r][i], rows[r][i + 1]);
-          simdgroup_multiply_accumulate(sums[r][i / 2 % kChains], key, row, sums[r][i / 2 % kChains]);
-        }
-      }
-    }
-  }
-
-  void add_to(thread float2 (&totals)[kRowFragments]) const thread {
-#pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
-#pragma clang loop unroll(full)
-      for (int c = 0; c < kChains; c++) {
-        totals[r] += float2(sums[r][c].thread_elements()[0], sums[r][c].thread_elements()[1]);
-      }
-    }
-  }
-};
-
-// C columns of a row; zeros if it is not there.
-template <int C>
-inline void read_columns(thread const StoredRow& row, int column, bool there, thread Operand (&run)[C]) {
-  if (kKvFormat != kKvFloat) {
-    StoredChunk<C> chunk;
-    if (there) {
-      chunk.read(row, column, 0, fc_vector_loads);
-    } else {
-      chunk.clear();
-    }
-    chunk.unpack_to(run, 0);
-  } else if (there) {
-    read_elements<C>(row.floats() + column, fc_vector_loads, run, 0);
-  } else {
-    fill_run(run, 0.0f);
-  }
-}
-
-// The products of a key, which has a row of the left factor in four lanes, with this lane's rows 2 * pair and
-// 2 * pair + 1.
-inline void multiply_key(thread const GroupQuery& query, thread const StoredRow& key, bool there,
-                         ushort share, ushort lane, LanePosition at, thread float2 (&totals)[kRowFragments]) {
-  constexpr int kMost = KeyColumns::kMost;
-  const int first_piece = share * kSharePieces;
-  BlockProducts block;
-  block.clear();
-#pragma clang loop unroll(full)
-  for (int c = 0; c < kKeyWideChunks; c++) {
-    if (c > 0 && c % kBlockChunks == 0) {
-      block.add_to(totals);
-      block.clear();
-    }
-    Operand run[kMost];
-    read_columns(key, KeyColumns::column_of(c * kMost, at.pair, share), there, run);
-    block.add(query, first_piece + c * kMost / kPieceElements, run, lane);
-  }
-  if (KeyColumns::kNarrow > 0) {
-    constexpr int kChunk = KeyColumns::kNarrowChunk;
-    Operand run[at_least_one(KeyColumns::kNarrow)];
-#pragma clang loop unroll(full)
-    for (int i = 0; i < KeyColumns::kNarrow; i += kChunk) {
-      const int column = KeyColumns::column_of(KeyColumns::kWide + i, at.pair, share);
-      Operand chunk[kChunk];
-      read_columns(key, max(column, 0), there && column >= 0, chunk);
-#pragma clang loop unroll(full)
-      for (int e = 0; e < kChunk; e++) {
-        run[i + e] = chunk[e];
-      }
-    }
-    block.add(query, first_piece + KeyColumns::kWide / kPieceElements, run, lane);
-  }
-  block.add_to(totals);
-}
 
 // What the simdgroups of a group tell each other in a step.
 FATTN_CONSTEXPR int kGroupScores = kSumShares * kRowFragments * 8 * kTileKeys;
