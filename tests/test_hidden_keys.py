@@ -163,7 +163,10 @@ def test_merge_counts_a_part_by_its_lse(device: str) -> None:
 # ---- the kernels of before, as mutants
 
 ADDS_THE_MASK = ("seen = added != -INFINITY;", "")
-KERNELS = [("prefill", "fattn_prefill"), ("decode", "fattn_decode"), ("decode", "fattn_decode_wide")]
+KERNELS = [
+    *(("prefill", kernel) for kernel in ("fattn_prefill", "fattn_prefill_wide")),
+    *(("decode", kernel) for kernel in ("fattn_decode", "fattn_decode_wide")),
+]
 SKIPS_WEIGHTS_OF_0 = ("if (sees[r]) {", "if (weight[r] != 0.0f) {")
 
 
@@ -193,7 +196,7 @@ def test_each_rule_is_needed(
         assert mutation is None or text.count(mutation[0]) == 1
         return text if mutation is None else text.replace(*mutation)
 
-    dim = 192 if kernel == "fattn_decode_wide" else 64
+    dim = 192 if kernel.endswith("_wide") else 64
     problem = problems.Problem(0, op, torch.float32, 1, 2, 1, 3, 64, dim, dim, mask=torch.float32)
     case = problems.build(problem)
     mask, poison = torch.zeros_like(case.clean["attn_mask"]), case.clean[operand].clone()

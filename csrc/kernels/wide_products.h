@@ -49,8 +49,10 @@ struct GroupQuery {
   }
 };
 
-// A simdgroup makes one product after the other: they should not all wait for the same sum.
-FATTN_CONSTEXPR int kChains = kRowFragments > 1 ? 1 : 2;
+// A simdgroup makes one product after the other: they should not all wait for the same sum. float32 has one
+// row fragment and two sums; 16 bits have two row fragments, or one where rows are few, and no bit of a
+// result may depend on that.
+FATTN_CONSTEXPR int kChains = kBlockedSums ? 2 : 1;
 // Chunks of a key whose products make one chain of roundings: all, or 64 columns.
 FATTN_CONSTEXPR int kKeyWideChunks = KeyColumns::kWide / KeyColumns::kMost;
 FATTN_CONSTEXPR int kBlockChunks = at_least_one(kBlockedSums ? 16 / KeyColumns::kMost : kKeyWideChunks);
