@@ -45,6 +45,9 @@ def _cases() -> dict[str, Call]:
         causal = Call("prefill", 2, 1, head_dim, 256, 256, causal=True)
         cases[f"prefill-causal-D{head_dim}"] = causal
         cases[f"prefill-full-D{head_dim}"] = replace(causal, causal=False)
+    for head_dim in (192, 256, 512):
+        cases[f"prefill-wide-D{head_dim}"] = Call("prefill", 2, 1, head_dim, 128, 256, causal=True)
+    cases["prefill-wide-float32"] = Call("prefill", 2, 1, 256, 64, 128, dtype="float32")
     cases["prefill-ragged"] = Call("prefill", 2, 1, 80, 100, 230, causal=True)
     cases["prefill-float32"] = Call("prefill", 2, 1, 128, 128, 256, dtype="float32", causal=True)
     return cases

@@ -26,8 +26,8 @@ namespace fattn {
 namespace {
 
 using at::Tensor;
-constexpr std::array kKernels = {Kernel::kPrefill, Kernel::kDecode, Kernel::kDecodeWide, Kernel::kMerge,
-                                 Kernel::kCacheWrite};
+constexpr std::array kKernels = {Kernel::kPrefill,    Kernel::kPrefillWide, Kernel::kDecode,
+                                 Kernel::kDecodeWide, Kernel::kMerge,       Kernel::kCacheWrite};
 std::array<std::atomic<int64_t>, kKernels.size()> launches{};
 
 // The GPU that a plan is for: the one that holds the tensors, else the smallest that is supported.

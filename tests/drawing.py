@@ -71,7 +71,8 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     for i in range(count):
         op, (q_heads, kv_heads) = ops[i], groups[i]
         is_decode = op in ("decode", "paged_decode")
-        head_dim, value_dim, value_in_key = (is_decode and wide[i]) or (*dims[i], False)
+        narrow = not wide[i] or (wide[i][2] and not is_decode)
+        head_dim, value_dim, value_in_key = (*dims[i], False) if narrow else wide[i]
         kv_format = "float" if op == "prefill" else _kv_format(format_rng, head_dim, value_dim)
         batch = rng.choice((1, 2, 3))
         if not is_decode:

@@ -215,6 +215,21 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         )
         for kv_format in ("int8", "int4")
     },
+    "prefill_wide_d256": (
+        Problem(0, "prefill", f16, 1, 16, 8, 900, 900, 256, 256, causality="bottom_right", softcap=50.0),
+        M1,
+    ),
+    "paged_prefill_wide": (
+        Problem(
+            *(0, "paged_prefill", bf16, 2, 16, 16, 900, 4096, 192, 128),
+            causality="bottom_right",
+            seq_lens=(4000, 900),
+            q_lens=(1, 900),
+            block_size=16,
+        ),
+        M1,
+    ),
+    "prefill_wide_f32": (Problem(0, "prefill", torch.float32, 2, 8, 1, 60, 70, 576, 512), M1),
     "paged_prefill_tokens": (
         Problem(
             0,

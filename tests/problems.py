@@ -30,7 +30,7 @@ HEAD_DIMS = (
     (128, 64),
     (80, 40),
 )
-# Of the decode ops, beside those: D, Dv, and whether the value is a view of the key's first columns.
+# Beside those: D, Dv, and whether the value is a view of the key's first columns, as only decode reads it.
 WIDE_HEAD_DIMS = (
     *((d, dv, False) for d, dv in ((136, 136), (192, 128), (256, 256), (24, 328), (512, 512), (576, 512))),
     *((d, dv, True) for d, dv in ((64, 40), (160, 128), (288, 256), (576, 512))),

@@ -18,7 +18,7 @@ from tests.conftest import counted_launches
 from tests.problems import Problem
 
 ALL_DIMS = range(8, 129, 8)
-WIDE_DIMS = range(136, 577, 8)  # decode alone
+WIDE_DIMS = range(136, 577, 8)
 # Sizes and features that the other tests compile anyway are slow repeats here.
 OFTEN_COMPILED = {8, 40, 64, 72, 80, 96, 112, 128}
 
@@ -50,16 +50,16 @@ def test_head_dim(op: str, dtype: torch.dtype, dim: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "value_in_key"),
+    ("op", "value_in_key", "dim"),
     [
-        pytest.param(dim, in_key, marks=[] if (dim // 8 + in_key) % 9 == 0 else [pytest.mark.slow])
+        pytest.param(*form, dim, marks=[] if (dim // 8 + 3 * i) % 9 == 0 else [pytest.mark.slow])
+        for i, form in enumerate((("decode", False), ("decode", True), ("prefill", False)))
         for dim in WIDE_DIMS
-        for in_key in (False, True)
     ],
 )
-def test_wide_head_dim(dim: int, value_in_key: bool) -> None:
-    dtype = problems.DTYPES[dim // 8 % 3]
-    run("decode", dtype, head_dim=dim, value_dim=dim - 8 * value_in_key, value_in_key=value_in_key)
+def test_wide_head_dim(op: str, value_in_key: bool, dim: int) -> None:
+    dtype = problems.DTYPES[dim // 8 // 9 % 3]
+    run(op, dtype, head_dim=dim, value_dim=dim - 8 * value_in_key, value_in_key=value_in_key)
 
 
 @pytest.mark.slow

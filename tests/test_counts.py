@@ -177,6 +177,18 @@ def test_causal_prefill_multiplies_little_more_than_it_must() -> None:
     assert 1.0 <= counting.count_ours(call, count_bytes=False).products_ratio < 1.01
 
 
+@pytest.mark.parametrize("head_dim", [192, 256, 512])
+def test_wide_prefill(head_dim: int) -> None:
+    """A barrier for each step of 32 keys, and one for the query; every byte once per threadgroup of 16 rows."""
+    call = Call("prefill", 1, 1, head_dim, 256, 256, causal=True)
+    counts = counting.count_ours(call)
+    assert counts.dispatches[0].kernel == "fattn_prefill_wide"
+    assert 1.0 <= counts.products_ratio < 1.05
+    assert counts.cache_ratio == counts.distinct_ratio
+    keys_of_tiles = range(16, 257, 16)
+    assert counts.total("threadgroup_barriers") == sum(1 + -(-keys // 32) for keys in keys_of_tiles)
+
+
 def test_least_products_by_enumeration() -> None:
     """Blocks of 8 rows x 8 keys that hold a visible pair, one by one."""
     for q_len, kv_len, causal, window in ((20, 50, True, -1), (9, 9, True, 3), (16, 24, False, -1)):

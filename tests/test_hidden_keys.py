@@ -17,7 +17,7 @@ from tests.conftest import counted_launches, needs_emulator
 MASK_DTYPES = [torch.bool, *problems.DTYPES]
 OPS = ("prefill", "decode", "paged_decode")
 # With the size of the heads: wide ones have a kernel of their own.
-SIZED_OPS = [(op, 64) for op in OPS] + [("decode", 136), ("paged_decode", 136)]
+SIZED_OPS = [(op, dim) for dim in (64, 136) for op in OPS]
 BLOCK = 16
 BAD_KEY = 21  # not the first of its tile, block or fragment
 UNLIKELY = -1e4  # weighs 0 beside a 0, in every mask dtype
@@ -163,7 +163,10 @@ def test_merge_counts_a_part_by_its_lse(device: str) -> None:
 # ---- the kernels of before, as mutants
 
 ADDS_THE_MASK = ("seen = added != -INFINITY;", "")
-KERNELS = [("prefill", "fattn_prefill"), ("decode", "fattn_decode"), ("decode", "fattn_decode_wide")]
+KERNELS = [
+    *(("prefill", kernel) for kernel in ("fattn_prefill", "fattn_prefill_wide")),
+    *(("decode", kernel) for kernel in ("fattn_decode", "fattn_decode_wide")),
+]
 SKIPS_WEIGHTS_OF_0 = ("if (sees[r]) {", "if (weight[r] != 0.0f) {")
 
 
@@ -193,7 +196,7 @@ def test_each_rule_is_needed(
         assert mutation is None or text.count(mutation[0]) == 1
         return text if mutation is None else text.replace(*mutation)
 
-    dim = 192 if kernel == "fattn_decode_wide" else 64
+    dim = 192 if kernel.endswith("_wide") else 64
     problem = problems.Problem(0, op, torch.float32, 1, 2, 1, 3, 64, dim, dim, mask=torch.float32)
     case = problems.build(problem)
     mask, poison = torch.zeros_like(case.clean["attn_mask"]), case.clean[operand].clone()

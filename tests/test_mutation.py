@@ -65,7 +65,7 @@ def test_a_sample_is_killed() -> None:
 
 
 STEPS = "Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);"
-TILE = "KeyRanges ranges = in_whole_steps(rows_between(first_row, last_row), kTileKeys);"
+TILE = "KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);"
 SCALE = "sequence.value.scales_at(place, params.value_scales)"
 # Of each, a trial that it passes, but for the counts.
 SLOW = {
@@ -99,7 +99,15 @@ SLOW = {
     ),
     "prefill_visits_what_no_row_sees": (
         "prefill-offset0",
-        changed("prefill.metal", f"const {TILE}", f"{TILE} ranges.end = length;"),
+        changed("prefill.metal", f"const {TILE}", f"{TILE} ranges.end = rows.length;"),
+    ),
+    "wide_prefill_takes_no_step_as_whole": (
+        "prefill-wide-192",
+        changed(
+            "prefill_wide.metal",
+            "return ranges.all_see(first_key, first_key + 1) &&",
+            "return false && ranges.all_see(first_key, first_key + 1) &&",
+        ),
     ),
     "merge_is_narrow": ("merge", changed("params.h", "= 4 * kSimdWidth", "= 1 * kSimdWidth")),
     "table_is_read_for_every_fragment": (

@@ -32,7 +32,7 @@ TUNING = Path(__file__).resolve().parent.parent / "csrc" / "plan" / "tuning.h"
 METAL = ("xcrun", "-sdk", "macosx", "metal")
 LANGUAGE = "metal3.1"  # what csrc/metal/pipelines.mm asks for
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
-KERNELS = ("prefill", "decode", "decode_wide", "merge", "cache")
+KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "merge", "cache")
 FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
 WIDE_HEAD_DIMS = [(dim, dim) for dim in range(136, 577, 40)] + [(192, 128), (256, 256), (512, 512), (24, 328)]
@@ -44,6 +44,9 @@ PACKED: dict[str, Any] = {"q_lens": (40,), "seq_lens": (100,), "block_size": 16}
 QUANTISED = {
     "prefill": [
         Problem(0, "paged_prefill", f32, 1, 8, 2, 40, 1024, *d, **PACKED) for d in ((64, 64), (96, 128))
+    ],
+    "prefill_wide": [
+        Problem(0, "paged_prefill", f32, 1, 8, 2, 40, 1024, *d, **PACKED) for d in ((192, 160), (576, 512))
     ],
     "decode": [Problem(0, "decode", f32, 1, 8, 2, 1, 1024, 64, 64)],
     "decode_wide": [
@@ -66,15 +69,17 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         yield from _cache_plans(dtype)
         return
     # One row group, two and four; keys for one part and for several.
-    sizes = ((512, 1024),) if kernel == "prefill" else itertools.product((1, 3, 8), (1024, 2**16))
-    dims = WIDE_HEAD_DIMS + LATENT_HEAD_DIMS if kernel == "decode_wide" else HEAD_DIMS
+    op = kernel.removesuffix("_wide")
+    sizes = ((512, 1024),) if op == "prefill" else itertools.product((1, 3, 8), (1024, 2**16))
+    dims = {"decode_wide": WIDE_HEAD_DIMS + LATENT_HEAD_DIMS, "prefill_wide": WIDE_HEAD_DIMS}.get(
+        kernel, HEAD_DIMS
+    )
     for (q_len, kv_len), (dim, value_dim), family in itertools.product(sizes, dims, FAMILIES):
         query = torch.empty(1, 8, q_len, dim, dtype=dtype, device="meta")
         key = torch.empty(1, 2, kv_len, dim, dtype=dtype, device="meta")
         value = torch.empty(1, 2, kv_len, value_dim, dtype=dtype, device="meta")
         if (dim, value_dim) in LATENT_HEAD_DIMS:
             value = key[..., :value_dim]
-        op = "prefill" if kernel == "prefill" else "decode"
         yield torch_fattn.explain(op, query, key, value, family=family, cores=80)
     for kv_format in ("int8", "fp8_e4m3", "int4"):
         for problem in QUANTISED[kernel]:

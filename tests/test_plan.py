@@ -77,7 +77,10 @@ def test_every_golden_file_is_used() -> None:
 
 def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     macros, params = launch["macros"], launch["params"]
-    tile_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"]) * int(macros["FATTN_SIMDGROUPS"])
+    wide = max(p.head_dim, p.value_dim) > 128
+    assert launch["kernel"] == ("fattn_prefill_wide" if wide else "fattn_prefill")
+    row_groups = int(macros["FATTN_ROW_GROUPS" if wide else "FATTN_SIMDGROUPS"])
+    tile_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"]) * row_groups
     tiles, heads, batch = launch["grid"]
     if p.q_lens is None:
         assert (tiles - 1) * tile_rows < p.q_len <= tiles * tile_rows
@@ -88,12 +91,7 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
         assert needed <= tiles <= needed + p.batch + 1
         assert (heads, batch) == (p.kv_heads, 1)
     assert params["q_tiles"] == tiles and params["group_size"] * p.kv_heads == p.q_heads
-    padding = 16 + 64
-    kv_format, tile_keys = p.kv_format.removesuffix("_unscaled"), int(macros["FATTN_TILE_KEYS"])
-    element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
-    tile_bytes = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + padding)
-    scale_bytes = 8 * (tile_keys if kv_format in ("int8", "fp8_e4m3") else 1)
-    all_bytes = tile_bytes + scale_bytes + 4 * int(macros["FATTN_SIMDGROUPS"])
+    all_bytes = wide_bytes(p, macros, tile_rows) if wide else tile_bytes(p, macros)
     assert launch["threadgroup_bytes"] == -(-all_bytes // 16) * 16
     constants = launch["constants"]
     assert constants["causal"] == p.is_causal
@@ -102,6 +100,29 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     assert (constants["sinks"], constants["alibi"]) == (p.sinks, p.alibi_slopes)
     assert constants["block_size"] == p.block_size
     assert constants["packed"] == constants["has_seq_lens"] == (p.q_lens is not None)
+
+
+def scale_bytes(p: Problem, keys: int) -> int:
+    return 8 * (keys if p.kv_format.removesuffix("_unscaled") in ("int8", "fp8_e4m3") else 1)
+
+
+def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
+    """A step of keys and values with their padding and scales, and a flag for each simdgroup."""
+    kv_format, tile_keys = p.kv_format.removesuffix("_unscaled"), int(macros["FATTN_TILE_KEYS"])
+    element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
+    tiles = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + 16 + 64)
+    return tiles + scale_bytes(p, tile_keys) + 4 * int(macros["FATTN_SIMDGROUPS"])
+
+
+def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
+    """The query in pieces of 16 bytes, the products and scales of two steps, two numbers for each row."""
+    tile_keys = int(macros["FATTN_TILE_KEYS"])
+    column_shares = int(macros["FATTN_SIMDGROUPS"]) // int(macros["FATTN_ROW_GROUPS"])
+    sums = max(1, column_shares * 8 // tile_keys)  # shares of the columns that a product is the sum of
+    columns = -(-p.head_dim // 8 // sums) * 8
+    share_bytes = -(-columns * ELEMENT_BYTES[macros["FATTN_T"]] // 64) * 64
+    of_row = sums * (share_bytes + 2 * tile_keys * 4) + 16
+    return tile_rows * of_row + scale_bytes(p, 2 * tile_keys)
 
 
 def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
@@ -333,7 +354,7 @@ def test_explain_refuses_as_the_op_does() -> None:
         ({"kv_len": 2**30 + 1}, ValueError, "length 1073741825"),
         ({"batch": 65536}, ValueError, "batch 65536"),
         ({"q_heads": 65536 * 2, "kv_heads": 2}, ValueError, "head count 131072"),
-        ({"head_dim": 256, "value_dim": 256}, NotImplementedError, "256"),
+        ({"head_dim": 584, "value_dim": 584}, NotImplementedError, "584"),
     ],
 )
 def test_limits(fields: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -29,7 +29,8 @@ def check(device: str = "mps", dtype: torch.dtype = f16, **fields: Any) -> tuple
     case = problems.build(Problem(0, "prefill", dtype, **sizes))
     with counted_launches() as launches:
         out, lse = (result.cpu() for result in fattn.prefill(**case.arguments(device)[0]))
-    assert launches == ({"fattn_prefill": 1} if device == "mps" else {})
+    kernel = "fattn_prefill_wide" if sizes["head_dim"] > 128 else "fattn_prefill"
+    assert launches == ({kernel: 1} if device == "mps" else {})
     assert_close(case, out, lse)
     return out, lse
 
@@ -80,7 +81,7 @@ def test_a_causal_row_has_no_window_to_its_right() -> None:
 
 
 @pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 200])
 def test_whole_steps_on_both_sides_of_the_gap(dtype: torch.dtype, head_dim: int) -> None:
     """Sink tokens, tested steps, none at all, tested, whole, tested."""
     check(

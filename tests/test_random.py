@@ -20,12 +20,12 @@ OPS = ("prefill", "decode", "paged_decode", "paged_prefill")
 
 
 def kernel_of(problem: problems.Problem) -> str:
+    wide = max(problem.head_dim, problem.value_dim) > 128
     if not problem.is_decode:
-        return "fattn_prefill"
+        return "fattn_prefill_wide" if wide else "fattn_prefill"
     copied = problem.layouts[1] == "every_other" and not problem.block_size
     reads_once = problem.value_in_key and not copied
-    wide = reads_once or max(problem.head_dim, problem.value_dim) > 128
-    return "fattn_decode_wide" if wide else "fattn_decode"
+    return "fattn_decode_wide" if wide or reads_once else "fattn_decode"
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -36,15 +36,15 @@ MUTANTS = [
         "wide_all_simdgroups_take_the_first_columns",
         FULL_WIDE,
         "fattn_decode_wide",
-        "simdgroup * 4 * kWide +",
+        "share * 4 * kWide +",
         "0 * 4 * kWide +",
     ),
     Mutant(
         "wide_narrow_columns_of_the_next_simdgroup",
         WIDE,
         "fattn_decode_wide",
-        "simdgroup * 4 * kNarrow +",
-        "(simdgroup + 1) * 4 * kNarrow +",
+        "share * 4 * kNarrow +",
+        "(share + 1) * 4 * kNarrow +",
     ),
     Mutant(
         "wide_reads_past_the_last_column",

@@ -12,12 +12,10 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_DECODE_ROWS", "MAX_PREFILL_HEAD_DIM", "decode", "merge", "paged_decode", "prefill"]
+__all__ = ["MAX_DECODE_ROWS", "decode", "merge", "paged_decode", "prefill"]
 
 # Query rows per sequence that the decode kernels take; longer queries are prefill's.
 MAX_DECODE_ROWS = 16
-# Columns of a key or a value that the prefill kernels take, dense and paged; the decode kernels take more.
-MAX_PREFILL_HEAD_DIM = 128
 
 
 @overload
@@ -94,10 +92,10 @@ def prefill(
     """Attention of many query rows: `softmax(scale * query @ key^T + attn_mask) @ value`, tile by tile.
 
     Args:
-        query: `[B, Hq, Lq, D]`, float32, float16 or bfloat16. D is a multiple of 8, 8 to 128.
+        query: `[B, Hq, Lq, D]`, float32, float16 or bfloat16. D is a multiple of 8, 8 to 576.
         key: `[B, Hkv, Lk, D]` of the same dtype. `Hq % Hkv == 0`: query head h uses key-value
             head h // (Hq / Hkv).
-        value: `[B, Hkv, Lk, Dv]` of the same dtype. Dv is a multiple of 8, 8 to 128, and need not equal D.
+        value: `[B, Hkv, Lk, Dv]` of the same dtype. Dv is a multiple of 8, 8 to 576, and need not equal D.
             The strides of query, key and value are arbitrary and independent of each other, 0 included; only
             an operand whose last dimension is not contiguous is copied.
         attn_mask: broadcastable to `[B, Hq, Lq, Lk]` and read through its strides, never expanded. bool: True

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._ops import MAX_PREFILL_HEAD_DIM, decode, merge, paged_decode, prefill
+from ._ops import decode, merge, paged_decode, prefill
 from ._packed_ops import paged_prefill
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
@@ -21,6 +21,8 @@ from ._packed_ops import paged_prefill
 PREFILL_ROWS = 2048
 # Rows of a key-value head that a threadgroup of decode holds: no more read the prefix once either way.
 DECODE_ROWS = 32
+# Of wider heads a threadgroup of prefill has no more rows than one of decode.
+PREFILL_HEAD_DIM = 128
 
 
 @dataclass
@@ -141,7 +143,7 @@ def attend(
     if (
         rows.sharing > DECODE_ROWS
         and rows.sharing * rows.kv_heads >= PREFILL_ROWS
-        and head_dim <= MAX_PREFILL_HEAD_DIM
+        and head_dim <= PREFILL_HEAD_DIM
         and prefix.key.dtype == rows.query.dtype
         and mask is None
         and alibi_slopes is None

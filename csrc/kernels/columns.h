@@ -1,35 +1,34 @@
-// The columns of a head, shared out among the simdgroups of a threadgroup: which of them a lane holds, and
-// how it reads them from a row of the cache.
+// The columns of a head, shared out among the simdgroups that have the same rows: which of them a lane holds,
+// and how it reads them from a row of the cache.
 #pragma once
 
 #include "tile.h"
 
 namespace fattn {
 
-// Columns [kFrom, kTo) of a head, shared out: every simdgroup has the same number of fragments, as many of
-// them as possible in chunks of 16 bytes, and the last ones may lie past the end.
-template <int kFrom, int kTo>
+// Columns [kFrom, kTo) of a head, shared out: every one of kShares has the same number of fragments, as many
+// of them as possible in chunks of 16 bytes, and the last ones may lie past the end.
+template <int kFrom, int kTo, int kShares = kColumnShares>
 struct ColumnShare {
   static constant constexpr int kColumns = kTo - kFrom;
   // Elements of a chunk at most; rows begin on 16 bytes, and so do chunks.
   static constant constexpr int kMost = chunk_of(kFrom, chunk_of(kTo, 4 * kStoredWordElements));
   static constant constexpr int kWideFragments = kMost / 2;  // four lanes with a chunk each
   // Fragments of eight columns, and elements of a lane: in the widest chunks, in narrower ones, and in all.
-  static constant constexpr int kWide = kColumns / 8 / (kSimdgroups * kWideFragments) * kWideFragments * 2;
-  static constant constexpr int kNarrow =
-      (kColumns / 8 - kSimdgroups * kWide / 2 + kSimdgroups - 1) / kSimdgroups * 2;
+  static constant constexpr int kWide = kColumns / 8 / (kShares * kWideFragments) * kWideFragments * 2;
+  static constant constexpr int kNarrow = (kColumns / 8 - kShares * kWide / 2 + kShares - 1) / kShares * 2;
   static constant constexpr int kAll = kWide + kNarrow;
   static constant constexpr int kFragments = kAll / 2;
   static constant constexpr int kNarrowChunk = chunk_of(kNarrow, kMost);
-  static constant constexpr bool kEven = 4 * kSimdgroups * kAll == kColumns;
+  static constant constexpr bool kEven = 4 * kShares * kAll == kColumns;
 
   // The column that element i of a lane's run belongs to; -1: it lies past the end.
-  static int column_of(int i, ushort pair, ushort simdgroup) {
+  static int column_of(int i, ushort pair, ushort share) {
     if (i < kWide) {
-      return kFrom + simdgroup * 4 * kWide + (i / kMost * 4 + pair) * kMost + i % kMost;
+      return kFrom + share * 4 * kWide + (i / kMost * 4 + pair) * kMost + i % kMost;
     }
     const int n = i - kWide;
-    const int column = kFrom + kSimdgroups * 4 * kWide + simdgroup * 4 * kNarrow +
+    const int column = kFrom + kShares * 4 * kWide + share * 4 * kNarrow +
                        (n / kNarrowChunk * 4 + pair) * kNarrowChunk + n % kNarrowChunk;
     return kEven || column < kTo ? column : -1;
   }

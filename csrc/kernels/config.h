@@ -53,13 +53,20 @@ typedef TileElementOf<kKvFormat>::type TileElement;
 #define FATTN_STAGED 0
 #endif
 
+// Simdgroups that share out the columns of the same rows; kernels in which they do define it.
+#ifndef FATTN_COLUMN_SHARES
+#define FATTN_COLUMN_SHARES 1
+#endif
+
 FATTN_CONSTEXPR int kHeadDim = FATTN_HEAD_DIM;
 FATTN_CONSTEXPR int kValueDim = FATTN_VALUE_DIM;
 FATTN_CONSTEXPR int kRowFragments = FATTN_ROW_FRAGMENTS;  // 8-row fragments per simdgroup
 FATTN_CONSTEXPR int kTileKeys = FATTN_TILE_KEYS;          // keys per step
 FATTN_CONSTEXPR int kKeyFragments = FATTN_TILE_KEYS / kFragment;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
-FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;  // decode: of eight rows each, in a threadgroup
+// In a threadgroup: of eight rows each in decode, of kRowFragments * 8 each in prefill_wide.
+FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;
+FATTN_CONSTEXPR int kColumnShares = FATTN_COLUMN_SHARES;
 // The kernels promise this number to the compiler, which then fits registers to it: every launch is legal.
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 

@@ -12,6 +12,8 @@
 //
 // Keys are the left factor of the first product, so that a lane reads them as it reads values (tile.h), and
 // values that are columns of the key are multiplied from the same registers.
+#define FATTN_COLUMN_SHARES FATTN_SIMDGROUPS
+
 #include "columns.h"
 #include "decode_rows.h"
 #include "scales.h"

@@ -11,7 +11,7 @@
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kTileRows = kSimdgroups * kRowFragments * 8;
+FATTN_CONSTEXPR int kTileRows = kSimdgroups / kColumnShares * kRowFragments * 8;
 
 // A row of a tile, and where its operands and results are.
 struct QueryRow {

@@ -10,11 +10,8 @@
 // sees are not visited.
 #define FATTN_STAGED 1
 
-#include "packed.h"
 #include "query.h"
-#include "scores.h"
 #include "staging.h"
-#include "steps.h"
 
 // Whether steps that are seen whole can follow others that are not. Else they have a loop of their own, which
 // needs fewer registers.
@@ -112,83 +109,27 @@ using namespace fattn;
   if (fc_packed && tile.end == 0) {
     return;
   }
+  TileRows rows;
+  rows.set(tile, params, seq_lens);
   const LanePosition at = lane_position(lane);
   const int simdgroup_row = tile.begin + simdgroup_index * (kRowFragments * 8);
-  int length = params.kv_len;
-  int first_position = params.q_offset;
-  if (fc_has_seq_lens) {
-    length = tile.batch < 0 ? 0 : clamp(seq_lens[tile.batch * params.seq_lens_stride], 0, params.kv_len);
-    first_position = length - tile.q_len;
-  }
-
-  // The keys that the rows of the tile see, and those of this simdgroup's rows.
-  const RowKeys first_row =
-      keys_of_row(params, first_position + tile.row(tile.begin, params.group_size).row, length);
-  const RowKeys last_row = keys_of_row(
-      params, first_position + tile.last_row(tile.begin + kTileRows - 1, params.group_size), length);
-  const KeyRanges ranges = in_whole_steps(rows_between(first_row, last_row), kTileKeys);
-
-  KeyRanges own_ranges = rows_between(
-      keys_of_row(params, first_position + tile.row(simdgroup_row, params.group_size).row, length),
-      keys_of_row(params,
-                  first_position + tile.last_row(simdgroup_row + kRowFragments * 8 - 1, params.group_size),
-                  length));
-  if (!tile.row(simdgroup_row, params.group_size).exists) {
-    own_ranges.end = 0;
-  }
-
-  KeySource source;
-  source.key.elements = key + tile.kv_head * params.key.head;
-  source.value.elements = value + tile.kv_head * params.value.head;
-  source.key.first = source.value.first = 0;
-  source.key.head = source.value.head = uint(tile.kv_head);
-  if (fc_scales) {
-    source.key.scales = key_scales;
-    source.value.scales = value_scales;
-  }
-  source.table.length = length;
-  if (fc_paged) {
-    source.table.blocks = block_tables + max(tile.batch, 0L) * params.block_table_batch_stride;
-    source.table.entry_stride = params.block_table_entry_stride;
-    source.table.num_blocks = params.num_blocks;
-    source.table.length = ranges.end;
-  } else {
-    source.key.elements += tile.batch * params.key.batch;
-    source.value.elements += tile.batch * params.value.batch;
-  }
+  const KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
+  const KeyRanges own_ranges = rows.ranges_of(simdgroup_row, kRowFragments * 8, params);
+  const KeySource source =
+      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end);
 
   OnlineAttention attention;
   QueryRegisters query_rows;
   Visibility visible;
   ScoreModifiers modifiers;
   attention.clear();
-  modifiers.scale = params.score_scale;
-  modifiers.softcap = params.softcap;
-  visible.mask_key_stride = params.mask.key;
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const QueryRow row = tile.row(simdgroup_row + r * 8 + at.row, params.group_size);
-    const device Element* from =
-        query + row.head * params.query.head + (tile.first_row + row.row) * params.query.row;
-    if (!fc_packed) {
-      from += tile.batch * params.query.batch;
-    }
-    query_rows.load(r, row.exists ? from : nullptr, at);
-    const int position = first_position + row.row;
-    const RowKeys keys = keys_of_row(params, position, length);
-    visible.limit[r] = row.exists ? keys.end : 0;
-    visible.window_begin[r] = keys.begin;
-    visible.sink_end[r] = row.exists ? keys.sink_end : 0;
-    visible.mask_row[r] =
-        tile.batch * params.mask.batch + row.head * params.mask.head + row.row * params.mask.row;
-    modifiers.position[r] = position;
-    if (fc_alibi) {
-      modifiers.slope[r] =
-          row.exists ? alibi_slopes[row.head * params.alibi_slopes_stride] * params.slope_scale : 0.0f;
-    }
+    const QueryRow row = rows.row(simdgroup_row + r * 8 + at.row, params);
+    query_rows.load(r, rows.query_row(row, params, query), at);
+    rows.set_row(r, row, params, alibi_slopes, visible, modifiers);
     if (fc_sinks && row.exists) {
-      const float unit = fc_additive_mask ? 1.0f : M_LOG2E_F;
-      attention.add_sink(r, sinks[row.head * params.sinks_stride] * unit, at.pair == 0);
+      attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
     }
   }
 
@@ -254,24 +195,19 @@ using namespace fattn;
   attention.finish();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const QueryRow row = tile.row(simdgroup_row + r * 8 + at.row, params.group_size);
+    const QueryRow row = rows.row(simdgroup_row + r * 8 + at.row, params);
     if (!row.exists) {
       continue;
     }
-    long out_row = (tile.batch * long(params.q_heads) + row.head) * params.q_len + row.row;
-    long lse_row = out_row;
-    if (fc_packed) {
-      out_row = long(tile.first_row + row.row) * params.q_heads + row.head;
-      lse_row = long(row.head) * params.q_len + tile.first_row + row.row;
-    }
+    const ResultPlace place = rows.result_of(row, params);
     const float scale = inverse_sum(attention.row_sum[r]);
 #pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i++) {
-      out[out_row * kValueDim + value_column(i, at.pair)] =
+      out[place.out + value_column(i, at.pair)] =
           Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
     }
     if (at.pair == 0) {
-      lse[lse_row] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      lse[place.lse] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
     }
   }
 }

@@ -77,8 +77,9 @@ inline bool sees_key(thread float& score, thread const Visibility& visible, cons
 }
 
 // The scores of one step from its products.
-inline void modify_scores(thread OnlineAttention& attention, thread const ScoreModifiers& modifiers,
-                          int first_key, LanePosition at) {
+template <typename Attention>
+inline void modify_scores(thread Attention& attention, thread const ScoreModifiers& modifiers, int first_key,
+                          LanePosition at) {
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
 #pragma clang loop unroll(full)
@@ -95,7 +96,8 @@ inline void modify_scores(thread OnlineAttention& attention, thread const ScoreM
 
 // Hides what the rows must not see. `first_key` is the step's first key; bit 2k + e of `present` says that
 // element e of this lane's fragment k belongs to a key that exists.
-inline void hide_scores(thread OnlineAttention& attention, thread const Visibility& visible,
+template <typename Attention>
+inline void hide_scores(thread Attention& attention, thread const Visibility& visible,
                         const device uchar* mask, int first_key, uint present, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {

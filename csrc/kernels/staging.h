@@ -3,8 +3,8 @@
 // stored.
 #pragma once
 
+#include "prefill_rows.h"
 #include "scales.h"
-#include "steps.h"
 
 namespace fattn {
 
@@ -127,13 +127,6 @@ struct TileShare {
     }
     return isnan(seen);
   }
-};
-
-// The keys that a tile reads.
-struct KeySource {
-  StoredOperand key;  // dense: of the sequence and head; of a pool, of the head
-  StoredOperand value;
-  KeyTable table;
 };
 
 // Where a step is staged.

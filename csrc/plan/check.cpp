@@ -21,8 +21,8 @@ std::optional<Refusal> check_head_dim(Op op, const char* what, int64_t dim) {
     return refuse(Kind::kValue, name_of(op), what, " head_dim ", dim, " is not a positive multiple of ",
                   kHeadDimMultiple, "; pad the heads with zeros to the next multiple");
   }
-  if (dim > max_head_dim(op)) {
-    return refuse(Kind::kNotImplemented, name_of(op), what, " head_dim ", dim, " is above ", max_head_dim(op),
+  if (dim > kMaxHeadDim) {
+    return refuse(Kind::kNotImplemented, name_of(op), what, " head_dim ", dim, " is above ", kMaxHeadDim,
                   ", the largest with a kernel so far; use F.scaled_dot_product_attention for this layer");
   }
   return std::nullopt;

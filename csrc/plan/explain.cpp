@@ -199,6 +199,7 @@ void write_params_as(JsonWriter& json, const Pass& pass) {
 void write_params(JsonWriter& json, const Pass& pass) {
   switch (pass.spec.kernel) {
     case Kernel::kPrefill:
+    case Kernel::kPrefillWide:
       return write_params_as<PrefillParams>(json, pass);
     case Kernel::kDecode:
     case Kernel::kDecodeWide:

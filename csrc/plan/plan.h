@@ -17,7 +17,7 @@
 
 namespace fattn {
 
-enum class Kernel : uint8_t { kPrefill, kDecode, kDecodeWide, kMerge, kCacheWrite };
+enum class Kernel : uint8_t { kPrefill, kPrefillWide, kDecode, kDecodeWide, kMerge, kCacheWrite };
 
 // Identifies one compiled pipeline. The first half becomes preprocessor macros (one small library per
 // combination), the constants become Metal function constants.
@@ -30,8 +30,9 @@ struct KernelSpec {
   uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
-  uint16_t row_groups = 1;    // decode: of eight rows each, in a threadgroup
+  uint16_t row_groups = 1;    // in a threadgroup; of eight rows in decode, of its fragments in prefill_wide
   bool value_in_key = false;  // decode_wide
+  bool early_values = false;  // prefill_wide
 
   MaskKind mask = kMaskNone;
   bool causal = false;

@@ -13,11 +13,76 @@ int64_t most_tiles(const Problem& p, int64_t tile_rows) {
   return (pairs + (p.batch + 2) * (tile_rows - 1)) / tile_rows;
 }
 
-// Where no sequence has more pairs than fill one fragment of each simdgroup, a second would stay empty. No
-// bit of a result depends on how many rows a tile has.
-int64_t row_fragments_for(const Problem& p, const PrefillRow& row) {
+// How a threadgroup divides its work.
+struct Shape {
+  Kernel kernel;
+  int64_t row_fragments;
+  int64_t row_groups;  // of so many fragments
+  int64_t tile_keys;
+  int64_t simdgroups;
+  bool early_values;
+  int64_t threadgroup_bytes;
+  const char* provenance;
+};
+
+// Where no sequence has more pairs than fill one fragment of each group, a second would stay empty. No bit of
+// a result depends on how many rows a tile has.
+int64_t row_fragments_for(const Problem& p, int64_t row_groups, int64_t most) {
   const int64_t pairs = p.max_seqlen_q * (p.q_heads / p.kv_heads);
-  return p.packed && pairs <= int64_t(row.simdgroups) * kFragment ? 1 : row.row_fragments;
+  return p.packed && pairs <= row_groups * kFragment ? 1 : most;
+}
+
+int64_t scale_bytes(const Problem& p, int64_t keys) {
+  return (has_row_scales(p.kv_format) ? keys : 1) * 2 * int64_t(sizeof(float));
+}
+
+// Simdgroups with whole rows: prefill.metal.
+Shape shape_of_rows(const Problem& p, const DeviceFacts& device) {
+  // The tile of int4 is of float32, as its operands are.
+  const DType tile_dtype = p.kv_format == kKvInt4 ? DType::kFloat32 : p.dtype;
+  const PrefillRow& row = tuning_row(kPrefillTuning, device, tile_dtype, std::max(p.head_dim, p.value_dim));
+  // The K tile, the V tile, the scales of their rows, and one flag per simdgroup.
+  const int64_t element_bytes = size_of(tile_element(p));
+  const int64_t key_bytes = p.head_dim * element_bytes + kKeyPadBytes;
+  const int64_t value_bytes = p.value_dim * element_bytes + kValuePadBytes;
+  const int64_t bytes = row.tile_keys * (key_bytes + value_bytes) + scale_bytes(p, row.tile_keys) +
+                        row.simdgroups * int64_t(sizeof(uint32_t));
+  return {.kernel = Kernel::kPrefill,
+          .row_fragments = row_fragments_for(p, row.simdgroups, row.row_fragments),
+          .row_groups = row.simdgroups,
+          .tile_keys = row.tile_keys,
+          .simdgroups = row.simdgroups,
+          .early_values = false,
+          .threadgroup_bytes = bytes,
+          .provenance = row.provenance};
+}
+
+// Simdgroups that share out the columns of their rows: prefill_wide.metal.
+Shape shape_of_columns(const Problem& p, const DeviceFacts& device) {
+  const PrefillWideRow& row =
+      tuning_row(kPrefillWideTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  const int64_t row_fragments = row_fragments_for(p, row.row_groups, row.row_fragments);
+  const int64_t fragments = row.row_groups * row_fragments;
+  // Where simdgroups of a group outnumber the key fragments, each sums a share of the columns.
+  const int64_t sum_shares =
+      std::max<int64_t>(row.simdgroups / row.row_groups * kFragment / row.tile_keys, 1);
+  // The query, in pieces of 16 bytes for each lane; the products and the scales of two steps; and where the
+  // results of each row go.
+  const int64_t pair_bytes = 2 * size_of(p.dtype);
+  const int64_t share_columns = ceil_div(p.head_dim / kFragment, sum_shares);
+  const int64_t query_bytes =
+      fragments * sum_shares * ceil_div(share_columns * pair_bytes, 16) * 16 * kSimdWidth;
+  const int64_t place_bytes = fragments * kFragment * 2 * int64_t(sizeof(int64_t));
+  const int64_t product_bytes =
+      2 * fragments * sum_shares * kFragment * row.tile_keys * int64_t(sizeof(float));
+  return {.kernel = Kernel::kPrefillWide,
+          .row_fragments = row_fragments,
+          .row_groups = row.row_groups,
+          .tile_keys = row.tile_keys,
+          .simdgroups = row.simdgroups,
+          .early_values = row.early_values,
+          .threadgroup_bytes = query_bytes + product_bytes + scale_bytes(p, 2 * row.tile_keys) + place_bytes,
+          .provenance = row.provenance};
 }
 
 // Keys that the rows of a tile see between them.
@@ -37,23 +102,24 @@ int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::mi
 Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
-  // The tile of int4 is of float32, as its operands are.
-  const DType tile_dtype = p.kv_format == kKvInt4 ? DType::kFloat32 : p.dtype;
-  const PrefillRow& row = tuning_row(kPrefillTuning, device, tile_dtype, std::max(p.head_dim, p.value_dim));
-  plan.tuning = row.provenance;
+  const bool wide = std::max(p.head_dim, p.value_dim) > kMaxRowDim;
+  const Shape shape = (wide ? shape_of_columns : shape_of_rows)(p, device);
+  plan.tuning = shape.provenance;
   const ScoreOptions& options = p.options;
   // Causal rows have no window to their right.
   const int64_t window_right = p.is_causal ? -1 : options.window_right;
 
   Pass& pass = plan.add_pass();
-  pass.spec = attention_spec(Kernel::kPrefill, p);
-  pass.spec.row_fragments = uint16_t(row_fragments_for(p, row));
-  pass.spec.tile_keys = row.tile_keys;
-  pass.spec.simdgroups = row.simdgroups;
+  pass.spec = attention_spec(shape.kernel, p);
+  pass.spec.row_fragments = uint16_t(shape.row_fragments);
+  pass.spec.row_groups = uint16_t(wide ? shape.row_groups : 1);
+  pass.spec.tile_keys = uint16_t(shape.tile_keys);
+  pass.spec.simdgroups = uint16_t(shape.simdgroups);
+  pass.spec.early_values = shape.early_values;
   pass.spec.causal = p.is_causal;
   pass.spec.window = options.window_left >= 0 || window_right >= 0;
 
-  const int64_t tile_rows = int64_t(row.simdgroups) * pass.spec.row_fragments * kFragment;
+  const int64_t tile_rows = shape.row_groups * shape.row_fragments * kFragment;
   const int64_t q_tiles = most_tiles(p, tile_rows);
   pass.grid = {uint32_t(q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
                uint32_t(p.packed ? 1 : p.batch)};
@@ -63,15 +129,8 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   if (most_groups < double(pass.groups())) {
     cut_into_slices(pass, int64_t(most_groups));
   }
-  pass.threads = {uint32_t(row.simdgroups * kSimdWidth), 1, 1};
-  // The K tile, the V tile, the scales of their rows, and one flag per simdgroup.
-  const int64_t element_bytes = size_of(tile_element(p));
-  const int64_t key_bytes = p.head_dim * element_bytes + kKeyPadBytes;
-  const int64_t value_bytes = p.value_dim * element_bytes + kValuePadBytes;
-  const int64_t scale_pairs = has_row_scales(p.kv_format) ? row.tile_keys : 1;
-  const int64_t bytes = row.tile_keys * (key_bytes + value_bytes) + scale_pairs * 2 * int64_t(sizeof(float)) +
-                        row.simdgroups * int64_t(sizeof(uint32_t));
-  pass.threadgroup_bytes = uint32_t(ceil_div(bytes, 16) * 16);
+  pass.threads = {uint32_t(shape.simdgroups * kSimdWidth), 1, 1};
+  pass.threadgroup_bytes = uint32_t(ceil_div(shape.threadgroup_bytes, 16) * 16);
 
   bind_attention(pass, p);
   pass.bind(Buffer::kOut, kSlotOut);

@@ -63,6 +63,8 @@ const char* function_name(Kernel kernel) {
   switch (kernel) {
     case Kernel::kPrefill:
       return "fattn_prefill";
+    case Kernel::kPrefillWide:
+      return "fattn_prefill_wide";
     case Kernel::kDecode:
       return "fattn_decode";
     case Kernel::kDecodeWide:
@@ -79,6 +81,8 @@ const char* source_name(Kernel kernel) {
   switch (kernel) {
     case Kernel::kPrefill:
       return "prefill";
+    case Kernel::kPrefillWide:
+      return "prefill_wide";
     case Kernel::kDecode:
       return "decode";
     case Kernel::kDecodeWide:
@@ -212,6 +216,9 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   macros.emplace_back("FATTN_KV_FORMAT", std::to_string(spec.kv_format));
   if (spec.kernel == Kernel::kDecodeWide) {
     macros.emplace_back("FATTN_VALUE_IN_KEY", spec.value_in_key ? "true" : "false");
+  }
+  if (spec.kernel == Kernel::kPrefillWide) {
+    macros.emplace_back("FATTN_EARLY_VALUES", spec.early_values ? "true" : "false");
   }
   return macros;
 }

@@ -9,12 +9,7 @@ namespace fattn {
 // Simdgroup matrices begin with this Apple GPU family: A14 and M1.
 inline constexpr int kMinFamily = 7;
 inline constexpr int64_t kHeadDimMultiple = 8;
-inline constexpr int64_t kMaxPrefillHeadDim = 128;
 inline constexpr int64_t kMaxHeadDim = 576;
-constexpr int64_t max_head_dim(Op op) {
-  const bool any = op == Op::kDecode || op == Op::kPagedDecode || op == Op::kCacheWrite;
-  return any ? kMaxHeadDim : kMaxPrefillHeadDim;
-}
 inline constexpr int64_t kMaxDecodeRows = 16;  // q_len of decode and paged_decode
 // Lengths and block counts travel as 32-bit integers; offsets are 64-bit.
 inline constexpr int64_t kMaxLength = int64_t(1) << 30;

@@ -45,6 +45,37 @@ inline constexpr std::array<PrefillRow, 4> kPrefillTuning{{
     {kAnyFamily, kAnyDType, kAnyDim, 1, 16, 4, "baseline: 16 keys per step"},
 }};
 
+struct PrefillWideRow {
+  int min_family;
+  uint8_t dtypes;
+  uint16_t max_dim;
+  uint16_t row_fragments;  // of a group
+  uint16_t row_groups;     // in a threadgroup; its simdgroups share out the columns of each
+  uint16_t tile_keys;
+  uint16_t simdgroups;
+  bool early_values;
+  const char* provenance;
+};
+
+// Heads above kMaxRowDim take the kernel whose simdgroups share out the columns, prefill_wide.metal. In 16
+// bits a simdgroup holds 16 rows of as many columns of the output as take 64 half registers of a lane: a step
+// without hidden keys then wants 229 of M1's and M2's 256 at most, as Mesa counts, and nothing is spilled.
+// Values that are asked for early want 34 more. The query, in threadgroup memory, leaves float32 fewer rows.
+// The choices among what fits by timing on an NVIDIA H200 (bench/NOTES.md); nothing was measured on an Apple
+// GPU.
+inline constexpr std::array<PrefillWideRow, 5> kPrefillWideTuning{{
+    {kAnyFamily, k16Bit, 256, 2, 1, 32, 4, false,
+     "16-bit, D <= 256: 16 rows, columns over 4 simdgroups (registers of M1/M2 as Mesa counts; H200)"},
+    {9, k16Bit, kAnyDim, 2, 1, 32, 8, true,
+     "16-bit: 16 rows, columns over 8 simdgroups, values asked for early (H200)"},
+    {kAnyFamily, k16Bit, kAnyDim, 2, 1, 32, 8, false,
+     "16-bit: 16 rows, columns over 8 simdgroups (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, 256, 1, 2, 32, 8, false,
+     "D <= 256: 16 rows, columns of each 8 over 4 simdgroups (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, kAnyDim, 1, 1, 32, 8, false,
+     "baseline: 8 rows, columns over 8 simdgroups (registers of M1/M2 as Mesa counts)"},
+}};
+
 struct DecodeRow {
   int min_family;
   uint8_t dtypes;

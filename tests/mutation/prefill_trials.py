@@ -93,10 +93,10 @@ def _options() -> Iterator[Trial]:
         sinks=True, **causal,
     )  # fmt: skip
     yield of_problem("prefill-alibi", *half, 1, 2, 1, 70, 70, 64, 32, alibi_slopes=True, softcap=30.0)
-    yield of_problem("prefill-slices", *half, 2, 3, 1, 150, 70, 64, 32, change=_in_slices, **causal)
+    yield of_problem("prefill-slices", *half, 2, 3, 1, 150, 70, 64, 32, change=in_slices, **causal)
 
 
-def _in_slices(plan: Plan) -> None:
+def in_slices(plan: Plan) -> None:
     (step,) = plan["passes"]
     step["constants"]["sliced"] = True
     step["bindings"]["slice"] = 17

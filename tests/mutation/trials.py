@@ -13,6 +13,7 @@ import torch
 
 from .decode_trials import decode, other_decode
 from .prefill_trials import other_prefill, prefill
+from .prefill_wide_trials import other_prefill_wide, prefill_wide
 from .trial import Trial, bf16, f16, f32, of_operands, of_write, randn
 from .wide_trials import other_wide, wide
 
@@ -51,6 +52,6 @@ def _write() -> Iterator[Trial]:
 @cache
 def all_trials() -> tuple[Trial, ...]:
     return (
-        *(*decode(), *wide(), *prefill(), *_merge(), *_write()),
-        *(*other_decode(), *other_wide(), *other_prefill()),
+        *(*decode(), *wide(), *prefill(), *prefill_wide(), *_merge(), *_write()),
+        *(*other_decode(), *other_wide(), *other_prefill(), *other_prefill_wide()),
     )

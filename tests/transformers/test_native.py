@@ -3,7 +3,6 @@ generated tokens and logits are those of eager attention."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -142,12 +141,12 @@ def check_call(call: Call, kind: str, step: int, cache: str, padding: int) -> No
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", WIDE)
 def test_wide_heads(name: str, cache: str, padding: int, calls: list[Call]) -> None:
-    """Heads that only decode takes: it gets the prompt in slices."""
+    """Heads that take the kernels whose simdgroups share out the columns."""
     config = WIDE[name]
     layers = len(attention_layers(config))
     launches = same_as_eager(config, cache, padding)
-    slices = math.ceil(PROMPT / MAX_DECODE_ROWS)
-    assert launches["fattn_decode_wide"] == layers * (slices + NEW_TOKENS - 1)
+    assert launches["fattn_prefill_wide"] == layers
+    assert launches["fattn_decode_wide"] == layers * (NEW_TOKENS - 1)
     assert not {"fattn_prefill", "fattn_decode"} & launches.keys()
     if not padding or not name.startswith("qwen"):
         assert not any(call.has_dense_mask for call in calls)
@@ -201,27 +200,24 @@ def test_a_static_cache_used_again(name: str, calls: list[Call]) -> None:
             calls.clear()
             logits.append(model(prompt(PROMPT)[0].to(model.device), past_key_values=cache).logits.cpu())
         if model is ours:
-            check_lengths(calls, attention_layers(config), wide=name in WIDE)
+            check_lengths(calls, attention_layers(config))
             assert attention_launches(launches) == 2 * len(calls)
     assert (logits[0] - logits[1]).abs().max() < TOLERANCE
 
 
-def check_lengths(calls: list[Call], kinds: list[str], wide: bool) -> None:
-    slices = math.ceil(PROMPT / MAX_DECODE_ROWS) if wide else 1
-    assert len(calls) == slices * len(kinds)
-    for index, call in enumerate(calls):
-        layer, number = divmod(index, slices)
+def check_lengths(calls: list[Call], kinds: list[str]) -> None:
+    for call, kind in zip(calls, kinds, strict=True):
         assert not call.has_dense_mask
-        if kinds[layer] == "sliding_attention":
+        if kind == "sliding_attention":
             assert call["window_left"] == WINDOW - 1, "of these the host knows the length"
             continue
-        assert call.op == ("decode" if wide else "paged_prefill")
-        filled = min(PROMPT, (number + 1) * MAX_DECODE_ROWS) if wide else PROMPT
-        assert call["seq_lens"].tolist() == [filled, filled]
+        assert call.op == "paged_prefill"
+        assert call["seq_lens"].tolist() == [PROMPT, PROMPT]
 
 
 def attention_launches(launches: dict[str, int]) -> int:
-    return sum(launches.get(f"fattn_{kernel}", 0) for kernel in ("prefill", "decode", "decode_wide"))
+    kernels = ("prefill", "prefill_wide", "decode", "decode_wide")
+    return sum(launches.get(f"fattn_{kernel}", 0) for kernel in kernels)
 
 
 def test_a_short_mask_over_a_static_cache() -> None:

@@ -22,7 +22,6 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 import torch_fattn
 from tests.transformers.calls import Call
 from tests.transformers.tiny_models import COMMON, DEVICE, LAYERS, VOCAB, pair
-from torch_fattn._ops import MAX_DECODE_ROWS
 from torch_fattn.integrations.transformers import PAGED_NAME, attend, attend_paged, paged
 
 NEW_TOKENS = 20
@@ -82,16 +81,17 @@ def test_generate_batch(name: str, block_size: int, calls: list[Call]) -> None:
 
 
 def test_wide_heads(calls: list[Call]) -> None:
-    """Heads that only decode takes: chunks of prompts come to it in slices."""
+    """Heads that take the kernels whose simdgroups share out the columns."""
     config = Gemma3TextConfig(**{**COMMON, "head_dim": 256}, **MIXED)
     ours, eager = pair(AutoModelForCausalLM, config)
     torch_fattn.reset_launch_counts()
     mine = tokens_of(ours, PAGED_NAME)
     launches = torch_fattn.launch_counts()
-    assert {call.op for call in calls} == {"paged_decode"} and len(calls) % LAYERS == 0
-    assert {call["query"].shape[2] for call in calls} == {1, MAX_DECODE_ROWS}
+    packed = sum(call.op == "paged_prefill" for call in calls)
+    assert 0 < packed < len(calls) and len(calls) % LAYERS == 0
     assert [call["window_left"] for call in calls[:LAYERS]] == [WINDOW - 1, -1]
-    assert launches["fattn_decode_wide"] == len(calls)
+    assert launches["fattn_prefill_wide"] == packed
+    assert launches["fattn_decode_wide"] == len(calls) - packed
     assert mine == tokens_of(eager, "paged|eager")
     assert any(len(set(tokens)) > 3 for tokens in mine)
 

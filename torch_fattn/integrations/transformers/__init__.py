@@ -11,8 +11,6 @@ nothing is accelerated.
 `model.generate_batch` (continuous batching) calls `attend_paged` under the name `"paged|fattn"`.
 
 Causal layers pass windows, soft caps, sinks and the filled length of static caches to the operators as such.
-Prompts of heads above 128, which prefill does not take yet, go to decode 16 rows at a time: the memory of
-prefill, but not its speed.
 
 Inference only. A layer in training mode whose inputs require gradients is refused before it computes
 anything; `model.eval()` works with and without `torch.no_grad()`, and a `backward` through it raises.

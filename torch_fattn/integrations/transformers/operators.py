@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..._ops import MAX_DECODE_ROWS
-from . import slices
 
 
 def compute(
@@ -27,10 +26,6 @@ def compute(
     # A single row sees every key whether or not it is causal.
     if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
         out, _lse = torch.ops.fattn.decode(query, key, value, seq_lens, attn_mask=mask, **options)
-    elif slices.needs_slices(query, value):
-        if causal:
-            return slices.prefill_causal(query, key, value, seq_lens, mask, **options)
-        return slices.prefill_whole(query, key, value, mask, **options)
     elif seq_lens is not None:
         return _prefill_of_cache(query, key, value, seq_lens, **options)
     else:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from . import slices
 from .refusals import refusal_of_operator, refuse, refuse_keywords, refuse_training
 from .support import USE_PAGED_EAGER
 
@@ -104,8 +103,6 @@ def attend_paged(
         if max_seqlen_q == 1 and rows.shape[0] == keys.seq_lens.shape[0]:
             out, _lse = torch.ops.fattn.paged_decode(rows[:, :, None], *keys, **options)
             out = out[:, :, 0]
-        elif slices.needs_slices(rows, keys.value_cache):
-            out = slices.paged_prefill(rows, *keys, cu_seqlens_q, **options)
         else:
             out, _lse = torch.ops.fattn.paged_prefill(rows, *keys, cu_seqlens_q, max_seqlen_q, **options)
     except (NotImplementedError, TypeError, ValueError) as refusal:

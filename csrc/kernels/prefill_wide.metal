@@ -1,0 +1,307 @@
+// Prefill with heads that are too wide for the registers of one simdgroup.
+//
+// What goes in and out, and how rows are packed, is as in prefill.metal. Here kColumnShares simdgroups work
+// on the same kRowFragments * 8 rows: each holds its columns of the output in registers. A step:
+//
+//   each simdgroup   its part of the keys x query -> threadgroup memory
+//   each simdgroup   modifiers, visibility and weights of all scores; weights x values of its columns
+//
+// The query stands in threadgroup memory, where all simdgroups of its rows take it from. Keys and values come
+// straight from the cache: a simdgroup reads its keys and its columns of the values once for all of its rows,
+// and the kRowGroups simdgroups that read the same do so in the same step. Products have two places that take
+// turns, so one barrier per step is enough: whoever writes one place has waited at a barrier for all readers
+// of the step before last.
+//
+// Keys are the left factor of the first product, so that a lane reads them as it reads values (tile.h).
+#define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
+
+#include "prefill_rows.h"
+#include "scales.h"
+#include "wide_products.h"
+
+namespace fattn {
+
+typedef ColumnShare<0, kValueDim> ValueColumns;
+typedef RunOf<0, kValueDim, kKvFormat>::type ValueRun;
+typedef AttentionState<kRowFragments, kKeyFragments, ValueColumns::kFragments> WideAttention;
+
+// Whether the values of a step are asked for before its weights are computed, which takes registers.
+FATTN_CONSTEXPR bool kEarlyValues = FATTN_EARLY_VALUES;
+
+// What the simdgroups of a group tell each other in a step.
+FATTN_CONSTEXPR int kGroupScores = kSumShares * kRowFragments * 8 * kTileKeys;
+
+struct GroupScores {
+  threadgroup float* products;  // [share of the columns][row fragment][key fragment][row][key]
+
+  void put(int r, int k, ushort share, float2 of_rows, LanePosition at) const thread {
+    threadgroup float* block = products + ((share * kRowFragments + r) * kKeyFragments + k) * 64;
+    block[at.pair * 16 + at.row] = of_rows[0];
+    block[at.pair * 16 + 8 + at.row] = of_rows[1];
+  }
+
+  // The products of the first `fragments` key fragments, as scores.
+  void take(thread WideAttention& attention, int fragments, LanePosition at) const thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+#pragma clang loop unroll(full)
+      for (int k = 0; k < kKeyFragments; k++) {
+        float2 sum = float2(0.0f);
+        if (k < fragments) {
+          sum = pair(0, r, k, at);
+#pragma clang loop unroll(full)
+          for (int share = 1; share < kSumShares; share++) {
+            sum += pair(share, r, k, at);
+          }
+        }
+        set_elements(attention.score[r][k], sum[0], sum[1]);
+      }
+    }
+  }
+
+ private:
+  // Of this lane's row and keys.
+  float2 pair(int share, int r, int k, LanePosition at) const thread {
+    const threadgroup float* block = products + ((share * kRowFragments + r) * kKeyFragments + k) * 64;
+    return *reinterpret_cast<const threadgroup float2*>(block + at.row * 8 + at.pair * 2);
+  }
+};
+
+// What the steps of a tile share.
+struct TileKeys {
+  KeySource source;
+  KeyRanges ranges;  // of this simdgroup's rows
+
+  // The key fragments of a step, from the first on, of which some row sees a key by its position.
+  int fragments_at(int first_key) const thread {
+    const bool met = ranges.end > first_key && ranges.meet(first_key, first_key + kTileKeys);
+    return met ? (ranges.end - first_key + 7) / 8 : 0;
+  }
+  bool whole_at(int first_key, thread const StagedKeys& places) const thread {
+    return ranges.all_see(first_key, first_key + 1) && places.exist == kAllKeys;
+  }
+};
+
+// This simdgroup's part of a step's products. kEdge: some key may not exist or not be visible to some row.
+template <bool kEdge>
+inline void put_products(thread const GroupScores& scores, thread const GroupQuery& query,
+                         thread const TileKeys& keys, thread const StagedKeys& places,
+                         constant PrefillParams& params, int fragments, ushort share, ushort lane,
+                         LanePosition at) {
+#pragma clang loop unroll(full)
+  for (int own = 0; own < kOwnFragments; own++) {
+    const int k = share / kSumShares * kOwnFragments + own;
+    if (kEdge && k >= fragments) {
+      continue;
+    }
+    const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
+    const bool there = !kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row));
+    const StoredRow row = keys.source.key.row_at(place, params.key, params.key_scales);
+    float2 totals[kRowFragments];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      totals[r] = float2(0.0f);
+    }
+    multiply_key(query, row, there, share % kSumShares, lane, at, totals);
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      scores.put(r, k, share % kSumShares, totals[r], at);
+    }
+  }
+}
+
+// This simdgroup's columns of the values of a step.
+struct StepValues {
+  ValueRun runs[kKeyFragments];
+
+  template <bool kEdge>
+  void read(int k, thread const TileKeys& keys, thread const StagedKeys& places,
+            constant PrefillParams& params, ushort share, LanePosition at) thread {
+    const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
+    if (!kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row))) {
+      runs[k].read(keys.source.value.row_at(place, params.value, params.value_scales), share, at);
+    } else {
+      runs[k].clear();
+    }
+  }
+  void read_all(thread const TileKeys& keys, thread const StagedKeys& places, constant PrefillParams& params,
+                ushort share, LanePosition at) thread {
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeyFragments; k++) {
+      read<false>(k, keys, places, params, share, at);
+    }
+  }
+};
+
+// After `weigh`: adds the weighted values of a step.
+template <bool kEdge>
+inline void add_values(thread WideAttention& attention, thread StepValues& values,
+                       thread const SharedScales& scales, thread const TileKeys& keys,
+                       thread const StagedKeys& places, constant PrefillParams& params, int fragments,
+                       ushort share, LanePosition at) {
+#pragma clang loop unroll(full)
+  for (int k = 0; k < kKeyFragments; k++) {
+    if (kEdge && k >= fragments) {
+      continue;
+    }
+    scale_weights<kEdge>(attention, scales, k, at);
+    if (kEdge || !kEarlyValues) {
+      values.read<kEdge>(k, keys, places, params, share, at);
+    }
+    Operand run[ValueRun::kElements];
+    values.runs[k].unpack(run);
+    if (kEdge && kSpecialElements && simd_any(isnan(special_values(run, 0.0f)))) {
+      attention.multiply_special_values(k, run, at);
+    } else {
+      attention.multiply_values(k, run);
+    }
+  }
+}
+
+// The scales of a step, by the threads that look after a key each.
+inline void put_scales(thread const SharedScales& scales, thread const KeySource& source,
+                       thread const KeyRanges& ranges, thread const StagedKeys& places,
+                       constant PrefillParams& params, ushort thread_index) {
+  if (!kRowScales || !fc_scales || thread_index >= kTileKeys) {
+    return;
+  }
+  const KeyPlace place = places.own(source.table, thread_index);
+  const bool read = place.exists && ranges.hold(places.first_key + thread_index);
+  scales.put_key(thread_index, read ? float(*source.key.scales_at(place, params.key_scales)) : 1.0f);
+  scales.put_value(thread_index, read ? float(*source.value.scales_at(place, params.value_scales)) : 1.0f);
+}
+
+}  // namespace fattn
+
+using namespace fattn;
+
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill_wide(
+    const device Element* query [[buffer(fattn::kSlotQuery)]],
+    const device Stored* key [[buffer(fattn::kSlotKey)]],
+    const device Stored* value [[buffer(fattn::kSlotValue)]], device Element* out [[buffer(fattn::kSlotOut)]],
+    device float* lse [[buffer(fattn::kSlotLse)]],
+    constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
+    const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
+    const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
+    const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fc_paged)]],
+    const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
+    const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
+    const device int* cu_seqlens [[buffer(fattn::kSlotCuSeqlens), function_constant(fc_packed)]],
+    const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
+    const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
+    constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
+    uint3 group_in_dispatch [[threadgroup_position_in_grid]],
+    ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
+    ushort thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup uint4 shared_query[kRowGroups * kGroupPieces * kSimdWidth];
+  threadgroup float2 shared_products[kRowGroups * kGroupScores];  // in two places
+  threadgroup float2 shared_scales[kRowScales ? 2 * kTileKeys : 1];
+  // Put aside until the end: what only the results need would take a sixth of the registers of every step.
+  threadgroup long shared_places[kTileRows][2];
+
+  const uint3 group = group_in_grid(group_in_dispatch, slice);
+  // Under a causal mask the last rows have the most keys: start them first.
+  const int last_first = params.q_tiles - 1 - int(group.x);
+  const QueryTile tile = fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
+                                   : dense_tile(params, last_first, group.y, group.z);
+  if (fc_packed && tile.end == 0) {
+    return;
+  }
+  TileRows rows;
+  rows.set(tile, params, seq_lens);
+  const LanePosition at = lane_position(lane);
+  const ushort row_group = simdgroup_index / kColumnShares;
+  const ushort share = simdgroup_index % kColumnShares;
+  const int group_row = tile.begin + row_group * (kRowFragments * 8);
+  const KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
+  TileKeys keys;
+  keys.source = rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end);
+  keys.ranges = rows.ranges_of(group_row, kRowFragments * 8, params);
+
+  GroupQuery group_query;
+  group_query.pieces = reinterpret_cast<threadgroup Element*>(shared_query) +
+                       row_group * (kGroupPieces * kSimdWidth * kPieceElements);
+  WideAttention attention;
+  Visibility visible;
+  ScoreModifiers modifiers;
+  attention.clear();
+#pragma clang loop unroll(full)
+  for (int r = 0; r < kRowFragments; r++) {
+    const QueryRow row = rows.row(group_row + r * 8 + at.row, params);
+    rows.set_row(r, row, params, alibi_slopes, visible, modifiers);
+    if (fc_sinks && row.exists) {
+      attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
+    }
+    if (share == 0 && at.pair == 0) {
+      const ResultPlace place = rows.result_of(row, params);
+      threadgroup long* aside = shared_places[(row_group * kRowFragments + r) * 8 + at.row];
+      aside[0] = row.exists ? place.out : -1;
+      aside[1] = place.lse;
+    }
+    const int pair = group_row + r * 8 + at.pair * 2;
+    group_query.stage(r, rows.query_row(rows.row(pair, params), params, query),
+                      rows.query_row(rows.row(pair + 1, params), params, query), share, lane, at);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  int place = 0;
+  for (int first_key = next_step(ranges, -kTileKeys, kTileKeys); first_key < ranges.end;
+       first_key = next_step(ranges, first_key, kTileKeys)) {
+    GroupScores scores;
+    scores.products = reinterpret_cast<threadgroup float*>(shared_products) +
+                      (place * kRowGroups + row_group) * kGroupScores;
+    SharedScales scales;
+    scales.pairs = shared_scales + place * kTileKeys;
+    place ^= 1;
+
+    StagedKeys places;
+    places.look_up(keys.source.table, first_key, lane);
+    const int fragments = keys.fragments_at(first_key);
+    const bool whole = keys.whole_at(first_key, places);
+    put_scales(scales, keys.source, ranges, places, params, thread_index);
+    if (whole) {
+      put_products<false>(scores, group_query, keys, places, params, kKeyFragments, share, lane, at);
+    } else if (fragments > 0) {
+      put_products<true>(scores, group_query, keys, places, params, fragments, share, lane, at);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    StepValues values;
+    if (whole) {
+      if (kEarlyValues) {
+        values.read_all(keys, places, params, share, at);
+      }
+      scores.take(attention, kKeyFragments, at);
+      scale_products(attention, scales, at);
+      modify_scores(attention, modifiers, first_key, at);
+      attention.weigh();
+      add_values<false>(attention, values, scales, keys, places, params, kKeyFragments, share, at);
+    } else if (fragments > 0) {
+      scores.take(attention, fragments, at);
+      scale_products(attention, scales, at);
+      modify_scores(attention, modifiers, first_key, at);
+      hide_scores(attention, visible, mask, first_key, places.present(at.pair), at);
+      attention.weigh();
+      add_values<true>(attention, values, scales, keys, places, params, fragments, share, at);
+    }
+  }
+
+  attention.finish();
+#pragma clang loop unroll(full)
+  for (int r = 0; r < kRowFragments; r++) {
+    const threadgroup long* aside = shared_places[(row_group * kRowFragments + r) * 8 + at.row];
+    if (aside[0] < 0) {
+      continue;
+    }
+    const float scale = inverse_sum(attention.row_sum[r]);
+#pragma clang loop unroll(full)
+    for (int i = 0; i < ValueColumns::kAll; i++) {
+      const int column = ValueColumns::column_of(i, at.pair, share);
+      if (column >= 0) {
+        out[aside[0] + column] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
+      }
+    }
+    if (share == 0 && at.pair == 0) {
+      lse[aside[1]] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+    }
+  }
+}

@@ -1,0 +1,165 @@
+// Products of keys with the query rows of prefill_wide, which stand in threadgroup memory: the simdgroups of
+// a group of rows share out the keys of a step, and each reads its own from the cache.
+#pragma once
+
+#include "columns.h"
+#include "softmax.h"
+
+namespace fattn {
+
+// Key fragments of which a simdgroup makes the products. Where simdgroups outnumber the fragments, some of
+// them have the same fragment, and a share of the columns each.
+FATTN_CONSTEXPR int kOwnFragments = kColumnShares < kKeyFragments ? kKeyFragments / kColumnShares : 1;
+FATTN_CONSTEXPR int kSumShares = kOwnFragments * kColumnShares / kKeyFragments;
+static_assert(kSumShares * kKeyFragments == kOwnFragments * kColumnShares, "every key has the same shares");
+
+typedef ColumnShare<0, kHeadDim, kSumShares> KeyColumns;
+
+// What a lane takes of the query at a time: 16 bytes, which are two elements each of some fragments.
+FATTN_CONSTEXPR int kPieceElements = 16 / sizeof(Element);
+FATTN_CONSTEXPR int kSharePieces = (KeyColumns::kAll + kPieceElements - 1) / kPieceElements;
+FATTN_CONSTEXPR int kFragmentPieces = kSumShares * kSharePieces;  // of eight rows
+FATTN_CONSTEXPR int kGroupPieces = kRowFragments * kFragmentPieces;
+
+// The rows of a group as right factors: rows and columns of the fragments are exchanged.
+struct GroupQuery {
+  threadgroup Element* pieces;  // [row fragment][share of the columns][piece][lane]
+
+  // The two rows of this lane in fragment r; null where the call has fewer rows. The simdgroups of the rows
+  // take turns.
+  void stage(int r, const device Element* first, const device Element* second, ushort share, ushort lane,
+             LanePosition at) const thread {
+    for (int piece = share; piece < kFragmentPieces; piece += kColumnShares) {
+      threadgroup Element* to = pieces + ((r * kFragmentPieces + piece) * kSimdWidth + lane) * kPieceElements;
+#pragma clang loop unroll(full)
+      for (int i = 0; i < kPieceElements; i += 2) {
+        const int element = piece % kSharePieces * kPieceElements + i + (at.row & 1);
+        const int column = element < KeyColumns::kAll
+                               ? KeyColumns::column_of(element, at.row / 2, piece / kSharePieces)
+                               : -1;
+        to[i] = first && column >= 0 ? first[column] : Element(0.0f);
+        to[i + 1] = second && column >= 0 ? second[column] : Element(0.0f);
+      }
+    }
+  }
+
+  void read(int r, int piece, ushort lane, thread Operand (&pairs)[kPieceElements]) const thread {
+    read_elements<kPieceElements>(
+        pieces + ((r * kFragmentPieces + piece) * kSimdWidth + lane) * kPieceElements, true, pairs, 0);
+  }
+};
+
+// A simdgroup makes one product after the other: they should not all wait for the same sum. float32 has one
+// row fragment and two sums; 16 bits have two row fragments, or one where rows are few, and no bit of a
+// result may depend on that.
+FATTN_CONSTEXPR int kChains = kBlockedSums ? 2 : 1;
+// Chunks of a key whose products make one chain of roundings: all, or 64 columns.
+FATTN_CONSTEXPR int kKeyWideChunks = KeyColumns::kWide / KeyColumns::kMost;
+FATTN_CONSTEXPR int kBlockChunks = at_least_one(kBlockedSums ? 16 / KeyColumns::kMost : kKeyWideChunks);
+
+// Products of some columns of a key fragment with all rows of the group.
+struct BlockProducts {
+  simdgroup_float8x8 sums[kRowFragments][kChains];
+
+  BlockProducts() thread {}
+
+  void clear() thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+#pragma clang loop unroll(full)
+      for (int c = 0; c < kChains; c++) {
+        set_elements(sums[r][c], 0.0f, 0.0f);
+      }
+    }
+  }
+
+  // `run` is this lane's part of the columns that begin with a piece of the query.
+  template <int N>
+  void add(thread const GroupQuery& query, int piece, thread const Operand (&run)[N], ushort lane) thread {
+#pragma clang loop unroll(full)
+    for (int begin = 0; begin < N; begin += kPieceElements) {
+      Operand rows[kRowFragments][kPieceElements];
+#pragma clang loop unroll(full)
+      for (int r = 0; r < kRowFragments; r++) {
+        query.read(r, piece + begin / kPieceElements, lane, rows[r]);
+      }
+#pragma clang loop unroll(full)
+      for (int i = 0; i < kPieceElements && begin + i < N; i += 2) {
+        OperandFragment key;
+        set_elements(key, run[begin + i], run[begin + i + 1]);
+#pragma clang loop unroll(full)
+        for (int r = 0; r < kRowFragments; r++) {
+          OperandFragment row;
+          set_elements(row, rows[r][i], rows[r][i + 1]);
+          simdgroup_multiply_accumulate(sums[r][i / 2 % kChains], key, row, sums[r][i / 2 % kChains]);
+        }
+      }
+    }
+  }
+
+  void add_to(thread float2 (&totals)[kRowFragments]) const thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+#pragma clang loop unroll(full)
+      for (int c = 0; c < kChains; c++) {
+        totals[r] += float2(sums[r][c].thread_elements()[0], sums[r][c].thread_elements()[1]);
+      }
+    }
+  }
+};
+
+// C columns of a row; zeros if it is not there.
+template <int C>
+inline void read_columns(thread const StoredRow& row, int column, bool there, thread Operand (&run)[C]) {
+  if (kKvFormat != kKvFloat) {
+    StoredChunk<C> chunk;
+    if (there) {
+      chunk.read(row, column, 0, fc_vector_loads);
+    } else {
+      chunk.clear();
+    }
+    chunk.unpack_to(run, 0);
+  } else if (there) {
+    read_elements<C>(row.floats() + column, fc_vector_loads, run, 0);
+  } else {
+    fill_run(run, 0.0f);
+  }
+}
+
+// The products of a key, which has a row of the left factor in four lanes, with this lane's rows 2 * pair and
+// 2 * pair + 1.
+inline void multiply_key(thread const GroupQuery& query, thread const StoredRow& key, bool there,
+                         ushort share, ushort lane, LanePosition at, thread float2 (&totals)[kRowFragments]) {
+  constexpr int kMost = KeyColumns::kMost;
+  const int first_piece = share * kSharePieces;
+  BlockProducts block;
+  block.clear();
+#pragma clang loop unroll(full)
+  for (int c = 0; c < kKeyWideChunks; c++) {
+    if (c > 0 && c % kBlockChunks == 0) {
+      block.add_to(totals);
+      block.clear();
+    }
+    Operand run[kMost];
+    read_columns(key, KeyColumns::column_of(c * kMost, at.pair, share), there, run);
+    block.add(query, first_piece + c * kMost / kPieceElements, run, lane);
+  }
+  if (KeyColumns::kNarrow > 0) {
+    constexpr int kChunk = KeyColumns::kNarrowChunk;
+    Operand run[at_least_one(KeyColumns::kNarrow)];
+#pragma clang loop unroll(full)
+    for (int i = 0; i < KeyColumns::kNarrow; i += kChunk) {
+      const int column = KeyColumns::column_of(KeyColumns::kWide + i, at.pair, share);
+      Operand chunk[kChunk];
+      read_columns(key, max(column, 0), there && column >= 0, chunk);
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kChunk; e++) {
+        run[i + e] = chunk[e];
+      }
+    }
+    block.add(query, first_piece + KeyColumns::kWide / kPieceElements, run, lane);
+  }
+  block.add_to(totals);
+}
+
+}  // namespace fattn

@@ -1,0 +1,59 @@
+"""Trials of prefill and paged_prefill with wide heads (prefill_wide.metal)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .prefill_trials import MIXED, MIXED_SIZES, OFF, PADDED, in_slices
+from .special_trials import hidden_nan, unlikely
+from .trial import Trial, bf16, f16, f32, of_problem
+
+CAUSAL: dict[str, Any] = {"causality": "bottom_right"}
+
+
+def prefill_wide() -> Iterator[Trial]:
+    """Heads that do not divide evenly."""
+    half, uneven = ("prefill", f16), (136, 200)
+    yield of_problem("prefill-wide-causal", *half, 1, 4, 2, 50, 100, *uneven, **CAUSAL)
+    yield of_problem(
+        "prefill-wide-modifiers", *half, 2, 2, 1, 20, 70, *uneven, mask=f16, softcap=2.0, alibi_slopes=True,
+        sinks=True, layouts=PADDED, **CAUSAL,
+    )  # fmt: skip
+    yield of_problem(
+        "prefill-wide-window", *half, 1, 2, 1, 40, 200, *uneven, window_left=70, sink_tokens=40, sinks=True,
+        **CAUSAL,
+    )  # fmt: skip
+    yield of_problem("prefill-wide-slices", *half, 2, 3, 1, 70, 70, *uneven, change=in_slices, **CAUSAL)
+    yield of_problem(
+        "packed-wide", "paged_prefill", f16, *MIXED_SIZES, *uneven, block_size=16, window_left=20,
+        sink_tokens=9, **MIXED, **CAUSAL,
+    )  # fmt: skip
+    yield hidden_nan("prefill", f16, *uneven)
+    yield unlikely("prefill", f16, *uneven)
+
+
+def other_prefill_wide() -> Iterator[Trial]:
+    """Heads that divide evenly, shares of the sums, groups of rows, and quantised pools."""
+    half = ("prefill", f16)
+    yield of_problem("prefill-wide-192", *half, 1, 2, 1, 40, 90, 192, 128, **CAUSAL)
+    yield of_problem("prefill-wide-shares", *half, 1, 1, 1, 20, 70, 280, 264, layouts=OFF)
+    yield of_problem("prefill-wide-f32", "prefill", f32, 1, 2, 1, 20, 75, 136, 24, mask=f32, **CAUSAL)
+    yield of_problem("prefill-wide-f32-shares", "prefill", f32, 1, 1, 1, 20, 40, 288, 24, **CAUSAL)
+    yield of_problem("prefill-wide-bf16", "prefill", bf16, 1, 2, 1, 30, 40, 256, 256, mask=torch.bool)
+    few = (2, 2, 1, 3, 48)
+    yield of_problem(
+        "packed-wide-few-rows", "paged_prefill", f16, *few, 192, 40, q_lens=(3, 1), seq_lens=(48, 30),
+        block_size=24, **CAUSAL,
+    )  # fmt: skip
+    for kv_format, dtype, dims in (
+        ("int8", f16, (136, 24)),
+        ("int4", bf16, (160, 32)),
+        ("fp8_e4m3", f32, (136, 24)),
+    ):
+        yield of_problem(
+            f"packed-wide-{kv_format}", "paged_prefill", dtype, *MIXED_SIZES, *dims, block_size=16,
+            kv_format=kv_format, window_left=70, **MIXED, **CAUSAL,
+        )  # fmt: skip
