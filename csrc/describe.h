@@ -59,6 +59,15 @@ struct CacheWriteCall {
   at::Device device() const { return key.device(); }
 };
 
+// softmax or softcap of one tensor.
+struct LogitsCall {
+  LogitsProblem problem;
+  at::Tensor logits;
+  bool copy = false;  // it has more dimensions that lie apart than the kernels take
+
+  at::Device device() const { return logits.device(); }
+};
+
 // The signatures are those of the ops.
 Call describe_prefill(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                       const OptionalTensor& attn_mask, bool is_causal, std::optional<int64_t> q_offset,
@@ -92,6 +101,9 @@ CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& val
                                     const at::Tensor& key_cache, const at::Tensor& value_cache,
                                     const at::Tensor& slot_mapping, const OptionalTensor& key_scales,
                                     const OptionalTensor& value_scales, std::string_view kv_format);
+LogitsCall describe_softmax(const at::Tensor& scores, double softcap);
+LogitsCall describe_softcap(const at::Tensor& x, double cap);
+
 // The rows themselves or a contiguous copy, as the call says.
 at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
 

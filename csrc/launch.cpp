@@ -114,4 +114,15 @@ std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {
   return {};
 }
 
+Tensor launch(const LogitsCall& call, const Plan& plan) {
+  const Tensor out = at::empty(call.logits.sizes(), call.logits.options());
+  if (plan.pass_count == 0) return out;
+  const Tensor logits = rows_to_read(call.logits, call.copy);
+  Bindings bindings;
+  bindings[Buffer::kLogits] = view_of(logits, out);
+  bindings[Buffer::kOut] = view_of(out, out);
+  metal::execute(plan, bindings);
+  return out;
+}
+
 }  // namespace fattn

@@ -67,8 +67,30 @@ def test_golden_cache_write(request: pytest.FixtureRequest) -> None:
     check_golden("cache_write_int4", plan, request.config.getoption("--update-golden"))
 
 
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("name", "op", "view", "cap"),
+    [
+        (
+            "softmax_f16",
+            "softmax",
+            torch.empty(2, 8, 77, 1500, dtype=f16, device="meta").transpose(1, 2),
+            0.0,
+        ),
+        ("softmax_short_f32", "softmax", torch.empty(4000, 60, 2, device="meta")[..., 0], 30.0),
+        ("softcap_bf16", "softcap", torch.empty(6, 40, 100, dtype=bf16, device="meta")[:, :, :60], 30.0),
+    ],
+)
+def test_golden_logits(
+    name: str, op: str, view: torch.Tensor, cap: float, request: pytest.FixtureRequest
+) -> None:
+    option = {"softmax": "softcap", "softcap": "cap"}[op]
+    plan = torch_fattn.explain(op, view, **{option: cap}, **M1).data
+    check_golden(name, plan, request.config.getoption("--update-golden"))
+
+
 def test_every_golden_file_is_used() -> None:
-    others = {"merge_f16", "cache_write_int4"}
+    others = {"merge_f16", "cache_write_int4", "softmax_f16", "softmax_short_f32", "softcap_bf16"}
     assert {path.stem for path in GOLDEN.glob("*.json")} == {*GOLDEN_CALLS, *others}
 
 
@@ -322,7 +344,7 @@ def test_explain_refuses_as_the_op_does() -> None:
     assert str(of_plan.value) == str(of_op.value)
     assert "5 query heads cannot share 2 key-value heads" in str(of_op.value)
     with pytest.raises(ValueError, match="not an operator"):
-        torch_fattn.explain("softmax", query)
+        torch_fattn.explain("softmin", query)
 
 
 @pytest.mark.host_only

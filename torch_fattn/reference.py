@@ -2,8 +2,8 @@
 read.
 
 Every function takes the arguments of the operator of the same name, on any device and in any dtype, and
-returns `(out, lse)` in float64 on the CPU; `cache_write` writes what `quantise` and `dequantise` define. The
-whole score matrix is materialised: use it on small problems.
+returns what it returns, `(out, lse)` or one tensor, in float64 on the CPU; `cache_write` writes what
+`quantise` and `dequantise` define. The whole score matrix is materialised: use it on small problems.
 
 How a row of scores becomes a row of the result:
 
@@ -33,6 +33,8 @@ __all__ = [
     "paged_prefill",
     "prefill",
     "quantise",
+    "softcap",
+    "softmax",
 ]
 
 _INF = float("inf")
@@ -227,6 +229,20 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     weighted = (weights[..., None] * outs).masked_fill((lses == -_INF)[..., None], 0.0).sum(0)
     out = (weighted / total[..., None]).masked_fill((total == 0)[..., None], 0.0)
     return out, top + total.log()
+
+
+def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
+    """Over the last dimension. -inf is hidden from the cap as from the sum: a row of nothing else is 0."""
+    scores = scores.detach().cpu().double()
+    hidden = scores == -_INF
+    if softcap > 0:
+        scores = (softcap * torch.tanh(scores / softcap)).masked_fill(hidden, -_INF)
+    return scores.softmax(-1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """`cap * tanh(x / cap)` of each element."""
+    return cap * torch.tanh(x.detach().cpu().double() / cap)
 
 
 def cache_write(

@@ -43,6 +43,7 @@ enum Slot {
   kSlotKeyCache = 20,
   kSlotValueCache = 21,
   kSlotSlotMapping = 22,
+  kSlotLogits = 23,  // of softmax and softcap
 };
 
 // Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,
@@ -185,6 +186,19 @@ struct CacheWriteParams {
   fattn_i32 reserved;
 };
 
+// Of softmax and softcap. A row of theirs is along the innermost dimension; the others are counted innermost
+// first, neighbours that lie like one dimension taken as one.
+FATTN_CONSTEXPR int kLogitsDims = 5;
+struct LogitsParams {
+  fattn_i64 sizes[kLogitsDims];
+  fattn_i64 strides[kLogitsDims];
+  fattn_i64 column_stride;
+  fattn_i64 rows;
+  fattn_i64 columns;
+  fattn_i32 dims;
+  fattn_f32 cap;
+};
+
 // Bytes as the host lays them out; MSL has the same rules, and checks it too.
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
@@ -194,6 +208,7 @@ FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 280);
 FATTN_CHECK_SIZE(MergeParams, 64);
 FATTN_CHECK_SIZE(CacheWriteParams, 160);
+FATTN_CHECK_SIZE(LogitsParams, 112);
 #undef FATTN_CHECK_SIZE
 
 // Tile arithmetic. A simdgroup works on 8-row fragments.
@@ -210,6 +225,8 @@ FATTN_CONSTEXPR int kLargeChunk = 512;
 FATTN_CONSTEXPR int kSetAsideWords = 6;
 // Columns of a row of an int4 cache that share a scale and a minimum.
 FATTN_CONSTEXPR int kInt4Group = 32;
+// Columns that softmax and softcap read and write at once.
+FATTN_CONSTEXPR int kLogitsVector = 4;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read

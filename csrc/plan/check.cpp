@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <numbers>
 #include <utility>
 
@@ -154,6 +155,28 @@ std::optional<Refusal> check(const CacheWriteProblem& p) {
   if (p.tokens > kMaxLength || p.kv_heads > kMaxLength || p.tokens * p.kv_heads > kMaxLength) {
     return refuse(Kind::kValue, op, p.tokens, " tokens of ", p.kv_heads, " heads are more than ", kMaxLength,
                   " rows; write them in pieces");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check(const LogitsProblem& p) {
+  const char* op = name_of(p.op);
+  const bool is_softmax = p.op == Op::kSoftmax;
+  const bool has_cap = !is_softmax || p.softcap != 0.0;
+  // In float32: what a GPU flushes to 0 cannot be divided by.
+  const float cap = static_cast<float>(p.softcap);
+  if (has_cap && !(std::isfinite(cap) && cap >= std::numeric_limits<float>::min())) {
+    return refuse(Kind::kValue, op, is_softmax ? "softcap " : "cap ", p.softcap,
+                  " is not a positive normal number of float32",
+                  is_softmax ? "; use 0 for none" : "; pass the bound of the result");
+  }
+  if (is_softmax && p.columns > kMaxLength) {
+    return refuse(Kind::kValue, op, "row length ", p.columns, " is above ", kMaxLength,
+                  "; split the rows and join the parts by their sums");
+  }
+  if (p.columns > 0 && p.rows > kMaxLogits / p.columns) {
+    return refuse(Kind::kValue, op, p.rows, " rows of ", p.columns, " are more than ", kMaxLogits,
+                  " elements; split the tensor");
   }
   return std::nullopt;
 }

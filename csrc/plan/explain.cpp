@@ -55,6 +55,11 @@ class JsonWriter {
     for (const uint32_t number : extent) value(number);
     close(']');
   }
+  void value(const fattn_i64 (&numbers)[kLogitsDims]) {
+    open('[');
+    for (const fattn_i64 number : numbers) value(number);
+    close(']');
+  }
   void value(const Strides3& strides) {
     open('{');
     field("batch", strides.batch);
@@ -171,6 +176,16 @@ void write(JsonWriter& json, const MergeParams& params) {
   FATTN_FIELD(span);
 }
 
+void write(JsonWriter& json, const LogitsParams& params) {
+  FATTN_FIELD(sizes);
+  FATTN_FIELD(strides);
+  FATTN_FIELD(column_stride);
+  FATTN_FIELD(rows);
+  FATTN_FIELD(columns);
+  FATTN_FIELD(dims);
+  FATTN_FIELD(cap);
+}
+
 void write(JsonWriter& json, const CacheWriteParams& params) {
   FATTN_FIELD(key_token_stride);
   FATTN_FIELD(key_head_stride);
@@ -207,6 +222,9 @@ void write_params(JsonWriter& json, const Pass& pass) {
       return write_params_as<MergeParams>(json, pass);
     case Kernel::kCacheWrite:
       return write_params_as<CacheWriteParams>(json, pass);
+    case Kernel::kSoftmax:
+    case Kernel::kSoftcap:
+      return write_params_as<LogitsParams>(json, pass);
   }
 }
 

@@ -17,7 +17,7 @@
 
 namespace fattn {
 
-enum class Kernel : uint8_t { kPrefill, kDecode, kDecodeWide, kMerge, kCacheWrite };
+enum class Kernel : uint8_t { kPrefill, kDecode, kDecodeWide, kMerge, kCacheWrite, kSoftmax, kSoftcap };
 
 // Identifies one compiled pipeline. The first half becomes preprocessor macros (one small library per
 // combination), the constants become Metal function constants.
@@ -30,8 +30,10 @@ struct KernelSpec {
   uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
-  uint16_t row_groups = 1;    // decode: of eight rows each, in a threadgroup
-  bool value_in_key = false;  // decode_wide
+  uint16_t row_groups = 1;      // decode: of eight rows each, in a threadgroup
+  bool value_in_key = false;    // decode_wide
+  uint16_t row_simdgroups = 1;  // softmax: that share a row
+  uint16_t vectors = 1;         // softmax, softcap: that a thread holds
 
   MaskKind mask = kMaskNone;
   bool causal = false;
@@ -86,6 +88,7 @@ enum class Buffer : uint8_t {
   kSlotMapping,
   kKeyScales,
   kValueScales,
+  kLogits,
   kOut,
   kLse,
   kScratchOut,
@@ -141,6 +144,7 @@ struct Refusal {
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device);
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);

@@ -15,6 +15,7 @@ namespace fattn {
 Plan plan_prefill(const Problem& problem, const DeviceFacts& device);
 Plan plan_decode(const Problem& problem, const DeviceFacts& device);
 Plan plan_cache_write(const CacheWriteProblem& problem);
+Plan plan_logits(const LogitsProblem& problem);
 // Appends the pass that merges partial results (kScratchOut, kScratchLse) into kOut and kLse.
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, DType out_dtype, uint16_t simdgroups);
 

@@ -1,13 +1,23 @@
 // What a call asks for, as plain data: the planner's input. No torch, no Metal.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "../kernels/params.h"
 
 namespace fattn {
 
-enum class Op : uint8_t { kPrefill, kDecode, kPagedDecode, kPagedPrefill, kMerge, kCacheWrite };
+enum class Op : uint8_t {
+  kPrefill,
+  kDecode,
+  kPagedDecode,
+  kPagedPrefill,
+  kMerge,
+  kCacheWrite,
+  kSoftmax,
+  kSoftcap,
+};
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8, kOther };
 
 // "fattn.prefill" and so on: how an op is named to the user.
@@ -117,6 +127,21 @@ struct CacheWriteProblem {
   CacheSide value;
   bool value_in_key = false;    // the value is the first columns of the key, stored once
   bool vector_aligned = false;  // four columns of a row can be read, and written, at once
+};
+
+// softmax over the last dimension of a tensor, or softcap of its elements: rows of `columns`, where the rows
+// have the sizes and strides of LogitsParams. The result is contiguous.
+struct LogitsProblem {
+  Op op = Op::kSoftmax;
+  DType dtype = DType::kFloat32;
+  int dims = 1;
+  std::array<int64_t, kLogitsDims> sizes{1};
+  std::array<int64_t, kLogitsDims> strides{};
+  int64_t rows = 1;
+  int64_t columns = 1;
+  int64_t column_stride = 1;
+  bool vector_aligned = false;  // kLogitsVector columns can be read, and written, at once
+  double softcap = 0.0;         // softmax: 0 for none
 };
 
 }  // namespace fattn

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tests import direct_launch
+
 from .special_trials import hidden_nan, unlikely
 from .trial import Plan, Trial, bf16, f16, f32, of_operands, of_problem, randn
 
@@ -98,9 +100,7 @@ def _options() -> Iterator[Trial]:
 
 def _in_slices(plan: Plan) -> None:
     (step,) = plan["passes"]
-    step["constants"]["sliced"] = True
-    step["bindings"]["slice"] = 17
-    step["slice"] = 4
+    direct_launch.cut_into_slices(step, 4)
 
 
 def _packed() -> Iterator[Trial]:
