@@ -24,7 +24,7 @@ void run_with_casts(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 template <c10::DeviceType device>
 void register_casts(torch::Library& library) {
-  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill"}) {
+  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_casts<device>>());
   }
 }

@@ -117,8 +117,8 @@ TORCH_LIBRARY_IMPL(fattn, ADInplaceOrView, library) {
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
   library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&write_without_gradient>());
-  for (const char* name :
-       {"prefill", "decode", "paged_decode", "paged_prefill", "merge", "softmax", "softcap"}) {
+  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge",
+                           "softmax", "softcap"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
   }
 }

@@ -76,6 +76,7 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   bind_if_present(Buffer::kAlibiSlopes, call.alibi_slopes);
   bind_if_present(Buffer::kTreeMask, call.tree_mask);
   bind_if_present(Buffer::kCuSeqlens, call.cu_seqlens_q);
+  bind_if_present(Buffer::kCuSeqlensK, call.cu_seqlens_k);
   bind_if_present(Buffer::kKeyScales, call.key_scales);
   bind_if_present(Buffer::kValueScales, call.value_scales);
   return execute(plan, bindings, results);

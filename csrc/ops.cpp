@@ -87,6 +87,7 @@ using Prefill = OpOf<describe_prefill>;
 using Decode = OpOf<describe_decode>;
 using PagedDecode = OpOf<describe_paged_decode>;
 using PagedPrefill = OpOf<describe_paged_prefill>;
+using VarlenPrefill = OpOf<describe_varlen_prefill>;
 using Merge = OpOf<describe_merge>;
 using CacheWrite = OpOf<describe_cache_write>;
 using Softmax = OpOf<describe_softmax>;
@@ -131,6 +132,10 @@ const std::string kPagedPrefillArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor cu_seqlens_q, int max_seqlen_q, *, bool is_causal=True, " +
     kOptions + kFormat;
+const std::string kVarlenPrefillArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
+    "int max_seqlen_k, *, bool is_causal=False, int? q_offset=None, " +
+    kOptions;
 const std::string kMergeArguments = "Tensor outs, Tensor lses";
 const std::string kSoftmaxArguments = "Tensor scores, *, float softcap=0.0";
 const std::string kSoftcapArguments = "Tensor x, float cap";
@@ -150,6 +155,7 @@ void register_ops(torch::Library& library) {
   library.impl("decode", Decode::run);
   library.impl("paged_decode", PagedDecode::run);
   library.impl("paged_prefill", PagedPrefill::run);
+  library.impl("varlen_prefill", VarlenPrefill::run);
   library.impl("merge", Merge::run);
   library.impl("cache_write", CacheWrite::run);
   library.impl("softmax", Softmax::run);
@@ -166,6 +172,7 @@ TORCH_LIBRARY(fattn, library) {
   define("decode(" + kDecodeArguments + ")" + kResults);
   define("paged_decode(" + kPagedDecodeArguments + ")" + kResults);
   define("paged_prefill(" + kPagedPrefillArguments + ")" + kResults);
+  define("varlen_prefill(" + kVarlenPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
   define("softmax(" + kSoftmaxArguments + ") -> Tensor");
@@ -176,6 +183,7 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_decode(" + kDecodeArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_paged_decode(" + kPagedDecodeArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_paged_prefill(" + kPagedPrefillArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_varlen_prefill(" + kVarlenPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_softmax(" + kSoftmaxArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_softcap(" + kSoftcapArguments + ", *, " + kDeviceArguments + ") -> str");
@@ -196,6 +204,7 @@ TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
   library.impl("_plan_decode", Decode::explain);
   library.impl("_plan_paged_decode", PagedDecode::explain);
   library.impl("_plan_paged_prefill", PagedPrefill::explain);
+  library.impl("_plan_varlen_prefill", VarlenPrefill::explain);
   library.impl("_plan_merge", Merge::explain);
   library.impl("_plan_cache_write", CacheWrite::explain);
   library.impl("_plan_softmax", Softmax::explain);

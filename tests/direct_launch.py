@@ -28,6 +28,7 @@ EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 CONSTANTS = (
     *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
     *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed", "sliced"),
+    "packed_keys",
 )
 ALL_CHECKS = "race,bounds,uninit"
 SLOTS = 25

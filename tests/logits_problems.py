@@ -101,6 +101,7 @@ def build(problem: LogitsProblem, seed: int = 0) -> LogitsCase:
     values = torch.randn(problem.shape, generator=generator) * 4
     if values.dim():
         rows = values.view(-1, values.shape[-1])  # of all kinds, if there are so many
+        rows[0] -= 300  # whose weights underflow unless they are taken by their largest
         for row, entry in enumerate((-torch.inf, None, torch.nan, torch.inf)):
             if entry is not None and row < len(rows):
                 rows[row, torch.randint(rows.shape[1], (), generator=generator)] = entry

@@ -123,7 +123,10 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     assert constants["softcap"] == (p.softcap > 0)
     assert (constants["sinks"], constants["alibi"]) == (p.sinks, p.alibi_slopes)
     assert constants["block_size"] == p.block_size
-    assert constants["packed"] == constants["has_seq_lens"] == (p.q_lens is not None)
+    assert constants["packed"] == (p.q_lens is not None)
+    assert constants["packed_keys"] == p.has_packed_keys
+    assert constants["has_seq_lens"] == (p.op == "paged_prefill")
+    assert params["last_rows_meet"] == (p.has_packed_keys and p.q_offset is None)
 
 
 def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
@@ -246,7 +249,9 @@ def test_an_unknown_number_of_cores() -> None:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("family", [1, 5, 6])
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "merge"])
+@pytest.mark.parametrize(
+    "op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge"]
+)
 def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
     if op == "merge":
         operands: dict[str, Any] = {
@@ -255,7 +260,7 @@ def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
         }
     else:
         sizes: dict[str, Any] = {"block_size": 16} if op.startswith("paged") else {}
-        sizes |= {"q_lens": (1,)} if op == "paged_prefill" else {}
+        sizes |= {"q_lens": (1,)} if op in ("paged_prefill", "varlen_prefill") else {}
         operands = on_meta(Problem(0, op, f16, 1, 4, 2, 1, 32, 64, 64, seq_lens=(9,), **sizes))
         if op == "prefill":
             del operands["seq_lens"]

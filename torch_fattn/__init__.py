@@ -16,7 +16,7 @@ from . import _extension, _fakes, reference
 from ._cache_write import cache_write
 from ._logits import softcap, softmax
 from ._ops import decode, merge, paged_decode, prefill
-from ._packed_ops import paged_prefill
+from ._packed_ops import paged_prefill, varlen_prefill
 from ._shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
 from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
 from .plans import Explanation, explain, launch_counts, reset_launch_counts
@@ -48,4 +48,5 @@ __all__ = [
     "shared_prefix_paged_decode",
     "softcap",
     "softmax",
+    "varlen_prefill",
 ]

@@ -28,6 +28,7 @@ def _fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     results: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
         "merge": _merge_result,
         "paged_prefill": _packed_result,
+        "varlen_prefill": _packed_result,
     }
     result_of = results.get(op, _attention_result)
 

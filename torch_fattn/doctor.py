@@ -25,6 +25,7 @@ KERNEL_OF = {
     "decode": "fattn_decode",
     "paged_decode": "fattn_decode",
     "paged_prefill": "fattn_prefill",
+    "varlen_prefill": "fattn_prefill",
     "merge": "fattn_merge",
     "softmax": "fattn_softmax",
     "softcap": "fattn_softcap",
@@ -226,6 +227,13 @@ def _paged_prefill_case(dtype: torch.dtype) -> Case:
     )
 
 
+def _varlen_prefill_case(dtype: torch.dtype) -> Case:
+    query, keys = _random(45, 4, 64, dtype=dtype), _random(70, 2, 64, dtype=dtype)
+    starts = (torch.tensor(entries, dtype=torch.int32) for entries in ([0, 37, 37, 45], [0, 41, 50, 70]))
+    options = {"max_seqlen_q": 37, "max_seqlen_k": 41, "is_causal": True}
+    return Case("varlen_prefill", (query, keys, keys.flip(0), *starts), options)
+
+
 def _merge_case(dtype: torch.dtype) -> Case:
     return Case("merge", (_random(3, 2, 4, 5, 64, dtype=dtype), _random(3, 2, 4, 5, dtype=torch.float32)), {})
 
@@ -250,6 +258,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "decode": _decode_case,
     "paged_decode": _paged_decode_case,
     "paged_prefill": _paged_prefill_case,
+    "varlen_prefill": _varlen_prefill_case,
     "merge": _merge_case,
     "softmax": _softmax_case,
     "softcap": _softcap_case,

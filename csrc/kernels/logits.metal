@@ -36,7 +36,7 @@ inline long group_in_grid(uint group, constant GridSlice& slice) {
 
 // 64-bit division is slow on GPUs, and few tensors are that large.
 inline long quotient(long dividend, long divisor) {
-  if (dividend <= 0xffffffffL && divisor <= 0xffffffffL) {
+  if ((dividend | divisor) <= 0xffffffffL) {
     return long(uint(dividend) / uint(divisor));
   }
   return dividend / divisor;

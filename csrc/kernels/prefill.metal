@@ -1,4 +1,5 @@
-// Prefill: many query rows over dense keys and values, or over a paged pool, which may be quantised
+// Prefill: many query rows over dense keys and values, of one sequence or packed, or over a paged pool, which
+// may be quantised
 // (FlashAttention-2: Dao 2023; the tile is of the kind MLX calls steel).
 //
 // A threadgroup owns kSimdgroups * kRowFragments * 8 query rows of one head, or of the heads that share a
@@ -87,6 +88,7 @@ using namespace fattn;
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device int* cu_seqlens [[buffer(fattn::kSlotCuSeqlens), function_constant(fc_packed)]],
+    const device int* cu_seqlens_k [[buffer(fattn::kSlotCuSeqlensK), function_constant(fc_packed_keys)]],
     const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
     const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
@@ -120,6 +122,12 @@ using namespace fattn;
     length = tile.batch < 0 ? 0 : clamp(seq_lens[tile.batch * params.seq_lens_stride], 0, params.kv_len);
     first_position = length - tile.q_len;
   }
+  PackedKeys packed_key_rows;
+  if (fc_packed_keys) {
+    packed_key_rows = packed_keys(cu_seqlens_k, params, tile.batch);
+    length = packed_key_rows.count;
+    first_position = params.last_rows_meet ? length - tile.q_len : params.q_offset;
+  }
 
   // The keys that the rows of the tile see, and those of this simdgroup's rows.
   const RowKeys first_row =
@@ -151,6 +159,9 @@ using namespace fattn;
     source.table.entry_stride = params.block_table_entry_stride;
     source.table.num_blocks = params.num_blocks;
     source.table.length = ranges.end;
+  } else if (fc_packed_keys) {
+    source.key.elements += packed_key_rows.first * params.key.row;
+    source.value.elements += packed_key_rows.first * params.value.row;
   } else {
     source.key.elements += tile.batch * params.key.batch;
     source.value.elements += tile.batch * params.value.batch;

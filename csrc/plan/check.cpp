@@ -67,6 +67,14 @@ std::optional<Refusal> check_packing(const char* op, const Problem& p) {
     return refuse(Kind::kValue, op, "max_seqlen_q ", p.max_seqlen_q,
                   " is negative; pass the most query rows that a sequence has");
   }
+  if (p.max_seqlen_k < 0) {
+    return refuse(Kind::kValue, op, "max_seqlen_k ", p.max_seqlen_k,
+                  " is negative; pass the most keys that a sequence has");
+  }
+  if (p.kv_rows > kMaxLength) {
+    return refuse(Kind::kValue, op, p.kv_rows, " keys of all sequences are above ", kMaxLength,
+                  "; split the call");
+  }
   if (p.kv_heads > 0 && p.q_len * (p.q_heads / p.kv_heads) > kMaxLength) {
     return refuse(Kind::kValue, op, p.q_len, " query rows of ", p.q_heads / p.kv_heads,
                   " heads that share keys are above ", kMaxLength, "; split the call");

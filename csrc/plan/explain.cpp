@@ -125,6 +125,7 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(block_table_entry_stride);
   FATTN_FIELD(seq_lens_stride);
   FATTN_FIELD(cu_seqlens_stride);
+  FATTN_FIELD(cu_seqlens_k_stride);
   FATTN_FIELD(sinks_stride);
   FATTN_FIELD(alibi_slopes_stride);
   FATTN_FIELD(batch);
@@ -138,6 +139,8 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(sink_tokens);
   FATTN_FIELD(num_blocks);
   FATTN_FIELD(q_tiles);
+  FATTN_FIELD(kv_rows);
+  FATTN_FIELD(last_rows_meet);
   FATTN_FIELD(score_scale);
   FATTN_FIELD(softcap);
   FATTN_FIELD(slope_scale);

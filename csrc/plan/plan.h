@@ -48,6 +48,7 @@ struct KernelSpec {
   bool tree = false;
   bool one_row = false;
   bool packed = false;
+  bool packed_keys = false;
   KvFormat kv_format = kKvFloat;
   bool scales = false;
   bool long_slots = false;  // cache_write: slot_mapping is int64
@@ -83,6 +84,7 @@ enum class Buffer : uint8_t {
   kAlibiSlopes,
   kTreeMask,
   kCuSeqlens,
+  kCuSeqlensK,
   kKeyCache,
   kValueCache,
   kSlotMapping,

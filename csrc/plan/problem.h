@@ -13,6 +13,7 @@ enum class Op : uint8_t {
   kDecode,
   kPagedDecode,
   kPagedPrefill,
+  kVarlenPrefill,
   kMerge,
   kCacheWrite,
   kSoftmax,
@@ -46,8 +47,8 @@ struct ScoreOptions {
 
 // One attention call over query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]
 // and value [batch, kv_heads, kv_len, value_dim]; the paged forms take the last two from a pool of blocks,
-// and the packed ones have the rows of all sequences in one query [q_len, q_heads, head_dim]. All strides are
-// in elements.
+// and the packed ones have the rows of all sequences in one query [q_len, q_heads, head_dim], some their keys
+// in one key [kv_rows, kv_heads, head_dim]. All strides are in elements.
 struct Problem {
   Op op = Op::kPrefill;
   DType dtype = DType::kFloat32;  // of query and result; of key and value unless they are quantised
@@ -55,7 +56,7 @@ struct Problem {
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
   int64_t q_len = 0;   // packed: rows of all sequences
-  int64_t kv_len = 0;  // decode: the capacity; paged: max_blocks * block_size
+  int64_t kv_len = 0;  // decode: the capacity; paged: max_blocks * block_size; packed: the most of a sequence
   int64_t head_dim = 0;
   int64_t value_dim = 0;
 
@@ -70,7 +71,7 @@ struct Problem {
   Strides4 mask{};                   // 0 where the mask is broadcast
 
   bool is_causal = false;
-  int64_t q_offset = 0;  // prefill: absolute position of query row 0
+  int64_t q_offset = 0;  // prefill: absolute position of query row 0; packed keys: of each sequence's
   double scale = 0.0;
 
   KvFormat kv_format = kKvFloat;
@@ -89,6 +90,12 @@ struct Problem {
   bool packed = false;
   int64_t max_seqlen_q = 0;  // packed: rows of the longest sequence
   int64_t cu_seqlens_stride = 0;
+
+  bool packed_keys = false;
+  int64_t kv_rows = 0;          // packed keys: of all sequences
+  int64_t max_seqlen_k = 0;     // packed keys: of the longest sequence
+  bool last_rows_meet = false;  // packed keys: instead of q_offset, a sequence's last row is at its last key
+  int64_t cu_seqlens_k_stride = 0;
 
   ScoreOptions options;
 };

@@ -14,6 +14,8 @@ const char* name_of(Op op) {
       return "fattn.paged_decode";
     case Op::kPagedPrefill:
       return "fattn.paged_prefill";
+    case Op::kVarlenPrefill:
+      return "fattn.varlen_prefill";
     case Op::kMerge:
       return "fattn.merge";
     case Op::kCacheWrite:
@@ -124,6 +126,8 @@ const char* name_of(Buffer buffer) {
       return "tree_mask";
     case Buffer::kCuSeqlens:
       return "cu_seqlens_q";
+    case Buffer::kCuSeqlensK:
+      return "cu_seqlens_k";
     case Buffer::kKeyCache:
       return "key_cache";
     case Buffer::kValueCache:
@@ -182,6 +186,8 @@ const char* constant_name(FunctionConstant index) {
       return "packed";
     case kConstSliced:
       return "sliced";
+    case kConstPackedKeys:
+      return "packed_keys";
   }
   return "";
 }
@@ -259,6 +265,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstScales, true, spec.scales},
       {kConstPacked, true, spec.packed},
       {kConstSliced, true, spec.sliced},
+      {kConstPackedKeys, true, spec.packed_keys},
   };
 }
 
