@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "plan/supported.h"
 #include "tensor_checks.h"
 
 namespace fattn {
@@ -66,12 +67,18 @@ LogitsCall describe(Op op, const char* name, const Tensor& logits, double softca
     }
   }
   for (const int64_t size : rows.sizes) problem.rows *= size;
-  call.copy = rows.sizes.size() > size_t{kLogitsDims};
-  if (call.copy) {
-    problem.column_stride = 1;
+  // The kernel of softcap numbers elements in 32 bits where they are in more than one row.
+  const bool many = op == Op::kSoftcap && problem.rows > 1 && logits.numel() > kMaxLogitsRows;
+  call.copy = many || rows.sizes.size() > size_t{kLogitsDims};
+  if (call.copy && op == Op::kSoftcap) {
+    problem.columns *= problem.rows;
+    problem.rows = 1;
+    rows = Dims();
+  } else if (call.copy) {
     rows.sizes = {problem.rows};
     rows.strides = {problem.columns};
   }
+  if (call.copy) problem.column_stride = 1;
   if (!rows.sizes.empty()) {
     problem.dims = static_cast<int>(rows.sizes.size());
     std::copy(rows.sizes.begin(), rows.sizes.end(), problem.sizes.begin());

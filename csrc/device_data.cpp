@@ -74,7 +74,8 @@ void check_device_data_if_asked(const Call& call) {
     check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_q).const_data_ptr<int32_t>());
   }
   if (call.cu_seqlens_k.defined()) {
-    const Starts of = {"cu_seqlens_k", "max_seqlen_k", call.problem.max_seqlen_k, "key", call.problem.kv_rows};
+    const Starts of = {"cu_seqlens_k", "max_seqlen_k", call.problem.max_seqlen_k, "key",
+                       call.problem.kv_rows};
     check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_k).const_data_ptr<int32_t>());
   }
   if (!call.seq_lens.defined() || call.problem.batch == 0) return;

@@ -21,7 +21,7 @@ typedef FATTN_T Element;  // float, half or bfloat
 
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kRowSimdgroups = FATTN_ROW_SIMDGROUPS;  // softmax: 1, or all of the threadgroup
-FATTN_CONSTEXPR int kVectors = FATTN_VECTORS;               // that a thread holds
+FATTN_CONSTEXPR int kVectors = FATTN_VECTORS;               // softmax: that a thread holds
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 FATTN_CONSTEXPR int kRowThreads = kRowSimdgroups * kSimdWidth;
 FATTN_CONSTEXPR int kGroupRows = kSimdgroups / kRowSimdgroups;
@@ -34,22 +34,22 @@ inline long group_in_grid(uint group, constant GridSlice& slice) {
   return fc_sliced ? slice.first_group + group : long(group);
 }
 
-// 64-bit division is slow on GPUs, and few tensors are that large.
-inline long quotient(long dividend, long divisor) {
-  if ((dividend | divisor) <= 0xffffffffL) {
-    return long(uint(dividend) / uint(divisor));
-  }
-  return dividend / divisor;
-}
-
-inline long row_offset(long row, constant LogitsParams& params) {
+// Rows are numbered in 32 bits: division of 64 is slow on GPUs.
+inline long row_offset(uint row, constant LogitsParams& params) {
   long offset = 0;
   for (int dim = 0; dim + 1 < params.dims; dim++) {
-    const long rest = quotient(row, params.sizes[dim]);
-    offset += (row - rest * params.sizes[dim]) * params.strides[dim];
+    const uint size = uint(params.sizes[dim]);
+    const uint rest = row / size;
+    offset += (row - rest * size) * params.strides[dim];
     row = rest;
   }
   return offset + row * params.strides[params.dims - 1];
+}
+
+// Of more than 2^32 elements there is one row.
+inline long element_offset(long element, constant LogitsParams& params) {
+  const uint row = params.rows == 1 ? 0 : uint(element) / uint(params.columns);
+  return row_offset(row, params) + (element - row * params.columns) * params.column_stride;
 }
 
 // A logit as softmax takes it. -inf hides its column, whatever the cap.
@@ -184,7 +184,7 @@ using namespace fattn;
   }
   const int thread_in_row = simdgroup_index % kRowSimdgroups * kSimdWidth + lane;
   const int columns = int(params.columns);
-  const device Element* source = scores + row_offset(row, params);
+  const device Element* source = scores + row_offset(uint(row), params);
   device Element* target = out + row * columns;
 
   RowBlock block;
@@ -217,29 +217,19 @@ using namespace fattn;
     constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
     uint group [[threadgroup_position_in_grid]], ushort thread_index [[thread_index_in_threadgroup]]) {
   const long count = params.rows * params.columns;
-  const long first = group_in_grid(group, slice) * (kThreads * kVectors * kLogitsVector);
-#pragma clang loop unroll(full)
-  for (int v = 0; v < kVectors; v++) {
-    const long element = first + (v * kThreads + thread_index) * kLogitsVector;
-    if (fc_vector_loads && element + kLogitsVector <= count) {
-      const long row = params.rows == 1 ? 0 : quotient(element, params.columns);
-      const device Element* source = x + row_offset(row, params) + (element - row * params.columns);
-      ElementVector elements = *(const device ElementVector*)source;
-#pragma clang loop unroll(full)
-      for (int e = 0; e < kLogitsVector; e++) {
-        elements[e] = Element(softcapped(float(elements[e]) / params.cap, params.cap));
-      }
-      *(device ElementVector*)(out + element) = elements;
-      continue;
-    }
+  const long first = (group_in_grid(group, slice) * kThreads + thread_index) * kLogitsVector;
+  if (fc_vector_loads && first + kLogitsVector <= count) {
+    const device ElementVector* source = (const device ElementVector*)(x + element_offset(first, params));
+    ElementVector elements = *source;
 #pragma clang loop unroll(full)
     for (int e = 0; e < kLogitsVector; e++) {
-      if (element + e < count) {
-        const long row = params.rows == 1 ? 0 : quotient(element + e, params.columns);
-        const long column = element + e - row * params.columns;
-        const float logit = float(x[row_offset(row, params) + column * params.column_stride]);
-        out[element + e] = Element(softcapped(logit / params.cap, params.cap));
-      }
+      elements[e] = Element(softcapped(float(elements[e]) / params.cap, params.cap));
     }
+    *(device ElementVector*)(out + first) = elements;
+    return;
+  }
+  for (long element = first; element < min(first + kLogitsVector, count); element++) {
+    const float logit = float(x[element_offset(element, params)]);
+    out[element] = Element(softcapped(logit / params.cap, params.cap));
   }
 }

@@ -182,6 +182,9 @@ std::optional<Refusal> check(const LogitsProblem& p) {
     return refuse(Kind::kValue, op, "row length ", p.columns, " is above ", kMaxLength,
                   "; split the rows and join the parts by their sums");
   }
+  if (p.rows > kMaxLogitsRows) {
+    return refuse(Kind::kValue, op, p.rows, " rows are more than ", kMaxLogitsRows, "; split the tensor");
+  }
   if (p.columns > 0 && p.rows > kMaxLogits / p.columns) {
     return refuse(Kind::kValue, op, p.rows, " rows of ", p.columns, " are more than ", kMaxLogits,
                   " elements; split the tensor");

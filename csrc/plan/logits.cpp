@@ -34,7 +34,7 @@ void share_rows(KernelSpec& spec, int64_t columns) {
 Plan plan_logits(const LogitsProblem& p) {
   Plan plan;
   const bool is_softmax = p.op == Op::kSoftmax;
-  plan.tuning = is_softmax ? "up to 16 columns of a row per thread" : "16 elements per thread";
+  plan.tuning = is_softmax ? "up to 16 columns of a row per thread" : "4 elements per thread";
   const int64_t elements = p.rows * p.columns;
   if (elements == 0) return plan;
 
@@ -45,12 +45,11 @@ Plan plan_logits(const LogitsProblem& p) {
   spec.vector_loads = p.vector_aligned;
   spec.softcap = p.softcap > 0.0;
   spec.simdgroups = kSimdgroups;
-  spec.vectors = kMostVectors;
   if (is_softmax) share_rows(spec, p.columns);
 
   const int64_t group_rows = spec.simdgroups / spec.row_simdgroups;
   const int64_t group_elements =
-      is_softmax ? group_rows * p.columns : spec.simdgroups * kSimdWidth * kMostVectors * kLogitsVector;
+      is_softmax ? group_rows * p.columns : spec.simdgroups * kSimdWidth * kLogitsVector;
   const int64_t groups = is_softmax ? ceil_div(p.rows, group_rows) : ceil_div(elements, group_elements);
   pass.grid = {uint32_t(groups), 1, 1};
   pass.threads = {spec.simdgroups * uint32_t(kSimdWidth), 1, 1};

@@ -33,7 +33,7 @@ struct KernelSpec {
   uint16_t row_groups = 1;      // decode: of eight rows each, in a threadgroup
   bool value_in_key = false;    // decode_wide
   uint16_t row_simdgroups = 1;  // softmax: that share a row
-  uint16_t vectors = 1;         // softmax, softcap: that a thread holds
+  uint16_t vectors = 1;         // softmax: that a thread holds
 
   MaskKind mask = kMaskNone;
   bool causal = false;
