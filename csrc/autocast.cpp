@@ -1,6 +1,6 @@
 // Under torch.autocast the attention ops cast query, key and value as F.scaled_dot_product_attention does. A
 // float attn_mask keeps its dtype: the kernels add it in float32. merge has one operand to cast and no
-// counterpart, and runs as it is.
+// counterpart, and runs as it is; so do softmax and softcap, whose arithmetic is in float32 at any dtype.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -24,7 +24,7 @@ void run_with_casts(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 template <c10::DeviceType device>
 void register_casts(torch::Library& library) {
-  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill"}) {
+  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_casts<device>>());
   }
 }

@@ -37,7 +37,7 @@ class RefuseBackward : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& grads) override {
-    const Tensor refused = refuse(grads[0].defined() ? grads[0] : grads[1]).sum();
+    const Tensor refused = refuse(grads.front().defined() ? grads.front() : grads.back()).sum();
     variable_list input_grads;
     for (const auto& sizes : input_sizes_) input_grads.push_back(refused.expand_symint(sizes));
     return input_grads;
@@ -117,7 +117,8 @@ TORCH_LIBRARY_IMPL(fattn, ADInplaceOrView, library) {
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
   library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&write_without_gradient>());
-  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "merge"}) {
+  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge",
+                           "softmax", "softcap"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
   }
 }

@@ -2,6 +2,7 @@
 // judged by the planner.
 #include "describe.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string_view>
@@ -9,6 +10,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "describe_options.h"
 #include "tensor_checks.h"
 
 namespace fattn {
@@ -208,34 +210,6 @@ void add_scales(Call& call, const OptionalTensor& key_scales, const OptionalTens
   call.value_scales = *value_scales;
 }
 
-void add_mask(Call& call, const OptionalTensor& attn_mask) {
-  if (!attn_mask.has_value()) return;
-  const Tensor& mask = *attn_mask;
-  Problem& problem = call.problem;
-  const char* name = name_of(problem.op);
-  check_device(name, "attn_mask", mask, call.query);
-  const DType dtype = dtype_of(mask.scalar_type());
-  TORCH_CHECK_TYPE(
-      dtype == DType::kBool || is_float(dtype), name, ": attn_mask is ", dtype_name(mask),
-      " and must be torch.bool (True = attend), torch.float32, torch.float16 or torch.bfloat16 (added)");
-
-  const std::array<int64_t, 4> target = {problem.batch, problem.q_heads, problem.q_len, problem.kv_len};
-  std::array<int64_t, 4> strides{};
-  bool broadcastable = mask.dim() <= 4;
-  for (int64_t dim = 0; broadcastable && dim < mask.dim(); ++dim) {
-    const int64_t target_dim = dim + 4 - mask.dim();
-    if (mask.size(dim) == 1) continue;
-    strides[target_dim] = mask.stride(dim);
-    broadcastable = mask.size(dim) == target[target_dim];
-  }
-  TORCH_CHECK_VALUE(
-      broadcastable, name, ": attn_mask has shape ", mask.sizes(),
-      " and must be broadcastable to [batch, heads, q_len, kv_len] = ", at::IntArrayRef(target));
-  problem.mask_dtype = dtype;
-  problem.mask = {strides[0], strides[1], strides[2], strides[3]};
-  call.mask = mask;
-}
-
 void add_seq_lens(Call& call, const Tensor& seq_lens) {
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
@@ -249,16 +223,22 @@ void add_seq_lens(Call& call, const Tensor& seq_lens) {
   call.seq_lens = seq_lens;
 }
 
+// Where each sequence begins among the rows of all, and where the last one ends.
+void check_starts(const Call& call, const char* starts_name, const Tensor& starts) {
+  const char* name = name_of(call.problem.op);
+  check_rank(name, starts_name, starts, 1, "[batch + 1]");
+  check_device(name, starts_name, starts, call.query);
+  check_int32(name, starts_name, starts);
+}
+
 // The rows of all sequences in one query [rows, heads, head_dim].
 void add_packing(Call& call, const Tensor& cu_seqlens_q, int64_t max_seqlen_q) {
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
-  check_rank(name, "cu_seqlens_q", cu_seqlens_q, 1, "[batch + 1]");
-  check_device(name, "cu_seqlens_q", cu_seqlens_q, call.query);
-  check_int32(name, "cu_seqlens_q", cu_seqlens_q);
+  check_starts(call, "cu_seqlens_q", cu_seqlens_q);
   TORCH_CHECK_VALUE(cu_seqlens_q.size(0) == problem.batch + 1, name, ": cu_seqlens_q has ",
                     cu_seqlens_q.size(0), " entries and must have ", problem.batch + 1,
-                    ", one more than block_tables has sequences");
+                    ", one more than there are sequences");
   problem.packed = true;
   problem.q_len = call.query.size(0);
   // The kernels go head, row; packed queries are stored row, head.
@@ -268,62 +248,47 @@ void add_packing(Call& call, const Tensor& cu_seqlens_q, int64_t max_seqlen_q) {
   call.cu_seqlens_q = cu_seqlens_q;
 }
 
-void add_window(Call& call, int64_t window_left, int64_t window_right, int64_t sink_tokens) {
-  ScoreOptions& options = call.problem.options;
-  options.window_left = window_left;
-  options.window_right = window_right;
-  options.sink_tokens = sink_tokens;
-}
+// The keys of all sequences in one key and one value [rows, heads, head_dim].
+Call describe_packed(Op op, const Tensor& query, const Tensor& key, const Tensor& value,
+                     const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t max_seqlen_q,
+                     int64_t max_seqlen_k) {
+  const char* name = name_of(op);
+  check_rank(name, "query", query, 3, kPacked);
+  check_rank(name, "key", key, 3, kPacked);
+  check_rank(name, "value", value, 3, kPacked);
+  check_device(name, "key", key, query);
+  check_device(name, "value", value, query);
+  check_operand_dtypes(name, query, key, value);
+  check_same_size(name, "row count", "key", key.size(0), "value", value.size(0));
+  check_same_size(name, "head count", "key", key.size(1), "value", value.size(1));
+  check_same_size(name, "head_dim", "query", query.size(2), "key", key.size(2));
 
-// A number per query head, as the float32 that the kernels read.
-Tensor per_head(const Call& call, const char* name, const Tensor& numbers) {
-  const char* op = name_of(call.problem.op);
-  check_rank(op, name, numbers, 1, "[query heads]");
-  check_device(op, name, numbers, call.query);
-  TORCH_CHECK_TYPE(is_float(dtype_of(numbers.scalar_type())), op, ": ", name, " is ", dtype_name(numbers),
-                   " and must be torch.float32, torch.float16 or torch.bfloat16");
-  check_same_size(op, "head count", "query", call.problem.q_heads, name, numbers.size(0));
-  return numbers.to(at::kFloat);
-}
-
-void add_modifiers(Call& call, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                   double softcap) {
-  ScoreOptions& options = call.problem.options;
-  options.softcap = softcap;
-  if (sinks.has_value()) {
-    call.sinks = per_head(call, "sinks", *sinks);
-    options.sinks = true;
-    options.sinks_stride = call.sinks.stride(0);
-  }
-  if (alibi_slopes.has_value()) {
-    call.alibi_slopes = per_head(call, "alibi_slopes", *alibi_slopes);
-    options.alibi_slopes = true;
-    options.alibi_slopes_stride = call.alibi_slopes.stride(0);
-  }
-}
-
-void add_tree_mask(Call& call, const OptionalTensor& tree_mask) {
-  if (!tree_mask.has_value()) return;
+  const Layout q = layout_of(query), k = layout_of(key), v = layout_of(value);
+  Call call{.problem = {.op = op}, .query = query, .key = key, .value = value};
   Problem& problem = call.problem;
-  const char* name = name_of(problem.op);
-  const Tensor& mask = *tree_mask;
-  check_device(name, "tree_mask", mask, call.query);
-  TORCH_CHECK_TYPE(mask.scalar_type() == at::kLong, name, ": tree_mask is ", dtype_name(mask),
-                   " and must be torch.int64 (bit t: draft token t is visible)");
-  const std::array<int64_t, 2> target = {problem.batch, problem.q_len};
-  TORCH_CHECK_VALUE((mask.dim() == 1 && mask.size(0) == problem.q_len) ||
-                        (mask.dim() == 2 && mask.sizes() == at::IntArrayRef(target)),
-                    name, ": tree_mask has shape ", mask.sizes(),
-                    " and must be [q_len] or [batch, q_len] = ", at::IntArrayRef(target));
-  problem.options.tree_mask = true;
-  problem.options.tree_mask_batch_stride = mask.dim() == 2 ? mask.stride(0) : 0;
-  problem.options.tree_mask_row_stride = mask.stride(-1);
-  call.tree_mask = mask;
-}
+  problem.dtype = dtype_of(query.scalar_type());
+  problem.q_heads = query.size(1);
+  problem.kv_heads = key.size(1);
+  problem.head_dim = query.size(2);
+  problem.value_dim = value.size(2);
+  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
+  // The kernels go head, row; packed keys are stored row, head.
+  problem.key = {0, k.strides[2], k.strides[1]};
+  problem.value = {0, v.strides[2], v.strides[1]};
+  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
+  problem.packed_keys = true;
+  problem.kv_rows = key.size(0);
+  problem.max_seqlen_k = max_seqlen_k;
+  problem.kv_len = std::min(max_seqlen_k, problem.kv_rows);
 
-// softmax(scale * q.k) with the customary scale where the caller names none.
-void add_scale(Call& call, std::optional<double> scale) {
-  call.problem.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(call.problem.head_dim)));
+  check_starts(call, "cu_seqlens_k", cu_seqlens_k);
+  TORCH_CHECK_VALUE(cu_seqlens_k.size(0) > 0, name,
+                    ": cu_seqlens_k has no entries and must have one more than there are sequences");
+  problem.batch = cu_seqlens_k.size(0) - 1;
+  problem.cu_seqlens_k_stride = cu_seqlens_k.stride(0);
+  call.cu_seqlens_k = cu_seqlens_k;
+  add_packing(call, cu_seqlens_q, max_seqlen_q);
+  return call;
 }
 
 }  // namespace
@@ -399,6 +364,23 @@ Call describe_paged_prefill(const Tensor& query, const Tensor& key_cache, const 
   add_window(call, window_left, window_right, sink_tokens);
   add_modifiers(call, sinks, alibi_slopes, softcap);
   add_seq_lens(call, seq_lens);
+  add_scale(call, scale);
+  return call;
+}
+
+Call describe_varlen_prefill(const Tensor& query, const Tensor& key, const Tensor& value,
+                             const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t max_seqlen_q,
+                             int64_t max_seqlen_k, bool is_causal, std::optional<int64_t> q_offset,
+                             int64_t window_left, int64_t window_right, int64_t sink_tokens,
+                             const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
+                             std::optional<double> scale) {
+  Call call = describe_packed(Op::kVarlenPrefill, query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+                              max_seqlen_k);
+  call.problem.is_causal = is_causal;
+  call.problem.last_rows_meet = !q_offset.has_value();
+  call.problem.q_offset = q_offset.value_or(0);
+  add_window(call, window_left, window_right, sink_tokens);
+  add_modifiers(call, sinks, alibi_slopes, softcap);
   add_scale(call, scale);
   return call;
 }

@@ -29,6 +29,7 @@ struct Call {
   at::Tensor alibi_slopes{};
   at::Tensor tree_mask{};
   at::Tensor cu_seqlens_q{};
+  at::Tensor cu_seqlens_k{};
   at::Tensor key_scales{};
   at::Tensor value_scales{};
 
@@ -59,6 +60,15 @@ struct CacheWriteCall {
   at::Device device() const { return key.device(); }
 };
 
+// softmax or softcap of one tensor.
+struct LogitsCall {
+  LogitsProblem problem;
+  at::Tensor logits;
+  bool copy = false;  // it has more dimensions that lie apart than the kernels take
+
+  at::Device device() const { return logits.device(); }
+};
+
 // The signatures are those of the ops.
 Call describe_prefill(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                       const OptionalTensor& attn_mask, bool is_causal, std::optional<int64_t> q_offset,
@@ -86,12 +96,21 @@ Call describe_paged_prefill(const at::Tensor& query, const at::Tensor& key_cache
                             const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
                             std::optional<double> scale, const OptionalTensor& key_scales,
                             const OptionalTensor& value_scales, std::string_view kv_format);
+Call describe_varlen_prefill(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                             const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
+                             int64_t max_seqlen_q, int64_t max_seqlen_k, bool is_causal,
+                             std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
+                             int64_t sink_tokens, const OptionalTensor& sinks,
+                             const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale);
 MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
 
 CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& value,
                                     const at::Tensor& key_cache, const at::Tensor& value_cache,
                                     const at::Tensor& slot_mapping, const OptionalTensor& key_scales,
                                     const OptionalTensor& value_scales, std::string_view kv_format);
+LogitsCall describe_softmax(const at::Tensor& scores, double softcap);
+LogitsCall describe_softcap(const at::Tensor& x, double cap);
+
 // The rows themselves or a contiguous copy, as the call says.
 at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
 

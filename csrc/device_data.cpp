@@ -39,21 +39,29 @@ void check_block_tables(const Problem& problem, const int32_t* lens, const int32
   }
 }
 
-void check_cu_seqlens(const Problem& problem, const int32_t* starts) {
+// Where the rows, of query or of key, of each sequence begin.
+struct Starts {
+  const char* name;
+  const char* most_name;
+  int64_t most;  // of a sequence
+  const char* rows_name;
+  int64_t rows;  // of all
+};
+
+void check_cu_seqlens(const Problem& problem, const Starts& of, const int32_t* starts) {
   const char* op = name_of(problem.op);
-  TORCH_CHECK_VALUE(starts[0] == 0, op, ": cu_seqlens_q[0] is ", starts[0],
+  TORCH_CHECK_VALUE(starts[0] == 0, op, ": ", of.name, "[0] is ", starts[0],
                     " and must be 0: the first sequence begins at row 0");
   for (int64_t batch = 0; batch < problem.batch; ++batch) {
     const int64_t rows = int64_t{starts[batch + 1]} - starts[batch];
-    TORCH_CHECK_VALUE(rows >= 0, op, ": cu_seqlens_q[", batch + 1, "] is ", starts[batch + 1],
+    TORCH_CHECK_VALUE(rows >= 0, op, ": ", of.name, "[", batch + 1, "] is ", starts[batch + 1],
                       " and must not be below the entry before it, ", starts[batch]);
-    TORCH_CHECK_VALUE(rows <= problem.max_seqlen_q, op, ": sequence ", batch, " has ", rows,
-                      " query rows and max_seqlen_q is ", problem.max_seqlen_q,
+    TORCH_CHECK_VALUE(rows <= of.most, op, ": sequence ", batch, " has ", rows, " ", of.rows_name,
+                      " rows and ", of.most_name, " is ", of.most,
                       "; pass the most rows that a sequence has");
   }
-  TORCH_CHECK_VALUE(starts[problem.batch] <= problem.q_len, op, ": cu_seqlens_q ends at ",
-                    starts[problem.batch], " and query has ", problem.q_len,
-                    " rows; it must not end behind them");
+  TORCH_CHECK_VALUE(starts[problem.batch] <= of.rows, op, ": ", of.name, " ends at ", starts[problem.batch],
+                    " and ", of.rows_name, " has ", of.rows, " rows; it must not end behind them");
 }
 
 }  // namespace
@@ -61,7 +69,14 @@ void check_cu_seqlens(const Problem& problem, const int32_t* starts) {
 void check_device_data_if_asked(const Call& call) {
   if (!is_asked()) return;
   if (call.cu_seqlens_q.defined()) {
-    check_cu_seqlens(call.problem, on_host(call.cu_seqlens_q).const_data_ptr<int32_t>());
+    const Starts of = {"cu_seqlens_q", "max_seqlen_q", call.problem.max_seqlen_q, "query",
+                       call.problem.q_len};
+    check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_q).const_data_ptr<int32_t>());
+  }
+  if (call.cu_seqlens_k.defined()) {
+    const Starts of = {"cu_seqlens_k", "max_seqlen_k", call.problem.max_seqlen_k, "key",
+                       call.problem.kv_rows};
+    check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_k).const_data_ptr<int32_t>());
   }
   if (!call.seq_lens.defined() || call.problem.batch == 0) return;
   const at::Tensor lens = on_host(call.seq_lens);

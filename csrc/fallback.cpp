@@ -16,6 +16,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/log.h>
@@ -51,9 +52,22 @@ struct Rows {
   Tensor first_position;  // of query row 0: [batch or 1, 1]
 };
 
+// Where the keys of each sequence begin among those of all, [batch, 1], and how many there are: what
+// csrc/kernels/packed.h makes of cu_seqlens_k.
+Tensor first_packed_keys(const Call& call) {
+  const Tensor starts = call.cu_seqlens_k.to(at::kLong).narrow(0, 0, call.problem.batch);
+  return starts.clamp(0, call.problem.kv_rows).unsqueeze(1);
+}
+Tensor packed_key_counts(const Call& call) {
+  const Problem& problem = call.problem;
+  const Tensor ends = call.cu_seqlens_k.to(at::kLong).narrow(0, 1, problem.batch).unsqueeze(1);
+  return ends.clamp_max(problem.kv_rows).sub(first_packed_keys(call)).clamp(0, problem.kv_len);
+}
+
 // The number of keys that each sequence has, [batch, 1], out-of-range lengths cut to the capacity.
 Tensor key_counts(const Call& call) {
   const Problem& problem = call.problem;
+  if (problem.packed_keys) return packed_key_counts(call);
   if (!problem.has_seq_lens) {
     return at::full({problem.batch, 1}, problem.kv_len, call.query.options().dtype(at::kLong));
   }
@@ -81,8 +95,23 @@ Keys gather_blocks(const Call& call) {
           exists};
 }
 
+// Packed keys padded to the most that a sequence has; visible_keys() leaves the others out.
+Keys gather_rows(const Call& call) {
+  const Problem& problem = call.problem;
+  const Tensor first = first_packed_keys(call);
+  const Tensor index = first.add(at::arange(problem.kv_len, first.options())).clamp_max(problem.kv_rows - 1);
+  const auto rows_of = [&](const Tensor& rows) {
+    return rows.index_select(0, index.flatten())
+        .unflatten(0, {problem.batch, problem.kv_len})
+        .transpose(1, 2);
+  };
+  return {rows_of(call.key), rows_of(call.value), Tensor(), Tensor(),
+          at::ones({problem.batch, problem.kv_len}, first.options().dtype(at::kBool))};
+}
+
 Keys keys_of(const Call& call) {
   const Problem& problem = call.problem;
+  if (problem.packed_keys) return gather_rows(call);
   if (call.block_tables.defined()) return gather_blocks(call);
   return {call.key, call.value, call.key_scales, call.value_scales,
           at::ones({problem.batch, problem.kv_len}, call.query.options().dtype(at::kBool))};
@@ -256,7 +285,10 @@ std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
       at::arange(q_len, ends.options()).add(starts.unsqueeze(1)).clamp_max(problem.q_len - 1);
   padded.query = call.query.index_select(0, index.flatten()).unflatten(0, {problem.batch, q_len});
   padded.query = padded.query.transpose(1, 2);
-  const auto [out, lse] = attend({.call = padded, .first_position = key_counts(call).sub(lengths)});
+  const bool ends_meet = !problem.packed_keys || problem.last_rows_meet;
+  const Tensor first_position =
+      ends_meet ? key_counts(call).sub(lengths) : at::full_like(lengths, problem.q_offset);
+  const auto [out, lse] = attend({.call = padded, .first_position = first_position});
 
   // Back: where each row of the call is among the padded ones, if it belongs to a sequence.
   const Tensor row = at::arange(problem.q_len, ends.options());

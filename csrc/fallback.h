@@ -10,6 +10,7 @@ namespace fattn {
 // (out, lse) of a call that the planner has accepted.
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const Call& call);
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
+at::Tensor run_in_torch(const LogitsCall& call);
 // Writes; there is no result.
 std::tuple<> run_in_torch(const CacheWriteCall& call);
 

@@ -76,6 +76,7 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   bind_if_present(Buffer::kAlibiSlopes, call.alibi_slopes);
   bind_if_present(Buffer::kTreeMask, call.tree_mask);
   bind_if_present(Buffer::kCuSeqlens, call.cu_seqlens_q);
+  bind_if_present(Buffer::kCuSeqlensK, call.cu_seqlens_k);
   bind_if_present(Buffer::kKeyScales, call.key_scales);
   bind_if_present(Buffer::kValueScales, call.value_scales);
   return execute(plan, bindings, results);
@@ -112,6 +113,17 @@ std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {
   }
   metal::execute(plan, bindings);
   return {};
+}
+
+Tensor launch(const LogitsCall& call, const Plan& plan) {
+  const Tensor out = at::empty(call.logits.sizes(), call.logits.options());
+  if (plan.pass_count == 0) return out;
+  const Tensor logits = rows_to_read(call.logits, call.copy);
+  Bindings bindings;
+  bindings[Buffer::kLogits] = view_of(logits, out);
+  bindings[Buffer::kOut] = view_of(out, out);
+  metal::execute(plan, bindings);
+  return out;
 }
 
 }  // namespace fattn

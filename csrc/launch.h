@@ -8,9 +8,10 @@
 
 namespace fattn {
 
-// Runs a planned call and returns (out, lse), or nothing where the call writes.
+// Runs a planned call and returns what the op does: (out, lse), one tensor, or nothing where the call writes.
 std::tuple<at::Tensor, at::Tensor> launch(const Call& call, const Plan& plan);
 std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& plan);
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan);
+at::Tensor launch(const LogitsCall& call, const Plan& plan);
 
 }  // namespace fattn

@@ -6,7 +6,6 @@
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -27,7 +26,8 @@ namespace {
 
 using at::Tensor;
 constexpr std::array kKernels = {Kernel::kPrefill,    Kernel::kPrefillWide, Kernel::kDecode,
-                                 Kernel::kDecodeWide, Kernel::kMerge,       Kernel::kCacheWrite};
+                                 Kernel::kDecodeWide, Kernel::kMerge,       Kernel::kCacheWrite,
+                                 Kernel::kSoftmax,    Kernel::kSoftcap};
 std::array<std::atomic<int64_t>, kKernels.size()> launches{};
 
 // The GPU that a plan is for: the one that holds the tensors, else the smallest that is supported.
@@ -46,11 +46,11 @@ Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
   return std::get<Plan>(planned);
 }
 
-// Returns what the op returns: (out, lse), or nothing.
+// Returns what the op returns: (out, lse), one tensor, or nothing.
 template <typename AnyCall>
 auto run(const AnyCall& call) {
   [[maybe_unused]] const Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
-  if constexpr (!std::is_same_v<AnyCall, MergeCall>) check_device_data_if_asked(call);
+  if constexpr (requires { check_device_data_if_asked(call); }) check_device_data_if_asked(call);
 #ifdef FATTN_WITH_METAL
   if (call.device().is_mps()) {
     auto results = launch(call, plan);
@@ -88,8 +88,11 @@ using Prefill = OpOf<describe_prefill>;
 using Decode = OpOf<describe_decode>;
 using PagedDecode = OpOf<describe_paged_decode>;
 using PagedPrefill = OpOf<describe_paged_prefill>;
+using VarlenPrefill = OpOf<describe_varlen_prefill>;
 using Merge = OpOf<describe_merge>;
 using CacheWrite = OpOf<describe_cache_write>;
+using Softmax = OpOf<describe_softmax>;
+using Softcap = OpOf<describe_softcap>;
 
 Tensor refuse_backward(const Tensor&) {
   TORCH_CHECK(
@@ -130,7 +133,13 @@ const std::string kPagedPrefillArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor cu_seqlens_q, int max_seqlen_q, *, bool is_causal=True, " +
     kOptions + kFormat;
+const std::string kVarlenPrefillArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
+    "int max_seqlen_k, *, bool is_causal=False, int? q_offset=None, " +
+    kOptions;
 const std::string kMergeArguments = "Tensor outs, Tensor lses";
+const std::string kSoftmaxArguments = "Tensor scores, *, float softcap=0.0";
+const std::string kSoftcapArguments = "Tensor x, float cap";
 const std::string kDeviceArguments = "str? device_name=None, int? family=None, int? cores=None";
 const std::string kResults = " -> (Tensor out, Tensor lse)";
 
@@ -147,8 +156,11 @@ void register_ops(torch::Library& library) {
   library.impl("decode", Decode::run);
   library.impl("paged_decode", PagedDecode::run);
   library.impl("paged_prefill", PagedPrefill::run);
+  library.impl("varlen_prefill", VarlenPrefill::run);
   library.impl("merge", Merge::run);
   library.impl("cache_write", CacheWrite::run);
+  library.impl("softmax", Softmax::run);
+  library.impl("softcap", Softcap::run);
   library.impl("_refuse_backward", refuse_backward);
 }
 
@@ -161,15 +173,21 @@ TORCH_LIBRARY(fattn, library) {
   define("decode(" + kDecodeArguments + ")" + kResults);
   define("paged_decode(" + kPagedDecodeArguments + ")" + kResults);
   define("paged_prefill(" + kPagedPrefillArguments + ")" + kResults);
+  define("varlen_prefill(" + kVarlenPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
+  define("softmax(" + kSoftmaxArguments + ") -> Tensor");
+  define("softcap(" + kSoftcapArguments + ") -> Tensor");
   define("_refuse_backward(Tensor grad) -> Tensor");
 
   define("_plan_prefill(" + kPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_decode(" + kDecodeArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_paged_decode(" + kPagedDecodeArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_paged_prefill(" + kPagedPrefillArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_varlen_prefill(" + kVarlenPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
+  define("_plan_softmax(" + kSoftmaxArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_softcap(" + kSoftcapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
 
   library.def("_launch_counts() -> Dict(str, int)", launch_counts);
@@ -187,8 +205,11 @@ TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
   library.impl("_plan_decode", Decode::explain);
   library.impl("_plan_paged_decode", PagedDecode::explain);
   library.impl("_plan_paged_prefill", PagedPrefill::explain);
+  library.impl("_plan_varlen_prefill", VarlenPrefill::explain);
   library.impl("_plan_merge", Merge::explain);
   library.impl("_plan_cache_write", CacheWrite::explain);
+  library.impl("_plan_softmax", Softmax::explain);
+  library.impl("_plan_softcap", Softcap::explain);
 }
 
 }  // namespace fattn

@@ -34,14 +34,17 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
 def _expected_of_each(case: Case, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Every sequence of a packed call by itself. Rows that it does not have are 0, and -inf."""
     problem, clean = case.problem, case.clean
-    options = {name: value for name, value in options.items() if name != "max_seqlen_q"}
+    left_out = ("max_seqlen_q", "max_seqlen_k", "q_offset")
+    options = {name: value for name, value in options.items() if name not in left_out}
     rows = (problem.batch, problem.q_heads, problem.q_len)
     out = torch.zeros(*rows, problem.value_dim, dtype=torch.float64)
     lse = torch.full(rows, -torch.inf, dtype=torch.float64)
-    for b, (length, q_len) in enumerate(zip(problem.lengths, problem.rows, strict=True)):
+    for b, (length, q_len, first) in enumerate(
+        zip(problem.lengths, problem.rows, problem.first_positions, strict=True)
+    ):
         query = clean["query"][b : b + 1, :, :q_len]
         key, value = (clean[name][b : b + 1, :, :length] for name in ("key", "value"))
-        results = reference.prefill(query, key, value, q_offset=length - q_len, **options)
+        results = reference.prefill(query, key, value, q_offset=first, **options)
         out[b, :, :q_len], lse[b, :, :q_len] = results[0][0], results[1][0]
     return out, lse
 

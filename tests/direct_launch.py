@@ -28,6 +28,7 @@ EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 CONSTANTS = (
     *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
     *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed", "sliced"),
+    "packed_keys",
 )
 ALL_CHECKS = "race,bounds,uninit"
 SLOTS = 25
@@ -165,6 +166,11 @@ def cut(plan: dict[str, Any], largest_chunk: int, size: int) -> None:
             struct.pack_into("<i", params, at, parts)
         step["params_bytes"] = params.hex()
     plan["scratch_bytes"] = plan["scratch_bytes"] // merge["params"]["parts"] * parts
-    decode["constants"]["sliced"] = True
-    decode["bindings"]["slice"] = 17
-    decode["slice"] = size
+    cut_into_slices(decode, size)
+
+
+def cut_into_slices(step: dict[str, Any], size: int) -> None:
+    """Gives a pass dispatches of at most that many threadgroups."""
+    step["constants"]["sliced"] = True
+    step["bindings"]["slice"] = 17
+    step["slice"] = size

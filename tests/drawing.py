@@ -31,7 +31,8 @@ from tests.problems import (
 
 def draw(count: int, seed: int = 0) -> list[Problem]:
     """`count` problems that bring together as many pairs of features as they can (features.py)."""
-    chosen = features.choose(_candidates(14 * count + 56, seed), of=14)
+    of = 40
+    chosen = features.choose(_candidates(of * (count + 4), seed), of)
     return [replace(problem, index=i) for i, problem in zip(range(count), chosen, strict=False)]
 
 
@@ -44,7 +45,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         rng.shuffle(cards)
         return cards
 
-    ops = deck(("prefill", "prefill", "decode", "paged_decode", "paged_prefill"))
+    ops = deck(("prefill", "prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"))
     dims, groups = deck(HEAD_DIMS), deck(GROUPS)
     layouts = list(zip(deck(LAYOUTS), deck(LAYOUTS), deck(LAYOUTS), strict=True))
     masks, mask_layouts, causalities = (
@@ -73,7 +74,8 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         is_decode = op in ("decode", "paged_decode")
         narrow = not wide[i] or (wide[i][2] and not is_decode)
         head_dim, value_dim, value_in_key = (*dims[i], False) if narrow else wide[i]
-        kv_format = "float" if op == "prefill" else _kv_format(format_rng, head_dim, value_dim)
+        takes_formats = op not in ("prefill", "varlen_prefill")
+        kv_format = _kv_format(format_rng, head_dim, value_dim) if takes_formats else "float"
         batch = rng.choice((1, 2, 3))
         if not is_decode:
             q_len, kv_len = (1 if rng.random() < 0.1 else _length(rng)), _length(rng)
@@ -86,9 +88,9 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         which_dims = all_dims.index((head_dim, value_dim, value_in_key))
         rows = q_heads // kv_heads * q_len
         dtype = DTYPES[features.dtype_for(rng, seed, op, which_dims, rows)]
-        q_lens = _q_lens(rng, batch, q_len) if op == "paged_prefill" else None
+        q_lens = _q_lens(rng, batch, q_len) if op in ("paged_prefill", "varlen_prefill") else None
         causality = "none" if is_decode else causalities[i]
-        if q_lens is not None and causality != "none":
+        if op == "paged_prefill" and causality != "none":
             causality = "bottom_right"  # the only one that it has
         offsets = {"top_left": 0, "offset": rng.randint(-3, kv_len)}
         problems.append(

@@ -28,7 +28,12 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         arguments["query"] = tensor((sum(p.q_lens) + p.spare_rows, p.q_heads, p.head_dim))
         arguments["cu_seqlens_q"] = tensor((p.batch + 1,), torch.int32)
         arguments |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
-    rows, suffix = (p.batch, p.kv_heads, p.kv_len), ""
+    rows: tuple[int, ...] = (p.batch, p.kv_heads, p.kv_len)
+    suffix = ""
+    if p.has_packed_keys:
+        rows = (sum(p.lengths) + p.spare_rows, p.kv_heads)
+        arguments["cu_seqlens_k"] = tensor((p.batch + 1,), torch.int32)
+        arguments["max_seqlen_k"] = p.kv_len
     if p.block_size:
         blocks = p.kv_len // p.block_size
         rows, suffix = (p.batch * blocks, p.block_size, p.kv_heads), "_cache"
@@ -49,14 +54,16 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         arguments[f"value{suffix}"] = arguments[f"key{suffix}"][..., :columns]
         if kv_format == "int4":
             arguments["value_scales"] = arguments["key_scales"][..., : p.value_dim // 32, :]
-    if p.seq_lens is not None:
+    if p.seq_lens is not None and not p.has_packed_keys:
         arguments["seq_lens"] = tensor((p.batch,), torch.int32)
     if p.mask is not None:
         full = (p.batch, p.q_heads, p.q_len, p.kv_len)
         size = tuple(1 if one else n for n, one in zip(full, p.mask_broadcast, strict=True))
         arguments["attn_mask"] = tensor(size, p.mask)
     if p.op == "prefill" and p.causality != "none":
-        arguments |= {"is_causal": True, "q_offset": p.q_offset}
+        arguments["is_causal"] = True
+    if p.q_offset is not None:
+        arguments["q_offset"] = p.q_offset
     for name in ("sinks", "alibi_slopes"):
         if getattr(p, name):
             arguments[name] = tensor((p.q_heads,), torch.float32)
@@ -230,6 +237,27 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         M1,
     ),
     "prefill_wide_f32": (Problem(0, "prefill", torch.float32, 2, 8, 1, 60, 70, 576, 512), M1),
+    "varlen_prefill": (
+        Problem(
+            *(0, "varlen_prefill", bf16, 4, 32, 8, 900, 1000, 128, 64),
+            causality="bottom_right",
+            seq_lens=(1000, 900, 0, 17),
+            q_lens=(1, 900, 3, 0),
+            window_left=1023,
+            sinks=True,
+        ),
+        M1,
+    ),
+    "varlen_prefill_top_left": (
+        Problem(
+            *(0, "varlen_prefill", f16, 2, 16, 16, 70, 90, 64, 64),
+            causality="top_left",
+            q_offset=0,
+            seq_lens=(90, 9),
+            q_lens=(70, 70),
+        ),
+        M1,
+    ),
     "paged_prefill_tokens": (
         Problem(
             0,

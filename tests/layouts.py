@@ -71,15 +71,17 @@ def flat(values: Tensor) -> Operand:
     return Operand(values.reshape(-1), tuple(values.shape), values.stride(), 0)
 
 
-def packed(query: Tensor, q_lens: tuple[int, ...], spare: int, layout: str) -> dict[str, Operand]:
-    """The first rows of each sequence of `query` [B, H, L, D] in one tensor [T, H, D], and cu_seqlens_q. The
-    last `spare` rows belong to no sequence and are NaN."""
-    _, heads, _, dim = query.shape
-    parts = [query[b, :, :rows] for b, rows in enumerate(q_lens)]
-    parts.append(torch.full((heads, spare, dim), torch.nan, dtype=query.dtype))
+def packed(values: Tensor, lengths: tuple[int, ...], spare: int, layout: str) -> Operand:
+    """The first rows of each sequence of `values` [B, H, L, D] in one tensor [T, H, D]. The last `spare` rows
+    belong to no sequence and are NaN."""
+    _, heads, _, dim = values.shape
+    parts = [values[b, :, :rows] for b, rows in enumerate(lengths)]
+    parts.append(torch.full((heads, spare, dim), torch.nan, dtype=values.dtype))
     rows = lay_out(torch.cat(parts, dim=1)[None], layout)
-    operand = Operand(
-        rows.base, (rows.size[2], heads, dim), tuple(rows.stride[d] for d in (2, 1, 3)), rows.offset
-    )
-    starts = torch.tensor([0, *q_lens]).cumsum(0).to(torch.int32)
-    return {"query": operand, "cu_seqlens_q": spread(starts)}
+    strides = tuple(rows.stride[d] for d in (2, 1, 3))
+    return Operand(rows.base, (rows.size[2], heads, dim), strides, rows.offset)
+
+
+def starts(lengths: tuple[int, ...]) -> Operand:
+    """cu_seqlens: where each sequence begins among the packed rows, and where the last one ends."""
+    return spread(torch.tensor([0, *lengths]).cumsum(0).to(torch.int32))

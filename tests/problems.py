@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.caches import POISON, Cache, as_scales, first_scales
-from tests.layouts import Operand, flat, lay_out, packed, spread
+from tests.layouts import Operand, flat, lay_out, packed, spread, starts
 from tests.visibility import visibility
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -70,7 +70,7 @@ class Problem:
     q_heads: int
     kv_heads: int
     q_len: int
-    kv_len: int  # decode: the capacity
+    kv_len: int  # decode: the capacity; varlen_prefill: the most that a sequence has
     head_dim: int
     value_dim: int
     value_in_key: bool = False  # decode: the value is a view of the key's first columns
@@ -84,8 +84,8 @@ class Problem:
     block_size: int = 0  # 0: not paged
     head_major_pool: bool = False
     scale: float | None = None
-    q_lens: tuple[int, ...] | None = None  # paged_prefill: rows of each sequence; q_len is the most
-    spare_rows: int = 0  # packed rows of no sequence
+    q_lens: tuple[int, ...] | None = None  # packed: rows of each sequence; q_len is the most
+    spare_rows: int = 0  # packed rows, and packed keys, of no sequence
     window_left: int = -1
     window_right: int = -1
     sink_tokens: int = 0
@@ -123,6 +123,10 @@ class Problem:
         return self.op in ("decode", "paged_decode")
 
     @property
+    def has_packed_keys(self) -> bool:
+        return self.op == "varlen_prefill"
+
+    @property
     def is_causal(self) -> bool:
         return self.is_decode or self.causality != "none"
 
@@ -138,9 +142,8 @@ class Problem:
     @property
     def first_positions(self) -> list[int]:
         """The absolute position of query row 0 in each sequence."""
-        if self.op == "prefill":
-            offset = self.kv_len - self.q_len if self.q_offset is None else self.q_offset
-            return [offset] * self.batch
+        if self.q_offset is not None:
+            return [self.q_offset] * self.batch
         return [length - rows for length, rows in zip(self.lengths, self.rows, strict=True)]
 
 
@@ -270,11 +273,15 @@ def build(problem: Problem, seed: int = 0) -> Case:
     visible = visibility(p, mask, extra.get("tree_mask"))
 
     clean = {"query": query, **extra}
-    operands = (
-        {"query": lay_out(query, q_layout)}
-        if p.q_lens is None
-        else packed(query, p.q_lens, p.spare_rows, q_layout)
-    )
+    if p.q_lens is None:
+        operands = {"query": lay_out(query, q_layout)}
+    else:
+        operands = {
+            "query": packed(query, p.q_lens, p.spare_rows, q_layout),
+            "cu_seqlens_q": starts(p.q_lens),
+        }
+    if p.has_packed_keys:
+        operands["cu_seqlens_k"] = starts(p.lengths)
     operands |= {name: spread(t) for name, t in extra.items()}
     table, num_blocks = _block_table(p, rng) if p.block_size else (None, 0)
     if table is not None:
@@ -283,6 +290,8 @@ def build(problem: Problem, seed: int = 0) -> Case:
 
     def placed(values: Tensor, layout: str, fill: float) -> Operand:
         poisoned = _poison(values, visible, layout, fill)
+        if p.has_packed_keys:
+            return packed(poisoned, p.lengths, p.spare_rows, layout)
         if table is None:
             return lay_out(poisoned, layout, fill)
         return _paged(p, poisoned, table, num_blocks, layout, fill)
@@ -303,7 +312,7 @@ def build(problem: Problem, seed: int = 0) -> Case:
         clean["value"] = clean["key"][..., : p.value_dim]
         if "key_scales" in operands:
             operands["value_scales"] = first_scales(operands["key_scales"], p.value_dim, kv_format)
-    if p.seq_lens is not None:
+    if p.seq_lens is not None and not p.has_packed_keys:
         operands["seq_lens"] = flat(torch.tensor(p.seq_lens, dtype=torch.int32))
     if mask is not None:
         clean["attn_mask"] = mask
@@ -318,6 +327,8 @@ def build(problem: Problem, seed: int = 0) -> Case:
         options |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
     elif p.op == "prefill" and p.is_causal:
         options["is_causal"] = True
-        if p.q_offset is not None:
-            options["q_offset"] = p.q_offset
+    if p.has_packed_keys:
+        options["max_seqlen_k"] = p.kv_len
+    if p.q_offset is not None:
+        options["q_offset"] = p.q_offset
     return Case(p, operands, clean, visible, options)

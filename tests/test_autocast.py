@@ -45,7 +45,7 @@ def test_without_autocast_they_raise(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill"])
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"])
 def test_every_attention_op(op: str, device: str) -> None:
     arguments = arguments_of(op, device)
     halves = {

@@ -44,6 +44,7 @@ SIZES = {
     "decode": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
     "paged_decode": "batch heads kv-heads q-len kv-len head-dim value-dim block-size cores",
     "paged_prefill": "batch heads kv-heads q-len kv-len head-dim value-dim block-size cores",
+    "varlen_prefill": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
     "merge": "batch heads q-len head-dim parts cores",
 }
 
@@ -75,6 +76,11 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
         ("explain decode --causal", "decode takes no --causal", "explain prefill --causal"),
         ("explain paged_decode --causal", "paged_decode takes no --causal", "explain paged_decode"),
         ("explain paged_prefill --causal", "paged_prefill takes no --causal", "explain paged_prefill"),
+        (
+            "explain varlen_prefill --block-size 8",
+            "varlen_prefill takes no --block",
+            "explain varlen_prefill --causal",
+        ),
         ("explain merge --kv-heads 4", "merge takes no --kv-heads", "explain merge --heads 4"),
         (
             "explain decode --block-size 16",

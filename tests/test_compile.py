@@ -11,7 +11,8 @@ from torch import Tensor
 from tests import problems
 from tests.problems import Problem
 
-OPS = ("prefill", "decode", "paged_decode", "paged_prefill", "merge")
+PACKED = ("paged_prefill", "varlen_prefill")
+OPS = ("prefill", "decode", "paged_decode", *PACKED, "merge")
 
 
 def arguments_of(op: str, device: str, **changes: Any) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def arguments_of(op: str, device: str, **changes: Any) -> dict[str, Any]:
     sizes: dict[str, Any] = {"q_len": 6, "kv_len": 20, "causality": "bottom_right", "mask": torch.bool}
     if op != "prefill":
         sizes = {"q_len": 2, "kv_len": 32, "seq_lens": (21, 32)}
-    if op == "paged_prefill":
+    if op in PACKED:
         sizes |= {"q_lens": (1, 9), "q_len": 9, "causality": "bottom_right"}
     if op.startswith("paged"):
         sizes |= {"block_size": 16}
@@ -66,7 +67,7 @@ def test_compile_without_graph_break(op: str, dynamic: bool, grad: bool) -> None
     def model(**arguments: Any) -> Tensor:
         arguments[first] = arguments[first] * 1.5
         out, lse = getattr(torch.ops.fattn, op)(**arguments)
-        return out + (lse.mT if op == "paged_prefill" else lse)[..., None].exp()
+        return out + (lse.mT if op in PACKED else lse)[..., None].exp()
 
     torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)

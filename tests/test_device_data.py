@@ -10,7 +10,8 @@ import torch
 import torch_fattn
 from tests.accuracy import assert_lse_close
 from tests.conftest import Checked, counted_launches
-from tests.test_bad_input import call, valid
+from tests.test_bad_input import call
+from tests.wrong_calls import valid
 
 BEYOND = [
     ("decode", {"seq_lens": (20, 33)}, ["seq_lens", "33", "32"]),
@@ -28,6 +29,14 @@ BEYOND = [
     ("paged_prefill", {"cu_seqlens_q": (0, 0, 9)}, ["sequence 1", "9", "max_seqlen_q is 8"]),
     ("paged_prefill", {"cu_seqlens_q": (0, 8, 2**31 - 1)}, ["sequence 1", "2147483639"]),
     ("paged_prefill", {"cu_seqlens_q": (-5, -7, 4)}, ["cu_seqlens_q[0]", "-5"]),
+    ("varlen_prefill", {"cu_seqlens_q": (0, 8, 7)}, ["cu_seqlens_q[2]", "7", "8"]),
+    ("varlen_prefill", {"cu_seqlens_q": (0, 8, 2**31 - 1)}, ["sequence 1", "2147483639"]),
+    ("varlen_prefill", {"cu_seqlens_k": (1, 12, 20)}, ["cu_seqlens_k[0]", "1", "0"]),
+    ("varlen_prefill", {"cu_seqlens_k": (0, 12, 11)}, ["cu_seqlens_k[2]", "11", "12"]),
+    ("varlen_prefill", {"cu_seqlens_k": (0, 12, 23)}, ["cu_seqlens_k ends at 23", "22 rows"]),
+    ("varlen_prefill", {"cu_seqlens_k": (0, 2, 20)}, ["sequence 1", "18 key rows", "max_seqlen_k is 12"]),
+    ("varlen_prefill", {"cu_seqlens_k": (-(2**31), 2**31 - 1, -9)}, ["cu_seqlens_k[0]", "-2147483648"]),
+    ("varlen_prefill", {"cu_seqlens_k": (22, 2**31 - 1, 5)}, ["cu_seqlens_k[0]", "22"]),
 ]
 
 

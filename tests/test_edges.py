@@ -32,7 +32,7 @@ def problem(op: str = "prefill", dtype: torch.dtype = torch.float32, **changes: 
     }
     if op != "prefill":
         fields |= {"q_len": 4, "kv_len": 96, "seq_lens": (61, 96)}
-    if op == "paged_prefill":
+    if op in ("paged_prefill", "varlen_prefill"):
         fields |= {"q_len": 30, "q_lens": (30, 1), "causality": "bottom_right"}
     if op.startswith("paged"):
         fields |= {"block_size": 16}
@@ -327,7 +327,7 @@ def test_mask_shapes_broadcast_from_the_right(shape: tuple[int, ...]) -> None:
 # ---- repeatability and partial results
 
 
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill"])
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"])
 def test_runs_are_bit_identical(op: str) -> None:
     lengths = {} if op == "prefill" else {"kv_len": 512, "seq_lens": (300, 512)}
     case = problems.build(problem(op, torch.float16, **lengths))
@@ -376,7 +376,7 @@ def test_merge_weighs_by_the_exponential() -> None:
 # ---- autograd
 
 
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill"])
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"])
 @pytest.mark.parametrize("where", ["mps", "cpu"])
 def test_forward_works_and_backward_refuses(op: str, where: str) -> None:
     case = problems.build(problem(op))

@@ -48,3 +48,13 @@ def test_shared_prefix(device: str) -> None:
     assert f"{together:,} together, {together + 2 * 15 * 96:,} apart" in said, said
     difference = re.search(r"difference +(\S+) at most", said)
     assert difference is not None and float(difference[1]) < 2e-3
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_varlen(device: str) -> None:
+    said = run("varlen.py", "--device", device, "--sentences", "5", "--longest", "70")
+    assert "5 sentences of" in said and "to 70 tokens" in said
+    rows = re.search(r"rows +(\d+) packed, 350 padded", said)
+    assert rows is not None and 70 < int(rows[1]) < 350, said
+    difference = re.search(r"difference +(\S+) at most", said)
+    assert difference is not None and float(difference[1]) < 1e-3

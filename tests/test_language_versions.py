@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
 pytest.importorskip("softmetal", reason="the language is checked by softmetal, which is for Linux")
 
@@ -55,6 +56,15 @@ def test_every_cache_format_is_read(standard: str) -> None:
     of_format = {next(m for m in macros if "KV_FORMAT" in m): (name, macros) for name, macros in found}
     assert len(of_format) == 4
     for name, macros in of_format.values():
+        named = tuple(macro.removeprefix("-D") for macro in macros)
+        assert refusals(kernel_text(name), named, standard) == "", macros
+
+
+@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+def test_rows_of_every_length_are_read(dtype: torch.dtype, standard: str) -> None:
+    shapes = pipelines("logits", dtype)
+    for name, macros in (shapes[0], shapes[-1]):
         named = tuple(macro.removeprefix("-D") for macro in macros)
         assert refusals(kernel_text(name), named, standard) == "", macros
 

@@ -32,7 +32,7 @@ TUNING = Path(__file__).resolve().parent.parent / "csrc" / "plan" / "tuning.h"
 METAL = ("xcrun", "-sdk", "macosx", "metal")
 LANGUAGE = "metal3.1"  # what csrc/metal/pipelines.mm asks for
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
-KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "merge", "cache")
+KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "merge", "cache", "logits")
 FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
 WIDE_HEAD_DIMS = [(dim, dim) for dim in range(136, 577, 40)] + [(192, 128), (256, 256), (512, 512), (24, 328)]
@@ -67,6 +67,12 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         return
     if kernel == "cache":
         yield from _cache_plans(dtype)
+        return
+    if kernel == "logits":
+        for columns in (100, 200, *(2**n for n in range(9, 15))):
+            x = torch.empty(3, columns, dtype=dtype, device="meta")
+            yield torch_fattn.explain("softmax", x)
+            yield torch_fattn.explain("softcap", x, 30.0)
         return
     # One row group, two and four; keys for one part and for several.
     op = kernel.removesuffix("_wide")
@@ -176,6 +182,8 @@ def test_nothing_is_left_out() -> None:
     assert {f"-DFATTN_VALUE_IN_KEY={n}" for n in ("true", "false")} <= wide
     merges = {macros for _, macros in pipelines("merge", torch.float16)}
     assert len(merges) == 3  # numbers of simdgroups
+    logits = {macros for _, macros in pipelines("logits", torch.float16)}
+    assert len(logits) == 8  # vectors that a thread holds, and simdgroups that share a row
 
 
 # ---- the skip itself, with an xcrun of our own

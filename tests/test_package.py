@@ -53,7 +53,9 @@ def test_import_brings_no_other_package() -> None:
     assert result.stdout.strip() == "[]", result.stderr
 
 
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "merge"])
+@pytest.mark.parametrize(
+    "op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge"]
+)
 def test_explain_command(op: str, capsys: pytest.CaptureFixture[str]) -> None:
     shape = ["explain", op, "--heads", "8", "--head-dim", "64"]
     shape += [] if op == "merge" else ["--kv-heads", "2", "--kv-len", "600"]

@@ -67,8 +67,30 @@ def test_golden_cache_write(request: pytest.FixtureRequest) -> None:
     check_golden("cache_write_int4", plan, request.config.getoption("--update-golden"))
 
 
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("name", "op", "view", "cap"),
+    [
+        (
+            "softmax_f16",
+            "softmax",
+            torch.empty(2, 8, 77, 1500, dtype=f16, device="meta").transpose(1, 2),
+            0.0,
+        ),
+        ("softmax_short_f32", "softmax", torch.empty(4000, 60, 2, device="meta")[..., 0], 30.0),
+        ("softcap_bf16", "softcap", torch.empty(6, 40, 100, dtype=bf16, device="meta")[:, :, :60], 30.0),
+    ],
+)
+def test_golden_logits(
+    name: str, op: str, view: torch.Tensor, cap: float, request: pytest.FixtureRequest
+) -> None:
+    option = {"softmax": "softcap", "softcap": "cap"}[op]
+    plan = torch_fattn.explain(op, view, **{option: cap}, **M1).data
+    check_golden(name, plan, request.config.getoption("--update-golden"))
+
+
 def test_every_golden_file_is_used() -> None:
-    others = {"merge_f16", "cache_write_int4"}
+    others = {"merge_f16", "cache_write_int4", "softmax_f16", "softmax_short_f32", "softcap_bf16"}
     assert {path.stem for path in GOLDEN.glob("*.json")} == {*GOLDEN_CALLS, *others}
 
 
@@ -99,7 +121,10 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     assert constants["softcap"] == (p.softcap > 0)
     assert (constants["sinks"], constants["alibi"]) == (p.sinks, p.alibi_slopes)
     assert constants["block_size"] == p.block_size
-    assert constants["packed"] == constants["has_seq_lens"] == (p.q_lens is not None)
+    assert constants["packed"] == (p.q_lens is not None)
+    assert constants["packed_keys"] == p.has_packed_keys
+    assert constants["has_seq_lens"] == (p.op == "paged_prefill")
+    assert params["last_rows_meet"] == (p.has_packed_keys and p.q_offset is None)
 
 
 def scale_bytes(p: Problem, keys: int) -> int:
@@ -245,7 +270,9 @@ def test_an_unknown_number_of_cores() -> None:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("family", [1, 5, 6])
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "merge"])
+@pytest.mark.parametrize(
+    "op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge"]
+)
 def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
     if op == "merge":
         operands: dict[str, Any] = {
@@ -254,7 +281,7 @@ def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
         }
     else:
         sizes: dict[str, Any] = {"block_size": 16} if op.startswith("paged") else {}
-        sizes |= {"q_lens": (1,)} if op == "paged_prefill" else {}
+        sizes |= {"q_lens": (1,)} if op in ("paged_prefill", "varlen_prefill") else {}
         operands = on_meta(Problem(0, op, f16, 1, 4, 2, 1, 32, 64, 64, seq_lens=(9,), **sizes))
         if op == "prefill":
             del operands["seq_lens"]
@@ -343,7 +370,7 @@ def test_explain_refuses_as_the_op_does() -> None:
     assert str(of_plan.value) == str(of_op.value)
     assert "5 query heads cannot share 2 key-value heads" in str(of_op.value)
     with pytest.raises(ValueError, match="not an operator"):
-        torch_fattn.explain("softmax", query)
+        torch_fattn.explain("softmin", query)
 
 
 @pytest.mark.host_only

@@ -56,7 +56,20 @@ PACKED = Problem(
 # The scales of keys below the window are NaN, and some of them are in its first step.
 PACKED_INT8 = replace(PACKED, kv_format="int8", window_left=20)
 PACKED_INT4 = replace(PACKED, kv_format="int4", head_dim=64, value_dim=32)
-CONTROLS = (PREFILL, PREFILL_WINDOW, PREFILL_RIGHT, PACKED, PACKED_INT8, PACKED_INT4)
+# Keys of the neighbours on both sides, a sequence without any, and rows behind the last; two heads to a tile.
+VARLEN = replace(
+    PACKED,
+    op="varlen_prefill",
+    q_lens=(50, 1, 9, 20),
+    seq_lens=(113, 65, 0, 37),
+    block_size=0,
+)
+# Rows from the same position on in each sequence.
+VARLEN_OFFSET = replace(VARLEN, causality="offset", q_offset=11, alibi_slopes=True)
+CONTROLS = (
+    *(PREFILL, PREFILL_WINDOW, PREFILL_RIGHT, PACKED, PACKED_INT8, PACKED_INT4),
+    *(VARLEN, VARLEN_OFFSET),
+)
 
 MUTANTS = [
     *removed_barriers("prefill", PREFILL),
@@ -64,8 +77,8 @@ MUTANTS = [
         "prefill_stages_a_key_too_many",
         PREFILL,
         "fattn_prefill",
-        "const int rows = params.kv_len - first_key;",
-        "const int rows = params.kv_len - first_key + 1;",
+        "params.kv_len) - first_key;",
+        "params.kv_len) - first_key + 1;",
         "bounds",
     ),
     Mutant(
@@ -319,6 +332,74 @@ MUTANTS = [
         "fattn_prefill",
         "long(row.head) * params.q_len + tile.first_row + row.row",
         "out_row",
+    ),
+    Mutant(
+        "varlen_sees_the_next_sequence",
+        VARLEN,
+        "fattn_prefill",
+        "keys.count = min(end - first, params.kv_len);",
+        "keys.count = min(end - first + 1, params.kv_len);",
+    ),
+    Mutant(
+        "varlen_sees_all_that_follows",
+        replace(VARLEN, causality="none"),
+        "fattn_prefill",
+        "keys.count = min(end - first, params.kv_len);",
+        "keys.count = min(params.kv_rows - first, params.kv_len);",
+    ),
+    Mutant(
+        "varlen_begins_a_key_late", VARLEN, "fattn_prefill", "keys.first = first;", "keys.first = first + 1;"
+    ),
+    Mutant(
+        "varlen_keys_of_the_first_sequence",
+        VARLEN,
+        "fattn_prefill",
+        "source.key.elements += packed_key_rows.first * params.key.row;",
+        "",
+    ),
+    Mutant(
+        "varlen_values_of_the_first_sequence",
+        VARLEN,
+        "fattn_prefill",
+        "source.value.elements += packed_key_rows.first * params.value.row;",
+        "",
+    ),
+    Mutant(
+        "varlen_starts_side_by_side",
+        VARLEN,
+        "fattn_prefill",
+        "cu_seqlens_k[batch * params.cu_seqlens_k_stride]",
+        "cu_seqlens_k[batch]",
+    ),
+    Mutant(
+        "varlen_stages_the_next_sequence",
+        VARLEN,
+        "fattn_prefill",
+        "(fc_packed_keys ? source.table.length : params.kv_len) - first_key;",
+        "(fc_packed_keys ? params.kv_rows : params.kv_len) - first_key;",
+        "bounds",
+    ),
+    Mutant(
+        "varlen_rows_begin_together",
+        VARLEN,
+        "fattn_prefill",
+        "params.last_rows_meet ? length - tile.q_len : params.q_offset",
+        "params.q_offset",
+    ),
+    Mutant(
+        "varlen_offset_is_dropped",
+        VARLEN_OFFSET,
+        "fattn_prefill",
+        "params.last_rows_meet ? length - tile.q_len : params.q_offset",
+        "length - tile.q_len",
+    ),
+    Mutant(
+        "varlen_spare_rows_see_keys",
+        VARLEN,
+        "fattn_prefill",
+        "if (batch >= 0) {",
+        "if (batch >= -1) {",
+        "bounds",
     ),
 ]
 

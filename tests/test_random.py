@@ -16,7 +16,8 @@ from tests.conftest import Checked, counted_launches
 
 PROBLEMS = drawing.draw(600)
 ORDERS = ("forward", "reverse", "random")  # of the threads
-OPS = ("prefill", "decode", "paged_decode", "paged_prefill")
+OPS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
+PACKED = ("paged_prefill", "varlen_prefill")
 
 
 def kernel_of(problem: problems.Problem) -> str:
@@ -91,17 +92,18 @@ def test_a_pair_that_does_not_meet_is_noticed() -> None:
 
 def test_the_problems_cover_every_axis() -> None:
     seen = {(p.op, p.dtype) for p in PROBLEMS}
-    assert len(seen) == 12
+    assert len(seen) == 15
     dims = {(p.head_dim, p.value_dim, p.value_in_key) for p in PROBLEMS}
     assert dims == {(*pair, False) for pair in problems.HEAD_DIMS} | set(problems.WIDE_HEAD_DIMS)
     assert {p.q_heads // p.kv_heads == 1 for p in PROBLEMS} == {True, False}
     assert any(p.kv_heads == 1 and p.q_heads > 1 for p in PROBLEMS)
-    assert {p.causality for p in PROBLEMS if p.op == "prefill"} == set(problems.CAUSALITIES)
+    for op in ("prefill", "varlen_prefill"):
+        assert {p.causality for p in PROBLEMS if p.op == op} == set(problems.CAUSALITIES)
     for operand in range(3):
         assert {p.layouts[operand] for p in PROBLEMS if not p.block_size} == set(problems.LAYOUTS)
     for op in OPS:
         of_op = [p for p in PROBLEMS if p.op == op]
-        assert {p.mask for p in of_op} == (set(problems.MASKS) if op != "paged_prefill" else {None})
+        assert {p.mask for p in of_op} == ({None} if op in PACKED else set(problems.MASKS))
         assert {p.window_left for p in of_op} == set(problems.WINDOWS_LEFT)
         assert {p.window_right for p in of_op} == set(problems.WINDOWS_RIGHT)
         assert {p.sink_tokens for p in of_op} == set(problems.SINK_TOKENS)
@@ -110,13 +112,14 @@ def test_the_problems_cover_every_axis() -> None:
     assert len({p.mask_broadcast for p in PROBLEMS if p.mask is not None}) == 16
     for op in ("paged_decode", "paged_prefill"):
         assert {p.block_size for p in PROBLEMS if p.op == op} == set(problems.BLOCK_SIZES)
-    packed = [p for p in PROBLEMS if p.q_lens is not None]
-    assert {p.is_causal for p in packed} == {True, False} == {p.spare_rows > 0 for p in packed}
-    rows = {n for p in packed for n in p.rows}
-    assert {0, 1} < rows and any(1 < n <= 16 for n in rows) and max(rows) > 100
+    for op in PACKED:
+        packed = [p for p in PROBLEMS if p.op == op]
+        assert {p.is_causal for p in packed} == {True, False} == {p.spare_rows > 0 for p in packed}
+        rows = {n for p in packed for n in p.rows}
+        assert {0, 1} < rows and any(1 < n <= 16 for n in rows) and max(rows) > 100
     for op in ("decode", "paged_decode"):
         assert {p.kv_format for p in PROBLEMS if p.op == op} == {*problems.KV_FORMATS, "int4"}
-    for op in ("decode", "paged_decode", "paged_prefill"):
+    for op in ("decode", "paged_decode", *PACKED):
         lengths = [(n, p.kv_len) for p in PROBLEMS if p.op == op and p.seq_lens for n in p.seq_lens]
         assert any(n == 0 for n, _ in lengths) and any(n == capacity for n, capacity in lengths)
 

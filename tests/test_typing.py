@@ -21,6 +21,7 @@ CALLS = {
     "decode": "x, x, x, x, attn_mask=x",
     "paged_decode": "x, x, x, x, x",
     "paged_prefill": "x, x, x, x, x, x, 9",
+    "varlen_prefill": "x, x, x, x, x, 9, 9, q_offset=0",
     "merge": "x, x",
     "shared_prefix_decode": "x, x, x, x, x, softcap=1.0",
     "shared_prefix_paged_decode": "x, x, x, x, x, 3, attn_mask=None",

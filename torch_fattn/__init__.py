@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from . import _extension, _fakes, reference
 from ._cache_write import cache_write
+from ._logits import softcap, softmax
 from ._ops import decode, merge, paged_decode, prefill
-from ._packed_ops import paged_prefill
+from ._packed_ops import paged_prefill, varlen_prefill
 from ._shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
 from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
 from .plans import Explanation, explain, launch_counts, reset_launch_counts
@@ -45,4 +46,7 @@ __all__ = [
     "reset_launch_counts",
     "shared_prefix_decode",
     "shared_prefix_paged_decode",
+    "softcap",
+    "softmax",
+    "varlen_prefill",
 ]

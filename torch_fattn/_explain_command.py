@@ -15,7 +15,8 @@ from ._kv_formats import INT4_GROUP
 from .plans import FAMILIES, MOST_CORES, OPERATORS, explain
 
 MOST = 2**31 - 1
-ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill")
+ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
+PACKED = ("paged_prefill", "varlen_prefill")
 # Options that not every operator has; the others refuse them.
 USED_BY = {
     "kv_heads": ATTENTION,
@@ -24,7 +25,7 @@ USED_BY = {
     "block_size": ("paged_decode", "paged_prefill"),
     "kv_format": ("decode", "paged_decode", "paged_prefill"),
     "parts": ("merge",),
-    "causal": ("prefill",),
+    "causal": ("prefill", "varlen_prefill"),
 }
 WHY_NOT = {
     ("decode", "causal"): "its rows are the last ones of their sequences and causal always",
@@ -64,9 +65,13 @@ def run(parser: Parser, options: argparse.Namespace) -> int:
     _check_use(parser, options)
     _check_device(parser, options)
     operands = _operands(parser, options)
-    keywords: dict[str, Any] = {"is_causal": bool(options.causal)} if options.op == "prefill" else {}
-    if options.op == "paged_prefill":
+    keywords: dict[str, Any] = {}
+    if options.op in USED_BY["causal"]:
+        keywords["is_causal"] = bool(options.causal)
+    if options.op in PACKED:
         keywords["max_seqlen_q"] = operands[0].shape[0] // options.batch
+    if options.op == "varlen_prefill":
+        keywords["max_seqlen_k"] = operands[1].shape[0] // options.batch
     if options.kv_format:
         keywords |= _scales(options.kv_format, *operands[1:3])
     try:
@@ -132,7 +137,7 @@ def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
     if options.op == "merge":
         parts = (options.parts or 2, batch, heads, q_len)
         return [tensor("outs", dtype, *parts, head_dim), tensor("lses", torch.float32, *parts)]
-    rows = (batch * q_len, heads) if options.op == "paged_prefill" else (batch, heads, q_len)
+    rows = (batch * q_len, heads) if options.op in PACKED else (batch, heads, q_len)
     query = tensor("query", dtype, *rows, head_dim)
     columns = [head_dim, value_dim]
     if options.kv_format:
@@ -150,10 +155,12 @@ def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
         if options.op == "paged_prefill":
             paged.append(tensor("starts of the sequences", torch.int32, batch + 1))
         return paged
-    cache = (batch, kv_heads, kv_len)
+    cache = (batch * kv_len, kv_heads) if options.op == "varlen_prefill" else (batch, kv_heads, kv_len)
     operands = [query, tensor("key", dtype, *cache, columns[0]), tensor("value", dtype, *cache, columns[1])]
     if options.op == "decode":
         operands.append(tensor("sequence lengths", torch.int32, batch))
+    if options.op == "varlen_prefill":
+        operands += [tensor("starts of the sequences", torch.int32, batch + 1)] * 2
     return operands
 
 

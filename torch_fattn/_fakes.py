@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from .plans import OPERATORS
+from .plans import LOGITS_OPERATORS, OPERATORS
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -18,6 +18,8 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def register() -> None:
     for op in OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _fake(op))
+    for op in LOGITS_OPERATORS:
+        torch.library.register_fake(f"fattn::{op}", _logits_fake(op))
     torch.library.register_fake("fattn::cache_write", _cache_write)
     torch.library.register_fake("fattn::_refuse_backward", torch.empty_like)
 
@@ -26,6 +28,7 @@ def _fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     results: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
         "merge": _merge_result,
         "paged_prefill": _packed_result,
+        "varlen_prefill": _packed_result,
     }
     result_of = results.get(op, _attention_result)
 
@@ -60,6 +63,14 @@ def _packed_result(
 
 def _merge_result(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
+
+
+def _logits_fake(op: str) -> Callable[..., Tensor]:
+    def fake(logits: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        _check(op, (logits, *arguments), options)
+        return logits.new_empty(logits.shape)
+
+    return fake
 
 
 def _cache_write(*arguments: Any, **options: Any) -> None:

@@ -25,7 +25,10 @@ KERNEL_OF = {
     "decode": "fattn_decode",
     "paged_decode": "fattn_decode",
     "paged_prefill": "fattn_prefill",
+    "varlen_prefill": "fattn_prefill",
     "merge": "fattn_merge",
+    "softmax": "fattn_softmax",
+    "softcap": "fattn_softcap",
     "cache_write": "fattn_cache_write",
 }
 
@@ -38,11 +41,11 @@ class Case:
     operands: tuple[Tensor, ...]
     options: dict[str, Any]
 
-    def run(self, device: str) -> tuple[Tensor, Tensor]:
+    def run(self, device: str) -> tuple[Tensor, ...]:
         results = getattr(torch.ops.fattn, self.op)(*(t.to(device) for t in self.operands), **self.options)
         return results[0].cpu(), results[1].cpu()
 
-    def error(self, results: tuple[Tensor, Tensor]) -> float:
+    def error(self, results: tuple[Tensor, ...]) -> float:
         """The largest difference from the reference in out and lse; inf where a result is not a number."""
         exact = getattr(reference, self.op)(*self.operands, **self.options)
         errors = [
@@ -54,18 +57,30 @@ class Case:
 class CacheWriteCase(Case):
     """What two caches hold after rows were written into them."""
 
-    def run(self, device: str) -> tuple[Tensor, Tensor]:
+    def run(self, device: str) -> tuple[Tensor, ...]:
         operands = [t.clone().to(device) for t in self.operands]
         torch.ops.fattn.cache_write(*operands)
         return operands[2].cpu(), operands[3].cpu()
 
-    def error(self, results: tuple[Tensor, Tensor]) -> float:
+    def error(self, results: tuple[Tensor, ...]) -> float:
         operands = [t.clone() for t in self.operands]
         reference.cache_write(*operands)
         exact = operands[2:4]
         return max(
             float((mine.double() - true).abs().max()) for mine, true in zip(results, exact, strict=True)
         )
+
+
+class LogitsCase(Case):
+    """An operator with one result."""
+
+    def run(self, device: str) -> tuple[Tensor, ...]:
+        operands = (t.to(device) for t in self.operands)
+        return (getattr(torch.ops.fattn, self.op)(*operands, **self.options).cpu(),)
+
+    def error(self, results: tuple[Tensor, ...]) -> float:
+        exact = getattr(reference, self.op)(*self.operands, **self.options)
+        return float((results[0].double() - exact).abs().max())
 
 
 def main() -> int:
@@ -212,8 +227,23 @@ def _paged_prefill_case(dtype: torch.dtype) -> Case:
     )
 
 
+def _varlen_prefill_case(dtype: torch.dtype) -> Case:
+    query, keys = _random(45, 4, 64, dtype=dtype), _random(70, 2, 64, dtype=dtype)
+    starts = (torch.tensor(entries, dtype=torch.int32) for entries in ([0, 37, 37, 45], [0, 41, 50, 70]))
+    options = {"max_seqlen_q": 37, "max_seqlen_k": 41, "is_causal": True}
+    return Case("varlen_prefill", (query, keys, keys.flip(0), *starts), options)
+
+
 def _merge_case(dtype: torch.dtype) -> Case:
     return Case("merge", (_random(3, 2, 4, 5, 64, dtype=dtype), _random(3, 2, 4, 5, dtype=torch.float32)), {})
+
+
+def _softmax_case(dtype: torch.dtype) -> Case:
+    return LogitsCase("softmax", (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {"softcap": 2.0})
+
+
+def _softcap_case(dtype: torch.dtype) -> Case:
+    return LogitsCase("softcap", (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {"cap": 2.0})
 
 
 def _cache_write_case(dtype: torch.dtype) -> Case:
@@ -228,6 +258,9 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "decode": _decode_case,
     "paged_decode": _paged_decode_case,
     "paged_prefill": _paged_prefill_case,
+    "varlen_prefill": _varlen_prefill_case,
     "merge": _merge_case,
+    "softmax": _softmax_case,
+    "softcap": _softcap_case,
     "cache_write": _cache_write_case,
 }

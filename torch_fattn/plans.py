@@ -12,8 +12,10 @@ import torch
 
 __all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
-OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "merge")  # that return (out, lse)
-PLANNED = (*OPERATORS, "cache_write")
+# That return (out, lse).
+OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge")
+LOGITS_OPERATORS = ("softmax", "softcap")  # that return one tensor like their first
+PLANNED = (*OPERATORS, *LOGITS_OPERATORS, "cache_write")
 FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner says from which on there are kernels
 MOST_CORES = 1024
 
@@ -89,7 +91,8 @@ def explain(
     """The plan of `torch_fattn.<op>(*operands, **options)`; nothing is computed and nothing is launched.
 
     Args:
-        op: "prefill", "decode", "paged_decode", "paged_prefill", "merge" or "cache_write".
+        op: "prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge", "softmax",
+            "softcap" or "cache_write".
         operands, options: as for the operator. Tensors on any device will do; those on "meta" cost nothing.
         device_name, family, cores: plan for this GPU (family n of MTLGPUFamilyApple<n>; 0 cores where the
             number is unknown, as in a virtual machine: planned as for an M1). The default is the

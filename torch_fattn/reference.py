@@ -2,8 +2,8 @@
 read.
 
 Every function takes the arguments of the operator of the same name, on any device and in any dtype, and
-returns `(out, lse)` in float64 on the CPU; `cache_write` writes what `quantise` and `dequantise` define. The
-whole score matrix is materialised: use it on small problems.
+returns what it returns, `(out, lse)` or one tensor, in float64 on the CPU; `cache_write` writes what
+`quantise` and `dequantise` define. The whole score matrix is materialised: use it on small problems.
 
 How a row of scores becomes a row of the result:
 
@@ -33,6 +33,9 @@ __all__ = [
     "paged_prefill",
     "prefill",
     "quantise",
+    "softcap",
+    "softmax",
+    "varlen_prefill",
 ]
 
 _INF = float("inf")
@@ -191,10 +194,7 @@ def paged_prefill(
     tables = block_tables.cpu().long()
     in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
     key, value = (_gather_blocks(cache, tables) for cache in (key_cache, value_cache))
-    out = torch.zeros(rows, heads, value_cache.shape[-1], dtype=torch.float64)
-    lse = torch.full((heads, rows), -_INF, dtype=torch.float64)
-    if sinks is not None:
-        lse[:] = sinks.cpu()[:, None]
+    out, lse = _no_key_results(rows, heads, value_cache.shape[-1], sinks)
     bounds = cu_seqlens_q.cpu().long().clamp(0, rows).cummax(0).values.tolist()
     for b, (first, end) in enumerate(pairwise(bounds)):
         length = int(seq_lens[b].clamp(0, key.shape[2]))
@@ -204,6 +204,53 @@ def paged_prefill(
             value[b : b + 1, :, :length],
             in_pool[b, :length],
             is_causal=is_causal,
+            window_left=window_left,
+            window_right=window_right,
+            sink_tokens=sink_tokens,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            softcap=softcap,
+            scale=scale,
+        )
+        out[first:end] = sequence_out[0].transpose(0, 1)
+        lse[:, first:end] = sequence_lse[0]
+    return out, lse
+
+
+def varlen_prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    is_causal: bool = False,
+    q_offset: int | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Query `[Tq,Hq,D]` and key `[Tk,Hkv,D]`, value `[Tk,Hkv,Dv]`: `prefill` of rows `cu_seqlens_q[b]` to
+    `cu_seqlens_q[b + 1]` over keys `cu_seqlens_k[b]` to `cu_seqlens_k[b + 1]`. A row of no sequence sees no
+    key. Returns out `[Tq,Hq,Dv]` and lse `[Hq,Tq]`."""
+    rows, heads, _ = query.shape
+    out, lse = _no_key_results(rows, heads, value.shape[-1], sinks)
+    bounds = cu_seqlens_q.cpu().long().clamp(0, rows).cummax(0).values.tolist()
+    key_bounds = cu_seqlens_k.cpu().long().clamp(0, key.shape[0]).tolist()
+    for (first, end), (first_key, end_key) in zip(pairwise(bounds), pairwise(key_bounds), strict=True):
+        keys = slice(first_key, min(end_key, first_key + max_seqlen_k))
+        sequence_out, sequence_lse = prefill(
+            query[first:end].transpose(0, 1)[None],
+            key[keys].transpose(0, 1)[None],
+            value[keys].transpose(0, 1)[None],
+            is_causal=is_causal,
+            q_offset=q_offset,
             window_left=window_left,
             window_right=window_right,
             sink_tokens=sink_tokens,
@@ -227,6 +274,20 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     weighted = (weights[..., None] * outs).masked_fill((lses == -_INF)[..., None], 0.0).sum(0)
     out = (weighted / total[..., None]).masked_fill((total == 0)[..., None], 0.0)
     return out, top + total.log()
+
+
+def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
+    """Over the last dimension. -inf is hidden from the cap as from the sum: a row of nothing else is 0."""
+    scores = scores.detach().cpu().double()
+    hidden = scores == -_INF
+    if softcap > 0:
+        scores = (softcap * torch.tanh(scores / softcap)).masked_fill(hidden, -_INF)
+    return scores.softmax(-1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """`cap * tanh(x / cap)` of each element."""
+    return cap * torch.tanh(x.detach().cpu().double() / cap)
 
 
 def cache_write(
@@ -341,6 +402,14 @@ def _attend(
     out = _weighted_values(weights, v, visible) / total[..., None]
     out = out.masked_fill((total == 0)[..., None], 0.0)
     return out, top + total.log()
+
+
+def _no_key_results(rows: int, heads: int, value_dim: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """out and lse of packed rows that see no key."""
+    lse = torch.full((heads, rows), -_INF, dtype=torch.float64)
+    if sinks is not None:
+        lse[:] = sinks.cpu()[:, None]
+    return torch.zeros(rows, heads, value_dim, dtype=torch.float64), lse
 
 
 def _share_heads(x: Tensor, q_heads: int) -> Tensor:

@@ -23,6 +23,7 @@ constant bool fc_one_row [[function_constant(fattn::kConstOneRow)]];
 constant bool fc_scales [[function_constant(fattn::kConstScales)]];
 constant bool fc_packed [[function_constant(fattn::kConstPacked)]];
 constant bool fc_sliced [[function_constant(fattn::kConstSliced)]];
+constant bool fc_packed_keys [[function_constant(fattn::kConstPackedKeys)]];
 
 // Gates of optional buffers.
 constant bool fc_has_mask = fc_mask != fattn::kMaskNone;

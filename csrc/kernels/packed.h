@@ -1,5 +1,6 @@
 // The query rows of a tile of prefill: of one sequence and head, or of a packed call, where the rows of all
-// sequences lie in one tensor and cu_seqlens [batch + 1] says where each begins.
+// sequences lie in one tensor and cu_seqlens [batch + 1] says where each begins. And the keys of a sequence,
+// where those are packed too.
 //
 // A packed tile holds (row, head) pairs of all query heads that share a key-value head, heads side by side.
 // One decoded token then fills as many rows of a tile as there are heads to share its keys, which are read
@@ -104,6 +105,27 @@ inline QueryTile packed_tile(const device int* cu_seqlens, constant PrefillParam
     rows_before = simd_shuffle(row_end, ushort(kSimdWidth - 1));
   }
   return found;
+}
+
+// Keys of one sequence among those of all.
+struct PackedKeys {
+  long first;
+  int count;
+};
+
+// Whatever cu_seqlens_k holds: no more keys than there are, nor than a sequence has. The rows of no sequence
+// have none.
+inline PackedKeys packed_keys(const device int* cu_seqlens_k, constant PrefillParams& params, long batch) {
+  PackedKeys keys;
+  keys.first = 0;
+  keys.count = 0;
+  if (batch >= 0) {
+    const int first = clamp(cu_seqlens_k[batch * params.cu_seqlens_k_stride], 0, params.kv_rows);
+    const int end = clamp(cu_seqlens_k[(batch + 1) * params.cu_seqlens_k_stride], first, params.kv_rows);
+    keys.first = first;
+    keys.count = min(end - first, params.kv_len);
+  }
+  return keys;
 }
 
 }  // namespace fattn

@@ -39,10 +39,12 @@ enum Slot {
   kSlotValueScales = 15,
   kSlotCuSeqlens = 16,
   kSlotSlice = 17,
+  kSlotCuSeqlensK = 18,
   // Of cache_write, beside kSlotKey and kSlotValue.
   kSlotKeyCache = 20,
   kSlotValueCache = 21,
   kSlotSlotMapping = 22,
+  kSlotLogits = 23,  // of softmax and softcap
 };
 
 // Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,
@@ -63,6 +65,7 @@ enum FunctionConstant {
   kConstScales = 12,      // bool: quantised K and V have scales
   kConstPacked = 13,      // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
   kConstSliced = 14,      // bool: the grid takes several dispatches (plan/slices.h)
+  kConstPackedKeys = 15,  // bool: so do the keys of all sequences, cut by cu_seqlens_k
 };
 
 // How a cache stores a row of keys or values: see plan/kv_format.h.
@@ -101,22 +104,25 @@ struct PrefillParams {
   fattn_i64 block_table_entry_stride;
   fattn_i64 seq_lens_stride;
   fattn_i64 cu_seqlens_stride;
+  fattn_i64 cu_seqlens_k_stride;
   fattn_i64 sinks_stride;
   fattn_i64 alibi_slopes_stride;
   fattn_i32 batch;
   fattn_i32 q_len;   // packed: rows of all sequences
-  fattn_i32 kv_len;  // paged: max_blocks * block_size
+  fattn_i32 kv_len;  // paged: max_blocks * block_size; packed keys: the most that a sequence has
   fattn_i32 q_heads;
   fattn_i32 group_size;    // query heads per key-value head
-  fattn_i32 q_offset;      // absolute position of query row 0; packed: each sequence has its own
+  fattn_i32 q_offset;      // absolute position of query row 0; of a pool: each sequence has its own
   fattn_i32 window_left;   // kNoLimit: every key below the row's own
   fattn_i32 window_right;  // kNoLimit: every key above it
   fattn_i32 sink_tokens;
   fattn_i32 num_blocks;
   fattn_i32 q_tiles;
-  fattn_f32 score_scale;  // from a product to score units (softmax.h), or to the argument of tanh
-  fattn_f32 softcap;      // in score units
-  fattn_f32 slope_scale;  // from ALiBi's slopes to score units
+  fattn_i32 kv_rows;         // packed keys: of all sequences
+  fattn_i32 last_rows_meet;  // packed keys: instead of q_offset, the last row is at the last key
+  fattn_f32 score_scale;     // from a product to score units (softmax.h), or to the argument of tanh
+  fattn_f32 softcap;         // in score units
+  fattn_f32 slope_scale;     // from ALiBi's slopes to score units
 };
 
 // What decode sees by position. kNoWindow as window_left: every key up to the row's own.
@@ -185,15 +191,29 @@ struct CacheWriteParams {
   fattn_i32 reserved;
 };
 
+// Of softmax and softcap. A row of theirs is along the innermost dimension; the others are counted innermost
+// first, neighbours that lie like one dimension taken as one.
+FATTN_CONSTEXPR int kLogitsDims = 5;
+struct LogitsParams {
+  fattn_i64 sizes[kLogitsDims];
+  fattn_i64 strides[kLogitsDims];
+  fattn_i64 column_stride;
+  fattn_i64 rows;
+  fattn_i64 columns;
+  fattn_i32 dims;
+  fattn_f32 cap;
+};
+
 // Bytes as the host lays them out; MSL has the same rules, and checks it too.
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-FATTN_CHECK_SIZE(PrefillParams, 256);
+FATTN_CHECK_SIZE(PrefillParams, 272);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 280);
 FATTN_CHECK_SIZE(MergeParams, 64);
 FATTN_CHECK_SIZE(CacheWriteParams, 160);
+FATTN_CHECK_SIZE(LogitsParams, 112);
 #undef FATTN_CHECK_SIZE
 
 // Tile arithmetic. A simdgroup works on 8-row fragments.
@@ -210,6 +230,8 @@ FATTN_CONSTEXPR int kLargeChunk = 512;
 FATTN_CONSTEXPR int kSetAsideWords = 16;
 // Columns of a row of an int4 cache that share a scale and a minimum.
 FATTN_CONSTEXPR int kInt4Group = 32;
+// Columns that softmax and softcap read and write at once.
+FATTN_CONSTEXPR int kLogitsVector = 4;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read

@@ -1,4 +1,5 @@
-// Prefill: many query rows over dense keys and values, or over a paged pool, which may be quantised
+// Prefill: many query rows over dense keys and values, of one sequence or packed, or over a paged pool, which
+// may be quantised
 // (FlashAttention-2: Dao 2023; the tile is of the kind MLX calls steel).
 //
 // A threadgroup owns kSimdgroups * kRowFragments * 8 query rows of one head, or of the heads that share a
@@ -84,6 +85,7 @@ using namespace fattn;
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device int* cu_seqlens [[buffer(fattn::kSlotCuSeqlens), function_constant(fc_packed)]],
+    const device int* cu_seqlens_k [[buffer(fattn::kSlotCuSeqlensK), function_constant(fc_packed_keys)]],
     const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
     const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
@@ -110,7 +112,7 @@ using namespace fattn;
     return;
   }
   TileRows rows;
-  rows.set(tile, params, seq_lens);
+  rows.set(tile, params, seq_lens, cu_seqlens_k);
   const LanePosition at = lane_position(lane);
   const int simdgroup_row = tile.begin + simdgroup_index * (kRowFragments * 8);
   const KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);

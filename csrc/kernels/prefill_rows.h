@@ -24,14 +24,23 @@ struct TileRows {
   QueryTile tile;
   int length;          // keys of the sequence
   int first_position;  // of its first row
+  long first_key;      // packed keys: of the sequence, among those of all
 
-  void set(QueryTile of, constant PrefillParams& params, const device int* seq_lens) thread {
+  void set(QueryTile of, constant PrefillParams& params, const device int* seq_lens,
+           const device int* cu_seqlens_k) thread {
     tile = of;
+    first_key = 0;
     length = params.kv_len;
     first_position = params.q_offset;
     if (fc_has_seq_lens) {
       length = tile.batch < 0 ? 0 : clamp(seq_lens[tile.batch * params.seq_lens_stride], 0, params.kv_len);
       first_position = length - tile.q_len;
+    }
+    if (fc_packed_keys) {
+      const PackedKeys keys = packed_keys(cu_seqlens_k, params, tile.batch);
+      first_key = keys.first;
+      length = keys.count;
+      first_position = params.last_rows_meet ? length - tile.q_len : params.q_offset;
     }
   }
 
@@ -71,6 +80,9 @@ struct TileRows {
       source.table.blocks = block_tables + max(tile.batch, 0L) * params.block_table_batch_stride;
       source.table.entry_stride = params.block_table_entry_stride;
       source.table.num_blocks = params.num_blocks;
+    } else if (fc_packed_keys) {
+      source.key.elements += first_key * params.key.row;
+      source.value.elements += first_key * params.value.row;
     } else {
       source.key.elements += tile.batch * params.key.batch;
       source.value.elements += tile.batch * params.value.batch;

@@ -187,6 +187,7 @@ using namespace fattn;
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device int* cu_seqlens [[buffer(fattn::kSlotCuSeqlens), function_constant(fc_packed)]],
+    const device int* cu_seqlens_k [[buffer(fattn::kSlotCuSeqlensK), function_constant(fc_packed_keys)]],
     const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
     const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
@@ -208,7 +209,7 @@ using namespace fattn;
     return;
   }
   TileRows rows;
-  rows.set(tile, params, seq_lens);
+  rows.set(tile, params, seq_lens, cu_seqlens_k);
   const LanePosition at = lane_position(lane);
   const ushort row_group = simdgroup_index / kColumnShares;
   const ushort share = simdgroup_index % kColumnShares;

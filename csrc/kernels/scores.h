@@ -1,6 +1,7 @@
 // From raw products to scores: scale, softcap, ALiBi, attn_mask, visibility. Everything in float32.
 #pragma once
 
+#include "softcap.h"
 #include "softmax.h"
 
 namespace fattn {
@@ -55,7 +56,7 @@ inline float mask_value(const device uchar* mask, long index) {
 inline float modified_score(float product, thread const ScoreModifiers& modifiers, int r, int key) {
   float s = product * modifiers.scale;
   if (fc_softcap) {
-    s = modifiers.softcap * precise::tanh(s);
+    s = softcapped(s, modifiers.softcap);
   }
   if (fc_alibi) {
     s += modifiers.slope[r] * float(key - modifiers.position[r]);

@@ -160,7 +160,7 @@ struct StepShare {
   template <bool kWhole>
   void fetch(thread const KeySource& source, constant PrefillParams& params, int first_key,
              ushort thread_index) thread {
-    const int rows = params.kv_len - first_key;
+    const int rows = (fc_packed_keys ? source.table.length : params.kv_len) - first_key;
     StoredOperand key = source.key;
     StoredOperand value = source.value;
     if (!fc_paged) {

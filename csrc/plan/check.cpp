@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <numbers>
 #include <utility>
 
@@ -65,6 +66,14 @@ std::optional<Refusal> check_packing(const char* op, const Problem& p) {
   if (p.max_seqlen_q < 0) {
     return refuse(Kind::kValue, op, "max_seqlen_q ", p.max_seqlen_q,
                   " is negative; pass the most query rows that a sequence has");
+  }
+  if (p.max_seqlen_k < 0) {
+    return refuse(Kind::kValue, op, "max_seqlen_k ", p.max_seqlen_k,
+                  " is negative; pass the most keys that a sequence has");
+  }
+  if (p.kv_rows > kMaxLength) {
+    return refuse(Kind::kValue, op, p.kv_rows, " keys of all sequences are above ", kMaxLength,
+                  "; split the call");
   }
   if (p.kv_heads > 0 && p.q_len * (p.q_heads / p.kv_heads) > kMaxLength) {
     return refuse(Kind::kValue, op, p.q_len, " query rows of ", p.q_heads / p.kv_heads,
@@ -154,6 +163,31 @@ std::optional<Refusal> check(const CacheWriteProblem& p) {
   if (p.tokens > kMaxLength || p.kv_heads > kMaxLength || p.tokens * p.kv_heads > kMaxLength) {
     return refuse(Kind::kValue, op, p.tokens, " tokens of ", p.kv_heads, " heads are more than ", kMaxLength,
                   " rows; write them in pieces");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check(const LogitsProblem& p) {
+  const char* op = name_of(p.op);
+  const bool is_softmax = p.op == Op::kSoftmax;
+  const bool has_cap = !is_softmax || p.softcap != 0.0;
+  // In float32: what a GPU flushes to 0 cannot be divided by.
+  const float cap = static_cast<float>(p.softcap);
+  if (has_cap && !(std::isfinite(cap) && cap >= std::numeric_limits<float>::min())) {
+    return refuse(Kind::kValue, op, is_softmax ? "softcap " : "cap ", p.softcap,
+                  " is not a positive normal number of float32",
+                  is_softmax ? "; use 0 for none" : "; pass the bound of the result");
+  }
+  if (is_softmax && p.columns > kMaxLength) {
+    return refuse(Kind::kValue, op, "row length ", p.columns, " is above ", kMaxLength,
+                  "; split the rows and join the parts by their sums");
+  }
+  if (p.rows > kMaxLogitsRows) {
+    return refuse(Kind::kValue, op, p.rows, " rows are more than ", kMaxLogitsRows, "; split the tensor");
+  }
+  if (p.columns > 0 && p.rows > kMaxLogits / p.columns) {
+    return refuse(Kind::kValue, op, p.rows, " rows of ", p.columns, " are more than ", kMaxLogits,
+                  " elements; split the tensor");
   }
   return std::nullopt;
 }

@@ -55,6 +55,11 @@ class JsonWriter {
     for (const uint32_t number : extent) value(number);
     close(']');
   }
+  void value(const fattn_i64 (&numbers)[kLogitsDims]) {
+    open('[');
+    for (const fattn_i64 number : numbers) value(number);
+    close(']');
+  }
   void value(const Strides3& strides) {
     open('{');
     field("batch", strides.batch);
@@ -120,6 +125,7 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(block_table_entry_stride);
   FATTN_FIELD(seq_lens_stride);
   FATTN_FIELD(cu_seqlens_stride);
+  FATTN_FIELD(cu_seqlens_k_stride);
   FATTN_FIELD(sinks_stride);
   FATTN_FIELD(alibi_slopes_stride);
   FATTN_FIELD(batch);
@@ -133,6 +139,8 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(sink_tokens);
   FATTN_FIELD(num_blocks);
   FATTN_FIELD(q_tiles);
+  FATTN_FIELD(kv_rows);
+  FATTN_FIELD(last_rows_meet);
   FATTN_FIELD(score_scale);
   FATTN_FIELD(softcap);
   FATTN_FIELD(slope_scale);
@@ -169,6 +177,16 @@ void write(JsonWriter& json, const MergeParams& params) {
   FATTN_FIELD(head_dim);
   FATTN_FIELD(rows_per_sequence);
   FATTN_FIELD(span);
+}
+
+void write(JsonWriter& json, const LogitsParams& params) {
+  FATTN_FIELD(sizes);
+  FATTN_FIELD(strides);
+  FATTN_FIELD(column_stride);
+  FATTN_FIELD(rows);
+  FATTN_FIELD(columns);
+  FATTN_FIELD(dims);
+  FATTN_FIELD(cap);
 }
 
 void write(JsonWriter& json, const CacheWriteParams& params) {
@@ -208,6 +226,9 @@ void write_params(JsonWriter& json, const Pass& pass) {
       return write_params_as<MergeParams>(json, pass);
     case Kernel::kCacheWrite:
       return write_params_as<CacheWriteParams>(json, pass);
+    case Kernel::kSoftmax:
+    case Kernel::kSoftcap:
+      return write_params_as<LogitsParams>(json, pass);
   }
 }
 

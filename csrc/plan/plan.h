@@ -17,7 +17,16 @@
 
 namespace fattn {
 
-enum class Kernel : uint8_t { kPrefill, kPrefillWide, kDecode, kDecodeWide, kMerge, kCacheWrite };
+enum class Kernel : uint8_t {
+  kPrefill,
+  kPrefillWide,
+  kDecode,
+  kDecodeWide,
+  kMerge,
+  kCacheWrite,
+  kSoftmax,
+  kSoftcap
+};
 
 // Identifies one compiled pipeline. The first half becomes preprocessor macros (one small library per
 // combination), the constants become Metal function constants.
@@ -30,9 +39,11 @@ struct KernelSpec {
   uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
-  uint16_t row_groups = 1;    // in a threadgroup; of eight rows in decode, of its fragments in prefill_wide
-  bool value_in_key = false;  // decode_wide
-  bool early_values = false;  // prefill_wide
+  uint16_t row_groups = 1;      // in a threadgroup; of eight rows in decode, of its fragments in prefill_wide
+  bool value_in_key = false;    // decode_wide
+  bool early_values = false;    // prefill_wide
+  uint16_t row_simdgroups = 1;  // softmax: that share a row
+  uint16_t vectors = 1;         // softmax: that a thread holds
 
   MaskKind mask = kMaskNone;
   bool causal = false;
@@ -47,6 +58,7 @@ struct KernelSpec {
   bool tree = false;
   bool one_row = false;
   bool packed = false;
+  bool packed_keys = false;
   KvFormat kv_format = kKvFloat;
   bool scales = false;
   bool long_slots = false;  // cache_write: slot_mapping is int64
@@ -82,11 +94,13 @@ enum class Buffer : uint8_t {
   kAlibiSlopes,
   kTreeMask,
   kCuSeqlens,
+  kCuSeqlensK,
   kKeyCache,
   kValueCache,
   kSlotMapping,
   kKeyScales,
   kValueScales,
+  kLogits,
   kOut,
   kLse,
   kScratchOut,
@@ -142,6 +156,7 @@ struct Refusal {
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device);
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);

@@ -15,6 +15,7 @@ namespace fattn {
 Plan plan_prefill(const Problem& problem, const DeviceFacts& device);
 Plan plan_decode(const Problem& problem, const DeviceFacts& device);
 Plan plan_cache_write(const CacheWriteProblem& problem);
+Plan plan_logits(const LogitsProblem& problem);
 // Appends the pass that merges partial results (kScratchOut, kScratchLse) into kOut and kLse.
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, DType out_dtype, uint16_t simdgroups);
 
@@ -78,6 +79,7 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p) {
   spec.sinks = p.options.sinks;
   spec.tree = p.options.tree_mask;
   spec.packed = p.packed;
+  spec.packed_keys = p.packed_keys;
   spec.kv_format = p.kv_format;
   spec.scales = p.has_scales;
   return spec;
@@ -98,6 +100,7 @@ inline void bind_attention(Pass& pass, const Problem& p) {
   if (p.options.alibi_slopes) pass.bind(Buffer::kAlibiSlopes, kSlotAlibiSlopes);
   if (p.options.tree_mask) pass.bind(Buffer::kTreeMask, kSlotTreeMask);
   if (p.packed) pass.bind(Buffer::kCuSeqlens, kSlotCuSeqlens);
+  if (p.packed_keys) pass.bind(Buffer::kCuSeqlensK, kSlotCuSeqlensK);
 }
 
 // The parameters that the attention kernels have in common.

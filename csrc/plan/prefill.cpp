@@ -1,4 +1,5 @@
-// Plans fattn.prefill and fattn.paged_prefill: one pass, one threadgroup per tile of query rows.
+// Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill: one pass, one threadgroup per tile of
+// query rows.
 #include "planners.h"
 #include "slices.h"
 
@@ -7,6 +8,7 @@ namespace {
 
 // Packed rows are (row, head) pairs, and every sequence begins a tile of its own. As many tiles are enough
 // whatever cu_seqlens says, which only the GPU knows; the rows before and behind the sequences have theirs.
+// At most batch + 1 tiles are too many; their threadgroups return at once.
 int64_t most_tiles(const Problem& p, int64_t tile_rows) {
   if (!p.packed) return ceil_div(p.q_len, tile_rows);
   const int64_t pairs = p.q_len * (p.q_heads / p.kv_heads);
@@ -140,6 +142,7 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   set_attention_params(params, p);
   params.seq_lens_stride = p.seq_lens_stride;
   params.cu_seqlens_stride = p.cu_seqlens_stride;
+  params.cu_seqlens_k_stride = p.cu_seqlens_k_stride;
   params.q_len = int32_t(p.q_len);
   params.kv_len = int32_t(p.kv_len);
   // Where position only decides what is causal, every row beyond these bounds sees all keys, or none; else
@@ -151,6 +154,8 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
   params.window_right = window_side(window_right);
   params.sink_tokens = int32_t(std::min<int64_t>(options.sink_tokens, kNoLimit));
   params.q_tiles = int32_t(q_tiles);
+  params.kv_rows = int32_t(p.kv_rows);
+  params.last_rows_meet = p.last_rows_meet;
   pass.set_params(params);
   return plan;
 }

@@ -1,13 +1,24 @@
 // What a call asks for, as plain data: the planner's input. No torch, no Metal.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "../kernels/params.h"
 
 namespace fattn {
 
-enum class Op : uint8_t { kPrefill, kDecode, kPagedDecode, kPagedPrefill, kMerge, kCacheWrite };
+enum class Op : uint8_t {
+  kPrefill,
+  kDecode,
+  kPagedDecode,
+  kPagedPrefill,
+  kVarlenPrefill,
+  kMerge,
+  kCacheWrite,
+  kSoftmax,
+  kSoftcap,
+};
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8, kOther };
 
 // "fattn.prefill" and so on: how an op is named to the user.
@@ -36,8 +47,8 @@ struct ScoreOptions {
 
 // One attention call over query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]
 // and value [batch, kv_heads, kv_len, value_dim]; the paged forms take the last two from a pool of blocks,
-// and the packed ones have the rows of all sequences in one query [q_len, q_heads, head_dim]. All strides are
-// in elements.
+// and the packed ones have the rows of all sequences in one query [q_len, q_heads, head_dim], some their keys
+// in one key [kv_rows, kv_heads, head_dim]. All strides are in elements.
 struct Problem {
   Op op = Op::kPrefill;
   DType dtype = DType::kFloat32;  // of query and result; of key and value unless they are quantised
@@ -45,7 +56,7 @@ struct Problem {
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
   int64_t q_len = 0;   // packed: rows of all sequences
-  int64_t kv_len = 0;  // decode: the capacity; paged: max_blocks * block_size
+  int64_t kv_len = 0;  // decode: the capacity; paged: max_blocks * block_size; packed: the most of a sequence
   int64_t head_dim = 0;
   int64_t value_dim = 0;
 
@@ -60,7 +71,7 @@ struct Problem {
   Strides4 mask{};                   // 0 where the mask is broadcast
 
   bool is_causal = false;
-  int64_t q_offset = 0;  // prefill: absolute position of query row 0
+  int64_t q_offset = 0;  // prefill: absolute position of query row 0; packed keys: of each sequence's
   double scale = 0.0;
 
   KvFormat kv_format = kKvFloat;
@@ -79,6 +90,12 @@ struct Problem {
   bool packed = false;
   int64_t max_seqlen_q = 0;  // packed: rows of the longest sequence
   int64_t cu_seqlens_stride = 0;
+
+  bool packed_keys = false;
+  int64_t kv_rows = 0;          // packed keys: of all sequences
+  int64_t max_seqlen_k = 0;     // packed keys: of the longest sequence
+  bool last_rows_meet = false;  // packed keys: instead of q_offset, a sequence's last row is at its last key
+  int64_t cu_seqlens_k_stride = 0;
 
   ScoreOptions options;
 };
@@ -117,6 +134,21 @@ struct CacheWriteProblem {
   CacheSide value;
   bool value_in_key = false;    // the value is the first columns of the key, stored once
   bool vector_aligned = false;  // four columns of a row can be read, and written, at once
+};
+
+// softmax over the last dimension of a tensor, or softcap of its elements: rows of `columns`, where the rows
+// have the sizes and strides of LogitsParams. The result is contiguous.
+struct LogitsProblem {
+  Op op = Op::kSoftmax;
+  DType dtype = DType::kFloat32;
+  int dims = 1;
+  std::array<int64_t, kLogitsDims> sizes{1};
+  std::array<int64_t, kLogitsDims> strides{};
+  int64_t rows = 1;
+  int64_t columns = 1;
+  int64_t column_stride = 1;
+  bool vector_aligned = false;  // kLogitsVector columns can be read, and written, at once
+  double softcap = 0.0;         // softmax: 0 for none
 };
 
 }  // namespace fattn

@@ -14,10 +14,16 @@ const char* name_of(Op op) {
       return "fattn.paged_decode";
     case Op::kPagedPrefill:
       return "fattn.paged_prefill";
+    case Op::kVarlenPrefill:
+      return "fattn.varlen_prefill";
     case Op::kMerge:
       return "fattn.merge";
     case Op::kCacheWrite:
       return "fattn.cache_write";
+    case Op::kSoftmax:
+      return "fattn.softmax";
+    case Op::kSoftcap:
+      return "fattn.softcap";
   }
   return "fattn";
 }
@@ -73,6 +79,10 @@ const char* function_name(Kernel kernel) {
       return "fattn_merge";
     case Kernel::kCacheWrite:
       return "fattn_cache_write";
+    case Kernel::kSoftmax:
+      return "fattn_softmax";
+    case Kernel::kSoftcap:
+      return "fattn_softcap";
   }
   return "";
 }
@@ -91,6 +101,9 @@ const char* source_name(Kernel kernel) {
       return "merge";
     case Kernel::kCacheWrite:
       return "cache";
+    case Kernel::kSoftmax:
+    case Kernel::kSoftcap:
+      return "logits";
   }
   return "";
 }
@@ -117,6 +130,8 @@ const char* name_of(Buffer buffer) {
       return "tree_mask";
     case Buffer::kCuSeqlens:
       return "cu_seqlens_q";
+    case Buffer::kCuSeqlensK:
+      return "cu_seqlens_k";
     case Buffer::kKeyCache:
       return "key_cache";
     case Buffer::kValueCache:
@@ -127,6 +142,8 @@ const char* name_of(Buffer buffer) {
       return "key_scales";
     case Buffer::kValueScales:
       return "value_scales";
+    case Buffer::kLogits:
+      return "logits";
     case Buffer::kOut:
       return "out";
     case Buffer::kLse:
@@ -173,6 +190,8 @@ const char* constant_name(FunctionConstant index) {
       return "packed";
     case kConstSliced:
       return "sliced";
+    case kConstPackedKeys:
+      return "packed_keys";
   }
   return "";
 }
@@ -201,6 +220,11 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
     macros.emplace_back("FATTN_OUT_T", metal_type(spec.out_dtype));
     return macros;
   }
+  if (spec.kernel == Kernel::kSoftmax || spec.kernel == Kernel::kSoftcap) {
+    macros.emplace_back("FATTN_ROW_SIMDGROUPS", std::to_string(spec.row_simdgroups));
+    macros.emplace_back("FATTN_VECTORS", std::to_string(spec.vectors));
+    return macros;
+  }
   macros.emplace_back("FATTN_HEAD_DIM", std::to_string(spec.head_dim));
   macros.emplace_back("FATTN_VALUE_DIM", std::to_string(spec.value_dim));
   if (spec.kernel == Kernel::kCacheWrite) {
@@ -227,6 +251,11 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
   if (spec.kernel == Kernel::kCacheWrite) {
     return {{kConstVectorLoads, true, spec.vector_loads}, {kConstScales, true, spec.scales}};
   }
+  if (spec.kernel == Kernel::kSoftmax || spec.kernel == Kernel::kSoftcap) {
+    return {{kConstVectorLoads, true, spec.vector_loads},
+            {kConstSoftcap, true, spec.softcap},
+            {kConstSliced, true, spec.sliced}};
+  }
   return {
       {kConstMask, false, static_cast<uint32_t>(spec.mask)},
       {kConstCausal, true, spec.causal},
@@ -243,6 +272,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstScales, true, spec.scales},
       {kConstPacked, true, spec.packed},
       {kConstSliced, true, spec.sliced},
+      {kConstPackedKeys, true, spec.packed_keys},
   };
 }
 

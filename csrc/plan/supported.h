@@ -14,6 +14,9 @@ inline constexpr int64_t kMaxDecodeRows = 16;  // q_len of decode and paged_deco
 // Lengths and block counts travel as 32-bit integers; offsets are 64-bit.
 inline constexpr int64_t kMaxLength = int64_t(1) << 30;
 inline constexpr int64_t kMaxBlocks = int64_t(1) << 31;  // exclusive
+// Elements of softmax and softcap, whose threadgroups are numbered by 32-bit integers, as are their rows.
+inline constexpr int64_t kMaxLogits = int64_t(1) << 33;
+inline constexpr int64_t kMaxLogitsRows = (int64_t(1) << 32) - 1;
 // Threadgroups per grid dimension that every Apple GPU accepts for y and z.
 inline constexpr int64_t kMaxGrid = 65535;
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tests import direct_launch
+
 from .special_trials import hidden_nan, unlikely
 from .trial import Plan, Trial, bf16, f16, f32, of_operands, of_problem, randn
 
@@ -98,9 +100,7 @@ def _options() -> Iterator[Trial]:
 
 def in_slices(plan: Plan) -> None:
     (step,) = plan["passes"]
-    step["constants"]["sliced"] = True
-    step["bindings"]["slice"] = 17
-    step["slice"] = 4
+    direct_launch.cut_into_slices(step, 4)
 
 
 def _packed() -> Iterator[Trial]:
@@ -122,6 +122,31 @@ def _packed() -> Iterator[Trial]:
         seq_lens=(*(n + 5 for n in many[:39]), 90), block_size=32, spare_rows=3, **causal,
     )  # fmt: skip
     yield _strange_bounds()
+    yield from _packed_keys()
+
+
+def _packed_keys() -> Iterator[Trial]:
+    """Whole and ragged steps of several sequences, without keys and without rows; any offset, any starts."""
+    lengths: dict[str, Any] = {"q_lens": (70, 1, 9, 0, 20), "seq_lens": (113, 65, 0, 30, 37), "spare_rows": 3}
+    sizes = (5, 4, 2, 70, 120, 64, 32)
+    for name, options in (
+        ("varlen", {"causality": "bottom_right"}),
+        ("varlen-offset", {"causality": "offset", "q_offset": 11, "alibi_slopes": True}),
+        ("varlen-window", {"window_left": 40, "window_right": 9, "sink_tokens": 7, "layouts": PADDED}),
+    ):
+        yield of_problem(name, "varlen_prefill", f16, *sizes, **lengths, **options)
+    yield of_operands(
+        "varlen-strange-starts",
+        "varlen_prefill",
+        query=randn(f16, 90, 2, 64),
+        key=randn(f16, 80, 1, 64),
+        value=randn(f16, 80, 1, 32),
+        cu_seqlens_q=torch.tensor([3, 9, 20, 50, 80], dtype=torch.int32),
+        cu_seqlens_k=torch.tensor([-5, 70, 2**31 - 1, 20, -(2**31)], dtype=torch.int32),
+        max_seqlen_q=40,
+        max_seqlen_k=60,
+        is_causal=True,
+    )
 
 
 def _strange_bounds() -> Trial:

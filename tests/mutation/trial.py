@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import torch_fattn.reference as reference
-from tests import cache_problems, direct_launch, problems
+from tests import cache_problems, direct_launch, logits_problems, problems
 from tests.accuracy import assert_close
 from tests.cache_problems import WriteProblem
+from tests.logits_problems import LogitsProblem
 from tests.problems import Problem
 
 CHECKS = "race,bounds,uninit,bytes"
@@ -119,6 +120,28 @@ def of_write(kv_format: str, dtype: torch.dtype, *sizes: int, name: str = "", **
     return Trial(
         name or f"write-{kv_format}", lambda: direct_launch.plan_of("cache_write", arguments), prepare
     )
+
+
+def of_logits(
+    op: str, dtype: torch.dtype, shape: tuple[int, ...], layout: str, cap: float, slice_size: int = 0
+) -> Trial:
+    """Of softmax and softcap, in dispatches of `slice_size` threadgroups if there is one."""
+    problem = LogitsProblem(7, op, dtype, shape, layout, cap)
+
+    def plan() -> Plan:
+        operand = logits_problems.build(problem).operand
+        made = direct_launch.plan_of(op, problem.call(operand.of(operand.base)))
+        if slice_size:
+            (step,) = made["passes"]
+            direct_launch.cut_into_slices(step, slice_size)
+        return made
+
+    def prepare(plan: Plan) -> Prepared:
+        buffers, case = logits_problems.arguments(problem)
+        return buffers, lambda: case.assert_close(buffers["out"])
+
+    sizes = "x".join(map(str, shape))
+    return Trial(f"{op}-{problems.SHORT[dtype]}-{sizes}-{layout}", plan, prepare)
 
 
 def randn(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from .decode_trials import decode, other_decode
 from .prefill_trials import other_prefill, prefill
 from .prefill_wide_trials import other_prefill_wide, prefill_wide
-from .trial import Trial, bf16, f16, f32, of_operands, of_write, randn
+from .trial import Trial, bf16, f16, f32, of_logits, of_operands, of_write, randn
 from .wide_trials import other_wide, wide
 
 
@@ -49,9 +49,26 @@ def _write() -> Iterator[Trial]:
         yield of_write(kv_format, dtype, *sizes, name=f"write-{kv_format}-aligned", special=True)
 
 
+def _logits() -> Iterator[Trial]:
+    """Rows of one simdgroup and of several, on vector boundaries and off them; longer ones than the threads
+    hold; rows that one, two and five strides lead to; values that must not spread."""
+    yield of_logits("softmax", f32, (3, 2, 70), "padded", 0.0)
+    yield of_logits("softmax", f16, (3, 2, 72), "padded", 5.0)
+    yield of_logits("softmax", f16, (6, 1300), "offset", 5.0)
+    yield of_logits("softmax", f32, (2, 33000), "contiguous", 0.0)
+    yield of_logits("softmax", bf16, (2, 1, 3, 2, 2, 3, 40), "padded", 0.0)
+    yield of_logits("softmax", f32, (9, 600), "padded", 0.0, slice_size=4)
+    yield of_logits("softmax", bf16, (2, 256), "every_other", 0.0)
+    yield of_logits("softcap", f32, (2, 99), "padded", 5.0)
+    yield of_logits("softcap", f32, (3, 2, 72), "padded", 5.0)
+    yield of_logits("softcap", f16, (9, 1001), "offset", 5.0, slice_size=2)
+    yield of_logits("softcap", f16, (9, 1001), "contiguous", 5.0)
+    yield of_logits("softcap", bf16, (2, 1, 3, 2, 2, 3, 39), "padded", 5.0)
+
+
 @cache
 def all_trials() -> tuple[Trial, ...]:
     return (
-        *(*decode(), *wide(), *prefill(), *prefill_wide(), *_merge(), *_write()),
+        *(*decode(), *wide(), *prefill(), *prefill_wide(), *_merge(), *_write(), *_logits()),
         *(*other_decode(), *other_wide(), *other_prefill(), *other_prefill_wide()),
     )

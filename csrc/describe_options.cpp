@@ -1,0 +1,103 @@
+#include "describe_options.h"
+
+#include <array>
+#include <cmath>
+
+#include <c10/util/Exception.h>
+
+#include "tensor_checks.h"
+
+namespace fattn {
+
+using at::Tensor;
+
+namespace {
+
+// A number per query head, as the float32 that the kernels read.
+Tensor per_head(const Call& call, const char* name, const Tensor& numbers) {
+  const char* op = name_of(call.problem.op);
+  check_rank(op, name, numbers, 1, "[query heads]");
+  check_device(op, name, numbers, call.query);
+  TORCH_CHECK_TYPE(is_float(dtype_of(numbers.scalar_type())), op, ": ", name, " is ", dtype_name(numbers),
+                   " and must be torch.float32, torch.float16 or torch.bfloat16");
+  check_same_size(op, "head count", "query", call.problem.q_heads, name, numbers.size(0));
+  return numbers.to(at::kFloat);
+}
+
+}  // namespace
+
+void add_mask(Call& call, const OptionalTensor& attn_mask) {
+  if (!attn_mask.has_value()) return;
+  const Tensor& mask = *attn_mask;
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  check_device(name, "attn_mask", mask, call.query);
+  const DType dtype = dtype_of(mask.scalar_type());
+  TORCH_CHECK_TYPE(
+      dtype == DType::kBool || is_float(dtype), name, ": attn_mask is ", dtype_name(mask),
+      " and must be torch.bool (True = attend), torch.float32, torch.float16 or torch.bfloat16 (added)");
+
+  const std::array<int64_t, 4> target = {problem.batch, problem.q_heads, problem.q_len, problem.kv_len};
+  std::array<int64_t, 4> strides{};
+  bool broadcastable = mask.dim() <= 4;
+  for (int64_t dim = 0; broadcastable && dim < mask.dim(); ++dim) {
+    const int64_t target_dim = dim + 4 - mask.dim();
+    if (mask.size(dim) == 1) continue;
+    strides[target_dim] = mask.stride(dim);
+    broadcastable = mask.size(dim) == target[target_dim];
+  }
+  TORCH_CHECK_VALUE(
+      broadcastable, name, ": attn_mask has shape ", mask.sizes(),
+      " and must be broadcastable to [batch, heads, q_len, kv_len] = ", at::IntArrayRef(target));
+  problem.mask_dtype = dtype;
+  problem.mask = {strides[0], strides[1], strides[2], strides[3]};
+  call.mask = mask;
+}
+
+void add_window(Call& call, int64_t window_left, int64_t window_right, int64_t sink_tokens) {
+  ScoreOptions& options = call.problem.options;
+  options.window_left = window_left;
+  options.window_right = window_right;
+  options.sink_tokens = sink_tokens;
+}
+
+void add_modifiers(Call& call, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
+                   double softcap) {
+  ScoreOptions& options = call.problem.options;
+  options.softcap = softcap;
+  if (sinks.has_value()) {
+    call.sinks = per_head(call, "sinks", *sinks);
+    options.sinks = true;
+    options.sinks_stride = call.sinks.stride(0);
+  }
+  if (alibi_slopes.has_value()) {
+    call.alibi_slopes = per_head(call, "alibi_slopes", *alibi_slopes);
+    options.alibi_slopes = true;
+    options.alibi_slopes_stride = call.alibi_slopes.stride(0);
+  }
+}
+
+void add_tree_mask(Call& call, const OptionalTensor& tree_mask) {
+  if (!tree_mask.has_value()) return;
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  const Tensor& mask = *tree_mask;
+  check_device(name, "tree_mask", mask, call.query);
+  TORCH_CHECK_TYPE(mask.scalar_type() == at::kLong, name, ": tree_mask is ", dtype_name(mask),
+                   " and must be torch.int64 (bit t: draft token t is visible)");
+  const std::array<int64_t, 2> target = {problem.batch, problem.q_len};
+  TORCH_CHECK_VALUE((mask.dim() == 1 && mask.size(0) == problem.q_len) ||
+                        (mask.dim() == 2 && mask.sizes() == at::IntArrayRef(target)),
+                    name, ": tree_mask has shape ", mask.sizes(),
+                    " and must be [q_len] or [batch, q_len] = ", at::IntArrayRef(target));
+  problem.options.tree_mask = true;
+  problem.options.tree_mask_batch_stride = mask.dim() == 2 ? mask.stride(0) : 0;
+  problem.options.tree_mask_row_stride = mask.stride(-1);
+  call.tree_mask = mask;
+}
+
+void add_scale(Call& call, std::optional<double> scale) {
+  call.problem.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(call.problem.head_dim)));
+}
+
+}  // namespace fattn

@@ -1,0 +1,235 @@
+// Operations on logits of any shape and strides: softmax over the last dimension, and softcap. The arithmetic
+// is in float32, the result contiguous.
+//
+// A row of a softmax belongs to a simdgroup, or to the simdgroups of a threadgroup, whose threads hold
+// kBlockColumns columns of it in registers: a row that is no longer than that is read once and written once.
+// Of a longer one the first block is; the blocks behind it are read twice, for the row's sum and to be
+// written.
+#include "params.h"
+#include "softcap.h"
+
+using namespace metal;
+
+// All the features that these kernels have: of the rest of constants.h they need none.
+constant bool fc_vector_loads [[function_constant(fattn::kConstVectorLoads)]];
+constant bool fc_softcap [[function_constant(fattn::kConstSoftcap)]];
+constant bool fc_sliced [[function_constant(fattn::kConstSliced)]];
+
+namespace fattn {
+
+typedef FATTN_T Element;  // float, half or bfloat
+
+FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
+FATTN_CONSTEXPR int kRowSimdgroups = FATTN_ROW_SIMDGROUPS;  // softmax: 1, or all of the threadgroup
+FATTN_CONSTEXPR int kVectors = FATTN_VECTORS;               // softmax: that a thread holds
+FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
+FATTN_CONSTEXPR int kRowThreads = kRowSimdgroups * kSimdWidth;
+FATTN_CONSTEXPR int kGroupRows = kSimdgroups / kRowSimdgroups;
+FATTN_CONSTEXPR int kBlockColumns = kRowThreads * kVectors * kLogitsVector;
+
+typedef vec<Element, kLogitsVector> ElementVector;
+
+// Where a threadgroup of this dispatch is in the whole grid.
+inline long group_in_grid(uint group, constant GridSlice& slice) {
+  return fc_sliced ? slice.first_group + group : long(group);
+}
+
+// Rows are numbered in 32 bits: division of 64 is slow on GPUs.
+inline long row_offset(uint row, constant LogitsParams& params) {
+  long offset = 0;
+  for (int dim = 0; dim + 1 < params.dims; dim++) {
+    const uint size = uint(params.sizes[dim]);
+    const uint rest = row / size;
+    offset += (row - rest * size) * params.strides[dim];
+    row = rest;
+  }
+  return offset + row * params.strides[params.dims - 1];
+}
+
+// Of more than 2^32 elements there is one row.
+inline long element_offset(long element, constant LogitsParams& params) {
+  const uint row = params.rows == 1 ? 0 : uint(element) / uint(params.columns);
+  return row_offset(row, params) + (element - row * params.columns) * params.column_stride;
+}
+
+// A logit as softmax takes it. -inf hides its column, whatever the cap.
+inline float softmax_logit(Element x, float cap) {
+  const float logit = float(x);
+  return fc_softcap && logit != -INFINITY ? softcapped(logit / cap, cap) : logit;
+}
+
+// What a thread holds of a block of a row. Columns that there are not count as hidden ones.
+struct RowBlock {
+  float x[kVectors][kLogitsVector];
+
+  void load(const device Element* row, int first, int thread_in_row, constant LogitsParams& params) thread {
+#pragma clang loop unroll(full)
+    for (int v = 0; v < kVectors; v++) {
+      const int column = first + (v * kRowThreads + thread_in_row) * kLogitsVector;
+      if (fc_vector_loads && column < params.columns) {
+        const ElementVector columns = *(const device ElementVector*)(row + column);
+#pragma clang loop unroll(full)
+        for (int e = 0; e < kLogitsVector; e++) {
+          x[v][e] = softmax_logit(columns[e], params.cap);
+        }
+        continue;
+      }
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kLogitsVector; e++) {
+        x[v][e] = -INFINITY;
+        if (column + e < params.columns) {
+          x[v][e] = softmax_logit(row[(column + e) * params.column_stride], params.cap);
+        }
+      }
+    }
+  }
+
+  float largest() const thread {
+    float result = -INFINITY;
+#pragma clang loop unroll(full)
+    for (int v = 0; v < kVectors; v++) {
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kLogitsVector; e++) {
+        result = fmax(result, x[v][e]);
+      }
+    }
+    return result;
+  }
+
+  // Makes weights of the logits and returns their sum.
+  float weigh(float origin) thread {
+    float total = 0.0f;
+#pragma clang loop unroll(full)
+    for (int v = 0; v < kVectors; v++) {
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kLogitsVector; e++) {
+        x[v][e] = precise::exp(x[v][e] - origin);
+        total += x[v][e];
+      }
+    }
+    return total;
+  }
+
+  void store(device Element* row, int first, int thread_in_row, float factor,
+             constant LogitsParams& params) const thread {
+#pragma clang loop unroll(full)
+    for (int v = 0; v < kVectors; v++) {
+      const int column = first + (v * kRowThreads + thread_in_row) * kLogitsVector;
+      if (fc_vector_loads && column < params.columns) {
+        ElementVector columns;
+#pragma clang loop unroll(full)
+        for (int e = 0; e < kLogitsVector; e++) {
+          columns[e] = Element(x[v][e] * factor);
+        }
+        *(device ElementVector*)(row + column) = columns;
+        continue;
+      }
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kLogitsVector; e++) {
+        if (column + e < params.columns) {
+          row[column + e] = Element(x[v][e] * factor);
+        }
+      }
+    }
+  }
+};
+
+// Of all threads that share the row. `shared` has a place for each of their simdgroups.
+inline float row_max(float x, threadgroup float* shared, ushort simdgroup_index, ushort lane) {
+  const float largest = simd_max(x);
+  if (kRowSimdgroups == 1) {
+    return largest;
+  }
+  if (lane == 0) {
+    shared[simdgroup_index] = largest;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  return simd_max(lane < kRowSimdgroups ? shared[lane] : -INFINITY);
+}
+
+inline float row_sum(float x, threadgroup float* shared, ushort simdgroup_index, ushort lane) {
+  const float total = simd_sum(x);
+  if (kRowSimdgroups == 1) {
+    return total;
+  }
+  if (lane == 0) {
+    shared[simdgroup_index] = total;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  return simd_sum(lane < kRowSimdgroups ? shared[lane] : 0.0f);
+}
+
+// What to subtract from logits of which this is the largest: where all are -inf, nothing.
+inline float origin_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
+
+}  // namespace fattn
+
+using namespace fattn;
+
+// fmax passes a NaN over, but the sum does not, nor inf - inf: such a row is NaN as a whole. A row of -inf
+// alone has a sum of 0.
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_softmax(
+    const device Element* scores [[buffer(fattn::kSlotLogits)]],
+    device Element* out [[buffer(fattn::kSlotOut)]],
+    constant LogitsParams& params [[buffer(fattn::kSlotParams)]],
+    constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
+    uint group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
+  threadgroup float shared_largest[kRowSimdgroups];
+  threadgroup float shared_total[kRowSimdgroups];
+
+  const long row = group_in_grid(group, slice) * kGroupRows + simdgroup_index / kRowSimdgroups;
+  if (row >= params.rows) {
+    return;
+  }
+  const int thread_in_row = simdgroup_index % kRowSimdgroups * kSimdWidth + lane;
+  const int columns = int(params.columns);
+  const device Element* source = scores + row_offset(uint(row), params);
+  device Element* target = out + row * columns;
+
+  RowBlock block;
+  float largest = -INFINITY;
+  float total = 0.0f;
+  for (int first = kBlockColumns; first < columns; first += kBlockColumns) {
+    block.load(source, first, thread_in_row, params);
+    const float before = largest;
+    largest = fmax(largest, block.largest());
+    total = total * precise::exp(before - origin_of(largest)) + block.weigh(origin_of(largest));
+  }
+  block.load(source, 0, thread_in_row, params);
+  const float origin =
+      origin_of(row_max(fmax(largest, block.largest()), shared_largest, simdgroup_index, lane));
+  total = total * precise::exp(largest - origin) + block.weigh(origin);
+  total = row_sum(total, shared_total, simdgroup_index, lane);
+  const float factor = total == 0.0f ? 0.0f : 1.0f / total;
+
+  block.store(target, 0, thread_in_row, factor, params);
+  for (int first = kBlockColumns; first < columns; first += kBlockColumns) {
+    block.load(source, first, thread_in_row, params);
+    block.weigh(origin);
+    block.store(target, first, thread_in_row, factor, params);
+  }
+}
+
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_softcap(
+    const device Element* x [[buffer(fattn::kSlotLogits)]], device Element* out [[buffer(fattn::kSlotOut)]],
+    constant LogitsParams& params [[buffer(fattn::kSlotParams)]],
+    constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
+    uint group [[threadgroup_position_in_grid]], ushort thread_index [[thread_index_in_threadgroup]]) {
+  const long count = params.rows * params.columns;
+  const long first = (group_in_grid(group, slice) * kThreads + thread_index) * kLogitsVector;
+  if (fc_vector_loads && first + kLogitsVector <= count) {
+    const device ElementVector* source = (const device ElementVector*)(x + element_offset(first, params));
+    ElementVector elements = *source;
+#pragma clang loop unroll(full)
+    for (int e = 0; e < kLogitsVector; e++) {
+      elements[e] = Element(softcapped(float(elements[e]) / params.cap, params.cap));
+    }
+    *(device ElementVector*)(out + first) = elements;
+    return;
+  }
+  for (long element = first; element < min(first + kLogitsVector, count); element++) {
+    const float logit = float(x[element_offset(element, params)]);
+    out[element] = Element(softcapped(logit / params.cap, params.cap));
+  }
+}
