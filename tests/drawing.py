@@ -28,7 +28,6 @@ from tests.problems import (
     Problem,
 )
 
-
 # Of the prefills, so that their dims can meet all else.
 WIDE_PREFILLS = WIDE_HEAD_DIMS[:3] + WIDE_HEAD_DIMS[5:6]
 
