@@ -179,7 +179,7 @@ def test_causal_prefill_multiplies_little_more_than_it_must() -> None:
 
 @pytest.mark.parametrize("head_dim", [192, 256, 512])
 def test_wide_prefill(head_dim: int) -> None:
-    """A barrier for each step of 32 keys, and one for the query; every byte once per threadgroup of 16 rows."""
+    """A barrier for each step of 32 keys and one for the query; each byte once for every 16 rows."""
     call = Call("prefill", 1, 1, head_dim, 256, 256, causal=True)
     counts = counting.count_ours(call)
     assert counts.dispatches[0].kernel == "fattn_prefill_wide"
