@@ -13,7 +13,6 @@ from tests.problems import (
     DTYPES,
     GROUPS,
     HEAD_DIMS,
-    KV_FORMATS,
     LAYOUTS,
     MASKS,
     MAX_CACHE,
@@ -69,7 +68,6 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     wide = deck((*WIDE_HEAD_DIMS, *(None,) * len(WIDE_HEAD_DIMS)))
     trees = deck(TREES)
 
-    format_rng = random.Random(seed + 1)
     all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
     for i in range(count):
@@ -77,8 +75,6 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         is_decode = op in ("decode", "paged_decode")
         narrow = not (wide[i] and (is_decode or wide[i] in WIDE_PREFILLS))
         head_dim, value_dim, value_in_key = (*dims[i], False) if narrow else wide[i]
-        takes_formats = op not in ("prefill", "varlen_prefill")
-        kv_format = _kv_format(format_rng, head_dim, value_dim) if takes_formats else "float"
         batch = rng.choice((1, 2, 3))
         if not is_decode:
             q_len, kv_len = (1 if rng.random() < 0.1 else _length(rng)), _length(rng)
@@ -90,7 +86,9 @@ def _candidates(count: int, seed: int) -> list[Problem]:
             kv_len = -(-kv_len // block_sizes[i]) * block_sizes[i]
         which_dims = all_dims.index((head_dim, value_dim, value_in_key))
         rows = q_heads // kv_heads * q_len
-        dtype = DTYPES[features.dtype_for(rng, seed, op, which_dims, rows)]
+        takes_formats = op not in ("prefill", "varlen_prefill")
+        formats = kv_formats(head_dim, value_dim) if takes_formats else ("float",)
+        dtype, kv_format = features.types_for(rng, seed, op, which_dims, rows, formats)
         q_lens = _q_lens(rng, batch, q_len) if op in ("paged_prefill", "varlen_prefill") else None
         causality = "none" if is_decode else causalities[i]
         if op == "paged_prefill" and causality != "none":
@@ -100,7 +98,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
             Problem(
                 index=i,
                 op=op,
-                dtype=dtype,
+                dtype=DTYPES[dtype],
                 batch=batch,
                 q_heads=q_heads,
                 kv_heads=kv_heads,
@@ -129,9 +127,12 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     return problems
 
 
-def _kv_format(rng: random.Random, head_dim: int, value_dim: int) -> str:
-    """int4 the more often where it can be, since few head dims can."""
-    return rng.choice(KV_FORMATS if (head_dim | value_dim) % 32 else (*KV_FORMATS, "int4", "int4", "int4"))
+def kv_formats(head_dim: int, value_dim: int) -> tuple[str, ...]:
+    """Those that a cache can have, as often as they should come. int4 comes the more often where it can be,
+    since few head dims can."""
+    if (head_dim | value_dim) % 32:
+        return ("float", "float", "int8", "fp8_e4m3")
+    return ("int4", "float", "int4", "int8", "fp8_e4m3")
 
 
 def _length(rng: random.Random) -> int:

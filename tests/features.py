@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +58,17 @@ def row_class(packed_rows: int) -> int:
     return 0 if packed_rows <= 8 else 1 if packed_rows <= 16 else 2
 
 
-def dtype_for(rng: random.Random, seed: int, op: str, dims: int, packed_rows: int) -> int:
-    """Of what a pipeline is compiled for, dtype, head dims and rows, any two meet, but not all three for one
-    seed: there would be three times as many pipelines, and compiling takes longer than running. Dtype and
-    dims as numbers."""
+def types_for(
+    rng: random.Random, seed: int, op: str, dims: int, packed_rows: int, formats: Sequence[str]
+) -> tuple[int, str]:
+    """Dtype, as a number, and format of the cache. Of what a pipeline is compiled for (these two, head dims,
+    and rows) any two meet, but for one seed head dims and rows decide the others: there would be many times
+    as many pipelines, and compiling takes longer than running."""
     other = row_class(packed_rows) if op in ("decode", "paged_decode") else rng.randint(0, 2)
-    return (dims + other + seed) % 3
+    kv_format = formats[(dims + 2 * other + seed // 3) % len(formats)]
+    if kv_format == "fp8_e4m3" and rng.random() < 0.5:  # the same pipeline
+        kv_format = "fp8_e4m3_unscaled"
+    return (dims + other + seed) % 3, kv_format
 
 
 def _size(n: int, small: int, middle: int) -> str:

@@ -53,7 +53,7 @@ WINDOWS_RIGHT = (-1, -1, 0, 3)
 SINK_TOKENS = (0, 0, 1, 4, 40, 300)
 SOFTCAPS = (0.0, 0.0, 2.0, 30.0)
 # How a cache is stored; "float" is the dtype of the query.
-KV_FORMATS = ("float", "float", "float", "int8", "fp8_e4m3", "fp8_e4m3_unscaled")  # and "int4"
+KV_FORMATS = ("float", "int8", "fp8_e4m3", "fp8_e4m3_unscaled", "int4")
 TREES = (None, None, None, "shared", "each")  # a tree mask for all sequences, or one for each
 MAX_LENGTH = 300
 MAX_CACHE = 1100

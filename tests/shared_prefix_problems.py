@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests import drawing, problems
+from tests import drawing, features, problems
 from tests.caches import POISON, Cache, as_scales
 from tests.layouts import Operand, flat, lay_out
 from tests.problems import Case, Problem
@@ -74,10 +74,16 @@ def _draw_one(rng: random.Random, index: int) -> SharedProblem:
         assert lengths is not None
         lengths[rng.randrange(batch)] = 0
     plain = not for_prefill and not value_in_key and max(head_dim, value_dim) <= 128
+    every_dims = [*dims, *problems.WIDE_HEAD_DIMS]
+    formats = drawing.kv_formats(head_dim, value_dim) if plain else ("float",)
+    dtype, kv_format = features.types_for(
+        *(rng, 0, "decode", every_dims.index((head_dim, value_dim, value_in_key))),
+        *(q_heads // kv_heads * q_len, formats),
+    )
     whole = Problem(
         index,
         "decode",
-        rng.choice(problems.DTYPES),
+        problems.DTYPES[dtype],
         batch,
         q_heads,
         kv_heads,
@@ -97,7 +103,7 @@ def _draw_one(rng: random.Random, index: int) -> SharedProblem:
         alibi_slopes=not for_prefill and rng.random() < 0.4,
         softcap=rng.choice((0.0, 0.0, 3.0)),
         tree=tree,
-        kv_format=drawing._kv_format(rng, head_dim, value_dim) if plain else "float",
+        kv_format=kv_format,
     )
     return SharedProblem(whole, prefix, kind, block_size)
 

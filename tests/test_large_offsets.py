@@ -68,3 +68,17 @@ def test_dense_strides_and_offsets_past_32_bits(memory: torch.Tensor, op: str) -
     out = getattr(torch_fattn, op)(query.to("mps"), keys, last)
     exact, _ = getattr(torch_fattn.reference, op)(query, content, values.expand(rows, -1, -1, -1))
     assert close(out, exact)
+
+
+def test_packed_keys_past_32_bits(memory: torch.Tensor) -> None:
+    row_stride, lengths = 2**26 - 2**8, (40, 23)
+    keys = memory.as_strided((sum(lengths), 1, HEAD_DIM), (row_stride, HEAD_DIM, 1), HEAD_DIM)
+    content = torch.randn(sum(lengths), 1, HEAD_DIM, dtype=torch.float16)
+    for row in range(sum(lengths)):
+        keys[row].copy_(content[row])
+    query = torch.randn(12, 2, HEAD_DIM, dtype=torch.float16)
+    starts = torch.tensor([0, 5, 12], dtype=torch.int32), torch.tensor([0, 40, 63], dtype=torch.int32)
+    on_device = (tensor.to("mps") for tensor in starts)
+    out = torch_fattn.varlen_prefill(query.to("mps"), keys, keys, *on_device, 7, 40)
+    exact, _ = torch_fattn.reference.varlen_prefill(query, content, content, *starts, 7, 40)
+    assert close(out, exact)

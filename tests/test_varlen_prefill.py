@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests import problems
+from tests import direct_launch, problems
 from tests.accuracy import assert_close
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.problems import Problem
@@ -275,3 +275,21 @@ def test_the_grid_is_little_too_large(rows: int, batch: int) -> None:
         spare = total - sum(lengths)
         needed = sum(-(-n * group // tile_rows) for n in (*lengths, spare))
         assert heads == 2 and needed <= tiles <= needed + batch + 1
+
+
+def test_slices_compute_what_one_dispatch_does() -> None:
+    """Slices are planned from max_seqlen_k, since only the GPU knows how many keys there are."""
+    generator = torch.Generator().manual_seed(4)
+    query = torch.randn(140, 16, 64, generator=generator).to(f16).to("mps")
+    key = torch.randn(1, 8, 64, generator=generator).to(f16).to("mps").expand(2**29, -1, -1)
+    starts = int32(0, 130, 140), int32(0, 1400, 1437)
+    results = []
+    for most in (2**29, 1400):
+        arguments = (query, key, key, *starts, 130, most)
+        (step,) = torch_fattn.explain("varlen_prefill", *arguments).passes
+        dispatches = len(list(direct_launch.dispatches(step)))
+        assert (dispatches > 1) == (most > 1400)
+        with counted_launches() as launches:
+            results.append([result.cpu() for result in fattn.varlen_prefill(*arguments)])
+        assert launches == {"fattn_prefill": dispatches}
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)), "the same bits"

@@ -164,7 +164,7 @@ def self_test(device: str) -> list[str]:
             except RuntimeError as error:
                 text = str(error).splitlines()
                 verdict, line = "an error", " ... ".join(dict.fromkeys((text[0], text[-1])))
-            print(f"  {name:<22}{line}{'' if verdict == OK else f'   {verdict.upper()}'}")
+            print(f"  {name:<24}{line}{'' if verdict == OK else f'   {verdict.upper()}'}")
             failed.setdefault(verdict, []).append(name)
     failed.pop(OK, None)
     return [
