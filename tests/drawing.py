@@ -33,7 +33,7 @@ WIDE_PREFILLS = WIDE_HEAD_DIMS[:3] + WIDE_HEAD_DIMS[5:6]
 
 def draw(count: int, seed: int = 0) -> list[Problem]:
     """`count` problems that bring together as many pairs of features as they can (features.py)."""
-    of = 40
+    of = 48
     chosen = features.choose(_candidates(of * (count + 4), seed), of)
     return [replace(problem, index=i) for i, problem in zip(range(count), chosen, strict=False)]
 
