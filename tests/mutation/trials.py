@@ -60,6 +60,7 @@ def _logits() -> Iterator[Trial]:
     yield of_logits("softmax", f32, (9, 600), "padded", 0.0, slice_size=4)
     yield of_logits("softmax", bf16, (2, 256), "every_other", 0.0)
     yield of_logits("softcap", f32, (2, 99), "padded", 5.0)
+    yield of_logits("softcap", f32, (3, 33), "every_other", 5.0)
     yield of_logits("softcap", f32, (3, 2, 72), "padded", 5.0)
     yield of_logits("softcap", f16, (9, 1001), "offset", 5.0, slice_size=2)
     yield of_logits("softcap", f16, (9, 1001), "contiguous", 5.0)
