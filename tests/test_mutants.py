@@ -192,8 +192,8 @@ MUTANTS = [
         "decode_next_key_head",
         DECODE,
         "fattn_decode",
-        "keys + kv_head * params.key.head;",
-        "keys + (kv_head + 1) * params.key.head;",
+        "key.first = kv_head * params.key.head",
+        "key.first = (kv_head + 1) * params.key.head",
         "bounds",
     ),
     Mutant(

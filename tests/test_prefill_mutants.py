@@ -192,7 +192,7 @@ MUTANTS = [
         "prefill_all_heads_write_one",
         PREFILL,
         "fattn_prefill",
-        "(tile.batch * long(params.q_heads) + row.head) * params.q_len",
+        "(tile.batch * long(params.q_heads) + at.head) * params.q_len",
         "(tile.batch * long(params.q_heads)) * params.q_len",
         "race",
     ),

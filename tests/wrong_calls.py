@@ -201,7 +201,7 @@ WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], l
     ("varlen_prefill", "value heads", sliced("value", ALL, slice(1)), ValueError, ["head count", "2", "1"]),
     ("varlen_prefill", "head dims", sliced("key", ..., slice(56)), ValueError, ["head_dim", "64", "56"]),
     ("varlen_prefill", "3 heads on 2", sliced("query", ALL, slice(3)), ValueError, ["3", "2", "Hq % Hkv"]),
-    ("varlen_prefill", "D above 128", head_dim(136, "query", "key"), UNSUPPORTED, ["136", "128"]),
+    ("varlen_prefill", "D above 576", head_dim(584, "query", "key"), UNSUPPORTED, ["584", "576"]),
     (
         "varlen_prefill",
         "int64 starts",

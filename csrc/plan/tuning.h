@@ -88,8 +88,8 @@ struct DecodeRow {
 };
 
 // The keys of a step are few enough to leave registers for three threadgroups on a core of M1 and M2: of a
-// lane's 256 halves the step without hidden keys wants 184 for D = 128 in float16, 187 in bfloat16 and 200 in
-// float32, 161 for 96 and 147 for 64, counted with Mesa's open compiler for these GPUs; 186 with a window,
+// lane's 256 halves the step without hidden keys wants 180 for D = 128 in float16, 187 in bfloat16 and 200 in
+// float32, 161 for 96 and 147 for 64, counted with Mesa's open compiler for these GPUs; 192 with a window,
 // 207 in a paged cache as well (bench/NOTES.md). The H200 likes these numbers of keys best too. Nothing here
 // was measured on an Apple GPU.
 inline constexpr std::array<DecodeRow, 4> kDecodeTuning{{
