@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from embed_kernels import flatten  # noqa: E402
 
 IMPL = "fattn"
+KV_INT4 = "3"  # kKvInt4 of csrc/kernels/params.h, as a macro
 FAMILY = 7  # the first Apple GPU with simdgroup matrices: the rows of the tuning table that every chip has
 
 
@@ -79,7 +80,8 @@ def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
         max_threads=plan["threads"][0],
         macros=plan["macros"],
         constants={_variable(name): value for name, value in plan["constants"].items()},
-        widened_from=METAL_TYPES[dtype],
+        # Operands of int4 are float32: a minimum and a multiple of the scale, rounded to no fewer bits.
+        widened_from="float" if plan["macros"].get("FATTN_KV_FORMAT") == KV_INT4 else METAL_TYPES[dtype],
         aligned_runs=plan["constants"].get("vector_loads", True),
     )
     return Pass(pipeline, tuple(plan["grid"]), tuple(plan["threads"]), arguments)
