@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import Parser
-from .backends import OURS
+from .backends import OURS, OURS_ON_M1
 
 Row = dict[str, Any]
 LONG = 131072
@@ -92,7 +92,9 @@ def _ahead(rows: Sequence[Row], ours: Sequence[Row]) -> Iterator[Verdict]:
         peers = [
             row
             for row in rows
-            if row["impl"] != OURS and "refused" not in row and all(row[key] == mine[key] for key in same)
+            if row["impl"] not in (OURS, OURS_ON_M1)
+            and "refused" not in row
+            and all(row[key] == mine[key] for key in same)
         ]
         if peers:
             nearest = min(peers, key=lambda row: float(row["ms_median"]))

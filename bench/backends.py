@@ -15,6 +15,7 @@ import torch
 from .calls import Call
 
 OURS = "fattn"
+OURS_ON_M1 = "fattn-m1"  # the plans for M1 and M2, on a GPU for which there are others
 BACKENDS = ("metal", "cuda", "counts")
 
 

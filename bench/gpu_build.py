@@ -26,9 +26,10 @@ from .peers.case import Case, Launch, NotTakenError
 
 CEILINGS = Path(__file__).parent / "ceilings.metal"
 H200_CORES = 132
-# ptxas plans registers for as many threadgroups per multiprocessor as it likes, or for one. Neither is always
-# the faster, so every row is timed both ways, and quoted as the faster.
-GROUPS = (0, 1)
+# ptxas plans registers, and orders instructions, for as many threadgroups per multiprocessor as it likes (0)
+# or as it is told. Which is the fastest changes from kernel to kernel by up to 20 %, so every row is timed
+# each way, and quoted as the fastest.
+GROUPS = (0, 1, 3, 4)
 
 # Decode and prefill of the README, and what decode is held to (bench/aims.py).
 TIMED_CALLS = [*SHAPES["standard"], *SHAPES["decode"]]
@@ -52,13 +53,19 @@ CORRECTNESS = [
 
 
 def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
-    """Who runs the case and how, and why the others do not."""
+    """Who runs the case and how, and why the others do not. What M1 and M2 would run is there where it
+    differs from what later chips would."""
     found: list[Launch] = []
     refused: dict[str, str] = {}
     try:
         found.append(fattn.launch(case, cores))
+        older = fattn.launch(case, cores, fattn.OLDER_FAMILY)
+        if older.passes != found[0].passes:
+            found.append(older)
+        else:
+            refused[fattn.OLDER_IMPL] = f"it is the plan of {fattn.IMPL}"
     except NotImplementedError as refusal:
-        refused[fattn.IMPL] = str(refusal)
+        refused |= dict.fromkeys((fattn.IMPL, fattn.OLDER_IMPL), str(refusal))
     for peer in known.PEERS:
         try:
             found.append(known.launch(peer, case))
@@ -73,11 +80,10 @@ def registers(pipeline: Pipeline, groups: int) -> Pipeline:
 
 
 def distinct(variants: Sequence[list[str]], folder: Path) -> list[list[str]]:
-    """Those whose registers differ."""
-    found: dict[str, list[str]] = {}
+    """Those whose code differs."""
+    found: dict[tuple[bytes, ...], list[str]] = {}
     for cubins in variants:
-        resources = "".join((folder / cubin).with_suffix(".json").read_text() for cubin in cubins)
-        found.setdefault(resources, cubins)
+        found.setdefault(tuple((folder / cubin).read_bytes() for cubin in cubins), cubins)
     return list(found.values())
 
 

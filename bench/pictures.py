@@ -14,9 +14,15 @@ from matplotlib.ticker import FuncFormatter  # noqa: E402
 Row = dict[str, Any]
 
 INK, MUTED, GRID = "#1b1f24", "#8a929c", "#e6e9ed"
-COLOURS = {"fattn": "#d1495b", "torch-metal": "#2e86ab", "mlx-metal": "#edae49", "llama-metal": "#66a182"}
+COLOURS = {
+    "fattn": "#d1495b",
+    "fattn-m1": "#e8a0aa",
+    "torch-metal": "#2e86ab",
+    "mlx-metal": "#edae49",
+    "llama-metal": "#66a182",
+}
 SPARE_COLOURS = ("#8d6a9f", "#5c6670")
-MARKERS = {"fattn": "o", "torch-metal": "s", "mlx-metal": "D", "llama-metal": "v"}
+MARKERS = {"fattn": "o", "fattn-m1": "o", "torch-metal": "s", "mlx-metal": "D", "llama-metal": "v"}
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.edgecolor": MUTED,

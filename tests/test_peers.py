@@ -187,10 +187,18 @@ def test_what_a_peer_does_not_take_is_a_sentence(peer: ModuleType) -> None:
 def test_the_build_names_who_does_not_take_a_case() -> None:
     found, refused = gpu_build.launches(FEATURES["a paged cache"], cores=132)
     assert [launch.impl for launch in found] == ["fattn"]
-    assert refused.keys() == {peer.IMPL for peer in known.PEERS}
+    assert refused.keys() == {fattn.OLDER_IMPL, *(peer.IMPL for peer in known.PEERS)}
     assert refused["torch-metal"] == "torch-metal has no kernel for a paged cache"
     found, refused = gpu_build.launches(Case("decode", 1, 8, 2, 128, 1, 512), cores=132)
     assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
+
+
+def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:
+    found, _ = gpu_build.launches(Case("decode", 1, 8, 2, 96, 1, 512), cores=132)
+    ours, older = found[:2]
+    assert (ours.impl, older.impl) == ("fattn", "fattn-m1")
+    tiles = [launch.passes[0].pipeline.macros["FATTN_TILE_KEYS"] for launch in (ours, older)]
+    assert tiles == ["32", "16"]
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.14.0", "2.15.0+cpu", "3.0"])

@@ -20,11 +20,14 @@ sys.path.insert(0, str(ROOT / "tools"))
 from embed_kernels import flatten  # noqa: E402
 
 IMPL = "fattn"
+FAMILY = 9  # Apple's GPUs from M3 on, whose rows of the tuning table are chosen by timing on such a GPU
+# The same plans as M1 and M2 get them, families 7 and 8, whose registers are fewer.
+OLDER_IMPL = "fattn-m1"
+OLDER_FAMILY = 7
 KV_INT4 = "3"  # kKvInt4 of csrc/kernels/params.h, as a macro
-FAMILY = 7  # the first Apple GPU with simdgroup matrices: the rows of the tuning table that every chip has
 
 
-def launch(case: Case, cores: int) -> Launch:
+def launch(case: Case, cores: int, family: int = FAMILY) -> Launch:
     dtype = getattr(torch, case.dtype)
 
     def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
@@ -46,19 +49,19 @@ def launch(case: Case, cores: int) -> Launch:
     query = empty(case.batch, case.q_heads, case.q_len, case.head_dim)
     key, value = empty(*shape, of=stored), empty(*shape, of=stored)
     plan = torch_fattn.explain(
-        case.op, query, key, value, *rest, device_name="CUDA", family=FAMILY, cores=cores, **options
+        case.op, query, key, value, *rest, device_name="CUDA", family=family, cores=cores, **options
     )
-    return from_plan(case, plan.data)
+    return from_plan(case, plan.data, IMPL if family == FAMILY else OLDER_IMPL)
 
 
-def from_plan(case: Case, plan: dict[str, Any]) -> Launch:
+def from_plan(case: Case, plan: dict[str, Any], impl: str = IMPL) -> Launch:
     rows = case.batch * case.q_heads * case.q_len
     scratch: dict[str, int] = {}
     if plan["scratch_bytes"]:
         splits = plan["scratch_bytes"] // (4 * rows * (case.head_dim + 1))
         scratch = {"partial_out": splits * rows * case.head_dim * 4, "partial_lse": splits * rows * 4}
     return Launch(
-        IMPL,
+        impl,
         [pass_of(one, case.dtype) for one in plan["passes"]],
         scratch={**scratch, "lse": rows * 4},
         note=plan["tuning"],
