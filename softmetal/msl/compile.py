@@ -18,7 +18,6 @@ from .diagnostics import FLAGS, readable
 from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TranslationError, source_line
 from .preprocess import CLANG, PreprocessorError, preprocess
-from .recursion import check_recursion
 from .translate import translate
 
 _PACKAGE = Path(__file__).parent
@@ -33,7 +32,7 @@ _LANGUAGE_FLAGS = [
     f"-I{_PACKAGE / 'host'}",
 ]  # fmt: skip
 _COMMON_FLAGS = [
-    "-fPIC", "-fvisibility=hidden", "-nostdlib++",
+    "-fPIC", "-fvisibility=hidden",
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
@@ -46,17 +45,18 @@ _COMMON_FLAGS = [
     "-fno-strict-float-cast-overflow",
     # An endless loop stays one, for the watchdog to find; a large frame does not jump over the guard page.
     "-fno-finite-loops", "-fstack-clash-protection",
-    "--rtlib=compiler-rt", *FLAGS,
+    *FLAGS,
     # The runtime's passes (simt/passes) read the names of basic blocks.
     f"-fpass-plugin={SIMT_PASSES}", "-fno-discard-value-names",
 ]  # fmt: skip
+_LINK_FLAGS = ["-nostdlib++", "--rtlib=compiler-rt"]
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only"],
     # Every access of the kernel as one callback (simt/passes/checks.cpp): nothing merged into wider ones,
     # nothing turned into library calls.
     "checked": [
         "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize",
-        "-fno-slp-vectorize", "-fno-builtin", "-fno-sanitize-link-runtime",
+        "-fno-slp-vectorize", "-fno-builtin",
         # Marks the code as one where a speculative load would be an error. All that
         # AddressSanitizer does besides is off.
         "-fsanitize=kernel-address", "-mllvm=-asan-instrument-reads=0", "-mllvm=-asan-instrument-writes=0",
@@ -96,10 +96,7 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
             translation = translate(
                 preprocessed, checked=mode == "checked", only=program.only, language=language
             )
-            compiler = Compiler(translation.cpp, preprocessed, language, program.arithmetic)
-            code = compiler.llvm_code(mode)
-            check_recursion(translation.tokens, translation.outline, code)
-            compiler.build(code, mode, target)
+            Compiler(translation.cpp, preprocessed, language, program.arithmetic).build(mode, target)
     except (TranslationError, PreprocessorError) as error:
         raise CompileError(str(error)) from error
     return target
@@ -147,21 +144,18 @@ class Compiler:
     language: Language = LANGUAGES[DEFAULT]
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
-    def llvm_code(self, mode: str) -> str:
-        """As clang emits it, before any optimisation."""
-        stop = ["-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", "-"]
-        done = self._read([*self._rules(), *_MODE_FLAGS[mode], *stop])
-        errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
-        if errors or done.returncode:
-            raise CompileError(errors or done.stderr)
-        return done.stdout
-
-    def build(self, llvm_code: str, mode: str, target: Path) -> None:
+    def build(self, mode: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Renamed into place when complete, so that concurrent compiles of one program are safe.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
-            output = Path(scratch) / "module.so"
-            done = self._clang(["-x", "ir", *_MODE_FLAGS[mode], "-shared", "-o", str(output)], llvm_code)
+            code, output = Path(scratch) / "module.o", Path(scratch) / "module.so"
+            done = self._read([*self._rules(), *_MODE_FLAGS[mode], "-c", "-o", str(code)])
+            errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
+            if errors or done.returncode:
+                raise CompileError(errors or done.stderr)
+            # By itself: a driver that compiles and links starts clang once more.
+            link = [CLANG, "-shared", *_LINK_FLAGS, "-o", str(output), str(code)]
+            done = subprocess.run(link, capture_output=True, text=True)
             if done.returncode:
                 raise CompileError(done.stderr)
             os.replace(output, target)
