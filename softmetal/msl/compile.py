@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from .diagnostics import FLAGS, readable
 from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TranslationError, source_line
 from .preprocess import CLANG, PreprocessorError, preprocess
-from .translate import translate
+from .translate import HEADER, translate
 
 _PACKAGE = Path(__file__).parent
 _BUILD = _PACKAGE.parent / "_build"
@@ -32,7 +32,7 @@ _LANGUAGE_FLAGS = [
     f"-I{_PACKAGE / 'host'}",
 ]  # fmt: skip
 _COMMON_FLAGS = [
-    "-fPIC", "-fvisibility=hidden",
+    "-fPIC", "-fvisibility=hidden", "-Xclang", "-fno-pch-timestamp",
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
@@ -92,7 +92,7 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
     try:
         preprocessed = preprocess(program.source, program.name, program.macros, program.include, language)
         target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program)}.so"
-        if not target.exists():
+        if not _is_whole(target):
             translation = translate(
                 preprocessed, checked=mode == "checked", only=program.only, language=language
             )
@@ -102,10 +102,32 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
     return target
 
 
+def _keep(file: Path, target: Path) -> None:
+    """In the cache. Its digest is behind it, where the dynamic linker does not look and clang, which reads
+    precompiled headers, finds zeros: an end."""
+    file.write_bytes(_sealed(file.read_bytes()))
+    os.replace(file, target)
+
+
+def _is_whole(kept: Path) -> bool:
+    try:
+        content = kept.read_bytes()
+    except FileNotFoundError:
+        return False
+    return _sealed(content[: -len(_sealed(b""))]) == content
+
+
+def _sealed(content: bytes) -> bytes:
+    return content + bytes(4) + hashlib.sha256(content).digest()
+
+
 def _key(preprocessed: str, mode: str, program: Program) -> str:
     machine = (platform.machine(), *_machine_flags())
     options = (mode, program.std, repr(program.arithmetic), program.only or "")
-    parts = (toolchain_version(), *machine, *options, preprocessed)
+    return _digest(toolchain_version(), *machine, *options, preprocessed)
+
+
+def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 
@@ -149,7 +171,8 @@ class Compiler:
         # Renamed into place when complete, so that concurrent compiles of one program are safe.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
             code, output = Path(scratch) / "module.o", Path(scratch) / "module.so"
-            done = self._read([*self._rules(), *_MODE_FLAGS[mode], "-c", "-o", str(code)])
+            headers = ["-include-pch", str(self._precompiled_headers(mode))]
+            done = self._read([*self._rules(), *_MODE_FLAGS[mode], *headers, "-c", "-o", str(code)])
             errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
             if errors or done.returncode:
                 raise CompileError(errors or done.stderr)
@@ -158,7 +181,23 @@ class Compiler:
             done = subprocess.run(link, capture_output=True, text=True)
             if done.returncode:
                 raise CompileError(done.stderr)
-            os.replace(output, target)
+            _keep(output, target)
+
+    def _precompiled_headers(self, mode: str) -> Path:
+        """The headers of every program, from the cache where they are there already."""
+        options = (*_MODE_FLAGS[mode], *self.arithmetic.flags(), *_machine_flags(), str(self.language.cpp))
+        parts = (toolchain_version(), str(_PACKAGE), self.language.version_macro, *options)
+        target = cache_folder() / f"{_digest(*parts)}.pch"
+        if not _is_whole(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
+                output = Path(scratch) / "headers.pch"
+                flags = [*_MODE_FLAGS[mode], "-x", "c++-header", "-o", str(output)]
+                done = replace(self, cpp=HEADER)._read(flags)
+                if done.returncode:
+                    raise CompileError(done.stderr)
+                _keep(output, target)
+        return target
 
     def messages(self) -> str:
         """All that clang says about the program, without generating code."""
