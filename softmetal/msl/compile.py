@@ -171,8 +171,7 @@ class Compiler:
         # Renamed into place when complete, so that concurrent compiles of one program are safe.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
             code, output = Path(scratch) / "module.o", Path(scratch) / "module.so"
-            headers = ["-include-pch", str(self._precompiled_headers(mode))]
-            done = self._read([*self._rules(), *_MODE_FLAGS[mode], *headers, "-c", "-o", str(code)])
+            done = self._read_program(mode, ["-c", "-o", str(code)])
             errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
             if errors or done.returncode:
                 raise CompileError(errors or done.stderr)
@@ -201,10 +200,12 @@ class Compiler:
 
     def messages(self) -> str:
         """All that clang says about the program, without generating code."""
-        return self._read([*self._rules(), "-fsyntax-only", "-ferror-limit=0"]).stderr
+        return self._read_program("fast", ["-fsyntax-only", "-ferror-limit=0"]).stderr
 
-    def _rules(self) -> list[str]:
-        return [f"-fplugin={RULES}", f"-fplugin-arg-softmetal-{self.language.version}"]
+    def _read_program(self, mode: str, flags: list[str]) -> subprocess.CompletedProcess[str]:
+        rules = [f"-fplugin={RULES}", f"-fplugin-arg-softmetal-{self.language.version}"]
+        headers = ["-include-pch", str(self._precompiled_headers(mode))]
+        return self._read([*rules, *_MODE_FLAGS[mode], *headers, *flags])
 
     def _read(self, flags: list[str]) -> subprocess.CompletedProcess[str]:
         language = [f"-std=c++{self.language.cpp}", f"-D{self.language.version_macro}"]
