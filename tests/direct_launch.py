@@ -169,6 +169,14 @@ def cut(plan: dict[str, Any], largest_chunk: int, size: int) -> None:
     cut_into_slices(decode, size)
 
 
+def lengthen_rows(step: dict[str, Any], columns: int) -> None:
+    """Tells a pass of a logits op that its rows have so many columns, of which the first are launched."""
+    params = bytearray.fromhex(step["params_bytes"])
+    sizes = step["params"]["rows"], step["params"]["columns"]
+    struct.pack_into("<q", params, params.index(struct.pack("<2q", *sizes)) + 8, columns)
+    step["params_bytes"] = params.hex()
+
+
 def cut_into_slices(step: dict[str, Any], size: int) -> None:
     """Gives a pass dispatches of at most that many threadgroups."""
     step["constants"]["sliced"] = True

@@ -21,10 +21,10 @@ Pair = tuple[str, tuple[str, Any], tuple[str, Any]]  # op, feature, feature
 _SIZES = {"index", "op", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"}
 _OF_MASK = {"mask_broadcast", "mask_layout"}
 # Of these axes one decides what the other can be.
-_TIED = [
-    *({"rows", "heads"}, {"rows", "queries"}, {"causality", "q_offset"}, {"block_size", "keys"}),
-    *({"dims", "value_in_key"}, {"dims", "kv_format"}, {"value_in_key", "kv_format"}, {"batch", "q_lens"}),
-]
+_TIED = {
+    *(("heads", "rows"), ("queries", "rows"), ("causality", "q_offset"), ("block_size", "keys")),
+    *(("dims", "value_in_key"), ("dims", "kv_format"), ("kv_format", "value_in_key"), ("batch", "q_lens")),
+}
 
 
 def features(problem: Problem) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def pairs(problem: Problem) -> set[Pair]:
     return {
         (problem.op, a, b)
         for a, b in itertools.combinations(sorted(features(problem).items(), key=lambda f: f[0]), 2)
-        if {a[0], b[0]} not in _TIED
+        if (a[0], b[0]) not in _TIED
     }
 
 

@@ -43,10 +43,7 @@ struct Parts {
 
 // Of the parts that this simdgroup has.
 inline PartSum sum_of(thread const Parts& parts, int simdgroup_index, ushort lane) {
-  PartSum sum;
-  sum.weighted = 0.0f;
-  sum.largest = -INFINITY;
-  sum.total = 0.0f;
+  PartSum sum = {float4(0.0f), -INFINITY, 0.0f};
   for (int first = simdgroup_index; first < parts.count; first += kSimdgroups * kSimdWidth) {
     const int own = first + lane * kSimdgroups;  // a lane weighs one part
     const float lse = own < parts.count ? parts.lse[own * parts.lse_stride] : -INFINITY;

@@ -14,6 +14,8 @@
 
 namespace fattn {
 
+inline int ceil_div(int n, int size) { return (n + size - 1) / size; }
+
 // The chunks of a sequence, cut at multiples of their size, counted from key 0. A sequence without keys has
 // one chunk all the same, in which its rows get the no-key result.
 struct Chunks {
@@ -26,12 +28,12 @@ struct Chunks {
 
 inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
   const int visible = ranges.end - ranges.begin + ranges.sink_end;
-  const int units = (visible + span.chunk_unit - 1) / span.chunk_unit;
+  const int units = ceil_div(visible, span.chunk_unit);
   // A batch of sequences is better off with large chunks than one sequence is; so up to the size at which
   // the end of a chunk costs little, a sequence has few.
-  const int few = min((units + kFewChunks - 1) / kFewChunks, kLargeChunk / span.chunk_unit);
+  const int few = min(ceil_div(units, kFewChunks), kLargeChunk / span.chunk_unit);
   Chunks chunks;
-  chunks.keys = max((units + span.most_chunks - 1) / span.most_chunks, few) * span.chunk_unit;
+  chunks.keys = max(ceil_div(units, span.most_chunks), few) * span.chunk_unit;
   chunks.keys = clamp(chunks.keys, span.least_chunk, span.largest_chunk);
   chunks.visits = visits_of(ranges, 0, ranges.end, chunks.keys);
   return chunks;
@@ -120,7 +122,7 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
       // The first chunk that begins in the run; after the last one follows the next sequence.
       const int chunk = sequence.chunks.keys / span.chunk_unit;
       const int skipped = begin - (through - units);
-      const int part = (skipped + chunk - 1) / chunk;
+      const int part = ceil_div(skipped, chunk);
       share.batch = first + passed;
       share.part = simd_shuffle(part, ushort(passed));
       share.left -= simd_shuffle(part * chunk - skipped, ushort(passed));

@@ -55,7 +55,7 @@ void check_sizes(SMComputePipelineState* pipeline, MTLSize grid, MTLSize threads
 }
 
 void check_arguments(SMComputePipelineState* pipeline, const Bindings& bindings) {
-  const softmetal_kernel& kernel = pipeline->_pipeline->kernel(Mode::kFast);
+  const softmetal_kernel& kernel = pipeline->_pipeline->kernel();
   for (uint32_t i = 0; i < kernel.argument_count; ++i) {
     const softmetal_argument& argument = kernel.arguments[i];
     if (!argument.used) continue;
@@ -104,8 +104,7 @@ std::shared_ptr<Dispatch> make_dispatch(SMComputePipelineState* pipeline, const 
 
 void run(const Dispatch& dispatch) {
   const softmetal_settings* settings = softmetal_current_settings();
-  const softmetal_kernel& kernel =
-      dispatch.pipeline->_pipeline->kernel(settings->checks ? Mode::kChecked : Mode::kFast);
+  const softmetal_kernel& kernel = dispatch.pipeline->_pipeline->kernel(current_mode());
   softmetal_launch launch{&kernel, &dispatch.arguments, dispatch.grid, dispatch.threads};
   softmetal_counters counters{};
   char* error = nullptr;

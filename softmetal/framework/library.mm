@@ -47,7 +47,8 @@ void report(NSError** error, MTLLibraryError code, const std::string& text) {
 id<MTLLibrary> new_library(NSString* source, MTLCompileOptions* options, NSError** error) {
   if (!source) violated("newLibraryWithSource: the source is nil");
   try {
-    auto program = std::make_shared<Program>(to_std(source), read_macros(options), read_options(options));
+    auto program = std::make_shared<Program>(to_std(source), read_macros(options), read_options(options),
+                                             current_mode());
     SMLibrary* library = [[SMLibrary alloc] init];
     library->_program = std::move(program);
     library->_maxThreads = options.maxTotalThreadsPerThreadgroup;
@@ -63,7 +64,7 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
   try {
     function->_program->check_complete(function->_name, function->_constants);
     auto pipeline = std::make_unique<Pipeline>(function->_program, function->_name, function->_constants);
-    const softmetal_kernel& kernel = pipeline->kernel(Mode::kFast);
+    const softmetal_kernel& kernel = pipeline->kernel();
     for (uint32_t i = 0; i < kernel.argument_count; ++i)
       if (kernel.arguments[i].kind == SOFTMETAL_ARG_UNSUPPORTED)
         throw CompileError("no pipeline can be made of kernel '" + function->_name + "': its parameter '" +

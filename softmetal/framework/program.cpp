@@ -15,6 +15,8 @@ std::string take(char* malloced, const char* otherwise) {
 
 }  // namespace
 
+Mode current_mode() { return softmetal_current_settings()->checks ? Mode::kChecked : Mode::kFast; }
+
 Module::Module(const std::string& path, const ConstantsByIndex& constants) {
   std::vector<softmetal_constant> list;
   for (const auto& [index, value] : constants) list.push_back({index, value.bits});
@@ -33,9 +35,12 @@ const softmetal_kernel* Module::find(const std::string& kernel) const {
   return nullptr;
 }
 
-Program::Program(std::string source, Macros macros, CompileOptions options)
-    : source_(std::move(source)), macros_(std::move(macros)), options_(std::move(options)) {
-  Module module(module_path(Mode::kFast), {});
+Program::Program(std::string source, Macros macros, CompileOptions options, Mode mode)
+    : source_(std::move(source)),
+      macros_(std::move(macros)),
+      options_(std::move(options)),
+      first_mode_(mode) {
+  Module module(module_path(mode), {});
   const softmetal_module_table& table = module.table();
   for (uint32_t i = 0; i < table.kernel_count; ++i) {
     const softmetal_kernel& kernel = table.kernels[i];
@@ -66,7 +71,7 @@ const std::string& Program::module_path(Mode mode) {
 
 Pipeline::Pipeline(std::shared_ptr<Program> program, std::string kernel, ConstantsByIndex constants)
     : program_(std::move(program)), name_(std::move(kernel)), constants_(std::move(constants)) {
-  this->kernel(Mode::kFast);
+  this->kernel();
 }
 
 const softmetal_kernel& Pipeline::kernel(Mode mode) {

@@ -19,6 +19,8 @@ struct ConstantValue {
 };
 using ConstantsByIndex = std::map<uint32_t, ConstantValue>;
 
+Mode current_mode();  // as which a dispatch would run now: by the settings
+
 class Module {  // a loaded copy; its code sees these constants and no others
  public:
   Module(const std::string& path, const ConstantsByIndex& constants);
@@ -34,8 +36,10 @@ class Module {  // a loaded copy; its code sees these constants and no others
 
 class Program {
  public:
-  Program(std::string source, Macros macros, CompileOptions options);  // compiles; throws CompileError
-  const std::string& module_path(Mode mode);  // compiles the checked module when it is first wanted
+  // Compiles, as `mode`; throws CompileError. The other module is compiled when it is first wanted.
+  Program(std::string source, Macros macros, CompileOptions options, Mode mode);
+  const std::string& module_path(Mode mode);
+  Mode first_mode() const { return first_mode_; }
   const std::vector<std::string>& kernel_names() const { return kernel_names_; }
   struct Constant {
     std::string name;
@@ -50,6 +54,7 @@ class Program {
   std::string source_;
   Macros macros_;
   CompileOptions options_;
+  Mode first_mode_;
   std::mutex mutex_;
   std::string paths_[2];
   std::vector<std::string> kernel_names_;
@@ -61,6 +66,8 @@ class Pipeline {
  public:
   Pipeline(std::shared_ptr<Program> program, std::string kernel, ConstantsByIndex constants);
   const softmetal_kernel& kernel(Mode mode);
+  // For what is the same in both modes: arguments and limits.
+  const softmetal_kernel& kernel() { return kernel(program_->first_mode()); }
 
  private:
   std::shared_ptr<Program> program_;

@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -18,8 +18,7 @@ from .diagnostics import FLAGS, readable
 from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TranslationError, source_line
 from .preprocess import CLANG, PreprocessorError, preprocess
-from .recursion import check_recursion
-from .translate import translate
+from .translate import HEADER, translate
 
 _PACKAGE = Path(__file__).parent
 _BUILD = _PACKAGE.parent / "_build"
@@ -33,7 +32,7 @@ _LANGUAGE_FLAGS = [
     f"-I{_PACKAGE / 'host'}",
 ]  # fmt: skip
 _COMMON_FLAGS = [
-    "-fPIC", "-fvisibility=hidden", "-nostdlib++",
+    "-fPIC", "-fvisibility=hidden", "-Xclang", "-fno-pch-timestamp",
     # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
@@ -46,17 +45,18 @@ _COMMON_FLAGS = [
     "-fno-strict-float-cast-overflow",
     # An endless loop stays one, for the watchdog to find; a large frame does not jump over the guard page.
     "-fno-finite-loops", "-fstack-clash-protection",
-    "--rtlib=compiler-rt", *FLAGS,
+    *FLAGS,
     # The runtime's passes (simt/passes) read the names of basic blocks.
     f"-fpass-plugin={SIMT_PASSES}", "-fno-discard-value-names",
 ]  # fmt: skip
+_LINK_FLAGS = ["-nostdlib++", "--rtlib=compiler-rt"]
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only"],
     # Every access of the kernel as one callback (simt/passes/checks.cpp): nothing merged into wider ones,
     # nothing turned into library calls.
     "checked": [
         "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize",
-        "-fno-slp-vectorize", "-fno-builtin", "-fno-sanitize-link-runtime",
+        "-fno-slp-vectorize", "-fno-builtin",
         # Marks the code as one where a speculative load would be an error. All that
         # AddressSanitizer does besides is off.
         "-fsanitize=kernel-address", "-mllvm=-asan-instrument-reads=0", "-mllvm=-asan-instrument-writes=0",
@@ -92,23 +92,42 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
     try:
         preprocessed = preprocess(program.source, program.name, program.macros, program.include, language)
         target = (folder or cache_folder()) / f"{_key(preprocessed, mode, program)}.so"
-        if not target.exists():
+        if not _is_whole(target):
             translation = translate(
                 preprocessed, checked=mode == "checked", only=program.only, language=language
             )
-            compiler = Compiler(translation.cpp, preprocessed, language, program.arithmetic)
-            code = compiler.llvm_code(mode)
-            check_recursion(translation.tokens, translation.outline, code)
-            compiler.build(code, mode, target)
+            Compiler(translation.cpp, preprocessed, language, program.arithmetic).build(mode, target)
     except (TranslationError, PreprocessorError) as error:
         raise CompileError(str(error)) from error
     return target
 
 
+def _keep(file: Path, target: Path) -> None:
+    """In the cache. Its digest is behind it, where the dynamic linker does not look and clang, which reads
+    precompiled headers, finds zeros: an end."""
+    file.write_bytes(_sealed(file.read_bytes()))
+    os.replace(file, target)
+
+
+def _is_whole(kept: Path) -> bool:
+    try:
+        content = kept.read_bytes()
+    except FileNotFoundError:
+        return False
+    return _sealed(content[: -len(_sealed(b""))]) == content
+
+
+def _sealed(content: bytes) -> bytes:
+    return content + bytes(4) + hashlib.sha256(content).digest()
+
+
 def _key(preprocessed: str, mode: str, program: Program) -> str:
     machine = (platform.machine(), *_machine_flags())
     options = (mode, program.std, repr(program.arithmetic), program.only or "")
-    parts = (toolchain_version(), *machine, *options, preprocessed)
+    return _digest(toolchain_version(), *machine, *options, preprocessed)
+
+
+def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 
@@ -147,31 +166,46 @@ class Compiler:
     language: Language = LANGUAGES[DEFAULT]
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
-    def llvm_code(self, mode: str) -> str:
-        """As clang emits it, before any optimisation."""
-        stop = ["-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", "-"]
-        done = self._read([*self._rules(), *_MODE_FLAGS[mode], *stop])
-        errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
-        if errors or done.returncode:
-            raise CompileError(errors or done.stderr)
-        return done.stdout
-
-    def build(self, llvm_code: str, mode: str, target: Path) -> None:
+    def build(self, mode: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Renamed into place when complete, so that concurrent compiles of one program are safe.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
-            output = Path(scratch) / "module.so"
-            done = self._clang(["-x", "ir", *_MODE_FLAGS[mode], "-shared", "-o", str(output)], llvm_code)
+            code, output = Path(scratch) / "module.o", Path(scratch) / "module.so"
+            done = self._read_program(mode, ["-c", "-o", str(code)])
+            errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
+            if errors or done.returncode:
+                raise CompileError(errors or done.stderr)
+            # By itself: a driver that compiles and links starts clang once more.
+            link = [CLANG, "-shared", *_LINK_FLAGS, "-o", str(output), str(code)]
+            done = subprocess.run(link, capture_output=True, text=True)
             if done.returncode:
                 raise CompileError(done.stderr)
-            os.replace(output, target)
+            _keep(output, target)
+
+    def _precompiled_headers(self, mode: str) -> Path:
+        """The headers of every program, from the cache where they are there already."""
+        options = (*_MODE_FLAGS[mode], *self.arithmetic.flags(), *_machine_flags(), str(self.language.cpp))
+        parts = (toolchain_version(), str(_PACKAGE), self.language.version_macro, *options)
+        target = cache_folder() / f"{_digest(*parts)}.pch"
+        if not _is_whole(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
+                output = Path(scratch) / "headers.pch"
+                flags = [*_MODE_FLAGS[mode], "-x", "c++-header", "-o", str(output)]
+                done = replace(self, cpp=HEADER)._read(flags)
+                if done.returncode:
+                    raise CompileError(done.stderr)
+                _keep(output, target)
+        return target
 
     def messages(self) -> str:
         """All that clang says about the program, without generating code."""
-        return self._read([*self._rules(), "-fsyntax-only", "-ferror-limit=0"]).stderr
+        return self._read_program("fast", ["-fsyntax-only", "-ferror-limit=0"]).stderr
 
-    def _rules(self) -> list[str]:
-        return [f"-fplugin={RULES}", f"-fplugin-arg-softmetal-{self.language.version}"]
+    def _read_program(self, mode: str, flags: list[str]) -> subprocess.CompletedProcess[str]:
+        rules = [f"-fplugin={RULES}", f"-fplugin-arg-softmetal-{self.language.version}"]
+        headers = ["-include-pch", str(self._precompiled_headers(mode))]
+        return self._read([*rules, *_MODE_FLAGS[mode], *headers, *flags])
 
     def _read(self, flags: list[str]) -> subprocess.CompletedProcess[str]:
         language = [f"-std=c++{self.language.cpp}", f"-D{self.language.version_macro}"]

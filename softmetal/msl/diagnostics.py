@@ -20,6 +20,8 @@ FLAGS = [
 _MESSAGE = re.compile(
     r"^(?P<file>[^\n:]+):(?P<line>\d+): (?P<severity>fatal error|error|warning|note): (?P<text>.*)$"
 )
+# Of the passes over LLVM's code (passes/recursion.cpp): clang puts the severity before all they say.
+_MESSAGE_OF_PASS = re.compile(r"^error: ([^\n:]+:\d+): ")
 _HOST = str(Path(__file__).parent / "host")
 _SPACES = {"__global_device": "device", "__local": "threadgroup", "__global_host": "constant"}
 _MOST_MESSAGES = 20
@@ -32,7 +34,7 @@ def errors(stderr: str) -> list[list[Message]]:
     """What clang says against the program: each error followed by its notes."""
     blocks: list[list[Message]] = []
     for line in stderr.splitlines():
-        match = _MESSAGE.match(line)
+        match = _MESSAGE.match(_MESSAGE_OF_PASS.sub(r"\1: error: ", line))
         if match is None:
             continue
         if match["severity"] != "note":

@@ -1,8 +1,8 @@
 """What Metal refuses and clang, reading C++, would accept: each rule is a pass over the tokens or the
 outline.
 
-Address-space mixes and writes to constant memory are type errors that clang reports itself; recursion.py
-and diagnostics.py hold the rules that need clang's view of the program.
+Address-space mixes and writes to constant memory are type errors that clang reports itself; rules/,
+passes/recursion.cpp and diagnostics.py hold the rules that need clang's view of the program.
 """
 
 from __future__ import annotations

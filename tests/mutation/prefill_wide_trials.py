@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .prefill_trials import MIXED, MIXED_SIZES, OFF, PADDED, in_slices
-from .special_trials import hidden_nan, unlikely
+from .special_trials import chains, hidden_nan, unlikely
 from .trial import Trial, bf16, f16, f32, of_problem
 
 CAUSAL: dict[str, Any] = {"causality": "bottom_right"}
@@ -43,6 +43,16 @@ def other_prefill_wide() -> Iterator[Trial]:
     yield of_problem("prefill-wide-f32", "prefill", f32, 1, 2, 1, 20, 75, 136, 24, mask=f32, **CAUSAL)
     yield of_problem("prefill-wide-f32-shares", "prefill", f32, 1, 1, 1, 20, 40, 288, 24, **CAUSAL)
     yield of_problem("prefill-wide-bf16", "prefill", bf16, 1, 2, 1, 30, 40, 256, 256, mask=torch.bool)
+    ones, int8 = torch.ones(1, 1, 8, 576), torch.ones(1, 16, 1, 576, dtype=torch.int8)
+    yield chains(
+        "prefill-wide-f32-chains", "prefill", query=ones, key=ones[:, :, :1], value=ones[:, :, :1, :24]
+    )
+    yield chains(
+        "packed-wide-int8-chains", "paged_prefill", query=ones[0].transpose(0, 1), key_cache=int8,
+        value_cache=int8[..., :24], key_scales=torch.ones(1, 16, 1), value_scales=torch.ones(1, 16, 1),
+        block_tables=torch.zeros(1, 1, dtype=torch.int32), seq_lens=torch.ones(1, dtype=torch.int32),
+        cu_seqlens_q=torch.tensor([0, 8], dtype=torch.int32), max_seqlen_q=8, is_causal=False,
+    )  # fmt: skip
     few = (2, 2, 1, 3, 48)
     yield of_problem(
         "packed-wide-few-rows", "paged_prefill", f16, *few, 192, 40, q_lens=(3, 1), seq_lens=(48, 30),

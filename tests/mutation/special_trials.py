@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests import problems
 from torch_fattn.reference import quantise
 
-from .trial import Trial, of_operands, of_problem, randn
+from .trial import Trial, of_call, of_operands, of_problem, randn
 
 
 def hidden_nan(
@@ -52,6 +53,19 @@ def hidden_scales(op: str, dtype: torch.dtype, head_dim: int, value_dim: int, gr
         f"{op}-hidden-scales-{head_dim}", op, dtype, 1, group, 1, 3, 75, head_dim, value_dim, seq_lens=(70,),
         mask=torch.bool, mask_broadcast=(True, True, True, False), kv_format="int8",
     )  # fmt: skip
+
+
+def chains(name: str, op: str, **operands: Any) -> Trial:
+    """All columns are 1 but for the first of the query. Its product is so large that what is added to it one
+    by one is lost: the 31 other products of its chain, and no more."""
+    query = operands["query"].clone()
+    query[..., 0] = 2.0**24
+
+    def check(out: Tensor, lse: Tensor) -> None:
+        lost = 2**24 + query.shape[-1] - 1 - lse.double()
+        assert torch.all(lost == 31), f"{lost.unique().tolist()} products are lost"
+
+    return of_call(name, op, operands | {"query": query, "scale": 1.0}, check)
 
 
 def unlikely(op: str, dtype: torch.dtype, head_dim: int, value_dim: int) -> Trial:

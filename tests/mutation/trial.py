@@ -60,12 +60,12 @@ class Trial:
         return counts
 
 
-def _of_call(
+def of_call(
     name: str,
     op: str,
     arguments: Mapping[str, Any],
     check: Callable[[Tensor, Tensor], None],
-    change: Callable[[Plan], None],
+    change: Callable[[Plan], None] = lambda plan: None,
 ) -> Trial:
     """`check` is given out and lse; `change` is made to the plan."""
 
@@ -92,7 +92,7 @@ def of_problem(
     """`sizes` are those of Problem: batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim."""
     case = problems.build(Problem(0, op, dtype, *sizes, **options), seed=7)  # type: ignore[arg-type]
     arguments, _ = case.arguments("cpu")
-    return _of_call(name, op, arguments, lambda out, lse: assert_close(case, out, lse), change)
+    return of_call(name, op, arguments, lambda out, lse: assert_close(case, out, lse), change)
 
 
 def of_operands(name: str, op: str, tolerance: float = 0.02, **arguments: Any) -> Trial:
@@ -103,7 +103,7 @@ def of_operands(name: str, op: str, tolerance: float = 0.02, **arguments: Any) -
         for result, exact in ((out.double(), exact_out), (lse.double(), exact_lse)):
             torch.testing.assert_close(result, exact, rtol=1e-3, atol=tolerance, equal_nan=True)
 
-    return _of_call(name, op, arguments, check, lambda plan: None)
+    return of_call(name, op, arguments, check)
 
 
 def of_write(kv_format: str, dtype: torch.dtype, *sizes: int, name: str = "", **options: Any) -> Trial:
@@ -123,7 +123,13 @@ def of_write(kv_format: str, dtype: torch.dtype, *sizes: int, name: str = "", **
 
 
 def of_logits(
-    op: str, dtype: torch.dtype, shape: tuple[int, ...], layout: str, cap: float, slice_size: int = 0
+    op: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    layout: str,
+    cap: float,
+    slice_size: int = 0,
+    change: Callable[[Plan], None] = lambda plan: None,
 ) -> Trial:
     """Of softmax and softcap, in dispatches of `slice_size` threadgroups if there is one."""
     problem = LogitsProblem(7, op, dtype, shape, layout, cap)
@@ -131,6 +137,7 @@ def of_logits(
     def plan() -> Plan:
         operand = logits_problems.build(problem).operand
         made = direct_launch.plan_of(op, problem.call(operand.of(operand.base)))
+        change(made)
         if slice_size:
             (step,) = made["passes"]
             direct_launch.cut_into_slices(step, slice_size)

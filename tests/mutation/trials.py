@@ -11,10 +11,12 @@ from functools import cache
 
 import torch
 
+from tests import direct_launch
+
 from .decode_trials import decode, other_decode
 from .prefill_trials import other_prefill, prefill
 from .prefill_wide_trials import other_prefill_wide, prefill_wide
-from .trial import Trial, bf16, f16, f32, of_logits, of_operands, of_write, randn
+from .trial import Plan, Trial, bf16, f16, f32, of_logits, of_operands, of_write, randn
 from .wide_trials import other_wide, wide
 
 
@@ -64,7 +66,14 @@ def _logits() -> Iterator[Trial]:
     yield of_logits("softcap", f32, (3, 2, 72), "padded", 5.0)
     yield of_logits("softcap", f16, (9, 1001), "offset", 5.0, slice_size=2)
     yield of_logits("softcap", f16, (9, 1001), "contiguous", 5.0)
+    # The first threadgroups of more than 2^32 elements.
+    yield of_logits("softcap", f32, (1, 2048), "every_other", 5.0, change=_lengthen)
     yield of_logits("softcap", bf16, (2, 1, 3, 2, 2, 3, 39), "padded", 5.0)
+
+
+def _lengthen(plan: Plan) -> None:
+    (step,) = plan["passes"]
+    direct_launch.lengthen_rows(step, 2**32 + 64)
 
 
 @cache

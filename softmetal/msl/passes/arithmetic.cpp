@@ -1,6 +1,7 @@
 // Two passes that give kernels the arithmetic of Apple's GPUs. Before the optimiser, integer operations that
 // have no meaning in C++ get the one they have there. After it, products and sums that clang marked with
-// `contract` are contracted and, if asked, subnormal floats flushed around every operation.
+// `contract` are contracted and, if asked, subnormal floats flushed around every operation. The plugin holds
+// a third pass, recursion.cpp.
 //
 // clang leaves contraction to the processor it compiles for, and no x86 before AVX512-FP16 has one for half.
 // Here the same products are contracted in float and in half, wherever the kernel runs.
@@ -10,6 +11,8 @@
 #include <llvm/Passes/PassBuilder.h>
 #include <llvm/Passes/PassPlugin.h>
 #include <llvm/Support/CommandLine.h>
+
+#include "recursion.h"
 
 using namespace llvm;
 
@@ -179,6 +182,7 @@ struct ArithmeticPass : PassInfoMixin<ArithmeticPass> {
 extern "C" __attribute__((visibility("default"))) PassPluginLibraryInfo llvmGetPassPluginInfo() {
   return {LLVM_PLUGIN_API_VERSION, "softmetal-arithmetic", "1", [](PassBuilder& builder) {
             builder.registerPipelineStartEPCallback([](ModulePassManager& passes, OptimizationLevel) {
+              passes.addPass(softmetal::RecursionPass());
               passes.addPass(createModuleToFunctionPassAdaptor(IntegerPass()));
             });
             builder.registerOptimizerLastEPCallback([](ModulePassManager& passes, OptimizationLevel) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -176,6 +177,31 @@ def test_out_of_bounds_is_found(kit: ModuleType) -> None:
             run(kit, "beyond", y)
     with softmetal.checks(bounds=True):
         run(kit, "beyond", torch.zeros(16, device="mps"))
+
+
+def test_a_library_is_compiled_as_it_runs(
+    kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With checks the variant that has them, without them the other; both only where both run."""
+    monkeypatch.setenv("SOFTMETAL_CACHE", str(tmp_path))
+    neighbours(kit, barrier=False)
+    torch.mps.synchronize()
+    assert len(list(tmp_path.glob("*.so"))) == 1
+    with softmetal.checks(race=True):
+        neighbours(kit, barrier=True)
+    assert len(list(tmp_path.glob("*.so"))) == 2
+    with pytest.raises(RuntimeError, match="race: kernel 'neighbours'"), softmetal.checks(race=True):
+        neighbours(kit, barrier=False)
+    assert len(list(tmp_path.glob("*.so"))) == 3
+
+
+def test_a_library_that_was_compiled_without_checks_gets_them(kit: ModuleType) -> None:
+    """And one that was compiled with them runs without: `scale` has one pipeline for all its calls."""
+    x = torch.ones(64, device="mps")
+    for counted in (False, True, False):
+        with softmetal.checks(count_bytes=counted), softmetal.record() as launches:
+            assert kit.scale(x).tolist() == [2.0] * 64
+        assert (launches[0]["counters"]["bytes_read"]["device"] > 0) == counted
 
 
 def test_uninitialised_read_is_found(kit: ModuleType) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from softmetal.msl.compile import Program, compile_program
+from softmetal.msl import compile as compile_module
+from softmetal.msl.compile import RULES, Program, compile_program, toolchain_version
 from softmetal.simt.harness import _Loaded
 
 SOURCE = "#include <metal_stdlib>\nkernel void k(device float* x [[buffer(0)]]) { x[0] = VALUE; }\n"
@@ -44,6 +46,38 @@ def test_cache_is_keyed_by_content(tmp_path: Path) -> None:
     written = first.stat().st_mtime_ns
     assert path("1") == first and first.stat().st_mtime_ns == written
     assert len({first, path("2"), path("1", "checked")}) == 3
+
+
+def test_cache_is_keyed_by_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compile_program(Program(SOURCE, macros=("VALUE=1",)), "fast", tmp_path)
+    newer = tmp_path / RULES.name
+    newer.write_bytes(RULES.read_bytes() + b"built again")
+    monkeypatch.setattr(compile_module, "RULES", newer)
+    toolchain_version.cache_clear()
+    assert compile_program(Program(SOURCE, macros=("VALUE=1",)), "fast", tmp_path) != first
+    monkeypatch.undo()
+    toolchain_version.cache_clear()
+    assert compile_program(Program(SOURCE, macros=("VALUE=1",)), "fast", tmp_path) == first
+
+
+@pytest.mark.parametrize("kind", ["so", "pch"])
+@pytest.mark.parametrize(
+    "damage", [lambda good: good[:-1000], lambda good: b"", lambda good: good[:-1] + b"?"]
+)
+def test_a_broken_file_is_made_again(
+    kind: str, damage: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOFTMETAL_CACHE", str(tmp_path))
+    program = Program(SOURCE, macros=("VALUE=4",))
+    module = compile_program(program, "fast")
+    (broken,) = tmp_path.glob(f"*.{kind}")
+    size = broken.stat().st_size
+    broken.write_bytes(damage(broken.read_bytes()))
+    if kind == "pch":
+        module.unlink()
+    assert compile_program(program, "fast") == module
+    assert _Loaded(module, {}).kernels
+    assert broken.stat().st_size == size and compile_module._is_whole(broken)
 
 
 def test_concurrent_compiles_of_one_program(tmp_path: Path) -> None:
