@@ -224,7 +224,7 @@ struct StoredOperand {
   StoredRow row_at(KeyPlace place, constant Strides3& strides, constant Strides3& scale_strides) const
       thread {
     StoredRow row;
-    row.elements = elements + (first + place.block * strides.batch + place.slot * strides.row);
+    row.elements = elements + (first + uint(place.block) * strides.batch + uint(place.slot) * strides.row);
     if (kKvFormat == kKvInt4) {
       row.groups = scales_at(place, scale_strides);
     }
