@@ -301,9 +301,13 @@ using namespace fattn;
       sequence.key.scales = key_scales;
       sequence.value.scales = value_scales;
     }
-    sequence.set_row(params, mask, tree_mask, alibi_slopes, item,
-                     packed_row(params, kv_head, first_row + score_row(thread_index)));
-    sequence.set_limits(params, limits_of(item, params.span));
+    sequence.set_table(params);
+    const PackedRow packed = packed_row(params, kv_head, first_row + score_row(thread_index));
+    sequence.set_row(params, mask, tree_mask, item, packed);
+    sequence.set_limits(limits_of(item, params.span));
+    set_visible(sequence.visible, params, sequence.limits);
+    sequence.modifiers = modifiers_of(params, sequence.visible.limit[0],
+                                      fc_alibi ? slope_of(packed, params, alibi_slopes) : 0.0f);
 
     ColumnAttention attention;
     attention.clear();
