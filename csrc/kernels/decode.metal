@@ -132,13 +132,14 @@ using namespace fattn;
   threadgroup float shared_max[kSharedRows];
   threadgroup float shared_sum[kSharedRows];
   threadgroup int shared_aside[kSimdgroups * kSetAsideWords];
-  threadgroup long shared_first[kSimdgroups * 2];
+  threadgroup long shared_first[kSimdgroups * kSetAsideLongs];
 
   const LanePosition at = lane_position(lane);
   SetAside aside;
   aside.words = shared_aside + simdgroup_index * kSetAsideWords;
-  aside.first = shared_first + simdgroup_index * 2;
+  aside.first = shared_first + simdgroup_index * kSetAsideLongs;
   const ushort row_group = simdgroup_index % kRowGroups;
+  const ushort row = row_group * 8 + at.row;  // of this lane, in the threadgroup
   const ushort key_group = simdgroup_index / kRowGroups;
   const uint3 group = group_in_grid(group_in_dispatch, slice);
 
@@ -154,8 +155,7 @@ using namespace fattn;
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   int column = int(group.y);
   if (at.pair == 0) {
-    aside.put_head(packed_row(params, column / params.row_blocks,
-                              first_packed_row(params, column) + row_group * 8 + at.row),
+    aside.put_head(packed_row(params, column / params.row_blocks, first_packed_row(params, column) + row),
                    params, sinks, alibi_slopes, at);
   }
   int query_batch = -1;
@@ -165,8 +165,7 @@ using namespace fattn;
       return;
     }
     const int kv_head = column / params.row_blocks;
-    const PackedRow packed =
-        packed_row(params, kv_head, first_packed_row(params, column) + row_group * 8 + at.row);
+    const PackedRow packed = packed_row(params, kv_head, first_packed_row(params, column) + row);
     if (next.batch != query_batch && key_group == 0) {
       query_rows.stage(packed.of_query(query, params, next.batch), at);
     }
@@ -180,7 +179,7 @@ using namespace fattn;
     // From what is read back, so that nothing of how the chunk was found is held on to.
     const WorkItem item = cut_sequence(seq_lens, params.span, aside.batch()).item(aside.part());
     Sequence sequence;
-    sequence.set_keys(params, key, value, block_tables, kv_head, item);
+    sequence.set_keys(params, key, value, kv_head, item);
     if (fc_scales) {
       sequence.key.scales = key_scales;
       sequence.value.scales = value_scales;
@@ -196,9 +195,7 @@ using namespace fattn;
     if (lane == 0) {
       aside.put_place(result_place(params, column, item));
       aside.put_limits(limits_of(item, params.span));
-      if (fc_has_mask) {
-        aside.put_first(sequence.key.first, sequence.value.first);
-      }
+      aside.put_first(sequence, item.batch * params.block_table_batch_stride);
     }
     if (at.pair == 0) {
       aside.put_row(sequence, at);
@@ -208,18 +205,16 @@ using namespace fattn;
     const int end_step = steps.first + steps.count;
     for (int step = steps.first + key_group; step < end_step; step += kKeyGroups) {
       const int first_key = steps.behind_gap(step) * kTileKeys;
-      sequence.set_table(params);
+      sequence.set_table(params, block_tables, aside.first_entry());
       StepBlocks blocks;
       const bool exist = blocks.look_up(sequence.table, first_key, lane);
       if (exist & !fc_has_mask & item.ranges.all_see(first_key, first_key + kTileKeys)) {
-        decode_step<false>(attention, query_rows, sequence, scales, blocks, aside, params, first_key, lane, at);
+        decode_step<false>(attention, query_rows, sequence, scales, blocks, aside, params, first_key, lane,
+                           at);
       } else {
         sequence.set_limits(aside.limits());
-        if (fc_has_mask) {
-          sequence.key.first = aside.first_of_key();
-          sequence.value.first = aside.first_of_value();
-        }
-        decode_step<true>(attention, query_rows, sequence, scales, blocks, aside, params, first_key, lane, at);
+        decode_step<true>(attention, query_rows, sequence, scales, blocks, aside, params, first_key, lane,
+                          at);
       }
     }
     attention.finish();
@@ -231,7 +226,6 @@ using namespace fattn;
     ResultRows results;
     results.set(out, lse, partial_out, partial_lse, place.first_row);
     if (kKeyGroups == 1) {
-      const int row = row_group * 8 + at.row;
       if (row < place.rows) {
         store_row(attention, results, row, at);
       }
@@ -240,9 +234,9 @@ using namespace fattn;
     states.put(attention, simdgroup_index, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int thread_index = simdgroup_index * kSimdWidth + lane;
-    const int row = thread_index / kRowThreads;
-    if (row < place.rows) {
-      states.store(results, row, thread_index % kRowThreads);
+    const int stored_row = thread_index / kRowThreads;
+    if (stored_row < place.rows) {
+      states.store(results, stored_row, thread_index % kRowThreads);
     }
   }
 }

@@ -63,24 +63,25 @@ struct Sequence {
   ScoreModifiers modifiers;
 
   void set_keys(constant DecodeParams& params, const device Stored* keys, const device Stored* values,
-                const device int* block_tables, int kv_head, thread const WorkItem& item) thread {
+                int kv_head, thread const WorkItem& item) thread {
     const long batch = item.batch;
     key.batch = value.batch = item.batch;
     key.head = value.head = kv_head;
     table.length = item.length;
-    if (fc_paged) {
-      table.blocks = block_tables + batch * params.block_table_batch_stride;
-    }
     key.elements = keys;
     value.elements = values;
     key.first = kv_head * params.key.head + (fc_paged ? 0 : batch * params.key.batch);
     value.first = kv_head * params.value.head + (fc_paged ? 0 : batch * params.value.batch);
   }
 
-  // What a look-up in the block table wants. Steps ask for it again: held, it would take registers.
-  void set_table(constant DecodeParams& params) thread {
-    table.num_blocks = params.num_blocks;
-    table.entry_stride = params.block_table_entry_stride;
+  // What a look-up in the block table wants. Steps ask for it again: held, it would take registers. `first`:
+  // of this sequence's entries.
+  void set_table(constant DecodeParams& params, const device int* block_tables, long first) thread {
+    if (fc_paged) {
+      table.blocks = block_tables + first;
+      table.num_blocks = params.num_blocks;
+      table.entry_stride = params.block_table_entry_stride;
+    }
   }
 
   void set_row(constant DecodeParams& params, const device uchar* attn_mask, const device long* tree_mask,

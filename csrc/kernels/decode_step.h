@@ -59,7 +59,7 @@ struct QuantisedStep {
             int first_key, ushort lane, LanePosition at) thread {
     if (kRowScales && fc_scales) {
       const int own_key = lane % kTileKeys;
-      const KeyPlace place = blocks.find_any(sequence.table, first_key, own_key);
+      const KeyPlace place = blocks.find_own(sequence.table, first_key, lane);
       const bool read =
           lane < kTileKeys && (!kEdge || (place.exists && sequence.limits.hold(first_key + own_key)));
       key_scale = read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f;
@@ -151,7 +151,8 @@ struct QuantisedStep {
 template <bool kEdge>
 inline void multiply_keys(thread OnlineAttention& attention, thread const SharedQuery& query,
                           thread const StoredRow (&rows)[2], int k, uint present, LanePosition at) {
-  constexpr int kPiece = kEdge && sizeof(Element) < sizeof(Operand) && kKeyChunk > 1 ? kKeyChunk / 2 : kKeyChunk;
+  constexpr int kPiece =
+      kEdge && sizeof(Element) < sizeof(Operand) && kKeyChunk > 1 ? kKeyChunk / 2 : kKeyChunk;
 #pragma clang loop unroll(full)
   for (int i = 0; i < kHeadDim / 8; i += kPiece) {
     Operand keys[2][kPiece];
@@ -195,19 +196,21 @@ inline void multiply_values(thread OnlineAttention& attention, thread const Stor
   constexpr int kFirst = (kValueChunks + kParts - 1) / kParts * kValueChunk;
   multiply_value_run<kEdge, 0, kFirst>(attention, row, k, present, at);
   if (kFirst < kRun) {
-    multiply_value_run<kEdge, kFirst < kRun ? kFirst : 0, kRun>(attention, row, k, present, at);
+    multiply_value_run < kEdge, kFirst<kRun ? kFirst : 0, kRun>(attention, row, k, present, at);
   }
 }
 
 // One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
 template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
-                        thread const Sequence& sequence, thread const SharedScales& scales,
+                        thread Sequence& sequence, thread const SharedScales& scales,
                         thread const StepBlocks& blocks, thread const SetAside& aside,
                         constant DecodeParams& params, int first_key, ushort lane, LanePosition at) {
   QuantisedStep stored;
   uint present = 0;
+  aside.take_first_key(sequence);
   if (kKvFormat != kKvFloat) {
+    aside.take_first_value(sequence);
     present = stored.read<kEdge>(sequence, blocks, params, first_key, lane, at);
   }
   if (kRowScales && fc_scales) {
@@ -231,6 +234,9 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     hide_scores(attention, aside.visible(params, at), sequence.mask, first_key, present, at);
   }
   attention.weigh();
+  if (kKvFormat == kKvFloat) {
+    aside.take_first_value(sequence);
+  }
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     scale_weights<kEdge>(attention, scales, k, at);

@@ -1,9 +1,12 @@
-// What stands aside in threadgroup memory while a simdgroup of decode works on the steps of a chunk, which want
-// the registers: what the end of the chunk and the next one want, what only steps with hidden keys do, and
-// what a step asks for once.
+// What stands aside in threadgroup memory while a simdgroup of decode works on the steps of a chunk, which
+// want the registers: what the end of the chunk and the next one want, what only steps with hidden keys do,
+// and what a step asks for once.
 #pragma once
 
 #include "decode_rows.h"
+
+// Whether steps have so much else to hold that they read back where K and V begin.
+constant bool fc_first_aside = fc_has_mask || fc_paged;
 
 namespace fattn {
 
@@ -14,8 +17,8 @@ struct ResultPlace {
 };
 
 struct SetAside {
-  volatile threadgroup int* words;  // kSetAsideWords of this simdgroup
-  volatile threadgroup long* first;   // two
+  volatile threadgroup int* words;   // kSetAsideWords of this simdgroup
+  volatile threadgroup long* first;  // kSetAsideLongs of it
 
   // By one lane, as all that is put here. `column` of the grid: a key-value head and a row block.
   void put_work(int column, int batch, int part, thread const Share& share) const thread {
@@ -71,14 +74,26 @@ struct SetAside {
     return limits;
   }
 
-  // Of K and V, as StoredOperand has it. Read back where all steps may have hidden keys: the compiler would
-  // hold what it is the sum of.
-  void put_first(long key, long value) const thread {
-    first[0] = key;
-    first[1] = value;
+  // Where K and V begin, and the sequence's entries of the block table, for steps to read back before they
+  // want it.
+  void put_first(thread const Sequence& sequence, long entry) const thread {
+    if (fc_first_aside) {
+      first[0] = sequence.key.first;
+      first[1] = sequence.value.first;
+      first[2] = entry;
+    }
   }
-  long first_of_key() const thread { return first[0]; }
-  long first_of_value() const thread { return first[1]; }
+  long first_entry() const thread { return fc_paged ? first[2] : 0; }
+  void take_first_key(thread Sequence& sequence) const thread {
+    if (fc_first_aside) {
+      sequence.key.first = first[0];
+    }
+  }
+  void take_first_value(thread Sequence& sequence) const thread {
+    if (fc_first_aside) {
+      sequence.value.first = first[1];
+    }
+  }
 
   // By one lane of each row: what belongs to its head, which is the same for all chunks.
   void put_head(PackedRow packed, constant DecodeParams& params, const device float* sinks,

@@ -213,8 +213,8 @@ struct AttentionState {
   // those rows, so what is hidden is skipped, not multiplied; what is seen counts even at a weight of 0.
   // Slow, and only taken when such a value was met in a partly masked step.
   template <int N>
-  void multiply_special_values(int k, thread const Operand (&run)[N], LanePosition at,
-                               int first_fragment = 0) thread {
+  void multiply_special_values(int k, thread const Operand (&run)[N], LanePosition at, int first_fragment = 0)
+      thread {
     for (ushort key = 0; key < 8; key++) {
       const ushort value_lane = lane_at(key, at.pair);
       const ushort weight_lane = lane_at(at.row, key / 2);
