@@ -39,12 +39,6 @@ inline void store_row(thread const OnlineAttention& attention, thread const Resu
   }
 }
 
-// Where a threadgroup's results of a chunk go.
-struct ResultPlace {
-  uint first_row;  // of all results
-  int rows;        // as many of the threadgroup's rows as there are
-};
-
 inline ResultPlace result_place(constant DecodeParams& params, int column, thread const WorkItem& item) {
   const int skipped = first_packed_row(params, column);
   ResultPlace place;
@@ -108,66 +102,6 @@ struct SharedStates {
   }
 };
 
-// What stands aside in threadgroup memory while the steps of a chunk run, which want the registers: what the
-// end of the chunk and the next one want, and what only steps with hidden keys do.
-struct SetAside {
-  threadgroup int* words;  // kSetAsideWords of this simdgroup
-
-  // By one lane, as all that is put here. `column` of the grid: a key-value head and a row block.
-  void put_work(int column, int batch, int part, thread const Share& share) const thread {
-    words[0] = column;
-    words[1] = batch;
-    words[2] = part;
-    words[3] = share.index;
-    words[4] = share.batch;
-    words[5] = share.part;
-    words[6] = share.left;
-    words[7] = share.dealing;
-  }
-  int column() const thread { return words[0]; }
-  int batch() const thread { return words[1]; }
-  int part() const thread { return words[2]; }
-  Share share() const thread {
-    Share share;
-    share.index = words[3];
-    share.batch = words[4];
-    share.part = words[5];
-    share.left = words[6];
-    share.dealing = words[7];
-    return share;
-  }
-
-  void put_place(ResultPlace place) const thread {
-    words[8] = int(place.first_row);
-    words[9] = place.rows;
-  }
-  ResultPlace place() const thread {
-    ResultPlace place;
-    place.first_row = uint(words[8]);
-    place.rows = words[9];
-    return place;
-  }
-
-  void put_limits(KeyLimits limits) const thread {
-    words[10] = limits.length;
-    words[11] = limits.begin;
-    words[12] = limits.sink_end;
-    words[13] = limits.window_left;
-    words[14] = limits.sink_tokens;
-    words[15] = limits.first_draft;
-  }
-  KeyLimits limits() const thread {
-    KeyLimits limits;
-    limits.length = words[10];
-    limits.begin = words[11];
-    limits.sink_end = words[12];
-    limits.window_left = words[13];
-    limits.sink_tokens = words[14];
-    limits.first_draft = words[15];
-    return limits;
-  }
-};
-
 }  // namespace fattn
 
 using namespace fattn;
@@ -198,12 +132,15 @@ using namespace fattn;
   threadgroup float shared_max[kSharedRows];
   threadgroup float shared_sum[kSharedRows];
   threadgroup int shared_aside[kSimdgroups * kSetAsideWords];
+  threadgroup long shared_first[kSimdgroups * kSetAsideLongs];
 
   const LanePosition at = lane_position(lane);
   SetAside aside;
   aside.words = shared_aside + simdgroup_index * kSetAsideWords;
-  const int row_group = simdgroup_index % kRowGroups;
-  const int key_group = simdgroup_index / kRowGroups;
+  aside.first = shared_first + simdgroup_index * kSetAsideLongs;
+  const ushort row_group = simdgroup_index % kRowGroups;
+  const ushort row = row_group * 8 + at.row;  // of this lane, in the threadgroup
+  const ushort key_group = simdgroup_index / kRowGroups;
   const uint3 group = group_in_grid(group_in_dispatch, slice);
 
   SharedStates states;
@@ -217,6 +154,10 @@ using namespace fattn;
 
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   int column = int(group.y);
+  if (at.pair == 0) {
+    aside.put_head(packed_row(params, column / params.row_blocks, first_packed_row(params, column) + row),
+                   params, sinks, alibi_slopes, at);
+  }
   int query_batch = -1;
   for (;;) {
     const ChunkNumber next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
@@ -224,8 +165,7 @@ using namespace fattn;
       return;
     }
     const int kv_head = column / params.row_blocks;
-    const PackedRow packed =
-        packed_row(params, kv_head, first_packed_row(params, column) + row_group * 8 + at.row);
+    const PackedRow packed = packed_row(params, kv_head, first_packed_row(params, column) + row);
     if (next.batch != query_batch && key_group == 0) {
       query_rows.stage(packed.of_query(query, params, next.batch), at);
     }
@@ -239,35 +179,42 @@ using namespace fattn;
     // From what is read back, so that nothing of how the chunk was found is held on to.
     const WorkItem item = cut_sequence(seq_lens, params.span, aside.batch()).item(aside.part());
     Sequence sequence;
-    sequence.set_keys(params, key, value, block_tables, kv_head, item);
+    sequence.set_keys(params, key, value, kv_head, item);
     if (fc_scales) {
       sequence.key.scales = key_scales;
       sequence.value.scales = value_scales;
     }
-    sequence.set_row(params, mask, tree_mask, alibi_slopes, item, packed);
+    sequence.set_row(params, mask, tree_mask, item, packed);
 
     OnlineAttention attention;
     attention.clear();
     if (fc_sinks && item.part == 0 && key_group == 0 && packed.exists) {
       const float unit = fc_additive_mask ? 1.0f : M_LOG2E_F;
-      attention.add_sink(0, sinks[packed.head * params.sinks_stride] * unit, at.pair == 0);
+      attention.add_sink(0, aside.sink(at) * unit, at.pair == 0);
     }
     if (lane == 0) {
       aside.put_place(result_place(params, column, item));
       aside.put_limits(limits_of(item, params.span));
+      aside.put_first(sequence, item.batch * params.block_table_batch_stride);
+    }
+    if (at.pair == 0) {
+      aside.put_row(sequence, at);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
     const int end_step = steps.first + steps.count;
     for (int step = steps.first + key_group; step < end_step; step += kKeyGroups) {
       const int first_key = steps.behind_gap(step) * kTileKeys;
+      sequence.set_table(params, block_tables, aside.first_entry());
       StepBlocks blocks;
       const bool exist = blocks.look_up(sequence.table, first_key, lane);
       if (exist & !fc_has_mask & item.ranges.all_see(first_key, first_key + kTileKeys)) {
-        decode_step<false>(attention, query_rows, sequence, scales, blocks, params, first_key, lane, at);
+        decode_step<false>(attention, query_rows, sequence, scales, blocks, aside, params, first_key, lane,
+                           at);
       } else {
-        sequence.set_limits(params, aside.limits());
-        decode_step<true>(attention, query_rows, sequence, scales, blocks, params, first_key, lane, at);
+        sequence.set_limits(aside.limits());
+        decode_step<true>(attention, query_rows, sequence, scales, blocks, aside, params, first_key, lane,
+                          at);
       }
     }
     attention.finish();
@@ -279,7 +226,6 @@ using namespace fattn;
     ResultRows results;
     results.set(out, lse, partial_out, partial_lse, place.first_row);
     if (kKeyGroups == 1) {
-      const int row = row_group * 8 + at.row;
       if (row < place.rows) {
         store_row(attention, results, row, at);
       }
@@ -288,9 +234,9 @@ using namespace fattn;
     states.put(attention, simdgroup_index, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int thread_index = simdgroup_index * kSimdWidth + lane;
-    const int row = thread_index / kRowThreads;
-    if (row < place.rows) {
-      states.store(results, row, thread_index % kRowThreads);
+    const int stored_row = thread_index / kRowThreads;
+    if (stored_row < place.rows) {
+      states.store(results, stored_row, thread_index % kRowThreads);
     }
   }
 }

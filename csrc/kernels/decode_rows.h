@@ -58,29 +58,34 @@ struct Sequence {
   StoredOperand value;
   const device uchar* mask;
   KeyTable table;
-  KeyLimits limits;  // this and what follows from it is there in steps with hidden keys only
+  KeyLimits limits;  // there in steps with hidden keys only
   Visibility visible;
   ScoreModifiers modifiers;
 
   void set_keys(constant DecodeParams& params, const device Stored* keys, const device Stored* values,
-                const device int* block_tables, int kv_head, thread const WorkItem& item) thread {
+                int kv_head, thread const WorkItem& item) thread {
     const long batch = item.batch;
     key.batch = value.batch = item.batch;
     key.head = value.head = kv_head;
     table.length = item.length;
-    table.num_blocks = params.num_blocks;
-    table.entry_stride = params.block_table_entry_stride;
-    if (fc_paged) {
-      table.blocks = block_tables + batch * params.block_table_batch_stride;
-    }
     key.elements = keys;
     value.elements = values;
     key.first = kv_head * params.key.head + (fc_paged ? 0 : batch * params.key.batch);
     value.first = kv_head * params.value.head + (fc_paged ? 0 : batch * params.value.batch);
   }
 
+  // What a look-up in the block table wants. Steps ask for it again: held, it would take registers. `first`:
+  // of this sequence's entries.
+  void set_table(constant DecodeParams& params, const device int* block_tables, long first) thread {
+    if (fc_paged) {
+      table.blocks = block_tables + first;
+      table.num_blocks = params.num_blocks;
+      table.entry_stride = params.block_table_entry_stride;
+    }
+  }
+
   void set_row(constant DecodeParams& params, const device uchar* attn_mask, const device long* tree_mask,
-               const device float* alibi_slopes, thread const WorkItem& item, PackedRow packed) thread {
+               thread const WorkItem& item, PackedRow packed) thread {
     const long batch = item.batch;
     const int position = item.length - params.span.q_len + packed.row;
     visible.limit[0] = packed.exists ? position + 1 : 0;
@@ -91,25 +96,36 @@ struct Sequence {
     mask = attn_mask;
     visible.mask_row[0] =
         batch * params.mask.batch + packed.head * params.mask.head + packed.row * params.mask.row;
-    modifiers.scale = params.score_scale;
-    modifiers.softcap = params.softcap;
-    modifiers.position[0] = visible.limit[0] - 1;
-    if (fc_alibi) {
-      modifiers.slope[0] =
-          packed.exists ? alibi_slopes[packed.head * params.alibi_slopes_stride] * params.slope_scale : 0.0f;
-    }
   }
 
-  // The rest of what is visible, which only steps with hidden keys want to know.
-  void set_limits(constant DecodeParams& params, KeyLimits of_sequence) thread {
+  // Which keys there are for all rows, which only steps with hidden keys want to know.
+  void set_limits(KeyLimits of_sequence) thread {
     limits = of_sequence;
     table.length = limits.length;
-    visible.window_begin[0] = visible.limit[0] - 1 - limits.window_left;
-    visible.sink_end[0] = min(limits.sink_tokens, visible.limit[0]);
-    visible.first_draft = limits.first_draft;
-    visible.mask_key_stride = params.mask.key;
   }
 };
+
+// The rest of what a row sees, whose limit is known.
+inline void set_visible(thread Visibility& visible, constant DecodeParams& params, KeyLimits limits) {
+  visible.window_begin[0] = visible.limit[0] - 1 - limits.window_left;
+  visible.sink_end[0] = min(limits.sink_tokens, visible.limit[0]);
+  visible.first_draft = limits.first_draft;
+  visible.mask_key_stride = params.mask.key;
+}
+
+inline float slope_of(PackedRow packed, constant DecodeParams& params, const device float* alibi_slopes) {
+  return packed.exists ? alibi_slopes[packed.head * params.alibi_slopes_stride] * params.slope_scale : 0.0f;
+}
+
+// `limit` as in Visibility.
+inline ScoreModifiers modifiers_of(constant DecodeParams& params, int limit, float slope) {
+  ScoreModifiers modifiers;
+  modifiers.scale = params.score_scale;
+  modifiers.softcap = params.softcap;
+  modifiers.slope[0] = slope;
+  modifiers.position[0] = limit - 1;
+  return modifiers;
+}
 
 // Of all results, the first that a chunk has of a key-value head. There are fewer than 2^32, since each is a
 // row of the output or of a partial one.

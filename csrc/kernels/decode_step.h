@@ -1,9 +1,9 @@
 // One step of decode: a few keys and values, from the cache through registers into the online state.
 #pragma once
 
-#include "decode_rows.h"
 #include "query.h"
 #include "scales.h"
+#include "set_aside.h"
 
 namespace fattn {
 
@@ -59,7 +59,7 @@ struct QuantisedStep {
             int first_key, ushort lane, LanePosition at) thread {
     if (kRowScales && fc_scales) {
       const int own_key = lane % kTileKeys;
-      const KeyPlace place = blocks.find_any(sequence.table, first_key, own_key);
+      const KeyPlace place = blocks.find_own(sequence.table, first_key, lane);
       const bool read =
           lane < kTileKeys && (!kEdge || (place.exists && sequence.limits.hold(first_key + own_key)));
       key_scale = read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f;
@@ -146,51 +146,71 @@ struct QuantisedStep {
   }
 };
 
-// Adds the products with key fragment k of a cache that is not quantised.
+// Adds the products with key fragment k of a cache that is not quantised. Keys that may not be there are
+// widened where they are read, which takes registers: of those only half a chunk is read at once.
 template <bool kEdge>
 inline void multiply_keys(thread OnlineAttention& attention, thread const SharedQuery& query,
                           thread const StoredRow (&rows)[2], int k, uint present, LanePosition at) {
+  constexpr int kPiece =
+      kEdge && sizeof(Element) < sizeof(Operand) && kKeyChunk > 1 ? kKeyChunk / 2 : kKeyChunk;
 #pragma clang loop unroll(full)
-  for (int c = 0; c < kKeyChunks; c++) {
-    Operand keys[2][kKeyChunk];
+  for (int i = 0; i < kHeadDim / 8; i += kPiece) {
+    Operand keys[2][kPiece];
 #pragma clang loop unroll(full)
     for (int e = 0; e < 2; e++) {
       if (!kEdge || (present >> e) & 1) {
-        read_key_chunk(rows[e].floats(), c, fc_vector_loads, at, keys[e]);
+        read_key(rows[e].floats(), i, fc_vector_loads, at, keys[e]);
       } else {
         fill_run(keys[e], 0.0f);
       }
     }
-    attention.multiply_key_fragment(query, c * kKeyChunk, k, keys[0], keys[1]);
+    attention.multiply_key_fragment(query, i, k, keys[0], keys[1]);
   }
 }
 
-// Adds the weighted values of key fragment k of a cache that is not quantised.
-template <bool kEdge>
-inline void multiply_values(thread OnlineAttention& attention, thread const StoredRow& row, int k,
-                            bool present, LanePosition at) {
-  Operand run[kValueDim / 4];
+// Adds the weighted values of key fragment k of a cache that is not quantised, from element kFrom to kTo of
+// this lane's run.
+template <bool kEdge, int kFrom, int kTo>
+inline void multiply_value_run(thread OnlineAttention& attention, thread const StoredRow& row, int k,
+                               bool present, LanePosition at) {
+  Operand run[kTo - kFrom];
   if (!kEdge || present) {
-    read_value(row.floats(), fc_vector_loads, at, run);
+    read_value(row.floats() + 4 * kFrom, fc_vector_loads, at, run);
   } else {
     fill_run(run, 0.0f);
   }
   if (kEdge && !fc_one_row && simd_any(isnan(special_values(run, 0.0f)))) {
-    attention.multiply_special_values(k, run, at);
+    attention.multiply_special_values(k, run, at, kFrom / 2);
   } else {
-    attention.multiply_values(k, run);
+    attention.multiply_values(k, run, kFrom / 2);
+  }
+}
+
+// A run of more than 64 bytes of operands is taken in two parts, of whole chunks: it would fill the
+// registers.
+template <bool kEdge>
+inline void multiply_values(thread OnlineAttention& attention, thread const StoredRow& row, int k,
+                            bool present, LanePosition at) {
+  constexpr int kRun = kValueDim / 4;
+  constexpr int kParts = kRun * sizeof(Operand) > 64 ? 2 : 1;
+  constexpr int kFirst = (kValueChunks + kParts - 1) / kParts * kValueChunk;
+  multiply_value_run<kEdge, 0, kFirst>(attention, row, k, present, at);
+  if (kFirst < kRun) {
+    multiply_value_run < kEdge, kFirst<kRun ? kFirst : 0, kRun>(attention, row, k, present, at);
   }
 }
 
 // One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
 template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
-                        thread const Sequence& sequence, thread const SharedScales& scales,
-                        thread const StepBlocks& blocks, constant DecodeParams& params, int first_key,
-                        ushort lane, LanePosition at) {
+                        thread Sequence& sequence, thread const SharedScales& scales,
+                        thread const StepBlocks& blocks, thread const SetAside& aside,
+                        constant DecodeParams& params, int first_key, ushort lane, LanePosition at) {
   QuantisedStep stored;
   uint present = 0;
+  aside.take_first_key(sequence);
   if (kKvFormat != kKvFloat) {
+    aside.take_first_value(sequence);
     present = stored.read<kEdge>(sequence, blocks, params, first_key, lane, at);
   }
   if (kRowScales && fc_scales) {
@@ -209,11 +229,14 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     }
   }
   scale_products(attention, scales, at);
-  modify_scores(attention, sequence.modifiers, first_key, at);
+  modify_scores(attention, aside.modifiers(params, at), first_key, at);
   if (kEdge) {
-    hide_scores(attention, sequence.visible, sequence.mask, first_key, present, at);
+    hide_scores(attention, aside.visible(params, at), sequence.mask, first_key, present, at);
   }
   attention.weigh();
+  if (kKvFormat == kKvFloat) {
+    aside.take_first_value(sequence);
+  }
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     scale_weights<kEdge>(attention, scales, k, at);

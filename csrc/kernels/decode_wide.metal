@@ -174,7 +174,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   // Of the key that this thread looks after.
   float value_scale = 1.0f;
   if (kRowScales && fc_scales && thread_index < kTileKeys) {
-    const KeyPlace place = blocks.find_any(sequence.table, first_key, thread_index);
+    const KeyPlace place = blocks.find_own(sequence.table, first_key, thread_index);
     float key_scale = 1.0f;
     if (!kEdge || (place.exists && sequence.limits.hold(first_key + thread_index))) {
       key_scale = float(*sequence.key.scales_at(place, params.key_scales));
@@ -296,14 +296,18 @@ using namespace fattn;
       query_batch = item.batch;
     }
     Sequence sequence;
-    sequence.set_keys(params, key, value, block_tables, kv_head, item);
+    sequence.set_keys(params, key, value, kv_head, item);
     if (fc_scales) {
       sequence.key.scales = key_scales;
       sequence.value.scales = value_scales;
     }
-    sequence.set_row(params, mask, tree_mask, alibi_slopes, item,
-                     packed_row(params, kv_head, first_row + score_row(thread_index)));
-    sequence.set_limits(params, limits_of(item, params.span));
+    sequence.set_table(params, block_tables, item.batch * params.block_table_batch_stride);
+    const PackedRow packed = packed_row(params, kv_head, first_row + score_row(thread_index));
+    sequence.set_row(params, mask, tree_mask, item, packed);
+    sequence.set_limits(limits_of(item, params.span));
+    set_visible(sequence.visible, params, sequence.limits);
+    sequence.modifiers = modifiers_of(params, sequence.visible.limit[0],
+                                      fc_alibi ? slope_of(packed, params, alibi_slopes) : 0.0f);
 
     ColumnAttention attention;
     attention.clear();

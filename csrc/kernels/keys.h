@@ -50,22 +50,21 @@ struct KeyTable {
 
 FATTN_CONSTEXPR uint kAllKeys = kTileKeys < 32 ? (1u << (kTileKeys % 32)) - 1 : ~0u;
 
-// The blocks of one step, by key fragment; looked up once for K and V.
+// The blocks of one step, looked up once for K and V.
 struct StepBlocks {
-  int blocks[kKeyFragments];
+  int blocks[kKeyFragments];  // of each key fragment
+  int own;                    // or of key number lane % kTileKeys, where a fragment may have several
 
   // Returns whether every key of the step has a block.
   bool look_up(thread const KeyTable& table, int first_key, ushort lane) thread {
+    static_assert(kTileKeys <= kSimdWidth, "a lane looks up one key");
     bool exist = true;
     if (!fc_paged) {
       return exist;
     }
-    if (!fc_fragment_blocks) {  // each lane looks up one key of 32
-#pragma clang loop unroll(full)
-      for (int key = 0; key < kTileKeys; key += kSimdWidth) {
-        exist = exist && table.block_of(first_key + key + lane % kTileKeys) >= 0;
-      }
-      return simd_all(exist);
+    if (!fc_fragment_blocks) {
+      own = table.block_of(first_key + lane % kTileKeys);
+      return simd_all(own >= 0);
     }
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
@@ -77,17 +76,20 @@ struct StepBlocks {
     return exist;
   }
 
-  // The place of a key in fragment k.
+  // In all lanes at once: the place of a key in fragment k. Steps begin at multiples of kTileKeys.
   KeyPlace find(thread const KeyTable& table, int key, int k) const thread {
-    return table.place_of(key, fc_paged ? (fc_fragment_blocks ? blocks[k] : table.block_of(key)) : 0);
+    int block = 0;
+    if (fc_paged) {
+      block = fc_fragment_blocks ? blocks[k] : simd_shuffle(own, ushort(uint(key) % kTileKeys));
+    }
+    return table.place_of(key, block);
   }
 
-  // The place of key number `index` of the step, which may differ from lane to lane.
-  KeyPlace find_any(thread const KeyTable& table, int first_key, int index) const thread {
-    int block = 0;
-    if (fc_paged && !fc_fragment_blocks) {
-      block = table.block_of(first_key + index);
-    } else if (fc_paged) {
+  // The place of key number lane % kTileKeys of the step.
+  KeyPlace find_own(thread const KeyTable& table, int first_key, ushort lane) const thread {
+    const int index = lane % kTileKeys;
+    int block = fc_paged && !fc_fragment_blocks ? own : 0;
+    if (fc_paged && fc_fragment_blocks) {
 #pragma clang loop unroll(full)
       for (int k = 0; k < kKeyFragments; k++) {  // not indexed: registers have no addresses
         block = index / 8 == k ? blocks[k] : block;
@@ -224,7 +226,7 @@ struct StoredOperand {
   StoredRow row_at(KeyPlace place, constant Strides3& strides, constant Strides3& scale_strides) const
       thread {
     StoredRow row;
-    row.elements = elements + (first + place.block * strides.batch + place.slot * strides.row);
+    row.elements = elements + (first + uint(place.block) * strides.batch + uint(place.slot) * strides.row);
     if (kKvFormat == kKvInt4) {
       row.groups = scales_at(place, scale_strides);
     }

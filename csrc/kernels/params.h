@@ -227,7 +227,8 @@ FATTN_CONSTEXPR int kNoLimit = 0x7fffffff;
 FATTN_CONSTEXPR int kFewChunks = 32;
 FATTN_CONSTEXPR int kLargeChunk = 512;
 // What a simdgroup of decode puts aside while it works on a chunk.
-FATTN_CONSTEXPR int kSetAsideWords = 16;
+FATTN_CONSTEXPR int kSetAsideWords = 16 + 6 * kFragment;
+FATTN_CONSTEXPR int kSetAsideLongs = 4;
 // Columns of a row of an int4 cache that share a scale and a minimum.
 FATTN_CONSTEXPR int kInt4Group = 32;
 // Columns that softmax and softcap read and write at once.

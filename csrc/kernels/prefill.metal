@@ -31,8 +31,8 @@ inline void score_step(thread OnlineAttention& attention, thread const QueryRegi
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       const threadgroup TileElement* row = tiles.keys + (k * 8 + at.pair * 2) * kKeyPitch;
-      read_key_chunk(row, c, true, at, first[k]);
-      read_key_chunk(row + kKeyPitch, c, true, at, second[k]);
+      read_key(row, c * kKeyChunk, true, at, first[k]);
+      read_key(row + kKeyPitch, c * kKeyChunk, true, at, second[k]);
     }
     attention.multiply_key_chunk(query, c, fragments, first, second);
   }

@@ -159,14 +159,12 @@ inline ChunkNumber take_chunk(thread Share& share, const device int* seq_lens, c
   taken.part = 0;
   while (taken.batch < 0 && share.dealing == 0 && share.left > 0 && share.batch < batch_size) {
     const CutSequence sequence = cut_sequence(seq_lens, span, share.batch);
-    if (!sequence.is_dealt() && share.part < sequence.chunks.count()) {
-      share.left -= sequence.chunks.keys / span.chunk_unit;
-      taken.batch = share.batch;
-      taken.part = share.part++;
-    } else {
-      share.batch++;
-      share.part = 0;
-    }
+    const bool found = !sequence.is_dealt() & (share.part < sequence.chunks.count());
+    taken.batch = found ? share.batch : -1;
+    taken.part = share.part;
+    share.left -= found ? sequence.chunks.keys / span.chunk_unit : 0;
+    share.part = found ? share.part + 1 : 0;
+    share.batch += found ? 0 : 1;
   }
   if (taken.batch < 0 && share.dealing == 0) {
     share.dealing = 1;

@@ -69,7 +69,7 @@ inline bool sees_key(thread float& score, thread const Visibility& visible, cons
                      int key, bool exists) {
   bool seen = visible.by_position(r, key) && exists;
   if (seen && fc_has_mask) {
-    const float added = mask_value(mask, visible.mask_row[r] + key * visible.mask_key_stride);
+    const float added = mask_value(mask, visible.mask_row[r] + uint(key) * visible.mask_key_stride);
     // Selected, not added: the score of a hidden key may be NaN.
     seen = added != -INFINITY;
     score = fc_additive_mask ? score + added : score;

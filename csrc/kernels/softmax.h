@@ -212,7 +212,9 @@ struct AttentionState {
   // The same for fragments that hold an infinity or NaN which some rows may not see: 0 * NaN must not reach
   // those rows, so what is hidden is skipped, not multiplied; what is seen counts even at a weight of 0.
   // Slow, and only taken when such a value was met in a partly masked step.
-  void multiply_special_values(int k, thread const Operand (&run)[2 * kColumns], LanePosition at) thread {
+  template <int N>
+  void multiply_special_values(int k, thread const Operand (&run)[N], LanePosition at, int first_fragment = 0)
+      thread {
     for (ushort key = 0; key < 8; key++) {
       const ushort value_lane = lane_at(key, at.pair);
       const ushort weight_lane = lane_at(at.row, key / 2);
@@ -227,13 +229,14 @@ struct AttentionState {
         sees[r] = (simd_shuffle(seen[r], weight_lane) >> (2 * k + (key & 1))) & 1;
       }
 #pragma clang loop unroll(full)
-      for (int i = 0; i < 2 * kColumns; i++) {
+      for (int i = 0; i < N; i++) {
+        const int f = first_fragment + i / 2;
         const float value = simd_shuffle(float(run[i]), value_lane);
 #pragma clang loop unroll(full)
         for (int r = 0; r < kRows; r++) {
           if (sees[r]) {
-            const float sum = out[r][i / 2].thread_elements()[i & 1];
-            out[r][i / 2].thread_elements()[i & 1] = fma(weight[r], value, sum);
+            const float sum = out[r][f].thread_elements()[i & 1];
+            out[r][f].thread_elements()[i & 1] = fma(weight[r], value, sum);
           }
         }
       }

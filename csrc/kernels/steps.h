@@ -119,13 +119,13 @@ inline int next_step(KeyRanges ranges, int key, int unit) {
 // The units (chunks of a sequence, steps of a chunk) that hold a key of the ranges, in order.
 struct Visits {
   int first;
-  int before_gap;  // how many there are until the gap
-  int gap;
+  int gap_begin;  // the unit that the gap begins with
+  int gap;        // units in it
   int count;
 
   int operator[](int visit) const thread { return behind_gap(first + visit); }
   // The unit that would be number `unit` if there were no gap.
-  int behind_gap(int unit) const thread { return unit + (unit < first + before_gap ? 0 : gap); }
+  int behind_gap(int unit) const thread { return unit + (unit < gap_begin ? 0 : gap); }
 };
 
 // Of the keys [from, to); `from` is a multiple of the unit.
@@ -133,11 +133,12 @@ inline Visits visits_of(KeyRanges ranges, int from, int to, int unit) {
   const int units = (to - from + unit - 1) / unit;
   Visits visits;
   visits.first = from / unit;
-  visits.before_gap = 0;
+  visits.gap_begin = 0;
   visits.gap = 0;
   if (fc_window) {
-    visits.before_gap = clamp((ranges.sink_end - from + unit - 1) / unit, 0, units);
-    visits.gap = clamp(ranges.begin / unit - visits.first, visits.before_gap, units) - visits.before_gap;
+    const int before_gap = clamp((ranges.sink_end - from + unit - 1) / unit, 0, units);
+    visits.gap_begin = visits.first + before_gap;
+    visits.gap = clamp(ranges.begin / unit - visits.first, before_gap, units) - before_gap;
   }
   visits.count = units - visits.gap;
   return visits;

@@ -167,18 +167,19 @@ inline void read_chunks(Pointer row, int first, int stride, bool aligned, thread
 // Where fragment f of Q takes its first element from this lane's run; the second is one chunk on.
 inline int query_element(int f) { return f / kKeyChunk * (2 * kKeyChunk) + f % kKeyChunk; }
 
-// This lane's part of a row of Q or V, and chunk c of its part of a row of K.
+// This lane's part of a row of Q; a run of N elements of its part of a row of K, from element i of D / 8 on,
+// within a chunk; and its part of a row of V, or the first N elements of that.
 template <typename Pointer>
 inline void read_query(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[kHeadDim / 4]) {
   read_chunks<2 * kKeyChunk>(row, at.pair * (2 * kKeyChunk), 8 * kKeyChunk, aligned, run);
 }
-template <typename Pointer>
-inline void read_key_chunk(Pointer row, int c, bool aligned, LanePosition at,
-                           thread Operand (&chunk)[kKeyChunk]) {
-  read_chunks<kKeyChunk>(row, (c * 8 + at.row) * kKeyChunk, 0, aligned, chunk);
+template <typename Pointer, int N>
+inline void read_key(Pointer row, int i, bool aligned, LanePosition at, thread Operand (&run)[N]) {
+  const int chunk = i / kKeyChunk;
+  read_chunks<N>(row, (chunk * 8 + at.row) * kKeyChunk + i % kKeyChunk, 0, aligned, run);
 }
-template <typename Pointer>
-inline void read_value(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[kValueDim / 4]) {
+template <typename Pointer, int N>
+inline void read_value(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[N]) {
   read_chunks<kValueChunk>(row, at.pair * kValueChunk, 4 * kValueChunk, aligned, run);
 }
 

@@ -87,14 +87,17 @@ struct DecodeRow {
   const char* provenance;
 };
 
-// The keys of a step are few enough to leave registers for three threadgroups on a core of M1 and M2: of a
-// lane's 256 halves the step without hidden keys wants 180 for D = 128 in float16, 187 in bfloat16 and 200 in
-// float32, 161 for 96 and 147 for 64, counted with Mesa's open compiler for these GPUs; 192 with a window,
-// 207 in a paged cache as well (bench/NOTES.md). The H200 likes these numbers of keys best too. Nothing here
-// was measured on an Apple GPU.
-inline constexpr std::array<DecodeRow, 4> kDecodeTuning{{
-    {kAnyFamily, k16Bit, 64, 32, 4, 128, 3,
-     "16-bit, D <= 64: 32 keys per step (registers of M1/M2 as Mesa counts; H200)"},
+// The keys of a step are few enough to leave registers for four threadgroups on a core of M1 and M2, whatever
+// the options and however many packed rows: of a lane's 256 halves the largest part of a step wants 208 at
+// most, counted with Mesa's open compiler for these GPUs, and nothing is spilled there. For D = 128 that is
+// 171 in float16, 172 in bfloat16 and 163 in float32 without options, and 203, 207 and 187 with all of them
+// (bench/NOTES.md has the table). bfloat16 with 32 keys would want 213 for D = 96. The H200 likes these
+// numbers of keys best too. Nothing here was measured on an Apple GPU.
+inline constexpr std::array<DecodeRow, 5> kDecodeTuning{{
+    {kAnyFamily, k16Bit, 80, 32, 4, 128, 3,
+     "16-bit, D <= 80: 32 keys per step (registers of M1/M2 as Mesa counts; H200)"},
+    {kAnyFamily, kFloat16s, 96, 32, 4, 128, 3,
+     "float16, D <= 96: 32 keys per step (registers of M1/M2 as Mesa counts; H200)"},
     {9, k16Bit, 96, 32, 4, 128, 3, "16-bit, D <= 96: 32 keys per step (H200)"},
     {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 128, 3,
      "float32: 8 keys per step (registers of M1/M2 as Mesa counts)"},
