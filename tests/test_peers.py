@@ -194,11 +194,11 @@ def test_the_build_names_who_does_not_take_a_case() -> None:
 
 
 def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:
-    found, _ = gpu_build.launches(Case("decode", 1, 8, 2, 96, 1, 512), cores=132)
+    found, _ = gpu_build.launches(Case("prefill", 1, 8, 2, 512, 512, 512), cores=132)
     ours, older = found[:2]
     assert (ours.impl, older.impl) == ("fattn", "fattn-m1")
-    tiles = [launch.passes[0].pipeline.macros["FATTN_TILE_KEYS"] for launch in (ours, older)]
-    assert tiles == ["32", "16"]
+    early = [launch.passes[0].pipeline.macros["FATTN_EARLY_VALUES"] for launch in (ours, older)]
+    assert early == ["true", "false"]
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.14.0", "2.15.0+cpu", "3.0"])
