@@ -35,7 +35,7 @@ pytest: build
 	$(PY) -m pytest -n 2 --dist worksteal $(TESTS)
 
 sweep: build  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
-	$(PY) -m pytest -m slow tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
+	$(PY) -m pytest -n 2 --dist worksteal -m slow tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
 
 mutants: build  ## every operator and constant of the kernels changed in turn (SAMPLE=200 SEED=1: a sample)
 	$(PY) -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))

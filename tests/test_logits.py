@@ -137,16 +137,16 @@ def test_a_number(device: str) -> None:
     assert x.shape == () and math.isclose(x.item(), 2 * math.tanh(4.5), rel_tol=1e-6)
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_past_2_to_the_31_elements(op: str) -> None:
-    """Of the operand; memory that nobody touches costs nothing where the system allows it."""
+def test_past_2_to_the_31_elements() -> None:
+    """Of the operand, which is made once: the emulator fills it."""
     memory = torch.empty(2**31 + 2**17, dtype=f16, device="mps")
     view = memory.as_strided((3, 2, 40), (2**30, 2**16, 1), 8)
     x = torch.randn(3, 2, 40).to(f16)
     for row, other in itertools.product(range(3), range(2)):
         view[row, other].copy_(x[row, other])
-    result = call(op, view).cpu()
-    assert torch.allclose(result.double(), call(op, x).double(), atol=4e-3)
+    for op in OPS:
+        result = call(op, view).cpu()
+        assert torch.allclose(result.double(), call(op, x).double(), atol=4e-3)
 
 
 def test_a_row_is_the_same_among_others() -> None:

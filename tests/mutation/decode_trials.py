@@ -105,6 +105,8 @@ def _quantised() -> Iterator[Trial]:
     yield of_problem(
         "decode-int8-window", *decode, 1, 2, 1, 2, 300, 64, 32, window_left=60, sink_tokens=5, **int8
     )
+    # Several chunks of a key and of a value in a lane.
+    yield of_problem("decode-int8-chunks", *decode, 1, 2, 1, 1, 60, 96, 96, **int8)
     yield of_problem("decode-int8-padded", *decode, 1, 2, 2, 1, 60, 64, 32, layouts=PADDED, **int8)
     for block_size in (16, 12):
         yield of_problem(

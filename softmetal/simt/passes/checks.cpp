@@ -1,10 +1,10 @@
 // What the checks see of a kernel, in functions that clang marks as sanitised (the checked mode).
 //
-// Early, in the code as clang emits it: where each private array lives and dies, every index into one or into
-// a vector against its length, and components of vectors as accesses of their own. Late, in optimised code:
-// every access of memory becomes one of the address that softmetal_access returns. The addresses of buffers
-// that the kernel computes with are no real ones (simt/checks/checker.h), so an access belongs to the buffer
-// that its pointer came from however far off it is.
+// Early, in the code as clang emits it: where each private array lives and dies, other variables spoiled,
+// every index into one or into a vector against its length, and components of vectors as accesses of their
+// own. Late, in optimised code: every access of memory becomes one of the address that softmetal_access
+// returns. The addresses of buffers that the kernel computes with are no real ones (simt/checks/checker.h),
+// so an access belongs to the buffer that its pointer came from however far off it is.
 #include <llvm/Analysis/ValueTracking.h>
 #include <llvm/Demangle/Demangle.h>
 #include <llvm/IR/DebugInfoMetadata.h>
@@ -65,14 +65,14 @@ class Early {
         alignment_(module.getOrInsertFunction("softmetal_alignment", none_, pointer_, size_)) {}
 
   void run(Function& f) {
-    SmallVector<AllocaInst*> arrays;
+    SmallVector<AllocaInst*> arrays, scalars;
     SmallVector<GetElementPtrInst*> indexing;
     SmallVector<LoadInst*> loads;
     SmallVector<CallBase*> calls;
     SmallVector<Instruction*> components;
     for (Instruction& i : instructions(f)) {
-      if (auto* alloca = dyn_cast<AllocaInst>(&i); alloca && holds_array(alloca->getAllocatedType()))
-        arrays.push_back(alloca);
+      if (auto* alloca = dyn_cast<AllocaInst>(&i))
+        (holds_array(alloca->getAllocatedType()) ? arrays : scalars).push_back(alloca);
       if (auto* gep = dyn_cast<GetElementPtrInst>(&i)) indexing.push_back(gep);
       if (auto* load = dyn_cast<LoadInst>(&i); load && load->getType()->isVectorTy()) loads.push_back(load);
       if (auto* call = dyn_cast<CallBase>(&i); call && !isa<IntrinsicInst>(call)) calls.push_back(call);
@@ -82,6 +82,7 @@ class Early {
     for (LoadInst* load : loads) check_alignment(*load);
     for (LoadInst* load : loads) split_components(*load);
     for (AllocaInst* array : arrays) track(*array);
+    for (AllocaInst* scalar : scalars) spoil(*scalar);
     for (CallBase* call : calls) note_writes_of(*call);
     for (GetElementPtrInst* gep : indexing) check_indices(*gep);
   }
@@ -156,6 +157,28 @@ class Early {
     return b.CreateGEP(load.getType()->getScalarType(), load.getPointerOperand(), index);
   }
 
+  static SmallVector<IntrinsicInst*> markers(AllocaInst& variable, Intrinsic::ID kind) {
+    SmallVector<IntrinsicInst*> found;
+    for (User* user : variable.users())
+      if (auto* marker = dyn_cast<IntrinsicInst>(user); marker && marker->getIntrinsicID() == kind)
+        found.push_back(marker);
+    return found;
+  }
+
+  // Nobody looks after the bytes of a variable that is no array. Until it is given a value it holds ones, as
+  // fresh buffers do: NaN in every float type. Left open, it would have the value that suits the optimiser.
+  void spoil(AllocaInst& variable) {
+    auto size = variable.getAllocationSize(module_.getDataLayout());
+    if (!size) return;
+    auto insert = [&](Instruction* before) {
+      IRBuilder<> b(before);
+      b.CreateMemSet(&variable, b.getInt8(0xff), size->getFixedValue(), variable.getAlign());
+    };
+    const auto starts = markers(variable, Intrinsic::lifetime_start);
+    for (IntrinsicInst* start : starts) insert(start->getNextNode());
+    if (starts.empty()) insert(variable.getNextNode());
+  }
+
   // A variable lives from each lifetime.start on, or with its function where clang emits none.
   void track(AllocaInst& array) {
     auto size = array.getAllocationSize(module_.getDataLayout());
@@ -163,12 +186,8 @@ class Early {
     Function& f = *array.getFunction();
     array.setMetadata(kTracked, MDNode::get(f.getContext(), {}));
     Value* bytes = ConstantInt::get(size_, size->getFixedValue());
-    SmallVector<IntrinsicInst*> starts, ends;
-    for (User* user : array.users())
-      if (auto* marker = dyn_cast<IntrinsicInst>(user)) {
-        if (marker->getIntrinsicID() == Intrinsic::lifetime_start) starts.push_back(marker);
-        if (marker->getIntrinsicID() == Intrinsic::lifetime_end) ends.push_back(marker);
-      }
+    const auto starts = markers(array, Intrinsic::lifetime_start);
+    const auto ends = markers(array, Intrinsic::lifetime_end);
     auto insert = [&](Instruction* before, FunctionCallee callee, bool with_name) {
       IRBuilder<> b(before);
       give_place(b, f);

@@ -267,6 +267,45 @@ def test_values_that_are_not_there(library: Library, name: str, words: str) -> N
     launch(library, name, checks="bounds")
 
 
+VARIABLES = """#include <metal_stdlib>
+using namespace metal;
+struct Sum { float4 of_columns; float total; int count; };
+kernel void variables(device float* o [[buffer(0)]], device const float* x [[buffer(1)]]) {
+  float sometimes;
+  if (x[0] > 0) sometimes = 3;
+  Sum sum;
+  sum.of_columns = 1.0f;
+#ifdef GIVEN
+  sum.total = 4.0f;
+  sum.count = 5;
+#endif
+  float each = 0;
+  for (int i = 0; i < 2; i++) {
+    float first;
+    if (i == 0 || x[0] > 0) first = 6;
+    each = each * 0 + first;
+  }
+  o[0] = sometimes;
+  o[1] = sum.of_columns.x;
+  o[2] = sum.total;
+  o[3] = sum.count;
+  o[4] = each;
+}
+"""
+
+
+def test_variables_without_a_value_hold_ones() -> None:
+    """NaN as a float; again in each round of a loop. With values there is nothing to see."""
+    given = Library(VARIABLES, mode="checked", defines={"GIVEN": "1"})
+    assert launch(given, "variables", [np.zeros(5, np.float32), np.ones(1, np.float32)])[0].tolist() == [
+        *(3, 1, 4, 5, 6)
+    ]
+    missing = Library(VARIABLES, mode="checked")
+    found = launch(missing, "variables", [np.zeros(5, np.float32), np.zeros(1, np.float32)])[0]
+    assert np.isnan(found).tolist() == [True, False, True, False, True]
+    assert found[1] == 1 and found[3] == -1
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["atomic_and_plain_read", "write_after_atomics"])
 def test_atomic_against_plain(library: Library, name: str, order: str) -> None:
