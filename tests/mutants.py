@@ -27,7 +27,8 @@ class Mutant:
 
     def apply(self, text: str) -> str:
         pieces = text.split(self.old)
-        assert len(pieces) > self.nth + 1, f"{self.kernel} has no occurrence {self.nth} of {self.old!r}"
+        if len(pieces) <= self.nth + 1:  # not an AssertionError, which would count as caught
+            raise LookupError(f"{self.kernel} has no occurrence {self.nth} of {self.old!r}")
         head, tail = pieces[: self.nth + 1], pieces[self.nth + 1 :]
         return self.old.join(head) + self.new + self.old.join(tail)
 

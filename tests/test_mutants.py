@@ -106,15 +106,15 @@ MUTANTS = [
         "window_begins_late",
         WINDOW,
         "fattn_decode",
-        "position - params.span.window_left;",
-        "position - params.span.window_left + 1;",
+        "visible.limit[0] - 1 - limits.window_left;",
+        "visible.limit[0] - limits.window_left;",
     ),
     Mutant(
         "window_begins_early",
         WINDOW,
         "fattn_decode",
-        "position - params.span.window_left;",
-        "position - params.span.window_left - 1;",
+        "visible.limit[0] - 1 - limits.window_left;",
+        "visible.limit[0] - 2 - limits.window_left;",
     ),
     Mutant(
         "window_is_loaded_late",
@@ -200,8 +200,8 @@ MUTANTS = [
         "paged_value_of_the_first_head",
         PAGED,
         "fattn_decode",
-        "values + kv_head * params.value.head;",
-        "values + 0 * params.value.head;",
+        "value.first = kv_head * params.value.head",
+        "value.first = 0 * params.value.head",
     ),
     # Quantised caches.
     Mutant(

@@ -71,7 +71,7 @@ SCALE = "sequence.value.scales_at(place, params.value_scales)"
 SLOW = {
     "decode_loads_elements": (
         "decode-edges",
-        changed("decode_step.h", "c, fc_vector_loads, at, keys[e]", "c, false, at, keys[e]"),
+        changed("decode_step.h", "i, fc_vector_loads, at, keys[e]", "i, false, at, keys[e]"),
     ),
     "prefill_loads_elements": (
         "prefill-causal",

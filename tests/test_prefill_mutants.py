@@ -237,7 +237,7 @@ MUTANTS = [
         "packed_query_of_the_first_head",
         PACKED,
         "fattn_prefill",
-        "query + row.head * params.query.head",
+        "query + at.head * params.query.head",
         "query + tile.head * params.query.head",
     ),
     Mutant(
@@ -330,8 +330,8 @@ MUTANTS = [
         "packed_lse_by_rows",
         PACKED,
         "fattn_prefill",
-        "long(row.head) * params.q_len + tile.first_row + row.row",
-        "out_row",
+        "long(at.head) * params.q_len + tile.first_row + at.row",
+        "(long(tile.first_row + at.row) * params.q_heads + at.head)",
     ),
     Mutant(
         "varlen_sees_the_next_sequence",
@@ -354,14 +354,14 @@ MUTANTS = [
         "varlen_keys_of_the_first_sequence",
         VARLEN,
         "fattn_prefill",
-        "source.key.elements += packed_key_rows.first * params.key.row;",
+        "source.key.elements += first_key * params.key.row;",
         "",
     ),
     Mutant(
         "varlen_values_of_the_first_sequence",
         VARLEN,
         "fattn_prefill",
-        "source.value.elements += packed_key_rows.first * params.value.row;",
+        "source.value.elements += first_key * params.value.row;",
         "",
     ),
     Mutant(

@@ -175,8 +175,9 @@ inline void read_query(Pointer row, bool aligned, LanePosition at, thread Operan
 }
 template <typename Pointer, int N>
 inline void read_key(Pointer row, int i, bool aligned, LanePosition at, thread Operand (&run)[N]) {
-  const int chunk = i / kKeyChunk;
-  read_chunks<N>(row, (chunk * 8 + at.row) * kKeyChunk + i % kKeyChunk, 0, aligned, run);
+  const int column =
+      i / kKeyChunk * 8 * kKeyChunk + i % kKeyChunk;  // of lane 0: the same in all loads of a lane
+  read_chunks<N>(row + at.row * kKeyChunk, column, 0, aligned, run);
 }
 template <typename Pointer, int N>
 inline void read_value(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[N]) {
