@@ -1,5 +1,5 @@
-// The steps of keys that a tile of prefill visits where there is a map of its mask: those in which some row
-// sees a key, by position and by the map.
+// The steps of keys that a tile of prefill visits. With a map of the mask they are those in which some row
+// sees a key by position and by the map.
 #pragma once
 
 #include "prefill_rows.h"
@@ -7,35 +7,27 @@
 namespace fattn {
 
 FATTN_CONSTEXPR int kTileCells = (kTileRows + kCellRows - 1) / kCellRows;
-FATTN_CONSTEXPR int kOwnRows = kRowFragments * 8;  // of a simdgroup, or of those that share rows
+// Columns of cells that a simdgroup looks up at a time, a cell in each lane.
+FATTN_CONSTEXPR int kColumns = kSimdWidth / kTileCells;
+FATTN_CONSTEXPR int kNoColumn = 0x7fffffff;
 
 static_assert(kCellRows % kTileRows == 0 || kTileRows % kCellRows == 0, "tiles begin where cells do");
-static_assert(kCellKeys % kTileKeys == 0, "a step is of one column of cells");
-
-// What the map says of a column of cells: the CellKind of the rows that this simdgroup has, and two bits
-// about those of the tile.
-struct ColumnCells {
-  uint bits;
-
-  uint own() const thread { return bits & 3; }
-  bool seen() const thread { return bits & 4; }   // by some row of the tile
-  bool whole() const thread { return bits & 8; }  // by every row of the tile
-  int column() const thread { return int(bits >> 4); }
-
-  static ColumnCells of(int column, uint own, bool seen, bool whole) {
-    ColumnCells cells;
-    cells.bits = uint(column) << 4 | uint(whole) << 3 | uint(seen) << 2 | own;
-    return cells;
-  }
-};
+static_assert(kSimdWidth % kTileCells == 0, "there are as many columns of each row of cells");
+static_assert(kCellRows % (kRowFragments * 8) == 0, "the rows of a simdgroup are of one cell");
+static_assert(kCellKeys % kTileKeys == 0, "the keys of a step are of one column");
 
 struct TileSteps {
   KeyRanges ranges;  // of the tile
-  int own_row;       // the first that this simdgroup has
-  ColumnCells mine;  // each lane has one of 32 neighbouring columns: all that a step must keep
+  ushort own_cell;   // which of the tile's rows of cells this simdgroup's rows are of
+  uint looked_up;    // the cell of lane row * kColumns + i: its column times 4, and its CellKind
 
-  // The first step, by its first key. Like `after`, in all simdgroups of a tile the same; ranges.end or more
-  // if there is none.
+  void set(KeyRanges of_tile, thread const TileRows& rows, int own_row) thread {
+    ranges = of_tile;
+    own_cell = ushort((own_row - rows.tile.begin) / kCellRows);
+  }
+
+  // The first step, by its first key. Like `after`, the same in all simdgroups; ranges.end or more if there
+  // is none.
   int first(thread const TileRows& rows, constant PrefillParams& params, const device uchar* mask_map,
             ushort lane) thread {
     const int key = next_step(ranges, -kTileKeys, kTileKeys);
@@ -43,40 +35,51 @@ struct TileSteps {
       return key;
     }
     look_up(key / kCellKeys, rows, params, mask_map, lane);
-    return from(key, rows, params, mask_map, lane);
+    return seen_from(key, rows, params, mask_map, lane);
   }
 
   // The step after the one that begins at `key`.
   int after(int key, thread const TileRows& rows, constant PrefillParams& params,
             const device uchar* mask_map, ushort lane) thread {
     const int next = next_step(ranges, key, kTileKeys);
-    const bool in_column = next / kCellKeys == key / kCellKeys;
-    return !fc_mask_map || in_column ? next : from(next, rows, params, mask_map, lane);
+    if (!fc_mask_map || next / kCellKeys == key / kCellKeys) {
+      return next;
+    }
+    return seen_from(next, rows, params, mask_map, lane);
   }
 
-  // The cells of a step, until the one after it is asked for.
-  ColumnCells at(int key) const thread {
+  // What the map says of this simdgroup's rows in a step, until the one after it is asked for.
+  uint own_kind(int key) const thread {
     if (!fc_mask_map) {
-      return ColumnCells::of(0, kCellWhole, true, true);
+      return kCellWhole;
     }
-    const int first_column = int(simd_shuffle(mine.bits, ushort(0)) >> 4);
-    ColumnCells cells;
-    cells.bits = simd_shuffle(mine.bits, ushort(key / kCellKeys - first_column));
-    return cells;
+    return simd_shuffle(looked_up, ushort(own_cell * kColumns + key / kCellKeys - first_column())) & 3;
+  }
+
+  // Whether it leaves the step whole to all rows of the tile.
+  bool leaves_whole(int key) const thread {
+    return !fc_mask_map || simd_all(looked_up / 4 != uint(key / kCellKeys) || (looked_up & 3) == kCellWhole);
   }
 
  private:
+  int first_column() const thread { return int(simd_shuffle(looked_up, ushort(0)) / 4); }
+
+  // The first step of a column of cells that is not in the gap between the ranges.
+  int step_of(int column) const thread {
+    return next_step(ranges, column * kCellKeys - kTileKeys, kTileKeys);
+  }
+
   // The first step at that key or behind it.
-  int from(int key, thread const TileRows& rows, constant PrefillParams& params, const device uchar* mask_map,
-           ushort lane) thread {
+  int seen_from(int key, thread const TileRows& rows, constant PrefillParams& params,
+                const device uchar* mask_map, ushort lane) thread {
     while (key < ranges.end) {
-      const bool ahead = mine.seen() && mine.column() >= key / kCellKeys;
-      const uint lanes = uint(simd_vote::vote_t(simd_ballot(ahead)));
-      if (lanes != 0) {
-        return max(key, step_at(int(simd_shuffle(mine.bits, ushort(ctz(lanes))) >> 4)));
+      const int column = int(looked_up / 4);
+      const bool ahead = (looked_up & 3) != kCellHidden && column >= key / kCellKeys;
+      const int seen = simd_min(ahead ? column : kNoColumn);
+      if (seen != kNoColumn) {
+        return max(key, step_of(seen));
       }
-      const int looked_up = int(simd_shuffle(mine.bits, ushort(kSimdWidth - 1)) >> 4) + 1;
-      key = max(key, step_at(looked_up));
+      key = max(key, step_of(first_column() + kColumns));
       if (key < ranges.end) {
         look_up(key / kCellKeys, rows, params, mask_map, lane);
       }
@@ -84,40 +87,18 @@ struct TileSteps {
     return key;
   }
 
-  // The first step of a column that is not in the gap between the ranges.
-  int step_at(int column) const thread {
-    return next_step(ranges, column * kCellKeys - kTileKeys, kTileKeys);
-  }
-
-  // Looks up 32 columns.
-  void look_up(int first_column, thread const TileRows& rows, constant PrefillParams& params,
+  void look_up(int first, thread const TileRows& rows, constant PrefillParams& params,
                const device uchar* mask_map, ushort lane) thread {
-    const int column = first_column + lane;
+    const int column = first + lane % kColumns;
     const int key = column * kCellKeys;
-    const QueryTile tile = rows.tile;
-    bool seen = false;
-    bool whole = true;
-    bool own_seen = false;
-    bool own_whole = true;
+    uint kind = kCellHidden;
     if (key < ranges.end && ranges.meet(key, key + kCellKeys)) {
-      const device uchar* cells = mask_map + tile.batch * params.mask_map.batch +
-                                  tile.head * params.mask_map.head + column * params.mask_map.key;
-#pragma clang loop unroll(full)
-      for (int i = 0; i < kTileCells; i++) {
-        const int row_cell = tile.begin / kCellRows + i;
-        if (row_cell * kCellRows >= tile.end) {
-          continue;
-        }
-        const uchar cell = cells[row_cell * params.mask_map.row];
-        const bool own = row_cell >= own_row / kCellRows && row_cell <= (own_row + kOwnRows - 1) / kCellRows;
-        seen = seen || cell != kCellHidden;
-        whole = whole && cell == kCellWhole;
-        own_seen = own_seen || (own && cell != kCellHidden);
-        own_whole = own_whole && (!own || cell == kCellWhole);
-      }
+      // Where the tile has no rows any more, the last ones stand for them.
+      const int row = min(rows.tile.begin / kCellRows + lane / kColumns, (rows.tile.end - 1) / kCellRows);
+      kind = mask_map[rows.tile.batch * params.mask_map.batch + rows.tile.head * params.mask_map.head +
+                      row * params.mask_map.row + column * params.mask_map.key];
     }
-    const uint kind = !own_seen ? kCellHidden : own_whole ? kCellWhole : kCellMixed;
-    mine = ColumnCells::of(column, kind, seen, whole);
+    looked_up = uint(column) * 4 + min(kind, 3u);
   }
 };
 

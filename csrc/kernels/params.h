@@ -40,12 +40,12 @@ enum Slot {
   kSlotCuSeqlens = 16,
   kSlotSlice = 17,
   kSlotCuSeqlensK = 18,
+  kSlotMaskMap = 19,
   // Of cache_write, beside kSlotKey and kSlotValue.
   kSlotKeyCache = 20,
   kSlotValueCache = 21,
   kSlotSlotMapping = 22,
   kSlotLogits = 23,  // of softmax and softcap
-  kSlotMaskMap = 24,
 };
 
 // Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,

@@ -138,8 +138,7 @@ using namespace fattn;
   }
 
   TileSteps steps;
-  steps.ranges = ranges;
-  steps.own_row = simdgroup_row;
+  steps.set(ranges, rows, simdgroup_row);
   StepShare next;
   int first_key = steps.first(rows, params, mask_map, lane);
   if (first_key < ranges.end) {
@@ -166,8 +165,8 @@ using namespace fattn;
   }
 
   for (; first_key < ranges.end; first_key = steps.after(first_key, rows, params, mask_map, lane)) {
-    const ColumnCells cells = steps.at(first_key);
-    const bool whole = fc_alternating && cells.whole() && next.is_whole(ranges, first_key);
+    const uint kind = steps.own_kind(first_key);
+    const bool whole = fc_alternating && next.is_whole(ranges, first_key) && steps.leaves_whole(first_key);
     const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
     const bool any_special = !whole && simd_any(next.values.has_special_values());
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -182,12 +181,12 @@ using namespace fattn;
       next.fetch<false>(source, params, next_key, thread_index);
     }
     const int fragments = (own_ranges.end - first_key + 7) / 8;
-    const bool met = own_ranges.meet(first_key, first_key + kTileKeys) && cells.own() != kCellHidden;
+    const bool met = own_ranges.meet(first_key, first_key + kTileKeys) && kind != kCellHidden;
     if (fragments <= 0 || !met) {
       continue;
     }
     // Where the map says of each simdgroup's rows what they see, one may have no tests where others do.
-    const bool own_whole = cells.own() == kCellWhole && own_ranges.all_see(first_key, first_key + 1);
+    const bool own_whole = kind == kCellWhole && own_ranges.all_see(first_key, first_key + 1);
     if (fc_mask_map ? own_whole : whole) {
       whole_step(attention, query_rows, modifiers, tiles, first_key, at);
     } else {

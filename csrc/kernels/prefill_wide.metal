@@ -247,8 +247,7 @@ using namespace fattn;
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   TileSteps steps;
-  steps.ranges = ranges;
-  steps.own_row = group_row;
+  steps.set(ranges, rows, group_row);
   int place = 0;
   for (int first_key = steps.first(rows, params, mask_map, lane); first_key < ranges.end;
        first_key = steps.after(first_key, rows, params, mask_map, lane)) {
@@ -261,9 +260,9 @@ using namespace fattn;
 
     StagedKeys places;
     places.look_up(keys.source.table, first_key, lane);
-    const uint cells = steps.at(first_key).own();
-    const int fragments = cells == kCellHidden ? 0 : keys.fragments_at(first_key);
-    const bool whole = cells == kCellWhole && keys.whole_at(first_key, places);
+    const uint kind = steps.own_kind(first_key);
+    const int fragments = kind == kCellHidden ? 0 : keys.fragments_at(first_key);
+    const bool whole = kind == kCellWhole && keys.whole_at(first_key, places);
     put_scales(scales, keys.source, ranges, places, params, thread_index);
     if (whole) {
       put_products<false>(scores, group_query, keys, places, params, kKeyFragments, share, lane, at);
