@@ -38,7 +38,9 @@ def drawn(dtype: torch.dtype, *size: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("size", [(1, 1, 1, 1), (2, 3, 16, 32), (1, 2, 17, 33), (2, 1, 100, 300), (1, 1, 5, 700)])
+@pytest.mark.parametrize(
+    "size", [(1, 1, 1, 1), (2, 3, 16, 32), (1, 2, 17, 33), (2, 1, 100, 300), (1, 1, 5, 700)]
+)
 @pytest.mark.parametrize("dtype", MASKS, ids=str)
 def test_every_cell(dtype: torch.dtype, size: tuple[int, ...], device: str, checked: Checked) -> None:
     mask = drawn(dtype, *size)
@@ -351,7 +353,9 @@ def test_a_mask_that_is_learned(device: str) -> None:
 
 
 def arguments_of(device: str = "mps") -> dict[str, Any]:
-    return problems.build(replace(SHAPES["rows16"], mask_pattern="patches", mask_map=True)).arguments(device)[0]
+    return problems.build(replace(SHAPES["rows16"], mask_pattern="patches", mask_map=True)).arguments(device)[
+        0
+    ]
 
 
 @pytest.mark.parametrize("device", [*DEVICES, "meta"])
