@@ -105,7 +105,9 @@ def test_the_problems_cover_every_axis() -> None:
         of_op = [p for p in PROBLEMS if p.op == op]
         if op == "prefill":
             forms = {(p.mask_pattern, p.mask_map) for p in of_op if p.mask is not None}
-            assert forms == {(pattern, given) for pattern in problems.MASK_PATTERNS for given in (False, True)}
+            assert forms == {
+                (pattern, given) for pattern in problems.MASK_PATTERNS for given in (False, True)
+            }
         assert {p.mask for p in of_op} == ({None} if op in PACKED else set(problems.MASKS))
         assert {p.window_left for p in of_op} == set(problems.WINDOWS_LEFT)
         assert {p.window_right for p in of_op} == set(problems.WINDOWS_RIGHT)

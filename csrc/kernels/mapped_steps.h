@@ -42,10 +42,7 @@ struct TileSteps {
   int after(int key, thread const TileRows& rows, constant PrefillParams& params,
             const device uchar* mask_map, ushort lane) thread {
     const int next = next_step(ranges, key, kTileKeys);
-    if (!fc_mask_map || next / kCellKeys == key / kCellKeys) {
-      return next;
-    }
-    return seen_from(next, rows, params, mask_map, lane);
+    return fc_mask_map ? seen_from(next, rows, params, mask_map, lane) : next;
   }
 
   // What the map says of this simdgroup's rows in a step, until the one after it is asked for.
