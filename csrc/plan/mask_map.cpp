@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kGroupElements = int64_t{kGroupCells} * kCellRows * kCellKeys;
 
-// Elements of one dispatch: as for softmax and softcap (logits.cpp).
+// Elements of one dispatch: as in logits.cpp.
 constexpr int64_t kMostElements = int64_t(1) << 28;
 
 // Products that a GPU makes in the time of a byte from memory: a core of M1 128 in a cycle of 1.28 GHz, at an
