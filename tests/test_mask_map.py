@@ -26,9 +26,19 @@ MASKS = [torch.bool, f32, f16, bf16]
 
 def drawn(dtype: torch.dtype, *size: int, seed: int = 0) -> Tensor:
     problem = Problem(
-        seed, "prefill", f16, size[0], size[1], size[1], size[2], size[3], 8, 8, mask=dtype,
+        seed,
+        "prefill",
+        f16,
+        size[0],
+        size[1],
+        size[1],
+        size[2],
+        size[3],
+        8,
+        8,
+        mask=dtype,
         mask_pattern="patches",
-    )  # fmt: skip
+    )
     mask = problems._mask(problem, torch.Generator().manual_seed(seed))
     assert mask is not None
     return mask
@@ -130,14 +140,14 @@ SHAPES: dict[str, Problem] = {
     "wide": Problem(4, "prefill", bf16, 1, 2, 1, 70, 140, 192, 136, mask=bf16),
     "wide-f32": Problem(5, "prefill", f32, 1, 1, 1, 70, 140, 136, 200, mask=torch.bool),
     "wide-8-rows": Problem(6, "prefill", f32, 1, 1, 1, 60, 140, 264, 16, mask=f16),
-}  # fmt: skip
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causality": "bottom_right"},
     "top_left": {"causality": "top_left", "q_offset": 0, "alibi_slopes": True},
     "window": {"causality": "bottom_right", "window_left": 40, "sink_tokens": 50, "sinks": True},
     "both_sides": {"window_left": 20, "window_right": 30, "softcap": 20.0},
-}  # fmt: skip
+}
 
 
 def documents(lengths: list[int]) -> Tensor:
@@ -364,13 +374,17 @@ def arguments_of(device: str = "mps") -> dict[str, Any]:
     [
         (lambda a: {"attn_mask": None}, ValueError, "mask_map is given without attn_mask"),
         (lambda a: {"mask_map": a["mask_map"].int()}, TypeError, "torch.int32 and must be torch.uint8"),
-        (lambda a: {"mask_map": a["mask_map"][0]}, ValueError, r"shape \[4, 10, 7\] and must be broadcastable"),
+        (
+            lambda a: {"mask_map": a["mask_map"][0]},
+            ValueError,
+            r"shape \[4, 10, 7\] and must be broadcastable",
+        ),
         (lambda a: {"mask_map": a["mask_map"][..., :6]}, ValueError, r"\[2, 4, 10, 6\].*\[2, 4, 10, 7\]"),
         (lambda a: {"mask_map": a["mask_map"][:, :, :9]}, ValueError, r"\[2, 4, 9, 7\].*\[2, 4, 10, 7\]"),
         (lambda a: {"mask_map": a["mask_map"][:, :3]}, ValueError, r"\[2, 3, 10, 7\]"),
         (lambda a: {"mask_map": a["mask_map"].repeat(2, 1, 1, 1)}, ValueError, r"\[4, 4, 10, 7\]"),
     ],
-)  # fmt: skip
+)
 def test_wrong_maps(change: Any, error: type[Exception], words: str, device: str) -> None:
     arguments = arguments_of("cpu")
     arguments = {n: a.to(device) if isinstance(a, Tensor) else a for n, a in arguments.items()}
@@ -393,10 +407,14 @@ def test_a_map_on_another_device() -> None:
     [
         (torch.zeros(3, 3, dtype=torch.int64), TypeError, "attn_mask is torch.int64 and must be torch.bool"),
         (torch.zeros(1, 1, 1, 3, 3), ValueError, "attn_mask has 5 dimensions and must have at most 4"),
-        (torch.zeros(1, device="meta").expand(2**31, 4), ValueError, "2147483648 of attn_mask is above 1073741824"),
+        (
+            torch.zeros(1, device="meta").expand(2**31, 4),
+            ValueError,
+            "2147483648 of attn_mask is above 1073741824",
+        ),
         (torch.zeros(1, device="meta").expand(2**28, 2**28), ValueError, "leave out the dimensions"),
     ],
-)  # fmt: skip
+)
 def test_wrong_masks(mask: Tensor, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words) as caught:
         fattn.mask_map(mask)

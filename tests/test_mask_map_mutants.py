@@ -64,27 +64,76 @@ MUTANTS = [
     ),
     mutant("map_of_the_first_sequence", ROWS16, "rows.tile.batch * params.mask_map.batch", "0"),
     mutant("map_of_the_first_head", ROWS16, "rows.tile.head * params.mask_map.head", "0"),
-    mutant("map_of_the_key_head", ROWS16, "rows.tile.head * params.mask_map", "rows.tile.kv_head * params.mask_map"),
+    mutant(
+        "map_of_the_key_head",
+        ROWS16,
+        "rows.tile.head * params.mask_map",
+        "rows.tile.kv_head * params.mask_map",
+    ),
     mutant("own_cell_of_the_tile", ROWS8, OWN, "ushort(0)"),
     mutant("own_cell_of_the_next", ROWS16, OWN, f"ushort({OWN} ^ 1)"),
     mutant("mixed_is_taken_as_whole", ROWS16, "kind == kCellWhole && own", "kind != kCellHidden && own"),
-    mutant("the_diagonal_is_taken_as_whole", ROWS16, "kind == kCellWhole && own_ranges.all_see(first_key, first_key + 1)", "kind == kCellWhole"),
-    mutant("whole_ends_with_the_last_row", ROWS16, "ranges.all_end = first.end;", "ranges.all_end = last.end;"),
-    mutant("a_ragged_step_is_taken_as_whole", ROWS8, "ranges.all_end - ranges.all_end % unit;", "(ranges.all_end + unit - 1) / unit * unit;"),
+    mutant(
+        "the_diagonal_is_taken_as_whole",
+        ROWS16,
+        "kind == kCellWhole && own_ranges.all_see(first_key, first_key + 1)",
+        "kind == kCellWhole",
+    ),
+    mutant(
+        "whole_ends_with_the_last_row", ROWS16, "ranges.all_end = first.end;", "ranges.all_end = last.end;"
+    ),
+    mutant(
+        "a_ragged_step_is_taken_as_whole",
+        ROWS8,
+        "ranges.all_end - ranges.all_end % unit;",
+        "(ranges.all_end + unit - 1) / unit * unit;",
+    ),
     mutant("mixed_is_taken_as_hidden", ROWS16, "kind != kCellHidden;", "kind == kCellWhole;"),
-    mutant("columns_end_early", ROWS16, "if (key < ranges.end && ranges.meet", "if (key + kCellKeys < ranges.end && ranges.meet"),
+    mutant(
+        "columns_end_early",
+        ROWS16,
+        "if (key < ranges.end && ranges.meet",
+        "if (key + kCellKeys < ranges.end && ranges.meet",
+    ),
     mutant("half_a_column_is_left_out", KEYS16, "column >= key / kCellKeys", "column > key / kCellKeys"),
-    mutant("looks_a_column_too_far_ahead", ROWS16, "first_column() + kColumns)", "first_column() + kColumns + 1)"),
-    mutant("never_looks_again", ROWS16, "key = max(key, step_of(first_column() + kColumns));", "key = ranges.end;"),
-    mutant("begins_a_column_late", ROWS16, "look_up(key / kCellKeys, rows, params, mask_map, lane);\n    return", "look_up(key / kCellKeys + 1, rows, params, mask_map, lane);\n    return"),
-    mutant("steps_over_the_gap_too_far", WINDOW, "return max(key, step_of(seen));", "return max(key, step_of(seen) + kTileKeys);"),
-    mutant("sink_tokens_are_left_out", WINDOW, "ranges.meet(key, key + kCellKeys)) {\n      // Where", "key >= ranges.begin) {\n      // Where"),
+    mutant(
+        "looks_a_column_too_far_ahead", ROWS16, "first_column() + kColumns)", "first_column() + kColumns + 1)"
+    ),
+    mutant(
+        "never_looks_again",
+        ROWS16,
+        "key = max(key, step_of(first_column() + kColumns));",
+        "key = ranges.end;",
+    ),
+    mutant(
+        "begins_a_column_late",
+        ROWS16,
+        "look_up(key / kCellKeys, rows, params, mask_map, lane);\n    return",
+        "look_up(key / kCellKeys + 1, rows, params, mask_map, lane);\n    return",
+    ),
+    mutant(
+        "steps_over_the_gap_too_far",
+        WINDOW,
+        "return max(key, step_of(seen));",
+        "return max(key, step_of(seen) + kTileKeys);",
+    ),
+    mutant(
+        "sink_tokens_are_left_out",
+        WINDOW,
+        "ranges.meet(key, key + kCellKeys)) {\n      // Where",
+        "key >= ranges.begin) {\n      // Where",
+    ),
     mutant("special_values_of_a_mixed_tile", FEW_ROWS, "== kCellWhole);\n  }", ">= kCellMixed);\n  }"),
     mutant("wide_mixed_is_taken_as_whole", WIDE, "kind == kCellWhole && keys", "kind != kCellHidden && keys"),
-    mutant("wide_diagonal_is_taken_as_whole", WIDE, "kind == kCellWhole && keys.whole_at(first_key, places)", "kind == kCellWhole"),
+    mutant(
+        "wide_diagonal_is_taken_as_whole",
+        WIDE,
+        "kind == kCellWhole && keys.whole_at(first_key, places)",
+        "kind == kCellWhole",
+    ),
     mutant("wide_mixed_is_taken_as_hidden", WIDE, "kind == kCellHidden ?", "kind != kCellWhole ?"),
     mutant("wide_cells_of_the_next_row", WIDE, OF_ROWS, f"{OF_ROWS} + 1"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("problem", CONTROLS, ids=str)
@@ -135,9 +184,17 @@ MAP_MUTANTS: dict[str, tuple[Any, ...]] = {
     "a_row_late": ("map_row % params.row_cells * kCellRows;", "map_row % params.row_cells * kCellRows + 1;"),
     "a_key_late": ("key_cell * kCellKeys + lane;", "key_cell * kCellKeys + lane + 1;"),
     "cells_of_other_size": ("key_cell * kCellKeys + lane;", "key_cell * (kCellKeys / 2) + lane;"),
-    "the_row_behind_the_last": ("first_row + r < params.rows &&", "first_row + r <= params.rows &&", "bounds"),
+    "the_row_behind_the_last": (
+        "first_row + r < params.rows &&",
+        "first_row + r <= params.rows &&",
+        "bounds",
+    ),
     "the_key_behind_the_last": ("key < params.keys)", "key <= params.keys)", "bounds"),
-    "the_cell_behind_the_last": ("key_cell >= params.key_cells", "key_cell > params.key_cells", "race|bounds"),
+    "the_cell_behind_the_last": (
+        "key_cell >= params.key_cells",
+        "key_cell > params.key_cells",
+        "race|bounds",
+    ),
     "hidden_in_one_lane": ("hidden = simd_all(hidden);", "hidden = simd_any(hidden);"),
     "whole_in_one_lane": ("whole = simd_all(whole);", "whole = simd_any(whole);"),
     "finite_is_whole": ("added == 0.0f", "added != -INFINITY"),
@@ -146,7 +203,7 @@ MAP_MUTANTS: dict[str, tuple[Any, ...]] = {
     "the_first_head": ("head % params.heads * params.mask.head", "0"),
     "the_first_sequence": ("head / params.heads * params.mask.batch", "0"),
     "cells_side_by_side_are_one": ("* kGroupCells + simdgroup_index", "* kGroupCells"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MAP_MUTANTS)

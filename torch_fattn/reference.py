@@ -59,8 +59,7 @@ def prefill(
     softcap: float = 0.0,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` says nothing that
-    `attn_mask` does not."""
+    """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` says nothing new."""
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
     first = kv_len - q_len if q_offset is None else q_offset
     positions = (first + torch.arange(q_len)).expand(batch, q_len)
