@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from . import masks
+
 if TYPE_CHECKING:
     from .peers.case import Case
 
@@ -30,6 +32,7 @@ class Call:
     block_size: int = 0  # paged_decode: keys per block
     window_left: int = -1
     sinks: bool = False  # a learned sink logit per head
+    mask: str = ""  # prefill: that all heads share, by its name in masks.py
     kv_format: str = ""  # of a quantised cache
     latent_dim: int = 0  # decode: the value is the first columns of the key (multi-head latent attention)
     lengths: tuple[int, ...] = ()  # of a decode: keys of each sequence, where they are not all kv_len
@@ -69,6 +72,8 @@ class Call:
             chosen["window_left"] = self.window_left
         if self.sinks:
             chosen["sinks"] = True
+        if self.mask:
+            chosen["mask"] = self.mask
         if self.latent_dim:
             chosen["latent_dim"] = self.latent_dim
         if self.block_size:
@@ -84,6 +89,7 @@ class Call:
         """What the call needs beyond plain attention, in words."""
         words = [f"a window of {self.window_left + 1} keys"] if self.window_left >= 0 else []
         words += ["attention sinks"] if self.sinks else []
+        words += [f"a mask of {masks.OF[self.mask.partition(':')[0]]}"] if self.mask else []
         words += ["values that are columns of the keys"] if self.latent_dim else []
         return words + self._case.features
 
@@ -96,15 +102,17 @@ class Call:
             keywords["window_left"] = self.window_left
         if self.sinks:
             keywords["sinks"] = operands["sinks"]
+        if self.mask:
+            keywords["attn_mask"] = operands["attn_mask"]
         if self.kv_format:
             keywords["kv_format"] = self.kv_format
             keywords |= {name: operands[name] for name in ("key_scales", "value_scales")}
         return keywords
 
     def case(self) -> Case:
-        """The same as the adapters of bench/peers take it. They know no windows, no sinks and no
-        latent heads."""
-        if self.window_left >= 0 or self.sinks or self.latent_dim:
+        """The same as the adapters of bench/peers take it. They know no windows, no sinks, no
+        latent heads and no masks."""
+        if self.window_left >= 0 or self.sinks or self.latent_dim or self.mask:
             raise NotImplementedError(f"the adapters do not take {' and '.join(self.features)}")
         return self._case
 
@@ -122,6 +130,7 @@ class Call:
         parts += ["causal"] if self.causal else []
         parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
         parts += ["sinks"] if self.sinks else []
+        parts += [self.mask] if self.mask else []
         parts += [f"MLA {self.latent_dim}"] if self.latent_dim else []
         parts += [f"pages of {self.block_size}"] if self.block_size else []
         parts += [self.kv_format] if self.kv_format else []
@@ -141,7 +150,17 @@ class Call:
     @property
     def visible_pairs(self) -> int:
         """(query row, key) pairs of one head that take part."""
+        if self.mask:
+            return int(self.visible.sum())
         return sum(end - first for first, end in map(self.visible_keys, range(self.q_len)))
+
+    @property
+    def visible(self) -> Tensor:
+        """bool `[q_len, kv_len]`, of a masked prefill."""
+        seen = masks.named(self.mask, self.q_len, self.kv_len).clone()
+        for row, (first, end) in enumerate(map(self.visible_keys, range(self.q_len))):
+            seen[row, :first] = seen[row, end:] = False
+        return seen
 
     @property
     def flops(self) -> int:
@@ -175,8 +194,8 @@ class Call:
             first, end = self.visible_keys(0)[0], self.visible_keys(self.q_len - 1)[1]
             row_blocks = -(-self.group_size * self.q_len // 8)
             return self.batch * self.kv_heads * row_blocks * _blocks(first, end) * per_block
-        blocks = 0
-        for row in range(0, self.q_len, 8):
+        blocks = masks.blocks_of_8(self.visible) if self.mask else 0
+        for row in range(0, 0 if self.mask else self.q_len, 8):
             last = min(row + 8, self.q_len) - 1
             blocks += _blocks(self.visible_keys(row)[0], self.visible_keys(last)[1])
         return self.batch * self.q_heads * blocks * per_block
@@ -220,6 +239,8 @@ class Call:
         query = normal(self.batch, self.q_heads, self.q_len, self.head_dim)
         if self.sinks:
             extra["sinks"] = normal(self.q_heads)
+        if self.mask:
+            extra["attn_mask"] = masks.named(self.mask, self.q_len, self.kv_len).to(device)
         if self.op != "paged_decode":
             cache = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
             key = stored("key", *cache)

@@ -1,6 +1,7 @@
 // Under torch.autocast the attention ops cast query, key and value as F.scaled_dot_product_attention does. A
 // float attn_mask keeps its dtype: the kernels add it in float32. merge has one operand to cast and no
-// counterpart, and runs as it is; so do softmax and softcap, whose arithmetic is in float32 at any dtype.
+// counterpart, and runs as it is; so do softmax and softcap, whose arithmetic is in float32 at any dtype, and
+// mask_map.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 

@@ -121,6 +121,7 @@ TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
                            "softmax", "softcap"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
   }
+  library.impl("mask_map", torch::CppFunction::makeFallthrough());  // bytes belong to no graph
 }
 
 }  // namespace fattn

@@ -294,16 +294,17 @@ Call describe_packed(Op op, const Tensor& query, const Tensor& key, const Tensor
 }  // namespace
 
 Call describe_prefill(const Tensor& query, const Tensor& key, const Tensor& value,
-                      const OptionalTensor& attn_mask, bool is_causal, std::optional<int64_t> q_offset,
-                      int64_t window_left, int64_t window_right, int64_t sink_tokens,
-                      const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
-                      std::optional<double> scale) {
+                      const OptionalTensor& attn_mask, const OptionalTensor& mask_map, bool is_causal,
+                      std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
+                      int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
+                      double softcap, std::optional<double> scale) {
   Call call = describe_dense(Op::kPrefill, query, key, value);
   call.problem.is_causal = is_causal;
   call.problem.q_offset = q_offset.value_or(call.problem.kv_len - call.problem.q_len);
   add_window(call, window_left, window_right, sink_tokens);
   add_modifiers(call, sinks, alibi_slopes, softcap);
   add_mask(call, attn_mask);
+  add_mask_map(call, mask_map);
   add_scale(call, scale);
   return call;
 }

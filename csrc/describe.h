@@ -3,6 +3,7 @@
 // sentence.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -23,6 +24,7 @@ struct Call {
   at::Tensor key;
   at::Tensor value;
   at::Tensor mask{};
+  at::Tensor mask_map{};
   at::Tensor seq_lens{};
   at::Tensor block_tables{};
   at::Tensor sinks{};
@@ -69,12 +71,19 @@ struct LogitsCall {
   at::Device device() const { return logits.device(); }
 };
 
+struct MaskMapCall {
+  MaskMapProblem problem;
+  at::Tensor mask;
+
+  at::Device device() const { return mask.device(); }
+};
+
 // The signatures are those of the ops.
 Call describe_prefill(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                      const OptionalTensor& attn_mask, bool is_causal, std::optional<int64_t> q_offset,
-                      int64_t window_left, int64_t window_right, int64_t sink_tokens,
-                      const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
-                      std::optional<double> scale);
+                      const OptionalTensor& attn_mask, const OptionalTensor& mask_map, bool is_causal,
+                      std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
+                      int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
+                      double softcap, std::optional<double> scale);
 Call describe_decode(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const OptionalTensor& seq_lens, const OptionalTensor& attn_mask,
                      const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
@@ -108,6 +117,7 @@ CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& val
                                     const at::Tensor& key_cache, const at::Tensor& value_cache,
                                     const at::Tensor& slot_mapping, const OptionalTensor& key_scales,
                                     const OptionalTensor& value_scales, std::string_view kv_format);
+MaskMapCall describe_mask_map(const at::Tensor& attn_mask);
 LogitsCall describe_softmax(const at::Tensor& scores, double softcap);
 LogitsCall describe_softcap(const at::Tensor& x, double cap);
 
@@ -120,6 +130,7 @@ struct ResultSizes {
   c10::SmallVector<int64_t, 3> lse;
 };
 ResultSizes result_sizes(const Problem& problem);
+std::array<int64_t, 4> map_sizes(const MaskMapProblem& problem);
 
 // The tensor itself, or a copy where its last dimension is not contiguous: what the strides in Problem
 // describe.

@@ -26,34 +26,6 @@ Tensor per_head(const Call& call, const char* name, const Tensor& numbers) {
 
 }  // namespace
 
-void add_mask(Call& call, const OptionalTensor& attn_mask) {
-  if (!attn_mask.has_value()) return;
-  const Tensor& mask = *attn_mask;
-  Problem& problem = call.problem;
-  const char* name = name_of(problem.op);
-  check_device(name, "attn_mask", mask, call.query);
-  const DType dtype = dtype_of(mask.scalar_type());
-  TORCH_CHECK_TYPE(
-      dtype == DType::kBool || is_float(dtype), name, ": attn_mask is ", dtype_name(mask),
-      " and must be torch.bool (True = attend), torch.float32, torch.float16 or torch.bfloat16 (added)");
-
-  const std::array<int64_t, 4> target = {problem.batch, problem.q_heads, problem.q_len, problem.kv_len};
-  std::array<int64_t, 4> strides{};
-  bool broadcastable = mask.dim() <= 4;
-  for (int64_t dim = 0; broadcastable && dim < mask.dim(); ++dim) {
-    const int64_t target_dim = dim + 4 - mask.dim();
-    if (mask.size(dim) == 1) continue;
-    strides[target_dim] = mask.stride(dim);
-    broadcastable = mask.size(dim) == target[target_dim];
-  }
-  TORCH_CHECK_VALUE(
-      broadcastable, name, ": attn_mask has shape ", mask.sizes(),
-      " and must be broadcastable to [batch, heads, q_len, kv_len] = ", at::IntArrayRef(target));
-  problem.mask_dtype = dtype;
-  problem.mask = {strides[0], strides[1], strides[2], strides[3]};
-  call.mask = mask;
-}
-
 void add_window(Call& call, int64_t window_left, int64_t window_right, int64_t sink_tokens) {
   ScoreOptions& options = call.problem.options;
   options.window_left = window_left;

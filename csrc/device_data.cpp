@@ -8,6 +8,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "fallback.h"
+
 namespace fattn {
 namespace {
 
@@ -37,6 +39,15 @@ void check_block_tables(const Problem& problem, const int32_t* lens, const int32
                         " (the sequence uses ", used, " blocks)");
     }
   }
+}
+
+// A cell may say less than the mask: kCellMixed is true of any.
+void check_mask_map(const Call& call) {
+  const at::Tensor right = run_in_torch(describe_mask_map(on_host(call.mask)));
+  const at::Tensor map = on_host(call.mask_map);
+  const at::Tensor says = map.eq(int{kCellHidden}).logical_or(map.eq(int{kCellWhole}));
+  TORCH_CHECK_VALUE(!map.ne(right).logical_and(says).any().item<bool>(), name_of(call.problem.op),
+                    ": mask_map is not that of attn_mask; make it anew with torch_fattn.mask_map(attn_mask)");
 }
 
 // Where the rows, of query or of key, of each sequence begin.
@@ -78,6 +89,7 @@ void check_device_data_if_asked(const Call& call) {
                        call.problem.kv_rows};
     check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_k).const_data_ptr<int32_t>());
   }
+  if (call.mask_map.defined()) check_mask_map(call);
   if (!call.seq_lens.defined() || call.problem.batch == 0) return;
   const at::Tensor lens = on_host(call.seq_lens);
   check_seq_lens(call.problem, lens.const_data_ptr<int32_t>());

@@ -11,6 +11,7 @@ namespace fattn {
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const Call& call);
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
 at::Tensor run_in_torch(const LogitsCall& call);
+at::Tensor run_in_torch(const MaskMapCall& call);
 // Writes; there is no result.
 std::tuple<> run_in_torch(const CacheWriteCall& call);
 

@@ -48,6 +48,11 @@ std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const R
     bindings[Buffer::kScratchOut] = view_of(scratch_out, results.out);
     bindings[Buffer::kScratchLse] = view_of(scratch_lse, results.out);
   }
+  Tensor map;
+  if (plan.scratch_map_bytes > 0) {
+    map = at::empty({plan.scratch_map_bytes}, results.out.options().dtype(at::kByte));
+    bindings[Buffer::kMaskMap] = view_of(map, results.out);
+  }
   metal::execute(plan, bindings);
   return {results.out, results.lse};
 }
@@ -70,6 +75,7 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
     if (tensor.defined()) bindings[buffer] = view_of(tensor, results.out);
   };
   bind_if_present(Buffer::kMask, call.mask);
+  bind_if_present(Buffer::kMaskMap, call.mask_map);
   bind_if_present(Buffer::kSeqLens, call.seq_lens);
   bind_if_present(Buffer::kBlockTables, call.block_tables);
   bind_if_present(Buffer::kSinks, call.sinks);
@@ -113,6 +119,16 @@ std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {
   }
   metal::execute(plan, bindings);
   return {};
+}
+
+Tensor launch(const MaskMapCall& call, const Plan& plan) {
+  const Tensor map = at::empty(map_sizes(call.problem), call.mask.options().dtype(at::kByte));
+  if (plan.pass_count == 0) return map;
+  Bindings bindings;
+  bindings[Buffer::kMask] = view_of(call.mask, map);
+  bindings[Buffer::kMaskMap] = view_of(map, map);
+  metal::execute(plan, bindings);
+  return map;
 }
 
 Tensor launch(const LogitsCall& call, const Plan& plan) {

@@ -13,5 +13,6 @@ std::tuple<at::Tensor, at::Tensor> launch(const Call& call, const Plan& plan);
 std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& plan);
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan);
 at::Tensor launch(const LogitsCall& call, const Plan& plan);
+at::Tensor launch(const MaskMapCall& call, const Plan& plan);
 
 }  // namespace fattn

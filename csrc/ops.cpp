@@ -27,7 +27,7 @@ namespace {
 using at::Tensor;
 constexpr std::array kKernels = {Kernel::kPrefill,    Kernel::kPrefillWide, Kernel::kDecode,
                                  Kernel::kDecodeWide, Kernel::kMerge,       Kernel::kCacheWrite,
-                                 Kernel::kSoftmax,    Kernel::kSoftcap};
+                                 Kernel::kSoftmax,    Kernel::kSoftcap,     Kernel::kMaskMap};
 std::array<std::atomic<int64_t>, kKernels.size()> launches{};
 
 // The GPU that a plan is for: the one that holds the tensors, else the smallest that is supported.
@@ -91,6 +91,7 @@ using PagedPrefill = OpOf<describe_paged_prefill>;
 using VarlenPrefill = OpOf<describe_varlen_prefill>;
 using Merge = OpOf<describe_merge>;
 using CacheWrite = OpOf<describe_cache_write>;
+using MaskMap = OpOf<describe_mask_map>;
 using Softmax = OpOf<describe_softmax>;
 using Softcap = OpOf<describe_softcap>;
 
@@ -117,8 +118,8 @@ const std::string kOptions =
     "int window_left=-1, int window_right=-1, int sink_tokens=0, Tensor? sinks=None, "
     "Tensor? alibi_slopes=None, float softcap=0.0, float? scale=None";
 const std::string kPrefillArguments =
-    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, bool is_causal=False, "
-    "int? q_offset=None, " +
+    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, Tensor? mask_map=None, "
+    "bool is_causal=False, int? q_offset=None, " +
     kOptions;
 const std::string kFormat = ", Tensor? key_scales=None, Tensor? value_scales=None, str kv_format=\"auto\"";
 const std::string kDecodeArguments =
@@ -138,6 +139,7 @@ const std::string kVarlenPrefillArguments =
     "int max_seqlen_k, *, bool is_causal=False, int? q_offset=None, " +
     kOptions;
 const std::string kMergeArguments = "Tensor outs, Tensor lses";
+const std::string kMaskMapArguments = "Tensor attn_mask";
 const std::string kSoftmaxArguments = "Tensor scores, *, float softcap=0.0";
 const std::string kSoftcapArguments = "Tensor x, float cap";
 const std::string kDeviceArguments = "str? device_name=None, int? family=None, int? cores=None";
@@ -159,6 +161,7 @@ void register_ops(torch::Library& library) {
   library.impl("varlen_prefill", VarlenPrefill::run);
   library.impl("merge", Merge::run);
   library.impl("cache_write", CacheWrite::run);
+  library.impl("mask_map", MaskMap::run);
   library.impl("softmax", Softmax::run);
   library.impl("softcap", Softcap::run);
   library.impl("_refuse_backward", refuse_backward);
@@ -176,6 +179,7 @@ TORCH_LIBRARY(fattn, library) {
   define("varlen_prefill(" + kVarlenPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
+  define("mask_map(" + kMaskMapArguments + ") -> Tensor");
   define("softmax(" + kSoftmaxArguments + ") -> Tensor");
   define("softcap(" + kSoftcapArguments + ") -> Tensor");
   define("_refuse_backward(Tensor grad) -> Tensor");
@@ -186,6 +190,7 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_paged_prefill(" + kPagedPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_varlen_prefill(" + kVarlenPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
+  define("_plan_mask_map(" + kMaskMapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_softmax(" + kSoftmaxArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_softcap(" + kSoftcapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
@@ -208,6 +213,7 @@ TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
   library.impl("_plan_varlen_prefill", VarlenPrefill::explain);
   library.impl("_plan_merge", Merge::explain);
   library.impl("_plan_cache_write", CacheWrite::explain);
+  library.impl("_plan_mask_map", MaskMap::explain);
   library.impl("_plan_softmax", Softmax::explain);
   library.impl("_plan_softcap", Softcap::explain);
 }

@@ -14,6 +14,7 @@ from tests.problems import (
     GROUPS,
     HEAD_DIMS,
     LAYOUTS,
+    MASK_PATTERNS,
     MASKS,
     MAX_CACHE,
     MAX_LENGTH,
@@ -67,6 +68,9 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     }
     wide = deck((*WIDE_HEAD_DIMS, *(None,) * len(WIDE_HEAD_DIMS)))
     trees = deck(TREES)
+    forms = random.Random(f"masks {seed}")
+    patterns = [forms.choice(MASK_PATTERNS) for _ in range(count)]
+    maps = [forms.random() < 0.5 for _ in range(count)]
 
     all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
@@ -113,6 +117,8 @@ def _candidates(count: int, seed: int) -> list[Problem]:
                 mask=None if q_lens else masks[i],
                 mask_broadcast=broadcasts[i],
                 mask_layout=mask_layouts[i],
+                mask_pattern=patterns[i] if op == "prefill" and masks[i] is not None else "entries",
+                mask_map=op == "prefill" and masks[i] is not None and maps[i],
                 seq_lens=_seq_lens(rng, op, batch, kv_len),
                 block_size=block_sizes[i] if op.startswith("paged") else 0,
                 head_major_pool=rng.random() < 0.5,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Pair = tuple[str, tuple[str, Any], tuple[str, Any]]  # op, feature, feature
 
 _SIZES = {"index", "op", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"}
-_OF_MASK = {"mask_broadcast", "mask_layout"}
+_OF_MASK = {"mask_broadcast", "mask_layout", "mask_pattern", "mask_map"}
 # Of these axes one decides what the other can be.
 _TIED = {
     *(("heads", "rows"), ("queries", "rows"), ("causality", "q_offset"), ("block_size", "keys")),

@@ -60,6 +60,9 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         full = (p.batch, p.q_heads, p.q_len, p.kv_len)
         size = tuple(1 if one else n for n, one in zip(full, p.mask_broadcast, strict=True))
         arguments["attn_mask"] = tensor(size, p.mask)
+        if p.mask_map:
+            cells = (*size[:2], -(-size[2] // 16), -(-size[3] // 32))
+            arguments["mask_map"] = tensor(cells, torch.uint8)
     if p.op == "prefill" and p.causality != "none":
         arguments["is_causal"] = True
     if p.q_offset is not None:
@@ -96,6 +99,25 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
             40,
             mask=torch.bool,
             mask_broadcast=(False, True, True, False),
+        ),
+        M1,
+    ),
+    # One that the plan makes of a mask for all heads, and one that is given.
+    "prefill_documents": (
+        Problem(
+            *(0, "prefill", f16, 2, 32, 8, 2000, 2000, 128, 128),
+            mask=torch.bool,
+            mask_broadcast=(False, True, False, False),
+            causality="bottom_right",
+        ),
+        M1,
+    ),
+    "prefill_wide_mask_map": (
+        Problem(
+            *(0, "prefill", bf16, 2, 4, 4, 100, 100, 256, 256),
+            mask=bf16,
+            mask_broadcast=(True, False, False, False),
+            mask_map=True,
         ),
         M1,
     ),

@@ -7,6 +7,7 @@ the gaps between strided rows and the memory around a view. References get the c
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from tests.caches import POISON, Cache, as_scales, first_scales
 from tests.layouts import Operand, flat, lay_out, packed, spread, starts
 from tests.visibility import visibility
+from torch_fattn import reference
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHORT = {
@@ -47,6 +49,7 @@ LAYOUTS = (
 )
 CAUSALITIES = ("none", "bottom_right", "top_left", "offset")
 MASKS = (None, None, None, torch.bool, torch.bool, torch.float32, torch.float16, torch.bfloat16)
+MASK_PATTERNS = ("entries", "patches")  # what is drawn one by one: entries, or patches that are mostly alike
 BLOCK_SIZES = (1, 8, 16, 32, 256)
 WINDOWS_LEFT = (-1, -1, -1, 0, 1, 5, 40, 200, 10**9)
 WINDOWS_RIGHT = (-1, -1, 0, 3)
@@ -80,6 +83,8 @@ class Problem:
     mask: torch.dtype | None = None
     mask_broadcast: tuple[bool, bool, bool, bool] = (False,) * 4
     mask_layout: str = "contiguous"
+    mask_pattern: str = "entries"
+    mask_map: bool = False  # prefill: one is given
     seq_lens: tuple[int, ...] | None = None
     block_size: int = 0  # 0: not paged
     head_major_pool: bool = False
@@ -102,6 +107,8 @@ class Problem:
             self.causality if not self.is_decode else "",
             f"rows{'+'.join(map(str, self.q_lens))}" if self.q_lens is not None else "",
             f"mask_{SHORT[self.mask]}" if self.mask is not None else "",
+            *(("patches",) if self.mask_pattern == "patches" else ()),
+            *(("map",) if self.mask_map else ()),
             "value_in_key" if self.value_in_key else "",
             f"block{self.block_size}" if self.block_size else "",
             f"window{self.window_left}" if self.window_left >= 0 else "",
@@ -176,10 +183,34 @@ def _mask(problem: Problem, generator: torch.Generator) -> Tensor | None:
     full = (problem.batch, problem.q_heads, problem.q_len, problem.kv_len)
     size = [1 if broadcast else n for n, broadcast in zip(full, problem.mask_broadcast, strict=True)]
     if problem.mask == torch.bool:
-        return torch.rand(size, generator=generator) < 0.7
+        visible = torch.rand(size, generator=generator) < 0.7
+        if problem.mask_pattern == "patches":
+            kind = patches(size, generator)
+            visible = (visible | (kind == 2)) & (kind != 0)
+        return visible
     values = torch.randn(size, generator=generator) * 2
     values[torch.rand(size, generator=generator) < 0.1] = -torch.inf
+    if problem.mask_pattern == "patches":
+        kind = patches(size, generator)
+        values = values.masked_fill(kind == 2, 0.0).masked_fill(kind == 0, -torch.inf)
     return values.to(problem.mask)
+
+
+def patches(size: Sequence[int], generator: torch.Generator) -> Tensor:
+    """0, 1 or 2 for each entry: rows and keys are cut, mostly where no tile begins, and what lies between two
+    cuts of each is alike: hidden, neither, or whole."""
+
+    def numbers(length: int) -> Tensor:
+        """Of the pieces that rows or keys are cut into, about 40 long."""
+        every = 8 if torch.rand((), generator=generator) < 0.3 else 1  # some where tiles do
+        cuts = torch.rand(length, generator=generator) < every / 40
+        return (cuts & (torch.arange(length) % every == 0)).cumsum(0)
+
+    batch, heads, rows, keys = size
+    row, key = numbers(rows), numbers(keys)
+    kinds = torch.tensor([0, 0, 1, 2, 2])
+    drawn = torch.randint(0, 5, (batch, heads, rows + 1, keys + 1), generator=generator)
+    return kinds[drawn[:, :, row][..., key]]
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: torch.Generator) -> Tensor:
@@ -319,6 +350,8 @@ def build(problem: Problem, seed: int = 0) -> Case:
         operands["attn_mask"] = lay_out(
             mask, p.mask_layout, fill=True if mask.dtype == torch.bool else float("nan")
         )
+        if p.mask_map:
+            operands["mask_map"] = lay_out(reference.mask_map(mask).to(torch.uint8), p.mask_layout, fill=0)
 
     options = p.numbers
     if kv_format != "float" and (kv_format != "int8" or p.index % 2):  # int8 need not be named

@@ -143,12 +143,24 @@ def test_a_name_that_no_terminal_can_show(capsys: pytest.CaptureFixture[str]) ->
     assert status_of(command_line.main, ["explain", "merge", *device, "M3 “new”"]) == 0
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", (*OPERATORS, "mask_map"))
 def test_a_plan_for_another_gpu_does_not_call_it_an_m1(op: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of(command_line.main, ["explain", op, "--family", "9", "--cores", "40"]) == 0
     assert f"fattn.{op} on an Apple GPU (Apple family 9, 40 cores)" in capsys.readouterr().out
     assert status_of(command_line.main, ["explain", op]) == 0
     assert f"fattn.{op} on Apple M1 (Apple family 7, 8 cores)" in capsys.readouterr().out
+
+
+def test_the_plan_of_a_masked_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(command_line.main, ["explain", "prefill", "--mask", "bool", "--causal"]) == 0
+    said = capsys.readouterr().out
+    assert "pass 1       fattn_mask_map from mask_map.metal" in said and "pass 2       fattn_prefill" in said
+    assert status_of(command_line.main, ["explain", "prefill", "--kv-len", "64", "--mask", "float32"]) == 0
+    said = capsys.readouterr().out
+    assert "fattn_mask_map" not in said and "mask=2" in said
+    assert "it belongs to prefill, mask_map" in refusal_of(
+        command_line.main, ["explain", "decode", "--mask", "bool"], capsys
+    )
 
 
 @pytest.mark.parametrize("figure", [{"cores": -1}, {"cores": -5}, {"family": 0}, {"family": 2**32 + 9}])

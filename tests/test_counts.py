@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import bounds, counting
+from bench import bounds, counting, masks
 from bench.calls import Call
 
 from .conftest import needs_emulator
@@ -177,6 +177,33 @@ def test_causal_prefill_multiplies_little_more_than_it_must() -> None:
     assert 1.0 <= counting.count_ours(call, count_bytes=False).products_ratio < 1.01
 
 
+MASKED = [
+    Call("prefill", 4, 1, 64, 1700, 1700, mask="documents:512"),
+    Call("prefill", 4, 1, 64, 1700, 1700, mask="documents:512", causal=True),
+    Call("prefill", 3, 3, 128, 1100, 1100, mask="causal-documents:512"),
+    Call("prefill", 4, 1, 64, 1000, 1000, mask="prefix"),
+    Call("prefill", 4, 2, 64, 1000, 1000, mask="blocks"),
+    Call("prefill", 2, 1, 192, 1100, 1100, mask="documents:512", causal=True),
+]
+
+
+@pytest.mark.parametrize("call", MASKED, ids=str)
+def test_what_a_mask_hides_is_left_out(call: Call) -> None:
+    counts = counting.count_ours(call, count_bytes=False)
+    assert [dispatch.kernel for dispatch in counts.dispatches][0] == "fattn_mask_map"
+    assert 1.0 <= counts.products_ratio <= 1.15
+    everything = replace(call, mask="")
+    assert counts.call.least_products < 0.8 * everything.least_products, "the control: much is hidden"
+
+
+def test_what_a_small_mask_hides_is_not() -> None:
+    """The control: without a map every step is visited."""
+    call = Call("prefill", 1, 1, 64, 256, 256, mask="documents:100")
+    counts = counting.count_ours(call, count_bytes=False)
+    assert [dispatch.kernel for dispatch in counts.dispatches] == ["fattn_prefill"]
+    assert counts.total("products") == replace(call, mask="").least_products > 1.5 * call.least_products
+
+
 @pytest.mark.parametrize("head_dim", [192, 256, 512])
 def test_wide_prefill(head_dim: int) -> None:
     """A barrier for each step of 32 keys and one for the query; each byte once for every 16 rows."""
@@ -193,11 +220,16 @@ def test_least_products_by_enumeration() -> None:
     """Blocks of 8 rows x 8 keys that hold a visible pair, one by one."""
     for q_len, kv_len, causal, window in ((20, 50, True, -1), (9, 9, True, 3), (16, 24, False, -1)):
         call = Call("prefill", 1, 1, 16, q_len, kv_len, causal=causal, window_left=window)
-        blocks = set()
+        masked = replace(call, mask="documents:6")
+        mask = masks.named("documents:6", q_len, kv_len)
+        assert not mask.all() and mask.any(1).all()
+        blocks, masked_blocks = set(), set()
         for row in range(q_len):
             position = kv_len - q_len + row
             for key in range(kv_len):
                 hidden = (causal and key > position) or (window >= 0 and key < position - window)
                 if not hidden:
                     blocks.add((row // 8, key // 8))
+                    masked_blocks |= {(row // 8, key // 8)} if mask[row, key] else set()
         assert call.least_products == len(blocks) * 4
+        assert masked.least_products == len(masked_blocks) * 4 < call.least_products or q_len == 9

@@ -58,3 +58,15 @@ def test_varlen(device: str) -> None:
     assert rows is not None and 70 < int(rows[1]) < 350, said
     difference = re.search(r"difference +(\S+) at most", said)
     assert difference is not None and float(difference[1]) < 1e-3
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_document_mask(device: str) -> None:
+    """64 and 93 tokens: ten rows of cells over five columns, of which the diagonal is mixed."""
+    said = run("document_mask.py", "--device", device, "--documents", "2", "--shortest", "64")
+    assert "2 documents, 157 tokens" in said
+    cells = re.search(r"cells +(\d+) are left out, (\d+) need no mask, (\d+) are mixed", said)
+    assert cells is not None and sum(map(int, cells.groups())) == 50, said
+    assert min(map(int, cells.groups())) > 5, said
+    difference = re.search(r"difference +(\S+) at most", said)
+    assert difference is not None and float(difference[1]) < 1e-3

@@ -69,6 +69,12 @@ def test_rows_of_every_length_are_read(dtype: torch.dtype, standard: str) -> Non
         assert refusals(kernel_text(name), named, standard) == "", macros
 
 
+@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+def test_maps_of_masks_are_read(standard: str) -> None:
+    assert set(pipelines("mask_map", torch.float16)) == {("mask_map.metal", ())}
+    assert refusals(kernel_text("mask_map"), (), standard) == ""
+
+
 def test_versions_are_read_differently() -> None:
     source = "#include <metal_stdlib>\nstruct S { float x; float f() { thread float& r = x; return r; } };\n"
     source += "kernel void k(device float* y [[buffer(0)]]) { S s; s.x = 1; y[0] = s.f(); }\n"

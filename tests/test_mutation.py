@@ -91,7 +91,17 @@ SLOW = {
     ),
     "prefill_takes_no_step_as_whole": (
         "prefill-causal",
-        changed("steps.h", "fc_has_mask ? 0 : ranges.all_end - ranges.all_end % unit;", "0;"),
+        changed("steps.h", "unknown ? 0 : ranges.all_end - ranges.all_end % unit;", "0;"),
+    ),
+    "prefill_takes_no_cell_as_whole": (
+        "prefill-map",
+        changed("mapped_steps.h", "== kCellWhole);", "== kCellWhole + 1);"),
+    ),
+    "prefill_visits_what_the_map_hides": (
+        "prefill-map",
+        changed(
+            "mapped_steps.h", "const bool ahead = (looked_up & 3) != kCellHidden &&", "const bool ahead ="
+        ),
     ),
     "decode_visits_what_no_row_sees": (
         "decode-window",

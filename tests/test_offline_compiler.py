@@ -32,7 +32,7 @@ TUNING = Path(__file__).resolve().parent.parent / "csrc" / "plan" / "tuning.h"
 METAL = ("xcrun", "-sdk", "macosx", "metal")
 LANGUAGE = "metal3.1"  # what csrc/metal/pipelines.mm asks for
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
-KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "merge", "cache", "logits")
+KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "merge", "cache", "logits", "mask_map")
 FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
 WIDE_HEAD_DIMS = [(dim, dim) for dim in range(136, 577, 40)] + [(192, 128), (256, 256), (512, 512), (24, 328)]
@@ -67,6 +67,9 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         return
     if kernel == "cache":
         yield from _cache_plans(dtype)
+        return
+    if kernel == "mask_map":
+        yield torch_fattn.explain("mask_map", torch.empty(3, 3, dtype=dtype, device="meta"))
         return
     if kernel == "logits":
         for columns in (100, 200, *(2**n for n in range(9, 15))):

@@ -89,8 +89,22 @@ def test_golden_logits(
     check_golden(name, plan, request.config.getoption("--update-golden"))
 
 
+@pytest.mark.host_only
+def test_golden_mask_map(request: pytest.FixtureRequest) -> None:
+    mask = torch.empty(2, 1, 3000, 5000, device="meta")
+    plan = torch_fattn.explain("mask_map", mask, **M1).data
+    check_golden("mask_map_f32", plan, request.config.getoption("--update-golden"))
+
+
 def test_every_golden_file_is_used() -> None:
-    others = {"merge_f16", "cache_write_int4", "softmax_f16", "softmax_short_f32", "softcap_bf16"}
+    others = {
+        "mask_map_f32",
+        "merge_f16",
+        "cache_write_int4",
+        "softmax_f16",
+        "softmax_short_f32",
+        "softcap_bf16",
+    }
     assert {path.stem for path in GOLDEN.glob("*.json")} == {*GOLDEN_CALLS, *others}
 
 
@@ -124,6 +138,7 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     assert constants["packed"] == (p.q_lens is not None)
     assert constants["packed_keys"] == p.has_packed_keys
     assert constants["has_seq_lens"] == (p.op == "paged_prefill")
+    assert constants["mask_map"] == ("mask_map" in launch["bindings"]) == p.mask_map
     assert params["last_rows_meet"] == (p.has_packed_keys and p.q_offset is None)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from . import _extension, _fakes, reference
 from ._cache_write import cache_write
 from ._logits import softcap, softmax
+from ._mask_map import mask_map
 from ._ops import decode, merge, paged_decode, prefill
 from ._packed_ops import paged_prefill, varlen_prefill
 from ._shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
@@ -38,6 +39,7 @@ __all__ = [
     "decode",
     "explain",
     "launch_counts",
+    "mask_map",
     "merge",
     "paged_decode",
     "paged_prefill",

@@ -20,12 +20,13 @@ PACKED = ("paged_prefill", "varlen_prefill")
 # Options that not every operator has; the others refuse them.
 USED_BY = {
     "kv_heads": ATTENTION,
-    "kv_len": ATTENTION,
+    "kv_len": (*ATTENTION, "mask_map"),
     "value_dim": ATTENTION,
     "block_size": ("paged_decode", "paged_prefill"),
     "kv_format": ("decode", "paged_decode", "paged_prefill"),
     "parts": ("merge",),
     "causal": ("prefill", "varlen_prefill"),
+    "mask": ("prefill", "mask_map"),
 }
 WHY_NOT = {
     ("decode", "causal"): "its rows are the last ones of their sequences and causal always",
@@ -37,7 +38,7 @@ FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10}
 
 def add_arguments(parser: Parser) -> None:
     size = whole(1, MOST)
-    parser.add_argument("op", choices=OPERATORS)
+    parser.add_argument("op", choices=(*OPERATORS, "mask_map"))
     parser.add_argument("--batch", type=size, default=1)
     parser.add_argument("--heads", type=size, default=32, help="query heads")
     parser.add_argument("--kv-heads", type=size, help="key-value heads; default: as many as query heads")
@@ -52,6 +53,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--parts", type=size, help="merge: partial results; default: 2")
     parser.add_argument("--dtype", choices=DTYPES, default="float16")
     parser.add_argument("--causal", action="store_const", const=True, help="prefill: is_causal")
+    parser.add_argument(
+        "--mask", choices=("bool", *DTYPES), help="dtype of an attn_mask for all heads; of mask_map: bool"
+    )
     parser.add_argument("--family", type=whole(FAMILIES[0], FAMILIES[-1]), help="n of MTLGPUFamilyApple<n>")
     parser.add_argument(
         "--cores", type=whole(1, MOST_CORES), help="of the GPU; default: those of an Apple M1"
@@ -122,7 +126,7 @@ def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
     kv_heads = options.kv_heads or heads
     value_dim = options.value_dim or head_dim
     kv_len = options.kv_len or 1024
-    q_len = options.q_len or (kv_len if options.op.endswith("prefill") else 1)
+    q_len = options.q_len or (kv_len if options.op.endswith(("prefill", "map")) else 1)
     block_size = options.block_size or 16
 
     def tensor(name: str, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -134,6 +138,11 @@ def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     dtype = getattr(torch, options.dtype)
+    mask = []
+    if options.mask or options.op == "mask_map":
+        mask.append(tensor("mask", getattr(torch, options.mask or "bool"), batch, 1, q_len, kv_len))
+    if options.op == "mask_map":
+        return mask
     if options.op == "merge":
         parts = (options.parts or 2, batch, heads, q_len)
         return [tensor("outs", dtype, *parts, head_dim), tensor("lses", torch.float32, *parts)]
@@ -161,7 +170,7 @@ def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
         operands.append(tensor("sequence lengths", torch.int32, batch))
     if options.op == "varlen_prefill":
         operands += [tensor("starts of the sequences", torch.int32, batch + 1)] * 2
-    return operands
+    return operands + mask
 
 
 def _scales(kv_format: str, key: Tensor, value: Tensor) -> dict[str, Any]:

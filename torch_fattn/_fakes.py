@@ -20,6 +20,7 @@ def register() -> None:
         torch.library.register_fake(f"fattn::{op}", _fake(op))
     for op in LOGITS_OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _logits_fake(op))
+    torch.library.register_fake("fattn::mask_map", _mask_map)
     torch.library.register_fake("fattn::cache_write", _cache_write)
     torch.library.register_fake("fattn::_refuse_backward", torch.empty_like)
 
@@ -71,6 +72,12 @@ def _logits_fake(op: str) -> Callable[..., Tensor]:
         return logits.new_empty(logits.shape)
 
     return fake
+
+
+def _mask_map(attn_mask: Tensor) -> Tensor:
+    _check("mask_map", (attn_mask,), {})
+    *leading, rows, keys = (1, 1, 1, 1, *attn_mask.shape)[-4:]
+    return attn_mask.new_empty(*leading, (rows + 15) // 16, (keys + 31) // 32, dtype=torch.uint8)
 
 
 def _cache_write(*arguments: Any, **options: Any) -> None:

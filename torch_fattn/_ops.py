@@ -25,6 +25,7 @@ def prefill(
     value: Tensor,
     attn_mask: Tensor | None = ...,
     *,
+    mask_map: Tensor | None = ...,
     is_causal: bool = ...,
     q_offset: int | None = ...,
     window_left: int = ...,
@@ -43,6 +44,7 @@ def prefill(
     value: Tensor,
     attn_mask: Tensor | None = ...,
     *,
+    mask_map: Tensor | None = ...,
     is_causal: bool = ...,
     q_offset: int | None = ...,
     window_left: int = ...,
@@ -61,6 +63,7 @@ def prefill(
     value: Tensor,
     attn_mask: Tensor | None = ...,
     *,
+    mask_map: Tensor | None = ...,
     is_causal: bool = ...,
     q_offset: int | None = ...,
     window_left: int = ...,
@@ -78,6 +81,7 @@ def prefill(
     value: Tensor,
     attn_mask: Tensor | None = None,
     *,
+    mask_map: Tensor | None = None,
     is_causal: bool = False,
     q_offset: int | None = None,
     window_left: int = -1,
@@ -101,6 +105,11 @@ def prefill(
         attn_mask: broadcastable to `[B, Hq, Lq, Lk]` and read through its strides, never expanded. bool: True
             = attend. float32, float16, bfloat16: added to the score in float32; -inf hides the key, whatever
             its memory holds.
+        mask_map: what `torch_fattn.mask_map(attn_mask)` has made of this very mask; with the map of another
+            one the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). Cells of
+            the mask that hide everything are then left out, and those that hide nothing are not read. Larger
+            calls make a map for themselves; give one to make it once for all layers. It changes no bit of
+            the result, unless keys or values hold infinities or NaN.
         is_causal: row i sees the keys up to position `q_offset + i`.
         q_offset: absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
             0 is the alignment of `F.scaled_dot_product_attention`.
@@ -134,6 +143,7 @@ def prefill(
         key,
         value,
         attn_mask,
+        mask_map=mask_map,
         is_causal=is_causal,
         q_offset=q_offset,
         window_left=window_left,

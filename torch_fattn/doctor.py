@@ -29,6 +29,7 @@ KERNEL_OF = {
     "merge": "fattn_merge",
     "softmax": "fattn_softmax",
     "softcap": "fattn_softcap",
+    "mask_map": "fattn_mask_map",
     "cache_write": "fattn_cache_write",
 }
 
@@ -246,6 +247,13 @@ def _softcap_case(dtype: torch.dtype) -> Case:
     return LogitsCase("softcap", (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {"cap": 2.0})
 
 
+def _mask_map_case(dtype: torch.dtype) -> Case:
+    # Three documents side by side.
+    document = torch.tensor([70, 40, 90]).repeat_interleave(torch.tensor([70, 40, 90]))
+    hidden = document[:, None] != document
+    return LogitsCase("mask_map", (torch.zeros(200, 200, dtype=dtype).masked_fill(hidden, -torch.inf),), {})
+
+
 def _cache_write_case(dtype: torch.dtype) -> Case:
     rows, pool = _random(5, 2, 64, dtype=dtype), torch.zeros(3, 4, 2, 64, dtype=dtype)
     return CacheWriteCase(
@@ -262,5 +270,6 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "merge": _merge_case,
     "softmax": _softmax_case,
     "softcap": _softcap_case,
+    "mask_map": _mask_map_case,
     "cache_write": _cache_write_case,
 }

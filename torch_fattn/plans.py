@@ -15,7 +15,7 @@ __all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch
 # That return (out, lse).
 OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge")
 LOGITS_OPERATORS = ("softmax", "softcap")  # that return one tensor like their first
-PLANNED = (*OPERATORS, *LOGITS_OPERATORS, "cache_write")
+PLANNED = (*OPERATORS, *LOGITS_OPERATORS, "mask_map", "cache_write")
 FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner says from which on there are kernels
 MOST_CORES = 1024
 
@@ -92,7 +92,7 @@ def explain(
 
     Args:
         op: "prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge", "softmax",
-            "softcap" or "cache_write".
+            "softcap", "mask_map" or "cache_write".
         operands, options: as for the operator. Tensors on any device will do; those on "meta" cost nothing.
         device_name, family, cores: plan for this GPU (family n of MTLGPUFamilyApple<n>; 0 cores where the
             number is unknown, as in a virtual machine: planned as for an M1). The default is the

@@ -17,7 +17,7 @@ influence. A row that sees no key has out = 0 and lse = -inf (the sink logit, if
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ __all__ = [
     "cache_write",
     "decode",
     "dequantise",
+    "mask_map",
     "merge",
     "paged_decode",
     "paged_prefill",
@@ -47,6 +48,7 @@ def prefill(
     value: Tensor,
     attn_mask: Tensor | None = None,
     *,
+    mask_map: Tensor | None = None,
     is_causal: bool = False,
     q_offset: int | None = None,
     window_left: int = -1,
@@ -57,7 +59,7 @@ def prefill(
     softcap: float = 0.0,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`."""
+    """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` says nothing new."""
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
     first = kv_len - q_len if q_offset is None else q_offset
     positions = (first + torch.arange(q_len)).expand(batch, q_len)
@@ -274,6 +276,20 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     weighted = (weights[..., None] * outs).masked_fill((lses == -_INF)[..., None], 0.0).sum(0)
     out = (weighted / total[..., None]).masked_fill((total == 0)[..., None], 0.0)
     return out, top + total.log()
+
+
+def mask_map(attn_mask: Tensor) -> Tensor:
+    """Of each cell of 16 rows and 32 keys: 0 if every entry hides, 2 if every entry is True or 0, else 1."""
+    mask = attn_mask.detach().cpu()[(None,) * (4 - attn_mask.dim())]
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -_INF)
+    rows, keys = mask.shape[2:]
+    cells = torch.empty(*mask.shape[:2], -(-rows // 16), -(-keys // 32), dtype=torch.float64)
+    for i, j in product(range(cells.shape[2]), range(cells.shape[3])):
+        cell = mask[:, :, 16 * i : 16 * i + 16, 32 * j : 32 * j + 32].flatten(2)
+        hidden, whole = (cell == -_INF).all(2), (cell == 0).all(2)
+        cells[:, :, i, j] = torch.where(hidden, 0.0, torch.where(whole, 2.0, 1.0))
+    return cells
 
 
 def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:

@@ -5,7 +5,7 @@
 
 #include <metal_stdlib>
 
-#include "constants.h"
+#include "grid.h"
 
 using namespace metal;
 
@@ -69,15 +69,5 @@ FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;
 FATTN_CONSTEXPR int kColumnShares = FATTN_COLUMN_SHARES;
 // The kernels promise this number to the compiler, which then fits registers to it: every launch is legal.
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
-
-// Where a threadgroup of this dispatch is in the whole grid.
-inline uint3 group_in_grid(uint3 group, constant GridSlice& slice) {
-  if (!fc_sliced) {
-    return group;
-  }
-  const long index = slice.first_group + group.x;
-  return uint3(index % slice.grid_x, index / slice.grid_x % slice.grid_y,
-               index / slice.grid_x / slice.grid_y);
-}
 
 }  // namespace fattn

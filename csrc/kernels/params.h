@@ -40,6 +40,7 @@ enum Slot {
   kSlotCuSeqlens = 16,
   kSlotSlice = 17,
   kSlotCuSeqlensK = 18,
+  kSlotMaskMap = 19,
   // Of cache_write, beside kSlotKey and kSlotValue.
   kSlotKeyCache = 20,
   kSlotValueCache = 21,
@@ -66,12 +67,20 @@ enum FunctionConstant {
   kConstPacked = 13,      // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
   kConstSliced = 14,      // bool: the grid takes several dispatches (plan/slices.h)
   kConstPackedKeys = 15,  // bool: so do the keys of all sequences, cut by cu_seqlens_k
+  kConstMaskMap = 16,     // bool: there is a map of the mask
 };
 
 // How a cache stores a row of keys or values: see plan/kv_format.h.
 enum KvFormat { kKvFloat = 0, kKvInt8 = 1, kKvFp8E4M3 = 2, kKvInt4 = 3 };
 
 enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
+
+// What a map of a mask says of a cell of kCellRows rows and kCellKeys keys.
+enum CellKind {
+  kCellHidden = 0,  // no row sees a key
+  kCellMixed = 1,   // anything: the mask says which
+  kCellWhole = 2,   // every row sees every key, and nothing is added
+};
 
 struct Strides3 {  // in elements; the last dimension of every operand is contiguous
   fattn_i64 batch;
@@ -100,6 +109,7 @@ struct PrefillParams {
   Strides3 key_scales;  // of quantised keys, as `key` has them
   Strides3 value_scales;
   Strides4 mask;
+  Strides4 mask_map;  // by cells
   fattn_i64 block_table_batch_stride;
   fattn_i64 block_table_entry_stride;
   fattn_i64 seq_lens_stride;
@@ -191,6 +201,18 @@ struct CacheWriteParams {
   fattn_i32 reserved;
 };
 
+// The mask as it is, and its map: contiguous, batch, head, row_cells, key_cells. Along a dimension in which
+// the mask is broadcast there is one of each.
+struct MaskMapParams {
+  Strides4 mask;
+  fattn_i32 heads;
+  fattn_i32 rows;
+  fattn_i32 keys;
+  fattn_i32 row_cells;
+  fattn_i32 key_cells;
+  fattn_i32 row_groups;  // threadgroups of a row of cells
+};
+
 // Of softmax and softcap. A row of theirs is along the innermost dimension; the others are counted innermost
 // first, neighbours that lie like one dimension taken as one.
 FATTN_CONSTEXPR int kLogitsDims = 5;
@@ -208,17 +230,23 @@ struct LogitsParams {
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-FATTN_CHECK_SIZE(PrefillParams, 272);
+FATTN_CHECK_SIZE(PrefillParams, 304);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 280);
 FATTN_CHECK_SIZE(MergeParams, 64);
 FATTN_CHECK_SIZE(CacheWriteParams, 160);
+FATTN_CHECK_SIZE(MaskMapParams, 56);
 FATTN_CHECK_SIZE(LogitsParams, 112);
 #undef FATTN_CHECK_SIZE
 
 // Tile arithmetic. A simdgroup works on 8-row fragments.
 FATTN_CONSTEXPR int kFragment = 8;
 FATTN_CONSTEXPR int kSimdWidth = 32;
+// A cell of a mask map: the rows of a simdgroup of prefill, and the keys of a step.
+FATTN_CONSTEXPR int kCellRows = 16;
+FATTN_CONSTEXPR int kCellKeys = 32;
+// Cells that a threadgroup makes, neighbours along the keys: 256 bytes of a row of booleans.
+FATTN_CONSTEXPR int kGroupCells = 8;
 // No window: more keys than a sequence can have.
 FATTN_CONSTEXPR int kNoWindow = 1 << 30;
 // No end of a window on one side of a row: further than any two positions are apart.

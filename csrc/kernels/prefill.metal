@@ -8,15 +8,16 @@
 // one is on its way from device memory: each thread holds its share of it in registers. Steps that every row
 // of the tile sees whole are computed without any test; only the steps on the diagonal, at the edges of a
 // window, at the ragged end, in blocks that do not exist, or under an attn_mask have tests. Steps that no row
-// sees are not visited.
+// sees are not visited. With a map of the mask (mapped_steps.h) that goes by what the mask says, too.
 #define FATTN_STAGED 1
 
+#include "mapped_steps.h"
 #include "query.h"
 #include "staging.h"
 
 // Whether steps that are seen whole can follow others that are not. Else they have a loop of their own, which
 // needs fewer registers.
-constant bool fc_alternating = fc_window || fc_paged;
+constant bool fc_alternating = fc_window || fc_paged || fc_mask_map;
 
 namespace fattn {
 
@@ -80,6 +81,7 @@ using namespace fattn;
     device float* lse [[buffer(fattn::kSlotLse)]],
     constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
     const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
+    const device uchar* mask_map [[buffer(fattn::kSlotMaskMap), function_constant(fc_mask_map)]],
     const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
     const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fc_paged)]],
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
@@ -135,8 +137,10 @@ using namespace fattn;
     }
   }
 
+  TileSteps steps;
+  steps.set(ranges, rows, simdgroup_row);
   StepShare next;
-  int first_key = next_step(ranges, -kTileKeys, kTileKeys);
+  int first_key = steps.first(rows, params, mask_map, lane);
   if (first_key < ranges.end) {
     if (next.look_up(source, ranges, first_key, lane)) {
       next.fetch<true>(source, params, first_key, thread_index);
@@ -160,8 +164,9 @@ using namespace fattn;
     }
   }
 
-  for (; first_key < ranges.end; first_key = next_step(ranges, first_key, kTileKeys)) {
-    const bool whole = fc_alternating && next.is_whole(ranges, first_key);
+  for (; first_key < ranges.end; first_key = steps.after(first_key, rows, params, mask_map, lane)) {
+    const uint kind = steps.own_kind(first_key);
+    const bool whole = fc_alternating && next.is_whole(ranges, first_key) && steps.leaves_whole(first_key);
     const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
     const bool any_special = !whole && simd_any(next.values.has_special_values());
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -170,16 +175,19 @@ using namespace fattn;
       special_values_in_tile[simdgroup_index] = any_special;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const int next_key = next_step(ranges, first_key, kTileKeys);
+    const int next_key = steps.after(first_key, rows, params, mask_map, lane);
     if (next_key < ranges.end) {
       next.look_up(source, ranges, next_key, lane);
       next.fetch<false>(source, params, next_key, thread_index);
     }
     const int fragments = (own_ranges.end - first_key + 7) / 8;
-    if (fragments <= 0 || !own_ranges.meet(first_key, first_key + kTileKeys)) {
+    const bool met = own_ranges.meet(first_key, first_key + kTileKeys) && kind != kCellHidden;
+    if (fragments <= 0 || !met) {
       continue;
     }
-    if (whole) {
+    // Where the map says of each simdgroup's rows what they see, one may have no tests where others do.
+    const bool own_whole = kind == kCellWhole && own_ranges.all_see(first_key, first_key + 1);
+    if (fc_mask_map ? own_whole : whole) {
       whole_step(attention, query_rows, modifiers, tiles, first_key, at);
     } else {
       uint special = 0;

@@ -15,7 +15,7 @@
 // Keys are the left factor of the first product, so that a lane reads them as it reads values (tile.h).
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
-#include "prefill_rows.h"
+#include "mapped_steps.h"
 #include "scales.h"
 #include "wide_products.h"
 
@@ -182,6 +182,7 @@ using namespace fattn;
     device float* lse [[buffer(fattn::kSlotLse)]],
     constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
     const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
+    const device uchar* mask_map [[buffer(fattn::kSlotMaskMap), function_constant(fc_mask_map)]],
     const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
     const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fc_paged)]],
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
@@ -245,9 +246,11 @@ using namespace fattn;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
+  TileSteps steps;
+  steps.set(ranges, rows, group_row);
   int place = 0;
-  for (int first_key = next_step(ranges, -kTileKeys, kTileKeys); first_key < ranges.end;
-       first_key = next_step(ranges, first_key, kTileKeys)) {
+  for (int first_key = steps.first(rows, params, mask_map, lane); first_key < ranges.end;
+       first_key = steps.after(first_key, rows, params, mask_map, lane)) {
     GroupScores scores;
     scores.products = reinterpret_cast<threadgroup float*>(shared_products) +
                       (place * kRowGroups + row_group) * kGroupScores;
@@ -257,8 +260,9 @@ using namespace fattn;
 
     StagedKeys places;
     places.look_up(keys.source.table, first_key, lane);
-    const int fragments = keys.fragments_at(first_key);
-    const bool whole = keys.whole_at(first_key, places);
+    const uint kind = steps.own_kind(first_key);
+    const int fragments = kind == kCellHidden ? 0 : keys.fragments_at(first_key);
+    const bool whole = kind == kCellWhole && keys.whole_at(first_key, places);
     put_scales(scales, keys.source, ranges, places, params, thread_index);
     if (whole) {
       put_products<false>(scores, group_query, keys, places, params, kKeyFragments, share, lane, at);

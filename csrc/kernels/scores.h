@@ -1,6 +1,7 @@
 // From raw products to scores: scale, softcap, ALiBi, attn_mask, visibility. Everything in float32.
 #pragma once
 
+#include "mask.h"
 #include "softcap.h"
 #include "softmax.h"
 
@@ -37,20 +38,6 @@ struct ScoreModifiers {
   float slope[kRowFragments];
   int position[kRowFragments];
 };
-
-// What attn_mask[index] adds to a score; -inf hides the key.
-inline float mask_value(const device uchar* mask, long index) {
-  if (fc_mask == kMaskFloat32) {
-    return reinterpret_cast<const device float*>(mask)[index];
-  }
-  if (fc_mask == kMaskFloat16) {
-    return float(reinterpret_cast<const device half*>(mask)[index]);
-  }
-  if (fc_mask == kMaskBFloat16) {
-    return float(reinterpret_cast<const device bfloat*>(mask)[index]);
-  }
-  return mask[index] != 0 ? 0.0f : -INFINITY;
-}
 
 // The score of a product of row r.
 inline float modified_score(float product, thread const ScoreModifiers& modifiers, int r, int key) {

@@ -101,10 +101,11 @@ inline KeyRanges rows_between(RowKeys first, RowKeys last) {
 }
 
 // What every row sees cut to whole steps of `unit` keys: a step is seen whole if its first key is. Under a
-// mask none is.
+// mask none is, unless a map says otherwise.
 inline KeyRanges in_whole_steps(KeyRanges ranges, int unit) {
-  ranges.all_end = fc_has_mask ? 0 : ranges.all_end - ranges.all_end % unit;
-  ranges.all_sink_end = fc_has_mask ? 0 : ranges.all_sink_end - ranges.all_sink_end % unit;
+  const bool unknown = fc_has_mask && !fc_mask_map;
+  ranges.all_end = unknown ? 0 : ranges.all_end - ranges.all_end % unit;
+  ranges.all_sink_end = unknown ? 0 : ranges.all_sink_end - ranges.all_sink_end % unit;
   return ranges;
 }
 

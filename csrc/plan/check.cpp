@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "kv_format.h"
+#include "planners.h"
 #include "refuse.h"
-#include "supported.h"
 
 namespace fattn {
 namespace {
@@ -188,6 +188,21 @@ std::optional<Refusal> check(const LogitsProblem& p) {
   if (p.columns > 0 && p.rows > kMaxLogits / p.columns) {
     return refuse(Kind::kValue, op, p.rows, " rows of ", p.columns, " are more than ", kMaxLogits,
                   " elements; split the tensor");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check(const MaskMapProblem& p) {
+  const char* op = name_of(Op::kMaskMap);
+  if (p.rows > kMaxLength || p.keys > kMaxLength) {
+    return refuse(Kind::kValue, op, "length ", std::max(p.rows, p.keys), " of attn_mask is above ",
+                  kMaxLength, "; split the mask");
+  }
+  if (map_groups(p) > double(kMaxMapGroups)) {
+    return refuse(Kind::kValue, op, "attn_mask has ",
+                  double(p.batch) * double(p.heads) * double(p.rows) * double(p.keys),
+                  " elements, more than are mapped in ", kMaxMapGroups,
+                  " threadgroups; leave out the dimensions in which it is expanded");
   }
   return std::nullopt;
 }

@@ -11,6 +11,7 @@ std::optional<Refusal> check(const Problem& problem);
 std::optional<Refusal> check(const MergeProblem& problem);
 std::optional<Refusal> check(const CacheWriteProblem& problem);
 std::optional<Refusal> check(const LogitsProblem& problem);
+std::optional<Refusal> check(const MaskMapProblem& problem);
 std::optional<Refusal> check(const DeviceFacts& device, Op op);
 
 }  // namespace fattn

@@ -121,6 +121,7 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(key_scales);
   FATTN_FIELD(value_scales);
   FATTN_FIELD(mask);
+  FATTN_FIELD(mask_map);
   FATTN_FIELD(block_table_batch_stride);
   FATTN_FIELD(block_table_entry_stride);
   FATTN_FIELD(seq_lens_stride);
@@ -179,6 +180,16 @@ void write(JsonWriter& json, const MergeParams& params) {
   FATTN_FIELD(span);
 }
 
+void write(JsonWriter& json, const MaskMapParams& params) {
+  FATTN_FIELD(mask);
+  FATTN_FIELD(heads);
+  FATTN_FIELD(rows);
+  FATTN_FIELD(keys);
+  FATTN_FIELD(row_cells);
+  FATTN_FIELD(key_cells);
+  FATTN_FIELD(row_groups);
+}
+
 void write(JsonWriter& json, const LogitsParams& params) {
   FATTN_FIELD(sizes);
   FATTN_FIELD(strides);
@@ -229,6 +240,8 @@ void write_params(JsonWriter& json, const Pass& pass) {
     case Kernel::kSoftmax:
     case Kernel::kSoftcap:
       return write_params_as<LogitsParams>(json, pass);
+    case Kernel::kMaskMap:
+      return write_params_as<MaskMapParams>(json, pass);
   }
 }
 
@@ -302,7 +315,8 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
   for (uint32_t i = 0; i < plan.pass_count; ++i) write(json, plan.passes[i]);
   json.close(']');
 
-  json.field("scratch_bytes", (plan.scratch_out_floats + plan.scratch_lse_floats) * int64_t{sizeof(float)});
+  const int64_t floats = plan.scratch_out_floats + plan.scratch_lse_floats;
+  json.field("scratch_bytes", floats * int64_t{sizeof(float)} + plan.scratch_map_bytes);
   json.field("tuning", plan.tuning);
   json.close('}');
   return json.take();

@@ -55,4 +55,10 @@ std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts
   return plan_logits(problem);
 }
 
+std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFacts& device) {
+  if (auto refusal = check(problem)) return *std::move(refusal);
+  if (auto refusal = check(device, Op::kMaskMap)) return *std::move(refusal);
+  return plan_mask_map(problem);
+}
+
 }  // namespace fattn

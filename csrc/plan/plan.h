@@ -25,7 +25,8 @@ enum class Kernel : uint8_t {
   kMerge,
   kCacheWrite,
   kSoftmax,
-  kSoftcap
+  kSoftcap,
+  kMaskMap
 };
 
 // Identifies one compiled pipeline. The first half becomes preprocessor macros (one small library per
@@ -63,6 +64,7 @@ struct KernelSpec {
   bool scales = false;
   bool long_slots = false;  // cache_write: slot_mapping is int64
   bool sliced = false;
+  bool mask_map = false;
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -82,12 +84,14 @@ struct ConstantValue {
 std::vector<ConstantValue> constants_of(const KernelSpec& spec);
 const char* constant_name(FunctionConstant index);
 
-// The buffers of a call. The two scratch buffers live from the first pass to the last.
+// The buffers of a call. The two scratch buffers, and a mask map that the plan itself makes, live from the
+// first pass to the last.
 enum class Buffer : uint8_t {
   kQuery,
   kKey,
   kValue,
   kMask,
+  kMaskMap,
   kSeqLens,
   kBlockTables,
   kSinks,
@@ -123,7 +127,7 @@ struct Pass {
 
   std::array<Binding, 14> bindings{};
   uint32_t binding_count = 0;
-  std::array<std::byte, sizeof(DecodeParams)> params{};  // the kernel's, of which decode's are the largest
+  std::array<std::byte, sizeof(PrefillParams)> params{};  // the kernel's, of which prefill's are the largest
   uint32_t params_size = 0;
 
   int64_t groups() const { return int64_t(grid[0]) * grid[1] * grid[2]; }
@@ -142,7 +146,8 @@ struct Plan {
   uint32_t pass_count = 0;  // 0: the result is empty, nothing is launched
   int64_t scratch_out_floats = 0;
   int64_t scratch_lse_floats = 0;
-  const char* tuning = "";  // where the tile and the size of chunks come from
+  int64_t scratch_map_bytes = 0;  // of the map that the first pass makes of the mask
+  const char* tuning = "";        // where the tile and the size of chunks come from
 
   Pass& add_pass() { return passes[pass_count++]; }
 };
@@ -157,6 +162,7 @@ std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& devi
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFacts& device);
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);

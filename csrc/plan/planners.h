@@ -16,8 +16,16 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device);
 Plan plan_decode(const Problem& problem, const DeviceFacts& device);
 Plan plan_cache_write(const CacheWriteProblem& problem);
 Plan plan_logits(const LogitsProblem& problem);
+Plan plan_mask_map(const MaskMapProblem& problem);
 // Appends the pass that merges partial results (kScratchOut, kScratchLse) into kOut and kLse.
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, DType out_dtype, uint16_t simdgroups);
+
+// Whether making a map of the problem's mask is worth its cost. If so the pass that makes it comes first, and
+// the problem has one.
+bool pays_for_map(const Problem& problem, const DeviceFacts& device);
+void add_mask_map(Plan& plan, Problem& problem);
+// Threadgroups of such a pass.
+double map_groups(const MaskMapProblem& problem);
 
 // A few parts for each.
 inline uint16_t merge_simdgroups(int64_t parts) { return parts > 16 ? 8 : parts > 4 ? 4 : 1; }
@@ -71,6 +79,7 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p) {
   spec.head_dim = uint16_t(p.head_dim);
   spec.value_dim = uint16_t(p.value_dim);
   spec.mask = mask_kind(p.mask_dtype);
+  spec.mask_map = p.has_mask_map;
   spec.vector_loads = p.vector_aligned;
   spec.has_seq_lens = p.has_seq_lens;
   spec.block_size = uint32_t(p.block_size);
@@ -94,6 +103,7 @@ inline void bind_attention(Pass& pass, const Problem& p) {
     pass.bind(Buffer::kValueScales, kSlotValueScales);
   }
   if (p.mask_dtype != DType::kOther) pass.bind(Buffer::kMask, kSlotMask);
+  if (p.has_mask_map) pass.bind(Buffer::kMaskMap, kSlotMaskMap);
   if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
   if (p.block_size > 0) pass.bind(Buffer::kBlockTables, kSlotBlockTables);
   if (p.options.sinks) pass.bind(Buffer::kSinks, kSlotSinks);

@@ -1,5 +1,5 @@
 // Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill: one pass, one threadgroup per tile of
-// query rows.
+// query rows; before it, where that pays, one that makes a map of the mask.
 #include "planners.h"
 #include "slices.h"
 
@@ -101,9 +101,11 @@ int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::mi
 
 }  // namespace
 
-Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
+Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   Plan plan;
-  if (is_empty(p)) return plan;
+  if (is_empty(problem)) return plan;
+  Problem p = problem;
+  if (pays_for_map(p, device)) add_mask_map(plan, p);
   const bool wide = std::max(p.head_dim, p.value_dim) > kMaxRowDim;
   const Shape shape = (wide ? shape_of_columns : shape_of_rows)(p, device);
   plan.tuning = shape.provenance;
@@ -140,6 +142,7 @@ Plan plan_prefill(const Problem& p, const DeviceFacts& device) {
 
   PrefillParams params{};
   set_attention_params(params, p);
+  params.mask_map = p.mask_map;
   params.seq_lens_stride = p.seq_lens_stride;
   params.cu_seqlens_stride = p.cu_seqlens_stride;
   params.cu_seqlens_k_stride = p.cu_seqlens_k_stride;

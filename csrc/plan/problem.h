@@ -18,6 +18,7 @@ enum class Op : uint8_t {
   kCacheWrite,
   kSoftmax,
   kSoftcap,
+  kMaskMap,
 };
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8, kOther };
 
@@ -69,6 +70,8 @@ struct Problem {
 
   DType mask_dtype = DType::kOther;  // kOther: no attn_mask
   Strides4 mask{};                   // 0 where the mask is broadcast
+  bool has_mask_map = false;
+  Strides4 mask_map{};  // as the mask has them, by cells
 
   bool is_causal = false;
   int64_t q_offset = 0;  // prefill: absolute position of query row 0; packed keys: of each sequence's
@@ -134,6 +137,16 @@ struct CacheWriteProblem {
   CacheSide value;
   bool value_in_key = false;    // the value is the first columns of the key, stored once
   bool vector_aligned = false;  // four columns of a row can be read, and written, at once
+};
+
+// The map of a mask [batch, heads, rows, keys]; 1 where it is broadcast. The map is contiguous.
+struct MaskMapProblem {
+  DType dtype = DType::kBool;
+  int64_t batch = 1;
+  int64_t heads = 1;
+  int64_t rows = 1;
+  int64_t keys = 1;
+  Strides4 mask{};
 };
 
 // softmax over the last dimension of a tensor, or softcap of its elements: rows of `columns`, where the rows

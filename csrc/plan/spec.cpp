@@ -24,6 +24,8 @@ const char* name_of(Op op) {
       return "fattn.softmax";
     case Op::kSoftcap:
       return "fattn.softcap";
+    case Op::kMaskMap:
+      return "fattn.mask_map";
   }
   return "fattn";
 }
@@ -83,6 +85,8 @@ const char* function_name(Kernel kernel) {
       return "fattn_softmax";
     case Kernel::kSoftcap:
       return "fattn_softcap";
+    case Kernel::kMaskMap:
+      return "fattn_mask_map";
   }
   return "";
 }
@@ -104,6 +108,8 @@ const char* source_name(Kernel kernel) {
     case Kernel::kSoftmax:
     case Kernel::kSoftcap:
       return "logits";
+    case Kernel::kMaskMap:
+      return "mask_map";
   }
   return "";
 }
@@ -118,6 +124,8 @@ const char* name_of(Buffer buffer) {
       return "value";
     case Buffer::kMask:
       return "attn_mask";
+    case Buffer::kMaskMap:
+      return "mask_map";
     case Buffer::kSeqLens:
       return "seq_lens";
     case Buffer::kBlockTables:
@@ -192,6 +200,8 @@ const char* constant_name(FunctionConstant index) {
       return "sliced";
     case kConstPackedKeys:
       return "packed_keys";
+    case kConstMaskMap:
+      return "mask_map";
   }
   return "";
 }
@@ -214,6 +224,7 @@ const char* metal_type(DType dtype) {
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spec) {
+  if (spec.kernel == Kernel::kMaskMap) return {};
   std::vector<std::pair<std::string, std::string>> macros{
       {"FATTN_T", metal_type(spec.dtype)}, {"FATTN_SIMDGROUPS", std::to_string(spec.simdgroups)}};
   if (spec.kernel == Kernel::kMerge) {
@@ -273,6 +284,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstPacked, true, spec.packed},
       {kConstSliced, true, spec.sliced},
       {kConstPackedKeys, true, spec.packed_keys},
+      {kConstMaskMap, true, spec.mask_map},
   };
 }
 

@@ -17,6 +17,8 @@ inline constexpr int64_t kMaxBlocks = int64_t(1) << 31;  // exclusive
 // Elements of softmax and softcap, whose threadgroups are numbered by 32-bit integers, as are their rows.
 inline constexpr int64_t kMaxLogits = int64_t(1) << 33;
 inline constexpr int64_t kMaxLogitsRows = (int64_t(1) << 32) - 1;
+// Threadgroups of a pass that makes a map of a mask: numbered by 32-bit integers.
+inline constexpr int64_t kMaxMapGroups = (int64_t(1) << 31) - 1;
 // Threadgroups per grid dimension that every Apple GPU accepts for y and z.
 inline constexpr int64_t kMaxGrid = 65535;
 

@@ -17,6 +17,7 @@ OFF = ("offset", "offset", "token_major")
 # Chunks of prompts, tokens, and sequences without rows, in one call.
 MIXED: dict[str, Any] = {"q_lens": (50, 1, 0, 7), "seq_lens": (113, 65, 9, 7), "spare_rows": 2}
 MIXED_SIZES = (4, 6, 2, 50, 128)
+MAPPED: dict[str, Any] = {"mask_pattern": "patches", "mask_map": True}
 
 
 def prefill() -> Iterator[Trial]:
@@ -35,6 +36,7 @@ def prefill() -> Iterator[Trial]:
     yield of_problem("prefill-one-row", *half, 2, 2, 2, 1, 9, 64, 32, **causal)
     yield hidden_nan("prefill", f16, 64, 32)
     yield unlikely("prefill", f16, 64, 32)
+    yield from _mapped()
     yield from _options()
     yield from _packed()
 
@@ -47,6 +49,10 @@ def other_prefill() -> Iterator[Trial]:
     yield of_problem("prefill-f32-full", "prefill", f32, 1, 2, 1, 43, 75, 40, 24, layouts=OFF)
     yield of_problem("prefill-bf16", "prefill", bf16, 1, 2, 1, 70, 100, 72, 16, mask=bf16, layouts=PADDED)
     yield of_problem("prefill-f16-long-head", "prefill", f16, 1, 1, 1, 30, 40, 16, 128, **causal)
+    yield of_problem(
+        "prefill-f32-map", "prefill", f32, 1, 1, 1, 50, 200, 72, 24, mask=f32, **MAPPED, **causal
+    )
+    yield of_problem("prefill-rows8-map", "prefill", f16, 1, 1, 1, 90, 200, 96, 16, mask=torch.bool, **MAPPED)
     yield from _other_packed()
 
 
@@ -70,6 +76,18 @@ def _other_packed() -> Iterator[Trial]:
             f"packed-{kv_format}-padded", "paged_prefill", dtype, *MIXED_SIZES, *dims, block_size=32,
             kv_format=kv_format, layouts=PADDED, **MIXED,
         )  # fmt: skip
+
+
+def _mapped() -> Iterator[Trial]:
+    """Masks in patches, and their maps: more columns than are looked up at once, ragged rows, gaps."""
+    half, dims = ("prefill", f16), (64, 32)
+    causal: dict[str, Any] = {"causality": "bottom_right"}
+    yield of_problem("prefill-map", *half, 2, 2, 1, 150, 420, *dims, mask=f16, **MAPPED, **causal)
+    yield of_problem("prefill-map-few-rows", *half, 1, 1, 1, 20, 300, *dims, mask=torch.bool, **MAPPED)
+    yield of_problem(
+        "prefill-map-window", *half, 1, 2, 1, 80, 700, *dims, mask=torch.bool, window_left=90, sink_tokens=40,
+        **MAPPED, **causal,
+    )  # fmt: skip
 
 
 def _options() -> Iterator[Trial]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,32 @@ def of_logits(
 
     sizes = "x".join(map(str, shape))
     return Trial(f"{op}-{problems.SHORT[dtype]}-{sizes}-{layout}", plan, prepare)
+
+
+def of_map(dtype: torch.dtype, *size: int, slice_size: int = 0) -> Trial:
+    """Of mask_map, of a mask `[batch, heads, rows, keys]` in patches."""
+    problem = Problem(
+        0, "prefill", f16, size[0], size[1], size[1], *size[2:], 8, 8, mask=dtype, mask_pattern="patches"
+    )  # fmt: skip
+    case = problems.build(replace(problem, mask_layout="padded_rows"), seed=7)
+    mask = case.arguments("cpu")[0]["attn_mask"]
+
+    def plan() -> Plan:
+        made = direct_launch.plan_of("mask_map", {"attn_mask": mask})
+        if slice_size:
+            direct_launch.cut_into_slices(made["passes"][0], slice_size)
+        return made
+
+    def prepare(plan: Plan) -> Prepared:
+        exact = reference.mask_map(mask)
+        cells = torch.full(exact.shape, 255, dtype=torch.uint8)
+
+        def check() -> None:
+            assert torch.equal(cells.double(), exact)
+
+        return {"attn_mask": mask, "mask_map": cells}, check
+
+    return Trial(f"mask-map-{problems.SHORT[dtype]}", plan, prepare)
 
 
 def randn(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -16,7 +16,7 @@ from tests import direct_launch
 from .decode_trials import decode, other_decode
 from .prefill_trials import other_prefill, prefill
 from .prefill_wide_trials import other_prefill_wide, prefill_wide
-from .trial import Plan, Trial, bf16, f16, f32, of_logits, of_operands, of_write, randn
+from .trial import Plan, Trial, bf16, f16, f32, of_logits, of_map, of_operands, of_write, randn
 from .wide_trials import other_wide, wide
 
 
@@ -76,9 +76,16 @@ def _lengthen(plan: Plan) -> None:
     direct_launch.lengthen_rows(step, 2**32 + 64)
 
 
+def _maps() -> Iterator[Trial]:
+    yield of_map(f32, 2, 3, 100, 600, slice_size=7)
+    yield of_map(torch.bool, 1, 2, 70, 300)
+    yield of_map(f16, 1, 2, 70, 300)
+    yield of_map(bf16, 1, 2, 70, 300)
+
+
 @cache
 def all_trials() -> tuple[Trial, ...]:
     return (
-        *(*decode(), *wide(), *prefill(), *prefill_wide(), *_merge(), *_write(), *_logits()),
+        *(*decode(), *wide(), *prefill(), *prefill_wide(), *_merge(), *_write(), *_logits(), *_maps()),
         *(*other_decode(), *other_wide(), *other_prefill(), *other_prefill_wide()),
     )

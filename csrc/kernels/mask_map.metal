@@ -1,0 +1,53 @@
+// A map of attn_mask: which of its cells hide everything and which hide nothing, so that prefill need not
+// visit the former, nor read the mask in the latter.
+//
+// A simdgroup has a cell, a lane one of its keys; the simdgroups of a threadgroup have neighbouring cells, so
+// that together they read whole lines of a mask whose keys lie side by side.
+#include "grid.h"
+#include "mask.h"
+
+namespace fattn {
+
+FATTN_CONSTEXPR int kThreads = kGroupCells * kSimdWidth;
+
+}  // namespace fattn
+
+using namespace fattn;
+
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_mask_map(
+    const device uchar* mask [[buffer(fattn::kSlotMask)]],
+    device uchar* mask_map [[buffer(fattn::kSlotMaskMap)]],
+    constant MaskMapParams& params [[buffer(fattn::kSlotParams)]],
+    constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
+    uint3 group_in_dispatch [[threadgroup_position_in_grid]],
+    ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+  static_assert(kCellKeys == kSimdWidth, "a lane has a key");
+  const int group = int(group_in_grid(group_in_dispatch, slice).x);
+  const int key_cell = group % params.row_groups * kGroupCells + simdgroup_index;
+  if (key_cell >= params.key_cells) {
+    return;
+  }
+  const int map_row = group / params.row_groups;  // of all heads and sequences
+  const int head = map_row / params.row_cells;    // of all sequences
+  const int first_row = map_row % params.row_cells * kCellRows;
+  const int key = key_cell * kCellKeys + lane;
+  const long first = head / params.heads * params.mask.batch + head % params.heads * params.mask.head +
+                     first_row * params.mask.row + key * params.mask.key;
+  bool hidden = true;
+  bool whole = true;
+#pragma clang loop unroll(full)
+  for (int r = 0; r < kCellRows; r++) {
+    if (first_row + r < params.rows && key < params.keys) {
+      const float added = mask_value(mask, first + r * params.mask.row);
+      hidden = hidden && added == -INFINITY;
+      whole = whole && added == 0.0f;
+    }
+  }
+  hidden = simd_all(hidden);
+  whole = simd_all(whole);
+  if (lane == 0) {
+    mask_map[long(map_row) * params.key_cells + key_cell] = hidden  ? kCellHidden
+                                                            : whole ? kCellWhole
+                                                                    : kCellMixed;
+  }
+}

@@ -1,0 +1,113 @@
+// Plans fattn.mask_map, and the same pass before a prefill whose mask comes without a map.
+#include "planners.h"
+#include "slices.h"
+
+namespace fattn {
+namespace {
+
+constexpr int64_t kGroupElements = int64_t{kGroupCells} * kCellRows * kCellKeys;
+
+// Elements of one dispatch: as in logits.cpp.
+constexpr int64_t kMostElements = int64_t(1) << 28;
+
+// Products that a GPU makes in the time of a byte from memory: a core of M1 128 in a cycle of 1.28 GHz, at an
+// eighth of 68 GB/s; M3 Max nearly as many.
+constexpr double kProductsPerByte = 20.0;
+// A map may cost this share of the time that the products take if the mask hides nothing.
+constexpr double kMostShare = 1.0 / 16;
+// Products of a core, in the call without a mask, from which on one more pass is small beside them: a tenth
+// of a millisecond on M1, where a dispatch that waits for another takes some microseconds.
+constexpr double kLeastProductsPerCore = 1e7;
+// Up to so many keys there is next to nothing to leave out.
+constexpr int64_t kLeastKeys = 4 * kCellKeys;
+
+// The problem's mask without the dimensions in which it is broadcast.
+MaskMapProblem mask_of(const Problem& p) {
+  return {.dtype = p.mask_dtype,
+          .batch = p.mask.batch == 0 ? 1 : p.batch,
+          .heads = p.mask.head == 0 ? 1 : p.q_heads,
+          .rows = p.mask.row == 0 ? 1 : p.q_len,
+          .keys = p.mask.key == 0 ? 1 : p.kv_len,
+          .mask = p.mask};
+}
+
+double elements(const MaskMapProblem& p) {
+  return double(p.batch) * double(p.heads) * double(p.rows) * double(p.keys);
+}
+
+// Of a mask, by cells; threadgroups of one row of cells, and of all.
+struct MapShape {
+  int64_t row_cells;
+  int64_t key_cells;
+  int64_t row_groups;
+  double groups;
+};
+
+MapShape shape_of(const MaskMapProblem& p) {
+  MapShape shape{.row_cells = ceil_div(p.rows, kCellRows), .key_cells = ceil_div(p.keys, kCellKeys)};
+  shape.row_groups = ceil_div(shape.key_cells, kGroupCells);
+  shape.groups = double(p.batch) * double(p.heads) * double(shape.row_cells) * double(shape.row_groups);
+  return shape;
+}
+
+void add_pass(Plan& plan, const MaskMapProblem& p) {
+  const MapShape shape = shape_of(p);
+  Pass& pass = plan.add_pass();
+  pass.spec.kernel = Kernel::kMaskMap;
+  pass.spec.mask = mask_kind(p.dtype);
+  pass.grid = {uint32_t(shape.groups), 1, 1};
+  pass.threads = {uint32_t(kGroupCells * kSimdWidth), 1, 1};
+  if (pass.groups() > kMostElements / kGroupElements) cut_into_slices(pass, kMostElements / kGroupElements);
+  pass.bind(Buffer::kMask, kSlotMask);
+  pass.bind(Buffer::kMaskMap, kSlotMaskMap);
+
+  MaskMapParams params{};
+  params.mask = p.mask;
+  params.heads = int32_t(p.heads);
+  params.rows = int32_t(p.rows);
+  params.keys = int32_t(p.keys);
+  params.row_cells = int32_t(shape.row_cells);
+  params.key_cells = int32_t(shape.key_cells);
+  params.row_groups = int32_t(shape.row_groups);
+  pass.set_params(params);
+}
+
+}  // namespace
+
+double map_groups(const MaskMapProblem& p) { return shape_of(p).groups; }
+
+// Making the map reads every element of the mask once, however many heads and sequences share it. What it may
+// save are the products of the cells that hide everything, and in the others the tests, and the reading of
+// the mask by each head. How many cells there are of each kind only the GPU knows, so the cost has to be
+// small beside a call in which there is none.
+bool pays_for_map(const Problem& p, const DeviceFacts& device) {
+  if (p.mask_dtype == DType::kOther || p.has_mask_map) return false;
+  const MaskMapProblem mask = mask_of(p);
+  const double pairs = double(p.batch) * double(p.q_heads) * double(p.q_len) * double(p.kv_len);
+  const double products = pairs * double(p.head_dim + p.value_dim);
+  const double bytes = elements(mask) * size_of(p.mask_dtype);
+  return p.kv_len > kLeastKeys && products >= kLeastProductsPerCore * double(cores_of(device)) &&
+         bytes * kProductsPerByte <= products * kMostShare && shape_of(mask).groups <= double(kMaxMapGroups);
+}
+
+void add_mask_map(Plan& plan, Problem& p) {
+  const MaskMapProblem mask = mask_of(p);
+  const MapShape shape = shape_of(mask);
+  add_pass(plan, mask);
+  const int64_t head_cells = shape.row_cells * shape.key_cells;
+  plan.scratch_map_bytes = mask.batch * mask.heads * head_cells;
+  p.has_mask_map = true;
+  p.mask_map.batch = p.mask.batch == 0 ? 0 : mask.heads * head_cells;
+  p.mask_map.head = p.mask.head == 0 ? 0 : head_cells;
+  p.mask_map.row = p.mask.row == 0 ? 0 : shape.key_cells;
+  p.mask_map.key = p.mask.key == 0 ? 0 : 1;
+}
+
+Plan plan_mask_map(const MaskMapProblem& p) {
+  Plan plan;
+  plan.tuning = "a simdgroup for each cell of 16 rows and 32 keys";
+  if (elements(p) > 0) add_pass(plan, p);
+  return plan;
+}
+
+}  // namespace fattn

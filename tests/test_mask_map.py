@@ -1,0 +1,436 @@
+"""mask_map, and prefill with a map: what the map says of every kind and layout of mask, that prefill with one
+has the bits of prefill without, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests import problems
+from tests.accuracy import assert_close
+from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.layouts import flat
+from tests.problems import Problem
+from torch_fattn import reference
+
+fattn = torch.ops.fattn
+f32, f16, bf16 = problems.DTYPES
+DEVICES = ["cpu", "mps"]
+MASKS = [torch.bool, f32, f16, bf16]
+
+
+def drawn(dtype: torch.dtype, *size: int, seed: int = 0) -> Tensor:
+    problem = Problem(
+        seed,
+        "prefill",
+        f16,
+        size[0],
+        size[1],
+        size[1],
+        size[2],
+        size[3],
+        8,
+        8,
+        mask=dtype,
+        mask_pattern="patches",
+    )
+    mask = problems._mask(problem, torch.Generator().manual_seed(seed))
+    assert mask is not None
+    return mask
+
+
+# ---- the map
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "size", [(1, 1, 1, 1), (2, 3, 16, 32), (1, 2, 17, 33), (2, 1, 100, 300), (1, 1, 5, 700)]
+)
+@pytest.mark.parametrize("dtype", MASKS, ids=str)
+def test_every_cell(dtype: torch.dtype, size: tuple[int, ...], device: str, checked: Checked) -> None:
+    mask = drawn(dtype, *size)
+    with checked(), counted_launches() as launches:
+        cells = torch_fattn.mask_map(mask.to(device))
+    assert launches == ({"fattn_mask_map": 1} if device == "mps" else {})
+    assert cells.dtype == torch.uint8 and cells.is_contiguous() and cells.device.type == device
+    assert torch.equal(cells.cpu().double(), reference.mask_map(mask))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("row", [0, 15, 16, 39])
+@pytest.mark.parametrize("key", [0, 31, 32, 69])
+def test_one_entry_changes_its_cell_alone(row: int, key: int, device: str) -> None:
+    for background in (True, False):
+        mask = torch.full((40, 70), background)
+        mask[row, key] = not background
+        expected = torch.full((1, 1, 3, 3), 2 if background else 0)
+        expected[0, 0, row // 16, key // 32] = 1
+        assert torch.equal(torch_fattn.mask_map(mask.to(device)).cpu(), expected.to(torch.uint8))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
+def test_what_is_added(dtype: torch.dtype, device: str) -> None:
+    """-inf hides, 0 and -0 add nothing, all else is looked at: NaN, +inf, the lowest number, a tiny one."""
+    info = torch.finfo(dtype)
+    for value, kind in (
+        *((-torch.inf, 0), (0.0, 2), (-0.0, 2), (torch.inf, 1), (torch.nan, 1)),
+        *((info.min, 1), (info.tiny, 1), (-info.tiny, 1)),
+    ):
+        mask = torch.full((20, 40), value, dtype=dtype)
+        assert set(torch_fattn.mask_map(mask.to(device)).cpu().flatten().tolist()) == {kind}, value
+        mask[3, 5] = -torch.inf
+        assert torch_fattn.mask_map(mask.to(device))[0, 0, 0, 0] == (0 if kind == 0 else 1), value
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layouts(device: str, checked: Checked) -> None:
+    """Any strides and offsets; what lies between the entries does not count."""
+    mask = drawn(f32, 2, 3, 50, 90)
+    exact = reference.mask_map(mask)
+    store = torch.full((3, 2, 92, 104), torch.nan)
+    store[:, :, 1:91, 3:103:2] = mask.permute(1, 0, 3, 2)
+    view = store.to(device)[:, :, 1:91, 3:103:2].permute(1, 0, 3, 2)
+    with checked():
+        cells = torch_fattn.mask_map(view)
+    assert torch.equal(cells.cpu().double(), exact)
+    for dtype in MASKS:
+        mask = drawn(dtype, 1, 1, 50, 90)[0, 0]
+        flipped = mask.T.contiguous().to(device).T
+        assert torch.equal(torch_fattn.mask_map(flipped).cpu().double(), reference.mask_map(mask))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dimensions(device: str) -> None:
+    """Up to four; those in which the mask is broadcast or expanded are read once."""
+    mask = drawn(torch.bool, 2, 3, 50, 90).to(device)
+    cells = torch_fattn.mask_map(mask)
+    assert cells.shape == (2, 3, 4, 3)
+    assert torch.equal(torch_fattn.mask_map(mask[0, 0]), cells[:1, :1])
+    assert torch.equal(torch_fattn.mask_map(mask[0]), cells[:1])
+    assert torch_fattn.mask_map(mask[0, 0, 7]).shape == (1, 1, 1, 3)
+    assert torch_fattn.mask_map(mask[0, 0, 7, 9]).shape == (1, 1, 1, 1)
+    expanded = mask[:, :1].expand(2, 8, 50, 90)
+    assert torch.equal(torch_fattn.mask_map(expanded), cells[:, :1])
+    assert torch_fattn.mask_map(mask[:, :, :1].expand(2, 3, 50, 90)).shape == (2, 3, 1, 3)
+    assert torch.equal(fattn.mask_map(expanded), cells[:, :1].expand(2, 8, 4, 3))
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+@pytest.mark.parametrize("size", [(0, 2, 9, 9), (1, 0, 9, 9), (1, 2, 0, 9), (1, 2, 9, 0)])
+def test_no_entries(size: tuple[int, ...], device: str) -> None:
+    with counted_launches() as launches:
+        cells = torch_fattn.mask_map(torch.empty(size, device=device))
+    assert launches == {}
+    assert cells.shape == (*size[:2], -(-size[2] // 16), -(-size[3] // 32)) and cells.dtype == torch.uint8
+
+
+# ---- prefill with one
+
+SHAPES: dict[str, Problem] = {
+    "rows16": Problem(0, "prefill", f16, 2, 4, 2, 150, 210, 64, 64, mask=torch.bool),
+    "rows8": Problem(1, "prefill", f16, 1, 2, 1, 150, 210, 96, 128, mask=torch.bool),
+    "rows8-keys16": Problem(2, "prefill", f32, 1, 2, 2, 90, 210, 80, 72, mask=f32),
+    "keys32-f32": Problem(3, "prefill", f32, 1, 2, 2, 90, 210, 64, 40, mask=f32),
+    "wide": Problem(4, "prefill", bf16, 1, 2, 1, 70, 140, 192, 136, mask=bf16),
+    "wide-f32": Problem(5, "prefill", f32, 1, 1, 1, 70, 140, 136, 200, mask=torch.bool),
+    "wide-8-rows": Problem(6, "prefill", f32, 1, 1, 1, 60, 140, 264, 16, mask=f16),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causality": "bottom_right"},
+    "top_left": {"causality": "top_left", "q_offset": 0, "alibi_slopes": True},
+    "window": {"causality": "bottom_right", "window_left": 40, "sink_tokens": 50, "sinks": True},
+    "both_sides": {"window_left": 20, "window_right": 30, "softcap": 20.0},
+}
+
+
+def documents(lengths: list[int]) -> Tensor:
+    """bool `[L, L]`: packed documents see themselves."""
+    of = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return of[:, None] == of
+
+
+def with_mask(problem: Problem, mask: Tensor) -> problems.Case:
+    """A case with that bool mask, as the problem's dtype of mask has it."""
+    case = problems.build(problem)
+    if problem.mask != torch.bool:
+        assert problem.mask is not None
+        mask = torch.zeros(mask.shape, dtype=problem.mask).masked_fill(~mask, -torch.inf)
+    case.operands["attn_mask"] = flat(mask)
+    case.clean["attn_mask"] = mask
+    return case
+
+
+def results(case: problems.Case, *, mapped: bool, cells: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    arguments = case.arguments("mps")[0]
+    if mapped and "mask_map" not in arguments:
+        arguments["mask_map"] = torch_fattn.mask_map(arguments["attn_mask"]) if cells is None else cells
+    if not mapped:
+        arguments.pop("mask_map", None)
+    out, lse = fattn.prefill(**arguments)
+    return out.cpu(), lse.cpu()
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_map_changes_no_bit(shape: str, option: str, checked: Checked) -> None:
+    """And is right; NaN lies in all keys that no row sees."""
+    problem = replace(SHAPES[shape], mask_pattern="patches", mask_map=True, **OPTIONS[option])
+    case = problems.build(problem)
+    kernel = "fattn_prefill_wide" if shape.startswith("wide") else "fattn_prefill"
+    with checked(order="reverse"), counted_launches() as launches:
+        out, lse = results(case, mapped=True)
+    assert launches == {kernel: 1}
+    assert_close(case, out, lse)
+    without = results(case, mapped=False)
+    assert torch.equal(out, without[0]) and torch.equal(lse, without[1])
+
+
+@pytest.mark.parametrize("broadcast", range(16))
+def test_broadcast_masks(broadcast: int) -> None:
+    dims = tuple(bool(broadcast >> d & 1) for d in range(4))
+    problem = replace(
+        SHAPES["rows16"], mask_pattern="patches", mask_map=True, mask_broadcast=dims, causality="bottom_right"
+    )
+    case = problems.build(problem)
+    out, lse = results(case, mapped=True)
+    assert_close(case, out, lse)
+    without = results(case, mapped=False)
+    assert torch.equal(out, without[0]) and torch.equal(lse, without[1])
+
+
+@pytest.mark.parametrize("strides", ["expanded", "every_other", "of_all_heads"])
+def test_strides_of_the_map(strides: str) -> None:
+    case = problems.build(replace(SHAPES["rows16"], mask_pattern="patches", mask_broadcast=(False, True) * 2))
+    cells = torch_fattn.mask_map(case.arguments("mps")[0]["attn_mask"])
+    given = cells
+    if strides == "expanded":
+        given = cells.expand(2, 4, 10, 1)
+    elif strides == "every_other":
+        given = torch.stack([cells, cells * 0], -1).flatten(-2)[..., ::2]
+    else:
+        given = cells.expand(2, 4, 10, 7).contiguous()
+    expected = results(case, mapped=True, cells=cells)
+    assert all(map(torch.equal, results(case, mapped=True, cells=given), expected))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_that_see_no_key(shape: str) -> None:
+    """By whole cells, and by less; with a sink they have its logit."""
+    problem = replace(SHAPES[shape], sinks=shape == "rows16")
+    mask = torch.ones(problem.q_len, problem.kv_len, dtype=torch.bool)
+    mask[13:60] = False
+    case = with_mask(problem, mask)
+    out, lse = results(case, mapped=True)
+    assert_close(case, out, lse)
+    assert torch.all(out[:, :, 13:60] == 0) and not out[:, :, :13].eq(0).all()
+    hidden = with_mask(problem, torch.zeros_like(mask))
+    out, lse = results(hidden, mapped=True)
+    assert_close(hidden, out, lse)
+    assert torch.all(out == 0) and (problem.sinks or torch.all(lse == -torch.inf))
+
+
+@pytest.mark.parametrize("special", [torch.nan, torch.inf])
+@pytest.mark.parametrize("shape", ["rows16", "rows8-keys16", "wide"])
+def test_special_values_reach_the_rows_that_see_them(shape: str, special: float) -> None:
+    """In cells that are whole to some simdgroups of a tile and mixed or hidden to others."""
+    problem = replace(SHAPES[shape], q_len=100, kv_len=100)
+    case = with_mask(problem, documents([40, 37, 23]))
+    for name, key in (("value", 5), ("value", 50), ("key", 60)):
+        for values in (case.clean[name], case.operands[name].of(case.operands[name].base)):
+            values[:, :, key, 3] = special
+    out, _ = results(case, mapped=True)
+    exact, _ = reference.prefill(
+        case.clean["query"], case.clean["key"], case.clean["value"], case.clean["attn_mask"], **case.options
+    )
+    assert torch.equal(out.isnan(), exact.isnan()) and torch.equal(out.isinf(), exact.isinf())
+    assert not out[:, :, 77:].isnan().any() and not out[:, :, :40].isfinite().all()
+
+
+def test_long_rows_of_cells(checked: Checked) -> None:
+    """More columns than a simdgroup looks up at once, and long stretches without a key."""
+    problem = Problem(7, "prefill", f16, 1, 1, 1, 20, 2100, 8, 8, mask=torch.bool)
+    mask = torch.zeros(20, 2100, dtype=torch.bool)
+    mask[:, 3] = mask[5, 900:1000] = mask[:, 1500:1700] = mask[19, 2099] = True
+    for window in ({}, {"window_left": 1000, "sink_tokens": 40}, {"causality": "bottom_right"}):
+        case = with_mask(replace(problem, **window), mask)
+        with checked():
+            out, lse = results(case, mapped=True)
+        assert_close(case, out, lse)
+
+
+@needs_emulator
+def test_hidden_cells_are_left_out() -> None:
+    """Three documents: a third of the products, counted; and the control without a map."""
+    import softmetal
+
+    arguments = with_mask(
+        Problem(8, "prefill", f16, 1, 1, 1, 192, 192, 64, 64, mask=torch.bool), documents([64] * 3)
+    ).arguments("mps")[0]
+    cells = torch_fattn.mask_map(arguments["attn_mask"])
+    products = []
+    for given in (None, cells):
+        with softmetal.record() as launched:
+            fattn.prefill(**arguments, mask_map=given)
+            torch.mps.synchronize()
+        products.append(launched[-1]["counters"]["products"])
+    assert products[0] == 3 * products[1]
+
+
+def test_a_cell_may_say_less() -> None:
+    case = problems.build(replace(SHAPES["rows16"], mask_pattern="patches"))
+    cells = torch_fattn.mask_map(case.arguments("mps")[0]["attn_mask"])
+    chosen = torch.rand(cells.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    looser = torch.where(chosen, torch.ones_like(cells.cpu()), cells.cpu()).to("mps")
+    expected = results(case, mapped=False)
+    for given in (looser, torch.ones_like(cells)):
+        assert all(map(torch.equal, results(case, mapped=True, cells=given), expected))
+
+
+# ---- the planner's own
+
+LARGE = Problem(9, "prefill", f16, 1, 4, 2, 400, 420, 64, 64, mask=torch.bool, mask_pattern="patches")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        replace(LARGE, mask_broadcast=(True, True, False, False), causality="bottom_right"),
+        replace(LARGE, batch=2, mask_broadcast=(False, True, True, False), mask=f32, head_dim=136),
+        replace(LARGE, mask_broadcast=(True, True, False, True), mask=bf16, dtype=bf16, window_left=90),
+    ],
+    ids=str,
+)
+def test_a_large_call_makes_its_own(problem: Problem, checked: Checked) -> None:
+    case = problems.build(problem)
+    with checked(), counted_launches() as launches:
+        out, lse = results(case, mapped=False)
+    kernel = "fattn_prefill_wide" if problem.head_dim > 128 else "fattn_prefill"
+    assert launches == {"fattn_mask_map": 1, kernel: 1}
+    assert_close(case, out, lse)
+    with counted_launches() as launches:
+        given = results(case, mapped=True, cells=torch_fattn.mask_map(case.arguments("mps")[0]["attn_mask"]))
+    assert launches == {"fattn_mask_map": 1, kernel: 1}, "that of mask_map"
+    assert torch.equal(out, given[0]) and torch.equal(lse, given[1])
+
+
+# ---- torch
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device: str) -> None:
+    mask = drawn(f32, 2, 1, 40, 70).to(device)
+    for view in (mask, mask[0, 0].T, mask.expand(2, 3, 40, 70)):
+        assert set(torch.library.opcheck(fattn.mask_map.default, (view,)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compile_without_graph_break(dynamic: bool) -> None:
+    case = problems.build(replace(SHAPES["rows16"], mask_pattern="patches"))
+    arguments = case.arguments("mps")[0]
+
+    def model(attn_mask: Tensor, **arguments: Any) -> Tensor:
+        cells = torch_fattn.mask_map(attn_mask)
+        out, _ = fattn.prefill(**arguments, attn_mask=attn_mask, mask_map=cells)
+        return out
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    assert torch.equal(compiled(**arguments).cpu(), model(**arguments).cpu())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_mask_that_is_learned(device: str) -> None:
+    """Its map belongs to no graph; the result of prefill does, and refuses."""
+    query = torch.randn(1, 2, 20, 16).to(device)
+    bias = torch.zeros(20, 20, device=device).requires_grad_()
+    with torch.autocast(device, dtype=f16):
+        cells = torch_fattn.mask_map(bias)
+        out = torch_fattn.prefill(query, query, query, bias, mask_map=cells)
+    assert cells.dtype == torch.uint8 and not cells.requires_grad
+    assert out.dtype == f16 and out.requires_grad
+    with pytest.raises(RuntimeError, match="no backward"):
+        out.sum().backward()
+
+
+# ---- refusals
+
+
+def arguments_of(device: str = "mps") -> dict[str, Any]:
+    return problems.build(replace(SHAPES["rows16"], mask_pattern="patches", mask_map=True)).arguments(device)[
+        0
+    ]
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda a: {"attn_mask": None}, ValueError, "mask_map is given without attn_mask"),
+        (lambda a: {"mask_map": a["mask_map"].int()}, TypeError, "torch.int32 and must be torch.uint8"),
+        (
+            lambda a: {"mask_map": a["mask_map"][0]},
+            ValueError,
+            r"shape \[4, 10, 7\] and must be broadcastable",
+        ),
+        (lambda a: {"mask_map": a["mask_map"][..., :6]}, ValueError, r"\[2, 4, 10, 6\].*\[2, 4, 10, 7\]"),
+        (lambda a: {"mask_map": a["mask_map"][:, :, :9]}, ValueError, r"\[2, 4, 9, 7\].*\[2, 4, 10, 7\]"),
+        (lambda a: {"mask_map": a["mask_map"][:, :3]}, ValueError, r"\[2, 3, 10, 7\]"),
+        (lambda a: {"mask_map": a["mask_map"].repeat(2, 1, 1, 1)}, ValueError, r"\[4, 4, 10, 7\]"),
+    ],
+)
+def test_wrong_maps(change: Any, error: type[Exception], words: str, device: str) -> None:
+    arguments = arguments_of("cpu")
+    arguments = {n: a.to(device) if isinstance(a, Tensor) else a for n, a in arguments.items()}
+    fattn.prefill(**arguments)
+    with counted_launches() as launches, pytest.raises(error, match=words) as caught:
+        fattn.prefill(**arguments | change(arguments))
+    sentence = str(caught.value)
+    assert sentence.startswith("fattn.prefill: ") and "\n" not in sentence and launches == {}
+
+
+def test_a_map_on_another_device() -> None:
+    arguments = arguments_of()
+    with pytest.raises(ValueError, match=r"fattn\.prefill: mask_map is on cpu and query on mps:0; move it"):
+        fattn.prefill(**arguments | {"mask_map": arguments["mask_map"].cpu()})
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("mask", "error", "words"),
+    [
+        (torch.zeros(3, 3, dtype=torch.int64), TypeError, "attn_mask is torch.int64 and must be torch.bool"),
+        (torch.zeros(1, 1, 1, 3, 3), ValueError, "attn_mask has 5 dimensions and must have at most 4"),
+        (
+            torch.zeros(1, device="meta").expand(2**31, 4),
+            ValueError,
+            "2147483648 of attn_mask is above 1073741824",
+        ),
+        (torch.zeros(1, device="meta").expand(2**28, 2**28), ValueError, "leave out the dimensions"),
+    ],
+)
+def test_wrong_masks(mask: Tensor, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        fattn.mask_map(mask)
+    assert str(caught.value).startswith("fattn.mask_map: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_map_of_another_mask_raises_when_asked(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    arguments = arguments_of(device)
+    fattn.prefill(**arguments)
+    fattn.prefill(**arguments | {"mask_map": torch.ones_like(arguments["mask_map"])})
+    stale = arguments["attn_mask"].clone()
+    hidden = (arguments["mask_map"] == 0).nonzero()[0].tolist()
+    stale[hidden[0], hidden[1], hidden[2] * 16, hidden[3] * 32] = True
+    with pytest.raises(ValueError, match=r"fattn\.prefill: mask_map is not that of attn_mask; make it anew"):
+        fattn.prefill(**arguments | {"attn_mask": stale})
+    monkeypatch.delenv("FATTN_CHECK")
+    fattn.prefill(**arguments | {"attn_mask": stale})
