@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import __version__, built_for_torch, explain, launch_counts, reference
+from ._compiled import compile_summary
 from .plans import PLANNED, Explanation
 
 OK = "ok"
@@ -88,7 +89,7 @@ def main() -> int:
     advice = [*report_versions(), *report_device()]
     on_gpu = not advice_about_device()
     advice += self_test("mps" if on_gpu else "cpu")
-    print()
+    print(f"\ncompiled      {compile_summary()}\n")
     for line in advice:
         print(f"-> {line}")
     print("All is well." if not advice else f"{len(advice)} thing(s) to look at.")

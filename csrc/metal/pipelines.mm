@@ -1,14 +1,17 @@
 // Compiles the embedded kernels on first use and keeps them for the life of the process.
 #include "pipelines.h"
 
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
 
+#include "executor.h"
 #include "mps_bridge.h"
 #include "once_map.h"
 
@@ -28,6 +31,37 @@ constexpr KernelSource kSources[] = {
 struct Library {
   id<MTLLibrary> library = nil;
 };
+
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+// What was compiled, and how long it took.
+class Record {
+ public:
+  void add(const Compiled& pipeline) {
+    std::lock_guard lock(mutex_);
+    pipelines_.push_back(pipeline);
+  }
+  std::vector<Compiled> copy() {
+    std::lock_guard lock(mutex_);
+    return pipelines_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Compiled> pipelines_;
+};
+
+Record& record() {
+  static auto& record = *new Record;
+  return record;
+}
 
 struct SpecHash {
   size_t operator()(const KernelSpec& spec) const {
@@ -96,9 +130,14 @@ Library* compile_library(const KernelSpec& spec, const Macros& macros) {
 }
 
 // One library serves all values of the function constants.
-Library* library_for(const KernelSpec& spec, const Macros& macros) {
+Library* library_for(const KernelSpec& spec, const Macros& macros, double* seconds) {
   static auto& libraries = *new OnceMap<std::string, Library>;
-  return libraries.get(describe(spec, macros), [&] { return compile_library(spec, macros); });
+  return libraries.get(describe(spec, macros), [&] {
+    const Stopwatch watch;
+    Library* library = compile_library(spec, macros);
+    *seconds = watch.seconds();
+    return library;
+  });
 }
 
 MTLFunctionConstantValues* constant_values(const KernelSpec& spec) {
@@ -115,7 +154,9 @@ MTLFunctionConstantValues* constant_values(const KernelSpec& spec) {
 Pipeline* build_pipeline(const KernelSpec& spec) {
   @autoreleasepool {
     const Macros macros = macros_of(spec);
-    Library* library = library_for(spec, macros);
+    Compiled compiled{.spec = spec};
+    Library* library = library_for(spec, macros, &compiled.library_seconds);
+    const Stopwatch watch;
     NSError* error = nil;
     id<MTLFunction> function =
         [library->library newFunctionWithName:[NSString stringWithUTF8String:function_name(spec.kernel)]
@@ -127,6 +168,8 @@ Pipeline* build_pipeline(const KernelSpec& spec) {
                                                                                       error:&error];
     [function release];
     TORCH_CHECK(state != nil, "Metal made no pipeline of ", describe(spec, macros), ": ", text_of(error));
+    compiled.pipeline_seconds = watch.seconds();
+    record().add(compiled);
     return new Pipeline{state, static_cast<uint32_t>([state maxTotalThreadsPerThreadgroup])};
   }
 }
@@ -137,5 +180,7 @@ const Pipeline& pipeline_for(const KernelSpec& spec) {
   static auto& pipelines = *new OnceMap<KernelSpec, Pipeline, SpecHash>;
   return *pipelines.get(spec, [&] { return build_pipeline(spec); });
 }
+
+std::vector<Compiled> compiled_pipelines() { return record().copy(); }
 
 }  // namespace fattn::metal
