@@ -14,6 +14,7 @@
 #include "describe.h"
 #include "device_data.h"
 #include "fallback.h"
+#include "gpu.h"
 #include "plan/compiled.h"
 #include "plan/plan.h"
 
@@ -34,7 +35,7 @@ std::array<std::atomic<int64_t>, kKernels.size()> launches{};
 // The GPU that a plan is for: the one that holds the tensors, else the smallest that is supported.
 const DeviceFacts& facts_of([[maybe_unused]] const at::Device& device) {
 #ifdef FATTN_WITH_METAL
-  if (device.is_mps()) return metal::device_facts();
+  if (device.is_mps()) return gpu_facts();
 #endif
   static const DeviceFacts smallest;
   return smallest;
@@ -98,6 +99,7 @@ struct OpOf<describe> {
     if (device_name) facts.name = *device_name;
     if (family) facts.family = static_cast<int>(*family);
     if (cores) facts.cores = static_cast<int>(*cores);
+    if (device_name || family || cores) facts.tuned = nullptr;  // of the GPU of this process alone
     const Plan plan = plan_or_raise(call.problem, facts);
     if (compiles) compile(plan);
     return to_json(plan, facts);

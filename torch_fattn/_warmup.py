@@ -13,14 +13,13 @@ import torch
 
 from ._compiled import CompiledKernel, compiled_kernels
 from ._sizes import operands_of
-from .plans import PLANNED, Explanation, check_op
+from .plans import OPERATORS, Explanation, check_op
 
 __all__ = ["Warmup", "warmup"]
 
 # Of keys: within a chunk of decode, and in several.
 LENGTHS = (64, 4096)
 _SIZES = frozenset(inspect.signature(operands_of).parameters) - {"op"}
-_BY_SIZES = tuple(op for op in PLANNED if op not in ("softmax", "softcap", "cache_write"))
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
     if operands:
         yield Explanation(op, plan(*operands, **options, compile=True))
         return
-    if op not in _BY_SIZES:
+    if op not in OPERATORS:
         raise ValueError(
             f"torch_fattn.warmup: {op} is not described by sizes; pass example tensors, which may be on "
             '"meta"'

@@ -148,6 +148,12 @@ def report_device() -> list[str]:
     return []
 
 
+def this_gpu() -> dict[str, Any]:
+    """Its name, family and number of cores."""
+    device = _plan_for_this_gpu().data["device"]
+    return {name: device[name] for name in ("name", "family", "cores")}
+
+
 def _plan_for_this_gpu() -> Explanation:
     query = torch.empty(1, 1, 1, 8, device="mps")
     return explain("decode", query, query, query)

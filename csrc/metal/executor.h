@@ -39,4 +39,7 @@ void prepare(const Plan& plan);
 // The pipelines that this process has, in the order in which they were made.
 std::vector<Compiled> compiled_pipelines();
 
+// Of all that kernels and plans are made from: what was measured with other sources says nothing of these.
+const char* source_digest();
+
 }  // namespace fattn::metal

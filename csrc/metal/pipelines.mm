@@ -181,6 +181,8 @@ const Pipeline& pipeline_for(const KernelSpec& spec) {
   return *pipelines.get(spec, [&] { return build_pipeline(spec); });
 }
 
+const char* source_digest() { return source_text("digest"); }
+
 std::vector<Compiled> compiled_pipelines() { return record().copy(); }
 
 }  // namespace fattn::metal
