@@ -1,5 +1,5 @@
-// Which tuned rows are those of the GPU of this process. They are given before anybody has looked for a GPU,
-// so each comes with the GPU that it was timed on.
+// What earlier processes left for the GPU of this one: tuned rows, which are given before anybody has looked
+// for a GPU, so that each set comes with the GPU that it was timed on; and the folder of compiled pipelines.
 #include "gpu.h"
 
 #include <array>
@@ -101,6 +101,12 @@ void set_tuning(std::string name, int64_t family, int64_t cores, at::IntArrayRef
   facts = nullptr;
 }
 
+void set_archive_folder([[maybe_unused]] std::string folder) {
+#ifdef FATTN_WITH_METAL
+  metal::set_archive_folder(folder);
+#endif
+}
+
 std::string source_digest() {
 #ifdef FATTN_WITH_METAL
   return metal::source_digest();
@@ -127,6 +133,7 @@ const DeviceFacts& gpu_facts() {
 
 TORCH_LIBRARY_FRAGMENT(fattn, library) {
   library.def("_source_digest() -> str", source_digest);
+  library.def("_set_archive_folder(str folder) -> ()", set_archive_folder);
   library.def("_tuning_fault(int[] rows) -> str", fault_of_numbers);
   library.def("_set_tuning(str chip, int family, int cores, int[] rows, str provenance) -> ()", set_tuning);
 }

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 # What this machine has tuned or compiled before is none of the tests' business.
-os.environ["FATTN_TUNING"] = "0"
+os.environ["FATTN_TUNING"] = os.environ["FATTN_ARCHIVE"] = "0"
 
 import torch_fattn  # noqa: E402
 

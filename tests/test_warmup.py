@@ -106,7 +106,7 @@ def test_explain_tells_the_seconds() -> None:
 
 def test_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = [
-        _compiled.CompiledKernel(name, "s.metal", {}, {}, *seconds)
+        _compiled.CompiledKernel(name, "s.metal", {}, {}, *seconds, False)
         for name, seconds in (("a", (1.0, 0.5)), ("b", (4.0, 1.0)), ("a", (0.0, 0.5)))
     ]
     monkeypatch.setattr(_compiled, "compiled_kernels", lambda: kernels)

@@ -13,7 +13,7 @@ says what compiling took, `torch_fattn.reference` defines what the operators mus
 
 from __future__ import annotations
 
-from . import _extension, _fakes, _tuned_file, reference
+from . import _archives, _extension, _fakes, _tuned_file, reference
 from ._cache_write import cache_write
 from ._compiled import CompiledKernel, compiled_kernels
 from ._logits import softcap, softmax
@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 built_for_torch = _extension.load()
 _fakes.register()
 _tuned_file.load_all(__version__)
+_archives.use_folder(__version__)
 
 __all__ = [
     "CacheFullError",

@@ -16,6 +16,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_fattn"
 
 
-def switched_off(variable: str) -> bool:
-    """Of an environment variable: "0" says no."""
-    return os.environ.get(variable) == "0"
+def tuning_is_off() -> bool:
+    return os.environ.get("FATTN_TUNING") == "0"
+
+
+def archives_are_off() -> bool:
+    return os.environ.get("FATTN_ARCHIVE") == "0"

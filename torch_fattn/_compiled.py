@@ -21,7 +21,8 @@ class CompiledKernel:
     macros: Mapping[str, str]
     constants: Mapping[str, Any]
     library_seconds: float  # source to library; 0 where an earlier pipeline has the same library
-    pipeline_seconds: float  # library to what the GPU runs
+    pipeline_seconds: float  # library to what the GPU runs, and keeping it
+    archived: bool  # an earlier process has kept the pipeline; its library was compiled again
 
     @property
     def seconds(self) -> float:
@@ -35,7 +36,7 @@ class CompiledKernel:
     def times(self) -> str:
         return (
             f"{self.seconds:.2f} s (library {self.library_seconds:.2f} s, "
-            f"pipeline {self.pipeline_seconds:.2f} s)"
+            f"pipeline {self.pipeline_seconds:.2f} s{', archived' if self.archived else ''})"
         )
 
     def __str__(self) -> str:

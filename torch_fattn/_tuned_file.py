@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ._cache_folder import cache_folder, switched_off
+from ._cache_folder import cache_folder, tuning_is_off
 
 FORMAT = 1
 MOST_BYTES = 1 << 20
@@ -201,7 +201,7 @@ def write(file: TunedFile) -> Path:
 def load_all(version: str) -> None:
     """Hands every tuned file of this user to the planner, which uses that of the GPU it plans for. No GPU is
     looked for. A file that cannot be used costs one warning, never a call."""
-    if switched_off("FATTN_TUNING"):
+    if tuning_is_off():
         return
     try:
         paths = sorted(cache_folder().glob("tuned-*.json"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import __version__
 from ._arguments import DTYPES, ArgumentError, Parser, whole
-from ._cache_folder import switched_off
+from ._cache_folder import tuning_is_off
 from ._progress import Progress
 from ._tune_candidates import Subject, subjects
 from ._tune_choice import choose, confirmed
@@ -107,7 +107,7 @@ def _check(options: argparse.Namespace) -> None:
     given = [f"--{name.replace('_', '-')}" for name in timing if getattr(options, name)]
     if given and (options.reset or options.show):
         raise ArgumentError(f"{actions[0]} times nothing and takes no {given[0]}; leave it out")
-    if switched_off("FATTN_TUNING") and not (options.reset or options.show or options.dry_run):
+    if tuning_is_off() and not (options.reset or options.show or options.dry_run):
         raise ArgumentError(
             "FATTN_TUNING=0 keeps the planner from reading what tune would write; unset it, or give --dry-run"
         )

@@ -39,6 +39,9 @@ void prepare(const Plan& plan);
 // The pipelines that this process has, in the order in which they were made.
 std::vector<Compiled> compiled_pipelines();
 
+// Where compiled pipelines are kept between runs; empty: nowhere.
+void set_archive_folder(const std::string& folder);
+
 // Of all that kernels and plans are made from: what was measured with other sources says nothing of these.
 const char* source_digest();
 

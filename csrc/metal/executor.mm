@@ -24,6 +24,7 @@ int apple_family(id<MTLDevice> device) {
 DeviceFacts read_device_facts() {
   @autoreleasepool {
     id<MTLDevice> device = metal_device();
+    TORCH_CHECK(device != nil, "fattn needs a GPU, and torch finds no Metal device");
     return {.name = [[device name] UTF8String],
             .family = apple_family(device),
             .cores = gpu_core_count(),

@@ -11,6 +11,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "archive.h"
 #include "executor.h"
 #include "mps_bridge.h"
 #include "once_map.h"
@@ -94,6 +95,14 @@ std::string describe(const KernelSpec& spec, const Macros& macros) {
   return text;
 }
 
+std::string describe_constants(const KernelSpec& spec) {
+  std::string text;
+  for (const ConstantValue& constant : constants_of(spec)) {
+    text += std::string(" ") + constant_name(constant.index) + "=" + std::to_string(constant.value);
+  }
+  return text;
+}
+
 std::string text_of(NSError* error) {
   return error == nil ? "no reason given" : [[error localizedDescription] UTF8String];
 }
@@ -164,10 +173,20 @@ Pipeline* build_pipeline(const KernelSpec& spec) {
                                         error:&error];
     TORCH_CHECK(function != nil, "Metal found no function ", function_name(spec.kernel), " in ",
                 describe(spec, macros), ": ", text_of(error));
-    id<MTLComputePipelineState> state = [metal_device() newComputePipelineStateWithFunction:function
-                                                                                      error:&error];
+    MTLComputePipelineDescriptor* descriptor = [[[MTLComputePipelineDescriptor alloc] init] autorelease];
+    descriptor.computeFunction = function;
     [function release];
-    TORCH_CHECK(state != nil, "Metal made no pipeline of ", describe(spec, macros), ": ", text_of(error));
+    const std::string what = describe(spec, macros) + describe_constants(spec);
+    id<MTLComputePipelineState> state = new_archived_pipeline(descriptor, what);
+    compiled.archived = state != nil;
+    if (!compiled.archived) {
+      state = [metal_device() newComputePipelineStateWithDescriptor:descriptor
+                                                            options:MTLPipelineOptionNone
+                                                         reflection:nil
+                                                              error:&error];
+      TORCH_CHECK(state != nil, "Metal made no pipeline of ", describe(spec, macros), ": ", text_of(error));
+      keep_pipeline(descriptor, what);
+    }
     compiled.pipeline_seconds = watch.seconds();
     record().add(compiled);
     return new Pipeline{state, static_cast<uint32_t>([state maxTotalThreadsPerThreadgroup])};

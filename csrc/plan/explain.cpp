@@ -321,6 +321,7 @@ std::string to_json(const std::vector<Compiled>& pipelines) {
     write_fields(json, pipeline.spec);
     json.field("library_seconds", float(pipeline.library_seconds));
     json.field("pipeline_seconds", float(pipeline.pipeline_seconds));
+    json.field("archived", pipeline.archived);
     json.close('}');
   }
   json.close(']');
