@@ -9,11 +9,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from torch_fattn._progress import Progress
+
 from . import table
 from .arguments import Parser, WrongArgumentError, output_file, picture_stem
 from .backends import BACKENDS, OURS, Backend, choose
 from .calls import OPS, SHAPES, Call
-from .progress import Progress
 
 
 def main(arguments: list[str] | None = None) -> int:

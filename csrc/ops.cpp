@@ -14,6 +14,8 @@
 #include "describe.h"
 #include "device_data.h"
 #include "fallback.h"
+#include "gpu.h"
+#include "plan/compiled.h"
 #include "plan/plan.h"
 
 #ifdef FATTN_WITH_METAL
@@ -33,7 +35,7 @@ std::array<std::atomic<int64_t>, kKernels.size()> launches{};
 // The GPU that a plan is for: the one that holds the tensors, else the smallest that is supported.
 const DeviceFacts& facts_of([[maybe_unused]] const at::Device& device) {
 #ifdef FATTN_WITH_METAL
-  if (device.is_mps()) return metal::device_facts();
+  if (device.is_mps()) return gpu_facts();
 #endif
   static const DeviceFacts smallest;
   return smallest;
@@ -64,8 +66,25 @@ auto run(const AnyCall& call) {
   return run_in_torch(call);
 }
 
+void compile([[maybe_unused]] const Plan& plan) {
+#ifdef FATTN_WITH_METAL
+  metal::prepare(plan);
+#else
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "fattn has nothing to compile: it was built without its Metal part");
+#endif
+}
+
+std::string compiled_pipelines() {
+#ifdef FATTN_WITH_METAL
+  return to_json(metal::compiled_pipelines());
+#else
+  return to_json(std::vector<Compiled>());
+#endif
+}
+
 // What torch calls, made from the function that describes a call: `run` has the signature of the op,
-// `explain` the same with the facts of another device to plan for.
+// `explain` the same with the facts of another device to plan for, or with the wish to compile it for the GPU
+// of this process.
 template <auto describe>
 struct OpOf;
 
@@ -74,13 +93,16 @@ struct OpOf<describe> {
   static auto run(Args... args) { return fattn::run(describe(args...)); }
 
   static std::string explain(Args... args, std::optional<std::string_view> device_name,
-                             std::optional<int64_t> family, std::optional<int64_t> cores) {
+                             std::optional<int64_t> family, std::optional<int64_t> cores, bool compiles) {
     const AnyCall call = describe(args...);
-    DeviceFacts facts = facts_of(call.device());
+    DeviceFacts facts = facts_of(compiles ? at::Device(at::kMPS) : call.device());
     if (device_name) facts.name = *device_name;
     if (family) facts.family = static_cast<int>(*family);
     if (cores) facts.cores = static_cast<int>(*cores);
-    return to_json(plan_or_raise(call.problem, facts), facts);
+    if (device_name || family || cores) facts.tuned = nullptr;  // of the GPU of this process alone
+    const Plan plan = plan_or_raise(call.problem, facts);
+    if (compiles) compile(plan);
+    return to_json(plan, facts);
   }
 };
 
@@ -142,7 +164,8 @@ const std::string kMergeArguments = "Tensor outs, Tensor lses";
 const std::string kMaskMapArguments = "Tensor attn_mask";
 const std::string kSoftmaxArguments = "Tensor scores, *, float softcap=0.0";
 const std::string kSoftcapArguments = "Tensor x, float cap";
-const std::string kDeviceArguments = "str? device_name=None, int? family=None, int? cores=None";
+const std::string kDeviceArguments =
+    "str? device_name=None, int? family=None, int? cores=None, bool compile=False";
 const std::string kResults = " -> (Tensor out, Tensor lse)";
 
 // A call changes the caches; planning one changes nothing.
@@ -195,6 +218,7 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_softcap(" + kSoftcapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
 
+  library.def("_compiled_pipelines() -> str", compiled_pipelines);
   library.def("_launch_counts() -> Dict(str, int)", launch_counts);
   library.def("_reset_launch_counts() -> ()", reset_launch_counts);
 }

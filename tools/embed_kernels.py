@@ -11,6 +11,7 @@ file and line.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ KERNELS = Path(__file__).resolve().parent.parent / "csrc" / "kernels"
 LOCAL_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
 DELIMITER = "FATTN"
+# What tiles were timed with, and what a compiled kernel was made from and by.
+DIGESTED = ("kernels/*", "plan/*", "metal/*")
 
 
 def flatten(name: str, seen: set[str] | None = None) -> str:
@@ -46,14 +49,23 @@ def kernel_names() -> list[str]:
     return sorted(path.stem for path in KERNELS.glob("*.metal"))
 
 
+def digest() -> str:
+    """Differs wherever kernels, planner or compile options do."""
+    sources = hashlib.sha256()
+    for path in sorted(path for pattern in DIGESTED for path in KERNELS.parent.glob(pattern)):
+        sources.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return sources.hexdigest()[:16]
+
+
 def as_initializers(names: list[str]) -> str:
-    """A list of {name, source} initialisers for csrc/metal/pipelines.mm."""
+    """A list of {name, source} initialisers for csrc/metal/pipelines.mm, and the digest of all sources."""
     entries = []
     for name in names:
         source = flatten(f"{name}.metal")
         if f"){DELIMITER}" in source:
             raise ValueError(f"{name}.metal: contains the raw string delimiter )" + DELIMITER)
         entries.append(f'{{"{name}", R"{DELIMITER}({source}){DELIMITER}"}},\n')
+    entries.append(f'{{"digest", "{digest()}"}},\n')
     return "// Written by tools/embed_kernels.py.\n" + "".join(entries)
 
 

@@ -5,20 +5,23 @@
 
 The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain PyTorch implementation.
 `StaticKVCache` and `PagedKVCache` hold the keys and values of a model that generates.
-`explain` shows how a call would run on the GPU, `torch_fattn.reference` defines what it must compute,
+`explain` shows how a call would run on the GPU, `warmup` compiles its kernels ahead, `compiled_kernels`
+says what compiling took, `torch_fattn.reference` defines what the operators must compute,
 `torch_fattn.integrations.transformers.register()` makes transformers models use it, and
 `python -m torch_fattn doctor` says whether all is well.
 """
 
 from __future__ import annotations
 
-from . import _extension, _fakes, reference
+from . import _archives, _extension, _fakes, _tuned_file, reference
 from ._cache_write import cache_write
+from ._compiled import CompiledKernel, compiled_kernels
 from ._logits import softcap, softmax
 from ._mask_map import mask_map
 from ._ops import decode, merge, paged_decode, prefill
 from ._packed_ops import paged_prefill, varlen_prefill
 from ._shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
+from ._warmup import Warmup, warmup
 from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
 from .plans import Explanation, explain, launch_counts, reset_launch_counts
 
@@ -26,16 +29,21 @@ __version__ = "0.1.0"
 
 built_for_torch = _extension.load()
 _fakes.register()
+_tuned_file.load_all(__version__)
+_archives.use_folder(__version__)
 
 __all__ = [
     "CacheFullError",
     "CacheStep",
+    "CompiledKernel",
     "Explanation",
     "PagedKVCache",
     "StaticKVCache",
+    "Warmup",
     "__version__",
     "built_for_torch",
     "cache_write",
+    "compiled_kernels",
     "decode",
     "explain",
     "launch_counts",
@@ -51,4 +59,5 @@ __all__ = [
     "softcap",
     "softmax",
     "varlen_prefill",
+    "warmup",
 ]

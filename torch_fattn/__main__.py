@@ -1,4 +1,4 @@
-"""`python -m torch_fattn doctor | explain | demo | bench`.
+"""`python -m torch_fattn doctor | explain | demo | tune | bench`.
 
 Exit status: 0 all is well, 1 something was found wrong, 2 the arguments ask for what cannot be done.
 """
@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import _explain_command
+from . import _explain_command, tune
 from ._arguments import DTYPES, ArgumentError, Parser, whole
 
 MOST_TOKENS = 1_000_000  # a model's own positions end long before
@@ -41,12 +41,14 @@ def _run(arguments: list[str]) -> int:
         return doctor.main()
     if options.command == "explain":
         return _explain_command.run(commands["explain"], options)
-    from . import demo
-
     try:
+        if options.command == "tune":
+            return tune.run(options)
+        from . import demo
+
         return demo.main(options.model, options.dtype, options.new_tokens)
     except ArgumentError as refusal:
-        commands["demo"].refuse(str(refusal))
+        commands[options.command].refuse(str(refusal))
 
 
 def _parsers() -> tuple[Parser, dict[str, Parser]]:
@@ -68,10 +70,15 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     plan = commands.add_parser("explain", help="how a call of these shapes would run on a GPU")
     _explain_command.add_arguments(plan)
 
+    tuner = commands.add_parser(
+        "tune", help="times tile sizes on this GPU, in 3 minutes, and keeps what is faster for the planner"
+    )
+    tune.add_arguments(tuner)
+
     commands.add_parser(
         "bench", add_help=False, help="times, or counts, beside the peers; needs the source checkout"
     )
-    return parser, {"demo": demo, "explain": plan}
+    return parser, {"demo": demo, "explain": plan, "tune": tuner}
 
 
 def _bench(arguments: list[str]) -> int:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ._arguments import DTYPES, Parser, whole
-from ._kv_formats import INT4_GROUP
+from ._sizes import SIZES, operands_of
 from .plans import FAMILIES, MOST_CORES, OPERATORS, explain
 
 MOST = 2**31 - 1
 ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
-PACKED = ("paged_prefill", "varlen_prefill")
 # Options that not every operator has; the others refuse them.
 USED_BY = {
     "kv_heads": ATTENTION,
@@ -68,20 +65,21 @@ def run(parser: Parser, options: argparse.Namespace) -> int:
     """Prints the plan. A call that the planner refuses is a wrong argument too."""
     _check_use(parser, options)
     _check_device(parser, options)
-    operands = _operands(parser, options)
+    sizes = {name: getattr(options, name) for name in SIZES if getattr(options, name) is not None}
     keywords: dict[str, Any] = {}
     if options.op in USED_BY["causal"]:
         keywords["is_causal"] = bool(options.causal)
-    if options.op in PACKED:
-        keywords["max_seqlen_q"] = operands[0].shape[0] // options.batch
-    if options.op == "varlen_prefill":
-        keywords["max_seqlen_k"] = operands[1].shape[0] // options.batch
-    if options.kv_format:
-        keywords |= _scales(options.kv_format, *operands[1:3])
     try:
+        operands, described = operands_of(
+            options.op,
+            dtype=getattr(torch, options.dtype),
+            mask=getattr(torch, options.mask) if options.mask else None,
+            **sizes,
+        )
         plan = explain(
             options.op,
             *operands,
+            **described,
             **keywords,
             device_name=options.device_name,
             family=options.family,
@@ -118,68 +116,3 @@ def _check_device(parser: Parser, options: argparse.Namespace) -> None:
             f"--device-name {name!r} is of Apple family {family}, not {options.family}; "
             f"give --family {family} or another name"
         )
-
-
-def _operands(parser: Parser, options: argparse.Namespace) -> list[Tensor]:
-    """Tensors of the asked shapes, without memory."""
-    batch, heads, head_dim = options.batch, options.heads, options.head_dim
-    kv_heads = options.kv_heads or heads
-    value_dim = options.value_dim or head_dim
-    kv_len = options.kv_len or 1024
-    q_len = options.q_len or (kv_len if options.op.endswith(("prefill", "map")) else 1)
-    block_size = options.block_size or 16
-
-    def tensor(name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        if math.prod(shape) * dtype.itemsize > 2**63 - 1:
-            parser.refuse(
-                f"the {name} of {' x '.join(map(str, shape))} elements is above 2^63 bytes, the largest "
-                "tensor that torch can describe; give smaller sizes"
-            )
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    dtype = getattr(torch, options.dtype)
-    mask = []
-    if options.mask or options.op == "mask_map":
-        mask.append(tensor("mask", getattr(torch, options.mask or "bool"), batch, 1, q_len, kv_len))
-    if options.op == "mask_map":
-        return mask
-    if options.op == "merge":
-        parts = (options.parts or 2, batch, heads, q_len)
-        return [tensor("outs", dtype, *parts, head_dim), tensor("lses", torch.float32, *parts)]
-    rows = (batch * q_len, heads) if options.op in PACKED else (batch, heads, q_len)
-    query = tensor("query", dtype, *rows, head_dim)
-    columns = [head_dim, value_dim]
-    if options.kv_format:
-        dtype = torch.int8 if options.kv_format == "int8" else torch.uint8
-        columns = [dim // 2 if options.kv_format == "int4" else dim for dim in columns]
-    if options.op.startswith("paged"):
-        blocks = -(-kv_len // block_size)
-        pool = (batch * blocks, block_size, kv_heads)
-        caches = [
-            tensor("key cache", dtype, *pool, columns[0]),
-            tensor("value cache", dtype, *pool, columns[1]),
-        ]
-        tables = tensor("block tables", torch.int32, batch, blocks)
-        paged = [query, *caches, tables, tensor("sequence lengths", torch.int32, batch)]
-        if options.op == "paged_prefill":
-            paged.append(tensor("starts of the sequences", torch.int32, batch + 1))
-        return paged
-    cache = (batch * kv_len, kv_heads) if options.op == "varlen_prefill" else (batch, kv_heads, kv_len)
-    operands = [query, tensor("key", dtype, *cache, columns[0]), tensor("value", dtype, *cache, columns[1])]
-    if options.op == "decode":
-        operands.append(tensor("sequence lengths", torch.int32, batch))
-    if options.op == "varlen_prefill":
-        operands += [tensor("starts of the sequences", torch.int32, batch + 1)] * 2
-    return operands + mask
-
-
-def _scales(kv_format: str, key: Tensor, value: Tensor) -> dict[str, Any]:
-    """The keywords of a quantised cache."""
-
-    def scales(cache: Tensor) -> Tensor:
-        if kv_format == "int4":
-            groups = (*cache.shape[:-1], cache.shape[-1] * 2 // INT4_GROUP, 2)
-            return torch.empty(groups, dtype=torch.float16, device="meta")
-        return torch.empty(cache.shape[:-1], device="meta")
-
-    return {"key_scales": scales(key), "value_scales": scales(value), "kv_format": kv_format}

@@ -32,6 +32,7 @@ except ImportError as error:
 
 from . import __version__, launch_counts, reset_launch_counts
 from ._arguments import ArgumentError
+from ._compiled import compile_summary
 from ._demo_recording import PlanRecorder, Progress, StepRecorder
 from .doctor import advice_about_device
 from .integrations.transformers import NAME, register
@@ -326,6 +327,7 @@ def print_result(ours: Run, theirs: Run, comparison: Comparison, plans: PlanReco
         "launches     " + ", ".join(f"{count} x {kernel}" for kernel, count in total_launches(ours).items())
     )
     print(f"time         {sum(ours.seconds):.1f} s, of which the first step {ours.seconds[0]:.1f} s")
+    print(f"compiled     {compile_summary()}")
     print(f"\n{len(plans.distinct)} distinct plans; of each the first call:")
     for plan in plans.distinct:
         print(f"\n{plan.first}\n  calls        {plan.calls}")

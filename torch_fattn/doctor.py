@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import __version__, built_for_torch, explain, launch_counts, reference
+from ._compiled import compile_summary
 from .plans import PLANNED, Explanation
 
 OK = "ok"
@@ -89,7 +90,7 @@ def main() -> int:
     advice = [*report_versions(), *report_device()]
     on_gpu = not advice_about_device()
     advice += self_test("mps" if on_gpu else "cpu")
-    print()
+    print(f"\ncompiled      {compile_summary()}\n")
     for line in advice:
         print(f"-> {line}")
     print("All is well." if not advice else f"{len(advice)} thing(s) to look at.")
@@ -146,6 +147,12 @@ def report_device() -> list[str]:
         f"{device['max_threadgroup_bytes'] // 1024} KiB of threadgroup memory"
     )
     return []
+
+
+def this_gpu() -> dict[str, Any]:
+    """Its name, family and number of cores."""
+    device = _plan_for_this_gpu().data["device"]
+    return {name: device[name] for name in ("name", "family", "cores")}
 
 
 def _plan_for_this_gpu() -> Explanation:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ._compiled import compiled_kernels
+
 __all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
 # That return (out, lse).
@@ -69,6 +71,9 @@ def _facts_of(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
         dispatches = -(-math.prod(launch["grid"]) // launch["slice"])
         yield "dispatches", f"{dispatches} of up to {launch['slice']} threadgroups"
     yield "threadgroup", f"{launch['threadgroup_bytes']:,} bytes of memory"
+    for kernel in compiled_kernels():
+        if kernel.is_launched_by(launch):
+            yield "compiled", f"in {kernel.times}"
 
 
 def _settings(values: dict[str, Any]) -> str:
@@ -78,6 +83,11 @@ def _settings(values: dict[str, Any]) -> str:
         subsequent_indent=" " * 16,
         break_long_words=False,
     )
+
+
+def check_op(asker: str, op: str) -> None:
+    if op not in PLANNED:
+        raise ValueError(f"torch_fattn.{asker}: {op!r} is not an operator; use one of {', '.join(PLANNED)}")
 
 
 def explain(
@@ -101,8 +111,7 @@ def explain(
 
     A call that the operator refuses is refused here with the same error.
     """
-    if op not in PLANNED:
-        raise ValueError(f"torch_fattn.explain: {op!r} is not an operator; use one of {', '.join(PLANNED)}")
+    check_op("explain", op)
     for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(MOST_CORES + 1))):
         if value is not None and value not in allowed:
             raise ValueError(

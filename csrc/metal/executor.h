@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../plan/compiled.h"
 #include "../plan/plan.h"
 
 namespace fattn::metal {
@@ -31,5 +32,17 @@ const DeviceFacts& device_facts();
 // the memory behind the bindings must stay allocated until this returns, as torch's allocator frees it in
 // stream order.
 void execute(const Plan& plan, const Bindings& bindings);
+
+// Compiles what a plan launches, and launches nothing.
+void prepare(const Plan& plan);
+
+// The pipelines that this process has, in the order in which they were made.
+std::vector<Compiled> compiled_pipelines();
+
+// Where compiled pipelines are kept between runs; empty: nowhere.
+void set_archive_folder(const std::string& folder);
+
+// Of all that kernels and plans are made from: what was measured with other sources says nothing of these.
+const char* source_digest();
 
 }  // namespace fattn::metal

@@ -24,6 +24,7 @@ int apple_family(id<MTLDevice> device) {
 DeviceFacts read_device_facts() {
   @autoreleasepool {
     id<MTLDevice> device = metal_device();
+    TORCH_CHECK(device != nil, "fattn needs a GPU, and torch finds no Metal device");
     return {.name = [[device name] UTF8String],
             .family = apple_family(device),
             .cores = gpu_core_count(),
@@ -69,7 +70,7 @@ void encode_slices(const Pass& whole, const Pipeline& pipeline, const Bindings& 
 }
 
 // Compiles what is missing, which can take seconds and must not hold up the stream's queue.
-const Pipeline* prepare(const Pass& pass) {
+const Pipeline* prepare_pass(const Pass& pass) {
   const Pipeline& pipeline = pipeline_for(pass.spec);
   const uint32_t threads = pass.threads[0] * pass.threads[1] * pass.threads[2];
   TORCH_CHECK(threads <= pipeline.max_threads, function_name(pass.spec.kernel), " needs ", threads,
@@ -86,13 +87,17 @@ const DeviceFacts& device_facts() {
 
 void execute(const Plan& plan, const Bindings& bindings) {
   std::array<const Pipeline*, std::tuple_size_v<decltype(Plan::passes)>> pipelines{};
-  for (uint32_t i = 0; i < plan.pass_count; ++i) pipelines[i] = prepare(plan.passes[i]);
+  for (uint32_t i = 0; i < plan.pass_count; ++i) pipelines[i] = prepare_pass(plan.passes[i]);
   with_shared_encoder([&](const SharedEncoder& encoder) {
     for (uint32_t i = 0; i < plan.pass_count; ++i) {
       const auto encode_pass = plan.passes[i].spec.sliced ? encode_slices : encode;
       encode_pass(plan.passes[i], *pipelines[i], bindings, encoder);
     }
   });
+}
+
+void prepare(const Plan& plan) {
+  for (uint32_t i = 0; i < plan.pass_count; ++i) prepare_pass(plan.passes[i]);
 }
 
 }  // namespace fattn::metal

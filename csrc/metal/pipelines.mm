@@ -1,14 +1,18 @@
 // Compiles the embedded kernels on first use and keeps them for the life of the process.
 #include "pipelines.h"
 
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
 
+#include "archive.h"
+#include "executor.h"
 #include "mps_bridge.h"
 #include "once_map.h"
 
@@ -28,6 +32,37 @@ constexpr KernelSource kSources[] = {
 struct Library {
   id<MTLLibrary> library = nil;
 };
+
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+// What was compiled, and how long it took.
+class Record {
+ public:
+  void add(const Compiled& pipeline) {
+    std::lock_guard lock(mutex_);
+    pipelines_.push_back(pipeline);
+  }
+  std::vector<Compiled> copy() {
+    std::lock_guard lock(mutex_);
+    return pipelines_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Compiled> pipelines_;
+};
+
+Record& record() {
+  static auto& record = *new Record;
+  return record;
+}
 
 struct SpecHash {
   size_t operator()(const KernelSpec& spec) const {
@@ -57,6 +92,14 @@ const char* source_text(const char* name) {
 std::string describe(const KernelSpec& spec, const Macros& macros) {
   std::string text = std::string(source_name(spec.kernel)) + ".metal with";
   for (const auto& [name, value] : macros) text += " " + name + "=" + value;
+  return text;
+}
+
+std::string describe_constants(const KernelSpec& spec) {
+  std::string text;
+  for (const ConstantValue& constant : constants_of(spec)) {
+    text += std::string(" ") + constant_name(constant.index) + "=" + std::to_string(constant.value);
+  }
   return text;
 }
 
@@ -96,9 +139,14 @@ Library* compile_library(const KernelSpec& spec, const Macros& macros) {
 }
 
 // One library serves all values of the function constants.
-Library* library_for(const KernelSpec& spec, const Macros& macros) {
+Library* library_for(const KernelSpec& spec, const Macros& macros, double* seconds) {
   static auto& libraries = *new OnceMap<std::string, Library>;
-  return libraries.get(describe(spec, macros), [&] { return compile_library(spec, macros); });
+  return libraries.get(describe(spec, macros), [&] {
+    const Stopwatch watch;
+    Library* library = compile_library(spec, macros);
+    *seconds = watch.seconds();
+    return library;
+  });
 }
 
 MTLFunctionConstantValues* constant_values(const KernelSpec& spec) {
@@ -115,7 +163,9 @@ MTLFunctionConstantValues* constant_values(const KernelSpec& spec) {
 Pipeline* build_pipeline(const KernelSpec& spec) {
   @autoreleasepool {
     const Macros macros = macros_of(spec);
-    Library* library = library_for(spec, macros);
+    Compiled compiled{.spec = spec};
+    Library* library = library_for(spec, macros, &compiled.library_seconds);
+    const Stopwatch watch;
     NSError* error = nil;
     id<MTLFunction> function =
         [library->library newFunctionWithName:[NSString stringWithUTF8String:function_name(spec.kernel)]
@@ -123,10 +173,22 @@ Pipeline* build_pipeline(const KernelSpec& spec) {
                                         error:&error];
     TORCH_CHECK(function != nil, "Metal found no function ", function_name(spec.kernel), " in ",
                 describe(spec, macros), ": ", text_of(error));
-    id<MTLComputePipelineState> state = [metal_device() newComputePipelineStateWithFunction:function
-                                                                                      error:&error];
+    MTLComputePipelineDescriptor* descriptor = [[[MTLComputePipelineDescriptor alloc] init] autorelease];
+    descriptor.computeFunction = function;
     [function release];
-    TORCH_CHECK(state != nil, "Metal made no pipeline of ", describe(spec, macros), ": ", text_of(error));
+    const std::string what = describe(spec, macros) + describe_constants(spec);
+    id<MTLComputePipelineState> state = new_archived_pipeline(descriptor, what);
+    compiled.archived = state != nil;
+    if (!compiled.archived) {
+      state = [metal_device() newComputePipelineStateWithDescriptor:descriptor
+                                                            options:MTLPipelineOptionNone
+                                                         reflection:nil
+                                                              error:&error];
+      TORCH_CHECK(state != nil, "Metal made no pipeline of ", describe(spec, macros), ": ", text_of(error));
+      keep_pipeline(descriptor, what);
+    }
+    compiled.pipeline_seconds = watch.seconds();
+    record().add(compiled);
     return new Pipeline{state, static_cast<uint32_t>([state maxTotalThreadsPerThreadgroup])};
   }
 }
@@ -137,5 +199,9 @@ const Pipeline& pipeline_for(const KernelSpec& spec) {
   static auto& pipelines = *new OnceMap<KernelSpec, Pipeline, SpecHash>;
   return *pipelines.get(spec, [&] { return build_pipeline(spec); });
 }
+
+const char* source_digest() { return source_text("digest"); }
+
+std::vector<Compiled> compiled_pipelines() { return record().copy(); }
 
 }  // namespace fattn::metal

@@ -2,6 +2,7 @@
 // the chunks of each.
 #include "planners.h"
 #include "slices.h"
+#include "tuned.h"
 
 namespace fattn {
 namespace {
@@ -28,7 +29,8 @@ struct Shape {
 
 // Simdgroups with whole rows: decode.metal.
 Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
-  DecodeRow row = tuning_row(kDecodeTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  const int64_t dim = std::max(p.head_dim, p.value_dim);
+  DecodeRow row = tuned_or(tuning_row(kDecodeTuning, device, p.dtype, dim), Kernel::kDecode, device, p);
   if (p.kv_format != kKvFloat) {
     const QuantisedRow& quantised = quantised_row(device, p.dtype, p.kv_format);
     row.tile_keys = quantised.tile_keys;
@@ -56,8 +58,9 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
 
 // Simdgroups with columns of all rows: decode_wide.metal.
 Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
-  const DecodeRow& row =
-      tuning_row(kDecodeWideTuning, device, operand_dtype(p), std::max(p.head_dim, p.value_dim));
+  const int64_t dim = std::max(p.head_dim, p.value_dim);
+  const DecodeRow row =
+      tuned_or(tuning_row(kDecodeWideTuning, device, operand_dtype(p), dim), Kernel::kDecodeWide, device, p);
   const int64_t row_groups = row_groups_for(packed_rows, kMaxRowGroups);
   int64_t simdgroups = std::max<int64_t>(row.simdgroups, 2 * row_groups);  // a thread has scores of one row
   while (simdgroups < kMaxWideSimdgroups && row_groups * p.value_dim > simdgroups * kMaxGroupColumns) {

@@ -6,11 +6,14 @@
 
 namespace fattn {
 
+struct TunedRows;
+
 struct DeviceFacts {
   std::string name = "Apple M1";
   int family = 7;  // n of MTLGPUFamilyApple<n>
   int cores = 8;   // 0: not known, as in a virtual machine
   int64_t max_threadgroup_bytes = 32768;
+  const TunedRows* tuned = nullptr;  // of this very GPU (tuned.h); lives as long as the process
 };
 
 }  // namespace fattn

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <string_view>
 
+#include "compiled.h"
 #include "plan.h"
 
 namespace fattn {
@@ -257,24 +258,28 @@ std::string hex_of(const Pass& pass) {
   return text;
 }
 
-void write(JsonWriter& json, const Pass& pass) {
-  json.open('{');
-  json.field("kernel", function_name(pass.spec.kernel));
-  json.field("source", std::string(source_name(pass.spec.kernel)) + ".metal");
+// The fields that say which pipeline it is.
+void write_fields(JsonWriter& json, const KernelSpec& spec) {
+  json.field("kernel", function_name(spec.kernel));
+  json.field("source", std::string(source_name(spec.kernel)) + ".metal");
 
   json.key("macros");
   json.open('{');
-  for (const auto& [name, value] : macros_of(pass.spec)) json.field(name, value);
+  for (const auto& [name, value] : macros_of(spec)) json.field(name, value);
   json.close('}');
 
   json.key("constants");
   json.open('{');
-  for (const ConstantValue& constant : constants_of(pass.spec)) {
+  for (const ConstantValue& constant : constants_of(spec)) {
     json.key(constant_name(constant.index));
     constant.is_bool ? json.value(constant.value != 0) : json.value(constant.value);
   }
   json.close('}');
+}
 
+void write(JsonWriter& json, const Pass& pass) {
+  json.open('{');
+  write_fields(json, pass.spec);
   json.field("grid", pass.grid);
   if (pass.spec.sliced) json.field("slice", pass.slice);
   json.field("threads", pass.threads);
@@ -319,6 +324,21 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
   json.field("scratch_bytes", floats * int64_t{sizeof(float)} + plan.scratch_map_bytes);
   json.field("tuning", plan.tuning);
   json.close('}');
+  return json.take();
+}
+
+std::string to_json(const std::vector<Compiled>& pipelines) {
+  JsonWriter json;
+  json.open('[');
+  for (const Compiled& pipeline : pipelines) {
+    json.open('{');
+    write_fields(json, pipeline.spec);
+    json.field("library_seconds", float(pipeline.library_seconds));
+    json.field("pipeline_seconds", float(pipeline.pipeline_seconds));
+    json.field("archived", pipeline.archived);
+    json.close('}');
+  }
+  json.close(']');
   return json.take();
 }
 

@@ -2,6 +2,7 @@
 // query rows; before it, where that pays, one that makes a map of the mask.
 #include "planners.h"
 #include "slices.h"
+#include "tuned.h"
 
 namespace fattn {
 namespace {
@@ -42,7 +43,8 @@ int64_t scale_bytes(const Problem& p, int64_t keys) {
 Shape shape_of_rows(const Problem& p, const DeviceFacts& device) {
   // The tile of int4 is of float32, as its operands are.
   const DType tile_dtype = p.kv_format == kKvInt4 ? DType::kFloat32 : p.dtype;
-  const PrefillRow& row = tuning_row(kPrefillTuning, device, tile_dtype, std::max(p.head_dim, p.value_dim));
+  const int64_t dim = std::max(p.head_dim, p.value_dim);
+  const PrefillRow row = tuned_or(tuning_row(kPrefillTuning, device, tile_dtype, dim), device, p);
   // The K tile, the V tile, the scales of their rows, and one flag per simdgroup.
   const int64_t element_bytes = size_of(tile_element(p));
   const int64_t key_bytes = p.head_dim * element_bytes + kKeyPadBytes;
@@ -61,8 +63,8 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device) {
 
 // Simdgroups that share out the columns of their rows: prefill_wide.metal.
 Shape shape_of_columns(const Problem& p, const DeviceFacts& device) {
-  const PrefillWideRow& row =
-      tuning_row(kPrefillWideTuning, device, p.dtype, std::max(p.head_dim, p.value_dim));
+  const int64_t dim = std::max(p.head_dim, p.value_dim);
+  const PrefillWideRow row = tuned_or(tuning_row(kPrefillWideTuning, device, p.dtype, dim), device, p);
   const int64_t row_fragments = row_fragments_for(p, row.row_groups, row.row_fragments);
   const int64_t fragments = row.row_groups * row_fragments;
   // Where simdgroups of a group outnumber the key fragments, each sums a share of the columns.

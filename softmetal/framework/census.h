@@ -18,6 +18,8 @@ enum class MetalClass {
   kCompileOptions,
   kFunctionConstantValues,
   kComputePipelineDescriptor,
+  kBinaryArchive,
+  kBinaryArchiveDescriptor,
   kCount
 };
 

@@ -168,7 +168,7 @@ ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Prog
 @synthesize label = _label, computeFunction = _computeFunction,
             threadGroupSizeIsMultipleOfThreadExecutionWidth =
                 _threadGroupSizeIsMultipleOfThreadExecutionWidth,
-            maxTotalThreadsPerThreadgroup = _maxTotalThreadsPerThreadgroup;
+            maxTotalThreadsPerThreadgroup = _maxTotalThreadsPerThreadgroup, binaryArchives = _binaryArchives;
 - (instancetype)init {
   if ((self = [super init])) ++softmetal::live_count(softmetal::MetalClass::kComputePipelineDescriptor);
   return self;
@@ -178,6 +178,7 @@ ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Prog
   self.computeFunction = nil;
   self.threadGroupSizeIsMultipleOfThreadExecutionWidth = NO;
   self.maxTotalThreadsPerThreadgroup = 0;
+  self.binaryArchives = nil;
 }
 - (id)copyWithZone:(NSZone*)zone {
   MTLComputePipelineDescriptor* copy = [[MTLComputePipelineDescriptor alloc] init];
@@ -185,11 +186,13 @@ ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Prog
   copy.computeFunction = _computeFunction;
   copy.threadGroupSizeIsMultipleOfThreadExecutionWidth = self.threadGroupSizeIsMultipleOfThreadExecutionWidth;
   copy.maxTotalThreadsPerThreadgroup = self.maxTotalThreadsPerThreadgroup;
+  copy.binaryArchives = _binaryArchives;
   return copy;
 }
 - (void)dealloc {
   [_label release];
   [_computeFunction release];
+  [_binaryArchives release];
   --softmetal::live_count(softmetal::MetalClass::kComputePipelineDescriptor);
   [super dealloc];
 }

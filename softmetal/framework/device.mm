@@ -51,7 +51,7 @@ static unsigned claimed(const char* variable, unsigned usual) {
   return value && *value ? unsigned(atoi(value)) : usual;
 }
 unsigned core_count() { return claimed("SOFTMETAL_GPU_CORES", 8); }
-static unsigned apple_family() { return claimed("SOFTMETAL_GPU_FAMILY", 8); }
+unsigned apple_family() { return claimed("SOFTMETAL_GPU_FAMILY", 8); }
 
 }  // namespace softmetal
 
@@ -151,6 +151,14 @@ extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal:
   if (!descriptor.computeFunction)
     softmetal::violated("newComputePipelineState: the compute function is nil");
   if (reflection) *reflection = nil;
+  if ((options & MTLPipelineOptionFailOnBinaryArchiveMiss) && !softmetal::is_archived(descriptor)) {
+    softmetal::report_archive_miss(error);
+    return nil;
+  }
   return softmetal::new_pipeline(descriptor, error);
+}
+- (id<MTLBinaryArchive>)newBinaryArchiveWithDescriptor:(MTLBinaryArchiveDescriptor*)descriptor
+                                                 error:(NSError**)error {
+  return softmetal::new_archive(descriptor, error);
 }
 @end

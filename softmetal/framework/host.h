@@ -15,6 +15,7 @@ void release_object(void* object);
 size_t allocated_bytes();  // of all live buffers
 size_t device_memory();    // bytes a process may reasonably use
 const char* device_name();
-unsigned core_count();  // GPU cores that the device claims (SOFTMETAL_GPU_CORES, 8 if not set)
+unsigned apple_family();  // that the device claims (SOFTMETAL_GPU_FAMILY, 8 if not set)
+unsigned core_count();    // GPU cores that the device claims (SOFTMETAL_GPU_CORES, 8 if not set)
 
 }  // namespace softmetal

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,14 @@ id<MTLDevice> system_device();  // not retained
   NSUInteger _maxThreads, _staticThreadgroupBytes;
   NSString* _label;
   softmetal::Counted<softmetal::MetalClass::kComputePipelineState> _counted;
+}
+@end
+
+@interface SMBinaryArchive : NSObject <MTLBinaryArchive> {
+ @public
+  std::set<std::string> _pipelines;  // archive_key of each
+  NSString* _label;
+  softmetal::Counted<softmetal::MetalClass::kBinaryArchive> _counted;
 }
 @end
 

@@ -39,7 +39,9 @@ const char* class_name(MetalClass c) {
                                       "MTLComputePipelineState",
                                       "MTLCompileOptions",
                                       "MTLFunctionConstantValues",
-                                      "MTLComputePipelineDescriptor"};
+                                      "MTLComputePipelineDescriptor",
+                                      "MTLBinaryArchive",
+                                      "MTLBinaryArchiveDescriptor"};
   static_assert(std::size(names) == size_t(MetalClass::kCount));
   return names[size_t(c)];
 }

@@ -28,7 +28,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     patch.setenv("TORCH_EXTENSIONS_DIR", str(HERE.parent.parent / "_build" / "test_extensions"))
     cpp_extension.load(
         "softmetal_kit",
-        [str(HERE / "kit.mm"), str(HERE / "misuse.mm")],
+        [str(HERE / name) for name in ("kit.mm", "misuse.mm", "archives.mm")],
         extra_cflags=[*shlex.split(flags["CPPFLAGS"]), "-O1", "-Wno-unused-command-line-argument"],
         extra_ldflags=shlex.split(flags["LDFLAGS"]),
         is_python_module=False,

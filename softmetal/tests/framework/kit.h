@@ -20,6 +20,8 @@ void encode(const std::function<void(id<MTLComputeCommandEncoder>)>&
                 work);  // on torch's stream and its shared encoder
 
 void misuse(const std::string& what);  // breaks one rule of Metal's API; "nothing" breaks none
-std::vector<std::string> facts();      // "name=value" lines of the device, a pipeline and a library
+std::vector<std::string> archives(const std::string& path);  // "step=outcome" lines; writes the file
+std::string open_archive(const std::string& path);           // the outcome
+std::vector<std::string> facts();  // "name=value" lines of the device, a pipeline and a library
 
 }  // namespace kit

@@ -192,5 +192,7 @@ TORCH_LIBRARY(softmetal_kit, m) {
         kit::run);
   m.def("misuse(str what) -> ()", kit::misuse);
   m.def("facts() -> str[]", kit::facts);
+  m.def("archives(str path) -> str[]", [](std::string path) { return kit::archives(path); });
+  m.def("open_archive(str path) -> str", [](std::string path) { return kit::open_archive(path); });
 }
 TORCH_LIBRARY_IMPL(softmetal_kit, MPS, m) { m.impl("scale", kit::scale); }

@@ -1,5 +1,6 @@
 // A compiled kernel, ready to dispatch.
 #pragma once
+#import <Metal/MTLBinaryArchive.h>
 #import <Metal/MTLTypes.h>
 
 typedef NS_OPTIONS(NSUInteger, MTLPipelineOption) {
@@ -17,11 +18,13 @@ typedef MTLComputePipelineReflection* MTLAutoreleasedComputePipelineReflection;
   id<MTLFunction> _computeFunction;
   BOOL _threadGroupSizeIsMultipleOfThreadExecutionWidth;
   NSUInteger _maxTotalThreadsPerThreadgroup;
+  NSArray<id<MTLBinaryArchive>>* _binaryArchives;
 }
 @property(nonatomic, copy) NSString* label;
 @property(nonatomic, retain) id<MTLFunction> computeFunction;
 @property(nonatomic) BOOL threadGroupSizeIsMultipleOfThreadExecutionWidth;
 @property(nonatomic) NSUInteger maxTotalThreadsPerThreadgroup;
+@property(nonatomic, copy) NSArray<id<MTLBinaryArchive>>* binaryArchives;
 - (void)reset;
 @end
 

@@ -1,5 +1,6 @@
 // The device: facts, and the maker of everything else.
 #pragma once
+#import <Metal/MTLBinaryArchive.h>
 #import <Metal/MTLCommandQueue.h>
 #import <Metal/MTLComputePipeline.h>
 #import <Metal/MTLLibrary.h>
@@ -57,6 +58,8 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
                                   options:(MTLPipelineOption)options
                                reflection:(MTLAutoreleasedComputePipelineReflection*)reflection
                                     error:(NSError**)error;
+- (id<MTLBinaryArchive>)newBinaryArchiveWithDescriptor:(MTLBinaryArchiveDescriptor*)descriptor
+                                                 error:(NSError**)error;
 @end
 
 #ifdef __cplusplus

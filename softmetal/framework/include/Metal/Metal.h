@@ -6,6 +6,7 @@
 #import <Metal/MTLResource.h>
 #import <Metal/MTLBuffer.h>
 #import <Metal/MTLLibrary.h>
+#import <Metal/MTLBinaryArchive.h>
 #import <Metal/MTLComputePipeline.h>
 #import <Metal/MTLEvent.h>
 #import <Metal/MTLCommandEncoder.h>

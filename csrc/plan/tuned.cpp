@@ -1,0 +1,182 @@
+#include "tuned.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+#include <variant>
+
+#include "planners.h"
+
+namespace fattn {
+namespace {
+
+bool is_prefill(Kernel kernel) { return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide; }
+bool is_decode(Kernel kernel) { return kernel == Kernel::kDecode || kernel == Kernel::kDecodeWide; }
+bool is_wide(Kernel kernel) { return kernel == Kernel::kPrefillWide || kernel == Kernel::kDecodeWide; }
+
+// Rows that a sequence has at most, as prefill packs them.
+int64_t length_of(const Problem& p) { return p.packed ? p.max_seqlen_q * (p.q_heads / p.kv_heads) : p.q_len; }
+
+const TunedRow* find(const DeviceFacts& device, Kernel kernel, const Problem& p) {
+  // A quantised cache was not timed.
+  if (device.tuned == nullptr || p.kv_format != kKvFloat) return nullptr;
+  const int64_t dim = std::max(p.head_dim, p.value_dim);
+  for (const TunedRow& row : device.tuned->rows) {
+    const bool matches = row.kernel == kernel && row.dtype == p.dtype && row.min_dim <= dim &&
+                         dim <= row.max_dim &&
+                         (row.max_length == kAnyLength || length_of(p) <= row.max_length);
+    if (matches) return &row;
+  }
+  return nullptr;
+}
+
+bool is_one_of(int64_t value, std::initializer_list<int64_t> allowed) {
+  return std::find(allowed.begin(), allowed.end(), value) != allowed.end();
+}
+
+// What the static_asserts of the kernels, and their fragments, ask for.
+const char* fault_of_sizes(const TunedRow& row) {
+  if (!is_one_of(row.tile_keys, {8, 16, 32})) return "tile_keys is not 8, 16 or 32";
+  if (!is_one_of(row.simdgroups, {2, 4, 8, 16})) return "simdgroups is not 2, 4, 8 or 16";
+  if (is_prefill(row.kernel)) {
+    if (!is_one_of(row.row_fragments, {1, 2})) return "row_fragments is not 1 or 2";
+    const bool groups =
+        row.kernel == Kernel::kPrefillWide ? is_one_of(row.row_groups, {1, 2}) : row.row_groups == 0;
+    if (!groups) return "row_groups is not 1 or 2 (prefill_wide) or 0 (prefill)";
+    if (row.early_values > (row.kernel == Kernel::kPrefillWide))
+      return "early_values is not 0 or 1 (prefill_wide)";
+    if (row.least_chunk != 0 || row.threadgroups_per_core != 0) return "a prefill has no chunks";
+    return nullptr;
+  }
+  if (row.row_fragments != 0 || row.row_groups != 0 || row.early_values != 0) {
+    return "row_fragments, row_groups and early_values belong to prefill";
+  }
+  if (row.max_length != kAnyLength) return "decode cannot go by length";
+  const int64_t unit = row.kernel == Kernel::kDecode ? row.tile_keys * row.simdgroups : row.tile_keys;
+  if (row.least_chunk == 0 || row.least_chunk % unit != 0 || row.least_chunk > kLargeChunk) {
+    return "least_chunk is not a multiple of the keys of a step, up to 512";
+  }
+  if (row.threadgroups_per_core < 1 || row.threadgroups_per_core > 16) {
+    return "threadgroups_per_core is not between 1 and 16";
+  }
+  return nullptr;
+}
+
+const char* fault_of_scope(const TunedRow& row) {
+  if (!is_prefill(row.kernel) && !is_decode(row.kernel)) return "the kernel has no tiles";
+  if (!is_float(row.dtype)) return "the dtype is not float32, float16 or bfloat16";
+  const int64_t least = is_wide(row.kernel) ? kMaxRowDim + 1 : 1;
+  const int64_t most = is_wide(row.kernel) ? kMaxHeadDim : kMaxRowDim;
+  if (row.min_dim < least || row.max_dim < row.min_dim || row.max_dim > most) {
+    return "the kernel has not these head sizes";
+  }
+  if (row.max_length < 0) return "max_length is negative";
+  return nullptr;
+}
+
+// The largest call of the row.
+Problem largest_call(const TunedRow& row, int64_t group_size) {
+  Problem p;
+  p.op = is_decode(row.kernel) ? Op::kDecode : Op::kPrefill;
+  p.dtype = row.dtype;
+  p.batch = p.kv_heads = p.q_len = 1;
+  p.q_heads = group_size;
+  p.kv_len = 1;
+  p.head_dim = p.value_dim = row.max_dim / kHeadDimMultiple * kHeadDimMultiple;
+  return p;
+}
+
+// By the planner's own arithmetic.
+const char* fault_of_memory(const TunedRow& row) {
+  DeviceFacts device;
+  const TunedRows alone{{row}, ""};
+  device.tuned = &alone;
+  for (const int64_t group_size : {1, 9, 17, 33}) {  // one row group of decode, two, four and more
+    const auto planned = plan(largest_call(row, group_size), device);
+    const Plan* plan = std::get_if<Plan>(&planned);
+    if (plan == nullptr) return "the kernel has not these head sizes";
+    if (plan->passes[0].threadgroup_bytes > device.max_threadgroup_bytes) {
+      return "the tile takes more than 32 KiB of threadgroup memory";
+    }
+  }
+  return nullptr;
+}
+
+// What the order of a sum follows from, of a prefill: keys of a step, and how many simdgroups share the
+// columns of a product.
+int64_t order_of(const TunedRow& row) {
+  const int64_t groups = std::max<int64_t>(row.row_groups, 1);
+  const int64_t shares = row.kernel == Kernel::kPrefillWide
+                             ? std::max<int64_t>(row.simdgroups / groups * kFragment / row.tile_keys, 1)
+                             : 1;
+  return row.tile_keys * 1000 + shares;
+}
+
+bool overlap(const TunedRow& a, const TunedRow& b) {
+  return a.kernel == b.kernel && a.dtype == b.dtype && a.min_dim <= b.max_dim && b.min_dim <= a.max_dim;
+}
+
+// Rows for some lengths stand before one for all, of the same head sizes, and add in the same order.
+const char* fault_of_lengths(const std::vector<TunedRow>& rows) {
+  for (auto row = rows.begin(); row != rows.end(); ++row) {
+    if (row->max_length == kAnyLength) continue;
+    const auto other =
+        std::find_if(std::next(row), rows.end(), [&](const TunedRow& r) { return overlap(*row, r); });
+    if (other == rows.end() || other->min_dim != row->min_dim || other->max_dim != row->max_dim) {
+      return "a row for some lengths is not followed by one for the others";
+    }
+    if (order_of(*other) != order_of(*row)) return "the order of a sum would go by length";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::string fault_of(const std::vector<TunedRow>& rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const char* fault = fault_of_scope(rows[i]);
+    if (fault == nullptr) fault = fault_of_sizes(rows[i]);
+    if (fault == nullptr) fault = fault_of_memory(rows[i]);
+    if (fault != nullptr) return "row " + std::to_string(i) + ": " + fault;
+  }
+  const char* fault = fault_of_lengths(rows);
+  return fault != nullptr ? fault : "";
+}
+
+PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Problem& p) {
+  PrefillRow chosen = row;
+  if (const TunedRow* tuned = find(device, Kernel::kPrefill, p)) {
+    chosen.row_fragments = tuned->row_fragments;
+    chosen.tile_keys = tuned->tile_keys;
+    chosen.simdgroups = tuned->simdgroups;
+    chosen.provenance = device.tuned->provenance.c_str();
+  }
+  return chosen;
+}
+
+PrefillWideRow tuned_or(const PrefillWideRow& row, const DeviceFacts& device, const Problem& p) {
+  PrefillWideRow chosen = row;
+  if (const TunedRow* tuned = find(device, Kernel::kPrefillWide, p)) {
+    chosen.row_fragments = tuned->row_fragments;
+    chosen.row_groups = tuned->row_groups;
+    chosen.tile_keys = tuned->tile_keys;
+    chosen.simdgroups = tuned->simdgroups;
+    chosen.early_values = tuned->early_values != 0;
+    chosen.provenance = device.tuned->provenance.c_str();
+  }
+  return chosen;
+}
+
+DecodeRow tuned_or(const DecodeRow& row, Kernel kernel, const DeviceFacts& device, const Problem& p) {
+  DecodeRow chosen = row;
+  if (const TunedRow* tuned = find(device, kernel, p)) {
+    chosen.tile_keys = tuned->tile_keys;
+    chosen.simdgroups = tuned->simdgroups;
+    chosen.least_chunk = tuned->least_chunk;
+    chosen.threadgroups_per_core = tuned->threadgroups_per_core;
+    chosen.provenance = device.tuned->provenance.c_str();
+  }
+  return chosen;
+}
+
+}  // namespace fattn

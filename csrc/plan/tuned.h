@@ -1,0 +1,51 @@
+// Tiles that were timed on the GPU at hand, in front of the tables of tuning.h. Plain data: who timed them,
+// and where they are kept, is torch_fattn/_tuned_file.py.
+//
+// What decides the order of a sum may not go by length: a sequence's result would depend on the others that
+// it is packed with, or on the capacity of its cache. So rows of the same kernel, dtype and head sizes that
+// differ by length have the same keys per step, and decode has one row for all lengths.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "problem.h"
+#include "tuning.h"
+
+namespace fattn {
+
+inline constexpr int32_t kAnyLength = 0;
+
+// For calls of one kernel and dtype whose larger head size is in [min_dim, max_dim]. What a kernel has no use
+// for is 0.
+struct TunedRow {
+  Kernel kernel = Kernel::kPrefill;
+  DType dtype = DType::kFloat32;
+  uint16_t min_dim = 0;
+  uint16_t max_dim = 0;
+  int32_t max_length = kAnyLength;  // of the rows of a prefill
+  uint16_t row_fragments = 0;
+  uint16_t row_groups = 0;
+  uint16_t tile_keys = 0;
+  uint16_t simdgroups = 0;
+  uint16_t early_values = 0;
+  uint16_t least_chunk = 0;
+  uint16_t threadgroups_per_core = 0;
+};
+
+struct TunedRows {
+  std::vector<TunedRow> rows;  // the first that matches wins
+  std::string provenance;
+};
+
+// Why the kernels could not run with these rows, or an empty string: sizes that they do not have, more
+// threadgroup memory than there is, sums whose order would go by length.
+std::string fault_of(const std::vector<TunedRow>& rows);
+
+// The row of the built-in table, or the sizes that were timed for such a call on this GPU.
+PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Problem& p);
+PrefillWideRow tuned_or(const PrefillWideRow& row, const DeviceFacts& device, const Problem& p);
+DecodeRow tuned_or(const DecodeRow& row, Kernel kernel, const DeviceFacts& device, const Problem& p);
+
+}  // namespace fattn

@@ -1,0 +1,115 @@
+"""Kernels compiled ahead: the first call then finds all of its own, and what compiling took is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+from tests.conftest import counted_launches
+from torch_fattn import _compiled, reference
+
+f16 = torch.float16
+# A head size that no other test compiles first.
+MODEL: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 56, "value_dim": 24, "dtype": f16}
+
+
+def operands(q_len: int, kv_len: int, dtype: torch.dtype = f16) -> list[torch.Tensor]:
+    shapes = ((1, 4, q_len, 56), (1, 2, kv_len, 56), (1, 2, kv_len, 24))
+    return [torch.randn(shape).to(dtype).to("mps") for shape in shapes]
+
+
+def newly_compiled(run: Any) -> list[str]:
+    before = len(torch_fattn.compiled_kernels())
+    run()
+    return [kernel.kernel for kernel in torch_fattn.compiled_kernels()[before:]]
+
+
+def test_calls_after_it_compile_nothing() -> None:
+    with counted_launches() as launches:
+        done = torch_fattn.warmup([("prefill", MODEL | {"is_causal": True}), ("decode", MODEL)])
+    assert not launches and done.compiled and done.seconds > 0
+    assert {"fattn_prefill", "fattn_decode", "fattn_merge"} == {kernel.kernel for kernel in done.kernels}
+    assert all(kernel.seconds > 0 for kernel in done.compiled)
+    assert sum(kernel.seconds for kernel in done.compiled) <= done.seconds
+
+    lengths = torch.tensor([70], dtype=torch.int32, device="mps")
+    prompt = operands(40, 40)
+    with counted_launches() as launches:
+        assert not newly_compiled(lambda: torch_fattn.prefill(*prompt, is_causal=True))
+        assert not newly_compiled(lambda: torch_fattn.decode(*operands(1, 600)))
+        assert not newly_compiled(lambda: torch_fattn.decode(*operands(1, 100), lengths))
+    assert launches["fattn_prefill"] == 1 and launches["fattn_decode"] == 2
+    # The control: a feature that was not asked for.
+    assert newly_compiled(lambda: torch_fattn.prefill(*prompt, softcap=3.0)) == ["fattn_prefill"]
+    exact = reference.prefill(*(t.cpu() for t in prompt), is_causal=True)[0]
+    assert (torch_fattn.prefill(*prompt, is_causal=True).cpu() - exact).abs().max() < 5e-3
+
+    again = torch_fattn.warmup([("prefill", MODEL | {"is_causal": True}), ("decode", MODEL)])
+    assert not again.compiled and again.kernels == done.kernels
+    assert str(again).startswith("compiled 0 kernels in ")
+
+
+def test_of_example_tensors() -> None:
+    """Rows that are not aligned have kernels of their own, which sizes do not tell."""
+    query, key, value = operands(3, 30)
+    odd = torch.empty(1, 2, 30, 57, dtype=f16, device="mps")[..., 1:].copy_(key)
+    torch_fattn.warmup("decode", query, key, value)
+    assert newly_compiled(lambda: torch_fattn.warmup("decode", query, odd, value)) == ["fattn_decode"]
+    assert not newly_compiled(lambda: torch_fattn.decode(query, odd, value))
+    on_meta = torch.empty(1, 2, 30, 57, dtype=f16, device="meta")[..., 1:]
+    of_meta = torch_fattn.warmup("decode", query.to("meta"), on_meta, value.to("meta"))
+    assert of_meta.kernels == torch_fattn.warmup("decode", query, odd, value).kernels
+    assert of_meta.kernels != torch_fattn.warmup("decode", query, key, value).kernels
+
+
+def test_lists_of_sizes() -> None:
+    sizes = {"heads": 2, "kv_len": 64, "head_dim": 24, "q_len": 40}
+    done = torch_fattn.warmup("prefill", **sizes, dtype=[torch.float32, f16])
+    assert {kernel.macros["FATTN_T"] for kernel in done.kernels} == {"float", "half"}
+    assert {kernel.macros["FATTN_HEAD_DIM"] for kernel in done.kernels} == {"24"}
+
+
+@pytest.mark.parametrize("op", torch_fattn.plans.OPERATORS)
+def test_every_operator_by_sizes(op: str) -> None:
+    assert torch_fattn.warmup(op, heads=2, head_dim=16).kernels
+
+
+@pytest.mark.host_only
+def test_refusals() -> None:
+    for calls, options, said in (
+        ("gemm", {}, "torch_fattn.warmup: 'gemm' is not an operator"),
+        ("softmax", {}, "softmax is not described by sizes"),
+        ([("decode", {})], {"heads": 2}, "write (op, keywords) for each"),
+    ):
+        with pytest.raises(ValueError) as refused:
+            torch_fattn.warmup(calls, **options)
+        assert said in str(refused.value)
+
+
+def test_what_the_operator_refuses() -> None:
+    with pytest.raises(ValueError, match="5 query heads cannot share 2"):
+        torch_fattn.warmup("decode", heads=5, kv_heads=2)
+    assert torch_fattn.warmup("decode", heads=4, kv_heads=2, head_dim=16).kernels
+
+
+def test_explain_tells_the_seconds() -> None:
+    query, key, value = operands(1, 30, torch.float32)
+    scale = {"softcap": 1.5}
+    assert "compiled    in" not in str(torch_fattn.explain("decode", query, key, value, **scale))
+    torch_fattn.decode(query, key, value, **scale)
+    text = str(torch_fattn.explain("decode", query, key, value, **scale))
+    assert "compiled    in" in text and "pipeline" in text
+
+
+def test_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [
+        _compiled.CompiledKernel(name, "s.metal", {}, {}, *seconds, False)
+        for name, seconds in (("a", (1.0, 0.5)), ("b", (4.0, 1.0)), ("a", (0.0, 0.5)))
+    ]
+    monkeypatch.setattr(_compiled, "compiled_kernels", lambda: kernels)
+    assert _compiled.compile_summary() == "3 kernels in 7.0 s: 1 x b 5.0 s, 2 x a 2.0 s"
+    monkeypatch.setattr(_compiled, "compiled_kernels", list)
+    assert _compiled.compile_summary() == "0 kernels in 0.0 s"

@@ -1,0 +1,64 @@
+"""What the tests of tuned sizes share: rows for the GPU at hand, and the built-in table again behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+from torch_fattn import _tuned_file, doctor
+from torch_fattn._tuned_file import Chip, TunedFile, TunedRow
+
+PROVENANCE = "tuned by a test"
+BUILT_IN = {
+    "prefill": {"row_fragments": 1, "tile_keys": 16, "simdgroups": 4},
+    "prefill_wide": {
+        "row_fragments": 1,
+        "row_groups": 1,
+        "tile_keys": 32,
+        "simdgroups": 8,
+        "early_values": 0,
+    },
+    "decode": {"tile_keys": 16, "simdgroups": 4, "least_chunk": 128, "threadgroups_per_core": 3},
+    "decode_wide": {"tile_keys": 16, "simdgroups": 8, "least_chunk": 128, "threadgroups_per_core": 2},
+}
+
+
+def row(kernel: str, dtype: str = "float16", max_length: int | None = None, **sizes: int) -> TunedRow:
+    dims = (129, 576) if kernel.endswith("_wide") else (1, 128)
+    return TunedRow(kernel, dtype, *dims, BUILT_IN[kernel] | sizes, max_length)
+
+
+def this_chip() -> Chip:
+    return Chip(**doctor.this_gpu())
+
+
+def file_of(rows: list[TunedRow]) -> TunedFile:
+    chip = this_chip()
+    return TunedFile(torch_fattn.__version__, _tuned_file.source_digest(), chip, "2026-01-31", rows)
+
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install() -> Iterator[Install]:
+    """Rows for the GPU at hand, until the test is over."""
+
+    def use(*rows: TunedRow) -> None:
+        _tuned_file.install(this_chip(), list(rows), PROVENANCE)
+
+    yield use
+    use()
+
+
+def plan_of(
+    op: str, q_len: int, kv_len: int, dim: int, dtype: torch.dtype = torch.float16, **options: Any
+) -> Any:
+    """Of a call on the GPU at hand."""
+    one = torch.empty(1, 1, 1, dim, dtype=dtype, device="mps")
+    query, key = one.expand(1, 4, q_len, -1), one.expand(1, 2, kv_len, -1)
+    return torch_fattn.explain(op, query, key, torch.empty_like(one).expand(1, 2, kv_len, -1), **options)

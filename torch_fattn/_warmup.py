@@ -1,0 +1,104 @@
+"""Compiling ahead."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+
+from ._compiled import CompiledKernel, compiled_kernels
+from ._sizes import operands_of
+from .plans import OPERATORS, Explanation, check_op
+
+__all__ = ["Warmup", "warmup"]
+
+# Of keys: within a chunk of decode, and in several.
+LENGTHS = (64, 4096)
+_SIZES = frozenset(inspect.signature(operands_of).parameters) - {"op"}
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """What `warmup` did."""
+
+    kernels: list[CompiledKernel] = field(default_factory=list)  # all that the calls launch
+    compiled: list[CompiledKernel] = field(default_factory=list)  # those that were not there before
+    seconds: float = 0.0  # of the whole warm-up
+
+    def __str__(self) -> str:
+        there = len(self.kernels) - len(self.compiled)
+        lines = [f"compiled {len(self.compiled)} kernels in {self.seconds:.2f} s; {there} were there already"]
+        return "\n".join(lines + [f"  {kernel}" for kernel in self.compiled])
+
+
+def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any, **options: Any) -> Warmup:
+    """Compiles the kernels of calls that will come, so that the first of them is as fast as the others.
+
+    Nothing is computed, launched or allocated. A kernel is compiled once per process, on its first use or
+    here, for a combination of dtype, head dims, tile and features; lengths matter little. Call it from a
+    thread to go on meanwhile: a call that needs a kernel which is being compiled waits for that one alone.
+
+        warmup("decode", heads=32, kv_heads=8, head_dim=128, dtype=torch.float16)
+        warmup("prefill", query, key, value, is_causal=True)
+        warmup([("prefill", model | {"is_causal": True}), ("decode", model)])
+
+    Args:
+        calls: an operator as `explain` takes it; or a list of (operator, keywords).
+        operands: example tensors, on any device; those on "meta" cost nothing. They say more than sizes do:
+            rows that are not aligned to 16 bytes have kernels of their own.
+        options: those of the operator; tensors among them may be on "meta" too. Without `operands` also
+            sizes: dtype (float16), batch (1), heads (32), kv_heads (as heads), head_dim (128), value_dim (as
+            head_dim), q_len (1, or as kv_len), kv_len (64 and 4096), block_size (16), kv_format, parts (2),
+            seq_lens (of decode; True and False), mask (of prefill: the dtype of an attn_mask; none). A list
+            or tuple of these stands for each of its members.
+
+    Returns what the calls launch, what of it was compiled now, and how long that took.
+    """
+    if not isinstance(calls, str):
+        if operands or options:
+            raise ValueError(
+                "torch_fattn.warmup: a list of calls has its keywords inside; write (op, keywords) for each"
+            )
+        return _warm(plan for op, keywords in calls for plan in _plans(op, (), dict(keywords)))
+    return _warm(_plans(calls, operands, options))
+
+
+def _warm(plans: Iterable[Explanation]) -> Warmup:
+    """Compiles, for the plans are made as they are asked for."""
+    before = len(compiled_kernels())
+    start = time.perf_counter()
+    launches = [launch for plan in plans for launch in plan.passes]
+    seconds = time.perf_counter() - start
+    mine = [
+        (number, kernel)
+        for number, kernel in enumerate(compiled_kernels())
+        if any(kernel.is_launched_by(launch) for launch in launches)
+    ]
+    return Warmup([k for _, k in mine], [k for number, k in mine if number >= before], seconds)
+
+
+def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Iterator[Explanation]:
+    check_op("warmup", op)
+    plan = getattr(torch.ops.fattn, f"_plan_{op}")
+    if operands:
+        yield Explanation(op, plan(*operands, **options, compile=True))
+        return
+    if op not in (*OPERATORS, "mask_map"):
+        raise ValueError(
+            f"torch_fattn.warmup: {op} is not described by sizes; pass example tensors, which may be on "
+            '"meta"'
+        )
+    sizes = {name: options.pop(name) for name in _SIZES & options.keys()}
+    if op != "merge":
+        sizes.setdefault("kv_len", LENGTHS)
+    if op == "decode":
+        sizes.setdefault("seq_lens", (True, False))
+    lists = [value if isinstance(value, (list, tuple)) else (value,) for value in sizes.values()]
+    for chosen in product(*lists):
+        tensors, keywords = operands_of(op, **dict(zip(sizes, chosen, strict=True)))
+        yield Explanation(op, plan(*tensors, **keywords, **options, compile=True))

@@ -1,0 +1,225 @@
+"""`python -m torch_fattn tune`: times the sizes of tiles on the GPU at hand, and keeps those that are faster
+than the built-in ones in a file of this user, which the planner then reads."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import __version__
+from ._arguments import DTYPES, ArgumentError, Parser, whole
+from ._cache_folder import tuning_is_off
+from ._progress import Progress
+from ._tune_candidates import Subject, subjects
+from ._tune_choice import choose, confirmed
+from ._tune_timing import TOLERANCES, OutOfTimeError, Stopwatch
+from ._tuned_file import (
+    BadFileError,
+    Chip,
+    TunedFile,
+    TunedRow,
+    fault_of,
+    install,
+    path_of,
+    read,
+    source_digest,
+    write,
+)
+from .doctor import advice_about_device, this_gpu
+
+DEFAULT_SECONDS = 170
+ACTIONS = ("reset", "show", "dry_run")
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--seconds",
+        type=whole(1, 3600),
+        help=f"stop after so many; what was not reached keeps the built-in sizes; default: {DEFAULT_SECONDS}",
+    )
+    parser.add_argument("--op", choices=("prefill", "decode"), help="only these calls")
+    parser.add_argument("--dtype", choices=DTYPES, help="only this dtype")
+    parser.add_argument("--head-dim", type=whole(1, 576), help="only heads of the range that holds this size")
+    parser.add_argument("--dry-run", action="store_true", help="time and tell, but write nothing")
+    parser.add_argument(
+        "--show", action="store_true", help="what the file of this GPU says; nothing is timed"
+    )
+    parser.add_argument("--reset", action="store_true", help="remove the file of this GPU; nothing is timed")
+    parser.add_argument(
+        "--anyway",
+        action="store_true",
+        help="also where Metal is software: tiny calls, times without meaning",
+    )
+
+
+@dataclass
+class Outcome:
+    """What became of the subjects."""
+
+    rows: dict[Subject, list[TunedRow]] = field(default_factory=dict)  # of those that were timed
+    not_reached: list[Subject] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def all_rows(self) -> list[TunedRow]:
+        return [row for rows in self.rows.values() for row in rows]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises ArgumentError, before anything runs, for arguments that ask for what cannot be done."""
+    _check(options)
+    if obstacles := advice_about_device():
+        print(f"torch_fattn tune: it needs the GPU: {obstacles[0]}", file=sys.stderr)
+        return 1
+    chip = Chip(**this_gpu())
+    if options.reset:
+        return reset(chip)
+    if options.show:
+        return show(chip)
+    chosen = _subjects(options)
+    start = time.monotonic()
+    stopwatch = Stopwatch(chip, start + (options.seconds or DEFAULT_SECONDS), tiny=sys.platform != "darwin")
+    print(f"device       {chip}")
+    outcome = time_all(stopwatch, chosen)
+    print_outcome(outcome, stopwatch, time.monotonic() - start)
+    rows = outcome.all_rows + _kept(chip, list(outcome.rows))
+    file = TunedFile(__version__, source_digest(), chip, datetime.date.today().isoformat(), rows)
+    install(chip, file.rows, file.provenance)
+    if options.dry_run:
+        print("written      nothing, as asked")
+    elif not rows:
+        _remove(path_of(chip))
+        print("written      nothing: the built-in sizes are as fast as any")
+    else:
+        print(f"written      {write(file)}; `python -m torch_fattn tune --reset` removes it")
+    return 1 if outcome.wrong else 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    actions = [f"--{name.replace('_', '-')}" for name in ACTIONS if getattr(options, name)]
+    if len(actions) > 1:
+        raise ArgumentError(f"{' and '.join(actions)} do not go together; give one of them")
+    timing = ("seconds", "op", "dtype", "head_dim", "anyway")
+    given = [f"--{name.replace('_', '-')}" for name in timing if getattr(options, name)]
+    if given and (options.reset or options.show):
+        raise ArgumentError(f"{actions[0]} times nothing and takes no {given[0]}; leave it out")
+    if tuning_is_off() and not (options.reset or options.show or options.dry_run):
+        raise ArgumentError(
+            "FATTN_TUNING=0 keeps the planner from reading what tune would write; unset it, or give --dry-run"
+        )
+    timed = not (options.reset or options.show)
+    if timed and sys.platform != "darwin" and not options.anyway:
+        raise ArgumentError(
+            f"Metal is software on {sys.platform}, whose times say nothing of a GPU; run it on a Mac, or "
+            "give --anyway to go the whole way with tiny calls"
+        )
+
+
+def _subjects(options: argparse.Namespace) -> list[Subject]:
+    return [
+        subject
+        for subject in subjects()
+        if options.op in (None, subject.op)
+        and options.dtype in (None, subject.dtype)
+        and (options.head_dim is None or subject.min_dim <= options.head_dim <= subject.max_dim)
+    ]
+
+
+def time_all(stopwatch: Stopwatch, chosen: list[Subject]) -> Outcome:
+    outcome = Outcome()
+    try:
+        with Progress(len(chosen)) as progress:
+            for number, subject in enumerate(chosen):
+                progress.step(str(subject))
+                try:
+                    outcome.rows[subject] = _tune(stopwatch, subject, outcome)
+                except OutOfTimeError:
+                    outcome.not_reached = chosen[number:]
+                    break
+    finally:
+        stopwatch.use([])
+    return outcome
+
+
+def _tune(stopwatch: Stopwatch, subject: Subject, outcome: Outcome) -> list[TunedRow]:
+    timed = stopwatch.measure(subject)
+    rows = choose(subject, timed)
+    if not rows:
+        return []
+    again = stopwatch.medians(subject, {"base": [], "base tuned": rows})
+    rows = confirmed(rows, again["base"], again["base tuned"], timed.noise)
+    if not rows:
+        return []
+    error = stopwatch.error(subject, rows)
+    if fault_of(rows) or error > TOLERANCES[subject.dtype]:
+        outcome.wrong.append(f"{subject}: the fastest sizes, {rows[0].sizes}, are off by {error:.1e}")
+        return []
+    return rows
+
+
+def print_outcome(outcome: Outcome, stopwatch: Stopwatch, seconds: float) -> None:
+    print(f"timed        {len(outcome.rows)} kinds of calls in {seconds:.0f} s\n")
+    for subject, rows in outcome.rows.items():
+        print(f"  {subject!s:<36}{'built-in' if not rows else _described(rows[0])}")
+        for row in rows[1:]:
+            print(f"  {'':<36}{_described(row)}")
+    print()
+    if stopwatch.dropped:
+        print(
+            f"dropped      {len(stopwatch.dropped)} that this GPU does not run, first {stopwatch.dropped[0]}"
+        )
+    if outcome.not_reached:
+        print(
+            f"not reached  {len(outcome.not_reached)}, from {outcome.not_reached[0]} on: they keep what they "
+            "have; give more --seconds, or --op, --dtype and --head-dim"
+        )
+    for line in outcome.wrong:
+        print(f"WRONG        {line}; it is not used: please report it with this output")
+
+
+def _described(row: TunedRow) -> str:
+    sizes = ", ".join(f"{name} {value}" for name, value in row.sizes.items())
+    rows = f"up to {row.max_length} rows: " if row.max_length else ""
+    return f"{row.gain:.2f} times as fast  {rows}{sizes}"
+
+
+def _kept(chip: Chip, timed: list[Subject]) -> list[TunedRow]:
+    """What the file has of calls that were not timed now."""
+    try:
+        before = read(path_of(chip), __version__).rows
+    except BadFileError:
+        return []
+    return [row for row in before if not any(subject.is_of(row) for subject in timed)]
+
+
+def show(chip: Chip) -> int:
+    path = path_of(chip)
+    if not path.exists():
+        print(f"{chip} has no tuned sizes: there is no {path}")
+        return 0
+    try:
+        file = read(path, __version__)
+    except BadFileError as fault:
+        print(f"{path} is not used: {fault}")
+        return 1
+    print(f"{path}: {file.provenance}, torch_fattn {file.torch_fattn}")
+    for row in file.rows:
+        print(f"  {row.kernel} {row.dtype} D {row.min_dim} to {row.max_dim}: {_described(row)}")
+    return 0
+
+
+def reset(chip: Chip) -> int:
+    path = path_of(chip)
+    print(f"removed {path}" if _remove(path) else f"{chip} has no tuned sizes: there is no {path}")
+    install(chip, [], "")
+    return 0
+
+
+def _remove(path: Path) -> bool:
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    return there
