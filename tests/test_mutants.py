@@ -22,7 +22,7 @@ f32, f16, bf16 = problems.DTYPES
 
 # 18 packed rows: two fragments and a second threadgroup of rows.
 DECODE = Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
-SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 1400, 96, 24, seq_lens=(1400,))  # more parts than simdgroups
+SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 1400, 112, 24, seq_lens=(1400,))  # more parts than simdgroups
 PAGED = Problem(3, "paged_decode", f32, 2, 4, 2, 3, 96, 40, 24, seq_lens=(96, 37), block_size=16)
 # Full to the last slot, and ragged against the kernel's step: one key too many is outside the cache.
 FULL = Problem(4, "decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,))

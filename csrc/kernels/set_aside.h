@@ -130,7 +130,7 @@ struct SetAside {
     return visible;
   }
   ScoreModifiers modifiers(constant DecodeParams& params, LanePosition at) const thread {
-    return modifiers_of(params, fc_alibi ? row(at)[0] : 0, fc_alibi ? as_type<float>(row(at)[5]) : 0.0f);
+    return modifiers_of(params, row(at)[0], fc_alibi ? as_type<float>(row(at)[5]) : 0.0f);
   }
 
  private:

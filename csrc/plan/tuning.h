@@ -90,15 +90,12 @@ struct DecodeRow {
 // The keys of a step are few enough to leave registers for four threadgroups on a core of M1 and M2, whatever
 // the options and however many packed rows: of a lane's 256 halves the largest part of a step wants 208 at
 // most, counted with Mesa's open compiler for these GPUs, and nothing is spilled there. For D = 128 that is
-// 171 in float16, 172 in bfloat16 and 163 in float32 without options, and 203, 207 and 187 with all of them
-// (bench/NOTES.md has the table). bfloat16 with 32 keys would want 213 for D = 96. The H200 likes these
-// numbers of keys best too. Nothing here was measured on an Apple GPU.
-inline constexpr std::array<DecodeRow, 5> kDecodeTuning{{
-    {kAnyFamily, k16Bit, 80, 32, 4, 128, 3,
-     "16-bit, D <= 80: 32 keys per step (registers of M1/M2 as Mesa counts; H200)"},
-    {kAnyFamily, kFloat16s, 96, 32, 4, 128, 3,
-     "float16, D <= 96: 32 keys per step (registers of M1/M2 as Mesa counts; H200)"},
-    {9, k16Bit, 96, 32, 4, 128, 3, "16-bit, D <= 96: 32 keys per step (H200)"},
+// 171 in float16, 170 in bfloat16 and 163 in float32 without options, and 199, 205 and 187 with all that fit
+// together (bench/NOTES.md has the table). The H200 likes these numbers of keys best too. Nothing here was
+// measured on an Apple GPU.
+inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
+    {kAnyFamily, k16Bit, 96, 32, 4, 128, 3,
+     "16-bit, D <= 96: 32 keys per step (registers of M1/M2 as Mesa counts; H200)"},
     {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 128, 3,
      "float32: 8 keys per step (registers of M1/M2 as Mesa counts)"},
     {kAnyFamily, kAnyDType, kAnyDim, 16, 4, 128, 3,
