@@ -29,7 +29,7 @@ H200_CORES = 132
 # ptxas plans registers, and orders instructions, for as many threadgroups per multiprocessor as it likes (0)
 # or as it is told. Which is the fastest changes from kernel to kernel by up to 20 %, so every row is timed
 # each way, and quoted as the fastest.
-GROUPS = (0, 1, 3, 4)
+GROUPS = (0, 1, 3)
 
 # Decode and prefill of the README, and what decode is held to (bench/aims.py).
 TIMED_CALLS = [*SHAPES["standard"], *SHAPES["decode"]]
