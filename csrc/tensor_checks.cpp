@@ -80,8 +80,11 @@ bool check_scales(const char* op, const char* name, const OptionalTensor& scales
   TORCH_CHECK_TYPE(scales->scalar_type() == dtype, op, ": ", name, " is ", dtype_name(*scales),
                    " and must be torch.", name_of(scale_dtype(format)), " for an ", name_of(format),
                    " cache");
+  const int64_t head_dim = head_dim_of(format, cache.size(-1));
+  // First, or what is said of the scales' shape would count groups that a head does not have.
+  if (const auto refusal = check_format_dim(op, cache_name, format, head_dim)) raise(*refusal);
   std::vector<int64_t> shape = cache.sizes().slice(0, cache.dim() - 1).vec();
-  if (format == kKvInt4) shape.insert(shape.end(), {head_dim_of(format, cache.size(-1)) / kInt4Group, 2});
+  if (format == kKvInt4) shape.insert(shape.end(), {head_dim / kInt4Group, 2});
   TORCH_CHECK_VALUE(scales->sizes() == at::IntArrayRef(shape), op, ": ", name, " has shape ", scales->sizes(),
                     " and must be ", at::IntArrayRef(shape), " for a ", cache_name, " of shape ",
                     cache.sizes());

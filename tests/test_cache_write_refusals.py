@@ -121,6 +121,13 @@ WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], l
         "half a group",
         lambda a: {"value": a["value"][..., :80], "value_cache": a["value_cache"][..., :40]},
         ValueError,
+        ["head_dim 80", "int4", "32"],
+    ),
+    (
+        "int4",
+        "scales of a larger head",
+        lambda a: {"value": a["value"][..., :64], "value_cache": a["value_cache"][..., :32]},
+        ValueError,
         ["[4, 2, 2, 3, 2]", "[4, 2, 2, 2, 2]"],
     ),
 ]
@@ -173,7 +180,7 @@ def test_the_control_works(kv_format: str) -> None:
 def test_int4_needs_whole_groups() -> None:
     rows, pool = torch.zeros(1, 1, 40), torch.zeros(2, 4, 1, 20, dtype=torch.uint8)
     scales = torch.zeros(2, 4, 1, 1, 2, dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"key head_dim 40 cannot be stored as int4, .* 32 columns"):
+    with pytest.raises(ValueError, match=r"key_cache head_dim 40 cannot be stored as int4, .* 32 columns"):
         torch_fattn.cache_write(
             rows,
             rows,

@@ -426,9 +426,11 @@ def test_scales_of_a_float_cache(op: str) -> None:
         getattr(fattn, op)(**arguments, key_scales=scales, value_scales=scales)
 
 
-def test_int4_needs_groups_of_32_columns() -> None:
+@pytest.mark.parametrize("groups", [0, 1, 2])
+def test_int4_needs_groups_of_32_columns(groups: int) -> None:
+    """And says so whatever number of groups one may have taken a head of 40 for."""
     query = torch.randn(1, 1, 1, 40, device="mps")
     stored = torch.zeros(1, 1, 4, 20, dtype=torch.uint8, device="mps")
-    scales = torch.zeros(1, 1, 4, 1, 2, dtype=f16, device="mps")
+    scales = torch.zeros(1, 1, 4, groups, 2, dtype=f16, device="mps")
     with pytest.raises(ValueError, match="head_dim 40 .*int4.*32 columns"):
         fattn.decode(query, stored, stored, key_scales=scales, value_scales=scales, kv_format="int4")
