@@ -23,7 +23,7 @@ const char* name_of(KvFormat format);
 // "auto" goes by the dtype of the cache; storage of uint8 needs the format named.
 std::variant<KvFormat, Refusal> kv_format_of(const char* op, std::string_view kv_format, DType cache_dtype);
 
-// Whether `head_dim` columns can be stored so; `what` is "key" or "value".
+// Whether `head_dim` columns can be stored so; `what` they are of, such as "key" or "value_cache".
 std::optional<Refusal> check_format_dim(const char* op, const char* what, KvFormat format, int64_t head_dim);
 
 // Elements of storage per row, and back.
