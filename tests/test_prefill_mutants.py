@@ -177,8 +177,8 @@ MUTANTS = [
         "prefill_sink_counts_in_every_lane",
         PREFILL_WINDOW,
         "fattn_prefill",
-        "params.sinks_stride] * unit, at.pair == 0",
-        "params.sinks_stride] * unit, true",
+        "sink_of(row, params, sinks), at.pair == 0",
+        "sink_of(row, params, sinks), true",
     ),
     Mutant(
         "prefill_key_of_the_query_head",
