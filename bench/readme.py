@@ -19,7 +19,6 @@ RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
 BEGIN = "<!-- MEASURED: written by python -m bench.readme --update -->"
 END = "<!-- /MEASURED -->"
 PEERS = {
-    "fattn-m1": "plans of M1, M2",
     "torch-metal": "torch 2.13 Metal",
     "mlx-metal": "MLX 0.32 Metal",
     "llama-metal": "llama.cpp Metal",

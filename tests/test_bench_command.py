@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,16 @@ def test_bench(
 )
 def test_other_commands(main: Any, refused: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said in refusal_of(main, refused, capsys)
+
+
+@pytest.mark.parametrize(("module", "runs"), [("bench.command", True), ("torch_fattn", False)])
+def test_an_nvidia_machine_needs_no_torch_fattn(module: str, runs: bool) -> None:
+    """bench/_cuda is what travels there. The control imports what is missing."""
+    code = f"import sys; sys.modules['torch_fattn'] = None; import {module}"
+    root = Path(__file__).resolve().parents[1]
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True).returncode == 0
+    ) == runs
 
 
 def test_readme_without_its_markers(
