@@ -29,7 +29,8 @@ def table(results: dict[str, Any]) -> str:
     """One line per call: ours with its share of the ceiling, then the peers, in milliseconds."""
     calls: dict[str, dict[str, dict[str, Any]]] = {}
     for row in results["rows"]:
-        calls.setdefault(f"{row['op']} {row['call']}", {})[row["impl"]] = row
+        # Of a call that two sets have, the first.
+        calls.setdefault(f"{row['op']} {row['call']}", {}).setdefault(row["impl"], row)
     there = {row["impl"] for row in results["rows"]}
     titles = {name: title for name, title in PEERS.items() if name in there}
     lines = [
