@@ -144,7 +144,6 @@ def test_the_controls_are_silent_and_right(problem: Problem, order: str) -> None
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant_is_caught(mutant: Mutant) -> None:
-    assert mutant.apply(direct_launch.kernel_text(mutant.kernel.removeprefix("fattn_")))
     assert_caught(mutant)
 
 

@@ -196,7 +196,8 @@ inline void multiply_values(thread OnlineAttention& attention, thread const Stor
   constexpr int kFirst = (kValueChunks + kParts - 1) / kParts * kValueChunk;
   multiply_value_run<kEdge, 0, kFirst>(attention, row, k, present, at);
   if (kFirst < kRun) {
-    multiply_value_run < kEdge, kFirst<kRun ? kFirst : 0, kRun>(attention, row, k, present, at);
+    constexpr int kSecond = kFirst < kRun ? kFirst : 0;  // where there is one
+    multiply_value_run<kEdge, kSecond, kRun>(attention, row, k, present, at);
   }
 }
 
