@@ -131,6 +131,7 @@ class Call:
         parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
         parts += ["sinks"] if self.sinks else []
         parts += [self.mask] if self.mask else []
+        parts += [self.dtype] if self.dtype != "float16" else []
         parts += [f"MLA {self.latent_dim}"] if self.latent_dim else []
         parts += [f"pages of {self.block_size}"] if self.block_size else []
         parts += [self.kv_format] if self.kv_format else []
@@ -318,6 +319,21 @@ def _decode() -> list[Call]:
     ]
 
 
+def _prefill() -> list[Call]:
+    """What a prefill has to be fast at: head sizes, lengths, 16-bit dtypes, with and without a diagonal."""
+    prompt = Call("prefill", 32, 32, 128, 0, 0, causal=True, model="H32")
+    lengths = [
+        call
+        for dtype in ("float16", "bfloat16")
+        for head_dim in (64, 96, 128)
+        for causal in (True, False)
+        for call in _prefills(replace(prompt, dtype=dtype, head_dim=head_dim, causal=causal), 2048, 8192)
+    ]
+    short = [call for dim in (64, 128) for call in _prefills(replace(prompt, head_dim=dim), 512)]
+    others = (40, 72, 80, 112, 256, 512)
+    return lengths + short + [c for dim in others for c in _prefills(replace(prompt, head_dim=dim), 2048)]
+
+
 def _with(calls: list[Call], **changes: Any) -> list[Call]:
     return [replace(call, **changes) for call in calls]
 
@@ -328,6 +344,7 @@ GPT_OSS = _model("GPT-OSS-20B", 64, 8, 64, (4096, 32768), (2048,))
 SHAPES: dict[str, list[Call]] = {
     "standard": _standard(),
     "decode": _decode(),
+    "prefill": _prefill(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
     "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
     # Five of six layers see a window of 1,024 keys.

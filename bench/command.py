@@ -59,7 +59,9 @@ def _parser() -> Parser:
         metavar="SET",
         help=f"sets of shapes: {', '.join(SHAPES)}, all; default: standard",
     )
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float16")
+    parser.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"), help="of all calls; default: their own"
+    )
     parser.add_argument(
         "--peers", nargs="*", metavar="PEER", help="implementations beside ours; default: all that are there"
     )
@@ -71,7 +73,7 @@ def _parser() -> Parser:
 
 def _chosen_calls(options: argparse.Namespace) -> list[Call]:
     names = SHAPES if "all" in options.shapes else options.shapes
-    calls = [replace(call, dtype=options.dtype) for name in names for call in SHAPES[name]]
+    calls = [replace(call, dtype=options.dtype or call.dtype) for name in names for call in SHAPES[name]]
     chosen = [call for call in dict.fromkeys(calls) if not options.op or call.op in options.op]
     if not chosen:
         others = [name for name, known in SHAPES.items() if any(call.op in options.op for call in known)]

@@ -79,7 +79,7 @@ std::vector<TunedRow> rows_of(at::IntArrayRef numbers) {
                     .row_groups = size(6),
                     .tile_keys = size(7),
                     .simdgroups = size(8),
-                    .early_values = size(9),
+                    .early_loads = size(9),
                     .least_chunk = size(10),
                     .threadgroups_per_core = size(11)});
   }

@@ -197,7 +197,7 @@ def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:
     found, _ = gpu_build.launches(Case("prefill", 1, 8, 2, 512, 512, 512), cores=132)
     ours, older = found[:2]
     assert (ours.impl, older.impl) == ("fattn", "fattn-m1")
-    early = [launch.passes[0].pipeline.macros["FATTN_EARLY_VALUES"] for launch in (ours, older)]
+    early = [launch.passes[0].pipeline.macros["FATTN_EARLY_LOADS"] for launch in (ours, older)]
     assert early == ["true", "false"]
 
 

@@ -133,7 +133,7 @@ def test_values_that_are_asked_for_early(problem: Problem) -> None:
     """As the planner has it for newer GPUs than the one of the other tests."""
     case = problems.build(problem)
     plan = torch_fattn.explain(problem.op, **case.arguments("cpu")[0], family=9, cores=8).data
-    assert plan["passes"][0]["macros"]["FATTN_EARLY_VALUES"] == "true"
+    assert plan["passes"][0]["macros"]["FATTN_EARLY_LOADS"] == "true"
     assert_close(case, *direct_launch.run(case, plan=plan))
 
 

@@ -20,7 +20,7 @@ BUILT_IN = {
         "row_groups": 1,
         "tile_keys": 32,
         "simdgroups": 8,
-        "early_values": 0,
+        "early_loads": 0,
     },
     "decode": {"tile_keys": 16, "simdgroups": 4, "least_chunk": 128, "threadgroups_per_core": 3},
     "decode_wide": {"tile_keys": 16, "simdgroups": 8, "least_chunk": 128, "threadgroups_per_core": 2},

@@ -113,7 +113,7 @@ def candidates(subject: Subject) -> list[Sizes]:
 def _combinations(kernel: str) -> Iterator[Sizes]:
     names = SIZES[kernel]
     if kernel == "prefill":
-        values: Iterator[tuple[int, ...]] = product((1, 2), (16, 32), (4, 8))
+        values: Iterator[tuple[int, ...]] = product((1, 2), (16, 32), (4, 8), (0, 1))
     elif kernel == "prefill_wide":
         rows, shapes = ((2, 1), (1, 2), (1, 1)), product((16, 32), (4, 8), (0, 1))
         values = ((*row, *shape) for row, shape in product(rows, list(shapes)))
@@ -140,5 +140,5 @@ def sizes_of_plan(kernel: str, plan: Explanation) -> Sizes:
     macros = plan.passes[0]["macros"]
     sizes = {name: macros[f"FATTN_{name.upper()}"] for name in SIZES[kernel]}
     return tuple(
-        (name, int(value == "true" if name == "early_values" else value)) for name, value in sizes.items()
+        (name, int(value == "true" if name == "early_loads" else value)) for name, value in sizes.items()
     )

@@ -22,14 +22,14 @@ MOST_BYTES = 1 << 20
 KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide")
 DTYPES = ("float32", "float16", "bfloat16")
 SIZES = {
-    "prefill": ("row_fragments", "tile_keys", "simdgroups"),
-    "prefill_wide": ("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_values"),
+    "prefill": ("row_fragments", "tile_keys", "simdgroups", "early_loads"),
+    "prefill_wide": ("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_loads"),
     "decode": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
     "decode_wide": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
 }
 # As csrc/gpu.cpp takes them.
 NUMBERS = (
-    *("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_values"),
+    *("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_loads"),
     *("least_chunk", "threadgroups_per_core"),
 )
 

@@ -258,6 +258,9 @@ FATTN_CONSTEXPR int kLargeChunk = 512;
 FATTN_CONSTEXPR int kSetAsideWords = 16 + 6 * kFragment;
 FATTN_CONSTEXPR int kSetAsideLongs = 4;
 // Columns of a row of an int4 cache that share a scale and a minimum.
+FATTN_CONSTEXPR int kAsideLongs = 3;
+FATTN_CONSTEXPR int kAsideWords = 3;
+FATTN_CONSTEXPR int kStartLongs = 3;
 FATTN_CONSTEXPR int kInt4Group = 32;
 // Columns that softmax and softcap read and write at once.
 FATTN_CONSTEXPR int kLogitsVector = 4;

@@ -21,21 +21,29 @@ constant bool fc_alternating = fc_window || fc_paged || fc_mask_map;
 
 namespace fattn {
 
+// Key fragments whose products take turns, and elements of a row of V that are read at a time: more to wait
+// for them less, or fewer to hold less.
+FATTN_CONSTEXPR int kKeysTogether = kEarlyLoads ? chunk_of(kKeyFragments, 2) : 1;
+FATTN_CONSTEXPR int kValueRun = kEarlyLoads ? kValueDim / 4 : chunk_of(kValueDim / 4, 16);
+
 // Scores of one staged step. Fragments from `fragments` on are seen by no row of this simdgroup.
 inline void score_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
                        thread const StepTiles& tiles, int fragments, LanePosition at) {
   attention.clear_scores();
 #pragma clang loop unroll(full)
-  for (int c = 0; c < kKeyChunks; c++) {
-    Operand first[kKeyFragments][kKeyChunk];
-    Operand second[kKeyFragments][kKeyChunk];
+  for (int k = 0; k < kKeyFragments; k += kKeysTogether) {
 #pragma clang loop unroll(full)
-    for (int k = 0; k < kKeyFragments; k++) {
-      const threadgroup TileElement* row = tiles.keys + (k * 8 + at.pair * 2) * kKeyPitch;
-      read_key(row, c * kKeyChunk, true, at, first[k]);
-      read_key(row + kKeyPitch, c * kKeyChunk, true, at, second[k]);
+    for (int c = 0; c < kKeyChunks; c++) {
+      Operand first[kKeysTogether][kKeyChunk];
+      Operand second[kKeysTogether][kKeyChunk];
+#pragma clang loop unroll(full)
+      for (int i = 0; i < kKeysTogether; i++) {
+        const threadgroup TileElement* row = tiles.keys + ((k + i) * 8 + at.pair * 2) * kKeyPitch;
+        read_key(row, c * kKeyChunk, true, at, first[i]);
+        read_key(row + kKeyPitch, c * kKeyChunk, true, at, second[i]);
+      }
+      attention.multiply_key_chunk(query, c, k, fragments, first, second);
     }
-    attention.multiply_key_chunk(query, c, fragments, first, second);
   }
   scale_products(attention, tiles.scales, at);
 }
@@ -50,12 +58,16 @@ inline void value_step(thread OnlineAttention& attention, thread const StepTiles
       continue;
     }
     scale_weights<kHidden>(attention, tiles.scales, k, at);
-    Operand run[kValueDim / 4];
-    read_value(tiles.values + (k * 8 + at.row) * kValuePitch, true, at, run);
-    if (special) {
-      attention.multiply_special_values(k, run, at);
-    } else {
-      attention.multiply_values(k, run);
+    const threadgroup TileElement* row = tiles.values + (k * 8 + at.row) * kValuePitch;
+#pragma clang loop unroll(full)
+    for (int i = 0; i < kValueDim / 4; i += kValueRun) {
+      Operand run[kValueRun];
+      read_value(row + i * 4, true, at, run);
+      if (special) {
+        attention.multiply_special_values(k, run, at, i / 2);
+      } else {
+        attention.multiply_values(k, run, i / 2);
+      }
     }
   }
 }
@@ -99,6 +111,9 @@ using namespace fattn;
   threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];
   threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
   threadgroup uint special_values_in_tile[kSimdgroups];
+  threadgroup long key_starts[kStartLongs];
+  threadgroup long aside_longs[kTileRows * kAsideLongs];
+  threadgroup int aside_words[kTileRows * kAsideWords];
 
   StepTiles tiles;
   tiles.keys = reinterpret_cast<threadgroup TileElement*>(key_storage);
@@ -115,34 +130,43 @@ using namespace fattn;
   }
   TileRows rows;
   rows.set(tile, params, seq_lens, cu_seqlens_k);
+  if (thread_index == 0) {
+    rows.put_starts(params, key_starts);
+  }
   const LanePosition at = lane_position(lane);
   const int simdgroup_row = tile.begin + simdgroup_index * (kRowFragments * 8);
   const KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
   const KeyRanges own_ranges = rows.ranges_of(simdgroup_row, kRowFragments * 8, params);
   const KeySource source =
-      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end);
+      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end, key_starts);
 
   OnlineAttention attention;
   QueryRegisters query_rows;
-  Visibility visible;
   ScoreModifiers modifiers;
+  RowsAside aside;
+  aside.set(aside_longs, aside_words, simdgroup_index * (kRowFragments * 8) + at.row);
   attention.clear();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
     const QueryRow row = rows.row(simdgroup_row + r * 8 + at.row, params);
     query_rows.load(r, rows.query_row(row, params, query), at);
-    rows.set_row(r, row, params, alibi_slopes, visible, modifiers);
+    rows.set_modifiers(r, row, params, alibi_slopes, modifiers);
+    if (at.pair == 0) {
+      rows.put_aside(r, row, params, aside);
+    }
     if (fc_sinks && row.exists) {
       attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
     }
   }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 
   TileSteps steps;
   steps.set(ranges, rows, simdgroup_row);
   StepShare next;
   int first_key = steps.first(rows, params, mask_map, lane);
-  if (first_key < ranges.end) {
-    if (next.look_up(source, ranges, first_key, lane)) {
+  if (kEarlyLoads && first_key < ranges.end) {
+    next.look_up(source, first_key, lane);
+    if (next.is_whole(ranges, first_key)) {
       next.fetch<true>(source, params, first_key, thread_index);
     } else {
       next.fetch<false>(source, params, first_key, thread_index);
@@ -151,7 +175,7 @@ using namespace fattn;
 
   for (; !fc_alternating && next.is_whole(ranges, first_key); first_key += kTileKeys) {
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
-    next.place(tiles, thread_index);
+    next.place<true>(tiles, source, params, first_key, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int next_key = first_key + kTileKeys;
     if (next.is_whole(ranges, next_key)) {
@@ -165,19 +189,22 @@ using namespace fattn;
   }
 
   for (; first_key < ranges.end; first_key = steps.after(first_key, rows, params, mask_map, lane)) {
+    if (!kEarlyLoads) {
+      next.look_up(source, first_key, lane);
+    }
     const uint kind = steps.own_kind(first_key);
     const bool whole = fc_alternating && next.is_whole(ranges, first_key) && steps.leaves_whole(first_key);
     const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
-    const bool any_special = !whole && simd_any(next.values.has_special_values());
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    next.place(tiles, thread_index);
+    const bool special_value = next.place<false>(tiles, source, params, first_key, thread_index);
+    const bool any_special = simd_any(special_value);
     if (lane == 0) {
       special_values_in_tile[simdgroup_index] = any_special;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int next_key = steps.after(first_key, rows, params, mask_map, lane);
-    if (next_key < ranges.end) {
-      next.look_up(source, ranges, next_key, lane);
+    if (kEarlyLoads && next_key < ranges.end) {
+      next.look_up(source, next_key, lane);
       next.fetch<false>(source, params, next_key, thread_index);
     }
     const int fragments = (own_ranges.end - first_key + 7) / 8;
@@ -196,7 +223,7 @@ using namespace fattn;
       }
       score_step(attention, query_rows, tiles, fragments, at);
       modify_scores(attention, modifiers, first_key, at);
-      hide_scores(attention, visible, mask, first_key, present, at);
+      hide_scores(attention, aside.visible(params), mask, first_key, present, at);
       attention.weigh();
       value_step<true>(attention, tiles, fragments, special != 0, at);
     }
@@ -205,19 +232,18 @@ using namespace fattn;
   attention.finish();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const QueryRow row = rows.row(simdgroup_row + r * 8 + at.row, params);
-    if (!row.exists) {
+    const long place = aside.out(r);
+    if (place < 0) {
       continue;
     }
-    const ResultPlace place = rows.result_of(row, params);
     const float scale = inverse_sum(attention.row_sum[r]);
 #pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i++) {
-      out[place.out + value_column(i, at.pair)] =
+      out[place + value_column(i, at.pair)] =
           Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
     }
     if (at.pair == 0) {
-      lse[place.lse] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      lse[aside.lse(r)] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
     }
   }
 }

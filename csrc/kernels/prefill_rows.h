@@ -8,16 +8,77 @@
 
 namespace fattn {
 
+// Whether K and V are asked for long before they are multiplied, and held in registers until then.
+FATTN_CONSTEXPR bool kEarlyLoads = FATTN_EARLY_LOADS;
+
 // The keys that a tile reads.
 struct KeySource {
-  StoredOperand key;  // dense: of the sequence and head; of a pool, of the head
+  StoredOperand key;  // without their first element
   StoredOperand value;
-  KeyTable table;
+  KeyTable table;                     // of the first sequence
+  volatile threadgroup long* starts;  // first elements of K and V, and first entry of the block table
+
+  StoredOperand keys() const thread {
+    StoredOperand operand = key;
+    operand.first = starts[0];
+    return operand;
+  }
+  StoredOperand values() const thread {
+    StoredOperand operand = value;
+    operand.first = starts[1];
+    return operand;
+  }
+  KeyTable blocks() const thread {
+    KeyTable of_sequence = table;
+    if (fc_paged) {
+      of_sequence.blocks += starts[2];
+    }
+    return of_sequence;
+  }
 };
 
-struct ResultPlace {
-  long out;  // first element of the row
-  long lse;
+// What stands aside in threadgroup memory while a tile's steps run, which want the registers: of each row,
+// what only steps with hidden keys ask for, and where its results go.
+struct RowsAside {
+  threadgroup long* longs;  // of this lane's first row
+  threadgroup int* words;
+
+  // `row`: of the tile, this lane's first.
+  void set(threadgroup long* all_longs, threadgroup int* all_words, int row) thread {
+    longs = all_longs + row * kAsideLongs;
+    words = all_words + row * kAsideWords;
+  }
+
+  // Of row fragment r, by one lane of each row.
+  void put_visible(int r, RowKeys keys, long mask_row) const thread {
+    threadgroup int* to = words + r * 8 * kAsideWords;
+    to[0] = keys.end;
+    to[1] = keys.begin;
+    to[2] = keys.sink_end;
+    longs[r * 8 * kAsideLongs] = mask_row;
+  }
+  void put_results(int r, long out, long lse) const thread {
+    threadgroup long* to = longs + r * 8 * kAsideLongs;
+    to[1] = out;
+    to[2] = lse;
+  }
+
+  Visibility visible(constant PrefillParams& params) const thread {
+    Visibility visible;
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      const threadgroup int* from = words + r * 8 * kAsideWords;
+      visible.limit[r] = from[0];
+      visible.window_begin[r] = from[1];
+      visible.sink_end[r] = from[2];
+      visible.mask_row[r] = longs[r * 8 * kAsideLongs];
+    }
+    visible.mask_key_stride = params.mask.key;
+    return visible;
+  }
+  // First element of the row's result; -1 for a row that does not exist.
+  long out(int r) const thread { return longs[r * 8 * kAsideLongs + 1]; }
+  long lse(int r) const thread { return longs[r * 8 * kAsideLongs + 2]; }
 };
 
 struct TileRows {
@@ -62,14 +123,21 @@ struct TileRows {
     return in_whole_steps(ranges, kTileKeys);
   }
 
+  // By one thread.
+  void put_starts(constant PrefillParams& params, volatile threadgroup long* starts) const thread {
+    const long batch = fc_paged || fc_packed_keys ? 0 : tile.batch;
+    starts[0] = tile.kv_head * params.key.head + batch * params.key.batch + first_key * params.key.row;
+    starts[1] = tile.kv_head * params.value.head + batch * params.value.batch + first_key * params.value.row;
+    starts[2] = max(tile.batch, 0L) * params.block_table_batch_stride;
+  }
+
   // `end`: no row of the tile sees that key or one behind it.
   KeySource source(constant PrefillParams& params, const device Stored* key, const device Stored* value,
                    const device Scale* key_scales, const device Scale* value_scales,
-                   const device int* block_tables, int end) const thread {
+                   const device int* block_tables, int end, volatile threadgroup long* starts) const thread {
     KeySource source;
-    source.key.elements = key + tile.kv_head * params.key.head;
-    source.value.elements = value + tile.kv_head * params.value.head;
-    source.key.first = source.value.first = 0;
+    source.key.elements = key;
+    source.value.elements = value;
     source.key.head = source.value.head = uint(tile.kv_head);
     if (fc_scales) {
       source.key.scales = key_scales;
@@ -77,16 +145,11 @@ struct TileRows {
     }
     source.table.length = end;
     if (fc_paged) {
-      source.table.blocks = block_tables + max(tile.batch, 0L) * params.block_table_batch_stride;
+      source.table.blocks = block_tables;
       source.table.entry_stride = params.block_table_entry_stride;
       source.table.num_blocks = params.num_blocks;
-    } else if (fc_packed_keys) {
-      source.key.elements += first_key * params.key.row;
-      source.value.elements += first_key * params.value.row;
-    } else {
-      source.key.elements += tile.batch * params.key.batch;
-      source.value.elements += tile.batch * params.value.batch;
     }
+    source.starts = starts;
     return source;
   }
 
@@ -101,35 +164,33 @@ struct TileRows {
     return fc_packed ? from : from + tile.batch * params.query.batch;
   }
 
-  // What row fragment r of this lane may see, and what becomes of its products.
-  void set_row(int r, QueryRow at, constant PrefillParams& params, const device float* alibi_slopes,
-               thread Visibility& visible, thread ScoreModifiers& modifiers) const thread {
-    const int position = first_position + at.row;
-    const RowKeys keys = keys_of_row(params, position, length);
-    visible.limit[r] = at.exists ? keys.end : 0;
-    visible.window_begin[r] = keys.begin;
-    visible.sink_end[r] = at.exists ? keys.sink_end : 0;
-    visible.mask_row[r] =
-        tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row;
-    visible.mask_key_stride = params.mask.key;
+  // What becomes of the products of row fragment r of this lane.
+  void set_modifiers(int r, QueryRow at, constant PrefillParams& params, const device float* alibi_slopes,
+                     thread ScoreModifiers& modifiers) const thread {
     modifiers.scale = params.score_scale;
     modifiers.softcap = params.softcap;
-    modifiers.position[r] = position;
+    modifiers.position[r] = first_position + at.row;
     if (fc_alibi) {
       modifiers.slope[r] =
           at.exists ? alibi_slopes[at.head * params.alibi_slopes_stride] * params.slope_scale : 0.0f;
     }
   }
 
-  ResultPlace result_of(QueryRow at, constant PrefillParams& params) const thread {
-    ResultPlace place;
-    place.lse = (tile.batch * long(params.q_heads) + at.head) * params.q_len + at.row;
-    place.out = place.lse * kValueDim;
+  // By one lane of each row of fragment r.
+  void put_aside(int r, QueryRow at, constant PrefillParams& params, thread const RowsAside& aside) const
+      thread {
+    RowKeys keys = keys_of_row(params, first_position + at.row, length);
+    keys.end = at.exists ? keys.end : 0;
+    keys.sink_end = at.exists ? keys.sink_end : 0;
+    aside.put_visible(r, keys,
+                      tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row);
+    long out_row = (tile.batch * params.q_heads + at.head) * params.q_len + at.row;
+    long lse_row = out_row;
     if (fc_packed) {
-      place.lse = long(at.head) * params.q_len + tile.first_row + at.row;
-      place.out = (long(tile.first_row + at.row) * params.q_heads + at.head) * kValueDim;
+      out_row = long(tile.first_row + at.row) * params.q_heads + at.head;
+      lse_row = at.head * params.q_len + tile.first_row + at.row;
     }
-    return place;
+    aside.put_results(r, at.exists ? out_row * kValueDim : -1, lse_row);
   }
 };
 

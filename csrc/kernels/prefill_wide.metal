@@ -25,9 +25,6 @@ typedef ColumnShare<0, kValueDim> ValueColumns;
 typedef RunOf<0, kValueDim, kKvFormat>::type ValueRun;
 typedef AttentionState<kRowFragments, kKeyFragments, ValueColumns::kFragments> WideAttention;
 
-// Whether the values of a step are asked for before its weights are computed, which takes registers.
-FATTN_CONSTEXPR bool kEarlyValues = FATTN_EARLY_VALUES;
-
 // What the simdgroups of a group tell each other in a step.
 FATTN_CONSTEXPR int kGroupScores = kSumShares * kRowFragments * 8 * kTileKeys;
 
@@ -88,6 +85,7 @@ inline void put_products(thread const GroupScores& scores, thread const GroupQue
                          thread const TileKeys& keys, thread const StagedKeys& places,
                          constant PrefillParams& params, int fragments, ushort share, ushort lane,
                          LanePosition at) {
+  const StoredOperand stored = keys.source.keys();
 #pragma clang loop unroll(full)
   for (int own = 0; own < kOwnFragments; own++) {
     const int k = share / kSumShares * kOwnFragments + own;
@@ -96,7 +94,7 @@ inline void put_products(thread const GroupScores& scores, thread const GroupQue
     }
     const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
     const bool there = !kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row));
-    const StoredRow row = keys.source.key.row_at(place, params.key, params.key_scales);
+    const StoredRow row = stored.row_at(place, params.key, params.key_scales);
     float2 totals[kRowFragments];
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
@@ -119,7 +117,7 @@ struct StepValues {
             constant PrefillParams& params, ushort share, LanePosition at) thread {
     const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
     if (!kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row))) {
-      runs[k].read(keys.source.value.row_at(place, params.value, params.value_scales), share, at);
+      runs[k].read(keys.source.values().row_at(place, params.value, params.value_scales), share, at);
     } else {
       runs[k].clear();
     }
@@ -145,7 +143,7 @@ inline void add_values(thread WideAttention& attention, thread StepValues& value
       continue;
     }
     scale_weights<kEdge>(attention, scales, k, at);
-    if (kEdge || !kEarlyValues) {
+    if (kEdge || !kEarlyLoads) {
       values.read<kEdge>(k, keys, places, params, share, at);
     }
     Operand run[ValueRun::kElements];
@@ -198,8 +196,9 @@ using namespace fattn;
   threadgroup uint4 shared_query[kRowGroups * kGroupPieces * kSimdWidth];
   threadgroup float2 shared_products[kRowGroups * kGroupScores];  // in two places
   threadgroup float2 shared_scales[kRowScales ? 2 * kTileKeys : 1];
-  // Put aside until the end: what only the results need would take a sixth of the registers of every step.
-  threadgroup long shared_places[kTileRows][2];
+  threadgroup long key_starts[kStartLongs];
+  threadgroup long aside_longs[kTileRows * kAsideLongs];
+  threadgroup int aside_words[kTileRows * kAsideWords];
 
   const uint3 group = group_in_grid(group_in_dispatch, slice);
   // Under a causal mask the last rows have the most keys: start them first.
@@ -211,34 +210,36 @@ using namespace fattn;
   }
   TileRows rows;
   rows.set(tile, params, seq_lens, cu_seqlens_k);
+  if (thread_index == 0) {
+    rows.put_starts(params, key_starts);
+  }
   const LanePosition at = lane_position(lane);
   const ushort row_group = simdgroup_index / kColumnShares;
   const ushort share = simdgroup_index % kColumnShares;
   const int group_row = tile.begin + row_group * (kRowFragments * 8);
   const KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
   TileKeys keys;
-  keys.source = rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end);
+  keys.source =
+      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end, key_starts);
   keys.ranges = rows.ranges_of(group_row, kRowFragments * 8, params);
 
   GroupQuery group_query;
   group_query.pieces = reinterpret_cast<threadgroup Element*>(shared_query) +
                        row_group * (kGroupPieces * kSimdWidth * kPieceElements);
   WideAttention attention;
-  Visibility visible;
   ScoreModifiers modifiers;
+  RowsAside aside;
+  aside.set(aside_longs, aside_words, row_group * (kRowFragments * 8) + at.row);
   attention.clear();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
     const QueryRow row = rows.row(group_row + r * 8 + at.row, params);
-    rows.set_row(r, row, params, alibi_slopes, visible, modifiers);
+    rows.set_modifiers(r, row, params, alibi_slopes, modifiers);
     if (fc_sinks && row.exists) {
       attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
     }
     if (share == 0 && at.pair == 0) {
-      const ResultPlace place = rows.result_of(row, params);
-      threadgroup long* aside = shared_places[(row_group * kRowFragments + r) * 8 + at.row];
-      aside[0] = row.exists ? place.out : -1;
-      aside[1] = place.lse;
+      rows.put_aside(r, row, params, aside);
     }
     const int pair = group_row + r * 8 + at.pair * 2;
     group_query.stage(r, rows.query_row(rows.row(pair, params), params, query),
@@ -259,7 +260,7 @@ using namespace fattn;
     place ^= 1;
 
     StagedKeys places;
-    places.look_up(keys.source.table, first_key, lane);
+    places.look_up(keys.source.blocks(), first_key, lane);
     const uint kind = steps.own_kind(first_key);
     const int fragments = kind == kCellHidden ? 0 : keys.fragments_at(first_key);
     const bool whole = kind == kCellWhole && keys.whole_at(first_key, places);
@@ -272,7 +273,7 @@ using namespace fattn;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     StepValues values;
     if (whole) {
-      if (kEarlyValues) {
+      if (kEarlyLoads) {
         values.read_all(keys, places, params, share, at);
       }
       scores.take(attention, kKeyFragments, at);
@@ -284,7 +285,7 @@ using namespace fattn;
       scores.take(attention, fragments, at);
       scale_products(attention, scales, at);
       modify_scores(attention, modifiers, first_key, at);
-      hide_scores(attention, visible, mask, first_key, places.present(at.pair), at);
+      hide_scores(attention, aside.visible(params), mask, first_key, places.present(at.pair), at);
       attention.weigh();
       add_values<true>(attention, values, scales, keys, places, params, fragments, share, at);
     }
@@ -293,8 +294,8 @@ using namespace fattn;
   attention.finish();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const threadgroup long* aside = shared_places[(row_group * kRowFragments + r) * 8 + at.row];
-    if (aside[0] < 0) {
+    const long place = aside.out(r);
+    if (place < 0) {
       continue;
     }
     const float scale = inverse_sum(attention.row_sum[r]);
@@ -302,11 +303,11 @@ using namespace fattn;
     for (int i = 0; i < ValueColumns::kAll; i++) {
       const int column = ValueColumns::column_of(i, at.pair, share);
       if (column >= 0) {
-        out[aside[0] + column] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
+        out[place + column] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
       }
     }
     if (share == 0 && at.pair == 0) {
-      lse[aside[1]] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      lse[aside.lse(r)] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
     }
   }
 }

@@ -55,27 +55,51 @@ struct AttentionState {
     row_sum[r] = counts ? 1.0f : 0.0f;
   }
 
-  void clear_scores() thread { clear_products(score); }
-
-  // Adds the products with chunk c of the first `fragments` key fragments. `first` and `second` are this
-  // lane's chunks of keys 2 * pair and 2 * pair + 1.
-  template <typename Query>
-  void multiply_key_chunk(thread const Query& query, int c, int fragments,
-                          thread const Operand (&first)[kKeys][kKeyChunk],
-                          thread const Operand (&second)[kKeys][kKeyChunk]) thread {
-    if (!kBlockedSums) {
-      add_products(query, c, fragments, first, second, score);
-      return;
-    }
-    simdgroup_float8x8 block[kRows][kKeys];
-    clear_products(block);
-    add_products(query, c, fragments, first, second, block);
+  void clear_scores() thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRows; r++) {
 #pragma clang loop unroll(full)
       for (int k = 0; k < kKeys; k++) {
-        score[r][k].thread_elements()[0] += block[r][k].thread_elements()[0];
-        score[r][k].thread_elements()[1] += block[r][k].thread_elements()[1];
+        set_elements(score[r][k], 0.0f, 0.0f);
+      }
+    }
+  }
+
+  // Adds the products with chunk c of G key fragments from `first_key_fragment` on, but not of those from
+  // `fragments` on. `first` and `second` are this lane's chunks of keys 2 * pair and 2 * pair + 1. The
+  // fragments take turns: each product waits for the one before it in its own sum only.
+  template <int G, typename Query>
+  void multiply_key_chunk(thread const Query& query, int c, int first_key_fragment, int fragments,
+                          thread const Operand (&first)[G][kKeyChunk],
+                          thread const Operand (&second)[G][kKeyChunk]) thread {
+    simdgroup_float8x8 sums[kRows][G];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRows; r++) {
+#pragma clang loop unroll(full)
+      for (int g = 0; g < G; g++) {
+        begin_sum(sums[r][g], score[r][first_key_fragment + g]);
+      }
+    }
+#pragma clang loop unroll(full)
+    for (int i = 0; i < kKeyChunk; i++) {
+#pragma clang loop unroll(full)
+      for (int g = 0; g < G; g++) {
+        if (first_key_fragment + g >= fragments) {
+          continue;
+        }
+        OperandFragment key;
+        set_elements(key, first[g][i], second[g][i]);
+#pragma clang loop unroll(full)
+        for (int r = 0; r < kRows; r++) {
+          simdgroup_multiply_accumulate(sums[r][g], query.rows(r, c * kKeyChunk + i), key, sums[r][g]);
+        }
+      }
+    }
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRows; r++) {
+#pragma clang loop unroll(full)
+      for (int g = 0; g < G; g++) {
+        end_sum(sums[r][g], score[r][first_key_fragment + g]);
       }
     }
   }
@@ -87,23 +111,14 @@ struct AttentionState {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRows; r++) {
       simdgroup_float8x8 sum;
-      if (kBlockedSums) {
-        set_elements(sum, 0.0f, 0.0f);
-      } else {
-        sum = score[r][k];
-      }
+      begin_sum(sum, score[r][k]);
 #pragma clang loop unroll(full)
       for (int i = 0; i < N; i++) {
         OperandFragment key;
         set_elements(key, first[i], second[i]);
         simdgroup_multiply_accumulate(sum, query.rows(r, first_fragment + i), key, sum);
       }
-      if (kBlockedSums) {
-        score[r][k].thread_elements()[0] += sum.thread_elements()[0];
-        score[r][k].thread_elements()[1] += sum.thread_elements()[1];
-      } else {
-        score[r][k] = sum;
-      }
+      end_sum(sum, score[r][k]);
     }
   }
 
@@ -129,36 +144,20 @@ struct AttentionState {
     }
   }
 
-  static void clear_products(thread simdgroup_float8x8 (&products)[kRows][kKeys]) {
-#pragma clang loop unroll(full)
-    for (int r = 0; r < kRows; r++) {
-#pragma clang loop unroll(full)
-      for (int k = 0; k < kKeys; k++) {
-        set_elements(products[r][k], 0.0f, 0.0f);
-      }
+  // Blocked sums begin at 0 and are added when they are complete; others go on from what there is.
+  static void begin_sum(thread simdgroup_float8x8& sum, thread const simdgroup_float8x8& score) {
+    if (kBlockedSums) {
+      set_elements(sum, 0.0f, 0.0f);
+    } else {
+      sum = score;
     }
   }
-
-  // The fragments take turns: each product waits for the one before it in its own sum only.
-  template <typename Query>
-  void add_products(thread const Query& query, int c, int fragments,
-                    thread const Operand (&first)[kKeys][kKeyChunk],
-                    thread const Operand (&second)[kKeys][kKeyChunk],
-                    thread simdgroup_float8x8 (&sums)[kRows][kKeys]) thread {
-#pragma clang loop unroll(full)
-    for (int i = 0; i < kKeyChunk; i++) {
-#pragma clang loop unroll(full)
-      for (int k = 0; k < kKeys; k++) {
-        if (k >= fragments) {
-          continue;
-        }
-        OperandFragment key;
-        set_elements(key, first[k][i], second[k][i]);
-#pragma clang loop unroll(full)
-        for (int r = 0; r < kRows; r++) {
-          simdgroup_multiply_accumulate(sums[r][k], query.rows(r, c * kKeyChunk + i), key, sums[r][k]);
-        }
-      }
+  static void end_sum(thread simdgroup_float8x8& sum, thread simdgroup_float8x8& score) {
+    if (kBlockedSums) {
+      score.thread_elements()[0] += sum.thread_elements()[0];
+      score.thread_elements()[1] += sum.thread_elements()[1];
+    } else {
+      score = sum;
     }
   }
 
@@ -216,8 +215,8 @@ struct AttentionState {
   void multiply_special_values(int k, thread const Operand (&run)[N], LanePosition at, int first_fragment = 0)
       thread {
     for (ushort key = 0; key < 8; key++) {
-      const ushort value_lane = lane_at(key, at.pair);
-      const ushort weight_lane = lane_at(at.row, key / 2);
+      const ushort value_lane = (at.lane & 9) | lane_at(key, 0);
+      const ushort weight_lane = (at.lane & 22) | lane_at(0, key / 2);
       float weight[kRows];
       bool sees[kRows];
 #pragma clang loop unroll(full)

@@ -67,65 +67,86 @@ struct StagedChunkOf<N, kKvFloat> {
   typedef StagedWords type;
 };
 
+// The rows of one operand in a step.
+struct StagedRows {
+  StoredOperand operand;  // dense: from the step's first key on
+  const constant Strides3* strides;
+  const constant Strides3* scale_strides;
+  int count;  // dense: as many there are
+};
+
 // One thread's share of kTileKeys rows of N elements.
 template <int N>
 struct TileShare {
   typedef typename StagedChunkOf<N, kKvFormat>::type Chunk;
   static constant constexpr int kRowChunks = N / Chunk::kColumns;
   static constant constexpr int kTileChunks = kTileKeys * kRowChunks;
+  // Where a thread's chunks are below each other, how far is the same in all threads.
+  static constant constexpr bool kOneColumn = kThreads % kRowChunks == 0;
 
-  Chunk chunks[(kTileChunks + kThreads - 1) / kThreads];
+  Chunk chunks[kEarlyLoads ? (kTileChunks + kThreads - 1) / kThreads : 1];
 
-  // Of a dense operand the rows before `rows`, of a pool the keys that exist; the others become 0, and are
+  // Of a dense operand the rows that there are, of a pool the keys that exist; the others become 0, and are
   // not read. kWhole: all kTileKeys of them.
   template <bool kWhole>
-  void fetch(thread const StoredOperand& source, constant Strides3& strides, constant Strides3& scale_strides,
-             int rows, thread const KeyTable& table, thread const StagedKeys& keys, ushort thread_index)
-      thread {
+  void fetch(thread const StagedRows& rows, thread const KeyTable& table, thread const StagedKeys& keys,
+             ushort thread_index) thread {
 #pragma clang loop unroll(full)
     for (int i = 0; i < kTileChunks; i += kThreads) {
-      const int row = (i + thread_index) / kRowChunks;
-      const int column = (i + thread_index) % kRowChunks * Chunk::kColumns;
-      bool exists = row < (kWhole ? kTileKeys : min(rows, kTileKeys));
-      StoredRow from;
-      if (fc_paged) {
-        const KeyPlace place = keys.find(table, min(row, kTileKeys - 1));
-        exists = row < kTileKeys && (kWhole || place.exists);
-        from = source.row_at(place, strides, scale_strides);
-      } else {
-        from.elements = source.elements + row * strides.row;
-      }
-      exists = exists || (kWhole && kTileChunks % kThreads == 0);
-      if (exists) {
-        chunks[i / kThreads].read(from, column);
-      } else {
-        chunks[i / kThreads].clear();
-      }
+      chunks[i / kThreads] = chunk<kWhole>(rows, table, keys, i, thread_index);
     }
   }
 
-  void place(threadgroup TileElement* tile, int pitch, ushort thread_index) const thread {
-#pragma clang loop unroll(full)
-    for (int i = 0; i < kTileChunks; i += kThreads) {
-      const int row = (i + thread_index) / kRowChunks;
-      const int column = (i + thread_index) % kRowChunks * Chunk::kColumns;
-      if (kTileChunks % kThreads == 0 || row < kTileKeys) {
-        chunks[i / kThreads].put(tile + row * pitch + column);
-      }
-    }
-  }
-
-  bool has_special_values() const thread {
+  // What was fetched; or, late, what is fetched piece by piece. Returns whether there are infinities or NaN
+  // in it, unless kWhole.
+  template <bool kWhole>
+  bool place(threadgroup TileElement* tile, int pitch, thread const StagedRows& rows,
+             thread const KeyTable& table, thread const StagedKeys& keys, ushort thread_index) const thread {
     float seen = 0.0f;
-    if (kSpecialElements) {
 #pragma clang loop unroll(full)
-      for (int i = 0; i < kTileChunks; i += kThreads) {
+    for (int i = 0; i < kTileChunks; i += kThreads) {
+      const int row = (i + thread_index) / kRowChunks;
+      const int column = (i + thread_index) % kRowChunks * Chunk::kColumns;
+      const Chunk own =
+          kEarlyLoads ? chunks[i / kThreads] : chunk<kWhole>(rows, table, keys, i, thread_index);
+      if (kTileChunks % kThreads == 0 || row < kTileKeys) {
+        own.put(tile + row * pitch + column);
+      }
+      if (!kWhole && kSpecialElements) {
         Operand elements[Chunk::kColumns];
-        chunks[i / kThreads].unpack(elements);
+        own.unpack(elements);
         seen = special_values(elements, seen);
       }
     }
     return isnan(seen);
+  }
+
+ private:
+  // Of the tile's chunks number i + thread_index.
+  template <bool kWhole>
+  static Chunk chunk(thread const StagedRows& rows, thread const KeyTable& table,
+                     thread const StagedKeys& keys, int i, ushort thread_index) {
+    const int row = (i + thread_index) / kRowChunks;
+    const int column = (i + thread_index) % kRowChunks * Chunk::kColumns;
+    bool exists = row < (kWhole ? kTileKeys : min(rows.count, kTileKeys));
+    StoredRow from;
+    if (fc_paged) {
+      const KeyPlace place = keys.find(table, min(row, kTileKeys - 1));
+      exists = row < kTileKeys && (kWhole || place.exists);
+      from = rows.operand.row_at(place, *rows.strides, *rows.scale_strides);
+    } else {
+      const int below = kOneColumn ? i / kRowChunks : 0;
+      from.elements = rows.operand.elements + (rows.operand.first + (row - below) * rows.strides->row) +
+                      below * rows.strides->row;
+    }
+    exists = exists || (kWhole && kTileChunks % kThreads == 0);
+    Chunk found;
+    if (exists) {
+      found.read(from, column);
+    } else {
+      found.clear();
+    }
+    return found;
   }
 };
 
@@ -136,7 +157,7 @@ struct StepTiles {
   SharedScales scales;
 };
 
-// What a thread holds of the next step.
+// What a thread holds of a step: of the next one, if it is asked for early.
 struct StepShare {
   TileShare<kHeadDim> keys;
   TileShare<kValueDim> values;
@@ -144,45 +165,78 @@ struct StepShare {
   float key_scale;    // of the key that this thread looks after
   float value_scale;
 
-  // Finds the step's keys. Returns whether they are all there, and seen by every row of the tile.
-  bool look_up(thread const KeySource& source, thread const KeyRanges& ranges, int first_key, ushort lane)
-      thread {
+  // Finds the keys of the step.
+  void look_up(thread const KeySource& source, int first_key, ushort lane) thread {
     if (fc_paged) {
-      places.look_up(source.table, first_key, lane);
+      places.look_up(source.blocks(), first_key, lane);
     }
-    return is_whole(ranges, first_key);
   }
 
+  // Whether the keys that were found are all there, and seen by every row of the tile.
   bool is_whole(thread const KeyRanges& ranges, int first_key) const thread {
     return ranges.all_see(first_key, first_key + 1) && (!fc_paged || places.exist == kAllKeys);
   }
 
+  // Asks for the step, if that is done early.
   template <bool kWhole>
   void fetch(thread const KeySource& source, constant PrefillParams& params, int first_key,
              ushort thread_index) thread {
-    const int rows = (fc_packed_keys ? source.table.length : params.kv_len) - first_key;
-    StoredOperand key = source.key;
-    StoredOperand value = source.value;
-    if (!fc_paged) {
-      key.elements += first_key * params.key.row;
-      value.elements += first_key * params.value.row;
+    if (kEarlyLoads) {
+      keys.fetch<kWhole>(key_rows(source, params, first_key), source.table, places, thread_index);
+      values.fetch<kWhole>(value_rows(source, params, first_key), source.table, places, thread_index);
+      fetch_scales<kWhole>(source, params, thread_index);
     }
-    keys.fetch<kWhole>(key, params.key, params.key_scales, rows, source.table, places, thread_index);
-    values.fetch<kWhole>(value, params.value, params.value_scales, rows, source.table, places, thread_index);
+  }
+
+  // Puts the step where all simdgroups read it. Returns whether a value of it is infinite or NaN, unless
+  // kWhole.
+  template <bool kWhole>
+  bool place(thread const StepTiles& tiles, thread const KeySource& source, constant PrefillParams& params,
+             int first_key, ushort thread_index) thread {
+    StagedRows late_keys;
+    StagedRows late_values;
+    if (!kEarlyLoads) {
+      late_keys = key_rows(source, params, first_key);
+      late_values = value_rows(source, params, first_key);
+      fetch_scales<kWhole>(source, params, thread_index);
+    }
+    if (kRowScales && fc_scales && thread_index < kTileKeys) {
+      tiles.scales.put_key(thread_index, key_scale);
+      tiles.scales.put_value(thread_index, value_scale);
+    }
+    keys.place<kWhole>(tiles.keys, kKeyPitch, late_keys, source.table, places, thread_index);
+    return values.place<kWhole>(tiles.values, kValuePitch, late_values, source.table, places, thread_index);
+  }
+
+ private:
+  StagedRows key_rows(thread const KeySource& source, constant PrefillParams& params, int first_key) const
+      thread {
+    return rows_of(source.keys(), params.key, params.key_scales, source, params, first_key);
+  }
+  StagedRows value_rows(thread const KeySource& source, constant PrefillParams& params, int first_key) const
+      thread {
+    return rows_of(source.values(), params.value, params.value_scales, source, params, first_key);
+  }
+  static StagedRows rows_of(StoredOperand operand, constant Strides3& strides,
+                            constant Strides3& scale_strides, thread const KeySource& source,
+                            constant PrefillParams& params, int first_key) {
+    StagedRows rows;
+    rows.operand = operand;
+    rows.operand.first += fc_paged ? 0 : first_key * strides.row;
+    rows.strides = &strides;
+    rows.scale_strides = &scale_strides;
+    rows.count = (fc_packed_keys ? source.table.length : params.kv_len) - first_key;
+    return rows;
+  }
+
+  template <bool kWhole>
+  void fetch_scales(thread const KeySource& source, constant PrefillParams& params, ushort thread_index)
+      thread {
     if (kRowScales && fc_scales && thread_index < kTileKeys) {
       const KeyPlace place = places.own(source.table, thread_index);
       const bool read = kWhole || place.exists;
       key_scale = read ? float(*source.key.scales_at(place, params.key_scales)) : 1.0f;
       value_scale = read ? float(*source.value.scales_at(place, params.value_scales)) : 1.0f;
-    }
-  }
-
-  void place(thread const StepTiles& tiles, ushort thread_index) const thread {
-    keys.place(tiles.keys, kKeyPitch, thread_index);
-    values.place(tiles.values, kValuePitch, thread_index);
-    if (kRowScales && fc_scales && thread_index < kTileKeys) {
-      tiles.scales.put_key(thread_index, key_scale);
-      tiles.scales.put_value(thread_index, value_scale);
     }
   }
 };

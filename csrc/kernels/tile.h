@@ -25,12 +25,14 @@ namespace fattn {
 struct LanePosition {
   ushort row;   // 0..7
   ushort pair;  // 0..3: columns 2 * pair and 2 * pair + 1
+  ushort lane;
 };
 
 inline LanePosition lane_position(ushort lane) {
   LanePosition at;
   at.row = ((lane >> 2) & 4) | ((lane >> 1) & 3);
   at.pair = ((lane >> 2) & 2) | (lane & 1);
+  at.lane = lane;
   return at;
 }
 

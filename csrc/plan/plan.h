@@ -29,6 +29,8 @@ enum class Kernel : uint8_t {
   kMaskMap
 };
 
+inline bool is_prefill(Kernel kernel) { return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide; }
+
 // Identifies one compiled pipeline. The first half becomes preprocessor macros (one small library per
 // combination), the constants become Metal function constants.
 struct KernelSpec {
@@ -42,7 +44,7 @@ struct KernelSpec {
   uint16_t simdgroups = 0;
   uint16_t row_groups = 1;      // in a threadgroup; of eight rows in decode, of its fragments in prefill_wide
   bool value_in_key = false;    // decode_wide
-  bool early_values = false;    // prefill_wide
+  bool early_loads = false;     // prefill_wide
   uint16_t row_simdgroups = 1;  // softmax: that share a row
   uint16_t vectors = 1;         // softmax: that a thread holds
 

@@ -23,7 +23,7 @@ struct Shape {
   int64_t row_groups;  // of so many fragments
   int64_t tile_keys;
   int64_t simdgroups;
-  bool early_values;
+  bool early_loads;
   int64_t threadgroup_bytes;
   const char* provenance;
 };
@@ -39,6 +39,12 @@ int64_t scale_bytes(const Problem& p, int64_t keys) {
   return (has_row_scales(p.kv_format) ? keys : 1) * 2 * int64_t(sizeof(float));
 }
 
+// What stands aside of each row, and where the keys begin.
+int64_t aside_bytes(int64_t rows) {
+  return rows * (kAsideLongs * int64_t(sizeof(int64_t)) + kAsideWords * int64_t(sizeof(int32_t))) +
+         kStartLongs * int64_t(sizeof(int64_t));
+}
+
 // Simdgroups with whole rows: prefill.metal.
 Shape shape_of_rows(const Problem& p, const DeviceFacts& device) {
   // The tile of int4 is of float32, as its operands are.
@@ -49,14 +55,16 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device) {
   const int64_t element_bytes = size_of(tile_element(p));
   const int64_t key_bytes = p.head_dim * element_bytes + kKeyPadBytes;
   const int64_t value_bytes = p.value_dim * element_bytes + kValuePadBytes;
+  const int64_t row_fragments = row_fragments_for(p, row.simdgroups, row.row_fragments);
   const int64_t bytes = row.tile_keys * (key_bytes + value_bytes) + scale_bytes(p, row.tile_keys) +
-                        row.simdgroups * int64_t(sizeof(uint32_t));
+                        row.simdgroups * int64_t(sizeof(uint32_t)) +
+                        aside_bytes(row.simdgroups * row_fragments * kFragment);
   return {.kernel = Kernel::kPrefill,
-          .row_fragments = row_fragments_for(p, row.simdgroups, row.row_fragments),
+          .row_fragments = row_fragments,
           .row_groups = row.simdgroups,
           .tile_keys = row.tile_keys,
           .simdgroups = row.simdgroups,
-          .early_values = false,
+          .early_loads = row.early_loads,
           .threadgroup_bytes = bytes,
           .provenance = row.provenance};
 }
@@ -76,7 +84,6 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device) {
   const int64_t share_columns = ceil_div(p.head_dim / kFragment, sum_shares);
   const int64_t query_bytes =
       fragments * sum_shares * ceil_div(share_columns * pair_bytes, 16) * 16 * kSimdWidth;
-  const int64_t place_bytes = fragments * kFragment * 2 * int64_t(sizeof(int64_t));
   const int64_t product_bytes =
       2 * fragments * sum_shares * kFragment * row.tile_keys * int64_t(sizeof(float));
   return {.kernel = Kernel::kPrefillWide,
@@ -84,8 +91,9 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device) {
           .row_groups = row.row_groups,
           .tile_keys = row.tile_keys,
           .simdgroups = row.simdgroups,
-          .early_values = row.early_values,
-          .threadgroup_bytes = query_bytes + product_bytes + scale_bytes(p, 2 * row.tile_keys) + place_bytes,
+          .early_loads = row.early_loads,
+          .threadgroup_bytes = query_bytes + product_bytes + scale_bytes(p, 2 * row.tile_keys) +
+                               aside_bytes(fragments * kFragment),
           .provenance = row.provenance};
 }
 
@@ -121,7 +129,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   pass.spec.row_groups = uint16_t(wide ? shape.row_groups : 1);
   pass.spec.tile_keys = uint16_t(shape.tile_keys);
   pass.spec.simdgroups = uint16_t(shape.simdgroups);
-  pass.spec.early_values = shape.early_values;
+  pass.spec.early_loads = shape.early_loads;
   pass.spec.causal = p.is_causal;
   pass.spec.window = options.window_left >= 0 || window_right >= 0;
 

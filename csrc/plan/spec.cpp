@@ -252,8 +252,8 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   if (spec.kernel == Kernel::kDecodeWide) {
     macros.emplace_back("FATTN_VALUE_IN_KEY", spec.value_in_key ? "true" : "false");
   }
-  if (spec.kernel == Kernel::kPrefillWide) {
-    macros.emplace_back("FATTN_EARLY_VALUES", spec.early_values ? "true" : "false");
+  if (is_prefill(spec.kernel)) {
+    macros.emplace_back("FATTN_EARLY_LOADS", spec.early_loads ? "true" : "false");
   }
   return macros;
 }

@@ -10,7 +10,6 @@
 namespace fattn {
 namespace {
 
-bool is_prefill(Kernel kernel) { return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide; }
 bool is_decode(Kernel kernel) { return kernel == Kernel::kDecode || kernel == Kernel::kDecodeWide; }
 bool is_wide(Kernel kernel) { return kernel == Kernel::kPrefillWide || kernel == Kernel::kDecodeWide; }
 
@@ -43,13 +42,12 @@ const char* fault_of_sizes(const TunedRow& row) {
     const bool groups =
         row.kernel == Kernel::kPrefillWide ? is_one_of(row.row_groups, {1, 2}) : row.row_groups == 0;
     if (!groups) return "row_groups is not 1 or 2 (prefill_wide) or 0 (prefill)";
-    if (row.early_values > (row.kernel == Kernel::kPrefillWide))
-      return "early_values is not 0 or 1 (prefill_wide)";
+    if (row.early_loads > 1) return "early_loads is not 0 or 1";
     if (row.least_chunk != 0 || row.threadgroups_per_core != 0) return "a prefill has no chunks";
     return nullptr;
   }
-  if (row.row_fragments != 0 || row.row_groups != 0 || row.early_values != 0) {
-    return "row_fragments, row_groups and early_values belong to prefill";
+  if (row.row_fragments != 0 || row.row_groups != 0 || row.early_loads != 0) {
+    return "row_fragments, row_groups and early_loads belong to prefill";
   }
   if (row.max_length != kAnyLength) return "decode cannot go by length";
   const int64_t unit = row.kernel == Kernel::kDecode ? row.tile_keys * row.simdgroups : row.tile_keys;
@@ -149,6 +147,7 @@ PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Prob
     chosen.row_fragments = tuned->row_fragments;
     chosen.tile_keys = tuned->tile_keys;
     chosen.simdgroups = tuned->simdgroups;
+    chosen.early_loads = tuned->early_loads != 0;
     chosen.provenance = device.tuned->provenance.c_str();
   }
   return chosen;
@@ -161,7 +160,7 @@ PrefillWideRow tuned_or(const PrefillWideRow& row, const DeviceFacts& device, co
     chosen.row_groups = tuned->row_groups;
     chosen.tile_keys = tuned->tile_keys;
     chosen.simdgroups = tuned->simdgroups;
-    chosen.early_values = tuned->early_values != 0;
+    chosen.early_loads = tuned->early_loads != 0;
     chosen.provenance = device.tuned->provenance.c_str();
   }
   return chosen;

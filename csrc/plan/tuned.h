@@ -29,7 +29,7 @@ struct TunedRow {
   uint16_t row_groups = 0;
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
-  uint16_t early_values = 0;
+  uint16_t early_loads = 0;
   uint16_t least_chunk = 0;
   uint16_t threadgroups_per_core = 0;
 };

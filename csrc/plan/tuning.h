@@ -27,22 +27,35 @@ struct PrefillRow {
   uint16_t row_fragments;
   uint16_t tile_keys;
   uint16_t simdgroups;
+  bool early_loads;
   const char* provenance;
 };
 
-// K and V of a step together stay below 20 KB, so that three threadgroups fit in the 60 KB of an M1 core;
-// what a lane holds (query, output, scores, the next step) stays below 128 registers. Small heads leave
-// registers for a second row fragment, which halves the reads of K and V from the tile; with large heads,
-// eight simdgroups share a tile instead. Sizes by the published figures of M1 and M2; the choices among them
-// by timing on an NVIDIA H200 (bench/NOTES.md). Nothing here was measured on an Apple GPU.
-inline constexpr std::array<PrefillRow, 4> kPrefillTuning{{
-    {kAnyFamily, k16Bit, 64, 2, 32, 4,
-     "16-bit, D <= 64: 16 rows per simdgroup, 11 KB tiles (published M1/M2 figures; H200)"},
-    {kAnyFamily, k16Bit, 128, 1, 32, 8,
-     "16-bit, D <= 128: 8 simdgroups share 19 KB tiles (published M1/M2 figures; H200)"},
-    {kAnyFamily, kFloat32s, 64, 1, 32, 4,
-     "float32, D <= 64: 32 keys per step, 19 KB tiles (published M1/M2 figures)"},
-    {kAnyFamily, kAnyDType, kAnyDim, 1, 16, 4, "baseline: 16 keys per step"},
+// K and V of a step together stay below 20 KB, so that three threadgroups fit in the 60 KB of an M1 core.
+// M1 and M2 have 256 half registers for a lane, of which the largest part of a step wants 230 at most, as
+// Mesa counts (bench/NOTES.md has the table): there, K and V are asked for late and multiplied piece by
+// piece, and four simdgroups share a tile, of which three fit on a core. Newer GPUs share out their registers
+// as kernels ask for them; there the rows are those that an NVIDIA H200 likes best. Nothing here was measured
+// on an Apple GPU.
+inline constexpr std::array<PrefillRow, 10> kPrefillTuning{{
+    {9, k16Bit, kAnyDim, 2, 32, 4, true,
+     "16-bit: 16 rows per simdgroup, 32 keys per step, loads far ahead (H200)"},
+    {9, kFloat32s, 64, 1, 32, 4, true, "float32, D <= 64: 32 keys per step, loads far ahead (H200)"},
+    {9, kAnyDType, kAnyDim, 1, 16, 4, true, "16 keys per step, loads far ahead (H200)"},
+    {kAnyFamily, kFloat16s, 64, 2, 32, 4, false,
+     "float16, D <= 64: 16 rows per simdgroup, 32 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kFloat16s, 128, 1, 32, 4, false,
+     "float16, D <= 128: 32 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kBFloat16s, 96, 1, 32, 4, false,
+     "bfloat16, D <= 96: 32 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, 64, 1, 32, 4, false,
+     "D <= 64: 32 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, 96, 1, 16, 4, false,
+     "D <= 96: 16 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kBFloat16s, 128, 1, 16, 4, false,
+     "bfloat16, D <= 128: 16 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, kAnyDim, 1, 8, 4, false,
+     "baseline: 8 keys per step (registers of M1/M2 as Mesa counts)"},
 }};
 
 struct PrefillWideRow {
@@ -53,7 +66,7 @@ struct PrefillWideRow {
   uint16_t row_groups;     // in a threadgroup; its simdgroups share out the columns of each
   uint16_t tile_keys;
   uint16_t simdgroups;
-  bool early_values;
+  bool early_loads;  // of V
   const char* provenance;
 };
 
