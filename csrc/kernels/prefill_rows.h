@@ -124,11 +124,12 @@ struct TileRows {
   ResultPlace result_of(QueryRow at, constant PrefillParams& params) const thread {
     ResultPlace place;
     place.lse = (tile.batch * long(params.q_heads) + at.head) * params.q_len + at.row;
-    place.out = place.lse * kValueDim;
+    place.out = tile.batch * params.out.batch;
     if (fc_packed) {
       place.lse = long(at.head) * params.q_len + tile.first_row + at.row;
-      place.out = (long(tile.first_row + at.row) * params.q_heads + at.head) * kValueDim;
+      place.out = 0;
     }
+    place.out += at.head * params.out.head + (tile.first_row + at.row) * params.out.row;
     return place;
   }
 };

@@ -88,7 +88,7 @@ def attend(
         raise refusal_of_operator(module, refusal) from refusal
     if out.requires_grad and not torch.compiler.is_compiling():
         out.register_hook(_refuse_backward)
-    return out.transpose(1, 2).contiguous(), None
+    return out, None
 
 
 def _refuse_backward(_grad: Tensor) -> NoReturn:
