@@ -90,7 +90,7 @@ def run_problem(folder: Path, one: dict[str, Any]) -> tuple[float, float]:
 
     bases = {name: base.cuda() for name, base in one["bases"].items()}
     addresses = {name: base.data_ptr() + one["offsets"][name] for name, base in bases.items()}
-    out = torch.full(one["out"].shape, math.nan, dtype=one["dtype"], device="cuda")
+    out = torch.full_like(one["out"], math.nan, dtype=one["dtype"], device="cuda")
     lse = torch.full(one["lse"].shape, math.nan, device="cuda")
     partial_lse = torch.full((max(one["parts"], 1) * lse.numel(),), math.nan, device="cuda")
     partial_out = torch.full((max(one["parts"], 1) * out.numel(),), math.nan, device="cuda")

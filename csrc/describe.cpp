@@ -297,7 +297,7 @@ Call describe_prefill(const Tensor& query, const Tensor& key, const Tensor& valu
                       const OptionalTensor& attn_mask, const OptionalTensor& mask_map, bool is_causal,
                       std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
                       int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                      double softcap, std::optional<double> scale) {
+                      double softcap, std::optional<double> scale, bool token_major_out) {
   Call call = describe_dense(Op::kPrefill, query, key, value);
   call.problem.is_causal = is_causal;
   call.problem.q_offset = q_offset.value_or(call.problem.kv_len - call.problem.q_len);
@@ -306,6 +306,7 @@ Call describe_prefill(const Tensor& query, const Tensor& key, const Tensor& valu
   add_mask(call, attn_mask);
   add_mask_map(call, mask_map);
   add_scale(call, scale);
+  call.problem.token_major_out = token_major_out;
   return call;
 }
 
@@ -314,7 +315,7 @@ Call describe_decode(const Tensor& query, const Tensor& key, const Tensor& value
                      const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
                      int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
                      double softcap, std::optional<double> scale, const OptionalTensor& key_scales,
-                     const OptionalTensor& value_scales, std::string_view kv_format) {
+                     const OptionalTensor& value_scales, std::string_view kv_format, bool token_major_out) {
   Call call = describe_dense(Op::kDecode, query, key, value, kv_format);
   add_scales(call, key_scales, value_scales);
   call.problem.is_causal = true;
@@ -324,6 +325,7 @@ Call describe_decode(const Tensor& query, const Tensor& key, const Tensor& value
   if (seq_lens.has_value()) add_seq_lens(call, *seq_lens);
   add_mask(call, attn_mask);
   add_scale(call, scale);
+  call.problem.token_major_out = token_major_out;
   return call;
 }
 
@@ -333,7 +335,8 @@ Call describe_paged_decode(const Tensor& query, const Tensor& key_cache, const T
                            int64_t window_left, int64_t window_right, int64_t sink_tokens,
                            const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
                            std::optional<double> scale, const OptionalTensor& key_scales,
-                           const OptionalTensor& value_scales, std::string_view kv_format) {
+                           const OptionalTensor& value_scales, std::string_view kv_format,
+                           bool token_major_out) {
   const char* name = name_of(Op::kPagedDecode);
   check_rank(name, "query", query, 4, kHeadsFirst);
   Call call = describe_paged(Op::kPagedDecode, query, key_cache, value_cache, block_tables, kv_format);
@@ -347,6 +350,7 @@ Call describe_paged_decode(const Tensor& query, const Tensor& key_cache, const T
   add_seq_lens(call, seq_lens);
   add_mask(call, attn_mask);
   add_scale(call, scale);
+  call.problem.token_major_out = token_major_out;
   return call;
 }
 
@@ -408,8 +412,11 @@ MergeCall describe_merge(const Tensor& outs, const Tensor& lses) {
 }
 
 ResultSizes result_sizes(const Problem& p) {
-  if (p.packed) return {{p.q_len, p.q_heads, p.value_dim}, {p.q_heads, p.q_len}};
-  return {{p.batch, p.q_heads, p.q_len, p.value_dim}, {p.batch, p.q_heads, p.q_len}};
+  const Strides3 out = out_strides(p);
+  if (p.packed) return {{p.q_len, p.q_heads, p.value_dim}, {out.row, out.head, 1}, {p.q_heads, p.q_len}};
+  return {{p.batch, p.q_heads, p.q_len, p.value_dim},
+          {out.batch, out.head, out.row, 1},
+          {p.batch, p.q_heads, p.q_len}};
 }
 
 Tensor with_contiguous_rows(const Tensor& operand) {

@@ -83,13 +83,13 @@ Call describe_prefill(const at::Tensor& query, const at::Tensor& key, const at::
                       const OptionalTensor& attn_mask, const OptionalTensor& mask_map, bool is_causal,
                       std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
                       int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                      double softcap, std::optional<double> scale);
+                      double softcap, std::optional<double> scale, bool token_major_out);
 Call describe_decode(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const OptionalTensor& seq_lens, const OptionalTensor& attn_mask,
                      const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
                      int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
                      double softcap, std::optional<double> scale, const OptionalTensor& key_scales,
-                     const OptionalTensor& value_scales, std::string_view kv_format);
+                     const OptionalTensor& value_scales, std::string_view kv_format, bool token_major_out);
 Call describe_paged_decode(const at::Tensor& query, const at::Tensor& key_cache,
                            const at::Tensor& value_cache, const at::Tensor& block_tables,
                            const at::Tensor& seq_lens, const OptionalTensor& attn_mask,
@@ -97,7 +97,7 @@ Call describe_paged_decode(const at::Tensor& query, const at::Tensor& key_cache,
                            int64_t sink_tokens, const OptionalTensor& sinks,
                            const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale,
                            const OptionalTensor& key_scales, const OptionalTensor& value_scales,
-                           std::string_view kv_format);
+                           std::string_view kv_format, bool token_major_out);
 Call describe_paged_prefill(const at::Tensor& query, const at::Tensor& key_cache,
                             const at::Tensor& value_cache, const at::Tensor& block_tables,
                             const at::Tensor& seq_lens, const at::Tensor& cu_seqlens_q, int64_t max_seqlen_q,
@@ -124,9 +124,10 @@ LogitsCall describe_softcap(const at::Tensor& x, double cap);
 // The rows themselves or a contiguous copy, as the call says.
 at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
 
-// Shapes of out and lse.
+// Shapes of out and lse, and the strides of out. lse is contiguous.
 struct ResultSizes {
   c10::SmallVector<int64_t, 4> out;
+  c10::SmallVector<int64_t, 4> out_strides;
   c10::SmallVector<int64_t, 3> lse;
 };
 ResultSizes result_sizes(const Problem& problem);

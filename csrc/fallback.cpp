@@ -14,6 +14,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
@@ -245,7 +246,8 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
 std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
   const ResultSizes sizes = result_sizes(call.problem);
   const Tensor sinks = call.problem.packed ? sink_logits(call).view({-1, 1}) : sink_logits(call).squeeze(-1);
-  return {at::zeros(sizes.out, call.query.options()), sinks.expand(sizes.lse).contiguous()};
+  return {at::empty_strided(sizes.out, sizes.out_strides, call.query.options()).zero_(),
+          sinks.expand(sizes.lse).contiguous()};
 }
 
 std::tuple<Tensor, Tensor> attend(const Rows& query) {

@@ -2,6 +2,7 @@
 #include "launch.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 
 #include "metal/executor.h"
 
@@ -61,7 +62,8 @@ std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const R
 
 std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   const ResultSizes sizes = result_sizes(call.problem);
-  const Results results = {at::empty(sizes.out, call.query.options()), empty_floats(sizes.lse, call.query)};
+  const Results results = {at::empty_strided(sizes.out, sizes.out_strides, call.query.options()),
+                           empty_floats(sizes.lse, call.query)};
   if (plan.pass_count == 0) return {results.out, results.lse};
 
   const Tensor query = with_contiguous_rows(call.query);

@@ -139,19 +139,20 @@ void reset_launch_counts() {
 const std::string kOptions =
     "int window_left=-1, int window_right=-1, int sink_tokens=0, Tensor? sinks=None, "
     "Tensor? alibi_slopes=None, float softcap=0.0, float? scale=None";
+const std::string kLayout = ", bool token_major_out=False";
 const std::string kPrefillArguments =
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, Tensor? mask_map=None, "
     "bool is_causal=False, int? q_offset=None, " +
-    kOptions;
+    kOptions + kLayout;
 const std::string kFormat = ", Tensor? key_scales=None, Tensor? value_scales=None, str kv_format=\"auto\"";
 const std::string kDecodeArguments =
     "Tensor query, Tensor key, Tensor value, Tensor? seq_lens=None, *, Tensor? attn_mask=None, "
     "Tensor? tree_mask=None, " +
-    kOptions + kFormat;
+    kOptions + kFormat + kLayout;
 const std::string kPagedDecodeArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, *, "
     "Tensor? attn_mask=None, Tensor? tree_mask=None, " +
-    kOptions + kFormat;
+    kOptions + kFormat + kLayout;
 const std::string kPagedPrefillArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor cu_seqlens_q, int max_seqlen_q, *, bool is_causal=True, " +

@@ -28,7 +28,7 @@ EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 CONSTANTS = (
     *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
     *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed", "sliced"),
-    *("packed_keys", "mask_map"),
+    *("packed_keys", "mask_map", "token_major_out"),
 )
 ALL_CHECKS = "race,bounds,uninit"
 SLOTS = 25
@@ -82,7 +82,7 @@ def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> d
         buffers["partial_out"], buffers["partial_lse"] = arguments["outs"], arguments["lses"]
     on_meta = {name: a.to("meta") if isinstance(a, Tensor) else a for name, a in arguments.items()}
     for name, result in zip(("out", "lse"), getattr(torch.ops.fattn, op)(**on_meta), strict=True):
-        buffers[name] = torch.full(result.shape, torch.nan, dtype=result.dtype)
+        buffers[name] = torch.full_like(result, torch.nan, device="cpu")
     if plan["passes"] and plan["passes"][0]["kernel"] == "fattn_mask_map":
         buffers["mask_map"] = torch.full((plan["scratch_bytes"],), 255, dtype=torch.uint8)
     elif plan["scratch_bytes"]:

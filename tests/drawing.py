@@ -71,6 +71,8 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     forms = random.Random(f"masks {seed}")
     patterns = [forms.choice(MASK_PATTERNS) for _ in range(count)]
     maps = [forms.random() < 0.5 for _ in range(count)]
+    outs = random.Random(f"layouts {seed}")
+    token_major = [outs.random() < 0.5 for _ in range(count)]
 
     all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
@@ -128,6 +130,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
                 tree=trees[i] if is_decode else None,
                 **{name: cards[i] for name, cards in options.items()},
                 kv_format=kv_format,
+                token_major_out=not q_lens and token_major[i],
             )
         )
     return problems

@@ -72,6 +72,8 @@ def on_meta(problem: Problem) -> dict[str, Any]:
             arguments[name] = tensor((p.q_heads,), torch.float32)
     if p.tree:
         arguments["tree_mask"] = tensor((p.batch, p.q_len)[p.tree == "shared" :], torch.int64)
+    if p.token_major_out:
+        arguments["token_major_out"] = True
     return arguments | p.numbers
 
 
@@ -119,6 +121,15 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
             mask_broadcast=(True, False, False, False),
             mask_map=True,
         ),
+        M1,
+    ),
+    # By batch, row and head.
+    "prefill_token_major": (
+        Problem(0, "prefill", f16, 2, 16, 16, 1500, 1500, 64, 64, token_major_out=True),
+        M1,
+    ),
+    "decode_token_major": (
+        Problem(0, "decode", bf16, 2, 32, 8, 4, 4096, 128, 128, seq_lens=(9, 4096), token_major_out=True),
         M1,
     ),
     "decode_one_split": (Problem(0, "decode", f16, 1, 8, 8, 1, 100, 64, 64, seq_lens=(100,)), M1),

@@ -99,6 +99,7 @@ class Problem:
     softcap: float = 0.0
     tree: str | None = None
     kv_format: str = "float"
+    token_major_out: bool = False
 
     def __str__(self) -> str:
         parts = [
@@ -116,6 +117,7 @@ class Problem:
             f"first{self.sink_tokens}" if self.sink_tokens else "",
             *(name for name in ("sinks", "alibi_slopes", "softcap", "tree") if getattr(self, name)),
             self.kv_format if self.kv_format != "float" else "",
+            *(("token_major",) if self.token_major_out else ()),
         ]
         return "-".join(part for part in parts if part)
 
@@ -364,4 +366,6 @@ def build(problem: Problem, seed: int = 0) -> Case:
         options["max_seqlen_k"] = p.kv_len
     if p.q_offset is not None:
         options["q_offset"] = p.q_offset
+    if p.token_major_out:
+        options["token_major_out"] = True
     return Case(p, operands, clean, visible, options)

@@ -70,3 +70,16 @@ def test_document_mask(device: str) -> None:
     assert min(map(int, cells.groups())) > 5, said
     difference = re.search(r"difference +(\S+) at most", said)
     assert difference is not None and float(difference[1]) < 1e-3
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_encoder(device: str) -> None:
+    said = run("encoder.py", "--device", device, "--clips", "3", "--longest", "50")
+    assert "3 clips of" in said and "to 50 frames" in said
+    assert "padded        150 rows, 7,500 pairs of frames" in said, said
+    packed = re.search(r"packed +(\d+) rows, ([\d,]+) pairs", said)
+    assert packed is not None and 50 < int(packed[1]) < 150, said
+    assert 2500 < int(packed[2].replace(",", "")) < 7500
+    differences = re.search(r"difference +padded (\S+), packed (\S+) at most", said)
+    assert differences is not None and all(float(one) < 1e-4 for one in differences.groups())
+    assert device == "cpu" or "4 launches of fattn_prefill" in said

@@ -140,6 +140,14 @@ def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
     assert constants["has_seq_lens"] == (p.op == "paged_prefill")
     assert constants["mask_map"] == ("mask_map" in launch["bindings"]) == p.mask_map
     assert params["last_rows_meet"] == (p.has_packed_keys and p.q_offset is None)
+    out = torch.empty((p.batch, p.q_heads, p.q_len), device="meta")
+    if p.token_major_out:
+        out = torch.empty((p.batch, p.q_len, p.q_heads), device="meta").transpose(1, 2)
+    strides = (n * p.value_dim for n in out.stride())
+    if p.q_lens is not None:
+        strides = (0, p.value_dim, p.q_heads * p.value_dim)
+    assert params["out"] == dict(zip(("batch", "head", "row"), strides, strict=True))
+    assert not constants["token_major_out"], "its strides say it"
 
 
 def scale_bytes(p: Problem, keys: int) -> int:
@@ -217,6 +225,10 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
         p.tree is not None,
     )
     assert constants["one_row"] == (p.q_len == 1 and p.mask is None and p.tree is None)
+    token_major = p.token_major_out and p.q_len > 1 and p.q_heads > 1
+    assert [step["constants"]["token_major_out"] for step in plan["passes"]] == [False] * (parts > 1) + [
+        token_major
+    ]
     assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 1) * 4 if parts > 1 else 0)
     if parts > 1:
         merge = plan["passes"][1]

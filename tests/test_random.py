@@ -113,6 +113,7 @@ def test_the_problems_cover_every_axis() -> None:
         assert {p.window_right for p in of_op} == set(problems.WINDOWS_RIGHT)
         assert {p.sink_tokens for p in of_op} == set(problems.SINK_TOKENS)
         assert {p.softcap for p in of_op} == set(problems.SOFTCAPS)
+        assert {p.token_major_out for p in of_op} == ({False} if op in PACKED else {False, True})
         assert {(p.sinks, p.alibi_slopes) for p in of_op} == {(a, b) for a in (0, 1) for b in (0, 1)}
     assert len({p.mask_broadcast for p in PROBLEMS if p.mask is not None}) == 16
     for op in ("paged_decode", "paged_prefill"):

@@ -336,6 +336,16 @@ def test_blocks_without_lengths() -> None:
 
 
 @pytest.mark.host_only
+@pytest.mark.parametrize("rows", [1, 3])
+def test_token_major_out(rows: int) -> None:
+    given = {name: operand.cpu() for name, operand in operands(2, 4, 64, 20).items()}
+    given["query"] = torch.randn(2, 8, rows, 64, generator=torch.Generator().manual_seed(1)).half()
+    out, lse = torch_fattn.shared_prefix_decode(**given, return_lse=True)
+    same, same_lse = torch_fattn.shared_prefix_decode(**given, token_major_out=True, return_lse=True)
+    assert torch.equal(out, same) and torch.equal(lse, same_lse)
+    assert same.transpose(1, 2).is_contiguous() and out.is_contiguous()
+
+
 def test_an_unknown_option() -> None:
     with pytest.raises(TypeError, match="window_length"):
         shared_prefix_decode(**operands(3, 2, 40, 8), window_length=3)  # type: ignore[call-overload]

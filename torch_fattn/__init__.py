@@ -18,7 +18,8 @@ from ._cache_write import cache_write
 from ._compiled import CompiledKernel, compiled_kernels
 from ._logits import softcap, softmax
 from ._mask_map import mask_map
-from ._ops import decode, merge, paged_decode, prefill
+from ._merge import merge
+from ._ops import decode, paged_decode, prefill
 from ._packed_ops import paged_prefill, varlen_prefill
 from ._shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
 from ._warmup import Warmup, warmup

@@ -41,15 +41,23 @@ def _fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _attention_result(
-    query: Tensor, key: Tensor, value: Tensor, *_: Any, kv_format: str = "auto", **__: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: Any,
+    kv_format: str = "auto",
+    token_major_out: bool = False,
+    **__: Any,
 ) -> tuple[Tensor, Tensor]:
     """value is `[B, Hkv, Lk, Dv]`, or a pool `[num_blocks, block_size, Hkv, Dv]`: Dv is last either way, and
     of int4 there are two in a byte."""
     batch, heads, q_len, _head_dim = query.shape
-    return (
-        query.new_empty(batch, heads, q_len, value.shape[-1] * (2 if kv_format == "int4" else 1)),
-        query.new_empty(batch, heads, q_len, dtype=torch.float32),
-    )
+    value_dim = value.shape[-1] * (2 if kv_format == "int4" else 1)
+    if token_major_out:
+        out = query.new_empty(batch, q_len, heads, value_dim).transpose(1, 2)
+    else:
+        out = query.new_empty(batch, heads, q_len, value_dim)
+    return out, query.new_empty(batch, heads, q_len, dtype=torch.float32)
 
 
 def _packed_result(

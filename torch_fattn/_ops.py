@@ -12,7 +12,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_DECODE_ROWS", "decode", "merge", "paged_decode", "prefill"]
+__all__ = ["MAX_DECODE_ROWS", "decode", "paged_decode", "prefill"]
 
 # Query rows per sequence that the decode kernels take; longer queries are prefill's.
 MAX_DECODE_ROWS = 16
@@ -35,6 +35,7 @@ def prefill(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    token_major_out: bool = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
@@ -54,6 +55,7 @@ def prefill(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    token_major_out: bool = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -73,6 +75,7 @@ def prefill(
     alibi_slopes: Tensor | None = ...,
     softcap: float = ...,
     scale: float | None = ...,
+    token_major_out: bool = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def prefill(
@@ -91,6 +94,7 @@ def prefill(
     alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    token_major_out: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of many query rows: `softmax(scale * query @ key^T + attn_mask) @ value`, tile by tile.
@@ -122,13 +126,16 @@ def prefill(
         alibi_slopes: `[Hq]`: slope * (key position - p) is added to the score.
         softcap: c > 0 turns a score s into `c * tanh(s / c)`, before all that is added to it. 0: none.
         scale: factor of the score, finite. Default `D ** -0.5`.
+        token_major_out: out lies in memory as `[B, Lq, Hq, Dv]`, of which it is the transposed view: the same
+            numbers, and `out.transpose(1, 2).flatten(2)`, what an output projection multiplies, is no copy.
         return_lse: also return the logarithm of each row's softmax denominator.
 
     Under torch.autocast query, key and value are cast as `F.scaled_dot_product_attention` casts them.
 
     Returns:
-        out `[B, Hq, Lq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[B, Hq, Lq]`,
-        float32, natural logarithm. A row that sees no key has out 0 and lse -inf.
+        out `[B, Hq, Lq, Dv]`, contiguous unless token_major_out, of the dtype of query; with `return_lse`
+        also lse `[B, Hq, Lq]`, float32, natural logarithm, contiguous. A row that sees no key has out 0 and
+        lse -inf.
 
     Raises:
         ValueError: shapes, strides or values that do not fit. TypeError: dtypes. NotImplementedError: not
@@ -153,6 +160,7 @@ def prefill(
         alibi_slopes=alibi_slopes,
         softcap=softcap,
         scale=scale,
+        token_major_out=token_major_out,
     )
     return (out, lse) if return_lse else out
 
@@ -176,6 +184,7 @@ def decode(
     key_scales: Tensor | None = ...,
     value_scales: Tensor | None = ...,
     kv_format: str = ...,
+    token_major_out: bool = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
@@ -197,6 +206,7 @@ def decode(
     key_scales: Tensor | None = ...,
     value_scales: Tensor | None = ...,
     kv_format: str = ...,
+    token_major_out: bool = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -218,6 +228,7 @@ def decode(
     key_scales: Tensor | None = ...,
     value_scales: Tensor | None = ...,
     kv_format: str = ...,
+    token_major_out: bool = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def decode(
@@ -238,6 +249,7 @@ def decode(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     kv_format: str = "auto",
+    token_major_out: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal attention of the newest `Lq` tokens over a key-value cache.
@@ -296,6 +308,7 @@ def decode(
         key_scales=key_scales,
         value_scales=value_scales,
         kv_format=kv_format,
+        token_major_out=token_major_out,
     )
     return (out, lse) if return_lse else out
 
@@ -320,6 +333,7 @@ def paged_decode(
     key_scales: Tensor | None = ...,
     value_scales: Tensor | None = ...,
     kv_format: str = ...,
+    token_major_out: bool = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
@@ -342,6 +356,7 @@ def paged_decode(
     key_scales: Tensor | None = ...,
     value_scales: Tensor | None = ...,
     kv_format: str = ...,
+    token_major_out: bool = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -364,6 +379,7 @@ def paged_decode(
     key_scales: Tensor | None = ...,
     value_scales: Tensor | None = ...,
     kv_format: str = ...,
+    token_major_out: bool = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def paged_decode(
@@ -385,6 +401,7 @@ def paged_decode(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     kv_format: str = "auto",
+    token_major_out: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`decode` over a cache whose sequences lie scattered over the blocks of a common pool.
@@ -422,25 +439,6 @@ def paged_decode(
         key_scales=key_scales,
         value_scales=value_scales,
         kv_format=kv_format,
+        token_major_out=token_major_out,
     )
-    return (out, lse) if return_lse else out
-
-
-@overload
-def merge(outs: Tensor, lses: Tensor, *, return_lse: Literal[False] = ...) -> Tensor: ...
-@overload
-def merge(outs: Tensor, lses: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
-@overload
-def merge(outs: Tensor, lses: Tensor, *, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]: ...
-def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-    """Combine attention over disjoint sets of keys into attention over their union.
-
-    Args:
-        outs: `[N, B, H, L, D]`, the `out` of N calls, float32, float16 or bfloat16.
-        lses: float32 `[N, B, H, L]`, their `lse`. A part whose lse is -inf saw no key and counts for nothing.
-
-    Returns:
-        out `[B, H, L, D]` of the dtype of outs; with `return_lse` also lse `[B, H, L]`, float32.
-    """
-    out, lse = torch.ops.fattn.merge(outs, lses)
     return (out, lse) if return_lse else out

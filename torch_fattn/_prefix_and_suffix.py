@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._ops import decode, merge, paged_decode, prefill
+from ._merge import merge
+from ._ops import decode, paged_decode, prefill
 from ._packed_ops import paged_prefill
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for

@@ -35,6 +35,7 @@ class DecodeOptions(TypedDict, total=False):
     key_scales: Tensor | None
     value_scales: Tensor | None
     kv_format: str
+    token_major_out: bool
 
 
 @overload
@@ -121,7 +122,8 @@ def shared_prefix_decode(
             prefix, a sink counts once.
 
     Returns:
-        As `decode`: out `[B, Hq, Lq, Dv]`, and with `return_lse` also lse `[B, Hq, Lq]`.
+        As `decode`: out `[B, Hq, Lq, Dv]`, and with `return_lse` also lse `[B, Hq, Lq]`. With several rows
+        token_major_out is a copy here.
 
     Raises:
         As `decode`; ValueError for a prefix that is not one for all.
@@ -166,7 +168,10 @@ def shared_prefix_decode(
     )
     if seq_lens is not None:
         _check_lengths(name, seq_lens, _least_own(query, options))
+    token_major_out = rest.pop("token_major_out", False)
     out, lse = attend(name, Rows(query, kv_heads), prefix, suffix, None, **rest)
+    if token_major_out:
+        out = _token_major(out)
     return (out, lse) if return_lse else out
 
 
@@ -270,7 +275,10 @@ def shared_prefix_paged_decode(
         block_tables[:, shared_blocks:],
         stored,
     )
+    token_major_out = rest.pop("token_major_out", False)
     out, lse = attend(name, Rows(query, key_cache.shape[2]), prefix, suffix, seq_lens <= 0, **rest)
+    if token_major_out:
+        out = _token_major(out)
     return (out, lse) if return_lse else out
 
 
@@ -279,6 +287,11 @@ def _apart(options: DecodeOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     rest: dict[str, Any] = dict(options)
     names = ("key_scales", "value_scales", "kv_format")
     return rest, {name: rest.pop(name) for name in names if name in rest}
+
+
+def _token_major(out: Tensor) -> Tensor:
+    """What was merged lies by batch, head and row; one row lies so as well."""
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _least_own(query: Tensor, options: DecodeOptions) -> int:

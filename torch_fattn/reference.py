@@ -17,12 +17,13 @@ influence. A row that sees no key has out = 0 and lse = -inf (the sink logit, if
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ._kv_formats import dequantise, quantise
+from ._reference_scores import mask_map, softcap, softmax
 
 __all__ = [
     "cache_write",
@@ -58,6 +59,7 @@ def prefill(
     alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    token_major_out: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` says nothing new."""
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
@@ -72,7 +74,8 @@ def prefill(
         window_right=window_right,
         sink_tokens=sink_tokens,
     )
-    return _attend(query, key, value, positions, visible, attn_mask, sinks, alibi_slopes, softcap, scale)
+    out, lse = _attend(query, key, value, positions, visible, attn_mask, sinks, alibi_slopes, softcap, scale)
+    return (_token_major(out) if token_major_out else out), lse
 
 
 def decode(
@@ -93,6 +96,7 @@ def decode(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     kv_format: str = "auto",
+    token_major_out: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The newest `Lq` tokens, causal, over a cache of capacity `Lk` of which `seq_lens[b]` keys are
     filled."""
@@ -115,7 +119,8 @@ def decode(
     )
     if tree_mask is not None:
         visible = visible & _tree_visible(tree_mask.cpu(), lengths, q_len, capacity)
-    return _attend(query, key, value, positions, visible, attn_mask, sinks, alibi_slopes, softcap, scale)
+    out, lse = _attend(query, key, value, positions, visible, attn_mask, sinks, alibi_slopes, softcap, scale)
+    return (_token_major(out) if token_major_out else out), lse
 
 
 def paged_decode(
@@ -137,6 +142,7 @@ def paged_decode(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     kv_format: str = "auto",
+    token_major_out: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`decode` over pools `[num_blocks, block_size, Hkv, D]`; `block_tables` `[B, max_blocks]` names the
     blocks of each sequence in order. A key in a block that the pool does not have is no key."""
@@ -163,6 +169,7 @@ def paged_decode(
         alibi_slopes=alibi_slopes,
         softcap=softcap,
         scale=scale,
+        token_major_out=token_major_out,
     )
 
 
@@ -278,34 +285,6 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return out, top + total.log()
 
 
-def mask_map(attn_mask: Tensor) -> Tensor:
-    """Of each cell of 16 rows and 32 keys: 0 if every entry hides, 2 if every entry is True or 0, else 1."""
-    mask = attn_mask.detach().cpu()[(None,) * (4 - attn_mask.dim())]
-    if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape).masked_fill(~mask, -_INF)
-    rows, keys = mask.shape[2:]
-    cells = torch.empty(*mask.shape[:2], -(-rows // 16), -(-keys // 32), dtype=torch.float64)
-    for i, j in product(range(cells.shape[2]), range(cells.shape[3])):
-        cell = mask[:, :, 16 * i : 16 * i + 16, 32 * j : 32 * j + 32].flatten(2)
-        hidden, whole = (cell == -_INF).all(2), (cell == 0).all(2)
-        cells[:, :, i, j] = torch.where(hidden, 0.0, torch.where(whole, 2.0, 1.0))
-    return cells
-
-
-def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
-    """Over the last dimension. -inf is hidden from the cap as from the sum: a row of nothing else is 0."""
-    scores = scores.detach().cpu().double()
-    hidden = scores == -_INF
-    if softcap > 0:
-        scores = (softcap * torch.tanh(scores / softcap)).masked_fill(hidden, -_INF)
-    return scores.softmax(-1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
-
-
-def softcap(x: Tensor, cap: float) -> Tensor:
-    """`cap * tanh(x / cap)` of each element."""
-    return cap * torch.tanh(x.detach().cpu().double() / cap)
-
-
 def cache_write(
     key: Tensor,
     value: Tensor,
@@ -418,6 +397,11 @@ def _attend(
     out = _weighted_values(weights, v, visible) / total[..., None]
     out = out.masked_fill((total == 0)[..., None], 0.0)
     return out, top + total.log()
+
+
+def _token_major(out: Tensor) -> Tensor:
+    """The same numbers, as the view of a tensor `[B,Lq,Hq,Dv]`."""
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _no_key_results(rows: int, heads: int, value_dim: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:

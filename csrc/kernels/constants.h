@@ -25,6 +25,7 @@ constant bool fc_packed [[function_constant(fattn::kConstPacked)]];
 constant bool fc_sliced [[function_constant(fattn::kConstSliced)]];
 constant bool fc_packed_keys [[function_constant(fattn::kConstPackedKeys)]];
 constant bool fc_mask_map [[function_constant(fattn::kConstMaskMap)]];
+constant bool fc_token_major_out [[function_constant(fattn::kConstTokenMajorOut)]];
 
 // Gates of optional buffers.
 constant bool fc_has_mask = fc_mask != fattn::kMaskNone;

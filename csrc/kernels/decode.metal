@@ -224,7 +224,7 @@ using namespace fattn;
     share = aside.share();
     const ResultPlace place = aside.place();
     ResultRows results;
-    results.set(out, lse, partial_out, partial_lse, place.first_row);
+    results.set(out, lse, partial_out, partial_lse, place.first_row, params);
     if (kKeyGroups == 1) {
       if (row < place.rows) {
         store_row(attention, results, row, at);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "keys.h"
+#include "out_rows.h"
 #include "schedule.h"
 #include "scores.h"
 
@@ -141,18 +142,26 @@ struct ResultRows {
   device float* partial_out;
   device float* partial_lse;
   uint first_row;
+  uint rows;  // of a head
+  uint rows_per_sequence;
 
   void set(device Element* outs, device float* lses, device float* partial_outs, device float* partial_lses,
-           uint first) thread {
+           uint first, constant DecodeParams& params) thread {
     out = outs;
     lse = lses;
     partial_out = partial_outs;
     partial_lse = partial_lses;
     first_row = first;
+    rows = params.span.q_len;
+    rows_per_sequence = params.q_heads * params.span.q_len;
   }
 
   // Of column `column` of a row, in elements.
-  long place_of(int row, int column) const thread { return long(first_row + row) * kValueDim + column; }
+  long place_of(int row, int column) const thread {
+    const uint result = first_row + row;
+    const uint at = fc_split ? result : out_row(result, rows, rows_per_sequence);
+    return long(at) * kValueDim + column;
+  }
 
   void put(int row, int column, float value) const thread {
     if (fc_split) {

@@ -337,7 +337,7 @@ using namespace fattn;
     attention.finish();
 
     ResultRows results;
-    results.set(out, lse, partial_out, partial_lse, first_result_row(params, kv_head, item));
+    results.set(out, lse, partial_out, partial_lse, first_result_row(params, kv_head, item), params);
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowGroups; r++) {
       const int row = first_row + r * 8 + at.row;

@@ -2,6 +2,7 @@
 // a row; each of its simdgroups sums every kSimdgroups-th part, and then their sums are added up.
 //
 // Serves the second pass of decode (float32 partials) and fattn::merge.
+#include "out_rows.h"
 #include "schedule.h"
 
 namespace fattn {
@@ -93,6 +94,8 @@ using namespace fattn;
     const int length = length_of(seq_lens, params.span, int(row / params.rows_per_sequence));
     parts.count = chunks_of(newest_rows(params.span, length), params.span).count();
   }
+  const long out_begin =
+      long(out_row(group, params.span.q_len, uint(params.rows_per_sequence))) * params.head_dim;
   for (int first_column = 0; first_column < params.head_dim; first_column += kMergeColumns) {
     const int column = first_column + lane * 4;
     parts.out = partial_out + row * params.head_dim + column;
@@ -124,7 +127,7 @@ using namespace fattn;
 #pragma clang loop unroll(full)
     for (int i = 0; i < 4; i++) {  // not up to `columns`: registers have no addresses
       if (i < parts.columns) {
-        out[row * params.head_dim + column + i] = Result(weighted[i] * inverse);
+        out[out_begin + column + i] = Result(weighted[i] * inverse);
       }
     }
     if (first_column == 0 && lane == 0) {

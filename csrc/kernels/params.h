@@ -68,6 +68,7 @@ enum FunctionConstant {
   kConstSliced = 14,      // bool: the grid takes several dispatches (plan/slices.h)
   kConstPackedKeys = 15,  // bool: so do the keys of all sequences, cut by cu_seqlens_k
   kConstMaskMap = 16,     // bool: there is a map of the mask
+  kConstTokenMajorOut = 17,  // bool: decode, merge: `out` is [batch, row, head] in memory
 };
 
 // How a cache stores a row of keys or values: see plan/kv_format.h.
@@ -110,6 +111,7 @@ struct PrefillParams {
   Strides3 value_scales;
   Strides4 mask;
   Strides4 mask_map;  // by cells
+  Strides3 out;       // packed rows: head and row of the call
   fattn_i64 block_table_batch_stride;
   fattn_i64 block_table_entry_stride;
   fattn_i64 seq_lens_stride;
@@ -230,7 +232,7 @@ struct LogitsParams {
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-FATTN_CHECK_SIZE(PrefillParams, 304);
+FATTN_CHECK_SIZE(PrefillParams, 328);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 280);
 FATTN_CHECK_SIZE(MergeParams, 64);

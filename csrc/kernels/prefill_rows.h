@@ -39,6 +39,11 @@ struct KeySource {
 
 // What stands aside in threadgroup memory while a tile's steps run, which want the registers: of each row,
 // what only steps with hidden keys ask for, and where its results go.
+struct ResultPlace {
+  long out;  // first element of the row
+  long lse;
+};
+
 struct RowsAside {
   threadgroup long* longs;  // of this lane's first row
   threadgroup int* words;
@@ -184,13 +189,21 @@ struct TileRows {
     keys.sink_end = at.exists ? keys.sink_end : 0;
     aside.put_visible(r, keys,
                       tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row);
-    long out_row = (tile.batch * params.q_heads + at.head) * params.q_len + at.row;
-    long lse_row = out_row;
+    const ResultPlace place = result_of(at, params);
+    aside.put_results(r, at.exists ? place.out : -1, place.lse);
+  }
+
+ private:
+  ResultPlace result_of(QueryRow at, constant PrefillParams& params) const thread {
+    ResultPlace place;
+    place.lse = (tile.batch * long(params.q_heads) + at.head) * params.q_len + at.row;
+    place.out = tile.batch * params.out.batch;
     if (fc_packed) {
-      out_row = long(tile.first_row + at.row) * params.q_heads + at.head;
-      lse_row = at.head * params.q_len + tile.first_row + at.row;
+      place.lse = long(at.head) * params.q_len + tile.first_row + at.row;
+      place.out = 0;
     }
-    aside.put_results(r, at.exists ? out_row * kValueDim : -1, lse_row);
+    place.out += at.head * params.out.head + (tile.first_row + at.row) * params.out.row;
+    return place;
   }
 };
 

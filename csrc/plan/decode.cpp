@@ -146,6 +146,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const double most_products_of_group = most_products(device) / double(held);
   const CausalSpan span = span_of(p, shape, workers, most_products_of_group);
   const int64_t parts = parts_of(p, span);
+  // With one row or one head both layouts are the same memory.
+  const bool token_major_out = p.token_major_out && p.q_len > 1 && p.q_heads > 1;
   // Of one column.
   const double products = double(p.batch) * double(most_visible_keys(p)) * double(products_per_key(p, shape));
   const bool sliced = products * double(columns) > most_products(device);
@@ -160,6 +162,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.tile_keys = uint16_t(shape.tile_keys);
   pass.spec.simdgroups = uint16_t(shape.simdgroups);
   pass.spec.split = parts > 1;
+  pass.spec.token_major_out = token_major_out && parts == 1;
   pass.spec.window = p.options.window_left >= 0;
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
   pass.grid = {uint32_t(shares), uint32_t(columns), 1};
@@ -192,6 +195,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Pass& merge = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype,
                                merge_simdgroups(span.most_chunks));
   merge.spec.split = true;
+  merge.spec.token_major_out = token_major_out;
   merge.spec.has_seq_lens = p.has_seq_lens;
   merge.spec.window = pass.spec.window;
   if (p.has_seq_lens) merge.bind(Buffer::kSeqLens, kSlotSeqLens);

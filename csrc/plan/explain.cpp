@@ -123,6 +123,7 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(value_scales);
   FATTN_FIELD(mask);
   FATTN_FIELD(mask_map);
+  FATTN_FIELD(out);
   FATTN_FIELD(block_table_batch_stride);
   FATTN_FIELD(block_table_entry_stride);
   FATTN_FIELD(seq_lens_stride);

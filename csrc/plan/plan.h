@@ -67,6 +67,7 @@ struct KernelSpec {
   bool long_slots = false;  // cache_write: slot_mapping is int64
   bool sliced = false;
   bool mask_map = false;
+  bool token_major_out = false;  // decode, merge; prefill has strides
 
   bool operator==(const KernelSpec&) const = default;
 };

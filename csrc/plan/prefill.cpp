@@ -153,6 +153,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   PrefillParams params{};
   set_attention_params(params, p);
   params.mask_map = p.mask_map;
+  params.out = out_strides(p);
   params.seq_lens_stride = p.seq_lens_stride;
   params.cu_seqlens_stride = p.cu_seqlens_stride;
   params.cu_seqlens_k_stride = p.cu_seqlens_k_stride;

@@ -1,6 +1,7 @@
 // What a call asks for, as plain data: the planner's input. No torch, no Metal.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -64,9 +65,10 @@ struct Problem {
   Strides3 query{};
   Strides3 key{};  // paged: block, head, slot
   Strides3 value{};
-  bool value_in_key = false;    // decode: the value is the first columns of the key, in the same memory
-  bool vector_aligned = false;  // every query, key and value row starts on a 16-byte boundary, and a pair of
-                                // int4 scales on one of 4
+  bool token_major_out = false;  // of the result: out_strides()
+  bool value_in_key = false;     // decode: the value is the first columns of the key, in the same memory
+  bool vector_aligned = false;   // every query, key and value row starts on a 16-byte boundary, and a pair of
+                                 // int4 scales on one of 4
 
   DType mask_dtype = DType::kOther;  // kOther: no attn_mask
   Strides4 mask{};                   // 0 where the mask is broadcast
@@ -102,6 +104,19 @@ struct Problem {
 
   ScoreOptions options;
 };
+
+// How `out` lies in memory: by batch, head and row; or token-major, by batch, row and head, as packed rows
+// always do. A size of 0 counts as 1, as in torch's strides.
+inline Strides3 out_strides(const Problem& p) {
+  const int64_t rows = std::max<int64_t>(p.q_len, 1);
+  const int64_t heads = std::max<int64_t>(p.q_heads, 1);
+  const bool token_major = p.packed || p.token_major_out;
+  Strides3 strides{};
+  strides.batch = p.packed ? 0 : heads * rows * p.value_dim;
+  strides.head = token_major ? p.value_dim : rows * p.value_dim;
+  strides.row = token_major ? heads * p.value_dim : p.value_dim;
+  return strides;
+}
 
 // N partial results over disjoint keys: outs [parts, ..., head_dim] of `dtype`, lses [parts, ...] of float32,
 // contiguous.

@@ -22,7 +22,9 @@ OFF = ("offset", "offset", "token_major")
 
 def decode() -> Iterator[Trial]:
     half = ("decode", f16)
-    yield of_problem("decode-edges", *half, 3, 4, 2, 2, 96, 64, 32, seq_lens=(75, 0, 64))
+    yield of_problem(
+        "decode-edges", *half, 3, 4, 2, 2, 96, 64, 32, seq_lens=(75, 0, 64), token_major_out=True
+    )
     yield of_problem(
         "decode-sinks", *half, 2, 8, 2, 1, 600, 64, 32, seq_lens=(600, 513), sinks=True, scale=0.3
     )
@@ -30,7 +32,9 @@ def decode() -> Iterator[Trial]:
     yield of_problem("decode-wide-window", *half, 1, 2, 1, 2, 100, 64, 32, window_left=300, sink_tokens=3)
     # Key 23 is in the window of some rows, and no sink token.
     yield of_problem("decode-sinks-in-window", *half, 1, 1, 1, 8, 90, 64, 32, window_left=62, sink_tokens=23)
-    yield of_problem("decode-window", *half, 2, 2, 1, 2, 700, 64, 32, seq_lens=(530, 301), **window)
+    yield of_problem(
+        "decode-window", *half, 2, 2, 1, 2, 700, 64, 32, seq_lens=(530, 301), token_major_out=True, **window
+    )
     yield of_problem(
         "decode-far-window", *half, 3, 2, 1, 1, 1100, 64, 32, seq_lens=(1100, 33, 700), window_left=300,
         sink_tokens=64,

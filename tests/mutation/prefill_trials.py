@@ -24,7 +24,9 @@ def prefill() -> Iterator[Trial]:
     half = ("prefill", f16)
     causal: dict[str, Any] = {"causality": "bottom_right"}
     yield of_problem("prefill-causal", *half, 1, 4, 2, 80, 150, 64, 32, **causal)
-    yield of_problem("prefill-full", *half, 2, 2, 1, 70, 75, 64, 32, layouts=PADDED, scale=0.3)
+    yield of_problem(
+        "prefill-full", *half, 2, 2, 1, 70, 75, 64, 32, layouts=PADDED, scale=0.3, token_major_out=True
+    )
     yield of_problem(
         "prefill-mask", *half, 2, 2, 1, 33, 70, 64, 32, mask=f16, mask_layout="padded_rows", layouts=OFF
     )

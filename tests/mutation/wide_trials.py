@@ -20,7 +20,9 @@ def wide() -> Iterator[Trial]:
     """Two row groups of heads that do not divide evenly."""
     half, paged = ("decode", f16), ("paged_decode", f16)
     uneven = (136, 200)
-    yield of_problem("wide-edges", *half, 2, 5, 1, 3, 75, *uneven, seq_lens=(69, 0), sinks=True)
+    yield of_problem(
+        "wide-edges", *half, 2, 5, 1, 3, 75, *uneven, seq_lens=(69, 0), sinks=True, token_major_out=True
+    )
     yield of_problem(
         "wide-modifiers", *half, 1, 12, 2, 2, 70, *uneven, mask=f32, softcap=2.0, alibi_slopes=True,
         sinks=True, layouts=PADDED,

@@ -20,7 +20,6 @@ REASONS = {
     "no loaded model class": "a part has a config without a model class",
     "attention interface": "does not go through transformers' attention interface",
     "KeyError": "transformers' own table of attention classes does not take other names",
-    "position_bias": "learned position bias",
     "indices": "sparse selection of keys",
 }
 

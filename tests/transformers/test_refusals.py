@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.conftest import counted_launches
 from tests.transformers.tiny_models import COMMON, DEVICE, pair, prompt
+from torch_fattn import reference
 from torch_fattn.integrations.transformers import attend
 from torch_fattn.integrations.transformers.patterns import write_pattern
 
@@ -76,6 +77,35 @@ def test_packed_sequences_with_their_mask() -> None:
     mask = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool, device=DEVICE).tril()
     lens = torch.tensor([0, ROWS], dtype=torch.int32)
     assert call(cu_seq_lens_q=lens, attention_mask=mask).shape == (1, ROWS, 4, 16)
+
+
+def test_position_bias() -> None:
+    """Added to the scores under any whole mask; what cannot be is refused."""
+    query = torch.randn(1, 4, ROWS, 16, device=DEVICE)
+    bias = torch.randn(1, 4, ROWS, ROWS, device=DEVICE)
+    hidden = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool, device=DEVICE).tril()
+    additive = torch.zeros(hidden.shape, device=DEVICE).masked_fill(~hidden, -torch.inf)
+    for mask, added in (
+        (hidden, bias + additive),
+        (additive, bias + additive),
+        (torch.ones((), dtype=torch.bool, device=DEVICE).expand(hidden.shape), bias),
+    ):
+        for of_heads in (bias, bias[:, :1]):
+            added_of = added if of_heads is bias else added - bias + of_heads
+            out, _ = attend(Layer(), query, query, query, mask, position_bias=of_heads)
+            exact, _ = reference.prefill(query, query, query, added_of)
+            assert (out.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+    causal, _ = attend(Layer(), query, query, query, None, position_bias=bias)
+    exact, _ = reference.prefill(query, query, query, bias, is_causal=True)
+    assert (causal.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+
+    padding = torch.ones(1, ROWS, dtype=torch.bool, device=DEVICE)
+    assert "padding alone" in refusal(position_bias=bias, attention_mask=padding)
+    assert "soft cap of 5.0" in refusal(position_bias=bias, softcap=5.0)
+    assert f"(1, 4, {ROWS}, 3) and not numbers for (1, 4, {ROWS}, {ROWS})" in refusal(
+        position_bias=bias[..., :3]
+    )
+    assert "torch.int64" in refusal(position_bias=bias.long())
 
 
 def test_dropout() -> None:

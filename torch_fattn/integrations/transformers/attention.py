@@ -28,11 +28,13 @@ def attend(
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
     cache: Any = None,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """query `[B,Hq,Lq,D]`, key and value `[B,Hkv,Lk,..]` with any strides; attention_mask in one of the forms
     of `masks`, or None from a model that asked for no mask: then `is_causal`, or the layer's attribute of
-    that name, decides. `s_aux [Hq]`: the learned sinks. Returns `([B,Lq,Hq,Dv], None)`.
+    that name, decides. `s_aux [Hq]`: the learned sinks; `position_bias`, broadcastable to `[B,Hq,Lq,Lk]`, is
+    added to the scores (T5). Returns `([B,Lq,Hq,Dv], None)`.
 
     Raises NotImplementedError, ValueError or TypeError before anything is computed. A keyword that is not
     known to be harmless is refused unless it is None or False.
@@ -51,10 +53,12 @@ def attend(
             s_aux=s_aux,
             is_causal=is_causal,
             cache=cache,
+            position_bias=position_bias,
             **kwargs,
         )
     refuse_training(module, query, key, value, dropout=dropout)
     _refuse_shapes(module, query, key, value, attention_mask)
+    _refuse_bias(module, query, key, attention_mask, position_bias, softcap)
     refuse_keywords(module, attention_mask, kwargs)
     q_len, kv_len = query.shape[2], key.shape[2]
     mask_is_whole = attention_mask is not None and attention_mask.ndim == 4
@@ -72,6 +76,8 @@ def attend(
         mask = None
     elif mask is not None and mask.ndim == 2:
         mask = mask[:, None, None, :]
+    if position_bias is not None:
+        mask = _with_bias(mask, position_bias)
 
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
     seq_lens = None
@@ -88,7 +94,14 @@ def attend(
         raise refusal_of_operator(module, refusal) from refusal
     if out.requires_grad and not torch.compiler.is_compiling():
         out.register_hook(_refuse_backward)
-    return out.transpose(1, 2).contiguous(), None
+    return out, None
+
+
+def _with_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
+    """Both as what is added to the scores."""
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, -torch.inf) if mask.dtype is torch.bool else bias + mask
 
 
 def _refuse_backward(_grad: Tensor) -> NoReturn:
@@ -114,6 +127,30 @@ def _refuse_shapes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
         refuse(module, f"a mask of {mask.ndim} dimensions is neither padding nor [B, H, Lq, Lk]", USE_ANOTHER)
     if mask.dtype is not torch.bool and not mask.is_floating_point() and not is_pattern(mask):
         refuse(module, f"a mask of {mask.dtype} is neither bool nor added to the scores", USE_ANOTHER)
+
+
+def _refuse_bias(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    softcap: float | None,
+) -> None:
+    if bias is None:
+        return
+    whole = (*query.shape[:3], key.shape[2])
+    fits = bias.ndim == 4 and all(n in (1, m) for n, m in zip(bias.shape, whole, strict=True))
+    if not fits or not bias.is_floating_point():
+        refuse(
+            module,
+            f"position_bias is {bias.dtype} {tuple(bias.shape)} and not numbers for {whole}",
+            USE_ANOTHER,
+        )
+    if softcap:
+        refuse(module, f"position_bias with a soft cap of {softcap} is not built", USE_ANOTHER)
+    if mask is not None and (mask.ndim == 2 or is_pattern(mask)):
+        refuse(module, "position_bias with a mask of padding alone is not built", USE_ANOTHER)
 
 
 def _refuse_pattern(module: nn.Module, mask: Tensor, q_len: int, kv_len: int) -> NoReturn:

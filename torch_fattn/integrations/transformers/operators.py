@@ -20,17 +20,22 @@ def compute(
     causal: bool,
     **options: Any,
 ) -> Tensor:
-    """Query, key and value `[B, H, L, ..]`; out `[B, Hq, Lq, Dv]`. A causal mask is `[B, 1, 1, Lk]`; seq_lens
-    is about a causal query, which has a mask besides only if decode takes it whole."""
+    """Query, key and value `[B, H, L, ..]`; out `[B, Lq, Hq, Dv]`, contiguous. A causal mask is
+    `[B, 1, 1, Lk]`; seq_lens is about a causal query, which has a mask besides only if decode takes it
+    whole."""
     q_len = query.shape[2]
     # A single row sees every key whether or not it is causal.
     if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
-        out, _lse = torch.ops.fattn.decode(query, key, value, seq_lens, attn_mask=mask, **options)
+        out, _lse = torch.ops.fattn.decode(
+            query, key, value, seq_lens, attn_mask=mask, token_major_out=True, **options
+        )
     elif seq_lens is not None:
         return _prefill_of_cache(query, key, value, seq_lens, **options)
     else:
-        out, _lse = torch.ops.fattn.prefill(query, key, value, mask, is_causal=causal, **options)
-    return out
+        out, _lse = torch.ops.fattn.prefill(
+            query, key, value, mask, is_causal=causal, token_major_out=True, **options
+        )
+    return out.transpose(1, 2)
 
 
 def _prefill_of_cache(query: Tensor, key: Tensor, value: Tensor, seq_lens: Tensor, **options: Any) -> Tensor:
@@ -47,4 +52,4 @@ def _prefill_of_cache(query: Tensor, key: Tensor, value: Tensor, seq_lens: Tenso
         q_len,
         **options,
     )
-    return out.unflatten(0, (batch, q_len)).transpose(1, 2)
+    return out.unflatten(0, (batch, q_len))

@@ -13,7 +13,7 @@ from .support import USE_ANOTHER, USE_EAGER
 # Keywords that change what is computed and that the operators cannot express, and what to do about each.
 _UNBUILT = {
     "head_mask": ("a mask of whole heads", USE_EAGER),
-    "position_bias": ("a learned position bias", USE_ANOTHER),
+    "position_bias": ("a position bias over the cache of continuous batching", USE_ANOTHER),
     "indices": ("a sparse selection of keys", USE_ANOTHER),
     "block_indices": ("a sparse selection of key blocks", USE_ANOTHER),
 }

@@ -1,0 +1,40 @@
+"""The contract of the operators on scores and masks, as float64 PyTorch on the CPU; part of `reference`."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+__all__ = ["mask_map", "softcap", "softmax"]
+
+_INF = float("inf")
+
+
+def mask_map(attn_mask: Tensor) -> Tensor:
+    """Of each cell of 16 rows and 32 keys: 0 if every entry hides, 2 if every entry is True or 0, else 1."""
+    mask = attn_mask.detach().cpu()[(None,) * (4 - attn_mask.dim())]
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -_INF)
+    rows, keys = mask.shape[2:]
+    cells = torch.empty(*mask.shape[:2], -(-rows // 16), -(-keys // 32), dtype=torch.float64)
+    for i, j in product(range(cells.shape[2]), range(cells.shape[3])):
+        cell = mask[:, :, 16 * i : 16 * i + 16, 32 * j : 32 * j + 32].flatten(2)
+        hidden, whole = (cell == -_INF).all(2), (cell == 0).all(2)
+        cells[:, :, i, j] = torch.where(hidden, 0.0, torch.where(whole, 2.0, 1.0))
+    return cells
+
+
+def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
+    """Over the last dimension. -inf is hidden from the cap as from the sum: a row of nothing else is 0."""
+    scores = scores.detach().cpu().double()
+    hidden = scores == -_INF
+    if softcap > 0:
+        scores = (softcap * torch.tanh(scores / softcap)).masked_fill(hidden, -_INF)
+    return scores.softmax(-1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """`cap * tanh(x / cap)` of each element."""
+    return cap * torch.tanh(x.detach().cpu().double() / cap)
