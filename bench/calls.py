@@ -318,6 +318,17 @@ def _decode() -> list[Call]:
     ]
 
 
+def _chunked() -> list[Call]:
+    """Between decode and a whole prompt: drafts of a speculative decode, chunks of a prompt, and few heads,
+    over many keys."""
+    chunk = Call("prefill", 32, 8, 128, 0, 0, causal=True, model="32/8")
+    return [
+        *(replace(chunk, q_len=rows, kv_len=n) for n in (8192, 32768) for rows in (9, 12, 16, 24, 32, 48, 64)),
+        replace(chunk, q_len=256, kv_len=16384),
+        replace(chunk, q_heads=4, kv_heads=4, q_len=512, kv_len=32768, model="few heads"),
+    ]
+
+
 def _with(calls: list[Call], **changes: Any) -> list[Call]:
     return [replace(call, **changes) for call in calls]
 
@@ -328,6 +339,7 @@ GPT_OSS = _model("GPT-OSS-20B", 64, 8, 64, (4096, 32768), (2048,))
 SHAPES: dict[str, list[Call]] = {
     "standard": _standard(),
     "decode": _decode(),
+    "chunked": _chunked(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
     "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
     # Five of six layers see a window of 1,024 keys.

@@ -31,8 +31,8 @@ H200_CORES = 132
 # each way, and quoted as the fastest.
 GROUPS = (0, 1, 3)
 
-# Decode and prefill of the README, and what decode is held to (bench/aims.py).
-TIMED_CALLS = [*SHAPES["standard"], *SHAPES["decode"]]
+# Decode and prefill of the README, what decode is held to (bench/aims.py), and what lies between them.
+TIMED_CALLS = [*SHAPES["standard"], *SHAPES["decode"], *SHAPES["chunked"]]
 TIMED = [call.case() for call in dict.fromkeys(replace(one, model="") for one in TIMED_CALLS)]
 # Small, ragged and broadcast: what a wrong index would break.
 CORRECTNESS = [

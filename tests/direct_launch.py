@@ -28,7 +28,7 @@ EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 CONSTANTS = (
     *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
     *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed", "sliced"),
-    *("packed_keys", "mask_map"),
+    *("packed_keys", "mask_map", "grouped"),
 )
 ALL_CHECKS = "race,bounds,uninit"
 SLOTS = 25
@@ -83,13 +83,15 @@ def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> d
     on_meta = {name: a.to("meta") if isinstance(a, Tensor) else a for name, a in arguments.items()}
     for name, result in zip(("out", "lse"), getattr(torch.ops.fattn, op)(**on_meta), strict=True):
         buffers[name] = torch.full(result.shape, torch.nan, dtype=result.dtype)
-    if plan["passes"] and plan["passes"][0]["kernel"] == "fattn_mask_map":
-        buffers["mask_map"] = torch.full((plan["scratch_bytes"],), 255, dtype=torch.uint8)
-    elif plan["scratch_bytes"]:
+    scratch_bytes = plan["scratch_bytes"]
+    if plan["passes"] and plan["passes"][-1]["kernel"] == "fattn_merge" and op != "merge":
         rows, columns = buffers["lse"].numel(), buffers["out"].shape[-1]
-        parts = plan["scratch_bytes"] // (4 * rows * (columns + 1))
+        parts = plan["passes"][-1]["params"]["parts"]
         buffers["partial_out"] = torch.full((parts, rows, columns), torch.nan)
         buffers["partial_lse"] = torch.full((parts, rows), torch.nan)
+        scratch_bytes -= 4 * parts * rows * (columns + 1)
+    if scratch_bytes:
+        buffers["mask_map"] = torch.full((scratch_bytes,), 255, dtype=torch.uint8)
     return buffers
 
 
@@ -168,6 +170,7 @@ def cut(plan: dict[str, Any], largest_chunk: int, size: int) -> None:
             struct.pack_into("<i", params, at, parts)
         step["params_bytes"] = params.hex()
     plan["scratch_bytes"] = plan["scratch_bytes"] // merge["params"]["parts"] * parts
+    merge["params"]["parts"] = parts
     cut_into_slices(decode, size)
 
 

@@ -1,7 +1,8 @@
 // Merge: partial results over disjoint keys -> the result over all of them, by log-sum-exp. A threadgroup has
 // a row; each of its simdgroups sums every kSimdgroups-th part, and then their sums are added up.
 //
-// Serves the second pass of decode (float32 partials) and fattn::merge.
+// Serves the last pass of decode and of a prefill whose keys are cut into parts (float32 partials), and
+// fattn::merge.
 #include "schedule.h"
 
 namespace fattn {
@@ -54,7 +55,8 @@ inline PartSum sum_of(thread const Parts& parts, int simdgroup_index, ushort lan
     sum.largest = largest;
     sum.total = sum.total * shrink + simd_sum(weight);
     sum.weighted *= shrink;
-    const int count = min((parts.count - first + kSimdgroups - 1) / kSimdgroups, int(kSimdWidth));
+    // Up to the last part that saw a key: those behind it may be parts that nobody had to write.
+    const int count = simd_max(lse != -INFINITY ? int(lane) + 1 : 0);
 #pragma clang loop unroll_count(4)
     for (int i = 0; i < count; i++) {
       const float4 values = parts.values(first + i * kSimdgroups);
@@ -65,6 +67,13 @@ inline PartSum sum_of(thread const Parts& parts, int simdgroup_index, ushort lan
     }
   }
   return sum;
+}
+
+// Where the lse of a row of the result is, and its parts.
+inline long lse_row(constant MergeParams& params, uint row) {
+  const uint token = row / params.token_heads;
+  const uint first_token = token / params.head_tokens * params.head_tokens;
+  return first_token * params.token_heads + row % params.token_heads * params.head_tokens + token - first_token;
 }
 
 }  // namespace fattn
@@ -85,7 +94,7 @@ using namespace fattn;
 
   const long row = group;
   Parts parts;
-  parts.lse = partial_lse + row;
+  parts.lse = partial_lse + lse_row(params, group);
   parts.lse_stride = params.rows;
   parts.out_stride = params.rows * params.head_dim;
   parts.count = params.parts;
@@ -128,7 +137,7 @@ using namespace fattn;
       }
     }
     if (first_column == 0 && lane == 0) {
-      lse[row] = total == 0.0f ? -INFINITY : largest + log(total);
+      lse[lse_row(params, group)] = total == 0.0f ? -INFINITY : largest + log(total);
     }
   }
 }

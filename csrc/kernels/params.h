@@ -68,6 +68,7 @@ enum FunctionConstant {
   kConstSliced = 14,      // bool: the grid takes several dispatches (plan/slices.h)
   kConstPackedKeys = 15,  // bool: so do the keys of all sequences, cut by cu_seqlens_k
   kConstMaskMap = 16,     // bool: there is a map of the mask
+  kConstGrouped = 17,     // bool: a dense tile has rows of all query heads that share a key-value head
 };
 
 // How a cache stores a row of keys or values: see plan/kv_format.h.
@@ -133,6 +134,8 @@ struct PrefillParams {
   fattn_f32 score_scale;     // from a product to score units (softmax.h), or to the argument of tanh
   fattn_f32 softcap;         // in score units
   fattn_f32 slope_scale;     // from ALiBi's slopes to score units
+  fattn_i32 parts;           // that the steps of a tile are cut into, at most
+  fattn_i32 least_part;      // steps
 };
 
 // What decode sees by position. kNoWindow as window_left: every key up to the row's own.
@@ -181,6 +184,10 @@ struct MergeParams {
   // Of decode's second pass, where a sequence has as many parts as its length asks for.
   fattn_i64 rows_per_sequence;
   CausalSpan span;
+  // Where the result has the heads of a token side by side, and its lse the tokens of a head: how many there
+  // are of each. Else 1 and whatever.
+  fattn_i32 token_heads;
+  fattn_i32 head_tokens;
 };
 
 // Caches are block, head, slot, as in DecodeParams.
@@ -230,10 +237,10 @@ struct LogitsParams {
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-FATTN_CHECK_SIZE(PrefillParams, 304);
+FATTN_CHECK_SIZE(PrefillParams, 312);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 280);
-FATTN_CHECK_SIZE(MergeParams, 64);
+FATTN_CHECK_SIZE(MergeParams, 72);
 FATTN_CHECK_SIZE(CacheWriteParams, 160);
 FATTN_CHECK_SIZE(MaskMapParams, 56);
 FATTN_CHECK_SIZE(LogitsParams, 112);

@@ -18,6 +18,15 @@ struct KeySource {
 struct ResultPlace {
   long out;  // first element of the row
   long lse;
+
+  // The same in the results of a part of the keys; those of the parts lie one after the other.
+  ResultPlace of_part(int part, constant PrefillParams& params) const thread {
+    const long rows = long(fc_packed ? 1 : params.batch) * params.q_heads * params.q_len;  // of the call
+    ResultPlace place;
+    place.lse = fc_split ? lse + part * rows : lse;
+    place.out = fc_split ? out + part * rows * kValueDim : out;
+    return place;
+  }
 };
 
 struct TileRows {
@@ -132,6 +141,26 @@ struct TileRows {
     return place;
   }
 };
+
+inline void put_result(device Element* out, device float* partial_out, long place, float result) {
+  if (fc_split) {
+    partial_out[place] = result;
+  } else {
+    out[place] = Element(result);
+  }
+}
+
+// Says of each row of the tile that this part of its keys, which has none, was not seen. The merge then does
+// not look at what the part has for results.
+inline void put_empty_part(thread const TileRows& rows, constant PrefillParams& params, int part,
+                           device float* lse, ushort thread_index) {
+  for (int i = thread_index; i < kTileRows; i += kThreads) {
+    const QueryRow row = rows.row(rows.tile.begin + i, params);
+    if (row.exists) {
+      lse[rows.result_of(row, params).of_part(part, params).lse] = -INFINITY;
+    }
+  }
+}
 
 // The learned logit of a row's head, in score units.
 inline float sink_of(QueryRow at, constant PrefillParams& params, const device float* sinks) {

@@ -178,8 +178,11 @@ using namespace fattn;
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill_wide(
     const device Element* query [[buffer(fattn::kSlotQuery)]],
     const device Stored* key [[buffer(fattn::kSlotKey)]],
-    const device Stored* value [[buffer(fattn::kSlotValue)]], device Element* out [[buffer(fattn::kSlotOut)]],
-    device float* lse [[buffer(fattn::kSlotLse)]],
+    const device Stored* value [[buffer(fattn::kSlotValue)]],
+    device Element* out [[buffer(fattn::kSlotOut), function_constant(fc_whole)]],
+    device float* lse [[buffer(fattn::kSlotLse), function_constant(fc_whole)]],
+    device float* partial_out [[buffer(fattn::kSlotPartialOut), function_constant(fc_split)]],
+    device float* partial_lse [[buffer(fattn::kSlotPartialLse), function_constant(fc_split)]],
     constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
     const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
     const device uchar* mask_map [[buffer(fattn::kSlotMaskMap), function_constant(fc_mask_map)]],
@@ -203,7 +206,8 @@ using namespace fattn;
 
   const uint3 group = group_in_grid(group_in_dispatch, slice);
   // Under a causal mask the last rows have the most keys: start them first.
-  const int last_first = params.q_tiles - 1 - int(group.x);
+  const int part = fc_split ? int(group.x) % params.parts : 0;
+  const int last_first = params.q_tiles - 1 - int(group.x) / (fc_split ? params.parts : 1);
   const QueryTile tile = fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
                                    : dense_tile(params, last_first, group.y, group.z);
   if (fc_packed && tile.end == 0) {
@@ -215,7 +219,15 @@ using namespace fattn;
   const ushort row_group = simdgroup_index / kColumnShares;
   const ushort share = simdgroup_index % kColumnShares;
   const int group_row = tile.begin + row_group * (kRowFragments * 8);
-  const KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
+  KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
+  int first_key = next_step(ranges, -kTileKeys, kTileKeys);
+  if (fc_split) {
+    first_key = take_part(ranges, params, part, kTileKeys);
+    if (part > 0 && first_key >= ranges.end) {
+      put_empty_part(rows, params, part, partial_lse, thread_index);
+      return;
+    }
+  }
   TileKeys keys;
   keys.source = rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end);
   keys.ranges = rows.ranges_of(group_row, kRowFragments * 8, params);
@@ -231,11 +243,11 @@ using namespace fattn;
   for (int r = 0; r < kRowFragments; r++) {
     const QueryRow row = rows.row(group_row + r * 8 + at.row, params);
     rows.set_row(r, row, params, alibi_slopes, visible, modifiers);
-    if (fc_sinks && row.exists) {
+    if (fc_sinks && part == 0 && row.exists) {
       attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
     }
     if (share == 0 && at.pair == 0) {
-      const ResultPlace place = rows.result_of(row, params);
+      const ResultPlace place = rows.result_of(row, params).of_part(part, params);
       threadgroup long* aside = shared_places[(row_group * kRowFragments + r) * 8 + at.row];
       aside[0] = row.exists ? place.out : -1;
       aside[1] = place.lse;
@@ -249,7 +261,7 @@ using namespace fattn;
   TileSteps steps;
   steps.set(ranges, rows, group_row);
   int place = 0;
-  for (int first_key = steps.first(rows, params, mask_map, lane); first_key < ranges.end;
+  for (first_key = steps.first(first_key, rows, params, mask_map, lane); first_key < ranges.end;
        first_key = steps.after(first_key, rows, params, mask_map, lane)) {
     GroupScores scores;
     scores.products = reinterpret_cast<threadgroup float*>(shared_products) +
@@ -302,11 +314,12 @@ using namespace fattn;
     for (int i = 0; i < ValueColumns::kAll; i++) {
       const int column = ValueColumns::column_of(i, at.pair, share);
       if (column >= 0) {
-        out[aside[0] + column] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
+        const float result = attention.out[r][i / 2].thread_elements()[i & 1] * scale;
+        put_result(out, partial_out, aside[0] + column, result);
       }
     }
     if (share == 0 && at.pair == 0) {
-      lse[aside[1]] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      (fc_split ? partial_lse : lse)[aside[1]] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
     }
   }
 }

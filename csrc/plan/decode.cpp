@@ -201,6 +201,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   merge_params.head_dim = int32_t(p.value_dim);
   merge_params.rows_per_sequence = p.q_heads * p.q_len;
   merge_params.span = params.span;
+  merge_params.token_heads = 1;
+  merge_params.head_tokens = 1;
   merge.set_params(merge_params);
   return plan;
 }

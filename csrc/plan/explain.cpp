@@ -146,6 +146,8 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(score_scale);
   FATTN_FIELD(softcap);
   FATTN_FIELD(slope_scale);
+  FATTN_FIELD(parts);
+  FATTN_FIELD(least_part);
 }
 
 void write(JsonWriter& json, const DecodeParams& params) {
@@ -179,6 +181,8 @@ void write(JsonWriter& json, const MergeParams& params) {
   FATTN_FIELD(head_dim);
   FATTN_FIELD(rows_per_sequence);
   FATTN_FIELD(span);
+  FATTN_FIELD(token_heads);
+  FATTN_FIELD(head_tokens);
 }
 
 void write(JsonWriter& json, const MaskMapParams& params) {

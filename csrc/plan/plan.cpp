@@ -21,6 +21,8 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype, uint16_
   params.rows = p.rows;
   params.parts = int32_t(p.parts);
   params.head_dim = int32_t(p.head_dim);
+  params.token_heads = 1;
+  params.head_tokens = 1;
   pass.set_params(params);
   return pass;
 }

@@ -202,6 +202,8 @@ const char* constant_name(FunctionConstant index) {
       return "packed_keys";
     case kConstMaskMap:
       return "mask_map";
+    case kConstGrouped:
+      return "grouped";
   }
   return "";
 }
@@ -285,6 +287,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstSliced, true, spec.sliced},
       {kConstPackedKeys, true, spec.packed_keys},
       {kConstMaskMap, true, spec.mask_map},
+      {kConstGrouped, true, spec.grouped},
   };
 }
 
