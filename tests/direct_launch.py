@@ -174,6 +174,34 @@ def cut(plan: dict[str, Any], largest_chunk: int, size: int) -> None:
     cut_into_slices(decode, size)
 
 
+def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: int = 4) -> None:
+    """Gives the plan of a prefill that many parts, of that many steps at least, and the pass that merges
+    them, as it has them where keys are too many to be tried here."""
+    (step,) = plan["passes"]
+    params = bytearray.fromhex(step["params_bytes"])
+    planned = struct.pack("<2i", step["params"]["parts"], step["params"]["least_part"])
+    struct.pack_into("<2i", params, params.rindex(planned), parts, least_part)
+    step["params_bytes"] = params.hex()
+    step["grid"][0] = step["params"]["q_tiles"] * parts
+    step["constants"]["split"] = True
+    del step["bindings"]["out"], step["bindings"]["lse"]
+    step["bindings"] |= {"partial_out": 9, "partial_lse": 10}
+
+    packed = step["constants"]["packed"]
+    heads, tokens = (step["params"][name] for name in ("q_heads", "q_len"))
+    rows = heads * tokens * (1 if packed else step["params"]["batch"])
+    columns = int(step["macros"]["FATTN_VALUE_DIM"])
+    outs, lses = (torch.empty(parts, 1, 1, rows, *last, device="meta") for last in ((columns,), ()))
+    (merge,) = plan_of("merge", {"outs": outs, "lses": lses})["passes"]
+    merge["macros"] |= {"FATTN_OUT_T": step["macros"]["FATTN_T"], "FATTN_SIMDGROUPS": str(simdgroups)}
+    merge["threads"] = [32 * simdgroups, 1, 1]
+    params = bytearray.fromhex(merge["params_bytes"])
+    struct.pack_into("<2i", params, len(params) - 8, *((heads, tokens) if packed else (1, 1)))
+    merge["params_bytes"] = params.hex()
+    plan["passes"].append(merge)
+    plan["scratch_bytes"] = 4 * parts * rows * (columns + 1)
+
+
 def lengthen_rows(step: dict[str, Any], columns: int) -> None:
     """Tells a pass of a logits op that its rows have so many columns, of which the first are launched."""
     params = bytearray.fromhex(step["params_bytes"])

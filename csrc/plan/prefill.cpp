@@ -153,12 +153,13 @@ int64_t parts_that_fill(int64_t tiles, int64_t held, int64_t most) {
 // batch nor the capacity changes a bit. How many rows a sequence has, and over how many keys, only the GPU
 // knows; here room for partial results would have to be made for all rows of the call times the parts that
 // one row over the whole capacity would like to have. Their tiles have the rows of all heads that share keys,
-// and the sequences of a batch fill the GPU together.
+// and the sequences of a batch fill the GPU together. The capacity may be far beyond every length, so a part
+// may keep a core busy four times as long.
 Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t most_rows,
                int64_t tiles) {
   const int64_t dims = p.head_dim + p.value_dim;
-  const int64_t most_steps =
-      std::max<int64_t>(int64_t(kMostProductsPerCore) / (most_rows * dims) / tile.tile_keys, 1);
+  const int64_t most_products = int64_t(kMostProductsPerCore) * (p.packed ? 4 : 1);
+  const int64_t most_steps = std::max<int64_t>(most_products / (most_rows * dims) / tile.tile_keys, 1);
   const int64_t steps = ceil_div(most_visible_keys(p, most_rows), tile.tile_keys);
   // The ends of a window and of the sink tokens may take a step more each.
   const int64_t needed = std::max<int64_t>(ceil_div(steps + 2, most_steps), 1);
