@@ -240,6 +240,7 @@ FORCED = {
     "paged_wide": (replace(PAGED, head_dim=192, value_dim=128), 5, 2),
     "varlen": (replace(PAGED, op="varlen_prefill", block_size=0, causality="none"), 9, 1),
     "dense": (replace(ROWS, kv_len=200, q_len=50), 7, 1),
+    "two_groups": (replace(ROWS, q_heads=6, kv_heads=2, kv_len=200, q_len=9), 2, 1),
     "top_left": (replace(ROWS, kv_len=200, q_len=150, causality="top_left", q_offset=0), 4, 1),
 }
 
@@ -268,23 +269,26 @@ def test_any_parts_give_the_result(name: str) -> None:
     assert_close(cut_case(name)[0], *run_cut(name))
 
 
+def packed_in_parts(parts: int, least: int, mutate: direct_launch.Mutate | None = None) -> Results:
+    case = problems.build(PAGED)
+    arguments, _ = case.arguments("cpu")
+    plan = direct_launch.plan_of(PAGED.op, arguments)
+    direct_launch.cut_prefill(plan, parts, least, simdgroups=1)
+    buffers = direct_launch.buffers_of(PAGED.op, arguments, plan)
+    for step in plan["passes"]:
+        direct_launch.launch(step, buffers, mutate)
+    assert_close(case, buffers["out"], buffers["lse"])
+    return buffers["out"], buffers["lse"]
+
+
 @needs_emulator
 def test_parts_behind_the_last_key_change_no_bit() -> None:
     """As a larger capacity has them; nor does a merge of one part."""
-    problem, _, least = FORCED["paged"]
-    case = problems.build(problem)
-    arguments, _ = case.arguments("cpu")
-    found = []
-    for parts, size in ((3, 4), (40, 4), (5, 1000), (1, 1000)):
-        plan = direct_launch.plan_of(problem.op, arguments)
-        direct_launch.cut_prefill(plan, parts, size, simdgroups=1)
-        buffers = direct_launch.buffers_of(problem.op, arguments, plan)
-        for step in plan["passes"]:
-            direct_launch.launch(step, buffers)
-        found.append((buffers["out"], buffers["lse"]))
-    assert same(found[0], found[1]) and same(found[2], found[3])
-    assert same(found[3], direct_launch.run(case)), "as without a merge"
-    assert not same(found[0], found[2]), "the control: cut elsewhere"
+    few, many = packed_in_parts(3, 4), packed_in_parts(40, 4)
+    of_five, of_one = packed_in_parts(5, 1000), packed_in_parts(1, 1000)
+    assert same(few, many) and same(of_five, of_one)
+    assert same(of_one, direct_launch.run(problems.build(PAGED))), "as without a merge"
+    assert not same(few, of_one), "the control: cut elsewhere"
 
 
 @needs_emulator
