@@ -187,18 +187,26 @@ class Call:
     def least_products(self) -> int:
         """8x8x8 products that touch at least one visible (row, key) pair, rows taken eight at a time.
 
-        The rows of a decode are those of all query heads that share a key-value head.
+        The rows of a decode are those of all query heads that share a key-value head; and those of a prefill
+        where eights of them are fewer.
         """
         per_block = -(-self.head_dim // 8) + -(-self.value_dim // 8)
         if self.is_decode:
             first, end = self.visible_keys(0)[0], self.visible_keys(self.q_len - 1)[1]
             row_blocks = -(-self.group_size * self.q_len // 8)
             return self.batch * self.kv_heads * row_blocks * _blocks(first, end) * per_block
-        blocks = masks.blocks_of_8(self.visible) if self.mask else 0
-        for row in range(0, 0 if self.mask else self.q_len, 8):
-            last = min(row + 8, self.q_len) - 1
-            blocks += _blocks(self.visible_keys(row)[0], self.visible_keys(last)[1])
-        return self.batch * self.q_heads * blocks * per_block
+        if self.mask:
+            return self.batch * self.q_heads * masks.blocks_of_8(self.visible) * per_block
+        pairs = self.q_len * self.group_size
+        grouped = -(-pairs // 8) < -(-self.q_len // 8) * self.group_size
+        heads, group_size = (self.kv_heads, self.group_size) if grouped else (self.q_heads, 1)
+        blocks = 0
+        for first in range(0, self.q_len * group_size, 8):
+            last = min(first + 8, self.q_len * group_size) - 1
+            blocks += _blocks(
+                self.visible_keys(first // group_size)[0], self.visible_keys(last // group_size)[1]
+            )
+        return self.batch * heads * blocks * per_block
 
     def operands(self, device: str | torch.device, seed: int = 0) -> dict[str, Tensor]:
         """Random operands by the names of the op's arguments, contiguous; blocks of a pool are shuffled."""

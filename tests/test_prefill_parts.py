@@ -155,6 +155,7 @@ def test_one_wave_of_threadgroups() -> None:
 def test_what_is_not_cut() -> None:
     """Sequences that fill the GPU, few keys, keys that nobody sees; and the batch says nothing."""
     assert parts_of(LONG, cores=8) == 1 < parts_of(LONG, cores=40)
+    assert parts_of(replace(LONG, q_len=9, kv_len=480)) == 1 < parts_of(replace(LONG, q_len=9, kv_len=512))
     assert parts_of(replace(LONG, kv_len=992), cores=40) == 1
     assert parts_of(replace(LONG, kv_len=993), cores=40) == 2
     assert parts_of(replace(LONG, window_left=300), cores=40) == 1

@@ -12,8 +12,9 @@ namespace {
 // it waiting for memory.
 constexpr int64_t kSimdgroupsPerCore = 16;
 constexpr int64_t kFewestSimdgroups = 4;
-// Keys of a part, for each row of its tile.
-constexpr int64_t kLeastPartRows = 8;
+// Keys of a part at least: for each row of its tile, and in all.
+constexpr int64_t kLeastKeysPerRow = 8;
+constexpr int64_t kLeastPartKeys = 256;
 
 // Packed rows are (row, head) pairs, and every sequence begins a tile of its own. As many tiles are enough
 // whatever cu_seqlens says, which only the GPU knows; the rows before and behind the sequences have theirs.
@@ -158,14 +159,14 @@ int64_t parts_that_fill(int64_t tiles, int64_t held, int64_t most) {
 Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t most_rows,
                int64_t tiles) {
   const int64_t dims = p.head_dim + p.value_dim;
-  const int64_t most_products = int64_t(kMostProductsPerCore) * (p.packed ? 4 : 1);
-  const int64_t most_steps = std::max<int64_t>(most_products / (most_rows * dims) / tile.tile_keys, 1);
+  const int64_t most_of_part = int64_t(kMostProductsPerCore) * (p.packed ? 4 : 1);  // products
+  const int64_t most_steps = std::max<int64_t>(most_of_part / (most_rows * dims) / tile.tile_keys, 1);
   const int64_t steps = ceil_div(most_visible_keys(p, most_rows), tile.tile_keys);
   // The ends of a window and of the sink tokens may take a step more each.
   const int64_t needed = std::max<int64_t>(ceil_div(steps + 2, most_steps), 1);
   if (p.packed) return {needed, most_steps};
   // A part's results are written, and read again by the merge: they should be few beside its keys.
-  const int64_t least = std::max<int64_t>(kLeastPartRows * tile.rows() / tile.tile_keys, 1);
+  const int64_t least = std::max(kLeastKeysPerRow * tile.rows(), kLeastPartKeys) / tile.tile_keys;
   const int64_t held = cores_of(device) * std::max<int64_t>(kSimdgroupsPerCore / tile.simdgroups, 1);
   const int64_t wanted =
       tiles < held ? parts_that_fill(tiles, held, std::max<int64_t>(steps / least, 1)) : 1;
