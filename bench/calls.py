@@ -331,7 +331,11 @@ def _chunked() -> list[Call]:
     over many keys."""
     chunk = Call("prefill", 32, 8, 128, 0, 0, causal=True, model="32/8")
     return [
-        *(replace(chunk, q_len=rows, kv_len=n) for n in (8192, 32768) for rows in (9, 12, 16, 24, 32, 48, 64)),
+        *(
+            replace(chunk, q_len=rows, kv_len=n)
+            for n in (8192, 32768)
+            for rows in (9, 12, 16, 24, 32, 48, 64)
+        ),
         replace(chunk, q_len=256, kv_len=16384),
         replace(chunk, q_heads=4, kv_heads=4, q_len=512, kv_len=32768, model="few heads"),
     ]

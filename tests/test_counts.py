@@ -179,8 +179,8 @@ def test_causal_prefill_multiplies_little_more_than_it_must() -> None:
 
 @pytest.mark.parametrize("name", ["prefill-chunk", "prefill-chunk-wide"])
 def test_a_chunk_reads_the_keys_of_its_heads_once(name: str) -> None:
-    """The few rows of all heads that share keys are in one tile, or in as few as hold them, and its parts read
-    their own keys only; what they hand to the merge is little beside that."""
+    """The few rows of all heads that share keys are in as few tiles as hold them, whose parts read their own
+    keys only; what they hand to the merge is little beside that."""
     counts = counts_of(name)
     assert [dispatch.kernel.removeprefix("fattn_") for dispatch in counts.dispatches][1:] == ["merge"]
     tiles = 1 if counts.call.head_dim <= 128 else 3  # of 64 rows, and of 16

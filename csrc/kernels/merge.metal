@@ -73,7 +73,8 @@ inline PartSum sum_of(thread const Parts& parts, int simdgroup_index, ushort lan
 inline long lse_row(constant MergeParams& params, uint row) {
   const uint token = row / params.token_heads;
   const uint first_token = token / params.head_tokens * params.head_tokens;
-  return first_token * params.token_heads + row % params.token_heads * params.head_tokens + token - first_token;
+  const uint head = row % params.token_heads;
+  return first_token * params.token_heads + head * params.head_tokens + token - first_token;
 }
 
 }  // namespace fattn

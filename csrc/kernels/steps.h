@@ -117,7 +117,7 @@ inline int next_step(KeyRanges ranges, int key, int unit) {
   return in_gap ? ranges.begin / unit * unit : next;
 }
 
-// The units (chunks of a sequence, steps of a chunk or of a part of a tile) that hold a key of the ranges, in order.
+// The units (chunks of a sequence, steps of a chunk or of a tile) that hold a key of the ranges, in order.
 struct Visits {
   int first;
   int gap_begin;  // the unit that the gap begins with

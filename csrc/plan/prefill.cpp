@@ -50,8 +50,8 @@ Tile tile_of(const Problem& p, const DeviceFacts& device) {
   // The tile of int4 is of float32, as its operands are.
   const DType tile_dtype = p.kv_format == kKvInt4 ? DType::kFloat32 : p.dtype;
   const PrefillRow row = tuned_or(tuning_row(kPrefillTuning, device, tile_dtype, dim), device, p);
-  return {Kernel::kPrefill, row.row_fragments, row.simdgroups, row.tile_keys,
-          row.simdgroups,   false,             row.provenance};
+  return {Kernel::kPrefill, row.row_fragments, row.simdgroups, row.tile_keys, row.simdgroups, false,
+          row.provenance};
 }
 
 // Fewer rows in a tile where no sequence has so many, which changes no bit of a result.
@@ -100,8 +100,8 @@ int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
 }
 
 // Whether a tile has (row, head) pairs of all query heads that share a key-value head, as packed ones do:
-// where that makes fewer tiles by an eighth, each of which reads the keys. A map of the mask is by rows of one
-// head. Whether one pays goes by one sequence here, for the tile decides bits of the result.
+// where that makes fewer tiles by an eighth, each of which reads the keys. A map of the mask is by rows of
+// one head. Whether one pays goes by one sequence here, for the tile decides bits of the result.
 bool pays_to_group(const Problem& p, const DeviceFacts& device, int64_t tile_rows) {
   const int64_t group_size = p.q_heads / p.kv_heads;
   if (p.packed || group_size == 1 || p.has_mask_map) return false;
@@ -168,8 +168,7 @@ Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, in
   // A part's results are written, and read again by the merge: they should be few beside its keys.
   const int64_t least = std::max(kLeastKeysPerRow * tile.rows(), kLeastPartKeys) / tile.tile_keys;
   const int64_t held = cores_of(device) * std::max<int64_t>(kSimdgroupsPerCore / tile.simdgroups, 1);
-  const int64_t wanted =
-      tiles < held ? parts_that_fill(tiles, held, std::max<int64_t>(steps / least, 1)) : 1;
+  const int64_t wanted = tiles < held ? parts_that_fill(tiles, held, std::max<int64_t>(steps / least, 1)) : 1;
   return {std::max(wanted, needed), least};
 }
 
