@@ -53,8 +53,8 @@ def test_what_makes_none(changes: dict[str, Any]) -> None:
 def test_the_limits_of_the_rule() -> None:
     """A tenth of a millisecond of products, by cores; a byte for 20 products, at a sixteenth of the call."""
     assert kernels(replace(PROMPT, kv_len=1024, q_len=10), cores=8) == ["mask_map", "prefill"]
-    assert kernels(replace(PROMPT, kv_len=1024, q_len=9), cores=8) == ["prefill", "merge"]
-    assert kernels(replace(PROMPT, kv_len=1024, q_len=10), cores=9) == ["prefill", "merge"]
+    assert kernels(replace(PROMPT, kv_len=1024, q_len=9), cores=8) == ["prefill"]
+    assert kernels(replace(PROMPT, kv_len=1024, q_len=10), cores=9) == ["prefill"]
     assert kernels(replace(PROMPT, kv_len=129)) == ["mask_map", "prefill"]
     assert kernels(replace(PROMPT, kv_len=128)) == ["prefill"]
     for dtype, heads in ((torch.bool, 2), (f16, 3), (f32, 5)):  # that share the mask

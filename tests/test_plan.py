@@ -126,7 +126,7 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
         pairs = p.q_len * (group if grouped else 1)
         assert (tiles - 1) * tile_rows < pairs <= tiles * tile_rows
         assert (heads, batch) == (p.kv_heads if grouped else p.q_heads, p.batch)
-        assert grouped <= (group > 1 and not p.mask_map)
+        assert grouped <= (group > 1 and p.mask is None)
         # Where a sequence fills the GPU with tiles, or a part would have few keys, it is not cut.
         held = plan["device"]["cores"] * max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
         least = params["least_part"] * int(macros["FATTN_TILE_KEYS"])

@@ -113,6 +113,15 @@ def test_the_same_bits_every_time_and_alone(name: str) -> None:
         assert same(tuple(result[b : b + 1].contiguous() for result in together), run("prefill", alone))
 
 
+@pytest.mark.parametrize("name", ["mask_map", "mask_map_and_window", "wide_mask_map"])
+def test_a_map_changes_no_bit(name: str) -> None:
+    """Nor where the keys are cut."""
+    arguments, _ = problems.build(replace(CUT[name], q_len=40)).arguments("mps")
+    mapped = run("prefill", arguments)
+    del arguments["mask_map"]
+    assert same(mapped, run("prefill", arguments))
+
+
 def test_a_map_the_parts_and_the_merge() -> None:
     """Three passes: the planner makes a map where rows of few heads share a mask over many keys."""
     problem = replace(

@@ -8,7 +8,9 @@
 // one is on its way from device memory: each thread holds its share of it in registers. Steps that every row
 // of the tile sees whole are computed without any test; only the steps on the diagonal, at the edges of a
 // window, at the ragged end, in blocks that do not exist, or under an attn_mask have tests. Steps that no row
-// sees are not visited. With a map of the mask (mapped_steps.h) that goes by what the mask says, too.
+// sees are not visited. With a map of the mask (mapped_steps.h) that goes by what the mask says, too. Where
+// there are few tiles, several threadgroups share the steps of one (steps.h: take_part), and merge.metal adds
+// up what they leave.
 #define FATTN_STAGED 1
 
 #include "mapped_steps.h"

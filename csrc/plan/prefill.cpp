@@ -100,14 +100,11 @@ int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
 }
 
 // Whether a tile has (row, head) pairs of all query heads that share a key-value head, as packed ones do:
-// where that makes fewer tiles by an eighth, each of which reads the keys. A map of the mask is by rows of
-// one head. Whether one pays goes by one sequence here, for the tile decides bits of the result.
-bool pays_to_group(const Problem& p, const DeviceFacts& device, int64_t tile_rows) {
+// where that makes fewer tiles by an eighth, each of which reads the keys. Not under a mask: a map of it is
+// by rows of one head, and whether there is one must not decide where keys are cut.
+bool pays_to_group(const Problem& p, int64_t tile_rows) {
   const int64_t group_size = p.q_heads / p.kv_heads;
-  if (p.packed || group_size == 1 || p.has_mask_map) return false;
-  Problem alone = p;
-  alone.batch = 1;
-  if (pays_for_map(alone, device)) return false;
+  if (p.packed || group_size == 1 || p.mask_dtype != DType::kOther) return false;
   const int64_t by_head = ceil_div(p.q_len, tile_rows) * group_size;
   return ceil_div(p.q_len * group_size, tile_rows) * 8 <= by_head * 7;
 }
@@ -201,8 +198,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   plan.tuning = tile.provenance;
   const int64_t most_rows = tile.rows();
   const int64_t group_size = p.q_heads / p.kv_heads;
-  const bool grouped = pays_to_group(p, device, most_rows);
-  if (!grouped && pays_for_map(p, device)) add_mask_map(plan, p);
+  const bool grouped = pays_to_group(p, most_rows);
+  if (pays_for_map(p, device)) add_mask_map(plan, p);
   fit_to_rows(tile, p, p.packed ? p.max_seqlen_q * group_size : p.q_len * (grouped ? group_size : 1));
   const bool wide = tile.kernel == Kernel::kPrefillWide;
   const ScoreOptions& options = p.options;
