@@ -127,8 +127,8 @@ def prefill(
     Under torch.autocast query, key and value are cast as `F.scaled_dot_product_attention` casts them.
 
     Few rows over many keys fill the GPU too: those of all query heads that share a key-value head are taken
-    together, and the keys are cut into parts that a last pass merges, as `decode` does. No bit of a sequence's
-    result depends on the rest of the batch.
+    together, and the keys are cut into parts that a last pass merges, as `decode` does. No bit of the result
+    of a sequence depends on the rest of the batch.
 
     Returns:
         out `[B, Hq, Lq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[B, Hq, Lq]`,
