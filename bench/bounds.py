@@ -49,6 +49,9 @@ def _cases() -> dict[str, Call]:
         cases[f"prefill-wide-D{head_dim}"] = Call("prefill", 2, 1, head_dim, 128, 256, causal=True)
     cases["prefill-wide-float32"] = Call("prefill", 2, 1, 256, 64, 128, dtype="float32")
     cases["prefill-ragged"] = Call("prefill", 2, 1, 80, 100, 230, causal=True)
+    # Few rows over many keys: heads that share keys side by side, keys in parts.
+    cases["prefill-chunk"] = Call("prefill", 8, 2, 128, 12, 1100, causal=True)
+    cases["prefill-chunk-wide"] = Call("prefill", 4, 1, 256, 9, 600, causal=True)
     # The planner makes a map of the mask.
     cases["prefill-documents"] = Call("prefill", 4, 1, 64, 512, 512, causal=True, mask="documents:100")
     cases["prefill-float32"] = Call("prefill", 2, 1, 128, 128, 256, dtype="float32", causal=True)

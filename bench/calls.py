@@ -188,18 +188,26 @@ class Call:
     def least_products(self) -> int:
         """8x8x8 products that touch at least one visible (row, key) pair, rows taken eight at a time.
 
-        The rows of a decode are those of all query heads that share a key-value head.
+        The rows of a decode are those of all query heads that share a key-value head; and those of a prefill
+        where eights of them are fewer.
         """
         per_block = -(-self.head_dim // 8) + -(-self.value_dim // 8)
         if self.is_decode:
             first, end = self.visible_keys(0)[0], self.visible_keys(self.q_len - 1)[1]
             row_blocks = -(-self.group_size * self.q_len // 8)
             return self.batch * self.kv_heads * row_blocks * _blocks(first, end) * per_block
-        blocks = masks.blocks_of_8(self.visible) if self.mask else 0
-        for row in range(0, 0 if self.mask else self.q_len, 8):
-            last = min(row + 8, self.q_len) - 1
-            blocks += _blocks(self.visible_keys(row)[0], self.visible_keys(last)[1])
-        return self.batch * self.q_heads * blocks * per_block
+        if self.mask:
+            return self.batch * self.q_heads * masks.blocks_of_8(self.visible) * per_block
+        pairs = self.q_len * self.group_size
+        grouped = -(-pairs // 8) < -(-self.q_len // 8) * self.group_size
+        heads, group_size = (self.kv_heads, self.group_size) if grouped else (self.q_heads, 1)
+        blocks = 0
+        for first in range(0, self.q_len * group_size, 8):
+            last = min(first + 8, self.q_len * group_size) - 1
+            blocks += _blocks(
+                self.visible_keys(first // group_size)[0], self.visible_keys(last // group_size)[1]
+            )
+        return self.batch * heads * blocks * per_block
 
     def operands(self, device: str | torch.device, seed: int = 0) -> dict[str, Tensor]:
         """Random operands by the names of the op's arguments, contiguous; blocks of a pool are shuffled."""
@@ -334,6 +342,21 @@ def _prefill() -> list[Call]:
     return lengths + short + [c for dim in others for c in _prefills(replace(prompt, head_dim=dim), 2048)]
 
 
+def _chunked() -> list[Call]:
+    """Between decode and a whole prompt: drafts of a speculative decode, chunks of a prompt, and few heads,
+    over many keys."""
+    chunk = Call("prefill", 32, 8, 128, 0, 0, causal=True, model="32/8")
+    return [
+        *(
+            replace(chunk, q_len=rows, kv_len=n)
+            for n in (8192, 32768)
+            for rows in (9, 12, 16, 24, 32, 48, 64)
+        ),
+        replace(chunk, q_len=256, kv_len=16384),
+        replace(chunk, q_heads=4, kv_heads=4, q_len=512, kv_len=32768, model="few heads"),
+    ]
+
+
 def _with(calls: list[Call], **changes: Any) -> list[Call]:
     return [replace(call, **changes) for call in calls]
 
@@ -345,6 +368,7 @@ SHAPES: dict[str, list[Call]] = {
     "standard": _standard(),
     "decode": _decode(),
     "prefill": _prefill(),
+    "chunked": _chunked(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
     "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
     # Five of six layers see a window of 1,024 keys.

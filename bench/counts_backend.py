@@ -48,6 +48,8 @@ class CountsBackend:
     def measure(self, call: Call, impl: str) -> dict[str, Any]:
         if call.lengths:
             raise NotImplementedError("counts are taken of sequences of one length")
+        if not call.is_decode and call.q_len != call.kv_len:
+            raise NotImplementedError("counts are taken of prompts with as many rows as keys, not of chunks")
         if impl == OURS:
             refuse_as_planned(call)
         if not call.is_decode:

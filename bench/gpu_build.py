@@ -32,7 +32,7 @@ H200_CORES = 132
 GROUPS = (0, 1, 3)
 
 # Those of the README, and what decode and prefill are held to (bench/aims.py).
-TIMED_CALLS = [*SHAPES["standard"], *SHAPES["decode"], *SHAPES["prefill"]]
+TIMED_CALLS = [*SHAPES["standard"], *SHAPES["decode"], *SHAPES["prefill"], *SHAPES["chunked"]]
 TIMED = [call.case() for call in dict.fromkeys(replace(one, model="") for one in TIMED_CALLS)]
 # Small, ragged and broadcast: what a wrong index would break.
 CORRECTNESS = [

@@ -28,7 +28,7 @@ EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 CONSTANTS = (
     *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
     *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed", "sliced"),
-    *("packed_keys", "mask_map", "token_major_out"),
+    *("packed_keys", "mask_map", "token_major_out", "grouped"),
 )
 ALL_CHECKS = "race,bounds,uninit"
 SLOTS = 25
@@ -83,13 +83,15 @@ def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> d
     on_meta = {name: a.to("meta") if isinstance(a, Tensor) else a for name, a in arguments.items()}
     for name, result in zip(("out", "lse"), getattr(torch.ops.fattn, op)(**on_meta), strict=True):
         buffers[name] = torch.full_like(result, torch.nan, device="cpu")
-    if plan["passes"] and plan["passes"][0]["kernel"] == "fattn_mask_map":
-        buffers["mask_map"] = torch.full((plan["scratch_bytes"],), 255, dtype=torch.uint8)
-    elif plan["scratch_bytes"]:
+    scratch_bytes = plan["scratch_bytes"]
+    if plan["passes"] and plan["passes"][-1]["kernel"] == "fattn_merge" and op != "merge":
         rows, columns = buffers["lse"].numel(), buffers["out"].shape[-1]
-        parts = plan["scratch_bytes"] // (4 * rows * (columns + 1))
+        parts = plan["passes"][-1]["params"]["parts"]
         buffers["partial_out"] = torch.full((parts, rows, columns), torch.nan)
         buffers["partial_lse"] = torch.full((parts, rows), torch.nan)
+        scratch_bytes -= 4 * parts * rows * (columns + 1)
+    if scratch_bytes:
+        buffers["mask_map"] = torch.full((scratch_bytes,), 255, dtype=torch.uint8)
     return buffers
 
 
@@ -168,7 +170,36 @@ def cut(plan: dict[str, Any], largest_chunk: int, size: int) -> None:
             struct.pack_into("<i", params, at, parts)
         step["params_bytes"] = params.hex()
     plan["scratch_bytes"] = plan["scratch_bytes"] // merge["params"]["parts"] * parts
+    merge["params"]["parts"] = parts
     cut_into_slices(decode, size)
+
+
+def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: int = 4) -> None:
+    """Gives the plan of a prefill that many parts, of that many steps at least, and the pass that merges
+    them, as it has them where keys are too many to be tried here."""
+    (step,) = plan["passes"]
+    params = bytearray.fromhex(step["params_bytes"])
+    planned = struct.pack("<2i", step["params"]["parts"], step["params"]["least_part"])
+    struct.pack_into("<2i", params, params.rindex(planned), parts, least_part)
+    step["params_bytes"] = params.hex()
+    step["grid"][0] = step["params"]["q_tiles"] * parts
+    step["constants"]["split"] = True
+    del step["bindings"]["out"], step["bindings"]["lse"]
+    step["bindings"] |= {"partial_out": 9, "partial_lse": 10}
+
+    packed = step["constants"]["packed"]
+    heads, tokens = (step["params"][name] for name in ("q_heads", "q_len"))
+    rows = heads * tokens * (1 if packed else step["params"]["batch"])
+    columns = int(step["macros"]["FATTN_VALUE_DIM"])
+    outs, lses = (torch.empty(parts, 1, 1, rows, *last, device="meta") for last in ((columns,), ()))
+    (merge,) = plan_of("merge", {"outs": outs, "lses": lses})["passes"]
+    merge["macros"] |= {"FATTN_OUT_T": step["macros"]["FATTN_T"], "FATTN_SIMDGROUPS": str(simdgroups)}
+    merge["threads"] = [32 * simdgroups, 1, 1]
+    params = bytearray.fromhex(merge["params_bytes"])
+    struct.pack_into("<2i", params, len(params) - 8, *((heads, tokens) if packed else (1, 1)))
+    merge["params_bytes"] = params.hex()
+    plan["passes"].append(merge)
+    plan["scratch_bytes"] = 4 * parts * rows * (columns + 1)
 
 
 def lengthen_rows(step: dict[str, Any], columns: int) -> None:

@@ -73,6 +73,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     maps = [forms.random() < 0.5 for _ in range(count)]
     outs = random.Random(f"layouts {seed}")
     token_major = [outs.random() < 0.5 for _ in range(count)]
+    chunks = random.Random(f"chunks {seed}")
 
     all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
@@ -133,7 +134,19 @@ def _candidates(count: int, seed: int) -> list[Problem]:
                 token_major_out=not q_lens and token_major[i],
             )
         )
+        if op == "prefill" and chunks.random() < 0.4:
+            problems[-1] = _chunk(problems[-1], chunks)
     return problems
+
+
+def _chunk(problem: Problem, rng: random.Random) -> Problem:
+    """The same of few rows over keys enough to be cut into parts."""
+    batch, kv_len = rng.choice((1, 1, 2)), rng.randint(1000, MAX_CACHE)
+    of_row = batch * problem.q_heads * (problem.head_dim + problem.value_dim) * kv_len
+    q_len = min(rng.randint(1, 40), max(int(MAX_WORK / of_row), 1))
+    offset = rng.randint(kv_len // 2, kv_len) if problem.causality == "offset" else problem.q_offset
+    window = problem.window_left if rng.random() < 0.3 else rng.choice((-1, 10**9))
+    return replace(problem, batch=batch, q_len=q_len, kv_len=kv_len, q_offset=offset, window_left=window)
 
 
 def kv_formats(head_dim: int, value_dim: int) -> tuple[str, ...]:

@@ -255,6 +255,26 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         )
         for kv_format in ("int8", "int4")
     },
+    # Few rows over many keys: of all heads that share keys, cut into parts and merged; few heads; and a
+    # capacity beyond what a threadgroup may be busy with.
+    "prefill_chunk": (
+        Problem(0, "prefill", f16, 2, 32, 8, 12, 8192, 128, 128, causality="bottom_right", sinks=True),
+        M2_MAX,
+    ),
+    "prefill_few_heads": (
+        Problem(0, "prefill", bf16, 1, 4, 4, 512, 32768, 128, 128, causality="bottom_right"),
+        M2_MAX,
+    ),
+    "paged_prefill_huge": (
+        Problem(
+            *(0, "paged_prefill", f16, 2, 32, 8, 900, 2**24, 128, 128),
+            causality="bottom_right",
+            seq_lens=(4000, 900),
+            q_lens=(1, 900),
+            block_size=16,
+        ),
+        M1,
+    ),
     "prefill_wide_d256": (
         Problem(0, "prefill", f16, 1, 16, 8, 900, 900, 256, 256, causality="bottom_right", softcap=50.0),
         M1,

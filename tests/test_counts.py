@@ -177,6 +177,24 @@ def test_causal_prefill_multiplies_little_more_than_it_must() -> None:
     assert 1.0 <= counting.count_ours(call, count_bytes=False).products_ratio < 1.01
 
 
+@pytest.mark.parametrize("name", ["prefill-chunk", "prefill-chunk-wide"])
+def test_a_chunk_reads_the_keys_of_its_heads_once(name: str) -> None:
+    """The few rows of all heads that share keys are in as few tiles as hold them, whose parts read their own
+    keys only; what they hand to the merge is little beside that."""
+    counts = counts_of(name)
+    assert [dispatch.kernel.removeprefix("fattn_") for dispatch in counts.dispatches][1:] == ["merge"]
+    tiles = 1 if counts.call.head_dim <= 128 else 3  # of 64 rows, and of 16
+    assert counts.cache_ratio == pytest.approx(tiles, rel=0.02)
+    assert 1.0 <= counts.products_ratio <= 1.2
+    assert counts.traffic("partial") <= 0.3 * counts.traffic("key", "value")
+
+
+def test_full_tiles_of_each_head_read_them_again() -> None:
+    """The control."""
+    call = replace(bounds.CASES["prefill-chunk"], q_len=64, kv_len=256)
+    assert counting.count_ours(call).cache_ratio == pytest.approx(4, rel=0.02)
+
+
 MASKED = [
     Call("prefill", 4, 1, 64, 1700, 1700, mask="documents:512"),
     Call("prefill", 4, 1, 64, 1700, 1700, mask="documents:512", causal=True),

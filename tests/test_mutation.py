@@ -109,7 +109,7 @@ SLOW = {
     ),
     "prefill_visits_what_no_row_sees": (
         "prefill-offset0",
-        changed("prefill.metal", f"const {TILE}", f"{TILE} ranges.end = rows.length;"),
+        changed("prefill.metal", TILE, f"{TILE} ranges.end = rows.length;"),
     ),
     "wide_prefill_takes_no_step_as_whole": (
         "prefill-wide-192",

@@ -111,22 +111,35 @@ def test_every_golden_file_is_used() -> None:
 # ---- what holds for every plan
 
 
-def check_prefill(p: Problem, launch: dict[str, Any]) -> None:
+def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
+    launch, *merges = plan["passes"]
     macros, params = launch["macros"], launch["params"]
+    group = p.q_heads // p.kv_heads
     wide = max(p.head_dim, p.value_dim) > 128
     assert launch["kernel"] == ("fattn_prefill_wide" if wide else "fattn_prefill")
     row_groups = int(macros["FATTN_ROW_GROUPS" if wide else "FATTN_SIMDGROUPS"])
     tile_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"]) * row_groups
-    tiles, heads, batch = launch["grid"]
+    threadgroups, heads, batch = launch["grid"]
+    tiles, parts, grouped = params["q_tiles"], params["parts"], launch["constants"]["grouped"]
+    assert threadgroups == tiles * parts and params["group_size"] == group
     if p.q_lens is None:
-        assert (tiles - 1) * tile_rows < p.q_len <= tiles * tile_rows
-        assert (heads, batch) == (p.q_heads, p.batch)
+        pairs = p.q_len * (group if grouped else 1)
+        assert (tiles - 1) * tile_rows < pairs <= tiles * tile_rows
+        assert (heads, batch) == (p.kv_heads if grouped else p.q_heads, p.batch)
+        assert grouped <= (group > 1 and p.mask is None)
+        # Where a sequence fills the GPU with tiles, or a part would have few keys, it is not cut.
+        held = plan["device"]["cores"] * max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
+        least = params["least_part"] * int(macros["FATTN_TILE_KEYS"])
+        assert least >= 8 * tile_rows and (parts - 1) * least < p.kv_len
+        assert parts == 1 or (tiles * heads < held and tiles * heads * (parts - 1) < 8 * held)
     else:  # a tile holds rows of one sequence only
-        group = p.q_heads // p.kv_heads
         needed = sum(-(-rows * group // tile_rows) for rows in (*p.q_lens, p.spare_rows))
         assert needed <= tiles <= needed + p.batch + 1
-        assert (heads, batch) == (p.kv_heads, 1)
-    assert params["q_tiles"] == tiles and params["group_size"] * p.kv_heads == p.q_heads
+        assert (heads, batch, grouped, parts) == (p.kv_heads, 1, False, 1)
+    rows = (sum(p.rows) + p.spare_rows) * p.q_heads
+    assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 1) * 4 if parts > 1 else 0)
+    assert [merge["grid"] for merge in merges] == ([[rows, 1, 1]] if parts > 1 else [])
+    assert launch["constants"]["split"] == (parts > 1)
     all_bytes = wide_bytes(p, macros, tile_rows) if wide else tile_bytes(p, macros)
     assert launch["threadgroup_bytes"] == -(-all_bytes // 16) * 16
     constants = launch["constants"]
@@ -252,8 +265,7 @@ def test_properties(problem: Problem, device: dict[str, Any]) -> None:
         assert len(set(slots)) == len(slots) and max(slots) < 31
         assert ("attn_mask" in launch["bindings"]) == bool(launch["constants"].get("mask"))
     if not problem.is_decode:
-        assert len(plan["passes"]) == 1 and plan["scratch_bytes"] == 0
-        check_prefill(problem, plan["passes"][0])
+        check_prefill(problem, plan)
     else:
         check_decode(problem, plan)
 

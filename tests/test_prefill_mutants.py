@@ -184,7 +184,7 @@ MUTANTS = [
         "prefill_key_of_the_query_head",
         PREFILL,
         "fattn_prefill",
-        "found.kv_head = head / uint(params.group_size);",
+        "found.kv_head = fc_grouped ? head : head / uint(params.group_size);",
         "found.kv_head = head;",
         "bounds",
     ),

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests import drawing, features, problems
 from tests.accuracy import assert_close, expected, packed
 from tests.conftest import Checked, counted_launches
+from tests.golden_calls import plan_of
 
 PROBLEMS = drawing.draw(600)
 ORDERS = ("forward", "reverse", "random")  # of the threads
@@ -46,7 +47,7 @@ def run_and_check(problem: problems.Problem, seed: int, checked: Checked) -> Non
     with checked(order=order, seed=problem.index), counted_launches() as launches:
         out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
     assert launches.pop(kernel_of(problem)) == 1
-    assert launches == {} or (problem.is_decode and launches == {"fattn_merge": 1})
+    assert launches == {} or (problem.op not in PACKED and launches == {"fattn_merge": 1})
     assert_close(case, out.cpu(), lse.cpu())
     for name, base in bases.items():
         assert same_bits(base.cpu(), case.operands[name].base), f"{name} was written"
@@ -128,6 +129,20 @@ def test_the_problems_cover_every_axis() -> None:
     for op in ("decode", "paged_decode", *PACKED):
         lengths = [(n, p.kv_len) for p in PROBLEMS if p.op == op and p.seq_lens for n in p.seq_lens]
         assert any(n == 0 for n, _ in lengths) and any(n == capacity for n, capacity in lengths)
+
+
+@pytest.mark.host_only
+def test_some_prefills_are_cut_into_parts() -> None:
+    """By the planner, for the smallest GPU: with every option and of every head size."""
+    cut = [p for p in PROBLEMS if p.op == "prefill" and plan_of(p)["passes"][-1]["kernel"] == "fattn_merge"]
+    print(f"{len(cut)} prefills are cut")
+    assert len(cut) >= 30
+    assert {p.dtype for p in cut} == set(problems.DTYPES) and {p.sinks for p in cut} == {False, True}
+    assert {max(p.head_dim, p.value_dim) > 128 for p in cut} == {False, True}
+    assert {p.causality for p in cut} >= {"none", "bottom_right", "offset"}
+    assert any(p.window_left >= 0 and p.sink_tokens for p in cut) and any(p.mask_map for p in cut)
+    grouped = [plan_of(p)["passes"][0]["constants"]["grouped"] for p in cut]
+    assert {True, False} == set(grouped)
 
 
 def test_the_rule_can_fail() -> None:

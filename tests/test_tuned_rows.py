@@ -138,7 +138,7 @@ def test_every_candidate_is_right(kernel: str, dtype: str, install: Install, che
         check(one, problem_for(one, chooser), install, checked)
 
 
-PACKED = [p for p in DRAWN if p.op in ("paged_prefill", "varlen_prefill", "prefill")]
+PACKED = [p for p in DRAWN if p.op in ("paged_prefill", "varlen_prefill")]
 
 
 def results(problem: Problem, one: TunedRow, install: Install) -> tuple[torch.Tensor, torch.Tensor]:

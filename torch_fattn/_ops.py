@@ -132,6 +132,10 @@ def prefill(
 
     Under torch.autocast query, key and value are cast as `F.scaled_dot_product_attention` casts them.
 
+    Few rows over many keys fill the GPU too: those of all query heads that share a key-value head are taken
+    together, and the keys are cut into parts that a last pass merges, as `decode` does. No bit of the result
+    of a sequence depends on the rest of the batch.
+
     Returns:
         out `[B, Hq, Lq, Dv]`, contiguous unless token_major_out, of the dtype of query; with `return_lse`
         also lse `[B, Hq, Lq]`, float32, natural logarithm, contiguous. A row that sees no key has out 0 and

@@ -40,8 +40,10 @@ def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any,
     """Compiles the kernels of calls that will come, so that the first of them is as fast as the others.
 
     Nothing is computed, launched or allocated. A kernel is compiled once per process, on its first use or
-    here, for a combination of dtype, head dims, tile and features; lengths matter little. Call it from a
-    thread to go on meanwhile: a call that needs a kernel which is being compiled waits for that one alone.
+    here, for a combination of dtype, head dims, tile and features; lengths matter little, but that a prefill
+    of few rows (`q_len=16`), and one whose keys are cut into parts (the same with kv_len=4096), have kernels
+    of their own. Call it from a thread to go on meanwhile: a call that needs a kernel which is being compiled
+    waits for that one alone.
 
         warmup("decode", heads=32, kv_heads=8, head_dim=128, dtype=torch.float16)
         warmup("prefill", query, key, value, is_causal=True)

@@ -26,9 +26,13 @@ constant bool fc_sliced [[function_constant(fattn::kConstSliced)]];
 constant bool fc_packed_keys [[function_constant(fattn::kConstPackedKeys)]];
 constant bool fc_mask_map [[function_constant(fattn::kConstMaskMap)]];
 constant bool fc_token_major_out [[function_constant(fattn::kConstTokenMajorOut)]];
+constant bool fc_grouped [[function_constant(fattn::kConstGrouped)]];
 
 // Gates of optional buffers.
 constant bool fc_has_mask = fc_mask != fattn::kMaskNone;
 constant bool fc_additive_mask = fc_mask > fattn::kMaskBool;
 constant bool fc_paged = fc_block_size != 0;
 constant bool fc_whole = !fc_split;
+
+// The rows of a tile of prefill are (row, head) pairs.
+constant bool fc_pairs = fc_packed || fc_grouped;

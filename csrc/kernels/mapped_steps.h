@@ -26,11 +26,10 @@ struct TileSteps {
     own_cell = ushort((own_row - rows.tile.begin) / kCellRows);
   }
 
-  // The first step, by its first key. Like `after`, the same in all simdgroups; ranges.end or more if there
-  // is none.
-  int first(thread const TileRows& rows, constant PrefillParams& params, const device uchar* mask_map,
-            ushort lane) thread {
-    const int key = next_step(ranges, -kTileKeys, kTileKeys);
+  // The first step from the one that begins at `key` on, by its first key. Like `after`, the same in all
+  // simdgroups; ranges.end or more if there is none.
+  int first(int key, thread const TileRows& rows, constant PrefillParams& params,
+            const device uchar* mask_map, ushort lane) thread {
     if (!fc_mask_map) {
       return key;
     }

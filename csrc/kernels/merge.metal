@@ -1,7 +1,8 @@
 // Merge: partial results over disjoint keys -> the result over all of them, by log-sum-exp. A threadgroup has
 // a row; each of its simdgroups sums every kSimdgroups-th part, and then their sums are added up.
 //
-// Serves the second pass of decode (float32 partials) and fattn::merge.
+// Serves the last pass of decode and of a prefill whose keys are cut into parts (float32 partials), and
+// fattn::merge.
 #include "out_rows.h"
 #include "schedule.h"
 
@@ -55,7 +56,8 @@ inline PartSum sum_of(thread const Parts& parts, int simdgroup_index, ushort lan
     sum.largest = largest;
     sum.total = sum.total * shrink + simd_sum(weight);
     sum.weighted *= shrink;
-    const int count = min((parts.count - first + kSimdgroups - 1) / kSimdgroups, int(kSimdWidth));
+    // Up to the last part that saw a key: those behind it may be parts that nobody had to write.
+    const int count = simd_max(lse != -INFINITY ? int(lane) + 1 : 0);
 #pragma clang loop unroll_count(4)
     for (int i = 0; i < count; i++) {
       const float4 values = parts.values(first + i * kSimdgroups);

@@ -1,11 +1,12 @@
-// The query rows of a tile of prefill: of one sequence and head, or of a packed call, where the rows of all
-// sequences lie in one tensor and cu_seqlens [batch + 1] says where each begins. And the keys of a sequence,
-// where those are packed too.
+// The query rows of a tile of prefill: of one sequence, and of one head or of all that share their keys; or
+// of a packed call, where the rows of all sequences lie in one tensor and cu_seqlens [batch + 1] says where
+// each begins. And the keys of a sequence, where those are packed too.
 //
 // A packed tile holds (row, head) pairs of all query heads that share a key-value head, heads side by side.
 // One decoded token then fills as many rows of a tile as there are heads to share its keys, which are read
 // once for all of them; and a long chunk of a prompt makes no more tiles than it would head by head, each
-// reading the keys once for as many rows, from fewer positions: less of its diagonal is hidden.
+// reading the keys once for as many rows, from fewer positions: less of its diagonal is hidden. A grouped
+// tile of a dense call is the same; the planner has them where they are fewer.
 #pragma once
 
 #include "config.h"
@@ -26,15 +27,15 @@ struct QueryTile {
   long batch;     // -1: rows before the first sequence or behind the last, which see no key
   int first_row;  // of the sequence, among the rows of the call
   int q_len;
-  long head;  // packed: the first that shares the key-value head
+  long head;  // of pairs: the first that shares the key-value head
   long kv_head;
-  int begin;  // packed: the tile's first pair; else its first row
+  int begin;  // the tile's first pair, or row
   int end;    // of the sequence's pairs, or rows
 
   QueryRow row(int item, int group_size) const thread {
     QueryRow at;
-    at.row = fc_packed ? item / group_size : item;
-    at.head = fc_packed ? head + item % group_size : head;
+    at.row = fc_pairs ? item / group_size : item;
+    at.head = fc_pairs ? head + item % group_size : head;
     at.exists = item < end;
     return at;
   }
@@ -42,19 +43,20 @@ struct QueryTile {
   // The last row at or before that one that exists.
   int last_row(int most, int group_size) const thread {
     const int item = min(most, end - 1);
-    return fc_packed ? item / group_size : item;
+    return fc_pairs ? item / group_size : item;
   }
 };
 
+// `head` of the grid: a key-value head if tiles are grouped, else a query head.
 inline QueryTile dense_tile(constant PrefillParams& params, int tile, uint head, uint batch) {
   QueryTile found;
   found.batch = batch;
   found.first_row = 0;
   found.q_len = params.q_len;
-  found.head = head;
-  found.kv_head = head / uint(params.group_size);
+  found.head = fc_grouped ? head * uint(params.group_size) : head;
+  found.kv_head = fc_grouped ? head : head / uint(params.group_size);
   found.begin = tile * kTileRows;
-  found.end = params.q_len;
+  found.end = fc_grouped ? params.q_len * params.group_size : params.q_len;
   return found;
 }
 

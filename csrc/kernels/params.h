@@ -69,6 +69,7 @@ enum FunctionConstant {
   kConstPackedKeys = 15,  // bool: so do the keys of all sequences, cut by cu_seqlens_k
   kConstMaskMap = 16,     // bool: there is a map of the mask
   kConstTokenMajorOut = 17,  // bool: decode, merge: `out` is [batch, row, head] in memory
+  kConstGrouped = 18,        // bool: a dense tile has rows of all query heads that share a key-value head
 };
 
 // How a cache stores a row of keys or values: see plan/kv_format.h.
@@ -135,6 +136,8 @@ struct PrefillParams {
   fattn_f32 score_scale;     // from a product to score units (softmax.h), or to the argument of tanh
   fattn_f32 softcap;         // in score units
   fattn_f32 slope_scale;     // from ALiBi's slopes to score units
+  fattn_i32 parts;           // that the steps of a tile are cut into, at most
+  fattn_i32 least_part;      // steps
 };
 
 // What decode sees by position. kNoWindow as window_left: every key up to the row's own.
@@ -232,7 +235,7 @@ struct LogitsParams {
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-FATTN_CHECK_SIZE(PrefillParams, 328);
+FATTN_CHECK_SIZE(PrefillParams, 336);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 280);
 FATTN_CHECK_SIZE(MergeParams, 64);

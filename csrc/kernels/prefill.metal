@@ -8,7 +8,9 @@
 // one is on its way from device memory: each thread holds its share of it in registers. Steps that every row
 // of the tile sees whole are computed without any test; only the steps on the diagonal, at the edges of a
 // window, at the ragged end, in blocks that do not exist, or under an attn_mask have tests. Steps that no row
-// sees are not visited. With a map of the mask (mapped_steps.h) that goes by what the mask says, too.
+// sees are not visited. With a map of the mask (mapped_steps.h) that goes by what the mask says, too. Where
+// there are few tiles, several threadgroups share the steps of one (steps.h: take_part), and merge.metal adds
+// up what they leave.
 #define FATTN_STAGED 1
 
 #include "mapped_steps.h"
@@ -89,8 +91,11 @@ using namespace fattn;
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill(
     const device Element* query [[buffer(fattn::kSlotQuery)]],
     const device Stored* key [[buffer(fattn::kSlotKey)]],
-    const device Stored* value [[buffer(fattn::kSlotValue)]], device Element* out [[buffer(fattn::kSlotOut)]],
-    device float* lse [[buffer(fattn::kSlotLse)]],
+    const device Stored* value [[buffer(fattn::kSlotValue)]],
+    device Element* out [[buffer(fattn::kSlotOut), function_constant(fc_whole)]],
+    device float* lse [[buffer(fattn::kSlotLse), function_constant(fc_whole)]],
+    device float* partial_out [[buffer(fattn::kSlotPartialOut), function_constant(fc_split)]],
+    device float* partial_lse [[buffer(fattn::kSlotPartialLse), function_constant(fc_split)]],
     constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
     const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
     const device uchar* mask_map [[buffer(fattn::kSlotMaskMap), function_constant(fc_mask_map)]],
@@ -122,7 +127,8 @@ using namespace fattn;
 
   const uint3 group = group_in_grid(group_in_dispatch, slice);
   // Under a causal mask the last rows have the most keys: start them first.
-  const int last_first = params.q_tiles - 1 - int(group.x);
+  const int part = fc_split ? int(group.x) % params.parts : 0;
+  const int last_first = params.q_tiles - 1 - int(group.x) / (fc_split ? params.parts : 1);
   const QueryTile tile = fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
                                    : dense_tile(params, last_first, group.y, group.z);
   if (fc_packed && tile.end == 0) {
@@ -135,7 +141,15 @@ using namespace fattn;
   }
   const LanePosition at = lane_position(lane);
   const int simdgroup_row = tile.begin + simdgroup_index * (kRowFragments * 8);
-  const KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
+  KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
+  int first_key = next_step(ranges, -kTileKeys, kTileKeys);
+  if (fc_split) {
+    first_key = take_part(ranges, params, part, kTileKeys);
+    if (part > 0 && first_key >= ranges.end) {
+      put_empty_part(rows, params, part, partial_lse, thread_index);
+      return;
+    }
+  }
   const KeyRanges own_ranges = rows.ranges_of(simdgroup_row, kRowFragments * 8, params);
   const KeySource source =
       rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end, key_starts);
@@ -152,9 +166,9 @@ using namespace fattn;
     query_rows.load(r, rows.query_row(row, params, query), at);
     rows.set_modifiers(r, row, params, alibi_slopes, modifiers);
     if (at.pair == 0) {
-      rows.put_aside(r, row, params, aside);
+      rows.put_aside(r, row, part, params, aside);
     }
-    if (fc_sinks && row.exists) {
+    if (fc_sinks && part == 0 && row.exists) {
       attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
     }
   }
@@ -163,7 +177,7 @@ using namespace fattn;
   TileSteps steps;
   steps.set(ranges, rows, simdgroup_row);
   StepShare next;
-  int first_key = steps.first(rows, params, mask_map, lane);
+  first_key = steps.first(first_key, rows, params, mask_map, lane);
   if (kEarlyLoads && first_key < ranges.end) {
     next.look_up(source, first_key, lane);
     if (next.is_whole(ranges, first_key)) {
@@ -239,11 +253,11 @@ using namespace fattn;
     const float scale = inverse_sum(attention.row_sum[r]);
 #pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i++) {
-      out[place + value_column(i, at.pair)] =
-          Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
+      const float result = attention.out[r][i / 2].thread_elements()[i & 1] * scale;
+      put_result(out, partial_out, place + value_column(i, at.pair), result);
     }
     if (at.pair == 0) {
-      lse[aside.lse(r)] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      (fc_split ? partial_lse : lse)[aside.lse(r)] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
     }
   }
 }

@@ -37,13 +37,13 @@ struct KeySource {
   }
 };
 
-// What stands aside in threadgroup memory while a tile's steps run, which want the registers: of each row,
-// what only steps with hidden keys ask for, and where its results go.
 struct ResultPlace {
   long out;  // first element of the row
   long lse;
 };
 
+// What stands aside in threadgroup memory while a tile's steps run, which want the registers: of each row,
+// what only steps with hidden keys ask for, and where its results go.
 struct RowsAside {
   threadgroup long* longs;  // of this lane's first row
   threadgroup int* words;
@@ -182,30 +182,56 @@ struct TileRows {
   }
 
   // By one lane of each row of fragment r.
-  void put_aside(int r, QueryRow at, constant PrefillParams& params, thread const RowsAside& aside) const
-      thread {
+  void put_aside(int r, QueryRow at, int part, constant PrefillParams& params,
+                 thread const RowsAside& aside) const thread {
     RowKeys keys = keys_of_row(params, first_position + at.row, length);
     keys.end = at.exists ? keys.end : 0;
     keys.sink_end = at.exists ? keys.sink_end : 0;
     aside.put_visible(r, keys,
                       tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row);
-    const ResultPlace place = result_of(at, params);
+    const ResultPlace place = result_of(at, part, params);
     aside.put_results(r, at.exists ? place.out : -1, place.lse);
   }
 
- private:
-  ResultPlace result_of(QueryRow at, constant PrefillParams& params) const thread {
+  // Results of a part of the keys are in the order of lse, those of all parts one after the other.
+  ResultPlace result_of(QueryRow at, int part, constant PrefillParams& params) const thread {
+    const long heads = params.q_heads;
     ResultPlace place;
-    place.lse = (tile.batch * long(params.q_heads) + at.head) * params.q_len + at.row;
-    place.out = tile.batch * params.out.batch;
     if (fc_packed) {
-      place.lse = long(at.head) * params.q_len + tile.first_row + at.row;
-      place.out = 0;
+      place.lse = at.head * params.q_len + tile.first_row + at.row;
+    } else {
+      place.lse = (tile.batch * heads + at.head) * params.q_len + at.row;
     }
-    place.out += at.head * params.out.head + (tile.first_row + at.row) * params.out.row;
+    if (fc_split) {
+      place.lse += part * ((fc_packed ? 1 : params.batch) * heads * params.q_len);
+      place.out = place.lse * kValueDim;
+    } else {
+      place.out = (fc_packed ? 0 : tile.batch * params.out.batch) + at.head * params.out.head +
+                  (tile.first_row + at.row) * params.out.row;
+    }
     return place;
   }
 };
+
+inline void put_result(device Element* out, device float* partial_out, long place, float result) {
+  if (fc_split) {
+    partial_out[place] = result;
+  } else {
+    out[place] = Element(result);
+  }
+}
+
+// Says of each row of the tile that this part of its keys, which has none, was not seen. The merge then does
+// not look at what the part has for results.
+inline void put_empty_part(thread const TileRows& rows, constant PrefillParams& params, int part,
+                           device float* lse, ushort thread_index) {
+  for (int i = thread_index; i < kTileRows; i += kThreads) {
+    const QueryRow row = rows.row(rows.tile.begin + i, params);
+    if (row.exists) {
+      lse[rows.result_of(row, part, params).lse] = -INFINITY;
+    }
+  }
+}
 
 // The learned logit of a row's head, in score units.
 inline float sink_of(QueryRow at, constant PrefillParams& params, const device float* sinks) {

@@ -176,8 +176,11 @@ using namespace fattn;
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill_wide(
     const device Element* query [[buffer(fattn::kSlotQuery)]],
     const device Stored* key [[buffer(fattn::kSlotKey)]],
-    const device Stored* value [[buffer(fattn::kSlotValue)]], device Element* out [[buffer(fattn::kSlotOut)]],
-    device float* lse [[buffer(fattn::kSlotLse)]],
+    const device Stored* value [[buffer(fattn::kSlotValue)]],
+    device Element* out [[buffer(fattn::kSlotOut), function_constant(fc_whole)]],
+    device float* lse [[buffer(fattn::kSlotLse), function_constant(fc_whole)]],
+    device float* partial_out [[buffer(fattn::kSlotPartialOut), function_constant(fc_split)]],
+    device float* partial_lse [[buffer(fattn::kSlotPartialLse), function_constant(fc_split)]],
     constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
     const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
     const device uchar* mask_map [[buffer(fattn::kSlotMaskMap), function_constant(fc_mask_map)]],
@@ -202,7 +205,8 @@ using namespace fattn;
 
   const uint3 group = group_in_grid(group_in_dispatch, slice);
   // Under a causal mask the last rows have the most keys: start them first.
-  const int last_first = params.q_tiles - 1 - int(group.x);
+  const int part = fc_split ? int(group.x) % params.parts : 0;
+  const int last_first = params.q_tiles - 1 - int(group.x) / (fc_split ? params.parts : 1);
   const QueryTile tile = fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
                                    : dense_tile(params, last_first, group.y, group.z);
   if (fc_packed && tile.end == 0) {
@@ -217,7 +221,15 @@ using namespace fattn;
   const ushort row_group = simdgroup_index / kColumnShares;
   const ushort share = simdgroup_index % kColumnShares;
   const int group_row = tile.begin + row_group * (kRowFragments * 8);
-  const KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
+  KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);
+  int first_key = next_step(ranges, -kTileKeys, kTileKeys);
+  if (fc_split) {
+    first_key = take_part(ranges, params, part, kTileKeys);
+    if (part > 0 && first_key >= ranges.end) {
+      put_empty_part(rows, params, part, partial_lse, thread_index);
+      return;
+    }
+  }
   TileKeys keys;
   keys.source =
       rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end, key_starts);
@@ -235,11 +247,11 @@ using namespace fattn;
   for (int r = 0; r < kRowFragments; r++) {
     const QueryRow row = rows.row(group_row + r * 8 + at.row, params);
     rows.set_modifiers(r, row, params, alibi_slopes, modifiers);
-    if (fc_sinks && row.exists) {
+    if (fc_sinks && part == 0 && row.exists) {
       attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
     }
     if (share == 0 && at.pair == 0) {
-      rows.put_aside(r, row, params, aside);
+      rows.put_aside(r, row, part, params, aside);
     }
     const int pair = group_row + r * 8 + at.pair * 2;
     group_query.stage(r, rows.query_row(rows.row(pair, params), params, query),
@@ -250,7 +262,7 @@ using namespace fattn;
   TileSteps steps;
   steps.set(ranges, rows, group_row);
   int place = 0;
-  for (int first_key = steps.first(rows, params, mask_map, lane); first_key < ranges.end;
+  for (first_key = steps.first(first_key, rows, params, mask_map, lane); first_key < ranges.end;
        first_key = steps.after(first_key, rows, params, mask_map, lane)) {
     GroupScores scores;
     scores.products = reinterpret_cast<threadgroup float*>(shared_products) +
@@ -303,11 +315,12 @@ using namespace fattn;
     for (int i = 0; i < ValueColumns::kAll; i++) {
       const int column = ValueColumns::column_of(i, at.pair, share);
       if (column >= 0) {
-        out[place + column] = Element(attention.out[r][i / 2].thread_elements()[i & 1] * scale);
+        const float result = attention.out[r][i / 2].thread_elements()[i & 1] * scale;
+        put_result(out, partial_out, place + column, result);
       }
     }
     if (share == 0 && at.pair == 0) {
-      lse[aside.lse(r)] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      (fc_split ? partial_lse : lse)[aside.lse(r)] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
     }
   }
 }

@@ -117,7 +117,7 @@ inline int next_step(KeyRanges ranges, int key, int unit) {
   return in_gap ? ranges.begin / unit * unit : next;
 }
 
-// The units (chunks of a sequence, steps of a chunk) that hold a key of the ranges, in order.
+// The units (chunks of a sequence, steps of a chunk or of a tile) that hold a key of the ranges, in order.
 struct Visits {
   int first;
   int gap_begin;  // the unit that the gap begins with
@@ -143,6 +143,23 @@ inline Visits visits_of(KeyRanges ranges, int from, int to, int unit) {
   }
   visits.count = units - visits.gap;
   return visits;
+}
+
+// Where the keys of a tile of prefill are cut into parts, each for a threadgroup of its own: leaves part
+// number `part` in the ranges, equally many of the tile's steps for each. Returns the first key of its first
+// step, which is behind the ranges if the steps are too few for so many parts.
+inline int take_part(thread KeyRanges& ranges, constant PrefillParams& params, int part, int unit) {
+  const Visits steps = visits_of(ranges, 0, ranges.end, unit);
+  const int size = max((steps.count + params.parts - 1) / params.parts, params.least_part);
+  const int first = part * size;
+  if (first >= steps.count) {
+    return ranges.end;
+  }
+  if (first + size < steps.count) {
+    ranges.end = steps[first + size] * unit;
+    ranges.all_end = min(ranges.all_end, ranges.end);
+  }
+  return steps[first] * unit;
 }
 
 }  // namespace fattn

@@ -147,6 +147,8 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(score_scale);
   FATTN_FIELD(softcap);
   FATTN_FIELD(slope_scale);
+  FATTN_FIELD(parts);
+  FATTN_FIELD(least_part);
 }
 
 void write(JsonWriter& json, const DecodeParams& params) {

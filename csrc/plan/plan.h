@@ -68,6 +68,7 @@ struct KernelSpec {
   bool sliced = false;
   bool mask_map = false;
   bool token_major_out = false;  // decode, merge; prefill has strides
+  bool grouped = false;
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -145,7 +146,7 @@ struct Pass {
 };
 
 struct Plan {
-  std::array<Pass, 2> passes{};
+  std::array<Pass, 3> passes{};
   uint32_t pass_count = 0;  // 0: the result is empty, nothing is launched
   int64_t scratch_out_floats = 0;
   int64_t scratch_lse_floats = 0;

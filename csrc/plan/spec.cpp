@@ -204,6 +204,8 @@ const char* constant_name(FunctionConstant index) {
       return "mask_map";
     case kConstTokenMajorOut:
       return "token_major_out";
+    case kConstGrouped:
+      return "grouped";
   }
   return "";
 }
@@ -288,6 +290,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstPackedKeys, true, spec.packed_keys},
       {kConstMaskMap, true, spec.mask_map},
       {kConstTokenMajorOut, true, spec.token_major_out},
+      {kConstGrouped, true, spec.grouped},
   };
 }
 

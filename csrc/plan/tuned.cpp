@@ -77,7 +77,8 @@ Problem largest_call(const TunedRow& row, int64_t group_size) {
   Problem p;
   p.op = is_decode(row.kernel) ? Op::kDecode : Op::kPrefill;
   p.dtype = row.dtype;
-  p.batch = p.kv_heads = p.q_len = 1;
+  p.batch = p.kv_heads = 1;
+  p.q_len = is_decode(row.kernel) ? 1 : 1024;
   p.q_heads = group_size;
   p.kv_len = 1;
   p.head_dim = p.value_dim = row.max_dim / kHeadDimMultiple * kHeadDimMultiple;

@@ -39,6 +39,7 @@ def prefill() -> Iterator[Trial]:
     yield hidden_nan("prefill", f16, 64, 32)
     yield unlikely("prefill", f16, 64, 32)
     yield from _mapped()
+    yield from _parts()
     yield from _options()
     yield from _packed()
 
@@ -90,6 +91,28 @@ def _mapped() -> Iterator[Trial]:
         "prefill-map-window", *half, 1, 2, 1, 80, 700, *dims, mask=torch.bool, window_left=90, sink_tokens=40,
         **MAPPED, **causal,
     )  # fmt: skip
+
+
+def _parts() -> Iterator[Trial]:
+    """More parts than some tiles have steps for, of one range of keys and of two, and of packed tiles; two
+    groups of three heads to a tile."""
+    half, dims = ("prefill", f16), (64, 32)
+    yield of_problem(
+        "prefill-parts", *half, 2, 6, 2, 25, 260, *dims, causality="offset", q_offset=9, sinks=True,
+        change=in_parts,
+    )  # fmt: skip
+    yield of_problem(
+        "prefill-parts-window", *half, 1, 2, 1, 70, 500, *dims, causality="bottom_right", window_left=190,
+        sink_tokens=100, sinks=True, change=in_parts,
+    )  # fmt: skip
+    yield of_problem(
+        "packed-parts", "paged_prefill", f16, *MIXED_SIZES, *dims, causality="bottom_right", block_size=16,
+        change=in_parts, **MIXED,
+    )  # fmt: skip
+
+
+def in_parts(plan: Plan) -> None:
+    direct_launch.cut_prefill(plan, 4, 2)
 
 
 def _options() -> Iterator[Trial]:

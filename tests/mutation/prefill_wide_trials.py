@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .prefill_trials import MAPPED, MIXED, MIXED_SIZES, OFF, PADDED, in_slices
+from .prefill_trials import MAPPED, MIXED, MIXED_SIZES, OFF, PADDED, in_parts, in_slices
 from .special_trials import chains, hidden_nan, unlikely
 from .trial import Trial, bf16, f16, f32, of_problem
 
@@ -32,6 +32,9 @@ def prefill_wide() -> Iterator[Trial]:
         "packed-wide", "paged_prefill", f16, *MIXED_SIZES, *uneven, block_size=16, window_left=20,
         sink_tokens=9, **MIXED, **CAUSAL,
     )  # fmt: skip
+    yield of_problem(
+        "prefill-wide-parts", *half, 2, 6, 2, 5, 260, *uneven, sinks=True, change=in_parts, **CAUSAL
+    )
     yield hidden_nan("prefill", f16, *uneven)
     yield unlikely("prefill", f16, *uneven)
 
