@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import shlex
 import shutil
@@ -60,6 +61,8 @@ def build(jobs: int | None) -> None:
                 f"softmetal: {command[0]} failed, as it says above; if this folder was moved or copied, "
                 f"delete {folder} and build again."
             )
+    # Every program that is compiled starts an interpreter: one that may not write byte code finds it here.
+    compileall.compile_dir(ROOT, maxlevels=1, quiet=1)
 
 
 def environment() -> dict[str, str]:

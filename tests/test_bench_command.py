@@ -136,8 +136,8 @@ def test_readme_without_its_markers(
 @needs_emulator
 def test_a_whole_prefill_is_counted_exactly() -> None:
     """Longer than what is counted, ragged, with heads and sequences: the same as counting all of it."""
-    for length, causal in ((640, True), (700, False), (530, True)):
-        call = Call("prefill", 2, 1, 64, length, length, batch=2, causal=causal)
+    for length, causal, copies in ((640, True, 2), (700, False, 1), (530, True, 1)):
+        call = Call("prefill", copies, 1, 64, length, length, batch=copies, causal=causal)
         direct = counting.count_ours(call)
         whole = samples.count_prefill(call, counting.count_ours)
         assert whole.as_json()["dispatches"][0] | {"grid": ()} == direct.as_json()["dispatches"][0] | {

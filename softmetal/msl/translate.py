@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from .attributes import annotate
@@ -25,6 +26,7 @@ from .threadgroup import translate_threadgroup_variables
 from .usage import names_reached
 
 HEADER = '#include "softmetal_msl.h"\n'
+_UNROLL = re.compile(r"^([ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll)[ \t]*\(\w+\)", re.MULTILINE)
 
 
 @dataclass
@@ -63,8 +65,13 @@ def translate(
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
     translate_address_spaces(tokens, language)
+    text = tokens.render()
+    if checked:
+        # Every access of an array is looked at, so an array never becomes registers, which is what unrolling
+        # is for: it would be more of the same code to compile.
+        text = _UNROLL.sub(r"\1(disable)", text)
     table = _module_table(kernels, constants, reached, checked)
-    return Translation(HEADER + tokens.render() + table, tokens, program)
+    return Translation(HEADER + text + table, tokens, program)
 
 
 def _module_table(

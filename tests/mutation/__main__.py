@@ -134,6 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
         chosen = [m for m in chosen if m.key not in reasons and m.key in results.last]
     chosen = sample(chosen, options.sample, options.seed)
     left = [mutant for mutant in chosen if mutant.key not in results.known]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each job: tensors are small, and waiting is not idle
     for mutant, verdict in _progress(verdicts(left, options.jobs), len(left)):
         results.add(mutant, verdict)
     text, score = report({mutant.key: results.known[mutant.key] for mutant in chosen}, reasons)

@@ -119,6 +119,7 @@ def _quantised() -> Iterator[Trial]:
             f"paged-int8-{block_size}", *paged, 2, 4, 2, 2, 96, 64, 32, seq_lens=(93, 37),
             block_size=block_size, head_major_pool=block_size == 16, **int8,
         )  # fmt: skip
+        yield _strange_tables(block_size, "int8")
     yield hidden_scales("decode", f16, 64, 32, group=2)
     fp8: dict[str, Any] = {"kv_format": "fp8_e4m3"}
     yield of_problem(
@@ -137,18 +138,24 @@ def _quantised() -> Iterator[Trial]:
     yield hidden_nan("decode", f16, 64, 96, kv_format="int4")
 
 
-def _strange_tables(block_size: int) -> Trial:
+def _strange_tables(block_size: int, kv_format: str = "auto") -> Trial:
     """Lengths and blocks out of range are no keys."""
     pools = {name: randn(f16, 6, block_size, 1, dim) for name, dim in (("key", 64), ("value", 32))}
+    quantised: dict[str, Any] = {}
+    if kv_format == "int8":
+        pools = {name: (pool * 30).to(torch.int8) for name, pool in pools.items()}
+        scales = {f"{name}_scales": randn(f32, 6, block_size, 1).abs() / 30 for name in pools}
+        quantised = {"kv_format": kv_format, **scales}
     # Every other entry of a storage.
     tables = torch.tensor([[0, 9, 2, -5], [3, 1, -1, 6], [5, 5, 5, 5]], dtype=torch.int32)
     tables = tables.repeat_interleave(2, dim=1)[:, ::2]
     return of_operands(
-        f"strange-tables-{block_size}",
+        "-".join(["strange-tables", *([kv_format] if quantised else []), str(block_size)]),
         "paged_decode",
         query=randn(f16, 3, 2, 2, 64),
         key_cache=pools["key"],
         value_cache=pools["value"],
         block_tables=tables,
         seq_lens=torch.tensor([4 * block_size, 7, 1000, 7, -3], dtype=torch.int32)[::2],
+        **quantised,
     )

@@ -9,7 +9,7 @@ import torch
 
 from .prefill_trials import MAPPED, MIXED, MIXED_SIZES, OFF, PADDED, in_parts, in_slices
 from .special_trials import chains, hidden_nan, unlikely
-from .trial import Trial, bf16, f16, f32, of_problem
+from .trial import Plan, Trial, bf16, f16, f32, of_problem
 
 CAUSAL: dict[str, Any] = {"causality": "bottom_right"}
 
@@ -44,6 +44,10 @@ def other_prefill_wide() -> Iterator[Trial]:
     half = ("prefill", f16)
     yield of_problem("prefill-wide-192", *half, 1, 2, 1, 40, 90, 192, 128, **CAUSAL)
     yield of_problem("prefill-wide-shares", *half, 1, 1, 1, 20, 70, 280, 264, layouts=OFF)
+    # The narrow columns of keys begin with the first; the planner asks for values early on M3 and later.
+    yield of_problem(
+        "prefill-wide-early-values", *half, 1, 2, 1, 40, 90, 24, 264, change=_values_early, **CAUSAL
+    )
     yield of_problem("prefill-wide-f32", "prefill", f32, 1, 2, 1, 20, 75, 136, 24, mask=f32, **CAUSAL)
     yield of_problem("prefill-wide-f32-shares", "prefill", f32, 1, 1, 1, 20, 40, 288, 24, **CAUSAL)
     yield of_problem("prefill-wide-bf16", "prefill", bf16, 1, 2, 1, 30, 40, 256, 256, mask=torch.bool)
@@ -62,6 +66,11 @@ def other_prefill_wide() -> Iterator[Trial]:
         "packed-wide-few-rows", "paged_prefill", f16, *few, 192, 40, q_lens=(3, 1), seq_lens=(48, 30),
         block_size=24, **CAUSAL,
     )  # fmt: skip
+    # The last sequence ends within the last fragment of a step.
+    yield of_problem(
+        "packed-wide-int8-values", "paged_prefill", f16, *few, 24, 264, q_lens=(3, 1), seq_lens=(48, 30),
+        block_size=24, kv_format="int8", **CAUSAL,
+    )  # fmt: skip
     for kv_format, dtype, dims in (
         ("int8", f16, (136, 24)),
         ("int4", bf16, (160, 32)),
@@ -71,3 +80,9 @@ def other_prefill_wide() -> Iterator[Trial]:
             f"packed-wide-{kv_format}", "paged_prefill", dtype, *MIXED_SIZES, *dims, block_size=16,
             kv_format=kv_format, window_left=70, **MIXED, **CAUSAL,
         )  # fmt: skip
+
+
+def _values_early(plan: Plan) -> None:
+    (step,) = plan["passes"]
+    assert step["macros"]["FATTN_EARLY_VALUES"] == "false"
+    step["macros"]["FATTN_EARLY_VALUES"] = "true"

@@ -13,6 +13,8 @@ import pytest
 
 from softmetal.msl import compile as compile_module
 from softmetal.msl.compile import RULES, Program, compile_program, toolchain_version
+from softmetal.msl.preprocess import preprocess
+from softmetal.msl.translate import translate
 from softmetal.simt.harness import _Loaded
 
 SOURCE = "#include <metal_stdlib>\nkernel void k(device float* x [[buffer(0)]]) { x[0] = VALUE; }\n"
@@ -112,3 +114,21 @@ def test_torch_headers(header: str, mode: str, tmp_path: Path) -> None:
     program = Program(source, include=(str(Path(torch.origin).parent / "include"),), only=only)
     path = compile_program(program, mode, tmp_path)
     assert len(_Loaded(path, {}).kernels) == kernels
+
+
+def test_loops_are_unrolled_without_checks_only() -> None:
+    """With checks no array becomes registers. Lines stay where they are."""
+    source = (
+        "kernel void k(device int* a) {\n"
+        '  _Pragma("clang loop unroll(full)")\n'
+        "  for (int i = 0; i < 4; i++) a[i] = i;\n"
+        "#pragma clang loop vectorize(disable)\n"
+        "  for (int i = 0; i < 4; i++) a[i] = i;\n"
+        "}\n"
+    )
+    preprocessed = preprocess(source, "loops")
+    fast, checked = (translate(preprocessed, checked=checked).cpp for checked in (False, True))
+    assert "loop unroll(full)" in fast and "loop unroll(disable)" not in fast
+    assert "loop unroll(full)" not in checked and "loop unroll(disable)" in checked
+    assert "loop vectorize(disable)" in checked
+    assert fast.count("\n") == checked.count("\n")

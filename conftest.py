@@ -1,0 +1,9 @@
+"""What holds for the tests of torch_fattn and those of softmetal: set before anything imports torch."""
+
+from __future__ import annotations
+
+import os
+
+# Several processes share the cores, and tensors are small: the threads of torch's CPU kernels would spend a
+# third of all processor time spinning for work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
