@@ -196,7 +196,8 @@ def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: i
     merge["macros"] |= {"FATTN_OUT_T": step["macros"]["FATTN_T"], "FATTN_SIMDGROUPS": str(simdgroups)}
     merge["threads"] = [32 * simdgroups, 1, 1]
     params = bytearray.fromhex(merge["params_bytes"])
-    struct.pack_into("<2i", params, len(params) - 8, *((heads, tokens) if packed else (1, 1)))
+    struct.pack_into("<qi", params, 16, heads * tokens, tokens)  # rows_per_sequence, span.q_len
+    merge["constants"]["token_major_out"] = packed
     merge["params_bytes"] = params.hex()
     plan["passes"].append(merge)
     plan["scratch_bytes"] = 4 * parts * rows * (columns + 1)

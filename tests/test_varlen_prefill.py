@@ -278,18 +278,18 @@ def test_the_grid_is_little_too_large(rows: int, batch: int) -> None:
 
 
 def test_slices_compute_what_one_dispatch_does() -> None:
-    """Slices are planned from max_seqlen_k, since only the GPU knows how many keys there are."""
+    """Slices, and parts of the keys, are planned from max_seqlen_k: only the GPU knows how many there are."""
     generator = torch.Generator().manual_seed(4)
     query = torch.randn(140, 16, 64, generator=generator).to(f16).to("mps")
     key = torch.randn(1, 8, 64, generator=generator).to(f16).to("mps").expand(2**29, -1, -1)
     starts = int32(0, 130, 140), int32(0, 1400, 1437)
     results = []
-    for most in (2**29, 1400):
+    for most, parts in ((2**25, 4), (2**23, 1), (1400, 1)):
         arguments = (query, key, key, *starts, 130, most)
-        (step,) = torch_fattn.explain("varlen_prefill", *arguments).passes
+        step, *merge = torch_fattn.explain("varlen_prefill", *arguments).passes
         dispatches = len(list(direct_launch.dispatches(step)))
-        assert (dispatches > 1) == (most > 1400)
+        assert (dispatches > 1) == (most > 1400) and step["params"]["parts"] == parts
         with counted_launches() as launches:
             results.append([result.cpu() for result in fattn.varlen_prefill(*arguments)])
-        assert launches == {"fattn_prefill": dispatches}
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)), "the same bits"
+        assert launches == {"fattn_prefill": dispatches} | ({"fattn_merge": 1} if merge else {})
+    assert all(torch.equal(a, b) for more in results[:2] for a, b in zip(more, results[2], strict=True))

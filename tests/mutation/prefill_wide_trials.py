@@ -84,5 +84,5 @@ def other_prefill_wide() -> Iterator[Trial]:
 
 def _values_early(plan: Plan) -> None:
     (step,) = plan["passes"]
-    assert step["macros"]["FATTN_EARLY_VALUES"] == "false"
-    step["macros"]["FATTN_EARLY_VALUES"] = "true"
+    assert step["macros"]["FATTN_EARLY_LOADS"] == "false"
+    step["macros"]["FATTN_EARLY_LOADS"] = "true"
