@@ -72,7 +72,9 @@ CONTROLS = (
 )
 
 MUTANTS = [
-    *removed_barriers("prefill", PREFILL),
+    # The first is before entries of the block table are looked up; the others around a step.
+    *removed_barriers("prefill", PACKED)[:1],
+    *removed_barriers("prefill", PREFILL)[1:],
     Mutant(
         "prefill_stages_a_key_too_many",
         PREFILL,
@@ -192,8 +194,8 @@ MUTANTS = [
         "prefill_all_heads_write_one",
         PREFILL,
         "fattn_prefill",
-        "(tile.batch * long(params.q_heads) + at.head) * params.q_len",
-        "(tile.batch * long(params.q_heads)) * params.q_len",
+        "(tile.batch * heads + at.head) * params.q_len",
+        "tile.batch * heads * params.q_len",
         "race",
     ),
     # Packed rows and their blocks.
@@ -330,8 +332,8 @@ MUTANTS = [
         "packed_lse_by_rows",
         PACKED,
         "fattn_prefill",
-        "long(at.head) * params.q_len + tile.first_row + at.row",
-        "(long(tile.first_row + at.row) * params.q_heads + at.head)",
+        "place.lse = at.head * params.q_len + tile.first_row + at.row",
+        "place.lse = (tile.first_row + at.row) * heads + at.head",
     ),
     Mutant(
         "varlen_sees_the_next_sequence",
@@ -354,15 +356,15 @@ MUTANTS = [
         "varlen_keys_of_the_first_sequence",
         VARLEN,
         "fattn_prefill",
-        "source.key.elements += first_key * params.key.row;",
-        "",
+        " + first_key * params.key.row;",
+        ";",
     ),
     Mutant(
         "varlen_values_of_the_first_sequence",
         VARLEN,
         "fattn_prefill",
-        "source.value.elements += first_key * params.value.row;",
-        "",
+        " + first_key * params.value.row;",
+        ";",
     ),
     Mutant(
         "varlen_starts_side_by_side",

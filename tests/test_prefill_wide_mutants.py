@@ -112,7 +112,7 @@ MUTANTS = [
     ),
     mutant("query_of_the_first_group", GROUPS, "row_group * (kGroupPieces", "0 * (kGroupPieces", "race"),
     mutant("query_row_twice", WIDE, "rows.row(pair + 1, params)", "rows.row(pair, params)"),
-    mutant("stores_rows_that_do_not_exist", WIDE, "aside[0] < 0", "aside[0] < -1", "bounds"),
+    mutant("stores_rows_that_do_not_exist", WIDE, "place < 0", "place < -1", "bounds"),
     mutant(
         "scale_of_the_next_key",
         PACKED_INT8,

@@ -203,7 +203,7 @@ def test_the_real_way(
 ) -> None:
     """Times mean nothing here: what is written, if anything, must be legal. A candidate that the GPU refuses
     is dropped, as one with too many threads for its registers is."""
-    two = candidates(PREFILL)[:2]
+    two = [sizes for sizes in candidates(PREFILL) if dict(sizes)["early_loads"] == 0][:2]
     monkeypatch.setattr(_tune_timing, "candidates", lambda _: two)
     refused = dict(two[1])
     run = _tune_timing.batch_seconds
