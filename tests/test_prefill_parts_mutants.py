@@ -56,9 +56,9 @@ FAULTS = [
         "part > 0 && first_key >= ranges.end",
         "first_key >= ranges.end",
     ),
-    Fault("parts_in_one_place", "dense", "lse + part * rows : lse", "lse : lse"),
+    Fault("parts_in_one_place", "dense", "place.lse += part * (", "place.lse += 0 * ("),
     Fault(
-        "rows_of_the_batch_in_one_place", "dense", "out + part * rows * kValueDim", "out + part * kValueDim"
+        "parts_of_rows_in_one_place", "dense", "place.out = place.lse * kValueDim;", "place.out = place.lse;"
     ),
     Fault(
         "merge_takes_parts_backwards",
@@ -68,7 +68,13 @@ FAULTS = [
         "merge.metal",
     ),
     Fault("merge_leaves_out_the_last", "dense", "int(lane) + 1 : 0", "int(lane) : 0", "merge.metal"),
-    Fault("merge_lse_by_tokens", "paged", "lse[lse_row(params, group)] =", "lse[row] =", "merge.metal"),
+    Fault(
+        "merge_out_by_heads",
+        "paged",
+        "long(out_row(group, params.span.q_len, uint(params.rows_per_sequence)))",
+        "row",
+        "merge.metal",
+    ),
     Fault(
         "keys_of_the_first_head",
         "two_groups",

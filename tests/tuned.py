@@ -14,7 +14,7 @@ from torch_fattn._tuned_file import Chip, TunedFile, TunedRow
 
 PROVENANCE = "tuned by a test"
 BUILT_IN = {
-    "prefill": {"row_fragments": 1, "tile_keys": 16, "simdgroups": 4},
+    "prefill": {"row_fragments": 1, "tile_keys": 16, "simdgroups": 4, "early_loads": 0},
     "prefill_wide": {
         "row_fragments": 1,
         "row_groups": 1,

@@ -189,7 +189,7 @@ using namespace fattn;
 
   for (; !fc_alternating && next.is_whole(ranges, first_key); first_key += kTileKeys) {
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
-    next.place<true>(tiles, source, params, first_key, thread_index);
+    next.place<true>(tiles, source, params, first_key, false, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int next_key = first_key + kTileKeys;
     if (next.is_whole(ranges, next_key)) {
@@ -210,8 +210,8 @@ using namespace fattn;
     const bool whole = fc_alternating && next.is_whole(ranges, first_key) && steps.leaves_whole(first_key);
     const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const bool special_value = next.place<false>(tiles, source, params, first_key, thread_index);
-    const bool any_special = simd_any(special_value);
+    const bool special_value = next.place<false>(tiles, source, params, first_key, !whole, thread_index);
+    const bool any_special = !whole && simd_any(special_value);
     if (lane == 0) {
       special_values_in_tile[simdgroup_index] = any_special;
     }

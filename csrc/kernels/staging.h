@@ -98,10 +98,11 @@ struct TileShare {
   }
 
   // What was fetched; or, late, what is fetched piece by piece. Returns whether there are infinities or NaN
-  // in it, unless kWhole.
+  // in it, if they are `looked_for`.
   template <bool kWhole>
   bool place(threadgroup TileElement* tile, int pitch, thread const StagedRows& rows,
-             thread const KeyTable& table, thread const StagedKeys& keys, ushort thread_index) const thread {
+             thread const KeyTable& table, thread const StagedKeys& keys, bool looked_for,
+             ushort thread_index) const thread {
     float seen = 0.0f;
 #pragma clang loop unroll(full)
     for (int i = 0; i < kTileChunks; i += kThreads) {
@@ -112,7 +113,7 @@ struct TileShare {
       if (kTileChunks % kThreads == 0 || row < kTileKeys) {
         own.put(tile + row * pitch + column);
       }
-      if (!kWhole && kSpecialElements) {
+      if (kSpecialElements && looked_for) {
         Operand elements[Chunk::kColumns];
         own.unpack(elements);
         seen = special_values(elements, seen);
@@ -188,11 +189,11 @@ struct StepShare {
     }
   }
 
-  // Puts the step where all simdgroups read it. Returns whether a value of it is infinite or NaN, unless
-  // kWhole.
+  // Puts the step where all simdgroups read it. Returns whether a value of it is infinite or NaN, if such are
+  // `looked_for`.
   template <bool kWhole>
   bool place(thread const StepTiles& tiles, thread const KeySource& source, constant PrefillParams& params,
-             int first_key, ushort thread_index) thread {
+             int first_key, bool looked_for, ushort thread_index) thread {
     StagedRows late_keys;
     StagedRows late_values;
     if (!kEarlyLoads) {
@@ -204,8 +205,9 @@ struct StepShare {
       tiles.scales.put_key(thread_index, key_scale);
       tiles.scales.put_value(thread_index, value_scale);
     }
-    keys.place<kWhole>(tiles.keys, kKeyPitch, late_keys, source.table, places, thread_index);
-    return values.place<kWhole>(tiles.values, kValuePitch, late_values, source.table, places, thread_index);
+    keys.place<kWhole>(tiles.keys, kKeyPitch, late_keys, source.table, places, false, thread_index);
+    return values.place<kWhole>(tiles.values, kValuePitch, late_values, source.table, places, looked_for,
+                                thread_index);
   }
 
  private:
