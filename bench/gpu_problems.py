@@ -58,7 +58,7 @@ def build(folder: Path, cores: int) -> int:
                 "arguments": [dict(one.arguments) for one in passes],
                 "bases": {name: base for name, (base, _) in operands.items()},
                 "offsets": {name: offset for name, (_, offset) in operands.items()},
-                "parts": plan["passes"][-1]["params"]["parts"],
+                "parts": plan["passes"][-1]["params"].get("parts", 1),
                 "dtype": problem.dtype,
                 "out": out,
                 "lse": lse,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -191,6 +192,13 @@ def test_the_build_names_who_does_not_take_a_case() -> None:
     assert refused["torch-metal"] == "torch-metal has no kernel for a paged cache"
     found, refused = gpu_build.launches(Case("decode", 1, 8, 2, 128, 1, 512), cores=132)
     assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
+
+
+def test_causal_rows_of_torch_begin_at_the_first_key() -> None:
+    chunk = Case("prefill", 1, 8, 2, 128, 64, 512)
+    assert known.launch(torch_metal, chunk).passes
+    with pytest.raises(NotTakenError, match="causal rows that begin at the first key"):
+        known.launch(torch_metal, replace(chunk, causal=True))
 
 
 def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from softmetal.cuda.compile import Pipeline
 
-from .case import METAL_TYPES, Case, Launch, Pass
+from .case import METAL_TYPES, Case, Launch, NotTakenError, Pass
 
 IMPL = "torch-metal"
 VERSION = "2.13"
@@ -41,6 +41,8 @@ def launch(case: Case) -> Launch | None:
     case.refuse_features(IMPL)
     if case.q_len <= 8:
         return _decode(case) if case.head_dim in _VECTOR_DIMS else None
+    if case.causal and case.q_len != case.kv_len:
+        raise NotTakenError(f"{IMPL} has causal rows that begin at the first key, whatever their number")
     return _prefill(case) if case.head_dim in _PREFILL_TILES else None
 
 

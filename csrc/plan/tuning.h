@@ -37,9 +37,13 @@ struct PrefillRow {
 // piece, and four simdgroups share a tile, of which three fit on a core. Newer GPUs share out their registers
 // as kernels ask for them; there the rows are those that an NVIDIA H200 likes best. Nothing here was measured
 // on an Apple GPU.
-inline constexpr std::array<PrefillRow, 10> kPrefillTuning{{
-    {9, k16Bit, kAnyDim, 2, 32, 4, true,
-     "16-bit: 16 rows per simdgroup, 32 keys per step, loads far ahead (H200)"},
+inline constexpr std::array<PrefillRow, 12> kPrefillTuning{{
+    {9, k16Bit, 96, 2, 32, 4, true,
+     "16-bit, D <= 96: 16 rows per simdgroup, 32 keys per step, loads far ahead (H200)"},
+    {9, kFloat16s, kAnyDim, 2, 32, 4, true,
+     "float16: 16 rows per simdgroup, 32 keys per step, loads far ahead (H200)"},
+    {9, kBFloat16s, kAnyDim, 2, 16, 8, true,
+     "bfloat16: 16 rows per simdgroup, 8 simdgroups share 16 keys per step, loads far ahead (H200)"},
     {9, kFloat32s, 64, 1, 32, 4, true, "float32, D <= 64: 32 keys per step, loads far ahead (H200)"},
     {9, kAnyDType, kAnyDim, 1, 16, 4, true, "16 keys per step, loads far ahead (H200)"},
     {kAnyFamily, kFloat16s, 64, 2, 32, 4, false,
