@@ -101,6 +101,7 @@ inline int value_column(int i, ushort pair) {
 
 template <int kWords>
 struct WordVector {
+  static_assert(kWords >= 2 && kWords <= 4, "Metal's vectors have two to four elements");
   typedef vec<uint, kWords> type;
 };
 template <>
@@ -196,6 +197,7 @@ inline void fill_run(thread Operand (&run)[N], float value) {
 
 template <int kBytes>
 struct WordsOf {
+  static_assert(kBytes >= 8 && kBytes <= 16, "Metal's vectors have two to four elements");
   typedef vec<uint, kBytes / 4> type;
 };
 template <>

@@ -120,7 +120,7 @@ inline void read_columns(thread const StoredRow& row, int column, bool there, th
     }
     chunk.unpack_to(run, 0);
   } else if (there) {
-    read_elements<C>(row.floats() + column, fc_vector_loads, run, 0);
+    read_chunks<C>(row.floats() + column, 0, 0, fc_vector_loads, run);
   } else {
     fill_run(run, 0.0f);
   }
