@@ -135,7 +135,6 @@ def test_the_problems_cover_every_axis() -> None:
 def test_some_prefills_are_cut_into_parts() -> None:
     """By the planner, for the smallest GPU: with every option and of every head size."""
     cut = [p for p in PROBLEMS if p.op == "prefill" and plan_of(p)["passes"][-1]["kernel"] == "fattn_merge"]
-    print(f"{len(cut)} prefills are cut")
     assert len(cut) >= 30
     assert {p.dtype for p in cut} == set(problems.DTYPES) and {p.sinks for p in cut} == {False, True}
     assert {max(p.head_dim, p.value_dim) > 128 for p in cut} == {False, True}
