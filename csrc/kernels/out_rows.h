@@ -1,4 +1,4 @@
-// Where the rows of decode's results are.
+// Where results are that are counted as lse has them: of decode, and what merge makes of parts.
 #pragma once
 
 #include "constants.h"
