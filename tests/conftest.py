@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from the planner")
     parser.addoption("--seeds", default="1-40", help="FIRST-LAST: of the sweep in test_random.py (slow)")
+    parser.addoption("--problems", type=int, default=500, help="of each seed of that sweep")
 
 
 @cache

@@ -182,7 +182,7 @@ def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: i
     planned = struct.pack("<2i", step["params"]["parts"], step["params"]["least_part"])
     struct.pack_into("<2i", params, params.rindex(planned), parts, least_part)
     step["params_bytes"] = params.hex()
-    step["grid"][0] = step["params"]["q_tiles"] * parts
+    step["grid"][step["params"]["heads_first"]] = step["params"]["q_tiles"] * parts
     step["constants"]["split"] = True
     del step["bindings"]["out"], step["bindings"]["lse"]
     step["bindings"] |= {"partial_out": 9, "partial_lse": 10}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -111,6 +112,12 @@ def test_every_golden_file_is_used() -> None:
 # ---- what holds for every plan
 
 
+def in_tiles_first(launch: dict[str, Any]) -> tuple[int, int, int]:
+    """Threadgroups of a head, heads, batch of a prefill."""
+    first, second, batch = launch["grid"]
+    return (second, first, batch) if launch["params"]["heads_first"] else (first, second, batch)
+
+
 def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
     launch, *merges = plan["passes"]
     macros, params = launch["macros"], launch["params"]
@@ -119,7 +126,7 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
     assert launch["kernel"] == ("fattn_prefill_wide" if wide else "fattn_prefill")
     row_groups = int(macros["FATTN_ROW_GROUPS" if wide else "FATTN_SIMDGROUPS"])
     tile_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"]) * row_groups
-    threadgroups, heads, batch = launch["grid"]
+    threadgroups, heads, batch = in_tiles_first(launch)
     tiles, parts, grouped = params["q_tiles"], params["parts"], launch["constants"]["grouped"]
     assert threadgroups == tiles * parts and params["group_size"] == group
     if p.q_lens is None:
@@ -140,6 +147,8 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
     assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 1) * 4 if parts > 1 else 0)
     assert [merge["grid"] for merge in merges] == ([[rows, 1, 1]] if parts > 1 else [])
     assert launch["constants"]["split"] == (parts > 1)
+    waves = math.prod(launch["grid"]) / plan["device"]["cores"] / max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
+    assert params["heads_first"] == (p.causality != "none" and p.q_lens is None and waves < 16)
     all_bytes = wide_bytes(p, macros, tile_rows) if wide else tile_bytes(p, macros)
     assert launch["threadgroup_bytes"] == -(-all_bytes // 16) * 16
     constants = launch["constants"]

@@ -4,6 +4,7 @@ with every option, bits that depend on the sequence alone, one launch of the par
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -156,7 +157,7 @@ def test_one_wave_of_threadgroups() -> None:
     for rows, heads, cores in ((512, 4, 40), (9, 1, 8), (64, 3, 10), (100, 5, 76), (64, 13, 8)):
         problem = replace(LONG, q_len=rows, q_heads=heads, kv_heads=heads)
         step, _ = plan_of(problem, family=9, cores=cores)["passes"]
-        threadgroups, held = step["grid"][0] * heads, cores * 16 // int(step["macros"]["FATTN_SIMDGROUPS"])
+        threadgroups, held = math.prod(step["grid"]), cores * 16 // int(step["macros"]["FATTN_SIMDGROUPS"])
         waves = -(-threadgroups // held)
         assert threadgroups >= 7 / 8 * waves * held, (rows, heads, cores)
         assert waves <= 8
@@ -217,14 +218,16 @@ def test_packed_parts_are_of_one_size_whatever_the_batch() -> None:
 def test_rows_of_a_group_fill_a_tile(rows: int, group: int, tiles: int, heads: int) -> None:
     problem = replace(LONG, q_heads=8 * group, kv_heads=8, q_len=rows)
     step = plan_of(problem)["passes"][0]
-    assert step["constants"]["grouped"] and step["params"]["q_tiles"] == tiles and step["grid"][1] == heads
+    assert step["constants"]["grouped"] and step["params"]["q_tiles"] == tiles
+    assert math.prod(step["grid"]) == tiles * heads * step["params"]["parts"]
 
 
 @pytest.mark.host_only
 def test_tiles_that_are_full_stay_by_head() -> None:
     for rows, heads, kv_heads in ((32, 32, 8), (64, 32, 8), (512, 32, 8), (1000, 32, 8), (9, 8, 8)):
         step = plan_of(replace(LONG, q_heads=heads, kv_heads=kv_heads, q_len=rows))["passes"][0]
-        assert not step["constants"]["grouped"] and step["grid"][1] == heads
+        assert not step["constants"]["grouped"]
+        assert math.prod(step["grid"]) == heads * step["params"]["q_tiles"] * step["params"]["parts"]
 
 
 # ---- parts as a test cuts them

@@ -59,9 +59,9 @@ def test_problem(problem: problems.Problem, checked: Checked) -> None:
 
 
 @pytest.mark.slow
-def test_sweep(sweep_seed: int, checked: Checked) -> None:
+def test_sweep(sweep_seed: int, checked: Checked, pytestconfig: pytest.Config) -> None:
     failed = []
-    for problem in drawing.draw(500, sweep_seed):
+    for problem in drawing.draw(pytestconfig.getoption("--problems"), sweep_seed):
         try:
             run_and_check(problem, sweep_seed, checked)
         except (AssertionError, RuntimeError) as error:

@@ -16,21 +16,26 @@ typedef FATTN_T Element;  // of query and result: float, half or bfloat
 FATTN_CONSTEXPR int kKvFormat = FATTN_KV_FORMAT;  // of K and V: a KvFormat
 
 // What Q, K and V are multiplied as. Half needs no widening: half products are summed in float32 at the same
-// rate, from half the registers. Bfloat arithmetic is emulated before M3, so bfloat is widened; and half
-// would round the elements of an int4 cache, and overflow where a group reaches beyond its range.
-template <typename T, int kFormat>
+// rate, from half the registers. Nor does bfloat from M3 on; before, its arithmetic is emulated, and it is
+// widened. Half would round the elements of an int4 cache, and overflow where a group reaches beyond its
+// range; bfloat would round those of any quantised cache.
+template <typename T, int kFormat, bool kNativeBFloat>
 struct OperandOf {
   typedef float type;
 };
-template <int kFormat>
-struct OperandOf<half, kFormat> {
+template <int kFormat, bool kNativeBFloat>
+struct OperandOf<half, kFormat, kNativeBFloat> {
   typedef half type;
 };
-template <>
-struct OperandOf<half, kKvInt4> {
+template <bool kNativeBFloat>
+struct OperandOf<half, kKvInt4, kNativeBFloat> {
   typedef float type;
 };
-typedef OperandOf<Element, kKvFormat>::type Operand;
+template <>
+struct OperandOf<bfloat, kKvFloat, true> {
+  typedef bfloat type;
+};
+typedef OperandOf<Element, kKvFormat, FATTN_NATIVE_BFLOAT>::type Operand;
 
 // Of a step in threadgroup memory: as they are, or what a quantised element stands for without its row's
 // scale, exactly.

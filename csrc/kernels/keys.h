@@ -182,13 +182,13 @@ inline void unpack_stored(uint word, half2 group, thread Operand (&run)[N]) {
   constexpr int kHalf = kStoredWordElements / 2;
 #pragma clang loop unroll(full)
   for (int k = 0; k < kHalf && k < N; k++) {
-    vec<Operand, 2> pair = vec<Operand, 2>(stored_pair(word, k));
+    float2 pair = float2(stored_pair(word, k));
     if (kKvFormat == kKvInt4) {
-      pair = fma(pair, vec<Operand, 2>(Operand(group[0])), vec<Operand, 2>(Operand(group[1])));
+      pair = fma(pair, float2(group[0]), float2(group[1]));
     }
-    run[k] = pair[0];
+    run[k] = Operand(pair[0]);
     if (k + kHalf < N) {
-      run[min(k + kHalf, N - 1)] = pair[1];
+      run[min(k + kHalf, N - 1)] = Operand(pair[1]);
     }
   }
 }

@@ -47,15 +47,34 @@ struct QueryTile {
   }
 };
 
-// `head` of the grid: a key-value head if tiles are grouped, else a query head.
-inline QueryTile dense_tile(constant PrefillParams& params, int tile, uint head, uint batch) {
+// What a threadgroup is for. Under a causal mask the last rows have the most keys: their tiles start first,
+// in one head after the other or, so that the GPU does not wait for the last head's, in all heads.
+struct GridPlace {
+  int part;  // of the tile's keys
+  int tile;
+  uint head;  // a key-value head if tiles are grouped, else a query head
+  uint batch;
+};
+
+inline GridPlace place_in_grid(constant PrefillParams& params, uint3 group) {
+  const int along = int(params.heads_first ? group.y : group.x);
+  GridPlace place;
+  place.part = fc_split ? along % params.parts : 0;
+  place.tile = params.q_tiles - 1 - along / (fc_split ? params.parts : 1);
+  place.head = params.heads_first ? group.x : group.y;
+  place.batch = group.z;
+  return place;
+}
+
+inline QueryTile dense_tile(constant PrefillParams& params, GridPlace place) {
+  const uint head = place.head;
   QueryTile found;
-  found.batch = batch;
+  found.batch = place.batch;
   found.first_row = 0;
   found.q_len = params.q_len;
   found.head = fc_grouped ? head * uint(params.group_size) : head;
   found.kv_head = fc_grouped ? head : head / uint(params.group_size);
-  found.begin = tile * kTileRows;
+  found.begin = place.tile * kTileRows;
   found.end = fc_grouped ? params.q_len * params.group_size : params.q_len;
   return found;
 }

@@ -138,6 +138,8 @@ struct PrefillParams {
   fattn_f32 slope_scale;     // from ALiBi's slopes to score units
   fattn_i32 parts;           // that the steps of a tile are cut into, at most
   fattn_i32 least_part;      // steps
+  fattn_i32 heads_first;     // neighbours in the grid are heads, not tiles of one
+  fattn_i32 reserved;
 };
 
 // What decode sees by position. kNoWindow as window_left: every key up to the row's own.
@@ -235,7 +237,7 @@ struct LogitsParams {
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-FATTN_CHECK_SIZE(PrefillParams, 336);
+FATTN_CHECK_SIZE(PrefillParams, 344);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 280);
 FATTN_CHECK_SIZE(MergeParams, 64);

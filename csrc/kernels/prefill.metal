@@ -125,12 +125,10 @@ using namespace fattn;
   tiles.values = reinterpret_cast<threadgroup TileElement*>(value_storage);
   tiles.scales.pairs = shared_scales;
 
-  const uint3 group = group_in_grid(group_in_dispatch, slice);
-  // Under a causal mask the last rows have the most keys: start them first.
-  const int part = fc_split ? int(group.x) % params.parts : 0;
-  const int last_first = params.q_tiles - 1 - int(group.x) / (fc_split ? params.parts : 1);
-  const QueryTile tile = fc_packed ? packed_tile(cu_seqlens, params, last_first, int(group.y), lane)
-                                   : dense_tile(params, last_first, group.y, group.z);
+  const GridPlace here = place_in_grid(params, group_in_grid(group_in_dispatch, slice));
+  const int part = here.part;
+  const QueryTile tile =
+      fc_packed ? packed_tile(cu_seqlens, params, here.tile, int(here.head), lane) : dense_tile(params, here);
   if (fc_packed && tile.end == 0) {
     return;
   }

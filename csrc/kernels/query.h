@@ -61,16 +61,18 @@ struct SharedQuery {
   }
 
  private:
-  static void put_pair(volatile threadgroup uint* pair, half first, half second) {
-    *pair = as_type<uint>(half2(first, second));
+  template <typename T>
+  static void put_pair(volatile threadgroup uint* pair, T first, T second) {
+    *pair = as_type<uint>(vec<T, 2>(first, second));
   }
   static void put_pair(volatile threadgroup uint* pair, float first, float second) {
     pair[0] = as_type<uint>(first);
     pair[kSimdWidth] = as_type<uint>(second);
   }
   // The last argument only tells the type.
-  static OperandFragment pair_at(volatile threadgroup uint* pair, half) {
-    const half2 elements = as_type<half2>(*pair);
+  template <typename T>
+  static OperandFragment pair_at(volatile threadgroup uint* pair, T) {
+    const vec<T, 2> elements = as_type<vec<T, 2>>(*pair);
     return fragment_of(elements[0], elements[1]);
   }
   static OperandFragment pair_at(volatile threadgroup uint* pair, float) {

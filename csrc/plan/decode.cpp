@@ -38,7 +38,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   }
   const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
   // The packed rows of the query, the states of simdgroups that share rows, and the scales of their steps.
-  const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p));
+  const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p, device));
   const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
   const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
   const int64_t aside_bytes = row.simdgroups * (kSetAsideWords * int64_t(sizeof(int32_t)) +
@@ -59,8 +59,8 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
 // Simdgroups with columns of all rows: decode_wide.metal.
 Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
-  const DecodeRow row =
-      tuned_or(tuning_row(kDecodeWideTuning, device, operand_dtype(p), dim), Kernel::kDecodeWide, device, p);
+  const DecodeRow row = tuned_or(tuning_row(kDecodeWideTuning, device, operand_dtype(p, device), dim),
+                                 Kernel::kDecodeWide, device, p);
   const int64_t row_groups = row_groups_for(packed_rows, kMaxRowGroups);
   int64_t simdgroups = std::max<int64_t>(row.simdgroups, 2 * row_groups);  // a thread has scores of one row
   while (simdgroups < kMaxWideSimdgroups && row_groups * p.value_dim > simdgroups * kMaxGroupColumns) {
@@ -155,7 +155,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t shares = std::min(std::max(wanted, workers), p.batch * parts);
 
   Pass& pass = plan.add_pass();
-  pass.spec = attention_spec(shape.kernel, p);
+  pass.spec = attention_spec(shape.kernel, p, device);
   pass.spec.row_fragments = 1;
   pass.spec.row_groups = uint16_t(row_groups);
   pass.spec.value_in_key = p.value_in_key;

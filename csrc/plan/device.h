@@ -14,6 +14,9 @@ struct DeviceFacts {
   int cores = 8;   // 0: not known, as in a virtual machine
   int64_t max_threadgroup_bytes = 32768;
   const TunedRows* tuned = nullptr;  // of this very GPU (tuned.h); lives as long as the process
+
+  // From M3 on; before, its arithmetic is emulated.
+  bool multiplies_bfloat() const { return family >= 9; }
 };
 
 }  // namespace fattn

@@ -149,6 +149,7 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(slope_scale);
   FATTN_FIELD(parts);
   FATTN_FIELD(least_part);
+  FATTN_FIELD(heads_first);
 }
 
 void write(JsonWriter& json, const DecodeParams& params) {

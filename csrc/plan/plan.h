@@ -44,7 +44,8 @@ struct KernelSpec {
   uint16_t simdgroups = 0;
   uint16_t row_groups = 1;      // in a threadgroup; of eight rows in decode, of its fragments in prefill_wide
   bool value_in_key = false;    // decode_wide
-  bool early_loads = false;     // prefill_wide
+  bool early_loads = false;     // prefill, prefill_wide
+  bool native_bfloat = false;   // Q, K and V are multiplied as bfloat
   uint16_t row_simdgroups = 1;  // softmax: that share a row
   uint16_t vectors = 1;         // softmax: that a thread holds
 

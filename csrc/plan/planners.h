@@ -56,8 +56,11 @@ inline MaskKind mask_kind(DType dtype) {
 }
 
 // What Q, K and V are multiplied as: OperandOf in kernels/config.h.
-inline DType operand_dtype(const Problem& p) {
-  return p.dtype == DType::kFloat16 && p.kv_format != kKvInt4 ? DType::kFloat16 : DType::kFloat32;
+inline DType operand_dtype(const Problem& p, const DeviceFacts& device) {
+  const bool as_such = p.dtype == DType::kFloat16 ? p.kv_format != kKvInt4
+                                                  : p.dtype == DType::kBFloat16 &&
+                                                        p.kv_format == kKvFloat&& device.multiplies_bfloat();
+  return as_such ? p.dtype : DType::kFloat32;
 }
 
 // What prefill's tiles are made of: TileElementOf.
@@ -71,11 +74,12 @@ inline double score_unit(const Problem& p) {
   return mask_kind(p.mask_dtype) > kMaskBool ? 1.0 : std::numbers::log2e;
 }
 
-inline KernelSpec attention_spec(Kernel kernel, const Problem& p) {
+inline KernelSpec attention_spec(Kernel kernel, const Problem& p, const DeviceFacts& device) {
   KernelSpec spec;
   spec.kernel = kernel;
   spec.dtype = p.dtype;
   spec.out_dtype = p.dtype;
+  spec.native_bfloat = operand_dtype(p, device) == DType::kBFloat16;
   spec.head_dim = uint16_t(p.head_dim);
   spec.value_dim = uint16_t(p.value_dim);
   spec.mask = mask_kind(p.mask_dtype);

@@ -13,6 +13,10 @@ constexpr int64_t kSimdgroupsPerCore = 16;
 // Keys of a part at least: for each row of its tile, and in all.
 constexpr int64_t kLeastKeysPerRow = 8;
 constexpr int64_t kLeastPartKeys = 256;
+// Of threadgroups, in which the end does not count.
+constexpr int64_t kManyWaves = 16;
+// That read a staged tile together.
+constexpr int64_t kFewestSimdgroups = 4;
 
 // Packed rows are (row, head) pairs, and every sequence begins a tile of its own. As many tiles are enough
 // whatever cu_seqlens says, which only the GPU knows; the rows before and behind the sequences have theirs.
@@ -32,24 +36,32 @@ struct Tile {
   int64_t simdgroups;
   bool early_loads;
   const char* provenance;
+  bool tuned;  // on the user's own machine
 
   int64_t rows() const { return row_groups * row_fragments * kFragment; }
 };
+
+// The dtype whose rows a tile takes. That of int4 is of float32, as its operands are; and a GPU that
+// multiplies bfloat as such has rows for that, which those of a quantised cache are not.
+DType tile_dtype(const Problem& p, const DeviceFacts& device) {
+  const bool widened = operand_dtype(p, device) == DType::kFloat32;
+  return p.kv_format == kKvInt4 || (widened&& device.multiplies_bfloat()) ? DType::kFloat32 : p.dtype;
+}
 
 // Of the tables of tuning.h: simdgroups with whole rows (prefill.metal), or such that share out the columns
 // of their rows (prefill_wide.metal).
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   if (dim > kMaxRowDim) {
-    const PrefillWideRow row = tuned_or(tuning_row(kPrefillWideTuning, device, p.dtype, dim), device, p);
+    const PrefillWideRow& built_in = tuning_row(kPrefillWideTuning, device, p.dtype, dim);
+    const PrefillWideRow row = tuned_or(built_in, device, p);
     return {Kernel::kPrefillWide, row.row_fragments, row.row_groups, row.tile_keys,
-            row.simdgroups,       row.early_loads,   row.provenance};
+            row.simdgroups,       row.early_loads,   row.provenance, row.provenance != built_in.provenance};
   }
-  // The tile of int4 is of float32, as its operands are.
-  const DType tile_dtype = p.kv_format == kKvInt4 ? DType::kFloat32 : p.dtype;
-  const PrefillRow row = tuned_or(tuning_row(kPrefillTuning, device, tile_dtype, dim), device, p);
+  const PrefillRow& built_in = tuning_row(kPrefillTuning, device, tile_dtype(p, device), dim);
+  const PrefillRow row = tuned_or(built_in, device, p);
   return {Kernel::kPrefill, row.row_fragments, row.simdgroups, row.tile_keys,
-          row.simdgroups,   row.early_loads,   row.provenance};
+          row.simdgroups,   row.early_loads,   row.provenance, row.provenance != built_in.provenance};
 }
 
 int64_t scale_bytes(const Problem& p, int64_t keys) {
@@ -130,6 +142,31 @@ int64_t parts_that_fill(int64_t tiles, int64_t held, int64_t most) {
   return fullest;
 }
 
+// Threadgroups that the GPU holds at a time.
+int64_t held_by(const DeviceFacts& device, const Tile& tile) {
+  return cores_of(device) * std::max<int64_t>(kSimdgroupsPerCore / tile.simdgroups, 1);
+}
+
+// Makes more tiles of the rows, each with half of them, if the tile allows: no bit of a result depends on how
+// many rows it has. Tiles that do not fill one wave of threadgroups, over too few keys to be cut into parts,
+// leave cores idle; smaller ones read the keys more often instead.
+bool halve(Tile& tile) {
+  if (tile.kernel == Kernel::kPrefill && tile.simdgroups > kFewestSimdgroups) {
+    tile.simdgroups /= 2;
+    tile.row_groups = tile.simdgroups;
+    return true;
+  }
+  const bool halves = tile.row_fragments > 1;
+  if (halves) tile.row_fragments /= 2;
+  return halves;
+}
+
+// Whether the longest tiles of all heads start first. The last head's would leave cores idle at the end, the
+// more so the fewer waves of threadgroups there are; but the tiles of one head read the same keys.
+bool longest_first(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t threadgroups) {
+  return p.is_causal && !p.packed && threadgroups < kManyWaves * held_by(device, tile);
+}
+
 // A sequence whose tiles are too few to keep the GPU busy has several parts of each. That is decided by one
 // sequence, as if it were alone: its result does not depend on the others of the batch. And no part has more
 // keys than a dispatch may have for each core, whatever the rows of its tile.
@@ -151,7 +188,7 @@ Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, in
   if (p.packed) return {needed, most_steps};
   // A part's results are written, and read again by the merge: they should be few beside its keys.
   const int64_t least = std::max(kLeastKeysPerRow * tile.rows(), kLeastPartKeys) / tile.tile_keys;
-  const int64_t held = cores_of(device) * std::max<int64_t>(kSimdgroupsPerCore / tile.simdgroups, 1);
+  const int64_t held = held_by(device, tile);
   const int64_t wanted = tiles < held ? parts_that_fill(tiles, held, std::max<int64_t>(steps / least, 1)) : 1;
   return {std::max(wanted, needed), least};
 }
@@ -198,12 +235,16 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   // Causal rows have no window to their right.
   const int64_t window_right = p.is_causal ? -1 : options.window_right;
 
-  const int64_t q_tiles = most_tiles(p, grouped, tile.rows());
+  int64_t q_tiles = most_tiles(p, grouped, tile.rows());
   const int64_t heads = p.packed || grouped ? p.kv_heads : p.q_heads;
+  const int64_t batch = p.packed ? 1 : p.batch;
   const Parts parts = parts_of(p, device, tile, most_rows, q_tiles * heads);
+  while (!tile.tuned && parts.count == 1 && q_tiles * heads * batch < held_by(device, tile) && halve(tile)) {
+    q_tiles = most_tiles(p, grouped, tile.rows());
+  }
 
   Pass& pass = plan.add_pass();
-  pass.spec = attention_spec(tile.kernel, p);
+  pass.spec = attention_spec(tile.kernel, p, device);
   pass.spec.row_fragments = uint16_t(tile.row_fragments);
   pass.spec.row_groups = uint16_t(wide ? tile.row_groups : 1);
   pass.spec.tile_keys = uint16_t(tile.tile_keys);
@@ -214,7 +255,9 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   pass.spec.grouped = grouped;
   pass.spec.split = parts.count > 1;
 
-  pass.grid = {uint32_t(q_tiles * parts.count), uint32_t(heads), uint32_t(p.packed ? 1 : p.batch)};
+  const bool heads_first = longest_first(p, device, tile, q_tiles * parts.count * heads * batch);
+  pass.grid = {uint32_t(q_tiles * parts.count), uint32_t(heads), uint32_t(batch)};
+  if (heads_first) std::swap(pass.grid[0], pass.grid[1]);
   const double keys_of_group = std::ceil(double(most_visible_keys(p, tile.rows())) / double(parts.count));
   const double products_of_group = double(tile.rows()) * keys_of_group * double(p.head_dim + p.value_dim);
   const double most_groups = std::max(most_products(device) / products_of_group, double(cores_of(device)));
@@ -256,6 +299,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   params.last_rows_meet = p.last_rows_meet;
   params.parts = int32_t(parts.count);
   params.least_part = int32_t(parts.least);
+  params.heads_first = heads_first;
   pass.set_params(params);
   if (pass.spec.split) add_merge(plan, p, parts.count);
   return plan;

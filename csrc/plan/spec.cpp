@@ -253,6 +253,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   macros.emplace_back("FATTN_TILE_KEYS", std::to_string(spec.tile_keys));
   macros.emplace_back("FATTN_ROW_GROUPS", std::to_string(spec.row_groups));
   macros.emplace_back("FATTN_KV_FORMAT", std::to_string(spec.kv_format));
+  macros.emplace_back("FATTN_NATIVE_BFLOAT", spec.native_bfloat ? "true" : "false");
   if (spec.kernel == Kernel::kDecodeWide) {
     macros.emplace_back("FATTN_VALUE_IN_KEY", spec.value_in_key ? "true" : "false");
   }

@@ -37,13 +37,11 @@ struct PrefillRow {
 // piece, and four simdgroups share a tile, of which three fit on a core. Newer GPUs share out their registers
 // as kernels ask for them; there the rows are those that an NVIDIA H200 likes best. Nothing here was measured
 // on an Apple GPU.
-inline constexpr std::array<PrefillRow, 12> kPrefillTuning{{
-    {9, k16Bit, 96, 2, 32, 4, true,
-     "16-bit, D <= 96: 16 rows per simdgroup, 32 keys per step, loads far ahead (H200)"},
-    {9, kFloat16s, kAnyDim, 2, 32, 4, true,
-     "float16: 16 rows per simdgroup, 32 keys per step, loads far ahead (H200)"},
-    {9, kBFloat16s, kAnyDim, 2, 16, 8, true,
-     "bfloat16: 16 rows per simdgroup, 8 simdgroups share 16 keys per step, loads far ahead (H200)"},
+inline constexpr std::array<PrefillRow, 11> kPrefillTuning{{
+    {9, k16Bit, 64, 2, 32, 4, true,
+     "16-bit, D <= 64: 16 rows per simdgroup, 32 keys per step, loads far ahead (H200)"},
+    {9, k16Bit, kAnyDim, 2, 32, 8, true,
+     "16-bit: 16 rows per simdgroup, 8 simdgroups share 32 keys per step, loads far ahead (H200)"},
     {9, kFloat32s, 64, 1, 32, 4, true, "float32, D <= 64: 32 keys per step, loads far ahead (H200)"},
     {9, kAnyDType, kAnyDim, 1, 16, 4, true, "16 keys per step, loads far ahead (H200)"},
     {kAnyFamily, kFloat16s, 64, 2, 32, 4, false,
@@ -151,11 +149,12 @@ inline const QuantisedRow& quantised_row(const DeviceFacts& device, DType dtype,
 // for the scales of its rows.
 inline constexpr int64_t kMaxRowDim = 128;
 inline constexpr std::array<DecodeRow, 5> kDecodeWideTuning{{
-    {kAnyFamily, kFloat16s, 192, 32, 4, 128, 4,
-     "float16, D <= 192: 32 keys per step, columns over 4 simdgroups"},
-    {kAnyFamily, kFloat16s, 256, 32, 8, 128, 2,
-     "float16, D <= 256: 32 keys per step, columns over 8 simdgroups"},
-    {kAnyFamily, kFloat16s, kAnyDim, 16, 8, 128, 2, "float16: 16 keys per step, columns over 8 simdgroups"},
+    {kAnyFamily, k16Bit, 192, 32, 4, 128, 4,
+     "16-bit products, D <= 192: 32 keys per step, columns over 4 simdgroups"},
+    {kAnyFamily, k16Bit, 256, 32, 8, 128, 2,
+     "16-bit products, D <= 256: 32 keys per step, columns over 8 simdgroups"},
+    {kAnyFamily, k16Bit, kAnyDim, 16, 8, 128, 2,
+     "16-bit products: 16 keys per step, columns over 8 simdgroups"},
     {kAnyFamily, kAnyDType, 256, 16, 8, 128, 2, "D <= 256: 16 keys per step, columns over 8 simdgroups"},
     {kAnyFamily, kAnyDType, kAnyDim, 16, 16, 128, 1,
      "baseline: 16 keys per step, columns over 16 simdgroups"},
