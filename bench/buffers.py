@@ -78,8 +78,13 @@ def _blocks_of_32(case: Case, elements: Tensor, scales: Tensor) -> Tensor:
 
 
 def _mask(case: Case, buffers: Buffers) -> Tensor:
-    """Additive float16 [B, Lq, N]: 0 where a row of a decode sees a key, -inf elsewhere."""
+    """Additive float16 [B, Lq, N]: 0 where a row sees a key, -inf elsewhere."""
     return torch.stack([_hidden(case, buffers, batch) for batch in range(case["batch"])]).half()
+
+
+def _with_spare(elements: Tensor) -> Tensor:
+    """Room for reads past the last row."""
+    return torch.cat([elements.flatten(), elements.new_zeros(64)])
 
 
 _MADE: dict[str, Callable[[Case, Buffers], Tensor]] = {
@@ -87,6 +92,7 @@ _MADE: dict[str, Callable[[Case, Buffers], Tensor]] = {
     "out_float32": lambda case, buffers: buffers["out"].float(),
     "key_q8_0": lambda case, buffers: _blocks_of_32(case, buffers["key"], buffers["key_scales"]),
     "value_q8_0": lambda case, buffers: _blocks_of_32(case, buffers["value"], buffers["value_scales"]),
+    "value_with_spare": lambda case, buffers: _with_spare(buffers["value"]),
     "mask": _mask,
 }
 

@@ -339,7 +339,15 @@ def _prefill() -> list[Call]:
     ]
     short = [call for dim in (64, 128) for call in _prefills(replace(prompt, head_dim=dim), 512)]
     others = (40, 72, 80, 112, 256, 512)
-    return lengths + short + [c for dim in others for c in _prefills(replace(prompt, head_dim=dim), 2048)]
+    one = [c for dim in others for c in _prefills(replace(prompt, head_dim=dim), 2048)]
+    wide = [
+        call
+        for dtype in ("float16", "bfloat16")
+        for head_dim, heads in ((256, 16), (512, 8))
+        for causal in (True, False)
+        for call in _prefills(Call("prefill", heads, heads, head_dim, 0, 0, 1, dtype, causal), 2048, 8192)
+    ]
+    return lengths + short + one + _with(wide, model="wide heads")
 
 
 def _chunked() -> list[Call]:

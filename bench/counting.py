@@ -181,10 +181,9 @@ def count_ours(call: Call, *, count_bytes: bool = True) -> Counts:
     return Counts(call, tuple(dispatches))
 
 
-def run_on_harness(
-    launch: Launch, buffers: Mapping[str, Tensor], *, count_bytes: bool
-) -> tuple[Dispatch, ...]:
-    """Launches kernels on softmetal's SIMT runtime, without the Metal framework."""
+def run_on_harness(launch: Launch, buffers: Mapping[str, Tensor], checks: str = "") -> tuple[Dispatch, ...]:
+    """Launches kernels on softmetal's SIMT runtime, without the Metal framework; under its checks ("race",
+    "bounds", "uninit"), and counting bytes where they name "bytes" and "distinct"."""
     from softmetal.simt.harness import Library
 
     dispatches = []
@@ -193,7 +192,7 @@ def run_on_harness(
         library = Library(
             pipeline.source,
             defines=pipeline.macros,
-            mode="checked" if count_bytes else "fast",
+            mode="checked" if checks else "fast",
             include=pipeline.include,
             only=pipeline.kernel,
         )
@@ -206,14 +205,14 @@ def run_on_harness(
             step.grid,
             step.threads,
             pipeline.threadgroup_memory,
-            checks="bytes,distinct" if count_bytes else "",
+            checks=checks,
         )
         roles = {slot: _role(name) for slot, name in arguments.items() if isinstance(name, str)}
         dispatches.append(_dispatch(pipeline.kernel, step.grid, step.threads, counters, counters, roles.get))
     return tuple(dispatches)
 
 
-_MADE_OF_CACHE = re.compile(r"(key|value)_q8_0")
+_MADE_OF_CACHE = re.compile(r"(key|value)_(q8_0|with_spare)")
 
 
 def _role(buffer: str) -> str:
@@ -236,6 +235,6 @@ def count_peer(peer: ModuleType, call: Call) -> tuple[Counts, float, str]:
     names = {value for step in launch.passes for value in step.arguments.values() if isinstance(value, str)}
     description = {**vars(case), "scale": case.scale}
     operands = buffers.make(description, names, launch.scratch, "cpu", seed=0)
-    dispatches = run_on_harness(launch, operands, count_bytes=True)
+    dispatches = run_on_harness(launch, operands, "bytes,distinct")
     error, _ = buffers.errors(description, operands, launch.out_rows_first, "cpu")
     return Counts(call, dispatches), error, launch.note

@@ -69,6 +69,8 @@ class CountsBackend:
                 else samples.count_prefill(call, counting.count_ours)
             )
             return {"counts": counts.as_json()}
+        from .peers import known
+
         found: dict[str, Any] = {"max_error": 0.0}
 
         def count(one: Call) -> counting.Counts:
@@ -77,7 +79,12 @@ class CountsBackend:
             return counts
 
         try:
-            counts = count(call) if call.is_decode else samples.count_prefill(call, count)
+            if call.is_decode:
+                counts = count(call)
+            else:
+                passes = known.launch(self._peers[impl], call.case()).passes
+                has_mask = any("mask" in one.arguments.values() for one in passes)
+                counts = samples.count_prefill(call, count, has_shared_passes=has_mask)
         except NotImplementedError:
             raise
         except RuntimeError as failure:  # not ours to repair, and no reason to lose the other rows

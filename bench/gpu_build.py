@@ -1,6 +1,7 @@
 """Compiles everything that the NVIDIA bench runs into one folder that travels: cubins and manifest.json.
 
     MLX_METAL_WHEEL=... LLAMA_CPP_SDIST=... python -m bench.gpu_build --out bench/_cuda [--cores 132]
+    python -m bench.gpu_build --out bench/_cuda --shapes prefill --impls fattn llama-metal     # less
 
 The folder is for bench/gpu_run.py, which needs torch with CUDA and nothing of what stands here.
 """
@@ -12,7 +13,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,10 @@ H200_CORES = 132
 # or as it is told. Which is the fastest changes from kernel to kernel by up to 20 %, so every row is timed
 # each way, and quoted as the fastest.
 GROUPS = (0, 1, 3)
+IMPLS = (fattn.IMPL, fattn.OLDER_IMPL, *(peer.IMPL for peer in known.PEERS))
 
 # Those of the README, and what decode and prefill are held to (bench/aims.py).
-TIMED_CALLS = [*SHAPES["standard"], *SHAPES["decode"], *SHAPES["prefill"], *SHAPES["chunked"]]
-TIMED = [call.case() for call in dict.fromkeys(replace(one, model="") for one in TIMED_CALLS)]
+TIMED = ("standard", "decode", "prefill", "chunked")
 # Small, ragged and broadcast: what a wrong index would break.
 CORRECTNESS = [
     Case("decode", 2, 8, 2, 128, 1, 1500),
@@ -49,7 +50,15 @@ CORRECTNESS = [
     Case("prefill", 1, 4, 4, 128, 96, 333),
     Case("prefill", 1, 4, 1, 128, 300, 300, causal=True, dtype="bfloat16"),
     Case("prefill", 1, 2, 2, 64, 130, 130, causal=True, dtype="float32"),
+    Case("prefill", 1, 2, 1, 80, 44, 300, causal=True),
+    Case("prefill", 1, 2, 1, 256, 72, 300, causal=True),
+    Case("prefill", 1, 2, 1, 512, 40, 128, dtype="bfloat16"),
 ]
+
+
+def timed(shapes: Sequence[str]) -> list[Case]:
+    calls = (replace(call, model="") for name in shapes for call in SHAPES[name])
+    return [call.case() for call in dict.fromkeys(calls)]
 
 
 def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
@@ -135,15 +144,18 @@ def versions() -> dict[str, str]:
     }
 
 
-def build(cases: Sequence[Case], checks: Sequence[Case], cores: int, out: Path) -> dict[str, Any]:
+def build(
+    cases: Sequence[Case], checks: Sequence[Case], cores: int, out: Path, impls: Collection[str] = IMPLS
+) -> dict[str, Any]:
     """Writes `out`; returns the manifest."""
     rows: list[tuple[Case, Launch, str]] = []
     refusals: list[dict[str, Any]] = []
     for case, purpose in [*((case, "time") for case in cases), *((case, "check") for case in checks)]:
         found, refused = launches(case, cores)
-        rows += [(case, launch, purpose) for launch in found]
+        rows += [(case, launch, purpose) for launch in found if launch.impl in impls]
         if purpose == "time":
-            refusals += [{"case": describe(case), "impl": impl, "why": why} for impl, why in refused.items()]
+            left = {impl: why for impl, why in refused.items() if impl in impls}
+            refusals += [{"case": describe(case), "impl": impl, "why": why} for impl, why in left.items()]
     plans = [
         [registers(one.pipeline, groups) for one in plan.passes]
         for _, launch, _ in rows
@@ -188,9 +200,12 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m bench.gpu_build", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "_cuda")
     parser.add_argument("--cores", type=positive, default=H200_CORES, help="multiprocessors of the GPU")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=TIMED, metavar="SET")
+    parser.add_argument("--impls", nargs="+", choices=IMPLS, default=IMPLS, metavar="IMPL")
     arguments = parser.parse_args(argv)
     try:
-        manifest = build(TIMED, CORRECTNESS, arguments.cores, arguments.out)
+        cases = timed(arguments.shapes)
+        manifest = build(cases, CORRECTNESS, arguments.cores, arguments.out, arguments.impls)
     except (NotImplementedError, WrongArgumentError) as refusal:  # a peer of another version, or no wheel
         parser.refuse(str(refusal))
     spilling = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .backends import OURS, OURS_ON_M1
@@ -12,6 +12,7 @@ from .verdict import Row, Verdict
 # Of the time of the faster peer.
 AHEAD = {OURS: 1.8, OURS_ON_M1: 1.3}
 AHEAD_SHORT = 1.5  # prompts of 512 rows
+WIDE, WIDE_PEER = (256, 512), "llama-metal"  # head sizes that are ahead of llama.cpp's kernel
 LONG = 8192
 SHARE = 0.70  # of the measured ceiling of 8x8 products, at LONG rows
 # How fast products are beside those of D=128.
@@ -25,6 +26,8 @@ def verdicts(record: dict[str, Any]) -> Iterator[Verdict]:
     for call in SHAPES["prefill"]:
         if call.head_dim in (64, 96, 128):
             yield from _ahead(rows, call)
+        if call.head_dim in WIDE:
+            yield from _ahead_of_llama(rows, call)
         if call.head_dim in (64, 96, 128) and call.kv_len == LONG:
             yield _share(rows, call)
     for head_dim, wanted in BESIDE.items():
@@ -43,19 +46,28 @@ def _timed(rows: Sequence[Row], call: Call) -> dict[str, Row]:
 
 def _ahead(rows: Sequence[Row], call: Call) -> Iterator[Verdict]:
     timed = _timed(rows, call)
-    if OURS_ON_M1 not in timed and OURS in timed:  # one plan for all chips
-        timed[OURS_ON_M1] = timed[OURS]
     peers = [row for impl, row in timed.items() if impl not in AHEAD]
     nearest = min(peers, key=lambda row: float(row["ms_median"]), default=None)
     for impl, ahead in AHEAD.items():
         wanted = min(ahead, AHEAD_SHORT) if call.kv_len < 2048 else ahead
-        row = timed.get(impl)
-        found = nearest["ms_median"] / row["ms_median"] if nearest and row else 0.0
-        peer = nearest["impl"] if nearest else "a peer"
-        shown = f"{found:.2f}x" if found else "not measured"
-        yield Verdict(
-            f"prefill {call}: time of {peer} over {impl}", f">= {wanted:.2f}x", shown, found >= wanted
-        )
+        yield _over(call, nearest, "a peer", timed, impl, wanted)
+
+
+def _ahead_of_llama(rows: Sequence[Row], call: Call) -> Iterator[Verdict]:
+    timed = _timed(rows, call)
+    for impl in AHEAD:
+        yield _over(call, timed.get(WIDE_PEER), WIDE_PEER, timed, impl, 1.0)
+
+
+def _over(
+    call: Call, peer: Row | None, name: str, timed: Mapping[str, Row], impl: str, wanted: float
+) -> Verdict:
+    """How often the peer's time holds ours."""
+    row = timed.get(impl) or timed.get(OURS)  # one plan for all chips
+    found = peer["ms_median"] / row["ms_median"] if peer and row else 0.0
+    shown = f"{found:.2f}x" if found else "not measured"
+    aim = f"prefill {call}: time of {peer['impl'] if peer else name} over {impl}"
+    return Verdict(aim, f">= {wanted:.2f}x", shown, found >= wanted)
 
 
 def _share(rows: Sequence[Row], call: Call) -> Verdict:

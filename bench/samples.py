@@ -21,45 +21,68 @@ SHORTEST = 512
 PEERS_LONGEST = 8192  # keys of a decode: from here on their launch rules choose the same kernels
 
 
-def count_prefill(call: Call, count: Callable[[Call], Counts]) -> Counts:
+def count_prefill(call: Call, count: Callable[[Call], Counts], has_shared_passes: bool = False) -> Counts:
     """Of the whole call. Heads and sequences are independent of one another: one key-value head with its
-    query heads stands for all."""
-    one = replace(call, batch=1, q_heads=call.group_size, kv_heads=1)
-    heads = call.batch * call.kv_heads
+    query heads stands for all. Where passes may be shared by the heads of a sequence, as those over its mask,
+    two heads are counted as well."""
     shortest = PERIOD + call.q_len % PERIOD
     shortest += -(-max(0, call.window_left) // PERIOD) * PERIOD  # shorter ones do not see the whole window
     lengths = [shortest + i * PERIOD for i in range(4)]
     if call.q_len <= lengths[-1]:
-        return _scaled(call, [count(one)], [call.q_len], heads)
+        lengths = [call.q_len]
     longer = call.kv_len - call.q_len
-    counted = [count(replace(one, q_len=rows, kv_len=rows + longer)) for rows in lengths]
-    return _scaled(call, counted, lengths, heads)
+
+    def counted(rows: int, heads: int) -> Counts:
+        sample = replace(call, batch=1, q_heads=heads * call.group_size, kv_heads=heads)
+        return count(replace(sample, q_len=rows, kv_len=rows + longer))
+
+    sequences = []
+    for rows in lengths:
+        one = counted(rows, 1).dispatches
+        two = counted(rows, 2).dispatches if has_shared_passes and call.kv_heads > 1 else None
+        sequences.append(_of_all_heads(one, two, call.kv_heads))
+    return _scaled(call, sequences, lengths)
 
 
-def _scaled(call: Call, counted: Sequence[Counts], lengths: Sequence[int], heads: int) -> Counts:
+def _of_all_heads(one: Sequence[Dispatch], two: Sequence[Dispatch] | None, heads: int) -> list[Dispatch]:
+    if two is None:
+        return [replace(each, **_combined(lambda found: heads * found[0], [each])) for each in one]
+    return [
+        replace(pair[0], **_combined(lambda found: found[0] + (heads - 1) * (found[1] - found[0]), pair))
+        for pair in zip(one, two, strict=True)
+    ]
+
+
+def _combined(combine: Callable[[list[int]], int], same: Sequence[Dispatch]) -> dict[str, Any]:
+    """Every count of the dispatches, made one."""
+    fields: dict[str, Any] = {}
+    for name, value in vars(same[0]).items():
+        if isinstance(value, int):
+            fields[name] = combine([getattr(one, name) for one in same])
+        elif isinstance(value, Mapping):
+            fields[name] = {role: combine([getattr(one, name)[role] for one in same]) for role in ROLES}
+    return fields
+
+
+def _scaled(call: Call, sequences: Sequence[Sequence[Dispatch]], lengths: Sequence[int]) -> Counts:
+    """From sequences of these lengths to all of the call's."""
+
+    def whole(values: Sequence[int]) -> int:
+        if polynomial(lengths[:3], values[:3], lengths[-1]) != values[-1]:
+            raise RuntimeError(
+                f"{call}: {list(values)} at {list(lengths)} rows are not a quadratic polynomial's values"
+            )
+        return int(call.batch * polynomial(lengths[:3], values[:3], call.q_len))
+
     dispatches = []
-    for same in zip(*(counts.dispatches for counts in counted), strict=True):
+    for same in zip(*sequences, strict=True):
         if len({(one.kernel, one.threads) for one in same}) != 1:
             raise RuntimeError(f"{call}: another kernel runs at {lengths[0]} rows than at {lengths[-1]}")
-
-        def whole(values: Sequence[int]) -> int:
-            if polynomial(lengths[:3], values[:3], lengths[-1]) != values[-1]:
-                raise RuntimeError(
-                    f"{call}: {list(values)} at {list(lengths)} rows are not a quadratic polynomial's values"
-                )
-            return int(heads * polynomial(lengths[:3], values[:3], call.q_len))
-
-        fields: dict[str, Any] = {"kernel": same[0].kernel, "threads": same[0].threads}
-        fields["grid"] = tuple(
+        grid = tuple(
             int(polynomial(lengths[:3], extents[:3], call.q_len))
             for extents in zip(*(one.grid for one in same), strict=True)
         )
-        for name, value in vars(same[0]).items():
-            if isinstance(value, int):
-                fields[name] = whole([getattr(one, name) for one in same])
-            elif isinstance(value, Mapping):
-                fields[name] = {role: whole([getattr(one, name)[role] for one in same]) for role in ROLES}
-        dispatches.append(Dispatch(**fields))
+        dispatches.append(replace(same[0], grid=grid, **_combined(whole, same)))
     return Counts(call, tuple(dispatches))
 
 

@@ -100,9 +100,11 @@ def prefill_record(change: float = 1.0) -> dict[str, Any]:
         rate = share if call.head_dim == 128 else share * prefill_aims.BESIDE.get(call.head_dim, 1.0)
         ours = row(call, 0.70 * share) | {"ms_median": 1.0, "rate": rate}
         short = call.kv_len == 512
-        rows += [ours, ours | {"impl": "fattn-m1", "ms_median": 1.0 if short else 1.8 / 1.3}]
+        wide = call.head_dim in prefill_aims.WIDE
+        rows += [ours, ours | {"impl": "fattn-m1", "ms_median": 1.0 if short or wide else 1.8 / 1.3}]
         rows += [ours | {"impl": "mlx-metal", "ms_median": (1.5 if short else 1.8) * share}]
         rows += [ours | {"impl": "torch-metal", "ms_median": 9.0}]
+        rows += [ours | {"impl": "llama-metal", "ms_median": share if wide else 8.0}]
     return {"rows": rows}
 
 
@@ -116,8 +118,10 @@ def test_a_good_record_meets_every_aim_of_prefill() -> None:
 
 def test_a_record_a_little_slower_misses_the_shares_of_prefill() -> None:
     slow = missed_by_prefill(prefill_record(0.97))
-    # Of 26 calls ours, and what M1 runs but for the two short ones; products beside D=128 stay the same.
-    assert len(slow) == 26 + 24 + 12
+    # Of 26 calls ours, and what M1 runs but for the two short ones; of 18 with wide heads ours and what M1
+    # runs; products beside D=128 stay the same.
+    assert len(slow) == 26 + 24 + 12 + 2 * 18
+    assert sum("time of llama-metal" in aim for aim in slow) == 2 * 18
     assert sum("share of the products" in aim for aim in slow) == 12
 
 
@@ -126,6 +130,8 @@ def test_a_record_a_little_slower_misses_the_shares_of_prefill() -> None:
     [
         ("over fattn-m1", {"impl": "fattn-m1", "dtype": "bfloat16"}),
         ("2048x2048 bfloat16: time of mlx-metal over fattn", {"impl": "fattn", "dtype": "bfloat16"}),
+        ("16/16x256 8192x8192: time of llama-metal over fattn", {"impl": "fattn", "q_heads": 16}),
+        ("8/8x512 2048x2048 bfloat16: time of llama-metal over fattn-m1", {"impl": "fattn-m1", "q_heads": 8}),
         ("D=80", {"impl": "fattn", "head_dim": 80}),
         ("D=512", {"impl": "fattn", "head_dim": 512}),
     ],

@@ -100,6 +100,8 @@ def test_bench(
         (bounds.main, "--raise", "unrecognized arguments: --raise"),
         (gpu_build.main, "--cores 0", "'0' is not a whole number from 1 on"),
         (gpu_build.main, "--cores many", "'many' is not a whole number"),
+        (gpu_build.main, "--impls llama", "--impls: invalid choice: 'llama'"),
+        (gpu_build.main, "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
         (gpu_problems.main, "--folder nowhere", "holds no problems.pt; make it with --build"),
         (gpu_run.main, "--folder nowhere", "holds no manifest.json; copy here"),
         (gpu_run.main, "--repeats 0", "'0' is not a whole number from 1 on"),

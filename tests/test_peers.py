@@ -14,7 +14,7 @@ pytest.importorskip("softmetal", reason="the peers run on softmetal, which is fo
 from bench import buffers, counting, gpu_build, gpu_run
 from bench.arguments import WrongArgumentError
 from bench.calls import Call
-from bench.peers import fattn, known, llama_metal, mlx_metal, torch_metal
+from bench.peers import fattn, known, llama_metal, llama_source, mlx_metal, torch_metal
 from bench.peers.case import Case, NotTakenError
 
 from .conftest import needs_emulator
@@ -78,57 +78,12 @@ def test_mlx_reads_keys_so_often(group: int, head_dim: int, reads: int) -> None:
     assert counting.count_peer(mlx_metal, shorter)[0].cache_ratio == group
 
 
-# One and several workgroups and simdgroups, whole and partial last blocks, all tiles, causal rows, masks.
-LLAMA = [
-    Call("decode", 8, 2, 128, 1, 512),
-    Call("decode", 8, 2, 64, 1, 77),
-    Call("decode", 4, 2, 96, 3, 1300),
-    Call("decode", 4, 1, 256, 1, 1100, dtype="bfloat16"),
-    Call("decode", 2, 2, 128, 1, 4200),
-    Call("decode", 4, 2, 128, 1, 300, batch=3, lengths=(300, 7, 129)),
-    Call("decode", 4, 1, 64, 2, 2100, batch=2, kv_format="int8"),
-]
-
-
-def needs_llama() -> None:
-    if llama_metal.folder() is None:
-        pytest.skip("LLAMA_CPP_SDIST names no archive of llama-cpp-python")
-
-
-@needs_emulator
-@pytest.mark.parametrize("call", LLAMA, ids=str)
-def test_llama_computes_attention(call: Call) -> None:
-    needs_llama()
-    counts, error, note = counting.count_peer(llama_metal, call)
-    assert error < (1e-3 if call.kv_format else 2e-6) and note.startswith("32 x")
-    assert counts.dispatches[-1].kernel == "kernel_flash_attn_ext_vec_reduce"
-    assert (counts.dispatches[0].kernel == "kernel_flash_attn_ext_pad") == (call.kv_len % 32 != 0)
-
-
-@needs_emulator
-@pytest.mark.parametrize("group", [1, 4, 8])
-def test_llama_reads_keys_for_every_query_head(group: int) -> None:
-    needs_llama()
-    counts, _, _ = counting.count_peer(llama_metal, Call("decode", 2 * group, 2, 64, 1, 1024))
-    assert counts.cache_ratio == group
-
-
-def test_llama_runs_other_families_tiles_beside_ours() -> None:
-    """Where its table names some; the fastest is quoted, so that none of them is a handicap."""
-    needs_llama()
-    short, long = (known.launch(llama_metal, Case("decode", 1, 8, 2, 128, 1, keys)) for keys in (256, 131072))
-    assert not short.alternatives
-    found = {plan.passes[-2].pipeline.kernel for plan in (long, *long.alternatives)}
-    assert len(found) == 1 + len(long.alternatives) > 1
-    assert {plan.scratch["partials"] for plan in (long, *long.alternatives)} == {4 * 8 * 32 * 130}
-
-
 @pytest.mark.parametrize("version", ["0.3.35", "0.4.0"])
 def test_another_llama_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case("prefill", 1, 2, 1, 64, 64, 64)  # not the vector kernel's: nothing is read from the sources
+    case = Case("prefill", 1, 2, 1, 64, 64, 64, dtype="float32")  # not taken: no source is read
     monkeypatch.setattr(llama_metal, "folder", lambda: object())
     monkeypatch.setattr(llama_metal, "version", lambda: llama_metal.VERSION)
-    with pytest.raises(NotTakenError, match="fewer than 20 query rows"):
+    with pytest.raises(NotTakenError, match="rounds queries to float16"):
         llama_metal.launch(case)
     monkeypatch.setattr(llama_metal, "version", lambda: version)
     with pytest.raises(NotImplementedError, match=rf"llama-cpp-python {version}.*llama-cpp-python==0\.3\.36"):
@@ -137,14 +92,14 @@ def test_another_llama_is_refused(version: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_an_archive_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LLAMA_CPP_SDIST", raising=False)
-    assert llama_metal.folder.__wrapped__() is None
+    assert llama_source.folder.__wrapped__() is None
     empty = tmp_path / "llama_cpp_python-0.3.36.tar.gz"
     tarfile.open(empty, "w:gz").close()
-    monkeypatch.setattr(llama_metal.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(llama_source.tempfile, "gettempdir", lambda: str(tmp_path))
     for wrong, reason in (("/nonexistent.tar.gz", "no readable archive"), (str(empty), "no sources of ggml")):
         monkeypatch.setenv("LLAMA_CPP_SDIST", wrong)
         with pytest.raises(WrongArgumentError, match=f"{reason}; name the archive llama_cpp_python-0.3.36"):
-            llama_metal.folder.__wrapped__()
+            llama_source.folder.__wrapped__()
 
 
 SMALL = [case for case in gpu_build.CORRECTNESS if case.op != "prefill"]
@@ -160,7 +115,7 @@ def test_our_plans_run_over_the_same_buffers(case: Case) -> None:
         pytest.skip(str(refusal))
     description = {**vars(case), "scale": case.scale}
     made = buffers.make(description, (), launch.scratch, "cpu", seed=1)
-    counting.run_on_harness(launch, made, count_bytes=False)
+    counting.run_on_harness(launch, made)
     assert buffers.errors(description, made, False, "cpu")[1] < gpu_run.TOLERANCE[case.dtype]
 
 

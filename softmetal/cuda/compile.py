@@ -85,6 +85,8 @@ def compile_pipeline(pipeline: Pipeline, folder: Path, architecture: str = "sm_9
     flags += ["-lineinfo", "-diag-suppress=20012,20050,550,177,186,39,68,2361", f"-I{INCLUDE}"]
     if pipeline.widened_from != "float":
         flags.append(f"-DSOFTMETAL_WIDENED_FROM={pipeline.widened_from}")
+    if pipeline.aligned_runs:
+        flags.append("-DSOFTMETAL_ALIGNED_RUNS")
     digest = hashlib.sha256(" ".join(flags).replace(str(INCLUDE), "").encode())
     for header in sorted(INCLUDE.glob("*.h")):
         digest.update(header.read_bytes())

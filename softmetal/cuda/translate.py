@@ -42,6 +42,10 @@ _PRAGMAS = (
     ),
     (re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+(?:METAL|clang|GCC)\b.*$", re.M), ""),
 )
+# `T x[N] = {[0 ... N - 1] = value};`, which nvcc does not take where N is a template's.
+_FILLED_ARRAY = re.compile(
+    r"\b(\w+)\s+(\w+)\[(\w+)\]\s*=\s*\{\s*\[\s*0\s*\.\.\.\s*\3\s*-\s*1\s*\]\s*=\s*([^,{}]+?)\s*\};"
+)
 
 
 def translate(
@@ -86,7 +90,7 @@ def translate(
     text = tokens.render()
     for pragma, replacement in _PRAGMAS:
         text = pragma.sub(replacement, text)
-    return HEADER + text
+    return HEADER + _FILLED_ARRAY.sub(r"\1 \2[\3]; for (\1& each : \2) each = \4;", text)
 
 
 @dataclass

@@ -6,10 +6,15 @@
 
 namespace metal {
 
-#define SOFTMETAL_UNARY(name, function) \
-  template <softmetal::Scalar T>        \
-  SOFTMETAL_INLINE T name(T x) {        \
-    return T(function(float(x)));       \
+#define SOFTMETAL_UNARY(name, function)                                            \
+  template <softmetal::Scalar T>                                                   \
+  SOFTMETAL_INLINE T name(T x) {                                                   \
+    return T(function(float(x)));                                                  \
+  }                                                                                \
+  template <typename T, int N>                                                     \
+  SOFTMETAL_INLINE vec<T, N> name(vec<T, N> x) {                                   \
+    _Pragma("unroll") for (int i = 0; i < N; ++i) x[i] = T(function(float(x[i]))); \
+    return x;                                                                      \
   }
 #define SOFTMETAL_FLOAT_FUNCTIONS  \
   SOFTMETAL_UNARY(exp, ::expf)     \

@@ -176,7 +176,7 @@ typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 
-template <typename T, int Columns, int Rows>
+template <typename T, int Columns, int Rows = Columns>
 SOFTMETAL_INLINE simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, Columns, Rows> filled;
   filled.elements = vec<T, 2>(value, value);
@@ -218,6 +218,7 @@ SOFTMETAL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const sim
   simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)));
 }
 
+// Where the caller promised aligned runs (runs.py), two neighbours of a row are one access.
 template <typename T>
 SOFTMETAL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, const T* source,
                                      ulong elements_per_row = 8, ulong2 origin = ulong2(0, 0),
@@ -229,19 +230,34 @@ SOFTMETAL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, const T*
     matrix.elements =
         vec<T, 2>(source[column * elements_per_row + row], source[(column + 1) * elements_per_row + row]);
   } else {
-    matrix.elements =
-        vec<T, 2>(source[row * elements_per_row + column], source[row * elements_per_row + column + 1]);
+    source += row * elements_per_row + column;
+#ifdef SOFTMETAL_ALIGNED_RUNS
+    matrix.elements = *reinterpret_cast<const vec<T, 2>*>(source);
+#else
+    matrix.elements = vec<T, 2>(source[0], source[1]);
+#endif
   }
 }
 
 template <typename T>
 SOFTMETAL_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& matrix, T* target,
-                                      ulong elements_per_row = 8, ulong2 origin = ulong2(0, 0)) {
+                                      ulong elements_per_row = 8, ulong2 origin = ulong2(0, 0),
+                                      bool transpose = false) {
   const uint row = softmetal::own_cuda_lane() >> 2;
   const uint column = (softmetal::own_cuda_lane() & 3) * 2;
   target += origin.y * elements_per_row + origin.x;
-  target[row * elements_per_row + column] = matrix.elements.x;
-  target[row * elements_per_row + column + 1] = matrix.elements.y;
+  if (transpose) {
+    target[column * elements_per_row + row] = matrix.elements.x;
+    target[(column + 1) * elements_per_row + row] = matrix.elements.y;
+  } else {
+    target += row * elements_per_row + column;
+#ifdef SOFTMETAL_ALIGNED_RUNS
+    *reinterpret_cast<vec<T, 2>*>(target) = matrix.elements;
+#else
+    target[0] = matrix.elements.x;
+    target[1] = matrix.elements.y;
+#endif
+  }
 }
 
 }  // namespace metal

@@ -3,4 +3,5 @@
 #pragma once
 
 #include "binding.h"
+#include "matrices.h"
 #include "packed.h"

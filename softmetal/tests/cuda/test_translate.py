@@ -182,9 +182,48 @@ kernel void f(device float* out [[buffer(0)]], const device half* in [[buffer(1)
 
 
 @needs_nvcc
+@pytest.mark.parametrize("aligned_runs", [False, True])
 @pytest.mark.parametrize("widened_from", ["float", "half", "bfloat"])
-def test_products_of_every_type_compile(widened_from: str, tmp_path: Path) -> None:
-    assert resources(program(PRODUCTS, widened_from=widened_from), tmp_path)["spill_bytes"] == 0
+def test_products_of_every_type_compile(widened_from: str, aligned_runs: bool, tmp_path: Path) -> None:
+    pipeline = program(PRODUCTS, widened_from=widened_from, aligned_runs=aligned_runs)
+    assert resources(pipeline, tmp_path)["spill_bytes"] == 0
+
+
+FILLED = """
+template <int N>
+inline float filled(uint i) {
+  float x[N] = { [0 ... N-1] = 2.0f };
+  return x[i % N];
+}
+kernel void f(device float* out [[buffer(0)]], uint i [[thread_position_in_grid]]) { out[i] = filled<4>(i); }
+"""
+
+
+def test_an_array_that_is_filled_from_end_to_end_is_filled_by_a_loop(tmp_path: Path) -> None:
+    assert "float x[N]; for (float& each : x) each = 2.0f;" in flat(translated(program(FILLED)))
+    part = FILLED.replace("0 ... N-1", "1 ... N-1")
+    assert "for (float& each" not in translated(program(part))
+    if shutil.which("nvcc"):
+        resources(program(FILLED), tmp_path)
+        with pytest.raises(CompileError, match="designator"):
+            resources(program(part), tmp_path)
+
+
+MATRICES = """
+kernel void f(device float4x4* out [[buffer(0)]], const device half4x4* in [[buffer(1)]],
+              device float* products [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+  float4x4 x = (float4x4)in[i];
+  x[1] = exp(x[0]) + precise::tanh(x[2]);
+  out[i] = x;
+  simdgroup_float8x8 sum = make_filled_simdgroup_matrix<float, 8>(1.0f);
+  simdgroup_store(sum, products, 8, 0, true);
+}
+"""
+
+
+@needs_nvcc
+def test_matrices_are_converted_and_copied_and_functions_take_vectors(tmp_path: Path) -> None:
+    assert resources(program(MATRICES), tmp_path)["stack_bytes"] == 0
 
 
 THREADGROUP_ARGUMENTS = """

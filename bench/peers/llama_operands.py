@@ -1,0 +1,87 @@
+"""What llama.cpp's two attention kernels have in common: the operands of a call and their strides, the mask,
+and the copy of the last keys that is filled up to a whole step."""
+
+from __future__ import annotations
+
+from . import llama_source
+from .case import BYTES, Case, Pass
+from .llama_source import Constants
+
+_Q8_0 = (32, 34)  # elements and bytes of a block
+QUERY, OUT = "query_float32", "out_float32"
+
+
+class Operands:
+    """Of a case whose kernel takes so many keys per step."""
+
+    def __init__(self, case: Case, step: int) -> None:
+        self.case = case
+        self.step = step
+        # llama.cpp knows no causal attention, and no lengths: a mask hides what a row does not see.
+        self.needs_mask = bool(case.lengths) or (case.causal if case.op == "prefill" else case.q_len > 1)
+        self.pads = case.kv_len % step != 0
+        if case.kv_format:
+            elements, size = _Q8_0
+            self.row_bytes, self.row_units = case.head_dim // elements * size, case.head_dim // elements
+            self.key, self.value = "key_q8_0", "value_q8_0"
+        else:
+            self.row_bytes, self.row_units = case.head_dim * BYTES[case.dtype], case.head_dim
+            self.key, self.value = "key", "value"
+
+    @property
+    def mask(self) -> str:
+        """The buffer, or one that is not read."""
+        return "mask" if self.needs_mask else QUERY
+
+    @property
+    def last_keys_bytes(self) -> int:
+        """The last keys of every head and their part of the mask."""
+        case = self.case
+        return self.step * (2 * self.row_bytes * case.kv_heads + 2 * case.q_len) * case.batch
+
+    def fields(self) -> dict[str, int | float]:
+        """What the structs of kernel arguments call the shapes and strides."""
+        case = self.case
+        query, key = 4 * case.head_dim, self.row_bytes
+        found: dict[str, int | float] = {
+            **_shape("ne0", 1, case.q_len, case.q_heads, case.batch),
+            **_shape("nb0", 1, *_strides(query, case.q_len, case.q_heads)),
+            **{"ne11": case.kv_len, "ne_12_2": case.kv_heads, "ne_12_3": case.batch},
+            **_shape("nb1", 1, *_strides(key, case.kv_len, case.kv_heads)),
+            **_shape("nb2", 1, *_strides(key, case.kv_len, case.kv_heads)),
+            **{"ns10": self.row_units, "ns20": self.row_units},
+            **{"ne1": case.q_heads, "ne2": case.q_len, "ne3": case.batch},
+            **{"scale": case.scale, "max_bias": 0.0, "m0": 1.0, "m1": 1.0, "logit_softcap": 0.0},
+            **{"n_head_log2": 1 << (case.q_heads.bit_length() - 1), "n_kv_max_padded": 0},
+        }
+        if not self.needs_mask:
+            return found | _shape("ne3", 0, 0, 0, 0, 0) | _shape("nb3", 1, 0, 0, 0)
+        return {
+            **found,
+            **_shape("ne3", 0, case.kv_len, case.q_len, 1, case.batch),
+            **_shape("nb3", 1, *_strides(2 * case.kv_len, case.q_len, 1)),
+        }
+
+    def pad(self) -> Pass:
+        """Copies the last, partial step of keys and fills it up."""
+        case, kernel = self.case, "kernel_flash_attn_ext_pad"
+        constants: Constants = {
+            "FC_flash_attn_ext_pad_has_mask": self.needs_mask,
+            "FC_flash_attn_ext_pad_ncpsg": self.step,
+        }
+        source = llama_source.auxiliary_source(kernel, "FC_flash_attn_ext_pad_has_mask")
+        arguments: dict[int, str | bytes] = {
+            0: llama_source.kargs("flash_attn_ext_pad", self.fields()),
+            **{1: self.key, 2: self.value, 3: self.mask, 4: "last_keys"},
+        }
+        pipeline = llama_source.pipeline(case, source, kernel, 32, constants)
+        return Pass(pipeline, (self.step, case.kv_heads, case.batch), (32, 1, 1), arguments)
+
+
+def _shape(name: str, first: int, *values: int) -> dict[str, int | float]:
+    """Of "ne0" from 1: ne01, ne02 ..."""
+    return {f"{name}{first + i}": value for i, value in enumerate(values)}
+
+
+def _strides(row: int, rows: int, heads: int) -> tuple[int, int, int]:
+    return row, row * rows, row * rows * heads

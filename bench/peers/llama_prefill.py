@@ -1,0 +1,118 @@
+"""llama.cpp's Metal flash attention for 20 query rows and more, and for head sizes that its vector kernel has
+not: kernel_flash_attn_ext, a threadgroup for eight query rows of a head.
+
+Causal rows take a mask of float16, as all masks of llama.cpp, and a pass over it that finds what of each tile
+of 8 rows and 64 keys it hides (kernel_flash_attn_ext_blk). That pass is part of the time, the making of the
+mask is not. Where the size of a head is no multiple of 64, values are read up to the next one, beyond the end
+of the last row: those columns are of no result, and the adapter's buffer has them. Nothing is added to this
+kernel: its barriers are those that Metal asks for.
+"""
+
+from __future__ import annotations
+
+from . import llama_source
+from .case import Case, Launch, Pass
+from .llama_operands import OUT, QUERY, Operands
+from .llama_source import Constants
+
+_ROWS = 8  # of a threadgroup: OP_FLASH_ATTN_EXT_NQPSG
+_KEYS = 64  # of a step: OP_FLASH_ATTN_EXT_NCPSG
+_COLUMNS = 64  # the values of a head are taken in so many
+_WIDE = 512
+
+
+def launch(case: Case, element: str) -> Launch | None:
+    """None: llama.cpp has no such kernel for this head size."""
+    kernel = f"kernel_flash_attn_ext_{element}_dk{case.head_dim}_dv{case.head_dim}"
+    source = _source(element, kernel)
+    return None if source is None else _Tiles(case).launch(source, kernel)
+
+
+def _source(element: str, kernel: str) -> str | None:
+    """The kernel's template with one instantiation, and the conversions that it names."""
+    file = llama_source.text("kernels/fa_f16.metal")
+    instantiation = llama_source.instantiation(file, kernel)
+    if instantiation is None:
+        return None
+    conversions = llama_source.text("kernels/dequantize.h")
+    return "\n".join(
+        [
+            "#define GGML_METAL_HAS_BF16",
+            '#include "common.h"',
+            *(
+                llama_source.cut(conversions, rf"^template <typename type4x4>\nvoid dequantize_{one}\(.*?^}}")
+                for one in dict.fromkeys(("f16", element))
+            ),
+            llama_source.text("kernels/fa_common.metal"),
+            llama_source.cut(file, r"^#define FA_TYPES .*?(?=^#define FA_TYPES_F32)"),
+            llama_source.cut(file, r"^typedef decltype.*?;"),
+            instantiation,
+            "",
+        ]
+    )
+
+
+class _Tiles:
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.operands = Operands(case, _KEYS)
+        self.tiles = -(-case.q_len // _ROWS)
+        self.simdgroups = 8 if case.head_dim >= _WIDE else 4
+        self.padded_dim = -(-case.head_dim // _COLUMNS) * _COLUMNS
+        if self.padded_dim > case.head_dim:
+            self.operands.value = "value_with_spare"
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        halves = _ROWS * (self.case.head_dim + 2 * self.padded_dim + 4 * _KEYS)
+        return -(-2 * halves // 16) * 16
+
+    def launch(self, source: str, kernel: str) -> Launch:
+        operands = self.operands
+        passes = [operands.pad()] if operands.pads else []
+        passes += [self._blocks()] if operands.needs_mask else []
+        passes.append(self._attend(source, kernel))
+        spare = 2 * (self.padded_dim - self.case.head_dim)
+        return Launch(
+            llama_source.IMPL,
+            passes,
+            scratch={
+                "last_keys": operands.last_keys_bytes + spare,
+                "mask_blocks": self.tiles * -(-self.case.kv_len // _KEYS) * self.case.batch,
+            },
+            out_rows_first=True,
+            note=f"{_ROWS} rows, {self.simdgroups} simdgroups",
+        )
+
+    def _blocks(self) -> Pass:
+        """What of the mask is all hidden (0), all seen (2) or mixed (1)."""
+        case, kernel, prefix = self.case, "kernel_flash_attn_ext_blk", "FC_flash_attn_ext_blk_"
+        constants: Constants = {f"{prefix}nqptg": _ROWS, f"{prefix}ncpsg": _KEYS}
+        source = llama_source.auxiliary_source(kernel, f"{prefix}nqptg")
+        arguments: dict[int, str | bytes] = {
+            0: llama_source.kargs("flash_attn_ext_blk", self.operands.fields()),
+            **{1: "mask", 2: "mask_blocks"},
+        }
+        grid = (-(-case.kv_len // _KEYS), self.tiles, case.batch)
+        return Pass(llama_source.pipeline(case, source, kernel, 32, constants), grid, (32, 1, 1), arguments)
+
+    def _attend(self, source: str, kernel: str) -> Pass:
+        case, operands, prefix = self.case, self.operands, "FC_flash_attn_ext_"
+        off = dict.fromkeys((f"{prefix}{name}" for name in ("has_sinks", "has_bias", "has_scap")), False)
+        constants: Constants = {
+            **off,
+            f"{prefix}has_mask": operands.needs_mask,
+            f"{prefix}has_kvpad": operands.pads,
+            f"{prefix}bc_mask": operands.needs_mask and case.q_len % 8 != 0,
+            f"{prefix}ns10": operands.row_units,
+            f"{prefix}ns20": operands.row_units,
+            f"{prefix}nsg": self.simdgroups,
+        }
+        threads = 32 * self.simdgroups
+        pipeline = llama_source.pipeline(case, source, kernel, threads, constants, self.threadgroup_bytes)
+        arguments: dict[int, str | bytes] = {
+            0: llama_source.kargs("flash_attn_ext", operands.fields()),
+            **{1: QUERY, 2: operands.key, 3: operands.value, 4: operands.mask, 5: QUERY},
+            **{6: "last_keys", 7: "mask_blocks", 8: OUT},
+        }
+        return Pass(pipeline, (self.tiles, case.q_heads, case.batch), (32, self.simdgroups, 1), arguments)

@@ -1,0 +1,116 @@
+"""llama.cpp's Metal sources (ggml-org, MIT licence), from the source archive of llama-cpp-python.
+
+The archive is one that LLAMA_CPP_SDIST names:
+    pip download llama-cpp-python==0.3.36 --no-deps --no-binary=:all:
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import struct
+import tarfile
+import tempfile
+from pathlib import Path
+
+from softmetal.cuda.compile import Pipeline
+
+from ..arguments import WrongArgumentError
+from .case import METAL_TYPES, Case
+
+IMPL = "llama-metal"
+VERSION = "0.3.36"
+_HOW = f"name the archive llama_cpp_python-{VERSION}.tar.gz, or unset it"
+_PARTS = ("/ggml/src/ggml-metal/", "/ggml/src/ggml-common.h")
+_KARGS_TYPES = {"int32_t": "i", "uint64_t": "Q", "float": "f"}
+
+Constants = dict[str, bool | int | float]
+
+
+@functools.cache
+def folder() -> Path | None:
+    """Where ggml's sources are."""
+    archive = os.environ.get("LLAMA_CPP_SDIST")
+    if not archive:
+        return None
+    target = Path(tempfile.gettempdir()) / f"{Path(archive).name.removesuffix('.tar.gz')}-ggml"
+    try:
+        with tarfile.open(archive) as source:
+            wanted = [one for one in source if any(part in one.name for part in _PARTS)]
+            source.extractall(target, wanted, filter="data")
+    except (OSError, tarfile.TarError) as error:
+        raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} is no readable archive; {_HOW}") from error
+    found = list(target.glob("llama_cpp_python-*/vendor/llama.cpp/ggml/src"))
+    if len(found) != 1:
+        raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} holds no sources of ggml; {_HOW}")
+    return found[0]
+
+
+def version() -> str:
+    sources = folder()
+    return sources.parents[3].name.removeprefix("llama_cpp_python-") if sources else "not installed"
+
+
+def _metal() -> Path:
+    sources = folder()
+    assert sources is not None
+    return sources / "ggml-metal"
+
+
+def text(name: str) -> str:
+    """Of a file of ggml-metal."""
+    return (_metal() / name).read_text()
+
+
+def cut(source: str, pattern: str) -> str:
+    found = re.search(pattern, source, re.S | re.M)
+    assert found, f"{IMPL}: the sources hold no {pattern!r}"
+    return found.group(0)
+
+
+def q8_0_block() -> str:
+    return cut((_metal().parent / "ggml-common.h").read_text(), r"^#define QK8_0 .*?^} block_q8_0;")
+
+
+def instantiation(file: str, kernel: str) -> str | None:
+    """The line that makes the kernel of a template. None: there is none."""
+    found = re.search(rf'^template \[\[host_name\("{kernel}" *\)\]\].*$', file, re.M)
+    return found.group(0) if found else None
+
+
+def auxiliary_source(kernel: str, constant: str) -> str:
+    """A kernel without templates, from its first function constant on."""
+    return '#include "common.h"\n' + cut(
+        text("kernels/fa_aux.metal"), rf"^constant \w+ {constant}.*?^kernel void {kernel}\(.*?^}}\n"
+    )
+
+
+@functools.cache
+def _fields(struct_name: str) -> dict[str, str]:
+    """Types of a struct of kernel arguments by their names, in order."""
+    body = cut(text("ggml-metal-impl.h"), rf"typedef struct {{[^}}]*}} ggml_metal_kargs_{struct_name};")
+    return {name: _KARGS_TYPES[kind] for kind, name in re.findall(r"^\s*(\w+)\s+(\w+);", body, re.M)}
+
+
+def kargs(struct_name: str, values: dict[str, int | float]) -> bytes:
+    """The arguments of a kernel, at the offsets that ggml-metal-impl.h gives its fields."""
+    fields = _fields(struct_name)
+    assert fields.keys() <= values.keys(), f"{struct_name} has {set(fields) - set(values)} too"
+    return struct.pack(f"{''.join(fields.values())}0Q", *(values[name] for name in fields))
+
+
+def pipeline(
+    case: Case, source: str, kernel: str, threads: int, constants: Constants, threadgroup_bytes: int = 0
+) -> Pipeline:
+    return Pipeline(
+        source=source,
+        name=f"{kernel}.metal",
+        kernel=kernel,
+        max_threads=threads,
+        constants=constants,
+        threadgroup_memory={0: threadgroup_bytes} if threadgroup_bytes else {},
+        include=(str(_metal() / "kernels"), str(_metal())),
+        widened_from=METAL_TYPES[case.dtype],
+        aligned_runs=True,
+    )
