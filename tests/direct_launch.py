@@ -71,7 +71,9 @@ def run(
 
 
 def plan_of(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    plan: dict[str, Any] = torch_fattn.explain(op, **arguments, family=7, cores=8).data
+    # Small prefills fill one core, and have the tiles of calls that fill the GPU.
+    cores = 1 if op.endswith("prefill") else 8
+    plan: dict[str, Any] = torch_fattn.explain(op, **arguments, family=7, cores=cores).data
     return plan
 
 

@@ -147,7 +147,9 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
     assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 1) * 4 if parts > 1 else 0)
     assert [merge["grid"] for merge in merges] == ([[rows, 1, 1]] if parts > 1 else [])
     assert launch["constants"]["split"] == (parts > 1)
-    waves = math.prod(launch["grid"]) / plan["device"]["cores"] / max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
+    waves = (
+        math.prod(launch["grid"]) / plan["device"]["cores"] / max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
+    )
     assert params["heads_first"] == (p.causality != "none" and p.q_lens is None and waves < 16)
     all_bytes = wide_bytes(p, macros, tile_rows) if wide else tile_bytes(p, macros)
     assert launch["threadgroup_bytes"] == -(-all_bytes // 16) * 16

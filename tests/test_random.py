@@ -6,6 +6,8 @@ The sweep runs 500 more for each seed: `pytest -m slow tests/test_random.py --se
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from tests import drawing, features, problems
 from tests.accuracy import assert_close, expected, packed
 from tests.conftest import Checked, counted_launches
 from tests.golden_calls import plan_of
+from tests.tuned import tiles_of_large_calls
 
 PROBLEMS = drawing.draw(600)
 ORDERS = ("forward", "reverse", "random")  # of the threads
@@ -44,7 +47,9 @@ def run_and_check(problem: problems.Problem, seed: int, checked: Checked) -> Non
     case = problems.build(problem, seed)
     arguments, bases = case.arguments("mps")
     order = ORDERS[problem.index % len(ORDERS)]
-    with checked(order=order, seed=problem.index), counted_launches() as launches:
+    # Most problems would not fill the GPU, and get smaller tiles than calls that do.
+    tiles = tiles_of_large_calls(problem) if problem.index % 2 else contextlib.nullcontext()
+    with tiles, checked(order=order, seed=problem.index), counted_launches() as launches:
         out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
     assert launches.pop(kernel_of(problem)) == 1
     assert launches == {} or (problem.op not in PACKED and launches == {"fattn_merge": 1})

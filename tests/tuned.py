@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 import torch_fattn
-from torch_fattn import _tuned_file, doctor
+from tests.problems import Problem
+from torch_fattn import _tune_candidates, _tuned_file, doctor
 from torch_fattn._tuned_file import Chip, TunedFile, TunedRow
 
 PROVENANCE = "tuned by a test"
@@ -53,6 +55,27 @@ def install() -> Iterator[Install]:
 
     yield use
     use()
+
+
+@contextlib.contextmanager
+def tiles_of_large_calls(problem: Problem) -> Iterator[None]:
+    """Prefills that do not fill the GPU get smaller tiles; in here that one has those of a call that does."""
+    if problem.is_decode or problem.kv_format:
+        yield
+        return
+    query = torch.empty(1, 64, 4096, problem.head_dim, dtype=problem.dtype, device="meta")
+    chip = this_chip()
+    value = query.new_empty(1, 64, 4096, problem.value_dim)
+    plan = torch_fattn.explain("prefill", query, query, value, family=chip.family, cores=chip.cores)
+    kernel = plan.passes[0]["kernel"].removeprefix("fattn_")
+    dim = max(problem.head_dim, problem.value_dim)
+    dtype = str(problem.dtype).removeprefix("torch.")
+    sizes = dict(_tune_candidates.sizes_of_plan(kernel, plan))
+    _tuned_file.install(chip, [TunedRow(kernel, dtype, dim, dim, sizes)], PROVENANCE)
+    try:
+        yield
+    finally:
+        _tuned_file.install(chip, [], "")
 
 
 def plan_of(
