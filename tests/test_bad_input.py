@@ -111,6 +111,15 @@ def test_every_finite_scale_is_taken(scale: float) -> None:
     assert_lse_close(lse.cpu(), exact_lse, torch.float32)
 
 
+@pytest.mark.parametrize("softcap", [1e-30, 1e30])
+def test_softcaps_up_to_the_limits_are_taken(softcap: float) -> None:
+    arguments = valid("prefill") | {"softcap": softcap}
+    out, lse = call("prefill", arguments)
+    exact_out, exact_lse = torch_fattn.reference.prefill(**arguments)
+    assert torch.allclose(out.cpu().double(), exact_out, atol=1e-5)
+    assert_lse_close(lse.cpu(), exact_lse, torch.float32)
+
+
 @pytest.mark.parametrize("name", ["block_tables", "seq_lens"])
 def test_none_where_a_tensor_is_needed(name: str) -> None:
     with pytest.raises(TypeError, match=f"fattn.paged_decode: {name} is None; pass a tensor of shape"):

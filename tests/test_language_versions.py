@@ -5,6 +5,7 @@ row of the tuning tables and each kernel. test_offline_compiler.py asks Apple's 
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -80,3 +81,22 @@ def test_versions_are_read_differently() -> None:
     source += "kernel void k(device float* y [[buffer(0)]]) { S s; s.x = 1; y[0] = s.f(); }\n"
     assert refusals(source, (), "metal4.0") == ""
     assert "from MSL 4.1 on" in refusals(source, (), "metal4.1")
+
+
+def structs_of_fragments(text: str) -> dict[str, bool]:
+    """Of the structs with a member that is a fragment, or an array of them: whether the constructor is
+    `thread`, which softmetal does not ask for."""
+    structs = re.findall(r"^struct (\w+) \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL)
+    member = re.compile(r"^  (?:OperandFragment|simdgroup_float8x8) \w+(?:\[.*\])?;", re.MULTILINE)
+    return {name: f"  {name}() thread {{" in body for name, body in structs if member.search(body)}
+
+
+def test_a_struct_of_fragments_is_made_in_thread() -> None:
+    """From MSL 4.1 on an implicit constructor belongs to the generic address space, and that of a fragment
+    may be `thread` only."""
+    sources = ("prefill", "prefill_wide", "decode", "decode_wide")
+    found: dict[str, bool] = {}
+    for source in sources:
+        found |= structs_of_fragments(kernel_text(source))
+    assert found == dict.fromkeys(("QueryRegisters", "AttentionState", "BlockProducts", "QueryColumns"), True)
+    assert structs_of_fragments("struct S {\n  OperandFragment f[2];\n};\n") == {"S": False}

@@ -264,6 +264,22 @@ def test_a_file_that_would_not_be_read(
     assert "FATTN_TUNING=0" in refusal_of(command_line.main, "tune --anyway", capsys)
 
 
+def test_it_finds_out_first_that_it_cannot_write(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_up(monkeypatch, half_with_eight)
+    folder.write_text("")
+    with counted_launches() as launches:
+        assert "sizes cannot be written" in refusal_of(command_line.main, f"tune {ONE}", capsys)
+    assert not launches
+    assert status_of(command_line.main, f"tune {ONE} --dry-run") == 0
+
+
+def test_what_cannot_be_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path_of(this_chip()).mkdir(parents=True)
+    assert "cannot be removed" in refusal_of(command_line.main, "tune --reset", capsys)
+
+
 @pytest.mark.host_only
 def test_without_a_gpu(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

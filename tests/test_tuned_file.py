@@ -90,6 +90,7 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
     "unknown field": (change(note="x"), "unknown, fields: note"),
     "missing field": (lambda data: data.pop("date"), "fields: date"),
     "date": (change(date=3), "date 3 is not of type str"),
+    "half a character": (change(date="\ud800"), "date '\\ud800' is no text"),
     "rows": (change(rows={}), "rows are not a list"),
     "row": (change(rows=[3]), "TunedRow is no object"),
     "chip": (change(chip=None), "Chip is no object"),

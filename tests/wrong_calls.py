@@ -132,6 +132,8 @@ WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], l
     ("prefill", "negative softcap", option(softcap=-3.0), ValueError, ["softcap", "-3"]),
     ("prefill", "NaN softcap", option(softcap=float("nan")), ValueError, ["softcap", "nan"]),
     ("prefill", "infinite softcap", option(softcap=float("inf")), ValueError, ["softcap", "inf"]),
+    ("prefill", "softcap beyond float32", option(softcap=1e39), ValueError, ["softcap 1e+39", "above 1e+30"]),
+    ("prefill", "softcap below float32", option(softcap=1e-60), ValueError, ["softcap 1e-60", "0.125"]),
     ("prefill", "NaN scale", option(scale=float("nan")), ValueError, ["scale nan", "finite"]),
     ("decode", "infinite scale", option(scale=float("-inf")), ValueError, ["scale -inf", "finite"]),
     ("paged_decode", "scale beyond float32", option(scale=1e39), ValueError, ["scale 1e+39", "finite"]),

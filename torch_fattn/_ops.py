@@ -124,7 +124,8 @@ def prefill(
         sinks: `[Hq]`, a logit per query head that takes part in the softmax and has no value. A row that sees
             no key has it as its lse.
         alibi_slopes: `[Hq]`: slope * (key position - p) is added to the score.
-        softcap: c > 0 turns a score s into `c * tanh(s / c)`, before all that is added to it. 0: none.
+        softcap: c > 0, up to 1e30, turns a score s into `c * tanh(s / c)`, before all that is added to it.
+            0: none.
         scale: factor of the score, finite. Default `D ** -0.5`.
         token_major_out: out lies in memory as `[B, Lq, Hq, Dv]`, of which it is the transposed view: the same
             numbers, and `out.transpose(1, 2).flatten(2)`, what an output projection multiplies, is no copy.

@@ -122,7 +122,8 @@ def paged_prefill(
         Rows from `cu_seqlens_q[B]` on belong to no sequence; they have the result of a row that sees no key.
 
     Entries of cu_seqlens_q that decrease, or lie beyond T, are cut to those before them, or to T; with
-    FATTN_CHECK=1 in the environment they raise ValueError, as does a sequence of more than max_seqlen_q rows.
+    FATTN_CHECK=1 in the environment they raise ValueError, as do a first entry other than 0 and a sequence of
+    more than max_seqlen_q rows.
     """
     out, lse = torch.ops.fattn.paged_prefill(
         query,
@@ -255,7 +256,7 @@ def varlen_prefill(
     Entries of cu_seqlens_q that decrease, or lie beyond Tq, are cut to those before them, or to Tq. A
     sequence whose entries of cu_seqlens_k decrease has no key; those beyond Tk are cut to it, and of a
     sequence of more than max_seqlen_k keys the first are taken. With FATTN_CHECK=1 in the environment all of
-    them raise ValueError, as does a sequence of more than max_seqlen_q rows.
+    them raise ValueError, as do first entries other than 0 and a sequence of more than max_seqlen_q rows.
 
     No work is spent on padding. A launch has at most B + 1 threadgroups for each key-value head more than
     there are tiles of rows; they end at once.

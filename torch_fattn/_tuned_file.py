@@ -166,6 +166,8 @@ def _taken(data: Any, of: type, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         value = data[name]
         if kind in TYPES and (isinstance(value, bool) or not isinstance(value, TYPES[kind])):
             raise BadFileError(f"its {name} {value!r} is not of type {kind}")
+        if isinstance(value, str) and not value.isprintable():  # half a surrogate pair is no text for C++
+            raise BadFileError(f"its {name} {value!r} is no text")
     return {name: data[name] for name in known}
 
 

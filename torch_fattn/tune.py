@@ -6,13 +6,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import __version__
 from ._arguments import DTYPES, ArgumentError, Parser, whole
-from ._cache_folder import tuning_is_off
+from ._cache_folder import cache_folder, tuning_is_off
 from ._progress import Progress
 from ._tune_candidates import Subject, subjects
 from ._tune_choice import choose, confirmed
@@ -80,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
         return reset(chip)
     if options.show:
         return show(chip)
+    if not options.dry_run:
+        _make_folder()
     chosen = _subjects(options)
     start = time.monotonic()
     stopwatch = Stopwatch(chip, start + (options.seconds or DEFAULT_SECONDS), tiny=sys.platform != "darwin")
@@ -117,6 +120,20 @@ def _check(options: argparse.Namespace) -> None:
             f"Metal is software on {sys.platform}, whose times say nothing of a GPU; run it on a Mac, or "
             "give --anyway to go the whole way with tiny calls"
         )
+
+
+def _make_folder() -> None:
+    """Before the timing, which would be lost otherwise."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ArgumentError(
+            f"tuned sizes cannot be written to {folder} ({error.strerror}); set FATTN_CACHE to a folder that "
+            "you may write to, or give --dry-run"
+        ) from error
 
 
 def _subjects(options: argparse.Namespace) -> list[Subject]:
@@ -214,7 +231,11 @@ def show(chip: Chip) -> int:
 
 def reset(chip: Chip) -> int:
     path = path_of(chip)
-    print(f"removed {path}" if _remove(path) else f"{chip} has no tuned sizes: there is no {path}")
+    try:
+        removed = _remove(path)
+    except OSError as error:
+        raise ArgumentError(f"{path} cannot be removed ({error.strerror}); remove it by hand") from error
+    print(f"removed {path}" if removed else f"{chip} has no tuned sizes: there is no {path}")
     install(chip, [], "")
     return 0
 

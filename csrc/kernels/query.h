@@ -19,6 +19,8 @@ inline void read_query_or_zeros(const device Element* row, LanePosition at,
 struct QueryRegisters {
   OperandFragment fragments[kRowFragments][kHeadDim / 8];
 
+  QueryRegisters() thread {}
+
   // `row` is this lane's row of fragment r; null when the call has fewer rows.
   void load(int r, const device Element* row, LanePosition at) thread {
     Operand run[kHeadDim / 4];

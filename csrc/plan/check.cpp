@@ -45,6 +45,14 @@ std::optional<Refusal> check_options(const Problem& p) {
     return refuse(Kind::kValue, op, "softcap ", options.softcap,
                   " is not a finite number >= 0; use 0 for none");
   }
+  if (options.softcap > kMaxSoftcap) {
+    return refuse(Kind::kValue, op, "softcap ", options.softcap, " is above ", kMaxSoftcap,
+                  "; use 0 for none");
+  }
+  if (options.softcap > 0.0 && !std::isfinite(static_cast<float>(p.scale / options.softcap))) {
+    return refuse(Kind::kValue, op, "softcap ", options.softcap, " is too small for scale ", p.scale,
+                  ", which is divided by it in float32; use a larger one, or 0 for none");
+  }
   const bool by_position = options.window_left >= 0 || options.window_right >= 0 || options.alibi_slopes;
   if (by_position && std::abs(p.q_offset) > kMaxLength) {
     return refuse(Kind::kValue, op, "q_offset ", p.q_offset, " is beyond ", kMaxLength,

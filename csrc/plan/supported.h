@@ -10,6 +10,8 @@ namespace fattn {
 inline constexpr int kMinFamily = 7;
 inline constexpr int64_t kHeadDimMultiple = 8;
 inline constexpr int64_t kMaxHeadDim = 576;
+// Of scores. A quotient of a score and a larger cap would be lost below the normal numbers of float32.
+inline constexpr double kMaxSoftcap = 1e30;
 inline constexpr int64_t kMaxDecodeRows = 16;  // q_len of decode and paged_decode
 // Lengths and block counts travel as 32-bit integers; offsets are 64-bit.
 inline constexpr int64_t kMaxLength = int64_t(1) << 30;
