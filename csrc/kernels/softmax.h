@@ -173,7 +173,9 @@ struct AttentionState {
       const float new_max = fmax(row_max[r], row_max_of(step_max));
       // A row that has seen no key yet has maximum -inf; (-inf) - (-inf) must not become its weight.
       const float origin = new_max == -INFINITY ? 0.0f : new_max;
-      const float shrink = weight_of(row_max[r] - origin);
+      // Exactly 1 where the maximum stays: fast::exp2 need not be exact even at 0, and errors would add up
+      // over the steps.
+      const float shrink = row_max[r] == new_max ? 1.0f : weight_of(row_max[r] - origin);
       float sum = row_sum[r] * shrink;
 #pragma clang loop unroll(full)
       for (int k = 0; k < kKeys; k++) {
