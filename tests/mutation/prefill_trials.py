@@ -57,6 +57,7 @@ def other_prefill() -> Iterator[Trial]:
     )
     yield of_problem("prefill-rows8-map", "prefill", f16, 1, 1, 1, 90, 200, 96, 16, mask=torch.bool, **MAPPED)
     yield from _other_packed()
+    yield from _early()
 
 
 def _other_packed() -> Iterator[Trial]:
@@ -81,6 +82,33 @@ def _other_packed() -> Iterator[Trial]:
         )  # fmt: skip
 
 
+def _early() -> Iterator[Trial]:
+    """As chips from M3 on have it: loads far ahead of whole and ragged steps, of one range and of two, under
+    a map, of blocks, of elements that the threads cannot share evenly; bfloat as such."""
+
+    def early(name: str, *sizes: int, op: str = "prefill", dtype: torch.dtype = f16, **options: Any) -> Trial:
+        return of_problem(name, op, dtype, *sizes, change=as_newer_chips, **options)
+
+    causal: dict[str, Any] = {"causality": "bottom_right"}
+    dims = (64, 32)
+    packed: dict[str, Any] = {"op": "paged_prefill", **MIXED, **causal}
+    yield early("prefill-early", 1, 2, 1, 80, 150, *dims, **causal)
+    yield early("prefill-early-full", 1, 2, 1, 70, 139, 72, 40, layouts=OFF)
+    yield early("prefill-early-window", 1, 2, 1, 80, 300, *dims, window_left=70, sink_tokens=40, **causal)
+    yield early("prefill-early-map", 1, 1, 1, 60, 420, *dims, mask=f16, **MAPPED, **causal)
+    yield early("prefill-early-offset", 1, 2, 1, 150, 130, *dims, causality="offset", q_offset=-40)
+    yield early("packed-early", *MIXED_SIZES, *dims, block_size=16, **packed)
+    yield early("packed-early-int8", *MIXED_SIZES, *dims, block_size=32, kv_format="int8", **packed)
+    yield early("prefill-native-bf16", 1, 2, 1, 43, 75, *dims, dtype=bf16, **causal)
+
+
+def as_newer_chips(plan: Plan) -> None:
+    (step,) = plan["passes"]
+    assert step["macros"]["FATTN_EARLY_LOADS"] == step["macros"]["FATTN_NATIVE_BFLOAT"] == "false"
+    step["macros"]["FATTN_EARLY_LOADS"] = "true"
+    step["macros"]["FATTN_NATIVE_BFLOAT"] = "true" if step["macros"]["FATTN_T"] == "bfloat" else "false"
+
+
 def _mapped() -> Iterator[Trial]:
     """Masks in patches, and their maps: more columns than are looked up at once, ragged rows, gaps."""
     half, dims = ("prefill", f16), (64, 32)
@@ -90,6 +118,10 @@ def _mapped() -> Iterator[Trial]:
     yield of_problem(
         "prefill-map-window", *half, 1, 2, 1, 80, 700, *dims, mask=torch.bool, window_left=90, sink_tokens=40,
         **MAPPED, **causal,
+    )  # fmt: skip
+    yield of_problem(
+        "prefill-map-broadcast", *half, 1, 2, 1, 40, 100, *dims, mask=torch.bool, mask_map=True,
+        mask_broadcast=(True, True, False, True), **causal,
     )  # fmt: skip
 
 
@@ -104,6 +136,11 @@ def _parts() -> Iterator[Trial]:
     yield of_problem(
         "prefill-parts-window", *half, 1, 2, 1, 70, 500, *dims, causality="bottom_right", window_left=190,
         sink_tokens=100, sinks=True, change=in_parts,
+    )  # fmt: skip
+    # The first tile sees no key.
+    yield of_problem(
+        "prefill-parts-nothing", *half, 1, 2, 1, 100, 150, *dims, causality="offset", q_offset=-64,
+        sinks=True, change=in_parts,
     )  # fmt: skip
     yield of_problem(
         "packed-parts", "paged_prefill", f16, *MIXED_SIZES, *dims, causality="bottom_right", block_size=16,
@@ -159,12 +196,18 @@ def _packed() -> Iterator[Trial]:
         "packed-window", "paged_prefill", f16, *sizes, block_size=16, window_left=20, sink_tokens=9,
         sinks=True, alibi_slopes=True, **MIXED, **causal,
     )  # fmt: skip
-    many = [n % 3 for n in range(40)]
+    many = [(n + 1) % 3 for n in range(40)]
     yield of_problem(
         "packed-many", "paged_prefill", f16, 40, 2, 1, 70, 96, 64, 32, q_lens=(*many[:39], 70),
         seq_lens=(*(n + 5 for n in many[:39]), 90), block_size=32, spare_rows=3, **causal,
     )  # fmt: skip
+    # With the rows behind them one more than the lanes look at together.
+    yield of_problem(
+        "packed-31", "paged_prefill", f16, 31, 2, 1, 9, 48, 64, 32, q_lens=(9,) * 31, seq_lens=(48,) * 31,
+        block_size=16, spare_rows=3, **causal,
+    )  # fmt: skip
     yield _strange_bounds()
+    yield _no_keys()
     yield from _packed_keys()
 
 
@@ -188,6 +231,22 @@ def _packed_keys() -> Iterator[Trial]:
         cu_seqlens_k=torch.tensor([-5, 70, 2**31 - 1, 20, -(2**31)], dtype=torch.int32),
         max_seqlen_q=40,
         max_seqlen_k=60,
+        is_causal=True,
+    )
+
+
+def _no_keys() -> Trial:
+    """A sequence without keys has rows; some end before one that came long before them."""
+    return of_operands(
+        "packed-no-keys",
+        "paged_prefill",
+        query=randn(f16, 60, 2, 64),
+        key_cache=randn(f16, 6, 16, 1, 64),
+        value_cache=randn(f16, 6, 16, 1, 32),
+        cu_seqlens_q=torch.tensor([0, 30, 5, 6, 50, 60], dtype=torch.int32),
+        max_seqlen_q=60,
+        block_tables=torch.tensor([[0, 1, 2, 3]] * 5, dtype=torch.int32),
+        seq_lens=torch.tensor([0, 40, 40, 50, 60], dtype=torch.int32),
         is_causal=True,
     )
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .prefill_trials import MAPPED, MIXED, MIXED_SIZES, OFF, PADDED, in_parts, in_slices
+from .prefill_trials import MAPPED, MIXED, MIXED_SIZES, OFF, PADDED, as_newer_chips, in_parts, in_slices
 from .special_trials import chains, hidden_nan, unlikely
-from .trial import Plan, Trial, bf16, f16, f32, of_problem
+from .trial import Trial, bf16, f16, f32, of_problem
 
 CAUSAL: dict[str, Any] = {"causality": "bottom_right"}
 
@@ -46,7 +46,7 @@ def other_prefill_wide() -> Iterator[Trial]:
     yield of_problem("prefill-wide-shares", *half, 1, 1, 1, 20, 70, 280, 264, layouts=OFF)
     # The narrow columns of keys begin with the first; the planner asks for values early on M3 and later.
     yield of_problem(
-        "prefill-wide-early-values", *half, 1, 2, 1, 40, 90, 24, 264, change=_values_early, **CAUSAL
+        "prefill-wide-early-values", *half, 1, 2, 1, 40, 90, 24, 264, change=as_newer_chips, **CAUSAL
     )
     yield of_problem("prefill-wide-f32", "prefill", f32, 1, 2, 1, 20, 75, 136, 24, mask=f32, **CAUSAL)
     yield of_problem("prefill-wide-f32-shares", "prefill", f32, 1, 1, 1, 20, 40, 288, 24, **CAUSAL)
@@ -80,9 +80,17 @@ def other_prefill_wide() -> Iterator[Trial]:
             f"packed-wide-{kv_format}", "paged_prefill", dtype, *MIXED_SIZES, *dims, block_size=16,
             kv_format=kv_format, window_left=70, **MIXED, **CAUSAL,
         )  # fmt: skip
-
-
-def _values_early(plan: Plan) -> None:
-    (step,) = plan["passes"]
-    assert step["macros"]["FATTN_EARLY_LOADS"] == "false"
-    step["macros"]["FATTN_EARLY_LOADS"] = "true"
+    yield of_problem(
+        "prefill-wide-native-bf16",
+        "prefill",
+        bf16,
+        1,
+        2,
+        1,
+        30,
+        40,
+        136,
+        200,
+        change=as_newer_chips,
+        **CAUSAL,
+    )

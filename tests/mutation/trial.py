@@ -151,12 +151,12 @@ def of_logits(
     return Trial(f"{op}-{problems.SHORT[dtype]}-{sizes}-{layout}", plan, prepare)
 
 
-def of_map(dtype: torch.dtype, *size: int, slice_size: int = 0) -> Trial:
+def of_map(dtype: torch.dtype, *size: int, slice_size: int = 0, layout: str = "padded_rows") -> Trial:
     """Of mask_map, of a mask `[batch, heads, rows, keys]` in patches."""
     problem = Problem(
         0, "prefill", f16, size[0], size[1], size[1], *size[2:], 8, 8, mask=dtype, mask_pattern="patches"
     )  # fmt: skip
-    case = problems.build(replace(problem, mask_layout="padded_rows"), seed=7)
+    case = problems.build(replace(problem, mask_layout=layout), seed=7)
     mask = case.arguments("cpu")[0]["attn_mask"]
 
     def plan() -> Plan:
@@ -174,7 +174,7 @@ def of_map(dtype: torch.dtype, *size: int, slice_size: int = 0) -> Trial:
 
         return {"attn_mask": mask, "mask_map": cells}, check
 
-    return Trial(f"mask-map-{problems.SHORT[dtype]}", plan, prepare)
+    return Trial(f"mask-map-{problems.SHORT[dtype]}-{layout}", plan, prepare)
 
 
 def randn(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -81,6 +81,7 @@ def _maps() -> Iterator[Trial]:
     yield of_map(torch.bool, 1, 2, 70, 300)
     yield of_map(f16, 1, 2, 70, 300)
     yield of_map(bf16, 1, 2, 70, 300)
+    yield of_map(bf16, 1, 2, 70, 300, layout="every_other")
 
 
 @cache
