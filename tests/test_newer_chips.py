@@ -40,6 +40,21 @@ def test_random_problems(seed: int) -> None:
     assert done.returncode == 0
 
 
+@needs_emulator
+def test_counts_of_long_prefills() -> None:
+    """The bounds that M1 keeps, of tiles that are larger here."""
+    arguments = ["tests/test_counts.py", "-k", "long_prefills or very_different_lengths"]
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, *arguments],
+        env={**os.environ, "SOFTMETAL_GPU_FAMILY": "9"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "'family': 9" in done.stdout and "6 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
+
+
 def macros(family: int, op: str, dtype: torch.dtype, dim: int, stored: torch.dtype | None = None) -> Any:
     """Of the kernel that a call of `op` takes on such a GPU; `stored`: what its cache is quantised to."""
     query = torch.empty(1, 4, 1 if "decode" in op else 64, dim, dtype=dtype, device="meta")
