@@ -1,5 +1,5 @@
-"""The plans for chips from M3 on: their tiles are larger, their loads come earlier, and bfloat is multiplied as
-such. The software GPU claims to be one in a process of its own."""
+"""The plans for chips from M3 on: their tiles are larger, their loads come earlier, and bfloat is multiplied
+as such. The software GPU claims to be one in a process of its own."""
 
 from __future__ import annotations
 
@@ -65,9 +65,8 @@ def macros(family: int, op: str, dtype: torch.dtype, dim: int, stored: torch.dty
         scales = torch.empty(8, 16, 2, dtype=torch.float32, device="meta")
         tables = torch.empty(1, 8, dtype=torch.int32, device="meta")
         lens = torch.empty(1, dtype=torch.int32, device="meta")
-        plan = torch_fattn.explain(
-            op, query, pool, pool, tables, lens, key_scales=scales, value_scales=scales, family=family, cores=10
-        )  # fmt: skip
+        both = {"key_scales": scales, "value_scales": scales}
+        plan = torch_fattn.explain(op, query, pool, pool, tables, lens, **both, family=family, cores=10)
     return plan.passes[0]["macros"]
 
 
@@ -75,8 +74,8 @@ def macros(family: int, op: str, dtype: torch.dtype, dim: int, stored: torch.dty
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("op", ["prefill", "decode"])
 def test_who_multiplies_bfloat(op: str, dim: int) -> None:
-    """M1 and M2 emulate its arithmetic; other dtypes, and bfloat queries over quantised caches, have nothing to
-    gain."""
+    """M1 and M2 emulate its arithmetic; other dtypes, and bfloat queries over quantised caches, have nothing
+    to gain."""
     for family in (7, 8, 9, 10):
         native = {dtype: macros(family, op, dtype, dim)[NATIVE] for dtype in (torch.bfloat16, torch.float16)}
         assert native == {torch.bfloat16: str(family > 8).lower(), torch.float16: "false"}
