@@ -1,7 +1,8 @@
 """Calls small enough to be run in software, and what their counts say of the whole call.
 
 A prefill's counts are a quadratic polynomial of its length, exactly, among lengths that leave the same last,
-ragged tile. It is counted at four such lengths: three give the polynomial, the fourth must lie on it.
+ragged tile. It is counted at four such lengths: three give the polynomial, the fourth must lie on it. Lengths
+at which other kernels run are passed over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from .calls import Call
 from .counting import ROLES, Counts, Dispatch
 
+SAMPLES = 4
 PERIOD = 128  # a multiple of everybody's tiles
 # Products of one counted decode: a software GPU does a few hundred thousand a second while it counts bytes.
 WORK_LIMIT = 150_000
@@ -27,20 +29,29 @@ def count_prefill(call: Call, count: Callable[[Call], Counts], has_shared_passes
     two heads are counted as well."""
     shortest = PERIOD + call.q_len % PERIOD
     shortest += -(-max(0, call.window_left) // PERIOD) * PERIOD  # shorter ones do not see the whole window
-    lengths = [shortest + i * PERIOD for i in range(4)]
-    if call.q_len <= lengths[-1]:
-        lengths = [call.q_len]
+    candidates = [shortest + i * PERIOD for i in range(2 * SAMPLES)]
+    if call.q_len <= candidates[SAMPLES - 1]:
+        candidates = [call.q_len]
     longer = call.kv_len - call.q_len
 
     def counted(rows: int, heads: int) -> Counts:
         sample = replace(call, batch=1, q_heads=heads * call.group_size, kv_heads=heads)
         return count(replace(sample, q_len=rows, kv_len=rows + longer))
 
-    sequences = []
-    for rows in lengths:
+    sequences: list[list[Dispatch]] = []
+    lengths: list[int] = []
+    for rows in candidates:
         one = counted(rows, 1).dispatches
+        # The keys of one head may be cut into parts where that fills a GPU; those of many are not.
+        if sequences and [each.kernel for each in one] != [each.kernel for each in sequences[0]]:
+            continue
         two = counted(rows, 2).dispatches if has_shared_passes and call.kv_heads > 1 else None
         sequences.append(_of_all_heads(one, two, call.kv_heads))
+        lengths.append(rows)
+        if len(lengths) == SAMPLES:
+            break
+    if len(lengths) < min(SAMPLES, len(candidates)):
+        raise RuntimeError(f"{call}: of {candidates} rows only {lengths} take the same kernels")
     return _scaled(call, sequences, lengths)
 
 
@@ -76,8 +87,8 @@ def _scaled(call: Call, sequences: Sequence[Sequence[Dispatch]], lengths: Sequen
 
     dispatches = []
     for same in zip(*sequences, strict=True):
-        if len({(one.kernel, one.threads) for one in same}) != 1:
-            raise RuntimeError(f"{call}: another kernel runs at {lengths[0]} rows than at {lengths[-1]}")
+        if len({one.threads for one in same}) != 1:
+            raise RuntimeError(f"{call}: threadgroups are larger at {lengths[0]} rows than at {lengths[-1]}")
         grid = tuple(
             int(polynomial(lengths[:3], extents[:3], call.q_len))
             for extents in zip(*(one.grid for one in same), strict=True)

@@ -276,7 +276,7 @@ std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   const auto [no_key_out, no_key_lse] = no_key_results(call);
   Call padded = call;
   padded.problem.packed = false;
-  padded.problem.q_len = std::min(problem.max_seqlen_q, problem.q_len);
+  padded.problem.q_len = most_sequence_rows(problem);
   const int64_t q_len = padded.problem.q_len;
   if (no_key_out.numel() == 0 || problem.batch == 0 || q_len == 0) return {no_key_out, no_key_lse};
 

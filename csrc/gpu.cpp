@@ -6,6 +6,8 @@
 #include <atomic>
 #include <mutex>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -107,6 +109,16 @@ void set_archive_folder([[maybe_unused]] std::string folder) {
 #endif
 }
 
+// Name, family and cores of the GPU of this machine. Raises where there is none.
+std::tuple<std::string, int64_t, int64_t> this_gpu() {
+#ifdef FATTN_WITH_METAL
+  const DeviceFacts& device = metal::device_facts();
+  return {device.name, device.family, device.cores};
+#else
+  TORCH_CHECK(false, "torch_fattn was built without Metal");
+#endif
+}
+
 std::string source_digest() {
 #ifdef FATTN_WITH_METAL
   return metal::source_digest();
@@ -133,6 +145,7 @@ const DeviceFacts& gpu_facts() {
 
 TORCH_LIBRARY_FRAGMENT(fattn, library) {
   library.def("_source_digest() -> str", source_digest);
+  library.def("_this_gpu() -> (str, int, int)", this_gpu);
   library.def("_set_archive_folder(str folder) -> ()", set_archive_folder);
   library.def("_tuning_fault(int[] rows) -> str", fault_of_numbers);
   library.def("_set_tuning(str chip, int family, int cores, int[] rows, str provenance) -> ()", set_tuning);

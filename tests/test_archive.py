@@ -110,6 +110,17 @@ def test_a_broken_file_is_made_again(damage: str, folder: Path) -> None:
     assert len(archives(folder)) == 2 and first.read_bytes() == whole
 
 
+def test_what_cannot_be_removed_is_passed_by(folder: Path) -> None:
+    """Folders in the place of archives, some of which come before the archive in any order of the folder."""
+    for archive in archives(folder):
+        for number in range(16):
+            in_its_place = archive.with_name(f"{archive.name.split('-')[0]}-{number:016x}.metalarchive")
+            in_its_place.mkdir()
+            (in_its_place / "content").write_text("")
+    assert run(folder) == ALL
+    assert len(archives(folder)) == 2 * 17
+
+
 def fnv(data: bytes) -> str:
     value = 0xCBF29CE484222325
     for byte in data:

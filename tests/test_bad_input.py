@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -124,3 +125,28 @@ def test_softcaps_up_to_the_limits_are_taken(softcap: float) -> None:
 def test_none_where_a_tensor_is_needed(name: str) -> None:
     with pytest.raises(TypeError, match=f"fattn.paged_decode: {name} is None; pass a tensor of shape"):
         call("paged_decode", valid("paged_decode") | {name: None})
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("operand", [None, [1.0]])
+@pytest.mark.parametrize(
+    ("op", "what", "rest"),
+    [
+        ("mask_map", "attn_mask", ()),
+        ("softmax", "scores", ()),
+        ("softcap", "x", (2.0,)),
+        ("merge", "outs", (None,)),
+        ("shared_prefix_decode", "key", (None,)),
+    ],
+)
+def test_no_tensor_at_all(op: str, what: str, rest: tuple[Any, ...], operand: Any) -> None:
+    """torch itself looks for the operator by the tensors of a call, and has no word of ours without one."""
+    call = getattr(torch_fattn, op)
+    arguments = (None, None, None, operand, None) if op == "shared_prefix_decode" else (operand, *rest)
+    with pytest.raises(TypeError) as caught:
+        call(*arguments)
+    found = "None" if operand is None else "of type list"
+    assert f"fattn.{op}: {what} is {found}; pass a tensor" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if op in ("mask_map", "softmax", "softcap"):
+        assert call(torch.ones(2, 3), *rest).numel(), "the control"

@@ -179,6 +179,22 @@ def test_counts_that_are_no_polynomial_are_noticed() -> None:
         samples.count_prefill(call, counted_with(lambda n: n * n + (n == 256)))
 
 
+@pytest.mark.host_only
+def test_lengths_at_which_other_kernels_run_are_passed_over() -> None:
+    """As where one head alone is cut into parts, which the heads of the whole call are not."""
+    call = Call("prefill", 6, 3, 64, 8192, 8192)
+
+    def count(one: Call, split: tuple[int, ...]) -> counting.Counts:
+        counts = counted_with(lambda n: n * n + 7 * (n in split))(one)
+        parts = counts.dispatches[0], dataclasses.replace(counts.dispatches[0], kernel="merge")
+        return counting.Counts(one, parts) if one.q_len in split else counts
+
+    found = samples.count_prefill(call, lambda one: count(one, (256, 512)))
+    assert found.total("products") == 3 * 8192**2 and len(found.dispatches) == 1
+    with pytest.raises(RuntimeError, match=r"only \[128, 1024\] take the same kernels"):
+        samples.count_prefill(call, lambda one: count(one, tuple(range(256, 1024, 128))))
+
+
 def overlap(figure: Any, stem: Path) -> bool:
     """Whether the legend covers the title in what is saved."""
     figure.savefig(stem.with_suffix(".png"), dpi=150, bbox_inches="tight")

@@ -4,14 +4,17 @@ to the least possible."""
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from bench import bounds, counting, masks
+import torch_fattn
+from bench import bounds, counting, masks, samples
 from bench.calls import Call
 
 from .conftest import needs_emulator
@@ -175,6 +178,62 @@ def test_bytes_are_those_counted_by_hand() -> None:
 def test_causal_prefill_multiplies_little_more_than_it_must() -> None:
     call = Call("prefill", 1, 1, 64, 1024, 1024, causal=True)
     assert 1.0 <= counting.count_ours(call, count_bytes=False).products_ratio < 1.01
+
+
+def tile_of(call: Call) -> tuple[int, int]:
+    """Rows and keys of a tile of this prefill, among many heads."""
+    with counting.tile_of_many_heads(call):
+        operands = call.operands("mps").values()
+        macros = torch_fattn.explain("prefill", *operands, is_causal=call.causal).passes[0]["macros"]
+    fragments = int(macros["FATTN_ROW_FRAGMENTS"]) * int(macros["FATTN_SIMDGROUPS"])
+    return 8 * fragments, int(macros["FATTN_TILE_KEYS"])
+
+
+LONG = [
+    (Call("prefill", 1, 1, 64, 4096, 4096, causal=True), 1.05),
+    (Call("prefill", 1, 1, 128, 4096, 4096, causal=True), 1.05),
+    (Call("prefill", 1, 1, 64, 8192, 8192, causal=True, window_left=511), 1.15),
+    (Call("prefill", 1, 1, 128, 8192, 8192, causal=True, window_left=511), 1.15),
+]
+
+
+@pytest.mark.parametrize(("call", "most"), LONG, ids=str)
+def test_long_prefills(call: Call, most: float) -> None:
+    """Little is multiplied that nobody sees. Barriers: two for a tile of keys, and one behind the query."""
+    count = functools.partial(counting.count_ours, count_bytes=False)
+    counts = samples.count_prefill(call, count)
+    assert [dispatch.kernel for dispatch in counts.dispatches] == ["fattn_prefill"]
+    assert 1.0 <= counts.products_ratio <= most
+    rows, keys = tile_of(replace(call, q_len=128, kv_len=128))
+    tiles = 0
+    for first in range(0, call.q_len, rows):
+        seen = call.visible_keys(first)[0], call.visible_keys(first + rows - 1)[1]
+        tiles += -(-(seen[1] - seen[0]) // keys)
+    assert counts.total("threadgroup_barriers") == 2 * tiles + call.q_len // rows
+    hidden = replace(call, causal=False, window_left=-1).least_products / call.least_products
+    assert hidden * counts.products_ratio > most, "the control: to visit all keys would be too many"
+
+
+@pytest.mark.parametrize("q_heads", [1, 4])
+def test_packed_sequences_of_very_different_lengths(q_heads: int) -> None:
+    """1 to 100: neither is padded to the other."""
+    import softmetal
+
+    lengths = (8, 800, 8, 8, 800)
+    starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="mps")
+    rows = torch.randn(sum(lengths), q_heads + 2, 64).half().to("mps")
+    query, key, value = rows[:, :q_heads], rows[:, q_heads:-1], rows[:, -1:]
+    with softmetal.record() as launches:
+        torch_fattn.varlen_prefill(
+            query, key, value, starts, starts, max(lengths), max(lengths), is_causal=True
+        )
+    products = sum(launch["counters"]["products"] for launch in launches)
+
+    def least(*lengths: int) -> int:
+        return sum(Call("prefill", q_heads, 1, 64, n, n, causal=True).least_products for n in lengths)
+
+    assert 1.0 <= products / least(*lengths) <= 1.1
+    assert least(*[max(lengths)] * len(lengths)) > 2 * products, "the control: as padded rows"
 
 
 @pytest.mark.parametrize("name", ["prefill-chunk", "prefill-chunk-wide"])

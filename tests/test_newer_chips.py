@@ -25,10 +25,7 @@ sys.exit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *sys.argv[1:]])
 """
 
 
-@needs_emulator
-@pytest.mark.parametrize("seed", [9001, 9002])
-def test_random_problems(seed: int) -> None:
-    arguments = ["-m", "slow", "tests/test_random.py", "--seeds", str(seed), "--problems", "75"]
+def run_on_a_newer_chip(arguments: list[str], passed: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, *arguments],
         env={**os.environ, "SOFTMETAL_GPU_FAMILY": "9"},
@@ -36,8 +33,22 @@ def test_random_problems(seed: int) -> None:
         text=True,
         check=False,
     )
-    assert "'family': 9" in done.stdout and "1 passed" in done.stdout, done.stdout + done.stderr
+    assert "'family': 9" in done.stdout and passed in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
+
+
+@needs_emulator
+@pytest.mark.parametrize("seed", [9001, 9002])
+def test_random_problems(seed: int) -> None:
+    arguments = ["-m", "slow", "tests/test_random.py", "--seeds", str(seed), "--problems", "75"]
+    run_on_a_newer_chip(arguments, "1 passed")
+
+
+@needs_emulator
+def test_counts_of_long_prefills() -> None:
+    """The bounds that M1 keeps, of tiles that are larger here."""
+    arguments = ["tests/test_counts.py", "-k", "long_prefills or very_different_lengths"]
+    run_on_a_newer_chip(arguments, "6 passed")
 
 
 def macros(family: int, op: str, dtype: torch.dtype, dim: int, stored: torch.dtype | None = None) -> Any:
@@ -50,8 +61,8 @@ def macros(family: int, op: str, dtype: torch.dtype, dim: int, stored: torch.dty
         scales = torch.empty(8, 16, 2, dtype=torch.float32, device="meta")
         tables = torch.empty(1, 8, dtype=torch.int32, device="meta")
         lens = torch.empty(1, dtype=torch.int32, device="meta")
-        scaled = {"key_scales": scales, "value_scales": scales}
-        plan = torch_fattn.explain(op, query, pool, pool, tables, lens, **scaled, family=family, cores=10)
+        both = {"key_scales": scales, "value_scales": scales}
+        plan = torch_fattn.explain(op, query, pool, pool, tables, lens, **both, family=family, cores=10)
     return plan.passes[0]["macros"]
 
 

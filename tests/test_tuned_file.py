@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import torch_fattn
 from tests.tuned import PROVENANCE, Install, file_of, install, plan_of, row, this_chip
@@ -142,8 +143,43 @@ def test_what_is_no_such_file(content: bytes, folder: Path) -> None:
 
 
 def test_a_folder_of_that_name(folder: Path) -> None:
-    (folder / "tuned-x.json").mkdir()
+    (folder / this_chip().file_name).mkdir()
     assert len(load()) == 1 and "tuned" not in tuning()
+
+
+def test_a_broken_file_of_another_gpu_is_its_own_affair(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tune` here would not touch it, nor would --reset."""
+    name = this_chip().file_name
+    others = {name.replace("cores", "0cores"), f"tuned-another-{name}", "tuned-x.json"}
+    for other in others:
+        (folder / other).write_text("{")
+    assert not load()
+    (folder / name).write_text("{")
+    (warning,) = load()
+    assert str(folder / name) in warning and "--reset" in warning
+
+    def no_gpu() -> None:
+        raise RuntimeError("fattn needs a GPU, and torch finds no Metal device")
+
+    monkeypatch.setattr(torch.ops.fattn, "_this_gpu", no_gpu)
+    assert not load()
+
+
+def test_a_gpu_is_looked_for_only_for_a_broken_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    this_gpu = torch.ops.fattn._this_gpu
+
+    def ask() -> Any:
+        asked.append(True)
+        return this_gpu()
+
+    monkeypatch.setattr(torch.ops.fattn, "_this_gpu", ask)
+    path = _tuned_file.write(file_of([row("prefill")]))
+    assert not load() and not asked
+    path.write_text("{")
+    assert load() and asked
 
 
 def test_the_file_of_another_gpu_waits_for_it(folder: Path, install: Install) -> None:

@@ -51,7 +51,7 @@ def test_length_of_packed_rows_counts_the_heads_that_share_keys(install: Install
     install(row("prefill", simdgroups=2, max_length=512), row("prefill", simdgroups=8))
     query = torch.empty(600, 8, 64, dtype=torch.float16, device="mps")
     key, starts = query[:, :2], torch.empty(3, dtype=torch.int32, device="mps")
-    for longest, simdgroups in ((128, "2"), (129, "8")):
+    for longest, simdgroups in ((128, "2"), (129, "8"), (2**63 - 1, "8")):
         plan = torch_fattn.explain("varlen_prefill", query, key, key, starts, starts, longest, longest)
         assert is_tuned(plan) and plan.passes[0]["macros"]["FATTN_SIMDGROUPS"] == simdgroups
 

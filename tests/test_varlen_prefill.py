@@ -277,6 +277,26 @@ def test_the_grid_is_little_too_large(rows: int, batch: int) -> None:
         assert heads == 2 and needed <= tiles <= needed + batch + 1
 
 
+@pytest.mark.host_only
+@pytest.mark.parametrize("longest", [4096, 2**62, 2**63 - 1])
+def test_no_sequence_is_longer_than_the_call(longest: int) -> None:
+    """Whatever max_seqlen_q says: that times the heads of a group is beyond 64 bits here."""
+    query = torch.empty(4096, 8, 64, dtype=f16, device="meta")
+    key, pool = query[:, :2], query.new_empty(256, 16, 2, 64)
+    starts, lengths = (torch.empty(n, dtype=torch.int32, device="meta") for n in (2, 1))
+    tables = torch.empty(1, 256, dtype=torch.int32, device="meta")
+
+    def plans(longest: int) -> list[str]:
+        operands: dict[str, tuple[torch.Tensor, ...]] = {
+            "varlen_prefill": (query, key, key, starts, starts),
+            "paged_prefill": (query, pool, pool, tables, lengths, starts),
+        }
+        numbers = {"varlen_prefill": (longest, 4096), "paged_prefill": (longest,)}
+        return [torch_fattn.explain(op, *operands[op], *numbers[op]).json for op in operands]
+
+    assert plans(longest) == plans(4096) != plans(1)
+
+
 def test_slices_compute_what_one_dispatch_does() -> None:
     """Slices, and parts of the keys, are planned from max_seqlen_k: only the GPU knows how many there are."""
     generator = torch.Generator().manual_seed(4)

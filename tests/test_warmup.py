@@ -89,6 +89,48 @@ def test_refusals() -> None:
         assert said in str(refused.value)
 
 
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"dtype": "float16"}, TypeError, "dtype 'float16' is not a torch.dtype; pass torch.float16, say"),
+        ({"mask": "bool"}, TypeError, "mask 'bool' is not a torch.dtype"),
+        ({"heads": -1}, ValueError, "heads -1 is below 1, the least"),
+        ({"heads": [4, 0]}, ValueError, "heads 0 is below 1, the least"),
+        ({"batch": None}, TypeError, "batch None is not a whole number"),
+        ({"kv_len": 1.5}, TypeError, "kv_len 1.5 is not a whole number"),
+        ({"q_len": True}, TypeError, "q_len True is not a whole number"),
+        ({"head_dims": 64}, TypeError, "prefill has no option 'head_dims'; the sizes are dtype, batch"),
+        ({"kv_format": "int5"}, ValueError, "kv_format 'int5' is not one of int8, fp8_e4m3, int4"),
+        ({"kv_format": "int8"}, ValueError, "is of a quantised cache, and prefill takes none"),
+    ],
+)
+def test_wrong_sizes(options: dict[str, Any], error: type[Exception], said: str) -> None:
+    right: dict[str, Any] = {"dtype": f16, "heads": [2], "kv_heads": None, "head_dim": 24, "is_causal": True}
+    for calls, keywords in (("prefill", right | options), ([("prefill", right | options)], {})):
+        with pytest.raises(error) as refused:
+            torch_fattn.warmup(calls, **keywords)
+        sentence = str(refused.value)
+        assert sentence.startswith("torch_fattn.warmup: ") and said in sentence and "\n" not in sentence
+
+
+@pytest.mark.host_only
+def test_wrong_calls() -> None:
+    calls: Any
+    for calls in (None, ["prefill"], [("prefill", None)], [("prefill",)]):
+        with pytest.raises(TypeError, match=r"torch_fattn\.warmup: .*\(op, keywords\)"):
+            torch_fattn.warmup(calls)
+    query = torch.empty(1, 2, 3, 24, device="meta")
+    with pytest.raises(TypeError, match="prefill has no option 'head_dim'; sizes go with calls that have no"):
+        torch_fattn.warmup("prefill", query, query, query, head_dim=24)
+
+
+def test_the_control_of_wrong_sizes() -> None:
+    sizes = {"dtype": [f16], "heads": 2, "kv_heads": None, "head_dim": 24, "kv_len": 64}
+    assert torch_fattn.warmup("prefill", **sizes, mask=torch.bool, is_causal=True).kernels
+    assert torch_fattn.warmup("paged_decode", **sizes, kv_format=(None, "int8")).kernels
+
+
 def test_what_the_operator_refuses() -> None:
     with pytest.raises(ValueError, match="5 query heads cannot share 2"):
         torch_fattn.warmup("decode", heads=5, kv_heads=2)

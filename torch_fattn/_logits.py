@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._operands import check_tensor
+
 __all__ = ["softcap", "softmax"]
 
 
@@ -28,9 +30,10 @@ def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
         A contiguous tensor of the shape and dtype of scores.
 
     Raises:
-        TypeError: dtypes. ValueError: a softcap that is negative or no normal number of float32; sizes above
-        the limits. RuntimeError: from `backward`; the operators have no gradient.
+        TypeError: dtypes; no tensor. ValueError: a softcap that is negative or no normal number of float32;
+        sizes above the limits. RuntimeError: from `backward`; the operators have no gradient.
     """
+    check_tensor("fattn.softmax", "scores", scores)
     return torch.ops.fattn.softmax(scores, softcap=softcap)
 
 
@@ -48,4 +51,5 @@ def softcap(x: Tensor, cap: float) -> Tensor:
 
     Raises as `softmax` does.
     """
+    check_tensor("fattn.softcap", "x", x)
     return torch.ops.fattn.softcap(x, cap)

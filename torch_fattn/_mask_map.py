@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._operands import check_tensor
+
 __all__ = ["mask_map"]
 
 
@@ -30,8 +32,9 @@ def mask_map(attn_mask: Tensor) -> Tensor:
         either. It is to be made anew when the mask changes.
 
     Raises:
-        TypeError: dtypes. ValueError: more than four dimensions; sizes above the limits of `prefill`.
+        TypeError: dtypes; no tensor. ValueError: over four dimensions; sizes above the limits of `prefill`.
     """
+    check_tensor("fattn.mask_map", "attn_mask", attn_mask)
     for dim, (size, stride) in enumerate(zip(attn_mask.shape, attn_mask.stride(), strict=True)):
         if stride == 0 and size > 1:
             attn_mask = attn_mask.narrow(dim, 0, 1)

@@ -7,6 +7,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from ._operands import check_tensor
+
 __all__ = ["merge"]
 
 
@@ -26,5 +28,6 @@ def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | t
     Returns:
         out `[B, H, L, D]` of the dtype of outs; with `return_lse` also lse `[B, H, L]`, float32.
     """
+    check_tensor("fattn.merge", "outs", outs, "[parts, batch, heads, length, head_dim]")
     out, lse = torch.ops.fattn.merge(outs, lses)
     return (out, lse) if return_lse else out

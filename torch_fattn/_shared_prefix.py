@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 from torch import Tensor
 
+from ._operands import check_tensor
 from ._ops import paged_decode
 from ._prefix_and_suffix import Keys, Rows, attend
 
@@ -300,6 +301,7 @@ def _least_own(query: Tensor, options: DecodeOptions) -> int:
 
 
 def _check_shape(name: str, what: str, operand: Tensor, *names: str) -> None:
+    check_tensor(name, what, operand, f"[{', '.join(names)}]")
     if operand.dim() != len(names):
         raise ValueError(
             f"{name}: {what} of shape {list(operand.shape)} has {operand.dim()} dimensions and must be "

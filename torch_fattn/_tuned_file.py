@@ -201,8 +201,9 @@ def write(file: TunedFile) -> Path:
 
 
 def load_all(version: str) -> None:
-    """Hands every tuned file of this user to the planner, which uses that of the GPU it plans for. No GPU is
-    looked for. A file that cannot be used costs one warning, never a call."""
+    """Hands every tuned file of this user to the planner, which uses that of the GPU it plans for. One that
+    cannot be used never costs a call, but a warning if it is of this GPU; no other reason to look for a GPU.
+    """
     if tuning_is_off():
         return
     try:
@@ -214,9 +215,18 @@ def load_all(version: str) -> None:
             file = read(path, version)
             install(file.chip, file.rows, file.provenance)
         except BadFileError as fault:
+            if path.name != _this_file_name():
+                continue
             warnings.warn(
                 f"torch_fattn: the tuned sizes in {path} are not used, the built-in ones are: "
                 f"{fault}; run `python -m torch_fattn tune` again, or with --reset",
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _this_file_name() -> str | None:
+    try:
+        return Chip(*torch.ops.fattn._this_gpu()).file_name
+    except RuntimeError:  # no GPU
+        return None

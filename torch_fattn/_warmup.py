@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -19,7 +20,12 @@ __all__ = ["Warmup", "warmup"]
 
 # Of keys: within a chunk of decode, and in several.
 LENGTHS = (64, 4096)
-_SIZES = frozenset(inspect.signature(operands_of).parameters) - {"op"}
+_SIZES = tuple(name for name in inspect.signature(operands_of).parameters if name != "op")
+_DTYPES = {"dtype": False, "mask": True}  # whether None will do
+_NUMBERS = {"kv_heads": True, "q_len": True, "value_dim": True} | dict.fromkeys(
+    ("batch", "heads", "kv_len", "head_dim", "block_size", "parts"), False
+)
+_FORMATS = ("int8", "fp8_e4m3", "int4")
 
 
 @dataclass(frozen=True)
@@ -60,13 +66,17 @@ def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any,
             or tuple of these stands for each of its members.
 
     Returns what the calls launch, what of it was compiled now, and how long that took.
+
+    Raises:
+        TypeError: a keyword that is neither a size nor an option of the operator; a size of another type.
+        ValueError: a size below 1; what the operator itself refuses.
     """
     if not isinstance(calls, str):
         if operands or options:
             raise ValueError(
                 "torch_fattn.warmup: a list of calls has its keywords inside; write (op, keywords) for each"
             )
-        return _warm(plan for op, keywords in calls for plan in _plans(op, (), dict(keywords)))
+        return _warm(plan for op, keywords in _pairs(calls) for plan in _plans(op, (), dict(keywords)))
     return _warm(_plans(calls, operands, options))
 
 
@@ -87,6 +97,7 @@ def _warm(plans: Iterable[Explanation]) -> Warmup:
 def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Iterator[Explanation]:
     check_op("warmup", op)
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
+    _check_names(op, options, () if operands else _SIZES)
     if operands:
         yield Explanation(op, plan(*operands, **options, compile=True))
         return
@@ -95,12 +106,57 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
             f"torch_fattn.warmup: {op} is not described by sizes; pass example tensors, which may be on "
             '"meta"'
         )
-    sizes = {name: options.pop(name) for name in _SIZES & options.keys()}
+    sizes = {name: options.pop(name) for name in _SIZES if name in options}
     if op != "merge":
         sizes.setdefault("kv_len", LENGTHS)
     if op == "decode":
         sizes.setdefault("seq_lens", (True, False))
     lists = [value if isinstance(value, (list, tuple)) else (value,) for value in sizes.values()]
+    for name, values in zip(sizes, lists, strict=True):
+        for value in values:
+            _check_size(op, name, value)
     for chosen in product(*lists):
         tensors, keywords = operands_of(op, **dict(zip(sizes, chosen, strict=True)))
         yield Explanation(op, plan(*tensors, **keywords, **options, compile=True))
+
+
+def _pairs(calls: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not isinstance(calls, Iterable):
+        raise TypeError(
+            f"torch_fattn.warmup: calls is {calls!r}; pass an operator, or a list of (op, keywords)"
+        )
+    for call in calls:
+        if not (isinstance(call, (tuple, list)) and len(call) == 2 and isinstance(call[1], Mapping)):
+            raise TypeError(f"torch_fattn.warmup: {call!r} is not a call; write (op, keywords) for each")
+        yield call[0], call[1]
+
+
+def _option_names(op: str) -> set[str]:
+    return {argument.name for argument in getattr(torch.ops.fattn, f"_plan_{op}").default._schema.arguments}
+
+
+def _check_names(op: str, options: dict[str, Any], sizes: tuple[str, ...]) -> None:
+    """torch's own word for an unknown keyword is the schema of the operator that makes plans."""
+    for name in options.keys() - {*sizes} - _option_names(op):
+        known = f"the sizes are {', '.join(sizes)}" if sizes else "sizes go with calls that have no operands"
+        raise TypeError(f"torch_fattn.warmup: {op} has no option {name!r}; {known}")
+
+
+def _check_size(op: str, name: str, value: Any) -> None:
+    """One value of a size; a number by any type that Python counts with."""
+    said = f"torch_fattn.warmup: {name} {value!r}"
+    if name in _DTYPES:
+        if not (isinstance(value, torch.dtype) or (value is None and _DTYPES[name])):
+            raise TypeError(f"{said} is not a torch.dtype; pass torch.float16, say")
+    elif name in _NUMBERS:
+        if value is None and _NUMBERS[name]:
+            return
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{said} is not a whole number; pass one from 1 on")
+        if value < 1:
+            raise ValueError(f"{said} is below 1, the least; pass a number from 1 on")
+    elif name == "kv_format" and value is not None:
+        if value not in _FORMATS:
+            raise ValueError(f"{said} is not one of {', '.join(_FORMATS)}; leave it out for keys of dtype")
+        if op in OPERATORS and op != "merge" and "kv_format" not in _option_names(op):
+            raise ValueError(f"{said} is of a quantised cache, and {op} takes none; leave it out")

@@ -174,8 +174,9 @@ struct AttentionState {
       // A row that has seen no key yet has maximum -inf; (-inf) - (-inf) must not become its weight.
       const float origin = new_max == -INFINITY ? 0.0f : new_max;
       // Exactly 1 where the maximum stays: fast::exp2 need not be exact even at 0, and errors would add up
-      // over the steps.
-      const float shrink = row_max[r] == new_max ? 1.0f : weight_of(row_max[r] - origin);
+      // over the steps. Chosen, not branched to.
+      const float shrunk = weight_of(row_max[r] - origin);
+      const float shrink = row_max[r] == new_max ? 1.0f : shrunk;
       float sum = row_sum[r] * shrink;
 #pragma clang loop unroll(full)
       for (int k = 0; k < kKeys; k++) {

@@ -117,11 +117,13 @@ id<MTLComputePipelineState> new_archived_pipeline(MTLComputePipelineDescriptor* 
       for (const fs::directory_entry& entry : fs::directory_iterator(place)) {
         const std::string name = entry.path().filename().string();
         if (name.rfind(begin, 0) != 0 || entry.path().extension() != kEnding) continue;
+        std::error_code ignored;
+        if (!entry.is_regular_file(ignored)) continue;
         const bool whole = name == begin + hash_of_file(entry.path()) + kEnding;
         if (id<MTLComputePipelineState> state = whole ? new_pipeline_of(descriptor, entry.path()) : nil) {
           return state;
         }
-        fs::remove(entry.path());  // keep_pipeline writes another
+        fs::remove(entry.path(), ignored);  // keep_pipeline writes another
       }
     }
   } catch (...) {  // no folder, no permission; on macOS also what Objective-C throws

@@ -228,7 +228,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   if (pays_for_map(p, device)) add_mask_map(plan, p);
   // Where no sequence has more rows than fill one fragment of each group, a second would stay empty. No bit
   // of a result depends on how many rows a tile has.
-  const int64_t rows = p.packed ? p.max_seqlen_q * group_size : p.q_len * (grouped ? group_size : 1);
+  const int64_t rows = p.packed ? most_sequence_rows(p) * group_size : p.q_len * (grouped ? group_size : 1);
   if (rows <= tile.row_groups * kFragment) tile.row_fragments = 1;
   const bool wide = tile.kernel == Kernel::kPrefillWide;
   const ScoreOptions& options = p.options;

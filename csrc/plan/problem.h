@@ -105,6 +105,9 @@ struct Problem {
   ScoreOptions options;
 };
 
+// Packed: rows that a sequence has at most, whatever the caller said.
+inline int64_t most_sequence_rows(const Problem& p) { return std::min(p.max_seqlen_q, p.q_len); }
+
 // How `out` lies in memory: by batch, head and row; or token-major, by batch, row and head, as packed rows
 // always do. A size of 0 counts as 1, as in torch's strides.
 inline Strides3 out_strides(const Problem& p) {

@@ -14,7 +14,9 @@ bool is_decode(Kernel kernel) { return kernel == Kernel::kDecode || kernel == Ke
 bool is_wide(Kernel kernel) { return kernel == Kernel::kPrefillWide || kernel == Kernel::kDecodeWide; }
 
 // Rows that a sequence has at most, as prefill packs them.
-int64_t length_of(const Problem& p) { return p.packed ? p.max_seqlen_q * (p.q_heads / p.kv_heads) : p.q_len; }
+int64_t length_of(const Problem& p) {
+  return p.packed ? most_sequence_rows(p) * (p.q_heads / p.kv_heads) : p.q_len;
+}
 
 const TunedRow* find(const DeviceFacts& device, Kernel kernel, const Problem& p) {
   // A quantised cache was not timed.
