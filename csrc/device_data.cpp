@@ -41,12 +41,21 @@ void check_block_tables(const Problem& problem, const int32_t* lens, const int32
   }
 }
 
+// What a map of a mask says is hidden of each cell: a bit for each key fragment.
+at::Tensor hidden_fragments(const at::Tensor& map) {
+  const at::Tensor mixed = map.remainder(1 << kCellKindBits).eq(int{kCellMixed});
+  const at::Tensor bits = map.div(1 << kCellKindBits, "floor");
+  return bits.masked_fill(mixed.logical_and(map.lt(kCellBytes)).logical_not(), 0)
+      .masked_fill(map.eq(int{kCellHidden}), kAllCellFragments);
+}
+
 // A cell may say less than the mask: kCellMixed is true of any.
 void check_mask_map(const Call& call) {
   const at::Tensor right = run_in_torch(describe_mask_map(on_host(call.mask)));
   const at::Tensor map = on_host(call.mask_map);
-  const at::Tensor says = map.eq(int{kCellHidden}).logical_or(map.eq(int{kCellWhole}));
-  TORCH_CHECK_VALUE(!map.ne(right).logical_and(says).any().item<bool>(), name_of(call.problem.op),
+  const at::Tensor shown = hidden_fragments(right).bitwise_not().bitwise_and(hidden_fragments(map));
+  const at::Tensor changed = right.ne(int{kCellWhole}).logical_and(map.eq(int{kCellWhole}));
+  TORCH_CHECK_VALUE(!shown.ne(0).logical_or(changed).any().item<bool>(), name_of(call.problem.op),
                     ": mask_map is not that of attn_mask; make it anew with torch_fattn.mask_map(attn_mask)");
 }
 

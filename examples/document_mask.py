@@ -54,7 +54,7 @@ def main() -> None:
     lengths = [options.shortest + 29 * n % options.shortest for n in range(options.documents)]
     tokens = torch.randint(VOCABULARY, (sum(lengths),)).to(options.device)
     mask = document_mask(lengths).to(options.device)
-    kinds = torch_fattn.mask_map(mask).flatten().tolist()
+    kinds = (torch_fattn.mask_map(mask) % 4).flatten().tolist()
     hidden, mixed, whole = (kinds.count(kind) for kind in range(3))
     print(f"pack          {options.documents} documents, {sum(lengths):,} tokens")
     print(f"cells         {hidden} are left out, {whole} need no mask, {mixed} are mixed")

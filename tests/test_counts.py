@@ -261,6 +261,14 @@ MASKED = [
     Call("prefill", 4, 1, 64, 1000, 1000, mask="prefix"),
     Call("prefill", 4, 2, 64, 1000, 1000, mask="blocks"),
     Call("prefill", 2, 1, 192, 1100, 1100, mask="documents:512", causal=True),
+    *(
+        Call("prefill", 4, 1, head_dim, 1100, 1100, mask=f"documents:{shortest}", causal=causal)
+        for head_dim in (64, 128)
+        for shortest in (100, 200)  # and half as long again: 100 to 300 tokens
+        for causal in (False, True)
+    ),
+    Call("prefill", 4, 1, 128, 1100, 1100, dtype="bfloat16", mask="documents:100", causal=True),
+    Call("prefill", 2, 1, 192, 1100, 1100, mask="documents:100", causal=True),
 ]
 
 

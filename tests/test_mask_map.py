@@ -1,5 +1,4 @@
-"""mask_map, and prefill with a map: what the map says of every kind and layout of mask, that prefill with one
-has the bits of prefill without, and what is refused."""
+"""prefill with a map of its mask: that it has the bits of prefill without one, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,113 +20,6 @@ from torch_fattn import reference
 fattn = torch.ops.fattn
 f32, f16, bf16 = problems.DTYPES
 DEVICES = ["cpu", "mps"]
-MASKS = [torch.bool, f32, f16, bf16]
-
-
-def drawn(dtype: torch.dtype, *size: int, seed: int = 0) -> Tensor:
-    problem = Problem(
-        seed,
-        "prefill",
-        f16,
-        size[0],
-        size[1],
-        size[1],
-        size[2],
-        size[3],
-        8,
-        8,
-        mask=dtype,
-        mask_pattern="patches",
-    )
-    mask = problems._mask(problem, torch.Generator().manual_seed(seed))
-    assert mask is not None
-    return mask
-
-
-# ---- the map
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "size", [(1, 1, 1, 1), (2, 3, 16, 32), (1, 2, 17, 33), (2, 1, 100, 300), (1, 1, 5, 700)]
-)
-@pytest.mark.parametrize("dtype", MASKS, ids=str)
-def test_every_cell(dtype: torch.dtype, size: tuple[int, ...], device: str, checked: Checked) -> None:
-    mask = drawn(dtype, *size)
-    with checked(), counted_launches() as launches:
-        cells = torch_fattn.mask_map(mask.to(device))
-    assert launches == ({"fattn_mask_map": 1} if device == "mps" else {})
-    assert cells.dtype == torch.uint8 and cells.is_contiguous() and cells.device.type == device
-    assert torch.equal(cells.cpu().double(), reference.mask_map(mask))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("row", [0, 15, 16, 39])
-@pytest.mark.parametrize("key", [0, 31, 32, 69])
-def test_one_entry_changes_its_cell_alone(row: int, key: int, device: str) -> None:
-    for background in (True, False):
-        mask = torch.full((40, 70), background)
-        mask[row, key] = not background
-        expected = torch.full((1, 1, 3, 3), 2 if background else 0)
-        expected[0, 0, row // 16, key // 32] = 1
-        assert torch.equal(torch_fattn.mask_map(mask.to(device)).cpu(), expected.to(torch.uint8))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
-def test_what_is_added(dtype: torch.dtype, device: str) -> None:
-    """-inf hides, 0 and -0 add nothing, all else is looked at: NaN, +inf, the lowest number, a tiny one."""
-    info = torch.finfo(dtype)
-    for value, kind in (
-        *((-torch.inf, 0), (0.0, 2), (-0.0, 2), (torch.inf, 1), (torch.nan, 1)),
-        *((info.min, 1), (info.tiny, 1), (-info.tiny, 1)),
-    ):
-        mask = torch.full((20, 40), value, dtype=dtype)
-        assert set(torch_fattn.mask_map(mask.to(device)).cpu().flatten().tolist()) == {kind}, value
-        mask[3, 5] = -torch.inf
-        assert torch_fattn.mask_map(mask.to(device))[0, 0, 0, 0] == (0 if kind == 0 else 1), value
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_layouts(device: str, checked: Checked) -> None:
-    """Any strides and offsets; what lies between the entries does not count."""
-    mask = drawn(f32, 2, 3, 50, 90)
-    exact = reference.mask_map(mask)
-    store = torch.full((3, 2, 92, 104), torch.nan)
-    store[:, :, 1:91, 3:103:2] = mask.permute(1, 0, 3, 2)
-    view = store.to(device)[:, :, 1:91, 3:103:2].permute(1, 0, 3, 2)
-    with checked():
-        cells = torch_fattn.mask_map(view)
-    assert torch.equal(cells.cpu().double(), exact)
-    for dtype in MASKS:
-        mask = drawn(dtype, 1, 1, 50, 90)[0, 0]
-        flipped = mask.T.contiguous().to(device).T
-        assert torch.equal(torch_fattn.mask_map(flipped).cpu().double(), reference.mask_map(mask))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_dimensions(device: str) -> None:
-    """Up to four; those in which the mask is broadcast or expanded are read once."""
-    mask = drawn(torch.bool, 2, 3, 50, 90).to(device)
-    cells = torch_fattn.mask_map(mask)
-    assert cells.shape == (2, 3, 4, 3)
-    assert torch.equal(torch_fattn.mask_map(mask[0, 0]), cells[:1, :1])
-    assert torch.equal(torch_fattn.mask_map(mask[0]), cells[:1])
-    assert torch_fattn.mask_map(mask[0, 0, 7]).shape == (1, 1, 1, 3)
-    assert torch_fattn.mask_map(mask[0, 0, 7, 9]).shape == (1, 1, 1, 1)
-    expanded = mask[:, :1].expand(2, 8, 50, 90)
-    assert torch.equal(torch_fattn.mask_map(expanded), cells[:, :1])
-    assert torch_fattn.mask_map(mask[:, :, :1].expand(2, 3, 50, 90)).shape == (2, 3, 1, 3)
-    assert torch.equal(fattn.mask_map(expanded), cells[:, :1].expand(2, 8, 4, 3))
-
-
-@pytest.mark.parametrize("device", [*DEVICES, "meta"])
-@pytest.mark.parametrize("size", [(0, 2, 9, 9), (1, 0, 9, 9), (1, 2, 0, 9), (1, 2, 9, 0)])
-def test_no_entries(size: tuple[int, ...], device: str) -> None:
-    with counted_launches() as launches:
-        cells = torch_fattn.mask_map(torch.empty(size, device=device))
-    assert launches == {}
-    assert cells.shape == (*size[:2], -(-size[2] // 16), -(-size[3] // 32)) and cells.dtype == torch.uint8
 
 
 # ---- prefill with one
@@ -283,6 +175,55 @@ def test_hidden_cells_are_left_out() -> None:
     assert products[0] == 3 * products[1]
 
 
+@needs_emulator
+@pytest.mark.parametrize("shape", ["rows16", "rows8", "rows8-keys16", "wide"])
+def test_hidden_fragments_are_left_out(shape: str) -> None:
+    """Two documents of 40 tokens, in five rows of cells: five fragments or, with rows of both, ten, counted;
+    and the control, of a map that says nothing of fragments."""
+    import softmetal
+
+    problem = replace(SHAPES[shape], batch=1, q_len=80, kv_len=80, q_heads=1, kv_heads=1)
+    arguments = with_mask(problem, documents([40, 40])).arguments("mps")[0]
+    cells = torch_fattn.mask_map(arguments["attn_mask"])
+    products = []
+    for given in (cells, cells & 3):
+        with softmetal.record() as launched:
+            fattn.prefill(**arguments, mask_map=given)
+            torch.mps.synchronize()
+        products.append(launched[-1]["counters"]["products"])
+    assert products[0] * (8 + 8 + 10 + 6 + 6) == products[1] * (5 + 5 + 10 + 5 + 5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_byte_that_no_map_has_says_nothing(shape: str, checked: Checked) -> None:
+    """Those above 63 and those whose kind is 3, or is hidden or whole with fragments."""
+    p = replace(SHAPES[shape], mask_pattern="patches", causality="bottom_right")
+    case = problems.build(p)
+    size = (p.batch, 1, -(-p.q_len // 16), -(-p.kv_len // 32))
+    known = {0, 2, *range(1, 64, 4)}
+    foreign = torch.tensor([byte for byte in range(256) if byte not in known], dtype=torch.uint8)
+    chosen = torch.randint(len(foreign), size, generator=torch.Generator().manual_seed(0))
+    with checked():
+        out, lse = results(case, mapped=True, cells=foreign[chosen].to("mps"))
+        expected = results(case, mapped=False)
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_map_of_any_bytes_shows_no_hidden_key(shape: str, checked: Checked) -> None:
+    """By position: behind the diagonal lie NaN, and no access is out of bounds."""
+    p = replace(SHAPES[shape], causality="bottom_right")
+    case = with_mask(p, torch.ones(p.q_len, p.kv_len, dtype=torch.bool))
+    for name in ("key", "value"):
+        operand = case.operands[name]
+        operand.of(operand.base)[:, :, p.kv_len - 1] = torch.nan
+    size = (p.batch, p.q_heads, -(-p.q_len // 16), -(-p.kv_len // 32))
+    cells = torch.randint(256, size, generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    with checked():
+        out, _ = results(case, mapped=True, cells=cells.to("mps"))
+    assert out[:, :, :-1].isfinite().all()
+
+
 def test_a_cell_may_say_less() -> None:
     case = problems.build(replace(SHAPES["rows16"], mask_pattern="patches"))
     cells = torch_fattn.mask_map(case.arguments("mps")[0]["attn_mask"])
@@ -321,13 +262,6 @@ def test_a_large_call_makes_its_own(problem: Problem, checked: Checked) -> None:
 
 
 # ---- torch
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_opcheck(device: str) -> None:
-    mask = drawn(f32, 2, 1, 40, 70).to(device)
-    for view in (mask, mask[0, 0].T, mask.expand(2, 3, 40, 70)):
-        assert set(torch.library.opcheck(fattn.mask_map.default, (view,)).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -427,10 +361,19 @@ def test_the_map_of_another_mask_raises_when_asked(device: str, monkeypatch: pyt
     arguments = arguments_of(device)
     fattn.prefill(**arguments)
     fattn.prefill(**arguments | {"mask_map": torch.ones_like(arguments["mask_map"])})
+    looser = arguments["mask_map"].clone()
+    looser[looser % 4 == 1] &= 3 + 4 * 5
+    assert not torch.equal(looser, arguments["mask_map"])
+    fattn.prefill(**arguments | {"mask_map": looser})
+    fattn.prefill(**arguments | {"mask_map": torch.full_like(looser, 255)})
+    words = r"fattn\.prefill: mask_map is not that of attn_mask; make it anew"
+    for byte in (0, 2, 1 + 4 * 15):
+        with pytest.raises(ValueError, match=words):
+            fattn.prefill(**arguments | {"mask_map": torch.full_like(looser, byte)})
     stale = arguments["attn_mask"].clone()
     hidden = (arguments["mask_map"] == 0).nonzero()[0].tolist()
     stale[hidden[0], hidden[1], hidden[2] * 16, hidden[3] * 32] = True
-    with pytest.raises(ValueError, match=r"fattn\.prefill: mask_map is not that of attn_mask; make it anew"):
+    with pytest.raises(ValueError, match=words):
         fattn.prefill(**arguments | {"attn_mask": stale})
     monkeypatch.delenv("FATTN_CHECK")
     fattn.prefill(**arguments | {"attn_mask": stale})

@@ -44,7 +44,8 @@ def mutant(name: str, problem: Problem, old: str, new: str, finding: str = "") -
 
 
 OF_ROWS = "tile.begin / kCellRows + lane / kColumns"
-OWN = "ushort((own_row - rows.tile.begin) / kCellRows)"
+OWN = "ushort((first_row - rows.tile.begin) / kCellRows)"
+HIDDEN = "cell >> (kCellKindBits + before);"
 MUTANTS = [
     mutant("cells_of_the_row_below", ROWS16, OF_ROWS, f"{OF_ROWS} + 1"),
     mutant("cells_of_the_first_row", ROWS16, OF_ROWS, "tile.begin / kCellRows"),
@@ -72,12 +73,12 @@ MUTANTS = [
     ),
     mutant("own_cell_of_the_tile", ROWS8, OWN, "ushort(0)"),
     mutant("own_cell_of_the_next", ROWS16, OWN, f"ushort({OWN} ^ 1)"),
-    mutant("mixed_is_taken_as_whole", ROWS16, "kind == kCellWhole && own", "kind != kCellHidden && own"),
+    mutant("mixed_is_taken_as_whole", ROWS16, "cell == kCellWhole && own", "cell != kHiddenCell && own"),
     mutant(
         "the_diagonal_is_taken_as_whole",
         ROWS16,
-        "kind == kCellWhole && own_ranges.all_see(first_key, first_key + 1)",
-        "kind == kCellWhole",
+        "cell == kCellWhole && own_ranges.all_see(first_key, first_key + 1)",
+        "cell == kCellWhole",
     ),
     mutant(
         "whole_ends_with_the_last_row", ROWS16, "ranges.all_end = first.end;", "ranges.all_end = last.end;"
@@ -88,7 +89,11 @@ MUTANTS = [
         "ranges.all_end - ranges.all_end % unit;",
         "(ranges.all_end + unit - 1) / unit * unit;",
     ),
-    mutant("mixed_is_taken_as_hidden", ROWS16, "kind != kCellHidden;", "kind == kCellWhole;"),
+    mutant("mixed_is_taken_as_hidden", ROWS16, HIDDEN, "cell == kCellWhole ? 0 : ~0u;"),
+    mutant("fragments_of_the_one_before", ROWS16, "+ before);", "+ before) << 1;"),
+    mutant("fragments_of_the_one_behind", ROWS8, "+ before);", "+ before + 1);"),
+    mutant("fragments_of_the_first_half", KEYS16, "+ before);", "+ 0);"),
+    mutant("wide_fragments_of_the_one_before", WIDE, "+ before);", "+ before) << 1;"),
     mutant(
         "columns_end_early",
         ROWS16,
@@ -124,14 +129,14 @@ MUTANTS = [
         "key >= ranges.begin) {\n      // Where",
     ),
     mutant("special_values_of_a_mixed_tile", FEW_ROWS, "== kCellWhole);\n  }", ">= kCellMixed);\n  }"),
-    mutant("wide_mixed_is_taken_as_whole", WIDE, "kind == kCellWhole && keys", "kind != kCellHidden && keys"),
+    mutant("wide_mixed_is_taken_as_whole", WIDE, "cell == kCellWhole && keys", "cell != kHiddenCell && keys"),
     mutant(
         "wide_diagonal_is_taken_as_whole",
         WIDE,
-        "kind == kCellWhole && keys.whole_at(first_key, places)",
-        "kind == kCellWhole",
+        "cell == kCellWhole && keys.whole_at(first_key, places)",
+        "cell == kCellWhole",
     ),
-    mutant("wide_mixed_is_taken_as_hidden", WIDE, "kind == kCellHidden ?", "kind != kCellWhole ?"),
+    mutant("wide_mixed_is_taken_as_hidden", WIDE, HIDDEN, "cell == kCellWhole ? 0 : ~0u;"),
     mutant("wide_cells_of_the_next_row", WIDE, OF_ROWS, f"{OF_ROWS} + 1"),
 ]
 
@@ -196,6 +201,9 @@ MAP_MUTANTS: dict[str, tuple[Any, ...]] = {
     ),
     "hidden_in_one_lane": ("hidden = simd_all(hidden);", "hidden = simd_any(hidden);"),
     "whole_in_one_lane": ("whole = simd_all(whole);", "whole = simd_any(whole);"),
+    "fragments_behind_the_last_key": ("hidden && key < params.keys ?", "hidden ?"),
+    "fragments_of_16_keys": ("lane / kFragment)", "lane / 16)"),
+    "fragments_that_are_seen": ("(~seen &", "(seen &"),
     "finite_is_whole": ("added == 0.0f", "added != -INFINITY"),
     "the_lowest_is_hidden": ("added == -INFINITY", "added < -3.0f"),
     "the_last_row_decides": ("hidden = hidden && added", "hidden = added"),

@@ -28,8 +28,9 @@ def mask_map(attn_mask: Tensor) -> Tensor:
     Returns:
         uint8 `[B, Hq, ceil(Lq / 16), ceil(Lk / 32)]`, with 1 for each dimension in which the mask has 1 or is
         expanded. 0: no row of the cell sees a key, every entry is False or -inf. 2: every row sees every key
-        and nothing is added, every entry is True or 0. 1: anything else. A 1 may stand in the place of
-        either. It is to be made anew when the mask changes.
+        and nothing is added, every entry is True or 0. Anything else: 1, and `4 << f` more for each of the
+        cell's fragments f of 8 keys of which no row sees a key. A 1 may stand in the place of any of them. It
+        is to be made anew when the mask changes.
 
     Raises:
         TypeError: dtypes; no tensor. ValueError: over four dimensions; sizes above the limits of `prefill`.

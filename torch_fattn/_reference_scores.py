@@ -13,7 +13,8 @@ _INF = float("inf")
 
 
 def mask_map(attn_mask: Tensor) -> Tensor:
-    """Of each cell of 16 rows and 32 keys: 0 if every entry hides, 2 if every entry is True or 0, else 1."""
+    """Of each cell of 16 rows and 32 keys: 0 if every entry hides, 2 if every entry is True or 0, else 1, and
+    `4 << f` more if key fragment f, 8 keys, hides everything."""
     mask = attn_mask.detach().cpu()[(None,) * (4 - attn_mask.dim())]
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape).masked_fill(~mask, -_INF)
@@ -22,7 +23,11 @@ def mask_map(attn_mask: Tensor) -> Tensor:
     for i, j in product(range(cells.shape[2]), range(cells.shape[3])):
         cell = mask[:, :, 16 * i : 16 * i + 16, 32 * j : 32 * j + 32].flatten(2)
         hidden, whole = (cell == -_INF).all(2), (cell == 0).all(2)
-        cells[:, :, i, j] = torch.where(hidden, 0.0, torch.where(whole, 2.0, 1.0))
+        mixed = torch.ones(hidden.shape, dtype=torch.float64)
+        for f, fragment in enumerate(mask[:, :, 16 * i : 16 * i + 16, 32 * j : 32 * j + 32].split(8, 3)):
+            if fragment.shape[3] == 8:  # where there is but one key, it stands for all
+                mixed += (fragment == -_INF).flatten(2).all(2) * (4 << f)
+        cells[:, :, i, j] = mixed.masked_fill(whole, 2.0).masked_fill(hidden, 0.0)
     return cells
 
 

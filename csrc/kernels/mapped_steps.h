@@ -1,5 +1,6 @@
 // The steps of keys that a tile of prefill visits. With a map of the mask they are those in which some row
-// sees a key by position and by the map.
+// sees a key by position and by the map; and of these a simdgroup multiplies the key fragments in which some
+// row of its own may see one.
 #pragma once
 
 #include "prefill_rows.h"
@@ -16,14 +17,23 @@ static_assert(kSimdWidth % kTileCells == 0, "there are as many columns of each r
 static_assert(kCellRows % (kRowFragments * 8) == 0, "the rows of a simdgroup are of one cell");
 static_assert(kCellKeys % kTileKeys == 0, "the keys of a step are of one column");
 
+// A hidden cell's byte as it is looked up: with all of its fragments.
+FATTN_CONSTEXPR uint kHiddenCell = kCellHidden | kAllCellFragments << kCellKindBits;
+
+// A cell's byte as it is looked up. One that no map has comes from whoever gave the map, and says nothing.
+inline uint cell_of(uint byte) {
+  const bool mixed = byte % (1 << kCellKindBits) == kCellMixed && byte < uint(kCellBytes);
+  return byte == kCellHidden ? kHiddenCell : mixed || byte == kCellWhole ? byte : uint(kCellMixed);
+}
+
 struct TileSteps {
   KeyRanges ranges;  // of the tile
-  ushort own_cell;   // which of the tile's rows of cells this simdgroup's rows are of
-  uint looked_up;    // the cell of lane row * kColumns + i: its column times 4, and its CellKind
+  ushort own_row;    // which of the tile's rows of cells this simdgroup's rows are of
+  uint looked_up;    // the cell of lane row * kColumns + i: its column times kCellBytes, and what it says
 
-  void set(KeyRanges of_tile, thread const TileRows& rows, int own_row) thread {
+  void set(KeyRanges of_tile, thread const TileRows& rows, int first_row) thread {
     ranges = of_tile;
-    own_cell = ushort((own_row - rows.tile.begin) / kCellRows);
+    own_row = ushort((first_row - rows.tile.begin) / kCellRows);
   }
 
   // The first step from the one that begins at `key` on, by its first key. Like `after`, the same in all
@@ -45,20 +55,23 @@ struct TileSteps {
   }
 
   // What the map says of this simdgroup's rows in a step, until the one after it is asked for.
-  uint own_kind(int key) const thread {
+  uint own_cell(int key) const thread {
     if (!fc_mask_map) {
       return kCellWhole;
     }
-    return simd_shuffle(looked_up, ushort(own_cell * kColumns + key / kCellKeys - first_column())) & 3;
+    return said(simd_shuffle(looked_up, ushort(own_row * kColumns + key / kCellKeys - first_column())));
   }
 
   // Whether it leaves the step whole to all rows of the tile.
   bool leaves_whole(int key) const thread {
-    return !fc_mask_map || simd_all(looked_up / 4 != uint(key / kCellKeys) || (looked_up & 3) == kCellWhole);
+    return !fc_mask_map ||
+           simd_all(looked_up / kCellBytes != uint(key / kCellKeys) || said(looked_up) == kCellWhole);
   }
 
  private:
-  int first_column() const thread { return int(simd_shuffle(looked_up, ushort(0)) / 4); }
+  static uint said(uint cell) { return cell % kCellBytes; }
+
+  int first_column() const thread { return int(simd_shuffle(looked_up, ushort(0)) / kCellBytes); }
 
   // The first step of a column of cells that is not in the gap between the ranges.
   int step_of(int column) const thread {
@@ -69,8 +82,8 @@ struct TileSteps {
   int seen_from(int key, thread const TileRows& rows, constant PrefillParams& params,
                 const device uchar* mask_map, ushort lane) thread {
     while (key < ranges.end) {
-      const int column = int(looked_up / 4);
-      const bool ahead = (looked_up & 3) != kCellHidden && column >= key / kCellKeys;
+      const int column = int(looked_up / kCellBytes);
+      const bool ahead = said(looked_up) != kHiddenCell && column >= key / kCellKeys;
       const int seen = simd_min(ahead ? column : kNoColumn);
       if (seen != kNoColumn) {
         return max(key, step_of(seen));
@@ -87,15 +100,30 @@ struct TileSteps {
                const device uchar* mask_map, ushort lane) thread {
     const int column = first + lane % kColumns;
     const int key = column * kCellKeys;
-    uint kind = kCellHidden;
+    uint byte = kCellHidden;
     if (key < ranges.end && ranges.meet(key, key + kCellKeys)) {
       // Where the tile has no rows any more, the last ones stand for them.
       const int row = min(rows.tile.begin / kCellRows + lane / kColumns, (rows.tile.end - 1) / kCellRows);
-      kind = mask_map[rows.tile.batch * params.mask_map.batch + rows.tile.head * params.mask_map.head +
+      byte = mask_map[rows.tile.batch * params.mask_map.batch + rows.tile.head * params.mask_map.head +
                       row * params.mask_map.row + column * params.mask_map.key];
     }
-    looked_up = uint(column) * 4 + min(kind, 3u);
+    looked_up = uint(column) * kCellBytes + cell_of(byte);
   }
 };
+
+// The key fragments of a step of which some row of a simdgroup may see a key, by the simdgroup's ranges and
+// by what the map says of it.
+inline StepFragments step_fragments(KeyRanges own, int first_key, uint cell) {
+  const bool met = own.end > first_key && own.meet(first_key, first_key + kTileKeys);
+  const int count = met ? (own.end - first_key + 7) / 8 : 0;
+  StepFragments fragments;
+  fragments.some = uint(count);
+  if (fc_mask_map) {
+    const uint before = uint(first_key) % kCellKeys / kTileKeys * kKeyFragments;
+    const uint hidden = cell >> (kCellKindBits + before);
+    fragments.some = ((1u << min(count, kKeyFragments)) - 1) & ~hidden;
+  }
+  return fragments;
+}
 
 }  // namespace fattn

@@ -1,5 +1,5 @@
 // A map of attn_mask: which of its cells hide everything and which hide nothing, so that prefill need not
-// visit the former, nor read the mask in the latter.
+// visit the former, nor read the mask in the latter; and of the others, which key fragments hide everything.
 //
 // A simdgroup has a cell, a lane one of its keys; the simdgroups of a threadgroup have neighbouring cells, so
 // that together they read whole lines of a mask whose keys lie side by side.
@@ -43,11 +43,13 @@ using namespace fattn;
       whole = whole && added == 0.0f;
     }
   }
+  // Keys behind the last one hide no fragment: where there is but one key, it stands for all.
+  const uint seen = simd_or(hidden && key < params.keys ? 0u : 1u << (lane / kFragment));
   hidden = simd_all(hidden);
   whole = simd_all(whole);
   if (lane == 0) {
-    mask_map[long(map_row) * params.key_cells + key_cell] = hidden  ? kCellHidden
-                                                            : whole ? kCellWhole
-                                                                    : kCellMixed;
+    const uint mixed = kCellMixed | (~seen & kAllCellFragments) << kCellKindBits;
+    const uint says = hidden ? kCellHidden : whole ? kCellWhole : mixed;
+    mask_map[long(map_row) * params.key_cells + key_cell] = uchar(says);
   }
 }

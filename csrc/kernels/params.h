@@ -77,10 +77,10 @@ enum KvFormat { kKvFloat = 0, kKvInt8 = 1, kKvFp8E4M3 = 2, kKvInt4 = 3 };
 
 enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
 
-// What a map of a mask says of a cell of kCellRows rows and kCellKeys keys.
+// What a map of a mask says of a cell of kCellRows rows and kCellKeys keys: a byte.
 enum CellKind {
   kCellHidden = 0,  // no row sees a key
-  kCellMixed = 1,   // anything: the mask says which
+  kCellMixed = 1,   // anything: the mask says which; bit kCellKindBits + f: no row sees a key of fragment f
   kCellWhole = 2,   // every row sees every key, and nothing is added
 };
 
@@ -252,6 +252,11 @@ FATTN_CONSTEXPR int kSimdWidth = 32;
 // A cell of a mask map: the rows of a simdgroup of prefill, and the keys of a step.
 FATTN_CONSTEXPR int kCellRows = 16;
 FATTN_CONSTEXPR int kCellKeys = 32;
+FATTN_CONSTEXPR int kCellFragments = kCellKeys / kFragment;
+FATTN_CONSTEXPR int kAllCellFragments = (1 << kCellFragments) - 1;
+FATTN_CONSTEXPR int kCellKindBits = 2;
+// What a byte of a map is below.
+FATTN_CONSTEXPR int kCellBytes = 1 << (kCellKindBits + kCellFragments);
 // Cells that a threadgroup makes, neighbours along the keys: 256 bytes of a row of booleans.
 FATTN_CONSTEXPR int kGroupCells = 8;
 // No window: more keys than a sequence can have.

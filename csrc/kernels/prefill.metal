@@ -28,9 +28,9 @@ namespace fattn {
 FATTN_CONSTEXPR int kKeysTogether = kEarlyLoads ? chunk_of(kKeyFragments, 2) : 1;
 FATTN_CONSTEXPR int kValueRun = kEarlyLoads ? kValueDim / 4 : chunk_of(kValueDim / 4, 16);
 
-// Scores of one staged step. Fragments from `fragments` on are seen by no row of this simdgroup.
+// Scores of one staged step. Key fragments that are not in `fragments` are seen by no row of this simdgroup.
 inline void score_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
-                       thread const StepTiles& tiles, int fragments, LanePosition at) {
+                       thread const StepTiles& tiles, StepFragments fragments, LanePosition at) {
   attention.clear_scores();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k += kKeysTogether) {
@@ -52,11 +52,11 @@ inline void score_step(thread OnlineAttention& attention, thread const QueryRegi
 
 // kHidden: some row may not see some key.
 template <bool kHidden>
-inline void value_step(thread OnlineAttention& attention, thread const StepTiles& tiles, int fragments,
-                       bool special, LanePosition at) {
+inline void value_step(thread OnlineAttention& attention, thread const StepTiles& tiles,
+                       StepFragments fragments, bool special, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-    if (k >= fragments) {
+    if (!fragments.has(k)) {
       continue;
     }
     scale_weights<kHidden>(attention, tiles.scales, k, at);
@@ -78,10 +78,10 @@ inline void value_step(thread OnlineAttention& attention, thread const StepTiles
 inline void whole_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
                        thread const ScoreModifiers& modifiers, thread const StepTiles& tiles, int first_key,
                        LanePosition at) {
-  score_step(attention, query, tiles, kKeyFragments, at);
+  score_step(attention, query, tiles, all_fragments(), at);
   modify_scores(attention, modifiers, first_key, at);
   attention.weigh();
-  value_step<false>(attention, tiles, kKeyFragments, false, at);
+  value_step<false>(attention, tiles, all_fragments(), false, at);
 }
 
 }  // namespace fattn
@@ -204,7 +204,7 @@ using namespace fattn;
     if (!kEarlyLoads) {
       next.look_up(source, first_key, lane);
     }
-    const uint kind = steps.own_kind(first_key);
+    const uint cell = steps.own_cell(first_key);
     const bool whole = fc_alternating && next.is_whole(ranges, first_key) && steps.leaves_whole(first_key);
     const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -219,13 +219,12 @@ using namespace fattn;
       next.look_up(source, next_key, lane);
       next.fetch<false>(source, params, next_key, thread_index);
     }
-    const int fragments = (own_ranges.end - first_key + 7) / 8;
-    const bool met = own_ranges.meet(first_key, first_key + kTileKeys) && kind != kCellHidden;
-    if (fragments <= 0 || !met) {
+    const StepFragments fragments = step_fragments(own_ranges, first_key, cell);
+    if (!fragments.any()) {
       continue;
     }
     // Where the map says of each simdgroup's rows what they see, one may have no tests where others do.
-    const bool own_whole = kind == kCellWhole && own_ranges.all_see(first_key, first_key + 1);
+    const bool own_whole = cell == kCellWhole && own_ranges.all_see(first_key, first_key + 1);
     if (fc_mask_map ? own_whole : whole) {
       whole_step(attention, query_rows, modifiers, tiles, first_key, at);
     } else {

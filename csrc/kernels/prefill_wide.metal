@@ -37,14 +37,14 @@ struct GroupScores {
     block[at.pair * 16 + 8 + at.row] = of_rows[1];
   }
 
-  // The products of the first `fragments` key fragments, as scores.
-  void take(thread WideAttention& attention, int fragments, LanePosition at) const thread {
+  // The products of those key fragments, as scores.
+  void take(thread WideAttention& attention, StepFragments fragments, LanePosition at) const thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
 #pragma clang loop unroll(full)
       for (int k = 0; k < kKeyFragments; k++) {
         float2 sum = float2(0.0f);
-        if (k < fragments) {
+        if (fragments.has(k)) {
           sum = pair(0, r, k, at);
 #pragma clang loop unroll(full)
           for (int share = 1; share < kSumShares; share++) {
@@ -69,11 +69,6 @@ struct TileKeys {
   KeySource source;
   KeyRanges ranges;  // of this simdgroup's rows
 
-  // The key fragments of a step, from the first on, of which some row sees a key by its position.
-  int fragments_at(int first_key) const thread {
-    const bool met = ranges.end > first_key && ranges.meet(first_key, first_key + kTileKeys);
-    return met ? (ranges.end - first_key + 7) / 8 : 0;
-  }
   bool whole_at(int first_key, thread const StagedKeys& places) const thread {
     return ranges.all_see(first_key, first_key + 1) && places.exist == kAllKeys;
   }
@@ -83,13 +78,13 @@ struct TileKeys {
 template <bool kEdge>
 inline void put_products(thread const GroupScores& scores, thread const GroupQuery& query,
                          thread const TileKeys& keys, thread const StagedKeys& places,
-                         constant PrefillParams& params, int fragments, ushort share, ushort lane,
+                         constant PrefillParams& params, StepFragments fragments, ushort share, ushort lane,
                          LanePosition at) {
   const StoredOperand stored = keys.source.keys();
 #pragma clang loop unroll(full)
   for (int own = 0; own < kOwnFragments; own++) {
     const int k = share / kSumShares * kOwnFragments + own;
-    if (kEdge && k >= fragments) {
+    if (kEdge && !fragments.has(k)) {
       continue;
     }
     const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
@@ -135,11 +130,11 @@ struct StepValues {
 template <bool kEdge>
 inline void add_values(thread WideAttention& attention, thread StepValues& values,
                        thread const SharedScales& scales, thread const TileKeys& keys,
-                       thread const StagedKeys& places, constant PrefillParams& params, int fragments,
-                       ushort share, LanePosition at) {
+                       thread const StagedKeys& places, constant PrefillParams& params,
+                       StepFragments fragments, ushort share, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-    if (kEdge && k >= fragments) {
+    if (kEdge && !fragments.has(k)) {
       continue;
     }
     scale_weights<kEdge>(attention, scales, k, at);
@@ -271,13 +266,13 @@ using namespace fattn;
 
     StagedKeys places;
     places.look_up(keys.source.blocks(), first_key, lane);
-    const uint kind = steps.own_kind(first_key);
-    const int fragments = kind == kCellHidden ? 0 : keys.fragments_at(first_key);
-    const bool whole = kind == kCellWhole && keys.whole_at(first_key, places);
+    const uint cell = steps.own_cell(first_key);
+    const StepFragments fragments = step_fragments(keys.ranges, first_key, cell);
+    const bool whole = cell == kCellWhole && keys.whole_at(first_key, places);
     put_scales(scales, keys.source, ranges, places, params, thread_index);
     if (whole) {
-      put_products<false>(scores, group_query, keys, places, params, kKeyFragments, share, lane, at);
-    } else if (fragments > 0) {
+      put_products<false>(scores, group_query, keys, places, params, all_fragments(), share, lane, at);
+    } else if (fragments.any()) {
       put_products<true>(scores, group_query, keys, places, params, fragments, share, lane, at);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -286,12 +281,12 @@ using namespace fattn;
       if (kEarlyLoads) {
         values.read_all(keys, places, params, share, at);
       }
-      scores.take(attention, kKeyFragments, at);
+      scores.take(attention, all_fragments(), at);
       scale_products(attention, scales, at);
       modify_scores(attention, modifiers, first_key, at);
       attention.weigh();
-      add_values<false>(attention, values, scales, keys, places, params, kKeyFragments, share, at);
-    } else if (fragments > 0) {
+      add_values<false>(attention, values, scales, keys, places, params, all_fragments(), share, at);
+    } else if (fragments.any()) {
       scores.take(attention, fragments, at);
       scale_products(attention, scales, at);
       modify_scores(attention, modifiers, first_key, at);

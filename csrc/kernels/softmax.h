@@ -21,6 +21,20 @@ FATTN_CONSTEXPR bool kBlockedSums = sizeof(Element) == 4;
 // A product with a key by its scale. An infinite scale makes NaN, as it does of elements of both signs.
 inline float scaled_product(float product, float scale) { return fma(product, scale, 0.0f * scale); }
 
+// Key fragments of a step that are multiplied.
+struct StepFragments {
+  uint some;  // with a map of the mask, bit k: fragment k; else how many, from the first on
+
+  bool any() const thread { return some != 0; }
+  bool has(int k) const thread { return fc_mask_map ? (some >> k) & 1 : k < int(some); }
+};
+
+inline StepFragments all_fragments() {
+  StepFragments fragments;
+  fragments.some = fc_mask_map ? (1u << kKeyFragments) - 1 : uint(kKeyFragments);
+  return fragments;
+}
+
 // The state of one simdgroup: kRows x 8 query rows, one step of kKeys x 8 keys at a time, kColumns x 8
 // columns of the output. `Query` below is a type with a member `rows(r, f)`: fragment f of D / 8 of row
 // fragment r, from registers or from threadgroup memory.
@@ -65,11 +79,11 @@ struct AttentionState {
     }
   }
 
-  // Adds the products with chunk c of G key fragments from `first_key_fragment` on, but not of those from
-  // `fragments` on. `first` and `second` are this lane's chunks of keys 2 * pair and 2 * pair + 1. The
+  // Adds the products with chunk c of G key fragments from `first_key_fragment` on, of those in
+  // `fragments`. `first` and `second` are this lane's chunks of keys 2 * pair and 2 * pair + 1. The
   // fragments take turns: each product waits for the one before it in its own sum only.
   template <int G, typename Query>
-  void multiply_key_chunk(thread const Query& query, int c, int first_key_fragment, int fragments,
+  void multiply_key_chunk(thread const Query& query, int c, int first_key_fragment, StepFragments fragments,
                           thread const Operand (&first)[G][kKeyChunk],
                           thread const Operand (&second)[G][kKeyChunk]) thread {
     simdgroup_float8x8 sums[kRows][G];
@@ -84,7 +98,7 @@ struct AttentionState {
     for (int i = 0; i < kKeyChunk; i++) {
 #pragma clang loop unroll(full)
       for (int g = 0; g < G; g++) {
-        if (first_key_fragment + g >= fragments) {
+        if (!fragments.has(first_key_fragment + g)) {
           continue;
         }
         OperandFragment key;
