@@ -403,7 +403,7 @@ def test_explain_is_the_same_on_every_device_and_launches_nothing() -> None:
 def test_explain_for_people() -> None:
     problem, device = GOLDEN_CALLS["decode_long"]
     text = str(torch_fattn.explain(problem.op, **on_meta(problem), **device))
-    for word in (
+    words = (
         "fattn.decode",
         "Apple M1",
         "fattn_decode",
@@ -411,24 +411,9 @@ def test_explain_for_people() -> None:
         "grid",
         "scratch",
         "FATTN_HEAD_DIM=128",
-    ):
-        assert word in text
+    )
+    assert all(word in text for word in words)
     assert text.isascii() and max(map(len, text.splitlines())) < 200
-
-
-def test_explain_refuses_as_the_op_does() -> None:
-    query = torch.empty(1, 5, 3, 64, device="meta")
-    key = torch.empty(1, 2, 9, 64, device="meta")
-    with pytest.raises(ValueError) as of_plan:
-        torch_fattn.explain("prefill", query, key, key)
-    with pytest.raises(ValueError) as of_op:
-        torch_fattn.prefill(
-            query.new_empty(query.shape, device="mps"), *(key.new_empty(key.shape, device="mps"),) * 2
-        )
-    assert str(of_plan.value) == str(of_op.value)
-    assert "5 query heads cannot share 2 key-value heads" in str(of_op.value)
-    with pytest.raises(ValueError, match="not an operator"):
-        torch_fattn.explain("softmin", query)
 
 
 @pytest.mark.host_only

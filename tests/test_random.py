@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import torch_fattn
 from tests import drawing, features, problems
 from tests.accuracy import assert_close, expected, packed
 from tests.conftest import Checked, counted_launches
@@ -72,6 +73,20 @@ def test_sweep(sweep_seed: int, checked: Checked, pytestconfig: pytest.Config) -
         except (AssertionError, RuntimeError) as error:
             failed.append(f"seed {sweep_seed}, {problem}: {error}")
     assert not failed, "\n".join(failed)
+
+
+def test_every_other_problem_has_the_tiles_of_large_calls() -> None:
+    problem = problems.Problem(0, "prefill", torch.float16, 1, 1, 1, 40, 40, 64, 64)
+
+    def rows() -> int:
+        operands = [torch.empty(1, 1, 40, 64, dtype=torch.float16, device="mps")] * 3
+        macros = torch_fattn.explain("prefill", *operands).passes[0]["macros"]
+        return int(macros["FATTN_ROW_FRAGMENTS"]) * int(macros["FATTN_SIMDGROUPS"])
+
+    of_its_own = rows()
+    with tiles_of_large_calls(problem):
+        assert rows() > of_its_own
+    assert rows() == of_its_own
 
 
 @pytest.mark.host_only

@@ -60,7 +60,7 @@ def install() -> Iterator[Install]:
 @contextlib.contextmanager
 def tiles_of_large_calls(problem: Problem) -> Iterator[None]:
     """Prefills that do not fill the GPU get smaller tiles; in here that one has those of a call that does."""
-    if problem.is_decode or problem.kv_format:
+    if problem.is_decode or problem.kv_format != "float":
         yield
         return
     query = torch.empty(1, 64, 4096, problem.head_dim, dtype=problem.dtype, device="meta")
