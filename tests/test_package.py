@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
+import torch_fattn
 from tests.conftest import counted_launches
 from torch_fattn import __main__ as command_line
 from torch_fattn import _extension, doctor
