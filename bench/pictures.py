@@ -66,14 +66,13 @@ def _implementations(rows: list[Row]) -> list[str]:
 
 
 def _rates(rows: list[Row], ceilings: dict[str, float]) -> Any:
-    """One panel per family of calls that differ only in length. Calls of a single length stand in the table,
-    and here only if there are no others."""
+    """One panel per family of calls that differ only in length, of the first dtype. Calls of a single length
+    stand in the table, and here only if there are no others."""
     every: dict[str, list[Row]] = {}
     for row in rows:
-        every.setdefault(_family(row), []).append(row)
-    families = {
-        name: rows for name, rows in every.items() if len({row["kv_len"] for row in rows}) > 1
-    } or every
+        if row["dtype"] == rows[0]["dtype"]:
+            every.setdefault(_family(row), []).append(row)
+    families = {name: rows for name, rows in every.items() if len(set(map(_length, rows))) > 1} or every
     columns = min(3, len(families))
     lines = -(-len(families) // columns)
     figure, axes = plt.subplots(
@@ -111,13 +110,23 @@ def _family(row: Row) -> str:
     kind = ("causal " if row["causal"] else "full ") if row["op"] == "prefill" else ""
     cache = f", {row['options']['kv_format']}" if "kv_format" in row["options"] else ""
     cache += ", uneven" if "seq_lens" in row["options"] else ""
+    cache += f", {_short(row['kv_len'])} keys" if _is_chunk(row) else ""
     return f"{kind}{row['op'].replace('_', ' ')}, B{row['batch']}, {heads}{cache}"
+
+
+def _is_chunk(row: Row) -> bool:
+    """Of a prompt: its rows are fewer than its keys."""
+    return bool(row["op"] == "prefill" and row["q_len"] != row["kv_len"])
+
+
+def _length(row: Row) -> int:
+    return int(row["q_len"] if _is_chunk(row) else row["kv_len"])
 
 
 def _rate_panel(axes: Any, name: str, rows: list[Row], ceilings: dict[str, float]) -> None:
     for impl in _implementations(rows):
-        mine = sorted((row for row in rows if row["impl"] == impl), key=lambda row: row["kv_len"])
-        lengths = [row["kv_len"] for row in mine]
+        mine = sorted((row for row in rows if row["impl"] == impl), key=_length)
+        lengths = list(map(_length, mine))
         rates = [row["rate"] for row in mine]
         slowest = [row["rate"] * row["ms_median"] / row["ms_max"] for row in mine]
         fastest = [row["rate"] * row["ms_median"] / row["ms_min"] for row in mine]
@@ -127,7 +136,7 @@ def _rate_panel(axes: Any, name: str, rows: list[Row], ceilings: dict[str, float
     ceiling = ceilings.get("products" if rows[0]["op"] == "prefill" else "read")
     if ceiling:
         axes.axhline(ceiling, color=INK, lw=1.2, ls=(0, (4, 3)), label="ceiling, same run")
-    lengths = sorted({row["kv_len"] for row in rows})
+    lengths = sorted(set(map(_length, rows)))
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [_short(n) for n in lengths])
     axes.minorticks_off()
@@ -136,7 +145,7 @@ def _rate_panel(axes: Any, name: str, rows: list[Row], ceilings: dict[str, float
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color=GRID)
     axes.set_axisbelow(True)
-    axes.set_xlabel("keys")
+    axes.set_xlabel("rows" if _is_chunk(rows[0]) else "keys")
     axes.set_ylabel(rows[0]["rate_unit"])
     axes.set_title(name, loc="left", fontsize=9.5, fontweight="bold")
 

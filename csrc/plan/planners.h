@@ -57,10 +57,9 @@ inline MaskKind mask_kind(DType dtype) {
 
 // What Q, K and V are multiplied as: OperandOf in kernels/config.h.
 inline DType operand_dtype(const Problem& p, const DeviceFacts& device) {
-  const bool as_such = p.dtype == DType::kFloat16 ? p.kv_format != kKvInt4
-                                                  : p.dtype == DType::kBFloat16 &&
-                                                        p.kv_format == kKvFloat&& device.multiplies_bfloat();
-  return as_such ? p.dtype : DType::kFloat32;
+  if (p.dtype == DType::kFloat16 && p.kv_format != kKvInt4) return p.dtype;
+  if (device.multiplies_bfloat() && p.dtype == DType::kBFloat16 && p.kv_format == kKvFloat) return p.dtype;
+  return DType::kFloat32;
 }
 
 // What prefill's tiles are made of: TileElementOf.

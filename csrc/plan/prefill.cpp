@@ -44,8 +44,9 @@ struct Tile {
 // The dtype whose rows a tile takes. That of int4 is of float32, as its operands are; and a GPU that
 // multiplies bfloat as such has rows for that, which those of a quantised cache are not.
 DType tile_dtype(const Problem& p, const DeviceFacts& device) {
-  const bool widened = operand_dtype(p, device) == DType::kFloat32;
-  return p.kv_format == kKvInt4 || (widened&& device.multiplies_bfloat()) ? DType::kFloat32 : p.dtype;
+  if (p.kv_format == kKvInt4) return DType::kFloat32;
+  if (device.multiplies_bfloat() && operand_dtype(p, device) == DType::kFloat32) return DType::kFloat32;
+  return p.dtype;
 }
 
 // Of the tables of tuning.h: simdgroups with whole rows (prefill.metal), or such that share out the columns
