@@ -259,7 +259,7 @@ MUTANTS = [
     Mutant(
         "nibbles_swapped", INT4, "fattn_decode", "(word >> (4 * k)) & 0x0", "(word >> (4 * (k ^ 1))) & 0x0"
     ),
-    Mutant("minimum_dropped", INT4, "fattn_decode", "Operand(group[1])", "Operand(0.0f)"),
+    Mutant("minimum_dropped", INT4, "fattn_decode", "float2(group[1])", "float2(0.0f)"),
     Mutant("minimum_of_another_group", INT4, "fattn_decode", "column / kInt4Group * 2", "0"),
     # Shared memory that nobody wrote.
     Mutant(

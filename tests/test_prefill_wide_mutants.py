@@ -83,8 +83,8 @@ MUTANTS = [
     mutant(
         "leaves_out_the_last_fragment",
         WIDE,
-        "(ranges.end - first_key + 7) / 8",
-        "(ranges.end - first_key) / 8",
+        "(own.end - first_key + 7) / 8",
+        "(own.end - first_key) / 8",
     ),
     mutant(
         "takes_a_ragged_step_as_whole",
