@@ -14,6 +14,7 @@ from tests import problems
 from tests.accuracy import assert_close
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.problems import Problem
+from tests.tuned import tiles_of_large_calls
 
 fattn = torch.ops.fattn
 f16, f32 = torch.float16, torch.float32
@@ -275,7 +276,9 @@ def test_sequences_without_rows_cost_nothing() -> None:
     """Nor do spare rows: their tiles exist, but see no key."""
     few = case_of(q_lens=(40, 1), seq_lens=(64, 100))
     many = case_of(q_lens=(0, 40, *[0] * 40, 1, 0), seq_lens=(96, 64, *[80] * 40, 100, 9), spare_rows=100)
-    assert counters(few.arguments("mps")[0])[:2] == counters(many.arguments("mps")[0])[:2]
+    # Of the same tiles, whether the rows fill the GPU or not.
+    with tiles_of_large_calls(few.problem):
+        assert counters(few.arguments("mps")[0])[:2] == counters(many.arguments("mps")[0])[:2]
 
 
 @needs_emulator
