@@ -149,27 +149,35 @@ class Counts:
 
 
 @contextlib.contextmanager
-def tile_of_many_heads(call: Call) -> Iterator[None]:
-    """What is counted stands for calls with more heads: where these would not fill the GPU, the planner
-    makes smaller tiles."""
+def tile_of_prefill(query: Tensor, key: Tensor, value: Tensor) -> Iterator[None]:
+    """In here prefills of that dtype and head size on this GPU have the tile of this one, however few their
+    rows."""
     import torch_fattn
     from torch_fattn import _tune_candidates, _tuned_file, doctor
 
-    if call.op != "prefill":
-        yield
-        return
     chip = _tuned_file.Chip(**doctor.this_gpu())
-    many = replace(call, q_heads=MANY * call.q_heads, kv_heads=MANY * call.kv_heads, mask="")
-    tensors = many.operands("meta").values()
-    plan = torch_fattn.explain("prefill", *tensors, family=chip.family, cores=chip.cores)
+    plan = torch_fattn.explain("prefill", query, key, value, family=chip.family, cores=chip.cores)
     kernel = plan.passes[0]["kernel"].removeprefix("fattn_")
+    dim = max(query.shape[-1], value.shape[-1])
     sizes = dict(_tune_candidates.sizes_of_plan(kernel, plan))
-    row = _tuned_file.TunedRow(kernel, call.dtype, call.head_dim, call.head_dim, sizes)
-    _tuned_file.install(chip, [row], "as with many heads")
+    row = _tuned_file.TunedRow(kernel, str(query.dtype).removeprefix("torch."), dim, dim, sizes)
+    _tuned_file.install(chip, [row], "the tile of a larger call")
     try:
         yield
     finally:
         _tuned_file.install(chip, [], "")
+
+
+@contextlib.contextmanager
+def tile_of_many_heads(call: Call) -> Iterator[None]:
+    """What is counted stands for calls with more heads: where these would not fill the GPU, the planner
+    makes smaller tiles."""
+    if call.op != "prefill":
+        yield
+        return
+    many = replace(call, q_heads=MANY * call.q_heads, kv_heads=MANY * call.kv_heads, mask="")
+    with tile_of_prefill(*many.operands("meta").values()):
+        yield
 
 
 def count_ours(call: Call, *, count_bytes: bool = True) -> Counts:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import torch_fattn
+from bench import counting
 from tests.problems import Problem
-from torch_fattn import _tune_candidates, _tuned_file, doctor
+from torch_fattn import _tuned_file, doctor
 from torch_fattn._tuned_file import Chip, TunedFile, TunedRow
 
 PROVENANCE = "tuned by a test"
@@ -64,18 +65,8 @@ def tiles_of_large_calls(problem: Problem) -> Iterator[None]:
         yield
         return
     query = torch.empty(1, 64, 4096, problem.head_dim, dtype=problem.dtype, device="meta")
-    chip = this_chip()
-    value = query.new_empty(1, 64, 4096, problem.value_dim)
-    plan = torch_fattn.explain("prefill", query, query, value, family=chip.family, cores=chip.cores)
-    kernel = plan.passes[0]["kernel"].removeprefix("fattn_")
-    dim = max(problem.head_dim, problem.value_dim)
-    dtype = str(problem.dtype).removeprefix("torch.")
-    sizes = dict(_tune_candidates.sizes_of_plan(kernel, plan))
-    _tuned_file.install(chip, [TunedRow(kernel, dtype, dim, dim, sizes)], PROVENANCE)
-    try:
+    with counting.tile_of_prefill(query, query, query.new_empty(1, 64, 4096, problem.value_dim)):
         yield
-    finally:
-        _tuned_file.install(chip, [], "")
 
 
 def plan_of(
