@@ -73,11 +73,11 @@ MUTANTS = [
     ),
     mutant("own_cell_of_the_tile", ROWS8, OWN, "ushort(0)"),
     mutant("own_cell_of_the_next", ROWS16, OWN, f"ushort({OWN} ^ 1)"),
-    mutant("mixed_is_taken_as_whole", ROWS16, "cell == kCellWhole && own", "cell != kHiddenCell && own"),
+    mutant("mixed_is_taken_as_whole", ROWS16, "(cell == kCellWhole) & own", "(cell != kHiddenCell) & own"),
     mutant(
         "the_diagonal_is_taken_as_whole",
         ROWS16,
-        "cell == kCellWhole && own_ranges.all_see(first_key, first_key + 1)",
+        "(cell == kCellWhole) & own_ranges.all_see(first_key, first_key + 1)",
         "cell == kCellWhole",
     ),
     mutant(
