@@ -1,18 +1,21 @@
-"""The README's list of models, written from families.json and checked by test_models_table.py.
+"""The list of models in docs/models.md and its summary in the README, written from families.json and checked
+by test_models_table.py.
 
-python -m tests.transformers.models_table            # exit 1 if the README says anything else
+python -m tests.transformers.models_table            # exit 1 if one of them says anything else
 python -m tests.transformers.models_table --update
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.transformers.sweep import recorded
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README, MODELS = ROOT / "README.md", ROOT / "docs" / "models.md"
 BEGIN = "<!-- MODELS: written by python -m tests.transformers.models_table --update -->"
 END = "<!-- /MODELS -->"
 KINDS = {"causal": "causal LM", "masked": "masked LM", "seq2seq": "sequence to sequence", "base": "other"}
@@ -24,18 +27,22 @@ REASONS = {
 }
 
 
-def table(document: dict[str, Any]) -> str:
+def summary(document: dict[str, Any]) -> str:
     families = document["families"]
     verdicts = [found["verdict"] for group in families.values() for found in group.values()]
     counts = {v: verdicts.count(v) for v in ("matches", "refuses", "not used", "not built")}
-    lines = [
+    return (
         f"Of {len(verdicts)} entries of the Auto mappings of transformers {document['transformers']}, "
         f"{counts['matches']} match eager attention, {counts['refuses']} are refused, "
         f"{counts['not used']} run as under eager without using `fattn`, and {counts['not built']} do not "
         "build or run from a small generic config and inputs; "
-        f"{len(verdicts) - sum(counts.values())} differ.",
-        "",
-    ]
+        f"{len(verdicts) - sum(counts.values())} differ."
+    )
+
+
+def table(document: dict[str, Any]) -> str:
+    families = document["families"]
+    lines = [summary(document), ""]
     for kind, title in KINDS.items():
         lines += _details(f"{title}: match", _named(families[kind], "matches"))
     refused: dict[str, set[str]] = {}
@@ -50,10 +57,10 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def render(readme: str) -> str:
-    head, rest = readme.split(BEGIN)
+def render(text: str, what: Callable[[dict[str, Any]], str] = table) -> str:
+    head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
-    return f"{head}{BEGIN}\n{table(recorded())}\n{END}{tail}"
+    return f"{head}{BEGIN}\n{what(recorded())}\n{END}{tail}"
 
 
 def _named(group: dict[str, dict[str, str]], verdict: str) -> list[str]:
@@ -65,21 +72,28 @@ def _reason(why: str) -> str:
 
 
 def _details(title: str, names: list[str]) -> list[str]:
-    return [f"<details><summary>{title} ({len(names)})</summary>", "", ", ".join(names), "", "</details>", ""]
+    return [
+        f"<details markdown><summary>{title} ({len(names)})</summary>",
+        "",
+        ", ".join(names),
+        "",
+        "</details>",
+        "",
+    ]
 
 
 def main(arguments: list[str]) -> int:
-    current = README.read_text()
-    wanted = render(current)
-    if arguments == ["--update"]:
-        README.write_text(wanted)
-    elif wanted != current:
-        print(
-            "README.md differs from families.json: run python -m tests.transformers.models_table --update",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+    status = 0
+    for path, what in ((README, summary), (MODELS, table)):
+        current = path.read_text()
+        wanted = render(current, what)
+        if arguments == ["--update"]:
+            path.write_text(wanted)
+        elif wanted != current:
+            command = "python -m tests.transformers.models_table --update"
+            print(f"{path.name} differs from families.json: run {command}", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":
