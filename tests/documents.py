@@ -77,9 +77,9 @@ def blocks_of(markdown: str) -> list[Block]:
 
 
 def commands_of(markdown: str) -> Iterator[tuple[str, Block]]:
-    """Those of the shell blocks, without comments and prompts, continued lines joined."""
+    """Those of the shell blocks that are to be run, without comments and prompts, continued lines joined."""
     for block in blocks_of(markdown):
-        if block.language not in SHELL:
+        if block.language not in SHELL or block.not_run:
             continue
         for line in block.text.replace("\\\n", " ").splitlines():
             command = re.sub(r"(^|\s)#.*", "", line).strip()

@@ -36,6 +36,8 @@ def test_another_command_would_be_noticed() -> None:
     assert untold("```sh\nmake build  # a comment\nmake \\\n  coffee\n```\n") == {"make coffee"}
     assert untold("Say `python -m torch_fattn fly` or `make build`.") == {"python -m torch_fattn fly"}
     assert untold("```text\nmake coffee\n```\n") == set()
+    assert untold("<!-- not run: there is no cup -->\n```sh\nmake coffee\n```\n") == set()
+    assert untold("<!-- not run: -->\n```sh\nmake coffee\n```\n") == {"make coffee"}
 
 
 @pytest.mark.host_only

@@ -52,7 +52,7 @@ def table(document: dict[str, Any]) -> str:
                 refused.setdefault(_reason(found["why"]), set()).add(name)
     for reason, names in refused.items():
         lines += _details(f"refused: {reason}", sorted(names))
-    for verdict, title in (("not used", "`fattn` is not used"), ("not built", "not tried")):
+    for verdict, title in (("not used", "<code>fattn</code> is not used"), ("not built", "not tried")):
         lines += _details(title, sorted({n for group in families.values() for n in _named(group, verdict)}))
     return "\n".join(lines).rstrip()
 
