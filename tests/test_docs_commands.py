@@ -91,3 +91,16 @@ def test_another_output_would_be_noticed() -> None:
     wanted = output_of(blocks, 0)
     assert wanted is not None and wanted.text == "README.md\n"
     assert output_of(blocks_of("```sh\nls\n```\n\n```text\nREADME.md\n```\n"), 0) is None
+
+
+@pytest.mark.host_only
+def test_an_output_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests import update_outputs
+
+    said = "# Page\n\n```sh\necho 4\n```\n\n<!-- output -->\n```text\n{}```\n\nAnd more.\n"
+    page = tmp_path / "page.md"
+    monkeypatch.setitem(COMMANDS, "echo 4", Run())
+    for old, written in (("3\nand 2\n", True), ("4\n", False), ("...\n", False)):
+        page.write_text(said.format(old))
+        assert update_outputs.update(page) == written
+        assert page.read_text() == said.format("4\n" if written else old)
