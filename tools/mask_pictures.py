@@ -303,8 +303,8 @@ PICTURES: dict[str, Picture] = {
     "alibi": _prefill(
         "..., is_causal=True, alibi_slopes=slopes", is_causal=True, alibi_slopes=torch.tensor([0.5])
     ),
-    "bool-mask": _prefill("query, key, value, mask", 8, 8, attn_mask=prefix_mask()),
-    "additive-mask": _prefill("query, key, value, bias", 8, 8, attn_mask=position_bias()),
+    "bool-mask": _prefill("text, text, text, mask", 8, 8, attn_mask=prefix_mask()),
+    "additive-mask": _prefill("text, text, text, bias", 8, 8, attn_mask=position_bias()),
     "varlen": _varlen(),
     "decode": _decode("query, key, value, seq_lens", [10, 4, 7], 1, 12),
     "decode-rows": _decode("query, key, value, seq_lens", [10, 4], 3, 12),
