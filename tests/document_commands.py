@@ -86,6 +86,7 @@ COMMANDS: dict[str, Kind] = {
     "python -m bench.bounds --update": NotRun(
         "it rewrites tests/counts_bounds.json, which test_counts.py holds"
     ),
+    "python -m tests.update_outputs": ByTest("tests/test_docs_commands.py::test_an_output_is_written_anew"),
     "python -m bench.roofline": ByTest("tests/test_apple_bounds.py::test_the_page_has_these_figures"),
     "python -m bench.aims": NVIDIA,
     "python -m bench.aims --of prefill": NVIDIA,

@@ -25,8 +25,17 @@ def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: str(path.relative_to(ROOT)))
-@needs_emulator
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[needs_emulator] if page.is_relative_to(ROOT / "softmetal") else [],
+        )
+        for page in WITH_CODE
+    ],
+)
 def test_a_page_runs(page: Path, tmp_path: Path) -> None:
     done = run(page, tmp_path)
     assert done.returncode == 0, done.stderr
