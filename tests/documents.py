@@ -11,10 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = (
     *("README.md", "CONTRIBUTING.md", "csrc/README.md", "softmetal/README.md", "softmetal/cuda/README.md"),
-    *("bench/NOTES.md", "bench/APPLE.md"),
+    *("bench/NOTES.md", "bench/APPLE.md", "CHANGELOG.md"),
 )
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [*PAGES, *(ROOT / name for name in OTHERS)]
+DOCUMENTS = [*PAGES, *(ROOT / name for name in OTHERS if (ROOT / name).exists())]
 # Commands within a sentence.
 INLINE = re.compile(
     r"`((?:python -m|python examples|python tools|make|mkdocs|pip install|pip wheel|hf|xcrun) [^`]*)`"

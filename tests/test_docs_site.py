@@ -78,6 +78,7 @@ def test_a_warning_would_be_noticed(site: Path, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     for name in ("site_hooks.py", "mask_pictures.py"):
         shutil.copy(ROOT / "tools" / name, tmp_path / "tools")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "bench/results", tmp_path / "bench/results")
     settings = re.sub(r"^nav:.*", "", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "mkdocs.yml").write_text(settings)
@@ -87,6 +88,35 @@ def test_a_warning_would_be_noticed(site: Path, tmp_path: Path) -> None:
     page.write_text("# Here\n\n[there](#there)\n")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0 and "#there" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "page", "link", "shown"),
+    [
+        ("docs/options.md", None, "[a](api/operators.md)", "[a](api/operators.md)"),
+        ("docs/api/operators.md", None, "[a](../options.md#q_offset)", "[a](../options.md#q_offset)"),
+        ("docs/measured.md", None, "[a](../bench/NOTES.md)", "[a](notes.md)"),
+        ("docs/models.md", None, "[a](../setup.py)", "[a](https://x.org/y/blob/main/setup.py)"),
+        ("softmetal/README.md", "softmetal.md", "[a](cuda/README.md)", "[a](softmetal-cuda.md)"),
+        (
+            "softmetal/README.md",
+            "softmetal.md",
+            "[`a`](simt/abi.h)",
+            "[`a`](https://x.org/y/blob/main/softmetal/simt/abi.h)",
+        ),
+        ("README.md", "index.md", "![a](bench/results/nvidia-h200.png)", "![a](pictures/nvidia-h200.png)"),
+        ("docs/options.md", None, "[a](#scale) [b](https://c.org)", "[a](#scale) [b](https://c.org)"),
+        ("docs/options.md", None, "```text\n[a](../setup.py)\n```", "```text\n[a](../setup.py)\n```"),
+    ],
+)
+def test_links_on_the_site(source: str, page: str | None, link: str, shown: str) -> None:
+    pytest.importorskip("mkdocs", reason="the documentation's tools: pip install 'torch-fattn[docs]'")
+    sys.path.insert(0, str(ROOT / "tools"))
+    import site_hooks
+
+    assert site_hooks.rewritten(link, source, "https://x.org/y", page) == shown
+    without = site_hooks.rewritten(link, source, None, page)
+    assert without == (re.sub(r"\[(.*)\]\(https://x.*", r"\1", shown))
 
 
 FETCHED = re.compile(

@@ -29,6 +29,13 @@ PAGE_OF = {
 PICTURES = ("bench/results/nvidia-h200.png", "bench/results/nvidia-h200-summary.png")
 
 
+def repository() -> str | None:
+    """Where the files are that are no pages, as pyproject.toml has it; without, a link becomes its text. Not
+    mkdocs' `repo_url`, for which the theme asks GitHub whenever a page is read."""
+    found = re.search(r'^Repository = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    return found[1] if found else None
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in mask_pictures.files().items():
         files.append(File.generated(config, path, content=text))
@@ -39,17 +46,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    text = rewritten(markdown, f"docs/{page.file.src_uri}", config.repo_url)
-    return INCLUDE.sub(lambda found: included(found[1], page.file.src_uri, config.repo_url), text)
+    url, name = repository(), page.file.src_uri
+    text = rewritten(markdown, f"docs/{name}", url)
+    return INCLUDE.sub(lambda found: included(found[1], name, url), text)
 
 
-def included(name: str, page: str, repository: str | None) -> str:
+def included(name: str, page: str, url: str | None) -> str:
     """The file, its links as they must be on that page."""
-    return rewritten((ROOT / name).read_text(encoding="utf-8"), name, repository, page)
+    return rewritten((ROOT / name).read_text(encoding="utf-8"), name, url, page)
 
 
-def rewritten(markdown: str, source: str, repository: str | None, page: str | None = None) -> str:
-    """Links of the file `source` as the page shows them: to a page, a picture or the repository."""
+def rewritten(markdown: str, source: str, url: str | None, page: str | None = None) -> str:
+    """Links of the file `source` as the page shows them: to a page, a picture or the repository at `url`."""
     shown_in = posixpath.dirname(page or source.removeprefix("docs/"))
 
     def link(found: re.Match[str]) -> str:
@@ -64,8 +72,8 @@ def rewritten(markdown: str, source: str, repository: str | None, page: str | No
             there = PAGE_OF[whole]
         elif whole in PICTURES:
             there = f"pictures/{posixpath.basename(whole)}"
-        elif repository:
-            return f"{picture}[{text}]({repository}/blob/main/{whole}{'#' + anchor if anchor else ''})"
+        elif url:
+            return f"{picture}[{text}]({url}/blob/main/{whole}{'#' + anchor if anchor else ''})"
         else:
             return text
         relative = posixpath.relpath(there, shown_in or ".")
