@@ -135,3 +135,16 @@ def test_what_is_fetched_would_be_noticed() -> None:
     assert FETCHED.search('<link rel="stylesheet" href="https://fonts.googleapis.com/css">')
     assert FETCHED.search("<script defer src=https://unpkg.com/mermaid></script>")
     assert not FETCHED.search('<a href="https://example.com">') and not FETCHED.search("<script src=x.js>")
+
+
+def undocumented(names: list[str]) -> set[str]:
+    """Of the package's names those that no page of docs/ describes by `::: torch_fattn.name`."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    return set(names) - set(re.findall(r"^::: torch_fattn\.(\w+)", pages, re.MULTILINE))
+
+
+def test_the_reference_has_every_public_name() -> None:
+    import torch_fattn
+
+    assert undocumented(torch_fattn.__all__) == {"__version__", "built_for_torch"}
+    assert undocumented(["prefill", "postfill"]) == {"postfill"}
