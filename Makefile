@@ -19,7 +19,7 @@ SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
 BUILD_ENV       := $(if $(LINUX),eval "$$($(PY) -m softmetal config --env)";)
 TESTS           := tests $(if $(LINUX),softmetal/tests)
 
-.PHONY: help build demo test test-slow sweep mutants pytest lint format golden bench-host clean
+.PHONY: help build demo docs test test-slow sweep mutants pytest lint format golden bench-host clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -28,6 +28,9 @@ build: $(STAMPS)/product  ## the environment and the extension
 
 demo: build  ## a transformers model generates on device="mps" through torch.ops.fattn (MODEL=path: your own)
 	$(PY) -m torch_fattn demo $(if $(MODEL),--model "$(MODEL)")
+
+docs: build  ## the documentation as a site, in out/site
+	$(PY) -m mkdocs build --strict
 
 test: lint pytest  ## lint, types and every test that is not marked slow
 

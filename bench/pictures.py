@@ -1,4 +1,5 @@
-"""Pictures of a run: rate against length with the ceiling as a line; for counts, multiples of the least."""
+"""Pictures of a run: rate against length with the ceiling as a line; for counts, multiples of the least. They
+are made for a page of some 800 pixels."""
 
 from __future__ import annotations
 
@@ -21,6 +22,19 @@ COLOURS = {
     "mlx-metal": "#edae49",
     "llama-metal": "#66a182",
 }
+LABELS = {
+    "fattn-m1": "fattn, tiles of M1",
+    "torch-metal": "torch",
+    "mlx-metal": "MLX",
+    "llama-metal": "llama.cpp",
+}
+# One panel of each kind: what stands in the README.
+SUMMARY = (
+    "decode, B1, 32/8 heads x 128",
+    "decode, B16, 32/8 heads x 128",
+    "causal prefill, B1, 32/32 heads x 128",
+    "causal prefill, B1, 32/8 heads x 128, 32k keys",
+)
 SPARE_COLOURS = ("#8d6a9f", "#5c6670")
 MARKERS = {"fattn": "o", "fattn-m1": "o", "torch-metal": "s", "mlx-metal": "D", "llama-metal": "v"}
 STYLE: dict[Any, Any] = {
@@ -36,17 +50,22 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(record: dict[str, Any], stem: Path) -> list[Path]:
-    """Writes stem.png and stem.svg."""
+def draw(
+    record: dict[str, Any],
+    stem: Path,
+    panels: tuple[str, ...] = (),
+    endings: tuple[str, ...] = (".png", ".svg"),
+) -> list[Path]:
+    """Writes stem.png and stem.svg. Of rates only these panels, if any are named."""
     rows = [row for row in record["rows"] if "refused" not in row]
     if not rows:
         raise SystemExit("bench: every call was refused, so there is nothing to draw.")
     with plt.rc_context(STYLE):
-        figure = _counts(rows) if record["backend"] == "counts" else _rates(rows, record["ceilings"])
+        figure = _counts(rows) if record["backend"] == "counts" else _rates(rows, record["ceilings"], panels)
         title = "What the kernels move and multiply" if record["backend"] == "counts" else "Attention rate"
         figure.suptitle(title, fontweight="bold", x=0.01, ha="left", fontsize=13)
         _legend(figure, f"{record['machine']}, {record['date']}")
-        paths = [stem.with_name(stem.name + ending) for ending in (".png", ".svg")]
+        paths = [stem.with_name(stem.name + ending) for ending in endings]
         for path in paths:
             metadata = {"Date": None} if path.suffix == ".svg" else None
             figure.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
@@ -65,7 +84,7 @@ def _implementations(rows: list[Row]) -> list[str]:
 # ---- rates
 
 
-def _rates(rows: list[Row], ceilings: dict[str, float]) -> Any:
+def _rates(rows: list[Row], ceilings: dict[str, float], names: tuple[str, ...]) -> Any:
     """One panel per family of calls that differ only in length, of the first dtype. Calls of a single length
     stand in the table, and here only if there are no others."""
     every: dict[str, list[Row]] = {}
@@ -73,10 +92,11 @@ def _rates(rows: list[Row], ceilings: dict[str, float]) -> Any:
         if row["dtype"] == rows[0]["dtype"]:
             every.setdefault(_family(row), []).append(row)
     families = {name: rows for name, rows in every.items() if len(set(map(_length, rows))) > 1} or every
-    columns = min(3, len(families))
+    families = {name: families[name] for name in names or families}
+    columns = min(2, len(families))
     lines = -(-len(families) // columns)
     figure, axes = plt.subplots(
-        lines, columns, figsize=(4.4 * columns, 3.2 * lines + 0.5), layout="constrained", squeeze=False
+        lines, columns, figsize=(4.4 * columns, 2.9 * lines + 0.8), layout="constrained", squeeze=False
     )
     panels = list(axes.flat)
     for panel, (name, family) in zip(panels, families.items(), strict=False):
@@ -96,10 +116,10 @@ def _legend(figure: Any, machine: str) -> None:
         handles.values(),
         handles.keys(),
         loc="outside lower left",
-        ncols=len(handles),
+        ncols=min(3, len(handles)),
         frameon=False,
         title=machine,
-        title_fontsize=8,
+        title_fontsize=9,
         alignment="left",
     )
     legend.get_title().set_color(MUTED)
@@ -131,7 +151,7 @@ def _rate_panel(axes: Any, name: str, rows: list[Row], ceilings: dict[str, float
         slowest = [row["rate"] * row["ms_median"] / row["ms_max"] for row in mine]
         fastest = [row["rate"] * row["ms_median"] / row["ms_min"] for row in mine]
         style = {"color": _colour(impl), "marker": MARKERS.get(impl, "^"), "ms": 5}
-        axes.plot(lengths, rates, lw=2.2 if impl == "fattn" else 1.4, label=impl, **style)
+        axes.plot(lengths, rates, lw=2.2 if impl == "fattn" else 1.4, label=LABELS.get(impl, impl), **style)
         axes.fill_between(lengths, slowest, fastest, color=_colour(impl), alpha=0.15, lw=0)
     ceiling = ceilings.get("products" if rows[0]["op"] == "prefill" else "read")
     if ceiling:
@@ -193,7 +213,7 @@ def _count_panel(axes: Any, title: str, key: str, rows: list[Row]) -> None:
         x = [row["counts"][key] for row in mine]
         y = [place[_call_name(row)] + offset for row in mine]
         axes.hlines(y, 1, x, color=_colour(impl), lw=1.6, alpha=0.55)
-        axes.plot(x, y, MARKERS.get(impl, "^"), color=_colour(impl), ms=6, label=impl)
+        axes.plot(x, y, MARKERS.get(impl, "^"), color=_colour(impl), ms=6, label=LABELS.get(impl, impl))
         for value, height in zip(x, y, strict=True):
             axes.annotate(
                 f"{value:.{digits}f}",
@@ -201,7 +221,7 @@ def _count_panel(axes: Any, title: str, key: str, rows: list[Row]) -> None:
                 xytext=(7, 0),
                 textcoords="offset points",
                 va="center",
-                fontsize=7.5,
+                fontsize=8.5,
                 color=MUTED,
             )
     axes.axvline(1, color=INK, lw=1.2, ls=(0, (4, 3)), label="least possible")

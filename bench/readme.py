@@ -1,6 +1,7 @@
-"""The measured numbers of the README, written from bench/results and checked by tests/test_readme.py.
+"""The measured numbers of docs/measured.md, and some of them in the README, written from bench/results and
+checked by tests/test_readme.py; and the pictures of both.
 
-python -m bench.readme            # exit 1 if the README says anything else
+python -m bench.readme            # exit 1 if one of them says anything else
 python -m bench.readme --update
 """
 
@@ -15,9 +16,23 @@ from .arguments import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+MEASURED = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
 BEGIN = "<!-- MEASURED: written by python -m bench.readme --update -->"
 END = "<!-- /MEASURED -->"
+# Of each kind of call one or two, those among them where a peer is ahead.
+IN_THE_README = (
+    "decode B1 32/8x128 N=256",
+    "decode B1 32/8x128 N=4096",
+    "decode B1 32/8x128 N=131072",
+    "decode B1 32/32x128 N=131072",
+    "decode B16 32/8x128 N=32768",
+    "prefill B1 32/32x64 8192x8192 causal",
+    "prefill B1 32/32x128 2048x2048 causal",
+    "prefill B1 32/32x128 8192x8192 causal",
+    "prefill B1 16/16x256 8192x8192 causal",
+    "prefill B1 32/8x128 16x32768 causal",
+)
 PEERS = {
     "torch-metal": "torch 2.13 Metal",
     "mlx-metal": "MLX 0.32 Metal",
@@ -25,12 +40,17 @@ PEERS = {
 }
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
     """One line per call: ours with its share of the ceiling, then the peers, in milliseconds."""
     calls: dict[str, dict[str, dict[str, Any]]] = {}
     for row in (row for row in results["rows"] if row["dtype"] == "float16"):
         # Of a call that two sets have, the first.
         calls.setdefault(f"{row['op']} {row['call']}", {}).setdefault(row["impl"], row)
+    if missing := set(only) - set(calls):
+        raise ValueError(
+            f"{RESULTS.name} has no row of {', '.join(sorted(missing))}; measure it or take it out"
+        )
+    calls = {call: calls[call] for call in only or calls}
     there = {row["impl"] for row in results["rows"]}
     titles = {name: title for name, title in PEERS.items() if name in there}
     lines = [
@@ -66,26 +86,37 @@ def _beside(peer: dict[str, Any] | None, ours: dict[str, Any]) -> str:
     return f"{peer['ms_median']:.3f} ms ({peer['ms_median'] / ours['ms_median']:.2f}x)"
 
 
-def render(readme: str) -> str:
-    head, rest = readme.split(BEGIN)
+def render(text: str, only: tuple[str, ...] = ()) -> str:
+    head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
-    return f"{head}{BEGIN}\n{table(json.loads(RESULTS.read_text()))}\n{END}{tail}"
+    return f"{head}{BEGIN}\n{table(json.loads(RESULTS.read_text()), only)}\n{END}{tail}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m bench.readme", description="The README's measured numbers.")
-    parser.add_argument("--update", action="store_true", help="write them into the README")
+    parser = Parser(prog="python -m bench.readme", description="The measured numbers of README and docs.")
+    parser.add_argument("--update", action="store_true", help="write them")
     options = parser.parse_args(arguments)
-    current = README.read_text()
-    if current.count(BEGIN) != 1 or current.count(END) != 1:
-        parser.refuse(f"README.md must hold one line {BEGIN} and one {END}; put them back")
-    wanted = render(current)
+    status = 0
+    for path, only in ((README, IN_THE_README), (MEASURED, ())):
+        current = path.read_text()
+        if current.count(BEGIN) != 1 or current.count(END) != 1:
+            parser.refuse(f"{path.name} must hold one line {BEGIN} and one {END}; put them back")
+        wanted = render(current, only)
+        if options.update:
+            path.write_text(wanted)
+        elif wanted != current:
+            print(
+                f"{path.name} differs from bench/results: run python -m bench.readme --update",
+                file=sys.stderr,
+            )
+            status = 1
     if options.update:
-        README.write_text(wanted)
-    elif wanted != current:
-        print("README.md differs from bench/results: run python -m bench.readme --update", file=sys.stderr)
-        return 1
-    return 0
+        from . import pictures
+
+        record = json.loads(RESULTS.read_text())
+        pictures.draw(record, RESULTS.with_suffix(""))
+        pictures.draw(record, RESULTS.with_name(RESULTS.stem + "-summary"), pictures.SUMMARY, (".png",))
+    return status
 
 
 if __name__ == "__main__":

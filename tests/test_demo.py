@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.test_command_line import save_checkpoint
-from torch_fattn import demo
+from torch_fattn import _demo_picture, _demo_speed, demo
 from torch_fattn.integrations.transformers import masks
 
 NEW_TOKENS = 4
@@ -58,3 +60,83 @@ def test_kernels_that_did_not_run_are_noticed(
     assert run_in(tmp_path, monkeypatch) == 1
     said = capsys.readouterr().out
     assert "FAILED: fattn_decode was planned" in said and "FAILED: fattn_decode did not run" in said
+
+
+# ---- tokens per second: no test takes a time; these are made up
+
+
+def test_software_is_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The test below is the control: the same run as on a Mac."""
+    monkeypatch.setattr(_demo_speed.sys, "platform", "linux")
+    assert run_in(tmp_path, monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "time means nothing" in said and "timing  " not in said
+    assert list(json.loads((tmp_path / "out" / "demo.json").read_text())["speed"]) == ["not_timed"]
+
+
+def test_a_mac_is_told_tokens_per_second_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Generations really run, through both; their seconds are made up."""
+    monkeypatch.setattr(_demo_speed.sys, "platform", "darwin")
+    took = {"fattn": 0.02, "sdpa": 0.05}
+    counted: dict[str, list[int]] = {name: [] for name in took}
+    generate = demo.generate
+
+    def timed(model: Any, inputs: Any, new_tokens: int, progress: Any) -> demo.Run:
+        run = generate(model, inputs, new_tokens, progress)
+        if progress is None:
+            name = model.config._attn_implementation
+            counted[name].append(sum(demo.total_launches(run).values()))
+            run.seconds = [10 * took[name]] + [took[name]] * (new_tokens - 1)
+        return run
+
+    monkeypatch.setattr(demo, "generate", timed)
+    assert run_in(tmp_path, monkeypatch) == 0
+    rounds = 1 + _demo_speed.ROUNDS
+    assert counted == {"fattn": [LAYERS * NEW_TOKENS] * rounds, "sdpa": [0] * rounds}
+    said = capsys.readouterr().out
+    assert "speed        fattn  100.0 tokens per second; prompt 200.0 ms" in said, said
+    assert "             sdpa   40.0 tokens per second; prompt 500.0 ms" in said
+    assert "fattn makes 2.50 times the tokens of sdpa" in said
+    speed = json.loads((tmp_path / "out" / "demo.json").read_text())["speed"]
+    assert speed["ratio"] == pytest.approx(2.5) and speed["sdpa"]["tokens_per_second"] == pytest.approx(40)
+    assert _demo_picture._speed(speed) == "tokens per second: fattn 100.0, sdpa 40.0"
+
+
+def made_up(seconds: dict[str, list[list[float]]]) -> Any:
+    turns: dict[str, Iterator[list[float]]] = {name: iter(each) for name, each in seconds.items()}
+    return lambda name: next(turns[name])
+
+
+def test_the_first_round_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_demo_speed.sys, "platform", "darwin")
+    steady = [[9.0, 0.5, 0.5]] * _demo_speed.ROUNDS
+    slow_start = made_up({"fattn": [[99.0, 7.0, 7.0], *steady], "sdpa": [[9.0, 0.5, 0.5], *steady]})
+    speeds = _demo_speed.compare(slow_start, batch=2).speeds
+    assert speeds["fattn"] == speeds["sdpa"] == _demo_speed.Speed(9.0, 4.0)
+
+
+def test_a_prompt_alone_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_demo_speed.sys, "platform", "darwin")
+    found = _demo_speed.compare(lambda _: [0.25], batch=2)
+    assert found.ratio is None and found.lines[0] == "speed        fattn  prompt 250.0 ms"
+    assert _demo_picture._speed(found.data) == "no tokens per second"
+
+
+def test_what_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_demo_speed.sys, "platform", "darwin")
+
+    def generate(name: str) -> list[float]:
+        if name == "sdpa":
+            raise ValueError("T5 does not support sdpa\nand more")
+        return [0.5, 0.25]
+
+    found = _demo_speed.compare(generate, batch=1)
+    assert found.lines == [
+        "speed        fattn  4.0 tokens per second; prompt 500.0 ms",
+        "             sdpa   does not run here: T5 does not support sdpa",
+    ]
+    assert _demo_picture._speed(found.data) == "tokens per second: fattn 4.0"

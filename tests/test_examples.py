@@ -83,3 +83,17 @@ def test_encoder(device: str) -> None:
     differences = re.search(r"difference +padded (\S+), packed (\S+) at most", said)
     assert differences is not None and all(float(one) < 1e-4 for one in differences.groups())
     assert device == "cpu" or "4 launches of fattn_prefill" in said
+
+
+def not_run(names: list[str]) -> list[str]:
+    """Of these scripts, those that no test names."""
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    return [name for name in names if f'"{name}"' not in tests]
+
+
+@pytest.mark.host_only
+def test_every_example_is_run() -> None:
+    scripts = [path.name for path in EXAMPLES.glob("*.py")]
+    assert len(scripts) > 5 and not not_run(scripts)
+    another = "_".join(("another", "script.py"))
+    assert not_run([another]) == [another]

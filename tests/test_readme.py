@@ -1,9 +1,10 @@
-"""What the README says: numbers of bench/results and no others, the environment variables, its commands."""
+"""What README and docs say: numbers of bench/results and no others, the environment variables, commands."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,16 +13,22 @@ from torch_fattn import __main__ as command_line
 
 
 def test_measured_numbers_are_those_of_the_results() -> None:
-    text = readme.README.read_text()
-    assert readme.render(text) == text
+    assert readme.main([]) == 0
 
 
-def test_another_number_would_be_noticed() -> None:
-    text = readme.README.read_text()
-    row = json.loads(readme.RESULTS.read_text())["rows"][0]
-    quoted = f"{row['ms_median']:.3f} ms"
+@pytest.mark.parametrize(("page", "only"), [(readme.README, readme.IN_THE_README), (readme.MEASURED, ())])
+def test_another_number_would_be_noticed(page: Path, only: tuple[str, ...]) -> None:
+    text = page.read_text()
+    rows = json.loads(readme.RESULTS.read_text())["rows"]
+    row = next(row for row in rows if row["impl"] == "fattn" and f"{row['op']} {row['call']}" in text)
+    quoted = f"| {row['ms_median']:.3f} ms"
     assert quoted in text
-    assert readme.render(text.replace(quoted, "0.001 ms")) == text
+    assert readme.render(text.replace(quoted, "| 0.001 ms"), only) == text
+
+
+def test_a_row_that_was_not_measured_is_not_left_out_silently() -> None:
+    with pytest.raises(ValueError, match="has no row of prefill of pigs"):
+        readme.render(readme.README.read_text(), ("prefill of pigs",))
 
 
 def variables_of_users() -> set[str]:
@@ -35,8 +42,9 @@ def variables_of_users() -> set[str]:
     return found - {"CXX", "XDG_CACHE_HOME"}  # everybody's
 
 
-def test_environment_variables_are_in_the_readme() -> None:
-    documented = set(re.findall(r"^\| `([A-Z_]+)=", readme.README.read_text(), re.MULTILINE))
+def test_environment_variables_are_documented() -> None:
+    page = readme.ROOT / "docs" / "environment.md"
+    documented = set(re.findall(r"^\| `([A-Z_]+)=", page.read_text(), re.MULTILINE))
     assert {"FATTN_CHECK", "MLX_METAL_WHEEL"} <= variables_of_users() <= documented
     assert documented - variables_of_users() == {"SOFTMETAL"}  # read by softmetal itself
 

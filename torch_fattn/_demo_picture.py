@@ -49,7 +49,7 @@ def _draw_logits(axes: Any, report: dict[str, Any]) -> None:
         _steps(difference), shown, "o-", ms=3.5, lw=1, color=ACCENT, label="largest |fattn - eager on CPU|"
     )
     axes.set_ylabel("logits (natural log units)")
-    axes.set_title(report["model"], fontsize=9, color=MUTED, loc="left")
+    axes.set_title(f"{report['model']}\n{_speed(report['speed'])}", fontsize=9, color=MUTED, loc="left")
     low, high = axes.get_ylim()
     axes.set_ylim(low / 3, high * 8)
     axes.legend(loc="upper right", frameon=False, ncols=2)
@@ -79,6 +79,17 @@ def _draw_launches(axes: Any, report: dict[str, Any]) -> None:
     if report["launches"]:
         axes.legend(loc="upper right", frameon=False, ncols=3)
     _tidy(axes)
+
+
+def _speed(speed: dict[str, Any]) -> str:
+    if speed.get("not_timed"):
+        return "not timed: Metal is software here"
+    rates = [
+        f"{name} {speed[name]['tokens_per_second']:,.1f}"
+        for name in ("fattn", "sdpa")
+        if isinstance(speed[name], dict) and speed[name]["tokens_per_second"]
+    ]
+    return f"tokens per second: {', '.join(rates)}" if rates else "no tokens per second"
 
 
 def _steps(values: list[Any]) -> range:

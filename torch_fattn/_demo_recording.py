@@ -40,7 +40,7 @@ class Progress:
 class StepRecorder(LogitsProcessor):
     """Called by `generate` with the logits of every step, which it leaves alone."""
 
-    def __init__(self, progress: Progress, launch_counts: Callable[[], dict[str, int]]) -> None:
+    def __init__(self, progress: Progress | None, launch_counts: Callable[[], dict[str, int]]) -> None:
         self.progress, self.launch_counts = progress, launch_counts
         self.seconds: list[float] = []
         self.launches: list[dict[str, int]] = []
@@ -55,7 +55,8 @@ class StepRecorder(LogitsProcessor):
         now = time.perf_counter()
         self.seconds.append(now - self._last)
         self._last = now
-        self.progress.show(len(self.seconds))
+        if self.progress is not None:
+            self.progress.show(len(self.seconds))
         return scores
 
 

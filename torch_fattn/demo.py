@@ -4,6 +4,8 @@ them.
 The same greedy generation runs twice: on device "mps" with `attn_implementation="fattn"`, and on the CPU with
 transformers' own eager attention. The tokens must be the same, one by one. Two prompts of different length,
 padded to one batch, see to it that masks are part of the run.
+
+On a Mac the model then generates some more, with `fattn` and with `sdpa` in turns: tokens per second.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ except ImportError as error:
         f"The demo needs transformers and matplotlib: pip install 'torch-fattn[demo]' ({error})"
     ) from error
 
-from . import __version__, launch_counts, reset_launch_counts
+from . import __version__, _demo_speed, launch_counts, reset_launch_counts
 from ._arguments import ArgumentError
 from ._compiled import compile_summary
 from ._demo_recording import PlanRecorder, Progress, StepRecorder
@@ -107,8 +109,21 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int) -> int:
     theirs = generate(reference_model, inputs, new_tokens, Progress("eager on CPU", new_tokens, ""))
     comparison = compare(ours, theirs)
     comparison.problems += launch_problems(ours, plans)
+    compiled = compile_summary()  # before another implementation compiles more
+
+    def seconds_of(implementation: str) -> list[float]:
+        model.set_attn_implementation(implementation)
+        return generate(model, inputs, new_tokens, None).seconds
+
+    speed = _demo_speed.compare(seconds_of, len(ours.tokens))
     print_result(ours, theirs, comparison, plans, tokenizer)
-    write_result(ours, theirs, comparison, plans, f"{description}, {dtype_name}")
+    print_times(ours, speed, compiled)
+    print_plans(plans)
+    for problem in comparison.problems:
+        print(f"FAILED: {problem}")
+    if not comparison.problems:
+        print(f"OK: {sum(map(len, ours.tokens))} tokens agree exactly")
+    write_result(ours, theirs, comparison, plans, f"{description}, {dtype_name}", speed)
     return 1 if comparison.problems else 0
 
 
@@ -245,7 +260,7 @@ def load_tokenizer(path: str | None) -> Any:
         return None
 
 
-def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, progress: Progress) -> Run:
+def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, progress: Progress | None) -> Run:
     """Greedy generation of exactly `new_tokens` tokens, with progress shown on the way."""
     reset_launch_counts()
     recorder = StepRecorder(progress, launch_counts)
@@ -326,20 +341,29 @@ def print_result(ours: Run, theirs: Run, comparison: Comparison, plans: PlanReco
     print(
         "launches     " + ", ".join(f"{count} x {kernel}" for kernel, count in total_launches(ours).items())
     )
-    print(f"time         {sum(ours.seconds):.1f} s, of which the first step {ours.seconds[0]:.1f} s")
-    print(f"compiled     {compile_summary()}")
+
+
+def print_times(ours: Run, speed: _demo_speed.Comparison, compiled: str) -> None:
+    """The first generation, with what compiling took of it; then the speed, without."""
+    print(f"first run    {sum(ours.seconds):.1f} s, of which the first step {ours.seconds[0]:.1f} s")
+    print(f"compiled     {compiled}; only the first run waits for it")
+    print("\n".join(speed.lines))
+
+
+def print_plans(plans: PlanRecorder) -> None:
     print(f"\n{len(plans.distinct)} distinct plans; of each the first call:")
     for plan in plans.distinct:
         print(f"\n{plan.first}\n  calls        {plan.calls}")
     print()
-    for problem in comparison.problems:
-        print(f"FAILED: {problem}")
-    if not comparison.problems:
-        print(f"OK: {sum(map(len, ours.tokens))} tokens agree exactly")
 
 
 def write_result(
-    ours: Run, theirs: Run, comparison: Comparison, plans: PlanRecorder, description: str
+    ours: Run,
+    theirs: Run,
+    comparison: Comparison,
+    plans: PlanRecorder,
+    description: str,
+    speed: _demo_speed.Comparison,
 ) -> None:
     report = {
         "device": plans.distinct[0].first.data["device"] if plans.distinct else None,
@@ -358,6 +382,7 @@ def write_result(
         "launches": total_launches(ours),
         "launches_per_step": ours.launches,
         "seconds_per_step": {"fattn": ours.seconds, "eager": theirs.seconds},
+        "speed": speed.data,
         "plans": [{"calls": plan.calls, "first": plan.first.data} for plan in plans.distinct],
     }
     (OUTPUT / "demo.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -104,7 +104,7 @@ def explain(
         op: "prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge", "softmax",
             "softcap", "mask_map" or "cache_write".
         operands, options: as for the operator. Tensors on any device will do; those on "meta" cost nothing.
-        device_name, family, cores: plan for this GPU (family n of MTLGPUFamilyApple<n>; 0 cores where the
+        device_name, family, cores: plan for this GPU (family n of `MTLGPUFamilyApple<n>`; 0 cores where the
             number is unknown, as in a virtual machine: planned as for an M1). The default is the
             GPU of this machine for tensors on "mps", else an Apple M1; with another family or number of
             cores it is called "an Apple GPU", unless you name it.

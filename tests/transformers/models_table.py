@@ -1,6 +1,7 @@
-"""The README's list of models, written from families.json and checked by test_models_table.py.
+"""The list of models in docs/models.md and its summary in the README, written from families.json and checked
+by test_models_table.py.
 
-python -m tests.transformers.models_table            # exit 1 if the README says anything else
+python -m tests.transformers.models_table            # exit 1 if one of them says anything else
 python -m tests.transformers.models_table --update
 """
 
@@ -12,7 +13,22 @@ from typing import Any
 
 from tests.transformers.sweep import recorded
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "models.md"
+PREFACE = """# Models
+
+With `attn_implementation="fattn"` a model either computes what it computes with `"eager"`, or says in one
+sentence why not. This page is written from a run of every family of transformers that builds from a small
+generic config: without padding, padded left and right, with a batch of one, and through `generate`
+(`python -m tests.transformers.sweep`).
+
+Outputs at padding tokens may differ: a row that sees no key is 0 here, as under `"sdpa"`, and a mean under
+`"eager"`. A model whose layers were exchanged after it was built cannot be told from the original. Gemma 2, 3
+and 4, Qwen3.5, GPT-OSS, T5, Whisper, Qwen2-VL, Qwen2.5-VL and Qwen3-VL are also run with the head sizes of
+their checkpoints, images and sound included
+([real_heads.py](../tests/transformers/real_heads.py)).
+"""
 BEGIN = "<!-- MODELS: written by python -m tests.transformers.models_table --update -->"
 END = "<!-- /MODELS -->"
 KINDS = {"causal": "causal LM", "masked": "masked LM", "seq2seq": "sequence to sequence", "base": "other"}
@@ -50,10 +66,25 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
+def summary(document: dict[str, Any]) -> str:
+    return table(document).splitlines()[0]
+
+
 def render(readme: str) -> str:
     head, rest = readme.split(BEGIN)
     tail = rest.split(END)[1]
-    return f"{head}{BEGIN}\n{table(recorded())}\n{END}{tail}"
+    return f"{head}{BEGIN}\n{summary(recorded())}\n{END}{tail}"
+
+
+def page() -> str:
+    """The whole list, where nothing is folded."""
+    lines = []
+    for line in table(recorded()).splitlines():
+        title = line.removeprefix("<details><summary>").removesuffix("</summary>")
+        lines.append(line if title == line else f"## {title[0].upper()}{title[1:]}")
+    kept = [line for line in lines if line != "</details>"]
+    text = "\n".join([PREFACE, *kept]).rstrip() + "\n"
+    return text.replace("\n\n\n", "\n\n")
 
 
 def _named(group: dict[str, dict[str, str]], verdict: str) -> list[str]:
@@ -69,17 +100,18 @@ def _details(title: str, names: list[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    current = README.read_text()
-    wanted = render(current)
-    if arguments == ["--update"]:
-        README.write_text(wanted)
-    elif wanted != current:
-        print(
-            "README.md differs from families.json: run python -m tests.transformers.models_table --update",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+    different = 0
+    for file, wanted in ((README, render(README.read_text())), (PAGE, page())):
+        if arguments == ["--update"]:
+            file.write_text(wanted)
+        elif not file.exists() or file.read_text() != wanted:
+            different = 1
+            print(
+                f"{file.relative_to(ROOT)} differs from families.json: "
+                "run python -m tests.transformers.models_table --update",
+                file=sys.stderr,
+            )
+    return different
 
 
 if __name__ == "__main__":

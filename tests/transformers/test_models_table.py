@@ -1,20 +1,25 @@
-"""The README's list of models is families.json's, and nothing else."""
+"""The list of models on its page, and its summary in the README, are families.json's and nothing else."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.transformers.models_table import README, render
+from tests.transformers.models_table import PAGE, README, page, render
 
 pytestmark = pytest.mark.host_only
 
 
-def test_the_list_is_that_of_the_file() -> None:
+def test_the_summary_is_that_of_the_file() -> None:
     text = README.read_text()
     assert render(text) == text
 
 
-def test_another_list_would_be_noticed() -> None:
+def test_another_summary_would_be_noticed() -> None:
     text = README.read_text()
-    assert "llama, " in text
-    assert render(text.replace("llama, ", "")) == text
+    assert " match eager attention" in text
+    assert render(text.replace(" match eager attention", " match")) == text
+
+
+def test_the_page() -> None:
+    assert PAGE.read_text() == page()
+    assert "## Causal LM: match (" in page() and "llama, " in page() and "<" not in page()

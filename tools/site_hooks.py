@@ -1,0 +1,83 @@
+"""What mkdocs is told beyond mkdocs.yml: pages that are files elsewhere in the repository, links to files
+that are no pages, and the pictures of masks."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import mask_pictures
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
+# Which page shows a file of the repository.
+PAGE_OF = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "csrc/README.md": "first-mac.md",
+    "bench/NOTES.md": "notes.md",
+    "bench/APPLE.md": "apple.md",
+    "softmetal/README.md": "softmetal.md",
+    "softmetal/cuda/README.md": "softmetal-cuda.md",
+}
+PICTURES = ("bench/results/nvidia-h200.png", "bench/results/nvidia-h200-summary.png")
+
+
+def repository() -> str | None:
+    """Where the files are that are no pages, as pyproject.toml has it; without, a link becomes its text. Not
+    mkdocs' `repo_url`, for which the theme asks GitHub whenever a page is read."""
+    found = re.search(r'^Repository = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    return found[1] if found else None
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for path, text in mask_pictures.files().items():
+        files.append(File.generated(config, path, content=text))
+    for name in PICTURES:
+        path = f"pictures/{posixpath.basename(name)}"
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    url, name = repository(), page.file.src_uri
+    text = rewritten(markdown, f"docs/{name}", url)
+    return INCLUDE.sub(lambda found: included(found[1], name, url), text)
+
+
+def included(name: str, page: str, url: str | None) -> str:
+    """The file, its links as they must be on that page."""
+    return rewritten((ROOT / name).read_text(encoding="utf-8"), name, url, page)
+
+
+def rewritten(markdown: str, source: str, url: str | None, page: str | None = None) -> str:
+    """Links of the file `source` as the page shows them: to a page, a picture or the repository at `url`."""
+    shown_in = posixpath.dirname(page or source.removeprefix("docs/"))
+
+    def link(found: re.Match[str]) -> str:
+        picture, text, target = found.groups()
+        path, _, anchor = target.partition("#")
+        if not path or ":" in path:
+            return found[0]
+        whole = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if whole.startswith("docs/"):
+            there = whole.removeprefix("docs/")
+        elif whole in PAGE_OF:
+            there = PAGE_OF[whole]
+        elif whole in PICTURES:
+            there = f"pictures/{posixpath.basename(whole)}"
+        elif url:
+            return f"{picture}[{text}]({url}/blob/main/{whole}{'#' + anchor if anchor else ''})"
+        else:
+            return text
+        relative = posixpath.relpath(there, shown_in or ".")
+        return f"{picture}[{text}]({relative}{'#' + anchor if anchor else ''})"
+
+    pieces = FENCE.split(markdown)
+    return "".join(piece if piece.startswith("```") else LINK.sub(link, piece) for piece in pieces)
