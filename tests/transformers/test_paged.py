@@ -203,7 +203,6 @@ def cumulative(lens: list[int]) -> Tensor:
         ({"cache": None}, "no cache of continuous batching"),
         ({"block_table": torch.zeros(1)}, "a block table"),
         ({"attention_mask": torch.zeros(1), "cache": EarlierCache()}, "a mask came with"),
-        ({"sliding_window": 1, "cache": EarlierCache()}, "a sliding window of 1"),
         ({"sliding_window": 1}, None),
         ({"position_bias": torch.zeros(1)}, "position_bias"),
         ({}, None),

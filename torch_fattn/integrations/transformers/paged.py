@@ -1,4 +1,4 @@
-"""Continuous batching: attention over the cache of `generate_batch`, as `attn_implementation="paged|fattn"`.
+"""Continuous batching: attention over the cache of `generate_batch`.
 
 The query holds the new tokens of many requests one after the other, and the keys lie in transformers' own
 cache. Its `read_index`, the slots of every key of every request, is all that a block table needs, so the
@@ -12,13 +12,14 @@ asks for a mask of the new tokens alone, as it does without a cache; the lengths
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ._versions import takes_indices
+from .operators import HEAD_STEP, pad_heads, without_padding
 from .refusals import refusal_of_operator, refuse, refuse_keywords, refuse_training
 from .support import USE_PAGED_EAGER
 
@@ -76,13 +77,13 @@ def attend_paged(
 
     cu_seqlens_q: Tensor = kwargs["cu_seq_lens_q"]
     max_seqlen_q = int(_either(kwargs, "max_seqlen_q", "max_length_q"))
-    if "read_index" in inspect.signature(cache.update).parameters:
+    if takes_indices(cache):
         if attention_mask is not None:
             refuse(module, "a mask came with continuous batching", USE_PAGED_EAGER)
-        window = cache.sliding_windows[module.layer_idx]  # 1 where there is none
-        if window == sliding_window == 1:
-            refuse(module, "a sliding window of 1 is none to this cache", "call generate, not generate_batch")
-        sliding_window = None if window == 1 else window
+        if cache.sliding_windows[module.layer_idx] != 1:  # which is its word for none
+            sliding_window = cache.sliding_windows[module.layer_idx]
+        elif sliding_window != 1:
+            sliding_window = None
         keys = _write_and_locate(cache, module.layer_idx, key, value, sliding_window, max_seqlen_q, kwargs)
     else:
         key, value = cache.update(
@@ -92,7 +93,11 @@ def attend_paged(
         ends = kwargs["cu_seq_lens_k"]
         keys = _in_order(key[0].transpose(0, 1), value[0].transpose(0, 1), ends, max_seqlen_k)
 
-    rows = query[0].transpose(0, 1)
+    value_dim = keys.value_cache.shape[-1]
+    rows, key_cache, value_cache, scaling = pad_heads(
+        query[0].transpose(0, 1), keys.key_cache, keys.value_cache, scaling
+    )
+    keys = keys._replace(key_cache=key_cache, value_cache=value_cache)
     options: dict[str, Any] = {
         "scale": scaling,
         "softcap": softcap or 0.0,
@@ -107,7 +112,7 @@ def attend_paged(
             out, _lse = torch.ops.fattn.paged_prefill(rows, *keys, cu_seqlens_q, max_seqlen_q, **options)
     except (NotImplementedError, TypeError, ValueError) as refusal:
         raise refusal_of_operator(module, refusal, USE_PAGED_EAGER) from refusal
-    return out[None], None
+    return without_padding(out, value_dim)[None], None
 
 
 def _write_and_locate(
@@ -119,14 +124,19 @@ def _write_and_locate(
     max_seqlen_q: int,
     kwargs: dict[str, Any],
 ) -> _Keys:
-    """What `PagedAttentionCache.update` of transformers 5.17 does, less the copy of all keys."""
+    """What `PagedAttentionCache.update` of transformers 5.17 does, less the copy of all keys; heads that must be
+    padded are copied anyway. It takes a window of 1 for none and would read what was never written: tokens that
+    see nothing but themselves need no cache."""
     kind = "full_attention" if window is None else "sliding_attention"
     ends: Tensor = _of_kind(kwargs["cu_seq_lens_k"], kind)
     max_seqlen_k = int(_of_kind(kwargs["max_seqlen_k"], kind))
+    if window == 1:
+        return _in_order(key[0].transpose(0, 1), value[0].transpose(0, 1), ends, max_seqlen_k)
     group, layer_of_group = cache.layer_index_to_group_indices[layer]
     read_index, write_index = kwargs["read_index"][group], kwargs["write_index"][group]
     nothing_cached = read_index.numel() == 0
-    if nothing_cached or (window is not None and max_seqlen_q > 1):
+    odd_heads = key.shape[-1] % HEAD_STEP or value.shape[-1] % HEAD_STEP
+    if nothing_cached or odd_heads or (window is not None and max_seqlen_q > 1):
         key, value = cache.update(
             key_states=key,
             value_states=value,

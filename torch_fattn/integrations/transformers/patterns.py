@@ -8,6 +8,8 @@ are sizes of expanded dimensions; what only the device knows is in the elements:
     `[B, window, 1, 1 + Lk]`  the same and the padding, of up to MAX_DECODE_ROWS rows
     `[B, window, 1, filled]`  the padding of the keys that are filled, of more rows
 
+    `[rows, window, 2, n + 1]`  where n packed sequences begin and end, none of more than `rows`
+
 The padding is the bits of an additive float32 mask, so that reading it costs no kernel. A window of Lk keys
 or more is none.
 """
@@ -27,6 +29,12 @@ class CausalPattern(NamedTuple):
     keys: int  # how many keys to look at
     seq_lens: Tensor | None  # int32 [B]: how many of these are filled, where the host does not know
     padding: Tensor | None  # additive [B, 1, 1, keys]
+
+
+class PackedPattern(NamedTuple):
+    window_left: int
+    cu_seqlens: Tensor  # int32 [n + 1], over the rows of all sequences of the batch
+    max_seqlen: int
 
 
 def write_pattern(
@@ -57,6 +65,30 @@ def write_pattern(
 
 def is_pattern(mask: Tensor) -> bool:
     return mask.dtype is torch.int32 and mask.ndim == 4
+
+
+def write_packed(sequence_ids: Tensor, window: int) -> Tensor | None:
+    """`sequence_ids [B, L]`: tokens of one number that follow each other are one sequence. Looking for their
+    ends costs one wait for the device. None where every token is a sequence, which has no room to say so."""
+    batch, length = sequence_ids.shape
+    begins = torch.ones_like(sequence_ids, dtype=torch.bool)
+    begins[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+    first = begins.flatten().nonzero()[:, 0]
+    if first.shape[0] >= length:  # models may cut what they take for a mask to the number of keys
+        return None
+    ends = first.new_full((1,), batch * length)
+    cu_seqlens = torch.cat((first, ends)).to(torch.int32)
+    longest = int(cu_seqlens.diff().max())
+    return cu_seqlens[None, None, None, :].expand(longest, min(window, length), 2, -1)
+
+
+def is_packed(mask: Tensor) -> bool:
+    return is_pattern(mask) and mask.shape[2] == 2
+
+
+def read_packed(mask: Tensor) -> PackedPattern:
+    longest, window, _, _ = mask.shape
+    return PackedPattern(window - 1 if window < longest else -1, mask[0, 0, 0], longest)
 
 
 def read_pattern(mask: Tensor, q_length: int, kv_length: int) -> CausalPattern | None:
