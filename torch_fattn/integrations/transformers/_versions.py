@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,10 +50,46 @@ def _closed_over(function: Any, name: str) -> Any:
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
 
 
-def takes_indices(cache: Any) -> bool:
-    """Whether the cache of continuous batching wants the indices of a call (5.17), and not the keywords as they
-    are, from which later ones pick what concerns the layer."""
-    return "read_index" in inspect.signature(cache.update).parameters
+class PagedLayer(NamedTuple):
+    """A layer of the cache of continuous batching."""
+
+    group: int  # its place in the lists of indices
+    kind: str  # its key in the dicts of lengths
+    pools: tuple[Tensor, Tensor] | None  # [slots, Hkv, D], where the indices point to; None: out of reach
+    block_size: int  # of the slots of one request that follow each other
+    window: int | None
+
+
+def paged_layer(cache: Any, layer: int) -> PagedLayer:
+    """The cache of 5.17 has one pool for each place of a layer in its group; a sliding layer goes round in it. Later
+    there is an allocator for each kind of layer, which shows the pages of full layers alone."""
+    if hasattr(cache, "layer_to_allocator"):
+        allocator = cache.layer_to_allocator[layer]
+        pools = None
+        if allocator.supports_block_table:
+            pools = tuple(pages.flatten(0, 1) for pages in allocator.get_cache_for_block_table(layer))
+        window = None if allocator.layer_type == "full_attention" else allocator.sliding_window
+        return PagedLayer(allocator.index, allocator.layer_type, pools, allocator.tokens_per_page, window)
+    group, place = cache.layer_index_to_group_indices[layer]
+    pools = cache.key_cache[place], cache.value_cache[place]
+    window = cache.sliding_windows[layer]
+    if window == 1:  # its word for none
+        return PagedLayer(group, "full_attention", pools, cache.block_size, None)
+    return PagedLayer(group, "sliding_attention", pools, 1, window)
+
+
+def update_paged(
+    cache: Any, layer: int, key: Tensor, value: Tensor, keywords: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The keys and values of all requests, `[keys, Hkv, D]`, the new ones of which are written. 5.17 takes the
+    indices; later the keywords as they are, which it changes to what concerns the layer."""
+    arguments = {"key_states": key, "value_states": value, "layer_idx": layer}
+    if hasattr(cache, "layer_to_allocator"):
+        key, value = cache.update(**arguments, kwargs=dict(keywords))
+        return key[0].transpose(0, 1), value[0].transpose(0, 1)
+    indices = {name: keywords[name] for name in ("read_index", "write_index")}
+    updated: tuple[Tensor, Tensor] = cache.update(**arguments, **indices)
+    return updated
 
 
 # `generate_batch` of 5.23 takes an implementation for flash attention, which it hands the lengths and its cache,
