@@ -106,8 +106,9 @@ def _attend(
     _refuse_shapes(module, query, key, value, attention_mask)
     _refuse_bias(module, query, key, position_bias, softcap)
     q_len, kv_len = query.shape[2], key.shape[2]
-    no_mask = attention_mask is None or (attention_mask.ndim == 2 and hides_nothing(attention_mask))
-    lengths = lengths_of(kwargs, query) if no_mask and position_bias is None else None
+    lengths = None
+    if position_bias is None and _leaves_packing_open(attention_mask, q_len, kv_len):
+        lengths = lengths_of(kwargs, query)
     refuse_keywords(module, attention_mask, kwargs, packed=lengths is not None)
     mask_is_whole = attention_mask is not None and attention_mask.ndim == 4
     if sliding_window is not None and not mask_is_whole and lengths is None and kv_len > sliding_window:
@@ -135,6 +136,8 @@ def _attend(
     try:
         if lengths is not None:
             window = -1 if sliding_window is None else sliding_window - 1
+            if mask is not None:
+                causal, window = True, read_pattern(mask, q_len, kv_len).window_left  # type: ignore[union-attr]
             options |= {"is_causal": causal, "window_left": window, "window_right": window}
             out = compute_packed(query, key, value, *lengths, **options)
         elif mask is not None and is_packed(mask):
@@ -156,6 +159,15 @@ def _attend(
     if out.requires_grad and not torch.compiler.is_compiling():
         out.register_hook(_refuse_backward)
     return out
+
+
+def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
+    """Whether a mask says nothing but that rows are causal, perhaps within a window, so that lengths of packed
+    sequences besides are what cuts them."""
+    if mask is None or not is_pattern(mask):
+        return mask is None or (mask.ndim == 2 and hides_nothing(mask))
+    pattern = None if is_packed(mask) else read_pattern(mask, q_len, kv_len)
+    return pattern is not None and pattern.padding is None and q_len == kv_len
 
 
 def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:
