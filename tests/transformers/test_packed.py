@@ -1,4 +1,5 @@
-"""Packed sequences, by positions that restart or by FlashAttention's lengths, take one packed call and no mask."""
+"""Packed sequences, by positions that restart or by FlashAttention's lengths, take one packed call and no
+mask."""
 
 from __future__ import annotations
 
@@ -84,8 +85,8 @@ def test_sequences_of_one_token() -> None:
 
 @pytest.mark.parametrize("longest", [True, False])
 def test_lengths_that_are_given(longest: bool, calls: list[Call]) -> None:
-    """As a collator for FlashAttention passes them, positions included; without the positions too, which eager
-    attention needs."""
+    """As a collator for FlashAttention passes them, positions included; without the positions too, which
+    eager attention needs."""
     ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
     ids, _ = prompt(length=24, batch=1)
     lens = torch.tensor([0, 13, 14, 24], dtype=torch.int32)
@@ -106,7 +107,8 @@ def test_lengths_that_are_given(longest: bool, calls: list[Call]) -> None:
 
 @pytest.mark.parametrize("lens", [[13, 1, 10], [5, 2, 3]])
 def test_lengths_for_layers_with_windows(lens: list[int], calls: list[Call]) -> None:
-    """The mask of a sliding layer says its window, and the lengths what sees what; one by one is the reference."""
+    """The mask of a sliding layer says its window, and the lengths what sees what; one by one is the
+    reference."""
     ours, eager = pair(AutoModelForCausalLM, GPT_OSS)
     ids, _ = prompt(length=sum(lens), batch=1)
     places = torch.cat([torch.arange(n) for n in lens])[None]
@@ -123,8 +125,8 @@ def test_lengths_for_layers_with_windows(lens: list[int], calls: list[Call]) -> 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 3])
 def test_the_attention_function_alone(causal: bool, window: int | None) -> None:
-    """Queries and keys of their own lengths; a window is symmetric where rows are not causal, as it is for flash
-    attention in transformers."""
+    """Queries and keys of their own lengths; a window is symmetric where rows are not causal, as it is for
+    flash attention in transformers."""
     query = torch.randn(1, 4, 9, 16, device=DEVICE)
     key, value = torch.randn(2, 1, 2, 17, 16, device=DEVICE)
     cu_q, cu_k = torch.tensor([0, 2, 2, 9]), torch.tensor([0, 6, 9, 17])
@@ -164,7 +166,9 @@ def test_training_of_packed_sequences() -> None:
             model.train()(**on_device).loss.backward()
     for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
         if mine.grad is not None and theirs.grad is not None:
-            assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-4 * theirs.grad.abs().max().clamp(min=1e-3)
+            assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-4 * theirs.grad.abs().max().clamp(
+                min=1e-3
+            )
 
 
 def test_control_sequences_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +194,8 @@ VISION = {
 
 
 def test_vision_tower(calls: list[Call]) -> None:
-    """Three images: a call for each of them in every layer, and for each window; one, once the tower is told."""
+    """Three images: a call for each of them in every layer, and for each window; one, once the tower is
+    told."""
     config = Qwen2_5_VLConfig(text_config={**COMMON, "layer_types": None}, vision_config=VISION)
     torch.manual_seed(0)
     make = Qwen2_5_VLForConditionalGeneration._from_config

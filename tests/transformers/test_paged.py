@@ -114,7 +114,8 @@ def test_odd_heads(calls: list[Call]) -> None:
 
 
 def test_a_window_of_one(calls: list[Call]) -> None:
-    """Every token sees itself alone, which the cache of 5.17 takes for no window; the reference has no cache."""
+    """Every token sees itself alone, which the cache of 5.17 takes for no window; the reference has no
+    cache."""
     config = MistralConfig(**{**COMMON, "num_hidden_layers": 1}, sliding_window=1)
     ours, eager = pair(AutoModelForCausalLM, config)
     mine = tokens_of(ours, NAME)
@@ -166,8 +167,8 @@ class Allocator:
 
 
 class LaterCache:
-    """The contract of 5.23: allocators know the layers; `update` takes the keywords, leaves in them what concerns
-    the layer, and gives back the keys of all requests."""
+    """The contract of 5.23: allocators know the layers; `update` takes the keywords, leaves in them what
+    concerns the layer, and gives back the keys of all requests."""
 
     def __init__(self, past: list[int], heads: int, head_dim: int, window: int | None = None) -> None:
         self.layer_to_allocator = {0: Allocator(window)}

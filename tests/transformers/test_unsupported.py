@@ -1,4 +1,5 @@
-"""What the kernels cannot run: an error by default, sdpa attention under that policy, and always for training."""
+"""What the kernels cannot run: an error by default, sdpa attention under that policy, and always for
+training."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ TRAINED: dict[str, PreTrainedConfig] = {
     "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
 }
 OF_THEIR_OWN: dict[str, PreTrainedConfig] = {
-    "gptj": GPTJConfig(**OLD, n_layer=LAYERS, rotary_dim=8, n_positions=64, bos_token_id=2, eos_token_id=None),
+    "gptj": GPTJConfig(
+        **OLD, n_layer=LAYERS, rotary_dim=8, n_positions=64, bos_token_id=2, eos_token_id=None
+    ),
     "falcon": FalconConfig(**OLD, num_hidden_layers=LAYERS, bos_token_id=2, eos_token_id=None),
     "bloom": BloomConfig(**OLD, n_layer=LAYERS, bos_token_id=2, eos_token_id=None),
 }
@@ -183,7 +186,8 @@ def test_what_sdpa_would_drop_stays_an_error(dropped: dict[str, Any], sdpa_polic
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("name", TRAINED)
 def test_training(name: str, padding: int, policy: Any, seen: list[warnings.WarningMessage]) -> None:
-    """Gradients and losses are eager's, whatever the policy; what sdpa would drop goes through eager attention."""
+    """Gradients and losses are eager's, whatever the policy; what sdpa would drop goes through eager
+    attention."""
     register(on_unsupported=policy)
     ours, eager = pair(AutoModelForCausalLM, TRAINED[name])
     ids, mask = prompt(padding=padding)

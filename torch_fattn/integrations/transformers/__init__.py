@@ -50,6 +50,6 @@ __all__ = [
 
 
 def use_packed(model: PreTrainedModel) -> None:
-    """Lets a model take all its packed sequences in one call of every layer, as it does for flash attention: the
-    vision tower of a Qwen2-VL, say, which otherwise calls its attention once for each image."""
+    """Lets a model take all its packed sequences in one call of every layer, as it does for flash attention:
+    the vision tower of a Qwen2-VL, say, which otherwise calls its attention once for each image."""
     model.config._attn_implementation = FLASH_NAME

@@ -20,7 +20,7 @@ def and_parts(mask_function: MaskFunction) -> tuple[MaskFunction, ...]:
     """What `and_masks` put together; empty for what it did not make."""
     if not made_like(mask_function, sliding_window_causal_mask_function(1)):
         return ()
-    return tuple(mask_function.__closure__[0].cell_contents)  # type: ignore[attr-defined]
+    return tuple(closed_over(mask_function, "mask_functions"))
 
 
 def made_like(mask_function: MaskFunction, other: MaskFunction) -> bool:
@@ -42,11 +42,11 @@ def packed_parts(mask_function: MaskFunction) -> tuple[MaskFunction, Tensor] | N
         return None
     remap = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
     if remap is not None and made_like(of_one, remap(for_ids, _OF_ONE_TOKEN)):
-        of_one = _closed_over(of_one, "mask_function")
-    return of_one, _closed_over(of_sequence, "packed_sequence_mask")
+        of_one = closed_over(of_one, "mask_function")
+    return of_one, closed_over(of_sequence, "packed_sequence_mask")
 
 
-def _closed_over(function: Any, name: str) -> Any:
+def closed_over(function: Any, name: str) -> Any:
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
 
 
@@ -61,8 +61,8 @@ class PagedLayer(NamedTuple):
 
 
 def paged_layer(cache: Any, layer: int) -> PagedLayer:
-    """The cache of 5.17 has one pool for each place of a layer in its group; a sliding layer goes round in it. Later
-    there is an allocator for each kind of layer, which shows the pages of full layers alone."""
+    """The cache of 5.17 has one pool for each place of a layer in its group; a sliding layer goes round in
+    it. Later there is an allocator for each kind of layer, which shows the pages of full layers alone."""
     if hasattr(cache, "layer_to_allocator"):
         allocator = cache.layer_to_allocator[layer]
         pools = None
@@ -81,8 +81,8 @@ def paged_layer(cache: Any, layer: int) -> PagedLayer:
 def update_paged(
     cache: Any, layer: int, key: Tensor, value: Tensor, keywords: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The keys and values of all requests, `[keys, Hkv, D]`, the new ones of which are written. 5.17 takes the
-    indices; later the keywords as they are, which it changes to what concerns the layer."""
+    """The keys and values of all requests, `[keys, Hkv, D]`, the new ones of which are written. 5.17 takes
+    the indices; later the keywords as they are, which it changes to what concerns the layer."""
     arguments = {"key_states": key, "value_states": value, "layer_idx": layer}
     if hasattr(cache, "layer_to_allocator"):
         key, value = cache.update(**arguments, kwargs=dict(keywords))
@@ -92,9 +92,9 @@ def update_paged(
     return updated
 
 
-# `generate_batch` of 5.23 takes an implementation for flash attention, which it hands the lengths and its cache,
-# by its name alone; 5.17 puts "paged|" before any other name. A name with "flash" in it cannot be chosen through
-# `set_attn_implementation`, which then looks for a package or a kernel of that name.
+# `generate_batch` of 5.23 takes an implementation for flash attention, which it hands the lengths and its
+# cache, by its name alone; 5.17 puts "paged|" before any other name. A name with "flash" in it cannot be
+# chosen through `set_attn_implementation`, which then looks for a package or a kernel of that name.
 BATCHES_BY_NAME = "auto_switch_to_flash" in (
     inspect.signature(continuous_api.ContinuousBatchingManager.switch_to_cb_friendly_attn).parameters
 )
@@ -103,7 +103,7 @@ BATCHES_BY_NAME = "auto_switch_to_flash" in (
 def switch_batching(name: str, flash_name: str) -> Callable[[], None]:
     """Lets `generate_batch` run a model of the implementation `name` as `flash_name`, and back when it ends.
     Returns what undoes this."""
-    manager = continuous_api.ContinuousBatchingManager
+    manager: Any = continuous_api.ContinuousBatchingManager
     if not BATCHES_BY_NAME:
         return lambda: None
     switch = manager.switch_to_cb_friendly_attn
@@ -134,3 +134,18 @@ def restore(interface: Any, name: str, before: Any) -> None:
         interface._global_mapping.pop(name, None)
     else:
         interface.register(name, before)
+
+
+def let_serve_take(name: str) -> None:
+    """`transformers serve` knows the names of its own implementations alone."""
+    from transformers.cli.serving import model_manager
+
+    class ModelManager(model_manager.ModelManager):
+        def _validate_args(self) -> None:
+            given, self.attn_implementation = self.attn_implementation, None
+            super()._validate_args()
+            self.attn_implementation = given
+            if given != name:
+                super()._validate_args()
+
+    model_manager.ModelManager = ModelManager  # type: ignore[misc]

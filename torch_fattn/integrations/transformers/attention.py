@@ -1,5 +1,5 @@
-"""The attention function: from what a layer passes to one call of an operator, or to another attention, or to a
-refusal."""
+"""The attention function: from what a layer passes to one call of an operator, or to another attention, or to
+a refusal."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def attend(
     `([B,Lq,Hq,Dv], None)`.
 
     Training runs transformers' sdpa attention, and so does, under `register(on_unsupported="sdpa")`, what is
-    not built. Otherwise that raises NotImplementedError, ValueError or TypeError before anything is computed. A
-    keyword that is not known to be harmless is refused unless it is None or False.
+    not built. Otherwise that raises NotImplementedError, ValueError or TypeError before anything is computed.
+    A keyword that is not known to be harmless is refused unless it is None or False.
     """
     of_layer: dict[str, Any] = {"softcap": softcap, "s_aux": s_aux}
     of_call: dict[str, Any] = {
@@ -64,9 +64,7 @@ def attend(
         **kwargs,
     }
     if cache is not None:  # continuous batching after transformers 5.17 has no other name for its function
-        return attend_paged(
-            module, query, key, value, attention_mask, cache=cache, **of_layer, **of_call
-        )
+        return attend_paged(module, query, key, value, attention_mask, cache=cache, **of_layer, **of_call)
     if why := training(module, query, key, value, dropout=dropout):
         refuse_keywords(module, attention_mask, kwargs)
         out = run_elsewhere(module, query, key, value, attention_mask, why, **of_layer, **of_call)
@@ -162,8 +160,8 @@ def _attend(
 
 
 def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
-    """Whether a mask says nothing but that rows are causal, perhaps within a window, so that lengths of packed
-    sequences besides are what cuts them."""
+    """Whether a mask says nothing but that rows are causal, perhaps within a window, so that lengths of
+    packed sequences besides are what cuts them."""
     if mask is None or not is_pattern(mask):
         return mask is None or (mask.ndim == 2 and hides_nothing(mask))
     pattern = None if is_packed(mask) else read_pattern(mask, q_len, kv_len)
@@ -177,8 +175,8 @@ def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:
 
 def _refuse_backward(_grad: Tensor) -> NoReturn:
     raise RuntimeError(
-        "fattn attention: backward is not built; call model.train(), which trains through sdpa attention, or use "
-        'attn_implementation="sdpa" or "eager"'
+        "fattn attention: backward is not built; call model.train(), which trains through sdpa attention, "
+        'or use attn_implementation="sdpa" or "eager"'
     )
 
 

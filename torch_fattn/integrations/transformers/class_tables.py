@@ -1,7 +1,7 @@
 """Models that pick their attention from a table of classes by the implementation's name: GPT-J, Falcon, Bark.
 
-Their attention never calls an attention function, and a name that is not in the table is a bare KeyError while
-the model is built. The name is put in: with what says in one sentence what to do, or, under
+Their attention never calls an attention function, and a name that is not in the table is a bare KeyError
+while the model is built. The name is put in: with what says in one sentence what to do, or, under
 `on_unsupported="sdpa"`, with the class that "sdpa" or "eager" has there.
 """
 

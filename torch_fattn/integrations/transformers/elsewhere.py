@@ -1,7 +1,8 @@
-"""The attention that runs where `fattn` cannot: transformers' sdpa function, with the mask that it would have got.
+"""The attention that runs where `fattn` cannot: transformers' sdpa function, with the mask that it would have
+got.
 
-It takes no soft cap and no learned sinks, and drops them without a word; layers that have either run the eager
-function of their own model.
+It takes no soft cap and no learned sinks, and drops them without a word; layers that have either run the
+eager function of their own model.
 """
 
 from __future__ import annotations
@@ -41,14 +42,18 @@ def run_elsewhere(
         return None
     layer = getattr(module, "layer_idx", None)
     kind = type(module).__name__
-    warn_once(kind, kind if layer is None else f"{kind}, layer {layer}", f"{why}; {name} attention runs instead")
+    warn_once(
+        kind, kind if layer is None else f"{kind}, layer {layer}", f"{why}; {name} attention runs instead"
+    )
     rows, keys = query.shape[2], key.shape[2]
     if mask is not None:
         mask, is_causal = without_patterns(mask, rows, keys)
         if mask is None:
             options["is_causal"] = is_causal
     if name == "eager":
-        mask = _additive(mask, query, rows, keys, options.get("is_causal", getattr(module, "is_causal", True)))
+        mask = _additive(
+            mask, query, rows, keys, options.get("is_causal", getattr(module, "is_causal", True))
+        )
     out: Tensor = attention(module, query, key, value, mask, **options)[0]
     return out, None
 
@@ -71,7 +76,9 @@ def without_patterns(mask: Tensor, rows: int, keys: int) -> tuple[Tensor | None,
     return mask, False
 
 
-def _causal(like: Tensor, rows: int, keys: int, filled: Tensor | int | None = None, window: int = -1) -> Tensor:
+def _causal(
+    like: Tensor, rows: int, keys: int, filled: Tensor | int | None = None, window: int = -1
+) -> Tensor:
     """bool `[1 or B, 1, rows, keys]`; the last row is that of the newest of the keys that are filled."""
     last = keys if filled is None else filled
     position = torch.arange(rows, device=like.device)[:, None] + (last - rows)

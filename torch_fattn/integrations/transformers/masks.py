@@ -11,11 +11,11 @@ single True, expanded, which the attention function recognises by its strides an
 
 Only the patterns that are plainly causal, or causal within a window, take the first two forms, and only for
 models that declare flash attention and so expect no 4D truth table. Everything else (chunks, prefix tuning,
-padding with many rows after what a static cache already holds) is the 4D mask that transformers builds for its
-own implementations. Recurrent models get their padding as additive 4D masks,
-which hide by a finite number: a row that sees no key is then the mean of all values, as under eager
-attention, and reaches later tokens through the state. Without a mask function of its own, an attention
-function would silently lose padding.
+padding with many rows after what a static cache already holds) is the 4D mask that transformers builds for
+its own implementations. Recurrent models get their padding as additive 4D masks, which hide by a finite
+number: a row that sees no key is then the mean of all values, as under eager attention, and reaches later
+tokens through the state. Without a mask function of its own, an attention function would silently lose
+padding.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from transformers.masking_utils import (
 from transformers.utils.import_utils import is_tracing
 
 from ..._ops import MAX_DECODE_ROWS
-from ._versions import and_parts, made_like, packed_parts
+from ._versions import and_parts, closed_over, made_like, packed_parts
 from .patterns import write_packed, write_pattern
 from .policy import falls_back, warn_once
 from .support import MaskForm, is_recurrent, mask_form, refusal_of_model
@@ -143,7 +143,8 @@ def _padding_or_none(padding: Tensor | None, kv_offset: int, filled: int | Tenso
 
 
 def _packed(mask_function: Callable[..., Any]) -> Tensor | None:
-    """The pattern of packed sequences, if the function is causal, or causal within a window, in each of them."""
+    """The pattern of packed sequences, if the function is causal, or causal within a window, in each of
+    them."""
     parts = None if torch.compiler.is_compiling() else packed_parts(mask_function)
     if parts is None:
         return None
@@ -165,5 +166,5 @@ def _causal_window(mask_function: Callable[..., Any]) -> int | None:
     like = and_parts(sliding_window_causal_mask_function(1))
     if len(parts) != 2 or parts[1] is not causal_mask_function or not made_like(parts[0], like[0]):
         return None
-    window = parts[0].__closure__[0].cell_contents  # type: ignore[attr-defined]
+    window = closed_over(parts[0], "sliding_window")
     return window if isinstance(window, int) and window >= 1 else None

@@ -48,9 +48,9 @@ def compute(
 def pad_heads(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor, float | None]:
-    """Operands whose head dims are multiples of HEAD_STEP, and the scale. Zeros behind query and key change no
-    score; those behind value are columns of the result that `without_padding` cuts off. Others are copied on
-    every call."""
+    """Operands whose head dims are multiples of HEAD_STEP, and the scale. Zeros behind query and key change
+    no score; those behind value are columns of the result that `without_padding` cuts off. Others are copied
+    on every call."""
     dim = query.shape[-1]
     if dim % HEAD_STEP and dim == key.shape[-1]:
         scale = dim**-0.5 if scale is None else scale

@@ -21,7 +21,8 @@ def compute_packed(
     max_seqlen_k: int,
     **options: Any,
 ) -> Tensor:
-    """Query, key and value `[B, H, L, ..]`, the rows of the batch one after the other; out `[B, L, Hq, Dv]`."""
+    """Query, key and value `[B, H, L, ..]`, the rows of the batch one after the other; out `[B, L, Hq,
+    Dv]`."""
     batch, _heads, length, _dim = query.shape
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
@@ -45,8 +46,8 @@ def compute_pattern(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **o
 
 
 def lengths_of(keywords: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor, int, int] | None:
-    """The arguments of `compute_packed` from FlashAttention's keywords, as a model passes them along; None where
-    they are not given. A longest length that is not costs one wait for the device."""
+    """The arguments of `compute_packed` from FlashAttention's keywords, as a model passes them along; None
+    where they are not given. A longest length that is not costs one wait for the device."""
     cu_q, cu_k = keywords.get("cu_seq_lens_q"), keywords.get("cu_seq_lens_k")
     if cu_q is None or cu_k is None:
         return None

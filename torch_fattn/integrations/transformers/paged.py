@@ -2,12 +2,12 @@
 
 The query holds the new tokens of many requests one after the other, and the keys lie in transformers' own
 cache. Its `read_index`, the slots of every key of every request, is all that a block table needs, so the
-operators read the cache where it is and nothing is gathered. What must be gathered are new tokens of a sliding
-layer that come several at once, since they overwrite slots that the first of them still sees; sliding layers
-of later transformers, whose cache is out of reach; and heads that must be padded.
+operators read the cache where it is and nothing is gathered. What must be gathered are new tokens of a
+sliding layer that come several at once, since they overwrite slots that the first of them still sees; sliding
+layers of later transformers, whose cache is out of reach; and heads that must be padded.
 
-After transformers 5.17 the model also asks for a mask of the new tokens alone, as it does without a cache; the
-lengths say what it says and more.
+After transformers 5.17 the model also asks for a mask of the new tokens alone, as it does without a cache;
+the lengths say what it says and more.
 """
 
 from __future__ import annotations
@@ -79,10 +79,11 @@ def attend_paged(
 
     cu_seqlens_q: Tensor = kwargs["cu_seq_lens_q"]
     max_seqlen_q = int(_either(kwargs, "max_seqlen_q", "max_length_q"))
-    layer = paged_layer(cache, module.layer_idx)
+    layer_idx: Any = module.layer_idx
+    layer = paged_layer(cache, layer_idx)
     if sliding_window != 1:  # of 1 the cache of 5.17 knows nothing
         sliding_window = layer.window
-    keys = _write_and_locate(cache, layer, module.layer_idx, key, value, sliding_window, max_seqlen_q, kwargs)
+    keys = _write_and_locate(cache, layer, layer_idx, key, value, sliding_window, max_seqlen_q, kwargs)
 
     value_dim = keys.value_cache.shape[-1]
     rows, key_cache, value_cache, scaling = pad_heads(
@@ -116,9 +117,9 @@ def _write_and_locate(
     max_seqlen_q: int,
     kwargs: dict[str, Any],
 ) -> _Keys:
-    """What the `update` of transformers' PagedAttentionCache does, less the copy of all keys where there is no need
-    for one. That of 5.17 takes a window of 1 for none and would read what was never written: tokens that see
-    nothing but themselves need no cache."""
+    """What the `update` of transformers' PagedAttentionCache does, less the copy of all keys where there is
+    no need for one. That of 5.17 takes a window of 1 for none and would read what was never written: tokens
+    that see nothing but themselves need no cache."""
     kind = layer.kind if window is None else "sliding_attention"
     ends: Tensor = _of_kind(kwargs["cu_seq_lens_k"], kind)
     max_seqlen_k = int(_of_kind(_either(kwargs, "max_seqlen_k", "max_length_k"), kind))

@@ -10,8 +10,9 @@ are sizes of dimensions; what only the device knows is in the elements:
     `[B, W, 0, filled]`     that there is none
     `[rows, W, 2, n + 1]`   where n packed sequences begin and end, none of more than `rows`
 
-W is 1, or 1 more than the window. The padding is the bits of an additive float32 mask, so that reading it costs
-no kernel. Nothing is read from strides: for static caches, later transformers copy what they take for a mask.
+W is 1, or 1 more than the window. The padding is the bits of an additive float32 mask, so that reading it
+costs no kernel. Nothing is read from strides: for static caches, later transformers copy what they take for a
+mask.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def falls_back() -> bool:
 
 
 def warn_once(who: str, where: str, why: str) -> None:
-    """One warning per kind of layer and reason, whatever the numbers in it and the operator that gives it; none
-    from a graph that is being traced, which cannot count."""
+    """One warning per kind of layer and reason, whatever the numbers in it and the operator that gives it;
+    none from a graph that is being traced, which cannot count."""
     if torch.compiler.is_compiling():
         return
     kind = (who, re.sub(r"\d+", "#", re.sub(r"^fattn\.\w+: ", "", why)))

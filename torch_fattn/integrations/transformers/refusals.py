@@ -17,8 +17,8 @@ _UNBUILT = {
     "indices": ("a sparse selection of keys", USE_ANOTHER),
     "block_indices": ("a sparse selection of key blocks", USE_ANOTHER),
 }
-# Packed sequences: their boundaries are in a 4D mask, or in the lengths that `packed` takes, or nowhere that the
-# operators could see.
+# Packed sequences: their boundaries are in a 4D mask, or in the lengths that `packed` takes, or nowhere that
+# the operators could see.
 _PACKING = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_k", "seq_idx"})
 # What models pass along on the way through and attention does not need.
 _HARMLESS = frozenset(
@@ -43,8 +43,8 @@ _HARMLESS = frozenset(
 
 
 class MeaningRefusedError(NotImplementedError):
-    """Nothing else runs instead: transformers' sdpa function would drop what is refused, and compute something
-    else without a word."""
+    """Nothing else runs instead: transformers' sdpa function would drop what is refused, and compute
+    something else without a word."""
 
 
 def refusal_of_operator(module: nn.Module, refusal: Exception, advice: str = USE_ANOTHER) -> Exception:
@@ -72,9 +72,9 @@ def refuse_meaning(module: nn.Module, what: str, advice: str) -> NoReturn:
 
 def training(module: nn.Module, *inputs: Tensor, dropout: float) -> str:
     """Why the kernels, which have no backward and no dropout, are not what a layer in training mode asks for;
-    empty where they are. The line is training mode *and* inputs that require gradients *and* gradients enabled:
-    someone is about to call backward. `model(ids)` after eval(), without no_grad, has the last two as well and
-    goes on."""
+    empty where they are. The line is training mode *and* inputs that require gradients *and* gradients
+    enabled: someone is about to call backward. `model(ids)` after eval(), without no_grad, has the last two
+    as well and goes on."""
     if not module.training:
         return ""
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
@@ -106,8 +106,8 @@ def refuse_keywords(
                 refuse_meaning(
                     module,
                     f"{name} (packed sequences) says too little by itself",
-                    "pass cu_seq_lens_q and cu_seq_lens_k without an attention_mask, or position_ids that restart "
-                    "at every sequence",
+                    "pass cu_seq_lens_q and cu_seq_lens_k without an attention_mask, or position_ids that "
+                    "restart at every sequence",
                 )
             continue
         refuse_meaning(

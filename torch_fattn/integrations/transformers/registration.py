@@ -29,10 +29,12 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
     """Make `attn_implementation="fattn"` known to transformers. May be called again, with another policy too.
 
     Args:
-        on_unsupported: what happens to a layer that the kernels cannot run, and to a model whose attention never
-            goes through transformers' attention interface. "error": one sentence is raised. "sdpa": transformers'
-            sdpa attention runs the layer (its model's eager attention, if it has a soft cap or learned sinks,
-            which sdpa would drop), the model runs its own attention, and one warning says which and why.
+        on_unsupported: what happens to a layer that the kernels cannot run, and to a model whose attention
+        never
+            goes through transformers' attention interface. "error": one sentence is raised. "sdpa":
+            transformers' sdpa attention runs the layer (its model's eager attention, if it has a soft cap or
+            learned sinks, which sdpa would drop), the model runs its own attention, and one warning says
+            which and why.
     """
     policy.choose(on_unsupported)
     if not _undo:
@@ -47,8 +49,9 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
 
 
 def unregister() -> None:
-    """Put transformers back as it was before `register`. A model that still has the name must be given another
-    one, `model.set_attn_implementation("sdpa")`, before it runs again. May be called more than once."""
+    """Put transformers back as it was before `register`. A model that still has the name must be given
+    another one, `model.set_attn_implementation("sdpa")`, before it runs again. May be called more than
+    once."""
     while _undo:
         _undo.pop()()
     policy.choose("error")
