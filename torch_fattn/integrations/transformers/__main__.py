@@ -2,8 +2,8 @@
 
 python -m torch_fattn.integrations.transformers serve MODEL --continuous-batching
 
-`transformers serve` takes the names that it knows and repositories of kernels; started like this it also takes
-`--attn-implementation fattn`, which is the default here. What the kernels cannot run goes through sdpa
+`transformers serve` takes the names that it knows and repositories of kernels; started like this it also
+takes `--attn-implementation fattn`, which is the default here. What the kernels cannot run goes through sdpa
 attention, with one warning.
 """
 
