@@ -1,6 +1,7 @@
-"""The README's list of models, written from families.json and checked by test_models_table.py.
+"""The list of models in the README and in docs/models.md, written from families.json and checked by
+test_models_table.py.
 
-python -m tests.transformers.models_table            # exit 1 if the README says anything else
+python -m tests.transformers.models_table            # exit 1 if one of them says anything else
 python -m tests.transformers.models_table --update
 """
 
@@ -12,14 +13,23 @@ from typing import Any
 
 from tests.transformers.sweep import recorded
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "models.md"
+PREFACE = """# Models
+
+With `attn_implementation="fattn"` a model either computes what it computes with `"eager"`, or says in one
+sentence why not. This page is written from a run of every family of transformers that builds from a small
+generic config: without padding, padded left and right, with a batch of one, and through `generate`
+(`python -m tests.transformers.sweep`).
+"""
 BEGIN = "<!-- MODELS: written by python -m tests.transformers.models_table --update -->"
 END = "<!-- /MODELS -->"
 KINDS = {"causal": "causal LM", "masked": "masked LM", "seq2seq": "sequence to sequence", "base": "other"}
 REASONS = {
     "no loaded model class": "a part has a config without a model class",
     "attention interface": "does not go through transformers' attention interface",
-    "KeyError": "transformers' own table of attention classes does not take other names",
+    "table of classes": "picks its attention from a table of classes",
     "indices": "sparse selection of keys",
 }
 
@@ -33,7 +43,9 @@ def table(document: dict[str, Any]) -> str:
         f"{counts['matches']} match eager attention, {counts['refuses']} are refused, "
         f"{counts['not used']} run as under eager without using `fattn`, and {counts['not built']} do not "
         "build or run from a small generic config and inputs; "
-        f"{len(verdicts) - sum(counts.values())} differ.",
+        f"{len(verdicts) - sum(counts.values())} differ. Of those refused, "
+        f"{sum(len(names) for names in document['elsewhere'].values())} match under "
+        '`register(on_unsupported="sdpa")`, through other attention.',
         "",
     ]
     for kind, title in KINDS.items():
@@ -56,6 +68,17 @@ def render(readme: str) -> str:
     return f"{head}{BEGIN}\n{table(recorded())}\n{END}{tail}"
 
 
+def page() -> str:
+    """The same for the site, where nothing is folded."""
+    lines = []
+    for line in table(recorded()).splitlines():
+        title = line.removeprefix("<details><summary>").removesuffix("</summary>")
+        lines.append(line if title == line else f"## {title[0].upper()}{title[1:]}")
+    kept = [line for line in lines if line != "</details>"]
+    text = "\n".join([PREFACE, *kept]).rstrip() + "\n"
+    return text.replace("\n\n\n", "\n\n")
+
+
 def _named(group: dict[str, dict[str, str]], verdict: str) -> list[str]:
     return [name for name, found in group.items() if found["verdict"] == verdict]
 
@@ -69,17 +92,18 @@ def _details(title: str, names: list[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    current = README.read_text()
-    wanted = render(current)
-    if arguments == ["--update"]:
-        README.write_text(wanted)
-    elif wanted != current:
-        print(
-            "README.md differs from families.json: run python -m tests.transformers.models_table --update",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+    different = 0
+    for file, wanted in ((README, render(README.read_text())), (PAGE, page())):
+        if arguments == ["--update"]:
+            file.write_text(wanted)
+        elif not file.exists() or file.read_text() != wanted:
+            different = 1
+            print(
+                f"{file.relative_to(ROOT)} differs from families.json: "
+                "run python -m tests.transformers.models_table --update",
+                file=sys.stderr,
+            )
+    return different
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The README's list of models is families.json's, and nothing else."""
+"""The list of models, in the README and on its page, is families.json's and nothing else."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.transformers.models_table import README, render
+from tests.transformers.models_table import PAGE, README, page, render
 
 pytestmark = pytest.mark.host_only
 
@@ -18,3 +18,8 @@ def test_another_list_would_be_noticed() -> None:
     text = README.read_text()
     assert "llama, " in text
     assert render(text.replace("llama, ", "")) == text
+
+
+def test_the_page() -> None:
+    assert PAGE.read_text() == page()
+    assert "## Causal LM: match (" in page() and "<" not in page()
