@@ -3,7 +3,7 @@
     python -m tests.transformers.sweep                          # all families; rewrites families.json
     python -m tests.transformers.sweep --kind masked            # rewrites this part of it
     python -m tests.transformers.sweep --only llama bloom       # prints, writes nothing
-    python -m tests.transformers.sweep --refused                # those that the file calls refused, and writes
+    python -m tests.transformers.sweep --refused                # what the file calls refused; rewrites it
 
 Families are the entries of transformers' Auto mappings. The same weights run eager attention on the CPU and
 `fattn` on a device, without padding, with padding left and right, with a batch of one, and through
