@@ -1,4 +1,5 @@
-"""As a kernel from the Hub: transformers' own way of loading one finds what it needs, whatever has fetched it."""
+"""As a kernel from the Hub: transformers' own way of loading one finds what it needs, whatever has fetched
+it."""
 
 from __future__ import annotations
 

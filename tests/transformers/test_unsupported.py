@@ -351,3 +351,23 @@ def test_autocast(dtype: torch.dtype) -> None:
             assert launches.get("fattn_prefill", 0) == (LAYERS if implementation == NAME else 0)
             errors.append((out.float().cpu() - exact)[mask.bool()].abs().max().item())
     assert errors[0] < 2 * errors[1]
+
+
+@pytest.mark.parametrize("policy", ["error", "sdpa"])
+def test_compiled_training_and_inference(policy: Any) -> None:
+    """One graph each, whatever the policy."""
+    register(on_unsupported=policy)
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids = prompt()[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    for model in (ours.train(), eager.train()):
+        run = compiled if model is ours else model
+        run(ids.to(model.device), labels=ids.to(model.device), use_cache=False).loss.backward()
+    mine, theirs = (model.get_input_embeddings().weight.grad for model in (ours, eager))
+    assert (mine.cpu() - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    ours.eval()
+    with torch.no_grad(), counted_launches() as launches:
+        logits = compiled(ids.to(DEVICE), use_cache=False).logits.cpu()
+        assert (logits - eager(ids).logits).abs().max() < TOLERANCE
+    assert launches["fattn_prefill"] == LAYERS

@@ -1,8 +1,8 @@
 """What transformers looks for in a kernel from the Hub: `flash_attn_forward`, and that there is one.
 
-A package of the `kernels` library that has these two names becomes an attention implementation under the name of
-its repository, without `register()`, and is handed the masks of sdpa attention. transformers from 5.23 on batches
-continuously with it if "flash" is in that name.
+A package of the `kernels` library that has these two names becomes an attention implementation under the name
+of its repository, without `register()`, and is handed the masks of sdpa attention. transformers from 5.23 on
+batches continuously with it if "flash" is in that name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def flash_attn_forward(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """`attend`, where no mask means what it means to sdpa attention: a layer that says nothing is causal, and row i
-    sees the keys up to i, of which a static cache has more."""
+    """`attend`, where no mask means what it means to sdpa attention: a layer that says nothing is causal, and
+    row i sees the keys up to i, of which a static cache has more."""
     rows = query.shape[2]
     packed = options.get("cache") is not None or options.get("cu_seq_lens_q") is not None
     if attention_mask is None and rows > 1 and not packed:
