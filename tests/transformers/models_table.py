@@ -30,7 +30,6 @@ REASONS = {
     "no loaded model class": "a part has a config without a model class",
     "attention interface": "does not go through transformers' attention interface",
     "table of classes": "picks its attention from a table of classes",
-    "indices": "sparse selection of keys",
 }
 
 

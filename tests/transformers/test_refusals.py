@@ -115,6 +115,26 @@ def test_position_bias() -> None:
     assert "torch.int64" in refusal(position_bias=bias.long())
 
 
+def test_a_selection_of_keys() -> None:
+    """Of every row, for all heads, within what the mask lets it see; DeepSeek V3.2 makes it."""
+    query = torch.randn(2, 4, ROWS, 16, device=DEVICE)
+    indices = torch.tensor(
+        [[[0, 3], [1, 0], [2, 2], [3, 1]], [[0, 1], [0, 1], [3, 1], [2, 3]]], device=DEVICE
+    )
+    selected = torch.zeros(2, ROWS, ROWS, dtype=torch.bool).scatter_(-1, indices.cpu(), True)[:, None]
+    causal = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool, device=DEVICE).tril().expand(2, 1, -1, -1)
+    additive = torch.zeros(causal.shape, device=DEVICE).masked_fill(~causal, -torch.inf)
+    pattern = write_pattern(2, ROWS, ROWS, ROWS, ROWS, None, DEVICE)
+    for mask in (causal, additive, pattern):
+        out, _ = attend(Layer(), query, query, query, mask, indices=indices)
+        exact, _ = reference.prefill(query.cpu(), query.cpu(), query.cpu(), causal.cpu() & selected)
+        assert (out.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+    everything = torch.ones((), dtype=torch.bool, device=DEVICE).expand(2, 1, ROWS, ROWS)
+    out, _ = attend(Layer(), query, query, query, everything, indices=indices)
+    exact, _ = reference.prefill(query.cpu(), query.cpu(), query.cpu(), selected)
+    assert (out.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+
+
 def test_window_without_its_mask() -> None:
     assert "sliding window of 2" in refusal(sliding_window=2)
     assert call(sliding_window=4).shape == (1, ROWS, 4, 16), "4 keys fit into a window of 4"

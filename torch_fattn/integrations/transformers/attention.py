@@ -65,6 +65,10 @@ def attend(
     }
     if cache is not None:  # continuous batching after transformers 5.17 has no other name for its function
         return attend_paged(module, query, key, value, attention_mask, cache=cache, **of_layer, **of_call)
+    indices = kwargs.get("indices")
+    if indices is not None and attention_mask is not None and attention_mask.ndim == 4:
+        attention_mask = _of_selected(attention_mask, indices, query.shape[2], key.shape[2])
+        del of_call["indices"], kwargs["indices"]
     if why := training(module, query, key, value, dropout=dropout):
         refuse_keywords(module, attention_mask, kwargs)
         out = run_elsewhere(module, query, key, value, attention_mask, why, **of_layer, **of_call)
@@ -166,6 +170,19 @@ def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
         return mask is None or (mask.ndim == 2 and hides_nothing(mask))
     pattern = None if is_packed(mask) else read_pattern(mask, q_len, kv_len)
     return pattern is not None and pattern.padding is None and q_len == kv_len
+
+
+def _of_selected(mask: Tensor, indices: Tensor, q_len: int, kv_len: int) -> Tensor:
+    """`indices [B, Lq, n]`: the keys that a row of any head may see (DeepSeek V3.2), as far as the mask lets
+    it."""
+    whole, _ = without_patterns(mask, q_len, kv_len)
+    shape = (*indices.shape[:2], kv_len)
+    selected = torch.zeros(shape, dtype=torch.bool, device=mask.device).scatter_(-1, indices.long(), True)[
+        :, None
+    ]
+    if whole is None or whole.dtype is torch.bool:
+        return selected if whole is None else whole & selected
+    return whole.masked_fill(~selected, -torch.inf)
 
 
 def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:

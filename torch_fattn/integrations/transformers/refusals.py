@@ -14,7 +14,7 @@ from .support import USE_ANOTHER, USE_EAGER
 _UNBUILT = {
     "head_mask": ("a mask of whole heads", USE_EAGER),
     "position_bias": ("a position bias over the cache of continuous batching", USE_ANOTHER),
-    "indices": ("a sparse selection of keys", USE_ANOTHER),
+    "indices": ("a sparse selection of keys without a 4D mask", USE_ANOTHER),
     "block_indices": ("a sparse selection of key blocks", USE_ANOTHER),
 }
 # Packed sequences: their boundaries are in a 4D mask, or in the lengths that `packed` takes, or nowhere that
@@ -25,6 +25,7 @@ _HARMLESS = frozenset(
     {
         "cache_position",
         "deterministic",
+        "input_ids",
         "labels",
         "logits_to_keep",
         "max_length_k",
