@@ -2,6 +2,8 @@
 // float attn_mask keeps its dtype: the kernels add it in float32. merge has one operand to cast and no
 // counterpart, and runs as it is; so do softmax and softcap, whose arithmetic is in float32 at any dtype, and
 // mask_map.
+#include <string>
+
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -26,7 +28,10 @@ void run_with_casts(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 template <c10::DeviceType device>
 void register_casts(torch::Library& library) {
   for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_casts<device>>());
+    // What explain shows is what the call would run.
+    for (const std::string& op : {std::string(name), std::string("_plan_") + name}) {
+      library.impl(op.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_with_casts<device>>());
+    }
   }
 }
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import torch_fattn
 from tests.test_compile import arguments_of
 
 fattn = torch.ops.fattn
@@ -76,6 +77,15 @@ def test_merge_is_left_alone(device: str) -> None:
     with torch.autocast(device, dtype=torch.float16):
         out, lse = fattn.merge(**arguments)
     assert out.dtype == lse.dtype == torch.float32
+
+
+def test_explain_shows_what_would_run() -> None:
+    mixed = operands("mps", torch.float32, torch.float16, torch.bfloat16)
+    with pytest.raises(TypeError, match="all three must have the same dtype"):
+        torch_fattn.explain("prefill", *mixed)
+    with torch.autocast("mps", dtype=torch.float16):
+        shown = torch_fattn.explain("prefill", *mixed)
+    assert str(shown) == str(torch_fattn.explain("prefill", *(t.half() for t in mixed)))
 
 
 def test_integers_are_refused_all_the_same() -> None:

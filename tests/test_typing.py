@@ -1,57 +1,131 @@
-"""The wrappers as a type checker sees them: what comes back depends on `return_lse`."""
+"""A user's script type-checks under `mypy --strict` against the installed package; a wrong one does not."""
 
 from __future__ import annotations
 
-import re
+import shutil
+import site
+import subprocess
+import sys
+import venv
 from pathlib import Path
 
 import pytest
 
-api = pytest.importorskip("mypy.api")
+import torch_fattn
 
-HEADER = """
-from typing import assert_type
-from torch import Tensor
-import torch_fattn as f
+pytestmark = pytest.mark.host_only
 
-def calls(x: Tensor, flag: bool) -> None:
+RIGHT = """
+import torch
+import torch_fattn
+from torch_fattn import PagedKVCache
+
+query = torch.randn(1, 8, 64, 64)
+shape = torch_fattn.prefill(query, query, query, is_causal=True).shape
+out, lse = torch_fattn.decode(query[:, :, :1], query, query, return_lse=True)
+lens, tables = torch.tensor([64]), torch.zeros(1, 4, dtype=torch.int32)
+total: int = torch_fattn.paged_decode(out, query, query, tables, lens).flatten().shape[0]
+cache = PagedKVCache(num_layers=1, num_blocks=4, block_size=16, num_kv_heads=8, head_dim=64)
+merged: torch.Tensor = torch_fattn.merge(out[None], lse[None])
 """
-CALLS = {
-    "prefill": "x, x, x, None, is_causal=True, scale=1.0",
-    "decode": "x, x, x, x, attn_mask=x",
-    "paged_decode": "x, x, x, x, x",
-    "paged_prefill": "x, x, x, x, x, x, 9",
-    "varlen_prefill": "x, x, x, x, x, 9, 9, q_offset=0",
-    "merge": "x, x",
-    "shared_prefix_decode": "x, x, x, x, x, softcap=1.0",
-    "shared_prefix_paged_decode": "x, x, x, x, x, 3, attn_mask=None",
-}
-RIGHT = "".join(
-    f"""
-    assert_type(f.{op}({arguments}), Tensor)
-    assert_type(f.{op}({arguments}, return_lse=False), Tensor)
-    assert_type(f.{op}({arguments}, return_lse=True), tuple[Tensor, Tensor])
-    assert_type(f.{op}({arguments}, return_lse=flag), Tensor | tuple[Tensor, Tensor])
-    f.{op}({arguments}).sum()
-    out_{op}, lse_{op} = f.{op}({arguments}, return_lse=True)
-    lse_{op}.exp()
+EVERY_OPERATOR = """
+import torch
+import torch_fattn
+from torch_fattn import CacheStep, PagedKVCache, StaticKVCache
+from torch_fattn.integrations.transformers import register, unregister
+from typing_extensions import assert_type
+
+Both = tuple[torch.Tensor, torch.Tensor]
+One = torch.Tensor
+t = torch.zeros(1)
+
+
+def of(some: bool, static: StaticKVCache, paged: PagedKVCache, step: CacheStep) -> None:
+    assert_type(torch_fattn.prefill(t, t, t), One)
+    assert_type(torch_fattn.prefill(t, t, t, return_lse=True), Both)
+    assert_type(torch_fattn.prefill(t, t, t, return_lse=some), One | Both)
+    assert_type(torch_fattn.decode(t, t, t, return_lse=False), One)
+    assert_type(torch_fattn.decode(t, t, t, return_lse=True), Both)
+    assert_type(torch_fattn.paged_decode(t, t, t, t, t), One)
+    assert_type(torch_fattn.paged_decode(t, t, t, t, t, return_lse=True), Both)
+    assert_type(torch_fattn.paged_prefill(t, t, t, t, t, t, 1), One)
+    assert_type(torch_fattn.paged_prefill(t, t, t, t, t, t, 1, return_lse=True), Both)
+    assert_type(torch_fattn.varlen_prefill(t, t, t, t, t, 1, 1), One)
+    assert_type(torch_fattn.varlen_prefill(t, t, t, t, t, 1, 1, return_lse=True), Both)
+    assert_type(torch_fattn.merge(t, t), One)
+    assert_type(torch_fattn.merge(t, t, return_lse=True), Both)
+    assert_type(torch_fattn.shared_prefix_decode(t, t, t, t, t, t), One)
+    assert_type(torch_fattn.shared_prefix_decode(t, t, t, t, t, t, return_lse=True), Both)
+    assert_type(torch_fattn.shared_prefix_paged_decode(t, t, t, t, t, 1), One)
+    assert_type(torch_fattn.shared_prefix_paged_decode(t, t, t, t, t, 1, return_lse=True), Both)
+    assert_type(torch_fattn.softmax(t), One)
+    assert_type(torch_fattn.softcap(t, 5.0), One)
+    assert_type(torch_fattn.mask_map(t), One)
+    assert_type(static.decode(0, step, t), One)
+    assert_type(static.decode(0, step, t, return_lse=True), Both)
+    assert_type(paged.decode(0, step, t, shared_prefix=True), One)
+    assert_type(paged.decode(0, step, t, return_lse=True), Both)
+    assert_type(paged.prefill(0, step, t), One)
+    assert_type(paged.prefill(0, step, t, return_lse=some), One | Both)
+    assert_type(torch_fattn.launch_counts(), dict[str, int])
+    register(on_unsupported="sdpa")
+    unregister()
 """
-    for op, arguments in CALLS.items()
-)
-WRONG = {
-    "    f.merge(x, x, return_lse=True).sum()": "no attribute",
-    "    f.prefill(x, x, x, return_lse=flag).sum()": "no attribute",
-    "    f.prefill(x, x, x, is_causal=x)": "No overload variant",
-    "    f.decode(x, x)": "No overload variant",
-}
+WRONG = """
+import torch
+import torch_fattn
+from torch_fattn.integrations.transformers import register
+
+query = torch.randn(1, 8, 64, 64)
+torch_fattn.prefill(query, query, query, return_lse=True).shape
+out, lse = torch_fattn.decode(query, query, query).shape.numel()
+torch_fattn.varlen_prefill(query, query, query, query, query, 64, 64, causal=True)
+register(on_unsupported="eager")
+"""
 
 
-@pytest.mark.host_only
-def test_overloads(tmp_path: Path) -> None:
-    (tmp_path / "snippet.py").write_text(HEADER + RIGHT + "\n".join(WRONG))
-    report, errors, _ = api.run([str(tmp_path / "snippet.py"), "--python-version", "3.11"])
-    found = {int(n): text for n, text in re.findall(r"snippet\.py:(\d+): error: (.*)", report)}
-    first_wrong = (HEADER + RIGHT).count("\n") + 1
-    assert sorted(found) == [first_wrong + i for i in range(len(WRONG))], report + errors
-    for text, words in zip(found.values(), WRONG.values(), strict=True):
-        assert words in text
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What mypy says of each script, with the package lying where pip puts it."""
+    folder = tmp_path_factory.mktemp("typing")
+    builder = venv.EnvBuilder(symlinks=True)
+    builder.create(folder / "venv")
+    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
+    source = Path(torch_fattn.__file__).parent
+    shutil.copytree(
+        source, packages / "torch_fattn", ignore=shutil.ignore_patterns("*.so", "__pycache__", "_archives")
+    )
+    (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
+    scripts = {"right": RIGHT, "every_operator": EVERY_OPERATOR, "wrong": WRONG}
+    for name, text in scripts.items():
+        (folder / f"{name}.py").write_text(text)
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"]
+        + ["--python-executable", str(folder / "venv/bin/python"), *(f"{name}.py" for name in scripts)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert not run.stderr, run.stderr
+    lines = [line for line in run.stdout.splitlines() if ": error:" in line]
+    assert all(line.split(".py:")[0] in scripts for line in lines), run.stdout
+    return {name: [line for line in lines if line.startswith(f"{name}.py:")] for name in scripts}
+
+
+def test_ten_lines(errors: dict[str, list[str]]) -> None:
+    assert errors["right"] == []
+
+
+def test_every_operator_has_the_type_of_what_it_returns(errors: dict[str, list[str]]) -> None:
+    assert errors["every_operator"] == []
+
+
+def test_control_wrong_lines(errors: dict[str, list[str]]) -> None:
+    """The last four lines are wrong, each in its own way."""
+    numbers = [int(line.split(":")[1]) for line in errors["wrong"]]
+    last = len(WRONG.splitlines())
+    assert sorted(set(numbers)) == list(range(last - 3, last + 1)), errors["wrong"]
+
+
+def test_the_marker_is_packaged() -> None:
+    assert Path(torch_fattn.__file__).with_name("py.typed").exists()

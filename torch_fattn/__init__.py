@@ -19,8 +19,9 @@ from ._compiled import CompiledKernel, compiled_kernels
 from ._logits import softcap, softmax
 from ._mask_map import mask_map
 from ._merge import merge
-from ._ops import decode, paged_decode, prefill
+from ._ops import decode, prefill
 from ._packed_ops import paged_prefill, varlen_prefill
+from ._paged_decode import paged_decode
 from ._shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
 from ._warmup import Warmup, warmup
 from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache

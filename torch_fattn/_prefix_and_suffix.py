@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ._merge import merge
-from ._ops import decode, paged_decode, prefill
+from ._ops import decode, prefill
 from ._packed_ops import paged_prefill
+from ._paged_decode import paged_decode
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
 # every core of most GPUs; below it, decode, which splits the keys, reads more but waits less.

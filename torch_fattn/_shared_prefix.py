@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._operands import check_tensor
-from ._ops import paged_decode
+from ._paged_decode import paged_decode
 from ._prefix_and_suffix import Keys, Rows, attend
 
 if TYPE_CHECKING:

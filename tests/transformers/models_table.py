@@ -35,8 +35,7 @@ KINDS = {"causal": "causal LM", "masked": "masked LM", "seq2seq": "sequence to s
 REASONS = {
     "no loaded model class": "a part has a config without a model class",
     "attention interface": "does not go through transformers' attention interface",
-    "KeyError": "transformers' own table of attention classes does not take other names",
-    "indices": "sparse selection of keys",
+    "table of classes": "picks its attention from a table of classes",
 }
 
 
@@ -49,7 +48,9 @@ def table(document: dict[str, Any]) -> str:
         f"{counts['matches']} match eager attention, {counts['refuses']} are refused, "
         f"{counts['not used']} run as under eager without using `fattn`, and {counts['not built']} do not "
         "build or run from a small generic config and inputs; "
-        f"{len(verdicts) - sum(counts.values())} differ.",
+        f"{len(verdicts) - sum(counts.values())} differ. Of those refused, "
+        f"{sum(len(names) for names in document['elsewhere'].values())} match under "
+        '`register(on_unsupported="sdpa")`, through other attention.',
         "",
     ]
     for kind, title in KINDS.items():

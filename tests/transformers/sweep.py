@@ -3,6 +3,7 @@
     python -m tests.transformers.sweep                          # all families; rewrites families.json
     python -m tests.transformers.sweep --kind masked            # rewrites this part of it
     python -m tests.transformers.sweep --only llama bloom       # prints, writes nothing
+    python -m tests.transformers.sweep --refused                # what the file calls refused; rewrites it
 
 Families are the entries of transformers' Auto mappings. The same weights run eager attention on the CPU and
 `fattn` on a device, without padding, with padding left and right, with a batch of one, and through
@@ -14,7 +15,9 @@ Families are the entries of transformers' Auto mappings. The same weights run ea
     differs     the outputs do not agree: no family may
     fails       any other exception: loud, but not a refusal
 
-and a family is what its cases are; `not built` if eager attention itself does not build or run.
+and a family is what its cases are; `not built` if eager attention itself does not build or run. What is
+refused runs again under `register(on_unsupported="sdpa")`; "elsewhere" in the file says which of them then
+give what eager attention gives.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.models.auto import modeling_auto as auto
 
 from tests.transformers.tiny_configs import VOCAB, tiny_configs
-from torch_fattn.integrations.transformers import NAME, attend, make_mask
+from torch_fattn.integrations.transformers import NAME, attend, make_mask, register, unregister
 from torch_fattn.integrations.transformers.operators import compute
 
 FILE = Path(__file__).with_name("families.json")
@@ -257,6 +260,16 @@ def relative_error(mine: Tensor, theirs: Tensor, case: str, inputs: dict[str, Te
     return (error.max() / theirs.abs().max().clamp(min=1e-6)).item()
 
 
+def runs_elsewhere(kind: str, name: str, device: str, only: list[str] | None = None) -> bool:
+    """Whether a family that is refused gives eager's outputs once other attention may run it."""
+    register(on_unsupported="sdpa")
+    try:
+        cases = sweep_family(kind, name, device, only)
+    finally:
+        unregister()
+    return {case.verdict for case in cases.values()} <= {"matches", "not used"} and bool(cases)
+
+
 def sweep_family(kind: str, name: str, device: str, only: list[str] | None = None) -> dict[str, Case]:
     """The verdict of each case, or of "build" alone."""
     try:
@@ -272,8 +285,10 @@ def _sweep_family(watch: Watch, kind: str, name: str, device: str, only: list[st
     attempt, eager = build_eager(kind, name)
     try:
         ours = build(kind, list(tiny_configs(name))[attempt], NAME)
-    except KeyError as error:  # a table of attention classes by name, without this name
-        return {"build": Case("refuses" if error.args == (NAME,) else "fails", short(error))}
+    except NotImplementedError as error:  # a table of attention classes by name
+        return {
+            "build": Case("refuses" if str(error).startswith("fattn attention") else "fails", short(error))
+        }
     ours.load_state_dict(eager.state_dict())
     ours.to(device)
     cases = [case for case in cases_of(eager, kind) if not only or case in only]
@@ -320,14 +335,14 @@ def recorded() -> dict[str, Any]:
     return document
 
 
-def record(found: dict[str, dict[str, dict[str, str]]]) -> None:
+def record(found: dict[str, dict[str, dict[str, str]]], elsewhere: dict[str, list[str]]) -> None:
     """One line per family."""
     kinds = []
     for kind, verdicts in found.items():
         lines = [f"  {json.dumps(name)}: {json.dumps(verdict)}" for name, verdict in verdicts.items()]
         kinds.append(f" {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n }")
     head = f'{{"transformers": {json.dumps(transformers.__version__)}, "families": {{\n'
-    FILE.write_text(head + ",\n".join(kinds) + "\n}}\n")
+    FILE.write_text(head + ",\n".join(kinds) + f'\n}}, "elsewhere": {json.dumps(elsewhere)}}}\n')
 
 
 def main() -> None:
@@ -336,19 +351,36 @@ def main() -> None:
     parser.add_argument("--device", default="mps", help="where fattn runs; cpu: the operators' plain path")
     parser.add_argument("--kind", choices=list(KINDS), help="only this part of the file")
     parser.add_argument("--only", nargs="+", metavar="FAMILY", help="print these and write nothing")
+    parser.add_argument("--refused", action="store_true", help="only what the file calls refused")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)  # the models are too small for more
+    before = recorded()
     found: dict[str, dict[str, dict[str, str]]] = {kind: {} for kind in KINDS}
+    elsewhere: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for kind, name in families():
+        register()
+        old = before["families"][kind].get(name, {})
         if (args.only and name not in args.only) or (args.kind and kind != args.kind):
+            continue
+        if args.refused and old.get("verdict") != "refuses":
+            found[kind][name] = old
             continue
         cases = sweep_family(kind, name, args.device)
         found[kind][name] = verdict_of(cases)
-        print(kind, name, json.dumps(found[kind][name]), " ".join(cases), flush=True)
+        if found[kind][name]["verdict"] == "refuses" and runs_elsewhere(kind, name, args.device):
+            elsewhere[kind].append(name)
+        runs = "runs elsewhere" if name in elsewhere[kind] else ""
+        print(kind, name, json.dumps(found[kind][name]), " ".join(cases), runs, flush=True)
     if not args.only:
-        record(found if not args.kind else {**recorded()["families"], args.kind: found[args.kind]})
+        kinds = [args.kind] if args.kind else list(KINDS)
+        kept = {kind: before["families"][kind] for kind in KINDS}
+        kept_elsewhere = before.get("elsewhere", {})
+        record(
+            {**kept, **{kind: found[kind] for kind in kinds}},
+            {**kept_elsewhere, **{kind: elsewhere[kind] for kind in kinds}},
+        )
 
 
 if __name__ == "__main__":

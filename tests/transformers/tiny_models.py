@@ -37,10 +37,12 @@ COMMON: dict[str, Any] = {
 }
 
 
-def pair(auto_class: Any, config: PreTrainedConfig) -> tuple[PreTrainedModel, PreTrainedModel]:
+def pair(
+    auto_class: Any, config: PreTrainedConfig, implementation: str = "fattn"
+) -> tuple[PreTrainedModel, PreTrainedModel]:
     """The model with `fattn` on DEVICE and the same model with `eager` on the CPU."""
     torch.manual_seed(0)
-    ours = auto_class.from_config(copy.deepcopy(config), attn_implementation="fattn").eval()
+    ours = auto_class.from_config(copy.deepcopy(config), attn_implementation=implementation).eval()
     with torch.no_grad():
         for name, weight in ours.named_parameters():
             if weight.ndim == 2 and "embed" not in name:

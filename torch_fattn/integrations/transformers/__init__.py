@@ -8,12 +8,13 @@ for a mask: the registry that `from_pretrained` consults knows names, not models
 mask and never calls the attention function computes what it computes under "eager"; nothing is refused,
 nothing is accelerated.
 
-`model.generate_batch` (continuous batching) calls `attend_paged` under the name `"paged|fattn"`.
+What cannot run raises, in one sentence; `register(on_unsupported="sdpa")` lets transformers' sdpa attention
+run it instead, layer by layer, with one warning for each kind of layer and reason. Training, for which the
+kernels have no backward, always does. Refused all the same is what sdpa would drop without a word.
+
+`model.generate_batch` (continuous batching) runs under this name too.
 
 Causal layers pass windows, soft caps, sinks and the filled length of static caches to the operators as such.
-
-Inference only. A layer in training mode whose inputs require gradients is refused before it computes
-anything; `model.eval()` works with and without `torch.no_grad()`, and a `backward` through it raises.
 
 A row that a bool mask leaves no key gives 0 here, where eager attention gives the mean of all values: such
 rows are left padding, and a model's output does not use them. Recurrent models do, and get eager's mask.
@@ -22,26 +23,33 @@ rows are left padding, and a model's output does not use them. Recurrent models 
 from __future__ import annotations
 
 try:
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import PreTrainedModel
 
     from .attention import attend
     from .masks import make_mask
     from .paged import attend_paged
-    from .support import NAME
+    from .registration import register, unregister
+    from .support import FLASH_NAME, NAME, PAGED_NAME
 except ImportError as error:
     raise ImportError(
-        "torch_fattn.integrations.transformers needs transformers 5.17: "
+        "torch_fattn.integrations.transformers needs transformers 5.17 or later: "
         "pip install 'torch-fattn[transformers]'"
     ) from error
 
-__all__ = ["NAME", "PAGED_NAME", "attend", "attend_paged", "make_mask", "register"]
+__all__ = [
+    "FLASH_NAME",
+    "NAME",
+    "PAGED_NAME",
+    "attend",
+    "attend_paged",
+    "make_mask",
+    "register",
+    "unregister",
+    "use_packed",
+]
 
-PAGED_NAME = f"paged|{NAME}"
 
-
-def register() -> None:
-    """Make `attn_implementation="fattn"` and `"paged|fattn"` known to transformers. May be called more than
-    once."""
-    AttentionInterface.register(NAME, attend)
-    AttentionInterface.register(PAGED_NAME, attend_paged)
-    AttentionMaskInterface.register(NAME, make_mask)
+def use_packed(model: PreTrainedModel) -> None:
+    """Lets a model take all its packed sequences in one call of every layer, as it does for flash attention:
+    the vision tower of a Qwen2-VL, say, which otherwise calls its attention once for each image."""
+    model.config._attn_implementation = FLASH_NAME

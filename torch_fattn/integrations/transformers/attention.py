@@ -1,4 +1,5 @@
-"""The attention function: from what a layer passes to one call of an operator, or to a refusal."""
+"""The attention function: from what a layer passes to one call of an operator, or to another attention, or to
+a refusal."""
 
 from __future__ import annotations
 
@@ -7,11 +8,23 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from .elsewhere import run_elsewhere, without_patterns
 from .masks import hides_nothing
 from .operators import compute
+from .packed import compute_packed, compute_pattern, lengths_of
 from .paged import attend_paged
-from .patterns import is_pattern, read_pattern
-from .refusals import refusal_of_operator, refuse, refuse_keywords, refuse_training
+from .patterns import is_packed, is_pattern, read_pattern
+from .policy import falls_back
+from .refusals import (
+    MeaningRefusedError,
+    reason_of,
+    refusal_of_operator,
+    refuse,
+    refuse_keywords,
+    refuse_meaning,
+    refuse_training,
+    training,
+)
 from .support import USE_ANOTHER, USE_EAGER
 
 
@@ -34,127 +47,196 @@ def attend(
     """query `[B,Hq,Lq,D]`, key and value `[B,Hkv,Lk,..]` with any strides; attention_mask in one of the forms
     of `masks`, or None from a model that asked for no mask: then `is_causal`, or the layer's attribute of
     that name, decides. `s_aux [Hq]`: the learned sinks; `position_bias`, broadcastable to `[B,Hq,Lq,Lk]`, is
-    added to the scores (T5). Returns `([B,Lq,Hq,Dv], None)`.
+    added to the scores (T5); `cu_seq_lens_q` and `cu_seq_lens_k` cut packed sequences. Returns
+    `([B,Lq,Hq,Dv], None)`.
 
-    Raises NotImplementedError, ValueError or TypeError before anything is computed. A keyword that is not
-    known to be harmless is refused unless it is None or False.
+    Training runs transformers' sdpa attention, and so does, under `register(on_unsupported="sdpa")`, what is
+    not built. Otherwise that raises NotImplementedError, ValueError or TypeError before anything is computed.
+    A keyword that is not known to be harmless is refused unless it is None or False.
     """
+    of_layer: dict[str, Any] = {"softcap": softcap, "s_aux": s_aux}
+    of_call: dict[str, Any] = {
+        "dropout": dropout,
+        "scaling": scaling,
+        "sliding_window": sliding_window,
+        "is_causal": is_causal,
+        "position_bias": position_bias,
+        **kwargs,
+    }
     if cache is not None:  # continuous batching after transformers 5.17 has no other name for its function
-        return attend_paged(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=dropout,
-            scaling=scaling,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            s_aux=s_aux,
-            is_causal=is_causal,
-            cache=cache,
-            position_bias=position_bias,
-            **kwargs,
-        )
-    refuse_training(module, query, key, value, dropout=dropout)
+        return attend_paged(module, query, key, value, attention_mask, cache=cache, **of_layer, **of_call)
+    indices = kwargs.get("indices")
+    if indices is not None and attention_mask is not None and attention_mask.ndim == 4:
+        attention_mask = _of_selected(attention_mask, indices, query.shape[2], key.shape[2])
+        del of_call["indices"], kwargs["indices"]
+    if why := training(module, query, key, value, dropout=dropout):
+        refuse_keywords(module, attention_mask, kwargs)
+        out = run_elsewhere(module, query, key, value, attention_mask, why, **of_layer, **of_call)
+        if out is None:
+            refuse_training(module, query, key, value, dropout=dropout)
+        return out  # type: ignore[return-value]
+    if not falls_back():
+        return _attend(module, query, key, value, attention_mask, **of_layer, **of_call), None
+    try:
+        return _attend(module, query, key, value, attention_mask, **of_layer, **of_call), None
+    except MeaningRefusedError:
+        raise
+    except (NotImplementedError, TypeError, ValueError) as refusal:
+        why = reason_of(refusal)
+        out = run_elsewhere(module, query, key, value, attention_mask, why, **of_layer, **of_call)
+        if out is None:
+            raise
+        return out
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    is_causal: bool | None,
+    position_bias: Tensor | None,
+    **kwargs: Any,
+) -> Tensor:
     _refuse_shapes(module, query, key, value, attention_mask)
-    _refuse_bias(module, query, key, attention_mask, position_bias, softcap)
-    refuse_keywords(module, attention_mask, kwargs)
+    _refuse_bias(module, query, key, position_bias, softcap)
     q_len, kv_len = query.shape[2], key.shape[2]
+    lengths = None
+    if position_bias is None and _leaves_packing_open(attention_mask, q_len, kv_len):
+        lengths = lengths_of(kwargs, query)
+    refuse_keywords(module, attention_mask, kwargs, packed=lengths is not None)
     mask_is_whole = attention_mask is not None and attention_mask.ndim == 4
-    if sliding_window is not None and not mask_is_whole and kv_len > sliding_window:
-        refuse(
+    if sliding_window is not None and not mask_is_whole and lengths is None and kv_len > sliding_window:
+        refuse_meaning(
             module,
             f"{kv_len} keys exceed the sliding window of {sliding_window} and no 4D mask came with them",
             "build the mask with transformers' create_sliding_window_causal_mask",
         )
     causal = attention_mask is not None and not mask_is_whole
-    if attention_mask is None and q_len > 1:
+    if attention_mask is None and (q_len > 1 or lengths is not None):
         causal = _causal_without_mask(module, is_causal, q_len, kv_len)
     mask = attention_mask
-    if mask is not None and hides_nothing(mask):
+    if position_bias is not None:
+        if mask is not None and (mask.ndim == 2 or is_pattern(mask)):
+            mask, causal = without_patterns(mask, q_len, kv_len)
+        elif mask is not None and hides_nothing(mask):
+            mask = None
+        mask = position_bias if mask is None else _with_bias(mask, position_bias)
+    elif mask is not None and hides_nothing(mask):
         mask = None
     elif mask is not None and mask.ndim == 2:
         mask = mask[:, None, None, :]
-    if position_bias is not None:
-        mask = _with_bias(mask, position_bias)
 
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
-    seq_lens = None
-    if mask is not None and is_pattern(mask):
-        pattern = read_pattern(mask, q_len, kv_len)
-        if pattern is None:
-            _refuse_pattern(module, mask, q_len, kv_len)
-        causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
-        key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
-        options["window_left"] = pattern.window_left
     try:
-        out = compute(query, key, value, mask, seq_lens, causal=causal, **options)
+        if lengths is not None:
+            window = -1 if sliding_window is None else sliding_window - 1
+            if mask is not None:
+                causal, window = True, read_pattern(mask, q_len, kv_len).window_left  # type: ignore[union-attr]
+            options |= {"is_causal": causal, "window_left": window, "window_right": window}
+            out = compute_packed(query, key, value, *lengths, **options)
+        elif mask is not None and is_packed(mask):
+            out = compute_pattern(query, key, value, mask, **options)
+        else:
+            seq_lens = None
+            if mask is not None and is_pattern(mask):
+                pattern = read_pattern(mask, q_len, kv_len)
+                if pattern is None:
+                    _refuse_pattern(module, mask, q_len, kv_len)
+                causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
+                key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
+                options["window_left"] = pattern.window_left
+            out = compute(query, key, value, mask, seq_lens, causal=causal, **options)
+    except MeaningRefusedError:
+        raise
     except (NotImplementedError, TypeError, ValueError) as refusal:
         raise refusal_of_operator(module, refusal) from refusal
     if out.requires_grad and not torch.compiler.is_compiling():
         out.register_hook(_refuse_backward)
-    return out, None
+    return out
 
 
-def _with_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
+def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
+    """Whether a mask says nothing but that rows are causal, perhaps within a window, so that lengths of
+    packed sequences besides are what cuts them."""
+    if mask is None or not is_pattern(mask):
+        return mask is None or (mask.ndim == 2 and hides_nothing(mask))
+    pattern = None if is_packed(mask) else read_pattern(mask, q_len, kv_len)
+    return pattern is not None and pattern.padding is None and q_len == kv_len
+
+
+def _of_selected(mask: Tensor, indices: Tensor, q_len: int, kv_len: int) -> Tensor:
+    """`indices [B, Lq, n]`: the keys that a row of any head may see (DeepSeek V3.2), as far as the mask lets
+    it."""
+    whole, _ = without_patterns(mask, q_len, kv_len)
+    shape = (*indices.shape[:2], kv_len)
+    selected = torch.zeros(shape, dtype=torch.bool, device=mask.device).scatter_(-1, indices.long(), True)[
+        :, None
+    ]
+    if whole is None or whole.dtype is torch.bool:
+        return selected if whole is None else whole & selected
+    return whole.masked_fill(~selected, -torch.inf)
+
+
+def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:
     """Both as what is added to the scores."""
-    if mask is None:
-        return bias
     return torch.where(mask, bias, -torch.inf) if mask.dtype is torch.bool else bias + mask
 
 
 def _refuse_backward(_grad: Tensor) -> NoReturn:
     raise RuntimeError(
-        'fattn attention: backward is not built; train with attn_implementation="sdpa" or "eager"'
+        "fattn attention: backward is not built; call model.train(), which trains through sdpa attention, "
+        'or use attn_implementation="sdpa" or "eager"'
     )
 
 
 def _refuse_shapes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
     if not query.ndim == key.ndim == value.ndim == 4:
         shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
-        refuse(module, f"query, key and value are not all [B, H, L, D] but {shapes}", USE_ANOTHER)
+        refuse_meaning(module, f"query, key and value are not all [B, H, L, D] but {shapes}", USE_ANOTHER)
     if mask is None:
         return
     batch, kv_len = query.shape[0], key.shape[2]
     if mask.ndim == 2 and (mask.dtype is not torch.bool or mask.shape != (batch, kv_len)):
-        refuse(
+        refuse_meaning(
             module,
             f"the 2D mask is {mask.dtype} {tuple(mask.shape)} and must be bool {(batch, kv_len)}",
             USE_ANOTHER,
         )
     if mask.ndim not in (2, 4):
-        refuse(module, f"a mask of {mask.ndim} dimensions is neither padding nor [B, H, Lq, Lk]", USE_ANOTHER)
+        refuse_meaning(
+            module, f"a mask of {mask.ndim} dimensions is neither padding nor [B, H, Lq, Lk]", USE_ANOTHER
+        )
     if mask.dtype is not torch.bool and not mask.is_floating_point() and not is_pattern(mask):
-        refuse(module, f"a mask of {mask.dtype} is neither bool nor added to the scores", USE_ANOTHER)
+        refuse_meaning(module, f"a mask of {mask.dtype} is neither bool nor added to the scores", USE_ANOTHER)
 
 
 def _refuse_bias(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    softcap: float | None,
+    module: nn.Module, query: Tensor, key: Tensor, bias: Tensor | None, softcap: float | None
 ) -> None:
     if bias is None:
         return
     whole = (*query.shape[:3], key.shape[2])
     fits = bias.ndim == 4 and all(n in (1, m) for n, m in zip(bias.shape, whole, strict=True))
     if not fits or not bias.is_floating_point():
-        refuse(
+        refuse_meaning(
             module,
             f"position_bias is {bias.dtype} {tuple(bias.shape)} and not numbers for {whole}",
             USE_ANOTHER,
         )
     if softcap:
-        refuse(module, f"position_bias with a soft cap of {softcap} is not built", USE_ANOTHER)
-    if mask is not None and (mask.ndim == 2 or is_pattern(mask)):
-        refuse(module, "position_bias with a mask of padding alone is not built", USE_ANOTHER)
+        refuse_meaning(module, f"position_bias with a soft cap of {softcap} is not built", USE_ANOTHER)
 
 
 def _refuse_pattern(module: nn.Module, mask: Tensor, q_len: int, kv_len: int) -> NoReturn:
-    refuse(
+    refuse_meaning(
         module,
         f"the causal pattern {tuple(mask.shape)} is not about {q_len} rows and {kv_len} keys",
         USE_ANOTHER,

@@ -1,7 +1,8 @@
 """The mask function: says a layer pattern and the padding in the shortest form that its model can take.
 
     2D bool  `[B, Lk]`, True = a real token: the pattern is causal, rows aligned to the newest key
-    4D int32 a `CausalPattern`: causal, with a window or over a cache that is filled in part
+    4D int32 a `CausalPattern`: causal, with a window or over a cache that is filled in part; or a
+             `PackedPattern`: causal in each of the sequences that are packed into one
     4D       `[B or 1, H or 1, Lq or 1, Lk]`, bool or additive: the whole truth, causality included
 
 Whichever it is, it says the pattern: whether a layer calls itself causal, or has a window, no longer matters,
@@ -9,12 +10,12 @@ as it does not under eager attention. `None` says nothing and is never returned;
 single True, expanded, which the attention function recognises by its strides and does not read.
 
 Only the patterns that are plainly causal, or causal within a window, take the first two forms, and only for
-models that declare flash attention and so expect no 4D truth table. Everything else (chunks, packed
-sequences, prefix tuning, padding with many rows after what a static cache already holds) is the 4D mask that
-transformers builds for its own implementations. Recurrent models get their padding as additive 4D masks,
-which hide by a finite number: a row that sees no key is then the mean of all values, as under eager
-attention, and reaches later tokens through the state. Without a mask function of its own, an attention
-function would silently lose padding.
+models that declare flash attention and so expect no 4D truth table. Everything else (chunks, prefix tuning,
+padding with many rows after what a static cache already holds) is the 4D mask that transformers builds for
+its own implementations. Recurrent models get their padding as additive 4D masks, which hide by a finite
+number: a row that sees no key is then the mean of all values, as under eager attention, and reaches later
+tokens through the state. Without a mask function of its own, an attention function would silently lose
+padding.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ from transformers.masking_utils import (
 from transformers.utils.import_utils import is_tracing
 
 from ..._ops import MAX_DECODE_ROWS
-from .patterns import write_pattern
-from .support import MaskForm, is_recurrent, mask_form
+from ._versions import and_parts, closed_over, made_like, packed_parts
+from .patterns import write_packed, write_pattern
+from .policy import falls_back, warn_once
+from .support import MaskForm, is_recurrent, mask_form, refusal_of_model
 
 
 def make_mask(
@@ -55,9 +58,14 @@ def make_mask(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> Tensor:
-    """Called by transformers' `create_*_mask` with keywords only. Raises NotImplementedError for a model that
-    does not go through the attention interface."""
-    form = mask_form(config)
+    """Called by transformers' `create_*_mask` with keywords only. A model that does not go through the
+    attention interface gets what its own attention understands, an additive mask, under
+    `on_unsupported="sdpa"`; otherwise NotImplementedError is raised."""
+    form, refusal = MaskForm.ADDITIVE, falls_back() and refusal_of_model(config)
+    if refusal:
+        warn_once(type(config).__name__, type(config).__name__, f"{refusal}; its own attention runs instead")
+    else:
+        form = mask_form(config)
     # A static cache has a tensor as offset, and slots past its end.
     filled = q_offset + q_length - kv_offset
     whole_padding = attention_mask is None or _covers(attention_mask, kv_offset, kv_length, filled)
@@ -66,6 +74,10 @@ def make_mask(
             form = MaskForm.ADDITIVE
     if whole_padding and form is not MaskForm.ADDITIVE:
         window = _causal_window(mask_function)
+        if form is MaskForm.PADDING and attention_mask is None and q_length == kv_length:
+            packed = _packed(mask_function)
+            if packed is not None:
+                return packed
         # transformers forbids the skip to every single row over a static cache. Models that need a truth
         # table in any case do not declare flash attention.
         wanted = allow_is_causal_skip or q_length == 1
@@ -130,6 +142,19 @@ def _padding_or_none(padding: Tensor | None, kv_offset: int, filled: int | Tenso
     return padding if is_tracing(padding) or not bool(hides_nothing) else None
 
 
+def _packed(mask_function: Callable[..., Any]) -> Tensor | None:
+    """The pattern of packed sequences, if the function is causal, or causal within a window, in each of
+    them."""
+    parts = None if torch.compiler.is_compiling() else packed_parts(mask_function)
+    if parts is None:
+        return None
+    of_one, sequence_ids = parts
+    window = _causal_window(of_one)
+    if window is None or is_tracing(sequence_ids):
+        return None
+    return write_packed(sequence_ids, window)
+
+
 def _causal_window(mask_function: Callable[..., Any]) -> int | None:
     """How many keys a row sees, itself included, if the function is causal or causal within a window: then
     it is made as transformers makes these two. None for any other."""
@@ -137,20 +162,9 @@ def _causal_window(mask_function: Callable[..., Any]) -> int | None:
         return sys.maxsize
     if torch.compiler.is_compiling():  # which cannot look into a function
         return None
-    parts = _parts(mask_function)
-    like = _parts(sliding_window_causal_mask_function(1))
-    if len(parts) != 2 or parts[1] is not causal_mask_function or _code(parts[0]) is not _code(like[0]):
+    parts = and_parts(mask_function)
+    like = and_parts(sliding_window_causal_mask_function(1))
+    if len(parts) != 2 or parts[1] is not causal_mask_function or not made_like(parts[0], like[0]):
         return None
-    window = parts[0].__closure__[0].cell_contents
+    window = closed_over(parts[0], "sliding_window")
     return window if isinstance(window, int) and window >= 1 else None
-
-
-def _parts(mask_function: Any) -> tuple[Any, ...]:
-    """What `and_masks` put together; empty for what it did not make."""
-    if _code(mask_function) is not _code(sliding_window_causal_mask_function(1)):
-        return ()
-    return tuple(mask_function.__closure__[0].cell_contents)
-
-
-def _code(function: Callable[..., Any]) -> Any:
-    return getattr(function, "__code__", None)

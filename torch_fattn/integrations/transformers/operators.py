@@ -6,8 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..._ops import MAX_DECODE_ROWS
+
+# Head dims of the operators are multiples of it; others are padded here.
+HEAD_STEP = 8
 
 
 def compute(
@@ -24,18 +28,43 @@ def compute(
     `[B, 1, 1, Lk]`; seq_lens is about a causal query, which has a mask besides only if decode takes it
     whole."""
     q_len = query.shape[2]
+    value_dim = value.shape[-1]
+    query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
     # A single row sees every key whether or not it is causal.
     if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
         out, _lse = torch.ops.fattn.decode(
             query, key, value, seq_lens, attn_mask=mask, token_major_out=True, **options
         )
     elif seq_lens is not None:
-        return _prefill_of_cache(query, key, value, seq_lens, **options)
+        out = _prefill_of_cache(query, key, value, seq_lens, **options)
+        return without_padding(out, value_dim)
     else:
         out, _lse = torch.ops.fattn.prefill(
             query, key, value, mask, is_causal=causal, token_major_out=True, **options
         )
-    return out.transpose(1, 2)
+    return without_padding(out.transpose(1, 2), value_dim)
+
+
+def pad_heads(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor, float | None]:
+    """Operands whose head dims are multiples of HEAD_STEP, and the scale. Zeros behind query and key change
+    no score; those behind value are columns of the result that `without_padding` cuts off. Others are copied
+    on every call."""
+    dim = query.shape[-1]
+    if dim % HEAD_STEP and dim == key.shape[-1]:
+        scale = dim**-0.5 if scale is None else scale
+        query, key = _padded(query), _padded(key)
+    return query, key, _padded(value), scale
+
+
+def without_padding(out: Tensor, value_dim: int) -> Tensor:
+    return out if out.shape[-1] == value_dim else out[..., :value_dim].contiguous()
+
+
+def _padded(operand: Tensor) -> Tensor:
+    missing = -operand.shape[-1] % HEAD_STEP
+    return pad(operand, (0, missing)) if missing else operand
 
 
 def _prefill_of_cache(query: Tensor, key: Tensor, value: Tensor, seq_lens: Tensor, **options: Any) -> Tensor:

@@ -1,24 +1,25 @@
-"""Continuous batching: attention over the cache of `generate_batch`, as `attn_implementation="paged|fattn"`.
+"""Continuous batching: attention over the cache of `generate_batch`.
 
 The query holds the new tokens of many requests one after the other, and the keys lie in transformers' own
 cache. Its `read_index`, the slots of every key of every request, is all that a block table needs, so the
-operators read the cache where it is and nothing is gathered. Only new tokens of a sliding layer that come
-several at once must be gathered: they overwrite slots that the first of them still sees.
+operators read the cache where it is and nothing is gathered. What must be gathered are new tokens of a
+sliding layer that come several at once, since they overwrite slots that the first of them still sees; sliding
+layers of later transformers, whose cache is out of reach; and heads that must be padded.
 
-Two contracts are told apart by what the cache's `update` takes: the indices of this call (transformers 5.17),
-or the keywords as they are, from which it then picks what concerns the layer (5.23). There the model also
-asks for a mask of the new tokens alone, as it does without a cache; the lengths say what it says and more.
+After transformers 5.17 the model also asks for a mask of the new tokens alone, as it does without a cache;
+the lengths say what it says and more.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ._versions import PagedLayer, paged_layer, update_paged
+from .operators import HEAD_STEP, pad_heads, without_padding
 from .refusals import refusal_of_operator, refuse, refuse_keywords, refuse_training
 from .support import USE_PAGED_EAGER
 
@@ -70,29 +71,25 @@ def attend_paged(
     refuse_training(module, query, key, value, dropout=dropout)
     if cache is None:
         refuse(module, "there is no cache of continuous batching", 'use attn_implementation="fattn"')
+    if attention_mask is not None and not hasattr(cache, "layer_to_allocator"):
+        refuse(module, "a mask came with continuous batching", USE_PAGED_EAGER)
     if kwargs.get("block_table") is not None:
         refuse(module, "a block table of transformers' own is not built", USE_PAGED_EAGER)
     refuse_keywords(module, None, {name: kwargs[name] for name in kwargs.keys() - _OF_THE_BATCH})
 
     cu_seqlens_q: Tensor = kwargs["cu_seq_lens_q"]
     max_seqlen_q = int(_either(kwargs, "max_seqlen_q", "max_length_q"))
-    if "read_index" in inspect.signature(cache.update).parameters:
-        if attention_mask is not None:
-            refuse(module, "a mask came with continuous batching", USE_PAGED_EAGER)
-        window = cache.sliding_windows[module.layer_idx]  # 1 where there is none
-        if window == sliding_window == 1:
-            refuse(module, "a sliding window of 1 is none to this cache", "call generate, not generate_batch")
-        sliding_window = None if window == 1 else window
-        keys = _write_and_locate(cache, module.layer_idx, key, value, sliding_window, max_seqlen_q, kwargs)
-    else:
-        key, value = cache.update(
-            key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
-        )
-        max_seqlen_k = int(_either(kwargs, "max_seqlen_k", "max_length_k"))
-        ends = kwargs["cu_seq_lens_k"]
-        keys = _in_order(key[0].transpose(0, 1), value[0].transpose(0, 1), ends, max_seqlen_k)
+    layer_idx: Any = module.layer_idx
+    layer = paged_layer(cache, layer_idx)
+    if sliding_window != 1:  # of 1 the cache of 5.17 knows nothing
+        sliding_window = layer.window
+    keys = _write_and_locate(cache, layer, layer_idx, key, value, sliding_window, max_seqlen_q, kwargs)
 
-    rows = query[0].transpose(0, 1)
+    value_dim = keys.value_cache.shape[-1]
+    rows, key_cache, value_cache, scaling = pad_heads(
+        query[0].transpose(0, 1), keys.key_cache, keys.value_cache, scaling
+    )
+    keys = keys._replace(key_cache=key_cache, value_cache=value_cache)
     options: dict[str, Any] = {
         "scale": scaling,
         "softcap": softcap or 0.0,
@@ -107,46 +104,43 @@ def attend_paged(
             out, _lse = torch.ops.fattn.paged_prefill(rows, *keys, cu_seqlens_q, max_seqlen_q, **options)
     except (NotImplementedError, TypeError, ValueError) as refusal:
         raise refusal_of_operator(module, refusal, USE_PAGED_EAGER) from refusal
-    return out[None], None
+    return without_padding(out, value_dim)[None], None
 
 
 def _write_and_locate(
     cache: Any,
-    layer: Any,
+    layer: PagedLayer,
+    layer_idx: int,
     key: Tensor,
     value: Tensor,
     window: int | None,
     max_seqlen_q: int,
     kwargs: dict[str, Any],
 ) -> _Keys:
-    """What `PagedAttentionCache.update` of transformers 5.17 does, less the copy of all keys."""
-    kind = "full_attention" if window is None else "sliding_attention"
+    """What the `update` of transformers' PagedAttentionCache does, less the copy of all keys where there is
+    no need for one. That of 5.17 takes a window of 1 for none and would read what was never written: tokens
+    that see nothing but themselves need no cache."""
+    kind = layer.kind if window is None else "sliding_attention"
     ends: Tensor = _of_kind(kwargs["cu_seq_lens_k"], kind)
-    max_seqlen_k = int(_of_kind(kwargs["max_seqlen_k"], kind))
-    group, layer_of_group = cache.layer_index_to_group_indices[layer]
-    read_index, write_index = kwargs["read_index"][group], kwargs["write_index"][group]
+    max_seqlen_k = int(_of_kind(_either(kwargs, "max_seqlen_k", "max_length_k"), kind))
+    if window == 1:
+        return _in_order(key[0].transpose(0, 1), value[0].transpose(0, 1), ends, max_seqlen_k)
+    read_index, write_index = kwargs["read_index"][layer.group], kwargs["write_index"][layer.group]
     nothing_cached = read_index.numel() == 0
-    if nothing_cached or (window is not None and max_seqlen_q > 1):
-        key, value = cache.update(
-            key_states=key,
-            value_states=value,
-            layer_idx=layer,
-            read_index=kwargs["read_index"],
-            write_index=kwargs["write_index"],
-        )
-        return _in_order(key, value, ends, max_seqlen_k)
+    odd_heads = key.shape[-1] % HEAD_STEP or value.shape[-1] % HEAD_STEP
+    overwrites = window is not None and max_seqlen_q > 1
+    if layer.pools is None or nothing_cached or odd_heads or overwrites:
+        return _in_order(*update_paged(cache, layer_idx, key, value, kwargs), ends, max_seqlen_k)
 
-    pools = cache.key_cache[layer_of_group], cache.value_cache[layer_of_group]
-    for pool, new in zip(pools, (key, value), strict=True):
+    for pool, new in zip(layer.pools, (key, value), strict=True):
         pool.index_copy_(0, write_index, new[0].transpose(0, 1))
-    block_size = cache.block_size if window is None else 1
     located = _tables_of.get(write_index)
     if located is None:
         seq_lens = ends.diff()
         newest = None if window is None else write_index
-        tables = _block_tables(read_index, newest, ends, seq_lens, max_seqlen_k, block_size)
+        tables = _block_tables(read_index, newest, ends, seq_lens, max_seqlen_k, layer.block_size)
         located = _tables_of[write_index] = tables, seq_lens
-    key_cache, value_cache = (pool.unflatten(0, (-1, block_size)) for pool in pools)
+    key_cache, value_cache = (pool.unflatten(0, (-1, layer.block_size)) for pool in layer.pools)
     return _Keys(key_cache, value_cache, *located)
 
 

@@ -2,14 +2,17 @@
 
 A mask passes through code of the models that knows tensors only, so the pattern is written as one: int32,
 which no other mask is, and 4D, which transformers takes for a mask that is ready. Numbers that the host knows
-are sizes of expanded dimensions; what only the device knows is in the elements:
+are sizes of dimensions; what only the device knows is in the elements:
 
-    `[B, window, 1, 1]`       how many keys are filled
-    `[B, window, 1, 1 + Lk]`  the same and the padding, of up to MAX_DECODE_ROWS rows
-    `[B, window, 1, filled]`  the padding of the keys that are filled, of more rows
+    `[B, W, 1, 1]`          how many keys are filled
+    `[B, W, 1, 1 + Lk]`     the same and the padding, of up to MAX_DECODE_ROWS rows
+    `[B, W, 1, filled]`     the padding of the keys that are filled, of more rows
+    `[B, W, 0, filled]`     that there is none
+    `[rows, W, 2, n + 1]`   where n packed sequences begin and end, none of more than `rows`
 
-The padding is the bits of an additive float32 mask, so that reading it costs no kernel. A window of Lk keys
-or more is none.
+W is 1, or 1 more than the window. The padding is the bits of an additive float32 mask, so that reading it
+costs no kernel. Nothing is read from strides: for static caches, later transformers copy what they take for a
+mask.
 """
 
 from __future__ import annotations
@@ -29,6 +32,12 @@ class CausalPattern(NamedTuple):
     padding: Tensor | None  # additive [B, 1, 1, keys]
 
 
+class PackedPattern(NamedTuple):
+    window_left: int
+    cu_seqlens: Tensor  # int32 [n + 1], over the rows of all sequences of the batch
+    max_seqlen: int
+
+
 def write_pattern(
     batch_size: int,
     q_length: int,
@@ -39,12 +48,11 @@ def write_pattern(
     device: torch.device | str,
 ) -> Tensor:
     """`padding`: bool `[B, n]`, True = a real token; a key beyond its end is hidden."""
-    window = min(window, kv_length)
+    window_size = 1 if window >= kv_length else window + 1
     if q_length > MAX_DECODE_ROWS and not isinstance(filled, Tensor):
         if padding is None:
-            elements = torch.zeros((), dtype=torch.int32, device=device).expand(batch_size, filled)
-        else:
-            elements = _bits(padding, filled)
+            return torch.empty((batch_size, window_size, 0, filled), dtype=torch.int32, device=device)
+        elements = _bits(padding, filled)
     else:
         if isinstance(filled, Tensor):
             lengths = filled.to(torch.int32).expand(batch_size, 1)
@@ -52,25 +60,53 @@ def write_pattern(
             lengths = torch.full((batch_size, 1), filled, dtype=torch.int32, device=device)
         parts = [lengths] if padding is None else [lengths, _bits(padding, kv_length)]
         elements = torch.cat(parts, dim=-1)
-    return elements[:, None, None, :].expand(-1, window, -1, -1)
+    return elements[:, None, None, :].expand(-1, window_size, -1, -1)
 
 
 def is_pattern(mask: Tensor) -> bool:
     return mask.dtype is torch.int32 and mask.ndim == 4
 
 
+def write_packed(sequence_ids: Tensor, window: int) -> Tensor | None:
+    """`sequence_ids [B, L]`: tokens of one number that follow each other are one sequence. Looking for their
+    ends costs one wait for the device. None where every token is a sequence, which has no room to say so."""
+    batch, length = sequence_ids.shape
+    begins = torch.ones_like(sequence_ids, dtype=torch.bool)
+    begins[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+    first = begins.flatten().nonzero()[:, 0]
+    if first.shape[0] >= length:  # models may cut what they take for a mask to the number of keys
+        return None
+    ends = first.new_full((1,), batch * length)
+    cu_seqlens = torch.cat((first, ends)).to(torch.int32)
+    longest = int(cu_seqlens.diff().max())
+    return cu_seqlens[None, None, None, :].expand(longest, 1 if window >= longest else window + 1, 2, -1)
+
+
+def is_packed(mask: Tensor) -> bool:
+    return is_pattern(mask) and mask.shape[2] == 2
+
+
+def read_packed(mask: Tensor) -> PackedPattern:
+    longest, window_size, _, _ = mask.shape
+    return PackedPattern(_window_left(window_size), mask[0, 0, 0], longest)
+
+
+def _window_left(window_size: int) -> int:
+    return -1 if window_size == 1 else window_size - 2
+
+
 def read_pattern(mask: Tensor, q_length: int, kv_length: int) -> CausalPattern | None:
     """None if the mask has not the size of a pattern for these lengths."""
-    _batch, window, rows, elements = mask.shape
-    if rows != 1 or window > kv_length:
+    _batch, window_size, rows, elements = mask.shape
+    window_left = _window_left(window_size)
+    if rows > 1 or window_left >= kv_length:
         return None
-    window_left = window - 1 if window < kv_length else -1
     if q_length > MAX_DECODE_ROWS and elements > 1:
         if not q_length <= elements <= kv_length:
             return None
-        padding = None if mask.stride(-1) == 0 else mask[:, :1].view(torch.float32)
+        padding = None if rows == 0 else mask[:, :1].view(torch.float32)
         return CausalPattern(window_left, elements, None, padding)
-    if elements not in (1, 1 + kv_length):
+    if rows == 0 or elements not in (1, 1 + kv_length):
         return None
     padding = None if elements == 1 else mask[:, :1, :, 1:].view(torch.float32)
     return CausalPattern(window_left, kv_length, mask[:, 0, 0, 0], padding)

@@ -20,6 +20,9 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 NAME = "fattn"
+# The same where transformers asks for "flash" in the name: see `_versions.switch_batching` and `use_packed`.
+FLASH_NAME = "fattn_flash"
+PAGED_NAME = f"paged|{NAME}"
 USE_EAGER = 'use attn_implementation="eager" for this model'
 USE_PAGED_EAGER = 'use attn_implementation="paged|eager" for this model'
 USE_ANOTHER = 'use attn_implementation="sdpa" or "eager" for this model'
@@ -40,6 +43,11 @@ def mask_form(config: PreTrainedConfig) -> MaskForm:
     if refusal:
         raise NotImplementedError(refusal)
     return MaskForm(form)
+
+
+def refusal_of_model(config: PreTrainedConfig) -> str:
+    """Why `mask_form` refuses the models of this config, without advice; empty where it does not."""
+    return _form_or_refusal(type(config))[1].removeprefix("fattn attention: ").rpartition("; ")[0]
 
 
 def is_recurrent(config: PreTrainedConfig) -> bool:

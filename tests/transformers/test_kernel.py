@@ -1,0 +1,86 @@
+"""As a kernel from the Hub: transformers' own way of loading one finds what it needs, whatever has fetched
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    modeling_flash_attention_utils,
+    modeling_utils,
+)
+from transformers.integrations import hub_kernels
+
+from tests.conftest import counted_launches
+from tests.transformers.calls import Call
+from tests.transformers.test_paged import tokens_of
+from tests.transformers.tiny_models import (
+    COMMON,
+    LAYERS,
+    TOLERANCE,
+    generate,
+    largest_logit_error,
+    pair,
+    prompt,
+)
+from torch_fattn.integrations.transformers import kernel, unregister
+from torch_fattn.integrations.transformers._versions import BATCHES_BY_NAME
+
+REPOSITORY = "somebody/fattn-flash"
+WINDOW = 8
+MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON),
+    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
+    "gemma2": Gemma2Config(**COMMON, **MIXED, attn_logit_softcapping=0.5),
+}
+
+
+@pytest.fixture(autouse=True)
+def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The download alone is made up: `kernels` need not be installed. Nothing is registered besides."""
+    unregister()
+    fetched: list[str] = []
+
+    def get_kernel(name: str, *_: Any, **__: Any) -> Any:
+        fetched.append(name)
+        return kernel
+
+    for module in (hub_kernels, modeling_utils, modeling_flash_attention_utils):
+        monkeypatch.setattr(module, "is_kernels_available", lambda: True, raising=False)
+    monkeypatch.setattr(hub_kernels, "get_kernel", get_kernel)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    yield fetched
+    for interface in (AttentionInterface, AttentionMaskInterface):
+        interface._global_mapping.pop(REPOSITORY, None)
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", MODELS)
+def test_generate(name: str, cache: str, padding: int, repository: list[str]) -> None:
+    ours, eager = pair(AutoModelForCausalLM, MODELS[name], REPOSITORY)
+    ids, mask = prompt(padding=padding)
+    options = {} if cache == "dynamic" else {"cache_implementation": cache}
+    with counted_launches() as launches:
+        mine = generate(ours, ids, mask, 6, **options)
+    assert largest_logit_error(mine, generate(eager, ids, mask, 6, **options)) < TOLERANCE
+    assert repository and set(repository) == {REPOSITORY}
+    assert launches["fattn_prefill"] == LAYERS and launches["fattn_decode"] == LAYERS * 5
+
+
+@pytest.mark.skipif(not BATCHES_BY_NAME, reason="this transformers batches through flash_attn_varlen_func")
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_generate_batch(name: str, calls: list[Call]) -> None:
+    ours, eager = pair(AutoModelForCausalLM, MODELS[name], REPOSITORY)
+    assert tokens_of(ours, REPOSITORY) == tokens_of(eager, "paged|eager")
+    assert {call.op for call in calls} == {"paged_prefill", "paged_decode"}

@@ -1,0 +1,218 @@
+"""Packed sequences, by positions that restart or by FlashAttention's lengths, take one packed call and no
+mask."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+)
+
+from tests.conftest import counted_launches
+from tests.transformers.calls import Call
+from tests.transformers.tiny_models import (
+    COMMON,
+    DEVICE,
+    LAYERS,
+    TOLERANCE,
+    VISIBLE_ERROR,
+    both_forward,
+    pair,
+    prompt,
+)
+from torch_fattn.integrations.transformers import attend, masks, use_packed
+from torch_fattn.integrations.transformers.patterns import write_packed
+
+WINDOW = 8
+MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON),
+    "llama-20": LlamaConfig(**{**COMMON, "head_dim": 20}),
+    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
+    "gemma2": Gemma2Config(**COMMON, **MIXED, attn_logit_softcapping=0.5),
+    "gemma3": Gemma3TextConfig(**COMMON, **MIXED),
+}
+# Does not look at positions for its mask.
+GPT_OSS = GptOssConfig(**COMMON, **MIXED, **EXPERTS)
+LENGTHS = [[13, 1, 10], [2, 17, 5]]
+
+
+def positions(batch: int) -> torch.Tensor:
+    return torch.stack([torch.cat([torch.arange(n) for n in lens]) for lens in LENGTHS[:batch]])
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_positions_that_restart(name: str, batch: int, calls: list[Call]) -> None:
+    ours, eager = pair(AutoModelForCausalLM, MODELS[name])
+    ids, _ = prompt(length=24, batch=batch)
+    with counted_launches() as launches:
+        inputs = {"input_ids": ids, "position_ids": positions(batch), "use_cache": False}
+        mine, theirs = both_forward(ours, eager, **inputs)
+    assert (mine - theirs).abs().max() < TOLERANCE
+    assert launches["fattn_prefill"] == LAYERS == len(calls)
+    ends = [0, 13, 14, 24, 26, 43, 48][: 1 + 3 * batch]
+    for call in calls:
+        assert call.op == "varlen_prefill" and call["is_causal"]
+        assert call["cu_seqlens_q"].tolist() == ends and call["max_seqlen_q"] == (17 if batch == 2 else 13)
+    kinds = {"mistral": [True] * LAYERS, "llama": [False] * LAYERS, "llama-20": [False] * LAYERS}
+    windows = [WINDOW - 1 if sliding else -1 for sliding in kinds.get(name, [True, False])]
+    assert [call["window_left"] for call in calls] == windows
+
+
+def test_sequences_of_one_token() -> None:
+    """They leave no room for where they end, and take the mask."""
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids, _ = prompt(length=3, batch=1)
+    inputs = {"input_ids": ids, "position_ids": torch.zeros(1, 3, dtype=torch.long), "use_cache": False}
+    mine, theirs = both_forward(ours, eager, **inputs)
+    assert (mine - theirs).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("longest", [True, False])
+def test_lengths_that_are_given(longest: bool, calls: list[Call]) -> None:
+    """As a collator for FlashAttention passes them, positions included; without the positions too, which
+    eager attention needs."""
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids, _ = prompt(length=24, batch=1)
+    lens = torch.tensor([0, 13, 14, 24], dtype=torch.int32)
+    given: dict[str, Any] = {"cu_seq_lens_q": lens, "cu_seq_lens_k": lens}
+    if longest:
+        given |= {"max_length_q": 13, "max_length_k": 13}
+    inputs = {"input_ids": ids, "position_ids": positions(1), "use_cache": False}
+    with torch.no_grad():
+        theirs = eager(**inputs).logits
+        for device in ("cpu", DEVICE):  # of the lengths
+            lengths = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+            on_device = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+            assert (ours(**on_device, **lengths).logits.cpu() - theirs).abs().max() < TOLERANCE
+        del on_device["position_ids"]
+        ours(**on_device, **lengths)
+    assert {call.op for call in calls} == {"varlen_prefill"} and len(calls) == 3 * LAYERS
+
+
+@pytest.mark.parametrize("lens", [[13, 1, 10], [5, 2, 3]])
+def test_lengths_for_layers_with_windows(lens: list[int], calls: list[Call]) -> None:
+    """The mask of a sliding layer says its window, and the lengths what sees what; one by one is the
+    reference."""
+    ours, eager = pair(AutoModelForCausalLM, GPT_OSS)
+    ids, _ = prompt(length=sum(lens), batch=1)
+    places = torch.cat([torch.arange(n) for n in lens])[None]
+    ends = torch.tensor([0, *lens]).cumsum(0).to(torch.int32)
+    with torch.no_grad():
+        packed = {"position_ids": places.to(DEVICE), "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+        mine = ours(ids.to(DEVICE), use_cache=False, **packed).logits.cpu()
+        pieces = [eager(piece, use_cache=False).logits for piece in ids.split(lens, dim=1)]
+    assert (mine - torch.cat(pieces, dim=1)).abs().max() < TOLERANCE
+    assert [call.op for call in calls] == ["varlen_prefill"] * LAYERS
+    assert [call["window_left"] for call in calls] == [WINDOW - 1, -1]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_attention_function_alone(causal: bool, window: int | None) -> None:
+    """Queries and keys of their own lengths; a window is symmetric where rows are not causal, as it is for
+    flash attention in transformers."""
+    query = torch.randn(1, 4, 9, 16, device=DEVICE)
+    key, value = torch.randn(2, 1, 2, 17, 16, device=DEVICE)
+    cu_q, cu_k = torch.tensor([0, 2, 2, 9]), torch.tensor([0, 6, 9, 17])
+    out, _ = attend(
+        nn.Module(),
+        query,
+        key,
+        value,
+        None,
+        is_causal=causal,
+        sliding_window=window,
+        cu_seq_lens_q=cu_q,
+        cu_seq_lens_k=cu_k,
+    )
+    for q0, q1, k0, k1 in zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False):
+        rows, keys = int(q1 - q0), int(k1 - k0)
+        distance = torch.arange(keys) - torch.arange(rows)[:, None] - (keys - rows)
+        seen = distance <= 0 if causal else torch.ones(rows, keys, dtype=torch.bool)
+        if window is not None:
+            seen = seen & (distance.abs() < window)
+        operands = (query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1])
+        exact = torch.nn.functional.scaled_dot_product_attention(
+            *(operand.cpu().double() for operand in operands), attn_mask=seen, enable_gqa=True
+        )
+        exact = torch.where(seen.any(-1)[None, None, :, None], exact, 0.0)
+        assert rows == 0 or (out[:, q0:q1].cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+
+
+def test_training_of_packed_sequences() -> None:
+    """Through sdpa, with the mask that says the same."""
+    ours, eager = pair(AutoModelForCausalLM, MistralConfig(**COMMON, sliding_window=WINDOW))
+    ids, _ = prompt(length=24, batch=2)
+    inputs = {"input_ids": ids, "position_ids": positions(2), "labels": ids, "use_cache": False}
+    with pytest.warns(UserWarning, match="training mode"):
+        for model in (ours, eager):
+            on_device = {k: v.to(model.device) if k != "use_cache" else v for k, v in inputs.items()}
+            model.train()(**on_device).loss.backward()
+    for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
+        if mine.grad is not None and theirs.grad is not None:
+            assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-4 * theirs.grad.abs().max().clamp(
+                min=1e-3
+            )
+
+
+def test_control_sequences_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison notices sequences that are taken for one."""
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    monkeypatch.setattr(masks, "write_packed", lambda ids, window: write_packed(0 * ids, window))
+    ids, _ = prompt(length=24, batch=1)
+    inputs = {"input_ids": ids, "position_ids": positions(1), "use_cache": False}
+    mine, theirs = both_forward(ours, eager, **inputs)
+    assert (mine - theirs).abs().max() > VISIBLE_ERROR
+
+
+VISION = {
+    "depth": 2,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_heads": 4,
+    "out_hidden_size": 64,
+    "patch_size": 8,
+    "window_size": 32,
+    "fullatt_block_indexes": [1],
+}
+
+
+def test_vision_tower(calls: list[Call]) -> None:
+    """Three images: a call for each of them in every layer, and for each window; one, once the tower is
+    told."""
+    config = Qwen2_5_VLConfig(text_config={**COMMON, "layer_types": None}, vision_config=VISION)
+    torch.manual_seed(0)
+    make = Qwen2_5_VLForConditionalGeneration._from_config
+    ours = make(copy.deepcopy(config), attn_implementation="fattn").eval()
+    eager = make(copy.deepcopy(config), attn_implementation="eager").eval()
+    eager.load_state_dict(ours.state_dict())
+    grid = torch.tensor([[1, 4, 4], [1, 8, 4], [1, 6, 10]])
+    patches = int(grid.prod(-1).sum())
+    pixels = torch.randn(patches, 3 * 2 * 8 * 8, generator=torch.Generator().manual_seed(0))
+    towers = ours.to(DEVICE).model.visual, eager.model.visual
+    inputs = {"hidden_states": pixels, "grid_thw": grid}
+    mine, theirs = both_forward(*towers, **inputs)
+    assert (mine - theirs).abs().max() < TOLERANCE and len(calls) > 2 * 3
+    calls.clear()
+    use_packed(towers[0])
+    with counted_launches() as launches:
+        mine, _ = both_forward(*towers, **inputs)
+    assert (mine - theirs).abs().max() < TOLERANCE
+    assert [call.op for call in calls] == ["varlen_prefill"] * 2 and launches["fattn_prefill"] == 2
+    assert not any(call["is_causal"] for call in calls)

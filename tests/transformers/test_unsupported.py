@@ -1,0 +1,373 @@
+"""What the kernels cannot run: an error by default, sdpa attention under that policy, and always for
+training."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    Gemma2Config,
+    GPTJConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from tests.conftest import counted_launches
+from tests.transformers.tiny_models import (
+    COMMON,
+    DEVICE,
+    LAYERS,
+    TOLERANCE,
+    VISIBLE_ERROR,
+    both_forward,
+    generate,
+    largest_logit_error,
+    pair,
+    prompt,
+)
+from torch_fattn.integrations.transformers import FLASH_NAME, NAME, PAGED_NAME, register, unregister
+from torch_fattn.integrations.transformers import attend as attention_function
+from torch_fattn.integrations.transformers.elsewhere import without_patterns
+from torch_fattn.integrations.transformers.patterns import write_packed, write_pattern
+
+WINDOW = 8
+MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+OLD = {"vocab_size": 64, "hidden_size": 64, "n_embd": 64, "n_head": 4, "num_attention_heads": 4}
+TRAINED: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON),
+    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
+    "gemma2": Gemma2Config(**COMMON, **MIXED, attn_logit_softcapping=0.5),
+    "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
+}
+OF_THEIR_OWN: dict[str, PreTrainedConfig] = {
+    "gptj": GPTJConfig(
+        **OLD, n_layer=LAYERS, rotary_dim=8, n_positions=64, bos_token_id=2, eos_token_id=None
+    ),
+    "falcon": FalconConfig(**OLD, num_hidden_layers=LAYERS, bos_token_id=2, eos_token_id=None),
+    "bloom": BloomConfig(**OLD, n_layer=LAYERS, bos_token_id=2, eos_token_id=None),
+}
+
+
+@pytest.fixture
+def sdpa_policy() -> Iterator[None]:
+    register(on_unsupported="sdpa")
+    yield
+    unregister()
+
+
+@pytest.fixture
+def seen() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found
+
+
+def sentences(seen: list[warnings.WarningMessage]) -> list[str]:
+    return [str(one.message) for one in seen if "fattn attention in" in str(one.message)]
+
+
+def wide(head_dim: int) -> LlamaConfig:
+    return LlamaConfig(**{**COMMON, "head_dim": head_dim})
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_wide_heads_run_through_sdpa(
+    cache: str, padding: int, sdpa_policy: None, seen: list[warnings.WarningMessage]
+) -> None:
+    ours, eager = pair(AutoModelForCausalLM, wide(584))
+    ids, mask = prompt(padding=padding)
+    options = {} if cache == "dynamic" else {"cache_implementation": cache}
+    with counted_launches() as launches:
+        mine = generate(ours, ids, mask, 4, **options)
+    theirs = generate(eager, ids, mask, 4, **options)
+    assert largest_logit_error(mine, theirs) < TOLERANCE
+    assert not any(name.startswith(("fattn_prefill", "fattn_decode")) for name in launches)
+    (sentence,) = sentences(seen)
+    assert "LlamaAttention, layer 0: " in sentence and "584" in sentence and "sdpa attention runs" in sentence
+
+
+def test_wide_heads_are_an_error_otherwise() -> None:
+    ours, _ = pair(AutoModelForCausalLM, wide(584))
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="LlamaAttention: .*584.*; use attn_impl"):
+        ours(prompt()[0].to(DEVICE))
+
+
+def test_one_layer_of_several(sdpa_policy: None, seen: list[warnings.WarningMessage]) -> None:
+    """The others go on as they did."""
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ours.model.layers[1].self_attn.forward = _in_float64(ours.model.layers[1].self_attn)
+    ids, _ = prompt()
+    with counted_launches() as launches:
+        mine, theirs = both_forward(ours, eager, input_ids=ids, use_cache=False)
+    assert (mine - theirs).abs().max() < TOLERANCE
+    assert launches["fattn_prefill"] == LAYERS - 1
+    (sentence,) = sentences(seen)
+    assert "layer 1" in sentence and "float64" in sentence
+
+
+def _in_float64(layer: nn.Module) -> Any:
+    """The layer's attention function gets a dtype that no kernel has, on a device that has it."""
+    forward = layer.forward
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        with _Converted():
+            return forward(*arguments, **options)
+
+    return run
+
+
+class _Converted:
+    def __enter__(self) -> None:
+        def convert(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+            operands = (operand.cpu().double() for operand in (query, key, value))
+            out, _ = attention_function(module, *operands, mask.cpu(), **options)
+            return out.float().to(query.device), None
+
+        AttentionInterface.register(NAME, convert)
+
+    def __exit__(self, *_: object) -> None:
+        AttentionInterface.register(NAME, attention_function)
+
+
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_models_of_their_own_way(
+    name: str, padding: int, sdpa_policy: None, seen: list[warnings.WarningMessage]
+) -> None:
+    ours, eager = pair(AutoModelForCausalLM, OF_THEIR_OWN[name])
+    ids, mask = prompt(padding=padding)
+    mine, theirs = generate(ours, ids, mask, 4), generate(eager, ids, mask, 4)
+    assert largest_logit_error(mine, theirs) < TOLERANCE
+    assert len(sentences(seen)) == 1 + (name != "bloom"), "once for the layers of a table, once for the model"
+
+
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
+def test_models_of_their_own_way_are_refused_in_one_sentence(name: str) -> None:
+    with pytest.raises(NotImplementedError, match="fattn attention.*; use attn_implementation="):
+        ours, _ = pair(AutoModelForCausalLM, OF_THEIR_OWN[name])
+        ours(prompt()[0].to(DEVICE))
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        {"head_mask": torch.ones(4)},
+        {"indices": torch.zeros(1, dtype=torch.int64)},
+        {"unheard_of": torch.ones(1)},
+        {"sliding_window": 2},
+    ],
+)
+def test_what_sdpa_would_drop_stays_an_error(dropped: dict[str, Any], sdpa_policy: None) -> None:
+    layer = nn.Module().eval()
+    query = torch.randn(1, 4, 5, 16, device=DEVICE)
+    with pytest.raises(NotImplementedError, match=next(iter(dropped)).replace("_w", ".w")):
+        attention_function(layer, query, query, query, None, is_causal=True, **dropped)
+    assert attention_function(layer, query, query, query, None, is_causal=True)[0].shape == (1, 5, 4, 16)
+
+
+@pytest.mark.parametrize("policy", ["error", "sdpa"])
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("name", TRAINED)
+def test_training(name: str, padding: int, policy: Any, seen: list[warnings.WarningMessage]) -> None:
+    """Gradients and losses are eager's, whatever the policy; what sdpa would drop goes through eager
+    attention."""
+    register(on_unsupported=policy)
+    ours, eager = pair(AutoModelForCausalLM, TRAINED[name])
+    ids, mask = prompt(padding=padding)
+    labels = ids.masked_fill(mask.roll(1, dims=1) == 0, -100)  # none that a padding token should predict
+    with counted_launches() as launches:
+        for model in (ours, eager):
+            inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+            model.train()(**{k: v.to(model.device) for k, v in inputs.items()}).loss.backward()
+    assert not any(name.startswith(("fattn_prefill", "fattn_decode")) for name in launches)
+    for (parameter, mine), theirs in zip(ours.named_parameters(), eager.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), parameter
+        if mine.grad is not None and theirs.grad is not None:
+            scale = theirs.grad.abs().max().clamp(min=1e-3)
+            assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-4 * scale, parameter
+    (sentence,) = sentences(seen)
+    instead = "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
+    assert "training mode" in sentence and f"{instead} attention runs instead" in sentence
+    ours.eval()
+    with torch.no_grad(), counted_launches() as launches:
+        ours(ids.to(DEVICE))
+    assert launches["fattn_prefill"] == LAYERS, "and back after eval()"
+
+
+def test_dropout_in_training_mode(seen: list[warnings.WarningMessage]) -> None:
+    config = LlamaConfig(**COMMON, attention_dropout=0.5)
+    ours, eager = pair(AutoModelForCausalLM, config)
+    ids = prompt()[0]
+    with torch.no_grad():
+        first, second = (ours.train()(ids.to(DEVICE)).logits.cpu() for _ in range(2))
+        without = ours.eval()(ids.to(DEVICE)).logits.cpu()
+        exact = eager(ids).logits
+    assert (first - second).abs().max() > VISIBLE_ERROR, "some weights were dropped"
+    assert (without - exact).abs().max() < TOLERANCE
+    (sentence,) = sentences(seen)
+    assert "dropout 0.5" in sentence
+
+
+def test_training_mode_without_gradients_is_inference() -> None:
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids = prompt()[0]
+    with torch.no_grad(), counted_launches() as launches:
+        mine = ours.train()(ids.to(DEVICE)).logits.cpu()
+    assert launches["fattn_prefill"] == LAYERS
+    with torch.no_grad():
+        assert (mine - eager(ids).logits).abs().max() < TOLERANCE
+
+
+def test_masks_without_patterns() -> None:
+    """What the fallback makes of each form is the mask that sdpa would have got."""
+    rows, keys, filled, window = 20, 24, 22, 5
+    padding = torch.rand(2, keys, generator=torch.Generator().manual_seed(3)) > 0.3
+    position = torch.arange(rows)[:, None] + filled - rows
+    key = torch.arange(keys)
+    causal = key <= position
+    for width, within in ((window, causal & (key > position - window)), (keys, causal)):
+        for real in (None, padding):
+            known = None if real is None else real[:, :filled]
+            lens = torch.tensor(filled)
+            for mask in (
+                write_pattern(2, rows, keys, filled, width, known, "cpu"),
+                write_pattern(2, 1, keys, lens, width, real, "cpu"),
+            ):
+                n = rows if mask.shape[2] == 0 or mask.shape[3] == filled else 1
+                wanted = within[-n:][None, None].expand(2, 1, -1, -1)
+                if real is not None:
+                    wanted = wanted & real[:, None, None]
+                got, _ = without_patterns(mask, n, keys)
+                assert got is not None and got.expand(wanted.shape).equal(wanted)
+    ids = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
+    packed = write_packed(ids, 2)
+    assert packed is not None
+    got, _ = without_patterns(packed, 6, 6)
+    near = torch.ones(6, 6, dtype=torch.bool).tril().triu(-1)
+    assert got is not None and got.equal(((ids[:, :, None] == ids[:, None]) & near)[:, None])
+
+
+def test_unregister(seen: list[warnings.WarningMessage]) -> None:
+    """Everything is as it was, names and tables, and may be registered again."""
+    interfaces = (AttentionInterface, AttentionMaskInterface)
+    names = (NAME, FLASH_NAME, PAGED_NAME)
+    unregister()
+    unregister()
+    before = [set(interface()) for interface in interfaces]
+    assert not any(name in found for found in before for name in names)
+    with pytest.raises(ValueError, match="not supported"):
+        AutoModelForCausalLM.from_config(LlamaConfig(**COMMON), attn_implementation=NAME)
+    mine = lambda *_, **__: None  # noqa: E731
+    AttentionInterface.register(NAME, mine)
+    register("sdpa")
+    register()
+    assert AttentionInterface()[NAME] is attention_function
+    unregister()
+    assert AttentionInterface()[NAME] is mine
+    AttentionInterface._global_mapping.pop(NAME)
+    assert [set(interface()) for interface in interfaces] == before
+    from transformers.models.gptj.modeling_gptj import GPTJ_ATTENTION_CLASSES
+
+    assert NAME not in GPTJ_ATTENTION_CLASSES
+    register()
+    assert NAME in GPTJ_ATTENTION_CLASSES
+
+
+def test_a_policy_of_another_name() -> None:
+    with pytest.raises(ValueError, match="on_unsupported is 'eager'"):
+        register(on_unsupported="eager")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("head_dim", [4, 12, 20])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_odd_heads(head_dim: int, cache: str, padding: int) -> None:
+    """Padded to a multiple of 8, with the scale of their own size."""
+    ours, eager = pair(AutoModelForCausalLM, wide(head_dim))
+    ids, mask = prompt(padding=padding)
+    options = {} if cache == "dynamic" else {"cache_implementation": cache}
+    with counted_launches() as launches:
+        mine = generate(ours, ids, mask, 4, **options)
+    theirs = generate(eager, ids, mask, 4, **options)
+    assert largest_logit_error(mine, theirs) < TOLERANCE
+    assert launches["fattn_prefill"] == LAYERS and launches["fattn_decode"] == 3 * LAYERS
+
+
+def test_odd_heads_without_a_scale() -> None:
+    query = torch.randn(1, 4, 5, 12, device=DEVICE)
+    key, value = torch.randn(1, 2, 7, 12, device=DEVICE), torch.randn(1, 2, 7, 10, device=DEVICE)
+    out, _ = attention_function(nn.Module(), query, key, value, None, is_causal=False)
+    operands = (operand.cpu().double() for operand in (query, key, value))
+    exact = torch.nn.functional.scaled_dot_product_attention(*operands, enable_gqa=True)
+    assert out.is_contiguous() and (out.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+
+
+def test_t5_runs_with_its_bias() -> None:
+    config = T5Config(
+        vocab_size=64, d_model=64, d_kv=16, d_ff=64, num_layers=LAYERS, num_heads=4, decoder_start_token_id=0
+    )
+    torch.manual_seed(0)
+    ours = T5ForConditionalGeneration._from_config(copy.deepcopy(config), attn_implementation=NAME).eval()
+    eager = T5ForConditionalGeneration._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    eager.load_state_dict(ours.state_dict())
+    ids, mask = prompt(padding=3)
+    decoder_ids, _ = prompt(length=24)
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": decoder_ids}
+    with counted_launches() as launches:
+        mine, theirs = both_forward(ours.to(DEVICE), eager, **inputs)
+    assert (mine - theirs).abs().max() < TOLERANCE
+    assert launches["fattn_prefill"] == 3 * LAYERS
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(dtype: torch.dtype) -> None:
+    """As sdpa attention does: operands of mixed dtypes are cast, and the logits are as near to float32's."""
+    errors = []
+    ours, exact_model = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids, mask = prompt(padding=3)
+    with torch.no_grad():
+        exact = exact_model(ids, attention_mask=mask).logits
+        for implementation in (NAME, "sdpa"):
+            ours.set_attn_implementation(implementation)
+            with torch.autocast(DEVICE, dtype=dtype), counted_launches() as launches:
+                out = ours(ids.to(DEVICE), attention_mask=mask.to(DEVICE)).logits
+            assert launches.get("fattn_prefill", 0) == (LAYERS if implementation == NAME else 0)
+            errors.append((out.float().cpu() - exact)[mask.bool()].abs().max().item())
+    assert errors[0] < 2 * errors[1]
+
+
+@pytest.mark.parametrize("policy", ["error", "sdpa"])
+def test_compiled_training_and_inference(policy: Any) -> None:
+    """One graph each, whatever the policy."""
+    register(on_unsupported=policy)
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids = prompt()[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    for model in (ours.train(), eager.train()):
+        run = compiled if model is ours else model
+        run(ids.to(model.device), labels=ids.to(model.device), use_cache=False).loss.backward()
+    mine, theirs = (model.get_input_embeddings().weight.grad for model in (ours, eager))
+    assert (mine.cpu() - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    ours.eval()
+    with torch.no_grad(), counted_launches() as launches:
+        logits = compiled(ids.to(DEVICE), use_cache=False).logits.cpu()
+        assert (logits - eager(ids).logits).abs().max() < TOLERANCE
+    assert launches["fattn_prefill"] == LAYERS

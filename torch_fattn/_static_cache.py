@@ -1,0 +1,132 @@
+"""`StaticKVCache`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ._cache_memory import CacheShape, Layers, check_sizes, counts_of, new_tokens
+from ._cache_step import CacheFullError, CacheStep
+from ._ops import decode
+
+__all__ = ["StaticKVCache"]
+
+
+class StaticKVCache:
+    """A dense cache of a fixed batch: every sequence has room for `capacity` tokens from the beginning.
+
+    Args:
+        num_layers, batch_size, capacity, num_kv_heads, head_dim: sizes.
+        value_dim: default `head_dim`.
+        dtype: of keys and values, and of the memory unless `kv_format` says otherwise.
+        device: default "mps".
+        kv_format: "auto" (as they are), "int8", "fp8_e4m3" or "int4"; the errors that these make are in
+            `torch_fattn.cache_write`.
+
+    Layer i is `keys(i)` `[batch, kv_heads, capacity, dim]`, of which the first `lengths[b]` are filled.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        capacity: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        dtype: torch.dtype = torch.float16,
+        device: torch.device | str = "mps",
+        kv_format: str = "auto",
+    ) -> None:
+        name = "StaticKVCache"
+        check_sizes(name, 0, batch_size=batch_size, capacity=capacity, num_kv_heads=num_kv_heads)
+        shape = (batch_size, num_kv_heads, capacity)
+        dims = (head_dim, head_dim if value_dim is None else value_dim)
+        self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format))
+        self._capacity = capacity
+        self._lengths = [0] * batch_size
+        self._seq_lens = torch.zeros(batch_size, dtype=torch.int32, device=device)
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(self._lengths)
+
+    def extend(self, tokens: int | Sequence[int]) -> CacheStep:
+        """Room for that many new tokens of every sequence, or of each its own number.
+
+        CacheFullError: a sequence would pass the capacity. ValueError: not a number for each sequence.
+        """
+        name = "StaticKVCache.extend"
+        counts = counts_of(name, tokens, len(self._lengths))
+        lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
+        for sequence, length in enumerate(lengths):
+            if length > self._capacity:
+                raise CacheFullError(
+                    f"{name}: sequence {sequence} would have {length} tokens and the capacity is "
+                    f"{self._capacity}; make the cache larger, or reset() it"
+                )
+        new = new_tokens(counts, self._seq_lens.device)
+        positions = self._seq_lens[new.sequence] + new.offset
+        self._lengths = lengths
+        self._seq_lens = (self._seq_lens + new.counts).int()
+        return CacheStep(
+            sequences=tuple(range(len(lengths))),
+            lengths=tuple(lengths),
+            seq_lens=self._seq_lens,
+            positions=positions,
+            slot_mapping=new.sequence * self._capacity + positions,
+        )
+
+    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
+        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
+        self._check("append", step)
+        self._layers.write(layer, step.slot_mapping, key, value)
+        step._appended.add(layer)
+
+    @overload
+    def decode(
+        self, layer: int, step: CacheStep, query: Tensor, *, return_lse: Literal[False] = ..., **options: Any
+    ) -> Tensor: ...
+    @overload
+    def decode(
+        self, layer: int, step: CacheStep, query: Tensor, *, return_lse: Literal[True], **options: Any
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def decode(
+        self, layer: int, step: CacheStep, query: Tensor, *, return_lse: bool, **options: Any
+    ) -> Tensor | tuple[Tensor, Tensor]: ...
+    def decode(self, layer: int, step: CacheStep, query: Tensor, **options: Any) -> Any:
+        """`torch_fattn.decode` of query `[batch, heads, rows, head_dim]`, the newest tokens, with its options
+        and result."""
+        self._check("decode", step)
+        step.check_appended("StaticKVCache.decode", layer)
+        stored = {
+            name: option.transpose(1, 2) if isinstance(option, Tensor) else option
+            for name, option in self._layers.options(layer).items()
+        }
+        return decode(query, self.keys(layer), self.values(layer), step.seq_lens, **(options | stored))
+
+    def keys(self, layer: int) -> Tensor:
+        return self._layers.operands(layer)[0].transpose(1, 2)
+
+    def values(self, layer: int) -> Tensor:
+        return self._layers.operands(layer)[1].transpose(1, 2)
+
+    def reset(self) -> None:
+        """Empties every sequence."""
+        self._lengths = [0] * len(self._lengths)
+        self._seq_lens = torch.zeros_like(self._seq_lens)
+
+    def _check(self, method: str, step: CacheStep) -> None:
+        if step.seq_lens is not self._seq_lens:
+            raise ValueError(
+                f"StaticKVCache.{method}: this step is not the last one; use what the last extend() returned"
+            )

@@ -1,0 +1,36 @@
+"""transformers' own command line with `fattn` in it:
+
+python -m torch_fattn.integrations.transformers serve MODEL --continuous-batching
+
+`transformers serve` takes the names that it knows and repositories of kernels; started like this it also
+takes `--attn-implementation fattn`, which is the default here. What the kernels cannot run goes through sdpa
+attention, with one warning.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ._versions import let_serve_take
+from .registration import register
+from .support import NAME
+
+OPTION = "--attn-implementation"
+
+
+def with_default(arguments: list[str]) -> list[str]:
+    given = any(argument.split("=")[0] == OPTION for argument in arguments)
+    return arguments if arguments[:1] != ["serve"] or given else [*arguments, OPTION, NAME]
+
+
+def main() -> None:
+    register(on_unsupported="sdpa")
+    let_serve_take(NAME)
+    from transformers.cli.transformers import main as command_line
+
+    sys.argv[1:] = with_default(sys.argv[1:])
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

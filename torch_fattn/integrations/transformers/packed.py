@@ -1,0 +1,60 @@
+"""Packed sequences: tokens of many in one row of the batch, cut by cumulated lengths, without a mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .operators import pad_heads, without_padding
+from .patterns import read_packed
+
+
+def compute_packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    **options: Any,
+) -> Tensor:
+    """Query, key and value `[B, H, L, ..]`, the rows of the batch one after the other; out `[B, L, Hq,
+    Dv]`."""
+    batch, _heads, length, _dim = query.shape
+    value_dim = value.shape[-1]
+    query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
+    out, _lse = torch.ops.fattn.varlen_prefill(
+        *(operand.transpose(1, 2).flatten(0, 1) for operand in (query, key, value)),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        **options,
+    )
+    return without_padding(out, value_dim).unflatten(0, (batch, length))
+
+
+def compute_pattern(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
+    """Of a mask in the form of `patterns` for packed sequences."""
+    pattern = read_packed(mask)
+    lens, longest = pattern.cu_seqlens, pattern.max_seqlen
+    options |= {"is_causal": True, "window_left": pattern.window_left}
+    return compute_packed(query, key, value, lens, lens, longest, longest, **options)
+
+
+def lengths_of(keywords: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor, int, int] | None:
+    """The arguments of `compute_packed` from FlashAttention's keywords, as a model passes them along; None
+    where they are not given. A longest length that is not costs one wait for the device."""
+    cu_q, cu_k = keywords.get("cu_seq_lens_q"), keywords.get("cu_seq_lens_k")
+    if cu_q is None or cu_k is None:
+        return None
+    cu_q, cu_k = (lens.to(device=query.device, dtype=torch.int32) for lens in (cu_q, cu_k))
+    longest = (keywords.get(name) for name in ("max_length_q", "max_length_k"))
+    max_q, max_k = (
+        int(lens.diff().max() if given is None else given)
+        for lens, given in zip((cu_q, cu_k), longest, strict=True)
+    )
+    return cu_q, cu_k, max_q, max_k

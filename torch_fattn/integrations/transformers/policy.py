@@ -1,0 +1,38 @@
+"""What happens to a layer, or a model, that `fattn` cannot run: `register(on_unsupported=...)`."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Literal, get_args
+
+import torch
+
+OnUnsupported = Literal["error", "sdpa"]
+
+_chosen: OnUnsupported = "error"
+_warned: set[tuple[str, str]] = set()
+
+
+def choose(on_unsupported: OnUnsupported) -> None:
+    """Also forgets what was warned about."""
+    global _chosen
+    if on_unsupported not in get_args(OnUnsupported):
+        raise ValueError(f'register: on_unsupported is {on_unsupported!r}; pass "error" or "sdpa"')
+    _chosen = on_unsupported
+    _warned.clear()
+
+
+def falls_back() -> bool:
+    return _chosen == "sdpa"
+
+
+def warn_once(who: str, where: str, why: str) -> None:
+    """One warning per kind of layer and reason, whatever the numbers in it and the operator that gives it;
+    none from a graph that is being traced, which cannot count."""
+    if torch.compiler.is_compiling():
+        return
+    kind = (who, re.sub(r"\d+", "#", re.sub(r"^fattn\.\w+: ", "", why)))
+    if kind not in _warned:
+        _warned.add(kind)
+        warnings.warn(f"fattn attention in {where}: {why}", stacklevel=4)

@@ -1,0 +1,57 @@
+"""What transformers is told, and how it forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from . import class_tables, policy
+from ._versions import entry, restore, switch_batching
+from .attention import attend
+from .masks import make_mask
+from .paged import attend_paged
+from .policy import OnUnsupported
+from .support import FLASH_NAME, NAME, PAGED_NAME
+
+_ENTRIES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (AttentionInterface, NAME, attend),
+    (AttentionInterface, FLASH_NAME, attend),
+    (AttentionInterface, PAGED_NAME, attend_paged),
+    (AttentionMaskInterface, NAME, make_mask),
+    (AttentionMaskInterface, FLASH_NAME, make_mask),
+)
+_undo: list[Callable[[], None]] = []
+
+
+def register(on_unsupported: OnUnsupported = "error") -> None:
+    """Make `attn_implementation="fattn"` known to transformers. May be called again, with another policy too.
+
+    Args:
+        on_unsupported: what happens to a layer that the kernels cannot run, and to a model whose attention
+        never
+            goes through transformers' attention interface. "error": one sentence is raised. "sdpa":
+            transformers' sdpa attention runs the layer (its model's eager attention, if it has a soft cap or
+            learned sinks, which sdpa would drop), the model runs its own attention, and one warning says
+            which and why.
+    """
+    policy.choose(on_unsupported)
+    if not _undo:
+        for interface, name, _function in _ENTRIES:
+            before = entry(interface, name)
+            _undo.append(lambda i=interface, n=name, b=before: restore(i, n, b))  # type: ignore[misc]
+        _undo.append(switch_batching(NAME, FLASH_NAME))
+        class_tables.enter_name()
+        _undo.append(class_tables.remove_name)
+    for interface, name, function in _ENTRIES:
+        interface.register(name, function)
+
+
+def unregister() -> None:
+    """Put transformers back as it was before `register`. A model that still has the name must be given
+    another one, `model.set_attn_implementation("sdpa")`, before it runs again. May be called more than
+    once."""
+    while _undo:
+        _undo.pop()()
+    policy.choose("error")
