@@ -1,4 +1,4 @@
-"""install(): plain calls of torch's attention reach torch_fattn at the dispatcher, and nothing else changes."""
+"""install(): plain calls of torch's attention reach torch_fattn at the dispatcher; nothing else changes."""
 
 from __future__ import annotations
 
