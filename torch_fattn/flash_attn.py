@@ -298,7 +298,7 @@ def _causal_alibi(op: str, slopes: Tensor | None, causal: bool, window_size: Win
     if slopes.dim() != 1 or not _sees_no_later_key(causal, window_size):
         raise NotImplementedError(
             f"torch_fattn.{op}: alibi_slopes of {slopes.dim()} dimensions with causal={causal} are not "
-            "supported; pass one slope for each head and causal=True, or use flash_attn_func for each sequence"
+            "supported; pass one slope for each head and causal=True, or each sequence to flash_attn_func"
         )
     return {"alibi_slopes": slopes}
 
