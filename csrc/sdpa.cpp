@@ -225,6 +225,14 @@ Tensor sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
   return std::get<0>(sdpa_and_reason(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa));
 }
 
+// For who has something else than torch's implementation to fall back to; nothing is counted.
+int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
+                    const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
+                    std::optional<double> scale, bool enable_gqa) {
+  const SdpaCall call{query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa};
+  return static_cast<int64_t>(why_not(call, Autograd::kHere));
+}
+
 void append_text_of(std::ostream& text, const char* name, const Tensor& tensor) {
   text << name << ' ';
   if (tensor.is_nested()) {
@@ -282,16 +290,19 @@ TORCH_LIBRARY_FRAGMENT(fattn, library) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   library.def(("sdpa(" + arguments + ") -> Tensor").c_str(), tags);
   library.def(("_sdpa_and_reason(" + arguments + ") -> (Tensor, int)").c_str(), tags);
+  library.def(("_sdpa_reason(" + arguments + ") -> int").c_str(), tags);
 }
 
 // Made of ops that torch differentiates, traces and transforms itself.
 TORCH_LIBRARY_IMPL(fattn, CompositeImplicitAutograd, library) {
   library.impl("sdpa", sdpa);
   library.impl("_sdpa_and_reason", sdpa_and_reason);
+  library.impl("_sdpa_reason", sdpa_reason);
 }
 TORCH_LIBRARY_IMPL(fattn, FuncTorchBatchedDecomposition, library) {
   library.impl("sdpa", sdpa);
   library.impl("_sdpa_and_reason", sdpa_and_reason);
+  library.impl("_sdpa_reason", sdpa_reason);
 }
 
 }  // namespace fattn

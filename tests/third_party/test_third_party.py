@@ -52,3 +52,35 @@ def test_unmodified(case: str, packages: Path) -> None:
     assert result["launches"] >= result["routed"] and not result["installed_after"]
     assert result["error"] <= TIMES * result["torch_error"] + PLUS * max(1.0, result["size"]), result
     assert result["size"] > 0, "the control: the model computes something"
+
+
+DIFFUSERS = """
+import sys; sys.path.insert(0, {packages!r})
+from tests.third_party import torchvision_stub; torchvision_stub.install()
+import torch, torch_fattn
+from tests.third_party.cases import diffusers_flux
+from torch_fattn.integrations import diffusers
+torch.manual_seed(0)
+model, forward = diffusers_flux()
+def run(device):
+    with torch.no_grad():
+        return forward(model.to(device), lambda tensor: tensor.to(device)).cpu()
+on_cpu, plain = run("cpu"), run("mps")
+assert torch_fattn.report().calls == 0
+diffusers.register(); diffusers.register()
+ours = run("mps")
+assert torch_fattn.report().routed == 2, torch_fattn.report()
+assert torch.equal(run("cpu"), on_cpu)
+assert (ours - on_cpu).abs().max() < 2e-6
+diffusers.unregister(); diffusers.unregister()
+torch_fattn.reset_report()
+assert torch.equal(run("mps"), plain) and torch_fattn.report().calls == 0
+"""
+
+
+def test_the_backend_for_diffusers(packages: Path) -> None:
+    script = DIFFUSERS.format(packages=str(packages))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
