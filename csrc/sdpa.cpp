@@ -81,6 +81,10 @@ struct Sizes {
   SymInt batch, q_heads, kv_heads;
 };
 
+bool is_broadcast(const Tensor& tensor, const SymInt& batch, const SymInt& heads) {
+  return tensor.sym_size(0) != batch || tensor.sym_size(1) != heads;
+}
+
 std::optional<Sizes> sizes_of(const SdpaCall& call) {
   const auto size = [](const Tensor& tensor, int64_t dim) { return tensor.sym_size(dim); };
   const auto &q = call.query, &k = call.key, &v = call.value;
@@ -97,6 +101,15 @@ std::optional<Sizes> sizes_of(const SdpaCall& call) {
   const auto q_heads = kv_heads ? broadcast(size(q, 1), *kv_heads) : std::nullopt;
   if (!q_heads) return std::nullopt;
   return Sizes{*batch, *q_heads, *kv_heads};
+}
+
+// torch does not broadcast where there is nothing to compute.
+bool broadcasts_nothing(const SdpaCall& call, const Sizes& sizes) {
+  const bool broadcast = is_broadcast(call.query, sizes.batch, sizes.q_heads) ||
+                         is_broadcast(call.key, sizes.batch, sizes.kv_heads) ||
+                         is_broadcast(call.value, sizes.batch, sizes.kv_heads);
+  return broadcast &&
+         (call.query.sym_size(2) == 0 || call.key.sym_size(2) == 0 || sizes.batch == 0 || sizes.q_heads == 0);
 }
 
 // Whether the mask broadcasts to the scores, rather than the scores to it.
@@ -151,7 +164,7 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
   if (any_operand(call, has_unknown_size)) return Reason::kUnknownSizes;
   if (!has_kernel_for(q.sym_size(3)) || !has_kernel_for(v.sym_size(3))) return Reason::kHeadDim;
   const auto sizes = sizes_of(call);
-  if (!sizes || !mask_fits(call, *sizes)) return Reason::kShapes;
+  if (!sizes || !mask_fits(call, *sizes) || broadcasts_nothing(call, *sizes)) return Reason::kShapes;
   if (call.scale && !std::isfinite(static_cast<float>(2.0 * *call.scale))) return Reason::kScale;
   if (only_math_is_asked()) return Reason::kMathAsked;
   if (!gpu_has_kernels()) return Reason::kNoKernel;
@@ -159,7 +172,7 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
 }
 
 Tensor expanded(const Tensor& tensor, const SymInt& batch, const SymInt& heads) {
-  if (tensor.sym_size(0) == batch && tensor.sym_size(1) == heads) return tensor;
+  if (!is_broadcast(tensor, batch, heads)) return tensor;
   return tensor.expand_symint({batch, heads, tensor.sym_size(2), tensor.sym_size(3)});
 }
 

@@ -93,7 +93,8 @@ def a_call(seed: int) -> SdpaCall:
         "key": [batch, kv_heads, kv_len, head_dim],
         "value": [batch, kv_heads, kv_len, value_dim],
     }
-    broadcast = rng.random()
+    # What is empty is not broadcast by torch either.
+    broadcast = rng.random() if q_len and kv_len else 1.0
     if broadcast < 0.15:  # one batch for all
         sizes[rng.choice(list(sizes))][0] = 1
     elif broadcast < 0.25:

@@ -66,6 +66,19 @@ def operands(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> li
     return [torch.randn(shape, generator=generator).to("mps", dtype) for shape in shapes]
 
 
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
+@pytest.mark.parametrize("lengths", [(0, 9), (9, 0)])
+def test_nothing_is_broadcast_to_nothing(lengths: tuple[int, int]) -> None:
+    """torch gives an empty call the batch of the query."""
+    q_len, kv_len = lengths
+    query, key, value = operands((1, 4, q_len, 16), *[(2, 4, kv_len, 16)] * 2)
+    theirs = F.scaled_dot_product_attention(query, key, value)
+    assert torch_fattn.sdpa(query, key, value).shape == theirs.shape
+    assert torch_fattn.report().fallbacks_by_reason() == {"shapes": 1}
+    torch_fattn.sdpa(query, key[:1], value[:1])
+    assert torch_fattn.report().routed == 1, "the control"
+
+
 def test_a_negative_scale() -> None:
     query, key, value = operands()
     ours = torch_fattn.sdpa(query, key, value, is_causal=True, scale=-0.5)
