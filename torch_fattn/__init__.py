@@ -6,22 +6,27 @@
 The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain PyTorch implementation.
 `StaticKVCache` and `PagedKVCache` hold the keys and values of a model that generates.
 `explain` shows how a call would run on the GPU, `warmup` compiles its kernels ahead, `compiled_kernels`
-says what compiling took, `torch_fattn.reference` defines what the operators must compute,
+says what compiling took. `sdpa` is `F.scaled_dot_product_attention` by these kernels, `install` makes plain
+calls of that use them, and `report` says how many did.
+`torch_fattn.reference` defines what the operators must compute,
 `torch_fattn.integrations.transformers.register()` makes transformers models use it, and
 `python -m torch_fattn doctor` says whether all is well.
 """
 
 from __future__ import annotations
 
-from . import _archives, _extension, _fakes, _tuned_file, reference
+from . import _archives, _extension, _fakes, _install, _tuned_file, reference
 from ._cache_write import cache_write
 from ._compiled import CompiledKernel, compiled_kernels
+from ._install import install, installed, uninstall
 from ._logits import softcap, softmax
 from ._mask_map import mask_map
 from ._merge import merge
 from ._ops import decode, prefill
 from ._packed_ops import paged_prefill, varlen_prefill
 from ._paged_decode import paged_decode
+from ._routing import Report, report, reset_report
+from ._sdpa import sdpa
 from ._shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
 from ._warmup import Warmup, warmup
 from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
@@ -31,6 +36,7 @@ __version__ = "0.1.0"
 
 built_for_torch = _extension.load()
 _fakes.register()
+_install.register()
 _tuned_file.load_all(__version__)
 _archives.use_folder(__version__)
 
@@ -40,6 +46,7 @@ __all__ = [
     "CompiledKernel",
     "Explanation",
     "PagedKVCache",
+    "Report",
     "StaticKVCache",
     "Warmup",
     "__version__",
@@ -48,6 +55,8 @@ __all__ = [
     "compiled_kernels",
     "decode",
     "explain",
+    "install",
+    "installed",
     "launch_counts",
     "mask_map",
     "merge",
@@ -55,11 +64,15 @@ __all__ = [
     "paged_prefill",
     "prefill",
     "reference",
+    "report",
     "reset_launch_counts",
+    "reset_report",
+    "sdpa",
     "shared_prefix_decode",
     "shared_prefix_paged_decode",
     "softcap",
     "softmax",
+    "uninstall",
     "varlen_prefill",
     "warmup",
 ]

@@ -1,0 +1,321 @@
+// torch_fattn.sdpa, and the decision that it shares with the kernels that install() puts in torch's op.
+#include "sdpa.h"
+
+#include <cmath>
+#include <sstream>
+#include <tuple>
+
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/SymInt.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/library.h>
+
+#include "gpu.h"
+#include "plan/check.h"
+#include "plan/supported.h"
+#include "tensor_checks.h"
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+
+constexpr int kRank = 4;
+thread_local bool next_is_torchs = false;
+
+// A tensor of a Python class. While torch.compile or export traces, everything is; then the classes are
+// torch's own, and the call becomes a node of the graph.
+bool is_subclass(const Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python); }
+
+bool is_traced() {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  using Mode = c10::impl::TorchDispatchModeKey;
+  return Modes::get_mode(Mode::FAKE) || Modes::get_mode(Mode::PROXY) || Modes::get_mode(Mode::FUNCTIONAL);
+}
+
+bool in_transform(const Tensor& tensor) {
+  constexpr c10::DispatchKeySet kTransforms = c10::DispatchKeySet(c10::DispatchKey::FuncTorchBatched) |
+                                              c10::DispatchKeySet(c10::DispatchKey::FuncTorchGradWrapper) |
+                                              c10::DispatchKeySet(c10::DispatchKey::BatchedNestedTensor);
+  return tensor.key_set().has_any(kTransforms);
+}
+
+bool has_tangent(const Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
+
+bool has_unknown_size(const Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return false;
+  for (const SymInt& size : tensor.sym_sizes()) {
+    if (size.is_heap_allocated() && !size.toSymNode()->has_hint()) return true;
+  }
+  return false;
+}
+
+template <typename Predicate>
+bool any_operand(const SdpaCall& call, const Predicate& holds) {
+  return holds(call.query) || holds(call.key) || holds(call.value) ||
+         (call.attn_mask && call.attn_mask->defined() && holds(*call.attn_mask));
+}
+
+bool is_kernel_dtype(at::ScalarType type) {
+  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+}
+
+bool has_kernel_for(const SymInt& head_dim) {
+  return head_dim > 0 && head_dim <= kMaxHeadDim && head_dim % kHeadDimMultiple == 0;
+}
+
+// The size that torch broadcasts these to, if it does.
+std::optional<SymInt> broadcast(const SymInt& a, const SymInt& b) {
+  if (a == b || b == 1) return a;
+  if (a == 1) return b;
+  return std::nullopt;
+}
+
+// Batch and query heads of the result, and the heads that key and value must have for our ops.
+struct Sizes {
+  SymInt batch, q_heads, kv_heads;
+};
+
+bool is_broadcast(const Tensor& tensor, const SymInt& batch, const SymInt& heads) {
+  return tensor.sym_size(0) != batch || tensor.sym_size(1) != heads;
+}
+
+std::optional<Sizes> sizes_of(const SdpaCall& call) {
+  const auto size = [](const Tensor& tensor, int64_t dim) { return tensor.sym_size(dim); };
+  const auto &q = call.query, &k = call.key, &v = call.value;
+  if (size(q, 3) != size(k, 3) || size(k, 2) != size(v, 2)) return std::nullopt;
+  auto batch = broadcast(size(q, 0), size(k, 0));
+  if (batch) batch = broadcast(*batch, size(v, 0));
+  if (!batch) return std::nullopt;
+  if (call.enable_gqa) {
+    const SymInt heads = size(k, 1);
+    if (heads != size(v, 1) || heads == 0 || size(q, 1) % heads != 0) return std::nullopt;
+    return Sizes{*batch, size(q, 1), heads};
+  }
+  const auto kv_heads = broadcast(size(k, 1), size(v, 1));
+  const auto q_heads = kv_heads ? broadcast(size(q, 1), *kv_heads) : std::nullopt;
+  if (!q_heads) return std::nullopt;
+  return Sizes{*batch, *q_heads, *kv_heads};
+}
+
+// torch does not broadcast where there is nothing to compute.
+bool broadcasts_nothing(const SdpaCall& call, const Sizes& sizes) {
+  const bool broadcast = is_broadcast(call.query, sizes.batch, sizes.q_heads) ||
+                         is_broadcast(call.key, sizes.batch, sizes.kv_heads) ||
+                         is_broadcast(call.value, sizes.batch, sizes.kv_heads);
+  return broadcast &&
+         (call.query.sym_size(2) == 0 || call.key.sym_size(2) == 0 || sizes.batch == 0 || sizes.q_heads == 0);
+}
+
+// Whether the mask broadcasts to the scores, rather than the scores to it.
+bool mask_fits(const SdpaCall& call, const Sizes& sizes) {
+  if (!call.attn_mask) return true;
+  const Tensor& mask = *call.attn_mask;
+  if (mask.dim() < 2 || mask.dim() > kRank) return false;
+  const SymInt scores[kRank] = {sizes.batch, sizes.q_heads, call.query.sym_size(2), call.key.sym_size(2)};
+  for (int64_t i = 1; i <= mask.dim(); ++i) {
+    const SymInt mine = mask.sym_size(-i);
+    if (mine != 1 && mine != scores[kRank - i]) return false;
+  }
+  return true;
+}
+
+bool only_math_is_asked() {
+  const at::Context& context = at::globalContext();
+  return !context.userEnabledFlashSDP() && !context.userEnabledMemEfficientSDP();
+}
+
+bool gpu_has_kernels() {
+#ifdef FATTN_WITH_METAL
+  return !check(gpu_facts(), Op::kPrefill);
+#else
+  return false;
+#endif
+}
+
+// In an order in which each question can be asked of what the ones before it left.
+Reason why_not(const SdpaCall& call, Autograd autograd) {
+  const auto &q = call.query, &k = call.key, &v = call.value;
+  if (any_operand(call, [](const Tensor& t) { return t.is_nested(); })) return Reason::kNested;
+  if (any_operand(call, in_transform)) return Reason::kTransform;
+  if (any_operand(call, is_subclass) && !is_traced()) return Reason::kSubclass;
+  if (call.dropout_p != 0.0) return Reason::kDropout;
+  if (autograd == Autograd::kHere && c10::GradMode::is_enabled() &&
+      any_operand(call, [](const Tensor& t) { return t.requires_grad(); }))
+    return Reason::kGradients;
+  if (autograd == Autograd::kHere && c10::AutogradState::get_tls_state().get_fw_grad_mode() &&
+      any_operand(call, has_tangent))
+    return Reason::kForwardMode;
+  if (any_operand(call, [](const Tensor& t) { return !t.device().is_mps(); })) return Reason::kDevice;
+  if (!is_kernel_dtype(q.scalar_type()) || k.scalar_type() != q.scalar_type() ||
+      v.scalar_type() != q.scalar_type())
+    return Reason::kDType;
+  if (call.attn_mask) {
+    const at::ScalarType dtype = call.attn_mask->scalar_type();
+    if (dtype != at::kBool && dtype != at::kFloat && dtype != q.scalar_type()) return Reason::kMaskDType;
+    if (call.is_causal) return Reason::kMaskWithCausal;
+  }
+  if (q.dim() != kRank || k.dim() != kRank || v.dim() != kRank) return Reason::kRank;
+  if (any_operand(call, has_unknown_size)) return Reason::kUnknownSizes;
+  if (!has_kernel_for(q.sym_size(3)) || !has_kernel_for(v.sym_size(3))) return Reason::kHeadDim;
+  const auto sizes = sizes_of(call);
+  if (!sizes || !mask_fits(call, *sizes) || broadcasts_nothing(call, *sizes)) return Reason::kShapes;
+  if (call.scale && !std::isfinite(static_cast<float>(2.0 * *call.scale))) return Reason::kScale;
+  if (only_math_is_asked()) return Reason::kMathAsked;
+  if (!gpu_has_kernels()) return Reason::kNoKernel;
+  return Reason::kNone;
+}
+
+Tensor expanded(const Tensor& tensor, const SymInt& batch, const SymInt& heads) {
+  if (!is_broadcast(tensor, batch, heads)) return tensor;
+  return tensor.expand_symint({batch, heads, tensor.sym_size(2), tensor.sym_size(3)});
+}
+
+using Results = std::tuple<Tensor, Tensor>;
+using Optional = const std::optional<Tensor>&;
+
+Tensor prefill(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("fattn::prefill", "")
+                             .typed<Results(const Tensor&, const Tensor&, const Tensor&, Optional, Optional,
+                                            bool, std::optional<int64_t>, int64_t, int64_t, int64_t, Optional,
+                                            Optional, double, std::optional<double>, bool)>();
+  const std::optional<int64_t> q_offset =  // torch's causal is that of the upper left corner
+      call.is_causal ? std::optional<int64_t>(0) : std::nullopt;
+  return std::get<0>(op.call(query, key, value, call.attn_mask, std::nullopt, call.is_causal, q_offset, -1,
+                             -1, 0, std::nullopt, std::nullopt, 0.0, call.scale, false));
+}
+
+Tensor decode(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("fattn::decode", "")
+          .typed<Results(const Tensor&, const Tensor&, const Tensor&, Optional, Optional, Optional, int64_t,
+                         int64_t, int64_t, Optional, Optional, double, std::optional<double>, Optional,
+                         Optional, c10::string_view, bool)>();
+  return std::get<0>(op.call(query, key, value, std::nullopt, call.attn_mask, std::nullopt, -1, -1, 0,
+                             std::nullopt, std::nullopt, 0.0, call.scale, std::nullopt, std::nullopt, "auto",
+                             false));
+}
+
+Tensor run(const SdpaCall& call) {
+  const Sizes sizes = *sizes_of(call);
+  const Tensor query = expanded(call.query, sizes.batch, sizes.q_heads);
+  const Tensor key = expanded(call.key, sizes.batch, sizes.kv_heads);
+  const Tensor value = expanded(call.value, sizes.batch, sizes.kv_heads);
+  const bool traced = any_operand(call, is_subclass);
+  // A row that sees every key is what decode cuts into parts.
+  if (!call.is_causal && query.sym_size(2) == 1) {
+    Tensor out = decode(query, key, value, call);
+    count(traced ? Taken::kTraced : Taken::kDecode);
+    return out;
+  }
+  Tensor out = prefill(query, key, value, call);
+  count(traced ? Taken::kTraced : Taken::kPrefill);
+  return out;
+}
+
+std::tuple<Tensor, int64_t> sdpa_and_reason(const Tensor& query, const Tensor& key, const Tensor& value,
+                                            const std::optional<Tensor>& attn_mask, double dropout_p,
+                                            bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  const SdpaCall call{query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa};
+  Reason reason = Reason::kNone;
+  if (auto out = routed_sdpa(call, Autograd::kHere, reason)) return {*out, 0};
+  const NextSdpaIsTorchs decided;
+  return {
+      at::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa),
+      static_cast<int64_t>(reason)};
+}
+
+Tensor sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
+            const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
+            std::optional<double> scale, bool enable_gqa) {
+  return std::get<0>(sdpa_and_reason(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa));
+}
+
+// For who has something else than torch's implementation to fall back to; nothing is counted.
+int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
+                    const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
+                    std::optional<double> scale, bool enable_gqa) {
+  const SdpaCall call{query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa};
+  return static_cast<int64_t>(why_not(call, Autograd::kHere));
+}
+
+void append_text_of(std::ostream& text, const char* name, const Tensor& tensor) {
+  text << name << ' ';
+  if (tensor.is_nested()) {
+    text << "nested ";
+  } else {
+    text << tensor.sym_sizes() << ' ';
+  }
+  text << dtype_name(tensor);
+  if (!tensor.device().is_mps()) text << " on " << tensor.device();
+}
+
+}  // namespace
+
+NextSdpaIsTorchs::NextSdpaIsTorchs() : before_(next_is_torchs) { next_is_torchs = true; }
+NextSdpaIsTorchs::~NextSdpaIsTorchs() { next_is_torchs = before_; }
+bool NextSdpaIsTorchs::consume() {
+  const bool was = next_is_torchs;
+  next_is_torchs = false;
+  return was;
+}
+
+std::string text_of(const SdpaCall& call) {
+  std::ostringstream text;
+  append_text_of(text, "query", call.query);
+  append_text_of(text, ", key", call.key);
+  append_text_of(text, ", value", call.value);
+  if (call.attn_mask && call.attn_mask->defined()) append_text_of(text, ", attn_mask", *call.attn_mask);
+  if (call.dropout_p != 0.0) text << ", dropout_p " << call.dropout_p;
+  if (call.is_causal) text << ", is_causal";
+  if (call.scale) text << ", scale " << *call.scale;
+  if (call.enable_gqa) text << ", enable_gqa";
+  return text.str();
+}
+
+std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reason& reason) {
+  reason = why_not(call, autograd);
+  if (reason == Reason::kNone) {
+    try {
+      return run(call);
+    } catch (const c10::Error& error) {  // what no question above foresaw: nobody asked us, so it is not said
+      reason = Reason::kRefused;
+      count(reason, any_operand(call, is_subclass),
+            [&] { return text_of(call) + ": " + error.what_without_backtrace(); });
+      return std::nullopt;
+    }
+  }
+  count(reason, reason != Reason::kSubclass && any_operand(call, is_subclass), [&] { return text_of(call); });
+  return std::nullopt;
+}
+
+TORCH_LIBRARY_FRAGMENT(fattn, library) {
+  const std::string arguments =
+      "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
+      "bool is_causal=False, *, float? scale=None, bool enable_gqa=False";
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  library.def(("sdpa(" + arguments + ") -> Tensor").c_str(), tags);
+  library.def(("_sdpa_and_reason(" + arguments + ") -> (Tensor, int)").c_str(), tags);
+  library.def(("_sdpa_reason(" + arguments + ") -> int").c_str(), tags);
+}
+
+// Made of ops that torch differentiates, traces and transforms itself.
+TORCH_LIBRARY_IMPL(fattn, CompositeImplicitAutograd, library) {
+  library.impl("sdpa", sdpa);
+  library.impl("_sdpa_and_reason", sdpa_and_reason);
+  library.impl("_sdpa_reason", sdpa_reason);
+}
+TORCH_LIBRARY_IMPL(fattn, FuncTorchBatchedDecomposition, library) {
+  library.impl("sdpa", sdpa);
+  library.impl("_sdpa_and_reason", sdpa_and_reason);
+  library.impl("_sdpa_reason", sdpa_reason);
+}
+
+}  // namespace fattn

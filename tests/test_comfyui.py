@@ -1,0 +1,108 @@
+"""The override for ComfyUI, called as ComfyUI calls it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_fattn
+from tests.conftest import counted_launches
+from torch_fattn.integrations.comfyui import apply, attention_override
+
+
+class Patcher:
+    """What a ModelPatcher has of it."""
+
+    def __init__(self, **transformer_options: Any) -> None:
+        self.model_options: dict[str, Any] = {"transformer_options": transformer_options}
+
+    def clone(self) -> Patcher:
+        return copy.copy(self)
+
+
+def theirs(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None = None, **options: Any) -> Tensor:
+    """ComfyUI's contract, on the CPU in float64."""
+    q, k, v = (t.cpu().double() for t in (q, k, v))
+    if not options.get("skip_reshape"):
+        dim = q.shape[-1] // heads
+        q, k, v = (t.view(t.shape[0], t.shape[1], -1, dim).transpose(1, 2) for t in (q, k, v))
+    if mask is not None:
+        mask = mask.cpu() if mask.dtype == torch.bool else mask.cpu().double()
+        mask = mask[None] if mask.dim() == 2 else mask
+        mask = mask[:, None] if mask.dim() == 3 else mask
+    chosen = {name: options[name] for name in ("scale", "enable_gqa") if name in options}
+    out = F.scaled_dot_product_attention(q, k, v, mask, **chosen)
+    return out if options.get("skip_output_reshape") else out.transpose(1, 2).flatten(2)
+
+
+def never(*_: Any, **__: Any) -> Tensor:
+    raise AssertionError("ComfyUI's own function is not asked")
+
+
+@pytest.mark.parametrize("mask", [None, "keys", "batch", "heads", "added"])
+@pytest.mark.parametrize("gqa", [False, True])
+@pytest.mark.parametrize("shapes", ["flat", "skip_reshape", "skip_both"])
+def test_calls(mask: str | None, gqa: bool, shapes: str) -> None:
+    torch.manual_seed(0)
+    kv_heads = 2 if gqa else 4
+    q, k, v = (torch.randn(2, n, h * 16, device="mps") for n, h in ((9, 4), (7, kv_heads), (7, kv_heads)))
+    options: dict[str, Any] = {
+        "transformer_options": {},
+        "attn_precision": torch.float32,
+        "_inside_attn_wrapper": True,
+    }
+    if gqa:
+        options |= {"enable_gqa": True, "scale": 0.3}
+    if shapes != "flat":
+        q, k, v = (t.unflatten(-1, (-1, 16)).transpose(1, 2) for t in (q, k, v))
+        options |= {"skip_reshape": True, "skip_output_reshape": shapes == "skip_both"}
+    masks = {"keys": (9, 7), "batch": (2, 9, 7), "heads": (2, 4, 9, 7), "added": (9, 7)}
+    if mask is not None:
+        drawn = torch.randn(masks[mask], device="mps")
+        options["mask"] = drawn if mask == "added" else drawn > -0.5
+    with counted_launches() as launches:
+        out = attention_override(never, q, k, v, 4, **options)
+    assert launches.get("fattn_prefill") == 1
+    exact = theirs(q, k, v, 4, **options)
+    assert out.shape == exact.shape and torch.allclose(out.cpu().double(), exact, atol=1e-6)
+
+
+def test_what_has_no_kernel_is_comfyuis() -> None:
+    asked = []
+
+    def own(*args: Any, **kwargs: Any) -> str:
+        asked.append((args, kwargs))
+        return "own"
+
+    for q in (
+        torch.randn(1, 9, 4 * 12, device="mps"),
+        torch.randn(1, 9, 64),
+        torch.randn(1, 9, 64, device="mps"),
+    ):
+        with counted_launches() as launches:
+            out = attention_override(own, q.requires_grad_(), q, q, 4, mask=None)  # type: ignore[arg-type]
+        assert out == "own" and not launches
+    assert len(asked) == 3 and asked[0][0][3] == 4 and asked[0][1] == {"mask": None}
+    with torch.no_grad():
+        assert isinstance(attention_override(never, q, q, q, 4), Tensor), "the control"
+
+
+def test_apply_clones_and_keeps_an_override() -> None:
+    model = Patcher(other=1)
+    ours = apply(apply(model))
+    assert model.model_options == {"transformer_options": {"other": 1}}
+    assert ours.model_options["transformer_options"] == {
+        "other": 1,
+        "optimized_attention_override": attention_override,
+    }
+    q = torch.randn(1, 9, 48, device="mps")
+    before = Patcher(optimized_attention_override=lambda func, *args, **kwargs: ("before", func))
+    override = apply(before).model_options["transformer_options"]["optimized_attention_override"]
+    assert override(never, q, q, q, 4) == ("before", never)
+    assert override(never, q[..., :32], q[..., :32], q[..., :32], 4).shape == (1, 9, 32)
+    assert torch_fattn.report().installed is False

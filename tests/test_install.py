@@ -1,0 +1,307 @@
+"""install(): plain calls of torch's attention reach torch_fattn at the dispatcher; nothing else changes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.attention
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import torch_fattn
+from tests.conftest import counted_launches
+
+SDPA = "aten::scaled_dot_product_attention"
+
+
+@pytest.fixture(autouse=True)
+def undone() -> Iterator[None]:
+    """Every test leaves torch's dispatcher as it was."""
+    torch_fattn.reset_report()
+    before = torch._C._dispatch_dump(SDPA), torch._C._dispatch_dump("aten::_flash_attention_forward")
+    yield
+    torch_fattn.uninstall()
+    assert before == (
+        torch._C._dispatch_dump(SDPA),
+        torch._C._dispatch_dump("aten::_flash_attention_forward"),
+    )
+    assert torch.nn.attention.current_flash_attention_impl() is None
+
+
+def operands(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = shapes or ((2, 4, 9, 16),) * 3
+    return [torch.randn(shape, generator=generator).to("mps") for shape in shapes]
+
+
+def routes() -> bool:
+    """Whether a plain call reaches our kernels."""
+    with counted_launches() as launches:
+        F.scaled_dot_product_attention(*operands())
+    return launches.get("fattn_prefill", 0) > 0
+
+
+def test_on_and_off() -> None:
+    assert not routes()
+    torch_fattn.install()
+    torch_fattn.install()  # says nothing new
+    assert routes() and torch_fattn.report().installed
+    torch_fattn.uninstall()
+    assert not routes() and not torch_fattn.report().installed
+    torch_fattn.uninstall()
+    assert not routes()
+
+
+def test_contexts_nest_and_leave_what_was() -> None:
+    with torch_fattn.installed():
+        with torch_fattn.installed():
+            assert routes()
+        assert routes()
+        torch_fattn.uninstall()
+        assert routes(), "the block goes on"
+    assert not routes()
+    torch_fattn.install()
+    with contextlib.suppress(KeyError), torch_fattn.installed():
+        raise KeyError
+    assert routes()
+
+
+def test_contexts_of_threads_overlap() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with torch_fattn.installed():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    with torch_fattn.installed():
+        thread.start()
+        inside.wait()
+    assert routes(), "the other block goes on"
+    leave.set()
+    thread.join()
+    assert not routes()
+
+
+def test_torchs_own_switch() -> None:
+    assert "fattn" in torch.nn.attention.list_flash_attention_impls()
+    torch.nn.attention.activate_flash_attention_impl("fattn")
+    with torch_fattn.installed():
+        assert routes()
+    assert routes(), "who turned it on turns it off"
+    torch.nn.attention.restore_flash_attention_impl()
+    assert not routes()
+    torch_fattn.install()
+    torch.nn.attention.restore_flash_attention_impl()  # behind our back
+    assert not routes()
+    torch_fattn.install()
+    assert routes()
+
+
+def test_another_implementation_comes_back() -> None:
+    calls: list[str] = []
+
+    class Handle:
+        def remove(self) -> None:
+            calls.append("off")
+
+    def activate() -> Handle:
+        calls.append("on")
+        return Handle()
+
+    torch.nn.attention.register_flash_attention_impl("another", register_fn=activate)
+    torch.nn.attention.activate_flash_attention_impl("another")
+    with torch_fattn.installed():
+        assert routes() and torch.nn.attention.current_flash_attention_impl() == "fattn"
+    assert torch.nn.attention.current_flash_attention_impl() == "another" and calls == ["on", "off", "on"]
+    torch.nn.attention.restore_flash_attention_impl()
+
+
+def test_nothing_is_said_and_nothing_changes_at_import(caplog: pytest.LogCaptureFixture) -> None:
+    script = (
+        "import warnings; warnings.simplefilter('error'); import torch; "
+        f"a = torch._C._dispatch_dump('{SDPA}'); import torch_fattn; "
+        f"assert a == torch._C._dispatch_dump('{SDPA}'); torch_fattn.install(); "
+        f"assert a != torch._C._dispatch_dump('{SDPA}'); torch_fattn.uninstall(); "
+        f"assert a == torch._C._dispatch_dump('{SDPA}')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    with caplog.at_level(logging.INFO), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_fattn.install()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("context", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_grad_modes(context: Callable[[], Any]) -> None:
+    with torch_fattn.installed(), context():
+        out = F.scaled_dot_product_attention(*operands(), is_causal=True)
+    assert torch_fattn.report().routed == 1 and not out.requires_grad
+    exact = F.scaled_dot_product_attention(*(t.cpu().double() for t in operands()), is_causal=True)
+    assert (out.cpu().double() - exact).abs().max() < 1e-6
+
+
+def test_gradients_are_torchs() -> None:
+    mine, theirs = ([t.requires_grad_() for t in operands()] for _ in range(2))
+    with torch_fattn.installed():
+        F.scaled_dot_product_attention(*mine, is_causal=True).square().sum().backward()
+    F.scaled_dot_product_attention(*theirs, is_causal=True).square().sum().backward()
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.grad is not None and b.grad is not None and torch.equal(a.grad.cpu(), b.grad.cpu())
+    assert torch_fattn.report().fallbacks_by_reason() == {"gradients": 1}
+
+
+def test_forward_mode_gradients_are_torchs() -> None:
+    import torch.autograd.forward_ad as forward
+
+    query, key, value = operands()
+    tangents = []
+    for context in (torch_fattn.installed, contextlib.nullcontext):
+        with context(), forward.dual_level():
+            dual = forward.make_dual(query, torch.ones_like(query))
+            tangents.append(forward.unpack_dual(F.scaled_dot_product_attention(dual, key, value)).tangent)
+    assert torch.allclose(tangents[0].cpu(), tangents[1].cpu())
+    assert torch_fattn.report().fallbacks_by_reason() == {"forward_mode": 1}
+
+
+@pytest.mark.parametrize(
+    ("backends", "reason"),
+    [
+        (SDPBackend.MATH, {"math_asked": 1}),
+        (SDPBackend.FLASH_ATTENTION, {}),
+        ([SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION], {}),
+    ],
+)
+def test_sdpa_kernel(backends: Any, reason: dict[str, int]) -> None:
+    with torch_fattn.installed(), sdpa_kernel(backends):
+        F.scaled_dot_product_attention(*operands())
+    assert torch_fattn.report().fallbacks_by_reason() == reason
+    assert torch_fattn.report().routed == (0 if reason else 1)
+
+
+class Wrapped(Tensor):
+    """A subclass that sees the ops below torch's functions."""
+
+    seen: list[str] = []
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        self = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        self.inner = inner
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(str(func))
+        unwrap = lambda x: x.inner if isinstance(x, Wrapped) else x  # noqa: E731
+        out = func(*(unwrap(a) for a in args), **{k: unwrap(v) for k, v in (kwargs or {}).items()})
+        return torch.utils._pytree.tree_map_only(Tensor, Wrapped, out)
+
+
+def test_a_subclass_sees_what_it_saw() -> None:
+    query, key, value = operands()
+    seen = []
+    for context in (torch_fattn.installed, contextlib.nullcontext):
+        Wrapped.seen = []
+        with context():
+            F.scaled_dot_product_attention(Wrapped(query), Wrapped(key), Wrapped(value))
+        seen.append(Wrapped.seen)
+    assert seen[0] == seen[1] and not any("fattn" in op for op in seen[0])
+    assert torch_fattn.report().fallbacks_by_reason() == {"subclass": 1}
+
+
+def test_a_refusal_of_ours_does_not_surface() -> None:
+    """65536 batches are above the grid of our kernels and nothing to torch."""
+    query = torch.randn(65536, 1, 1, 8, device="mps")
+    with torch_fattn.installed(), counted_launches() as launches:
+        out = F.scaled_dot_product_attention(query, query, query)
+    assert torch.allclose(out.cpu(), query.cpu()) and not launches
+    report = torch_fattn.report()
+    assert report.fallbacks_by_reason() == {"refused": 1}
+    assert "65535" in report.fallbacks[0].example
+
+
+def test_multihead_attention_and_encoder() -> None:
+    attention = nn.MultiheadAttention(64, 4, batch_first=True).eval()
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, batch_first=True), 2).eval()
+    x = torch.randn(2, 9, 64)
+    padding = torch.zeros(2, 9, dtype=torch.bool)
+    padding[1, 6:] = True
+    with torch.no_grad():
+        expected = attention(x, x, x, need_weights=False)[0], encoder(x, src_key_padding_mask=padding)
+        on_gpu, attention, encoder = x.to("mps"), attention.to("mps"), encoder.to("mps")
+        with torch_fattn.installed():
+            ours = (
+                attention(on_gpu, on_gpu, on_gpu, need_weights=False)[0],
+                encoder(on_gpu, src_key_padding_mask=padding.to("mps")),
+            )
+    assert torch_fattn.report().routed == 3 and torch_fattn.report().share == 1.0
+    for a, b in zip(ours, expected, strict=True):
+        rows = ~padding if a.shape == expected[1].shape and b is expected[1] else torch.ones_like(padding)
+        assert torch.allclose(a.cpu()[rows], b[rows], atol=1e-5)
+
+
+def test_other_threads_and_earlier_imports() -> None:
+    earlier = F.scaled_dot_product_attention
+    with torch_fattn.installed():
+        thread = threading.Thread(target=lambda: earlier(*operands()))
+        thread.start()
+        thread.join()
+    assert torch_fattn.report().routed == 1
+
+
+def test_cpu_tensors_are_not_seen() -> None:
+    with torch_fattn.installed():
+        F.scaled_dot_product_attention(*(t.cpu() for t in operands()))
+    assert torch_fattn.report().calls == 0
+
+
+def test_a_torch_function_mode_sees_the_call() -> None:
+    class Mode(torch.overrides.TorchFunctionMode):
+        seen: list[Any] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    query, key, value = operands()
+    with torch_fattn.installed(), Mode() as mode, torch.device("mps"):
+        F.scaled_dot_product_attention(query, key, value)
+        torch_fattn.sdpa(query, key, value)
+    assert F.scaled_dot_product_attention in mode.seen and torch_fattn.report().routed == 2
+
+
+def test_the_report_reads_well() -> None:
+    with torch_fattn.installed():
+        for _ in range(3):
+            F.scaled_dot_product_attention(*operands())
+        F.scaled_dot_product_attention(*operands(*[(2, 4, 9, 12)] * 3), is_causal=True)
+        report = torch_fattn.report()
+    assert (report.calls, report.routed, report.fell_back, report.share) == (4, 3, 1, 0.75)
+    text = str(report)
+    assert text.startswith("torch_fattn is installed: 3 of 4 attention calls routed (75%)\n")
+    assert "head_dim: a head size is not a multiple of 8" in text
+    assert "e.g. query [2, 4, 9, 12] torch.float32" in text and "is_causal" in text
+    torch_fattn.reset_report()
+    assert torch_fattn.report().calls == 0 and not torch_fattn.report().fallbacks
+
+
+def test_every_reason_has_its_sentence() -> None:
+    from torch_fattn._routing import REASONS
+
+    assert list(REASONS) == list(torch.ops.fattn._fallbacks(traced=False))
+    assert torch.ops.fattn._reason_name(1) == "gradients"

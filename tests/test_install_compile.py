@@ -1,0 +1,106 @@
+"""torch.compile and export with install(): graphs hold torch_fattn's ops, or what torch puts there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+
+import torch_fattn
+from tests.conftest import counted_launches
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    torch_fattn.reset_report()
+    yield
+    torch_fattn.uninstall()
+
+
+def operands() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 4, 9, 16, generator=generator).to("mps") for _ in range(3)]
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True) * 2
+
+
+def by_name(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return torch_fattn.sdpa(query, key, value, is_causal=True) * 2
+
+
+def graph_of(function: Callable[..., Tensor], *arguments: Tensor, **options: Any) -> tuple[list[str], Tensor]:
+    ops: list[str] = []
+
+    def keep(module: torch.fx.GraphModule, example: Any) -> Any:
+        ops.extend(str(node.target) for node in module.graph.nodes if node.op == "call_function")
+        return make_boxed_func(module.forward)
+
+    backend = aot_autograd(fw_compiler=keep)
+    return ops, torch.compile(function, backend=backend, fullgraph=True, **options)(*arguments)
+
+
+@pytest.mark.parametrize("context", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [plain, by_name])
+def test_graphs_hold_our_op(function: Callable[..., Tensor], dynamic: bool, context: Any) -> None:
+    with torch_fattn.installed(), context(), counted_launches() as launches:
+        ops, out = graph_of(function, *operands(), dynamic=dynamic)
+    assert "fattn.prefill.default" in ops and not any("softmax" in op for op in ops)
+    assert launches.get("fattn_prefill") == 1
+    exact = plain(*(t.cpu().double() for t in operands()))
+    assert (out.cpu().double() - exact).abs().max() < 1e-6
+    report = torch_fattn.report()
+    assert report.traced > 0 and report.routed == 0, "a graph's op is not counted as a call"
+
+
+def test_without_install_graphs_are_torchs() -> None:
+    """The control."""
+    with torch.no_grad():
+        ops, _ = graph_of(plain, *operands())
+    assert not any("fattn" in op for op in ops) and torch_fattn.report().traced == 0
+
+
+@pytest.mark.parametrize("function", [plain, by_name])
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
+def test_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
+    mine, theirs = ([t.requires_grad_() for t in operands()] for _ in range(2))
+    with torch_fattn.installed():
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        compiled(*mine).square().sum().backward()
+    plain(*theirs).square().sum().backward()
+    for a, b in zip(mine, theirs, strict=True):
+        assert (
+            a.grad is not None
+            and b.grad is not None
+            and torch.allclose(a.grad.cpu(), b.grad.cpu(), atol=1e-5)
+        )
+    report = torch_fattn.report()
+    assert report.traced == 0 and report.routed == 0 and report.fell_back == 0
+    assert [(f.reason, f.traced > 0) for f in report.fallbacks] == [("gradients", True)]
+
+
+class Attention(torch.nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_is_torchs_and_runs_ours(strict: bool) -> None:
+    """What export keeps is torch's op, so that the program runs anywhere."""
+    with torch_fattn.installed():
+        program = torch.export.export(Attention(), tuple(operands()), strict=strict)
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == ["aten.scaled_dot_product_attention.default"]
+    with torch_fattn.installed(), counted_launches() as launches:
+        program.module()(*operands())
+    assert launches.get("fattn_prefill") == 1

@@ -1,0 +1,121 @@
+"""What became of the calls of `F.scaled_dot_product_attention` that torch_fattn has seen, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["REASONS", "Fallback", "Report", "report", "reset_report"]
+
+# A sentence for each reason that csrc/routing.cpp names.
+REASONS = {
+    "gradients": "gradients are needed, and torch_fattn has no backward: run inference under torch.no_grad()",
+    "forward_mode": "forward-mode gradients are needed, and torch_fattn has none",
+    "dropout": "dropout is asked for: model.eval() turns it off",
+    "nested": "a nested tensor has no kernel: torch_fattn.varlen_prefill takes packed sequences",
+    "subclass": "a tensor subclass has its own meaning of this call",
+    "transform": "a transform of torch.func (vmap, grad, jvp) is at work",
+    "rank": "a tensor is not [batch, heads, length, head_dim]: unsqueeze it to four dimensions",
+    "device": "a tensor is not on mps",
+    "dtype": "query, key and value are not all float32, all float16 or all bfloat16",
+    "mask_dtype": "the dtype of attn_mask is neither bool nor float32 nor that of the query",
+    "mask_with_causal": "both attn_mask and is_causal are given",
+    "head_dim": "a head size is not a multiple of 8 from 8 to 576",
+    "shapes": "the shapes do not broadcast to one attention of query heads that share key-value heads",
+    "scale": "the scale is not finite in float32",
+    "unknown_sizes": "a size is not known while the call is traced",
+    "math_asked": "only torch's math backend is enabled (torch.nn.attention.sdpa_kernel)",
+    "no_kernel": "this GPU has no simdgroup matrices, which begin with M1 and A14",
+    "refused": "the call was refused",
+}
+_WAYS = {
+    "prefill": "by fattn.prefill",
+    "decode": "by fattn.decode",
+    "packed": "of varlen_attn by fattn.varlen_prefill",
+    "paged": "of varlen_attn by fattn.paged_prefill",
+}
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Calls that went to torch's own implementation for one reason, the first of them as an example."""
+
+    reason: str
+    count: int
+    traced: int  # while a graph was traced, beside the count
+    example: str
+
+    def __str__(self) -> str:
+        traced = f" ({self.traced} more while tracing)" if self.traced else ""
+        return f"{self.count:>8}  {self.reason}: {REASONS[self.reason]}{traced}\n{'':10}e.g. {self.example}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The calls since the start of the process or the last `reset_report()`. `str()` is for reading."""
+
+    installed: bool
+    routed_by: dict[str, int]
+    traced: int  # into a graph of torch.compile or export, which takes several passes over one call
+    fallbacks: tuple[Fallback, ...]
+
+    @property
+    def routed(self) -> int:
+        return sum(self.routed_by.values())
+
+    @property
+    def fell_back(self) -> int:
+        return sum(fallback.count for fallback in self.fallbacks)
+
+    @property
+    def calls(self) -> int:
+        return self.routed + self.fell_back
+
+    @property
+    def share(self) -> float:
+        """Of the calls, how many were routed: 0 to 1, and 0 where there were none."""
+        return self.routed / self.calls if self.calls else 0.0
+
+    def fallbacks_by_reason(self) -> dict[str, int]:
+        return {fallback.reason: fallback.count for fallback in self.fallbacks if fallback.count}
+
+    def __str__(self) -> str:
+        state = "installed" if self.installed else "not installed"
+        lines = [
+            f"torch_fattn is {state}: {self.routed} of {self.calls} attention calls routed ({self.share:.0%})"
+        ]
+        lines += [f"{count:>8}  {_WAYS[way]}" for way, count in self.routed_by.items() if count]
+        if self.traced:
+            lines.append(f"{self.traced:>8}  more while tracing: those graphs hold torch_fattn's ops")
+        if self.fallbacks:
+            lines.append("to torch's own implementation:")
+        lines += [str(fallback) for fallback in self.fallbacks]
+        return "\n".join(lines)
+
+
+def report() -> Report:
+    """How many calls went to torch_fattn's kernels, how many to torch's own implementation, and why.
+
+    Counted are calls of `F.scaled_dot_product_attention` and of `torch.nn.attention.varlen` on mps while
+    `install`ed, and all calls of `torch_fattn.sdpa`; of torch.func.vmap nothing is seen.
+    """
+    routed = dict(torch.ops.fattn._routed())
+    examples = dict(torch.ops.fattn._fallback_examples())
+    traced = torch.ops.fattn._fallbacks(traced=True)
+    counts = sorted(torch.ops.fattn._fallbacks(traced=False).items(), key=lambda item: -item[1])
+    return Report(
+        installed=torch.ops.fattn._is_installed(),
+        traced=routed.pop("traced"),
+        routed_by=routed,
+        fallbacks=tuple(
+            Fallback(name, count, traced[name], examples[name])
+            for name, count in counts
+            if count or traced[name]
+        ),
+    )
+
+
+def reset_report() -> None:
+    """Sets all counts of `report` to 0 and forgets its examples."""
+    torch.ops.fattn._reset_routing()

@@ -1,0 +1,322 @@
+"""The functions of flash-attn 2.8 under their names, with its layouts, argument order and defaults:
+
+    from torch_fattn.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+
+Tensors are `[batch, length, heads, head_dim]`, packed ones `[total, heads, head_dim]`; causal is that of the
+lower right corner; a row that sees no key is 0, and its log-sum-exp -inf. There is no backward and no
+dropout. `deterministic` and `num_splits` change nothing: results are always the same from run to run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._flash_attn_cache import append, rotate
+from ._ops import MAX_DECODE_ROWS
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Result = Tensor | tuple[Tensor, Tensor, Tensor]
+Window = tuple[int, int]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """q `[B, Lq, Hq, D]`, k and v `[B, Lk, Hkv, D]`: out like q. With return_attn_probs also the log-sum-exp
+    `[B, Hq, Lq]` and, as flash-attn does without dropout, an empty tensor."""
+    _refuse_dropout("flash_attn_func", dropout_p)
+    query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    options: dict[str, Any] = {
+        **_window(window_size),
+        "softcap": softcap,
+        "scale": softmax_scale,
+        "token_major_out": True,
+    }
+    mask = None
+    if alibi_slopes is not None and alibi_slopes.dim() == 1 and _sees_no_later_key(causal, window_size):
+        options["alibi_slopes"] = alibi_slopes
+    elif alibi_slopes is not None:
+        mask = _alibi(alibi_slopes, q.shape[1], k.shape[1])
+    if q.shape[1] == 1 or (causal and q.shape[1] <= MAX_DECODE_ROWS):
+        out, lse = torch.ops.fattn.decode(query, key, value, attn_mask=mask, **options)
+    else:
+        out, lse = torch.ops.fattn.prefill(query, key, value, mask, is_causal=causal, **options)
+    return _result(out.transpose(1, 2), lse, return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_func` of qkv `[B, L, 3, H, D]`, which is not copied."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_func` of kv `[B, Lk, 2, Hkv, D]`, which is not copied."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Result:
+    """Packed sequences: q `[Tq, Hq, D]`, k and v `[Tk, Hkv, D]`, or with a block_table `[B, blocks]` pools
+    `[num_blocks, block_size, Hkv, D]`; out like q, log-sum-exp `[Hq, Tq]`."""
+    _refuse_dropout("flash_attn_varlen_func", dropout_p)
+    options: dict[str, Any] = {
+        **_window(window_size),
+        **_causal_alibi("flash_attn_varlen_func", alibi_slopes, causal, window_size),
+        "is_causal": causal,
+        "softcap": softcap,
+        "scale": softmax_scale,
+    }
+    if block_table is None:
+        out, lse = torch.ops.fattn.varlen_prefill(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), **options
+        )
+    else:
+        seq_lens = cu_seqlens_k.diff()
+        out, lse = torch.ops.fattn.paged_prefill(
+            q, k, v, block_table, seq_lens, cu_seqlens_q, int(max_seqlen_q), **options
+        )
+    return _result(out, lse, return_attn_probs)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, which is not copied."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, which is not copied."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over a cache, to which k and v `[B, Lnew, Hkv, D]` are first appended, in place, at
+    cache_seqlens; with rotary_cos and rotary_sin `[positions, rotary_dim / 2]` they and q are rotated.
+
+    q `[B, Lq, Hq, D]`; the caches are `[batch, capacity, Hkv, D]`, of which cache_batch_idx `[B]` may pick,
+    or with a block_table `[B, blocks]` pools of blocks of any size. Returns out like q, and the log-sum-exp
+    `[B, Hq, Lq]` if asked for. A key that has no place in the cache is dropped.
+    """
+    op = "flash_attn_with_kvcache"
+    if cache_leftpad is not None:
+        raise NotImplementedError(f"torch_fattn.{op}: cache_leftpad is not supported; pad on the right")
+    if block_table is not None and cache_batch_idx is not None:
+        raise ValueError(f"torch_fattn.{op}: block_table already says where the keys of a sequence are; "
+                         "leave out cache_batch_idx")  # fmt: skip
+    if (k is None) != (v is None):
+        raise ValueError(f"torch_fattn.{op}: one of k and v is None; pass both or neither")
+    if rotary_cos is not None and (k is None or rotary_sin is None):
+        raise ValueError(f"torch_fattn.{op}: rotary_cos needs rotary_sin, and k and v to rotate; pass them")
+    batch, q_len = q.shape[:2]
+    if block_table is None:  # every sequence of a dense cache is one block
+        rows = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx
+        table = rows.to(torch.int32)[:, None]
+    else:
+        table = block_table
+    lens = _lengths(op, cache_seqlens, k is not None, batch, table.shape[1] * k_cache.shape[1], q.device)
+    if k is not None and v is not None:
+        if rotary_cos is not None and rotary_sin is not None:
+            # Rows that see the same keys are all at the position of the first.
+            by_position = causal or tuple(window_size) != (-1, -1)
+            q = rotate(q, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=by_position)
+            k = rotate(k, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=True)
+        append(k, v, k_cache, v_cache, lens, table)
+        lens = lens + k.shape[1]
+    options: dict[str, Any] = {
+        **_window(window_size),
+        **_causal_alibi(op, alibi_slopes, causal or q_len == 1, window_size),
+        "softcap": softcap,
+        "scale": softmax_scale,
+    }
+    if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
+        query = q.transpose(1, 2)
+        options["token_major_out"] = True
+        if block_table is None and cache_batch_idx is None:
+            key, value = k_cache[:batch].transpose(1, 2), v_cache[:batch].transpose(1, 2)
+            out, lse = torch.ops.fattn.decode(query, key, value, lens, **options)
+        else:
+            out, lse = torch.ops.fattn.paged_decode(query, k_cache, v_cache, table, lens, **options)
+        out = out.transpose(1, 2)
+    else:
+        starts = torch.arange(batch + 1, device=q.device, dtype=torch.int32) * q_len
+        out, lse = torch.ops.fattn.paged_prefill(
+            q.flatten(0, 1), k_cache, v_cache, table, lens, starts, q_len, is_causal=causal, **options
+        )
+        out = out.view(batch, q_len, *out.shape[1:])
+        lse = lse.view(-1, batch, q_len).transpose(0, 1)
+    return (out, lse) if return_softmax_lse else out
+
+
+def _lengths(
+    op: str, given: int | Tensor | None, appends: bool, batch: int, capacity: int, device: torch.device
+) -> Tensor:
+    if given is None:
+        if appends:
+            raise ValueError(
+                f"torch_fattn.{op}: k and v are appended at cache_seqlens, which is None; pass it"
+            )
+        given = capacity
+    if isinstance(given, int):
+        return torch.full((batch,), given, dtype=torch.int32, device=device)
+    return given.to(torch.int32)
+
+
+def _window(window_size: Window) -> dict[str, int]:
+    left, right = window_size
+    return {"window_left": max(left, -1), "window_right": max(right, -1)}
+
+
+def _sees_no_later_key(causal: bool, window_size: Window) -> bool:
+    return causal or window_size[1] == 0
+
+
+def _causal_alibi(op: str, slopes: Tensor | None, causal: bool, window_size: Window) -> dict[str, Tensor]:
+    """torch_fattn's ALiBi is slope * (j - i), which is flash-attn's where no key is later than its row."""
+    if slopes is None:
+        return {}
+    if slopes.dim() != 1 or not _sees_no_later_key(causal, window_size):
+        raise NotImplementedError(
+            f"torch_fattn.{op}: alibi_slopes of {slopes.dim()} dimensions with causal={causal} are not "
+            "supported; pass one slope for each head and causal=True, or each sequence to flash_attn_func"
+        )
+    return {"alibi_slopes": slopes}
+
+
+def _alibi(slopes: Tensor, q_len: int, kv_len: int) -> Tensor:
+    """The bias of all rows and keys: -slope * |i + Lk - Lq - j|."""
+    positions = torch.arange(q_len, device=slopes.device)[:, None] + (kv_len - q_len)
+    distance = (positions - torch.arange(kv_len, device=slopes.device)).abs()
+    return -slopes.float()[..., None, None] * distance
+
+
+def _refuse_dropout(op: str, dropout_p: float) -> None:
+    if dropout_p != 0.0:
+        raise NotImplementedError(
+            f"torch_fattn.{op}: dropout_p {dropout_p} is not 0 and there is no dropout; use "
+            "F.scaled_dot_product_attention for training"
+        )
+
+
+def _result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
+    return (out, lse, out.new_empty(0)) if with_lse else out

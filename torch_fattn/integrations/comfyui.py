@@ -1,0 +1,79 @@
+"""torch_fattn as the attention of a ComfyUI model: for a custom node, or a script around ComfyUI.
+
+    from torch_fattn.integrations import comfyui
+    model = comfyui.apply(model)  # a clone; the model that is given stays as it was
+
+On a Mac ComfyUI computes attention in slices unless it is started with --use-pytorch-cross-attention, and
+plain `torch_fattn.install()` never sees it. Its `optimized_attention_override` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_fattn
+
+__all__ = ["apply", "attention_override"]
+
+_OVERRIDE = "optimized_attention_override"
+
+
+def apply(model: Any) -> Any:
+    """A clone of a ModelPatcher whose attention is torch_fattn's. An override that the model has already is
+    asked for what torch_fattn does not do."""
+    clone = model.clone()
+    options = dict(clone.model_options.get("transformer_options", {}))
+    before = options.get(_OVERRIDE)
+    if before is None:
+        options[_OVERRIDE] = attention_override
+    elif not getattr(before, "is_torch_fattns", False):
+
+        def override(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+            return attention_override(lambda *a, **k: before(func, *a, **k), *args, **kwargs)
+
+        override.is_torch_fattns = True  # type: ignore[attr-defined]
+        options[_OVERRIDE] = override
+    clone.model_options = {**clone.model_options, "transformer_options": options}
+    return clone
+
+
+def attention_override(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """What `transformer_options["optimized_attention_override"]` is called with: `func` is the function that
+    ComfyUI has chosen, and does what torch_fattn has no kernel for."""
+    out = _attention(*args, **kwargs)
+    return func(*args, **kwargs) if out is None else out
+
+
+attention_override.is_torch_fattns = True  # type: ignore[attr-defined]
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    mask: Tensor | None = None,
+    attn_precision: torch.dtype | None = None,  # sums and softmax are in float32 as it is
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    **_: Any,
+) -> Tensor | None:
+    """q `[B, L, H * D]`, or `[B, H, L, D]` with skip_reshape; out `[B, L, H * D]`, or `[B, H, L, D]` with
+    skip_output_reshape. None where there is no kernel."""
+    if not skip_reshape:
+        head_dim = q.shape[-1] // heads
+        q, k, v = (tensor.unflatten(-1, (-1, head_dim)).transpose(1, 2) for tensor in (q, k, v))
+    if mask is not None and mask.dim() < 4:  # [Lq, Lk] or [B, Lq, Lk]
+        mask = mask[None, None] if mask.dim() == 2 else mask[:, None]
+    arguments = (q, k, v, mask, 0.0, False)
+    if torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa) != 0:
+        return None
+    out = torch_fattn.sdpa(*arguments, scale, enable_gqa)
+    return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
