@@ -13,7 +13,7 @@ says what compiling took, `torch_fattn.reference` defines what the operators mus
 
 from __future__ import annotations
 
-from . import _archives, _extension, _fakes, _tuned_file, reference
+from . import _archives, _extension, _fakes, _tuned_file, _versions, reference
 from ._cache_write import cache_write
 from ._compiled import CompiledKernel, compiled_kernels
 from ._logits import softcap, softmax
@@ -26,8 +26,7 @@ from ._warmup import Warmup, warmup
 from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
 from .plans import Explanation, explain, launch_counts, reset_launch_counts
 
-__version__ = "0.1.0"
-
+__version__ = _versions.VERSION
 built_for_torch = _extension.load()
 _fakes.register()
 _tuned_file.load_all(__version__)

@@ -21,7 +21,12 @@ rows are left padding, and a model's output does not use them. Recurrent models 
 
 from __future__ import annotations
 
+import warnings
+
+from ... import _versions
+
 try:
+    import transformers
     from transformers import AttentionInterface, AttentionMaskInterface
 
     from .attention import attend
@@ -30,8 +35,8 @@ try:
     from .support import NAME
 except ImportError as error:
     raise ImportError(
-        "torch_fattn.integrations.transformers needs transformers 5.17: "
-        "pip install 'torch-fattn[transformers]'"
+        "torch_fattn.integrations.transformers needs transformers: "
+        f"pip install '{_versions.requirement('transformers', _versions.TRANSFORMERS)}'"
     ) from error
 
 __all__ = ["NAME", "PAGED_NAME", "attend", "attend_paged", "make_mask", "register"]
@@ -41,7 +46,15 @@ PAGED_NAME = f"paged|{NAME}"
 
 def register() -> None:
     """Make `attn_implementation="fattn"` and `"paged|fattn"` known to transformers. May be called more than
-    once."""
+    once.
+
+    Raises ImportError where transformers is older than what this is made for; a newer one costs a warning.
+    """
+    version = transformers.__version__
+    if (fault := _versions.fault("transformers", version, _versions.TRANSFORMERS)) is not None:
+        if _versions.minor(version) < _versions.TRANSFORMERS[0]:
+            raise ImportError(fault)
+        warnings.warn(fault, stacklevel=2)
     AttentionInterface.register(NAME, attend)
     AttentionInterface.register(PAGED_NAME, attend_paged)
     AttentionMaskInterface.register(NAME, make_mask)
