@@ -26,7 +26,7 @@ SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
 BUILD_ENV       := $(if $(LINUX),eval "$$($(PY) -m softmetal config --env)";)
 TESTS           := tests $(if $(LINUX),softmetal/tests)
 
-.PHONY: help build demo test test-newest test-slow sweep mutants pytest lint format golden bench-host clean
+.PHONY: help build demo test test-newest wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,13 @@ pytest: build
 test-newest:  ## the tests once more with the newest torch and transformers, in a copy of the sources in .newest
 	tools/copy_tree.sh .newest
 	$(MAKE) -C .newest TORCH=$(NEWEST_TORCH) TRANSFORMERS=$(NEWEST_TRANSFORMERS) pytest
+
+wheel: build  ## the source archive and from it the wheel for this torch, in dist
+	rm -rf dist
+	$(BUILD_ENV) FATTN_LOCAL_VERSION=1 $(PY) -m build --no-isolation
+
+check-wheel: wheel  ## that wheel in a bare environment: doctor, and 30 families of transformers
+	tools/check_wheel.sh out/bare $(TORCH) $(TRANSFORMERS)
 
 sweep: build  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
 	$(PY) -m pytest -n 2 --dist worksteal -m slow tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
@@ -74,7 +81,7 @@ bench-host: build  ## host cost of planning and encoding one call
 	$(PY) bench/host_cost.py
 
 clean:  ## remove what was built, keep the environment
-	rm -rf build out softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/*.egg-info
+	rm -rf build dist out softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/softmetal $(STAMPS)/product
 
 $(STAMPS)/python: tools/setup_env.sh

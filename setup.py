@@ -1,8 +1,8 @@
 """Builds torch_fattn._C: the ops everywhere, and with them the Metal path where torch has its MPS backend.
 
-A wheel belongs to the minor version of torch it is built with: it requires that one, and its version says
-so (0.1.0+torch2.15). FATTN_PLAIN_VERSION=1 leaves that label out, for an index that takes none. The source
-archive alone can be made without torch.
+A wheel belongs to the minor version of torch it is built with: it requires that one, and its file name says
+so, by the build tag (torch_fattn-0.1.0-215-...), or with FATTN_LOCAL_VERSION=1 by the version, by which pip
+can choose (torch_fattn-0.1.0+torch2.15-...). The source archive is for all of them and needs no torch.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ VERSIONS = runpy.run_path(str(ROOT / "torch_fattn" / "_versions.py"))
 SUPPORTED = VERSIONS["requirement"]("torch", VERSIONS["TORCH"])
 BLOB = "https://github.com/torch-fattn/torch-fattn/blob/main/"
 RAW = "https://raw.githubusercontent.com/torch-fattn/torch-fattn/main/"
-# What a build front end asks before torch is needed.
-NEEDS_NO_TORCH = {"sdist", "egg_info", "clean"}
+FOR_EVERY_TORCH = {"sdist", "egg_info"}  # the archive, and what a build front end asks first
 BECAUSE = "torch_fattn is built against the torch that will run it, and"
 
 
 def import_torch() -> Any:
-    """The torch to build against; None where none is needed."""
+    """The torch to build against; None where the result is for all of them."""
+    if sys.argv[1:] and sys.argv[1] in FOR_EVERY_TORCH:
+        return None
     try:
         import torch
         import torch.utils.cpp_extension
     except ImportError as error:
-        if NEEDS_NO_TORCH.issuperset(sys.argv[1:2]) and sys.argv[1:]:
-            return None
         if error.name == "torch" and (Path(sysconfig.get_path("platlib")) / "torch").is_dir():
             sys.exit(
                 f"{BECAUSE} pip's build isolation hides the torch that is installed: "
@@ -60,7 +59,7 @@ def metadata(torch: Any) -> dict[str, Any]:
     if torch is not None:
         minor = VERSIONS["minor"](torch.__version__)
         requires = VERSIONS["requirement"]("torch", (minor, minor))
-        if not os.environ.get("FATTN_PLAIN_VERSION"):
+        if os.environ.get("FATTN_LOCAL_VERSION"):
             version += f"+torch{VERSIONS['text'](minor)}"
     return {
         "version": version,
@@ -132,10 +131,12 @@ def extension(torch: Any) -> CppExtension:
 
 
 def build(torch: Any) -> dict[str, Any]:
+    major, minor = VERSIONS["minor"](torch.__version__)
+    tag = {} if os.environ.get("FATTN_LOCAL_VERSION") else {"build_number": f"{major}{minor}"}
     return {
         "ext_modules": [extension(torch)],
         "cmdclass": {"build_ext": torch.utils.cpp_extension.BuildExtension},
-        "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
+        "options": {"bdist_wheel": {"py_limited_api": "cp310", **tag}},
     }
 
 

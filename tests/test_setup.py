@@ -73,6 +73,7 @@ def test_no_torch_at_all(configured: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_the_source_archive_needs_no_torch(
     command: str, configured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("FATTN_LOCAL_VERSION", "1")
     monkeypatch.setattr(sys, "argv", ["setup.py", command])
     arguments = configured()
     assert "ext_modules" not in arguments
@@ -91,11 +92,14 @@ def test_a_wheel_names_its_torch(
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
     monkeypatch.setattr(torch, "__version__", version)
     arguments = configured()
-    assert arguments["version"] == f"{torch_fattn.__version__}+torch{label}"
+    assert arguments["version"] == torch_fattn.__version__
+    assert arguments["options"]["bdist_wheel"]["build_number"] == label.replace(".", "")
     after = f"2.{int(label[2:]) + 1}"
     assert arguments["install_requires"] == [f"torch>={label},<{after}"]
-    monkeypatch.setenv("FATTN_PLAIN_VERSION", "1")
-    assert configured()["version"] == torch_fattn.__version__
+    monkeypatch.setenv("FATTN_LOCAL_VERSION", "1")
+    arguments = configured()
+    assert arguments["version"] == f"{torch_fattn.__version__}+torch{label}"
+    assert "build_number" not in arguments["options"]["bdist_wheel"]
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.16.0"])
