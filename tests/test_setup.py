@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,25 @@ def test_the_source_archive_needs_no_torch(
     assert arguments["install_requires"] == ["torch>=2.13,<2.16"]
     monkeypatch.setattr(sys, "argv", ["setup.py", "bdist_wheel"])
     assert "is built against the torch that will run it" in message(configured)
+
+
+@pytest.mark.skipif(not (SETUP.parent / ".git").exists(), reason="it asks git what the sources are")
+def test_the_source_archive_is_whole(tmp_path: Path) -> None:
+    """All that a build reads, and no test."""
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path)]
+    subprocess.run([*build, str(SETUP.parent)], check=True, capture_output=True)
+    (archive,) = tmp_path.iterdir()
+    folder = f"torch_fattn-{torch_fattn.__version__}"
+    assert archive.name == f"{folder}.tar.gz"
+    with tarfile.open(archive) as opened:
+        inside = {name.removeprefix(f"{folder}/") for name in opened.getnames()}
+    command = ["git", "ls-files", "csrc", "torch_fattn"]
+    sources = subprocess.run(command, cwd=SETUP.parent, capture_output=True, text=True, check=True).stdout
+    wanted = {*sources.split(), "setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"}
+    assert len(wanted) > 100 and {*wanted, "tools/embed_kernels.py"} <= inside
+    assert not [
+        name for name in inside if name.startswith("tests") or "generated" in name or name.endswith(".so")
+    ]
 
 
 @pytest.mark.parametrize(
