@@ -1,6 +1,13 @@
 # The commands of this repository; `make help` lists them. Everything happens in .venv.
 # On Linux the Metal side runs on softmetal, which is built first; on macOS it is Apple's Metal.
 
+# The oldest versions that are supported: everything is built and tested with these, and by `make test-newest`
+# again with the newest ones.
+TORCH               := 2.13.0
+TRANSFORMERS        := 5.17.0
+NEWEST_TORCH        := 2.15.0
+NEWEST_TRANSFORMERS := 5.23.0
+
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
@@ -19,7 +26,7 @@ SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
 BUILD_ENV       := $(if $(LINUX),eval "$$($(PY) -m softmetal config --env)";)
 TESTS           := tests $(if $(LINUX),softmetal/tests)
 
-.PHONY: help build demo docs test test-slow sweep mutants pytest lint format golden bench-host clean
+.PHONY: help build demo docs test test-newest wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -36,6 +43,17 @@ test: lint pytest  ## lint, types and every test that is not marked slow
 
 pytest: build
 	$(PY) -m pytest -n 2 --dist worksteal $(TESTS)
+
+test-newest:  ## the tests once more with the newest torch and transformers, in a copy of the sources in .newest
+	tools/copy_tree.sh .newest
+	$(MAKE) -C .newest TORCH=$(NEWEST_TORCH) TRANSFORMERS=$(NEWEST_TRANSFORMERS) pytest
+
+wheel: build  ## the source archive and from it the wheel for this torch, in dist
+	rm -rf dist
+	$(BUILD_ENV) FATTN_LOCAL_VERSION=1 $(PY) -m build --no-isolation
+
+check-wheel: wheel  ## that wheel in a bare environment: doctor, and 30 families of transformers
+	tools/check_wheel.sh out/bare $(TORCH) $(TRANSFORMERS)
 
 sweep: build  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
 	$(PY) -m pytest -n 2 --dist worksteal -m slow tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
@@ -66,11 +84,11 @@ bench-host: build  ## host cost of planning and encoding one call
 	$(PY) bench/host_cost.py
 
 clean:  ## remove what was built, keep the environment
-	rm -rf build out softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/*.egg-info
+	rm -rf build dist out softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/softmetal $(STAMPS)/product
 
 $(STAMPS)/python: tools/setup_env.sh
-	tools/setup_env.sh $(VENV)
+	tools/setup_env.sh $(VENV) $(TORCH) $(TRANSFORMERS)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/softmetal: $(STAMPS)/python $(SOFTMETAL_SOURCES)

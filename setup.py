@@ -1,32 +1,84 @@
-"""Builds torch_fattn._C: the ops everywhere, and with them the Metal path where torch has its MPS backend."""
+"""Builds torch_fattn._C: the ops everywhere, and with them the Metal path where torch has its MPS backend.
+
+A wheel belongs to the minor version of torch it is built with: it requires that one, and its file name says
+so, by the build tag (torch_fattn-0.1.0-215-...), or with FATTN_LOCAL_VERSION=1 by the version, by which pip
+can choose (torch_fattn-0.1.0+torch2.15-...). The source archive is for all of them and needs no torch.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import shlex
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from setuptools import setup
 
-try:
-    import torch
-    from torch.utils.cpp_extension import BuildExtension, CppExtension
-except ImportError as error:
-    BECAUSE = "torch_fattn is built against the torch that will run it, and"
-    if error.name == "torch" and (Path(sysconfig.get_path("platlib")) / "torch").is_dir():
-        sys.exit(
-            f"{BECAUSE} pip's build isolation hides the torch that is installed: "
-            "run `pip install --no-build-isolation .`"
-        )
-    sys.exit(
-        f"{BECAUSE} none can be imported ({error}): "
-        "run `pip install torch==2.13.0`, then `pip install --no-build-isolation .`"
-    )
+if TYPE_CHECKING:
+    from torch.utils.cpp_extension import CppExtension
 
 ROOT = Path(__file__).resolve().parent
+VERSIONS = runpy.run_path(str(ROOT / "torch_fattn" / "_versions.py"))
+SUPPORTED = VERSIONS["requirement"]("torch", VERSIONS["TORCH"])
+BLOB = "https://github.com/torch-fattn/torch-fattn/blob/main/"
+RAW = "https://raw.githubusercontent.com/torch-fattn/torch-fattn/main/"
+FOR_EVERY_TORCH = {"sdist", "egg_info"}  # the archive, and what a build front end asks first
+BECAUSE = "torch_fattn is built against the torch that will run it, and"
+
+
+def import_torch() -> Any:
+    """The torch to build against; None where the result is for all of them."""
+    if sys.argv[1:] and sys.argv[1] in FOR_EVERY_TORCH:
+        return None
+    try:
+        import torch
+        import torch.utils.cpp_extension
+    except ImportError as error:
+        if error.name == "torch" and (Path(sysconfig.get_path("platlib")) / "torch").is_dir():
+            sys.exit(
+                f"{BECAUSE} pip's build isolation hides the torch that is installed: "
+                "run `pip install --no-build-isolation .`"
+            )
+        sys.exit(
+            f"{BECAUSE} none can be imported ({error}): run `pip install '{SUPPORTED}' 'setuptools>=77'`, "
+            "then `pip install --no-build-isolation .`"
+        )
+    if (fault := VERSIONS["fault"]("torch", torch.__version__, VERSIONS["TORCH"])) is not None:
+        sys.exit(fault)
+    return torch
+
+
+def metadata(torch: Any) -> dict[str, Any]:
+    """What depends on torch, and the README with links that lead somewhere from a package index."""
+    version, requires = VERSIONS["VERSION"], SUPPORTED
+    if torch is not None:
+        minor = VERSIONS["minor"](torch.__version__)
+        requires = VERSIONS["requirement"]("torch", (minor, minor))
+        if os.environ.get("FATTN_LOCAL_VERSION"):
+            version += f"+torch{VERSIONS['text'](minor)}"
+    return {
+        "version": version,
+        "install_requires": [requires],
+        "long_description": with_absolute_links((ROOT / "README.md").read_text(encoding="utf-8")),
+        "long_description_content_type": "text/markdown",
+    }
+
+
+def with_absolute_links(markdown: str) -> str:
+    def absolute(link: re.Match[str]) -> str:
+        target = link["target"]
+        if re.match(r"[a-z]+:|#", target):
+            return link[0]
+        return f"{link['before']}{RAW if link['image'] else BLOB}{target}{link['after']}"
+
+    inline = r"(?P<before>(?P<image>!?)\[[^\]]*\]\()(?P<target>[^)\s]+)(?P<after>\))"
+    html = r"(?P<before><(?P<image>img)\b[^>]*?\bsrc=\")(?P<target>[^\"]+)(?P<after>\")"
+    return re.sub(html, absolute, re.sub(inline, absolute, markdown))
 
 
 def compiler_finds_metal() -> bool:
@@ -38,7 +90,15 @@ def compiler_finds_metal() -> bool:
     )
 
 
-def extension() -> CppExtension:
+def configure_macos() -> None:
+    os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")  # the first with Metal 3.1
+    # A universal2 Python would compile every file twice; torch has no x86_64 wheel for macOS.
+    if os.environ.setdefault("ARCHFLAGS", "-arch arm64") == "-arch arm64":
+        target = os.environ["MACOSX_DEPLOYMENT_TARGET"]
+        os.environ.setdefault("_PYTHON_HOST_PLATFORM", f"macosx-{target}-arm64")  # the tag of the wheel
+
+
+def extension(torch: Any) -> CppExtension:
     sources = sorted(ROOT.glob("csrc/*.cpp")) + sorted(ROOT.glob("csrc/plan/*.cpp"))
     macros: list[tuple[str, str | None]] = []
     link_args: list[str] = []
@@ -54,13 +114,11 @@ def extension() -> CppExtension:
         embed = [sys.executable, str(ROOT / "tools" / "embed_kernels.py")]
         subprocess.run([*embed, "--output", str(ROOT / "csrc/generated/kernel_sources.inc")], check=True)
         if sys.platform == "darwin":
-            os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")  # the first with Metal 3.1
-            # A universal2 Python would compile every file twice; torch has no x86_64 wheel for macOS.
-            os.environ.setdefault("ARCHFLAGS", "-arch arm64")
+            configure_macos()
             link_args += ["-framework", "Metal", "-framework", "Foundation"]
     else:
         sources.remove(ROOT / "csrc" / "launch.cpp")
-    return CppExtension(
+    return torch.utils.cpp_extension.CppExtension(
         "torch_fattn._C",
         [str(source.relative_to(ROOT)) for source in sources],
         define_macros=macros,
@@ -72,8 +130,15 @@ def extension() -> CppExtension:
     )
 
 
-setup(
-    ext_modules=[extension()],
-    cmdclass={"build_ext": BuildExtension},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
-)
+def build(torch: Any) -> dict[str, Any]:
+    major, minor = VERSIONS["minor"](torch.__version__)
+    tag = {} if os.environ.get("FATTN_LOCAL_VERSION") else {"build_number": f"{major}{minor}"}
+    return {
+        "ext_modules": [extension(torch)],
+        "cmdclass": {"build_ext": torch.utils.cpp_extension.BuildExtension},
+        "options": {"bdist_wheel": {"py_limited_api": "cp310", **tag}},
+    }
+
+
+TORCH = import_torch()
+setup(**metadata(TORCH), **({} if TORCH is None else build(TORCH)))

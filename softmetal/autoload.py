@@ -27,6 +27,10 @@ def register() -> None:
     # Compiled out of the Linux wheel:
     torch._C._mps_get_name = lambda: control.device_facts()["name"]
     torch._C._mps_get_core_count = lambda: control.device_facts()["cores"]
+    if hasattr(torch.mps, "current_stream"):
+        from . import mps_streams
+
+        mps_streams.provide()
     setattr(torch.UntypedStorage, "mps", _storage_to_mps)  # noqa: B010
     if not torch.backends.mps.is_available():
         warnings.warn(

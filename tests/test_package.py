@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,16 +16,48 @@ import torch
 import torch_fattn
 from tests.conftest import counted_launches
 from torch_fattn import __main__ as command_line
-from torch_fattn import _extension, doctor
+from torch_fattn import _extension, _versions, doctor
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_extension_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("torch_fattn._C")
-    other.torch_version = "1.9.0"  # type: ignore[attr-defined]
+    other.torch_version = "2.1.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch_fattn._C", other)
     monkeypatch.setattr(_extension.importlib.util, "find_spec", lambda _: object())
-    with pytest.raises(ImportError, match=r"built against torch 1\.9\.0 .*pip install --no-build-isolation"):
+    with pytest.raises(ImportError, match=r"built against torch 2\.1\.0 .*pip install --no-build-isolation"):
         _extension.load()
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.16.0.dev20270101+cpu", "3.0.0"])
+def test_torch_outside_the_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(ImportError) as caught:
+        _extension.load()
+    assert str(caught.value) == (
+        f"torch_fattn {torch_fattn.__version__} is made for torch 2.13 to 2.15, and this is torch {version}: "
+        "run `pip install 'torch>=2.13,<2.16'`"
+    )
+
+
+def test_versions_are_said_once() -> None:
+    """pyproject.toml cannot read them from the package."""
+    extras = re.findall(r'"(transformers[^"]*)"', (ROOT / "pyproject.toml").read_text())
+    assert set(extras) == {_versions.requirement("transformers", _versions.TRANSFORMERS)} and len(extras) == 3
+    makefile = dict(re.findall(r"^(\w+) *:= *(\d\S*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for name in ("TORCH", "TRANSFORMERS"):
+        tested = tuple(_versions.minor(makefile[prefix + name]) for prefix in ("", "NEWEST_"))
+        assert tested == getattr(_versions, name)
+    assert f"## {_versions.VERSION}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_version_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(["--version"])
+    assert caught.value.code == 0
+    said = f"torch_fattn {torch_fattn.__version__}, built for torch {torch_fattn.built_for_torch}\n"
+    assert capsys.readouterr().out == said
 
 
 def test_extension_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,13 +164,47 @@ def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:
     assert early == ["true", "false"]
 
 
-@pytest.mark.parametrize("version", ["2.12.1", "2.14.0", "2.15.0+cpu", "3.0"])
+@pytest.mark.parametrize("version", ["2.12.1", "2.16.0", "2.1.5+cpu", "3.0"])
 def test_another_torch_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("prefill", 1, 2, 1, 64, 64, 64)
     assert torch_metal.launch(case) is not None
     monkeypatch.setattr(torch_metal, "version", lambda: version)
-    with pytest.raises(NotImplementedError, match=rf"torch {version.split('+')[0]}.*install torch==2\.13\.0"):
+    with pytest.raises(NotImplementedError, match=rf"torch {version.split('+')[0]}.*install torch==2\.15\.0"):
         torch_metal.launch(case)
+
+
+STRIDES = "{0} Q_strides[3];\n  {0} K_strides[3]; // of keys\n  {0} V_strides[3];\n  {0} O_strides[3];\n"
+SIZES = (
+    "  int B; // batch size\n  int H;\n  int D;\n  int qL;\n  int kL;\n  int gqa_factor;\n  float scale;\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "format"),
+    [
+        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int')}", "6i2f12i"),
+        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int64_t')}", "6i2f12q"),
+        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int64_t').replace('int64_t V', 'int V')}", None),
+        (f"{SIZES}  {STRIDES.format('int64_t')}", None),
+        (f"{SIZES}  float softcapping;\n  bool causal;\n  {STRIDES.format('int64_t')}", None),
+    ],
+)
+def test_parameters_of_torch_are_read_from_its_header(
+    fields: str, format: str | None, tmp_path: Path
+) -> None:
+    header = tmp_path / "PrefillAttention.h"
+    header.write_text(f"struct PrefillAttnParams {{\n{fields}}};\n\nstruct Other {{}};\n")
+    if format:
+        assert torch_metal.params_format(header) == format
+        return
+    with pytest.raises(NotImplementedError, match="PrefillAttnParams of torch .* does not know"):
+        torch_metal.params_format(header)
+
+
+@needs_emulator
+def test_torch_prefill_is_fed_what_it_reads() -> None:
+    counts, error, _ = counting.count_peer(torch_metal, Call("prefill", 2, 2, 64, 64, 64))
+    assert counts is not None and error < 2e-3
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.2", "0.33.0"])

@@ -26,7 +26,7 @@ SOURCE_ENDINGS = {
     ".toml",
     ".md",
 }
-SKIPPED_FOLDERS = {".git", ".venv", "build", "_build", "dist", "out", "generated", "__pycache__"}
+SKIPPED_FOLDERS = {".git", ".venv", ".newest", "build", "_build", "dist", "out", "generated", "__pycache__"}
 MAX_LINES = 450
 
 # Spelled so that this file does not match itself.

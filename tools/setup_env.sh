@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with torch in it. On Debian and Ubuntu, first installs those of the compilers and
+# Makes a virtual environment with torch and transformers in it. On Debian and Ubuntu, first installs those of the compilers and
 # libraries that softmetal needs and the machine lacks; on macOS the Xcode command-line tools are enough.
-# Usage: tools/setup_env.sh DIRECTORY
+# Usage: tools/setup_env.sh DIRECTORY TORCH TRANSFORMERS (their versions)
 set -euo pipefail
-venv=${1:?usage: tools/setup_env.sh DIRECTORY}
+venv=${1:?usage: tools/setup_env.sh DIRECTORY TORCH TRANSFORMERS}
+torch=${2:?usage: tools/setup_env.sh DIRECTORY TORCH TRANSFORMERS}
+transformers=${3:?usage: tools/setup_env.sh DIRECTORY TORCH TRANSFORMERS}
 
 find_python() {
   local name
@@ -64,5 +66,5 @@ python=$(find_python)
 [ -n "$python" ] || { echo "setup_env: Python 3.10 or newer is missing: set PYTHON=/path/to/python3" >&2; exit 1; }
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 # torch first: everything else is built against it.
-"$venv/bin/python" -m pip install --quiet torch==2.13.0
-"$venv/bin/python" -m pip install --quiet 'setuptools>=77' numpy
+"$venv/bin/python" -m pip install --quiet "torch==$torch"
+"$venv/bin/python" -m pip install --quiet 'setuptools>=77' numpy "transformers==$transformers"

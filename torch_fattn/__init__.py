@@ -15,7 +15,7 @@ calls of that use them, and `report` says how many did.
 
 from __future__ import annotations
 
-from . import _archives, _extension, _fakes, _install, _tuned_file, reference
+from . import _archives, _extension, _fakes, _install, _tuned_file, _versions, reference
 from ._cache_write import cache_write
 from ._compiled import CompiledKernel, compiled_kernels
 from ._install import install, installed, uninstall
@@ -32,8 +32,7 @@ from ._warmup import Warmup, warmup
 from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
 from .plans import Explanation, explain, launch_counts, reset_launch_counts
 
-__version__ = "0.1.0"
-
+__version__ = _versions.VERSION
 built_for_torch = _extension.load()
 _fakes.register()
 _install.register()

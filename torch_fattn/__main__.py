@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import _explain_command, tune
+from . import __version__, _explain_command, built_for_torch, tune
 from ._arguments import DTYPES, ArgumentError, Parser, whole
 
 MOST_TOKENS = 1_000_000  # a model's own positions end long before
@@ -53,6 +53,9 @@ def _run(arguments: list[str]) -> int:
 
 def _parsers() -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(prog="python -m torch_fattn", description="Attention for PyTorch on Apple GPUs.")
+    parser.add_argument(
+        "--version", action="version", version=f"torch_fattn {__version__}, built for torch {built_for_torch}"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser(
         "doctor", help="versions, device and a self-test; exit status 1 if something is wrong"

@@ -8,11 +8,15 @@ import importlib.util
 
 import torch
 
+from . import _versions
+
 _REBUILD = "run `pip install --no-build-isolation .` in the environment that has this torch"
 
 
 def load() -> str:
     """Registers `torch.ops.fattn` and returns the version of torch that the extension was built against."""
+    if (fault := _versions.fault("torch", torch.__version__, _versions.TORCH)) is not None:
+        raise ImportError(fault)
     if importlib.util.find_spec("torch_fattn._C") is None:
         raise ImportError(f"torch_fattn is not built: torch_fattn._C is missing; {_REBUILD}")
     try:
@@ -23,13 +27,9 @@ def load() -> str:
             f"against another one; {_REBUILD} ({error})"
         ) from error
     built: str = extension.torch_version
-    if _minor(built) != _minor(torch.__version__):
+    if _versions.minor(built) != _versions.minor(torch.__version__):
         raise ImportError(
             f"torch_fattn._C was built against torch {built} and cannot run in torch {torch.__version__}; "
             + _REBUILD
         )
     return built
-
-
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import __version__, built_for_torch, explain, launch_counts, reference
+from . import __version__, _versions, built_for_torch, explain, launch_counts, reference
 from ._compiled import compile_summary
 from .plans import PLANNED, Explanation
 
 OK = "ok"
-TRANSFORMERS = "5.17."
 # Largest difference from the float64 reference for operands of about 1.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 KERNEL_OF = {
@@ -107,11 +106,8 @@ def report_versions() -> list[str]:
         print("transformers  not installed (needed only for attn_implementation='fattn')")
         return []
     print(f"transformers  {version}")
-    if version.startswith(TRANSFORMERS):
-        return []
-    return [
-        f"transformers {version} is not the tested {TRANSFORMERS}x: pip install 'torch-fattn[transformers]'"
-    ]
+    fault = _versions.fault("transformers", version, _versions.TRANSFORMERS)
+    return [] if fault is None else [fault]
 
 
 def advice_about_device() -> list[str]:
@@ -119,7 +115,8 @@ def advice_about_device() -> list[str]:
     if not torch.backends.mps.is_built():
         return [
             "this torch has no MPS backend, so the operators run as plain PyTorch: "
-            "on a Mac with Apple silicon install torch's arm64 wheel (pip install torch==2.13.0)"
+            "on a Mac with Apple silicon install torch's arm64 wheel "
+            f"(pip install '{_versions.requirement('torch', _versions.TORCH)}')"
         ]
     if not torch.backends.mps.is_available():
         return ["torch finds no Metal device: macOS 14 or newer and a GPU that supports Metal are needed"]

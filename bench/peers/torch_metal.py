@@ -1,8 +1,10 @@
-"""torch 2.13's Metal attention, from the headers in the installed wheel, launched as its Attention.mm
-does."""
+"""torch's Metal attention (2.13 to 2.15), from the headers in the installed wheel, launched as its
+Attention.mm does where the GPU has no matrix units of its own or macOS is older than 26.2."""
 
 from __future__ import annotations
 
+import functools
+import re
 import struct
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from softmetal.cuda.compile import Pipeline
 from .case import METAL_TYPES, Case, Launch, NotTakenError, Pass
 
 IMPL = "torch-metal"
-VERSION = "2.13"
+VERSIONS = ("2.13", "2.14", "2.15")
 INCLUDE = Path(torch.__file__).parent / "include"
 _SOURCE = """#include <metal_stdlib>
 using namespace metal;
@@ -23,6 +25,12 @@ using namespace metal;
 """
 _VECTOR_DIMS = (64, 96, 128, 256)
 _SPLITS = 32
+# PrefillAttnParams, in order; torch 2.13 has int strides, 2.14 and later int64_t ones.
+_PARAMS = (
+    "int B; int H; int D; int qL; int kL; int gqa_factor; float scale; float softcapping; "
+    "{0} Q_strides[3]; {0} K_strides[3]; {0} V_strides[3]; {0} O_strides[3];"
+)
+_STRIDES = {"int": "i", "int64_t": "q"}  # as struct packs them
 # Head dim -> rows and keys per tile, simdgroups.
 _PREFILL_TILES = {**dict.fromkeys((32, 64, 72, 80, 96), (32, 32, 4)), 128: (32, 16, 4), 256: (16, 8, 2)}
 
@@ -33,10 +41,10 @@ def version() -> str:
 
 def launch(case: Case) -> Launch | None:
     """None: torch runs this case with MPSGraph."""
-    if not version().startswith(f"{VERSION}."):
+    if not version().startswith(tuple(f"{known}." for known in VERSIONS)):
         raise NotImplementedError(
-            f"{IMPL}: the kernels of torch {version()} take other parameters than those of {VERSION}, which "
-            f"this adapter knows; install torch=={VERSION}.0"
+            f"{IMPL}: the kernels of torch {version()} may take other parameters than those of "
+            f"{', '.join(VERSIONS)}, which this adapter knows; install torch=={VERSIONS[-1]}.0"
         )
     case.refuse_features(IMPL)
     if case.q_len <= 8:
@@ -44,6 +52,21 @@ def launch(case: Case) -> Launch | None:
     if case.causal and case.q_len != case.kv_len:
         raise NotTakenError(f"{IMPL} has causal rows that begin at the first key, whatever their number")
     return _prefill(case) if case.head_dim in _PREFILL_TILES else None
+
+
+@functools.cache
+def params_format(header: Path = INCLUDE / "ATen/native/mps/kernels/PrefillAttention.h") -> str:
+    """struct's format of PrefillAttnParams as the header in the wheel declares it."""
+    text = re.sub(r"//.*", "", header.read_text())
+    declared = re.search(r"struct PrefillAttnParams \{(.*?)\};", text, re.DOTALL)
+    fields = " ".join(declared[1].split()) if declared else ""
+    for kind, letter in _STRIDES.items():
+        if fields == _PARAMS.format(kind):
+            return f"6i2f12{letter}"
+    raise NotImplementedError(
+        f"{IMPL}: PrefillAttnParams of torch {version()} is {fields or 'missing'!r}, which this adapter does "
+        f"not know; install torch=={VERSIONS[-1]}.0"
+    )
 
 
 def _pipeline(case: Case, header: str, kernel: str, threads: int) -> Pipeline:
@@ -122,7 +145,7 @@ def _prefill(case: Case) -> Launch:
     d, q, kv = case.head_dim, case.q_len * case.head_dim, case.kv_len * case.head_dim
     strides = [case.q_heads * q, q, d, *[case.kv_heads * kv, kv, d] * 2, case.q_heads * q, q, d]
     shape = [case.batch, case.q_heads, d, case.q_len, case.kv_len, case.group_size]
-    params = struct.pack("6i2f12i", *shape, case.scale, 1.0, *strides)
+    params = struct.pack(params_format(), *shape, case.scale, 1.0, *strides)
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params, 5: bytes(16)}
     threads = 32 * simdgroups
     pipeline = _pipeline(case, "PrefillAttention.h", name, threads)

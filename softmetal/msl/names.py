@@ -9,7 +9,8 @@ from .types import ADDRESS_SPACES, BUILTIN_TYPES
 _STAGES = {"kernel", "vertex", "fragment"}
 _OTHER_SPACES = {"threadgroup_imageblock", "ray_data", "object_data"}
 _SPACES = ADDRESS_SPACES | _OTHER_SPACES
-# Typedefs and reserved words of Apple's metal_types, which is always included.
+# Typedefs and reserved words of Apple's metal_types, which is always included. Being types, they may be
+# declared anew in a namespace: torch's c10::metal has a `complex`.
 _TYPES = {"complex", "imaginary", "quad", "llong", "ullong", "half", "bfloat", "sampler"}
 # What can follow an address space when it is not the name of something.
 _AFTER_SPACE = {"*", "&", "&&", "::", "(", "[", "...", "<"}
@@ -29,7 +30,7 @@ def check_names(tokens: TokenList) -> None:
             raise _refusal(tokens, i, "a keyword of Metal")
         if token.text in _SPACES and not _is_space(tokens, i):
             raise _refusal(tokens, i, "a keyword of Metal")
-        if token.text in _TYPES and _names_type(tokens, i):
+        if token.text in _TYPES and _names_type(tokens, i) and not _is_in_namespace(tokens, i):
             raise _refusal(tokens, i, "a type of Metal's")
         if token.text in BUILTIN_TYPES and _is_declared(tokens, i):
             raise _refusal(tokens, i, "a type of Metal's")
@@ -76,6 +77,16 @@ def _names_type(tokens: TokenList, i: int) -> bool:
     if before == "using" and tokens.text(i + 1) == "=":
         return True
     return before == "}" and tokens.text(i + 1) == ";" and _closes_typedef(tokens, i - 1)
+
+
+def _is_in_namespace(tokens: TokenList, i: int) -> bool:
+    for k in range(i):
+        if tokens.text(k) != "namespace" or tokens.text(k - 1) == "using":
+            continue
+        opening = next((j for j in range(k, i) if tokens.text(j) in ("{", ";", "=")), k)
+        if tokens.text(opening) == "{" and tokens.closing(opening) > i:
+            return True
+    return False
 
 
 def _closes_typedef(tokens: TokenList, brace: int) -> bool:

@@ -22,7 +22,7 @@ struct BufferAllocator final : c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_buffer; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
-    finish_stream();
+    finish_streams();
     memcpy(buffer_contents(to), buffer_contents(const_cast<void*>(from)), bytes);
   }
 };

@@ -140,7 +140,7 @@ void check_dtype(at::ScalarType type) {
       "float32 instead.");
 }
 
-HostView::HostView() { finish_stream(); }
+HostView::HostView() { finish_streams(); }
 
 Tensor HostView::host(const Tensor& tensor) {
   if (!tensor.is_mps()) return tensor;

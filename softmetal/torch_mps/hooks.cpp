@@ -1,8 +1,10 @@
 // What torch asks of a device type: the guard, and the hooks behind torch.mps.* and torch::mps::*.
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -24,7 +26,7 @@ const Device kDevice(c10::DeviceType::MPS, 0);
 constexpr unsigned kMacOSMajor = 15, kMacOSMinor = 2;  // what softmetal's Metal corresponds to
 
 void synchronize_device() {
-  finish_stream();
+  finish_streams();
   raise_deferred_violations();
 }
 
@@ -39,20 +41,20 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(device.is_mps(), "Expected a MPS device, but got ", device);
   }
   void uncheckedSetDevice(Device) const noexcept override {}
-  Stream getStream(Device) const override { return Stream(Stream::DEFAULT, kDevice); }
-  Stream getNewStream(Device, int) const override { return Stream(Stream::DEFAULT, kDevice); }
+  Stream getStream(Device) const override { return current_stream(); }
+  Stream getNewStream(Device, int) const override { return stream_from_pool(); }
   Stream getDefaultStream(Device) const override { return Stream(Stream::DEFAULT, kDevice); }
-  Stream exchangeStream(Stream) const override { return Stream(Stream::DEFAULT, kDevice); }
+  Stream exchangeStream(Stream stream) const override { return exchange_stream(stream); }
   DeviceIndex deviceCount() const noexcept override { return 1; }
 
-  // A recorded event has happened: recording runs the stream.
+  // A recorded event has happened: recording runs the streams.
   void destroyEvent(void*, DeviceIndex) const noexcept override {}
-  void record(void**, const Stream&, DeviceIndex, c10::EventFlag) const override { finish_stream(); }
+  void record(void**, const Stream&, DeviceIndex, c10::EventFlag) const override { finish_streams(); }
   void block(void*, const Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override { finish_stream(); }
+  void synchronizeEvent(void*) const override { finish_streams(); }
   bool queryStream(const Stream&) const override {
-    finish_stream();
+    finish_streams();
     return true;
   }
   void synchronizeStream(const Stream&) const override { synchronize_device(); }
@@ -72,7 +74,7 @@ class Events {  // of torch.mps.Event: when each was recorded
     times_.erase(id);
   }
   void record(uint32_t id) {
-    finish_stream();
+    finish_streams();
     std::lock_guard lock(mutex_);
     times_[id] = Clock::now();
   }
@@ -112,7 +114,7 @@ struct MPSHooks final : at::MPSHooksInterface {
   at::Generator getNewGenerator(DeviceIndex) const override { return new_generator(); }
 
   void deviceSynchronize() const override { synchronize_device(); }
-  void commitStream() const override { commit_stream(); }
+  void commitStream() const override { commit_streams(); }
   void* getCommandBuffer() const override { return stream_command_buffer(); }
   void* getDispatchQueue() const override { return stream_dispatch_queue(); }
 
@@ -134,6 +136,17 @@ struct MPSHooks final : at::MPSHooksInterface {
     return events().milliseconds(start, end);
   }
 };
+
+// A torch that was built for CUDA, as its plain wheels for Linux are, counts itself as one kind of
+// accelerator and refuses a second. Where it finds no GPU, its hooks, which exist since it was imported, are
+// made to answer what those of a torch without CUDA answer, by their table of virtual functions.
+const bool g_without_cuda = [] {
+  at::CUDAHooksInterface& hooks = const_cast<at::CUDAHooksInterface&>(at::detail::getCUDAHooks());
+  static const at::CUDAHooksInterface none;
+  if (hooks.hasCUDA()) return false;
+  std::memcpy(static_cast<void*>(&hooks), static_cast<const void*>(&none), sizeof(void*));
+  return true;
+}();
 
 }  // namespace
 }  // namespace softmetal

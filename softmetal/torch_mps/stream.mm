@@ -15,11 +15,12 @@
 #include "../framework/validation.h"
 #include "allocator.h"
 #include "stream.h"
+#include "torch_version.h"
 
 namespace {
 
-std::atomic<bool> g_pending{false};  // something may be encoded and not committed
-std::atomic<bool> g_failed{false};   // a committed command buffer failed and nobody was told yet
+std::atomic<int> g_pending{0};      // streams with something encoded and not committed
+std::atomic<bool> g_failed{false};  // a committed command buffer failed and nobody was told yet
 std::mutex g_failure_mutex;
 std::string g_failure;
 
@@ -53,12 +54,19 @@ MPSDevice* MPSDevice::getInstance() {
 }
 std::string MPSDevice::getName() const { return softmetal::device_name(); }
 unsigned MPSDevice::getCoreCount() const { return softmetal::core_count(); }
-bool MPSDevice::isMacOS13Plus(MacOSVersion version) const {
-  return version <= MacOSVersion::MACOS_VER_15_2_PLUS;
-}
 
 bool is_available() { return true; }
-bool is_macos_13_or_newer(MacOSVersion version) { return MPSDevice::getInstance()->isMacOS13Plus(version); }
+#if SOFTMETAL_TORCH_AT_LEAST(2, 14)
+bool MPSDevice::isMacOS13Plus(MacOSVersion version) const { return is_macos_at_least(version); }
+bool is_macos_at_least(MacOSVersion version) { return version <= MacOSVersion::MACOS_15_2; }
+bool has_mpp() { return false; }
+#else
+bool MPSDevice::isMacOS13Plus(MacOSVersion version) const { return is_macos_13_or_newer(version); }
+bool is_macos_13_or_newer(MacOSVersion version) { return version <= MacOSVersion::MACOS_VER_15_2_PLUS; }
+#endif
+#if SOFTMETAL_TORCH_AT_LEAST(2, 15)
+MetalLanguageVersion metal_language_version() { return MetalLanguageVersion::METAL_3_2; }
+#endif
 bool is_apple_family_or_newer(AppleGPUFamily family) {
   return [MPSDevice::getInstance()->device() supportsFamily:MTLGPUFamily(family)];
 }
@@ -79,7 +87,7 @@ MPSCommandBuffer_t MPSStream::commandBuffer() {
   if (!_commandBuffer) {
     _commandBuffer = [[MPSCommandBuffer commandBufferFromCommandQueue:_commandQueue] retain];
     ((SMCommandBuffer*)_commandBuffer.commandBuffer)->_owner = _serialQueue;
-    g_pending.store(true, std::memory_order_release);
+    g_pending.fetch_add(1, std::memory_order_release);
   }
   return _commandBuffer;
 }
@@ -104,9 +112,9 @@ void MPSStream::commit() {
   } catch (...) {
     violation = std::current_exception();
   }
+  // Only now: other threads take it as "their kernels have run".
+  if (buffer) g_pending.fetch_sub(1, std::memory_order_release);
   [buffer release];
-  g_pending.store(false,
-                  std::memory_order_release);  // only now: other threads take it as "their kernels have run"
   if (violation) std::rethrow_exception(violation);
 }
 void MPSStream::commitAndWait() {
@@ -153,14 +161,6 @@ void MPSStream::executeMPSGraph(MPSGraph*, NSDictionary*, NSDictionary*, SyncTyp
   TORCH_CHECK(false, "softmetal has no MPSGraph; encode a Metal kernel instead");
 }
 
-MPSStream* getDefaultMPSStream() {
-  static MPSStream* stream = new MPSStream(Stream(Stream::UNSAFE, Device(DeviceType::MPS, 0), 0));
-  return stream;
-}
-MPSStream* getCurrentMPSStream() { return getDefaultMPSStream(); }
-MPSStream* MPSStreamImpl::_stream = nullptr;
-MPSStream* MPSStreamImpl::getInstance() { return getDefaultMPSStream(); }
-
 void dispatch_sync_with_rethrow(dispatch_queue_t queue, void (^block)()) {
   std::exception_ptr exception;
   std::exception_ptr* thrown = &exception;
@@ -178,30 +178,19 @@ void dispatch_sync_with_rethrow(dispatch_queue_t queue, void (^block)()) {
 
 namespace softmetal {
 
-using at::mps::getDefaultMPSStream;
-using at::mps::SyncType;
-
-namespace {
-void synchronize(SyncType type) {
-  at::mps::dispatch_sync_with_rethrow(getDefaultMPSStream()->queue(), ^{
-    getDefaultMPSStream()->synchronize(type);
-  });
-}
-}  // namespace
-
-void finish_stream() {
-  if (g_pending.load(std::memory_order_acquire)) synchronize(SyncType::COMMIT_AND_WAIT);
+void finish_streams() {
+  if (g_pending.load(std::memory_order_acquire)) synchronize_all_streams(/*wait=*/true);
   raise_failure();
 }
-void commit_stream() {
-  if (g_pending.load(std::memory_order_acquire)) synchronize(SyncType::COMMIT);
+void commit_streams() {
+  if (g_pending.load(std::memory_order_acquire)) synchronize_all_streams(/*wait=*/false);
 }
 void* stream_command_buffer() {
-  at::mps::MPSStream* stream = getDefaultMPSStream();
+  at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
   MPSCommandBuffer* buffer = stream->commandBuffer();
   stream->endKernelCoalescing();
   return (void*)buffer;
 }
-void* stream_dispatch_queue() { return (void*)getDefaultMPSStream()->queue(); }
+void* stream_dispatch_queue() { return (void*)at::mps::getCurrentMPSStream()->queue(); }
 
 }  // namespace softmetal

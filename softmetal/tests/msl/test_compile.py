@@ -97,7 +97,11 @@ TORCH_PROGRAMS = {
         "prefill_attention_(float32|bfloat16)_bq32_bk32_bd64_.*_hm0_dc1",
         2,
     ),
-    "DecodeAttention.h": ("#include <c10/metal/common.h>\n", "^sdpa_vector_(half|bfloat)_64_64_mask", 8),
+    "DecodeAttention.h": (
+        "#include <c10/metal/common.h>\n#include <c10/metal/utils.h>\n",
+        "^sdpa_vector_(half|bfloat)_64_64_mask",
+        8,
+    ),
 }
 
 

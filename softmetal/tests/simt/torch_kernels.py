@@ -85,7 +85,9 @@ class Problem:
         batch, heads, queries, dim = self.q.shape
         strides = [s for t in (self.q, self.k, self.v, self.out) for s in t.stride()[:3]]
         sizes = (batch, heads, dim, queries, self.k.shape[2], self.group)
-        parameters = struct.pack("<6i2f12i", *sizes, self.scale, 1.0, *strides)
+        # The strides of PrefillAttnParams are 32 bits wide in torch 2.13.
+        kind = "q" if "int64_t Q_strides[3]" in header("PrefillAttention") else "i"
+        parameters = struct.pack(f"<6i2f12{kind}", *sizes, self.scale, 1.0, *strides)
         block = 32 if dim < 128 else 16
         name = (
             f"prefill_attention_{NAMES[self.q.dtype][0]}_bq32_bk{block}_bd{dim}_wm4_wn1_hm0_dc{int(self.causal)}"

@@ -22,6 +22,8 @@ rows are left padding, and a model's output does not use them. Recurrent models 
 
 from __future__ import annotations
 
+from ... import _versions
+
 try:
     from transformers import PreTrainedModel
 
@@ -32,8 +34,8 @@ try:
     from .support import FLASH_NAME, NAME, PAGED_NAME
 except ImportError as error:
     raise ImportError(
-        "torch_fattn.integrations.transformers needs transformers 5.17 or later: "
-        "pip install 'torch-fattn[transformers]'"
+        "torch_fattn.integrations.transformers needs transformers: "
+        f"pip install '{_versions.requirement('transformers', _versions.TRANSFORMERS)}'"
     ) from error
 
 __all__ = [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from ... import _versions
 from . import class_tables, policy
-from ._versions import entry, restore, switch_batching
+from ._contracts import entry, restore, switch_batching
 from .attention import attend
 from .masks import make_mask
 from .paged import attend_paged
@@ -30,12 +33,18 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
 
     Args:
         on_unsupported: what happens to a layer that the kernels cannot run, and to a model whose attention
-        never
-            goes through transformers' attention interface. "error": one sentence is raised. "sdpa":
+            never goes through transformers' attention interface. "error": one sentence is raised. "sdpa":
             transformers' sdpa attention runs the layer (its model's eager attention, if it has a soft cap or
             learned sinks, which sdpa would drop), the model runs its own attention, and one warning says
             which and why.
+
+    Raises ImportError where transformers is older than what this is made for; a newer one costs a warning.
     """
+    version = transformers.__version__
+    if (fault := _versions.fault("transformers", version, _versions.TRANSFORMERS)) is not None:
+        if _versions.minor(version) < _versions.TRANSFORMERS[0]:
+            raise ImportError(fault)
+        warnings.warn(fault, stacklevel=2)
     policy.choose(on_unsupported)
     if not _undo:
         for interface, name, _function in _ENTRIES:

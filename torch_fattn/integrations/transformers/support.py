@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 NAME = "fattn"
-# The same where transformers asks for "flash" in the name: see `_versions.switch_batching` and `use_packed`.
+# The same where transformers asks for "flash" in the name: see `_contracts.switch_batching` and `use_packed`.
 FLASH_NAME = "fattn_flash"
 PAGED_NAME = f"paged|{NAME}"
 USE_EAGER = 'use attn_implementation="eager" for this model'

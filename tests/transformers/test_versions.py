@@ -1,0 +1,38 @@
+"""register() and the version of transformers that is installed."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import transformers
+from transformers import AttentionInterface
+
+from torch_fattn.integrations.transformers import NAME, register
+
+pytestmark = pytest.mark.host_only
+SENTENCE = (
+    r"torch_fattn \S+ is made for transformers 5\.17 to 5\.23, and this is transformers {}: run `pip install"
+)
+
+
+@pytest.mark.parametrize("version", ["4.57.6", "5.16.1"])
+def test_an_older_one_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", version)
+    with pytest.raises(ImportError, match=SENTENCE.format(version)):
+        register()
+
+
+def test_a_newer_one_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", "5.24.0.dev0")
+    with pytest.warns(UserWarning, match=SENTENCE.format("5.24.0.dev0")):
+        register()
+    assert NAME in AttentionInterface()
+
+
+@pytest.mark.parametrize("version", [transformers.__version__, "5.17.0", "5.20.2", "5.23.0"])
+def test_one_in_the_range_says_nothing(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", version)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        register()

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Brings a copy of the sources up to date, so that another torch can be built for without touching what is built
+# here: files that git tracks or would track, with their times; what is gone here goes there too, and what was
+# built there stays.
+# Usage: tools/copy_tree.sh DIRECTORY
+set -euo pipefail
+target=${1:?usage: tools/copy_tree.sh DIRECTORY}
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+git rev-parse --git-dir >/dev/null || { echo "copy_tree: it asks git for the sources: use a clone" >&2; exit 1; }
+
+mkdir -p "$target"
+list=$target/.sources
+git ls-files --cached --others --exclude-standard | while IFS= read -r file; do
+  [ ! -f "$file" ] || printf '%s\n' "$file"
+done | LC_ALL=C sort -u > "$list.new"
+[ ! -f "$list" ] || LC_ALL=C comm -23 "$list" "$list.new" | while IFS= read -r gone; do rm -f "$target/$gone"; done
+tar -c -T "$list.new" -f - | tar -x -C "$target" -f -
+mv "$list.new" "$list"
