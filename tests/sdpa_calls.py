@@ -112,7 +112,7 @@ def a_call(seed: int) -> SdpaCall:
     if options and not gqa:
         options["enable_gqa"] = False
     if rng.random() < 0.3:
-        options["scale"] = rng.choice((0.0, 0.3, 1.0, 2))  # torch on the CPU has NaN for negative ones
+        options["scale"] = rng.choice((0.05, 0.3))  # of 0 and below torch on the CPU makes NaN
     masking = rng.random()
     if masking < 0.3:
         options["is_causal"] = True
