@@ -1,12 +1,9 @@
 # The commands of this repository; `make help` lists them. Everything happens in .venv.
 # On Linux the Metal side runs on softmetal, which is built first; on macOS it is Apple's Metal.
 
-# The oldest versions that are supported: everything is built and tested with these, and by `make test-newest`
-# again with the newest ones.
-TORCH               := 2.13.0
-TRANSFORMERS        := 5.17.0
-NEWEST_TORCH        := 2.15.0
-NEWEST_TRANSFORMERS := 5.23.0
+# The versions of torch and transformers that everything is built and tested with. They stand first in an
+# environment; all else is built against them.
+VERSIONS := requirements/oldest.txt
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
@@ -46,14 +43,14 @@ pytest: build
 
 test-newest:  ## the tests once more with the newest torch and transformers, in a copy of the sources in .newest
 	tools/copy_tree.sh .newest
-	$(MAKE) -C .newest TORCH=$(NEWEST_TORCH) TRANSFORMERS=$(NEWEST_TRANSFORMERS) pytest
+	$(MAKE) -C .newest VERSIONS=requirements/newest.txt pytest
 
 wheel: build  ## the source archive and from it the wheel for this torch, in dist
 	rm -rf dist
 	$(BUILD_ENV) FATTN_LOCAL_VERSION=1 $(PY) -m build --no-isolation
 
 check-wheel: wheel  ## that wheel in a bare environment: doctor, and 30 families of transformers
-	tools/check_wheel.sh out/bare $(TORCH) $(TRANSFORMERS)
+	tools/check_wheel.sh out/bare $(VERSIONS)
 
 sweep: build  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
 	$(PY) -m pytest -n 2 --dist worksteal -m slow tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
@@ -87,8 +84,8 @@ clean:  ## remove what was built, keep the environment
 	rm -rf build dist out softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/softmetal $(STAMPS)/product
 
-$(STAMPS)/python: tools/setup_env.sh
-	tools/setup_env.sh $(VENV) $(TORCH) $(TRANSFORMERS)
+$(STAMPS)/python: tools/setup_env.sh $(VERSIONS)
+	tools/setup_env.sh $(VENV) $(VERSIONS)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/softmetal: $(STAMPS)/python $(SOFTMETAL_SOURCES)

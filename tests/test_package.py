@@ -43,12 +43,17 @@ def test_torch_outside_the_range(version: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_versions_are_said_once() -> None:
     """pyproject.toml cannot read them from the package."""
-    extras = re.findall(r'"(transformers[^"]*)"', (ROOT / "pyproject.toml").read_text())
-    assert set(extras) == {_versions.requirement("transformers", _versions.TRANSFORMERS)} and len(extras) == 3
-    makefile = dict(re.findall(r"^(\w+) *:= *(\d\S*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for name in ("TORCH", "TRANSFORMERS"):
-        tested = tuple(_versions.minor(makefile[prefix + name]) for prefix in ("", "NEWEST_"))
-        assert tested == getattr(_versions, name)
+    extras = re.findall(r'"transformers(?:\[serving\])?(>[^"]*)"', (ROOT / "pyproject.toml").read_text())
+    assert {"transformers" + extra for extra in extras} == {
+        _versions.requirement("transformers", _versions.TRANSFORMERS)
+    }
+    assert len(extras) == 3
+    for name in ("torch", "transformers"):
+        tested = []
+        for file in ("oldest.txt", "newest.txt"):
+            pinned = re.findall(rf"^{name}==(\S+)$", (ROOT / "requirements" / file).read_text(), re.MULTILINE)
+            tested += [_versions.minor(version) for version in pinned]
+        assert tuple(tested) == getattr(_versions, name.upper())
     assert f"## {_versions.VERSION}" in (ROOT / "CHANGELOG.md").read_text()
 
 

@@ -2,12 +2,12 @@
 # Installs the wheel in dist into a bare environment, away from the sources, and tries it: the versions it names,
 # `doctor`, and 30 families of transformers against eager attention. On Linux softmetal, as it is built here, is
 # the mps device.
-# Usage: tools/check_wheel.sh DIRECTORY TORCH TRANSFORMERS (their versions; the directory is made anew)
+# Usage: tools/check_wheel.sh DIRECTORY VERSIONS (a file of requirements/; the directory is made anew)
 set -euo pipefail
-usage="usage: tools/check_wheel.sh DIRECTORY TORCH TRANSFORMERS"
-folder=${1:?$usage} torch=${2:?$usage} transformers=${3:?$usage}
+usage="usage: tools/check_wheel.sh DIRECTORY VERSIONS"
+folder=${1:?$usage} versions=$(realpath "${2:?$usage}")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-minor=$(cut -d. -f1,2 <<< "$torch")
+minor=$(sed -n 's/^torch==\([0-9]*\.[0-9]*\)\..*/\1/p' "$versions")
 
 rm -rf "$folder"
 mkdir -p "$folder"
@@ -19,7 +19,7 @@ wheels=("$root"/dist/torch_fattn-*+torch"$minor"-cp310-abi3-*.whl)
 }
 "$root/.venv/bin/python" -m venv "$folder/venv"
 python=$folder/venv/bin/python
-"$python" -m pip install --quiet "${wheels[0]}[transformers]" "torch==$torch" "transformers==$transformers" numpy
+"$python" -m pip install --quiet "${wheels[0]}[transformers]" -r "$versions" numpy
 if [ "$(uname -s)" = Linux ]; then
   "$python" -m pip install --quiet 'setuptools>=77'
   "$python" -m pip install --quiet --no-build-isolation -e "$root/softmetal"

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with torch and transformers in it. On Debian and Ubuntu, first installs those of the compilers and
-# libraries that softmetal needs and the machine lacks; on macOS the Xcode command-line tools are enough.
-# Usage: tools/setup_env.sh DIRECTORY TORCH TRANSFORMERS (their versions)
+# Makes a virtual environment with torch and transformers in it. On Debian and Ubuntu, first installs those of the
+# compilers and libraries that softmetal needs and the machine lacks; on macOS the Xcode command-line tools are enough.
+# Usage: tools/setup_env.sh DIRECTORY VERSIONS (a file of requirements/)
 set -euo pipefail
-venv=${1:?usage: tools/setup_env.sh DIRECTORY TORCH TRANSFORMERS}
-torch=${2:?usage: tools/setup_env.sh DIRECTORY TORCH TRANSFORMERS}
-transformers=${3:?usage: tools/setup_env.sh DIRECTORY TORCH TRANSFORMERS}
+venv=${1:?usage: tools/setup_env.sh DIRECTORY VERSIONS}
+versions=${2:?usage: tools/setup_env.sh DIRECTORY VERSIONS}
 
 find_python() {
   local name
@@ -66,5 +65,5 @@ python=$(find_python)
 [ -n "$python" ] || { echo "setup_env: Python 3.10 or newer is missing: set PYTHON=/path/to/python3" >&2; exit 1; }
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 # torch first: everything else is built against it.
-"$venv/bin/python" -m pip install --quiet "torch==$torch"
-"$venv/bin/python" -m pip install --quiet 'setuptools>=77' numpy "transformers==$transformers"
+"$venv/bin/python" -m pip install --quiet "$(grep '^torch==' "$versions")"
+"$venv/bin/python" -m pip install --quiet 'setuptools>=77' numpy -r "$versions"

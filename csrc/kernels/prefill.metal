@@ -223,8 +223,8 @@ using namespace fattn;
     if (!fragments.any()) {
       continue;
     }
-    // Where the map says of each simdgroup's rows what they see, one may have no tests where others do. Not &&:
-    // under a window too, the branch cost 74 half registers, and spilled.
+    // Where the map says of each simdgroup's rows what they see, one may have no tests where others do. Not
+    // &&: with a window, the branch took 74 half registers and spilled.
     const bool own_whole = (cell == kCellWhole) & own_ranges.all_see(first_key, first_key + 1);
     if (fc_mask_map ? own_whole : whole) {
       whole_step(attention, query_rows, modifiers, tiles, first_key, at);
