@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the wheel in dist into a bare environment, away from the sources, and tries it: the versions it names,
-# `doctor`, and 30 families of transformers against eager attention. On Linux softmetal, as it is built here, is
-# the mps device.
+# `doctor`, 30 families of transformers against eager attention, and a user's script under mypy --strict. On Linux
+# softmetal, as it is built here, is the mps device.
 # Usage: tools/check_wheel.sh DIRECTORY VERSIONS (a file of requirements/; the directory is made anew)
 set -euo pipefail
 usage="usage: tools/check_wheel.sh DIRECTORY VERSIONS"
@@ -39,6 +39,6 @@ assert f"torch<{major}.{int(second) + 1},>={minor}" in needed, needed
 END
 "$python" -m torch_fattn --version
 "$python" -m torch_fattn doctor
-"$python" -m pytest --version >/dev/null 2>&1 || "$python" -m pip install --quiet pytest expecttest hypothesis
-"$python" -m pytest -q -p no:cacheprovider tests/transformers/test_families.py -m "not slow"
+"$python" -m pip install --quiet pytest expecttest hypothesis mypy
+"$python" -m pytest -q -p no:cacheprovider tests/transformers/test_families.py tests/test_typing.py -m "not slow"
 echo "check_wheel: $(basename "${wheels[0]}") is well"
