@@ -81,10 +81,7 @@ ENTRY = '''"""torch_fattn as a kernel of the Hub: `attn_implementation="{reposit
 
 from .fattn import *  # noqa: F403
 from .fattn import __version__
-from .fattn.integrations.transformers import attend as flash_attn_forward
-
-# transformers looks for these two; it then gives the masks of sdpa.
-supports_flash_attn = True
+from .fattn.integrations.transformers.kernel import flash_attn_forward, supports_flash_attn  # noqa: F401
 '''
 EXTENSION = '''"""The builder's _ops.py loads the extension; `kernels` chose the variant for this torch."""
 

@@ -8,7 +8,7 @@ import pytest
 import transformers
 from transformers import AttentionInterface
 
-from torch_fattn.integrations.transformers import NAME, register
+from torch_fattn.integrations.transformers import NAME, register, registration
 
 pytestmark = pytest.mark.host_only
 SENTENCE = (
@@ -18,13 +18,13 @@ SENTENCE = (
 
 @pytest.mark.parametrize("version", ["4.57.6", "5.16.1"])
 def test_an_older_one_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr(registration.transformers, "__version__", version)
     with pytest.raises(ImportError, match=SENTENCE.format(version)):
         register()
 
 
 def test_a_newer_one_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", "5.24.0.dev0")
+    monkeypatch.setattr(registration.transformers, "__version__", "5.24.0.dev0")
     with pytest.warns(UserWarning, match=SENTENCE.format("5.24.0.dev0")):
         register()
     assert NAME in AttentionInterface()
@@ -32,7 +32,7 @@ def test_a_newer_one_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", [transformers.__version__, "5.17.0", "5.20.2", "5.23.0"])
 def test_one_in_the_range_says_nothing(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr(registration.transformers, "__version__", version)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         register()

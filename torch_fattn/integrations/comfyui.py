@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import torch_fattn
+from .. import sdpa
 
 __all__ = ["apply", "attention_override"]
 
@@ -75,5 +75,5 @@ def _attention(
     arguments = (q, k, v, mask, 0.0, False)
     if torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa) != 0:
         return None
-    out = torch_fattn.sdpa(*arguments, scale, enable_gqa)
+    out = sdpa(*arguments, scale, enable_gqa)
     return out if skip_output_reshape else out.transpose(1, 2).flatten(2)

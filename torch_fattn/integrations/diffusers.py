@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-import torch_fattn
+from .. import sdpa
 
 __all__ = ["register", "unregister"]
 
@@ -72,5 +72,5 @@ def _attention(
     if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
         attn_mask = attn_mask[:, None, None]
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    out = torch_fattn.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    out = sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return out.transpose(1, 2)
