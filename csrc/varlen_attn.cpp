@@ -1,7 +1,9 @@
 // The ops behind torch.nn.attention.varlen on MPS, where torch has none: a packed call is fattn's
 // varlen_prefill, one with a block table its paged_prefill.
 #include <optional>
+#include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -169,14 +171,41 @@ void refuse_backward(const c10::OperatorHandle&, torch::jit::Stack*) {
       "are needed torch.nn.functional.scaled_dot_product_attention of each sequence");
 }
 
+using BoxedKernel = void (*)(const c10::OperatorHandle&, torch::jit::Stack*);
+
+// What torch would have called: on a Mac a refusal, or under PYTORCH_ENABLE_MPS_FALLBACK the CPU's kernel.
+std::unordered_map<std::string, c10::SafeKernelFunction>& before_us() {
+  static auto& kernels = *new std::unordered_map<std::string, c10::SafeKernelFunction>;
+  return kernels;
+}
+
+template <BoxedKernel kernel>
+void if_installed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (is_installed()) {
+    kernel(op, stack);
+  } else {
+    const auto before = before_us().find(op.schema().name());
+    TORCH_CHECK_NOT_IMPLEMENTED(before != before_us().end(), op.schema().name(),
+                                " has no implementation on mps; torch_fattn.install() provides one");
+    before->second.callBoxed(op, keys, stack);
+  }
+}
+
+template <BoxedKernel kernel>
+void register_kernel(torch::Library& library, const char* name) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  if (op.hasComputedKernelForDispatchKey(c10::DispatchKey::MPS)) {
+    before_us().emplace(name, op.getComputedKernelForDispatchKey(c10::DispatchKey::MPS));
+  }
+  library.impl(name, torch::CppFunction::makeFromBoxedFunction<&if_installed<kernel>>());
+}
+
 }  // namespace
 
-void install_varlen_attn(torch::Library& library) {
-  library.impl("_flash_attention_forward",
-               torch::CppFunction::makeFromBoxedFunction<&flash_attention_forward>());
-  library.impl("_flash_attention_forward_no_dropout_inplace",
-               torch::CppFunction::makeFromBoxedFunction<&flash_attention_forward_into>());
-  library.impl("_flash_attention_backward", torch::CppFunction::makeFromBoxedFunction<&refuse_backward>());
+void register_varlen_attn(torch::Library& library) {
+  register_kernel<flash_attention_forward>(library, "aten::_flash_attention_forward");
+  register_kernel<flash_attention_forward_into>(library, "aten::_flash_attention_forward_no_dropout_inplace");
+  register_kernel<refuse_backward>(library, "aten::_flash_attention_backward");
 }
 
 }  // namespace fattn

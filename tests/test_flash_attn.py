@@ -309,3 +309,12 @@ def test_refusals() -> None:
     out = fa.flash_attn_func(q.requires_grad_(), q, q)
     with pytest.raises(RuntimeError, match="fattn has no backward"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_cache_of_too_few_sequences_is_refused_untouched(rows: int) -> None:
+    q, k = (torch.ones(3, rows, 2, 16, device="mps") for _ in range(2))
+    caches = [torch.zeros(2, 32, 2, 16, device="mps") for _ in range(2)]
+    with pytest.raises(ValueError, match="q has batch size 3 and k_cache 2"):
+        fa.flash_attn_with_kvcache(q, *caches, k, k, cache_seqlens=3)
+    assert not caches[0].any()

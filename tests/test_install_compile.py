@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.compiler.config as compiler_config
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch import Tensor
@@ -104,3 +110,42 @@ def test_an_exported_program_is_torchs_and_runs_ours(strict: bool) -> None:
     with torch_fattn.installed(), counted_launches() as launches:
         program.module()(*operands())
     assert launches.get("fattn_prefill") == 1
+
+
+ONE_COMPILED_CALL = """
+import sys
+import torch
+import torch.nn.functional as F
+
+if sys.argv[1] == "installed":
+    import torch_fattn
+    torch_fattn.install()
+attention = torch.compile(F.scaled_dot_product_attention)
+try:
+    attention(*(torch.ones(1, 2, 8, 16, device="mps") for _ in range(3)))
+except torch._inductor.exc.InductorError as error:
+    print(error)  # on Linux nothing else can be generated for mps; what matters is that it is tried
+print(dict(torch._dynamo.utils.counters["aot_autograd"]))
+"""
+
+
+def test_what_torch_keeps_on_disk_is_kept_apart(tmp_path: Path) -> None:
+    """A process that does not install must not be given the graph of one that does: it may lack our ops."""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", ONE_COMPILED_CALL, how],
+            capture_output=True, text=True, check=True, env=environment,
+        ).stdout
+        for how in ("installed", "plain", "installed")
+    ]  # fmt: skip
+    assert ["autograd_cache_hit" in text for text in said] == [False, False, True], said
+
+
+def test_the_tag_of_caches_is_that_of_every_thread() -> None:
+    tags: list[str] = []
+    with torch_fattn.installed():
+        thread = threading.Thread(target=lambda: tags.append(compiler_config.cache_key_tag))
+        thread.start()
+        thread.join()
+    assert "torch_fattn" in tags[0] and compiler_config.cache_key_tag == ""

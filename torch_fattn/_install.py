@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.compiler.config as compiler_config
 from torch.nn.attention import (
     activate_flash_attention_impl,
     current_flash_attention_impl,
@@ -18,9 +20,14 @@ from torch.nn.attention import (
     restore_flash_attention_impl,
 )
 
+from ._versions import VERSION
+
 __all__ = ["install", "installed", "uninstall"]
 
 NAME = "fattn"
+# torch.compile keeps what it compiled on disk, by the program's text. What it compiled while installed holds
+# our ops, which a process without torch_fattn does not have; and what it compiled before holds torch's.
+_CACHE_TAG = f";torch_fattn {VERSION}"
 
 _lock = threading.RLock()
 _by_install = False
@@ -34,11 +41,21 @@ class _Handle:
 
     def remove(self) -> None:
         torch.ops.fattn._uninstall()
+        _tag_caches("")
 
 
 def _activate() -> _Handle:
     torch.ops.fattn._install()
+    _tag_caches(_CACHE_TAG)
     return _Handle()
+
+
+def _tag_caches(tag: str) -> None:
+    """In all threads: what is assigned to an option of torch.compile holds in the assigning thread alone, so
+    its default is what changes, where torch keeps that of the environment."""
+    option: Any = compiler_config._config["cache_key_tag"]  # type: ignore[attr-defined]
+    given = option.env_value_default if isinstance(option.env_value_default, str) else option.default
+    option.env_value_default = given.replace(_CACHE_TAG, "") + tag
 
 
 def register() -> None:
@@ -62,9 +79,11 @@ def install() -> None:
 
 def uninstall() -> None:
     """Undoes `install()`; inside `with installed():` that takes effect at the end of the block."""
-    global _by_install
+    global _before, _by_install
     with _lock:
         _by_install = False
+        if _before == NAME:  # torch's switch turned it on, and that is undone too
+            _before = None
         _follow()
 
 
@@ -74,8 +93,9 @@ def installed() -> Iterator[None]:
     global _by_contexts
     with _lock:
         _by_contexts += 1
-        _follow()
     try:
+        with _lock:
+            _follow()
         yield
     finally:
         with _lock:

@@ -230,6 +230,11 @@ def flash_attn_with_kvcache(
         raise ValueError(f"torch_fattn.{op}: rotary_cos needs rotary_sin, and k and v to rotate; pass them")
     batch, q_len = q.shape[:2]
     if block_table is None:  # every sequence of a dense cache is one block
+        if cache_batch_idx is None and k_cache.shape[0] < batch:
+            raise ValueError(
+                f"torch_fattn.{op}: q has batch size {batch} and k_cache {k_cache.shape[0]}; pass a cache of "
+                "as many sequences, or cache_batch_idx"
+            )
         rows = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx
         table = rows.to(torch.int32)[:, None]
     else:
