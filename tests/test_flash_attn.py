@@ -318,3 +318,36 @@ def test_a_cache_of_too_few_sequences_is_refused_untouched(rows: int) -> None:
     with pytest.raises(ValueError, match="q has batch size 3 and k_cache 2"):
         fa.flash_attn_with_kvcache(q, *caches, k, k, cache_seqlens=3)
     assert not caches[0].any()
+
+
+@pytest.mark.parametrize("dims", [(60, 60), (20, 13), (64, 30)])
+def test_head_sizes_that_are_padded(dims: tuple[int, int]) -> None:
+    """By the caller in flash-attn's own code too: the scale is that of the true size."""
+    dim, value_dim = dims
+    q, k, v = (torch.randn(1, rows, 2, d) for rows, d in ((9, dim), (20, dim), (20, value_dim)))
+    exact, exact_lse = attention_ref(
+        q[0], k[0], v[0], causal=True, window=(-1, -1), softcap=0.0, scale=None, slopes=None
+    )
+    with counted_launches() as launches:
+        for rows in (1, 9):  # by decode, by prefill
+            out, lse, _ = fa.flash_attn_func(
+                q[:, -rows:].to("mps"), k.to("mps"), v.to("mps"), causal=True, return_attn_probs=True
+            )
+            check(out[0], lse[0], exact[-rows:], exact_lse[:, -rows:])
+        starts = [torch.tensor([0, n], dtype=torch.int32, device="mps") for n in (9, 20)]
+        packed = (tensor[0].to("mps") for tensor in (q, k, v))
+        out, lse, _ = fa.flash_attn_varlen_func(*packed, *starts, 9, 20, causal=True, return_attn_probs=True)
+        check(out, lse, exact, exact_lse)
+    assert sum(count for kernel, count in launches.items() if "prefill" in kernel or "decode" in kernel) >= 3
+
+
+def test_a_cache_is_not_padded() -> None:
+    q, cache = torch.randn(1, 1, 2, 60, device="mps"), torch.randn(1, 9, 2, 60, device="mps")
+    with pytest.raises(ValueError, match=r"head size of 60 is no multiple of 8.*softmax_scale"):
+        fa.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=9)
+
+
+def test_no_limit_may_be_none() -> None:
+    q = torch.randn(1, 5, 2, 16, device="mps")
+    limited = fa.flash_attn_func(q, q, q, window_size=(2, -1))
+    assert torch.equal(fa.flash_attn_func(q, q, q, window_size=(2, None)), limited)

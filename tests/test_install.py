@@ -153,6 +153,10 @@ def test_torchs_own_switch() -> None:
     assert not routes()
     torch_fattn.install()
     assert routes()
+    torch.nn.attention.restore_flash_attention_impl()
+    with torch_fattn.installed():
+        assert routes()
+    assert not routes(), "a block leaves off what was turned off"
 
 
 def test_another_implementation_comes_back() -> None:

@@ -31,7 +31,7 @@ merged: torch.Tensor = torch_fattn.merge(out[None], lse[None])
 EVERY_OPERATOR = """
 import torch
 import torch_fattn
-from torch_fattn import CacheStep, PagedKVCache, StaticKVCache
+from torch_fattn import CacheStep, PagedKVCache, StaticKVCache, flash_attn
 from torch_fattn.integrations.transformers import register, unregister
 from typing_extensions import assert_type
 
@@ -60,6 +60,12 @@ def of(some: bool, static: StaticKVCache, paged: PagedKVCache, step: CacheStep) 
     assert_type(torch_fattn.shared_prefix_paged_decode(t, t, t, t, t, 1, return_lse=True), Both)
     assert_type(torch_fattn.sdpa(t, t, t, is_causal=some), One)
     assert_type(torch_fattn.report().share, float)
+    assert_type(flash_attn.flash_attn_func(t, t, t, causal=True), One)
+    assert_type(flash_attn.flash_attn_func(t, t, t, return_attn_probs=True), tuple[One, One, One])
+    assert_type(flash_attn.flash_attn_varlen_func(t, t, t, t, t, 1, 1), One)
+    assert_type(flash_attn.flash_attn_with_kvcache(t, t, t), One)
+    assert_type(flash_attn.flash_attn_with_kvcache(t, t, t, return_softmax_lse=True), Both)
+    assert_type(flash_attn.flash_attn_with_kvcache(t, t, t, return_softmax_lse=some), One | Both)
     assert_type(torch_fattn.softmax(t), One)
     assert_type(torch_fattn.softcap(t, 5.0), One)
     assert_type(torch_fattn.mask_map(t), One)

@@ -90,8 +90,10 @@ def uninstall() -> None:
 @contextmanager
 def installed() -> Iterator[None]:
     """`install()` for the duration of a block, in all threads. Blocks may nest and overlap."""
-    global _by_contexts
+    global _by_contexts, _by_install
     with _lock:
+        if _followed and current_flash_attention_impl() != NAME:  # turned off by torch's own switch
+            _by_install = False
         _by_contexts += 1
     try:
         with _lock:

@@ -3,18 +3,34 @@
     from torch_fattn.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 Tensors are `[batch, length, heads, head_dim]`, packed ones `[total, heads, head_dim]`; causal is that of the
-lower right corner; a row that sees no key is 0, and its log-sum-exp -inf. There is no backward and no
-dropout. `deterministic` and `num_splits` change nothing: results are always the same from run to run.
+lower right corner; a row that sees no key is 0, and its log-sum-exp -inf. Head sizes that are no multiple of
+8 are padded, but not in a cache. There is no backward and no dropout. `deterministic` and `num_splits` change
+nothing: results are always the same from run to run.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from ._flash_attn_cache import append, rotate
+from ._flash_attn_options import (
+    Result,
+    Window,
+    causal_alibi,
+    refuse_dropout,
+    result,
+    sees_no_later_key,
+    window,
+)
+from ._flash_attn_varlen import (
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+from ._head_padding import HEAD_STEP, pad_heads, without_padding
 from ._ops import MAX_DECODE_ROWS
 
 __all__ = [
@@ -27,10 +43,29 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
-Result = Tensor | tuple[Tensor, Tensor, Tensor]
-Window = tuple[int, int]
 
-
+# fmt: off
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> Result: ...
+# fmt: on
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -46,16 +81,18 @@ def flash_attn_func(
 ) -> Result:
     """q `[B, Lq, Hq, D]`, k and v `[B, Lk, Hkv, D]`: out like q. With return_attn_probs also the log-sum-exp
     `[B, Hq, Lq]` and, as flash-attn does without dropout, an empty tensor."""
-    _refuse_dropout("flash_attn_func", dropout_p)
+    refuse_dropout("flash_attn_func", dropout_p)
+    value_dim = v.shape[-1]
+    q, k, v, scale = pad_heads(q, k, v, softmax_scale)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
     options: dict[str, Any] = {
-        **_window(window_size),
+        **window(window_size),
         "softcap": softcap,
-        "scale": softmax_scale,
+        "scale": scale,
         "token_major_out": True,
     }
     mask = None
-    if alibi_slopes is not None and alibi_slopes.dim() == 1 and _sees_no_later_key(causal, window_size):
+    if alibi_slopes is not None and alibi_slopes.dim() == 1 and sees_no_later_key(causal, window_size):
         options["alibi_slopes"] = alibi_slopes
     elif alibi_slopes is not None:
         mask = _alibi(alibi_slopes, q.shape[1], k.shape[1])
@@ -63,9 +100,29 @@ def flash_attn_func(
         out, lse = torch.ops.fattn.decode(query, key, value, attn_mask=mask, **options)
     else:
         out, lse = torch.ops.fattn.prefill(query, key, value, mask, is_causal=causal, **options)
-    return _result(out.transpose(1, 2), lse, return_attn_probs)
+    return result(without_padding(out.transpose(1, 2), value_dim), lse, return_attn_probs)
 
 
+# fmt: off
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> Result: ...
+# fmt: on
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -85,6 +142,28 @@ def flash_attn_qkvpacked_func(
     )  # fmt: skip
 
 
+# fmt: off
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> Result: ...
+# fmt: on
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -105,91 +184,38 @@ def flash_attn_kvpacked_func(
     )  # fmt: skip
 
 
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    block_table: Tensor | None = None,
-) -> Result:
-    """Packed sequences: q `[Tq, Hq, D]`, k and v `[Tk, Hkv, D]`, or with a block_table `[B, blocks]` pools
-    `[num_blocks, block_size, Hkv, D]`; out like q, log-sum-exp `[Hq, Tq]`."""
-    _refuse_dropout("flash_attn_varlen_func", dropout_p)
-    options: dict[str, Any] = {
-        **_window(window_size),
-        **_causal_alibi("flash_attn_varlen_func", alibi_slopes, causal, window_size),
-        "is_causal": causal,
-        "softcap": softcap,
-        "scale": softmax_scale,
-    }
-    if block_table is None:
-        out, lse = torch.ops.fattn.varlen_prefill(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), **options
-        )
-    else:
-        seq_lens = cu_seqlens_k.diff()
-        out, lse = torch.ops.fattn.paged_prefill(
-            q, k, v, block_table, seq_lens, cu_seqlens_q, int(max_seqlen_q), **options
-        )
-    return _result(out, lse, return_attn_probs)
-
-
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Result:
-    """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, which is not copied."""
-    q, k, v = qkv.unbind(1)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
-
-
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Result:
-    """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, which is not copied."""
-    k, v = kv.unbind(1)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
-
-
+# fmt: off
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
+    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
+    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
+    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ...,
+    num_splits: int = ..., return_softmax_lse: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
+    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
+    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
+    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ...,
+    num_splits: int = ..., *, return_softmax_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
+    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
+    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
+    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ...,
+    num_splits: int = ..., return_softmax_lse: bool = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -228,6 +254,11 @@ def flash_attn_with_kvcache(
         raise ValueError(f"torch_fattn.{op}: one of k and v is None; pass both or neither")
     if rotary_cos is not None and (k is None or rotary_sin is None):
         raise ValueError(f"torch_fattn.{op}: rotary_cos needs rotary_sin, and k and v to rotate; pass them")
+    if odd := [tensor.shape[-1] for tensor in (q, k_cache, v_cache) if tensor.shape[-1] % HEAD_STEP]:
+        raise ValueError(
+            f"torch_fattn.{op}: a head size of {odd[0]} is no multiple of {HEAD_STEP}, and a cache cannot be "
+            "padded in place; widen cache, q, k and v by zeros and pass the true size's softmax_scale"
+        )
     batch, q_len = q.shape[:2]
     if block_table is None:  # every sequence of a dense cache is one block
         if cache_batch_idx is None and k_cache.shape[0] < batch:
@@ -249,8 +280,8 @@ def flash_attn_with_kvcache(
         append(k, v, k_cache, v_cache, lens, table)
         lens = lens + k.shape[1]
     options: dict[str, Any] = {
-        **_window(window_size),
-        **_causal_alibi(op, alibi_slopes, causal or q_len == 1, window_size),
+        **window(window_size),
+        **causal_alibi(op, alibi_slopes, causal or q_len == 1, window_size),
         "softcap": softcap,
         "scale": softmax_scale,
     }
@@ -287,41 +318,8 @@ def _lengths(
     return given.to(torch.int32)
 
 
-def _window(window_size: Window) -> dict[str, int]:
-    left, right = window_size
-    return {"window_left": max(left, -1), "window_right": max(right, -1)}
-
-
-def _sees_no_later_key(causal: bool, window_size: Window) -> bool:
-    return causal or window_size[1] == 0
-
-
-def _causal_alibi(op: str, slopes: Tensor | None, causal: bool, window_size: Window) -> dict[str, Tensor]:
-    """torch_fattn's ALiBi is slope * (j - i), which is flash-attn's where no key is later than its row."""
-    if slopes is None:
-        return {}
-    if slopes.dim() != 1 or not _sees_no_later_key(causal, window_size):
-        raise NotImplementedError(
-            f"torch_fattn.{op}: alibi_slopes of {slopes.dim()} dimensions with causal={causal} are not "
-            "supported; pass one slope for each head and causal=True, or each sequence to flash_attn_func"
-        )
-    return {"alibi_slopes": slopes}
-
-
 def _alibi(slopes: Tensor, q_len: int, kv_len: int) -> Tensor:
     """The bias of all rows and keys: -slope * |i + Lk - Lq - j|."""
     positions = torch.arange(q_len, device=slopes.device)[:, None] + (kv_len - q_len)
     distance = (positions - torch.arange(kv_len, device=slopes.device)).abs()
     return -slopes.float()[..., None, None] * distance
-
-
-def _refuse_dropout(op: str, dropout_p: float) -> None:
-    if dropout_p != 0.0:
-        raise NotImplementedError(
-            f"torch_fattn.{op}: dropout_p {dropout_p} is not 0 and there is no dropout; use "
-            "F.scaled_dot_product_attention for training"
-        )
-
-
-def _result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
-    return (out, lse, out.new_empty(0)) if with_lse else out

@@ -6,12 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from ..._head_padding import pad_heads, without_padding
 from ..._ops import MAX_DECODE_ROWS
-
-# Head dims of the operators are multiples of it; others are padded here.
-HEAD_STEP = 8
 
 
 def compute(
@@ -43,28 +40,6 @@ def compute(
             query, key, value, mask, is_causal=causal, token_major_out=True, **options
         )
     return without_padding(out.transpose(1, 2), value_dim)
-
-
-def pad_heads(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None
-) -> tuple[Tensor, Tensor, Tensor, float | None]:
-    """Operands whose head dims are multiples of HEAD_STEP, and the scale. Zeros behind query and key change
-    no score; those behind value are columns of the result that `without_padding` cuts off. Others are copied
-    on every call."""
-    dim = query.shape[-1]
-    if dim % HEAD_STEP and dim == key.shape[-1]:
-        scale = dim**-0.5 if scale is None else scale
-        query, key = _padded(query), _padded(key)
-    return query, key, _padded(value), scale
-
-
-def without_padding(out: Tensor, value_dim: int) -> Tensor:
-    return out if out.shape[-1] == value_dim else out[..., :value_dim].contiguous()
-
-
-def _padded(operand: Tensor) -> Tensor:
-    missing = -operand.shape[-1] % HEAD_STEP
-    return pad(operand, (0, missing)) if missing else operand
 
 
 def _prefill_of_cache(query: Tensor, key: Tensor, value: Tensor, seq_lens: Tensor, **options: Any) -> Tensor:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..._head_padding import HEAD_STEP, pad_heads, without_padding
 from ._contracts import PagedLayer, paged_layer, update_paged
-from .operators import HEAD_STEP, pad_heads, without_padding
 from .refusals import refusal_of_operator, refuse, refuse_keywords, refuse_training
 from .support import USE_PAGED_EAGER
 
