@@ -18,6 +18,7 @@ HEAD_DIMS = (8, 16, 40, 64, 72, 80, 128, 136, 256)
 LENGTHS = (0, 1, 1, 2, 7, 16, 17, 33, 64, 65, 130)
 LAYOUTS = ("contiguous", "token_major", "offset", "every_other", "padded", "flipped_memory")
 MASK_RANKS = (2, 3, 4)
+LARGE = 16.0
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,14 @@ class SdpaCall:
         return F.scaled_dot_product_attention(*operands, **options)
 
     def limit(self, exact: Tensor) -> float:
-        """Twice the error of torch's own in the same dtype, on the CPU, and what the rounding of the largest
-        score to float32 does to a weight: by chance torch's error can be less than that."""
+        """Twice the error of torch's own in the same dtype, on the CPU. For scores beyond LARGE also what
+        rounding the largest to float32 does to a weight, less than which torch's error can be by chance."""
         if not exact.numel():
             return 0.0
         theirs = F.scaled_dot_product_attention(*self.operands, **self.options)
-        error = 2 * (theirs.double() - exact).abs().max().item() + EXTRA_ERROR
-        return error + torch.finfo(torch.float32).eps / 2 * self.largest_score()
+        limit = 2 * (theirs.double() - exact).abs().max().item() + EXTRA_ERROR
+        largest = self.largest_score()
+        return limit + torch.finfo(torch.float32).eps / 2 * largest if largest > LARGE else limit
 
     def largest_score(self) -> float:
         query, key = (operand.double() for operand in self.operands[:2])
