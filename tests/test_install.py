@@ -225,6 +225,22 @@ def test_forward_mode_gradients_are_torchs() -> None:
     assert torch_fattn.report().fallbacks_by_reason() == {"forward_mode": 1}
 
 
+def test_transforms_are_torchs() -> None:
+    query, key, value = operands()
+    exact = F.scaled_dot_product_attention(*(t.cpu() for t in (query, key, value)))
+
+    def total(query: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value).sum()
+
+    gradient = torch.func.grad(total)(query)
+    with torch_fattn.installed(), counted_launches() as launches:
+        mapped = torch.func.vmap(F.scaled_dot_product_attention, in_dims=(1, 1, 1), out_dims=1)
+        together = mapped(*(t.unsqueeze(1) for t in (query, key, value))).squeeze(1)
+        assert torch.equal(torch.func.grad(total)(query), gradient)
+    assert not launches
+    assert torch.allclose(together.cpu(), exact, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("backends", "reason"),
     [

@@ -107,9 +107,12 @@ def test_an_exported_program_is_torchs_and_runs_ours(strict: bool) -> None:
         program = torch.export.export(Attention(), tuple(operands()), strict=strict)
     targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert targets == ["aten.scaled_dot_product_attention.default"]
-    with torch_fattn.installed(), counted_launches() as launches:
-        program.module()(*operands())
-    assert launches.get("fattn_prefill") == 1
+    for exported in (program, program.run_decompositions()):
+        with torch_fattn.installed(), counted_launches() as launches:
+            out = exported.module()(*operands())
+        assert launches.get("fattn_prefill") == 1
+        exact = F.scaled_dot_product_attention(*(t.cpu() for t in operands()))
+        assert torch.allclose(out.cpu(), exact, atol=1e-6)
 
 
 ONE_COMPILED_CALL = """

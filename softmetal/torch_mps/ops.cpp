@@ -8,12 +8,12 @@
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/item.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include "allocator.h"
@@ -112,20 +112,36 @@ Tensor reshape_alias(const Tensor& self, SymIntArrayRef size, SymIntArrayRef str
 
 // ---- attention
 // -------------------------------------------------------------------------------------------------------------
-// torch's composite asks a table of kernels by device which fused kernel to take, and that has no row for mps
-// in this wheel. Without gradients the CPU's fused kernel runs; with them the composite of differentiable
-// ops.
+// On a Mac scaled_dot_product_attention has no kernel of its own for mps: for every key it is torch's
+// composite. That of this wheel asks a table of fused kernels that has no row for mps and fails, so that its
+// place is taken here, under the keys that it has.
 
-Tensor attention_with_gradients(const Tensor& q, const Tensor& k, const Tensor& v,
-                                const optional<Tensor>& mask, double dropout, bool causal,
-                                optional<double> scale, bool gqa) {
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& mask,
+                 double dropout, bool causal, optional<double> scale, bool gqa) {
+  if (!q.device().is_mps())
+    return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, gqa);
   optional<Tensor> bias = mask;
   if (mask && mask->defined() && mask->scalar_type() == at::kBool) {
-    double minus_infinity = -std::numeric_limits<double>::infinity();
-    bias = at::zeros(mask->sizes(), q.options()).masked_fill_(mask->logical_not(), minus_infinity);
+    constexpr double kHidden = -std::numeric_limits<double>::infinity();
+    bias = at::zeros_like(*mask, q.options()).masked_fill(mask->logical_not(), kHidden);
   }
   return std::get<0>(
       at::_scaled_dot_product_attention_math(q, k, v, bias, dropout, causal, std::nullopt, scale, gqa));
+}
+
+class Silence : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void replace_attention() {
+  Silence silence;  // torch warns of a kernel in another's place
+  const c10::WarningUtils::WarningHandlerGuard silent(&silence);
+  for (const auto key :
+       {c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::FuncTorchBatchedDecomposition,
+        c10::DispatchKey::FuncTorchVmapMode}) {
+    auto& library = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    library.impl("scaled_dot_product_attention", attention);
+  }
 }
 
 // ---- registration
@@ -167,12 +183,11 @@ TORCH_LIBRARY_IMPL(aten, MPS, m) {
   m.impl("view_as_real", at::native::view_as_real);
   m.impl("view_as_complex", at::native::view_as_complex);
   // Composites that choose a backend by device type and know none for mps here: whole on the CPU.
-  for (const char* composite : {"convolution", "convolution_backward", "scaled_dot_product_attention"})
+  for (const char* composite : {"convolution", "convolution_backward"})
     m.impl(composite, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   register_structured_ops();
+  replace_attention();
 }
-
-TORCH_LIBRARY_IMPL(aten, AutogradMPS, m) { m.impl("scaled_dot_product_attention", attention_with_gradients); }
 
 }  // namespace
 }  // namespace softmetal

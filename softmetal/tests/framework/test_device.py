@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -195,6 +197,20 @@ def test_attention(causal: bool) -> None:
         if gradients:
             actual.sum().backward()
             assert leaf.grad.device.type == "mps"
+    together = torch.func.vmap(functional.scaled_dot_product_attention)(*(t[None] for t in m))
+    torch.testing.assert_close(together[0].cpu(), functional.scaled_dot_product_attention(q, k, v))
+
+
+def test_attention_is_a_composite_as_on_a_mac() -> None:
+    """So that whoever puts a kernel under a key of mps finds none there, and torch's composite before."""
+    script = """
+import torch
+attention = "scaled_dot_product_attention"
+for op, key in ((attention, "MPS"), (attention, "AutogradMPS"), ("copy_", "MPS")):
+    print(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", key))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["False", "False", "True"], "")
 
 
 def test_torch_mps() -> None:
