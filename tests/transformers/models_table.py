@@ -1,5 +1,5 @@
-"""The list of models in docs/models.md and its summary in the README, written from families.json and checked
-by test_models_table.py.
+"""The list of models in docs/models.md and its summary in the README, written from families/*.json and
+checked by test_models_table.py.
 
 python -m tests.transformers.models_table            # exit 1 if one of them says anything else
 python -m tests.transformers.models_table --update
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.transformers.sweep import recorded
+from tests.transformers.sweep import all_recorded
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -31,6 +31,13 @@ their checkpoints, images and sound included
 """
 BEGIN = "<!-- MODELS: written by python -m tests.transformers.models_table --update -->"
 END = "<!-- /MODELS -->"
+WORDS = {
+    "matches": "matches",
+    "refuses": "refused",
+    "not used": "not used",
+    "not built": "not tried",
+    "gone": "no longer there",
+}
 KINDS = {"causal": "causal LM", "masked": "masked LM", "seq2seq": "sequence to sequence", "base": "other"}
 REASONS = {
     "no loaded model class": "a part has a config without a model class",
@@ -74,18 +81,33 @@ def summary(document: dict[str, Any]) -> str:
 def render(readme: str) -> str:
     head, rest = readme.split(BEGIN)
     tail = rest.split(END)[1]
-    return f"{head}{BEGIN}\n{summary(recorded())}\n{END}{tail}"
+    summaries = [summary(document) for document in reversed(all_recorded())]
+    return "\n".join((f"{head}{BEGIN}", "\n\n".join(summaries), f"{END}{tail}"))
 
 
 def page() -> str:
-    """The whole list, where nothing is folded."""
+    """The whole list of the newest version, where nothing is folded, and how older ones differ."""
+    *older, newest = all_recorded()
     lines = []
-    for line in table(recorded()).splitlines():
+    for line in table(newest).splitlines():
         title = line.removeprefix("<details><summary>").removesuffix("</summary>")
         lines.append(line if title == line else f"## {title[0].upper()}{title[1:]}")
     kept = [line for line in lines if line != "</details>"]
+    for document in reversed(older):
+        kept += ["", f"## With transformers {document['transformers']}", "", summary(document)]
+        kept += ["", _differences(document, newest)]
     text = "\n".join([PREFACE, *kept]).rstrip() + "\n"
     return text.replace("\n\n\n", "\n\n")
+
+
+def _differences(document: dict[str, Any], newest: dict[str, Any]) -> str:
+    found = []
+    for kind, verdicts in document["families"].items():
+        for name, then in verdicts.items():
+            now = newest["families"][kind].get(name, {"verdict": "gone"})["verdict"]
+            if then["verdict"] != now:
+                found.append(f"{name} ({WORDS[then['verdict']]}; with the newer one {WORDS[now]})")
+    return f"Other than above: {', '.join(found)}." if found else "None of them is other than above."
 
 
 def _named(group: dict[str, dict[str, str]], verdict: str) -> list[str]:
@@ -108,7 +130,7 @@ def main(arguments: list[str]) -> int:
         elif not file.exists() or file.read_text() != wanted:
             different = 1
             print(
-                f"{file.relative_to(ROOT)} differs from families.json: "
+                f"{file.relative_to(ROOT)} differs from tests/transformers/families: "
                 "run python -m tests.transformers.models_table --update",
                 file=sys.stderr,
             )

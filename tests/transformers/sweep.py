@@ -1,6 +1,6 @@
 """Every model family of transformers that builds from a small generic config: `fattn` against `eager`.
 
-    python -m tests.transformers.sweep                          # all families; rewrites families.json
+    python -m tests.transformers.sweep                          # all families; rewrites families/VERSION.json
     python -m tests.transformers.sweep --kind masked            # rewrites this part of it
     python -m tests.transformers.sweep --only llama bloom       # prints, writes nothing
     python -m tests.transformers.sweep --refused                # what the file calls refused; rewrites it
@@ -45,7 +45,7 @@ from tests.transformers.tiny_configs import VOCAB, tiny_configs
 from torch_fattn.integrations.transformers import NAME, attend, make_mask, register, unregister
 from torch_fattn.integrations.transformers.operators import compute
 
-FILE = Path(__file__).with_name("families.json")
+FOLDER = Path(__file__).with_name("families")
 KINDS: dict[str, tuple[Any, Any]] = {
     "causal": (transformers.AutoModelForCausalLM, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "masked": (transformers.AutoModelForMaskedLM, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
@@ -330,9 +330,15 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGPROF, previous)
 
 
-def recorded() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(FILE.read_text())
-    return document
+def recorded(version: str = transformers.__version__) -> dict[str, Any] | None:
+    """What was found with this version of transformers, if it was swept."""
+    return next((found for found in all_recorded() if found["transformers"] == version), None)
+
+
+def all_recorded() -> list[dict[str, Any]]:
+    """The oldest version first."""
+    documents = [json.loads(file.read_text()) for file in FOLDER.glob("*.json")]
+    return sorted(documents, key=lambda document: [int(n) for n in document["transformers"].split(".")])
 
 
 def record(found: dict[str, dict[str, dict[str, str]]], elsewhere: dict[str, list[str]]) -> None:
@@ -342,7 +348,8 @@ def record(found: dict[str, dict[str, dict[str, str]]], elsewhere: dict[str, lis
         lines = [f"  {json.dumps(name)}: {json.dumps(verdict)}" for name, verdict in verdicts.items()]
         kinds.append(f" {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n }")
     head = f'{{"transformers": {json.dumps(transformers.__version__)}, "families": {{\n'
-    FILE.write_text(head + ",\n".join(kinds) + f'\n}}, "elsewhere": {json.dumps(elsewhere)}}}\n')
+    file = FOLDER / f"{transformers.__version__}.json"
+    file.write_text(head + ",\n".join(kinds) + f'\n}}, "elsewhere": {json.dumps(elsewhere)}}}\n')
 
 
 def main() -> None:
@@ -356,7 +363,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)  # the models are too small for more
-    before = recorded()
+    before = recorded() or {"families": {kind: {} for kind in KINDS}, "elsewhere": {}}
     found: dict[str, dict[str, dict[str, str]]] = {kind: {} for kind in KINDS}
     elsewhere: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for kind, name in families():
@@ -376,7 +383,7 @@ def main() -> None:
     if not args.only:
         kinds = [args.kind] if args.kind else list(KINDS)
         kept = {kind: before["families"][kind] for kind in KINDS}
-        kept_elsewhere = before.get("elsewhere", {})
+        kept_elsewhere = before["elsewhere"]
         record(
             {**kept, **{kind: found[kind] for kind in kinds}},
             {**kept_elsewhere, **{kind: elsewhere[kind] for kind in kinds}},

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import BloomModel, FalconModel, LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import bidirectional_mask_function, create_causal_mask
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from tests.transformers.tiny_models import DEVICE, TOLERANCE, VISIBLE_ERROR
 from torch_fattn.integrations.transformers import NAME, attend, make_mask
@@ -155,6 +156,32 @@ def test_a_config_without_a_model() -> None:
     alone = type("AloneConfig", (PreTrainedConfig,), {"model_type": "alone"})
     with pytest.raises(NotImplementedError, match="no loaded model class has the config AloneConfig"):
         mask_for(alone())
+
+
+def test_a_config_of_a_part() -> None:
+    """T5Gemma's encoder and decoder have a config that no class names."""
+    from transformers.models.t5gemma.modeling_t5gemma import T5GemmaModel
+
+    assert mask_for(T5GemmaModel.config_class().encoder).shape == (2, LENGTH)
+    part = type("PartConfig", (PreTrainedConfig,), {"model_type": "part"})
+    whole = type("WholeConfig", (PreTrainedConfig,), {"model_type": "whole", "sub_configs": {"part": part}})
+    new_model(config=whole)
+    with pytest.raises(NotImplementedError, match="MadeUpModel"):
+        mask_for(part())
+
+
+@pytest.mark.parametrize(("builds", "accepted"), [("LlamaModel", True), ("BloomModel", False)])
+def test_a_config_that_an_auto_class_builds_another_family_for(
+    builds: str, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers 5.23 does for InternLM3."""
+    monkeypatch.setitem(MODEL_MAPPING_NAMES, "mapped", builds)
+    mapped = type("MappedConfig", (PreTrainedConfig,), {"model_type": "mapped"})
+    if accepted:
+        mask_for(mapped())
+    else:
+        with pytest.raises(NotImplementedError, match="Bloom"):
+            mask_for(mapped())
 
 
 def test_form_follows_declaration() -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 NAME = "fattn"
 # The same where transformers asks for "flash" in the name: see `_contracts.switch_batching` and `use_packed`.
@@ -85,19 +86,34 @@ def _form_or_refusal(config_class: type[PreTrainedConfig]) -> tuple[str, str]:
 
 def _base_classes(config_class: type[PreTrainedConfig]) -> list[type[PreTrainedModel]]:
     """The loaded model classes of a config whose own bases have another: `LlamaPreTrainedModel` for
-    `LlamaConfig`. A config class without models of its own runs those of the class that it extends."""
+    `LlamaConfig`. A config class without models of its own runs those of the class that it extends; or those
+    of the config that it is a part of (T5Gemma); or those that the Auto classes build for it (InternLM3)."""
+    loaded = list(dict.fromkeys(_subclasses(PreTrainedModel)))
     for ancestor in config_class.__mro__:
         if ancestor is PreTrainedConfig:
             break
-        found = [
-            model_class
-            for model_class in dict.fromkeys(_subclasses(PreTrainedModel))
-            if model_class.config_class is ancestor
-            and not any(getattr(base, "config_class", None) is ancestor for base in model_class.__bases__)
-        ]
-        if found:
+        if found := _first_with(ancestor, loaded):
             return found
-    return []
+    named = MODEL_MAPPING_NAMES.get(config_class.model_type)
+    configs = [(model_class, model_class.config_class) for model_class in loaded if model_class.config_class]
+    wholes = dict.fromkeys(config for _, config in configs if config_class in config.sub_configs.values())
+    built = [config for model, config in configs if model.__name__ == named and _is_transformers(model)]
+    return [model_class for config in wholes or built for model_class in _first_with(config, loaded)]
+
+
+def _is_transformers(model_class: type[PreTrainedModel]) -> bool:
+    return model_class.__module__.startswith("transformers.")
+
+
+def _first_with(
+    config_class: type[PreTrainedConfig], loaded: list[type[PreTrainedModel]]
+) -> list[type[PreTrainedModel]]:
+    return [
+        model_class
+        for model_class in loaded
+        if model_class.config_class is config_class
+        and not any(getattr(base, "config_class", None) is config_class for base in model_class.__bases__)
+    ]
 
 
 def _subclasses(model_class: type[PreTrainedModel]) -> Iterator[type[PreTrainedModel]]:
