@@ -19,7 +19,7 @@ from tests.mutation.source import Source, kernel_sources
 from tests.mutation.trial import Trial
 from tests.mutation.trials import all_trials
 
-SAMPLE, SEED = 8, 4
+SAMPLE, SEED = 4, 4
 
 
 @cache
