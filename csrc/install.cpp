@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
@@ -20,10 +21,13 @@ using Kernel = c10::SafeKernelFunction;
 
 constexpr const char* kSdpa = "aten::scaled_dot_product_attention";
 
-// What torch would have called: on a Mac its composite implementation, for both keys.
+// What torch would have called, and what it calls where no library has put a kernel: its composite
+// implementation, which on a Mac is all three.
 struct Before {
   Kernel mps;
   Kernel autograd;
+  Kernel composite;
+  mutable std::atomic<bool> mps_is_gone{false}, autograd_is_gone{false};
 };
 
 std::mutex mutex;
@@ -40,12 +44,35 @@ const c10::OperatorHandle& sdpa_op() {
   return op;
 }
 
-Tensor run_torchs(c10::DispatchKeySet keys, const SdpaCall& call, Autograd autograd) {
+Tensor run_kernel(const Kernel& kernel, c10::DispatchKeySet keys, const SdpaCall& call) {
   torch::jit::Stack stack{call.query,     call.key,       call.value, call.attn_mask,
                           call.dropout_p, call.is_causal, call.scale, call.enable_gqa};
-  const Kernel& kernel = autograd == Autograd::kHere ? before_us()->autograd : before_us()->mps;
   kernel.callBoxed(sdpa_op(), keys, &stack);
   return stack.back().toTensor();
+}
+
+// A library that is destroyed takes its kernels along. Asked for one, torch says so before anything has run,
+// and in no other way than by these words.
+bool says_that_it_is_gone(const c10::Error& error) {
+  constexpr std::string_view kWords = "SafeKernelFunction has been invalidated";
+  return std::string_view(error.what_without_backtrace()).substr(0, kWords.size()) == kWords;
+}
+
+Tensor run_torchs(c10::DispatchKeySet keys, const SdpaCall& call, Autograd autograd) {
+  const Before& before = *before_us();
+  const bool is_here = autograd == Autograd::kHere;
+  std::atomic<bool>& is_gone = is_here ? before.autograd_is_gone : before.mps_is_gone;
+  // Where a library had put a kernel below autograd alone, torch's comes by our own there.
+  const NextSdpaIsTorchs decided;
+  if (!is_gone) {
+    try {
+      return run_kernel(is_here ? before.autograd : before.mps, keys, call);
+    } catch (const c10::Error& error) {
+      if (!says_that_it_is_gone(error)) throw;
+      is_gone = true;
+    }
+  }
+  return run_kernel(before.composite, keys, call);
 }
 
 template <Autograd autograd>
@@ -68,9 +95,9 @@ class Silence : public c10::WarningHandler {
 
 // The kernel above autograd first: with the one below it alone, autograd would no longer see the call.
 void register_kernels() {
-  before_us() = std::make_unique<const Before>(
-      Before{sdpa_op().getComputedKernelForDispatchKey(c10::DispatchKey::MPS),
-             sdpa_op().getComputedKernelForDispatchKey(c10::DispatchKey::AutogradMPS)});
+  const auto kernel_of = [](c10::DispatchKey key) { return sdpa_op().getComputedKernelForDispatchKey(key); };
+  before_us().reset(new Before{kernel_of(c10::DispatchKey::MPS), kernel_of(c10::DispatchKey::AutogradMPS),
+                               kernel_of(c10::DispatchKey::Undefined)});
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard silent(&silence);
   static auto& autograd =

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <sstream>
+#include <string_view>
 #include <tuple>
 
 #include <ATen/Context.h>
@@ -246,6 +247,13 @@ int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
   return static_cast<int64_t>(why_not(call, Autograd::kHere));
 }
 
+// No limit of the kernels, and torch's way needs no less: what has to free memory and call again must hear of
+// it. The allocator of mps says it in words alone.
+bool is_out_of_memory(const c10::Error& error) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) ||
+         std::string_view(error.what_without_backtrace()).find("out of memory") != std::string_view::npos;
+}
+
 void append_text_of(std::ostream& text, const char* name, const Tensor& tensor) {
   text << name << ' ';
   if (tensor.is_nested()) {
@@ -286,6 +294,7 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
     try {
       return run(call);
     } catch (const c10::Error& error) {  // what no question above foresaw: nobody asked us, so it is not said
+      if (is_out_of_memory(error)) throw;
       reason = Reason::kRefused;
       count(reason, any_operand(call, is_subclass),
             [&] { return text_of(call) + ": " + error.what_without_backtrace(); });

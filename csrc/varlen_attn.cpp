@@ -6,14 +6,17 @@
 #include <unordered_map>
 #include <utility>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
 #include "install.h"
 #include "routing.h"
+#include "tensor_checks.h"
 
 namespace fattn {
 namespace {
@@ -120,7 +123,15 @@ Results dense(const Tensor& query, const Tensor& key, const Tensor& value, const
   return {out.transpose(1, 2), lse};
 }
 
+void check_types(const Arguments& arguments) {
+  for (const char* name : {"cum_seq_q", "cum_seq_k", "seqused_k", "block_table"}) {
+    if (const auto given = arguments.optional_tensor(name))
+      check_int32("torch_fattn: _flash_attention_forward", name, *given);
+  }
+}
+
 Results attend(const Arguments& arguments) {
+  check_types(arguments);
   const Options options = options_of(arguments);
   const Tensor key = arguments.tensor("key"), value = arguments.tensor("value");
   const auto seqused_k = arguments.optional_tensor("seqused_k");
@@ -144,8 +155,18 @@ Results attend(const Arguments& arguments) {
   return paged(arguments, key.unsqueeze(1), value.unsqueeze(1), table, *seqused_k, options);
 }
 
+// As torch's own returns it, and as its fake kernel tells torch.compile: dimensions in the query's order.
+Tensor laid_out_as(const Tensor& query, const Tensor& out) {
+  if (query.is_contiguous()) return out;
+  const auto strides = at::infer_dense_strides(out.sizes(), query.strides());
+  const Tensor laid_out = at::empty_strided(out.sizes(), strides, out.options());
+  return laid_out.is_contiguous() ? out : laid_out.copy_(out);
+}
+
 void flash_attention_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  auto [out, lse] = attend(Arguments(op, *stack));
+  const Arguments arguments(op, *stack);
+  auto [result, lse] = attend(arguments);
+  Tensor out = laid_out_as(arguments.tensor("query"), result);
   torch::jit::drop(*stack, op.schema().arguments().size());
   const auto on_device = out.options();
   stack->emplace_back(std::move(out));

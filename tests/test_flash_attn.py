@@ -227,6 +227,21 @@ def test_cache(seed: int) -> None:
     )
 
 
+def test_queries_turn_alike_where_no_window_is_none() -> None:
+    """Rows that see the same keys are rotated as the first; a window of None is none, as -1 is."""
+    q, k, v, *cache = (torch.randn(1, n, 2, 32, device="mps") for n in (3, 3, 3, 16, 16))
+    angles = torch.rand(32, 8, device="mps")
+
+    def call(window: tuple[int | None, int | None]) -> Tensor:
+        caches = [c.clone() for c in cache]
+        return fa.flash_attn_with_kvcache(
+            q, *caches, k, v, angles.cos(), angles.sin(), cache_seqlens=5, window_size=window
+        ).cpu()
+
+    assert torch.equal(call((None, None)), call((-1, -1)))
+    assert not torch.allclose(call((99, 99)), call((-1, -1)), atol=1e-3)  # the control
+
+
 def test_cache_lengths_as_a_number_or_left_out() -> None:
     q, k, v = (torch.randn(2, n, 2, 32, device="mps") for n in (1, 20, 20))
     whole = fa.flash_attn_func(q, k, v)

@@ -300,6 +300,58 @@ def test_a_refusal_of_ours_does_not_surface() -> None:
     assert "65535" in report.fallbacks[0].example
 
 
+def test_out_of_memory_is_no_refusal() -> None:
+    """torch's way needs no less, and who frees memory and calls again must hear of it."""
+    query = torch.zeros(1, 1, 1, 576, device="mps").expand(60000, 60000, 64, 576)
+    with torch_fattn.installed(), pytest.raises(RuntimeError, match="^MPS backend out of memory"):
+        F.scaled_dot_product_attention(query, query[:, :, :1], query[:, :, :1])
+    assert torch_fattn.report().calls == 0
+
+
+A_LIBRARY_BEFORE_US = """
+import torch
+import torch.nn.functional as F
+import torch_fattn
+
+def theirs(query, key, value, *arguments, **options):
+    seen.append(query.shape)
+    return torch.zeros_like(query)
+
+seen, libraries = [], []
+for key in KEYS:
+    libraries.append(torch.library.Library("aten", "IMPL"))
+    libraries[-1].impl("scaled_dot_product_attention", theirs, key)
+odd, even = (torch.randn(1, 2, 5, dim, device="mps") for dim in (12, 16))
+with torch_fattn.installed():
+    F.scaled_dot_product_attention(even, even, even)
+    assert not seen
+    F.scaled_dot_product_attention(odd, odd, odd)
+    F.scaled_dot_product_attention(even.clone().requires_grad_(), even, even)
+    assert len(seen) == 2
+    report = torch_fattn.report()
+    assert report.routed == 1 and report.fallbacks_by_reason() == {"head_dim": 1, "gradients": 1}, report
+    for library in libraries:
+        library._destroy()
+    exact = F.scaled_dot_product_attention(odd.cpu(), odd.cpu(), odd.cpu())
+    for leaf in (odd, odd.clone().requires_grad_()):
+        for context in (torch.enable_grad, torch.inference_mode):
+            with context():
+                out = F.scaled_dot_product_attention(leaf, odd, odd)
+            assert torch.allclose(out.detach().cpu(), exact, atol=1e-5)
+            assert out.requires_grad == (leaf.requires_grad and context is torch.enable_grad)
+F.scaled_dot_product_attention(odd, odd, odd)
+assert len(seen) == 2
+"""
+
+
+@pytest.mark.parametrize("keys", [["MPS"], ["AutogradMPS"], ["MPS", "AutogradMPS"]])
+def test_a_library_before_us(keys: list[str]) -> None:
+    """Its kernels get what we leave, each call counted once; when it is gone, torch's own do."""
+    script = f"KEYS = {keys}\n{A_LIBRARY_BEFORE_US}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_multihead_attention_and_encoder() -> None:
     attention = nn.MultiheadAttention(64, 4, batch_first=True).eval()
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, batch_first=True), 2).eval()

@@ -114,6 +114,35 @@ def test_lse_and_out() -> None:
     assert torch_fattn.report().routed_by["packed"] == 2
 
 
+def test_the_result_has_the_order_of_the_query() -> None:
+    """As torch's own, whose fake kernel tells torch.compile so."""
+    (query, key, value), cu = operands()
+    by_head = query.transpose(0, 1).contiguous().transpose(0, 1)
+    torch.compiler.reset()
+
+    def model(query: Tensor) -> Tensor:
+        return varlen_attn(query, key, value, cu, cu, 9, 9).transpose(0, 1).view(4, 17 * 32)
+
+    with torch.no_grad():
+        for call in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+            out = call(by_head).view(4, 17, 32).transpose(0, 1)
+            assert torch.equal(out.cpu(), varlen_attn(query, key, value, cu, cu, 9, 9).cpu())
+    with pytest.raises(RuntimeError, match="view size is not compatible"):  # the control
+        model(query)
+
+
+def test_lengths_that_are_not_int32_are_refused_by_their_name() -> None:
+    tensors, cu = operands()
+    used = torch.tensor([5, 9, 0, 3], device="mps")
+    with pytest.raises(TypeError, match="cum_seq_q is torch.int64 and must be torch.int32"):
+        varlen_attn(*tensors, cu.long(), cu, 9, 9)
+    with pytest.raises(TypeError, match="cum_seq_k is torch.int64"):
+        varlen_attn(*tensors, cu, cu.long(), 9, 9, seqused_k=used.int())
+    with pytest.raises(TypeError, match="seqused_k is torch.int64"):
+        varlen_attn(*tensors, cu, cu, 9, 9, seqused_k=used)
+    varlen_attn(*tensors, cu, cu, 9, 9, seqused_k=used.int())
+
+
 def test_compiled() -> None:
     tensors, cu = operands()
     torch.compiler.reset()

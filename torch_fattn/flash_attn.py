@@ -274,7 +274,7 @@ def flash_attn_with_kvcache(
     if k is not None and v is not None:
         if rotary_cos is not None and rotary_sin is not None:
             # Rows that see the same keys are all at the position of the first.
-            by_position = causal or tuple(window_size) != (-1, -1)
+            by_position = causal or max(window(window_size).values()) >= 0
             q = rotate(q, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=by_position)
             k = rotate(k, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=True)
         append(k, v, k_cache, v_cache, lens, table)

@@ -2,6 +2,9 @@
 #include "allocator.h"
 
 #include <cstring>
+#include <new>
+
+#include <c10/util/Exception.h>
 
 #include "../framework/host.h"
 #include "stream.h"
@@ -18,7 +21,11 @@ c10::DataPtr own(void* buffer) { return {buffer, buffer, &release_buffer, kDevic
 struct BufferAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, kDevice};  // as on a Mac: an empty storage has no buffer
-    return own(make_buffer(bytes));
+    try {
+      return own(make_buffer(bytes));
+    } catch (const std::bad_alloc&) {  // a Mac's words, and its type of error
+      TORCH_CHECK(false, "MPS backend out of memory: tried to allocate ", bytes, " bytes");
+    }
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_buffer; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
