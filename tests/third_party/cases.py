@@ -80,7 +80,8 @@ def open_clip() -> Case:
 
 
 def whisper() -> Case:
-    """Encoder and decoder, with the library's own cache of keys and values for the last two tokens."""
+    """Encoder and decoder, with the library's own cache of keys and values for the last two tokens. The model
+    has a sparse buffer."""
     from whisper.model import ModelDimensions, Whisper
 
     model = Whisper(
@@ -97,8 +98,6 @@ def whisper() -> Case:
             n_text_layer=2,
         )  # fmt: skip
     )
-    # As on every device without sparse tensors; only word timestamps look at it.
-    model.register_buffer("alignment_heads", model.alignment_heads.to_dense(), persistent=False)
     sound, tokens = torch.randn(1, 16, 60), torch.randint(60, (1, 7))
 
     def forward(model: Any, place: Place) -> Tensor:
