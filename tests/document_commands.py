@@ -62,6 +62,7 @@ COMMANDS: dict[str, Kind] = {
     ),
     "python -m softmetal.msl compile": NotRun("every dispatch of the tests compiles through it"),
     "python tools/fetch_corpus.py sources": FETCHED,
+    "python -m tests.third_party.run out/third_party-2.13.0 --markdown": FETCHED,
     "python -m pytest softmetal/tests": SUITE,
     "python -m torch_fattn doctor": DOCTOR,
     ".venv/bin/python -m torch_fattn doctor": DOCTOR,

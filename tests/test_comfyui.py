@@ -92,7 +92,37 @@ def test_what_has_no_kernel_is_comfyuis() -> None:
         assert isinstance(attention_override(never, q, q, q, 4), Tensor), "the control"
 
 
-def test_apply_clones_and_keeps_an_override() -> None:
+def test_a_mask_of_one_dimension_and_unknown_options_are_comfyuis() -> None:
+    def own(*_: Any, **__: Any) -> str:
+        return "own"
+
+    q = torch.randn(1, 9, 64, device="mps")
+    line = torch.zeros(9, dtype=torch.bool, device="mps")
+    for options in ({"mask": line}, {"softcap": 20.0}, {"window": 4}):
+        assert attention_override(own, q, q, q, 4, **options) == "own"  # type: ignore[arg-type]
+    ignored = {
+        "softcap": None,
+        "causal": False,
+        "low_precision_attention": True,
+        "transformer_options": {"a": 1},
+    }
+    assert isinstance(attention_override(never, q, q, q, 4, **ignored), Tensor), "the control"
+
+
+def test_compiled_in_one_graph() -> None:
+    q = torch.randn(1, 9, 64, device="mps")
+
+    def attention(q: Tensor) -> Tensor:
+        return attention_override(never, q, q, q, 4, mask=None, transformer_options={})
+
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    with torch.no_grad(), counted_launches() as launches:
+        out = compiled(q)
+    assert launches.get("fattn_prefill") == 1
+    assert torch.allclose(out.cpu().double(), theirs(q, q, q, 4), atol=1e-6)
+
+
+def test_apply_clones_and_asks_an_override_first() -> None:
     model = Patcher(other=1)
     ours = apply(apply(model))
     assert model.model_options == {"transformer_options": {"other": 1}}
@@ -100,9 +130,22 @@ def test_apply_clones_and_keeps_an_override() -> None:
         "other": 1,
         "optimized_attention_override": attention_override,
     }
+
+    def doubled(func: Any, q: Tensor, *args: Any, **kwargs: Any) -> Any:
+        assert func.__name__ == "own"
+        return func(2 * q, *args, **kwargs)
+
+    def own(q: Tensor, *_: Any, **__: Any) -> tuple[str, Tensor]:
+        return "own", q
+
+    twice = apply(apply(Patcher(optimized_attention_override=doubled)))
+    override = twice.model_options["transformer_options"]["optimized_attention_override"]
     q = torch.randn(1, 9, 48, device="mps")
-    before = Patcher(optimized_attention_override=lambda func, *args, **kwargs: ("before", func))
-    override = apply(before).model_options["transformer_options"]["optimized_attention_override"]
-    assert override(never, q, q, q, 4) == ("before", never)
-    assert override(never, q[..., :32], q[..., :32], q[..., :32], 4).shape == (1, 9, 32)
+    name, seen = override(own, q, q, q, 4)
+    assert name == "own" and torch.equal(seen, 2 * q), "no kernel for heads of 12"
+    q = q[..., :32]
+    with counted_launches() as launches:
+        out = override(own, q, q, q, 4)
+    assert launches.get("fattn_prefill") == 1
+    assert torch.allclose(out.cpu().double(), theirs(2 * q, q, q, 4), atol=1e-6)
     assert torch_fattn.report().installed is False

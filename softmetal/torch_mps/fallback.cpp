@@ -161,7 +161,8 @@ Tensor HostView::host(const Tensor& tensor) {
 Tensor HostView::device(const Tensor& result) {
   if (!result.defined() || result.is_mps()) return result;
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == at::kStrided,
-                              "softmetal's mps device has strided tensors only, not ", result.layout());
+                              "softmetal's mps device has strided and sparse COO tensors only, not ",
+                              result.layout());
   check_dtype(result.scalar_type());
   const c10::Storage& host = result.storage();
   for (const Pair& known : pairs_)

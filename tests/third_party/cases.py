@@ -48,6 +48,33 @@ def diffusers_flux() -> Case:
     return model, forward
 
 
+def diffusers_pipeline() -> Case:
+    """Two steps of StableDiffusionPipeline with guidance, and its VAE: an image."""
+    from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionPipeline, UNet2DConditionModel
+
+    unet = UNet2DConditionModel(
+        sample_size=8, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=32,
+        norm_num_groups=8, attention_head_dim=2, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    )  # fmt: skip
+    vae = AutoencoderKL(
+        block_out_channels=(32, 64), norm_num_groups=8, latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+    )  # fmt: skip
+    noise, text = torch.randn(1, 4, 8, 8), torch.randn(2, 1, 9, 32)
+
+    def forward(model: Any, place: Place) -> Tensor:
+        pipeline = StableDiffusionPipeline(
+            **model, text_encoder=None, tokenizer=None, scheduler=EulerDiscreteScheduler(),
+            safety_checker=None, feature_extractor=None, requires_safety_checker=False,
+        )  # fmt: skip
+        pipeline.set_progress_bar_config(disable=True)
+        embeds = {"prompt_embeds": place(text[0]), "negative_prompt_embeds": place(text[1])}
+        return pipeline(latents=place(noise), num_inference_steps=2, output_type="pt", **embeds).images
+
+    return nn.ModuleDict({"unet": unet, "vae": vae}), forward
+
+
 def timm_vit() -> Case:
     import timm
 
@@ -80,7 +107,8 @@ def open_clip() -> Case:
 
 
 def whisper() -> Case:
-    """Encoder and decoder, with the library's own cache of keys and values for the last two tokens."""
+    """Encoder and decoder, with the library's own cache of keys and values for the last two tokens. The model
+    has a sparse buffer."""
     from whisper.model import ModelDimensions, Whisper
 
     model = Whisper(
@@ -97,8 +125,6 @@ def whisper() -> Case:
             n_text_layer=2,
         )  # fmt: skip
     )
-    # As on every device without sparse tensors; only word timestamps look at it.
-    model.register_buffer("alignment_heads", model.alignment_heads.to_dense(), persistent=False)
     sound, tokens = torch.randn(1, 16, 60), torch.randint(60, (1, 7))
 
     def forward(model: Any, place: Place) -> Tensor:
@@ -233,6 +259,7 @@ CASES = {
     for case in (
         diffusers_unet,
         diffusers_flux,
+        diffusers_pipeline,
         timm_vit,
         timm_eva,
         open_clip,

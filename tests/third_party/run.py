@@ -68,6 +68,7 @@ def run(name: str) -> dict[str, Any]:
 PACKAGES = {
     "diffusers_unet": ("diffusers", "UNet2DConditionModel"),
     "diffusers_flux": ("diffusers", "FluxTransformer2DModel"),
+    "diffusers_pipeline": ("diffusers", "StableDiffusionPipeline"),
     "timm_vit": ("timm", "ViT"),
     "timm_eva": ("timm", "EVA-02"),
     "open_clip": ("open-clip-torch", "CLIP"),

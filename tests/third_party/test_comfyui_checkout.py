@@ -14,8 +14,9 @@ from tests.third_party.test_third_party import ROOT, packages  # noqa: F401 - a 
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
-import sys; sys.argv = ["comfyui"]; sys.path[:0] = [{comfyui!r}, {packages!r}]
+import sys; sys.argv = ["comfyui"]; sys.path.insert(0, {packages!r})
 from tests.third_party import torchvision_stub; torchvision_stub.install()
+sys.path.insert(0, {comfyui!r})  # which has a package of the name tests, too
 import copy, torch, torch_fattn
 from comfy.ldm.modules import attention
 from torch_fattn.integrations.comfyui import attention_override

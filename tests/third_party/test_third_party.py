@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.third_party.cases import CASES
 from tests.third_party.run import PACKAGES
@@ -24,13 +25,19 @@ TIMES, PLUS = 2.0, 2e-6
 
 @pytest.fixture(scope="session")
 def packages() -> Path:
-    """A folder of its own, kept between runs; the list is the stamp."""
-    folder = ROOT / "out" / f"third_party-{sys.version_info.major}.{sys.version_info.minor}"
+    """A folder of its own for each torch, kept between runs; the list is the stamp."""
+    folder = ROOT / "out" / f"third_party-{torch.__version__.split('+')[0]}"
     stamp = folder / "packages.txt"
     if not stamp.exists() or stamp.read_text() != LIST.read_text():
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+        # Without build isolation, in which sam2 would build with a torch of its own.
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+        # One torchvision for all torches from 2.14 on; the one for 2.13 works with a torch of its own only.
+        vision = ["torchvision>=0.29.2"] if torch.__version__ >= "2.14" else []
         done = subprocess.run(
-            [*install, "--target", str(folder), "-r", str(LIST)], capture_output=True, text=True, check=False
+            [*install, "--upgrade", "--target", str(folder), "-r", str(LIST), *vision],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
             pytest.skip(f"the packages cannot be installed: {done.stderr.strip().splitlines()[-1]}")
@@ -72,9 +79,29 @@ ours = run("mps")
 assert torch_fattn.report().routed == 2, torch_fattn.report()
 assert torch.equal(run("cpu"), on_cpu)
 assert (ours - on_cpu).abs().max() < 2e-6
+model.set_attention_backend("native")
+assert torch.equal(run("mps"), ours) and torch_fattn.report().routed == 4
+model.set_attention_backend("_native_math")
+assert (run("mps") - ours).abs().max() < 2e-6 and torch_fattn.report().calls == 4
+model.set_attention_backend("native"); model.reset_attention_backend()  # for the process, for the model
 diffusers.unregister(); diffusers.unregister()
 torch_fattn.reset_report()
 assert torch.equal(run("mps"), plain) and torch_fattn.report().calls == 0
+
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+backends, native, seen = _AttentionBackendRegistry._backends, AttentionBackendName.NATIVE, []
+own = backends[native]
+diffusers.register()
+below = backends[native]
+backends[native] = over = lambda *args, **options: seen.append(1) or below(*args, **options)
+assert torch.equal(run("mps"), ours) and len(seen) == torch_fattn.report().routed == 2
+diffusers.unregister()
+assert backends[native] is over, "what others put over it stays"
+assert torch.equal(run("mps"), plain) and len(seen) == 4 and torch_fattn.report().calls == 2
+diffusers.register()
+assert torch.equal(run("mps"), ours) and torch_fattn.report().routed == 4
+diffusers.unregister()
+backends[native] = own
 """
 
 

@@ -9,6 +9,7 @@ plain `torch_fattn.install()` never sees it. Its `optimized_attention_override` 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,13 @@ from .. import sdpa
 __all__ = ["apply", "attention_override"]
 
 _OVERRIDE = "optimized_attention_override"
+# The options of ComfyUI's functions that ask nothing of a kernel as exact as this.
+_NO_EFFECT = {"transformer_options", "_inside_attn_wrapper", "low_precision_attention"}
 
 
 def apply(model: Any) -> Any:
-    """A clone of a ModelPatcher whose attention is torch_fattn's. An override that the model has already is
-    asked for what torch_fattn does not do."""
+    """A clone of a ModelPatcher whose attention is torch_fattn's. An override that the model has comes first,
+    as it may change the call; it is given torch_fattn in the place of ComfyUI's function."""
     clone = model.clone()
     options = dict(clone.model_options.get("transformer_options", {}))
     before = options.get(_OVERRIDE)
@@ -33,7 +36,7 @@ def apply(model: Any) -> Any:
     elif not getattr(before, "is_torch_fattns", False):
 
         def override(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-            return attention_override(lambda *a, **k: before(func, *a, **k), *args, **kwargs)
+            return before(functools.wraps(func)(functools.partial(attention_override, func)), *args, **kwargs)
 
         override.is_torch_fattns = True  # type: ignore[attr-defined]
         options[_OVERRIDE] = override
@@ -63,17 +66,24 @@ def _attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    **_: Any,
+    **others: Any,
 ) -> Tensor | None:
     """q `[B, L, H * D]`, or `[B, H, L, D]` with skip_reshape; out `[B, L, H * D]`, or `[B, H, L, D]` with
-    skip_output_reshape. None where there is no kernel."""
+    skip_output_reshape. None where there is no kernel, and for options that are not known here."""
+    if any(
+        value is not None and value is not False for name, value in others.items() if name not in _NO_EFFECT
+    ):
+        return None
     if not skip_reshape:
         head_dim = q.shape[-1] // heads
         q, k, v = (tensor.unflatten(-1, (-1, head_dim)).transpose(1, 2) for tensor in (q, k, v))
-    if mask is not None and mask.dim() < 4:  # [Lq, Lk] or [B, Lq, Lk]
-        mask = mask[None, None] if mask.dim() == 2 else mask[:, None]
+    if mask is not None and mask.dim() == 3:  # [B, Lq, Lk]; others broadcast from the last dimension
+        mask = mask[:, None]
     arguments = (q, k, v, mask, 0.0, False)
-    if torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa) != 0:
+    # A compiled graph has no way back to ComfyUI's function; in it `sdpa` does the rest with torch's.
+    if not torch.compiler.is_compiling() and torch.ops.fattn._sdpa_reason(
+        *arguments, scale=scale, enable_gqa=enable_gqa
+    ):
         return None
     out = sdpa(*arguments, scale, enable_gqa)
     return out if skip_output_reshape else out.transpose(1, 2).flatten(2)

@@ -4,8 +4,9 @@
     diffusers.register()
 
 diffusers' names of backends are a closed list, so its "native" one, which is also its default, is wrapped:
-on mps it is `torch_fattn.sdpa`, elsewhere what it was. `torch_fattn.install()` does as much for every library
-at once; this leaves all others alone.
+on mps it is `torch_fattn.sdpa`, elsewhere what it was. That serves the models whose attention goes through
+diffusers' dispatcher (Flux, Wan, LTX and most other transformers), not those that call torch's function
+themselves (UNets, most VAEs): `torch_fattn.install()` serves these, too, and every other library.
 """
 
 from __future__ import annotations
@@ -19,25 +20,61 @@ from .. import sdpa
 
 __all__ = ["register", "unregister"]
 
-_before: Callable[..., Any] | None = None
+
+class _Attention:
+    """In the place of `before`, until it is turned off."""
+
+    def __init__(self, before: Callable[..., Any]) -> None:
+        self.before = before
+        self.on = True
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        **others: Any,
+    ) -> Any:
+        """`[B, L, H, D]`, as diffusers has it. A mask `[B, Lk]` is of keys. The other arguments, where they
+        are set, ask for what only diffusers' own function does."""
+        asked = any(option is not None and option is not False for option in others.values())
+        if asked or not self.on or query.device.type != "mps":
+            return self.before(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, **others
+            )
+        if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
+            attn_mask = attn_mask[:, None, None]
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        out = sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return out.transpose(1, 2)
+
+
+_attention: _Attention | None = None
 
 
 def register() -> None:
     """Calling it again changes nothing."""
-    global _before
+    global _attention
     backends, native = _registry()
-    if _before is None:
-        _before = backends[native]
-        backends[native] = _attention
+    if _attention is None:
+        _attention = backends[native] = _Attention(backends[native])
 
 
 def unregister() -> None:
-    """Puts diffusers' own function back."""
-    global _before
-    if _before is not None:
+    """Puts back what was there before. A function that others have put over this one stays, and reaches what
+    was there before."""
+    global _attention
+    if _attention is not None:
         backends, native = _registry()
-        backends[native] = _before
-        _before = None
+        if backends[native] is _attention:
+            backends[native] = _attention.before
+        _attention.on = False
+        _attention = None
 
 
 def _registry() -> tuple[dict[Any, Callable[..., Any]], Any]:
@@ -49,28 +86,3 @@ def _registry() -> tuple[dict[Any, Callable[..., Any]], Any]:
             f"({error})"
         ) from error
     return _AttentionBackendRegistry._backends, AttentionBackendName.NATIVE
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    **others: Any,
-) -> Any:
-    """`[B, L, H, D]`, as diffusers has it. A mask `[B, Lk]` is of keys. The other arguments, where they are
-    set, ask for what only diffusers' own function does."""
-    if query.device.type != "mps" or any(option not in (None, False) for option in others.values()):
-        assert _before is not None
-        return _before(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, **others
-        )
-    if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
-        attn_mask = attn_mask[:, None, None]
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    out = sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return out.transpose(1, 2)

@@ -213,6 +213,25 @@ for op, key in ((attention, "MPS"), (attention, "AutogradMPS"), ("copy_", "MPS")
     assert (done.stdout.split(), done.stderr) == (["False", "False", "True"], "")
 
 
+def test_sparse_tensors_are_held_and_converted() -> None:
+    dense = torch.tensor([[0, 2.0, 0], [3, 0, 4]])
+    sparse = dense.to_sparse().to("mps")
+    assert sparse.is_mps and sparse.is_sparse and sparse.values().is_mps and sparse.indices().is_mps
+    for same in (sparse, sparse.cpu(), sparse.clone(), dense.to("mps").to_sparse(), copy.deepcopy(sparse)):
+        assert torch.equal(same.to_dense().cpu(), dense)
+    assert torch.equal(torch.zeros_like(sparse).copy_(sparse).to_dense().cpu(), dense)
+    doubled = torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 2), device="mps")
+    assert not doubled.is_coalesced() and doubled.coalesce().values().tolist() == [3]
+
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("heads", dense.to_sparse().bool(), persistent=False)
+    assert torch.equal(module.to("mps").to(torch.float16).heads.to_dense().cpu(), dense.bool())
+    with pytest.raises(TypeError, match="float64"):
+        dense.double().to_sparse().to("mps")
+    with pytest.raises(NotImplementedError, match="SparseMPS"):
+        sparse + sparse
+
+
 def test_torch_mps() -> None:
     start, end = (torch.mps.Event(enable_timing=True) for _ in range(2))
     start.record()
