@@ -53,6 +53,16 @@ def test_llama(cache: str | None, padding: int) -> None:
     assert launches["fattn_decode"] == LAYERS * (NEW_TOKENS - 1)
 
 
+def test_a_tokenizer() -> None:
+    """`generate` takes one, for stop strings, and hands it on to every layer."""
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids, mask = prompt()
+    with counted_launches() as launches:
+        mine = generate(ours, ids, mask, NEW_TOKENS, tokenizer=object())
+    assert mine.sequences.tolist() == generate(eager, ids, mask, NEW_TOKENS).sequences.tolist()
+    assert launches["fattn_prefill"] == LAYERS
+
+
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("config_class", [MistralConfig, Gemma3TextConfig])

@@ -33,7 +33,7 @@ from tests.transformers.tiny_models import (
     pair,
     prompt,
 )
-from torch_fattn.integrations.transformers import attend, masks, use_packed
+from torch_fattn.integrations.transformers import attend, masks, register, use_packed
 from torch_fattn.integrations.transformers.patterns import write_packed
 
 WINDOW = 8
@@ -124,23 +124,31 @@ def test_lengths_for_layers_with_windows(lens: list[int], calls: list[Call]) -> 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 3])
-def test_the_attention_function_alone(causal: bool, window: int | None) -> None:
+@pytest.mark.parametrize("head_dim", [16, 584])
+@pytest.mark.filterwarnings("ignore:fattn attention in Module")
+def test_the_attention_function_alone(causal: bool, window: int | None, head_dim: int) -> None:
     """Queries and keys of their own lengths; a window is symmetric where rows are not causal, as it is for
-    flash attention in transformers."""
-    query = torch.randn(1, 4, 9, 16, device=DEVICE)
-    key, value = torch.randn(2, 1, 2, 17, 16, device=DEVICE)
+    flash attention in transformers. Heads that are too wide go through sdpa attention, in which the lengths
+    must not be lost."""
+    register(on_unsupported="sdpa")
+    layer = nn.Module()
+    layer.num_key_value_groups = 2  # type: ignore[assignment]
+    query = torch.randn(1, 4, 9, head_dim, device=DEVICE)
+    key, value = torch.randn(2, 1, 2, 17, head_dim, device=DEVICE)
     cu_q, cu_k = torch.tensor([0, 2, 2, 9]), torch.tensor([0, 6, 9, 17])
-    out, _ = attend(
-        nn.Module(),
-        query,
-        key,
-        value,
-        None,
-        is_causal=causal,
-        sliding_window=window,
-        cu_seq_lens_q=cu_q,
-        cu_seq_lens_k=cu_k,
-    )
+    with counted_launches() as launches:
+        out, _ = attend(
+            layer,
+            query,
+            key,
+            value,
+            None,
+            is_causal=causal,
+            sliding_window=window,
+            cu_seq_lens_q=cu_q,
+            cu_seq_lens_k=cu_k,
+        )
+    assert launches.get("fattn_prefill", 0) == (head_dim == 16)
     for q0, q1, k0, k1 in zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False):
         rows, keys = int(q1 - q0), int(k1 - k0)
         distance = torch.arange(keys) - torch.arange(rows)[:, None] - (keys - rows)
@@ -169,6 +177,32 @@ def test_training_of_packed_sequences() -> None:
             assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-4 * theirs.grad.abs().max().clamp(
                 min=1e-3
             )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [LlamaConfig(**COMMON), MODELS["mistral"], MODELS["gemma2"], GPT_OSS],
+    ids=lambda c: c.model_type,
+)
+def test_training_by_lengths(config: PreTrainedConfig) -> None:
+    """No positions restart, and no mask says what the lengths say; one by one is the reference."""
+    ours, eager = pair(AutoModelForCausalLM, config)
+    ids, _ = prompt(length=24, batch=2)
+    ends = torch.tensor([0, 13, 14, 24, 26, 43, 48], dtype=torch.int32)
+    with pytest.warns(UserWarning, match="training mode"), counted_launches() as launches:
+        mine = ours.train()(ids.to(DEVICE), use_cache=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends).logits
+        mine.square().mean().backward()
+    assert not launches.get("fattn_prefill")
+    pieces = [
+        eager(piece[None], use_cache=False).logits for piece in ids.flatten().split(ends.diff().tolist())
+    ]
+    theirs = torch.cat(pieces, dim=1).unflatten(1, (2, 24))[0]
+    theirs.square().mean().backward()
+    assert (mine.cpu() - theirs).abs().max() < TOLERANCE
+    for ours_grad, eager_grad in zip(ours.parameters(), eager.parameters(), strict=True):
+        if eager_grad.grad is not None:
+            scale = eager_grad.grad.abs().max().clamp(min=1e-3)
+            assert (ours_grad.grad.cpu() - eager_grad.grad).abs().max() < 1e-4 * scale
 
 
 def test_control_sequences_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
     GenerationConfig,
     GptOssConfig,
@@ -20,9 +21,10 @@ from transformers import (
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 import torch_fattn
+from tests.conftest import counted_launches
 from tests.transformers.calls import Call
 from tests.transformers.tiny_models import COMMON, DEVICE, LAYERS, VOCAB, pair
-from torch_fattn.integrations.transformers import NAME, PAGED_NAME, attend, attend_paged, paged
+from torch_fattn.integrations.transformers import NAME, PAGED_NAME, attend, attend_paged, paged, register
 from torch_fattn.integrations.transformers._contracts import BATCHES_BY_NAME
 
 NEW_TOKENS = 20
@@ -58,7 +60,7 @@ def tokens_of(model: PreTrainedModel, implementation: str, block_size: int = BLO
     )
     assert len(results) == len(PROMPT_LENGTHS)
     in_order = sorted(results.values(), key=lambda result: prompts().index(result.prompt_ids))
-    assert all(result.error is None for result in in_order)
+    assert all(result.error is None for result in in_order), in_order[0].error
     return [result.generated_tokens for result in in_order]
 
 
@@ -120,7 +122,43 @@ def test_a_window_of_one(calls: list[Call]) -> None:
     ours, eager = pair(AutoModelForCausalLM, config)
     mine = tokens_of(ours, NAME)
     assert calls and all(call["window_left"] == 0 for call in calls)
-    eager.cpu().set_attn_implementation("eager")
+    check_against_eager(eager, mine)
+
+
+TOO_WIDE: dict[str, PreTrainedConfig] = {
+    "mistral": MistralConfig(**{**COMMON, "head_dim": 584}, sliding_window=WINDOW),
+    "gemma2": Gemma2Config(**{**COMMON, "head_dim": 584}, **MIXED, attn_logit_softcapping=0.5),
+    "gpt_oss": GptOssConfig(
+        **{**COMMON, "head_dim": 584}, **MIXED, num_local_experts=2, num_experts_per_tok=1
+    ),
+}
+
+
+@pytest.mark.filterwarnings("always:fattn attention in")
+@pytest.mark.parametrize("name", TOO_WIDE)
+def test_what_the_kernels_cannot_run(name: str, recwarn: pytest.WarningsRecorder) -> None:
+    """Under that policy other attention runs it, here too; the reference is plain eager attention, since
+    `paged|eager` drops soft caps."""
+    register(on_unsupported="sdpa")
+    ours, eager = pair(AutoModelForCausalLM, TOO_WIDE[name])
+    with counted_launches() as launches:
+        mine = tokens_of(ours, NAME)
+    assert not any(kernel.startswith(("fattn_prefill", "fattn_decode")) for kernel in launches)
+    check_against_eager(eager, mine)
+    (sentence,) = [str(one.message) for one in recwarn if "fattn attention in" in str(one.message)]
+    instead = "sdpa" if name == "mistral" else "eager"
+    assert "layer 0: " in sentence and "584" in sentence
+    assert f"{instead} attention runs instead" in sentence
+
+
+def test_control_what_the_kernels_cannot_run_is_an_error() -> None:
+    ours, _ = pair(AutoModelForCausalLM, TOO_WIDE["mistral"])
+    with pytest.raises(AssertionError, match="MistralAttention: .*584.*; use attn_implementation="):
+        tokens_of(ours, NAME)
+
+
+def check_against_eager(eager: PreTrainedModel, mine: list[list[int]]) -> None:
+    """Each token is the one that eager attention, without a cache, makes of those before it."""
     for prompt_ids, tokens in zip(prompts(), mine, strict=True):
         with torch.no_grad():
             logits = eager(torch.tensor([prompt_ids + tokens]), use_cache=False).logits[0]

@@ -69,24 +69,59 @@ def attend(
     if indices is not None and attention_mask is not None and attention_mask.ndim == 4:
         attention_mask = _of_selected(attention_mask, indices, query.shape[2], key.shape[2])
         del of_call["indices"], kwargs["indices"]
+    lengths = _packing(module, query, key, value, attention_mask, softcap=softcap, **of_call)
+    elsewhere = None if lengths is None else lengths[:2]
     if why := training(module, query, key, value, dropout=dropout):
-        refuse_keywords(module, attention_mask, kwargs)
-        out = run_elsewhere(module, query, key, value, attention_mask, why, **of_layer, **of_call)
+        out = run_elsewhere(module, query, key, value, attention_mask, why, elsewhere, **of_layer, **of_call)
         if out is None:
             refuse_training(module, query, key, value, dropout=dropout)
         return out  # type: ignore[return-value]
-    if not falls_back():
-        return _attend(module, query, key, value, attention_mask, **of_layer, **of_call), None
     try:
-        return _attend(module, query, key, value, attention_mask, **of_layer, **of_call), None
+        return _attend(module, query, key, value, attention_mask, lengths, **of_layer, **of_call), None
     except MeaningRefusedError:
         raise
     except (NotImplementedError, TypeError, ValueError) as refusal:
+        if not falls_back():
+            raise
         why = reason_of(refusal)
-        out = run_elsewhere(module, query, key, value, attention_mask, why, **of_layer, **of_call)
+        out = run_elsewhere(module, query, key, value, attention_mask, why, elsewhere, **of_layer, **of_call)
         if out is None:
             raise
         return out
+
+
+def _packing(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    sliding_window: int | None,
+    softcap: float | None,
+    position_bias: Tensor | None,
+    is_causal: bool | None,
+    dropout: float,
+    scaling: float | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor, int, int] | None:
+    """The lengths of packed sequences, if it is for them to say what a row may see. Refuses what neither the
+    kernels nor another attention function would compute."""
+    _refuse_shapes(module, query, key, value, mask)
+    _refuse_bias(module, query, key, position_bias, softcap)
+    q_len, kv_len = query.shape[2], key.shape[2]
+    lengths = None
+    if position_bias is None and _leaves_packing_open(mask, q_len, kv_len):
+        lengths = lengths_of(kwargs, query)
+    refuse_keywords(module, mask, kwargs, packed=lengths is not None)
+    mask_is_whole = mask is not None and mask.ndim == 4
+    if sliding_window is not None and not mask_is_whole and lengths is None and kv_len > sliding_window:
+        refuse_meaning(
+            module,
+            f"{kv_len} keys exceed the sliding window of {sliding_window} and no 4D mask came with them",
+            "build the mask with transformers' create_sliding_window_causal_mask",
+        )
+    return lengths
 
 
 def _attend(
@@ -95,8 +130,8 @@ def _attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    lengths: tuple[Tensor, Tensor, int, int] | None,
     *,
-    dropout: float,
     scaling: float | None,
     sliding_window: int | None,
     softcap: float | None,
@@ -105,20 +140,8 @@ def _attend(
     position_bias: Tensor | None,
     **kwargs: Any,
 ) -> Tensor:
-    _refuse_shapes(module, query, key, value, attention_mask)
-    _refuse_bias(module, query, key, position_bias, softcap)
     q_len, kv_len = query.shape[2], key.shape[2]
-    lengths = None
-    if position_bias is None and _leaves_packing_open(attention_mask, q_len, kv_len):
-        lengths = lengths_of(kwargs, query)
-    refuse_keywords(module, attention_mask, kwargs, packed=lengths is not None)
     mask_is_whole = attention_mask is not None and attention_mask.ndim == 4
-    if sliding_window is not None and not mask_is_whole and lengths is None and kv_len > sliding_window:
-        refuse_meaning(
-            module,
-            f"{kv_len} keys exceed the sliding window of {sliding_window} and no 4D mask came with them",
-            "build the mask with transformers' create_sliding_window_causal_mask",
-        )
     causal = attention_mask is not None and not mask_is_whole
     if attention_mask is None and (q_len > 1 or lengths is not None):
         causal = _causal_without_mask(module, is_causal, q_len, kv_len)

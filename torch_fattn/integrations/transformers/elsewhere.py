@@ -26,13 +26,15 @@ def run_elsewhere(
     value: Tensor,
     mask: Tensor | None,
     why: str,
+    lengths: tuple[Tensor, Tensor] | None = None,
     *,
     softcap: float | None,
     s_aux: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None] | None:
     """The arguments are those of the attention function, keywords included. None where there is no other
-    function that computes what is asked for."""
+    function that computes what is asked for. `lengths`, cumulated, of packed sequences in queries and keys
+    become a mask: neither of the other functions reads them."""
     attention: Callable[..., Any] | None = sdpa_attention_forward
     name = "sdpa"
     if softcap or s_aux is not None:
@@ -46,7 +48,18 @@ def run_elsewhere(
         kind, kind if layer is None else f"{kind}, layer {layer}", f"{why}; {name} attention runs instead"
     )
     rows, keys = query.shape[2], key.shape[2]
-    if mask is not None:
+    batch = query.shape[0]
+    if lengths is not None:
+        window = (options.get("sliding_window") or 0) - 1
+        if mask is not None and is_pattern(mask):
+            window = read_pattern(mask, rows, keys).window_left  # type: ignore[union-attr]
+        said = options.get("is_causal")
+        causal = mask is not None or bool(getattr(module, "is_causal", True) if said is None else said)
+        query, key, value = (
+            t.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for t in (query, key, value)
+        )
+        mask = _of_lengths(*lengths, batch * rows, batch * keys, causal, window)
+    elif mask is not None:
         mask, is_causal = without_patterns(mask, rows, keys)
         if mask is None:
             options["is_causal"] = is_causal
@@ -55,7 +68,7 @@ def run_elsewhere(
             mask, query, rows, keys, options.get("is_causal", getattr(module, "is_causal", True))
         )
     out: Tensor = attention(module, query, key, value, mask, **options)[0]
-    return out, None
+    return out if lengths is None else out[0].unflatten(0, (batch, rows)), None
 
 
 def without_patterns(mask: Tensor, rows: int, keys: int) -> tuple[Tensor | None, bool]:
@@ -110,6 +123,23 @@ def _of_packed(mask: Tensor, rows: int, keys: int) -> Tensor:
     sequence = torch.searchsorted(packed.cu_seqlens[1:].contiguous(), tokens, right=True).view(-1, 1, 1, keys)
     seen = sequence.transpose(2, 3) == sequence
     return seen & _causal(mask, rows, keys, window=packed.window_left)
+
+
+def _of_lengths(cu_q: Tensor, cu_k: Tensor, rows: int, keys: int, causal: bool, window: int) -> Tensor:
+    """bool `[1, 1, rows, keys]`, each row seeing keys of its own sequence. Those past the last sequence see
+    one another, so that no row is without a key."""
+    row, key = (torch.arange(n, device=cu_q.device) for n in (rows, keys))
+    sequence_of_row, sequence_of_key = (
+        torch.searchsorted(cu[1:].contiguous(), at, right=True) for cu, at in ((cu_q, row), (cu_k, key))
+    )
+    seen = sequence_of_row[:, None] == sequence_of_key
+    last = torch.cat((cu_k[1:] - cu_q[1:], cu_k[-1:] - cu_q[-1:]))  # rows are aligned to the newest key
+    distance = (row + last[sequence_of_row])[:, None] - key
+    if causal:
+        seen = seen & (distance >= 0)
+    if window >= 0:
+        seen = seen & (distance.abs() <= window)
+    return seen[None, None]
 
 
 def _additive(mask: Tensor | None, query: Tensor, rows: int, keys: int, causal: bool | None) -> Tensor | None:

@@ -20,7 +20,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..._head_padding import HEAD_STEP, pad_heads, without_padding
 from ._contracts import PagedLayer, paged_layer, update_paged
-from .refusals import refusal_of_operator, refuse, refuse_keywords, refuse_training
+from .elsewhere import run_elsewhere
+from .policy import falls_back
+from .refusals import reason_of, refusal_of_operator, refuse, refuse_keywords, refuse_training
 from .support import USE_PAGED_EAGER
 
 _OF_THE_BATCH = frozenset(
@@ -67,7 +69,8 @@ def attend_paged(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """query `[1,Hq,T,D]`, key and value `[1,Hkv,T,..]` of the new tokens, which are written to `cache`.
-    Returns `([1,T,Hq,Dv], None)`. Rows are causal whatever `is_causal` says."""
+    Returns `([1,T,Hq,Dv], None)`. Rows are causal whatever `is_causal` says. What the kernels cannot run goes
+    elsewhere as it does without the cache."""
     refuse_training(module, query, key, value, dropout=dropout)
     if cache is None:
         refuse(module, "there is no cache of continuous batching", 'use attn_implementation="fattn"')
@@ -86,25 +89,70 @@ def attend_paged(
     keys = _write_and_locate(cache, layer, layer_idx, key, value, sliding_window, max_seqlen_q, kwargs)
 
     value_dim = keys.value_cache.shape[-1]
-    rows, key_cache, value_cache, scaling = pad_heads(
+    rows, key_cache, value_cache, scale = pad_heads(
         query[0].transpose(0, 1), keys.key_cache, keys.value_cache, scaling
     )
-    keys = keys._replace(key_cache=key_cache, value_cache=value_cache)
+    operands = keys._replace(key_cache=key_cache, value_cache=value_cache)
     options: dict[str, Any] = {
-        "scale": scaling,
+        "scale": scale,
         "softcap": softcap or 0.0,
         "sinks": s_aux,
         "window_left": -1 if sliding_window is None else sliding_window - 1,
     }
     try:
         if max_seqlen_q == 1 and rows.shape[0] == keys.seq_lens.shape[0]:
-            out, _lse = torch.ops.fattn.paged_decode(rows[:, :, None], *keys, **options)
+            out, _lse = torch.ops.fattn.paged_decode(rows[:, :, None], *operands, **options)
             out = out[:, :, 0]
         else:
-            out, _lse = torch.ops.fattn.paged_prefill(rows, *keys, cu_seqlens_q, max_seqlen_q, **options)
+            out, _lse = torch.ops.fattn.paged_prefill(rows, *operands, cu_seqlens_q, max_seqlen_q, **options)
     except (NotImplementedError, TypeError, ValueError) as refusal:
-        raise refusal_of_operator(module, refusal, USE_PAGED_EAGER) from refusal
+        refused = refusal_of_operator(module, refusal, USE_PAGED_EAGER)
+        if not falls_back():
+            raise refused from refusal
+        of_layer: dict[str, Any] = {"softcap": softcap, "s_aux": s_aux, "sliding_window": sliding_window}
+        of_layer |= {"dropout": dropout, "scaling": scaling}
+        instead = _run_elsewhere(module, query, keys, cu_seqlens_q, reason_of(refused), **of_layer)
+        if instead is None:
+            raise refused from refusal
+        return instead
     return without_padding(out, value_dim)[None], None
+
+
+def _run_elsewhere(
+    module: nn.Module,
+    query: Tensor,
+    keys: _Keys,
+    cu_seqlens_q: Tensor,
+    why: str,
+    *,
+    sliding_window: int | None,
+    **options: Any,
+) -> tuple[Tensor, None] | None:
+    """Over all keys of all requests in one row, and a mask. What lies in the cache past the end of a request
+    may be anything, NaN too, and is made 0."""
+    longest = keys.block_tables.shape[1] * keys.key_cache.shape[1]
+    position = torch.arange(longest, device=query.device)
+    filled = position < keys.seq_lens[:, None]
+    blocks = keys.block_tables.long().clamp(max=keys.key_cache.shape[0] - 1)  # of absent keys, there is none
+    key, value = (
+        cache[blocks].flatten(1, 2).masked_fill(~filled[:, :, None, None], 0)
+        for cache in (keys.key_cache, keys.value_cache)
+    )
+    row = torch.arange(query.shape[2], device=query.device)
+    request = torch.searchsorted(cu_seqlens_q[1:].contiguous(), row, right=True).clamp(
+        max=filled.shape[0] - 1
+    )
+    newest = keys.seq_lens - cu_seqlens_q[1 : filled.shape[0] + 1]
+    distance = (row + newest[request])[:, None, None] - position
+    seen = (distance >= 0) & (
+        request[:, None, None] == torch.arange(filled.shape[0], device=row.device)[:, None]
+    )
+    if sliding_window is not None:
+        seen &= distance < sliding_window
+    key, value = (operand.flatten(0, 1).transpose(0, 1)[None] for operand in (key, value))
+    return run_elsewhere(
+        module, query, key, value, seen.flatten(1)[None, None], why, sliding_window=sliding_window, **options
+    )
 
 
 def _write_and_locate(

@@ -38,6 +38,7 @@ _HARMLESS = frozenset(
         "output_router_logits",
         "position_ids",
         "return_dict",
+        "tokenizer",  # which `generate` lets through
         "use_cache",
     }
 )
