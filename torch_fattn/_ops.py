@@ -143,8 +143,10 @@ def prefill(
         lse -inf.
 
     Raises:
-        ValueError: shapes, strides or values that do not fit. TypeError: dtypes. NotImplementedError: not
-        built. RuntimeError: from `backward`; the operators have no gradient.
+        ValueError: shapes, strides or values that do not fit.
+        TypeError: dtypes.
+        NotImplementedError: not built.
+        RuntimeError: from `backward`; the operators have no gradient.
 
     The method is FlashAttention (Dao et al. 2022, 2023): online softmax (Milakov & Gimelshein 2018; Rabe &
     Staats 2021) over tiles of keys, so that the score matrix never reaches memory. Keeping scores and result
