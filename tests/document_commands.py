@@ -37,12 +37,14 @@ DEMO = ByTest("tests/test_demo.py::test_tokens_agree")
 # `python` stands for the one that runs the tests.
 COMMANDS: dict[str, Kind] = {
     "make build": MAKE,
+    "source .venv/bin/activate": MAKE,
     "make demo": DEMO,
     "make demo MODEL=path": ByTest("tests/test_demo.py::test_a_checkpoint_to_its_last_position"),
     "make test": SUITE,
     "make test-newest": SUITE,
     "make wheel": INSTALL,
     "make check-wheel": INSTALL,
+    "pip install ninja": INSTALL,
     "python -m build --sdist": INSTALL,
     "python -m build --no-isolation": INSTALL,
     "make lint": SUITE,
@@ -65,7 +67,6 @@ COMMANDS: dict[str, Kind] = {
     "python -m tests.third_party.run out/third_party-2.13.0 --markdown": FETCHED,
     "python -m pytest softmetal/tests": SUITE,
     "python -m torch_fattn doctor": DOCTOR,
-    ".venv/bin/python -m torch_fattn doctor": DOCTOR,
     "python -m torch_fattn demo --dtype float16 --new-tokens 64": DEMO,
     "python -m torch_fattn explain paged_decode --batch 8 --heads 32 --kv-heads 8 --kv-len 4096 --family 9 "
     "--cores 40": Run(),
@@ -73,7 +74,6 @@ COMMANDS: dict[str, Kind] = {
     "python -m torch_fattn explain prefill --heads 6 --kv-heads 4": Run(),
     "python -m torch_fattn explain decode --heads 32 --kv-heads 8 --kv-len 4096": Run(),
     "python -m torch_fattn tune": TUNE,
-    ".venv/bin/python -m torch_fattn tune": TUNE,
     "python -m torch_fattn tune --show": Run(),
     "python -m torch_fattn bench": NotRun("it takes minutes; the one below is the same for fewer calls"),
     "python -m torch_fattn bench --shapes qwen3-0.6b --op decode --peers --backend counts": Run(),

@@ -127,6 +127,24 @@ def test_none_where_a_tensor_is_needed(name: str) -> None:
         call("paged_decode", valid("paged_decode") | {name: None})
 
 
+@pytest.mark.parametrize(
+    ("op", "wrong", "said"),
+    [
+        ("prefill", {"query": [1.0]}, "query is of type list; pass a tensor"),
+        ("prefill", {"scale": "half"}, "scale is of type str; pass a number or None"),
+        ("decode", {"seq_lens": 20}, "seq_lens is of type int; pass a tensor or None"),
+        ("paged_decode", {"window_left": 0.5}, "window_left is of type float; pass a whole number"),
+        ("paged_prefill", {"block_tables": [[3, 1], [0, 4]]}, "block_tables is of type list; pass a tensor"),
+        ("varlen_prefill", {"is_causal": "yes"}, "is_causal is of type str; pass True or False"),
+    ],
+)
+def test_another_type(op: str, wrong: dict[str, Any], said: str) -> None:
+    """torch's own words are the whole value and the schema of the operator."""
+    with pytest.raises(TypeError) as caught:
+        call(op, valid(op) | wrong)
+    assert str(caught.value) == f"fattn.{op}: {said}"
+
+
 @pytest.mark.host_only
 @pytest.mark.parametrize("operand", [None, [1.0]])
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ venv=${1:?usage: tools/setup_env.sh DIRECTORY VERSIONS}
 versions=${2:?usage: tools/setup_env.sh DIRECTORY VERSIONS}
 
 find_python() {
-  local name
-  for name in "${PYTHON:-python3.11}" python3.12 python3.13 python3; do
+  local name names=(python3.11 python3.12 python3.13 python3.14 python3.10 python3)
+  [ -z "${PYTHON:-}" ] || names=("$PYTHON")  # another than the one that was asked for would be no help
+  for name in "${names[@]}"; do
     if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
       command -v "$name"
       return
@@ -62,7 +63,10 @@ case $(uname -s) in
 esac
 
 python=$(find_python)
-[ -n "$python" ] || { echo "setup_env: Python 3.10 or newer is missing: set PYTHON=/path/to/python3" >&2; exit 1; }
+[ -n "$python" ] || {
+  echo "setup_env: ${PYTHON:-python3} is no Python from 3.10 on: install one, or set PYTHON=/path/to/python3" >&2
+  exit 1
+}
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 # torch first: everything else is built against it.
 "$venv/bin/python" -m pip install --quiet "$(grep '^torch==' "$versions")"

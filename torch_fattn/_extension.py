@@ -10,7 +10,10 @@ import torch
 
 from . import _versions
 
-_REBUILD = "run `pip install --no-build-isolation .` in the environment that has this torch"
+_REBUILD = (
+    "in the environment that has this torch install the wheel for it, or run "
+    "`pip install --no-build-isolation .` in the sources of torch_fattn"
+)
 
 
 def load() -> str:

@@ -30,8 +30,9 @@ def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
         A contiguous tensor of the shape and dtype of scores.
 
     Raises:
-        TypeError: dtypes; no tensor. ValueError: a softcap that is negative or no normal number of float32;
-        sizes above the limits. RuntimeError: from `backward`; the operators have no gradient.
+        TypeError: dtypes; no tensor.
+        ValueError: a softcap that is negative or no normal number of float32; sizes above the limits.
+        RuntimeError: from `backward`; the operators have no gradient.
     """
     check_tensor("fattn.softmax", "scores", scores)
     return torch.ops.fattn.softmax(scores, softcap=softcap)

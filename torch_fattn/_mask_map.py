@@ -33,7 +33,8 @@ def mask_map(attn_mask: Tensor) -> Tensor:
         is to be made anew when the mask changes.
 
     Raises:
-        TypeError: dtypes; no tensor. ValueError: over four dimensions; sizes above the limits of `prefill`.
+        TypeError: dtypes; no tensor.
+        ValueError: over four dimensions; sizes above the limits of `prefill`.
     """
     check_tensor("fattn.mask_map", "attn_mask", attn_mask)
     for dim, (size, stride) in enumerate(zip(attn_mask.shape, attn_mask.stride(), strict=True)):

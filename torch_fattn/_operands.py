@@ -1,7 +1,9 @@
-"""What must be a tensor before `torch.ops.fattn` sees it: torch finds no operator for a call without one."""
+"""What is said of arguments of the wrong type. Some must be looked at before `torch.ops.fattn` sees them:
+torch finds no operator for a call without a tensor."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch import Tensor
@@ -13,3 +15,17 @@ def check_tensor(name: str, what: str, operand: Any, shape: str = "") -> None:
         return
     found = "None" if operand is None else f"of type {type(operand).__name__}"
     raise TypeError(f"{name}: {what} is {found}; pass a tensor" + (f" of shape {shape}" if shape else ""))
+
+
+_WRONG_TYPE = re.compile(r"Expected a value of type '(.*?)' for argument '(\w+)' .* found type '(.*?)'")
+_IN_WORDS = {"Tensor": "a tensor", "float": "a number", "int": "a whole number", "bool": "True or False"}
+
+
+def in_a_sentence(name: str, error: RuntimeError) -> Exception:
+    """Of an argument of another type torch prints the whole value and the schema. Other errors stay."""
+    if (found := _WRONG_TYPE.search(str(error))) is None:
+        return error
+    wanted, what, given = found.groups()
+    inner = wanted.removeprefix("Optional[").removesuffix("]")
+    words = _IN_WORDS.get(inner, inner) + (" or None" if inner != wanted else "")
+    return TypeError(f"{name}: {what} is of type {given}; pass {words}")

@@ -12,6 +12,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from ._operands import in_a_sentence
+
 __all__ = ["MAX_DECODE_ROWS", "decode", "prefill"]
 
 # Query rows per sequence that the decode kernels take; longer queries are prefill's.
@@ -143,30 +145,35 @@ def prefill(
         lse -inf.
 
     Raises:
-        ValueError: shapes, strides or values that do not fit. TypeError: dtypes. NotImplementedError: not
-        built. RuntimeError: from `backward`; the operators have no gradient.
+        ValueError: shapes, strides or values that do not fit.
+        TypeError: dtypes.
+        NotImplementedError: not built.
+        RuntimeError: from `backward`; the operators have no gradient.
 
     The method is FlashAttention (Dao et al. 2022, 2023): online softmax (Milakov & Gimelshein 2018; Rabe &
     Staats 2021) over tiles of keys, so that the score matrix never reaches memory. Keeping scores and result
     in simdgroup matrix registers follows ideas of MLX's "steel" attention and of llama.cpp's Metal kernels.
     """
-    out, lse = torch.ops.fattn.prefill(
-        query,
-        key,
-        value,
-        attn_mask,
-        mask_map=mask_map,
-        is_causal=is_causal,
-        q_offset=q_offset,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        scale=scale,
-        token_major_out=token_major_out,
-    )
+    try:
+        out, lse = torch.ops.fattn.prefill(
+            query,
+            key,
+            value,
+            attn_mask,
+            mask_map=mask_map,
+            is_causal=is_causal,
+            q_offset=q_offset,
+            window_left=window_left,
+            window_right=window_right,
+            sink_tokens=sink_tokens,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            softcap=softcap,
+            scale=scale,
+            token_major_out=token_major_out,
+        )
+    except RuntimeError as error:
+        raise in_a_sentence("fattn.prefill", error) from None
     return (out, lse) if return_lse else out
 
 
@@ -296,23 +303,26 @@ def decode(
     one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
     bit of a sequence's result depends on the rest of the batch or on the capacity.
     """
-    out, lse = torch.ops.fattn.decode(
-        query,
-        key,
-        value,
-        seq_lens,
-        attn_mask=attn_mask,
-        tree_mask=tree_mask,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        scale=scale,
-        key_scales=key_scales,
-        value_scales=value_scales,
-        kv_format=kv_format,
-        token_major_out=token_major_out,
-    )
+    try:
+        out, lse = torch.ops.fattn.decode(
+            query,
+            key,
+            value,
+            seq_lens,
+            attn_mask=attn_mask,
+            tree_mask=tree_mask,
+            window_left=window_left,
+            window_right=window_right,
+            sink_tokens=sink_tokens,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            softcap=softcap,
+            scale=scale,
+            key_scales=key_scales,
+            value_scales=value_scales,
+            kv_format=kv_format,
+            token_major_out=token_major_out,
+        )
+    except RuntimeError as error:
+        raise in_a_sentence("fattn.decode", error) from None
     return (out, lse) if return_lse else out

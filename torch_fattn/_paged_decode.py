@@ -7,6 +7,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from ._operands import in_a_sentence
+
 __all__ = ["paged_decode"]
 
 
@@ -118,24 +120,27 @@ def paged_decode(
 
     Block tables are vLLM's PagedAttention (Kwon et al. 2023).
     """
-    out, lse = torch.ops.fattn.paged_decode(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        seq_lens,
-        attn_mask=attn_mask,
-        tree_mask=tree_mask,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        scale=scale,
-        key_scales=key_scales,
-        value_scales=value_scales,
-        kv_format=kv_format,
-        token_major_out=token_major_out,
-    )
+    try:
+        out, lse = torch.ops.fattn.paged_decode(
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            seq_lens,
+            attn_mask=attn_mask,
+            tree_mask=tree_mask,
+            window_left=window_left,
+            window_right=window_right,
+            sink_tokens=sink_tokens,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            softcap=softcap,
+            scale=scale,
+            key_scales=key_scales,
+            value_scales=value_scales,
+            kv_format=kv_format,
+            token_major_out=token_major_out,
+        )
+    except RuntimeError as error:
+        raise in_a_sentence("fattn.paged_decode", error) from None
     return (out, lse) if return_lse else out

@@ -127,7 +127,7 @@ def shared_prefix_decode(
         token_major_out is a copy here.
 
     Raises:
-        As `decode`; ValueError for a prefix that is not one for all.
+        ValueError: a prefix that is not one for all; the rest is as in `decode`.
 
     The newest Lq tokens are the suffix's own, but the oldest of them may be the prefix's last, unless there
     is a tree_mask: seq_lens is at least Lq - 1, or Lq. Rows of tokens further back would see the whole
