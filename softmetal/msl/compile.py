@@ -50,13 +50,15 @@ _COMMON_FLAGS = [
     f"-fpass-plugin={SIMT_PASSES}", "-fno-discard-value-names",
 ]  # fmt: skip
 _LINK_FLAGS = ["-nostdlib++", "--rtlib=compiler-rt"]
+# A kernel runs for less time than clang takes over it: what costs more than it brings is left out.
 _MODE_FLAGS = {
-    "fast": ["-O2", "-gline-tables-only"],
+    "fast": ["-O2", "-gline-tables-only", "-fno-vectorize", "-fno-slp-vectorize"],
     # Every access of the kernel as one callback (simt/passes/checks.cpp): nothing merged into wider ones,
     # nothing turned into library calls.
     "checked": [
         "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize",
         "-fno-slp-vectorize", "-fno-builtin",
+        "-mllvm=-fast-isel", "-mllvm=-regalloc=fast", "-mllvm=-optimize-regalloc=false",
         # Marks the code as one where a speculative load would be an error. All that
         # AddressSanitizer does besides is off.
         "-fsanitize=kernel-address", "-mllvm=-asan-instrument-reads=0", "-mllvm=-asan-instrument-writes=0",
