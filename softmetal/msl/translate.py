@@ -65,8 +65,12 @@ def translate(
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
     translate_address_spaces(tokens, language)
-    # Unrolling is for a GPU's registers: here it would only be more of the same code to compile.
-    text = _UNROLL.sub(r"\1(disable)", tokens.render())
+    text = tokens.render()
+    if checked:
+        # Every access of an array is looked at, so an array never becomes registers, which is what unrolling
+        # is for: it would be more of the same code to compile. Without checks it does, as on a GPU, and
+        # products meet sums across statements, so that more of them are rounded once.
+        text = _UNROLL.sub(r"\1(disable)", text)
     table = _module_table(kernels, constants, reached, checked)
     return Translation(HEADER + text + table, tokens, program)
 
