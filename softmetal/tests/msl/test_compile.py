@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from softmetal.msl import compile as compile_module
-from softmetal.msl.compile import RULES, Program, compile_program, toolchain_version
+from softmetal.msl.compile import PASSES, RULES, SIMT_PASSES, Program, compile_program, toolchain_version
 from softmetal.msl.preprocess import preprocess
 from softmetal.msl.translate import translate
 from softmetal.simt.harness import _Loaded
@@ -118,6 +118,13 @@ def test_torch_headers(header: str, mode: str, tmp_path: Path) -> None:
     program = Program(source, include=(str(Path(torch.origin).parent / "include"),), only=only)
     path = compile_program(program, mode, tmp_path)
     assert len(_Loaded(path, {}).kernels) == kernels
+
+
+def test_plugins_are_the_same_in_every_folder() -> None:
+    """They are a part of every kernel's key in the cache, which several checkouts share."""
+    here = str(RULES.parent.parent).encode()
+    assert not [path.name for path in (RULES, PASSES, SIMT_PASSES) if here in path.read_bytes()]
+    assert here in (RULES.parent / "libsoftmetal_simt.so").read_bytes()  # which is in no key
 
 
 def test_loops_are_unrolled_without_checks_only() -> None:
