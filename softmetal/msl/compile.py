@@ -58,7 +58,6 @@ _MODE_FLAGS = {
     "checked": [
         "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize",
         "-fno-slp-vectorize", "-fno-builtin",
-        "-mllvm=-fast-isel", "-mllvm=-regalloc=fast", "-mllvm=-optimize-regalloc=false",
         # Marks the code as one where a speculative load would be an error. All that
         # AddressSanitizer does besides is off.
         "-fsanitize=kernel-address", "-mllvm=-asan-instrument-reads=0", "-mllvm=-asan-instrument-writes=0",
