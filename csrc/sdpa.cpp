@@ -248,10 +248,11 @@ int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
 }
 
 // No limit of the kernels, and torch's way needs no less: what has to free memory and call again must hear of
-// it. The allocator of mps says it in words alone.
+// it. The allocator of mps says it in words alone, and in others of a buffer that no Metal device can have.
 bool is_out_of_memory(const c10::Error& error) {
+  const std::string_view words = error.what_without_backtrace();
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) ||
-         std::string_view(error.what_without_backtrace()).find("out of memory") != std::string_view::npos;
+         words.find("out of memory") != std::string_view::npos || words.starts_with("Invalid buffer size");
 }
 
 void append_text_of(std::ostream& text, const char* name, const Tensor& tensor) {
