@@ -1,8 +1,9 @@
 """Published figures of Apple GPUs, as bench/roofline.py uses them. None was measured by this project.
 
-Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory: what was measured
-somewhere can be passed elsewhere), and third-party measurements quoted where they stand. No published
-measurement may pass a figure: bench/published.py, tests/test_apple_bounds.py.
+Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
+databases (clocks of later chips). Every figure is one of the hardware: units, times clock. What a program
+reached is none, for the next one may pass it. No published measurement may pass a figure:
+bench/published.py, tests/test_apple_bounds.py.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ class Chip:
     cores: int
     ram_gb_s: float | None  # None: not in our sources
     gigahertz: float | None = None  # None: unknown; limits per core and cycle are left out
-    products_tflop_s: float | None = None  # given instead of computed
+    alu_gigahertz: float | None = None  # instead: which share of the ALUs products can use is unknown
     family: int = 7  # Metal's number of the GPU family, for the planner
     note: str = ""
 
     @property
     def products(self) -> float | None:
         """FLOP/s of 8x8x8 products."""
-        if self.products_tflop_s is not None:
-            return self.products_tflop_s * 1e12
-        if self.gigahertz is None:
-            return None
-        return 2 * PRODUCT_FMAS * self.cores * self.gigahertz * 1e9
+        if self.gigahertz is not None:
+            return 2 * PRODUCT_FMAS * self.cores * self.gigahertz * 1e9
+        if self.alu_gigahertz is not None:
+            return 2 * ALU_FMAS * self.cores * self.alu_gigahertz * 1e9
+        return None
 
     def per_cycle(self, amount: float) -> float | None:
         """A per-core, per-cycle figure for the whole GPU and a second."""
@@ -54,17 +55,17 @@ CHIPS = (
     Chip(
         "M3 Ultra",
         80,
-        None,
+        819,
         family=9,
-        products_tflop_s=17.4,
-        note="products: the peak of matrix products that MLX measured (Rapid-MLX#258), of which its "
-        "attention comes to 97 %; the hardware's own limit is not in our sources",
+        alu_gigahertz=1.6,
+        note="products: all ALUs of 80 cores at 1.600 GHz, the highest clock that public GPU databases give "
+        "an M3's cores (others: 1.398); MLX's attention reaches 21.6 TFLOP/s (mlx#4330)",
     ),
     Chip(
         "M4",
         10,
         120,
-        products_tflop_s=3.76,
+        alu_gigahertz=1.47,
         family=9,
         note="products: all ALUs of 10 cores at 1.470 GHz (public GPU databases); which share of them "
         "products can use is not published, and the 80 % of M1 and M2 are too few: MPSGraph's attention "
@@ -82,10 +83,9 @@ CHIPS = (
         20,
         307,
         family=10,
-        products_tflop_s=32.0,
         note="bandwidth of the specification: MLX's decode reads 282 GB/s (mlx#4076), more than a copy does "
-        "(269, mtlattn); products: a loop of float32 simdgroup products (mtlattn), of 16-bit ones 21.5, both "
-        "without matmul2d",
+        "(269, mtlattn); products: a loop of float32 ones reaches 32.0 TFLOP/s, of 16-bit ones 21.5, both "
+        "without matmul2d (mtlattn); the hardware's own limit is not published",
     ),
     Chip(
         "M5 Max",

@@ -15,6 +15,8 @@ from torch import Tensor
 # Scores up to which every head is compared with the reference; of more, heads at both ends and between.
 MOST_SCORES = 1 << 20
 OUTPUTS = {"out", "out_float32"}
+# Relative error (L2 norm, against float64) that an implementation may have.
+TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
 
 Buffers = dict[str, Tensor]
 Case = Mapping[str, Any]  # the fields of bench/peers/case.py's Case, with its scale
@@ -82,6 +84,11 @@ def _mask(case: Case, buffers: Buffers) -> Tensor:
     return torch.stack([_hidden(case, buffers, batch) for batch in range(case["batch"])]).half()
 
 
+def _seen(case: Case, buffers: Buffers) -> Tensor:
+    """bool [Lq, N]: whether a row of sequences of kv_len keys sees a key."""
+    return _hidden(case, buffers, 0) == 0
+
+
 def _with_spare(elements: Tensor) -> Tensor:
     """Room for reads past the last row."""
     return torch.cat([elements.flatten(), elements.new_zeros(64)])
@@ -94,6 +101,7 @@ _MADE: dict[str, Callable[[Case, Buffers], Tensor]] = {
     "value_q8_0": lambda case, buffers: _blocks_of_32(case, buffers["value"], buffers["value_scales"]),
     "value_with_spare": lambda case, buffers: _with_spare(buffers["value"]),
     "mask": _mask,
+    "seen": _seen,
 }
 
 

@@ -257,23 +257,26 @@ _MADE_OF_CACHE = re.compile(r"(key|value)_(q8_0|with_spare)")
 def _role(buffer: str) -> str:
     """Of the buffers of bench/buffers.py; scratch is what one dispatch leaves to the next."""
     buffer = _MADE_OF_CACHE.sub(r"\1", buffer).removesuffix("_float32")
-    if buffer in ("seq_lens", "block_tables", "mask"):
+    if buffer in ("seq_lens", "block_tables", "mask", "seen"):
         return "other"
     return _ROLE_OF_BINDING.get(buffer, "partial")
 
 
-def count_peer(peer: ModuleType, call: Call) -> tuple[Counts, float, str]:
-    """The counts of a peer's kernels, the largest error of their result, and what its launch rule chose.
+def count_peer(peer: ModuleType, call: Call, whole_rows: int = 0) -> tuple[Counts, float, str]:
+    """The counts of a peer's kernels, the largest error of their result, and what its launch rule chose for
+    this call, or for one of so many rows that it is a sample of.
 
-    Raises NotImplementedError where the peer has no kernel of its own for the call.
+    Raises NotImplementedError where the peer has no kernel of its own for the call, or a wrong result.
     """
     from .peers import known
 
-    case = call.case()
+    case = replace(call.case(), whole_rows=whole_rows)
     launch = known.launch(peer, case)
     names = {value for step in launch.passes for value in step.arguments.values() if isinstance(value, str)}
     description = {**vars(case), "scale": case.scale}
     operands = buffers.make(description, names, launch.scratch, "cpu", seed=0)
     dispatches = run_on_harness(launch, operands, "bytes,distinct")
-    error, _ = buffers.errors(description, operands, launch.out_rows_first, "cpu")
+    error, relative = buffers.errors(description, operands, launch.out_rows_first, "cpu")
+    if not relative < buffers.TOLERANCE[case.dtype]:
+        raise NotImplementedError(f"{peer.IMPL} computes {call} wrongly: relative error {relative:.1e}")
     return Counts(call, dispatches), error, launch.note

@@ -74,7 +74,9 @@ class CountsBackend:
         found: dict[str, Any] = {"max_error": 0.0}
 
         def count(one: Call) -> counting.Counts:
-            counts, error, found["note"] = counting.count_peer(self._peers[impl], one)
+            counts, error, found["note"] = counting.count_peer(
+                self._peers[impl], one, whole_rows=0 if one.is_decode else call.q_len
+            )
             found["max_error"] = max(error, found["max_error"])
             return counts
 

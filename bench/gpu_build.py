@@ -42,6 +42,7 @@ CORRECTNESS = [
     Case("decode", 1, 16, 2, 128, 1, 5000),
     Case("decode", 1, 16, 2, 64, 1, 9000, dtype="bfloat16"),
     Case("decode", 1, 8, 1, 128, 1, 600, dtype="float32"),
+    Case("decode", 1, 8, 2, 128, 4, 4100),
     Case("decode", 1, 8, 2, 256, 1, 4100, dtype="bfloat16"),
     Case("decode", 2, 8, 2, 96, 1, 300, lengths=(300, 41)),
     Case("decode", 2, 8, 2, 128, 1, 2100, kv_format="int8"),
@@ -52,6 +53,7 @@ CORRECTNESS = [
     Case("prefill", 1, 2, 2, 64, 130, 130, causal=True, dtype="float32"),
     Case("prefill", 1, 2, 1, 80, 44, 300, causal=True),
     Case("prefill", 1, 2, 1, 256, 72, 300, causal=True),
+    Case("prefill", 1, 2, 1, 256, 72, 72, causal=True, whole_rows=2048),
     Case("prefill", 1, 2, 1, 512, 40, 128, dtype="bfloat16"),
 ]
 

@@ -25,7 +25,7 @@ import torch
 from softmetal.cuda.launch import Arguments, Kernel
 
 from .arguments import Parser, output_file, positive
-from .buffers import OUTPUTS, errors
+from .buffers import OUTPUTS, TOLERANCE, errors
 from .buffers import make as make_buffers
 
 REPEATS = 25
@@ -33,8 +33,6 @@ REPEATS = 25
 # the least bytes get as many sets as pass three times the L2 of an H200.
 ROTATION_BYTES = 512 << 20
 MOST_SETS = 160
-# Relative error (L2 norm, against float64) that an implementation may have.
-TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
 
 
 class Runner:

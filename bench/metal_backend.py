@@ -113,12 +113,23 @@ def _torch(call: Call, copies: int, impl: str) -> tuple[Run, Finish, Callable[[]
         if call.features:
             wanted = " and ".join(call.features)
             raise NotImplementedError(f"F.scaled_dot_product_attention does not take {wanted}")
+        hides_keys = call.case().hides_keys
+        # torch's causal row i sees the first i + 1 keys; where it should see others, a mask says so.
+        is_causal = hides_keys and call.q_len == call.kv_len
+        mask = None
+        if hides_keys and not is_causal:
+            seen = torch.ones(call.q_len, call.kv_len, dtype=torch.bool).tril(call.kv_len - call.q_len)
+            mask = seen.to(operands[0]["query"].device)
 
         def run(i: int) -> Tensor:
             o = operands[i % copies]
-            grouped = call.group_size > 1
             return F.scaled_dot_product_attention(
-                o["query"], o["key"], o["value"], is_causal=call.causal, enable_gqa=grouped
+                o["query"],
+                o["key"],
+                o["value"],
+                attn_mask=mask,
+                is_causal=is_causal,
+                enable_gqa=call.group_size > 1,
             )
 
     return run, lambda results: torch.mps.synchronize(), lambda: run(0).cpu()
@@ -138,7 +149,7 @@ def _mlx(call: Call, copies: int) -> tuple[Run, Finish, Callable[[], Tensor]]:
         chosen = call.operands("cpu", seed)
         operands.append([convert(chosen[name]) for name in ("query", "key", "value")])
     mx.eval(operands)
-    mask = "causal" if call.causal else None
+    mask = "causal" if call.case().hides_keys else None
 
     def run(i: int) -> object:
         scale = call.head_dim**-0.5

@@ -18,13 +18,11 @@ from . import counting
 from .apple_figures import CHIPS, EXPS, L2_BYTES, ON_CORE_BYTES, UNPUBLISHED, Chip
 from .arguments import Parser
 from .calls import Call
-from .samples import polynomial
+from .samples import count_prefill, polynomial
 
 PAGE = Path(__file__).parent / "APPLE.md"
 PRODUCT_FLOPS = 2 * 8 * 8 * 8
-# Lengths at which a call is counted, to be extrapolated: a decode is linear in its keys, a prefill quadratic.
-DECODE_LENGTHS = (2048, 4096)
-PREFILL_LENGTHS = (256, 512, 768)
+DECODE_LENGTHS = (2048, 4096)  # at which a decode is counted, to be extrapolated: it is linear in its keys
 
 CALLS = (
     *(Call("decode", 32, 8, 128, 1, n, model="Llama-3-8B") for n in (4096, 32768, 131072)),
@@ -49,33 +47,28 @@ class Work:
     partial_reads: float  # reads of partial results per byte written
 
 
-def _work_of(counts: counting.Counts, heads: int) -> Work:
+def _work_of(counts: counting.Counts) -> Work:
     device = counts.traffic(*counting.ROLES)
     written = sum(dispatch.written["partial"] for dispatch in counts.dispatches)
     read = sum(dispatch.read["partial"] for dispatch in counts.dispatches)
     return Work(
-        products=heads * counts.total("products"),
-        exps=heads * counts.total("exps"),
-        on_core=heads * (device + counts.threadgroup_bytes),
-        device=heads * device,
+        products=counts.total("products"),
+        exps=counts.total("exps"),
+        on_core=device + counts.threadgroup_bytes,
+        device=device,
         partial_reads=read / written if written else 0.0,
     )
 
 
 def work(call: Call) -> Work:
     """Counted at small lengths and extrapolated: counts are polynomials of the length."""
-    if call.is_decode:
-        lengths: tuple[int, ...] = DECODE_LENGTHS
-        samples = [replace(call, kv_len=n) for n in lengths]
-        heads = 1
-    else:
-        lengths = PREFILL_LENGTHS
-        samples = [replace(call, batch=1, q_heads=1, kv_heads=1, q_len=n, kv_len=n) for n in lengths]
-        heads = call.batch * call.q_heads
-    points = [_work_of(_count(replace(sample, model="")), heads) for sample in samples]
+    call = replace(call, model="")
+    if not call.is_decode:
+        return _work_of(count_prefill(call, _count))
+    points = [_work_of(_count(replace(call, kv_len=n))) for n in DECODE_LENGTHS]
 
     def at_length(amounts: Iterable[float]) -> float:
-        return float(polynomial(lengths, list(amounts), call.kv_len))
+        return float(polynomial(DECODE_LENGTHS, list(amounts), call.kv_len))
 
     return Work(
         products=at_length(point.products for point in points),
@@ -156,7 +149,6 @@ def page() -> str:
         "shares": "\n".join(_table(["call", *names], shares)),
         "chips": figures(),
         "decode_lengths": " and ".join(map(str, DECODE_LENGTHS)),
-        "prefill_lengths": ", ".join(map(str, PREFILL_LENGTHS)),
         "unpublished": UNPUBLISHED,
     }
     return _PAGE.format(**fields)
@@ -207,8 +199,8 @@ limits will reach neither.
 - Not in the model: other arithmetic (scaling, maxima, masks, addresses), latency, launch overhead, uneven
   threadgroups. The matrix units of M5 are not used by these kernels.
 
-Counts were taken at {decode_lengths} keys for decode and at {prefill_lengths} rows and keys of one head for
-prefill, and extrapolated: they are polynomials of the length (linear, quadratic) up to the last, ragged tile.
+Counts were taken at {decode_lengths} keys for decode and at up to some hundred rows and keys of one head for
+prefill, and extrapolated: they are polynomials of the length (linear, quadratic).
 
 ## Published figures
 

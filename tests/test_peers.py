@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("softmetal", reason="the peers run on softmetal, which is for Linux")
 
-from bench import buffers, counting, gpu_build, gpu_run
+from bench import buffers, counting, gpu_build, metal_backend
 from bench.arguments import WrongArgumentError
 from bench.calls import Call
 from bench.peers import fattn, known, llama_metal, llama_source, mlx_metal, torch_metal
@@ -22,6 +25,11 @@ from .conftest import needs_emulator
 pytestmark = pytest.mark.host_only
 
 LONG = 8192
+
+
+def needs(peer: ModuleType) -> None:
+    if peer.version() == "not installed":
+        pytest.skip(f"{peer.IMPL} is not installed, and no archive of it is named")
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
@@ -52,8 +60,7 @@ def test_mlx_shares_keys_in_long_caches_for_one_row(q_len: int, kv_len: int, sha
     ],
 )
 def test_mlx_is_run_as_on_every_class_of_chip(group: int, kv_len: int, notes: list[str]) -> None:
-    if mlx_metal.include_folder() is None:
-        pytest.skip("mlx-metal is not installed, and MLX_METAL_WHEEL names no wheel of it")
+    needs(mlx_metal)
     launch = known.launch(mlx_metal, Case("decode", 1, 2 * group, 2, 64, 1, kv_len))
     plans = [launch, *launch.alternatives]
     assert [plan.note for plan in plans] == notes
@@ -69,13 +76,130 @@ def test_mlx_is_run_as_on_every_class_of_chip(group: int, kv_len: int, notes: li
     ("group", "head_dim", "reads"), [(8, 64, 1), (8, 128, 2), (12, 128, 3), (16, 128, 8)]
 )
 def test_mlx_reads_keys_so_often(group: int, head_dim: int, reads: int) -> None:
-    if mlx_metal.include_folder() is None:
-        pytest.skip("mlx-metal is not installed, and MLX_METAL_WHEEL names no wheel of it")
+    needs(mlx_metal)
     shared, error, note = counting.count_peer(mlx_metal, Call("decode", group, 1, head_dim, 1, LONG))
     assert error < 2e-3 and note.startswith("2 passes")
     assert shared.cache_ratio == reads
     shorter = Call("decode", group, 1, head_dim, 1, 1024)
     assert counting.count_peer(mlx_metal, shorter)[0].cache_ratio == group
+
+
+def error_of_every_plan(peer: ModuleType, case: Case) -> float:
+    """The largest relative error of the launch and its alternatives."""
+    launch, description = known.launch(peer, case), {**vars(case), "scale": case.scale}
+    found = []
+    for plan in (launch, *launch.alternatives):
+        names = {name for step in plan.passes for name in step.arguments.values() if isinstance(name, str)}
+        made = buffers.make(description, names, plan.scratch, "cpu", seed=2)
+        counting.run_on_harness(plan, made)
+        found.append(buffers.errors(description, made, plan.out_rows_first, "cpu")[1])
+    return max(found)
+
+
+# In one pass (70 keys; as well 1,100 of MLX on small chips) and in two.
+@needs_emulator
+@pytest.mark.parametrize("keys", [70, 1100])
+@pytest.mark.parametrize("peer", known.PEERS, ids=lambda peer: peer.IMPL)
+def test_rows_of_a_decode_are_causal(peer: ModuleType, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs(peer)
+    for rows in (1, 2, 4, 8):
+        assert error_of_every_plan(peer, Case("decode", 1, 2, 1, 64, rows, keys)) < 2e-3
+    monkeypatch.setattr(Case, "hides_keys", False)
+    with pytest.raises(NotImplementedError, match=f"{peer.IMPL} computes .* wrongly: relative error"):
+        counting.count_peer(peer, Call("decode", 2, 1, 64, 4, keys))
+
+
+@needs_emulator
+@pytest.mark.parametrize(("head_dim", "q_len"), [(64, 40), (256, 24)])
+def test_torch_gets_a_mask_where_causal_rows_begin_later(
+    head_dim: int, q_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = Case("prefill", 1, 2, 1, head_dim, q_len, 100, causal=True)
+    assert "_hm1_dc0_maskbool_" in known.launch(torch_metal, chunk).passes[0].pipeline.kernel
+    assert error_of_every_plan(torch_metal, chunk) < 2e-3
+    square = known.launch(torch_metal, replace(chunk, kv_len=q_len)).passes[0]
+    assert "_hm0_dc1_" in square.pipeline.kernel and "seen" not in square.arguments.values()
+    monkeypatch.setattr(torch_metal, "needs_mask", lambda case: False)
+    assert error_of_every_plan(torch_metal, chunk) > 0.1
+
+
+SQUARE = Case("prefill", 1, 2, 2, 256, 2048, 2048, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_taken"),
+    [
+        ({}, True),
+        ({"dtype": "bfloat16"}, True),
+        ({"dtype": "float32"}, False),
+        ({"causal": False}, False),
+        ({"q_len": 2047, "kv_len": 2047}, False),
+        ({"q_len": 72, "kv_len": 72, "whole_rows": 2048}, True),
+        ({"kv_len": 4096}, False),
+        ({"head_dim": 192}, False),
+        ({"head_dim": 512}, False),
+        ({"head_dim": 128, "q_len": 9}, True),
+        ({"head_dim": 128, "kv_len": 1024}, False),
+        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 1}, True),
+        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 2}, False),
+        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 1, "kv_len": 1023}, False),
+        ({"op": "decode", "q_heads": 8, "head_dim": 512, "q_len": 1}, False),
+        ({"op": "decode", "head_dim": 192, "q_len": 1}, False),
+        ({"op": "decode", "head_dim": 128, "q_heads": 16, "q_len": 5}, False),
+    ],
+    ids=str,
+)
+def test_what_mlx_has_a_fused_kernel_for(change: dict[str, Any], is_taken: bool) -> None:
+    """As libmlx of 0.32.4 chooses without matrix units of the GPU's own."""
+    needs(mlx_metal)
+    assert (mlx_metal.launch(replace(SQUARE, **change)) is not None) == is_taken
+
+
+@needs_emulator
+@pytest.mark.parametrize(("rows", "dtype"), [(72, "float16"), (64, "bfloat16")])
+def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
+    needs(mlx_metal)
+    case = replace(SQUARE, q_len=rows, kv_len=rows, dtype=dtype, whole_rows=2048)
+    launch = known.launch(mlx_metal, case)
+    notes = [plan.note for plan in (launch, *launch.alternatives)]
+    assert notes == [f"32 rows, {keys} keys, 8 simdgroups" for keys in (32, 16)]  # on an Ultra, and others
+    assert error_of_every_plan(mlx_metal, case) < buffers.TOLERANCE[dtype]
+    with pytest.raises(NotTakenError):
+        counting.count_peer(mlx_metal, Call("prefill", 2, 2, 256, rows, rows, causal=True, dtype=dtype))
+
+
+ROWS = [
+    Call("decode", 4, 2, 64, 1, 40),
+    Call("decode", 4, 2, 64, 4, 40),
+    Call("prefill", 4, 2, 64, 20, 40, causal=True),
+    Call("prefill", 4, 2, 64, 40, 40, causal=True),
+    Call("prefill", 4, 2, 64, 20, 40),
+]
+
+
+@pytest.mark.parametrize("call", ROWS, ids=str)
+def test_peers_on_a_mac_are_asked_for_the_same(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    operands = Call.operands
+    monkeypatch.setattr(Call, "operands", lambda self, device, seed=0: operands(self, "cpu", seed))
+    _, _, results = metal_backend._torch(call, 1, metal_backend.TORCH)
+    assert metal_backend._error(call, results()) < metal_backend.TOLERANCES["float16"]
+    hides = call.visible_pairs < call.q_len * call.kv_len
+    if hides:
+        assert metal_backend._error(call, results().roll(1, 2)) > 0.1
+    asked: list[dict[str, Any]] = []
+    fast = SimpleNamespace(scaled_dot_product_attention=lambda *_, **options: asked.append(options))
+    core = SimpleNamespace(array=torch.from_numpy, eval=lambda _: None, fast=fast, float16=torch.float16)
+    monkeypatch.setattr(torch.Tensor, "astype", torch.Tensor.to, raising=False)
+    monkeypatch.setitem(sys.modules, "mlx", SimpleNamespace(core=core))
+    monkeypatch.setitem(sys.modules, "mlx.core", core)
+    metal_backend._mlx(call, 1)[0](0)
+    assert asked == [{"scale": 0.125, "mask": "causal" if hides else None}]
+
+
+@needs_emulator
+def test_mlx_decode_of_the_widest_heads() -> None:
+    needs(mlx_metal)
+    assert error_of_every_plan(mlx_metal, Case("decode", 2, 8, 1, 512, 1, 1030)) < 2e-3
 
 
 @pytest.mark.parametrize("version", ["0.3.35", "0.4.0"])
@@ -116,7 +240,7 @@ def test_our_plans_run_over_the_same_buffers(case: Case) -> None:
     description = {**vars(case), "scale": case.scale}
     made = buffers.make(description, (), launch.scratch, "cpu", seed=1)
     counting.run_on_harness(launch, made)
-    assert buffers.errors(description, made, False, "cpu")[1] < gpu_run.TOLERANCE[case.dtype]
+    assert buffers.errors(description, made, False, "cpu")[1] < buffers.TOLERANCE[case.dtype]
 
 
 FEATURES = {
@@ -129,8 +253,7 @@ TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
 
 @pytest.mark.parametrize("peer", known.PEERS, ids=lambda peer: peer.IMPL)
 def test_what_a_peer_does_not_take_is_a_sentence(peer: ModuleType) -> None:
-    if peer.version() == "not installed":
-        pytest.skip(f"{peer.IMPL} is not installed")
+    needs(peer)
     assert known.launch(peer, Case("decode", 2, 8, 2, 128, 1, 512)).passes
     for feature, case in FEATURES.items():
         if feature in TAKEN.get(peer, set()):
@@ -147,13 +270,6 @@ def test_the_build_names_who_does_not_take_a_case() -> None:
     assert refused["torch-metal"] == "torch-metal has no kernel for a paged cache"
     found, refused = gpu_build.launches(Case("decode", 1, 8, 2, 128, 1, 512), cores=132)
     assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
-
-
-def test_causal_rows_of_torch_begin_at_the_first_key() -> None:
-    chunk = Case("prefill", 1, 8, 2, 128, 64, 512)
-    assert known.launch(torch_metal, chunk).passes
-    with pytest.raises(NotTakenError, match="causal rows that begin at the first key"):
-        known.launch(torch_metal, replace(chunk, causal=True))
 
 
 def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:

@@ -35,6 +35,7 @@ class Case:
     block_size: int = 0  # paged_decode: keys per block
     kv_format: str = ""  # "int8": a quantised cache, with a float32 scale per key and head
     lengths: tuple[int, ...] = ()  # keys of each sequence, where they are not all kv_len
+    whole_rows: int = 0  # of the prompt that a shorter one is counted for: launch rules go by them
 
     @property
     def features(self) -> list[str]:
@@ -50,6 +51,16 @@ class Case:
     @property
     def group_size(self) -> int:
         return self.q_heads // self.kv_heads
+
+    @property
+    def is_causal(self) -> bool:
+        """Row i sees kv_len - q_len + 1 + i keys; the rows of a decode always do."""
+        return self.causal or self.op != "prefill"
+
+    @property
+    def hides_keys(self) -> bool:
+        """Some row does not see all of them."""
+        return self.is_causal and self.q_len > 1
 
     @property
     def scale(self) -> float:

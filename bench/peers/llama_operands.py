@@ -18,7 +18,7 @@ class Operands:
         self.case = case
         self.step = step
         # llama.cpp knows no causal attention, and no lengths: a mask hides what a row does not see.
-        self.needs_mask = bool(case.lengths) or (case.causal if case.op == "prefill" else case.q_len > 1)
+        self.needs_mask = bool(case.lengths) or case.hides_keys
         self.pads = case.kv_len % step != 0
         if case.kv_format:
             elements, size = _Q8_0

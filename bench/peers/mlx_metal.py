@@ -30,6 +30,10 @@ _HOW = f"name a wheel of mlx-metal {VERSION}, or unset it"
 _KERNELS = "mlx/backend/metal/kernels"
 _VECTOR_DIMS = (64, 96, 128, 256)
 _FULL_DIMS = (64, 72, 80, 96, 128)
+# Others have kernels, which MLX runs only where it holds them for faster than composed operations: a prefill
+# of D=256 with the diagonal of a square, in 16 bits, and one row of D=512 for groups of 8.
+_SQUARE_DIM, _SQUARE_FROM = 256, 2048  # rows
+_ONE_ROW_DIM, _ONE_ROW_GROUP, _ONE_ROW_FROM = 512, 8, 1024  # keys
 # (group size, head dim) -> query heads per simdgroup of its kernel that shares keys and values: a simdgroup
 # reads them once for so many heads. Limited by registers and by 32 KiB of threadgroup memory.
 _HEADS_PER_READ = {(8, 64): 8, (8, 128): 4, (12, 128): 4, (16, 128): 2}
@@ -47,14 +51,33 @@ def launch(case: Case) -> Launch | None:
         )
     case.refuse_features(IMPL)
     if case.q_len > 8:
-        return _full(case) if case.head_dim in _FULL_DIMS else None
-    if case.head_dim not in _VECTOR_DIMS or case.q_len * case.group_size > 32:
+        tiles = dict.fromkeys(_tile_keys(case, chip) for chip in CHIP_CLASSES) if _has_full(case) else {}
+        found = [_full(case, keys) for keys in tiles]
+    else:
+        splits = dict.fromkeys(_splits(case, chip) for chip in CHIP_CLASSES) if _has_vector(case) else {}
+        found = [_vector_in_two_passes(case, n) if n > 1 else _vector_in_one_pass(case) for n in splits]
+    if not found:
         return None
-    chosen = dict.fromkeys(_splits(case, chip) for chip in CHIP_CLASSES)
-    found = [_vector_in_two_passes(case, n) if n > 1 else _vector_in_one_pass(case) for n in chosen]
     largest = max((one.scratch for one in found), key=lambda scratch: sum(scratch.values()))
     first, *others = (replace(one, scratch=largest) for one in found)
     return replace(first, alternatives=others)
+
+
+def _has_full(case: Case) -> bool:
+    if case.causal and case.q_len > case.kv_len:
+        return False
+    if case.head_dim != _SQUARE_DIM:
+        return case.head_dim in _FULL_DIMS
+    rows = max(case.q_len, case.whole_rows)
+    return case.causal and case.q_len == case.kv_len and rows >= _SQUARE_FROM and case.dtype != "float32"
+
+
+def _has_vector(case: Case) -> bool:
+    if case.q_len > case.kv_len or case.q_len * case.group_size > 32:
+        return False
+    if case.head_dim != _ONE_ROW_DIM:
+        return case.head_dim in _VECTOR_DIMS
+    return (case.q_len, case.group_size) == (1, _ONE_ROW_GROUP) and case.kv_len >= _ONE_ROW_FROM
 
 
 def version() -> str:
@@ -124,7 +147,7 @@ def _pipeline(
 
 def _vector_constants(case: Case) -> dict[str, bool | int | float]:
     off = dict.fromkeys(("has_mask", "query_transposed", "bool_mask", "float_mask", "has_sinks"), False)
-    return {**off, "do_causal": case.causal and case.q_len > 1}
+    return {**off, "do_causal": case.hides_keys}
 
 
 def _strides(case: Case) -> list[bytes]:
@@ -209,9 +232,13 @@ def _vector_in_two_passes(case: Case, splits: int) -> Launch:
     )
 
 
-def _full(case: Case) -> Launch:
+def _tile_keys(case: Case, chip: str) -> int:
+    return 32 if case.head_dim < 128 or (case.head_dim == _SQUARE_DIM and chip == "d") else 16
+
+
+def _full(case: Case, tile_keys: int) -> Launch:
     d, tile_rows = case.head_dim, 32
-    tile_keys = 32 if d < 128 else 16
+    halves = 2 if d == _SQUARE_DIM else 1  # simdgroups that share rows, and take a part of D each
     element = METAL_TYPES[case.dtype]
     off = dict.fromkeys(("has_mask", "has_sinks", "save_lse"), False)
     constants: dict[str, bool | int | float] = {
@@ -220,8 +247,9 @@ def _full(case: Case) -> Launch:
         "align_K": case.kv_len % tile_keys == 0,
         "do_causal": case.causal,
     }
-    kernel = f"attention<{element}, {tile_rows}, {tile_keys}, {d}, {d}, 4, 1, {element}, float>"
-    pipeline = _pipeline(case, "steel/attn/kernels/steel_attention.h", kernel, 128, constants)
+    kernel = f"attention<{element}, {tile_rows}, {tile_keys}, {d}, {d}, 4, {halves}, {element}, float>"
+    threads = (32, 4, halves)
+    pipeline = _pipeline(case, "steel/attn/kernels/steel_attention.h", kernel, 128 * halves, constants)
     q, kv, h = case.q_len * d, case.kv_len * d, case.q_heads
     whole_rows, whole_keys = case.q_len // tile_rows, case.kv_len // tile_keys
     params = struct.pack(
@@ -233,5 +261,5 @@ def _full(case: Case) -> Launch:
     )
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params}
     grid = (-(-case.q_len // tile_rows), h, case.batch)
-    note = f"{tile_rows} rows, {tile_keys} keys, 4 simdgroups"
-    return Launch(IMPL, [Pass(pipeline, grid, (32, 4, 1), arguments)], out_rows_first=True, note=note)
+    note = f"{tile_rows} rows, {tile_keys} keys, {4 * halves} simdgroups"
+    return Launch(IMPL, [Pass(pipeline, grid, threads, arguments)], out_rows_first=True, note=note)

@@ -12,7 +12,7 @@ import torch
 
 from softmetal.cuda.compile import Pipeline
 
-from .case import METAL_TYPES, Case, Launch, NotTakenError, Pass
+from .case import METAL_TYPES, Case, Launch, Pass
 
 IMPL = "torch-metal"
 VERSIONS = ("2.13", "2.14", "2.15")
@@ -31,6 +31,7 @@ _PARAMS = (
     "{0} Q_strides[3]; {0} K_strides[3]; {0} V_strides[3]; {0} O_strides[3];"
 )
 _STRIDES = {"int": "i", "int64_t": "q"}  # as struct packs them
+SEEN = "seen"  # the mask
 # Head dim -> rows and keys per tile, simdgroups.
 _PREFILL_TILES = {**dict.fromkeys((32, 64, 72, 80, 96), (32, 32, 4)), 128: (32, 16, 4), 256: (16, 8, 2)}
 
@@ -49,9 +50,13 @@ def launch(case: Case) -> Launch | None:
     case.refuse_features(IMPL)
     if case.q_len <= 8:
         return _decode(case) if case.head_dim in _VECTOR_DIMS else None
-    if case.causal and case.q_len != case.kv_len:
-        raise NotTakenError(f"{IMPL} has causal rows that begin at the first key, whatever their number")
     return _prefill(case) if case.head_dim in _PREFILL_TILES else None
+
+
+def needs_mask(case: Case) -> bool:
+    """torch's causal row i sees the first i + 1 keys. Where it should see others, torch's callers give a
+    mask."""
+    return case.hides_keys and case.q_len != case.kv_len
 
 
 @functools.cache
@@ -96,29 +101,39 @@ def _decode_shape(case: Case) -> list[bytes]:
         struct.pack("4I", query, kv, kv, 0),  # a uint3 has the size of four
         struct.pack("4I", d, d, d, 0),
         struct.pack("f", case.scale),
-        struct.pack("4I", 0, 0, 0, 0),
+        struct.pack("4I", *((1, case.kv_len, 0, 0) if needs_mask(case) else (0, 0, 0, 0))),
         struct.pack("4I", case.q_heads * query, case.kv_heads * kv, case.kv_heads * kv, case.q_heads),
     ]
 
 
+def _decode_suffix(case: Case) -> str:
+    if needs_mask(case):
+        return "_maskbool"
+    return "_masknone_causal" if case.hides_keys else "_masknone"
+
+
 def _decode_in_one_pass(case: Case) -> Launch:
-    suffix = "_masknone_causal" if case.causal else "_masknone"
+    suffix = _decode_suffix(case)
     name = f"sdpa_vector_{METAL_TYPES[case.dtype]}_{case.head_dim}_{case.head_dim}{suffix}"
     gqa, n, heads, rows, scale, mask, batches = _decode_shape(case)
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out"}
     arguments |= {4: gqa, 5: n, 6: heads, 7: rows, 8: scale, 10: mask, 11: batches}
+    if needs_mask(case):
+        arguments[9] = SEEN
     pipeline = _pipeline(case, "DecodeAttention.h", name, 1024)
     grid = (case.batch * case.q_heads, case.q_len, 1)
     return Launch(IMPL, [Pass(pipeline, grid, (1024, 1, 1), arguments)], note="1 pass")
 
 
 def _decode_in_two_passes(case: Case) -> Launch:
-    suffix = "_masknone_causal" if case.causal else "_masknone"
+    suffix = _decode_suffix(case)
     element = METAL_TYPES[case.dtype]
     d, rows = case.head_dim, case.batch * case.q_heads * case.q_len
     gqa, n, heads, row_strides, scale, mask, batches = _decode_shape(case)
     first: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "partials", 4: "sums", 5: "maxs"}
     first |= {6: gqa, 7: n, 8: heads, 9: row_strides, 10: scale, 12: mask, 13: batches}
+    if needs_mask(case):
+        first[11] = SEEN
     second: dict[int, str | bytes] = {0: "partials", 1: "sums", 2: "maxs", 3: "out"}
     one = _pipeline(case, "DecodeAttention.h", f"sdpa_vector_2pass_1_{element}_{d}_{d}{suffix}", 256)
     two = _pipeline(case, "DecodeAttention.h", f"sdpa_vector_2pass_2_{element}_{d}", 1024)
@@ -138,15 +153,19 @@ def _decode_in_two_passes(case: Case) -> Launch:
 
 def _prefill(case: Case) -> Launch:
     tile_rows, tile_keys, simdgroups = _PREFILL_TILES[case.head_dim]
+    masked = needs_mask(case)
+    kind = "hm1_dc0_maskbool_" if masked else f"hm0_dc{int(case.hides_keys)}_mask{case.dtype}"
     name = (
         f"prefill_attention_{case.dtype}_bq{tile_rows}_bk{tile_keys}_bd{case.head_dim}_wm{simdgroups}_wn1"
-        f"_hm0_dc{int(case.causal)}_mask{case.dtype}"
+        f"_{kind}"
     )
     d, q, kv = case.head_dim, case.q_len * case.head_dim, case.kv_len * case.head_dim
     strides = [case.q_heads * q, q, d, *[case.kv_heads * kv, kv, d] * 2, case.q_heads * q, q, d]
     shape = [case.batch, case.q_heads, d, case.q_len, case.kv_len, case.group_size]
     params = struct.pack(params_format(), *shape, case.scale, 1.0, *strides)
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params, 5: bytes(16)}
+    if masked:
+        arguments |= {5: struct.pack(f"4{params_format()[-1]}", 0, 0, case.kv_len, 1), 6: SEEN}
     threads = 32 * simdgroups
     pipeline = _pipeline(case, "PrefillAttention.h", name, threads)
     grid = (-(-case.q_len // tile_rows), case.q_heads, case.batch)
