@@ -33,6 +33,9 @@ needs_emulator = pytest.mark.skipif(
     not EMULATED, reason="a real GPU cannot be asked for data races or for reads outside a buffer"
 )
 
+# Of the operators. What runs on the CPU needs no GPU.
+DEVICES = ["mps", pytest.param("cpu", marks=pytest.mark.host_only)]
+
 Checked = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
