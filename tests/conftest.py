@@ -33,9 +33,6 @@ needs_emulator = pytest.mark.skipif(
     not EMULATED, reason="a real GPU cannot be asked for data races or for reads outside a buffer"
 )
 
-# Of the operators. What runs on the CPU needs no GPU.
-DEVICES = ["mps", pytest.param("cpu", marks=pytest.mark.host_only)]
-
 Checked = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
@@ -70,6 +67,12 @@ def gpu(request: pytest.FixtureRequest) -> None:
     """A skip, with the reason, of what needs a GPU where there is none."""
     if request.node.get_closest_marker("host_only") is None and (reason := why_no_gpu()):
         pytest.skip(reason)
+
+
+@pytest.fixture(params=["mps", pytest.param("cpu", marks=pytest.mark.host_only)])
+def device(request: pytest.FixtureRequest) -> str:
+    """A test that asks for it runs on both."""
+    return str(request.param)
 
 
 @pytest.fixture

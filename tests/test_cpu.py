@@ -1,5 +1,4 @@
-"""The plain PyTorch that the ops run where there is no Metal: as for CUDA tensors, where nothing may wait for the
-GPU. What is tested on every device has its own tests."""
+"""The plain PyTorch that the ops run where there is no Metal: what the tests of all devices do not reach."""
 
 from __future__ import annotations
 

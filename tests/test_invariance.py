@@ -1,6 +1,6 @@
-"""A result depends on its own sequence alone, bit by bit: on random problems with everything combined, on "mps"
-and on "cpu", a sequence gives the same alone, in another place of the batch, with a larger cache, and when run
-again."""
+"""A result depends on its own sequence alone, bit by bit, on "mps" and on "cpu": on random problems with
+everything combined, a sequence gives the same alone, in another place of the batch, with a larger cache, and
+when run again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from tests import drawing, problems
-from tests.conftest import DEVICES
 from tests.problems import Problem
 
 DRAWN = drawing.draw(120, seed=9)
@@ -93,7 +92,6 @@ def same(a: Results, b: Results) -> bool:
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("problem", BATCHES, ids=str)
 def test_alone_and_in_any_place(problem: Problem, device: str) -> None:
     arguments, _ = problems.build(problem, seed=9).arguments(device)
@@ -106,7 +104,6 @@ def test_alone_and_in_any_place(problem: Problem, device: str) -> None:
         assert same(own, tuple(result[backwards.index(b)][None] for result in turned))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("more", [1, 700])
 @pytest.mark.parametrize("problem", CACHES, ids=str)
 def test_any_capacity(problem: Problem, more: int, device: str) -> None:
@@ -117,7 +114,6 @@ def test_any_capacity(problem: Problem, more: int, device: str) -> None:
     assert same(run(problem.op, arguments), run(problem.op, larger))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("problem", DRAWN[:24], ids=str)
 def test_run_to_run(problem: Problem, device: str) -> None:
     """Whatever the order in which threadgroups are run by the threads of the host."""

@@ -1,5 +1,5 @@
-"""600 random problems in which any two features meet, on "mps" and on "cpu": right by the accuracy rule, NaN all
-around, the checks for races, bounds and uninitialised reads silent, inputs untouched, kernels launched.
+"""600 random problems in which any two features meet, on "mps" and on "cpu": right by the accuracy rule, NaN
+all around, the checks for races, bounds and uninitialised reads silent, inputs untouched, kernels launched.
 
 The sweep runs 500 more for each seed: `pytest -m slow tests/test_random.py --seeds 1-40`.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 import torch_fattn
 from tests import drawing, features, problems
 from tests.accuracy import assert_close, expected, packed
-from tests.conftest import DEVICES, Checked, counted_launches
+from tests.conftest import Checked, counted_launches
 from tests.golden_calls import plan_of
 from tests.tuned import tiles_of_large_calls
 
@@ -59,14 +59,12 @@ def run_and_check(problem: problems.Problem, seed: int, checked: Checked, device
         assert same_bits(base.cpu(), case.operands[name].base), f"{name} was written"
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_problem(problem: problems.Problem, device: str, checked: Checked) -> None:
     run_and_check(problem, 0, checked, device)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
 def test_sweep(sweep_seed: int, device: str, checked: Checked, pytestconfig: pytest.Config) -> None:
     failed = []
     for problem in drawing.draw(pytestconfig.getoption("--problems"), sweep_seed):
