@@ -7,8 +7,10 @@
 
 namespace fattn {
 
-// (out, lse) of a call that the planner has accepted.
-std::tuple<at::Tensor, at::Tensor> run_in_torch(const Call& call);
+// (out, lse) of a call that the planner has accepted. `may_wait`: numbers on the device can be read at no
+// cost, as on the CPU. Then a sequence's result does not depend on the others, nor on the capacity, in any
+// bit.
+std::tuple<at::Tensor, at::Tensor> run_in_torch(const Call& call, bool may_wait);
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
 at::Tensor run_in_torch(const LogitsCall& call);
 at::Tensor run_in_torch(const MaskMapCall& call);

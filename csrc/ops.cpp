@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -48,9 +49,9 @@ Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
   return std::get<Plan>(planned);
 }
 
-// Returns what the op returns: (out, lse), one tensor, or nothing.
+// Returns what the op returns: (out, lse), one tensor, or nothing. `may_wait`: see fallback.h.
 template <typename AnyCall>
-auto run(const AnyCall& call) {
+auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
   [[maybe_unused]] const Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
   if constexpr (requires { check_device_data_if_asked(call); }) check_device_data_if_asked(call);
 #ifdef FATTN_WITH_METAL
@@ -63,7 +64,11 @@ auto run(const AnyCall& call) {
     return results;
   }
 #endif
-  return run_in_torch(call);
+  if constexpr (std::is_same_v<AnyCall, Call>) {
+    return run_in_torch(call, may_wait);
+  } else {
+    return run_in_torch(call);
+  }
 }
 
 void compile([[maybe_unused]] const Plan& plan) {
@@ -90,7 +95,10 @@ struct OpOf;
 
 template <typename AnyCall, typename... Args, AnyCall (*describe)(Args...)>
 struct OpOf<describe> {
-  static auto run(Args... args) { return fattn::run(describe(args...)); }
+  template <bool may_wait>
+  static auto run(Args... args) {
+    return fattn::run(describe(args...), may_wait);
+  }
 
   static std::string explain(Args... args, std::optional<std::string_view> device_name,
                              std::optional<int64_t> family, std::optional<int64_t> cores, bool compiles) {
@@ -177,17 +185,18 @@ std::string cache_write_arguments(bool writes) {
          "? value_scales=None, str kv_format=\"auto\"";
 }
 
+template <bool may_wait>
 void register_ops(torch::Library& library) {
-  library.impl("prefill", Prefill::run);
-  library.impl("decode", Decode::run);
-  library.impl("paged_decode", PagedDecode::run);
-  library.impl("paged_prefill", PagedPrefill::run);
-  library.impl("varlen_prefill", VarlenPrefill::run);
-  library.impl("merge", Merge::run);
-  library.impl("cache_write", CacheWrite::run);
-  library.impl("mask_map", MaskMap::run);
-  library.impl("softmax", Softmax::run);
-  library.impl("softcap", Softcap::run);
+  library.impl("prefill", Prefill::run<may_wait>);
+  library.impl("decode", Decode::run<may_wait>);
+  library.impl("paged_decode", PagedDecode::run<may_wait>);
+  library.impl("paged_prefill", PagedPrefill::run<may_wait>);
+  library.impl("varlen_prefill", VarlenPrefill::run<may_wait>);
+  library.impl("merge", Merge::run<may_wait>);
+  library.impl("cache_write", CacheWrite::run<may_wait>);
+  library.impl("mask_map", MaskMap::run<may_wait>);
+  library.impl("softmax", Softmax::run<may_wait>);
+  library.impl("softcap", Softcap::run<may_wait>);
   library.impl("_refuse_backward", refuse_backward);
 }
 
@@ -224,10 +233,10 @@ TORCH_LIBRARY(fattn, library) {
   library.def("_reset_launch_counts() -> ()", reset_launch_counts);
 }
 
-TORCH_LIBRARY_IMPL(fattn, CPU, library) { register_ops(library); }
-TORCH_LIBRARY_IMPL(fattn, CUDA, library) { register_ops(library); }
+TORCH_LIBRARY_IMPL(fattn, CPU, library) { register_ops<true>(library); }
+TORCH_LIBRARY_IMPL(fattn, CUDA, library) { register_ops<false>(library); }
 #ifdef FATTN_WITH_METAL
-TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops(library); }
+TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops<false>(library); }
 #endif
 
 TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {

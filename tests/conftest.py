@@ -69,6 +69,12 @@ def gpu(request: pytest.FixtureRequest) -> None:
         pytest.skip(reason)
 
 
+@pytest.fixture(params=["mps", pytest.param("cpu", marks=pytest.mark.host_only)])
+def device(request: pytest.FixtureRequest) -> str:
+    """A test that asks for it runs on both."""
+    return str(request.param)
+
+
 @pytest.fixture
 def checked() -> Checked:
     """A context in which races, reads outside a buffer and uninitialised reads raise, if anyone can tell."""

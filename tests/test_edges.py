@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import torch_fattn
 from tests import problems
-from tests.accuracy import assert_close, assert_lse_close, expected
+from tests.accuracy import assert_close, assert_lse_close, expected, packed
 from tests.conftest import counted_launches
 from tests.problems import Problem
+from torch_fattn import reference
 
 fattn = torch.ops.fattn
 DTYPES = problems.DTYPES
@@ -41,8 +44,8 @@ def problem(op: str = "prefill", dtype: torch.dtype = torch.float32, **changes: 
     return Problem(index=0, op=op, dtype=dtype, **fields)  # type: ignore[arg-type]
 
 
-def run(case: problems.Case) -> tuple[Tensor, Tensor]:
-    out, lse = getattr(fattn, case.problem.op)(**case.arguments("mps")[0])
+def run(device: str, case: problems.Case) -> tuple[Tensor, Tensor]:
+    out, lse = getattr(fattn, case.problem.op)(**case.arguments(device)[0])
     return out.cpu(), lse.cpu()
 
 
@@ -58,16 +61,16 @@ def with_values(case: problems.Case, **tensors: Tensor) -> problems.Case:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-def test_rows_above_the_causal_diagonal_see_nothing(dtype: torch.dtype) -> None:
+def test_rows_above_the_causal_diagonal_see_nothing(dtype: torch.dtype, device: str) -> None:
     case = problems.build(problem(dtype=dtype, q_len=30, kv_len=11, causality="bottom_right"))
-    out, lse = run(case)
+    out, lse = run(device, case)
     assert torch.all(out[:, :, :19] == 0) and torch.all(lse[:, :, :19] == -torch.inf)
     assert_close(case, out, lse)
 
 
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=ids)
-def test_fully_masked_rows(op: str, dtype: torch.dtype) -> None:
+def test_fully_masked_rows(op: str, dtype: torch.dtype, device: str) -> None:
     case = problems.build(problem(op, mask=dtype))
     mask = case.clean["attn_mask"].clone()
     mask[0, :, 1] = False if dtype == torch.bool else -torch.inf
@@ -75,79 +78,80 @@ def test_fully_masked_rows(op: str, dtype: torch.dtype) -> None:
     case = with_values(case, attn_mask=mask)
     if dtype == torch.bool:
         case.visible &= mask
-    out, lse = run(case)
+    out, lse = run(device, case)
     assert torch.all(out[1] == 0) and torch.all(lse[1] == -torch.inf)
     assert torch.all(out[0, :, 1] == 0) and torch.all(lse[0, :, 1] == -torch.inf)
     assert_close(case, out, lse)
 
 
-def test_prefill_without_keys() -> None:
-    query = torch.randn(2, 4, 5, 64, device="mps")
-    key, value = torch.randn(2, 2, 0, 64, device="mps"), torch.randn(2, 2, 0, 40, device="mps")
+def test_prefill_without_keys(device: str) -> None:
+    query = torch.randn(2, 4, 5, 64, device=device)
+    key, value = torch.randn(2, 2, 0, 64, device=device), torch.randn(2, 2, 0, 40, device=device)
     out, lse = fattn.prefill(query, key, value)
     assert out.shape == (2, 4, 5, 40) and torch.all(out.cpu() == 0)
     assert torch.all(lse.cpu() == -torch.inf)
 
 
 @pytest.mark.parametrize("op", ["decode", "paged_decode"])
-def test_empty_sequences(op: str) -> None:
+def test_empty_sequences(op: str, device: str) -> None:
     case = problems.build(problem(op, seq_lens=(0, 0)))
-    out, lse = run(case)
+    out, lse = run(device, case)
     assert torch.all(out == 0) and torch.all(lse == -torch.inf)
 
 
-def test_decode_without_capacity() -> None:
-    query = torch.randn(2, 4, 1, 64, device="mps")
-    empty = torch.randn(2, 2, 0, 64, device="mps")
+def test_decode_without_capacity(device: str) -> None:
+    query = torch.randn(2, 4, 1, 64, device=device)
+    empty = torch.randn(2, 2, 0, 64, device=device)
     out, lse = fattn.decode(query, empty, empty)
     assert torch.all(out.cpu() == 0) and torch.all(lse.cpu() == -torch.inf)
-    pool = torch.randn(3, 16, 2, 64, device="mps")
-    table = torch.zeros(2, 0, dtype=torch.int32, device="mps")
-    out, lse = fattn.paged_decode(query, pool, pool, table, torch.zeros(2, dtype=torch.int32, device="mps"))
+    pool = torch.randn(3, 16, 2, 64, device=device)
+    table = torch.zeros(2, 0, dtype=torch.int32, device=device)
+    out, lse = fattn.paged_decode(query, pool, pool, table, torch.zeros(2, dtype=torch.int32, device=device))
     assert torch.all(out.cpu() == 0) and torch.all(lse.cpu() == -torch.inf)
 
 
 @pytest.mark.parametrize("op", ["decode", "paged_decode"])
-def test_sequences_shorter_than_the_query(op: str) -> None:
+def test_sequences_shorter_than_the_query(op: str, device: str) -> None:
     """Rows before the sequence's first token see no key."""
     case = problems.build(problem(op, q_len=6, seq_lens=(2, 5)))
-    out, lse = run(case)
+    out, lse = run(device, case)
     assert torch.all(out[0, :, :4] == 0) and torch.all(lse[0, :, :4] == -torch.inf)
     assert_close(case, out, lse)
 
 
 @pytest.mark.parametrize("empty", ["batch", "heads", "q_len"])
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode"])
-def test_empty_results_launch_nothing(op: str, empty: str) -> None:
+def test_empty_results_launch_nothing(op: str, empty: str, device: str) -> None:
     sizes = {"batch": 2, "heads": 4, "q_len": 3} | {empty: 0}
     batch, heads, q_len = sizes["batch"], sizes["heads"], sizes["q_len"]
-    query = torch.randn(batch, heads, q_len, 64, device="mps")
-    key = torch.randn(batch, heads, 32, 64, device="mps")
-    value = torch.randn(batch, heads, 32, 40, device="mps")
+    query = torch.randn(batch, heads, q_len, 64, device=device)
+    key = torch.randn(batch, heads, 32, 64, device=device)
+    value = torch.randn(batch, heads, 32, 40, device=device)
     arguments: tuple[Tensor, ...] = (query, key, value)
     if op == "paged_decode":
-        table = torch.zeros(batch, 2, dtype=torch.int32, device="mps")
-        lengths = torch.full((batch,), 20, dtype=torch.int32, device="mps")
-        key, value = (torch.randn(3, 16, heads, d, device="mps") for d in (64, 40))
+        table = torch.zeros(batch, 2, dtype=torch.int32, device=device)
+        lengths = torch.full((batch,), 20, dtype=torch.int32, device=device)
+        key, value = (torch.randn(3, 16, heads, d, device=device) for d in (64, 40))
         arguments = (query, key, value, table, lengths)
     with counted_launches() as launches:
         out, lse = getattr(fattn, op)(*arguments)
     assert out.shape == (batch, heads, q_len, 40) and lse.shape == (batch, heads, q_len)
-    assert out.device.type == "mps" and launches == {}
+    assert out.device.type == device and launches == {}
 
 
 # ---- how far a NaN reaches
 
 
 def only_rows(
+    device: str,
     op: Callable[..., tuple[Tensor, Tensor]],
     clean: tuple[Tensor, ...],
     dirty: tuple[Tensor, ...],
     see: Tensor,
 ) -> None:
     """Rows of `see` [B, H, Lq] become NaN, all others keep every bit."""
-    before, lse_before = (t.cpu() for t in op(*(t.to("mps") for t in clean)))
-    after, lse_after = (t.cpu() for t in op(*(t.to("mps") for t in dirty)))
+    before, lse_before = (t.cpu() for t in op(*(t.to(device) for t in clean)))
+    after, lse_after = (t.cpu() for t in op(*(t.to(device) for t in dirty)))
     assert not before.isnan().any(), "the control: without the NaN there is none"
     assert after[see].isnan().any(dim=-1).all(), "a row that sees the NaN must show it"
     assert torch.equal(after[~see], before[~see])
@@ -162,58 +166,64 @@ def dense(q_len: int, kv_len: int, dtype: torch.dtype, heads: tuple[int, int] = 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
 @pytest.mark.parametrize("operand", [1, 2], ids=["key", "value"])
-def test_prefill_causal_nan_inside_a_tile(dtype: torch.dtype, operand: int) -> None:
+def test_prefill_causal_nan_inside_a_tile(dtype: torch.dtype, operand: int, device: str) -> None:
     clean = dense(20, 20, dtype)
     dirty = [t.clone() for t in clean]
     dirty[operand][1, 1, 13] = torch.nan
     see = torch.zeros(2, 4, 20, dtype=torch.bool)
     see[1, 2:, 13:] = True
-    only_rows(lambda q, k, v: fattn.prefill(q, k, v, is_causal=True), clean, tuple(dirty), see)
+    only_rows(device, lambda q, k, v: fattn.prefill(q, k, v, is_causal=True), clean, tuple(dirty), see)
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf])
-def test_prefill_causal_infinite_value(bad: float) -> None:
+def test_prefill_causal_infinite_value(bad: float, device: str) -> None:
     query, key, value = dense(20, 20, torch.float16)
     value[0, 0, 13] = bad
-    out, _ = fattn.prefill(*(t.to("mps") for t in (query, key, value)), is_causal=True)
+    out, _ = fattn.prefill(*(t.to(device) for t in (query, key, value)), is_causal=True)
     assert torch.all(out[0, :2, 13:].cpu() == bad)
     assert out[0, :2, :13].isfinite().all() and out[0, 2:].isfinite().all() and out[1].isfinite().all()
 
 
-def test_prefill_causal_infinite_key() -> None:
+def test_prefill_causal_infinite_key(device: str) -> None:
     """A score of +inf leaves no finite weight; a score of -inf is a weight of 0."""
     query, key, value = dense(20, 20, torch.float16)
     key[0, 0, 13, 5] = torch.inf
-    out, _ = fattn.prefill(*(t.to("mps") for t in (query, key, value)), is_causal=True)
+    out, _ = fattn.prefill(*(t.to(device) for t in (query, key, value)), is_causal=True)
     undefined = torch.zeros(2, 4, 20, dtype=torch.bool)
     undefined[0, :2, 13:] = query[0, :2, 13:, 5] > 0
     assert torch.equal(out.cpu().isnan().any(dim=-1), undefined)
 
 
-def test_prefill_nan_behind_a_bool_mask() -> None:
+def test_prefill_nan_behind_a_bool_mask(device: str) -> None:
     query, key, value = dense(20, 37, torch.float16)
     mask = torch.rand(2, 1, 20, 37, generator=torch.Generator().manual_seed(1)) < 0.6
     dirty = value.clone()
     dirty[0, 0, 30] = torch.nan
     see = torch.zeros(2, 4, 20, dtype=torch.bool)
     see[0, :2] = mask[0, :, :, 30]
-    on_gpu = mask.to("mps")
-    only_rows(lambda q, k, v: fattn.prefill(q, k, v, on_gpu), (query, key, value), (query, key, dirty), see)
+    on_device = mask.to(device)
+    only_rows(
+        device,
+        lambda q, k, v: fattn.prefill(q, k, v, on_device),
+        (query, key, value),
+        (query, key, dirty),
+        see,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
 @pytest.mark.parametrize("operand", [1, 2], ids=["key", "value"])
-def test_decode_nan_reaches_later_rows_only(dtype: torch.dtype, operand: int) -> None:
+def test_decode_nan_reaches_later_rows_only(dtype: torch.dtype, operand: int, device: str) -> None:
     clean = dense(4, 64, dtype)
     dirty = [t.clone() for t in clean]
     dirty[operand][0, 1, 50 - 2] = torch.nan  # the last key but one of a sequence of 50
     see = torch.zeros(2, 4, 4, dtype=torch.bool)
     see[0, 2:, 2:] = True
-    lengths = torch.tensor([50, 64], dtype=torch.int32, device="mps")
-    only_rows(lambda q, k, v: fattn.decode(q, k, v, lengths), clean, tuple(dirty), see)
+    lengths = torch.tensor([50, 64], dtype=torch.int32, device=device)
+    only_rows(device, lambda q, k, v: fattn.decode(q, k, v, lengths), clean, tuple(dirty), see)
 
 
-def test_decode_nan_behind_a_bool_mask() -> None:
+def test_decode_nan_behind_a_bool_mask(device: str) -> None:
     query, key, value = dense(2, 64, torch.float32)
     mask = torch.ones(2, 4, 1, 64, dtype=torch.bool)
     mask[0, 1, 0, 10] = False
@@ -221,22 +231,23 @@ def test_decode_nan_behind_a_bool_mask() -> None:
     dirty[0, 0, 10] = torch.nan
     see = torch.zeros(2, 4, 2, dtype=torch.bool)
     see[0, 0] = True  # head 1 shares the key head, and masks the key
-    on_gpu = mask.to("mps")
+    on_device = mask.to(device)
     only_rows(
-        lambda q, k, v: fattn.decode(q, k, v, attn_mask=on_gpu),
+        device,
+        lambda q, k, v: fattn.decode(q, k, v, attn_mask=on_device),
         (query, key, value),
         (query, dirty, value),
         see,
     )
 
 
-def test_nan_in_a_query_row_stays_there() -> None:
+def test_nan_in_a_query_row_stays_there(device: str) -> None:
     query, key, value = dense(20, 37, torch.bfloat16)
     dirty = query.clone()
     dirty[1, 3, 9] = torch.nan
     see = torch.zeros(2, 4, 20, dtype=torch.bool)
     see[1, 3, 9] = True
-    only_rows(fattn.prefill, (query, key, value), (dirty, key, value), see)
+    only_rows(device, fattn.prefill, (query, key, value), (dirty, key, value), see)
 
 
 # ---- extreme scores
@@ -244,22 +255,22 @@ def test_nan_in_a_query_row_stays_there() -> None:
 
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-def test_large_logits(op: str, dtype: torch.dtype) -> None:
+def test_large_logits(op: str, dtype: torch.dtype, device: str) -> None:
     """Scores of hundreds to 1e4: a maximum that is not subtracted overflows, and so does a sum in half."""
     case = problems.build(problem(op, dtype, scale=1.0))
     # A power of two keeps the operands' rounding, so that the reference sees the same numbers.
     case = with_values(case, query=case.clean["query"] * 256)
-    out, lse = run(case)
+    out, lse = run(device, case)
     assert 3e3 < lse.max() < 3e4
     assert_close(case, out, lse)
 
 
 @pytest.mark.parametrize("op", ["prefill", "decode"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-def test_equal_logits_average_the_values(op: str, dtype: torch.dtype) -> None:
+def test_equal_logits_average_the_values(op: str, dtype: torch.dtype, device: str) -> None:
     case = problems.build(problem(op, dtype))
     case = with_values(case, query=torch.zeros_like(case.clean["query"]))
-    out, lse = run(case)
+    out, lse = run(device, case)
     assert_close(case, out, lse)
     seen = case.visible.sum(dim=-1)
     assert torch.allclose(lse.exp(), seen.float(), rtol=1e-4)
@@ -267,14 +278,14 @@ def test_equal_logits_average_the_values(op: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("op", ["prefill", "decode"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-def test_one_dominant_key(op: str, dtype: torch.dtype) -> None:
+def test_one_dominant_key(op: str, dtype: torch.dtype, device: str) -> None:
     """All the weight on key 5, whose value comes through unchanged where exp2(0) is 1: the specification lets
     fast::exp2 be 3 ulps off, in the weight and in the sum."""
     case = problems.build(problem(op, dtype, seq_lens=None, q_len=1, head_dim=40))
     key = case.clean["key"].clone()
     key[:, :, 5] = case.clean["query"].reshape(2, 2, 2, 1, 40)[:, :, 0, 0] * 100
     case = with_values(case, key=key, value=case.clean["value"])
-    out, lse = run(case)
+    out, lse = run(device, case)
     assert_close(case, out, lse)
     ulps = 8 if os.environ.get("SOFTMETAL_FAST_MATH") == "worst" else 0
     rtol = ulps * torch.finfo(torch.float32).eps if dtype == torch.float32 else 0
@@ -283,7 +294,7 @@ def test_one_dominant_key(op: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-def test_lowest_mask_values(op: str, dtype: torch.dtype) -> None:
+def test_lowest_mask_values(op: str, dtype: torch.dtype, device: str) -> None:
     """finfo.min, which many libraries use for "masked": no weight beside a 0, equal weights when alone."""
     case = problems.build(problem(op, dtype, mask=torch.float32))
     shape = case.clean["attn_mask"].shape
@@ -292,7 +303,7 @@ def test_lowest_mask_values(op: str, dtype: torch.dtype) -> None:
     mask[0, 1, 2] = lowest
     case = with_values(case, attn_mask=mask)
     exact_out, exact_lse = expected(case)
-    out, lse = run(case)
+    out, lse = run(device, case)
     assert_close(case, out, lse)
     alone = exact_lse < -1e38
     assert alone[0, 1, 2] and not alone.all()
@@ -300,12 +311,12 @@ def test_lowest_mask_values(op: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("op", ["prefill", "decode"])
-def test_float32_mask_beyond_the_range_of_half(op: str) -> None:
+def test_float32_mask_beyond_the_range_of_half(op: str, device: str) -> None:
     """Differences between mask values below -65504 still count."""
     case = problems.build(problem(op, torch.float16, mask=torch.float32))
     mask = -1e5 - case.clean["attn_mask"].nan_to_num(neginf=0).abs().mul(64).round() / 64
     case = with_values(case, attn_mask=mask)
-    out, lse = run(case)
+    out, lse = run(device, case)
     assert_close(case, out, lse)
     case.clean["attn_mask"] = mask.clamp(min=-65504)
     with pytest.raises(AssertionError):
@@ -315,23 +326,101 @@ def test_float32_mask_beyond_the_range_of_half(op: str) -> None:
 @pytest.mark.parametrize(
     "shape", [(37,), (20, 37), (1, 37), (4, 20, 37), (4, 1, 1), (2, 1, 1, 37), (2, 4, 20, 1)]
 )
-def test_mask_shapes_broadcast_from_the_right(shape: tuple[int, ...]) -> None:
+def test_mask_shapes_broadcast_from_the_right(shape: tuple[int, ...], device: str) -> None:
     case = problems.build(problem())
     mask = torch.randn(shape, generator=torch.Generator().manual_seed(5))
-    arguments = case.arguments("mps")[0]
+    arguments = case.arguments(device)[0]
     case.clean["attn_mask"] = mask
-    out, lse = fattn.prefill(**arguments, attn_mask=mask.to("mps"))
+    out, lse = fattn.prefill(**arguments, attn_mask=mask.to(device))
     assert_close(case, out.cpu(), lse.cpu())
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+def assert_same_as_exact(out: Tensor, lse: Tensor, exact_out: Tensor, exact_lse: Tensor) -> None:
+    """Where there is a NaN or an infinity, too."""
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[out.dtype]
+    torch.testing.assert_close(out.double(), exact_out, rtol=0, atol=tolerance, equal_nan=True)
+    # The float64 result may be beyond float32.
+    torch.testing.assert_close(lse, exact_lse.float(), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "sinks", [(LARGEST, -LARGEST, 2.4e38, 2.3e38), (torch.inf, torch.nan, -torch.inf, 0.0)]
+)
+@pytest.mark.parametrize("options", [{}, {"mask": torch.float32}, {"head_dim": 136, "kv_len": 560}], ids=str)
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"])
+def test_sinks_of_any_size(op: str, options: dict[str, Any], sinks: tuple[float, ...], device: str) -> None:
+    """All weight is on a huge one, and its logit is lse. One far below 0 is the lse of rows without keys."""
+    if "mask" in options and op in ("paged_prefill", "varlen_prefill"):
+        options = {}  # which take none
+    lengths = {"seq_lens": (0, options.get("kv_len", 96))}
+    if op == "prefill":
+        lengths = {"q_len": options.get("kv_len", 37) + 3, "causality": "bottom_right"}
+    case = problems.build(problem(op, torch.float16, sinks=True, **{**options, **lengths}))
+    case.clean["sinks"] = torch.tensor(sinks)
+    case.operands["sinks"] = problems.spread(case.clean["sinks"])
+    out, lse = run(device, case)
+    exact = expected(case)
+    assert_same_as_exact(out, lse, *(packed(case, *exact) if case.problem.q_lens is not None else exact))
+    if sinks[0] == LARGEST:
+        heads = out[..., 0, :] if case.problem.q_lens is not None else out[:, 0]
+        assert torch.all(heads == 0) and (lse == LARGEST).any() and (lse == -LARGEST).any()
+
+
+def test_huge_sinks_survive_a_merge(device: str) -> None:
+    """As they do the merge of a decode's parts, and that of a shared prefix."""
+    sinks = torch.tensor([LARGEST, -LARGEST, 2.4e38, 0.0])
+    query, key, value = dense(1, 600, torch.float32)
+    prefix_key, prefix_value = key[:1, :, :500], value[:1, :, :500]
+    key, value = (
+        torch.cat((shared.expand(2, -1, -1, -1), own[:, :, 500:]), 2)
+        for shared, own in ((prefix_key, key), (prefix_value, value))
+    )
+    exact = reference.decode(query, key, value, sinks=sinks)
+    on_device = [t.to(device) for t in (query, key, value, prefix_key, prefix_value, sinks)]
+    query, key, value, prefix_key, prefix_value, sinks = on_device
+    parts = [(key[:, :, :300], value[:, :, :300], sinks), (key[:, :, 300:], value[:, :, 300:], None)]
+    results = [fattn.decode(query, k, v, sinks=s) for k, v, s in parts]
+    merged = fattn.merge(torch.stack([out for out, _ in results]), torch.stack([lse for _, lse in results]))
+    suffix = (prefix_key, prefix_value, key[:, :, 500:], value[:, :, 500:])
+    shared = torch_fattn.shared_prefix_decode(query, *suffix, sinks=sinks, return_lse=True)
+    for out, lse in (fattn.decode(query, key, value, sinks=sinks), merged, shared):
+        assert_same_as_exact(out.cpu(), lse.cpu(), *exact)
+
+
+def test_alibi_slopes_of_any_size(device: str) -> None:
+    """A row whose own key is at distance 0 sees nothing else under a huge slope."""
+    query, key, value = dense(20, 20, torch.float32)
+    slopes = torch.tensor([LARGEST, 2.4e38, 1.0, 0.0])
+    exact = reference.prefill(query, key, value, is_causal=True, alibi_slopes=slopes)
+    operands = (t.to(device) for t in (query, key, value))
+    out, lse = fattn.prefill(*operands, is_causal=True, alibi_slopes=slopes.to(device))
+    assert_same_as_exact(out.cpu(), lse.cpu(), *exact)
+
+
+@pytest.mark.parametrize("op", ["prefill", "decode"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=ids)
+def test_largest_mask_values(op: str, dtype: torch.dtype, device: str) -> None:
+    case = problems.build(problem(op, mask=dtype))
+    shape = case.clean["attn_mask"].shape
+    largest = torch.tensor(torch.finfo(dtype).max)
+    values = torch.stack((largest, largest * 0.75, -largest, largest * 0))
+    kinds = torch.randint(0, 4, shape, generator=torch.Generator().manual_seed(3))
+    kinds[0, 1, 2] = 2
+    case = with_values(case, attn_mask=values[kinds].to(dtype))
+    assert_same_as_exact(*run(device, case), *expected(case))
 
 
 # ---- repeatability and partial results
 
 
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"])
-def test_runs_are_bit_identical(op: str) -> None:
+def test_runs_are_bit_identical(op: str, device: str) -> None:
     lengths = {} if op == "prefill" else {"kv_len": 512, "seq_lens": (300, 512)}
     case = problems.build(problem(op, torch.float16, **lengths))
-    arguments, _ = case.arguments("mps")
+    arguments, _ = case.arguments(device)
     first = [t.cpu() for t in getattr(fattn, op)(**arguments)]
     for _ in range(3):
         again = [t.cpu() for t in getattr(fattn, op)(**arguments)]
@@ -339,36 +428,36 @@ def test_runs_are_bit_identical(op: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-def test_merge_joins_disjoint_keys(dtype: torch.dtype) -> None:
+def test_merge_joins_disjoint_keys(dtype: torch.dtype, device: str) -> None:
     """Attention over three parts of the keys, one of which no row sees, merged: attention over all."""
     query, key, value = dense(20, 48, dtype)
     mask = torch.zeros(3, 1, 1, 20, 48, dtype=torch.bool)
     for part, (start, end) in enumerate(((0, 17), (17, 48), (48, 48))):
         mask[part, ..., start:end] = True
-    on_gpu = [t.to("mps") for t in (query, key, value)]
-    parts = [fattn.prefill(*on_gpu, mask[i].to("mps")) for i in range(3)]
+    on_device = [t.to(device) for t in (query, key, value)]
+    parts = [fattn.prefill(*on_device, mask[i].to(device)) for i in range(3)]
     with counted_launches() as launches:
         out, lse = fattn.merge(torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts]))
-    assert launches == {"fattn_merge": 1}
-    whole, whole_lse = fattn.prefill(*on_gpu)
+    assert launches == ({"fattn_merge": 1} if device == "mps" else {})
+    whole, whole_lse = fattn.prefill(*on_device)
     rounding = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
     assert out.dtype == dtype
     assert torch.allclose(out.cpu().double(), whole.cpu().double(), atol=rounding)
     assert_lse_close(lse.cpu(), whole_lse.cpu().double(), dtype)
 
 
-def test_merge_of_nothing_is_nothing() -> None:
+def test_merge_of_nothing_is_nothing(device: str) -> None:
     outs = torch.full((2, 1, 2, 3, 8), torch.nan)
     outs[:] = 0
     lses = torch.full((2, 1, 2, 3), -torch.inf)
-    out, lse = fattn.merge(outs.to("mps"), lses.to("mps"))
+    out, lse = fattn.merge(outs.to(device), lses.to(device))
     assert torch.all(out.cpu() == 0) and torch.all(lse.cpu() == -torch.inf)
 
 
-def test_merge_weighs_by_the_exponential() -> None:
+def test_merge_weighs_by_the_exponential(device: str) -> None:
     outs = torch.tensor([1.0, 5.0]).reshape(2, 1, 1, 1, 1).expand(2, 1, 1, 1, 8).contiguous()
     lses = torch.tensor([math.log(3.0), 0.0]).reshape(2, 1, 1, 1)
-    out, lse = fattn.merge(outs.to("mps"), lses.to("mps"))
+    out, lse = fattn.merge(outs.to(device), lses.to(device))
     assert torch.allclose(out.cpu(), torch.full((1, 1, 1, 8), 2.0))
     assert torch.allclose(lse.cpu(), torch.full((1, 1, 1), math.log(4.0)))
 
@@ -377,10 +466,9 @@ def test_merge_weighs_by_the_exponential() -> None:
 
 
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"])
-@pytest.mark.parametrize("where", ["mps", "cpu"])
-def test_forward_works_and_backward_refuses(op: str, where: str) -> None:
+def test_forward_works_and_backward_refuses(op: str, device: str) -> None:
     case = problems.build(problem(op))
-    arguments, _ = case.arguments(where)
+    arguments, _ = case.arguments(device)
     plain, _ = getattr(fattn, op)(**arguments)
     arguments["query"] = arguments["query"].clone().requires_grad_()
     out, lse = getattr(fattn, op)(**arguments)

@@ -1,5 +1,6 @@
-"""A result depends on its own sequence alone, bit by bit: on random problems with everything combined, a
-sequence gives the same alone, in another place of the batch, with a larger cache, and when run again."""
+"""A result depends on its own sequence alone, bit by bit, on "mps" and on "cpu": on random problems with
+everything combined, a sequence gives the same alone, in another place of the batch, with a larger cache, and
+when run again."""
 
 from __future__ import annotations
 
@@ -92,8 +93,8 @@ def same(a: Results, b: Results) -> bool:
 
 
 @pytest.mark.parametrize("problem", BATCHES, ids=str)
-def test_alone_and_in_any_place(problem: Problem) -> None:
-    arguments, _ = problems.build(problem, seed=9).arguments("mps")
+def test_alone_and_in_any_place(problem: Problem, device: str) -> None:
+    arguments, _ = problems.build(problem, seed=9).arguments(device)
     together = run(problem.op, arguments)
     backwards = list(reversed(range(problem.batch)))
     turned = run(problem.op, of_sequences(arguments, backwards))
@@ -105,8 +106,8 @@ def test_alone_and_in_any_place(problem: Problem) -> None:
 
 @pytest.mark.parametrize("more", [1, 700])
 @pytest.mark.parametrize("problem", CACHES, ids=str)
-def test_any_capacity(problem: Problem, more: int) -> None:
-    arguments, _ = problems.build(problem, seed=9).arguments("mps")
+def test_any_capacity(problem: Problem, more: int, device: str) -> None:
+    arguments, _ = problems.build(problem, seed=9).arguments(device)
     if problem.op == "paged_decode":
         more = -(-more // problem.block_size)
     larger = with_capacity(problem, arguments, more)
@@ -114,9 +115,9 @@ def test_any_capacity(problem: Problem, more: int) -> None:
 
 
 @pytest.mark.parametrize("problem", DRAWN[:24], ids=str)
-def test_run_to_run(problem: Problem) -> None:
+def test_run_to_run(problem: Problem, device: str) -> None:
     """Whatever the order in which threadgroups are run by the threads of the host."""
-    arguments, _ = problems.build(problem, seed=9).arguments("mps")
+    arguments, _ = problems.build(problem, seed=9).arguments(device)
     first = run(problem.op, arguments)
     assert all(same(first, run(problem.op, arguments)) for _ in range(3))
 

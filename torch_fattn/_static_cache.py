@@ -49,6 +49,7 @@ class StaticKVCache:
         self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format))
         self._capacity = capacity
         self._lengths = [0] * batch_size
+        self._last: CacheStep | None = None
         self._seq_lens = torch.zeros(batch_size, dtype=torch.int32, device=device)
 
     @property
@@ -77,13 +78,14 @@ class StaticKVCache:
         positions = self._seq_lens[new.sequence] + new.offset
         self._lengths = lengths
         self._seq_lens = (self._seq_lens + new.counts).int()
-        return CacheStep(
+        self._last = CacheStep(
             sequences=tuple(range(len(lengths))),
             lengths=tuple(lengths),
-            seq_lens=self._seq_lens,
+            seq_lens=self._seq_lens.clone(),  # the caller's, who may write it
             positions=positions,
             slot_mapping=new.sequence * self._capacity + positions,
         )
+        return self._last
 
     def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
         """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
@@ -124,9 +126,10 @@ class StaticKVCache:
         """Empties every sequence."""
         self._lengths = [0] * len(self._lengths)
         self._seq_lens = torch.zeros_like(self._seq_lens)
+        self._last = None
 
     def _check(self, method: str, step: CacheStep) -> None:
-        if step.seq_lens is not self._seq_lens:
+        if step is not self._last:
             raise ValueError(
                 f"StaticKVCache.{method}: this step is not the last one; use what the last extend() returned"
             )

@@ -12,7 +12,8 @@ How a row of scores becomes a row of the result:
     out   = sum_j exp(s[j] - lse) * v[j]
 
 A key that a row may not see is selected away, never multiplied by 0, so what lies in its memory has no
-influence. A row that sees no key has out = 0 and lse = -inf (the sink logit, if there is one).
+influence. A row that sees no key has out = 0 and lse = -inf (the sink logit, if there is one). A sink of
++inf or NaN makes all rows of its head NaN, one of -inf is none.
 """
 
 from __future__ import annotations
@@ -406,10 +407,12 @@ def _token_major(out: Tensor) -> Tensor:
 
 def _no_key_results(rows: int, heads: int, value_dim: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """out and lse of packed rows that see no key."""
+    out = torch.zeros(rows, heads, value_dim, dtype=torch.float64)
     lse = torch.full((heads, rows), -_INF, dtype=torch.float64)
     if sinks is not None:
-        lse[:] = sinks.cpu()[:, None]
-    return torch.zeros(rows, heads, value_dim, dtype=torch.float64), lse
+        lse[:] = sinks.cpu().masked_fill(sinks.cpu() == _INF, torch.nan)[:, None]
+        out.masked_fill_(lse.isnan().T[..., None], torch.nan)
+    return out, lse
 
 
 def _share_heads(x: Tensor, q_heads: int) -> Tensor:

@@ -27,7 +27,7 @@ inline int first_packed_row(constant DecodeParams& params, int column) {
 
 // This lane's part of a row whose keys no other simdgroup has.
 inline void store_row(thread const OnlineAttention& attention, thread const ResultRows& results, int row,
-                      LanePosition at) {
+                      const device float* sinks, constant DecodeParams& params, LanePosition at) {
   const float inverse = inverse_sum(attention.row_sum[0]);
 #pragma clang loop unroll(full)
   for (int i = 0; i < kValueDim / 4; i++) {
@@ -35,7 +35,8 @@ inline void store_row(thread const OnlineAttention& attention, thread const Resu
     results.put(row, value_column(i, at.pair), element * inverse);
   }
   if (at.pair == 0) {
-    results.put_lse(row, log_sum_exp(attention.row_max[0], attention.row_sum[0]));
+    results.put_lse(row, log_sum_exp(attention.row_max[0], attention.row_sum[0], sinks,
+                                     results.first_row + row, params.span.q_len, params));
   }
 }
 
@@ -67,7 +68,8 @@ struct SharedStates {
 
   // Adds up the states of row `row` of the threadgroup. kRowThreads threads do it, of which this is number
   // `thread_of_row`.
-  void store(thread const ResultRows& results, int row, int thread_of_row) const thread {
+  void store(thread const ResultRows& results, int row, int thread_of_row, const device float* sinks,
+             constant DecodeParams& params) const thread {
     float weights[kKeyGroups];
     float largest = -INFINITY;
 #pragma clang loop unroll(full)
@@ -97,7 +99,8 @@ struct SharedStates {
       results.put(row, column, values * inverse);
     }
     if (thread_of_row == 0) {
-      results.put_lse(row, log_sum_exp(largest, sum));
+      results.put_lse(row,
+                      log_sum_exp(largest, sum, sinks, results.first_row + row, params.span.q_len, params));
     }
   }
 };
@@ -189,8 +192,7 @@ using namespace fattn;
     OnlineAttention attention;
     attention.clear();
     if (fc_sinks && item.part == 0 && key_group == 0 && packed.exists) {
-      const float unit = fc_additive_mask ? 1.0f : M_LOG2E_F;
-      attention.add_sink(0, aside.sink(at) * unit, at.pair == 0);
+      attention.add_sink(0, sink_score(aside.sink(at)), at.pair == 0);
     }
     if (lane == 0) {
       aside.put_place(result_place(params, column, item));
@@ -227,7 +229,7 @@ using namespace fattn;
     results.set(out, lse, partial_out, partial_lse, place.first_row, params);
     if (kKeyGroups == 1) {
       if (row < place.rows) {
-        store_row(attention, results, row, at);
+        store_row(attention, results, row, sinks, params, at);
       }
       continue;
     }
@@ -236,7 +238,7 @@ using namespace fattn;
     const int thread_index = simdgroup_index * kSimdWidth + lane;
     const int stored_row = thread_index / kRowThreads;
     if (stored_row < place.rows) {
-      states.store(results, stored_row, thread_index % kRowThreads);
+      states.store(results, stored_row, thread_index % kRowThreads, sinks, params);
     }
   }
 }

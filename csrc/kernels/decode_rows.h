@@ -115,7 +115,8 @@ inline void set_visible(thread Visibility& visible, constant DecodeParams& param
 }
 
 inline float slope_of(PackedRow packed, constant DecodeParams& params, const device float* alibi_slopes) {
-  return packed.exists ? alibi_slopes[packed.head * params.alibi_slopes_stride] * params.slope_scale : 0.0f;
+  const float slope = packed.exists ? alibi_slopes[packed.head * params.alibi_slopes_stride] : 0.0f;
+  return finite_score(slope, slope * params.slope_scale);
 }
 
 // `limit` as in Visibility.

@@ -312,12 +312,11 @@ using namespace fattn;
     ColumnAttention attention;
     attention.clear();
     if (fc_sinks && item.part == 0) {
-      const float unit = fc_additive_mask ? 1.0f : M_LOG2E_F;
 #pragma clang loop unroll(full)
       for (int r = 0; r < kRowGroups; r++) {
         const PackedRow packed = packed_row(params, kv_head, first_row + r * 8 + at.row);
         if (packed.exists) {
-          attention.add_sink(r, sinks[packed.head * params.sinks_stride] * unit, at.pair == 0);
+          attention.add_sink(r, sink_score(sinks[packed.head * params.sinks_stride]), at.pair == 0);
         }
       }
     }
@@ -353,7 +352,8 @@ using namespace fattn;
         }
       }
       if (simdgroup_index == 0 && at.pair == 0) {
-        results.put_lse(row, log_sum_exp(attention.row_max[r], attention.row_sum[r]));
+        results.put_lse(row, log_sum_exp(attention.row_max[r], attention.row_sum[r], sinks,
+                                         results.first_row + row, params.span.q_len, params));
       }
     }
   }

@@ -255,7 +255,9 @@ using namespace fattn;
       put_result(out, partial_out, place + value_column(i, at.pair), result);
     }
     if (at.pair == 0) {
-      (fc_split ? partial_lse : lse)[aside.lse(r)] = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      const long row = aside.lse(r);
+      (fc_split ? partial_lse : lse)[row] =
+          log_sum_exp(attention.row_max[r], attention.row_sum[r], sinks, row, params.q_len, params);
     }
   }
 }

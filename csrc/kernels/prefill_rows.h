@@ -176,8 +176,8 @@ struct TileRows {
     modifiers.softcap = params.softcap;
     modifiers.position[r] = first_position + at.row;
     if (fc_alibi) {
-      modifiers.slope[r] =
-          at.exists ? alibi_slopes[at.head * params.alibi_slopes_stride] * params.slope_scale : 0.0f;
+      const float slope = at.exists ? alibi_slopes[at.head * params.alibi_slopes_stride] : 0.0f;
+      modifiers.slope[r] = finite_score(slope, slope * params.slope_scale);
     }
   }
 
@@ -235,7 +235,7 @@ inline void put_empty_part(thread const TileRows& rows, constant PrefillParams& 
 
 // The learned logit of a row's head, in score units.
 inline float sink_of(QueryRow at, constant PrefillParams& params, const device float* sinks) {
-  return sinks[at.head * params.sinks_stride] * (fc_additive_mask ? 1.0f : M_LOG2E_F);
+  return sink_score(sinks[at.head * params.sinks_stride]);
 }
 
 }  // namespace fattn

@@ -14,6 +14,14 @@ inline float weight_of(float score_difference) {
   return fast::exp2(fc_additive_mask ? score_difference * M_LOG2E_F : score_difference);
 }
 
+// A finite number in score units: finite, too. Those above 2.3e38 become the largest float.
+inline float finite_score(float natural, float score) {
+  return isinf(score) && isfinite(natural) ? copysign(FLT_MAX, natural) : score;
+}
+
+// A learned logit in score units.
+inline float sink_score(float sink) { return fc_additive_mask ? sink : finite_score(sink, sink * M_LOG2E_F); }
+
 // float32 scores are summed chunk by chunk: one chain of D roundings would be the largest error of the
 // result.
 FATTN_CONSTEXPR bool kBlockedSums = sizeof(Element) == 4;
@@ -63,10 +71,11 @@ struct AttentionState {
   }
 
   // One more logit for row r, whose value is 0. Called before the first step, with `counts` in one of the
-  // simdgroups and lanes that share the row.
+  // simdgroups and lanes that share the row. A logit of +inf leaves no finite weight, as a score of +inf
+  // does.
   void add_sink(int r, float logit, bool counts) thread {
     row_max[r] = logit;
-    row_sum[r] = counts ? 1.0f : 0.0f;
+    row_sum[r] = counts ? (logit < INFINITY ? 1.0f : NAN) : 0.0f;
   }
 
   void clear_scores() thread {
@@ -274,6 +283,17 @@ typedef AttentionState<kRowFragments, kKeyFragments, kValueDim / 8> OnlineAttent
 // Natural-log normaliser of a row; -inf when the row saw no key.
 inline float log_sum_exp(float row_max, float sum) {
   return sum == 0.0f ? -INFINITY : (fc_additive_mask ? row_max : row_max * M_LN2_F) + log(sum);
+}
+
+// The same for row `row` of all results, [.., head, query row], which may have a sink. The largest float is
+// the score of all sinks that score units do not hold, so such a sink is read again.
+template <typename Params>
+inline float log_sum_exp(float row_max, float sum, const device float* sinks, long row, int q_len,
+                         constant Params& params) {
+  if (fc_sinks && !fc_additive_mask && fabs(row_max) == FLT_MAX) {
+    return sinks[row / q_len % params.q_heads * params.sinks_stride];
+  }
+  return log_sum_exp(row_max, sum);
 }
 
 // A row that saw no key has sum 0 and result 0.

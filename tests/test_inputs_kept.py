@@ -1,0 +1,450 @@
+"""No function changes or returns memory of its caller: with every tensor argument given, at sizes of 1, where
+conversions, expansions and copies have nothing to do, and at 0. But for the caches that are written."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn, varlen_attn_out
+
+import torch_fattn
+from torch_fattn import PagedKVCache, StaticKVCache, flash_attn, reference
+from torch_fattn.integrations import comfyui
+from torch_fattn.integrations.diffusers import _Attention
+from torch_fattn.integrations.transformers import attend
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    batch: int = 1
+    heads: int = 1
+    rows: int = 1
+    keys: int = 1
+    block: int = 1
+
+
+DIM = 32  # a group of int4
+SIZES = {
+    "ones": Sizes(),
+    "no keys": Sizes(keys=0),
+    "no rows": Sizes(rows=0),
+    "no batch": Sizes(batch=0),
+    "no heads": Sizes(heads=0),
+    "twos": Sizes(2, 2, 2, 2, 2),
+}
+FORMATS = ("auto", "int8", "fp8_e4m3", "int4")
+CACHES = ("key_cache", "value_cache", "key_scales", "value_scales", "k_cache", "v_cache")  # that are written
+
+
+# ---- the checker
+
+
+def tensors_in(found: Any) -> Iterator[Tensor]:
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, (tuple, list)):
+        for part in found:
+            yield from tensors_in(part)
+    elif isinstance(found, dict):
+        yield from tensors_in(list(found.values()))
+    elif hasattr(found, "__dataclass_fields__"):
+        yield from tensors_in(list(vars(found).values()))
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """Of the whole storage."""
+    storage = tensor.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+    return whole.cpu().clone()
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    a_storage, b_storage = a.untyped_storage(), b.untyped_storage()
+    same = a_storage._cdata == b_storage._cdata
+    return same or 0 != a_storage.data_ptr() == b_storage.data_ptr()
+
+
+def check_kept(
+    function: Function, arguments: dict[str, Any], written: tuple[str, ...] = (), kept: Any = ()
+) -> None:
+    """`written`: arguments that the function is there to write. `kept`: what else belongs to the caller."""
+    owned = {name: list(tensors_in(given)) for name, given in {**arguments, "kept": kept}.items()}
+    before = {name: [bits_of(t) for t in tensors] for name, tensors in owned.items()}
+    results = [list(tensors_in(function(**arguments))) for _ in range(2)]
+    for name, tensors in owned.items():
+        for tensor, bits in zip(tensors, before[name], strict=True):
+            assert name in written or torch.equal(bits_of(tensor), bits), f"{name} was changed"
+            for result in results[0] + results[1]:
+                assert not share_memory(result, tensor), f"a result is memory of {name}"
+    for a, b in combinations(results[0] + results[1], 2):
+        assert not share_memory(a, b), "two results are one memory"
+
+
+# ---- every operator, by its schema
+
+
+def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor:
+    """The argument of that name, in the dtype that needs no conversion."""
+    blocks = -(-s.keys // s.block)
+    packed = op in ("paged_prefill", "varlen_prefill")
+    columns = DIM // 2 if kv_format == "int4" else DIM
+    shapes: dict[str, tuple[int, ...]] = {
+        "query": (s.batch * s.rows, s.heads, DIM) if packed else (s.batch, s.heads, s.rows, DIM),
+        "key": (s.batch, s.heads, s.keys, columns),
+        "key_cache": (s.batch * blocks, s.block, s.heads, columns),
+        "attn_mask": (s.batch, s.heads, s.rows, s.keys),
+        "sinks": (s.heads,),
+        "alibi_slopes": (s.heads,),
+        "outs": (1, s.batch, s.heads, s.rows, DIM),
+        "lses": (1, s.batch, s.heads, s.rows),
+        "scores": (s.batch, s.rows, s.keys),
+        "x": (s.batch, s.rows, s.keys),
+    }
+    if op == "varlen_prefill":
+        shapes["key"] = (s.batch * s.keys, s.heads, DIM)
+    elif op == "cache_write":
+        shapes["key"] = (s.batch * s.rows, s.heads, DIM)
+        shapes["key_cache"] = (s.batch * s.rows, s.block, s.heads, columns)
+    if name in ("key_scales", "value_scales"):
+        cache = shapes["key_cache" if op.startswith("paged") or op == "cache_write" else "key"][:-1]
+        if kv_format == "int4":
+            return torch.rand(*cache, DIM // 32, 2, device=device, dtype=torch.float16)
+        return torch.rand(cache, device=device)
+    numbers = {
+        "seq_lens": torch.full((s.batch,), s.keys),
+        "block_tables": torch.arange(s.batch * blocks).view(s.batch, blocks),
+        "cu_seqlens_q": torch.arange(s.batch + 1) * s.rows,
+        "cu_seqlens_k": torch.arange(s.batch + 1) * s.keys,
+    }
+    if name in numbers:
+        return numbers[name].to(torch.int32).to(device)
+    if name == "slot_mapping":
+        return (torch.arange(s.batch * s.rows) * s.block).to(device)
+    if name == "tree_mask":
+        return torch.full((s.batch, s.rows), -1, device=device)
+    if name == "mask_map":
+        return torch.ops.fattn.mask_map(operand("attn_mask", op, s, device, kv_format))
+    shape = shapes[name.replace("value", "key")]
+    stored = "key" in name or "value" in name
+    if stored and kv_format != "auto" and not (op == "cache_write" and name in ("key", "value")):
+        dtype = torch.int8 if kv_format == "int8" else torch.uint8
+        return torch.randint(0, 100, shape, device=device).to(dtype)
+    return torch.randn(shape, device=device)
+
+
+def public_operators() -> list[str]:
+    names = (name.removeprefix("fattn::") for name in torch._C._dispatch_get_all_op_names())
+    return sorted(
+        {n for n in names if hasattr(torch.ops.fattn, n) and not n.startswith("_") and "::" not in n}
+    )
+
+
+NUMBERS: dict[str, Function] = {
+    "max_seqlen_q": lambda s: s.rows,
+    "max_seqlen_k": lambda s: s.keys,
+    "cap": lambda s: 2.0,
+}
+
+
+def operator_call(op: str, s: Sizes, device: str, kv_format: str) -> dict[str, Any]:
+    """All tensors that the schema has, but for what that format of a cache does not take."""
+    arguments: dict[str, Any] = {}
+    for argument in getattr(torch.ops.fattn, op).default._schema.arguments:
+        if argument.name in NUMBERS:
+            arguments[argument.name] = NUMBERS[argument.name](s)
+        elif argument.name == "kv_format":
+            arguments["kv_format"] = kv_format
+        elif "Tensor" in str(argument.type) and not (kv_format == "auto" and "_scales" in argument.name):
+            arguments[argument.name] = operand(argument.name, op, s, device, kv_format)
+    return arguments
+
+
+def written_by(op: str) -> tuple[str, ...]:
+    schema = getattr(torch.ops.fattn, op).default._schema
+    return tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+def takes_formats(op: str) -> bool:
+    return any(a.name == "kv_format" for a in getattr(torch.ops.fattn, op).default._schema.arguments)
+
+
+OPERATORS = [
+    (op, kv_format) for op in public_operators() for kv_format in FORMATS[: None if takes_formats(op) else 1]
+]
+WRAPPERS = sorted(
+    name
+    for name in torch_fattn.__all__
+    if inspect.isfunction(getattr(torch_fattn, name))
+    and any(
+        "Tensor" in str(p.annotation)
+        for p in inspect.signature(getattr(torch_fattn, name)).parameters.values()
+    )
+)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("op", "kv_format"), OPERATORS)
+def test_operators(op: str, kv_format: str, size: str, device: str) -> None:
+    arguments = operator_call(op, SIZES[size], device, kv_format)
+    check_kept(getattr(torch.ops.fattn, op), arguments, written_by(op))
+    if "softcap" in inspect.signature(getattr(torch_fattn, op)).parameters:
+        check_kept(getattr(torch.ops.fattn, op), {**arguments, "softcap": 2.0}, written_by(op))
+    if op in ("prefill", "decode", "paged_decode"):
+        check_kept(getattr(torch.ops.fattn, op), {**arguments, "token_major_out": True}, written_by(op))
+    # One option alone: each is another way through.
+    schema = getattr(torch.ops.fattn, op).default._schema
+    optional = {a.name for a in schema.arguments if "Optional[Tensor]" in str(a.type)} & arguments.keys()
+    for name in optional - {"mask_map", "key_scales", "value_scales"} if size in ("ones", "no keys") else ():
+        others = {other for other in optional if other != name and "_scales" not in other}
+        alone = {n: given for n, given in arguments.items() if n not in others}
+        check_kept(getattr(torch.ops.fattn, op), alone, written_by(op))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_python_functions(name: str, size: str, device: str) -> None:
+    s = SIZES[size]
+    prefixed = name.startswith("shared_prefix")
+    op = {"shared_prefix_decode": "decode", "shared_prefix_paged_decode": "paged_decode"}.get(name, name)
+    function = getattr(torch_fattn, name)
+    arguments = operator_call(op, s, device, "auto")
+    if "return_lse" in inspect.signature(function).parameters:
+        arguments["return_lse"] = True
+    if name == "shared_prefix_decode":
+        prefix = operand("key", op, Sizes(1, s.heads, s.rows, s.keys), device, "auto")
+        mask = operand("attn_mask", op, Sizes(s.batch, s.heads, s.rows, 2 * s.keys), device, "auto")
+        arguments |= {"prefix_key": prefix, "prefix_value": torch.rand_like(prefix), "attn_mask": mask}
+    elif name == "shared_prefix_paged_decode":
+        arguments["shared_blocks"] = 1 if size == "ones" else 0
+        if size == "ones":
+            del arguments["tree_mask"]  # asks for keys behind the prefix
+    check_kept(function, arguments, written_by(op) if not prefixed else ())
+
+
+def test_every_public_function_is_there() -> None:
+    assert set(public_operators()) <= {op for op, _ in OPERATORS}
+    prefixed = {"shared_prefix_decode", "shared_prefix_paged_decode"}
+    assert set(WRAPPERS) == set(public_operators()) | prefixed
+    assert set(flash_attn.__all__) == set(FLASH_ATTN)
+    for cache, called in ((PagedKVCache, PAGED_METHODS), (StaticKVCache, STATIC_METHODS)):
+        assert {name for name in vars(cache) if not name.startswith("_")} == called
+
+
+# ---- flash-attn's functions
+
+
+def flash_call(name: str, s: Sizes, device: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device)
+
+    def starts(length: int) -> Tensor:
+        return (torch.arange(s.batch + 1) * length).to(torch.int32).to(device)
+
+    total_q, total_k = s.batch * s.rows, s.batch * s.keys
+    slopes: dict[str, Any] = {"alibi_slopes": randn(s.heads), "causal": True}
+    dense_q, dense_k = (s.batch, s.rows, s.heads, DIM), (s.batch, s.keys, s.heads, DIM)
+    lengths = {"cu_seqlens_q": starts(s.rows), "cu_seqlens_k": starts(s.keys)}
+    lengths |= {"max_seqlen_q": s.rows, "max_seqlen_k": s.keys}
+    probabilities = {"return_attn_probs": True}
+    packed_q = (total_q, s.heads, DIM)
+    calls: dict[str, dict[str, Any]] = {
+        "flash_attn_func": {"q": randn(*dense_q), "k": randn(*dense_k), "v": randn(*dense_k)},
+        "flash_attn_qkvpacked_func": {"qkv": randn(s.batch, s.rows, 3, s.heads, DIM)},
+        "flash_attn_kvpacked_func": {"q": randn(*dense_q), "kv": randn(s.batch, s.keys, 2, s.heads, DIM)},
+        "flash_attn_varlen_func": {
+            **{"q": randn(*packed_q), "k": randn(total_k, s.heads, DIM), "v": randn(total_k, s.heads, DIM)},
+            **lengths,
+        },
+        "flash_attn_varlen_qkvpacked_func": {
+            **{"qkv": randn(total_q, 3, s.heads, DIM), "cu_seqlens": starts(s.rows), "max_seqlen": s.rows}
+        },
+        "flash_attn_varlen_kvpacked_func": {
+            **{"q": randn(*packed_q), "kv": randn(total_k, 2, s.heads, DIM)},
+            **lengths,
+        },
+    }
+    if name != "flash_attn_with_kvcache":
+        return {**calls[name], **slopes, **probabilities}, ()
+    new = randn(*dense_q)
+    arguments = {"q": randn(*dense_q), "k": new, "v": torch.rand_like(new), "return_softmax_lse": True}
+    for cache in ("k_cache", "v_cache"):
+        arguments[cache] = randn(s.batch, s.keys, s.heads, DIM)
+    arguments |= {"cache_seqlens": torch.zeros(s.batch, dtype=torch.int32, device=device)}
+    arguments |= {"rotary_cos": randn(4, DIM // 2), "rotary_sin": randn(4, DIM // 2)}
+    return {**arguments, **slopes}, ("k_cache", "v_cache")
+
+
+FLASH_ATTN = (
+    *("flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func", "flash_attn_varlen_func"),
+    *("flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache"),
+)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", FLASH_ATTN)
+def test_flash_attn(name: str, size: str, device: str) -> None:
+    if name == "flash_attn_with_kvcache" and size == "no keys":
+        pytest.skip("there is no cache without room")
+    arguments, written = flash_call(name, SIZES[size], device)
+    check_kept(getattr(flash_attn, name), arguments, written)
+    if "rotary_cos" in arguments:
+        names = ("k", "v", "rotary_cos", "rotary_sin")
+        check_kept(getattr(flash_attn, name), {n: a for n, a in arguments.items() if n not in names})
+
+
+# ---- caches, which write what is theirs
+
+
+PAGED_METHODS = {
+    *("allocate", "append", "blocks", "decode", "extend", "fork", "free", "free_blocks", "length"),
+    *("prefill", "sequences"),
+}
+STATIC_METHODS = {
+    *("append", "capacity", "decode", "extend", "keys", "lengths", "reset", "values"),
+}
+
+
+def memory_of(cache: PagedKVCache | StaticKVCache) -> list[Tensor]:
+    tables = [cache._tables] if isinstance(cache, PagedKVCache) else []
+    return [*cache._layers.tensors(), cache._seq_lens, *tables]
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kind", ["paged", "static"])
+def test_caches(kind: str, kv_format: str, device: str) -> None:
+    """`keys` and `values` are views by their description."""
+    options: dict[str, Any] = {"dtype": torch.float32, "device": device, "kv_format": kv_format}
+    cache: Any
+    if kind == "paged":
+        cache = PagedKVCache(1, 4, 1, DIM, block_size=1, max_sequences=2, **options)
+        sequence = cache.allocate()
+        steps = [cache.extend([sequence], 1)]
+        cache.append(
+            0, steps[0], torch.randn(1, 1, DIM, device=device), torch.randn(1, 1, DIM, device=device)
+        )
+        fork = cache.fork(sequence)
+        steps.append(cache.extend([fork], 1))
+    else:
+        cache = StaticKVCache(1, 1, 4, 1, DIM, **options)
+        steps = [cache.extend(1), cache.extend(1)]
+    for a in tensors_in(steps):
+        assert not any(share_memory(a, own) for own in memory_of(cache)), "a step is memory of the cache"
+    for a, b in ((a, b) for a in tensors_in(steps[0]) for b in tensors_in(steps[1])):
+        assert not share_memory(a, b), "two steps are one memory"
+    arguments = {"layer": 0, "step": steps[1]}
+    rows = {name: torch.randn(1, 1, DIM, device=device) for name in ("key", "value")}
+    check_kept(cache.append, {**arguments, **rows})
+    own = {"sinks": torch.randn(1, device=device), "alibi_slopes": torch.randn(1, device=device)}
+    query = torch.randn(1, 1, 1, DIM, device=device)
+    for more in ({}, own, {"shared_prefix": True} if kind == "paged" else {}):
+        call = {**arguments, "query": query, "return_lse": True, **more}
+        check_kept(cache.decode, call, kept=memory_of(cache))
+    if kind == "paged":
+        call = {**arguments, "query": query[0], "return_lse": True, **own}
+        check_kept(cache.prefill, call, kept=memory_of(cache))
+        cache.free(fork)
+    else:
+        cache.reset()
+
+
+# ---- what other libraries call
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_integrations(size: str, device: str) -> None:
+    s = SIZES[size]
+    query, key, value = (operand(name, "prefill", s, device, "auto") for name in ("query", "key", "value"))
+    mask = operand("attn_mask", "prefill", s, device, "auto")
+    with torch_fattn.installed():
+        for given in (None, mask):
+            sdpa = {"query": query, "key": key, "value": value, "attn_mask": given}
+            check_kept(F.scaled_dot_product_attention, sdpa)
+            token_major = {"query": query.transpose(1, 2), "key": key.transpose(1, 2)}
+            token_major |= {"value": value.transpose(1, 2), "attn_mask": given}
+            check_kept(_Attention(theirs), token_major)
+            comfy = {"q": query, "k": key, "v": value, "heads": s.heads, "mask": given}
+            for flag in ("skip_reshape", "skip_output_reshape"):
+                comfy[flag] = True
+                check_kept(functools.partial(comfyui.attention_override, theirs), comfy)
+    layer = nn.Module().eval()
+    sinks = torch.randn(s.heads, device=device)
+    if min(s.batch, s.heads, s.rows, s.keys) > 0:
+        hugging = {"module": layer, "query": query, "key": key, "value": value, "attention_mask": mask}
+        check_kept(attend, {**hugging, "s_aux": sinks})
+        bias = {"position_bias": mask.clone(), "attention_mask": None, "is_causal": False}
+        check_kept(attend, {**hugging, **bias})
+
+
+def theirs(*_: Any, **__: Any) -> Tensor:
+    """What the other library would call; none of ours."""
+    return torch.zeros(1)
+
+
+@pytest.mark.parametrize("size", [name for name in SIZES if name not in ("no batch", "no heads")])
+def test_varlen_attn(size: str) -> None:
+    s = SIZES[size]
+    names = ("query", "key", "value", "cu_seqlens_q", "cu_seqlens_k")
+    query, key, value, cu_q, cu_k = (operand(n, "varlen_prefill", s, "mps", "auto") for n in names)
+    arguments = {"query": query, "key": key, "value": value, "cu_seq_q": cu_q, "cu_seq_k": cu_k}
+    arguments |= {"max_q": s.rows, "max_k": s.keys}
+    with torch_fattn.installed():
+        check_kept(varlen_attn, arguments)
+        out = torch.empty_like(query)
+        before = {name: bits_of(t) for name, t in arguments.items() if isinstance(t, Tensor)}
+        varlen_attn_out(out, **arguments)
+        assert all(torch.equal(bits, bits_of(arguments[name])) for name, bits in before.items())
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_reference(kv_format: str) -> None:
+    for name in reference.__all__:
+        if name in ("quantise", "dequantise"):
+            continue
+        if kv_format == "auto" or takes_formats(name):
+            arguments = operator_call(name, SIZES["ones"], "cpu", kv_format)
+            check_kept(getattr(reference, name), arguments, written_by(name))
+
+
+# ---- the controls
+
+
+@pytest.mark.host_only
+def test_a_function_that_returns_its_input_is_caught() -> None:
+    sinks = torch.randn(1)
+    check_kept(lambda sinks: sinks.clone(), {"sinks": sinks})
+    for aliases in (
+        lambda sinks: sinks.view(1, 1, 1),
+        lambda sinks: (sinks + 1, [sinks.expand(1).contiguous()]),
+    ):
+        with pytest.raises(AssertionError, match="a result is memory of sinks"):
+            check_kept(aliases, {"sinks": sinks})
+
+
+@pytest.mark.host_only
+def test_a_function_that_writes_its_input_is_caught() -> None:
+    memory = torch.randn(4)
+    for writes in (lambda x: x.add_(1).sum(), lambda x: torch.as_strided(x, (4,), (1,), 0).mul_(2).sum()):
+        with pytest.raises(AssertionError, match="x was changed"):
+            check_kept(writes, {"x": memory[1:2]})
+        check_kept(writes, {"x": memory[1:2]}, written=("x",))
+
+
+@pytest.mark.host_only
+def test_results_that_share_are_caught() -> None:
+    constant = torch.zeros(1)
+    with pytest.raises(AssertionError, match="two results are one memory"):
+        check_kept(lambda x: constant, {"x": torch.randn(1)})
+    with pytest.raises(AssertionError, match="two results are one memory"):
+        check_kept(lambda x: (x + 1).expand(2, 1).unbind(0), {"x": torch.randn(1)})
