@@ -113,10 +113,8 @@ def _shape(*sizes: int) -> tuple[int, ...]:
 
 SAME = _shape(2, 4, 9, 16)
 FALLS_BACK: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "rank": (lambda: operands(*[_shape(4, 9, 16)] * 3), {}),
-    "rank 2": (lambda: operands(*[_shape(9, 16)] * 3), {}),
     "rank 5": (lambda: operands(*[_shape(1, 2, 4, 9, 16)] * 3), {}),
-    "head_dim": (lambda: operands(*[_shape(2, 4, 9, 12)] * 3), {}),
+    "rank of the keys": (lambda: operands(SAME, *[_shape(4, 9, 16)] * 2), {}),
     "head_dim 584": (lambda: operands(*[_shape(1, 1, 3, 584)] * 3), {}),
     "dropout": (operands, {"dropout_p": 0.5}),
     "gradients": (lambda: [operands()[0].requires_grad_(), *operands()[1:]], {}),

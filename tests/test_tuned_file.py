@@ -85,7 +85,7 @@ def two_orders(data: Data) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
-    "format": (change(format=2), "not of format 1"),
+    "format": (change(format=1), "not of format 2"),
     "version": (change(torch_fattn="0.0.9"), "made with torch_fattn '0.0.9'"),
     "sources": (change(sources="0" * 16), "made with sources '0000000000000000'"),
     "unknown field": (change(note="x"), "unknown, fields: note"),
@@ -102,9 +102,9 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
     "dtype": (change_row(dtype="int8"), "of 'int8' is tuned"),
     "dims": (change_row(min_dim=64, max_dim=32), "the kernel has not these head sizes"),
     "dims of the wide kernel": (change_row(max_dim=256), "the kernel has not these head sizes"),
-    "huge dim": (change_row(max_dim=10**6), "number 3 of tuned row 0 is 1000000"),
+    "huge dim": (change_row(max_dim=10**6), "max_dim of a tuned row is 1000000"),
     "huger dim": (change_row(max_dim=10**30), "is not a whole number"),
-    "negative": (change_row(max_length=-1), "number 4 of tuned row 0 is -1"),
+    "negative": (change_row(max_length=-1), "max_length of a tuned row is -1"),
     "fraction": (change_size(tile_keys=16.0), "is not a whole number"),
     "tile": (change_size(tile_keys=12), "tile_keys is not 8, 16 or 32"),
     "no tile": (change_size(tile_keys=0), "tile_keys is not 8, 16 or 32"),
