@@ -376,6 +376,17 @@ def test_multihead_attention_and_encoder() -> None:
         assert torch.allclose(a.cpu()[rows], b[rows], atol=1e-5)
 
 
+def test_multihead_attention_that_gives_weights_is_not_seen() -> None:
+    """It never calls torch's function; the report says so. test_multihead_attention_and_encoder has what it
+    sees."""
+    attention = nn.MultiheadAttention(64, 4, batch_first=True).eval().to("mps")
+    x = torch.randn(2, 9, 64, device="mps")
+    with torch_fattn.installed(), torch.no_grad():
+        attention(x, x, x)
+    assert torch_fattn.report().calls == 0
+    assert "nn.MultiheadAttention does not with need_weights=True" in str(torch_fattn.report())
+
+
 def test_other_threads_and_earlier_imports() -> None:
     earlier = F.scaled_dot_product_attention
     with torch_fattn.installed():

@@ -17,11 +17,13 @@ import torch
 
 import torch_fattn
 from tests.tuned import PROVENANCE, Install, file_of, install, plan_of, row, this_chip
-from torch_fattn import _tuned_file
+from torch_fattn import _route, _tuned_file
+from torch_fattn._tuned_file import TunedRoute
 
 __all__ = ["install"]
 
 Data = dict[str, Any]
+ROUTE = TunedRoute("prefill", "float16", 64, 1, 512, "torch", *_route.system_and_torch())
 
 
 @pytest.fixture
@@ -46,12 +48,15 @@ def load() -> list[str]:
 
 def test_a_file_is_used(folder: Path) -> None:
     assert not load() and "tuned" not in tuning()
-    path = _tuned_file.write(file_of([row("prefill", simdgroups=8)]))
+    written = file_of([row("prefill", simdgroups=8)], [ROUTE])
+    path = _tuned_file.write(written)
     assert path.parent == folder and list(folder.iterdir()) == [path]
     assert not load()
     assert tuning() == f"tuned on {this_chip().name}, 2026-01-31"
     assert plan_of("prefill", 40, 40, 64).passes[0]["macros"]["FATTN_SIMDGROUPS"] == "8"
-    assert _tuned_file.read(path, torch_fattn.__version__) == file_of([row("prefill", simdgroups=8)])
+    assert _tuned_file.read(path, torch_fattn.__version__) == written
+    route = plan_of("prefill", 40, 40, 64).route
+    assert route is not None and (route.to, route.why) == ("torch", tuning())
 
 
 def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +81,10 @@ def change_size(**fields: Any) -> Callable[[Data], None]:
 
 def change_chip(**fields: Any) -> Callable[[Data], None]:
     return lambda data: data["chip"].update(fields)
+
+
+def change_route(**fields: Any) -> Callable[[Data], None]:
+    return lambda data: data["routes"][0].update(fields)
 
 
 def two_orders(data: Data) -> None:
@@ -117,6 +126,13 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
         "more than 32 KiB of threadgroup memory",
     ),
     "one length": (change_row(max_length=512), "not followed by one for the others"),
+    "routes": (change(routes=None), "routes are not a list"),
+    "field of a route": (change_route(dims=3), "unknown, fields: dims"),
+    "taker": (change_route(to="mlx"), "no 'prefill' of 'float16' goes to 'mlx'"),
+    "system": (change_route(macos="new"), "'new' is not a version"),
+    "head of a route": (change_route(dim=0), "route 0: the kernels have not this head size"),
+    "huge head of a route": (change_route(dim=577), "dim of a tuned row is 577"),
+    "lengths": (change_route(min_length=600), "no length is between its two"),
     "order": (two_orders, "the order of a sum would go by length"),
 }
 
@@ -125,7 +141,7 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
 def test_a_file_with_a_fault_is_not(fault: str, folder: Path) -> None:
     """test_a_file_is_used is the control."""
     break_it, said = FAULTS[fault]
-    path = _tuned_file.write(file_of([row("prefill")]))
+    path = _tuned_file.write(file_of([row("prefill")], [ROUTE]))
     data = json.loads(path.read_text())
     break_it(data)
     path.write_text(json.dumps(data))
