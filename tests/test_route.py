@@ -1,4 +1,4 @@
-"""Who computes a plain call of torch's attention: the rule for made-up machines, and everybody who asks it."""
+"""Who computes a plain call of torch's attention: the rule for made-up machines, and everybody who asks."""
 
 from __future__ import annotations
 
@@ -174,7 +174,8 @@ def test_versions_that_are_none(wrong: dict[str, Any]) -> None:
 SCRIPT = """
 import torch, torch_fattn
 query = torch.empty(1, 8, 512, 128, dtype=torch.float16, device="meta")
-route = torch_fattn.explain("prefill", query, query, query, family=10, macos="26.2", torch_version="2.15").route
+machine = {"family": 10, "macos": "26.2", "torch_version": "2.15"}
+route = torch_fattn.explain("prefill", query, query, query, **machine).route
 print(route.to, route.why)
 """
 

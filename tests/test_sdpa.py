@@ -79,7 +79,9 @@ def test_nothing_is_broadcast_to_nothing(lengths: tuple[int, int]) -> None:
     assert torch_fattn.report().routed == 1, "the control"
 
 
-@pytest.mark.parametrize("shape", [(9, 16), (4, 9, 16), (2, 4, 9, 12), (4, 9, 60), (1, 4, 1, 20), (3, 5)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(9, 16), (4, 9, 16), (2, 4, 9, 12), (4, 9, 60), (1, 4, 1, 20), (3, 5)], ids=str
+)
 @pytest.mark.parametrize("way", ["sdpa", "installed"])
 def test_dimensions_and_head_sizes_that_the_operators_have_not(way: str, shape: tuple[int, ...]) -> None:
     """The scale stays that of the head as it is given."""

@@ -90,7 +90,9 @@ def test_what_is_timed_once_more() -> None:
 def test_who_is_faster_by_more_than_the_noise() -> None:
     """Only what the built-in table has not is kept."""
 
-    def kept(ours: float, torchs: float, built_in: str = "fattn", noise: float = 0.0) -> list[tuple[str, float]]:
+    def kept(
+        ours: float, torchs: float, built_in: str = "fattn", noise: float = 0.0
+    ) -> list[tuple[str, float]]:
         seconds, table = ({0: x, 1: 1.0} for x in (ours, torchs)), {0: built_in, 1: "fattn"}
         routes = against_torch(PREFILL, *seconds, table, noise, ("26.2", "2.14"))
         assert all((route.min_length, route.max_length) == (64, 512) for route in routes)

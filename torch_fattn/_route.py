@@ -44,7 +44,8 @@ def use_policy() -> None:
     policy = os.environ.get("FATTN_ROUTE") or "auto"
     if policy not in POLICIES:
         raise ValueError(
-            f"torch_fattn: FATTN_ROUTE is {policy!r} and must be one of {', '.join(POLICIES)}; unset it for auto"
+            f"torch_fattn: FATTN_ROUTE is {policy!r} and must be one of {', '.join(POLICIES)}; "
+            "unset it for auto"
         )
     torch.ops.fattn._route_always_here(policy == "always")
     forget()
@@ -126,7 +127,10 @@ def route_of(
 ) -> Route | None:
     """Of the plain call of torch's attention that means what this call of an operator means; None if there is
     none. The filled length of a cache counts as its capacity."""
-    names = {"prefill": ("query", "key", "value", "attn_mask"), "decode": ("query", "key", "value", "seq_lens")}
+    names = {
+        "prefill": ("query", "key", "value", "attn_mask"),
+        "decode": ("query", "key", "value", "seq_lens"),
+    }
     if op not in names:
         return None
     call = dict(zip(names[op], operands, strict=False)) | options

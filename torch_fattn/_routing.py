@@ -16,7 +16,7 @@ REASONS = {
     "nested": "a nested tensor has no kernel: torch_fattn.varlen_prefill takes packed sequences",
     "subclass": "a tensor subclass has its own meaning of this call",
     "transform": "a transform of torch.func (vmap, grad, jvp) is at work",
-    "rank": "the tensors have not all the same two, three or four dimensions, [batch, heads,] length, head_dim",
+    "rank": "query, key and value have not all the same number of dimensions, from two to four",
     "device": "a tensor is not on mps",
     "dtype": "query, key and value are not all float32, all float16 or all bfloat16",
     "mask_dtype": "the dtype of attn_mask is neither bool nor float32 nor that of the query",

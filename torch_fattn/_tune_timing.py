@@ -116,7 +116,12 @@ class Stopwatch:
         )
         if torchs:
             options = subject.options | {"enable_gqa": first[0].shape[1] != first[1].shape[1]}
-            return lambda: F.scaled_dot_product_attention(*next(rotating), **options)
+
+            def run_torchs() -> torch.Tensor:
+                query, key, value = next(rotating)
+                return F.scaled_dot_product_attention(query, key, value, **options)
+
+            return run_torchs
         op = getattr(torch.ops.fattn, subject.op)
         return lambda: op(*next(rotating), **subject.options)
 

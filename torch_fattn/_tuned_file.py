@@ -1,5 +1,6 @@
 """The file in which `python -m torch_fattn tune` keeps what was timed on one GPU, sizes of tiles and where
-torch's own attention was faster, and its way to the planner. A file that is not exactly of this GPU, this version and these sources is not used."""
+torch's own attention was faster, and its way to the planner. A file that is not exactly of this GPU, this
+version and these sources is not used."""
 
 from __future__ import annotations
 
