@@ -159,11 +159,6 @@ std::tuple<std::string, int64_t, int64_t> this_gpu() {
 #endif
 }
 
-bool is_set(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value != nullptr && std::string_view(value) != "0";
-}
-
 void add_system_and_torch(DeviceFacts& device) {
   utsname system{};
   uname(&system);
@@ -171,7 +166,8 @@ void add_system_and_torch(DeviceFacts& device) {
   device.torch = TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR;
   const char* language = std::getenv("PYTORCH_MPS_METAL_VERSION");
   device.torch_metal4 = language == nullptr || language[0] != '3';
-  device.torch_prefill = !is_set("PYTORCH_MPS_DISABLE_PREFILL_ATTENTION");
+  const char* disabled = std::getenv("PYTORCH_MPS_DISABLE_PREFILL_ATTENTION");
+  device.torch_prefill = disabled == nullptr || std::string_view(disabled) == "0";
 }
 
 // Of this process: the versions that a tuned route belongs to.

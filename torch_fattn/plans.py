@@ -56,8 +56,8 @@ class Explanation:
         lines.append(f"  scratch      {self.data['scratch_bytes']:,} bytes")
         lines.append(f"  tuning       {self.data['tuning']}")
         if self.route is not None:
-            text = f"a plain call is {self.route}"
-            lines.append(f"  route        {textwrap.fill(text, width=94, subsequent_indent=' ' * 15)}")
+            text = f"  route        a plain call is {self.route}"
+            lines.append(textwrap.fill(text, width=100, subsequent_indent=" " * 15))
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -135,7 +135,8 @@ def explain(
             )
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
     text = plan(*operands, **options, device_name=device_name, family=family, cores=cores)
-    return Explanation(op, text, route_of(op, operands, options, family, macos, torch_version))
+    plan_family = json.loads(text)["device"]["family"] if device_name is not None else None
+    return Explanation(op, text, route_of(op, operands, options, plan_family, macos, torch_version))
 
 
 def launch_counts() -> dict[str, int]:
