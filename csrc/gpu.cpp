@@ -1,18 +1,28 @@
 // What earlier processes left for the GPU of this one: tuned rows, which are given before anybody has looked
 // for a GPU, so that each set comes with the GPU that it was timed on; and the folder of compiled pipelines.
+// With them, the facts of this process: its GPU, system and torch.
 #include "gpu.h"
+
+#include <sys/utsname.h>
 
 #include <array>
 #include <atomic>
+#include <charconv>
+#include <cstdlib>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
+#include "plan/route.h"
 #include "plan/supported.h"
 #include "plan/tuned.h"
 
@@ -43,60 +53,90 @@ std::vector<const Tuning*>& tunings() {
 }
 std::atomic<const DeviceFacts*> facts{nullptr};  // null: to be found anew
 
-// A row as numbers, in the order of the members of TunedRow; the first two count these.
-constexpr std::array kKernels = {Kernel::kPrefill, Kernel::kPrefillWide, Kernel::kDecode,
-                                 Kernel::kDecodeWide};
-constexpr std::array kDTypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-constexpr size_t kNumbers = 12;
-constexpr int64_t kMost[kNumbers] = {kKernels.size() - 1,
-                                     kDTypes.size() - 1,
-                                     kMaxHeadDim,
-                                     kMaxHeadDim,
-                                     int64_t(1) << 30,
-                                     16,
-                                     16,
-                                     64,
-                                     64,
-                                     1,
-                                     4096,
-                                     64};
+// A TunedRow or TunedRoute as text, by the names of its members.
+using Row = c10::Dict<std::string, std::string>;
+using Rows = c10::List<Row>;
 
-std::vector<TunedRow> rows_of(at::IntArrayRef numbers) {
-  TORCH_CHECK_VALUE(numbers.size() % kNumbers == 0, "a tuned row is ", kNumbers, " numbers, not ",
-                    numbers.size() % kNumbers);
+template <typename T>
+using Named = std::pair<const char*, T>;
+constexpr std::array<Named<Kernel>, 4> kKernels{{{"prefill", Kernel::kPrefill},
+                                                 {"prefill_wide", Kernel::kPrefillWide},
+                                                 {"decode", Kernel::kDecode},
+                                                 {"decode_wide", Kernel::kDecodeWide}}};
+constexpr std::array<Named<Op>, 2> kOps{{{"prefill", Op::kPrefill}, {"decode", Op::kDecode}}};
+constexpr std::array<Named<DType>, 3> kDTypes{
+    {{"float32", DType::kFloat32}, {"float16", DType::kFloat16}, {"bfloat16", DType::kBFloat16}}};
+constexpr std::array<Named<bool>, 2> kTakers{{{"fattn", false}, {"torch", true}}};
+
+template <typename T, size_t count>
+T one_of(const std::array<Named<T>, count>& values, const Row& row, const char* name) {
+  const std::string word = row.contains(name) ? row.at(name) : "";
+  for (const auto& [known, value] : values) {
+    if (word == known) return value;
+  }
+  TORCH_CHECK_VALUE(false, name, " of a tuned row is '", word, "', which is none that is known");
+}
+
+// A field that is not there is 0.
+int64_t whole(const Row& row, const char* name, int64_t most) {
+  const std::string word = row.contains(name) ? row.at(name) : "0";
+  const char* end = word.data() + word.size();
+  int64_t number = -1;
+  const bool is_whole = std::from_chars(word.data(), end, number).ptr == end;
+  TORCH_CHECK_VALUE(is_whole && number >= 0 && number <= most, name, " of a tuned row is ", word,
+                    " and must be between 0 and ", most);
+  return number;
+}
+
+std::vector<TunedRow> rows_of(const Rows& named) {
   std::vector<TunedRow> rows;
-  for (size_t first = 0; first < numbers.size(); first += kNumbers) {
-    const at::IntArrayRef n = numbers.slice(first, kNumbers);
-    for (size_t i = 0; i < kNumbers; ++i) {
-      TORCH_CHECK_VALUE(n[i] >= 0 && n[i] <= kMost[i], "number ", i, " of tuned row ", rows.size(), " is ",
-                        n[i], " and must be between 0 and ", kMost[i]);
-    }
-    const auto size = [&](size_t i) { return uint16_t(n[i]); };
-    rows.push_back({.kernel = kKernels[size_t(n[0])],
-                    .dtype = kDTypes[size_t(n[1])],
-                    .min_dim = size(2),
-                    .max_dim = size(3),
-                    .max_length = int32_t(n[4]),
-                    .row_fragments = size(5),
-                    .row_groups = size(6),
-                    .tile_keys = size(7),
-                    .simdgroups = size(8),
-                    .early_loads = size(9),
-                    .least_chunk = size(10),
-                    .threadgroups_per_core = size(11)});
+  for (const Row row : named) {
+    const auto size = [&](const char* name, int64_t most) { return uint16_t(whole(row, name, most)); };
+    rows.push_back({.kernel = one_of(kKernels, row, "kernel"),
+                    .dtype = one_of(kDTypes, row, "dtype"),
+                    .min_dim = size("min_dim", kMaxHeadDim),
+                    .max_dim = size("max_dim", kMaxHeadDim),
+                    .max_length = int32_t(whole(row, "max_length", kMaxLength)),
+                    .row_fragments = size("row_fragments", 16),
+                    .row_groups = size("row_groups", 16),
+                    .tile_keys = size("tile_keys", 64),
+                    .simdgroups = size("simdgroups", 64),
+                    .early_loads = size("early_loads", 1),
+                    .least_chunk = size("least_chunk", 4096),
+                    .threadgroups_per_core = size("threadgroups_per_core", 64)});
   }
   return rows;
 }
 
-std::string fault_of_numbers(at::IntArrayRef numbers) { return fault_of(rows_of(numbers)); }
+std::vector<TunedRoute> routes_of(const Rows& named) {
+  constexpr int64_t kMostVersion = 1000000;
+  std::vector<TunedRoute> routes;
+  for (const Row row : named) {
+    const int64_t max_length = whole(row, "max_length", kMaxLength);
+    routes.push_back({.op = one_of(kOps, row, "op"),
+                      .dtype = one_of(kDTypes, row, "dtype"),
+                      .dim = whole(row, "dim", kMaxHeadDim),
+                      .min_length = whole(row, "min_length", kMaxLength),
+                      .max_length = max_length == kAnyLength ? kAnyNumber : max_length,
+                      .macos = int(whole(row, "macos", kMostVersion)),
+                      .torch = int(whole(row, "torch", kMostVersion)),
+                      .to_torch = one_of(kTakers, row, "to")});
+  }
+  return routes;
+}
+
+std::string fault_of_named(const Rows& rows, const Rows& routes) {
+  const std::string fault = fault_of(rows_of(rows));
+  return fault.empty() ? fault_of(routes_of(routes)) : fault;
+}
 
 // Replaces what was given for this GPU before; no rows: the built-in tables again.
-void set_tuning(std::string name, int64_t family, int64_t cores, at::IntArrayRef numbers,
+void set_tuning(std::string name, int64_t family, int64_t cores, const Rows& rows, const Rows& routes,
                 std::string provenance) {
-  auto rows = rows_of(numbers);
-  const std::string fault = fault_of(rows);
+  const std::string fault = fault_of_named(rows, routes);
   TORCH_CHECK_VALUE(fault.empty(), "tuned sizes are not legal: ", fault);
-  const auto* given = new Tuning{std::move(name), family, cores, {std::move(rows), std::move(provenance)}};
+  const auto* given =
+      new Tuning{std::move(name), family, cores, {rows_of(rows), std::move(provenance), routes_of(routes)}};
   std::lock_guard lock(mutex);
   std::erase_if(tunings(), [&](const Tuning* tuning) { return tuning->same_gpu(*given); });
   tunings().push_back(given);
@@ -119,6 +159,24 @@ std::tuple<std::string, int64_t, int64_t> this_gpu() {
 #endif
 }
 
+void add_system_and_torch(DeviceFacts& device) {
+  utsname system{};
+  uname(&system);
+  device.macos = macos_of_kernel(system.sysname, system.release);
+  device.torch = TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR;
+  const char* language = std::getenv("PYTORCH_MPS_METAL_VERSION");
+  device.torch_metal4 = language == nullptr || language[0] != '3';
+  const char* disabled = std::getenv("PYTORCH_MPS_DISABLE_PREFILL_ATTENTION");
+  device.torch_prefill = disabled == nullptr || std::string_view(disabled) == "0";
+}
+
+// Of this process: the versions that a tuned route belongs to.
+std::tuple<int64_t, int64_t> system_and_torch() {
+  DeviceFacts device;
+  add_system_and_torch(device);
+  return {device.macos, device.torch};
+}
+
 std::string source_digest() {
 #ifdef FATTN_WITH_METAL
   return metal::source_digest();
@@ -135,20 +193,40 @@ const DeviceFacts& gpu_facts() {
   const DeviceFacts& device = metal::device_facts();
   std::lock_guard lock(mutex);
   auto* found = new DeviceFacts(device);  // kept, as callers hold references
+  add_system_and_torch(*found);
   for (const Tuning* tuning : tunings()) {
-    if (tuning->same_gpu(device) && !tuning->rows.rows.empty()) found->tuned = &tuning->rows;
+    const bool says_something = !tuning->rows.rows.empty() || !tuning->rows.routes.empty();
+    if (tuning->same_gpu(device) && says_something) found->tuned = &tuning->rows;
   }
   facts.store(found, std::memory_order_release);
   return *found;
 }
 #endif
 
+const DeviceFacts& facts_of([[maybe_unused]] const c10::Device& device) {
+#ifdef FATTN_WITH_METAL
+  if (device.is_mps()) return gpu_facts();
+#endif
+  static const DeviceFacts smallest = [] {
+    DeviceFacts facts;
+    add_system_and_torch(facts);
+    return facts;
+  }();
+  return smallest;
+}
+
 TORCH_LIBRARY_FRAGMENT(fattn, library) {
   library.def("_source_digest() -> str", source_digest);
   library.def("_this_gpu() -> (str, int, int)", this_gpu);
   library.def("_set_archive_folder(str folder) -> ()", set_archive_folder);
-  library.def("_tuning_fault(int[] rows) -> str", fault_of_numbers);
-  library.def("_set_tuning(str chip, int family, int cores, int[] rows, str provenance) -> ()", set_tuning);
+  library.def("_system_and_torch() -> (int, int)", system_and_torch);
+  library.def("_macos_of_kernel(str name, str release) -> int",
+              [](std::string name, std::string release) { return int64_t(macos_of_kernel(name, release)); });
+  library.def("_tuning_fault(Dict(str, str)[] rows, Dict(str, str)[] routes) -> str", fault_of_named);
+  library.def(
+      "_set_tuning(str chip, int family, int cores, Dict(str, str)[] rows, Dict(str, str)[] routes, "
+      "str provenance) -> ()",
+      set_tuning);
 }
 
 }  // namespace fattn

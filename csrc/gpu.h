@@ -1,5 +1,7 @@
-// The GPU of this process as the planner sees it: what Metal says of it, and what was timed on it.
+// The GPU, system and torch of this process as the planner sees them, and what was timed on that GPU.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include "plan/device.h"
 
@@ -8,5 +10,8 @@ namespace fattn {
 #ifdef FATTN_WITH_METAL
 const DeviceFacts& gpu_facts();
 #endif
+
+// Of the GPU that holds a tensor, else of the smallest that is supported.
+const DeviceFacts& facts_of(const c10::Device& device);
 
 }  // namespace fattn

@@ -33,15 +33,6 @@ constexpr std::array kKernels = {Kernel::kPrefill,    Kernel::kPrefillWide, Kern
                                  Kernel::kSoftmax,    Kernel::kSoftcap,     Kernel::kMaskMap};
 std::array<std::atomic<int64_t>, kKernels.size()> launches{};
 
-// The GPU that a plan is for: the one that holds the tensors, else the smallest that is supported.
-const DeviceFacts& facts_of([[maybe_unused]] const at::Device& device) {
-#ifdef FATTN_WITH_METAL
-  if (device.is_mps()) return gpu_facts();
-#endif
-  static const DeviceFacts smallest;
-  return smallest;
-}
-
 template <typename AnyProblem>
 Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
   auto planned = plan(problem, facts);

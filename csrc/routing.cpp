@@ -18,7 +18,7 @@ constexpr std::array<const char*, kWays> kWayNames = {"prefill", "decode", "pack
 constexpr std::array<const char*, kReasons> kReasonNames = {
     "none",  "gradients",     "forward_mode", "dropout",    "nested",           "subclass", "transform",
     "rank",  "device",        "dtype",        "mask_dtype", "mask_with_causal", "head_dim", "shapes",
-    "scale", "unknown_sizes", "math_asked",   "no_kernel",  "refused"};
+    "scale", "unknown_sizes", "math_asked",   "no_kernel",  "torch_is_faster",  "refused"};
 
 std::array<std::atomic<int64_t>, kWays> taken_counts{};
 std::array<std::atomic<int64_t>, kReasons> reason_counts{};

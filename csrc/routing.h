@@ -29,6 +29,7 @@ enum class Reason : int64_t {
   kUnknownSizes,
   kMathAsked,
   kNoKernel,
+  kTorchIsFaster,
   kRefused,
   kCount
 };

@@ -1,6 +1,7 @@
 // torch_fattn.sdpa, and the decision that it shares with the kernels that install() puts in torch's op.
 #include "sdpa.h"
 
+#include <atomic>
 #include <cmath>
 #include <sstream>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/SymInt.h>
@@ -17,6 +19,7 @@
 
 #include "gpu.h"
 #include "plan/check.h"
+#include "plan/route.h"
 #include "plan/supported.h"
 #include "tensor_checks.h"
 
@@ -28,6 +31,7 @@ using c10::SymInt;
 
 constexpr int kRank = 4;
 thread_local bool next_is_torchs = false;
+std::atomic<RoutePolicy> policy{RoutePolicy::kAuto};
 
 // A tensor of a Python class. While torch.compile or export traces, everything is; then the classes are
 // torch's own, and the call becomes a node of the graph.
@@ -66,8 +70,13 @@ bool is_kernel_dtype(at::ScalarType type) {
   return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
 
-bool has_kernel_for(const SymInt& head_dim) {
-  return head_dim > 0 && head_dim <= kMaxHeadDim && head_dim % kHeadDimMultiple == 0;
+// Padded, if need be.
+bool has_kernel_for(const SymInt& head_dim) { return head_dim > 0 && head_dim <= kMaxHeadDim; }
+
+// Of a tensor of two to four dimensions, one of four: missing ones come first and are 1.
+SymInt size_of(const Tensor& tensor, int64_t dim) {
+  const int64_t own = dim + tensor.dim() - kRank;
+  return own < 0 ? SymInt(1) : tensor.sym_size(own);
 }
 
 // The size that torch broadcasts these to, if it does.
@@ -83,23 +92,23 @@ struct Sizes {
 };
 
 bool is_broadcast(const Tensor& tensor, const SymInt& batch, const SymInt& heads) {
-  return tensor.sym_size(0) != batch || tensor.sym_size(1) != heads;
+  return size_of(tensor, 0) != batch || size_of(tensor, 1) != heads;
 }
 
 std::optional<Sizes> sizes_of(const SdpaCall& call) {
-  const auto size = [](const Tensor& tensor, int64_t dim) { return tensor.sym_size(dim); };
   const auto &q = call.query, &k = call.key, &v = call.value;
-  if (size(q, 3) != size(k, 3) || size(k, 2) != size(v, 2)) return std::nullopt;
-  auto batch = broadcast(size(q, 0), size(k, 0));
-  if (batch) batch = broadcast(*batch, size(v, 0));
+  if (size_of(q, 3) != size_of(k, 3) || size_of(k, 2) != size_of(v, 2)) return std::nullopt;
+  auto batch = broadcast(size_of(q, 0), size_of(k, 0));
+  if (batch) batch = broadcast(*batch, size_of(v, 0));
   if (!batch) return std::nullopt;
   if (call.enable_gqa) {
-    const SymInt heads = size(k, 1);
-    if (heads != size(v, 1) || heads == 0 || size(q, 1) % heads != 0) return std::nullopt;
-    return Sizes{*batch, size(q, 1), heads};
+    if (q.dim() < 3) return std::nullopt;
+    const SymInt heads = size_of(k, 1);
+    if (heads != size_of(v, 1) || heads == 0 || size_of(q, 1) % heads != 0) return std::nullopt;
+    return Sizes{*batch, size_of(q, 1), heads};
   }
-  const auto kv_heads = broadcast(size(k, 1), size(v, 1));
-  const auto q_heads = kv_heads ? broadcast(size(q, 1), *kv_heads) : std::nullopt;
+  const auto kv_heads = broadcast(size_of(k, 1), size_of(v, 1));
+  const auto q_heads = kv_heads ? broadcast(size_of(q, 1), *kv_heads) : std::nullopt;
   if (!q_heads) return std::nullopt;
   return Sizes{*batch, *q_heads, *kv_heads};
 }
@@ -110,15 +119,15 @@ bool broadcasts_nothing(const SdpaCall& call, const Sizes& sizes) {
                          is_broadcast(call.key, sizes.batch, sizes.kv_heads) ||
                          is_broadcast(call.value, sizes.batch, sizes.kv_heads);
   return broadcast &&
-         (call.query.sym_size(2) == 0 || call.key.sym_size(2) == 0 || sizes.batch == 0 || sizes.q_heads == 0);
+         (size_of(call.query, 2) == 0 || size_of(call.key, 2) == 0 || sizes.batch == 0 || sizes.q_heads == 0);
 }
 
 // Whether the mask broadcasts to the scores, rather than the scores to it.
 bool mask_fits(const SdpaCall& call, const Sizes& sizes) {
   if (!call.attn_mask) return true;
   const Tensor& mask = *call.attn_mask;
-  if (mask.dim() < 2 || mask.dim() > kRank) return false;
-  const SymInt scores[kRank] = {sizes.batch, sizes.q_heads, call.query.sym_size(2), call.key.sym_size(2)};
+  if (mask.dim() < 2 || mask.dim() > call.query.dim()) return false;
+  const SymInt scores[kRank] = {sizes.batch, sizes.q_heads, size_of(call.query, 2), size_of(call.key, 2)};
   for (int64_t i = 1; i <= mask.dim(); ++i) {
     const SymInt mine = mask.sym_size(-i);
     if (mine != 1 && mine != scores[kRank - i]) return false;
@@ -137,6 +146,30 @@ bool gpu_has_kernels() {
 #else
   return false;
 #endif
+}
+
+DType plain(at::ScalarType type) {
+  return type == at::kFloat      ? DType::kFloat32
+         : type == at::kHalf     ? DType::kFloat16
+         : type == at::kBFloat16 ? DType::kBFloat16
+         : type == at::kBool     ? DType::kBool
+                                 : DType::kOther;
+}
+
+// A length that a traced graph leaves open counts as long: no condition of the graph shall come from here.
+PlainCall plain(const SdpaCall& call) {
+  const auto known = [](const SymInt& size, int64_t otherwise) {
+    return size.maybe_as_int().value_or(otherwise);
+  };
+  PlainCall described;
+  described.dtype = plain(call.query.scalar_type());
+  if (call.attn_mask) described.mask_dtype = plain(call.attn_mask->scalar_type());
+  described.q_len = known(size_of(call.query, 2), kAnyNumber);
+  described.kv_len = known(size_of(call.key, 2), kAnyNumber);
+  described.head_dim = known(size_of(call.query, 3), 0);
+  described.value_dim = known(size_of(call.value, 3), 0);
+  described.is_causal = call.is_causal;
+  return described;
 }
 
 // In an order in which each question can be asked of what the ones before it left.
@@ -161,20 +194,42 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
     if (dtype != at::kBool && dtype != at::kFloat && dtype != q.scalar_type()) return Reason::kMaskDType;
     if (call.is_causal) return Reason::kMaskWithCausal;
   }
-  if (q.dim() != kRank || k.dim() != kRank || v.dim() != kRank) return Reason::kRank;
+  if (q.dim() < 2 || q.dim() > kRank || k.dim() != q.dim() || v.dim() != q.dim()) return Reason::kRank;
   if (any_operand(call, has_unknown_size)) return Reason::kUnknownSizes;
-  if (!has_kernel_for(q.sym_size(3)) || !has_kernel_for(v.sym_size(3))) return Reason::kHeadDim;
+  if (!has_kernel_for(size_of(q, 3)) || !has_kernel_for(size_of(v, 3))) return Reason::kHeadDim;
   const auto sizes = sizes_of(call);
   if (!sizes || !mask_fits(call, *sizes) || broadcasts_nothing(call, *sizes)) return Reason::kShapes;
   if (call.scale && !std::isfinite(static_cast<float>(2.0 * *call.scale))) return Reason::kScale;
   if (only_math_is_asked()) return Reason::kMathAsked;
   if (!gpu_has_kernels()) return Reason::kNoKernel;
+  if (route_of(plain(call), facts_of(at::kMPS), policy).to_torch) return Reason::kTorchIsFaster;
   return Reason::kNone;
 }
 
-Tensor expanded(const Tensor& tensor, const SymInt& batch, const SymInt& heads) {
+// As our ops take it: four dimensions, nothing to broadcast, a head size that is a multiple of 8.
+Tensor operand_of(const Tensor& given, const SymInt& batch, const SymInt& heads) {
+  Tensor tensor = given;
+  while (tensor.dim() < kRank) tensor = tensor.unsqueeze(0);
+  const SymInt excess = tensor.sym_size(3) % kHeadDimMultiple;
+  if (excess != 0)
+    tensor = at::constant_pad_nd_symint(tensor, {SymInt(0), SymInt(kHeadDimMultiple) - excess});
   if (!is_broadcast(tensor, batch, heads)) return tensor;
   return tensor.expand_symint({batch, heads, tensor.sym_size(2), tensor.sym_size(3)});
+}
+
+// The scale of the heads before they are padded.
+std::optional<double> scale_of(const SdpaCall& call) {
+  const SymInt head_dim = size_of(call.query, 3);
+  if (call.scale || head_dim % kHeadDimMultiple == 0) return call.scale;
+  return 1.0 / std::sqrt(double(head_dim.guard_int(__FILE__, __LINE__)));
+}
+
+// What an operand of ours gave, as the caller's would have.
+Tensor result_of(Tensor out, const SdpaCall& call) {
+  const SymInt value_dim = size_of(call.value, 3);
+  if (out.sym_size(3) != value_dim) out = out.slice_symint(3, 0, value_dim).contiguous();
+  while (out.dim() > call.query.dim()) out = out.squeeze(0);
+  return out;
 }
 
 using Results = std::tuple<Tensor, Tensor>;
@@ -189,7 +244,7 @@ Tensor prefill(const Tensor& query, const Tensor& key, const Tensor& value, cons
   const std::optional<int64_t> q_offset =  // torch's causal is that of the upper left corner
       call.is_causal ? std::optional<int64_t>(0) : std::nullopt;
   return std::get<0>(op.call(query, key, value, call.attn_mask, std::nullopt, call.is_causal, q_offset, -1,
-                             -1, 0, std::nullopt, std::nullopt, 0.0, call.scale, false));
+                             -1, 0, std::nullopt, std::nullopt, 0.0, scale_of(call), false));
 }
 
 Tensor decode(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call) {
@@ -200,23 +255,23 @@ Tensor decode(const Tensor& query, const Tensor& key, const Tensor& value, const
                          int64_t, int64_t, Optional, Optional, double, std::optional<double>, Optional,
                          Optional, c10::string_view, bool)>();
   return std::get<0>(op.call(query, key, value, std::nullopt, call.attn_mask, std::nullopt, -1, -1, 0,
-                             std::nullopt, std::nullopt, 0.0, call.scale, std::nullopt, std::nullopt, "auto",
-                             false));
+                             std::nullopt, std::nullopt, 0.0, scale_of(call), std::nullopt, std::nullopt,
+                             "auto", false));
 }
 
 Tensor run(const SdpaCall& call) {
   const Sizes sizes = *sizes_of(call);
-  const Tensor query = expanded(call.query, sizes.batch, sizes.q_heads);
-  const Tensor key = expanded(call.key, sizes.batch, sizes.kv_heads);
-  const Tensor value = expanded(call.value, sizes.batch, sizes.kv_heads);
+  const Tensor query = operand_of(call.query, sizes.batch, sizes.q_heads);
+  const Tensor key = operand_of(call.key, sizes.batch, sizes.kv_heads);
+  const Tensor value = operand_of(call.value, sizes.batch, sizes.kv_heads);
   const bool traced = any_operand(call, is_subclass);
   // A row that sees every key is what decode cuts into parts.
   if (!call.is_causal && query.sym_size(2) == 1) {
-    Tensor out = decode(query, key, value, call);
+    Tensor out = result_of(decode(query, key, value, call), call);
     count(traced ? Taken::kTraced : Taken::kDecode);
     return out;
   }
-  Tensor out = prefill(query, key, value, call);
+  Tensor out = result_of(prefill(query, key, value, call), call);
   count(traced ? Taken::kTraced : Taken::kPrefill);
   return out;
 }
@@ -245,6 +300,24 @@ int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
                     std::optional<double> scale, bool enable_gqa) {
   const SdpaCall call{query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa};
   return static_cast<int64_t>(why_not(call, Autograd::kHere));
+}
+
+// For a plain call of these shapes on the GPU that holds them, or on one of this family, system and torch:
+// whether it goes to torch, and why.
+std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor& key, const Tensor& value,
+                                              const std::optional<Tensor>& attn_mask, bool is_causal,
+                                              std::optional<int64_t> family, std::optional<int64_t> macos,
+                                              std::optional<int64_t> torch) {
+  DeviceFacts facts = facts_of(query.device());
+  if (family) {
+    facts.family = static_cast<int>(*family);
+    facts.tuned = nullptr;  // of the GPU of this process alone
+  }
+  if (macos) facts.macos = static_cast<int>(*macos);
+  if (torch) facts.torch = static_cast<int>(*torch);
+  const SdpaCall call{query, key, value, attn_mask, 0.0, is_causal, std::nullopt, false};
+  const Route route = route_of(plain(call), facts, policy);
+  return {route.to_torch, route.provenance};
 }
 
 // No limit of the kernels, and torch's way needs no less: what has to free memory and call again must hear of
@@ -302,7 +375,10 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
       return std::nullopt;
     }
   }
-  count(reason, reason != Reason::kSubclass && any_operand(call, is_subclass), [&] { return text_of(call); });
+  count(reason, reason != Reason::kSubclass && any_operand(call, is_subclass), [&] {
+    if (reason != Reason::kTorchIsFaster) return text_of(call);
+    return text_of(call) + ": " + route_of(plain(call), facts_of(at::kMPS), policy).provenance;
+  });
   return std::nullopt;
 }
 
@@ -314,6 +390,13 @@ TORCH_LIBRARY_FRAGMENT(fattn, library) {
   library.def(("sdpa(" + arguments + ") -> Tensor").c_str(), tags);
   library.def(("_sdpa_and_reason(" + arguments + ") -> (Tensor, int)").c_str(), tags);
   library.def(("_sdpa_reason(" + arguments + ") -> int").c_str(), tags);
+  library.def(
+      "_route(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, int? family=None, "
+      "int? macos=None, int? torch=None) -> (bool, str)",
+      explained_route);
+  library.def("_may_be_torchs() -> bool", [] { return may_be_torchs(facts_of(at::kMPS), policy); });
+  library.def("_route_always_here(bool on) -> ()",
+              [](bool on) { policy = on ? RoutePolicy::kAlways : RoutePolicy::kAuto; });
 }
 
 // Made of ops that torch differentiates, traces and transforms itself.

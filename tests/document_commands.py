@@ -70,7 +70,8 @@ COMMANDS: dict[str, Kind] = {
     "python -m torch_fattn demo --dtype float16 --new-tokens 64": DEMO,
     "python -m torch_fattn explain paged_decode --batch 8 --heads 32 --kv-heads 8 --kv-len 4096 --family 9 "
     "--cores 40": Run(),
-    "python -m torch_fattn explain prefill --heads 32 --kv-heads 8 --kv-len 1024 --causal": Run(),
+    "python -m torch_fattn explain prefill --heads 32 --kv-heads 8 --kv-len 1024 --causal --macos 15.6 "
+    "--torch 2.15": Run(),
     "python -m torch_fattn explain prefill --heads 6 --kv-heads 4": Run(),
     "python -m torch_fattn explain decode --heads 32 --kv-heads 8 --kv-len 4096": Run(),
     "python -m torch_fattn tune": TUNE,

@@ -1,5 +1,6 @@
 """A seeded generator of calls of F.scaled_dot_product_attention that torch takes and torch_fattn has kernels
-for: every way to broadcast, to lay out and to mask."""
+for: every way to broadcast, to lay out and to mask, head sizes that have to be padded, two and three
+dimensions."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from tests.accuracy import EXTRA_ERROR
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-HEAD_DIMS = (8, 16, 40, 64, 72, 80, 128, 136, 256)
+HEAD_DIMS = (8, 16, 40, 64, 72, 80, 128, 136, 256, 5, 36, 60, 131)
 LENGTHS = (0, 1, 1, 2, 7, 16, 17, 33, 64, 65, 130)
 LAYOUTS = ("contiguous", "token_major", "offset", "every_other", "padded", "flipped_memory")
 MASK_RANKS = (2, 3, 4)
@@ -53,8 +54,8 @@ class SdpaCall:
 
     def largest_score(self) -> float:
         query, key = (operand.double() for operand in self.operands[:2])
-        if query.shape[1] != key.shape[1] and key.shape[1] != 1:
-            key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        if query.dim() > 2 and query.shape[-3] != key.shape[-3] != 1:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         scores = query @ key.mT * self.options.get("scale", query.shape[-1] ** -0.5)
         return scores.abs().max().item() if scores.numel() else 0.0
 
@@ -131,6 +132,12 @@ def a_call(seed: int) -> SdpaCall:
         options["is_causal"] = True
     elif masking < 0.75:
         options["attn_mask"] = a_mask(rng, dtype, (batch, q_heads, q_len, kv_len))
+    rank = rng.choice((2, 3, 4, 4))
+    mask_rank = options["attn_mask"].dim() if "attn_mask" in options else 2
+    while operands[0].dim() > max(rank, mask_rank) and all(len(operand) == 1 for operand in operands):
+        if operands[0].dim() == 3 and "enable_gqa" in options:
+            break  # torch wants a dimension of heads
+        operands = [operand[0] for operand in operands]
     return SdpaCall((operands[0], operands[1], operands[2]), options)
 
 

@@ -80,7 +80,7 @@ def test_what_has_no_kernel_is_comfyuis() -> None:
         return "own"
 
     for q in (
-        torch.randn(1, 9, 4 * 12, device="mps"),
+        torch.randn(1, 9, 4 * 584, device="mps"),
         torch.randn(1, 9, 64),
         torch.randn(1, 9, 64, device="mps"),
     ):
@@ -140,9 +140,9 @@ def test_apply_clones_and_asks_an_override_first() -> None:
 
     twice = apply(apply(Patcher(optimized_attention_override=doubled)))
     override = twice.model_options["transformer_options"]["optimized_attention_override"]
-    q = torch.randn(1, 9, 48, device="mps")
+    q = torch.randn(1, 9, 4 * 584, device="mps")
     name, seen = override(own, q, q, q, 4)
-    assert name == "own" and torch.equal(seen, 2 * q), "no kernel for heads of 12"
+    assert name == "own" and torch.equal(seen, 2 * q), "no kernel for heads of 584"
     q = q[..., :32]
     with counted_launches() as launches:
         out = override(own, q, q, q, 4)

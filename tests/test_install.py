@@ -325,25 +325,25 @@ seen, libraries = [], []
 for key in KEYS:
     libraries.append(torch.library.Library("aten", "IMPL"))
     libraries[-1].impl("scaled_dot_product_attention", theirs, key)
-odd, even = (torch.randn(1, 2, 5, dim, device="mps") for dim in (12, 16))
+wide, even = (torch.randn(1, 2, 5, dim, device="mps") for dim in (584, 16))
 with torch_fattn.installed():
     F.scaled_dot_product_attention(even, even, even)
     assert not seen
-    F.scaled_dot_product_attention(odd, odd, odd)
+    F.scaled_dot_product_attention(wide, wide, wide)
     F.scaled_dot_product_attention(even.clone().requires_grad_(), even, even)
     assert len(seen) == 2
     report = torch_fattn.report()
     assert report.routed == 1 and report.fallbacks_by_reason() == {"head_dim": 1, "gradients": 1}, report
     for library in libraries:
         library._destroy()
-    exact = F.scaled_dot_product_attention(odd.cpu(), odd.cpu(), odd.cpu())
-    for leaf in (odd, odd.clone().requires_grad_()):
+    exact = F.scaled_dot_product_attention(wide.cpu(), wide.cpu(), wide.cpu())
+    for leaf in (wide, wide.clone().requires_grad_()):
         for context in (torch.enable_grad, torch.inference_mode):
             with context():
-                out = F.scaled_dot_product_attention(leaf, odd, odd)
+                out = F.scaled_dot_product_attention(leaf, wide, wide)
             assert torch.allclose(out.detach().cpu(), exact, atol=1e-5)
             assert out.requires_grad == (leaf.requires_grad and context is torch.enable_grad)
-F.scaled_dot_product_attention(odd, odd, odd)
+F.scaled_dot_product_attention(wide, wide, wide)
 assert len(seen) == 2
 """
 
@@ -374,6 +374,17 @@ def test_multihead_attention_and_encoder() -> None:
     for a, b in zip(ours, expected, strict=True):
         rows = ~padding if a.shape == expected[1].shape and b is expected[1] else torch.ones_like(padding)
         assert torch.allclose(a.cpu()[rows], b[rows], atol=1e-5)
+
+
+def test_multihead_attention_that_gives_weights_is_not_seen() -> None:
+    """It never calls torch's function; the report says so. test_multihead_attention_and_encoder has what it
+    sees."""
+    attention = nn.MultiheadAttention(64, 4, batch_first=True).eval().to("mps")
+    x = torch.randn(2, 9, 64, device="mps")
+    with torch_fattn.installed(), torch.no_grad():
+        attention(x, x, x)
+    assert torch_fattn.report().calls == 0
+    assert "nn.MultiheadAttention does not with need_weights=True" in str(torch_fattn.report())
 
 
 def test_other_threads_and_earlier_imports() -> None:
@@ -410,13 +421,17 @@ def test_the_report_reads_well() -> None:
     with torch_fattn.installed():
         for _ in range(3):
             F.scaled_dot_product_attention(*operands())
-        F.scaled_dot_product_attention(*operands(*[(2, 4, 9, 12)] * 3), is_causal=True)
+        F.scaled_dot_product_attention(*operands(*[(2, 4, 9, 584)] * 3), is_causal=True)
         report = torch_fattn.report()
     assert (report.calls, report.routed, report.fell_back, report.share) == (4, 3, 1, 0.75)
     text = str(report)
     assert text.startswith("torch_fattn is installed: 3 of 4 attention calls routed (75%)\n")
-    assert "head_dim: a head size is not a multiple of 8" in text
-    assert "e.g. query [2, 4, 9, 12] torch.float32" in text and "is_causal" in text
+    assert "head_dim: a head size is not from 1 to 576" in text
+    assert "e.g. query [2, 4, 9, 584] torch.float32" in text and "is_causal" in text
+    assert "need_weights=True" in text
+    assert str(torch_fattn.report()).startswith(
+        "3 of 4 attention calls routed (75%); torch_fattn is not installed now\n"
+    )
     torch_fattn.reset_report()
     assert torch_fattn.report().calls == 0 and not torch_fattn.report().fallbacks
 

@@ -79,6 +79,21 @@ def test_nothing_is_broadcast_to_nothing(lengths: tuple[int, int]) -> None:
     assert torch_fattn.report().routed == 1, "the control"
 
 
+@pytest.mark.parametrize(
+    "shape", [(9, 16), (4, 9, 16), (2, 4, 9, 12), (4, 9, 60), (1, 4, 1, 20), (3, 5)], ids=str
+)
+@pytest.mark.parametrize("way", ["sdpa", "installed"])
+def test_dimensions_and_head_sizes_that_the_operators_have_not(way: str, shape: tuple[int, ...]) -> None:
+    """The scale stays that of the head as it is given."""
+    for options in ({}, {"scale": 0.3}, {"is_causal": True}):
+        call = SdpaCall(tuple(t.cpu() for t in operands(*[shape] * 3)), dict(options))  # type: ignore[arg-type]
+        torch_fattn.reset_report()
+        out = attend(way, call)
+        assert torch_fattn.report().routed == torch_fattn.report().calls == 1
+        assert out.shape == shape and out.is_contiguous()
+        assert (out.cpu().double() - call.expected()).abs().max() < 1e-6
+
+
 def test_a_negative_scale() -> None:
     query, key, value = operands()
     ours = torch_fattn.sdpa(query, key, value, is_causal=True, scale=-0.5)
@@ -113,10 +128,8 @@ def _shape(*sizes: int) -> tuple[int, ...]:
 
 SAME = _shape(2, 4, 9, 16)
 FALLS_BACK: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "rank": (lambda: operands(*[_shape(4, 9, 16)] * 3), {}),
-    "rank 2": (lambda: operands(*[_shape(9, 16)] * 3), {}),
     "rank 5": (lambda: operands(*[_shape(1, 2, 4, 9, 16)] * 3), {}),
-    "head_dim": (lambda: operands(*[_shape(2, 4, 9, 12)] * 3), {}),
+    "rank of the keys": (lambda: operands(SAME, *[_shape(4, 9, 16)] * 2), {}),
     "head_dim 584": (lambda: operands(*[_shape(1, 1, 3, 584)] * 3), {}),
     "dropout": (operands, {"dropout_p": 0.5}),
     "gradients": (lambda: [operands()[0].requires_grad_(), *operands()[1:]], {}),

@@ -16,7 +16,7 @@ from tests.tuned import Install, install, plan_of, this_chip
 from torch_fattn import __main__ as command_line
 from torch_fattn import _tune_timing, tune
 from torch_fattn._tune_candidates import Sizes, Subject, candidates, subjects
-from torch_fattn._tune_choice import Seconds, Timed, choose, confirmed
+from torch_fattn._tune_choice import Seconds, Timed, against_torch, choose, confirmed
 from torch_fattn._tune_timing import Stopwatch
 from torch_fattn._tuned_file import TunedRow, path_of
 
@@ -87,6 +87,24 @@ def test_what_is_timed_once_more() -> None:
 
 
 @pytest.mark.host_only
+def test_who_is_faster_by_more_than_the_noise() -> None:
+    """Only what the built-in table has not is kept."""
+
+    def kept(
+        ours: float, torchs: float, built_in: str = "fattn", noise: float = 0.0
+    ) -> list[tuple[str, float]]:
+        seconds, table = ({0: x, 1: 1.0} for x in (ours, torchs)), {0: built_in, 1: "fattn"}
+        routes = against_torch(PREFILL, *seconds, table, noise, ("26.2", "2.14"))
+        assert all((route.min_length, route.max_length) == (64, 512) for route in routes)
+        return [(route.to, route.gain) for route in routes]
+
+    assert kept(1.0, 0.8) == [("torch", 1.25)] and kept(1.0, 0.8, built_in="torch") == []
+    assert kept(0.8, 1.0, built_in="torch") == [("fattn", 1.25)] and kept(0.8, 1.0) == []
+    assert kept(1.0, 0.98) == [] == kept(0.98, 1.0, built_in="torch")
+    assert kept(1.0, 0.8, noise=0.11) == [] and kept(1.0, 0.77, noise=0.11) != []
+
+
+@pytest.mark.host_only
 def test_subjects_do_not_overlap() -> None:
     every = subjects()
     for one in every:
@@ -105,17 +123,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install) ->
     return tmp_path / "cache"
 
 
-def made_up(monkeypatch: pytest.MonkeyPatch, factor: Factor) -> None:
-    """Times, instead of measured ones: `factor` of the built-in ones'."""
+def made_up(monkeypatch: pytest.MonkeyPatch, factor: Factor, torchs: float = 1.0) -> None:
+    """Times, instead of measured ones: `factor` of the built-in ones', and those of torch's attention."""
+
+    def one(subject: Subject, name: str, rows: list[TunedRow]) -> float:
+        if name == _tune_timing.TORCH:
+            return torchs
+        return factor(subject, tuple(rows[0].sizes.items())) if rows else 1.0
 
     def medians(
         stopwatch: Stopwatch, subject: Subject, wanted: Mapping[str, list[TunedRow]]
     ) -> dict[str, Seconds]:
         return {
-            name: {
-                i: factor(subject, tuple(rows[0].sizes.items())) if rows else 1.0
-                for i in stopwatch.lengths(subject)
-            }
+            name: {i: one(subject, name, rows) for i in stopwatch.lengths(subject)}
             for name, rows in wanted.items()
         }
 
@@ -150,6 +170,36 @@ def test_it_writes_what_the_planner_then_reads(
     for action in ("--show", "--reset"):
         assert status_of(command_line.main, f"tune {action}") == 0
         assert "has no tuned sizes" in capsys.readouterr().out
+
+
+def test_torchs_attention_is_among_the_candidates(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The control is before it: where it is no faster, nothing is written of it."""
+
+    def to() -> str:
+        route = plan_of("prefill", 600, 600, 64).route
+        assert route is not None
+        return route.to
+
+    def tune_dtype(dtype: str, torchs: float) -> list[tuple[str, str, int, int | None]]:
+        made_up(monkeypatch, half_with_eight, torchs)
+        arguments = f"tune --anyway --dtype {dtype} --head-dim 64 --op prefill"
+        assert status_of(command_line.main, arguments) == 0
+        routes = json.loads(path_of(this_chip()).read_text())["routes"]
+        return [(r["dtype"], r["to"], r["min_length"], r["max_length"]) for r in routes]
+
+    assert tune_dtype("float16", 0.5) == [] and to() == "fattn"
+    capsys.readouterr()
+    both = [("float16", "torch", 64, 512), ("float16", "torch", 513, None)]
+    assert tune_dtype("float16", 0.4) == both and to() == "torch"
+    assert "513 and more rows: torch is 1.25 times as fast as fattn" in capsys.readouterr().out
+    assert tune_dtype("float32", 0.5) == both, "what was not timed now is kept"
+    assert status_of(command_line.main, "tune --show") == 0
+    assert capsys.readouterr().out.count("torch is 1.25 times as fast") == 2
+    assert tune_dtype("float16", 0.5) == [] and to() == "fattn"
+    tune_dtype("float16", 0.4)
+    assert status_of(command_line.main, "tune --reset") == 0 and to() == "fattn"
 
 
 def test_what_is_not_timed_now_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

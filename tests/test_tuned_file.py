@@ -17,11 +17,13 @@ import torch
 
 import torch_fattn
 from tests.tuned import PROVENANCE, Install, file_of, install, plan_of, row, this_chip
-from torch_fattn import _tuned_file
+from torch_fattn import _route, _tuned_file
+from torch_fattn._tuned_file import TunedRoute
 
 __all__ = ["install"]
 
 Data = dict[str, Any]
+ROUTE = TunedRoute("prefill", "float16", 64, 1, 512, "torch", *_route.system_and_torch())
 
 
 @pytest.fixture
@@ -46,12 +48,15 @@ def load() -> list[str]:
 
 def test_a_file_is_used(folder: Path) -> None:
     assert not load() and "tuned" not in tuning()
-    path = _tuned_file.write(file_of([row("prefill", simdgroups=8)]))
+    written = file_of([row("prefill", simdgroups=8)], [ROUTE])
+    path = _tuned_file.write(written)
     assert path.parent == folder and list(folder.iterdir()) == [path]
     assert not load()
     assert tuning() == f"tuned on {this_chip().name}, 2026-01-31"
     assert plan_of("prefill", 40, 40, 64).passes[0]["macros"]["FATTN_SIMDGROUPS"] == "8"
-    assert _tuned_file.read(path, torch_fattn.__version__) == file_of([row("prefill", simdgroups=8)])
+    assert _tuned_file.read(path, torch_fattn.__version__) == written
+    route = plan_of("prefill", 40, 40, 64).route
+    assert route is not None and (route.to, route.why) == ("torch", tuning())
 
 
 def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +83,10 @@ def change_chip(**fields: Any) -> Callable[[Data], None]:
     return lambda data: data["chip"].update(fields)
 
 
+def change_route(**fields: Any) -> Callable[[Data], None]:
+    return lambda data: data["routes"][0].update(fields)
+
+
 def two_orders(data: Data) -> None:
     short = json.loads(json.dumps(data["rows"][0])) | {"max_length": 512}
     short["sizes"]["tile_keys"] = 32
@@ -85,7 +94,7 @@ def two_orders(data: Data) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
-    "format": (change(format=2), "not of format 1"),
+    "format": (change(format=1), "not of format 2"),
     "version": (change(torch_fattn="0.0.9"), "made with torch_fattn '0.0.9'"),
     "sources": (change(sources="0" * 16), "made with sources '0000000000000000'"),
     "unknown field": (change(note="x"), "unknown, fields: note"),
@@ -102,9 +111,9 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
     "dtype": (change_row(dtype="int8"), "of 'int8' is tuned"),
     "dims": (change_row(min_dim=64, max_dim=32), "the kernel has not these head sizes"),
     "dims of the wide kernel": (change_row(max_dim=256), "the kernel has not these head sizes"),
-    "huge dim": (change_row(max_dim=10**6), "number 3 of tuned row 0 is 1000000"),
+    "huge dim": (change_row(max_dim=10**6), "max_dim of a tuned row is 1000000"),
     "huger dim": (change_row(max_dim=10**30), "is not a whole number"),
-    "negative": (change_row(max_length=-1), "number 4 of tuned row 0 is -1"),
+    "negative": (change_row(max_length=-1), "max_length of a tuned row is -1"),
     "fraction": (change_size(tile_keys=16.0), "is not a whole number"),
     "tile": (change_size(tile_keys=12), "tile_keys is not 8, 16 or 32"),
     "no tile": (change_size(tile_keys=0), "tile_keys is not 8, 16 or 32"),
@@ -117,6 +126,13 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
         "more than 32 KiB of threadgroup memory",
     ),
     "one length": (change_row(max_length=512), "not followed by one for the others"),
+    "routes": (change(routes=None), "routes are not a list"),
+    "field of a route": (change_route(dims=3), "unknown, fields: dims"),
+    "taker": (change_route(to="mlx"), "no 'prefill' of 'float16' goes to 'mlx'"),
+    "system": (change_route(macos="new"), "'new' is not a version"),
+    "head of a route": (change_route(dim=0), "route 0: the kernels have not this head size"),
+    "huge head of a route": (change_route(dim=577), "dim of a tuned row is 577"),
+    "lengths": (change_route(min_length=600), "no length is between its two"),
     "order": (two_orders, "the order of a sum would go by length"),
 }
 
@@ -125,7 +141,7 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
 def test_a_file_with_a_fault_is_not(fault: str, folder: Path) -> None:
     """test_a_file_is_used is the control."""
     break_it, said = FAULTS[fault]
-    path = _tuned_file.write(file_of([row("prefill")]))
+    path = _tuned_file.write(file_of([row("prefill")], [ROUTE]))
     data = json.loads(path.read_text())
     break_it(data)
     path.write_text(json.dumps(data))

@@ -13,7 +13,7 @@ import torch_fattn
 from bench import counting
 from tests.problems import Problem
 from torch_fattn import _tuned_file, doctor
-from torch_fattn._tuned_file import Chip, TunedFile, TunedRow
+from torch_fattn._tuned_file import Chip, TunedFile, TunedRoute, TunedRow
 
 PROVENANCE = "tuned by a test"
 BUILT_IN = {
@@ -39,9 +39,9 @@ def this_chip() -> Chip:
     return Chip(**doctor.this_gpu())
 
 
-def file_of(rows: list[TunedRow]) -> TunedFile:
-    chip = this_chip()
-    return TunedFile(torch_fattn.__version__, _tuned_file.source_digest(), chip, "2026-01-31", rows)
+def file_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> TunedFile:
+    chip, digest = this_chip(), _tuned_file.source_digest()
+    return TunedFile(torch_fattn.__version__, digest, chip, "2026-01-31", rows, routes or [])
 
 
 Install = Callable[..., None]

@@ -15,7 +15,7 @@ calls of that use them, and `report` says how many did.
 
 from __future__ import annotations
 
-from . import _archives, _extension, _fakes, _install, _tuned_file, _versions, reference
+from . import _archives, _extension, _fakes, _install, _route, _tuned_file, _versions, reference
 from ._cache_write import cache_write
 from ._compiled import CompiledKernel, compiled_kernels
 from ._install import install, installed, uninstall
@@ -36,6 +36,7 @@ __version__ = _versions.VERSION
 built_for_torch = _extension.load()
 _fakes.register()
 _install.register()
+_route.use_policy()
 _tuned_file.load_all(__version__)
 _archives.use_folder(__version__)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -58,6 +60,8 @@ def add_arguments(parser: Parser) -> None:
         "--cores", type=whole(1, MOST_CORES), help="of the GPU; default: those of an Apple M1"
     )
     parser.add_argument("--device-name", help="what to call that GPU; needs --family and --cores")
+    parser.add_argument("--macos", metavar="26.2", help="of the route of a plain call; default: this system")
+    parser.add_argument("--torch", metavar="2.14", help="of the route of a plain call; default: this torch")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -84,10 +88,12 @@ def run(parser: Parser, options: argparse.Namespace) -> int:
             device_name=options.device_name,
             family=options.family,
             cores=options.cores,
+            macos=options.macos,
+            torch_version=options.torch,
         )
     except (RuntimeError, TypeError, ValueError) as refusal:
         parser.refuse(str(refusal).splitlines()[0])
-    print(plan.json if options.json else plan)
+    print(json.dumps(plan.data | {"route": plan.route and asdict(plan.route)}) if options.json else plan)
     return 0
 
 

@@ -16,17 +16,18 @@ REASONS = {
     "nested": "a nested tensor has no kernel: torch_fattn.varlen_prefill takes packed sequences",
     "subclass": "a tensor subclass has its own meaning of this call",
     "transform": "a transform of torch.func (vmap, grad, jvp) is at work",
-    "rank": "a tensor is not [batch, heads, length, head_dim]: unsqueeze it to four dimensions",
+    "rank": "query, key and value have not all the same number of dimensions, from two to four",
     "device": "a tensor is not on mps",
     "dtype": "query, key and value are not all float32, all float16 or all bfloat16",
     "mask_dtype": "the dtype of attn_mask is neither bool nor float32 nor that of the query",
     "mask_with_causal": "both attn_mask and is_causal are given",
-    "head_dim": "a head size is not a multiple of 8 from 8 to 576",
+    "head_dim": "a head size is not from 1 to 576",
     "shapes": "the shapes do not broadcast to one attention of query heads that share key-value heads",
     "scale": "the scale is not finite in float32",
     "unknown_sizes": "a size is not known while the call is traced",
     "math_asked": "only torch's math backend is enabled (torch.nn.attention.sdpa_kernel)",
     "no_kernel": "this GPU has no simdgroup matrices, which begin with M1 and A14",
+    "torch_is_faster": "torch's own kernel is expected to be as fast or faster (FATTN_ROUTE=always takes it)",
     "refused": "the call was refused",
 }
 _WAYS = {
@@ -35,6 +36,10 @@ _WAYS = {
     "packed": "of varlen_attn by fattn.varlen_prefill",
     "paged": "of varlen_attn by fattn.paged_prefill",
 }
+UNSEEN = (
+    "not seen: attention that never calls torch's function, as nn.MultiheadAttention does not with "
+    "need_weights=True, its default"
+)
 
 
 @dataclass(frozen=True)
@@ -81,24 +86,30 @@ class Report:
         return {fallback.reason: fallback.count for fallback in self.fallbacks if fallback.count}
 
     def __str__(self) -> str:
-        state = "installed" if self.installed else "not installed"
-        lines = [
-            f"torch_fattn is {state}: {self.routed} of {self.calls} attention calls routed ({self.share:.0%})"
-        ]
+        lines = [self._headline()]
         lines += [f"{count:>8}  {_WAYS[way]}" for way, count in self.routed_by.items() if count]
         if self.traced:
             lines.append(f"{self.traced:>8}  more while tracing: those graphs hold torch_fattn's ops")
         if self.fallbacks:
             lines.append("to torch's own implementation:")
         lines += [str(fallback) for fallback in self.fallbacks]
-        return "\n".join(lines)
+        return "\n".join([*lines, UNSEEN])
+
+    def _headline(self) -> str:
+        """Whether it is installed says nothing of the calls before, nor of those of `sdpa`."""
+        counted = f"{self.routed} of {self.calls} attention calls routed ({self.share:.0%})"
+        if self.installed:
+            return f"torch_fattn is installed: {counted}"
+        return f"{counted}; torch_fattn is not installed now"
 
 
 def report() -> Report:
     """How many calls went to torch_fattn's kernels, how many to torch's own implementation, and why.
 
     Counted are calls of `F.scaled_dot_product_attention` and of `torch.nn.attention.varlen` on mps while
-    `install`ed, and all calls of `torch_fattn.sdpa`; of torch.func.vmap nothing is seen.
+    `install`ed, and all calls of `torch_fattn.sdpa`; of torch.func.vmap nothing is seen. Nor is attention
+    that a program multiplies out itself: `nn.MultiheadAttention` does so where it is asked for weights, which
+    is its default; with `need_weights=False` it calls torch's function and is counted.
     """
     routed = dict(torch.ops.fattn._routed())
     examples = dict(torch.ops.fattn._fallback_examples())

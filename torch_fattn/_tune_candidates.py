@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ._tuned_file import SIZES, TunedRow, fault_of
+from ._tuned_file import SIZES, TunedRoute, TunedRow, fault_of
 from .plans import Explanation, explain
 
 # Prefills of up to so many rows are timed, and tuned, apart from longer ones.
@@ -58,7 +58,9 @@ class Subject:
         scope = (self.kernel, self.dtype, self.min_dim, self.max_dim)
         return TunedRow(*scope, dict(sizes), max_length, gain)
 
-    def is_of(self, row: TunedRow) -> bool:
+    def is_of(self, row: TunedRow | TunedRoute) -> bool:
+        if isinstance(row, TunedRoute):
+            return (row.op, row.dtype, row.dim) == (self.op, self.dtype, self.dim)
         return (row.kernel, row.dtype) == (self.kernel, self.dtype) and (
             row.min_dim <= self.max_dim and self.min_dim <= row.max_dim
         )

@@ -1,5 +1,5 @@
 """Which of the timed sizes are taken: those that gain more than the noise, and the same order of sums for all
-lengths. Numbers in, rows out."""
+lengths; and which calls torch's own attention takes. Numbers in, rows out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ._tune_candidates import SHORT_PREFILL, Sizes, Subject, order_of
-from ._tuned_file import TunedRow
+from ._tuned_file import TunedRoute, TunedRow
 
 LEAST_GAIN = 0.03
+# What the lengths that are timed stand for: rows of a prefill, of which fewer than a tile of torch's are
+# another matter, and keys of a decode.
+SCOPES: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "prefill": ((64, SHORT_PREFILL), (SHORT_PREFILL + 1, None)),
+    "decode": ((1, 4096), (4097, None)),
+}
 
 Seconds = Mapping[int, float]  # of a call, by the index of its length
 
@@ -86,3 +92,23 @@ def confirmed(rows: list[TunedRow], base: Seconds, tuned: Seconds, noise: float)
     if len(rows) == 1:
         gains = [math.exp(sum(map(math.log, gains)) / len(gains))]
     return [replace(row, gain=round(gain, 3)) for row, gain in zip(rows, gains, strict=True)]
+
+
+def against_torch(
+    subject: Subject,
+    ours: Seconds,
+    torchs: Seconds,
+    built_in: Mapping[int, str],
+    noise: float,
+    versions: tuple[str, str],
+) -> list[TunedRoute]:
+    """Where the faster one, by more than the noise, is not the one that the built-in table has. `versions`:
+    those of macOS and torch."""
+    least_gain = max(LEAST_GAIN, 2 * noise)
+    routes = []
+    for i, scope in zip(sorted(ours), SCOPES[subject.op], strict=True):
+        fast, slow, to = min((ours[i], torchs[i], "fattn"), (torchs[i], ours[i], "torch"))
+        if fast <= slow * (1 - least_gain) and to != built_in[i]:
+            gain = round(slow / fast, 3)
+            routes.append(TunedRoute(subject.op, subject.dtype, subject.dim, *scope, to, *versions, gain))
+    return routes

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 import torch
+import torch.nn.functional as F
 
 from . import _ops, reference
 from ._tune_candidates import FULL, TINY, Calls, Sizes, Subject, candidates, sizes_of_plan
@@ -16,6 +17,7 @@ from ._tune_choice import Seconds, Timed
 from ._tuned_file import Chip, TunedRow, install
 
 PROVENANCE = "being tuned"
+TORCH = "torch"  # the name of torch's own attention among the candidates
 ROUNDS = 7
 HOPELESS = 1.25  # times as slow as the fastest, after a round
 BATCH_SECONDS = 0.02
@@ -70,15 +72,17 @@ class Stopwatch:
     def medians(self, subject: Subject, wanted: Mapping[str, list[TunedRow]]) -> dict[str, Seconds]:
         """Of those that can run and are not hopeless at every length."""
         runs = {i: self._call(subject, i) for i in self.lengths(subject)}
+        torchs = {i: self._call(subject, i, torchs=True) for i in runs if TORCH in wanted}
         left = dict(wanted)
         samples: dict[str, dict[int, list[float]]] = {name: {i: [] for i in runs} for name in wanted}
         calls = dict.fromkeys(runs, 1)
         for turn in range(1 if self.tiny else ROUNDS):
-            for i, run in runs.items():
+            for i in runs:
                 for name, rows in list(left.items()):
                     if time.monotonic() > self.deadline:
                         raise OutOfTimeError
                     self.use(rows)
+                    run = torchs[i] if name == TORCH else runs[i]
                     try:
                         if turn == 0:
                             batch_seconds(run, 1)  # compiles what is missing
@@ -86,7 +90,8 @@ class Stopwatch:
                     except RuntimeError as error:
                         if name.startswith("base"):
                             raise
-                        self.dropped.append(f"{subject}, {rows}: {str(error).splitlines()[0]}")
+                        what = name if name == TORCH else rows
+                        self.dropped.append(f"{subject}, {what}: {str(error).splitlines()[0]}")
                         del left[name], samples[name]
                         continue
                     if turn == 0 and name == "base" and not self.tiny:
@@ -102,13 +107,21 @@ class Stopwatch:
             for name, of_lengths in samples.items()
         }
 
-    def _call(self, subject: Subject, i: int) -> Callable[[], object]:
+    def _call(self, subject: Subject, i: int, torchs: bool = False) -> Callable[[], object]:
         """Over rotating copies of the operands, as the layers of a model have each their own."""
         first = subject.operands(self.calls, i, "mps")
         copies = max(1, min(16, ROTATED_BYTES // sum(t.nbytes for t in first)))
         rotating = cycle(
             [first, *([t.clone() for t in first] for _ in range(0 if self.tiny else copies - 1))]
         )
+        if torchs:
+            options = subject.options | {"enable_gqa": first[0].shape[1] != first[1].shape[1]}
+
+            def run_torchs() -> torch.Tensor:
+                query, key, value = next(rotating)
+                return F.scaled_dot_product_attention(query, key, value, **options)
+
+            return run_torchs
         op = getattr(torch.ops.fattn, subject.op)
         return lambda: op(*next(rotating), **subject.options)
 

@@ -1,5 +1,6 @@
-"""The file in which `python -m torch_fattn tune` keeps the sizes that were timed on one GPU, and their way to
-the planner. A file that is not exactly of this GPU, this version and these sources is not used."""
+"""The file in which `python -m torch_fattn tune` keeps what was timed on one GPU, sizes of tiles and where
+torch's own attention was faster, and its way to the planner. A file that is not exactly of this GPU, this
+version and these sources is not used."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import os
 import re
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from typing import Any
 import torch
 
 from ._cache_folder import cache_folder, tuning_is_off
+from ._route import forget, is_version, version_number
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 1 << 20
 KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -27,11 +30,10 @@ SIZES = {
     "decode": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
     "decode_wide": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
 }
-# As csrc/gpu.cpp takes them.
-NUMBERS = (
-    *("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_loads"),
-    *("least_chunk", "threadgroups_per_core"),
-)
+OPS = ("prefill", "decode")
+TAKERS = ("fattn", "torch")
+
+Named = dict[str, str]  # a row as csrc/gpu.cpp takes it
 
 
 class BadFileError(ValueError):
@@ -68,9 +70,39 @@ class TunedRow:
     max_length: int | None = None  # of the rows of a prefill; None: any
     gain: float = 1.0  # how many times as fast as the built-in sizes, when it was timed
 
-    def numbers(self) -> list[int]:
-        scope = [KERNELS.index(self.kernel), DTYPES.index(self.dtype), self.min_dim, self.max_dim]
-        return [*scope, self.max_length or 0, *(self.sizes.get(name, 0) for name in NUMBERS)]
+    def named(self) -> Named:
+        numbers = {"min_dim": self.min_dim, "max_dim": self.max_dim, "max_length": self.max_length or 0}
+        return {"kernel": self.kernel, "dtype": self.dtype} | _texts(numbers | self.sizes)
+
+
+@dataclass(frozen=True)
+class TunedRoute:
+    """Who computes plain calls without a mask of one dtype and head size, by the rows of a prefill or the
+    keys of a decode, on this system and with this torch (csrc/plan/route.h)."""
+
+    op: str
+    dtype: str
+    dim: int
+    min_length: int
+    max_length: int | None  # None: any
+    to: str
+    macos: str
+    torch: str
+    gain: float = 1.0  # how many times as fast as the other, when it was timed
+
+    def named(self) -> Named:
+        numbers = {
+            "dim": self.dim,
+            "min_length": self.min_length,
+            "max_length": self.max_length or 0,
+            "macos": version_number(self.macos),
+            "torch": version_number(self.torch),
+        }
+        return {"op": self.op, "dtype": self.dtype, "to": self.to} | _texts(numbers)
+
+
+def _texts(numbers: dict[str, int]) -> Named:
+    return {name: str(number) for name, number in numbers.items()}
 
 
 @dataclass(frozen=True)
@@ -80,6 +112,7 @@ class TunedFile:
     chip: Chip
     date: str
     rows: list[TunedRow] = field(default_factory=list)
+    routes: list[TunedRoute] = field(default_factory=list)
 
     @property
     def provenance(self) -> str:
@@ -93,23 +126,26 @@ def path_of(chip: Chip) -> Path:
     return cache_folder() / chip.file_name
 
 
-def numbers_of(rows: list[TunedRow]) -> list[int]:
-    return [number for row in rows for number in row.numbers()]
-
-
-def fault_of(rows: list[TunedRow]) -> str:
+def fault_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> str:
     """Why the kernels could not run with these rows, or "": csrc/plan/tuned.cpp has the rules."""
     try:
-        fault: str = torch.ops.fattn._tuning_fault(numbers_of(rows))
+        fault: str = torch.ops.fattn._tuning_fault(_named(rows), _named(routes or []))
     except ValueError as error:
         return str(error).splitlines()[0]
     return fault
 
 
-def install(chip: Chip, rows: list[TunedRow], provenance: str) -> None:
+def install(
+    chip: Chip, rows: list[TunedRow], provenance: str, routes: list[TunedRoute] | None = None
+) -> None:
     """From now on the planner uses them on this GPU; without rows, the built-in table."""
-    numbers = numbers_of(rows)
-    torch.ops.fattn._set_tuning(chip.name, chip.family, chip.cores, numbers, provenance)
+    named = _named(rows), _named(routes or [])
+    torch.ops.fattn._set_tuning(chip.name, chip.family, chip.cores, *named, provenance)
+    forget()
+
+
+def _named(rows: Sequence[TunedRow | TunedRoute]) -> list[Named]:
+    return [row.named() for row in rows]
 
 
 def source_digest() -> str:
@@ -134,14 +170,16 @@ def read(path: Path, version: str) -> TunedFile:
         if data.get(name) != mine:
             raise BadFileError(f"it was made with {name} {data.get(name)!r}, and this is {mine!r}")
     entries = _taken(data, TunedFile, extra=("format",))
-    if not isinstance(entries["rows"], list):
-        raise BadFileError("its rows are not a list")
+    for name in ("rows", "routes"):
+        if not isinstance(entries[name], list):
+            raise BadFileError(f"its {name} are not a list")
     rows = [_row(entry) for entry in entries.pop("rows")]
+    routes = [_route(entry) for entry in entries.pop("routes")]
     chip = Chip(**_taken(entries.pop("chip"), Chip))
-    file = TunedFile(**entries, chip=chip, rows=rows)
+    file = TunedFile(**entries, chip=chip, rows=rows, routes=routes)
     if path.name != chip.file_name:
         raise BadFileError(f"its name is not that of the file of {chip}")
-    if fault := fault_of(rows):
+    if fault := fault_of(rows, routes):
         raise BadFileError(f"its sizes are not legal: {fault}")
     return file
 
@@ -184,6 +222,16 @@ def _row(entry: Any) -> TunedRow:
     return row
 
 
+def _route(entry: Any) -> TunedRoute:
+    route = TunedRoute(**_taken(entry, TunedRoute))
+    if route.op not in OPS or route.dtype not in DTYPES or route.to not in TAKERS:
+        raise BadFileError(f"no {route.op!r} of {route.dtype!r} goes to {route.to!r}")
+    for version in (route.macos, route.torch):
+        if not is_version(version):
+            raise BadFileError(f"{version!r} is not a version of two numbers")
+    return route
+
+
 def write(file: TunedFile) -> Path:
     """Whole or not at all."""
     path = path_of(file.chip)
@@ -213,7 +261,7 @@ def load_all(version: str) -> None:
     for path in paths:
         try:
             file = read(path, version)
-            install(file.chip, file.rows, file.provenance)
+            install(file.chip, file.rows, file.provenance, file.routes)
         except BadFileError as fault:
             if path.name != _this_file_name():
                 continue

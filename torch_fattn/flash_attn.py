@@ -32,6 +32,7 @@ from ._flash_attn_varlen import (
 )
 from ._head_padding import HEAD_STEP, pad_heads, without_padding
 from ._ops import MAX_DECODE_ROWS
+from ._route import is_plain, torchs
 
 __all__ = [
     "flash_attn_func",
@@ -82,15 +83,16 @@ def flash_attn_func(
     """q `[B, Lq, Hq, D]`, k and v `[B, Lk, Hkv, D]`: out like q. With return_attn_probs also the log-sum-exp
     `[B, Hq, Lq]` and, as flash-attn does without dropout, an empty tensor."""
     refuse_dropout("flash_attn_func", dropout_p)
+    limits = {**window(window_size), "softcap": softcap}
+    if alibi_slopes is None and not return_attn_probs and is_plain(limits):
+        heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        out = torchs(*heads_first, is_causal=causal, scale=softmax_scale)
+        if out is not None:
+            return out.transpose(1, 2).contiguous()
     value_dim = v.shape[-1]
     q, k, v, scale = pad_heads(q, k, v, softmax_scale)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    options: dict[str, Any] = {
-        **window(window_size),
-        "softcap": softcap,
-        "scale": scale,
-        "token_major_out": True,
-    }
+    options: dict[str, Any] = {**limits, "scale": scale, "token_major_out": True}
     mask = None
     if alibi_slopes is not None and alibi_slopes.dim() == 1 and sees_no_later_key(causal, window_size):
         options["alibi_slopes"] = alibi_slopes

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ._compiled import compiled_kernels
+from ._route import Route, is_version, route_of
 
 __all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
@@ -26,10 +27,11 @@ class Explanation:
     """The plan of one call. `str()` is for reading, `.data` for programs, `.json` the text that the planner
     wrote."""
 
-    def __init__(self, op: str, text: str) -> None:
+    def __init__(self, op: str, text: str, route: Route | None = None) -> None:
         self.op = op
         self.json = text
         self.data: dict[str, Any] = json.loads(text)
+        self.route = route  # of the plain call of torch's attention that means the same, if there is one
 
     @property
     def passes(self) -> list[dict[str, Any]]:
@@ -53,6 +55,9 @@ class Explanation:
             lines.append("  no launch    the result is empty")
         lines.append(f"  scratch      {self.data['scratch_bytes']:,} bytes")
         lines.append(f"  tuning       {self.data['tuning']}")
+        if self.route is not None:
+            text = f"  route        a plain call is {self.route}"
+            lines.append(textwrap.fill(text, width=100, subsequent_indent=" " * 15))
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -96,6 +101,8 @@ def explain(
     device_name: str | None = None,
     family: int | None = None,
     cores: int | None = None,
+    macos: str | None = None,
+    torch_version: str | None = None,
     **options: Any,
 ) -> Explanation:
     """The plan of `torch_fattn.<op>(*operands, **options)`; nothing is computed and nothing is launched.
@@ -120,8 +127,16 @@ def explain(
             )
     if device_name is None and (family is not None or cores is not None):
         device_name = "an Apple GPU"
+    for what, version in (("macos", macos), ("torch_version", torch_version)):
+        if version is not None and not is_version(version):
+            raise ValueError(
+                f"torch_fattn.explain: {what} {version!r} is not a version like '26.2'; leave it out for "
+                "that of this machine"
+            )
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
-    return Explanation(op, plan(*operands, **options, device_name=device_name, family=family, cores=cores))
+    text = plan(*operands, **options, device_name=device_name, family=family, cores=cores)
+    plan_family = json.loads(text)["device"]["family"] if device_name is not None else None
+    return Explanation(op, text, route_of(op, operands, options, plan_family, macos, torch_version))
 
 
 def launch_counts() -> dict[str, int]:

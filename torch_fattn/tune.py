@@ -1,5 +1,6 @@
-"""`python -m torch_fattn tune`: times the sizes of tiles on the GPU at hand, and keeps those that are faster
-than the built-in ones in a file of this user, which the planner then reads."""
+"""`python -m torch_fattn tune`: times the sizes of tiles on the GPU at hand, and torch's own attention beside
+the best of them; what is faster than the built-in choice it keeps in a file of this user, which the planner
+then reads."""
 
 from __future__ import annotations
 
@@ -8,20 +9,22 @@ import datetime
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import __version__
 from ._arguments import DTYPES, ArgumentError, Parser, whole
 from ._cache_folder import cache_folder, tuning_is_off
 from ._progress import Progress
+from ._route import system_and_torch
 from ._tune_candidates import Subject, subjects
-from ._tune_choice import choose, confirmed
-from ._tune_timing import TOLERANCES, OutOfTimeError, Stopwatch
+from ._tune_choice import Timed, against_torch, choose, confirmed
+from ._tune_timing import TOLERANCES, TORCH, OutOfTimeError, Stopwatch
 from ._tuned_file import (
     BadFileError,
     Chip,
     TunedFile,
+    TunedRoute,
     TunedRow,
     fault_of,
     install,
@@ -62,12 +65,17 @@ class Outcome:
     """What became of the subjects."""
 
     rows: dict[Subject, list[TunedRow]] = field(default_factory=dict)  # of those that were timed
+    routes: dict[Subject, list[TunedRoute]] = field(default_factory=dict)
     not_reached: list[Subject] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     @property
     def all_rows(self) -> list[TunedRow]:
         return [row for rows in self.rows.values() for row in rows]
+
+    @property
+    def all_routes(self) -> list[TunedRoute]:
+        return [route for routes in self.routes.values() for route in routes]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -89,14 +97,15 @@ def run(options: argparse.Namespace) -> int:
     print(f"device       {chip}")
     outcome = time_all(stopwatch, chosen)
     print_outcome(outcome, stopwatch, time.monotonic() - start)
-    rows = outcome.all_rows + _kept(chip, list(outcome.rows))
-    file = TunedFile(__version__, source_digest(), chip, datetime.date.today().isoformat(), rows)
-    install(chip, file.rows, file.provenance)
+    before = _kept(chip, list(outcome.rows))
+    rows, routes = outcome.all_rows + before.rows, outcome.all_routes + before.routes
+    file = TunedFile(__version__, source_digest(), chip, datetime.date.today().isoformat(), rows, routes)
+    install(chip, file.rows, file.provenance, file.routes)
     if options.dry_run:
         print("written      nothing, as asked")
-    elif not rows:
+    elif not rows and not routes:
         _remove(path_of(chip))
-        print("written      nothing: the built-in sizes are as fast as any")
+        print("written      nothing: the built-in choice is as fast as any")
     else:
         print(f"written      {write(file)}; `python -m torch_fattn tune --reset` removes it")
     return 1 if outcome.wrong else 0
@@ -164,6 +173,19 @@ def time_all(stopwatch: Stopwatch, chosen: list[Subject]) -> Outcome:
 
 def _tune(stopwatch: Stopwatch, subject: Subject, outcome: Outcome) -> list[TunedRow]:
     timed = stopwatch.measure(subject)
+    rows = _sizes(stopwatch, subject, timed, outcome)
+    stopwatch.use([])
+    lengths = stopwatch.lengths(subject)
+    built_in = {i: route.to for i in lengths if (route := subject.plan(stopwatch.calls, i).route)}
+    beside = stopwatch.medians(subject, {"base": rows, TORCH: []})
+    if TORCH in beside:
+        outcome.routes[subject] = against_torch(
+            subject, beside["base"], beside[TORCH], built_in, timed.noise, system_and_torch()
+        )
+    return rows
+
+
+def _sizes(stopwatch: Stopwatch, subject: Subject, timed: Timed, outcome: Outcome) -> list[TunedRow]:
     rows = choose(subject, timed)
     if not rows:
         return []
@@ -184,6 +206,8 @@ def print_outcome(outcome: Outcome, stopwatch: Stopwatch, seconds: float) -> Non
         print(f"  {subject!s:<36}{'built-in' if not rows else _described(rows[0])}")
         for row in rows[1:]:
             print(f"  {'':<36}{_described(row)}")
+        for route in outcome.routes.get(subject, []):
+            print(f"  {'':<36}{_route_described(route)}")
     print()
     if stopwatch.dropped:
         print(
@@ -204,13 +228,27 @@ def _described(row: TunedRow) -> str:
     return f"{row.gain:.2f} times as fast  {rows}{sizes}"
 
 
-def _kept(chip: Chip, timed: list[Subject]) -> list[TunedRow]:
+def _route_described(route: TunedRoute) -> str:
+    faster, slower = ("torch", "fattn") if route.to == "torch" else ("fattn", "torch")
+    most = "" if route.max_length is None else f" to {route.max_length}"
+    what = "rows" if route.op == "prefill" else "keys"
+    return (
+        f"plain calls of D {route.dim} and {route.min_length}{most or ' and more'} {what}: {faster} is "
+        f"{route.gain:.2f} times as fast as {slower} (macOS {route.macos}, torch {route.torch})"
+    )
+
+
+def _kept(chip: Chip, timed: list[Subject]) -> TunedFile:
     """What the file has of calls that were not timed now."""
     try:
-        before = read(path_of(chip), __version__).rows
+        before = read(path_of(chip), __version__)
     except BadFileError:
-        return []
-    return [row for row in before if not any(subject.is_of(row) for subject in timed)]
+        return TunedFile(__version__, source_digest(), chip, "")
+    return replace(
+        before,
+        rows=[row for row in before.rows if not any(subject.is_of(row) for subject in timed)],
+        routes=[route for route in before.routes if not any(subject.is_of(route) for subject in timed)],
+    )
 
 
 def show(chip: Chip) -> int:
@@ -226,6 +264,8 @@ def show(chip: Chip) -> int:
     print(f"{path}: {file.provenance}, torch_fattn {file.torch_fattn}")
     for row in file.rows:
         print(f"  {row.kernel} {row.dtype} D {row.min_dim} to {row.max_dim}: {_described(row)}")
+    for route in file.routes:
+        print(f"  {route.op} {route.dtype}: {_route_described(route)}")
     return 0
 
 

@@ -15,6 +15,12 @@ struct DeviceFacts {
   int64_t max_threadgroup_bytes = 32768;
   const TunedRows* tuned = nullptr;  // of this very GPU (tuned.h); lives as long as the process
 
+  // The system, and the torch whose own attention is the alternative (route.h).
+  int macos = 0;              // 26.2 as 2602; 0: another system
+  int torch = 0;              // 2.14 as 214
+  bool torch_metal4 = true;   // false: PYTORCH_MPS_METAL_VERSION asks for an older language
+  bool torch_prefill = true;  // false: PYTORCH_MPS_DISABLE_PREFILL_ATTENTION
+
   // From M3 on; before, its arithmetic is emulated.
   bool multiplies_bfloat() const { return family >= 9; }
 };

@@ -144,6 +144,19 @@ std::string fault_of(const std::vector<TunedRow>& rows) {
   return fault != nullptr ? fault : "";
 }
 
+std::string fault_of(const std::vector<TunedRoute>& routes) {
+  for (size_t i = 0; i < routes.size(); ++i) {
+    const TunedRoute& route = routes[i];
+    const char* fault = nullptr;
+    if (route.op != Op::kPrefill && route.op != Op::kDecode) fault = "the op is not prefill or decode";
+    if (!is_float(route.dtype)) fault = "the dtype is not float32, float16 or bfloat16";
+    if (route.dim < 1 || route.dim > kMaxHeadDim) fault = "the kernels have not this head size";
+    if (route.min_length < 1 || route.max_length < route.min_length) fault = "no length is between its two";
+    if (fault != nullptr) return "route " + std::to_string(i) + ": " + fault;
+  }
+  return "";
+}
+
 PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Problem& p) {
   PrefillRow chosen = row;
   if (const TunedRow* tuned = find(device, Kernel::kPrefill, p)) {

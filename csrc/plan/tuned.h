@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "problem.h"
+#include "route.h"
 #include "tuning.h"
 
 namespace fattn {
@@ -37,11 +38,15 @@ struct TunedRow {
 struct TunedRows {
   std::vector<TunedRow> rows;  // the first that matches wins
   std::string provenance;
+  std::vector<TunedRoute> routes;
 };
 
 // Why the kernels could not run with these rows, or an empty string: sizes that they do not have, more
 // threadgroup memory than there is, sums whose order would go by length.
 std::string fault_of(const std::vector<TunedRow>& rows);
+
+// The same of what was timed against torch: kernels, sizes or lengths that no plain call has.
+std::string fault_of(const std::vector<TunedRoute>& routes);
 
 // The row of the built-in table, or the sizes that were timed for such a call on this GPU.
 PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Problem& p);

@@ -30,7 +30,7 @@ class Copies(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in COPIES:
             self.shapes.append(tuple(result.shape))
-        if func.namespace == "fattn":
+        if func.namespace == "fattn" and not func.overloadpacket.__name__.startswith("_"):
             self.operators.append(func.overloadpacket.__name__)
         return result
 

@@ -80,10 +80,11 @@ def _attention(
     if mask is not None and mask.dim() == 3:  # [B, Lq, Lk]; others broadcast from the last dimension
         mask = mask[:, None]
     arguments = (q, k, v, mask, 0.0, False)
-    # A compiled graph has no way back to ComfyUI's function; in it `sdpa` does the rest with torch's.
-    if not torch.compiler.is_compiling() and torch.ops.fattn._sdpa_reason(
-        *arguments, scale=scale, enable_gqa=enable_gqa
-    ):
-        return None
+    # A compiled graph has no way back to ComfyUI's function; in it `sdpa` does the rest with torch's. Where
+    # torch is faster than these kernels, it is also faster than ComfyUI's slices.
+    if not torch.compiler.is_compiling():
+        reason = torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa)
+        if torch.ops.fattn._reason_name(reason) not in ("none", "torch_is_faster"):
+            return None
     out = sdpa(*arguments, scale, enable_gqa)
     return out if skip_output_reshape else out.transpose(1, 2).flatten(2)

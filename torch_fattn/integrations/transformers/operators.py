@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..._head_padding import pad_heads, without_padding
 from ..._ops import MAX_DECODE_ROWS
+from ..._route import is_plain, torchs
 
 
 def compute(
@@ -24,6 +25,10 @@ def compute(
     """Query, key and value `[B, H, L, ..]`; out `[B, Lq, Hq, Dv]`, contiguous. A causal mask is
     `[B, 1, 1, Lk]`; seq_lens is about a causal query, which has a mask besides only if decode takes it
     whole."""
+    if seq_lens is None and is_plain(options):
+        torchs_out = torchs(query, key, value, mask, is_causal=causal, scale=options.get("scale"))
+        if torchs_out is not None:
+            return torchs_out.transpose(1, 2).contiguous()
     q_len = query.shape[2]
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))

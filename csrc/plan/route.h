@@ -1,0 +1,131 @@
+// Who computes a plain call of torch's attention: our kernels, or torch's own. A call is ours only where it
+// is not expected to take longer. What torch would run, and what is known of both sides, is data: the first
+// row that matches wins, and the last row of each table matches everything.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "supported.h"
+#include "tuning.h"
+
+namespace fattn {
+
+// A call of F.scaled_dot_product_attention that our kernels could compute.
+struct PlainCall {
+  DType dtype = DType::kFloat32;
+  DType mask_dtype = DType::kOther;  // kOther: no attn_mask
+  int64_t q_len = 0;                 // kAnyNumber: not known while the call is traced
+  int64_t kv_len = 0;
+  int64_t head_dim = 0;
+  int64_t value_dim = 0;
+  bool is_causal = false;
+
+  bool is_padded() const {  // before our kernels take it
+    return head_dim % kHeadDimMultiple != 0 || value_dim % kHeadDimMultiple != 0;
+  }
+};
+
+// How torch's MPS backend computes attention: aten/src/ATen/native/mps/operations/Attention.mm.
+enum class TorchWay : uint8_t {
+  kVector,    // few rows; K and V are read once per query row and head
+  kTensor,    // Metal 4's matmul2d: the tensor units of an M5, simdgroup matrices before
+  kMatrices,  // simdgroup matrices
+  kScores,    // MPSGraph, with all scores in memory
+};
+
+inline constexpr int64_t kAnyNumber = int64_t(1) << 62;
+using Dims = std::array<uint16_t, 7>;  // head sizes; all 0: any
+inline constexpr Dims kAnyDims{};
+
+// torch's kernels want values as wide as keys, and a mask that is bool or of the query's dtype.
+struct TorchKernelRow {
+  TorchWay way;
+  int min_torch;  // 2.14 as 214
+  int min_macos;  // 26.2 as 2602
+  uint8_t dtypes;
+  Dims dims;
+  int64_t min_rows;
+  int64_t max_rows;
+};
+
+inline constexpr std::array<TorchKernelRow, 4> kTorchKernels{{
+    {TorchWay::kVector, 0, 0, kAnyDType, {64, 96, 128, 256}, 1, 8},
+    {TorchWay::kTensor, 214, 2602, k16Bit, {64, 96, 128, 256}, 9, kAnyNumber},
+    {TorchWay::kMatrices, 0, 0, kAnyDType, {32, 64, 72, 80, 96, 128, 256}, 9, kAnyNumber},
+    {TorchWay::kScores, 0, 0, kAnyDType, kAnyDims, 0, kAnyNumber},
+}};
+
+struct RouteRow {
+  uint8_t ways;  // as bits 1 << TorchWay
+  int min_family;
+  bool padded;  // only calls whose heads we would have to pad
+  int64_t min_rows;
+  int64_t max_rows;
+  int64_t min_keys;
+  bool to_torch;
+  const char* provenance;
+};
+constexpr uint8_t set_of(TorchWay way) { return uint8_t(1u << unsigned(way)); }
+inline constexpr uint8_t kAnyWay = 0xff;
+
+// No row was measured with our kernels on an Apple GPU. The H200 ran the same Metal sources, translated; what
+// is published is of other kernels that work in the same way.
+inline constexpr std::array<RouteRow, 7> kRoutes{{
+    {set_of(TorchWay::kTensor), 10, false, 64, kAnyNumber, 1, true,
+     "torch's prefill runs on the tensor units of M5 and ours does not; kernels on them are published at 1.5 "
+     "to "
+     "3.6 times the rate of simdgroup matrices (mtlattn and vllm-metal on M5 Pro, xwen on M5 Max)"},
+    {set_of(TorchWay::kTensor), 10, false, 0, kAnyNumber, 0, false,
+     "torch's tile has 64 rows; for 12 rows, MLX's of that size took twice as long as a kernel for few rows "
+     "(published, M5 Max, MLX pull request 3838)"},
+    {set_of(TorchWay::kTensor), kAnyFamily, false, 0, kAnyNumber, 0, false,
+     "before M5, torch's matmul2d has no units of its own: mtlattn's kernel with it made 1.9 TFLOP/s where "
+     "MPSGraph made 3.1 (published, M4); torch's was not compared with ours"},
+    {set_of(TorchWay::kVector), kAnyFamily, false, 0, kAnyNumber, 0, false,
+     "torch's decode took 1.3 to 4.3 times as long on an H200 where heads share 4,096 keys or more, 0.98 "
+     "where "
+     "none do, 0.85 at 256 keys; not compared on an Apple GPU"},
+    {set_of(TorchWay::kScores), kAnyFamily, true, 0, 8, 256, true,
+     "our kernels would need the heads padded: for so few rows, the copy of all keys and values moves more "
+     "bytes "
+     "than torch's scores (by count)"},
+    {set_of(TorchWay::kScores), kAnyFamily, false, 0, kAnyNumber, 0, false,
+     "torch holds all scores in memory here, which took 1.1 to 44 times as long as its own kernels that do "
+     "not "
+     "(published, pytorch pull requests 181575 and 181852)"},
+    {kAnyWay, kAnyFamily, false, 0, kAnyNumber, 0, false,
+     "baseline: torch's simdgroup prefill took 1.6 to 3.2 times as long on an H200; not compared on an Apple "
+     "GPU"},
+}};
+
+// What was timed on the very GPU, system and torch (tuned.h); in front of the table.
+struct TunedRoute {
+  Op op = Op::kPrefill;  // of ours: prefill, or decode for one row
+  DType dtype = DType::kFloat32;
+  int64_t dim = 0;         // of keys and values
+  int64_t min_length = 0;  // rows of a prefill, keys of a decode
+  int64_t max_length = kAnyNumber;
+  int macos = 0;
+  int torch = 0;
+  bool to_torch = false;
+};
+
+enum class RoutePolicy : uint8_t { kAuto, kAlways };  // FATTN_ROUTE
+
+struct Route {
+  bool to_torch = false;
+  const char* provenance = "";
+};
+
+TorchWay torch_way(const PlainCall& call, const DeviceFacts& device);
+Route route_of(const PlainCall& call, const DeviceFacts& device, RoutePolicy policy);
+// Whether any call whose heads need no padding could go to torch on this device.
+bool may_be_torchs(const DeviceFacts& device, RoutePolicy policy);
+
+// Of the kernel that a system names itself by: 2602 of "Darwin" "25.2.0", 0 of others. What Foundation says
+// of the version follows from the SDK that Python was built with.
+int macos_of_kernel(const std::string& name, const std::string& release);
+
+}  // namespace fattn
