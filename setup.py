@@ -99,7 +99,7 @@ def configure_macos() -> None:
 
 
 def find_ninja() -> None:
-    """torch compiles files side by side where it finds ninja, which may be in an environment that is not active."""
+    """torch compiles files side by side where it finds ninja: in this environment too, active or not."""
     os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")))
 
 

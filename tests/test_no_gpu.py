@@ -67,7 +67,7 @@ def test_nothing_fails(environment: dict[str, str]) -> None:
     ignored = [f"--ignore=tests/{name}" for name in LENGTHY]
     found, said = outcomes(environment, "--one-each", "-m", "slow or not slow", *ignored, "tests")
     assert not found.keys() & {"failed", "error"}, said
-    assert found["passed"] > 200 and found["skipped"] > 200
+    assert found["passed"] > 100 and found["skipped"] > 400
 
 
 @needs_emulator

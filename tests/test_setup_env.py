@@ -51,7 +51,12 @@ def set_up(
     python(commands / "python3", python_machine)
     python(folder / "venv" / "bin" / "python", venv_machine)
     return subprocess.run(
-        ["bash", str(ROOT / "tools/setup_env.sh"), str(folder / "venv"), str(ROOT / "requirements/oldest.txt")],
+        [
+            "bash",
+            str(ROOT / "tools/setup_env.sh"),
+            str(folder / "venv"),
+            str(ROOT / "requirements/oldest.txt"),
+        ],
         env={"PATH": f"{commands}:/usr/bin:/bin", "PYTHON": "python3"},
         capture_output=True,
         text=True,

@@ -1,5 +1,5 @@
-"""Runs a command that compiles, with one line for each file instead of all that it prints; if it fails, with the
-end of that.
+"""Runs a command that compiles: prints a line for each file instead of all that the command prints, and the end
+of that if it fails.
 
 Usage: tools/show_progress.py COMMAND...
 """

@@ -92,8 +92,8 @@ class LogitsCase(Case):
 
 
 def taken(*results: Tensor) -> tuple[Tensor, ...]:
-    """Copies of these. Where the results of the next run get the same memory, what no kernel writes is then NaN:
-    until torch 2.15 a kernel that the GPU has given up raises nothing."""
+    """Copies of these. What they leave is NaN, which the next run finds in its results if its kernel wrote
+    nothing: before torch 2.15 a kernel that the GPU has given up raises no error."""
     copies = tuple(result.to("cpu", copy=True) for result in results)
     for result in results:
         result.view(torch.uint8).fill_(0xFF)
