@@ -1,8 +1,8 @@
 # The commands of this repository; `make help` lists them. Everything happens in .venv.
 # On Linux the Metal side runs on softmetal, which is built first; on macOS it is Apple's Metal.
 
-# The versions of torch and transformers that everything is built and tested with. They stand first in an
-# environment; all else is built against them.
+# The versions of torch and transformers that everything is built and tested with. torch stands first in an
+# environment; all else is built against it.
 VERSIONS := requirements/oldest.txt
 
 VENV   := .venv
@@ -23,45 +23,53 @@ SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
 BUILD_ENV       := $(if $(LINUX),eval "$$($(PY) -m softmetal config --env)";)
 TESTS           := tests $(if $(LINUX),softmetal/tests)
 
-.PHONY: help build demo docs test test-newest wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
+# make build installs what a build needs; these are the extras of pyproject.toml, with which the other targets begin.
+FOR_DEMO := $(STAMPS)/demo
+FOR_DOCS := $(STAMPS)/docs
+FOR_TEST := $(STAMPS)/test
+
+.PHONY: help build first-mac demo docs test test-newest wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 build: $(STAMPS)/product  ## the environment and the extension
 
-demo: build  ## a transformers model generates on device="mps" through torch.ops.fattn (MODEL=path: your own)
+first-mac: $(FOR_TEST)  ## ten minutes on a Mac: doctor, tests, times, tuning, in one archive to send
+	$(PY) tools/first_mac.py
+
+demo: $(FOR_DEMO)  ## a transformers model generates on device="mps" through torch.ops.fattn (MODEL=path: your own)
 	$(PY) -m torch_fattn demo $(if $(MODEL),--model "$(MODEL)")
 
-docs: build  ## the documentation as a site, in out/site
+docs: $(FOR_DOCS)  ## the documentation as a site, in out/site
 	$(PY) -m mkdocs build --strict
 
 test: lint pytest  ## lint, types and every test that is not marked slow
 
-pytest: build
+pytest: $(FOR_TEST)
 	$(PY) -m pytest -n 2 --dist worksteal $(TESTS)
 
 test-newest:  ## the tests once more with the newest torch and transformers, in a copy of the sources in .newest
 	tools/copy_tree.sh .newest
 	$(MAKE) -C .newest VERSIONS=requirements/newest.txt pytest
 
-wheel: build  ## the source archive and from it the wheel for this torch, in dist
+wheel: $(FOR_TEST)  ## the source archive and from it the wheel for this torch, in dist
 	rm -rf dist
 	$(BUILD_ENV) FATTN_LOCAL_VERSION=1 $(PY) -m build --no-isolation
 
 check-wheel: wheel  ## that wheel in a bare environment: doctor, and 30 families of transformers
 	tools/check_wheel.sh out/bare $(VERSIONS)
 
-sweep: build  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
+sweep: $(FOR_TEST)  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
 	$(PY) -m pytest -n 2 --dist worksteal -m slow tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
 
-mutants: build  ## every operator and constant of the kernels changed in turn (SAMPLE=200 SEED=1: a sample)
+mutants: $(FOR_TEST)  ## every operator and constant of the kernels changed in turn (SAMPLE=200 SEED=1: a sample)
 	$(PY) -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
-test-slow: build  ## the longer sweeps
+test-slow: $(FOR_TEST)  ## the longer sweeps
 	$(PY) -m pytest -m slow $(TESTS)
 
-lint: build  ## ruff, mypy, clang-format and the rules of the repository
+lint: $(FOR_TEST)  ## ruff, mypy, clang-format and the rules of the repository
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
@@ -69,12 +77,12 @@ lint: build  ## ruff, mypy, clang-format and the rules of the repository
 	@$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
 	$(PY) tools/check_sources.py
 
-format: build  ## let ruff and clang-format rewrite the sources
+format: $(FOR_TEST)  ## let ruff and clang-format rewrite the sources
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	@$(VENV)/bin/clang-format -i $(FORMATTED)
 
-golden: build  ## rewrite tests/golden from the planner as it is now
+golden: $(FOR_TEST)  ## rewrite tests/golden from the planner as it is now
 	$(PY) -m pytest tests/test_plan.py --update-golden
 
 bench-host: build  ## host cost of planning and encoding one call
@@ -94,5 +102,11 @@ $(STAMPS)/softmetal: $(STAMPS)/python $(SOFTMETAL_SOURCES)
 	@touch $@
 
 $(STAMPS)/product: $(STAMPS)/python $(PRODUCT_SOURCES) $(if $(LINUX),$(SOFTMETAL_HEADERS)) | $(SOFTMETAL_STAMP)
-	$(BUILD_ENV) $(PY) -m pip install --quiet --no-build-isolation -e '.[test]'
+	$(BUILD_ENV) $(PY) tools/show_progress.py $(PY) -m pip install --verbose --no-build-isolation -e .
+	@touch $@
+
+# The product is there: pip takes the extra's names from it, and builds nothing anew.
+$(FOR_DEMO) $(FOR_DOCS) $(FOR_TEST): pyproject.toml $(VERSIONS) | $(STAMPS)/product
+	@echo "installing what make $(@F) needs: the extra [$(@F)] of pyproject.toml"
+	$(PY) -m pip install --quiet 'torch-fattn[$(@F)]' $(if $(filter docs,$(@F)),,-r $(VERSIONS))
 	@touch $@

@@ -98,6 +98,11 @@ def configure_macos() -> None:
         os.environ.setdefault("_PYTHON_HOST_PLATFORM", f"macosx-{target}-arm64")  # the tag of the wheel
 
 
+def find_ninja() -> None:
+    """torch compiles files side by side where it finds ninja: in this environment too, active or not."""
+    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")))
+
+
 def extension(torch: Any) -> CppExtension:
     sources = sorted(ROOT.glob("csrc/*.cpp")) + sorted(ROOT.glob("csrc/plan/*.cpp"))
     macros: list[tuple[str, str | None]] = []
@@ -131,6 +136,7 @@ def extension(torch: Any) -> CppExtension:
 
 
 def build(torch: Any) -> dict[str, Any]:
+    find_ninja()
     major, minor = VERSIONS["minor"](torch.__version__)
     tag = {} if os.environ.get("FATTN_LOCAL_VERSION") else {"build_number": f"{major}{minor}"}
     return {

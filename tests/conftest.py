@@ -44,6 +44,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from the planner")
     parser.addoption("--seeds", default="1-40", help="FIRST-LAST: of the sweep in test_random.py (slow)")
     parser.addoption("--problems", type=int, default=500, help="of each seed of that sweep")
+    parser.addoption("--one-each", action="store_true", help="the first parameters of each test only")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Last, so that the first parameters are those of a test that was not deselected before."""
+    if config.getoption("--one-each"):
+        first: dict[str, pytest.Item] = {}
+        for item in items:
+            first.setdefault(item.nodeid.partition("[")[0], item)
+        kept = list(first.values())
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 @cache
@@ -62,10 +75,10 @@ def why_no_gpu() -> str | None:
     return None
 
 
-@pytest.fixture(autouse=True)
-def gpu(request: pytest.FixtureRequest) -> None:
-    """A skip, with the reason, of what needs a GPU where there is none."""
-    if request.node.get_closest_marker("host_only") is None and (reason := why_no_gpu()):
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test that needs a GPU where there is none, before the fixtures of its module try to use one."""
+    if item.get_closest_marker("host_only") is None and (reason := why_no_gpu()):
         pytest.skip(reason)
 
 

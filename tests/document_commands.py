@@ -38,6 +38,7 @@ DEMO = ByTest("tests/test_demo.py::test_tokens_agree")
 COMMANDS: dict[str, Kind] = {
     "make build": MAKE,
     "source .venv/bin/activate": MAKE,
+    "make first-mac": ByTest("tests/test_first_mac.py::test_rehearsal"),
     "make demo": DEMO,
     "make demo MODEL=path": ByTest("tests/test_demo.py::test_a_checkpoint_to_its_last_position"),
     "make test": SUITE,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import transformers
 
-from tests.conftest import EMULATED
+from tests.conftest import EMULATED, why_no_gpu
 from torch_fattn import _versions
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "hub_kernel.py"
@@ -136,6 +136,8 @@ assert kernel.launch_counts()["fattn_prefill"] == 3 and torch_fattn.launch_count
 @pytest.mark.slow
 def test_transformers_takes_it_from_a_local_folder(tmp_path: Path) -> None:
     """Built as `kernels` wants it, and named as a repository of the Hub."""
+    if reason := why_no_gpu():
+        pytest.skip(reason)
     pytest.importorskip("kernels", reason="pip install 'transformers[kernels]'")
     if not transformers.utils.is_kernels_available():
         pytest.skip("transformers takes another version of kernels: pip install 'transformers[kernels]'")

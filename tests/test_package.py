@@ -139,6 +139,33 @@ def test_doctor_notices_that_nothing_ran(
     assert "-> no launch of the kernel in prefill float32" in capsys.readouterr().out
 
 
+def test_doctor_notices_that_a_kernel_was_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second run writes nothing, into memory that held the results of the first one."""
+    prefill, results = torch.ops.fattn.prefill, {}
+
+    def given_up(query: torch.Tensor, *rest: torch.Tensor, **options: object) -> tuple[torch.Tensor, ...]:
+        if query.dtype not in results:
+            results[query.dtype] = prefill(query, *rest, **options)
+        return results[query.dtype]
+
+    monkeypatch.setattr(torch.ops.fattn, "prefill", given_up)
+    assert doctor.main() == 1
+    said = capsys.readouterr().out
+    assert "-> results that differ from run to run in prefill float32" in said
+    assert doctor.FIND_FAULTS in said and "in decode" not in said
+
+
+@pytest.mark.parametrize(("version", "silent"), [("2.13.0", True), ("2.14.1+cpu", True), ("2.15.0", False)])
+def test_doctor_says_which_torch_hides_faults(
+    version: str, silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert not doctor.report_device()
+    assert ("raises nothing when the GPU faults" in capsys.readouterr().out) == silent
+
+
 def test_doctor_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
     assert doctor.main() == 1

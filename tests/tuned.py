@@ -11,6 +11,7 @@ import torch
 
 import torch_fattn
 from bench import counting
+from tests.conftest import why_no_gpu
 from tests.problems import Problem
 from torch_fattn import _tuned_file, doctor
 from torch_fattn._tuned_file import Chip, TunedFile, TunedRoute, TunedRow
@@ -55,7 +56,8 @@ def install() -> Iterator[Install]:
         _tuned_file.install(this_chip(), list(rows), PROVENANCE)
 
     yield use
-    use()
+    if why_no_gpu() is None:
+        use()
 
 
 @contextlib.contextmanager

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with torch and transformers in it. On Debian and Ubuntu, first installs those of the
-# compilers and libraries that softmetal needs and the machine lacks; on macOS the Xcode command-line tools are enough.
+# Makes a virtual environment with torch and what a build needs in it. On Debian and Ubuntu, first installs those of
+# the compilers and libraries that softmetal needs and the machine lacks; on macOS the Xcode command-line tools are enough.
 # Usage: tools/setup_env.sh DIRECTORY VERSIONS (a file of requirements/)
 set -euo pipefail
 venv=${1:?usage: tools/setup_env.sh DIRECTORY VERSIONS}
 versions=${2:?usage: tools/setup_env.sh DIRECTORY VERSIONS}
 
-find_python() {
-  local name names=(python3.11 python3.12 python3.13 python3.14 python3.10 python3)
+refuse() { echo "setup_env: $*" >&2; exit 1; }
+
+find_python() {  # the first from 3.10 on, of any architecture or of the one that is given
+  local name machine=${1:-} names=(python3.11 python3.12 python3.13 python3.14 python3.10 python3)
   [ -z "${PYTHON:-}" ] || names=("$PYTHON")  # another than the one that was asked for would be no help
   for name in "${names[@]}"; do
-    if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    if "$name" -c 'import platform, sys; sys.exit(sys.version_info < (3, 10) or
+      platform.machine() != (sys.argv[1] or platform.machine()))' "$machine" 2>/dev/null; then
       command -v "$name"
       return
     fi
@@ -37,7 +40,7 @@ install_system_packages() {
 
   local root=()
   if [ "$(id -u)" != 0 ]; then
-    command -v sudo >/dev/null || { echo "setup_env: install these packages as root: ${missing[*]}" >&2; exit 1; }
+    command -v sudo >/dev/null || refuse "install these packages as root: ${missing[*]}"
     root=(sudo)
   fi
   echo "setup_env: installing ${missing[*]}"
@@ -45,6 +48,24 @@ install_system_packages() {
   "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
+check_mac() {
+  local version machine
+  version=$(sw_vers -productVersion)
+  if [ "${version%%.*}" -lt 14 ]; then
+    refuse "this is macOS $version and the kernels need Metal 3.1, which begins with macOS 14: update macOS"
+  fi
+  machine=$(uname -m)
+  if [ "$(sysctl -n sysctl.proc_translated 2>/dev/null)" = 1 ]; then
+    refuse "this shell runs as x86_64 under Rosetta and torch has wheels for arm64 only: run arch -arm64 make build"
+  elif [ "$machine" != arm64 ]; then
+    refuse "this is a Mac with an Intel processor ($machine) and the kernels need an M1 or newer: use Linux, where" \
+      "they run in software"
+  fi
+  xcrun --find clang >/dev/null 2>&1 ||
+    refuse "the compiler is missing: run xcode-select --install, then this again"
+}
+
+machine=
 case $(uname -s) in
   Linux)
     if command -v apt-get >/dev/null; then
@@ -55,19 +76,24 @@ case $(uname -s) in
     fi
     ;;
   Darwin)
-    xcrun --find clang >/dev/null 2>&1 || {
-      echo "setup_env: the compiler is missing: run xcode-select --install, then this again" >&2
-      exit 1
-    }
+    check_mac
+    machine=arm64
     ;;
 esac
 
-python=$(find_python)
-[ -n "$python" ] || {
-  echo "setup_env: ${PYTHON:-python3} is no Python from 3.10 on: install one, or set PYTHON=/path/to/python3" >&2
-  exit 1
-}
+python=$(find_python $machine)
+if [ -z "$python" ]; then
+  python=$(find_python)
+  [ -z "$python" ] ||
+    refuse "$python is a Python for Intel processors and torch has wheels for arm64 only: install Python from" \
+      "python.org, or set PYTHON=/path/to/python3"
+  refuse "${PYTHON:-python3} is no Python from 3.10 on: install one, or set PYTHON=/path/to/python3"
+fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+PYTHON=$venv/bin/python
+[ -n "$(find_python $machine)" ] ||
+  refuse "$venv was made with a Python for Intel processors: remove it, and run this again"
 # torch first: everything else is built against it.
-"$venv/bin/python" -m pip install --quiet "$(grep '^torch==' "$versions")"
-"$venv/bin/python" -m pip install --quiet 'setuptools>=77' numpy -r "$versions"
+echo "setup_env: installing $(grep '^torch==' "$versions") and what a build needs into $venv"
+"$PYTHON" -m pip install --disable-pip-version-check "$(grep '^torch==' "$versions")"
+"$PYTHON" -m pip install --disable-pip-version-check --quiet 'setuptools>=77' ninja numpy

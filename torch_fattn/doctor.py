@@ -20,6 +20,12 @@ from .plans import PLANNED, Explanation
 OK = "ok"
 # Largest difference from the float64 reference for operands of about 1.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+RAISES_FAULTS = (2, 15)
+SILENT_FAULTS = "torch {} raises nothing when the GPU faults or macOS stops a kernel: only results tell"
+FIND_FAULTS = (
+    "if the GPU faulted, a line with `command buffer` or `kIOGPU` may stand above: run this again with "
+    "MTL_SHADER_VALIDATION=1 MTL_SHADER_VALIDATION_REPORT_TO_STDERR=1 to see which kernel"
+)
 KERNEL_OF = {
     "prefill": "fattn_prefill",
     "decode": "fattn_decode",
@@ -43,8 +49,9 @@ class Case:
     options: dict[str, Any]
 
     def run(self, device: str) -> tuple[Tensor, ...]:
-        results = getattr(torch.ops.fattn, self.op)(*(t.to(device) for t in self.operands), **self.options)
-        return results[0].cpu(), results[1].cpu()
+        return taken(
+            *getattr(torch.ops.fattn, self.op)(*(t.to(device) for t in self.operands), **self.options)
+        )
 
     def error(self, results: tuple[Tensor, ...]) -> float:
         """The largest difference from the reference in out and lse; inf where a result is not a number."""
@@ -77,11 +84,20 @@ class LogitsCase(Case):
 
     def run(self, device: str) -> tuple[Tensor, ...]:
         operands = (t.to(device) for t in self.operands)
-        return (getattr(torch.ops.fattn, self.op)(*operands, **self.options).cpu(),)
+        return taken(getattr(torch.ops.fattn, self.op)(*operands, **self.options))
 
     def error(self, results: tuple[Tensor, ...]) -> float:
         exact = getattr(reference, self.op)(*self.operands, **self.options)
         return float((results[0].double() - exact).abs().max())
+
+
+def taken(*results: Tensor) -> tuple[Tensor, ...]:
+    """Copies of these. What they leave is NaN, which the next run finds in its results if its kernel wrote
+    nothing: before torch 2.15 a kernel that the GPU has given up raises no error."""
+    copies = tuple(result.to("cpu", copy=True) for result in results)
+    for result in results:
+        result.view(torch.uint8).fill_(0xFF)
+    return copies
 
 
 def main() -> int:
@@ -143,6 +159,8 @@ def report_device() -> list[str]:
         f"              Apple family {device['family']}, {device['cores']} cores, "
         f"{device['max_threadgroup_bytes'] // 1024} KiB of threadgroup memory"
     )
+    if _versions.minor(torch.__version__) < RAISES_FAULTS:
+        print(f"              {SILENT_FAULTS.format(torch.__version__)}")
     return []
 
 
@@ -172,10 +190,11 @@ def self_test(device: str) -> list[str]:
             print(f"  {name:<24}{line}{'' if verdict == OK else f'   {verdict.upper()}'}")
             failed.setdefault(verdict, []).append(name)
     failed.pop(OK, None)
-    return [
+    advice = [
         f"{verdict} in {', '.join(names)}: please report it with this output"
         for verdict, names in failed.items()
     ]
+    return [*advice, FIND_FAULTS] if advice and device == "mps" else advice
 
 
 def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:

@@ -4,6 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -94,11 +95,17 @@ Events& events() {
   return instance;
 }
 
+// A program that is linked against this library loads it though SOFTMETAL=0 keeps it out of `import torch`.
+bool switched_off() {
+  const char* value = std::getenv("SOFTMETAL");
+  return value && std::strcmp(value, "0") == 0;
+}
+
 struct MPSHooks final : at::MPSHooksInterface {
   void init() const override {}
-  bool hasMPS() const override { return true; }
+  bool hasMPS() const override { return !switched_off(); }
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  bool isAvailable() const override { return hasMPS(); }
   bool isOnMacOSorNewer(unsigned major, unsigned minor) const override {
     return major < kMacOSMajor || (major == kMacOSMajor && minor <= kMacOSMinor);
   }

@@ -1,0 +1,138 @@
+"""tools/setup_env.sh on a Mac, whose commands are made up here; and what `make` compiles with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.host_only
+
+# A Python of some machine that does as it is told by -c, and repeats what it is told by -m.
+PYTHON = """#!/bin/sh
+[ "$1" = -c ] || { echo "ran $*"; exit; }
+code=$2
+shift 2
+exec @REAL@ -c "import platform
+platform.machine = lambda: '@MACHINE@'
+$code" "$@"
+"""
+
+
+def script(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def python(path: Path, machine: str) -> None:
+    script(path, PYTHON.replace("@REAL@", sys.executable).replace("@MACHINE@", machine))
+
+
+def set_up(
+    folder: Path,
+    system: str = "14.0",
+    machine: str = "arm64",
+    translated: str = "0",
+    compiler: bool = True,
+    python_machine: str = "arm64",
+    venv_machine: str = "arm64",
+) -> subprocess.CompletedProcess[str]:
+    """Runs it on that Mac, into an environment that is there already."""
+    commands = folder / "bin"
+    script(commands / "uname", f'#!/bin/sh\n[ "$1" = -s ] && echo Darwin || echo {machine}\n')
+    script(commands / "sw_vers", f"#!/bin/sh\necho {system}\n")
+    script(commands / "sysctl", f"#!/bin/sh\n[ -n '{translated}' ] && echo {translated}\n")
+    script(commands / "xcrun", f"#!/bin/sh\nexit {0 if compiler else 1}\n")
+    python(commands / "python3", python_machine)
+    python(folder / "venv" / "bin" / "python", venv_machine)
+    return subprocess.run(
+        [
+            "bash",
+            str(ROOT / "tools/setup_env.sh"),
+            str(folder / "venv"),
+            str(ROOT / "requirements/oldest.txt"),
+        ],
+        env={"PATH": f"{commands}:/usr/bin:/bin", "PYTHON": "python3"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("system", ["14.0", "15.6.1", "26.1"])
+def test_a_mac_that_will_do(system: str, tmp_path: Path) -> None:
+    """torch comes first, and nothing comes that only the tests, the demo or the documentation need."""
+    done = set_up(tmp_path, system)
+    assert (done.returncode, done.stderr) == (0, "")
+    says, torch, others = done.stdout.splitlines()
+    assert "installing torch==2.13" in says and "torch==2.13" in torch
+    wanted = others.partition("--quiet ")[2].split()
+    assert {name.partition(">")[0] for name in wanted} == {"setuptools", "ninja", "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("mac", "said", "instead"),
+    [
+        ({"system": "13.7.8"}, "this is macOS 13.7.8", "update macOS"),
+        ({"machine": "x86_64", "translated": "1"}, "under Rosetta", "run arch -arm64 make build"),
+        ({"machine": "x86_64", "translated": ""}, "Intel processor (x86_64)", "use Linux"),
+        ({"compiler": False}, "the compiler is missing", "run xcode-select --install"),
+        ({"python_machine": "x86_64"}, "bin/python3 is a Python for Intel", "set PYTHON=/path/to/python3"),
+        ({"venv_machine": "x86_64"}, "venv was made with a Python for Intel", "remove it"),
+    ],
+    ids=str,
+)
+def test_a_mac_that_will_not(mac: dict[str, object], said: str, instead: str, tmp_path: Path) -> None:
+    """In one sentence, before anything is installed."""
+    done = set_up(tmp_path, **mac)  # type: ignore[arg-type]
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith("setup_env: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr and instead in done.stderr
+
+
+def make(target: str) -> str:
+    """The commands that it would run in a clone that has no environment yet."""
+    done = subprocess.run(
+        ["make", "-n", "VENV=/nowhere", target], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "extras"),
+    [
+        ("build", []),
+        ("demo", ["demo"]),
+        ("docs", ["docs"]),
+        ("lint", ["test"]),
+        ("pytest", ["test"]),
+        ("first-mac", ["test"]),
+    ],
+)
+def test_a_target_installs_what_it_needs(target: str, extras: list[str]) -> None:
+    commands = make(target)
+    assert [name for name in ("demo", "docs", "test") if f"'torch-fattn[{name}]'" in commands] == extras
+    assert commands.count("--no-build-isolation -e .\n") == 1, "the extension is built once"
+
+
+COMPILE = """
+import sys
+for i, name in enumerate(("ops.cpp", "metal/launch.mm")):
+    print(f"[{i + 1}/2] clang++ -MMD -I/usr/include -c {sys.argv[1]}/csrc/{name} -o {name}.o -O2")
+    print("warning: a long one")
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_progress(status: int) -> None:
+    """A line for each file; what the compiler said is of interest where it failed."""
+    shown = [sys.executable, "tools/show_progress.py", sys.executable, "-c", COMPILE, str(ROOT), str(status)]
+    done = subprocess.run(shown, cwd=ROOT, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == status
+    assert done.stdout == "  [1/2] csrc/ops.cpp\n  [2/2] csrc/metal/launch.mm\n"
+    assert ("a long one" in done.stderr) == (status != 0)

@@ -1,0 +1,202 @@
+"""Ten minutes on a Mac in one command: what it is, doctor, a cross-section of the tests, times, tuning, and
+what macOS logged about the GPU. All of it goes into one archive for an issue, without names of people and
+machines.
+
+Usage: tools/first_mac.py [--out DIR] [--rehearse]   (in the environment that make build has made)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import getpass
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FATTN = (sys.executable, "-m", "torch_fattn")
+# A test that takes a minute says which it is.
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--durations=10"),
+    *("-o", "faulthandler_timeout=60"),
+)
+# What Metal prints, and macOS logs, where the GPU faults or a kernel takes too long.
+FAULT = re.compile(
+    r"kIOGPU|kIOAccel|command buffer (exited|was aborted)|GPU (restart|reset|hang)", re.IGNORECASE
+)
+
+FACTS = r"""
+echo "commit       $(git rev-parse --short HEAD), $(git status --short | wc -l) files changed"
+python -m torch_fattn --version
+python -c 'import platform, torch; print("python", platform.python_version(), "torch", torch.__version__)'
+if [ "$(uname -s)" = Darwin ]; then
+  echo "macOS        $(sw_vers -productVersion) ($(sw_vers -buildVersion))"
+  echo "tools        $(xcode-select -p); $(clang --version | head -1)"
+  echo "metal        $(xcrun -sdk macosx metal --version 2>&1 | head -1)"
+  system_profiler SPDisplaysDataType | grep -E 'Chipset|Number of Cores|Metal'
+  echo "memory       $(($(sysctl -n hw.memsize) >> 30)) GiB"
+  echo "mac          $(sysctl -n hw.model), $(sysctl -n machdep.cpu.brand_string)"
+else
+  uname -srm
+fi
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    command: tuple[str, ...]
+    seconds: int  # the limit
+
+    def run(self, folder: Path) -> Result:
+        """Its output goes to NAME.txt. Nothing that it does ends this program."""
+        path, start = folder / f"{self.name}.txt", time.monotonic()
+        path_of_programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FATTN_")}
+        environment |= {"PATH": path_of_programs, "FATTN_CACHE": str(folder), "COLUMNS": "110"}
+        with path.open("w") as output:
+            try:
+                process = subprocess.Popen(
+                    self.command,
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                status = process.wait(self.seconds)
+                outcome = "ok" if status == 0 else f"exit status {status}"
+            except OSError as error:
+                outcome = f"not started: {error.strerror}"
+            except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
+                late = isinstance(error, subprocess.TimeoutExpired)
+                outcome = f"stopped after {self.seconds} s" if late else "interrupted"
+                for stop in (
+                    signal.SIGINT,
+                    signal.SIGKILL,
+                ):  # pytest tells what it found when it is interrupted
+                    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                        os.killpg(process.pid, stop)
+                        process.wait(10)  # what waits for a GPU that hangs may stay for ever
+        said = path.read_text(errors="replace")
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        faults = sum(FAULT.search(line) is not None for line in lines)
+        return Result(self.name, outcome, time.monotonic() - start, lines[-1] if lines else "", faults)
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    outcome: str
+    seconds: float
+    last_line: str
+    faults: int  # lines that name one
+
+
+def steps(folder: Path, since: datetime.datetime, rehearse: bool) -> list[Step]:
+    """`rehearse`: as little as possible of each, in software if need be."""
+    tests = ["tests/test_edges.py", "-k", "fully_masked"] if rehearse else ["tests"]
+    bench = ["--shapes", "whisper", "--backend", "counts", "--peers"] if rehearse else []
+    tune = ["--anyway", "--op", "prefill", "--dtype", "float16", "--head-dim", "64", "--seconds", "1"]
+    logged = ["log", "show", "--style", "compact", "--start", f"{since:%Y-%m-%d %H:%M:%S}", "--predicate"]
+    found = [
+        Step("facts", ("sh", "-c", FACTS), 60),
+        Step("doctor", (*FATTN, "doctor"), 180),
+        Step("tests", (*PYTEST, "--one-each", "-m", "not host_only and not slow", *tests), 300),
+        Step("bench", (*FATTN, "bench", *bench, "--json", str(folder / "bench.json")), 300),
+        Step("tune", (*FATTN, "tune", *(tune if rehearse else [])), 300),
+    ]
+    if sys.platform == "darwin":
+        messages = ("kIOGPU", "kIOAccel", "command buffer", "GPU restart", "GPU reset", "GPU hang")
+        predicate = " OR ".join(f'eventMessage CONTAINS[c] "{message}"' for message in messages)
+        found.append(Step("log", (*logged, predicate), 120))
+    return found
+
+
+def anonymous(text: str) -> str:
+    """Without the names of this user and this machine, and without paths that hold them."""
+    for path in (ROOT, Path(tempfile.gettempdir()), Path.home()):
+        name = {ROOT: ".", Path.home(): "~"}.get(path, "TMP")
+        for form in {str(path.resolve()), str(path)} - {"/"}:
+            text = text.replace(form, name)
+    text = re.sub(r"(/Users|/home)/[^/\s:'\"]+", r"\1/USER", text)
+    host = socket.gethostname()
+    for secret, name in ((host, "HOST"), (host.partition(".")[0], "HOST"), (getpass.getuser(), "USER")):
+        if secret:
+            text = re.sub(rf"(?<![\w.-]){re.escape(secret)}(?![\w-])", name, text)
+    return text
+
+
+def summary(results: list[Result], facts: str) -> str:
+    """What stands on top: Markdown, to be pasted into an issue."""
+    faults = sum(result.faults for result in results)
+    rows = [
+        f"| {r.name} | {r.outcome} | {r.seconds:.0f} s | {r.last_line[:100].replace('|', '/')} |"
+        for r in results
+    ]
+    lines = [
+        "```text",
+        facts.strip(),
+        "```",
+        "",
+        "| step | | time | its last line |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+    return anonymous("\n".join([*lines, f"Lines that name a fault of the GPU: {faults}"]) + "\n")
+
+
+def pack(folder: Path, results: list[Result]) -> Path:
+    """The summary first, then all that was written."""
+    facts = folder / "facts.txt"
+    (folder / "summary.md").write_text(
+        summary(results, facts.read_text(errors="replace") if facts.exists() else "")
+    )
+    archive = folder.with_suffix(".zip")
+    others = sorted(path for path in folder.iterdir() if path.suffix in (".txt", ".json"))
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in (folder / "summary.md", *others):
+            file.writestr(f"{folder.name}/{path.name}", anonymous(path.read_text(errors="replace")))
+    return archive
+
+
+def run_all(folder: Path, wanted: list[Step]) -> int:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    results: list[Result] = []
+    for step in wanted:
+        print(f"{step.name:8} (at most {step.seconds} s) ...", end=" ", flush=True)
+        results.append(step.run(folder))
+        print(f"{results[-1].outcome}, {results[-1].seconds:.0f} s: {results[-1].last_line[:90]}", flush=True)
+        if results[-1].outcome == "interrupted":
+            break
+    archive = pack(folder, results)
+    print(f"\n{(folder / 'summary.md').read_text()}")
+    print(f"Please open an issue with the lines above, and attach {os.path.relpath(archive)}.")
+    return 0 if all(result.outcome == "ok" for result in results) else 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="first_mac", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "out/first-mac", help="default: out/first-mac")
+    parser.add_argument("--rehearse", action="store_true", help="as little as possible of each step")
+    options = parser.parse_args(arguments)
+    folder = options.out.resolve()
+    return run_all(folder, steps(folder, datetime.datetime.now(), options.rehearse))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
