@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ._compiled import compiled_kernels
+from ._operands import SIGNATURES, public, shown
 
 __all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
@@ -87,9 +88,12 @@ def _settings(values: dict[str, Any]) -> str:
 
 def check_op(asker: str, op: str) -> None:
     if op not in PLANNED:
-        raise ValueError(f"torch_fattn.{asker}: {op!r} is not an operator; use one of {', '.join(PLANNED)}")
+        raise ValueError(
+            f"torch_fattn.{asker}: {shown(op)} is not an operator; use one of {', '.join(PLANNED)}"
+        )
 
 
+@public("torch_fattn.explain", renames=False)
 def explain(
     op: str,
     *operands: Any,
@@ -120,6 +124,8 @@ def explain(
             )
     if device_name is None and (family is not None or cores is not None):
         device_name = "an Apple GPU"
+    SIGNATURES[f"fattn.{op}"].check_call(operands, options)
+    options.pop("return_lse", None)  # which changes no plan
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
     return Explanation(op, plan(*operands, **options, device_name=device_name, family=family, cores=cores))
 
