@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import torch_fattn
 from tests.public_calls import LEFT_OUT, VALID, Arguments, Public, find
 
 PUBLIC = find()
@@ -169,6 +170,7 @@ def faults_of_misfits(public: Public, valid: Callable[[], Arguments], on: str | 
         if error is None:
             given = valid().get(what)
             counts = isinstance(given, Tensor) and given.dtype in (torch.int32, torch.int64)
+            counts = counts and isinstance(value, Tensor)
             if counts and value.is_floating_point() and public.name not in LENIENT:
                 faults.append(f"{what} of {value.dtype} is taken")
         elif public.name in HANDED_ON:
@@ -199,7 +201,7 @@ def test_every_public_function_has_a_call_that_works() -> None:
 
 
 @pytest.mark.host_only
-@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
 @pytest.mark.parametrize("name", WITH_ARGUMENTS)
 def test_a_wrong_type_is_one_sentence(name: str) -> None:
     public, valid = PUBLIC[name], VALID[name]
@@ -208,7 +210,7 @@ def test_a_wrong_type_is_one_sentence(name: str) -> None:
 
 
 @pytest.mark.host_only
-@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
 @pytest.mark.parametrize("name", WITH_ARGUMENTS)
 def test_what_does_not_fit_is_one_sentence(name: str) -> None:
     assert not (faults := faults_of_misfits(PUBLIC[name], VALID[name])), "\n".join(faults)
@@ -233,3 +235,85 @@ def test_missing_and_unknown_arguments_name_the_function(name: str) -> None:
 
 def _signature(public: Public) -> Any:
     return inspect.signature(public.function).parameters.values()
+
+
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
+@pytest.mark.parametrize("name", [n for n in WITH_ARGUMENTS if n not in LENIENT])
+def test_a_tensor_elsewhere_is_one_sentence(name: str) -> None:
+    assert not (faults := faults_of_misfits(PUBLIC[name], VALID[name], on="mps")), "\n".join(faults)
+
+
+# ---- the checks see what they are for
+
+
+def _leaks_attributes(scores: Tensor) -> Tensor:
+    return scores.exp()
+
+
+def _leaks_a_schema(scores: Tensor) -> Tensor:
+    return torch.ops.fattn.softmax(scores)
+
+
+def _leaks_an_inner_call(scores: Tensor, **options: Any) -> Tensor:
+    return torch_fattn.softmax.__wrapped__(scores, **options)  # type: ignore[attr-defined]
+
+
+def _has_no_name(scores: Tensor) -> Tensor:
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores is of type {type(scores).__name__}; pass a tensor")
+    return scores
+
+
+def _has_two_lines(scores: Tensor) -> Tensor:
+    if not isinstance(scores, Tensor):
+        raise TypeError("twin: scores is no tensor\npass one")
+    return scores
+
+
+def _says_nothing(scores: Tensor) -> Tensor:
+    if not isinstance(scores, Tensor):
+        raise TypeError("twin: something is wrong; pass something else")
+    return scores
+
+
+def _takes_anything(scores: Tensor) -> Any:
+    return scores
+
+
+def _takes_float_lengths(seq_lens: Tensor) -> Any:
+    return seq_lens.long()
+
+
+TWINS: list[tuple[Callable[..., Any], Any, str]] = [
+    (_leaks_attributes, [1.5], "AttributeError"),
+    (_leaks_a_schema, [1.5], "raw: "),
+    (_has_no_name, [1.5], "nameless TypeError"),
+    (_has_two_lines, [1.5], "raw: "),
+    (_says_nothing, [1.5], "none of ['scores']"),
+    (_takes_anything, [1.5], "is taken"),
+]
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(("twin", "value", "said"), TWINS)
+def test_a_twin_is_caught(twin: Callable[..., Any], value: Any, said: str) -> None:
+    faults = faults_of_strangers(Public("twin", twin), lambda: {"scores": torch.ones(2, 3)})
+    assert any(said in fault for fault in faults if f"{value}" in fault), faults
+
+
+@pytest.mark.host_only
+def test_more_twins() -> None:
+    """Float lengths, a keyword of an inner function, and a cache that a refused call has changed."""
+    lengths = Public("twin", _takes_float_lengths)
+    assert "seq_lens of torch.float16 is taken" in faults_of_misfits(
+        lengths, lambda: {"seq_lens": torch.ones(2).int()}
+    )
+    error = outcome(Public("twin", _leaks_an_inner_call), {"scores": torch.ones(2, 3), "temperature": 2.0})
+    assert "nameless TypeError" in fault_of(Public("twin", _leaks_an_inner_call), error, [""])  # type: ignore[arg-type]
+
+    def grows(self: Any, sequence: int) -> None:
+        self.allocate()
+        raise TypeError(f"twin: sequence is of type {type(sequence).__name__}; pass a whole number")
+
+    faults = faults_of_strangers(Public("twin", grows), VALID["PagedKVCache.free"])
+    assert any("changes the cache" in fault for fault in faults)

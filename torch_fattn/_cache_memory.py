@@ -86,9 +86,8 @@ class CacheShape:
             raise ValueError(f"{name}: kv_format {self.kv_format!r} is not known; use one of {known}")
         if self.dtype not in DTYPES:
             raise TypeError(
-                f"{name}: dtype {self.dtype} is not torch.float32, torch.float16 or torch.bfloat16; "
-                "give one of "
-                "them, and a kv_format to store keys and values in fewer bits"
+                f"{name}: dtype {self.dtype} is not torch.float32, torch.float16 or torch.bfloat16; give one "
+                "of them, and a kv_format to store keys and values in fewer bits"
             )
         if self.kv_format == "int4" and (self.head_dim % INT4_GROUP or self.value_dim % INT4_GROUP):
             raise ValueError(

@@ -47,6 +47,5 @@ class CacheStep:
         if query.shape[0] != len(self.sequences):
             raise ValueError(
                 f"{method}: query has batch size {query.shape[0]} and the step {len(self.sequences)} "
-                "sequences; "
-                "pass the rows of each"
+                "sequences; pass the rows of each"
             )

@@ -48,15 +48,13 @@ def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor,
     _check_format("quantise", kv_format, FORMATS)
     if not x.is_floating_point() or x.dim() == 0:
         raise TypeError(
-            f"torch_fattn.reference.quantise: x is {x.dtype} of {x.dim()} dimensions; pass rows [..., "
-            "D] of a "
-            "floating dtype"
+            f"torch_fattn.reference.quantise: x is {x.dtype} of {x.dim()} dimensions; pass rows [..., D] of "
+            "a floating dtype"
         )
     if x.shape[-1] == 0 or (kv_format == "int4" and x.shape[-1] % INT4_GROUP):
         raise ValueError(
-            f"torch_fattn.reference.quantise: rows of {x.shape[-1]} columns are not groups of "
-            f"{INT4_GROUP}, as "
-            'int4 has them; use "int8" or "fp8_e4m3"'
+            f"torch_fattn.reference.quantise: rows of {x.shape[-1]} columns cannot be stored as {kv_format}; "
+            f"pass at least one, and for int4 groups of {INT4_GROUP}"
         )
     if not scales and kv_format != "fp8_e4m3":
         raise ValueError(

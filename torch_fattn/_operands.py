@@ -94,6 +94,8 @@ def _is_list(value: Any) -> bool:
 def _words_of(part: Any) -> str:
     if get_origin(part) is Sequence:
         return f"a list of {_words_of(get_args(part)[0]).removeprefix('a ')}s"
+    if get_origin(part) is tuple:
+        return f"({', '.join(_Kind(member).words for member in get_args(part))})"
     if get_origin(part) is not None:
         return f"a {get_origin(part).__name__}"
     if part in _WORDS:
@@ -107,6 +109,9 @@ def _takes(part: Any, value: Any) -> bool:
         return True  # the function has words for others
     if of is Sequence:
         return _is_list(value) and all(_takes(get_args(part)[0], member) for member in value)
+    if of is tuple:
+        kinds = [_Kind(member) for member in get_args(part)]
+        return _is_list(value) and len(value) == len(kinds) and all(map(_Kind.takes, kinds, value))
     if of is bool:
         return isinstance(value, _SYMBOLS[bool]) or type(value).__name__ in ("bool", "bool_")  # numpy's too
     if of is int or of is float:

@@ -156,9 +156,8 @@ def shared_prefix_decode(
     _check_prefix(name, "prefix_value", prefix_value, query, kv_heads)
     if prefix_key.shape[2] != prefix_value.shape[2]:
         raise ValueError(
-            f"{name}: prefix_key has {prefix_key.shape[2]} keys and prefix_value "
-            f"{prefix_value.shape[2]}; pass "
-            "a value for every key"
+            f"{name}: prefix_key has {prefix_key.shape[2]} keys and prefix_value {prefix_value.shape[2]}; "
+            "pass a value for every key"
         )
     value_dims = _columns(prefix_value, prefix_kv_format), _columns(value, options.get("kv_format", "auto"))
     if value_dims[0] != value_dims[1]:

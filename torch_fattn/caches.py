@@ -262,9 +262,8 @@ class PagedKVCache:
         step._check_query("PagedKVCache.decode", query)
         if query.shape[2] > MAX_DECODE_ROWS:
             raise NotImplementedError(
-                f"PagedKVCache.decode: {query.shape[2]} query rows per sequence are above "
-                f"{MAX_DECODE_ROWS}; pass "
-                "all new tokens of the step to PagedKVCache.prefill, packed as its keys are"
+                f"PagedKVCache.decode: {query.shape[2]} query rows per sequence are above {MAX_DECODE_ROWS}; "
+                "pass all new tokens of the step to PagedKVCache.prefill, packed as its keys are"
             )
         assert step.block_tables is not None
         key, value = self._layers.operands(layer)
@@ -304,9 +303,8 @@ class PagedKVCache:
             )
         if query.shape[0] != tokens:
             raise ValueError(
-                f"PagedKVCache.prefill: query has {query.shape[0]} rows and the step {tokens} new "
-                "tokens; pass one "
-                "row for each"
+                f"PagedKVCache.prefill: query has {query.shape[0]} rows and the step {tokens} new tokens; "
+                "pass one row for each"
             )
         assert step.block_tables is not None and step.cu_seqlens_q is not None
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)

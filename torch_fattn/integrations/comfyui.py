@@ -32,8 +32,7 @@ def apply(model: Any) -> Any:
     if not (callable(getattr(model, "clone", None)) and hasattr(model, "model_options")):
         raise TypeError(
             f"torch_fattn.integrations.comfyui.apply: model is of type {type(model).__name__}; pass a "
-            "ModelPatcher, "
-            "which ComfyUI's loaders return"
+            "ModelPatcher, which ComfyUI's loaders return"
         )
     clone = model.clone()
     options = dict(clone.model_options.get("transformer_options", {}))
