@@ -41,8 +41,11 @@ void check_rank(const char* op, const char* name, const Tensor& tensor, int64_t 
 
 void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& first,
                   const char* first_name) {
+  // What is on the CPU moves to the GPU, where the rest is.
+  const bool is_far = first.is_cpu() && !tensor.is_meta();
   TORCH_CHECK_VALUE(tensor.device() == first.device(), op, ": ", name, " is on ", tensor.device(), " and ",
-                    first_name, " on ", first.device(), "; move it with .to(", first_name, ".device)");
+                    first_name, " on ", first.device(), "; move ", is_far ? first_name : name, " with .to(",
+                    is_far ? name : first_name, ".device)");
 }
 
 void check_same_size(const char* op, const char* what, const char* left_name, int64_t left,

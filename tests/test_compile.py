@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import torch_fattn
 from tests import problems
 from tests.problems import Problem
 
@@ -77,6 +78,22 @@ def test_compile_without_graph_break(op: str, dynamic: bool, grad: bool) -> None
     if grad:
         with pytest.raises(RuntimeError, match="no backward.*scaled_dot_product_attention"):
             result.sum().backward()
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("name", [*OPS, "shared_prefix_decode"])
+def test_the_python_functions_compile_without_graph_break(name: str) -> None:
+    """What looks at the types of arguments is no part of a graph."""
+    if name == "shared_prefix_decode":
+        prefix, own = torch.randn(1, 2, 6, 16), torch.randn(2, 2, 4, 16)
+        arguments = {"query": torch.randn(2, 4, 1, 16), "prefix_key": prefix, "prefix_value": prefix}
+        arguments |= {"key": own, "value": own}
+    else:
+        arguments = arguments_of(name, "cpu")
+    function = getattr(torch_fattn, name)
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(**arguments), function(**arguments))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

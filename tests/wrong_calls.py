@@ -12,15 +12,15 @@ Arguments = dict[str, Any]
 UNSUPPORTED = NotImplementedError
 
 
-def valid(op: str) -> Arguments:
+def valid(op: str, device: str = "mps") -> Arguments:
     """Arguments of a call that works."""
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to("mps")
+        return torch.randn(shape, generator=generator).to(device)
 
     def int32(*values: Any) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32).to("mps")
+        return torch.tensor(values, dtype=torch.int32).to(device)
 
     if op == "prefill":
         return {"query": randn(2, 4, 9, 64), "key": randn(2, 2, 24, 64), "value": randn(2, 2, 24, 40)}

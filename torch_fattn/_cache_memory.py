@@ -5,6 +5,7 @@ A copy from the host waits for an "mps" device, so numbers are made there, in ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ._cache_write import cache_write
+from ._head_padding import HEAD_STEP
 from ._kv_formats import INT4_GROUP
 
+MOST_HEAD_DIM = 576  # of the operators
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 STORAGES = {"int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
 
 
@@ -23,6 +27,39 @@ def check_sizes(name: str, least: int, **sizes: int) -> None:
     for what, size in sizes.items():
         if size < least:
             raise ValueError(f"{name}: {what} {size} is not a size; give {least} or more")
+
+
+def check_bytes(name: str, itemsize: int, *shape: int) -> None:
+    if math.prod(max(size, 1) for size in shape) * itemsize > 2**63 - 1:
+        raise ValueError(
+            f"{name}: {' x '.join(map(str, shape))} numbers are more than 2^63 bytes, the largest tensor of "
+            "torch; give smaller sizes"
+        )
+
+
+def _check_dim(name: str, what: str, dim: int) -> None:
+    if dim % HEAD_STEP:
+        padded = dim + -dim % HEAD_STEP
+        more = f"decode with scale={dim} ** -0.5" if what == "head_dim" else f"cut results to {dim} columns"
+        raise ValueError(
+            f"{name}: {what} {dim} is not a positive multiple of {HEAD_STEP}; give {padded}, pad with zeros "
+            f"and {more}"
+        )
+    if dim > MOST_HEAD_DIM:
+        raise NotImplementedError(
+            f"{name}: {what} {dim} is above {MOST_HEAD_DIM}, the largest with a kernel so far; keep keys "
+            "and values in tensors of your own for F.scaled_dot_product_attention"
+        )
+
+
+def _check_device(name: str, device: torch.device | str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f'{name}: device {str(device)!r} holds no tensors here ({reason:.120}); use "mps" or "cpu"'
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -40,11 +77,18 @@ class CacheShape:
 
     def check(self, name: str) -> None:
         check_sizes(name, 1, num_layers=self.num_layers, head_dim=self.head_dim, value_dim=self.value_dim)
+        for what, dim in (("head_dim", self.head_dim), ("value_dim", self.value_dim)):
+            _check_dim(name, what, dim)
+            check_bytes(name, 4, self.num_layers, *self.shape, dim)
+        _check_device(name, self.device)
         if self.kv_format != "auto" and self.kv_format not in STORAGES:
             known = ", ".join(("auto", *STORAGES))
             raise ValueError(f"{name}: kv_format {self.kv_format!r} is not known; use one of {known}")
-        if self.kv_format == "auto" and not self.dtype.is_floating_point:
-            raise TypeError(f"{name}: dtype {self.dtype} is not a floating one; name the kv_format instead")
+        if self.dtype not in DTYPES:
+            raise TypeError(
+                f"{name}: dtype {self.dtype} is not torch.float32, torch.float16 or torch.bfloat16; give one "
+                "of them, and a kv_format to store keys and values in fewer bits"
+            )
         if self.kv_format == "int4" and (self.head_dim % INT4_GROUP or self.value_dim % INT4_GROUP):
             raise ValueError(
                 f"{name}: heads of {self.head_dim} and {self.value_dim} are not multiples of {INT4_GROUP}, "
@@ -93,18 +137,19 @@ class Layers:
         )
         self.write(0, torch.empty(0, dtype=torch.int64, device=shape.device), key, value)
 
-    def _checked(self, layer: int) -> int:
+    def check(self, method: str, layer: int) -> None:
         if not 0 <= layer < len(self._operands):
-            raise IndexError(f"layer {layer} is not one of this cache's {len(self._operands)}; count from 0")
-        return layer
+            raise IndexError(
+                f"{method}: layer {layer} is not one of this cache's {len(self._operands)}; count from 0"
+            )
 
     def operands(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values, `[blocks, slots, kv_heads, columns]`."""
-        return self._operands[self._checked(layer)]
+        return self._operands[layer]
 
     def options(self, layer: int) -> dict[str, Any]:
         """How they are stored, as keyword arguments: nothing if they are as they are."""
-        return self._options[self._checked(layer)]
+        return self._options[layer]
 
     def tensors(self) -> Iterator[Tensor]:
         for operands, options in zip(self._operands, self._options, strict=True):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
+
+from ._operands import check_tensor
 
 __all__ = ["CacheFullError", "CacheStep"]
 
@@ -26,9 +29,23 @@ class CacheStep:
     cu_seqlens_q: Tensor | None = None  # paged: where each sequence's new tokens begin, int32 [batch + 1]
     max_seqlen_q: int = 0  # paged: the most new tokens of a sequence
     shared_blocks: int = 0  # paged: leading blocks that are the same in all sequences
+    _cache: Any = None  # paged: that made this
     _change: int = 0  # of the cache, when this was made
     _appended: set[int] = field(default_factory=set)
 
-    def check_appended(self, method: str, layer: int) -> None:
+    def _check_appended(self, method: str, layer: int) -> None:
         if layer not in self._appended and self.slot_mapping.numel() > 0:
             raise ValueError(f"{method}: layer {layer} has not got this step's tokens; append() them first")
+
+    def _check_query(self, method: str, query: Tensor) -> None:
+        check_tensor(method, "query", query, "[batch, heads, rows, head_dim]")
+        if query.dim() != 4:
+            raise ValueError(
+                f"{method}: query has {query.dim()} dimensions; its shape must be [batch, heads, rows, "
+                "head_dim]"
+            )
+        if query.shape[0] != len(self.sequences):
+            raise ValueError(
+                f"{method}: query has batch size {query.shape[0]} and the step {len(self.sequences)} "
+                "sequences; pass the rows of each"
+            )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._operands import public
+
 __all__ = ["cache_write"]
 
 
+@public("fattn.cache_write")
 def cache_write(
     key: Tensor,
     value: Tensor,

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ._operands import public
+
 __all__ = ["CompiledKernel", "compiled_kernels"]
 
 
@@ -28,9 +30,10 @@ class CompiledKernel:
     def seconds(self) -> float:
         return self.library_seconds + self.pipeline_seconds
 
+    @public("CompiledKernel.is_launched_by")
     def is_launched_by(self, launch: Mapping[str, Any]) -> bool:
         """Whether it is the pipeline of this pass of a plan."""
-        return all(launch[name] == getattr(self, name) for name in ("kernel", "macros", "constants"))
+        return all(launch.get(name) == getattr(self, name) for name in ("kernel", "macros", "constants"))
 
     @property
     def times(self) -> str:

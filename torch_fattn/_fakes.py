@@ -108,9 +108,12 @@ def _check_devices(op: str, tensors: dict[str, Tensor]) -> None:
     first, *others = tensors
     for name in others:
         if tensors[name].device != tensors[first].device:
+            # What is on the CPU moves to the GPU, where the rest is.
+            is_far = tensors[first].device.type == "cpu" and tensors[name].device.type != "meta"
+            moved, other = (first, name) if is_far else (name, first)
             raise ValueError(
                 f"fattn.{op}: {name} is on {tensors[name].device} and {first} on {tensors[first].device}; "
-                f"move it with .to({first}.device)"
+                f"move {moved} with .to({other}.device)"
             )
 
 

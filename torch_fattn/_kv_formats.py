@@ -28,9 +28,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._operands import public
+
 __all__ = ["INT4_GROUP", "dequantise", "quantise"]
 
 INT4_GROUP = 32
+FORMATS = ("int8", "fp8_e4m3", "int4")
 _INT8_MAX = 127.0
 _FP8_MAX = 448.0
 _INT4_MAX = 15.0
@@ -38,9 +41,26 @@ _HALF_MAX = 65504.0
 _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
+@public("torch_fattn.reference.quantise")
 def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor, Tensor | None]:
     """What a cache of that format holds for the rows `[..., D]`, and their scales; `scales=False` is for
     fp8_e4m3."""
+    _check_format("quantise", kv_format, FORMATS)
+    if not x.is_floating_point() or x.dim() == 0:
+        raise TypeError(
+            f"torch_fattn.reference.quantise: x is {x.dtype} of {x.dim()} dimensions; pass rows [..., D] of "
+            "a floating dtype"
+        )
+    if x.shape[-1] == 0 or (kv_format == "int4" and x.shape[-1] % INT4_GROUP):
+        raise ValueError(
+            f"torch_fattn.reference.quantise: rows of {x.shape[-1]} columns cannot be stored as {kv_format}; "
+            f"pass at least one, and for int4 groups of {INT4_GROUP}"
+        )
+    if not scales and kv_format != "fp8_e4m3":
+        raise ValueError(
+            f"torch_fattn.reference.quantise: scales=False leaves {kv_format} without meaning; use it with "
+            '"fp8_e4m3" alone'
+        )
     rows = _flushed(x.detach().cpu().float())
     if kv_format == "int4":
         return _int4_of(rows)
@@ -53,19 +73,47 @@ def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor,
     return (q.round().to(torch.int8) if kv_format == "int8" else _fp8_of(q)), scale
 
 
+@public("torch_fattn.reference.dequantise")
 def dequantise(stored: Tensor, scales: Tensor | None = None, kv_format: str = "auto") -> Tensor:
     """The numbers that a cache `[..., columns]` stands for, in float64 on the CPU: `[..., D]`. A cache of a
     floating dtype stands for itself."""
+    _check_format("dequantise", kv_format, ("auto", *FORMATS))
+    _check_stored(stored, scales, kv_format)
     stored = stored.detach().cpu()
     scales = None if scales is None else scales.detach().cpu().double()
-    if kv_format == "int4":
-        assert scales is not None
+    if kv_format == "int4" and scales is not None:
         nibbles = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(-2).double()
         scale, minimum = scales.repeat_interleave(INT4_GROUP, dim=-2).unbind(-1)
         return minimum + nibbles * scale
     if kv_format == "fp8_e4m3":
         stored = stored.view(torch.float8_e4m3fn)
     return stored.double() if scales is None else stored.double() * scales[..., None]
+
+
+def _check_format(function: str, kv_format: str, known: tuple[str, ...]) -> None:
+    if kv_format not in known:
+        raise ValueError(
+            f"torch_fattn.reference.{function}: kv_format {kv_format!r} is not known; use one of "
+            f"{', '.join(known)}"
+        )
+
+
+def _check_stored(stored: Tensor, scales: Tensor | None, kv_format: str) -> None:
+    name = "torch_fattn.reference.dequantise"
+    if kv_format in ("fp8_e4m3", "int4") and stored.dtype != torch.uint8:
+        raise TypeError(f"{name}: stored is {stored.dtype} and must be torch.uint8 for {kv_format}")
+    if scales is None:
+        if kv_format == "int4":
+            raise ValueError(f"{name}: an int4 cache needs scales; pass scales")
+        return
+    shape = list(stored.shape[:-1])
+    if kv_format == "int4":
+        shape += [stored.shape[-1] * 2 // INT4_GROUP, 2]
+    if list(scales.shape) != shape:
+        raise ValueError(
+            f"{name}: scales has shape {list(scales.shape)} and must be {shape} for a cache of shape "
+            f"{list(stored.shape)}"
+        )
 
 
 def _flushed(x: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._operands import check_tensor
+from ._operands import public
 
 __all__ = ["softcap", "softmax"]
 
 
+@public("fattn.softmax")
 def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
     """Softmax over the last dimension, read once and written once for rows of up to 16,384 columns.
 
@@ -34,10 +35,10 @@ def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
         ValueError: a softcap that is negative or no normal number of float32; sizes above the limits.
         RuntimeError: from `backward`; the operators have no gradient.
     """
-    check_tensor("fattn.softmax", "scores", scores)
     return torch.ops.fattn.softmax(scores, softcap=softcap)
 
 
+@public("fattn.softcap")
 def softcap(x: Tensor, cap: float) -> Tensor:
     """`cap * tanh(x / cap)`, element by element: x where it is small, bounded by +-cap (Gemma 2).
 
@@ -52,5 +53,4 @@ def softcap(x: Tensor, cap: float) -> Tensor:
 
     Raises as `softmax` does.
     """
-    check_tensor("fattn.softcap", "x", x)
     return torch.ops.fattn.softcap(x, cap)

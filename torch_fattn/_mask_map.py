@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._operands import check_tensor
+from ._operands import public
 
 __all__ = ["mask_map"]
 
 
+@public("fattn.mask_map")
 def mask_map(attn_mask: Tensor) -> Tensor:
     """What a mask hides and what it leaves as it is, cell by cell of 16 query rows and 32 keys, so that
     `prefill` can leave out whole cells: of packed documents, of a prefix, of a block-sparse pattern.
@@ -36,7 +37,6 @@ def mask_map(attn_mask: Tensor) -> Tensor:
         TypeError: dtypes; no tensor.
         ValueError: over four dimensions; sizes above the limits of `prefill`.
     """
-    check_tensor("fattn.mask_map", "attn_mask", attn_mask)
     for dim, (size, stride) in enumerate(zip(attn_mask.shape, attn_mask.stride(), strict=True)):
         if stride == 0 and size > 1:
             attn_mask = attn_mask.narrow(dim, 0, 1)

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from ._operands import check_tensor
+from ._operands import public
 
 __all__ = ["merge"]
 
@@ -18,6 +18,7 @@ def merge(outs: Tensor, lses: Tensor, *, return_lse: Literal[False] = ...) -> Te
 def merge(outs: Tensor, lses: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
 @overload
 def merge(outs: Tensor, lses: Tensor, *, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.merge")
 def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """Combine attention over disjoint sets of keys into attention over their union.
 
@@ -28,6 +29,5 @@ def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | t
     Returns:
         out `[B, H, L, D]` of the dtype of outs; with `return_lse` also lse `[B, H, L]`, float32.
     """
-    check_tensor("fattn.merge", "outs", outs, "[parts, batch, heads, length, head_dim]")
     out, lse = torch.ops.fattn.merge(outs, lses)
     return (out, lse) if return_lse else out

@@ -1,31 +1,312 @@
-"""What is said of arguments of the wrong type. Some must be looked at before `torch.ops.fattn` sees them:
-torch finds no operator for a call without a tensor."""
+"""What a public function says of a wrong call: one sentence, which begins with the name that was called.
+
+`public` looks at the types of the arguments before the function runs. Where a function calls another public
+one, it also puts its own name in the place of the other's in an error.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
+import torch
 from torch import Tensor
 from torch.overrides import is_tensor_like
 
+__all__ = ["SIGNATURES", "Signature", "check_tensor", "public", "shown"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_NAMED = re.compile(r"((?:fattn|torch_fattn|PagedKVCache|StaticKVCache)\b[\w.]*): ")
+_NONE = type(None)
+_WORDS: dict[Any, str] = {
+    Tensor: "a tensor",
+    float: "a number",
+    int: "a whole number",
+    bool: "True or False",
+    str: "a string",
+    _NONE: "None",
+}
+_SYMBOLS: dict[Any, tuple[type, ...]] = {
+    bool: (torch.SymBool,),
+    int: (torch.SymInt,),
+    float: (torch.SymInt, torch.SymFloat),
+}
+_LARGEST = 2**63
+
 
 def check_tensor(name: str, what: str, operand: Any, shape: str = "") -> None:
-    if isinstance(operand, Tensor) or is_tensor_like(operand):  # the latter: what stands for one in torch.fx
-        return
-    found = "None" if operand is None else f"of type {type(operand).__name__}"
-    raise TypeError(f"{name}: {what} is {found}; pass a tensor" + (f" of shape {shape}" if shape else ""))
+    if not isinstance(operand, Tensor) and not _stands_in(operand):
+        _refuse(name, what, operand, "a tensor" + (f" of shape {shape}" if shape else ""))
 
 
-_WRONG_TYPE = re.compile(r"Expected a value of type '(.*?)' for argument '(\w+)' .* found type '(.*?)'")
-_IN_WORDS = {"Tensor": "a tensor", "float": "a number", "int": "a whole number", "bool": "True or False"}
+def shown(value: Any) -> str:
+    """A value within a sentence."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
-def in_a_sentence(name: str, error: RuntimeError) -> Exception:
-    """Of an argument of another type torch prints the whole value and the schema. Other errors stay."""
-    if (found := _WRONG_TYPE.search(str(error))) is None:
-        return error
-    wanted, what, given = found.groups()
-    inner = wanted.removeprefix("Optional[").removesuffix("]")
-    words = _IN_WORDS.get(inner, inner) + (" or None" if inner != wanted else "")
-    return TypeError(f"{name}: {what} is of type {given}; pass {words}")
+def _refuse(name: str, what: str, value: Any, wanted: str) -> NoReturn:
+    found = "None" if value is None else f"of type {type(value).__name__}"
+    raise TypeError(f"{name}: {what} is {found}; pass {wanted}")
+
+
+def _stands_in(value: Any) -> bool:
+    """For any argument, while torch.fx traces."""
+    return not isinstance(value, Tensor) and is_tensor_like(value)
+
+
+class _Kind:
+    """The values that an annotation allows."""
+
+    def __init__(self, annotation: Any) -> None:
+        self.parts = get_args(annotation) if _is_union(annotation) else (annotation,)
+        self.any = Any in self.parts
+        classes = {part for part in self.parts if isinstance(part, type)}
+        self.exact = frozenset(classes | ({int} if float in classes else set()))  # the usual types
+
+    @property
+    def words(self) -> str:
+        return " or ".join(_words_of(part) for part in self.parts)
+
+    def takes(self, value: Any) -> bool:
+        return self.any or any(_takes(part, value) for part in self.parts) or _stands_in(value)
+
+    def stranger_in(self, value: Any) -> list[Any]:
+        """The first member of a list that has no place in it."""
+        members = [get_args(part)[0] for part in self.parts if get_origin(part) is Sequence]
+        if not members or not _is_list(value):
+            return []
+        return [member for member in value if not _takes(members[0], member)][:1]
+
+
+def _is_union(annotation: Any) -> bool:
+    return type(annotation).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _words_of(part: Any) -> str:
+    if get_origin(part) is Sequence:
+        return f"a list of {_words_of(get_args(part)[0]).removeprefix('a ')}s"
+    if get_origin(part) is tuple:
+        return f"({', '.join(_Kind(member).words for member in get_args(part))})"
+    if get_origin(part) is not None:
+        return f"a {get_origin(part).__name__}"
+    if part in _WORDS:
+        return _WORDS[part]
+    return f"a {'torch.' if part.__module__ == 'torch' else ''}{part.__name__}"
+
+
+def _takes(part: Any, value: Any) -> bool:
+    of = get_origin(part) or part
+    if of in (Iterable, Literal):
+        return True  # the function has words for others
+    if of is Sequence:
+        return _is_list(value) and all(_takes(get_args(part)[0], member) for member in value)
+    if of is tuple:
+        kinds = [_Kind(member) for member in get_args(part)]
+        return _is_list(value) and len(value) == len(kinds) and all(map(_Kind.takes, kinds, value))
+    if of is bool:
+        return isinstance(value, _SYMBOLS[bool]) or type(value).__name__ in ("bool", "bool_")  # numpy's too
+    if of is int or of is float:
+        if isinstance(value, Tensor):  # torch takes one for a number
+            return of is float and value.dim() == 0
+        numbers = (Integral if of is int else Real, *_SYMBOLS[of])
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    return isinstance(value, of)
+
+
+class Signature:
+    """The arguments of a public function; with `options`, the keywords of another one among them."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        options: Signature | None = None,
+        refused_by: str | None = None,
+    ) -> None:
+        self.name = name
+        self._refused_by = refused_by
+        self._options = options
+        self._arguments = inspect.signature(function)
+        parameters = self._arguments.parameters.values()
+        self._kinds = {
+            each.name: _Kind(_evaluated(each.annotation, function))
+            for each in parameters
+            if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.name != "self"
+        }
+        self._places = tuple(
+            each.name
+            for each in parameters
+            if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        )
+        self._keywords = self._kinds | (options._only_by_name() if options else {})
+        # An operator names the shape that it wants in the place of None.
+        judges_none = name.startswith("fattn.")
+        self._exact = {
+            what: kind.exact | {_NONE} if judges_none and Tensor in kind.exact else kind.exact
+            for what, kind in self._keywords.items()
+        }
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._keywords)
+
+    def _only_by_name(self) -> dict[str, _Kind]:
+        parameters = self._arguments.parameters
+        return {
+            name: self._kinds[name]
+            for name in self._kinds
+            if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        }
+
+    def check(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Raises TypeError for an argument of another type."""
+        exact = self._exact
+        for what, value in zip(self._places, arguments, strict=False):
+            if what != "self" and type(value) not in exact[what]:
+                self._look_closer(what, value)
+        for what, value in keywords.items():
+            if what not in exact:
+                self._refuse_unknown(what)
+            elif type(value) not in exact[what]:
+                self._look_closer(what, value)
+
+    def check_call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Raises TypeError also for an argument that is missing, or one too many."""
+        try:
+            self._arguments.bind(*arguments, **keywords)
+        except TypeError as error:
+            function = self.name.rpartition(".")[2]
+            raise TypeError(f"{self.name}: {error}; pass the arguments of torch_fattn.{function}") from None
+        self.check(arguments, keywords)
+        self._check_strictly(arguments, keywords)
+
+    def of(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], error: Exception) -> Exception:
+        """The error in this function's name. One that has no name is a fault of ours or of torch, unless an
+        argument explains it."""
+        if str(error).startswith("fattn attention in "):  # the name of a layer
+            return error
+        named = _NAMED.match(str(error))
+        if named is None or self._refused_by is not None:
+            if not self._takes_call(arguments, keywords):
+                return error  # Python's own words name the function
+            self._check_strictly(arguments, keywords)
+            if "meta tensor" in str(error):
+                self._refuse_meta(arguments, keywords)
+            if self._refused_by is not None:
+                error = _refusal(self._refused_by, arguments, keywords) or error
+                named = _NAMED.match(str(error))
+        if named is None or named.group(1) == self.name:
+            return error
+        return type(error)(self.name + str(error)[named.end(1) :])
+
+    def _takes_call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+        try:
+            self._arguments.bind(*arguments, **keywords)
+        except TypeError:
+            return False
+        return True
+
+    def _refuse_meta(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        for what, _kind, value in self._given(arguments, keywords):
+            if isinstance(value, Tensor) and value.is_meta:
+                raise ValueError(f"{self.name}: {what} is on meta, which holds no numbers; pass them")
+
+    def _given(
+        self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> Iterator[tuple[str, _Kind, Any]]:
+        given = {**dict(zip(self._places, arguments, strict=False)), **keywords}
+        for what, value in given.items():
+            if what in self._keywords:
+                yield what, self._keywords[what], value
+
+    def _check_strictly(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        for what, kind, value in self._given(arguments, keywords):
+            if not kind.takes(value):
+                _refuse(self.name, what, value, kind.words)
+            if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+                raise ValueError(
+                    f"{self.name}: {what} {value:.3g} has more than 64 bits; pass a smaller number"
+                )
+
+    def _look_closer(self, what: str, value: Any) -> None:
+        kind = self._keywords[what]
+        if kind.takes(value):
+            return
+        if stranger := kind.stranger_in(value):
+            raise TypeError(f"{self.name}: {what} holds {shown(stranger[0])}; pass {kind.words}")
+        _refuse(self.name, what, value, kind.words)
+
+    def _refuse_unknown(self, what: str) -> None:
+        """Python itself has words for it unless the function takes keywords for another one."""
+        if self._options is not None:
+            raise TypeError(
+                f"{self.name}: there is no option {what!r}; the options are "
+                f"{', '.join(self._options._only_by_name())}"
+            )
+
+
+SIGNATURES: dict[str, Signature] = {}  # by the name that errors begin with
+
+
+def public(
+    name: str,
+    *,
+    options: str | None = None,
+    refused_by: str | None = None,
+    ahead: bool = True,
+    renames: bool = True,
+) -> Callable[[_Function], _Function]:
+    """Decorates a function whose errors begin with `name`.
+
+    options: the public function whose keywords it takes beside its own.
+    refused_by: the operator that has words for shapes that do not fit.
+    ahead: False: types are looked at only after an error.
+    renames: False: an error in the name of another public function stays.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        signature = Signature(name, function, SIGNATURES[options] if options else None, refused_by)
+        SIGNATURES[name] = signature
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return function(*arguments, **keywords)
+            if ahead:
+                signature.check(arguments, keywords)
+            try:
+                return function(*arguments, **keywords)
+            except Exception as error:
+                own = signature.of(arguments, keywords, error) if renames else error
+                if own is error:
+                    raise
+                raise own from None
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _refusal(op: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Exception | None:
+    def on_meta(value: Any) -> Any:
+        return value.detach().to("meta") if isinstance(value, Tensor) else value
+
+    named = {name: on_meta(value) for name, value in keywords.items()}
+    try:
+        getattr(torch.ops.fattn, f"_plan_{op}")(*map(on_meta, arguments), **named)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as refusal:
+        return refusal
+    return None
+
+
+def _evaluated(annotation: Any, function: Callable[..., Any]) -> Any:
+    return eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation

@@ -12,7 +12,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from ._operands import in_a_sentence
+from ._operands import public
 
 __all__ = ["MAX_DECODE_ROWS", "decode", "prefill"]
 
@@ -80,6 +80,7 @@ def prefill(
     token_major_out: bool = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.prefill")
 def prefill(
     query: Tensor,
     key: Tensor,
@@ -154,26 +155,23 @@ def prefill(
     Staats 2021) over tiles of keys, so that the score matrix never reaches memory. Keeping scores and result
     in simdgroup matrix registers follows ideas of MLX's "steel" attention and of llama.cpp's Metal kernels.
     """
-    try:
-        out, lse = torch.ops.fattn.prefill(
-            query,
-            key,
-            value,
-            attn_mask,
-            mask_map=mask_map,
-            is_causal=is_causal,
-            q_offset=q_offset,
-            window_left=window_left,
-            window_right=window_right,
-            sink_tokens=sink_tokens,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-            softcap=softcap,
-            scale=scale,
-            token_major_out=token_major_out,
-        )
-    except RuntimeError as error:
-        raise in_a_sentence("fattn.prefill", error) from None
+    out, lse = torch.ops.fattn.prefill(
+        query,
+        key,
+        value,
+        attn_mask,
+        mask_map=mask_map,
+        is_causal=is_causal,
+        q_offset=q_offset,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+        token_major_out=token_major_out,
+    )
     return (out, lse) if return_lse else out
 
 
@@ -243,6 +241,7 @@ def decode(
     token_major_out: bool = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.decode")
 def decode(
     query: Tensor,
     key: Tensor,
@@ -303,26 +302,23 @@ def decode(
     one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
     bit of a sequence's result depends on the rest of the batch or on the capacity.
     """
-    try:
-        out, lse = torch.ops.fattn.decode(
-            query,
-            key,
-            value,
-            seq_lens,
-            attn_mask=attn_mask,
-            tree_mask=tree_mask,
-            window_left=window_left,
-            window_right=window_right,
-            sink_tokens=sink_tokens,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-            softcap=softcap,
-            scale=scale,
-            key_scales=key_scales,
-            value_scales=value_scales,
-            kv_format=kv_format,
-            token_major_out=token_major_out,
-        )
-    except RuntimeError as error:
-        raise in_a_sentence("fattn.decode", error) from None
+    out, lse = torch.ops.fattn.decode(
+        query,
+        key,
+        value,
+        seq_lens,
+        attn_mask=attn_mask,
+        tree_mask=tree_mask,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
+        token_major_out=token_major_out,
+    )
     return (out, lse) if return_lse else out

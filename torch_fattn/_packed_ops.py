@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from ._operands import in_a_sentence
+from ._operands import public
 
 __all__ = ["paged_prefill", "varlen_prefill"]
 
@@ -81,6 +81,7 @@ def paged_prefill(
     kv_format: str = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.paged_prefill")
 def paged_prefill(
     query: Tensor,
     key_cache: Tensor,
@@ -127,29 +128,26 @@ def paged_prefill(
     FATTN_CHECK=1 in the environment they raise ValueError, as do a first entry other than 0 and a sequence of
     more than max_seqlen_q rows.
     """
-    try:
-        out, lse = torch.ops.fattn.paged_prefill(
-            query,
-            key_cache,
-            value_cache,
-            block_tables,
-            seq_lens,
-            cu_seqlens_q,
-            max_seqlen_q,
-            is_causal=is_causal,
-            window_left=window_left,
-            window_right=window_right,
-            sink_tokens=sink_tokens,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-            softcap=softcap,
-            scale=scale,
-            key_scales=key_scales,
-            value_scales=value_scales,
-            kv_format=kv_format,
-        )
-    except RuntimeError as error:
-        raise in_a_sentence("fattn.paged_prefill", error) from None
+    out, lse = torch.ops.fattn.paged_prefill(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        cu_seqlens_q,
+        max_seqlen_q,
+        is_causal=is_causal,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
+    )
     return (out, lse) if return_lse else out
 
 
@@ -216,6 +214,7 @@ def varlen_prefill(
     scale: float | None = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.varlen_prefill")
 def varlen_prefill(
     query: Tensor,
     key: Tensor,
@@ -266,25 +265,22 @@ def varlen_prefill(
     No work is spent on padding. A launch has at most B + 1 threadgroups for each key-value head more than
     there are tiles of rows; they end at once.
     """
-    try:
-        out, lse = torch.ops.fattn.varlen_prefill(
-            query,
-            key,
-            value,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            is_causal=is_causal,
-            q_offset=q_offset,
-            window_left=window_left,
-            window_right=window_right,
-            sink_tokens=sink_tokens,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-            softcap=softcap,
-            scale=scale,
-        )
-    except RuntimeError as error:
-        raise in_a_sentence("fattn.varlen_prefill", error) from None
+    out, lse = torch.ops.fattn.varlen_prefill(
+        query,
+        key,
+        value,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        is_causal=is_causal,
+        q_offset=q_offset,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+    )
     return (out, lse) if return_lse else out

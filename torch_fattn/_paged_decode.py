@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from ._operands import in_a_sentence
+from ._operands import public
 
 __all__ = ["paged_decode"]
 
@@ -81,6 +81,7 @@ def paged_decode(
     token_major_out: bool = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.paged_decode")
 def paged_decode(
     query: Tensor,
     key_cache: Tensor,
@@ -120,27 +121,24 @@ def paged_decode(
 
     Block tables are vLLM's PagedAttention (Kwon et al. 2023).
     """
-    try:
-        out, lse = torch.ops.fattn.paged_decode(
-            query,
-            key_cache,
-            value_cache,
-            block_tables,
-            seq_lens,
-            attn_mask=attn_mask,
-            tree_mask=tree_mask,
-            window_left=window_left,
-            window_right=window_right,
-            sink_tokens=sink_tokens,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-            softcap=softcap,
-            scale=scale,
-            key_scales=key_scales,
-            value_scales=value_scales,
-            kv_format=kv_format,
-            token_major_out=token_major_out,
-        )
-    except RuntimeError as error:
-        raise in_a_sentence("fattn.paged_decode", error) from None
+    out, lse = torch.ops.fattn.paged_decode(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        attn_mask=attn_mask,
+        tree_mask=tree_mask,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
+        token_major_out=token_major_out,
+    )
     return (out, lse) if return_lse else out

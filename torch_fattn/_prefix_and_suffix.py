@@ -7,6 +7,7 @@ whose tiles hold more. What tells rows apart there, an attn_mask or a window, be
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ PREFILL_ROWS = 2048
 DECODE_ROWS = 32
 # Of wider heads a threadgroup of prefill has no more rows than one of decode.
 PREFILL_HEAD_DIM = 128
+# Arguments of `decode`, in its refusals.
+_OF_KEYS = re.compile(r"\b(?<!-)(?:(?:key|value)(?:_scales)?|kv_format)\b(?!-)")
 
 
 @dataclass
@@ -37,9 +40,18 @@ class Keys:
     seq_lens: Tensor | None = None
     block_tables: Tensor | None = None
     stored: dict[str, Any] = field(default_factory=dict)  # scales and format
+    is_separate_prefix: bool = False  # whose arguments have names of their own
 
     def decode(self, query: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         options |= self.stored
+        try:
+            return self._decode(query, options)
+        except (NotImplementedError, TypeError, ValueError) as refusal:
+            if not self.is_separate_prefix:
+                raise
+            raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", str(refusal))) from None
+
+    def _decode(self, query: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         if self.block_tables is None:
             return decode(query, self.key, self.value, self.seq_lens, return_lse=True, **options)
         assert self.seq_lens is not None
@@ -120,10 +132,11 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """`is_empty` `[B]`: sequences that do not even have the prefix."""
     keys = prefix.length + suffix.length
-    if attn_mask is not None and (attn_mask.dim() == 0 or attn_mask.shape[-1] not in (1, keys)):
+    whole = (*rows.query.shape[:3], keys)
+    if attn_mask is not None and not _is_broadcastable(attn_mask, whole):
         raise ValueError(
-            f"{name}: attn_mask of shape {list(attn_mask.shape)} cannot be broadcast over {keys} keys; its "
-            "last dimension counts those of the prefix and of the capacity behind it"
+            f"{name}: attn_mask of shape {list(attn_mask.shape)} cannot be broadcast over {keys} keys, to "
+            f"{list(whole)}; its last dimension counts those of the prefix and of the capacity behind it"
         )
     own = {
         "attn_mask": _columns(attn_mask, prefix.length, None),
@@ -198,9 +211,14 @@ def _under_window(mask: Tensor | None, in_window: Tensor) -> Tensor:
     return mask & in_window if mask.dtype == torch.bool else mask.where(in_window, -torch.inf)
 
 
+def _is_broadcastable(mask: Tensor, shape: tuple[int, ...]) -> bool:
+    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
+    return mask.dim() <= len(shape) and all(size in (1, full) for size, full in sizes)
+
+
 def _columns(mask: Tensor | None, first: int, end: int | None) -> Tensor | None:
     """Those of a part of the keys, in four dimensions."""
-    if mask is None or mask.dim() > 4:
-        return mask
+    if mask is None:
+        return None
     mask = mask[(None,) * (4 - mask.dim())]
     return mask if mask.shape[-1] == 1 else mask[..., first:end]

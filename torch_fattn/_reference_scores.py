@@ -7,11 +7,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from ._operands import public
+
 __all__ = ["mask_map", "softcap", "softmax"]
 
 _INF = float("inf")
 
 
+@public("torch_fattn.reference.mask_map", refused_by="mask_map")
 def mask_map(attn_mask: Tensor) -> Tensor:
     """Of each cell of 16 rows and 32 keys: 0 if every entry hides, 2 if every entry is True or 0, else 1, and
     `4 << f` more if key fragment f, 8 keys, hides everything."""
@@ -31,6 +34,7 @@ def mask_map(attn_mask: Tensor) -> Tensor:
     return cells
 
 
+@public("torch_fattn.reference.softmax", refused_by="softmax")
 def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
     """Over the last dimension. -inf is hidden from the cap as from the sum: a row of nothing else is 0."""
     scores = scores.detach().cpu().double()
@@ -40,6 +44,7 @@ def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
     return scores.softmax(-1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
 
 
+@public("torch_fattn.reference.softcap", refused_by="softcap")
 def softcap(x: Tensor, cap: float) -> Tensor:
     """`cap * tanh(x / cap)` of each element."""
     return cap * torch.tanh(x.detach().cpu().double() / cap)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._operands import public
 from ._routing import REASONS
 
 __all__ = ["sdpa"]
@@ -16,6 +17,7 @@ __all__ = ["sdpa"]
 _warned: set[str] = set()
 
 
+@public("torch_fattn.sdpa")
 def sdpa(
     query: Tensor,
     key: Tensor,
@@ -61,5 +63,5 @@ def _warn(reason: str) -> None:
         return
     _warned.add(reason)
     warnings.warn(
-        f"torch_fattn.sdpa: {REASONS[reason]}; torch's own scaled_dot_product_attention is used", stacklevel=3
+        f"torch_fattn.sdpa: {REASONS[reason]}; torch's own scaled_dot_product_attention is used", stacklevel=4
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 from torch import Tensor
 
-from ._operands import check_tensor
+from ._operands import check_tensor, public
 from ._paged_decode import paged_decode
 from ._prefix_and_suffix import Keys, Rows, attend
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["DecodeOptions", "shared_prefix_decode", "shared_prefix_paged_decode"]
+
+POOL = ("num_blocks", "block_size", "Hkv")
 
 
 class DecodeOptions(TypedDict, total=False):
@@ -87,6 +89,7 @@ def shared_prefix_decode(
     return_lse: bool,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("torch_fattn.shared_prefix_decode", options="fattn.decode")
 def shared_prefix_decode(
     query: Tensor,
     prefix_key: Tensor,
@@ -144,12 +147,23 @@ def shared_prefix_decode(
     if block_tables is None:
         _check_shape(name, "key", key, "B", "Hkv", "capacity", "D")
     else:
-        _check_shape(name, "key", key, "num_blocks", "block_size", "Hkv", "D")
+        _check_shape(name, "key", key, *POOL, "D")
         _check_shape(name, "block_tables", block_tables, "B", "max_blocks")
     kv_heads = key.shape[1 if block_tables is None else 2]
     _check_heads(name, query, kv_heads)
-    _check_prefix(name, "prefix_key", prefix_key, kv_heads)
-    _check_prefix(name, "prefix_value", prefix_value, kv_heads)
+    _check_shape(name, "value", value, *(("B", "Hkv", "capacity") if block_tables is None else POOL), "Dv")
+    _check_prefix(name, "prefix_key", prefix_key, query, kv_heads)
+    _check_prefix(name, "prefix_value", prefix_value, query, kv_heads)
+    if prefix_key.shape[2] != prefix_value.shape[2]:
+        raise ValueError(
+            f"{name}: prefix_key has {prefix_key.shape[2]} keys and prefix_value {prefix_value.shape[2]}; "
+            "pass a value for every key"
+        )
+    value_dims = _columns(prefix_value, prefix_kv_format), _columns(value, options.get("kv_format", "auto"))
+    if value_dims[0] != value_dims[1]:
+        raise ValueError(
+            f"{name}: prefix_value has head_dim {value_dims[0]} and value {value_dims[1]}; they must be equal"
+        )
     if block_tables is not None and seq_lens is None:
         raise ValueError(
             f"{name}: block_tables came without seq_lens; pass the length of every suffix, int32 [B]"
@@ -166,6 +180,7 @@ def shared_prefix_decode(
             "value_scales": prefix_value_scales,
             "kv_format": prefix_kv_format,
         },
+        is_separate_prefix=True,
     )
     if seq_lens is not None:
         _check_lengths(name, seq_lens, _least_own(query, options))
@@ -212,6 +227,7 @@ def shared_prefix_paged_decode(
     return_lse: bool,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("torch_fattn.shared_prefix_paged_decode", options="fattn.decode")
 def shared_prefix_paged_decode(
     query: Tensor,
     key_cache: Tensor,
@@ -240,9 +256,12 @@ def shared_prefix_paged_decode(
     of its rounding and of what it reads holds here too.
     """
     name = "torch_fattn.shared_prefix_paged_decode"
-    _check_shape(name, "key_cache", key_cache, "num_blocks", "block_size", "Hkv", "D")
+    _check_shape(name, "key_cache", key_cache, *POOL, "D")
     _check_shape(name, "block_tables", block_tables, "B", "max_blocks")
+    _check_shape(name, "seq_lens", seq_lens, "B")
     _check_heads(name, query, key_cache.shape[2])
+    for what, numbers in (("block_tables", block_tables), ("seq_lens", seq_lens)):
+        _check_numbers(name, what, numbers, query)
     most = block_tables.shape[1]
     if not 0 <= shared_blocks <= most:
         raise ValueError(
@@ -309,6 +328,27 @@ def _check_shape(name: str, what: str, operand: Tensor, *names: str) -> None:
         )
 
 
+def _check_numbers(name: str, what: str, numbers: Tensor, query: Tensor) -> None:
+    if numbers.dtype != torch.int32:
+        raise TypeError(
+            f"{name}: {what} is {numbers.dtype} and must be torch.int32; convert it with .to(torch.int32)"
+        )
+    if numbers.device != query.device:
+        raise ValueError(
+            f"{name}: {what} is on {numbers.device} and query on {query.device}; move it with "
+            ".to(query.device)"
+        )
+    if numbers.shape[0] != query.shape[0]:
+        raise ValueError(
+            f"{name}: query has batch size {query.shape[0]} and {what} has {numbers.shape[0]}; they "
+            "must be equal"
+        )
+
+
+def _columns(stored: Tensor, kv_format: str) -> int:
+    return stored.shape[3] * (2 if kv_format == "int4" and stored.dtype == torch.uint8 else 1)
+
+
 def _check_heads(name: str, query: Tensor, kv_heads: int) -> None:
     _check_shape(name, "query", query, "B", "Hq", "Lq", "D")
     if query.shape[1] % max(kv_heads, 1) != 0:
@@ -318,12 +358,16 @@ def _check_heads(name: str, query: Tensor, kv_heads: int) -> None:
         )
 
 
-def _check_prefix(name: str, what: str, prefix: Tensor, kv_heads: int) -> None:
+def _check_prefix(name: str, what: str, prefix: Tensor, query: Tensor, kv_heads: int) -> None:
     _check_shape(name, what, prefix, "1", "Hkv", "P", "dim")
     if prefix.shape[0] != 1 or prefix.shape[1] != kv_heads:
         raise ValueError(
             f"{name}: {what} of shape {list(prefix.shape)} is not one prefix for all; pass [1, {kv_heads}, "
             "P, dim], with the key-value heads of key"
+        )
+    if prefix.device != query.device:
+        raise ValueError(
+            f"{name}: {what} is on {prefix.device} and query on {query.device}; move both to one device"
         )
 
 
@@ -335,7 +379,7 @@ def _is_checked() -> bool:
 def _check_lengths(name: str, seq_lens: Tensor, least: int, *, or_zero: bool = False) -> None:
     if not _is_checked():
         return
-    for b, length in enumerate(seq_lens.tolist()):
+    for b, length in enumerate(seq_lens.flatten().tolist()):
         if length < least and not (or_zero and length == 0):
             raise ValueError(
                 f"{name}: seq_lens[{b}] is {length} and must be at least {least}, so that no query row lies "
@@ -346,7 +390,7 @@ def _check_lengths(name: str, seq_lens: Tensor, least: int, *, or_zero: bool = F
 def _check_shared(name: str, blocks: Tensor, seq_lens: Tensor) -> None:
     if not _is_checked():
         return
-    used = [(b, blocks[b].tolist()) for b, length in enumerate(seq_lens.tolist()) if length > 0]
+    used = [(b, blocks[b].tolist()) for b, length in enumerate(seq_lens.flatten().tolist()) if length > 0]
     for b, table in used:
         if table != used[0][1]:
             raise ValueError(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._cache_memory import CacheShape, Layers, check_sizes, counts_of, new_tokens
 from ._cache_step import CacheFullError, CacheStep
+from ._operands import public
 from ._ops import decode
 
 __all__ = ["StaticKVCache"]
@@ -29,6 +30,7 @@ class StaticKVCache:
     Layer i is `keys(i)` `[batch, kv_heads, capacity, dim]`, of which the first `lengths[b]` are filled.
     """
 
+    @public("StaticKVCache")
     def __init__(
         self,
         num_layers: int,
@@ -60,6 +62,7 @@ class StaticKVCache:
     def lengths(self) -> tuple[int, ...]:
         return tuple(self._lengths)
 
+    @public("StaticKVCache.extend")
     def extend(self, tokens: int | Sequence[int]) -> CacheStep:
         """Room for that many new tokens of every sequence, or of each its own number.
 
@@ -87,9 +90,10 @@ class StaticKVCache:
         )
         return self._last
 
+    @public("StaticKVCache.append")
     def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
         """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
-        self._check("append", step)
+        self._check("append", layer, step)
         self._layers.write(layer, step.slot_mapping, key, value)
         step._appended.add(layer)
 
@@ -105,21 +109,27 @@ class StaticKVCache:
     def decode(
         self, layer: int, step: CacheStep, query: Tensor, *, return_lse: bool, **options: Any
     ) -> Tensor | tuple[Tensor, Tensor]: ...
+    @public("StaticKVCache.decode", options="fattn.decode")
     def decode(self, layer: int, step: CacheStep, query: Tensor, **options: Any) -> Any:
         """`torch_fattn.decode` of query `[batch, heads, rows, head_dim]`, the newest tokens, with its options
         and result."""
-        self._check("decode", step)
-        step.check_appended("StaticKVCache.decode", layer)
+        self._check("decode", layer, step)
+        step._check_appended("StaticKVCache.decode", layer)
+        step._check_query("StaticKVCache.decode", query)
         stored = {
             name: option.transpose(1, 2) if isinstance(option, Tensor) else option
             for name, option in self._layers.options(layer).items()
         }
         return decode(query, self.keys(layer), self.values(layer), step.seq_lens, **(options | stored))
 
+    @public("StaticKVCache.keys")
     def keys(self, layer: int) -> Tensor:
+        self._layers.check("StaticKVCache.keys", layer)
         return self._layers.operands(layer)[0].transpose(1, 2)
 
+    @public("StaticKVCache.values")
     def values(self, layer: int) -> Tensor:
+        self._layers.check("StaticKVCache.values", layer)
         return self._layers.operands(layer)[1].transpose(1, 2)
 
     def reset(self) -> None:
@@ -128,7 +138,8 @@ class StaticKVCache:
         self._seq_lens = torch.zeros_like(self._seq_lens)
         self._last = None
 
-    def _check(self, method: str, step: CacheStep) -> None:
+    def _check(self, method: str, layer: int, step: CacheStep) -> None:
+        self._layers.check(f"StaticKVCache.{method}", layer)
         if step is not self._last:
             raise ValueError(
                 f"StaticKVCache.{method}: this step is not the last one; use what the last extend() returned"

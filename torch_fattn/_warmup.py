@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ._compiled import CompiledKernel, compiled_kernels
+from ._operands import SIGNATURES, public, shown
 from ._sizes import operands_of
 from .plans import OPERATORS, Explanation, check_op
 
@@ -42,6 +43,7 @@ class Warmup:
         return "\n".join(lines + [f"  {kernel}" for kernel in self.compiled])
 
 
+@public("torch_fattn.warmup", renames=False)
 def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any, **options: Any) -> Warmup:
     """Compiles the kernels of calls that will come, so that the first of them is as fast as the others.
 
@@ -98,7 +100,10 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
     check_op("warmup", op)
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
     _check_names(op, options, () if operands else _SIZES)
+    signature = SIGNATURES[f"fattn.{op}"]
+    options.pop("return_lse", None)  # which has no kernels of its own
     if operands:
+        signature.check_call(operands, options)
         yield Explanation(op, plan(*operands, **options, compile=True))
         return
     if op not in (*OPERATORS, "mask_map"):
@@ -107,6 +112,7 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
             '"meta"'
         )
     sizes = {name: options.pop(name) for name in _SIZES if name in options}
+    signature.check((), options)
     if op != "merge":
         sizes.setdefault("kv_len", LENGTHS)
     if op == "decode":
@@ -116,23 +122,29 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
         for value in values:
             _check_size(op, name, value)
     for chosen in product(*lists):
-        tensors, keywords = operands_of(op, **dict(zip(sizes, chosen, strict=True)))
+        try:
+            tensors, keywords = operands_of(op, **dict(zip(sizes, chosen, strict=True)))
+        except ValueError as error:
+            raise ValueError(f"torch_fattn.warmup: {error}") from None
         yield Explanation(op, plan(*tensors, **keywords, **options, compile=True))
 
 
 def _pairs(calls: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not isinstance(calls, Iterable):
         raise TypeError(
-            f"torch_fattn.warmup: calls is {calls!r}; pass an operator, or a list of (op, keywords)"
+            f"torch_fattn.warmup: calls is {shown(calls)}; pass an operator, or a list of (op, keywords)"
         )
     for call in calls:
         if not (isinstance(call, (tuple, list)) and len(call) == 2 and isinstance(call[1], Mapping)):
-            raise TypeError(f"torch_fattn.warmup: {call!r} is not a call; write (op, keywords) for each")
+            raise TypeError(
+                f"torch_fattn.warmup: calls holds {shown(call)}, which is not a call; write (op, keywords) "
+                "for each"
+            )
         yield call[0], call[1]
 
 
 def _option_names(op: str) -> set[str]:
-    return {argument.name for argument in getattr(torch.ops.fattn, f"_plan_{op}").default._schema.arguments}
+    return {*SIGNATURES[f"fattn.{op}"].names}
 
 
 def _check_names(op: str, options: dict[str, Any], sizes: tuple[str, ...]) -> None:
@@ -144,7 +156,7 @@ def _check_names(op: str, options: dict[str, Any], sizes: tuple[str, ...]) -> No
 
 def _check_size(op: str, name: str, value: Any) -> None:
     """One value of a size; a number by any type that Python counts with."""
-    said = f"torch_fattn.warmup: {name} {value!r}"
+    said = f"torch_fattn.warmup: {name} {shown(value)}"
     if name in _DTYPES:
         if not (isinstance(value, torch.dtype) or (value is None and _DTYPES[name])):
             raise TypeError(f"{said} is not a torch.dtype; pass torch.float16, say")

@@ -24,8 +24,19 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ._cache_memory import CacheShape, Layers, check_sizes, counts_of, fill, new_tokens, on_device
+from ._cache_memory import (
+    CacheShape,
+    Layers,
+    check_bytes,
+    check_sizes,
+    counts_of,
+    fill,
+    new_tokens,
+    on_device,
+)
 from ._cache_step import CacheFullError, CacheStep
+from ._operands import check_tensor, public
+from ._ops import MAX_DECODE_ROWS
 from ._packed_ops import paged_prefill
 from ._paged_decode import paged_decode
 from ._shared_prefix import shared_prefix_paged_decode
@@ -67,6 +78,7 @@ class PagedKVCache:
     A sequence is a number, which `allocate` or `fork` returned and will not return again.
     """
 
+    @public("PagedKVCache")
     def __init__(
         self,
         num_layers: int,
@@ -86,6 +98,7 @@ class PagedKVCache:
         check_sizes(name, 0, num_blocks=num_blocks, num_kv_heads=num_kv_heads, max_sequences=max_sequences)
         shape = (num_blocks, num_kv_heads, block_size)
         dims = (head_dim, head_dim if value_dim is None else value_dim)
+        check_bytes(name, 4, max_sequences, num_blocks)
         self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format))
         self._block_size = block_size
         self._num_blocks = num_blocks
@@ -106,19 +119,23 @@ class PagedKVCache:
     def sequences(self) -> tuple[int, ...]:
         return tuple(self._sequences)
 
+    @public("PagedKVCache.length")
     def length(self, sequence: int) -> int:
         return self._get("length", sequence).length
 
+    @public("PagedKVCache.blocks")
     def blocks(self, sequence: int) -> tuple[int, ...]:
         """The blocks of the pool that hold the sequence, in order."""
         return tuple(self._get("blocks", sequence).blocks)
 
+    @public("PagedKVCache.allocate")
     def allocate(self) -> int:
         """A new sequence, without tokens or blocks. CacheFullError: there are max_sequences already."""
         number = self._add("allocate", _PagedSequence(row=-1))
         self._seq_lens[self._sequences[number].row].zero_()
         return number
 
+    @public("PagedKVCache.fork")
     def fork(self, sequence: int) -> int:
         """A new sequence with the tokens of this one, in the same blocks. Whichever first appends to a block
         that is shared and partly filled gets a copy of it, so what `extend` made room for is to be appended
@@ -132,6 +149,7 @@ class PagedKVCache:
         self._seq_lens[copy.row].copy_(self._seq_lens[source.row])
         return number
 
+    @public("PagedKVCache.free")
     def free(self, sequence: int) -> None:
         """Gives the sequence up, and its blocks unless others share them. ValueError: it is not allocated."""
         gone = self._get("free", sequence)
@@ -141,6 +159,7 @@ class PagedKVCache:
         for block in reversed(gone.blocks):
             self._release(block)
 
+    @public("PagedKVCache.extend")
     def extend(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> CacheStep:
         """Room for that many new tokens of these sequences, or of each its own number.
 
@@ -183,12 +202,14 @@ class PagedKVCache:
             cu_seqlens_q=new.starts,
             max_seqlen_q=max(counts, default=0),
             shared_blocks=_common_beginning([sequence.blocks for sequence in grown]),
+            _cache=self,
             _change=self._change,
         )
 
+    @public("PagedKVCache.append")
     def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
         """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
-        self._check("append", step)
+        self._check("append", layer, step)
         self._layers.write(layer, step.slot_mapping, key, value)
         step._appended.add(layer)
 
@@ -225,6 +246,7 @@ class PagedKVCache:
         return_lse: bool,
         **options: Any,
     ) -> Tensor | tuple[Tensor, Tensor]: ...
+    @public("PagedKVCache.decode", options="fattn.paged_decode")
     def decode(
         self, layer: int, step: CacheStep, query: Tensor, *, shared_prefix: bool = False, **options: Any
     ) -> Any:
@@ -235,8 +257,14 @@ class PagedKVCache:
         batch (`torch_fattn.shared_prefix_paged_decode`): for forks of a long prompt. It costs a second decode
         and a merge, if there are such blocks.
         """
-        self._check("decode", step)
-        step.check_appended("PagedKVCache.decode", layer)
+        self._check("decode", layer, step)
+        step._check_appended("PagedKVCache.decode", layer)
+        step._check_query("PagedKVCache.decode", query)
+        if query.shape[2] > MAX_DECODE_ROWS:
+            raise NotImplementedError(
+                f"PagedKVCache.decode: {query.shape[2]} query rows per sequence are above {MAX_DECODE_ROWS}; "
+                "pass all new tokens of the step to PagedKVCache.prefill, packed as its keys are"
+            )
         assert step.block_tables is not None
         key, value = self._layers.operands(layer)
         options |= self._layers.options(layer)
@@ -260,11 +288,24 @@ class PagedKVCache:
     def prefill(
         self, layer: int, step: CacheStep, query: Tensor, *, return_lse: bool, **options: Any
     ) -> Tensor | tuple[Tensor, Tensor]: ...
+    @public("PagedKVCache.prefill", options="fattn.paged_prefill")
     def prefill(self, layer: int, step: CacheStep, query: Tensor, **options: Any) -> Any:
         """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step as its
         keys are, with its options and result."""
-        self._check("prefill", step)
-        step.check_appended("PagedKVCache.prefill", layer)
+        self._check("prefill", layer, step)
+        step._check_appended("PagedKVCache.prefill", layer)
+        check_tensor("PagedKVCache.prefill", "query", query, "[tokens, heads, head_dim]")
+        tokens = step.slot_mapping.shape[0]
+        if query.dim() != 3:
+            raise ValueError(
+                f"PagedKVCache.prefill: query has {query.dim()} dimensions; its shape must be "
+                "[tokens, heads, head_dim]"
+            )
+        if query.shape[0] != tokens:
+            raise ValueError(
+                f"PagedKVCache.prefill: query has {query.shape[0]} rows and the step {tokens} new tokens; "
+                "pass one row for each"
+            )
         assert step.block_tables is not None and step.cu_seqlens_q is not None
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
         options |= self._layers.options(layer)
@@ -288,7 +329,13 @@ class PagedKVCache:
         self._next += 1
         return self._next - 1
 
-    def _check(self, method: str, step: CacheStep) -> None:
+    def _check(self, method: str, layer: int, step: CacheStep) -> None:
+        self._layers.check(f"PagedKVCache.{method}", layer)
+        if step._cache is not self:
+            raise ValueError(
+                f"PagedKVCache.{method}: this step is of another cache; use what extend() of this one "
+                "returned"
+            )
         if step._change == self._change:
             return
         for sequence, length in zip(step.sequences, step.lengths, strict=True):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ._compiled import compiled_kernels
+from ._operands import SIGNATURES, public, shown
 from ._route import Route, is_version, route_of
 
 __all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
@@ -92,9 +93,12 @@ def _settings(values: dict[str, Any]) -> str:
 
 def check_op(asker: str, op: str) -> None:
     if op not in PLANNED:
-        raise ValueError(f"torch_fattn.{asker}: {op!r} is not an operator; use one of {', '.join(PLANNED)}")
+        raise ValueError(
+            f"torch_fattn.{asker}: {shown(op)} is not an operator; use one of {', '.join(PLANNED)}"
+        )
 
 
+@public("torch_fattn.explain", renames=False)
 def explain(
     op: str,
     *operands: Any,
@@ -133,6 +137,8 @@ def explain(
                 f"torch_fattn.explain: {what} {version!r} is not a version like '26.2'; leave it out for "
                 "that of this machine"
             )
+    SIGNATURES[f"fattn.{op}"].check_call(operands, options)
+    options.pop("return_lse", None)  # which changes no plan
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
     text = plan(*operands, **options, device_name=device_name, family=family, cores=cores)
     plan_family = json.loads(text)["device"]["family"] if device_name is not None else None

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ._kv_formats import dequantise, quantise
+from ._operands import public
 from ._reference_scores import mask_map, softcap, softmax
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
 _INF = float("inf")
 
 
+@public("torch_fattn.reference.prefill", refused_by="prefill")
 def prefill(
     query: Tensor,
     key: Tensor,
@@ -79,6 +81,7 @@ def prefill(
     return (_token_major(out) if token_major_out else out), lse
 
 
+@public("torch_fattn.reference.decode", refused_by="decode")
 def decode(
     query: Tensor,
     key: Tensor,
@@ -124,6 +127,7 @@ def decode(
     return (_token_major(out) if token_major_out else out), lse
 
 
+@public("torch_fattn.reference.paged_decode", refused_by="paged_decode")
 def paged_decode(
     query: Tensor,
     key_cache: Tensor,
@@ -174,6 +178,7 @@ def paged_decode(
     )
 
 
+@public("torch_fattn.reference.paged_prefill", refused_by="paged_prefill")
 def paged_prefill(
     query: Tensor,
     key_cache: Tensor,
@@ -227,6 +232,7 @@ def paged_prefill(
     return out, lse
 
 
+@public("torch_fattn.reference.varlen_prefill", refused_by="varlen_prefill")
 def varlen_prefill(
     query: Tensor,
     key: Tensor,
@@ -274,6 +280,7 @@ def varlen_prefill(
     return out, lse
 
 
+@public("torch_fattn.reference.merge", refused_by="merge")
 def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     """`N` partial results over disjoint keys, outs `[N,B,H,L,D]` and lses `[N,B,H,L]`, as one. A part whose
     lse is -inf saw no key: its out is not read."""
@@ -286,6 +293,7 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return out, top + total.log()
 
 
+@public("torch_fattn.reference.cache_write", refused_by="cache_write")
 def cache_write(
     key: Tensor,
     value: Tensor,

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <limits>
 #include <numbers>
-#include <utility>
+#include <string>
 
 #include "kv_format.h"
 #include "planners.h"
@@ -17,16 +17,39 @@ namespace {
 
 using Kind = Refusal::Kind;
 
-std::optional<Refusal> check_head_dim(Op op, const char* what, int64_t dim) {
-  if (dim <= 0 || dim % kHeadDimMultiple != 0) {
-    return refuse(Kind::kValue, name_of(op), what, " head_dim ", dim, " is not a positive multiple of ",
-                  kHeadDimMultiple, "; pad the heads with zeros to the next multiple");
+// `more`: what padding asks for besides.
+std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t dim,
+                                      const std::string& padded, const std::string& more,
+                                      const char* instead) {
+  if (dim <= 0) {
+    return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
+                  kHeadDimMultiple, "; pass heads of at least ", kHeadDimMultiple, " columns");
+  }
+  if (dim % kHeadDimMultiple != 0) {
+    return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
+                  kHeadDimMultiple, "; pad ", padded, " with zeros to ",
+                  ceil_div(dim, kHeadDimMultiple) * kHeadDimMultiple, more);
   }
   if (dim > kMaxHeadDim) {
-    return refuse(Kind::kNotImplemented, name_of(op), what, " head_dim ", dim, " is above ", kMaxHeadDim,
-                  ", the largest with a kernel so far; use F.scaled_dot_product_attention for this layer");
+    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", kMaxHeadDim,
+                  ", the largest with a kernel so far; ", instead);
   }
   return std::nullopt;
+}
+
+std::string inverse_root(int64_t dim) { return std::to_string(dim) + " ** -0.5"; }
+
+std::string columns_cut(int64_t dim) { return " and cut the result to " + std::to_string(dim) + " columns"; }
+
+std::optional<Refusal> check_head_dims(const Problem& p) {
+  const char* op = name_of(p.op);
+  const char* instead = "use F.scaled_dot_product_attention for this layer";
+  // A scale that is given stays as it is.
+  const bool default_scale = p.scale == 1.0 / std::sqrt(static_cast<double>(p.head_dim));
+  const std::string scale = default_scale ? " and pass scale=" + inverse_root(p.head_dim) : std::string();
+  if (auto refusal = check_head_dim(op, "query/key", p.head_dim, "query and key", scale, instead))
+    return refusal;
+  return check_head_dim(op, "value", p.value_dim, "value", columns_cut(p.value_dim), instead);
 }
 
 std::optional<Refusal> check_options(const Problem& p) {
@@ -55,8 +78,10 @@ std::optional<Refusal> check_options(const Problem& p) {
   }
   const bool by_position = options.window_left >= 0 || options.window_right >= 0 || options.alibi_slopes;
   if (by_position && std::abs(p.q_offset) > kMaxLength) {
-    return refuse(Kind::kValue, op, "q_offset ", p.q_offset, " is beyond ", kMaxLength,
-                  ", the last position for windows and alibi_slopes; move all positions");
+    return refuse(
+        Kind::kValue, op, "q_offset ", p.q_offset, " is beyond ", kMaxLength,
+        ", the last position for windows and alibi_slopes; use one nearer to 0: beyond all keys and ",
+        "windows out stays the same");
   }
   return std::nullopt;
 }
@@ -93,7 +118,7 @@ std::optional<Refusal> check_packing(const char* op, const Problem& p) {
 std::optional<Refusal> check_paging(const char* op, const Problem& p) {
   if (p.block_size < 1) {
     return refuse(Kind::kValue, op, "block_size ", p.block_size,
-                  " of the key cache is not >= 1; a block holds at least one key");
+                  " of the key cache is not >= 1; use blocks of 1 key or more");
   }
   if (p.num_blocks >= kMaxBlocks) {
     return refuse(Kind::kValue, op, p.num_blocks,
@@ -113,8 +138,7 @@ std::optional<Refusal> check(const Problem& p) {
     return refuse(Kind::kValue, op, p.q_heads, " query heads cannot share ", p.kv_heads,
                   " key-value heads (Hq % Hkv must be 0)");
   }
-  if (auto refusal = check_head_dim(p.op, "query/key", p.head_dim)) return refusal;
-  if (auto refusal = check_head_dim(p.op, "value", p.value_dim)) return refusal;
+  if (auto refusal = check_head_dims(p)) return refusal;
   if (auto refusal = check_format_dim(op, "query/key", p.kv_format, p.head_dim)) return refusal;
   if (auto refusal = check_format_dim(op, "value", p.kv_format, p.value_dim)) return refusal;
   if (auto refusal = check_scale(op, p.scale)) return refusal;
@@ -122,8 +146,9 @@ std::optional<Refusal> check(const Problem& p) {
   const bool is_decode = p.op == Op::kDecode || p.op == Op::kPagedDecode;
   if (is_decode && p.q_len > kMaxDecodeRows) {
     return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
-                  p.op == Op::kDecode ? "; use fattn.prefill for longer queries"
-                                      : "; use fattn.paged_prefill for longer queries");
+                  p.op == Op::kDecode
+                      ? "; use fattn.prefill with is_causal=True over the filled keys of each sequence"
+                      : "; use fattn.paged_prefill, which takes the rows as [rows, heads, head_dim]");
   }
   if (p.q_len > kMaxLength || p.kv_len > kMaxLength) {
     return refuse(Kind::kValue, op, "length ", p.q_len > p.kv_len ? p.q_len : p.kv_len, " is above ",
@@ -160,13 +185,20 @@ std::optional<Refusal> check(const MergeProblem& p) {
 
 std::optional<Refusal> check(const CacheWriteProblem& p) {
   const char* op = name_of(Op::kCacheWrite);
-  for (const auto& [what, dim] : {std::pair{"key", p.key.head_dim}, std::pair{"value", p.value.head_dim}}) {
-    if (auto refusal = check_head_dim(Op::kCacheWrite, what, dim)) return refusal;
-    if (auto refusal = check_format_dim(op, what, p.format, dim)) return refusal;
+  const char* instead = "keep keys and values for F.scaled_dot_product_attention";
+  const int64_t dims[] = {p.key.head_dim, p.value.head_dim};
+  const std::string later[] = {" and decode with scale=" + inverse_root(dims[0]), columns_cut(dims[1])};
+  const char* const names[] = {"key", "value"};
+  for (int side = 0; side < 2; ++side) {
+    const std::string padded = std::string(names[side]) + " and its cache";
+    if (auto refusal = check_head_dim(op, names[side], dims[side], padded, later[side], instead)) {
+      return refusal;
+    }
+    if (auto refusal = check_format_dim(op, names[side], p.format, dims[side])) return refusal;
   }
   if (p.block_size < 1 || p.block_size > kMaxLength) {
     return refuse(Kind::kValue, op, "block_size ", p.block_size, " of key_cache is not between 1 and ",
-                  kMaxLength, "; choose a block that holds a key and no more than that");
+                  kMaxLength, "; use blocks of 1 key or more, up to that");
   }
   if (p.tokens > kMaxLength || p.kv_heads > kMaxLength || p.tokens * p.kv_heads > kMaxLength) {
     return refuse(Kind::kValue, op, p.tokens, " tokens of ", p.kv_heads, " heads are more than ", kMaxLength,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import sdpa
+from .._operands import public
 
 __all__ = ["apply", "attention_override"]
 
@@ -28,6 +29,11 @@ _NO_EFFECT = {"transformer_options", "_inside_attn_wrapper", "low_precision_atte
 def apply(model: Any) -> Any:
     """A clone of a ModelPatcher whose attention is torch_fattn's. An override that the model has comes first,
     as it may change the call; it is given torch_fattn in the place of ComfyUI's function."""
+    if not (callable(getattr(model, "clone", None)) and hasattr(model, "model_options")):
+        raise TypeError(
+            f"torch_fattn.integrations.comfyui.apply: model is of type {type(model).__name__}; pass a "
+            "ModelPatcher, which ComfyUI's loaders return"
+        )
     clone = model.clone()
     options = dict(clone.model_options.get("transformer_options", {}))
     before = options.get(_OVERRIDE)
@@ -44,11 +50,14 @@ def apply(model: Any) -> Any:
     return clone
 
 
-def attention_override(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+@public("torch_fattn.integrations.comfyui.attention_override")
+def attention_override(
+    func: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any
+) -> Tensor:
     """What `transformer_options["optimized_attention_override"]` is called with: `func` is the function that
     ComfyUI has chosen, and does what torch_fattn has no kernel for."""
-    out = _attention(*args, **kwargs)
-    return func(*args, **kwargs) if out is None else out
+    out = _attention(q, k, v, heads, *args, **kwargs)
+    return func(q, k, v, heads, *args, **kwargs) if out is None else out
 
 
 attention_override.is_torch_fattns = True  # type: ignore[attr-defined]
@@ -75,6 +84,8 @@ def _attention(
     ):
         return None
     if not skip_reshape:
+        if heads < 1 or q.dim() != 3 or q.shape[-1] % heads:
+            return None
         head_dim = q.shape[-1] // heads
         q, k, v = (tensor.unflatten(-1, (-1, head_dim)).transpose(1, 2) for tensor in (q, k, v))
     if mask is not None and mask.dim() == 3:  # [B, Lq, Lk]; others broadcast from the last dimension

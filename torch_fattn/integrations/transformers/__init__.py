@@ -23,6 +23,7 @@ rows are left padding, and a model's output does not use them. Recurrent models 
 from __future__ import annotations
 
 from ... import _versions
+from ..._operands import public
 
 try:
     from transformers import PreTrainedModel
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 
+@public("torch_fattn.integrations.transformers.use_packed", ahead=False)
 def use_packed(model: PreTrainedModel) -> None:
     """Lets a model take all its packed sequences in one call of every layer, as it does for flash attention:
     the vision tower of a Qwen2-VL, say, which otherwise calls its attention once for each image."""

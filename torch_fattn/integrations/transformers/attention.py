@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from ..._operands import public
 from .elsewhere import run_elsewhere, without_patterns
 from .masks import hides_nothing
 from .operators import compute
@@ -28,6 +29,7 @@ from .refusals import (
 from .support import USE_ANOTHER, USE_EAGER
 
 
+@public("torch_fattn.integrations.transformers.attend", ahead=False)
 def attend(
     module: nn.Module,
     query: Tensor,

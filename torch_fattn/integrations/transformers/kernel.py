@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..._operands import public
 from .attention import attend
 
 __all__ = ["flash_attn_forward", "supports_flash_attn"]
@@ -18,6 +19,7 @@ __all__ = ["flash_attn_forward", "supports_flash_attn"]
 supports_flash_attn = True
 
 
+@public("torch_fattn.integrations.transformers.kernel.flash_attn_forward", ahead=False)
 def flash_attn_forward(
     module: nn.Module,
     query: Tensor,
@@ -28,7 +30,8 @@ def flash_attn_forward(
 ) -> tuple[Tensor, None]:
     """`attend`, where no mask means what it means to sdpa attention: a layer that says nothing is causal, and
     row i sees the keys up to i, of which a static cache has more."""
-    rows = query.shape[2]
+    fits = query.dim() == key.dim() == value.dim() == 4  # else `attend` refuses
+    rows = query.shape[2] if fits else 0
     packed = options.get("cache") is not None or options.get("cu_seq_lens_q") is not None
     if attention_mask is None and rows > 1 and not packed:
         causal = options.get("is_causal")

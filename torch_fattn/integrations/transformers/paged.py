@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..._head_padding import HEAD_STEP, pad_heads, without_padding
+from ..._operands import public
 from ._contracts import PagedLayer, paged_layer, update_paged
 from .elsewhere import run_elsewhere
 from .policy import falls_back
@@ -53,6 +54,7 @@ class _Keys(NamedTuple):
     seq_lens: Tensor
 
 
+@public("torch_fattn.integrations.transformers.attend_paged", ahead=False)
 def attend_paged(
     module: nn.Module,
     query: Tensor,

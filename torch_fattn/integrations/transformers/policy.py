@@ -8,6 +8,8 @@ from typing import Literal, get_args
 
 import torch
 
+from ..._operands import shown
+
 OnUnsupported = Literal["error", "sdpa"]
 
 _chosen: OnUnsupported = "error"
@@ -18,7 +20,10 @@ def choose(on_unsupported: OnUnsupported) -> None:
     """Also forgets what was warned about."""
     global _chosen
     if on_unsupported not in get_args(OnUnsupported):
-        raise ValueError(f'register: on_unsupported is {on_unsupported!r}; pass "error" or "sdpa"')
+        raise ValueError(
+            f"torch_fattn.integrations.transformers.register: on_unsupported is {shown(on_unsupported)}; "
+            'pass "error" or "sdpa"'
+        )
     _chosen = on_unsupported
     _warned.clear()
 

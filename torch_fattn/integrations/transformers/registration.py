@@ -10,6 +10,7 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ... import _versions
+from ..._operands import public
 from . import class_tables, policy
 from ._contracts import entry, restore, switch_batching
 from .attention import attend
@@ -28,6 +29,7 @@ _ENTRIES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
 _undo: list[Callable[[], None]] = []
 
 
+@public("torch_fattn.integrations.transformers.register")
 def register(on_unsupported: OnUnsupported = "error") -> None:
     """Make `attn_implementation="fattn"` known to transformers. May be called again, with another policy too.
 
@@ -44,7 +46,7 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
     if (fault := _versions.fault("transformers", version, _versions.TRANSFORMERS)) is not None:
         if _versions.minor(version) < _versions.TRANSFORMERS[0]:
             raise ImportError(fault)
-        warnings.warn(fault, stacklevel=2)
+        warnings.warn(fault, stacklevel=3)
     policy.choose(on_unsupported)
     if not _undo:
         for interface, name, _function in _ENTRIES:

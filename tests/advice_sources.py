@@ -1,0 +1,62 @@
+"""The advice in the sources: what the sentence of a refusal says behind its semicolon."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Sentences of commands: tests/test_command_line.py, test_tune.py, test_demo.py and test_bench_command.py.
+COMMANDS = re.compile(
+    r"/(_arguments|__main__|_explain_command|demo|_demo\w*|doctor|tune|_tune\w*|_versions)\.py$"
+)
+REFUSALS = re.compile(r"\b(?:refuse|TORCH_CHECK\w*)\(")
+LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+def find() -> dict[str, str]:
+    """Every advice, with {} for what is put in, and the file that it is in."""
+    found: dict[str, str] = {}
+    for path in sorted((*ROOT.glob("csrc/**/*.cpp"), *ROOT.glob("csrc/**/*.mm"))):
+        for sentence in of_cpp(path.read_text(encoding="utf-8")):
+            found |= dict.fromkeys(_advice_in(sentence), path.relative_to(ROOT).as_posix())
+    for path in sorted(ROOT.glob("torch_fattn/**/*.py")):
+        if not COMMANDS.search(path.as_posix()):
+            for sentence in of_python(path.read_text(encoding="utf-8")):
+                found |= dict.fromkeys(_advice_in(sentence), path.relative_to(ROOT).as_posix())
+    return found
+
+
+def _advice_in(sentence: str) -> list[str]:
+    """Without what follows the last word."""
+    return [advice.strip(" {}") for advice in sentence.split("; ")[1:] if re.search("[a-z]", advice)]
+
+
+def of_cpp(text: str) -> Iterator[str]:
+    """The literals of each refusal, one after the other."""
+    text = re.sub(r"(?m)//.*$", "", text)
+    for call in REFUSALS.finditer(text):
+        end = text.find(";\n", call.end())
+        pieces = LITERAL.split(text[call.end() : end])
+        yield "".join(
+            piece if i % 2 else ("" if not piece.strip(" \n") else "{}") for i, piece in enumerate(pieces)
+        ).replace('\\"', '"')
+
+
+def of_python(text: str) -> Iterator[str]:
+    """The strings of each `raise`, and of each call of a function that refuses."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _name(node).startswith("refuse")):
+            pieces: set[ast.AST] = set()
+            for part in ast.walk(node):
+                if isinstance(part, ast.JoinedStr):
+                    pieces |= {*part.values}
+                    yield "".join(v.value if isinstance(v, ast.Constant) else "{}" for v in part.values)  # type: ignore[misc]
+                elif isinstance(part, ast.Constant) and isinstance(part.value, str) and part not in pieces:
+                    yield part.value
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")

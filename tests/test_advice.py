@@ -1,0 +1,114 @@
+"""The advice of a refusal is right: whoever follows it gets what the reference computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import advice, advice_of_caches, advice_sources
+from tests.advice import Advice
+
+ADVICE = [*advice.ADVICE, *advice_of_caches.ADVICE]
+CHECKED = {  # what only FATTN_CHECK=1 looks at
+    "make it anew with torch_fattn.mask_map(attn_mask)",
+    "pass the most rows that a sequence has",
+    "give every token a slot of its own, or -1 to drop it",
+    "share fewer keys",
+    "pass as shared_blocks how many they share",
+}
+LIMIT = "states the limit, not another call"
+HUGE = "takes tensors of 2^30 elements and more"
+FIRST = "another check refuses the same before"
+FLASH = "tests/test_flash_attn.py"
+VARLEN = "torch's own entry point, called so in tests/test_varlen_attn.py"
+NOT_FOLLOWED = {
+    "all three must have the same dtype": LIMIT,
+    "lses must have the shape of outs without its last dimension": LIMIT,
+    "it must be contiguous": LIMIT,
+    "it must not end behind them": LIMIT,
+    "both must have the same dtype": LIMIT,
+    "its shape must be": LIMIT,
+    "they must be equal": LIMIT,
+    "its shape must be [batch, heads, rows, head_dim]": LIMIT,
+    "its shape must be [tokens, heads, head_dim]": LIMIT,
+    "it never was, or it is freed": LIMIT,
+    "the options are": LIMIT,
+    "pass rows [..., D] of a floating dtype": LIMIT,
+    "pass at least one, and for int4 groups of": LIMIT,
+    "pass them": LIMIT,
+    "pass a ModelPatcher, which ComfyUI's loaders return": "tests/test_comfyui.py",
+    'pass "error" or "sdpa"': "tests/transformers/test_unsupported.py",
+    'call model.train(), which trains through sdpa attention, or use attn_implementation="sdpa" or "eager"': (
+        "tests/transformers/test_refusals.py"
+    ),
+    "pass a tensor": FIRST,
+    "use float32, float16 or bfloat16": FIRST,
+    "use larger blocks": HUGE,
+    "split the sequence and merge the parts with fattn.merge": HUGE,
+    "merge in pieces": HUGE,
+    "write them in pieces": HUGE,
+    "split the rows and join the parts by their sums": HUGE,
+    "split the tensor": HUGE,
+    "split the mask": HUGE,
+    "call it with dropout_p=0.0": VARLEN,
+    "call it under torch.no_grad(), or where gradients are needed "
+    "torch.nn.functional.scaled_dot_product_attention of each sequence": VARLEN,
+    "torch_fattn.install() provides one": VARLEN,
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=f"{i}-{case.source[:40]}") for i, case in enumerate(ADVICE)]
+)
+def test_who_follows_gets_the_right_result(case: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
+    if case.source in CHECKED:
+        monkeypatch.setenv("FATTN_CHECK", "1")
+    with pytest.raises(Exception) as refused:  # noqa: PT011 - the kind is tests/test_public_calls.py's
+        case.refused()
+    sentence = str(refused.value)
+    assert case.said in sentence.partition("; ")[2] and "\n" not in sentence, sentence
+    assert agrees(case.followed(), case.expected())
+
+
+def agrees(result: Any, expected: Any) -> bool:
+    if not isinstance(result, Tensor):
+        return bool(result == expected)
+    tolerance = 1e-3 if result.dtype == torch.float16 else 2e-5
+    same = result.shape == expected.shape
+    return same and torch.allclose(
+        result.detach().cpu().double(), expected.detach().cpu().double(), atol=tolerance
+    )
+
+
+@pytest.mark.host_only
+def test_padding_without_the_scale_is_noticed() -> None:
+    """The control: what the advice of padding left out once."""
+    case = next(case for case in ADVICE if "scale=60" in case.said)
+    assert agrees(case.followed(), case.expected())
+    padded = advice.run(
+        "prefill", **{n: advice._padded(advice.of("prefill")[n][..., :60], 64) for n in ("query", "key")}
+    )
+    assert not agrees(padded(), case.expected())
+
+
+@pytest.mark.host_only
+def test_every_advice_is_followed() -> None:
+    found = advice_sources.find()
+    flash = {text for text, file in found.items() if "flash_attn" in file}
+    followed = {case.source for case in ADVICE}
+    left = {text: file for text, file in found.items() if text not in {*NOT_FOLLOWED, *followed, *flash}}
+    assert not left, f"follow these in tests/advice.py, or say why not: {left}"
+    text = "".join(found)
+    assert not [known for known in NOT_FOLLOWED if known not in text], "stale"
+
+
+@pytest.mark.host_only
+def test_the_scan_finds_advice() -> None:
+    """The control, in both languages."""
+    cpp = 'return refuse(Kind::kValue, op, "size ", n, " is odd; use ",\n   n + 1, " instead");\n'
+    assert advice_sources._advice_in(next(advice_sources.of_cpp(cpp))) == ["use {} instead"]
+    python = 'raise ValueError(f"{name}: {n} is odd; " "use an even one")'
+    assert advice_sources._advice_in(next(advice_sources.of_python(python))) == ["use an even one"]
