@@ -176,8 +176,9 @@ struct TileRows {
     modifiers.softcap = params.softcap;
     modifiers.position[r] = first_position + at.row;
     if (fc_alibi) {
-      modifiers.slope[r] =
-          at.exists ? alibi_slopes[at.head * params.alibi_slopes_stride] * params.slope_scale : 0.0f;
+      const long place =
+          max(tile.batch, 0L) * params.alibi_slopes_batch_stride + at.head * params.alibi_slopes_stride;
+      modifiers.slope[r] = at.exists ? alibi_slopes[place] * params.slope_scale : 0.0f;
     }
   }
 
