@@ -3,9 +3,11 @@ torch finds no operator for a call without a tensor."""
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import is_tensor_like
 
@@ -15,6 +17,11 @@ def check_tensor(name: str, what: str, operand: Any, shape: str = "") -> None:
         return
     found = "None" if operand is None else f"of type {type(operand).__name__}"
     raise TypeError(f"{name}: {what} is {found}; pass a tensor" + (f" of shape {shape}" if shape else ""))
+
+
+def is_checked() -> bool:
+    """Whether numbers on the device are to be looked at, as in the operators."""
+    return not torch.compiler.is_compiling() and os.environ.get("FATTN_CHECK", "") not in ("", "0")
 
 
 _WRONG_TYPE = re.compile(r"Expected a value of type '(.*?)' for argument '(\w+)' .* found type '(.*?)'")
