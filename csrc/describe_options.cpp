@@ -13,14 +13,18 @@ using at::Tensor;
 
 namespace {
 
-// A number per query head, as the float32 that the kernels read.
-Tensor per_head(const Call& call, const char* name, const Tensor& numbers) {
+// A number per query head, which may differ by sequence, as the float32 that the kernels read.
+Tensor per_head(const Call& call, const char* name, const Tensor& numbers, bool by_sequence = false) {
   const char* op = name_of(call.problem.op);
-  check_rank(op, name, numbers, 1, "[query heads]");
+  if (by_sequence && numbers.dim() == 2) {
+    check_same_size(op, "batch size", "query", call.problem.batch, name, numbers.size(0));
+  } else {
+    check_rank(op, name, numbers, 1, by_sequence ? "[query heads] or [batch, query heads]" : "[query heads]");
+  }
   check_device(op, name, numbers, call.query);
   TORCH_CHECK_TYPE(is_float(dtype_of(numbers.scalar_type())), op, ": ", name, " is ", dtype_name(numbers),
                    " and must be torch.float32, torch.float16 or torch.bfloat16");
-  check_same_size(op, "head count", "query", call.problem.q_heads, name, numbers.size(0));
+  check_same_size(op, "head count", "query", call.problem.q_heads, name, numbers.size(-1));
   return numbers.to(at::kFloat);
 }
 
@@ -43,9 +47,10 @@ void add_modifiers(Call& call, const OptionalTensor& sinks, const OptionalTensor
     options.sinks_stride = call.sinks.stride(0);
   }
   if (alibi_slopes.has_value()) {
-    call.alibi_slopes = per_head(call, "alibi_slopes", *alibi_slopes);
-    options.alibi_slopes = true;
-    options.alibi_slopes_stride = call.alibi_slopes.stride(0);
+    call.alibi_slopes = per_head(call, "alibi_slopes", *alibi_slopes, /*by_sequence=*/true);
+    options.alibi_slopes = call.alibi_slopes.dim() == 1 || call.problem.batch > 0;  // rows of no sequence
+    options.alibi_slopes_batch_stride = call.alibi_slopes.dim() == 2 ? call.alibi_slopes.stride(0) : 0;
+    options.alibi_slopes_stride = call.alibi_slopes.stride(-1);
   }
 }
 

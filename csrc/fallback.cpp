@@ -138,7 +138,11 @@ Call with_own_keys(const Call& call, int64_t b, Run keys) {
     if (call.mask.dim() == 4 && call.mask.size(0) > 1) own.mask = own.mask.narrow(0, b, 1);
     if (call.mask.dim() > 0 && call.mask.size(-1) > 1) own.mask = own.mask.narrow(-1, 0, problem.kv_len);
   }
-  if (call.tree_mask.defined() && call.tree_mask.dim() == 2) own.tree_mask = call.tree_mask.narrow(0, b, 1);
+  const auto narrow_to_sequence = [b](Tensor& option) {
+    if (option.defined() && option.dim() == 2) option = option.narrow(0, b, 1);
+  };
+  narrow_to_sequence(own.tree_mask);
+  narrow_to_sequence(own.alibi_slopes);
   return own;
 }
 

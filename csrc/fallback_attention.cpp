@@ -169,7 +169,7 @@ Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t ro
   if (options.alibi_slopes) {
     const Tensor key = at::arange(call.problem.kv_len, call.query.options().dtype(at::kLong));
     const Tensor distance = key.sub(row_positions(query, first, rows).unsqueeze(2)).unsqueeze(1);
-    scores = scores.add(call.alibi_slopes.to(at::kDouble).view({-1, 1, 1}).mul(distance));
+    scores = scores.add(call.alibi_slopes.to(at::kDouble).unsqueeze(-1).unsqueeze(-1).mul(distance));
   }
   return scores;
 }

@@ -44,7 +44,10 @@ def _expected_of_each(case: Case, options: dict[str, Any]) -> tuple[Tensor, Tens
     ):
         query = clean["query"][b : b + 1, :, :q_len]
         key, value = (clean[name][b : b + 1, :, :length] for name in ("key", "value"))
-        results = reference.prefill(query, key, value, q_offset=first, **options)
+        own = dict(options)
+        if "alibi_slopes" in own:
+            own["alibi_slopes"] = own["alibi_slopes"].expand(problem.batch, -1)[b]
+        results = reference.prefill(query, key, value, q_offset=first, **own)
         out[b, :, :q_len], lse[b, :, :q_len] = results[0][0], results[1][0]
     return out, lse
 
@@ -100,7 +103,7 @@ def sdpa_error(case: Case, exact: Tensor) -> float:
     if "alibi_slopes" in clean:
         position = torch.tensor(problem.first_positions)[:, None] + torch.arange(problem.q_len)
         distance = torch.arange(problem.kv_len) - position[:, None, :, None]
-        bias += clean["alibi_slopes"][:, None, None] * distance
+        bias += clean["alibi_slopes"][..., None, None] * distance
     mask = clean.get("attn_mask")
     if mask is not None and mask.dtype != torch.bool:
         bias += mask

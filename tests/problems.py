@@ -279,7 +279,8 @@ def _per_head_and_tree(problem: Problem, generator: torch.Generator) -> dict[str
     if problem.sinks:
         tensors["sinks"] = torch.randn(problem.q_heads, generator=generator) * 2
     if problem.alibi_slopes:
-        tensors["alibi_slopes"] = torch.rand(problem.q_heads, generator=generator) * 0.2
+        by_sequence = (problem.batch,) if problem.index % 2 else ()
+        tensors["alibi_slopes"] = torch.rand(*by_sequence, problem.q_heads, generator=generator) * 0.2
     if problem.tree:
         size = (problem.q_len,) if problem.tree == "shared" else (problem.batch, problem.q_len)
         tensors["tree_mask"] = torch.randint(0, 2**problem.q_len, size, generator=generator)

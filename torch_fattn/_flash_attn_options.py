@@ -1,41 +1,45 @@
-"""What flash-attn's functions share: their options as those of the operators."""
+"""What flash-attn's functions share: types, their result, and ALiBi by distance."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import Tensor
 
 Result = Tensor | tuple[Tensor, Tensor, Tensor]
-Window = tuple[int | None, int | None]  # -1, and in later versions of flash-attn None, is no limit
+Window = tuple[int | None, int | None]
 
-
-def window(window_size: Window) -> dict[str, int]:
-    left, right = (-1 if side is None else max(side, -1) for side in window_size)
-    return {"window_left": left, "window_right": right}
-
-
-def sees_no_later_key(causal: bool, window_size: Window) -> bool:
-    return causal or window_size[1] == 0
-
-
-def causal_alibi(op: str, slopes: Tensor | None, causal: bool, window_size: Window) -> dict[str, Tensor]:
-    """torch_fattn's ALiBi is slope * (j - i), which is flash-attn's where no key is later than its row."""
-    if slopes is None:
-        return {}
-    if slopes.dim() != 1 or not sees_no_later_key(causal, window_size):
-        raise NotImplementedError(
-            f"torch_fattn.{op}: alibi_slopes of {slopes.dim()} dimensions with causal={causal} are not "
-            "supported; pass one slope for each head and causal=True, or each sequence to flash_attn_func"
-        )
-    return {"alibi_slopes": slopes}
-
-
-def refuse_dropout(op: str, dropout_p: float) -> None:
-    if dropout_p != 0.0:
-        raise NotImplementedError(
-            f"torch_fattn.{op}: dropout_p {dropout_p} is not 0 and there is no dropout; use "
-            "F.scaled_dot_product_attention for training"
-        )
+# Out `[.., L, H, D]` and lse `[.., H, L]` of rows that lie so many keys before where they are.
+Attend = Callable[..., tuple[Tensor, Tensor]]
 
 
 def result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
     return (out, lse, out.new_empty(0)) if with_lse else out
+
+
+def sees_no_later_key(causal: bool, options: dict[str, Any]) -> bool:
+    return causal or options["window_right"] == 0
+
+
+def attend_by_distance(
+    attend: Attend, slopes: Tensor, of_rows: Tensor, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """`-slope * |row - key|` where rows see later keys. The operators add `slope * (key - row)`, which is the
+    same for the keys before a row; the row's own and the later ones are a call of their own, with slopes of
+    the other sign. `of_rows` are the slopes as they are broadcast to lse."""
+    left = options["window_left"]
+    ahead, ahead_lse = attend(0, is_causal=False, alibi_slopes=-slopes, **options | {"window_left": 0})
+    if left == 0:
+        return ahead, ahead_lse
+    own = options | {"window_left": max(left - 1, -1)}
+    before, before_lse = attend(1, is_causal=True, alibi_slopes=slopes, **own)
+    before_lse = before_lse - of_rows.float()  # the rows stood one key nearer to all that they saw
+    outs = torch.stack((before, ahead))
+    lses = torch.stack((before_lse, ahead_lse)).transpose(-1, -2)
+    heads, dim = outs.shape[-2:]
+    out, lse = torch.ops.fattn.merge(
+        outs.reshape(2, 1, -1, heads, dim), lses.reshape(2, 1, -1, heads).contiguous()
+    )
+    return out.view_as(ahead), lse.view(lses.shape[1:]).transpose(-1, -2).contiguous()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import is_tensor_like
 
-__all__ = ["SIGNATURES", "Signature", "check_tensor", "public", "shown"]
+__all__ = ["SIGNATURES", "Signature", "check_tensor", "is_checked", "public", "shown"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _NAMED = re.compile(r"((?:fattn|torch_fattn|PagedKVCache|StaticKVCache)\b[\w.]*): ")
@@ -47,6 +48,11 @@ def shown(value: Any) -> str:
     """A value within a sentence."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:56]} ..."
+
+
+def is_checked() -> bool:
+    """Whether numbers on the device are to be looked at, as in the operators."""
+    return not torch.compiler.is_compiling() and os.environ.get("FATTN_CHECK", "") not in ("", "0")
 
 
 def _refuse(name: str, what: str, value: Any, wanted: str) -> NoReturn:

@@ -169,7 +169,7 @@ def attend(
             mask = rows.as_heads(mask)
         slopes = None
         if alibi_slopes is not None:
-            slopes = rows.as_heads(alibi_slopes[:, None, None]).flatten()
+            slopes = rows.as_heads(alibi_slopes[..., None, None]).flatten()
         out, lse = prefix.decode(
             rows.as_heads(rows.query),
             attn_mask=mask,
@@ -183,7 +183,7 @@ def attend(
     if alibi_slopes is not None:
         # decode took all rows for the token that ends the prefix. What all scores of a row are off by, its
         # lse is.
-        lse = lse - alibi_slopes.float()[:, None] * _beyond_prefix(rows, suffix)
+        lse = lse - alibi_slopes.float()[..., None] * _beyond_prefix(rows, suffix)
     if is_empty is not None:
         lse = lse.masked_fill(is_empty[:, None, None], -torch.inf)
     return merge(torch.stack((out, own_out)), torch.stack((lse, own_lse)), return_lse=True)

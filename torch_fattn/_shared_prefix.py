@@ -5,13 +5,12 @@ two. Hydragen (Juravsky et al. 2024) and the cascade inference of FlashInfer (Ye
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
 
-from ._operands import check_tensor, public
+from ._operands import check_tensor, is_checked, public
 from ._paged_decode import paged_decode
 from ._prefix_and_suffix import Keys, Rows, attend
 
@@ -371,13 +370,8 @@ def _check_prefix(name: str, what: str, prefix: Tensor, query: Tensor, kv_heads:
         )
 
 
-def _is_checked() -> bool:
-    """Whether numbers on the device are to be looked at, as in the operators."""
-    return not torch.compiler.is_compiling() and os.environ.get("FATTN_CHECK", "") not in ("", "0")
-
-
 def _check_lengths(name: str, seq_lens: Tensor, least: int, *, or_zero: bool = False) -> None:
-    if not _is_checked():
+    if not is_checked():
         return
     for b, length in enumerate(seq_lens.flatten().tolist()):
         if length < least and not (or_zero and length == 0):
@@ -388,7 +382,7 @@ def _check_lengths(name: str, seq_lens: Tensor, least: int, *, or_zero: bool = F
 
 
 def _check_shared(name: str, blocks: Tensor, seq_lens: Tensor) -> None:
-    if not _is_checked():
+    if not is_checked():
         return
     used = [(b, blocks[b].tolist()) for b, length in enumerate(seq_lens.flatten().tolist()) if length > 0]
     for b, table in used:

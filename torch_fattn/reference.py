@@ -223,7 +223,7 @@ def paged_prefill(
             window_right=window_right,
             sink_tokens=sink_tokens,
             sinks=sinks,
-            alibi_slopes=alibi_slopes,
+            alibi_slopes=_of_sequence(alibi_slopes, b),
             softcap=softcap,
             scale=scale,
         )
@@ -259,7 +259,8 @@ def varlen_prefill(
     out, lse = _no_key_results(rows, heads, value.shape[-1], sinks)
     bounds = cu_seqlens_q.cpu().long().clamp(0, rows).cummax(0).values.tolist()
     key_bounds = cu_seqlens_k.cpu().long().clamp(0, key.shape[0]).tolist()
-    for (first, end), (first_key, end_key) in zip(pairwise(bounds), pairwise(key_bounds), strict=True):
+    sequences = zip(pairwise(bounds), pairwise(key_bounds), strict=True)
+    for b, ((first, end), (first_key, end_key)) in enumerate(sequences):
         keys = slice(first_key, min(end_key, first_key + max_seqlen_k))
         sequence_out, sequence_lse = prefill(
             query[first:end].transpose(0, 1)[None],
@@ -271,7 +272,7 @@ def varlen_prefill(
             window_right=window_right,
             sink_tokens=sink_tokens,
             sinks=sinks,
-            alibi_slopes=alibi_slopes,
+            alibi_slopes=_of_sequence(alibi_slopes, b),
             softcap=softcap,
             scale=scale,
         )
@@ -387,7 +388,7 @@ def _attend(
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
         distance = torch.arange(kv_len) - positions[:, None, :, None]
-        scores = scores + alibi_slopes.cpu().double()[:, None, None] * distance
+        scores = scores + alibi_slopes.cpu().double()[..., None, None] * distance
     if attn_mask is not None:
         attn_mask = attn_mask.detach().cpu()
         if attn_mask.dtype == torch.bool:
@@ -411,6 +412,10 @@ def _attend(
 def _token_major(out: Tensor) -> Tensor:
     """The same numbers, as the view of a tensor `[B,Lq,Hq,Dv]`."""
     return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _of_sequence(slopes: Tensor | None, b: int) -> Tensor | None:
+    return slopes if slopes is None or slopes.dim() == 1 else slopes[b]
 
 
 def _no_key_results(rows: int, heads: int, value_dim: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -159,7 +159,7 @@ using namespace fattn;
   int column = int(group.y);
   if (at.pair == 0) {
     aside.put_head(packed_row(params, column / params.row_blocks, first_packed_row(params, column) + row),
-                   params, sinks, alibi_slopes, at);
+                   params, sinks, at);
   }
   int query_batch = -1;
   for (;;) {
@@ -201,6 +201,9 @@ using namespace fattn;
     }
     if (at.pair == 0) {
       aside.put_row(sequence, at);
+      if (fc_alibi) {
+        aside.put_slope(slope_of(packed, item.batch, params, alibi_slopes), at);
+      }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);

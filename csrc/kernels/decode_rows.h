@@ -114,8 +114,11 @@ inline void set_visible(thread Visibility& visible, constant DecodeParams& param
   visible.mask_key_stride = params.mask.key;
 }
 
-inline float slope_of(PackedRow packed, constant DecodeParams& params, const device float* alibi_slopes) {
-  const float slope = packed.exists ? alibi_slopes[packed.head * params.alibi_slopes_stride] : 0.0f;
+// In sequence `batch`.
+inline float slope_of(PackedRow packed, int batch, constant DecodeParams& params,
+                      const device float* alibi_slopes) {
+  const long place = batch * params.alibi_slopes_batch_stride + packed.head * params.alibi_slopes_stride;
+  const float slope = packed.exists ? alibi_slopes[place] : 0.0f;
   return finite_score(slope, slope * params.slope_scale);
 }
 

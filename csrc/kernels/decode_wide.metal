@@ -307,7 +307,7 @@ using namespace fattn;
     sequence.set_limits(limits_of(item, params.span));
     set_visible(sequence.visible, params, sequence.limits);
     sequence.modifiers = modifiers_of(params, sequence.visible.limit[0],
-                                      fc_alibi ? slope_of(packed, params, alibi_slopes) : 0.0f);
+                                      fc_alibi ? slope_of(packed, item.batch, params, alibi_slopes) : 0.0f);
 
     ColumnAttention attention;
     attention.clear();

@@ -119,6 +119,7 @@ struct PrefillParams {
   fattn_i64 cu_seqlens_stride;
   fattn_i64 cu_seqlens_k_stride;
   fattn_i64 sinks_stride;
+  fattn_i64 alibi_slopes_batch_stride;  // 0: the same slopes for all sequences
   fattn_i64 alibi_slopes_stride;
   fattn_i32 batch;
   fattn_i32 q_len;   // packed: rows of all sequences
@@ -165,6 +166,7 @@ struct DecodeParams {
   fattn_i64 block_table_batch_stride;
   fattn_i64 block_table_entry_stride;
   fattn_i64 sinks_stride;
+  fattn_i64 alibi_slopes_batch_stride;  // 0: the same slopes for all sequences
   fattn_i64 alibi_slopes_stride;
   fattn_i64 tree_mask_batch_stride;
   fattn_i64 tree_mask_row_stride;
@@ -237,9 +239,9 @@ struct LogitsParams {
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-FATTN_CHECK_SIZE(PrefillParams, 344);
+FATTN_CHECK_SIZE(PrefillParams, 352);
 FATTN_CHECK_SIZE(CausalSpan, 40);
-FATTN_CHECK_SIZE(DecodeParams, 280);
+FATTN_CHECK_SIZE(DecodeParams, 288);
 FATTN_CHECK_SIZE(MergeParams, 64);
 FATTN_CHECK_SIZE(CacheWriteParams, 160);
 FATTN_CHECK_SIZE(MaskMapParams, 56);

@@ -176,7 +176,9 @@ struct TileRows {
     modifiers.softcap = params.softcap;
     modifiers.position[r] = first_position + at.row;
     if (fc_alibi) {
-      const float slope = at.exists ? alibi_slopes[at.head * params.alibi_slopes_stride] : 0.0f;
+      const long place =
+          max(tile.batch, 0L) * params.alibi_slopes_batch_stride + at.head * params.alibi_slopes_stride;
+      const float slope = at.exists ? alibi_slopes[place] : 0.0f;
       modifiers.slope[r] = finite_score(slope, slope * params.slope_scale);
     }
   }

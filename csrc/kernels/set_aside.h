@@ -97,15 +97,15 @@ struct SetAside {
 
   // By one lane of each row: what belongs to its head, which is the same for all chunks.
   void put_head(PackedRow packed, constant DecodeParams& params, const device float* sinks,
-                const device float* alibi_slopes, LanePosition at) const thread {
+                LanePosition at) const thread {
     if (fc_sinks && packed.exists) {
       row(at)[4] = as_type<int>(sinks[packed.head * params.sinks_stride]);
     }
-    if (fc_alibi) {
-      row(at)[5] = as_type<int>(slope_of(packed, params, alibi_slopes));
-    }
   }
   float sink(LanePosition at) const thread { return as_type<float>(row(at)[4]); }
+
+  // By one lane of each row: what belongs to its head and to the chunk's sequence.
+  void put_slope(float slope, LanePosition at) const thread { row(at)[5] = as_type<int>(slope); }
 
   // By one lane of each row: what it sees of the chunk's sequence.
   void put_row(thread const Sequence& sequence, LanePosition at) const thread {

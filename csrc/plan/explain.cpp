@@ -130,6 +130,7 @@ void write(JsonWriter& json, const PrefillParams& params) {
   FATTN_FIELD(cu_seqlens_stride);
   FATTN_FIELD(cu_seqlens_k_stride);
   FATTN_FIELD(sinks_stride);
+  FATTN_FIELD(alibi_slopes_batch_stride);
   FATTN_FIELD(alibi_slopes_stride);
   FATTN_FIELD(batch);
   FATTN_FIELD(q_len);
@@ -162,6 +163,7 @@ void write(JsonWriter& json, const DecodeParams& params) {
   FATTN_FIELD(block_table_batch_stride);
   FATTN_FIELD(block_table_entry_stride);
   FATTN_FIELD(sinks_stride);
+  FATTN_FIELD(alibi_slopes_batch_stride);
   FATTN_FIELD(alibi_slopes_stride);
   FATTN_FIELD(tree_mask_batch_stride);
   FATTN_FIELD(tree_mask_row_stride);

@@ -128,6 +128,7 @@ void set_attention_params(Params& params, const Problem& p) {
   params.block_table_batch_stride = p.block_table_batch_stride;
   params.block_table_entry_stride = p.block_table_entry_stride;
   params.sinks_stride = p.options.sinks_stride;
+  params.alibi_slopes_batch_stride = p.options.alibi_slopes_batch_stride;
   params.alibi_slopes_stride = p.options.alibi_slopes_stride;
   params.batch = int32_t(p.batch);
   params.q_heads = int32_t(p.q_heads);

@@ -31,8 +31,8 @@ inline bool is_float(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
-// What changes scores or hides keys by position. Tensors are float32 [q_heads] and int64 [batch, q_len], by
-// their strides in elements.
+// What changes scores or hides keys by position. Tensors are float32 [q_heads], slopes also [batch, q_heads],
+// and int64 [batch, q_len], by their strides in elements.
 struct ScoreOptions {
   int64_t window_left = -1;  // -1: no limit
   int64_t window_right = -1;
@@ -41,6 +41,7 @@ struct ScoreOptions {
   bool sinks = false;
   int64_t sinks_stride = 0;
   bool alibi_slopes = false;
+  int64_t alibi_slopes_batch_stride = 0;
   int64_t alibi_slopes_stride = 0;
   bool tree_mask = false;
   int64_t tree_mask_batch_stride = 0;
