@@ -382,8 +382,8 @@ ADVICE: list[Advice] = [
         lambda: "softmax",
     ),
     Advice(
-        "pass a smaller number",
-        "smaller",
+        "pass one of at most 63",
+        "at most 63",
         run("prefill", q_offset=2**70),
         run("prefill", q_offset=15),
         run("prefill"),

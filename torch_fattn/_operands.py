@@ -57,7 +57,7 @@ def is_checked() -> bool:
 
 def _refuse(name: str, what: str, value: Any, wanted: str) -> NoReturn:
     found = "None" if value is None else f"of type {type(value).__name__}"
-    raise TypeError(f"{name}: {what} is {found}; pass {wanted}")
+    raise TypeError(f"{name}: {what} is {found}; pass {wanted}") from None
 
 
 def _stands_in(value: Any) -> bool:
@@ -224,7 +224,9 @@ class Signature:
     def _refuse_meta(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         for what, _kind, value in self._given(arguments, keywords):
             if isinstance(value, Tensor) and value.is_meta:
-                raise ValueError(f"{self.name}: {what} is on meta, which holds no numbers; pass them")
+                raise ValueError(
+                    f"{self.name}: {what} is on meta, which holds no numbers; pass them"
+                ) from None
 
     def _given(
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
@@ -240,8 +242,8 @@ class Signature:
                 _refuse(self.name, what, value, kind.words)
             if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
                 raise ValueError(
-                    f"{self.name}: {what} {value:.3g} has more than 64 bits; pass a smaller number"
-                )
+                    f"{self.name}: {what} is a number of {value.bit_length()} bits; pass one of at most 63"
+                ) from None
 
     def _look_closer(self, what: str, value: Any) -> None:
         kind = self._keywords[what]
