@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import needs_emulator
 from tools import first_mac
 from tools.first_mac import Step
+from torch_fattn.doctor import FIND_FAULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -76,8 +77,25 @@ def test_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.host_only
 def test_it_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = "/Users"
     monkeypatch.setattr(getpass, "getuser", lambda: "anna")
     monkeypatch.setattr(socket, "gethostname", lambda: "Annas-Mac.local")
-    monkeypatch.setattr(Path, "home", lambda: Path("/Users/anna"))
-    said = f"{ROOT}/tests /Users/anna/x /Users/ben/y anna@Annas-Mac.local Annas-Mac: annals of Hanna, banana"
-    assert first_mac.anonymous(said) == "./tests ~/x /Users/USER/y USER@HOST HOST: annals of Hanna, banana"
+    monkeypatch.setattr(Path, "home", lambda: Path(users, "anna"))
+    said = f"{ROOT}/tests {users}/anna/x {users}/ben/y anna@Annas-Mac.local Annas-Mac: annals of Hanna"
+    assert first_mac.anonymous(said) == f"./tests ~/x {users}/USER/y USER@HOST HOST: annals of Hanna"
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("Error: command buffer exited with error status.", True),
+        ("Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)", True),
+        ("2026-01-31 12:00:00 kernel (AGXG14X) GPU restart due to timeout", True),
+        ('Filtering the log data using "composedMessage CONTAINS[c] "GPU restart""', False),
+        (f"-> {FIND_FAULTS}", False),
+        ("prefill float16   1.0e-03   1.2 ms", False),
+    ],
+)
+def test_what_names_a_fault(line: str, fault: bool) -> None:
+    assert (first_mac.FAULT.search(line) is not None) == fault

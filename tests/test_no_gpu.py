@@ -81,3 +81,13 @@ def test_a_failure_would_be_noticed(tmp_path: Path) -> None:
     ), said
     found, said = outcomes({}, *twin)
     assert found["passed"] == 3, said
+
+
+@needs_emulator
+@pytest.mark.parametrize(("environment", "there"), [({"SOFTMETAL": "0"}, "False"), ({}, "True")], ids=str)
+def test_the_software_gpu_can_be_kept_out(environment: dict[str, str], there: str) -> None:
+    """Though the extension is linked against it."""
+    asks = "import torch, torch_fattn; print(torch.backends.mps.is_available())"
+    command = [sys.executable, "-c", asks]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{there}\n"

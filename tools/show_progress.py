@@ -1,5 +1,5 @@
-"""Runs a command that compiles: prints a line for each file instead of all that the command prints, and the end
-of that if it fails.
+"""Runs a command that compiles, and prints a line for each file in the place of its output, whose end follows
+if it fails.
 
 Usage: tools/show_progress.py COMMAND...
 """
