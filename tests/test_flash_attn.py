@@ -71,12 +71,12 @@ def reference_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def on_mps(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: v.to("mps") if isinstance(v, Tensor) else v for name, v in options.items()}
+def on(device: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: v.to(device) if isinstance(v, Tensor) else v for name, v in options.items()}
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_dense(seed: int) -> None:
+def test_dense(seed: int, device: str) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     dtype = rng.choice(list(LIMITS))
@@ -98,19 +98,19 @@ def test_dense(seed: int) -> None:
     exact, exact_lse = (torch.stack([r[i] for r in results]) for i in (0, 1))
     with counted_launches() as launches:
         out, lse, empty = fa.flash_attn_kvpacked_func(
-            q.to("mps"), kv.to("mps"), **on_mps(options), return_attn_probs=True
+            q.to(device), kv.to(device), **on(device, options), return_attn_probs=True
         )
-    assert launches and empty.numel() == 0
+    assert bool(launches) == (device == "mps") and empty.numel() == 0
     check(out, lse, exact, exact_lse)
-    k, v = kv.to("mps").unbind(2)
-    assert torch.equal(fa.flash_attn_func(q.to("mps"), k, v, **on_mps(options)).cpu(), out.cpu())
+    k, v = kv.to(device).unbind(2)
+    assert torch.equal(fa.flash_attn_func(q.to(device), k, v, **on(device, options)).cpu(), out.cpu())
     if heads == kv_heads and q_len == kv_len:
-        qkv = torch.cat([q[:, :, None], kv], dim=2).to("mps")
-        assert torch.equal(fa.flash_attn_qkvpacked_func(qkv, **on_mps(options)).cpu(), out.cpu())
+        qkv = torch.cat([q[:, :, None], kv], dim=2).to(device)
+        assert torch.equal(fa.flash_attn_qkvpacked_func(qkv, **on(device, options)).cpu(), out.cpu())
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_packed(seed: int) -> None:
+def test_packed(seed: int, device: str) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     dtype = rng.choice(list(LIMITS))
@@ -130,17 +130,17 @@ def test_packed(seed: int) -> None:
         for a, b, c, d in zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False)
     ]
     exact, exact_lse = torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results], dim=1)
-    lens = (cu_q.to("mps"), cu_k.to("mps"), max(q_lens), max(k_lens))
+    lens = (cu_q.to(device), cu_k.to(device), max(q_lens), max(k_lens))
     out, lse, _ = fa.flash_attn_varlen_kvpacked_func(
-        q.to("mps"), kv.to("mps"), *lens, **on_mps(options), return_attn_probs=True
+        q.to(device), kv.to(device), *lens, **on(device, options), return_attn_probs=True
     )
     check(out, lse, exact, exact_lse)
-    k, v = kv.to("mps").unbind(1)
-    again = fa.flash_attn_varlen_func(q.to("mps"), k, v, *lens, **on_mps(options))
+    k, v = kv.to(device).unbind(1)
+    again = fa.flash_attn_varlen_func(q.to(device), k, v, *lens, **on(device, options))
     assert torch.equal(again.cpu(), out.cpu())
     if self_attention:
-        qkv = torch.cat([q[:, None], kv], dim=1).to("mps")
-        again = fa.flash_attn_varlen_qkvpacked_func(qkv, cu_q.to("mps"), max(q_lens), **on_mps(options))
+        qkv = torch.cat([q[:, None], kv], dim=1).to(device)
+        again = fa.flash_attn_varlen_qkvpacked_func(qkv, cu_q.to(device), max(q_lens), **on(device, options))
         assert torch.equal(again.cpu(), out.cpu())
 
 
@@ -156,7 +156,7 @@ def rotated(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_cache(seed: int) -> None:
+def test_cache(seed: int, device: str) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     dtype = rng.choice(list(LIMITS))
@@ -197,12 +197,13 @@ def test_cache(seed: int) -> None:
             expected_fresh[0][b] = rotated(
                 fresh[0][b], int(lens[b]) + torch.arange(new), cos, sin, interleaved
             )
-    on_gpu = [pool.to("mps") for pool in pools]
+    on_device = [pool.to(device) for pool in pools]
     out, lse = fa.flash_attn_with_kvcache(
-        q.to("mps"), *on_gpu, *(f if f is None else f.to("mps") for f in fresh), cache_seqlens=lens.to("mps"),
-        cache_batch_idx=None if picked is None else picked.to("mps"),
-        block_table=None if table is None else table.to("mps"),
-        return_softmax_lse=True, **on_mps(rotary), **on_mps(options),
+        q.to(device), *on_device, *(f if f is None else f.to(device) for f in fresh),
+        cache_seqlens=lens.to(device),
+        cache_batch_idx=None if picked is None else picked.to(device),
+        block_table=None if table is None else table.to(device),
+        return_softmax_lse=True, **on(device, rotary), **on(device, options),
     )  # fmt: skip
     results = []
     for b in range(batch):
@@ -211,7 +212,7 @@ def test_cache(seed: int) -> None:
         if new:
             assert expected_fresh[0] is not None and expected_fresh[1] is not None
             keys[first:last], values[first:last] = expected_fresh[0][b], expected_fresh[1][b]
-        for pool, expected in zip(on_gpu, (keys, values), strict=True):
+        for pool, expected in zip(on_device, (keys, values), strict=True):
             assert torch.allclose(keys_of(pool.cpu(), b).float(), expected.float(), atol=LIMITS[dtype])
         results.append(
             attention_ref(
@@ -258,12 +259,12 @@ def test_keys_beyond_the_cache_are_dropped() -> None:
     assert torch.equal(k[0, 2:].cpu(), new[0, :2].cpu()) and not k[1].any(), "the next sequence is untouched"
 
 
-def test_a_paged_varlen_call() -> None:
+def test_a_paged_varlen_call(device: str) -> None:
     torch.manual_seed(0)
-    pools = [torch.randn(6, 4, 2, 32, device="mps") for _ in range(2)]
-    table = torch.tensor([[4, 0], [2, 5]], dtype=torch.int32, device="mps")
-    cu_q, cu_k = (torch.tensor(n, dtype=torch.int32, device="mps") for n in ([0, 3, 5], [0, 7, 12]))
-    q = torch.randn(5, 4, 32, device="mps")
+    pools = [torch.randn(6, 4, 2, 32, device=device) for _ in range(2)]
+    table = torch.tensor([[4, 0], [2, 5]], dtype=torch.int32, device=device)
+    cu_q, cu_k = (torch.tensor(n, dtype=torch.int32, device=device) for n in ([0, 3, 5], [0, 7, 12]))
+    q = torch.randn(5, 4, 32, device=device)
     out = fa.flash_attn_varlen_func(q, *pools, cu_q, cu_k, 3, 7, causal=True, block_table=table)
     for b, (rows, length) in enumerate((((0, 3), 7), ((3, 5), 5))):
         k, v = (pool[table[b].long()].flatten(0, 1)[:length].cpu() for pool in pools)
