@@ -35,19 +35,12 @@ def call(op: str, x: Tensor, cap: float = 5.0) -> Tensor:
 
 
 @pytest.mark.parametrize("problem", logits_problems.draw(200), ids=str)
-def test_problem(problem: LogitsProblem, checked: Checked) -> None:
+def test_problem(problem: LogitsProblem, device: str, checked: Checked) -> None:
     case = logits_problems.build(problem)
     with checked(), counted_launches() as launches:
-        result = case.run("mps")
-    assert launches == {f"fattn_{problem.op}": 1}
+        result = case.run(device)
+    assert launches == ({f"fattn_{problem.op}": 1} if device == "mps" else {})
     case.assert_close(result)
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("problem", logits_problems.draw(100, seed=1), ids=str)
-def test_problem_on_the_cpu(problem: LogitsProblem) -> None:
-    case = logits_problems.build(problem, seed=1)
-    case.assert_close(case.run("cpu"))
 
 
 @needs_emulator

@@ -164,7 +164,9 @@ def test_a_block_that_the_pool_has_not_is_no_key(bad: int, block_size: int, chec
 # ---- what else it must agree with
 
 
-def cache(lengths: list[int], block_size: int = 16) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def cache(
+    lengths: list[int], block_size: int = 16, device: str = "mps"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """key_cache, value_cache, block_tables and seq_lens, the same for the same lengths."""
     generator = torch.Generator().manual_seed(sum(lengths))
     blocks = [-(-length // block_size) for length in lengths]
@@ -172,35 +174,39 @@ def cache(lengths: list[int], block_size: int = 16) -> tuple[Tensor, Tensor, Ten
     tables = torch.full((len(lengths), max(blocks)), -1, dtype=torch.int32)
     for b, (end, count) in enumerate(zip(accumulate(blocks), blocks, strict=True)):
         tables[b, :count] = torch.arange(end - count, end)
-    return pools[0].to("mps"), pools[1].to("mps"), tables.to("mps"), int32(*lengths)
+    return pools[0].to(device), pools[1].to(device), tables.to(device), int32(*lengths, device=device)
 
 
 @pytest.mark.parametrize("options", [{}, {"window_left": 50, "sink_tokens": 3}, {"softcap": 3.0}], ids=str)
-def test_tokens_are_as_in_paged_decode(options: dict[str, Any]) -> None:
-    keys = cache([200, 33, 90])
-    query = torch.randn(3, 8, 32).to(f16).to("mps")
-    packed, packed_lse = fattn.paged_prefill(query, *keys, int32(0, 1, 2, 3), 1, **options)
+def test_tokens_are_as_in_paged_decode(options: dict[str, Any], device: str) -> None:
+    keys = cache([200, 33, 90], device=device)
+    query = torch.randn(3, 8, 32).to(f16).to(device)
+    packed, packed_lse = fattn.paged_prefill(query, *keys, int32(0, 1, 2, 3, device=device), 1, **options)
     out, lse = fattn.paged_decode(query[:, :, None], *keys, **options)
     assert torch.allclose(packed.cpu(), out[:, :, 0].cpu(), atol=2e-3)
     assert torch.allclose(packed_lse.mT.cpu(), lse[:, :, 0].cpu(), atol=1e-3)
 
 
-def test_chunks_make_the_whole() -> None:
+def test_chunks_make_the_whole(device: str) -> None:
     """A prompt in chunks of any size, while its cache grows: bit by bit what it is at once."""
-    pools = cache([150])
-    query = torch.randn(150, 8, 32).to(f16).to("mps")
-    whole, _ = fattn.paged_prefill(query, *pools, int32(0, 150), 150)
+    pools = cache([150], device=device)
+    query = torch.randn(150, 8, 32).to(f16).to(device)
+    whole, _ = fattn.paged_prefill(query, *pools, int32(0, 150, device=device), 150)
     first = 0
     for end in (1, 40, 104, 120, 150):
-        keys = (*pools[:3], int32(end))
-        out, _ = fattn.paged_prefill(query[first:end], *keys, int32(0, end - first), end - first)
+        keys = (*pools[:3], int32(end, device=device))
+        out, _ = fattn.paged_prefill(
+            query[first:end], *keys, int32(0, end - first, device=device), end - first
+        )
         assert torch.equal(out.cpu(), whole[first:end].cpu()), (first, end)
         first = end
 
 
 @pytest.mark.parametrize(("head_dim", "count"), [(32, 3), (128, 3), (136, 2)])
 @pytest.mark.parametrize("options", [{}, {"window_left": 30, "sink_tokens": 2}], ids=str)
-def test_a_result_depends_on_its_sequence_alone(options: dict[str, Any], head_dim: int, count: int) -> None:
+def test_a_result_depends_on_its_sequence_alone(
+    options: dict[str, Any], head_dim: int, count: int, device: str
+) -> None:
     """Bit by bit: alone, in any place of a batch, whatever the capacity and the longest of the others."""
     generator = torch.Generator().manual_seed(1)
     query = torch.randn(count, 8, head_dim, generator=generator).to(f16)
@@ -216,9 +222,9 @@ def test_a_result_depends_on_its_sequence_alone(options: dict[str, Any], head_di
         tables[place, :5] = torch.tensor([19, 11, 13, 12, 17])
         for pool, dense in zip(pools, (key, value), strict=True):
             pool[tables[place, :5].long()] = dense.view(5, 16, 2, head_dim)
-        lengths = int32(*(80 if b == place else 60 for b in range(len(rows))))
-        tensors = (t.to("mps") for t in (queries, *pools, tables))
-        out, lse = fattn.paged_prefill(*tensors, lengths, int32(*starts), most, **options)
+        lengths = int32(*(80 if b == place else 60 for b in range(len(rows))), device=device)
+        tensors = (t.to(device) for t in (queries, *pools, tables))
+        out, lse = fattn.paged_prefill(*tensors, lengths, int32(*starts, device=device), most, **options)
         mine = slice(starts[place], starts[place + 1])
         return [out[mine].cpu(), lse[:, mine].cpu()]
 

@@ -64,27 +64,21 @@ def expected_launches(shared: SharedProblem, least_rows: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("shared", PROBLEMS, ids=str)
-def test_random(shared: SharedProblem, checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random(
+    shared: SharedProblem, device: str, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of them may take the prefills, which else need more rows than a test has time for."""
     least_rows = 1 if shared.whole.index % 2 else _prefix_and_suffix.PREFILL_ROWS
     monkeypatch.setattr(_prefix_and_suffix, "PREFILL_ROWS", least_rows)
     case, arguments = shared_prefix_problems.build(shared)
     with counted_launches() as launches, checked(order="random", seed=shared.whole.index):
-        out, lse = run(shared, arguments, "mps")
+        out, lse = run(shared, arguments, device)
     assert_close(case, out, lse, rounding=rounding_of_parts(case))
     counts = {
         "prefill": launches.get("fattn_prefill", 0),
         "decode": launches.get("fattn_decode", 0) + launches.get("fattn_decode_wide", 0),
     }
-    assert counts == expected_launches(shared, least_rows)
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("shared", PROBLEMS[:33], ids=str)
-def test_on_the_cpu(shared: SharedProblem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_prefix_and_suffix, "PREFILL_ROWS", 1 + 2047 * (shared.whole.index % 2))
-    case, arguments = shared_prefix_problems.build(shared)
-    assert_close(case, *run(shared, arguments, "cpu"), rounding=rounding_of_parts(case))
+    assert counts == (expected_launches(shared, least_rows) if device == "mps" else dict.fromkeys(counts, 0))
 
 
 @pytest.mark.host_only
@@ -257,23 +251,23 @@ def test_nothing_waits() -> None:
 # ---- edges
 
 
-def test_no_suffix_and_no_batch() -> None:
+def test_no_suffix_and_no_batch(device: str) -> None:
     tensors = operands(3, 2, 40, 0)
     sinks = torch.randn(4)
     out, lse = shared_prefix_decode(
-        **{n: t.to("mps") for n, t in tensors.items()}, sinks=sinks.to("mps"), return_lse=True
+        **{n: t.to(device) for n, t in tensors.items()}, sinks=sinks.to(device), return_lse=True
     )
     exact = reference.decode(tensors["query"], whole(tensors, "key"), whole(tensors, "value"), sinks=sinks)
     assert torch.allclose(out.cpu().double(), exact[0], atol=2e-3)
     assert torch.allclose(lse.cpu().double(), exact[1], atol=1e-3)
-    none = {n: (t if n.startswith("prefix") else t[:0]).to("mps") for n, t in tensors.items()}
+    none = {n: (t if n.startswith("prefix") else t[:0]).to(device) for n, t in tensors.items()}
     assert shared_prefix_decode(**none).shape == (0, 4, 1, 64)
 
 
-def test_nan_in_the_prefix_reaches_those_that_see_it() -> None:
-    tensors = {name: t.to("mps") for name, t in operands(3, 2, 40, 8).items()}
+def test_nan_in_the_prefix_reaches_those_that_see_it(device: str) -> None:
+    tensors = {name: t.to(device) for name, t in operands(3, 2, 40, 8).items()}
     tensors["prefix_value"][:, :, 7] = torch.nan
-    mask = torch.ones(3, 1, 1, 48, dtype=torch.bool, device="mps")
+    mask = torch.ones(3, 1, 1, 48, dtype=torch.bool, device=device)
     mask[1, ..., 7] = False
     out = shared_prefix_decode(**tensors, attn_mask=mask).cpu()
     assert out[0].isnan().all() and out[2].isnan().all() and out[1].isfinite().all()

@@ -145,15 +145,15 @@ def test_options(options: dict[str, Any], device: str) -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_each_sequence_is_as_in_prefill(is_causal: bool) -> None:
+def test_each_sequence_is_as_in_prefill(is_causal: bool, device: str) -> None:
     """Bit by bit as alone, in a batch of any other sequences."""
     generator = torch.Generator().manual_seed(2)
     rows, keys = (37, 0, 100, 1, 64), (50, 9, 100, 33, 0)
-    query = torch.randn(sum(rows), 2, 64, generator=generator).to(f16).to("mps")
-    key, value = (torch.randn(sum(keys), 2, 64, generator=generator).to(f16).to("mps") for _ in range(2))
+    query = torch.randn(sum(rows), 2, 64, generator=generator).to(f16).to(device)
+    key, value = (torch.randn(sum(keys), 2, 64, generator=generator).to(f16).to(device) for _ in range(2))
     starts = [0, *accumulate(rows)], [0, *accumulate(keys)]
     out, lse = fattn.varlen_prefill(
-        query, key, value, *(int32(*s) for s in starts), 100, 100, is_causal=is_causal
+        query, key, value, *(int32(*s, device=device) for s in starts), 100, 100, is_causal=is_causal
     )
     for (first, end), (first_key, end_key) in zip(*(pairwise(s) for s in starts), strict=True):
         alone = (t.transpose(0, 1)[None] for t in (query[first:end], key[first_key:end_key]))

@@ -125,7 +125,7 @@ def prefill(
         window_right: and up to `p + window_right`; -1: all.
         sink_tokens: this many keys at the beginning stay visible outside the window.
         sinks: `[Hq]`, a logit per query head that takes part in the softmax and has no value. A row that sees
-            no key has it as its lse.
+            no key has it as its lse. Any finite float32; -inf is none, +inf and NaN make the head NaN.
         alibi_slopes: `[Hq]` or `[B, Hq]`: slope * (key position - p) is added to the score.
         softcap: c > 0, up to 1e30, turns a score s into `c * tanh(s / c)`, before all that is added to it.
             0: none.
