@@ -47,7 +47,7 @@ def _settle_autograd() -> None:
     """torch runs the backward of a device in a thread of its own, which may be the last to let go of a graph
     and of the Python objects in it: the error raised, the context of the call. If it does so while Python
     ends, the process aborts ("terminate called without an active exception"). The thread takes one graph
-    after another: when this one is done, it holds no other. (`backward()` would give this one a context, too.)
+    after another: when this one is done, it holds no other. (`backward()` would give it a context, too.)
     """
     import torch
 

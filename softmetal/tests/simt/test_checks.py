@@ -349,8 +349,8 @@ def test_aliased_slots_are_one_memory(library: Library) -> None:
 SLOTS = """#include <metal_stdlib>
 using namespace metal;
 kernel void slots(device float* a [[buffer(0)]], const device char* b [[buffer(1)]],
-                  constant float& c [[buffer(2)]], device long* o [[buffer(3)]], constant int& by [[buffer(4)]],
-                  constant bool& writes [[buffer(5)]]) {
+                  constant float& c [[buffer(2)]], device long* o [[buffer(3)]],
+                  constant int& by [[buffer(4)]], constant bool& writes [[buffer(5)]]) {
   o[0] = (const device char*)a == b;
   o[1] = b - (const device char*)a;
   o[2] = c;
