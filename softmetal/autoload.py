@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import warnings
+from pathlib import Path
 
 
 def register() -> None:
@@ -31,6 +33,7 @@ def register() -> None:
         from . import mps_streams
 
         mps_streams.provide()
+    atexit.register(_settle_autograd)
     setattr(torch.UntypedStorage, "mps", _storage_to_mps)  # noqa: B010
     if not torch.backends.mps.is_available():
         warnings.warn(
@@ -38,6 +41,22 @@ def register() -> None:
             "let `import torch` load softmetal (TORCH_DEVICE_BACKEND_AUTOLOAD must not be 0).",
             stacklevel=2,
         )
+
+
+def _settle_autograd() -> None:
+    """torch runs the backward of a device in a thread of its own, which may be the last to let go of a graph
+    and of the Python objects in it: the error raised, the context of the call. If it does so while Python
+    ends, the process aborts ("terminate called without an active exception"). The thread takes one graph
+    after another: when this one is done, it holds no other. (`backward()` would give it a context, too.)
+    """
+    import torch
+
+    names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+    if any(name.startswith("pt_autograd") for name in names):
+        with torch.inference_mode(False), torch.enable_grad():
+            result = torch.ones((), device="mps", requires_grad=True).clone()
+        engine = torch.autograd.Variable._execution_engine
+        engine.run_backward((result,), (result.detach(),), False, False, (), True, True)
 
 
 def _storage_to_mps(storage):  # type: ignore[no-untyped-def]

@@ -180,7 +180,8 @@ using namespace fattn;
     simdgroup_barrier(mem_flags::mem_threadgroup);
 
     // From what is read back, so that nothing of how the chunk was found is held on to.
-    const WorkItem item = cut_sequence(seq_lens, params.span, aside.batch()).item(aside.part());
+    const CutSequence cut = cut_sequence(seq_lens, params.span, aside.batch());
+    const WorkItem item = cut.item(aside.part());
     Sequence sequence;
     sequence.set_keys(params, key, value, kv_head, item);
     if (fc_scales) {

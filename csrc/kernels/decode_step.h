@@ -230,9 +230,11 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     }
   }
   scale_products(attention, scales, at);
-  modify_scores(attention, aside.modifiers(params, at), first_key, at);
+  const ScoreModifiers modifiers = aside.modifiers(params, at);
+  modify_scores(attention, modifiers, first_key, at);
   if (kEdge) {
-    hide_scores(attention, aside.visible(params, at), sequence.mask, first_key, present, at);
+    const Visibility visible = aside.visible(params, at);
+    hide_scores(attention, visible, sequence.mask, first_key, present, at);
   }
   attention.weigh();
   if (kKvFormat == kKvFloat) {

@@ -193,8 +193,11 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
     if (read) {
       const StoredRow row = sequence.key.row_at(place, params.key, params.key_scales);
       keys.read(row, simdgroup, at);
-      values[k].read(kValueInKey ? row : sequence.value.row_at(place, params.value, params.value_scales),
-                     simdgroup, at);
+      StoredRow value_row = row;
+      if (!kValueInKey) {
+        value_row = sequence.value.row_at(place, params.value, params.value_scales);
+      }
+      values[k].read(value_row, simdgroup, at);
     } else {
       keys.clear();
       values[k].clear();
@@ -284,13 +287,15 @@ using namespace fattn;
     if (next.batch < 0) {
       return;
     }
-    const WorkItem item = cut_sequence(seq_lens, params.span, next.batch).item(next.part);
+    const CutSequence cut = cut_sequence(seq_lens, params.span, next.batch);
+    const WorkItem item = cut.item(next.part);
     if (item.batch != query_batch) {
 #pragma clang loop unroll(full)
       for (int r = 0; r < kRowGroups; r++) {
         const int pair = first_row + r * 8 + at.pair * 2;
-        columns.load(r, packed_row(params, kv_head, pair).of_query(query, params, item.batch),
-                     packed_row(params, kv_head, pair + 1).of_query(query, params, item.batch),
+        const PackedRow first = packed_row(params, kv_head, pair);
+        const PackedRow second = packed_row(params, kv_head, pair + 1);
+        columns.load(r, first.of_query(query, params, item.batch), second.of_query(query, params, item.batch),
                      simdgroup_index, at);
       }
       query_batch = item.batch;

@@ -94,7 +94,8 @@ using namespace fattn;
   parts.count = params.parts;
   if (fc_split) {  // of decode: as many as the sequence has chunks
     const int length = length_of(seq_lens, params.span, int(row / params.rows_per_sequence));
-    parts.count = chunks_of(newest_rows(params.span, length), params.span).count();
+    const Chunks chunks = chunks_of(newest_rows(params.span, length), params.span);
+    parts.count = chunks.count();
   }
   const long out_begin =
       long(out_row(group, params.span.q_len, uint(params.rows_per_sequence))) * params.head_dim;

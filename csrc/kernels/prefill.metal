@@ -235,7 +235,8 @@ using namespace fattn;
       }
       score_step(attention, query_rows, tiles, fragments, at);
       modify_scores(attention, modifiers, first_key, at);
-      hide_scores(attention, aside.visible(params), mask, first_key, present, at);
+      const Visibility visible = aside.visible(params);
+      hide_scores(attention, visible, mask, first_key, present, at);
       attention.weigh();
       value_step<true>(attention, tiles, fragments, special != 0, at);
     }

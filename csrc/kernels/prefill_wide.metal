@@ -112,7 +112,9 @@ struct StepValues {
             constant PrefillParams& params, ushort share, LanePosition at) thread {
     const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
     if (!kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row))) {
-      runs[k].read(keys.source.values().row_at(place, params.value, params.value_scales), share, at);
+      const StoredOperand values = keys.source.values();
+      const StoredRow row = values.row_at(place, params.value, params.value_scales);
+      runs[k].read(row, share, at);
     } else {
       runs[k].clear();
     }
@@ -265,7 +267,8 @@ using namespace fattn;
     place ^= 1;
 
     StagedKeys places;
-    places.look_up(keys.source.blocks(), first_key, lane);
+    const KeyTable table = keys.source.blocks();
+    places.look_up(table, first_key, lane);
     const uint cell = steps.own_cell(first_key);
     const StepFragments fragments = step_fragments(keys.ranges, first_key, cell);
     const bool whole = cell == kCellWhole && keys.whole_at(first_key, places);
@@ -290,7 +293,8 @@ using namespace fattn;
       scores.take(attention, fragments, at);
       scale_products(attention, scales, at);
       modify_scores(attention, modifiers, first_key, at);
-      hide_scores(attention, aside.visible(params), mask, first_key, places.present(at.pair), at);
+      const Visibility visible = aside.visible(params);
+      hide_scores(attention, visible, mask, first_key, places.present(at.pair), at);
       attention.weigh();
       add_values<true>(attention, values, scales, keys, places, params, fragments, share, at);
     }

@@ -98,7 +98,8 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
   int total = 0;
   for (int first = 0; first < batch_size; first += kSimdWidth) {
     const int batch = first + int(lane);
-    const int units = cut_sequence(seq_lens, span, min(batch, batch_size - 1)).units_of_runs(span);
+    const CutSequence cut = cut_sequence(seq_lens, span, min(batch, batch_size - 1));
+    const int units = cut.units_of_runs(span);
     total += simd_sum(batch < batch_size ? units : 0);
   }
   const int size = total / shares;
@@ -138,7 +139,8 @@ inline int next_dealt(const device int* seq_lens, constant CausalSpan& span, int
   int next = batch_size;
   for (int first = batch; first < batch_size && next == batch_size; first += kSimdWidth) {
     const int own = first + int(lane);
-    const bool dealt = cut_sequence(seq_lens, span, min(own, batch_size - 1)).is_dealt();
+    const CutSequence cut = cut_sequence(seq_lens, span, min(own, batch_size - 1));
+    const bool dealt = cut.is_dealt();
     const uint found = uint(simd_vote::vote_t(simd_ballot(dealt && own < batch_size)));
     next = found != 0 ? first + int(ctz(found)) : next;
   }

@@ -108,8 +108,12 @@ struct TileShare {
     for (int i = 0; i < kTileChunks; i += kThreads) {
       const int row = (i + thread_index) / kRowChunks;
       const int column = (i + thread_index) % kRowChunks * Chunk::kColumns;
-      const Chunk own =
-          kEarlyLoads ? chunks[i / kThreads] : chunk<kWhole>(rows, table, keys, i, thread_index);
+      Chunk own;
+      if (kEarlyLoads) {
+        own = chunks[i / kThreads];
+      } else {
+        own = chunk<kWhole>(rows, table, keys, i, thread_index);
+      }
       if (kTileChunks % kThreads == 0 || row < kTileKeys) {
         own.put(tile + row * pitch + column);
       }
@@ -169,7 +173,8 @@ struct StepShare {
   // Finds the keys of the step.
   void look_up(thread const KeySource& source, int first_key, ushort lane) thread {
     if (fc_paged) {
-      places.look_up(source.blocks(), first_key, lane);
+      const KeyTable table = source.blocks();
+      places.look_up(table, first_key, lane);
     }
   }
 
@@ -183,8 +188,10 @@ struct StepShare {
   void fetch(thread const KeySource& source, constant PrefillParams& params, int first_key,
              ushort thread_index) thread {
     if (kEarlyLoads) {
-      keys.fetch<kWhole>(key_rows(source, params, first_key), source.table, places, thread_index);
-      values.fetch<kWhole>(value_rows(source, params, first_key), source.table, places, thread_index);
+      const StagedRows of_keys = key_rows(source, params, first_key);
+      const StagedRows of_values = value_rows(source, params, first_key);
+      keys.fetch<kWhole>(of_keys, source.table, places, thread_index);
+      values.fetch<kWhole>(of_values, source.table, places, thread_index);
       fetch_scales<kWhole>(source, params, thread_index);
     }
   }

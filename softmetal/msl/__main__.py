@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from .arithmetic import FUNCTIONS, MATH_MODES, Arithmetic
-from .compile import MODES, CompileError, Program, compile_program
+from .arithmetic import FUNCTIONS, MATH_MODES, Arithmetic, choice
+from .compile import MODES, REFUSALS, CompileError, Program, compile_program
 from .language import DEFAULT, LANGUAGES
 
 
@@ -37,6 +37,12 @@ def main() -> int:
     compiler.add_argument(
         "--no-contract", action="store_true", help="round a * b + c twice (default: $SOFTMETAL_CONTRACT)"
     )
+    compiler.add_argument(
+        "--refuse",
+        choices=REFUSALS,
+        default=choice("SOFTMETAL_REFUSE", REFUSALS),
+        help="what Apple's compiler refuses (likely), or may refuse (unsure; default: $SOFTMETAL_REFUSE)",
+    )
     compiler.add_argument("--name", help="what messages call the source (default: the file's name)")
     arguments = parser.parse_args()
     from_stdin = arguments.source == "-"
@@ -53,6 +59,7 @@ def main() -> int:
         std=arguments.std,
         only=arguments.only,
         arithmetic=arithmetic,
+        refuse_unsure=arguments.refuse == "unsure",
     )
     try:
         print(compile_program(program, arguments.mode, arguments.out))

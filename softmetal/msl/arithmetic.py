@@ -21,7 +21,7 @@ _ASSUMPTIONS = {
 }  # fmt: skip
 
 
-def _choice(variable: str, values: tuple[str, ...]) -> str:
+def choice(variable: str, values: tuple[str, ...]) -> str:
     value = os.environ.get(variable) or values[0]
     if value not in values:
         raise ValueError(f"{variable} is '{value}'; use {' or '.join(values)}")
@@ -35,10 +35,10 @@ class Arithmetic:
         "fast"  # MTLMathFloatingPointFunctions: what log is, where neither fast nor precise is said
     )
     # a * b + c with one rounding, in float and half, as Apple's compiler has it in every math mode.
-    contract: bool = field(default_factory=lambda: _choice("SOFTMETAL_CONTRACT", ("1", "0")) == "1")
+    contract: bool = field(default_factory=lambda: choice("SOFTMETAL_CONTRACT", ("1", "0")) == "1")
     # The largest errors that the specification permits, subnormal floats flushed, the assumptions of the math
     # mode used; instead of the best results that the host has.
-    worst: bool = field(default_factory=lambda: _choice("SOFTMETAL_FAST_MATH", ("exact", "worst")) == "worst")
+    worst: bool = field(default_factory=lambda: choice("SOFTMETAL_FAST_MATH", ("exact", "worst")) == "worst")
 
     def flags(self) -> tuple[str, ...]:
         """clang's options."""

@@ -4,6 +4,8 @@ they are annotations, come to see them.
 
 from __future__ import annotations
 
+import re
+
 from .lexer import TokenList, TranslationError
 from .structure import Function, Outline
 
@@ -14,15 +16,16 @@ _ALIASES = {
     "dispatch_quadgroups_per_threadgroup": "quadgroups_per_threadgroup",
 }
 _RESOURCES = {"buffer", "threadgroup", "texture", "sampler"}
-_MODIFIERS = {
-    "function_constant",
-    "maybe_unused",
-    "unused",
-    "gnu",
-    "clang",
-    "id",
-    "raster_order_group",
-    "user",
+# What a kernel's parameter can be; other names, unknown ones among them, add nothing to it.
+_SOURCES = re.compile(
+    r"buffer|threadgroup|texture|sampler|stage_in|payload|imageblock_data|grid_(origin|size)"
+    r"|\w+_(in|per|index_in)_(grid|threadgroup|simdgroup|quadgroup)|thread_execution_width"
+)
+# What is said of a function is no part of its type.
+_OF_FUNCTIONS = {
+    *("kernel", "vertex", "fragment", "host_name", "visible", "stitchable", "early_fragment_tests", "patch"),
+    *("max_total_threads_per_threadgroup", "mesh", "object", "user_annotation", "always_inline", "noinline"),
+    *("noreturn", "gnu", "clang", "maybe_unused", "nodiscard", "unused", "deprecated"),
 }
 
 
@@ -44,6 +47,7 @@ def check_attributes(tokens: TokenList, outline: Outline) -> None:
 
 
 def annotate(tokens: TokenList, outline: Outline) -> None:
+    _annotate_members(tokens)
     for function in outline.functions:
         if function.is_kernel:
             tokens[function.begin].after += _annotation("kernel")
@@ -51,6 +55,17 @@ def annotate(tokens: TokenList, outline: Outline) -> None:
             for first, last in attributes(tokens, begin, end):
                 place = _default_argument(tokens, begin, end)
                 tokens[place - 1].after += _annotation(f"attribute {tokens.join(first, last)}")
+
+
+def _annotate_members(tokens: TokenList) -> None:
+    """The [[id(n)]] of argument buffers."""
+    for i in range(len(tokens)):
+        if not tokens.is_attribute(i) or tokens.text(i + 2) != "id" or tokens.text(i + 3) != "(":
+            continue
+        end = i
+        while tokens.text(end) not in (";", "=", "{", ""):
+            end = tokens.closing(end) + 1 if tokens.text(end) in ("(", "[") else end + 1
+        tokens[end - 1].after += _annotation(f"id {tokens.join(i + 4, tokens.closing(i + 3))}")
 
 
 def attributes(tokens: TokenList, begin: int, end: int) -> list[tuple[int, int]]:
@@ -83,8 +98,8 @@ def _default_argument(tokens: TokenList, begin: int, end: int) -> int:
 
 def _check_after_parameters(tokens: TokenList, function: Function) -> None:
     after = function.parameters[1] + 1
-    if tokens.is_attribute(after):
-        name = tokens.text(after + 2)
+    name = tokens.text(after + 2)
+    if tokens.is_attribute(after) and name in _OF_FUNCTIONS:
         raise TranslationError(
             tokens[after].where,
             f"'{name}' after the parameters of '{function.name}' applies to its type: "
@@ -104,7 +119,7 @@ def _check_parameters(tokens: TokenList, function: Function) -> None:
                 "argument, which a kernel's cannot",
             )
         names = [tokens.text(first) for first, _ in attributes(tokens, begin, end)]
-        sources = [name for name in names if name not in _MODIFIERS]
+        sources = [name for name in names if _SOURCES.fullmatch(name)]
         if len(sources) > 1:
             raise TranslationError(
                 where, f"a parameter of kernel '{function.name}' has both '{sources[0]}' and '{sources[1]}'"

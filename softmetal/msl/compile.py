@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
-from .arithmetic import PASSES, Arithmetic
+from .arithmetic import PASSES, Arithmetic, choice
 from .diagnostics import FLAGS, readable
 from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TranslationError, source_line
@@ -65,6 +65,8 @@ _MODE_FLAGS = {
     ],
 }  # fmt: skip
 MODES = tuple(_MODE_FLAGS)
+# What is refused: what Apple's compiler refuses, certainly or likely; or what it may refuse, too.
+REFUSALS = ("likely", "unsure")
 _X86_64_V3 = {"avx2", "bmi2", "f16c", "fma"}
 
 
@@ -81,6 +83,8 @@ class Program:
     std: str = DEFAULT
     only: str | None = None  # regular expression of the host names to export; None for all
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    # Also what no public Metal source has, so that nobody knows whether Apple's compiler takes it.
+    refuse_unsure: bool = field(default_factory=lambda: choice("SOFTMETAL_REFUSE", REFUSALS) == "unsure")
 
 
 def cache_folder() -> Path:
@@ -97,7 +101,10 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
             translation = translate(
                 preprocessed, checked=mode == "checked", only=program.only, language=language
             )
-            Compiler(translation.cpp, preprocessed, language, program.arithmetic).build(mode, target)
+            compiler = Compiler(
+                translation.cpp, preprocessed, language, program.arithmetic, program.refuse_unsure
+            )
+            compiler.build(mode, target)
     except (TranslationError, PreprocessorError) as error:
         raise CompileError(str(error)) from error
     return target
@@ -124,7 +131,7 @@ def _sealed(content: bytes) -> bytes:
 
 def _key(preprocessed: str, mode: str, program: Program) -> str:
     machine = (platform.machine(), *_machine_flags())
-    options = (mode, program.std, repr(program.arithmetic), program.only or "")
+    options = (mode, program.std, repr(program.arithmetic), program.only or "", str(program.refuse_unsure))
     return _digest(toolchain_version(), *machine, *options, preprocessed)
 
 
@@ -166,6 +173,7 @@ class Compiler:
     preprocessed: str  # the source's lines, for messages
     language: Language = LANGUAGES[DEFAULT]
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    refuse_unsure: bool = False
 
     def build(self, mode: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -205,6 +213,8 @@ class Compiler:
 
     def _read_program(self, mode: str, flags: list[str]) -> subprocess.CompletedProcess[str]:
         rules = [f"-fplugin={RULES}", f"-fplugin-arg-softmetal-{self.language.version}"]
+        if self.refuse_unsure:
+            rules.append("-fplugin-arg-softmetal-unsure")
         headers = ["-include-pch", str(self._precompiled_headers(mode))]
         return self._read([*rules, *_MODE_FLAGS[mode], *headers, *flags])
 

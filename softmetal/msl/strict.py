@@ -31,6 +31,7 @@ _FORBIDDEN = {
     "wchar_t": "Metal has no wide characters",
     "char16_t": "Metal has no wide characters",
     "char32_t": "Metal has no wide characters",
+    "char8_t": "Metal has no char8_t: write char or uchar",
     "register": "Metal has no register storage class",
 }
 _LONG_DOUBLE = re.compile(r"(?!0[xX])[\d']*(\.|\d[eE]).*[lL]|0[xX].*[pP].*[lL]")
@@ -84,7 +85,10 @@ def _check_lambdas(tokens: TokenList) -> None:
 
 def _check_program_scope(tokens: TokenList, outline: Outline) -> None:
     for variable in outline.variables:
-        if not any(tokens.text(i) == "constant" for i in range(variable.begin, variable.name_index)):
+        words = {tokens.text(i) for i in range(variable.begin, variable.name_index)}
+        if words >= {"constexpr", "sampler"}:
+            continue
+        if "constant" not in words:
             where = tokens[variable.name_index].where
             kind = "program-scope variable" if variable.scope == "namespace" else "static member"
             raise TranslationError(
@@ -103,11 +107,26 @@ def _check_local_statics(tokens: TokenList, body: tuple[int, int]) -> None:
         end = i
         while tokens.text(end) not in ("=", ";", "{", "("):
             end += 1
+        if tokens.text(end) == "(" and _is_in_class(tokens, body[0], i):  # a member function
+            continue
         if not any(tokens.text(k) == "constant" for k in range(i, end)):
             name = tokens.text(end - 1)
             raise TranslationError(
                 tokens[i].where, f"static variable '{name}' must reside in the constant address space"
             )
+
+
+def _is_in_class(tokens: TokenList, begin: int, i: int) -> bool:
+    """Whether the innermost braces around `i` are those of a class."""
+    while i > begin and not (tokens.text(i) == "{" and tokens.kind(i) == "op"):
+        i -= 1
+        if tokens.text(i) == "}":
+            i = next(k for k in range(i, begin, -1) if tokens.text(k) == "{" and tokens.closing(k) == i) - 1
+    while i > begin and tokens.text(i - 1) not in (";", "{", "}"):
+        i -= 1
+        if tokens.text(i) in ("struct", "class", "union"):
+            return True
+    return False
 
 
 def _check_kernel(tokens: TokenList, function: Function) -> None:
@@ -161,8 +180,10 @@ class _PointerRule:
             name += 1
         is_declared = t.kind(name) == "name" and self.starts_declaration(first)
         is_cast = t.text(first - 1) == "(" and t.text(name) == ")" and self.is_cast(first - 1)
-        is_template_argument = t.text(first - 1) in ("<", ",") and t.text(name) == ">"
-        if is_declared or is_cast or is_template_argument:
+        is_template_argument = t.text(first - 1) in ("<", ",", "=") and t.text(name) in (">", ",")
+        is_alias = t.text(first - 1) == "=" and t.text(first - 3) == "using"
+        is_unnamed = first in self.parameter_starts and t.text(name) in (",", ")", "=", "[")
+        if is_declared or is_cast or is_template_argument or is_alias or is_unnamed:
             what = "reference" if t.text(star).startswith("&") else "pointer"
             raise TranslationError(
                 t[star].where,

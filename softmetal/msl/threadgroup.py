@@ -9,12 +9,14 @@ need.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from .lexer import TokenList, TranslationError
 from .qualifiers import host_text
 from .structure import Function, Outline
 
+_ZERO = re.compile(r"0x0+|0*\.?0*[fFhHuUlL]*")
 _STATEMENT_STARTS = {";", "{", "}", ":", ")"}
 _CONSTANT_DECLARATIONS = {"constexpr", "const", "static", "constant", "using", "typedef", "enum", "struct"}
 _ATTRIBUTES = {"alignas", "__attribute__"}
@@ -92,8 +94,9 @@ def _read_statement(tokens: TokenList, begin: int, end: int, block: Block) -> in
     while stop < end and tokens.text(stop) not in (";", "{", "}", "="):
         stop = tokens.closing(stop) + 1 if tokens.text(stop) in ("(", "[") else stop + 1
     if "threadgroup" in words and _declares_variable(tokens, begin, stop):
+        stop = _drop_zeros(tokens, begin)
         block.items.append(_read_declaration(tokens, begin, stop))
-        return _skip_zeros(tokens, begin, stop)
+        return stop
     if words & _CONSTANT_DECLARATIONS and tokens.text(begin) not in _CONTROL:
         semicolon = begin
         while semicolon < end and tokens.text(semicolon) != ";":
@@ -105,18 +108,33 @@ def _read_statement(tokens: TokenList, begin: int, end: int, block: Block) -> in
     return begin + 1
 
 
-def _skip_zeros(tokens: TokenList, begin: int, stop: int) -> int:
-    """Drops `= {0}` or `{}`, which Apple's compiler takes and MLX writes; other initialisers it refuses. The
-    memory starts out undefined all the same.
+def _drop_zeros(tokens: TokenList, begin: int) -> int:
+    """Drops the initialisers of the declaration at `begin`: zeros, which Apple's compiler takes and MLX
+    writes; others it refuses. The memory starts out undefined all the same. Returns the declaration's
+    semicolon.
     """
-    if tokens.text(stop) not in ("=", "{"):
-        return stop
-    brace = stop + 1 if tokens.text(stop) == "=" else stop
-    close = tokens.closing(brace) if tokens.text(brace) == "{" else -1
-    if close < 0 or any(tokens.text(i) not in ("0", "0.0f", "0.0", "0.f") for i in range(brace + 1, close)):
-        raise TranslationError(tokens[begin].where, "a threadgroup variable cannot have an initialiser")
-    tokens.blank(stop, close + 1)
-    return close + 1
+    i = begin
+    while tokens.text(i) not in (";", ""):
+        if tokens.text(i) in ("=", "{"):
+            end = i
+            while tokens.text(end) not in (";", ",", ""):
+                end = tokens.closing(end) + 1 if tokens.text(end) in ("(", "[", "{") else end + 1
+            if not all(_is_zero(tokens, k) for k in range(i + 1, end)):
+                raise TranslationError(
+                    tokens[begin].where, "a threadgroup variable cannot have an initialiser other than zero"
+                )
+            tokens.blank(i, end)
+            i = end
+            continue
+        i = tokens.closing(i) + 1 if tokens.text(i) in ("(", "[") else i + 1
+    return i
+
+
+def _is_zero(tokens: TokenList, i: int) -> bool:
+    """0, { } and what makes a value of them: `float4(0)`."""
+    if tokens.kind(i) == "name":
+        return tokens.text(i) in ("false", "nullptr") or tokens.text(i + 1) in ("(", "{")
+    return tokens.text(i) in ("(", ")", "{", "}", ",") or _ZERO.fullmatch(tokens.text(i)) is not None
 
 
 def _leading_words(tokens: TokenList, begin: int) -> tuple[set[str], int]:

@@ -15,11 +15,13 @@ from .kernels import KernelPass
 from .language import DEFAULT, LANGUAGES, Language
 from .lexer import TokenList
 from .members import translate_members
+from .overloads import separate_overloads
 from .qualifiers import (
     drop_attributes,
     pointers_for_array_parameters,
     translate_address_spaces,
 )
+from .stages import drop_stages, place_builtins, take_builtins
 from .strict import check
 from .structure import Outline, outline
 from .threadgroup import translate_threadgroup_variables
@@ -45,7 +47,10 @@ def translate(
     """
     tokens = TokenList(preprocessed)
     program = outline(tokens)
+    drop_stages(tokens, program)
+    builtins = take_builtins(tokens, program)
     check(tokens, program, language)
+    separate_overloads(tokens, program)
     annotate(tokens, program)
     reached = names_reached(tokens, program)
     kernels = KernelPass(tokens, program, only)
@@ -64,6 +69,7 @@ def translate(
     translate_vectors_of_bool(tokens)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
+    place_builtins(tokens, program, builtins)
     translate_address_spaces(tokens, language)
     text = tokens.render()
     if checked:

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SOFTMETAL_ABI_VERSION 2
+#define SOFTMETAL_ABI_VERSION 3
 #define SOFTMETAL_MAX_BUFFERS 31
 #define SOFTMETAL_MAX_THREADGROUP_BYTES 32768
 #define SOFTMETAL_SIMD_WIDTH 32
@@ -51,7 +51,8 @@ struct softmetal_lane {  // one Metal thread
 // Operands of the simdgroup operation in progress: each lane leaves its input, the last to arrive computes
 // every lane's output.
 struct softmetal_simdgroup {
-  alignas(64) uint64_t in[SOFTMETAL_SIMD_WIDTH][4];  // 16 bytes of value, 8 of index or second value, 8 spare
+  alignas(64) uint64_t in[SOFTMETAL_SIMD_WIDTH][4];  // 16 bytes of value, 8 of index, 8 of modulo
+  alignas(64) uint64_t filling[SOFTMETAL_SIMD_WIDTH][2];
   alignas(64) uint64_t out[SOFTMETAL_SIMD_WIDTH][2];
   alignas(64) float a[64], b[64], c[64], d[64];  // an 8x8 product d = a * b + c, row-major
   uint32_t active;                               // lanes taking part in the current operation

@@ -13,6 +13,8 @@ struct atomic {
   atomic(const atomic&) = delete;
   atomic& operator=(const atomic&) = delete;
 };
+template <class T>
+using _atomic = atomic<T>;  // Apple's private name
 using atomic_int = atomic<int>;
 using atomic_uint = atomic<uint>;
 using atomic_ulong = atomic<ulong>;
@@ -87,5 +89,15 @@ namespace metal {
 SOFTMETAL_ATOMICS(SOFTMETAL_DEVICE)
 SOFTMETAL_ATOMICS(SOFTMETAL_THREADGROUP)
 #undef SOFTMETAL_ATOMICS
+// Of ulong, without a result.
+#define SOFTMETAL_ATOMIC_EXTREME(NAME)                                                                  \
+  template <class T>                                                                                    \
+  SOFTMETAL_INLINE void atomic_##NAME##_explicit(volatile SOFTMETAL_DEVICE atomic<T>* object,           \
+                                                 softmetal::undeduced<T> operand, memory_order order) { \
+    atomic_fetch_##NAME##_explicit(object, operand, order);                                             \
+  }
+SOFTMETAL_ATOMIC_EXTREME(min)
+SOFTMETAL_ATOMIC_EXTREME(max)
+#undef SOFTMETAL_ATOMIC_EXTREME
 #undef SOFTMETAL_ATOMIC_UPDATE
 }  // namespace metal

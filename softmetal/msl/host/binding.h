@@ -123,6 +123,9 @@ SOFTMETAL_INLINE P position(uint32_t x, uint32_t y, uint32_t z) {
     return (P)x;
   }
 }
+template <class P>
+constexpr bool is_position =
+    (is_same_v<element_of<P>, uint> || is_same_v<element_of<P>, ushort>) && vector_size<P> <= 3;
 #define SOFTMETAL_ATTRIBUTE(NAME, X, Y, Z)                      \
   struct NAME {                                                 \
     template <class P>                                          \

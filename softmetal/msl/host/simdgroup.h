@@ -138,18 +138,17 @@ SOFTMETAL_UNCHECKED void shuffle_and_fill(softmetal_simdgroup* group) {
     const int source = i - first + direction * delta;
     const bool inside = source >= 0 && source < modulo;
     const int from = source_lane(group, i, first + (source + modulo) % modulo);
-    result<T>(group, i) = *(T*)&group->in[from][inside || from == i ? 0 : 1];
+    result<T>(group, i) = inside || from == i ? operand<T>(group, from) : *(T*)group->filling[from];
   }
 }
 template <class T, int direction>
 SOFTMETAL_UNCHECKED T fill_operation(T value, T filling, int delta, int modulo, Line line) {
-  static_assert(sizeof(T) <= 8, "simd_shuffle_and_fill takes values of up to 8 bytes");
+  static_assert(sizeof(T) <= 16, "simdgroup operations take values of up to 16 bytes");
   softmetal_lane* lane = softmetal_current_lane();
-  uint64_t* in = lane->simdgroup->in[lane->lane];
-  *(T*)&in[0] = value;
-  *(T*)&in[1] = filling;
-  in[2] = delta;
-  in[3] = modulo;
+  operand<T>(lane->simdgroup, lane->lane) = value;
+  *(T*)lane->simdgroup->filling[lane->lane] = filling;
+  lane->simdgroup->in[lane->lane][2] = delta;
+  lane->simdgroup->in[lane->lane][3] = modulo;
   softmetal_rendezvous(shuffle_and_fill<T, direction>, line.number);
   return result<T>(lane->simdgroup, lane->lane);
 }

@@ -1,4 +1,6 @@
 // What C++ has and Metal has not, section 1.5, and objects in constant and threadgroup memory, section 4.
+#include <tuple>
+
 #include "rules.h"
 
 namespace softmetal::rules {
@@ -14,7 +16,10 @@ class Declarations : public Family {
       check_function_pointer(value);
       check_wide_integer(value);
     }
+    if (const auto* record = dyn_cast<RecordDecl>(declaration)) check_ids(record);
     if (const auto* variable = dyn_cast<VarDecl>(declaration)) {
+      check_extern(variable);
+      check_sampler(variable);
       check_constant(variable);
       check_threadgroup(variable);
     }
@@ -26,6 +31,7 @@ class Declarations : public Family {
   }
 
   void statement(const Stmt* statement) override {
+    if (const auto* construct = dyn_cast<CXXConstructExpr>(statement)) check_construction(construct);
     if (const auto* query = dyn_cast<CXXNoexceptExpr>(statement))
       program.refuse(query->getBeginLoc(), "Metal has no noexcept operator");
     if (const auto* literal = dyn_cast<StringLiteral>(statement); literal && literal->getCharByteWidth() > 1)
@@ -36,6 +42,8 @@ class Declarations : public Family {
   }
 
  private:
+  std::set<const CXXConstructExpr*> constants_;  // samplers
+
   void check_function_pointer(const ValueDecl* value) {
     const QualType type = value->getType();
     if (type->isDependentType()) return;
@@ -54,6 +62,72 @@ class Declarations : public Family {
         type->isSpecificBuiltinType(BuiltinType::ULongLong) ||
         type->isSpecificBuiltinType(BuiltinType::Int128) || type->isSpecificBuiltinType(BuiltinType::UInt128))
       program.refuse(value->getLocation(), "Metal has no long long: long has 64 bits");
+  }
+
+  void check_extern(const VarDecl* variable) {
+    if (variable->getStorageClass() == SC_Extern)
+      program.refuse(variable->getLocation(),
+                     "Metal has no extern variables ('" + variable->getName() + "')");
+  }
+
+  // Section 2.10: a sampler comes as an argument, or is a constant expression.
+  void check_sampler(const VarDecl* variable) {
+    if (!variable->hasInit() || !is_library_class(variable->getType(), "sampler")) return;
+    const auto* construct = dyn_cast<CXXConstructExpr>(variable->getInit()->IgnoreImplicit());
+    if (!construct || construct->getConstructor()->isCopyOrMoveConstructor()) return;
+    constants_.insert(construct);
+    if (!variable->isConstexpr())
+      program.refuse(variable->getLocation(),
+                     "sampler '" + variable->getName() + "' must be constexpr, or a parameter");
+  }
+
+  void check_construction(const CXXConstructExpr* construct) {
+    const QualType type = construct->getType();
+    if (program.is_library(construct->getBeginLoc()) ||
+        construct->getConstructor()->isCopyOrMoveConstructor())
+      return;
+    if (is_library_class(type, "sampler") && !constants_.count(construct))
+      program.refuse(construct->getBeginLoc(), "a sampler must be a constexpr variable, or a parameter");
+    if (construct->getNumArgs() == 0 && holds_texture(type))
+      program.refuse(construct->getBeginLoc(), "'" + spelled(program, type.getUnqualifiedType()) +
+                                                   "' has no default: a texture comes as an argument");
+  }
+
+  bool is_library_class(QualType type, StringRef name) const {
+    const CXXRecordDecl* record = program.context.getBaseElementType(type)->getAsCXXRecordDecl();
+    return record && record->getIdentifier() && record->getName() == name && program.is_library(record);
+  }
+
+  bool holds_texture(QualType type) const {
+    const CXXRecordDecl* record = program.context.getBaseElementType(type)->getAsCXXRecordDecl();
+    if (!record || !record->hasDefinition() || record->isDependentContext()) return false;
+    if (record->getIdentifier() && record->getName() == "Texture" && program.is_library(record)) return true;
+    return llvm::any_of(record->bases(), [&](const auto& base) { return holds_texture(base.getType()); }) ||
+           llvm::any_of(record->fields(),
+                        [&](const FieldDecl* field) { return holds_texture(field->getType()); });
+  }
+
+  // Members of an argument buffer; an array takes as many as it has elements.
+  void check_ids(const RecordDecl* record) {
+    std::vector<std::tuple<uint64_t, uint64_t, const FieldDecl*>> taken;
+    for (const FieldDecl* field : record->fields())
+      for (StringRef text : annotations(field, "id")) {
+        uint64_t first, count = 1;
+        if (text.getAsInteger(0, first)) continue;
+        QualType type = field->getType();
+        while (const auto* array = program.context.getAsConstantArrayType(type)) {
+          count *= array->getSize().getZExtValue();
+          type = array->getElementType();
+        }
+        if (const auto* array = dyn_cast_or_null<ClassTemplateSpecializationDecl>(type->getAsCXXRecordDecl());
+            array && array->getName() == "array" && program.is_library(array))
+          count *= array->getTemplateArgs()[1].getAsIntegral().getZExtValue();
+        for (const auto& [from, to, other] : taken)
+          if (first < to && from < first + count)
+            program.refuse(field->getLocation(), "'" + other->getName() + "' and '" + field->getName() +
+                                                     "' have the same id " + Twine(std::max(first, from)));
+        taken.emplace_back(first, first + count, field);
+      }
   }
 
   // A constant at program scope (a function constant or what derives from one is none to the translator).

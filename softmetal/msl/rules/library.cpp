@@ -81,6 +81,8 @@ class Library : public Family {
   void declaration(const Decl* declaration) override {
     const auto* value = dyn_cast<ValueDecl>(declaration);
     if (!value || !isa<VarDecl, FieldDecl>(value) || value->getType()->isDependentType()) return;
+    if (const auto* variable = dyn_cast<VarDecl>(value); variable && variable->hasInit())
+      check_element(variable->getType(), variable->getInit());
     const QualType type = innermost(program.context, value->getType());
     check_atomic_type(value, type);
     if (specialization(program, type, "simdgroup_matrix") && space_of(type) != Space::kThread)
@@ -90,9 +92,15 @@ class Library : public Family {
   }
 
   void statement(const Stmt* statement) override {
+    if (const auto* address = dyn_cast<UnaryOperator>(statement);
+        address && address->getOpcode() == UO_AddrOf)
+      refuse_element(address->getSubExpr(), true);
     const auto* call = dyn_cast<CallExpr>(statement);
     if (!call || call->isTypeDependent()) return;
     const FunctionDecl* callee = call->getDirectCallee();
+    if (callee && !program.is_library(callee) && !isa<CXXOperatorCallExpr>(call))
+      for (unsigned i = 0; i < std::min(call->getNumArgs(), callee->getNumParams()); ++i)
+        check_element(callee->getParamDecl(i)->getType(), call->getArg(i));
     const StringRef name = program.library_name(callee);
     if (name.empty() || call->getNumArgs() == 0) return;
     if (name == "as_type") check_as_type(call, callee);
@@ -100,7 +108,7 @@ class Library : public Family {
     if (kReductions.contains(name))
       check_operand(call, name, "an integer or floating-point number of up to 32 bits", &is_number);
     if (kBitReductions.contains(name)) check_operand(call, name, "an integer of up to 32 bits", &is_integer);
-    if (kMoves.contains(name)) check_operand(call, name, "a number of up to 32 bits", &is_number);
+    if (kMoves.contains(name)) check_operand(call, name, "a number of up to 32 bits but bfloat", &is_movable);
   }
 
  private:
@@ -113,6 +121,10 @@ class Library : public Family {
     return is_integer(context, type) || (type->isFloatingType() && context.getTypeSize(type) <= 32);
   }
 
+  static bool is_movable(const ASTContext& context, QualType type) {
+    return is_number(context, type) && !type->isBFloat16Type();
+  }
+
   void check_operand(const CallExpr* call, StringRef name, const char* wanted,
                      bool (*accepts)(const ASTContext&, QualType)) {
     QualType type = call->getArg(0)->getType().getCanonicalType().getUnqualifiedType();
@@ -123,6 +135,25 @@ class Library : public Family {
     if (element->isDependentType() || accepts(program.context, element)) return;
     program.refuse(call->getBeginLoc(), "'" + name + "' takes " + wanted + " or a vector of them, not '" +
                                             spelled(program, type) + "'");
+  }
+
+  // thread_elements() is a vector of which no element can be referred to; a constant reference is one to a
+  // copy, which of a constant matrix cannot be taken so.
+  void check_element(QualType type, const Expr* value) {
+    if (type->isLValueReferenceType()) refuse_element(value, !type->getPointeeType().isConstQualified());
+  }
+
+  void refuse_element(const Expr* e, bool even_of_variable) {
+    const auto* element = dyn_cast<CXXOperatorCallExpr>(e->IgnoreParenImpCasts());
+    if (!element || element->getOperator() != OO_Subscript || element->isTypeDependent()) return;
+    const QualType elements = element->getArg(0)->getType();
+    const CXXRecordDecl* record = elements->getAsCXXRecordDecl();
+    if (!record || !record->getIdentifier() || record->getName() != "ThreadElements" ||
+        !program.is_library(record) || !(even_of_variable || elements.isConstQualified()))
+      return;
+    program.refuse(
+        e->getBeginLoc(),
+        "an element of a simdgroup_matrix is one of a vector: no reference or pointer to it can be taken");
   }
 
   void check_as_type(const CallExpr* call, const FunctionDecl* callee) {

@@ -109,13 +109,13 @@ class Walk : public clang::RecursiveASTVisitor<Walk> {
 
 class Consumer : public clang::ASTConsumer {
  public:
-  explicit Consumer(int version) : version_(version) {}
+  Consumer(int version, bool refuses_unsure) : version_(version), refuses_unsure_(refuses_unsure) {}
 
   void HandleTranslationUnit(clang::ASTContext& context) override {
     if (context.getDiagnostics().hasErrorOccurred()) return;
-    Program program(context, version_);
+    Program program(context, version_, refuses_unsure_);
     std::vector<std::unique_ptr<Family>> families;
-    for (auto make : {address_spaces, constants, conversions, declarations, kernels, library})
+    for (auto make : {address_spaces, constants, conversions, declarations, kernels, library, unsure})
       families.push_back(make(program));
     Walk(program, families).TraverseDecl(context.getTranslationUnitDecl());
     for (const auto& family : families) family->end();
@@ -123,21 +123,28 @@ class Consumer : public clang::ASTConsumer {
 
  private:
   int version_;
+  bool refuses_unsure_;
 };
 
 class Action : public clang::PluginASTAction {
  protected:
   std::unique_ptr<clang::ASTConsumer> CreateASTConsumer(clang::CompilerInstance&, llvm::StringRef) override {
-    return std::make_unique<Consumer>(version_);
+    return std::make_unique<Consumer>(version_, refuses_unsure_);
   }
   bool ParseArgs(const clang::CompilerInstance&, const std::vector<std::string>& arguments) override {
-    for (const std::string& argument : arguments) version_ = std::stoi(argument);
+    for (const std::string& argument : arguments) {
+      if (argument == "unsure")
+        refuses_unsure_ = true;
+      else
+        version_ = std::stoi(argument);
+    }
     return true;
   }
   ActionType getActionType() override { return AddBeforeMainAction; }
 
  private:
   int version_ = 310;
+  bool refuses_unsure_ = false;
 };
 
 const clang::FrontendPluginRegistry::Add<Action> registered("softmetal",

@@ -7,6 +7,7 @@
 //   declarations.cpp    1.5 what C++ has and Metal has not, 4.2 objects in threadgroup and constant memory
 //   kernels.cpp         5.1, 5.2 kernels, their parameters and attributes
 //   library.cpp         6 types and address spaces that functions of the library take
+//   unsure.cpp          what is refused on request only
 #pragma once
 #include <clang/AST/ASTContext.h>
 #include <clang/AST/Attr.h>
@@ -24,10 +25,12 @@ namespace softmetal::rules {
 
 class Program {
  public:
-  Program(clang::ASTContext& context, int version) : context(context), version(version) {}
+  Program(clang::ASTContext& context, int version, bool refuses_unsure)
+      : context(context), version(version), refuses_unsure(refuses_unsure) {}
 
   clang::ASTContext& context;
   const int version;  // of the language: __METAL_VERSION__
+  const bool refuses_unsure;
 
   // The function whose body is being walked; null outside of functions.
   const clang::FunctionDecl* function = nullptr;
@@ -66,6 +69,7 @@ std::unique_ptr<Family> conversions(Program&);
 std::unique_ptr<Family> declarations(Program&);
 std::unique_ptr<Family> kernels(Program&);
 std::unique_ptr<Family> library(Program&);
+std::unique_ptr<Family> unsure(Program&);
 
 // What the translator says of a declaration, in __attribute__((annotate("softmetal:KIND TEXT"))): the text of
 // every annotation of that kind.

@@ -15,8 +15,8 @@ constexpr uintptr_t kNear = 1 << 20;  // below, an address is an offset from a n
 constexpr size_t kMaxFindings = 32;
 constexpr uint32_t kPiece = 16;  // bytes that one entry of the detector holds
 
-// The addresses of a slot, as checker.h has it. Addresses that begin with 01 exist on no machine.
-constexpr int kSlotShift = 48;
+// The addresses of a buffer, as checker.h has it. Addresses that begin with 01 exist on no machine.
+constexpr int kRangeShift = 48;
 constexpr uintptr_t kFirst = uintptr_t{1} << 62, kMiddle = uintptr_t{1} << 47, kPage = 4096;
 
 uintptr_t distance(uintptr_t address, uintptr_t low, uintptr_t high) {
@@ -47,16 +47,46 @@ Checker::Checker(Dispatch& dispatch)
                          a.index,
                          a.name};
   }
+  for (Region& r : regions_) {
+    if (!r.name) continue;
+    r.range = r.index;
+    r.first = r.low;
+    for (const Region& other : regions_) {
+      if (&other == &r || !shares_range(r, other)) continue;
+      r.is_shared = true;
+      r.writable = r.writable || other.writable;
+      r.range = std::min(r.range, other.index);
+      r.first = std::min(r.first, other.low);
+    }
+  }
+}
+
+// A slot is bound to its buffer from an offset to the end.
+bool Checker::shares_range(const Region& a, const Region& b) {
+  return a.name && b.name && a.space == b.space && a.low + a.size == b.low + b.size;
 }
 
 // Aligned as the buffer is.
 uintptr_t Checker::seen_as(const Region& r) const {
-  return kFirst + (uintptr_t{r.index} << kSlotShift) + kMiddle + r.low % kPage;
+  return kFirst + (uintptr_t{r.range} << kRangeShift) + kMiddle + r.first % kPage + (r.low - r.first);
 }
 
 void Checker::rename(softmetal_arguments& arguments) const {
   for (const Region& r : regions_)
     if (r.name) arguments.buffer[r.index] = reinterpret_cast<void*>(seen_as(r));
+}
+
+// Of the slots that an address may have come from: the one whose binding begins last before it.
+const Checker::Region* Checker::nearest(uint32_t range, uintptr_t address) const {
+  if (!regions_[range].is_shared) return &regions_[range];
+  const Region* found = nullptr;
+  for (const Region& r : regions_) {
+    if (!r.name || r.range != range) continue;
+    const bool is_behind = seen_as(r) <= address;
+    if (!found || (is_behind ? seen_as(*found) > address || r.low > found->low : r.low < found->low))
+      found = &r;
+  }
+  return found;
 }
 
 void Checker::begin_threadgroup(Worker& worker) {
@@ -81,11 +111,11 @@ Checker::Place Checker::locate_in_arena(uintptr_t address, uint64_t size) const 
 
 Checker::Place Checker::locate(uintptr_t address, uint64_t size) const {
   if (worker_->arena.contains(address)) return locate_in_arena(address, size);
-  uintptr_t slot = (address - kFirst) >> kSlotShift;
-  if (address >= kFirst && slot < SOFTMETAL_MAX_BUFFERS && regions_[slot].name) {
-    const Region& r = regions_[slot];
-    auto offset = static_cast<int64_t>(address - seen_as(r));
-    bool valid = offset >= 0 && static_cast<uint64_t>(offset) + size <= r.size;
+  const uintptr_t range = (address - kFirst) >> kRangeShift;
+  if (address >= kFirst && range < SOFTMETAL_MAX_BUFFERS && regions_[range].name) {
+    const Region& r = *nearest(static_cast<uint32_t>(range), address);
+    const auto offset = static_cast<int64_t>(address - seen_as(r));
+    const bool valid = offset >= 0 && static_cast<uint64_t>(offset) + size <= r.size;
     return {r.space, valid, r.writable, &r, -1, offset, r.low + static_cast<uintptr_t>(offset)};
   }
   if (dispatch_.module->contains(address)) return {Space::constant, true, true, nullptr, -1, 0, address};

@@ -17,10 +17,11 @@
 // Two atomic accesses never race with each other, an atomic and a plain one do. A read before a barrier and a
 // write behind it are ordered by the barrier alone, whatever memory it names.
 //
-// Bounds. A kernel does not see the addresses of its buffers: each slot is a range of 2^48 addresses of its
+// Bounds. A kernel does not see the addresses of its buffers: each buffer is a range of 2^48 addresses of its
 // own, which exist on no machine, with the buffer in the middle. An access is translated when it happens, so
-// however far it is from its buffer, it is known which one it missed, and slots that are bound to one memory
-// are told apart.
+// however far it is from its buffer, it is known which one it missed. Slots that are bound to one buffer
+// share its range: kernels compare pointers. (Constant memory, which has no pointers that compare with
+// others, has ranges of its own.)
 #pragma once
 
 #include <set>
@@ -70,9 +71,13 @@ class Checker {
     uintptr_t low = 0;  // where it really is
     uint64_t size = 0;
     Space space = Space::device;
-    bool writable = false;
+    bool writable = false;  // through a slot of that buffer
     uint32_t index = 0;
     const char* name = nullptr;  // null: no argument of the kernel
+    // Of the slots that are bound to its buffer: the lowest index, and where the first of them begins.
+    uint32_t range = 0;
+    uintptr_t first = 0;
+    bool is_shared = false;
   };
   struct Place {  // where an address is
     Space space = Space::other;
@@ -96,7 +101,9 @@ class Checker {
 
   Place locate(uintptr_t address, uint64_t size) const;
   Place locate_in_arena(uintptr_t address, uint64_t size) const;
+  static bool shares_range(const Region&, const Region&);
   uintptr_t seen_as(const Region&) const;
+  const Region* nearest(uint32_t range, uintptr_t address) const;
   bool belongs_to_runtime(uintptr_t address) const;
   void require_alignment(Fiber&, const Place&, uint64_t alignment, uint32_t kind, uintptr_t pc);
   void report_stray(Fiber&, const Place&, uintptr_t address, uint64_t size, uint32_t kind, uintptr_t pc);

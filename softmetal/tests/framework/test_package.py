@@ -39,6 +39,21 @@ extern "C" PyObject* PyInit_kit_product() {
   return PyModule_Create(&module);
 }
 """
+# The process ends right behind a `backward` that raises.
+REFUSED = """
+import torch
+class Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x * 2
+    @staticmethod
+    def backward(context, grad):
+        raise RuntimeError("refused")
+try:
+    Refuses.apply(torch.ones(3, device="mps", requires_grad=True)).sum().backward()
+except RuntimeError:
+    pass
+"""
 
 
 def python(code: str, **environment: str) -> str:
@@ -73,6 +88,12 @@ def test_not_built_is_one_warning() -> None:
     assert (
         output.count("UserWarning") == 1 and "python -m softmetal build" in output and output.startswith("1")
     )
+
+
+def test_process_ends_behind_a_refused_backward() -> None:
+    """Five times: which thread is the last to let go of the error is a matter of luck."""
+    for _ in range(5):
+        assert python(REFUSED) == ""
 
 
 def test_build_with_setuptools(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -238,3 +240,47 @@ def test_kernels_named_as_library_functions() -> None:
     assert y[0] == 2
     Library(PRELUDE + body).pipeline("log").run([x], grid=(1, 1, 1), threads=(1, 1, 1))
     assert x[0] == 7
+
+
+def test_kernel_templates_that_share_a_name() -> None:
+    library = Library(Path(__file__).with_name("conformance") / "accept" / "kernel_overloads.metal")
+    out, ones, given = np.zeros((4, 32), np.float32), np.ones(32, np.float16), np.arange(32, dtype=np.float32)
+    quarter = np.zeros(32, np.int32)
+    for name, buffers in {
+        "f1": [out[0]],
+        "f2": [ones, np.full(1, 7, np.float16)],
+        "f3": [out[2], given],
+        "f4": [quarter],
+    }.items():
+        library.pipeline(name).run(buffers, grid=(1, 1, 1), threads=(32, 1, 1))
+    assert (out[0] == 1).all() and (ones == 7).all() and (out[2] == given).all() and (quarter == 4).all()
+
+
+def test_built_in_variables_at_program_scope() -> None:
+    body = """
+    uint2 place [[thread_position_in_grid]];
+    ushort lane [[thread_index_in_simdgroup]];
+    uint of_grid() { return place.x * 100 + lane; }
+    kernel void k(device uint* out) { out[place.x] = of_grid(); }
+    """
+    out = np.zeros(64, np.uint32)
+    Library(PRELUDE + body).pipeline("k").run([out], grid=(2, 1, 1), threads=(32, 1, 1))
+    index = np.arange(64)
+    assert (out == index * 100 + index % 32).all()
+
+
+def test_shuffle_and_fill_of_wide_vectors() -> None:
+    body = """
+    kernel void k(device float4* x, device float4* up, device float4* down,
+                  ushort lane [[thread_index_in_simdgroup]]) {
+      up[lane] = simd_shuffle_and_fill_up(x[lane], -x[lane], 2);
+      down[lane] = simd_shuffle_and_fill_down(x[lane], -x[lane], 1, 8);
+    }
+    """
+    x, up, down = (np.zeros((32, 4), np.float32) for _ in range(3))
+    x[:] = np.arange(1, 129).reshape(32, 4)
+    run(body, x, up, down, threads=32)
+    lanes = np.arange(32)
+    last = lanes % 8 == 7
+    np.testing.assert_array_equal(up, np.where(lanes[:, None] < 2, -x[lanes - 2], x[lanes - 2]))
+    np.testing.assert_array_equal(down, np.where(last[:, None], -x[lanes - 7], x[(lanes + 1) % 32]))

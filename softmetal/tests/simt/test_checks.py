@@ -346,6 +346,54 @@ def test_aliased_slots_are_one_memory(library: Library) -> None:
     launch(library, "unbound", [memory, memory])  # every thread reads and writes its own element
 
 
+SLOTS = """#include <metal_stdlib>
+using namespace metal;
+kernel void slots(device float* a [[buffer(0)]], const device char* b [[buffer(1)]],
+                  constant float& c [[buffer(2)]], device long* o [[buffer(3)]],
+                  constant int& by [[buffer(4)]], constant bool& writes [[buffer(5)]]) {
+  o[0] = (const device char*)a == b;
+  o[1] = b - (const device char*)a;
+  o[2] = c;
+  if (writes)
+    a[by] = 1;
+  else
+    o[3] = ((const device float*)b)[by];
+}
+"""
+
+
+@pytest.mark.parametrize("checks", ["", ALL, "bounds"])
+@pytest.mark.parametrize("offset", [0, 16, -16])
+def test_slots_of_one_buffer_have_its_addresses(offset: int, checks: str) -> None:
+    """ggml binds the queries where it has no sinks, and compares."""
+    memory, out = np.arange(64, dtype=np.float32), np.zeros(4, np.int64)
+    pipeline = Library(SLOTS).pipeline("slots")
+
+    def slots(by: int, writes: bool) -> list[Any]:
+        a, b = (memory[max(0, sign * offset) :] for sign in (-1, 1))
+        return [a, b, memory, out, np.int32(by).tobytes(), np.bool_(writes).tobytes()]
+
+    for writes in (False, True):
+        pipeline.run(slots(7, writes), (1, 1, 1), (1, 1, 1), checks=checks)
+        assert out[:3].tolist() == [offset == 0, 4 * offset, memory[0]]
+    assert out[3] == max(0, offset) + 7
+    if checks:
+        for by, writes in ((64, False), (64, True), (-17, True)):
+            with pytest.raises(
+                KernelError, match=f"^bounds: .*{'write' if writes else 'read'} of 4 bytes at byte"
+            ):
+                pipeline.run(slots(by, writes), (1, 1, 1), (1, 1, 1), checks=checks)
+
+
+def test_slots_of_two_buffers_do_not_meet() -> None:
+    memory, out = np.zeros(128, np.float32), np.zeros(4, np.int64)
+    bound = [memory[:64], memory[64:], memory, out, np.int32(64).tobytes(), np.bool_(True).tobytes()]
+    with pytest.raises(
+        KernelError, match="write of 4 bytes at byte 256 of buffer 0 'a', which has 256 bytes"
+    ):
+        Library(SLOTS).pipeline("slots").run(bound, (1, 1, 1), (1, 1, 1), checks="bounds")
+
+
 def test_checks_need_the_callbacks_of_the_checked_mode() -> None:
     library = Library(SOURCE)
     pipeline = library.pipeline("exchange")

@@ -3,4 +3,5 @@
 using namespace metal;
 kernel void k(device atomic_uint* x [[buffer(0)]]) {
   atomic_fetch_add_explicit(x, 1, memory_order_relaxed);
+  atomic_max_explicit((device atomic_ulong*)x, 3ul, memory_order_relaxed);
 }
