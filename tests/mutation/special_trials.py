@@ -86,7 +86,7 @@ def huge_sinks(op: str, dtype: torch.dtype, head_dim: int, value_dim: int) -> Tr
         f"{op}-huge-sinks-{head_dim}", op,
         query=randn(dtype, 2, 6, rows, head_dim),
         key=randn(dtype, 2, 2, length, head_dim), value=randn(dtype, 2, 2, length, value_dim),
-        sinks=torch.tensor([largest, -largest, 0.5, torch.inf, -torch.inf, -1.0]),
+        sinks=torch.tensor([largest, -largest, 0.5, torch.inf, -torch.inf, -1.0]).repeat_interleave(2)[::2],
         alibi_slopes=torch.tensor([0.1, 0.1, largest, 0.1, 0.1, 0.1]),
         **options,
     )  # fmt: skip
