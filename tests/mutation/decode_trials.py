@@ -13,7 +13,7 @@ import torch
 
 from tests import direct_launch
 
-from .special_trials import hidden_nan, hidden_scales, unlikely
+from .special_trials import hidden_nan, hidden_scales, huge_sinks, unlikely
 from .trial import Trial, bf16, f16, f32, of_operands, of_problem, randn
 
 PADDED = ("padded_rows", "padded_rows", "padded_rows")  # no row on a 16-byte boundary
@@ -73,6 +73,7 @@ def decode() -> Iterator[Trial]:
         yield _strange_tables(block_size)
     yield hidden_nan("decode", f16, 64, 32)
     yield unlikely("decode", f16, 64, 32)
+    yield huge_sinks("decode", f16, 64, 32)
     for slice_size in (2, 5):
         # Chunks and slices as a sequence has them that is too long to be tried here.
         yield of_problem(

@@ -9,7 +9,7 @@ import torch
 
 from tests import direct_launch
 
-from .special_trials import hidden_nan, unlikely
+from .special_trials import hidden_nan, huge_sinks, unlikely
 from .trial import Plan, Trial, bf16, f16, f32, of_operands, of_problem, randn
 
 PADDED = ("padded_rows", "padded_rows", "padded_rows")  # no row on a 16-byte boundary
@@ -38,6 +38,7 @@ def prefill() -> Iterator[Trial]:
     yield of_problem("prefill-one-row", *half, 2, 2, 2, 1, 9, 64, 32, **causal)
     yield hidden_nan("prefill", f16, 64, 32)
     yield unlikely("prefill", f16, 64, 32)
+    yield huge_sinks("prefill", f16, 64, 32)
     yield from _mapped()
     yield from _parts()
     yield from _options()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .prefill_trials import MAPPED, MIXED, MIXED_SIZES, OFF, PADDED, as_newer_chips, in_parts, in_slices
-from .special_trials import chains, hidden_nan, unlikely
+from .special_trials import chains, hidden_nan, huge_sinks, unlikely
 from .trial import Trial, bf16, f16, f32, of_problem
 
 CAUSAL: dict[str, Any] = {"causality": "bottom_right"}
@@ -37,6 +37,7 @@ def prefill_wide() -> Iterator[Trial]:
     )
     yield hidden_nan("prefill", f16, *uneven)
     yield unlikely("prefill", f16, *uneven)
+    yield huge_sinks("prefill", f16, *uneven)
 
 
 def other_prefill_wide() -> Iterator[Trial]:

@@ -10,7 +10,7 @@ import torch
 
 from tests import direct_launch
 
-from .special_trials import hidden_nan, hidden_scales, unlikely
+from .special_trials import hidden_nan, hidden_scales, huge_sinks, unlikely
 from .trial import Trial, bf16, f16, f32, of_problem
 
 PADDED = ("padded_rows", "padded_rows", "padded_rows")
@@ -47,6 +47,7 @@ def other_wide() -> Iterator[Trial]:
     """Heads that divide evenly, four row groups, and latent heads, of which a lane has several chunks."""
     half, uneven = ("decode", f16), (136, 200)
     yield unlikely("decode", f16, 192, 128)
+    yield huge_sinks("decode", f16, 192, 128)
     yield of_problem("wide-192", *half, 1, 4, 2, 1, 300, 192, 128, seq_lens=(291,))
     yield of_problem("wide-four-groups", *half, 1, 9, 1, 3, 40, 24, 328, seq_lens=(39,))
     yield of_problem("wide-f32", "decode", f32, 1, 2, 1, 1, 16, *uneven, seq_lens=(16,))
