@@ -101,8 +101,8 @@ MUTANTS = [
     mutant(
         "values_of_the_next_simdgroup",
         WIDE,
-        "params.value_scales), share, at)",
-        "params.value_scales), share ^ 1, at)",
+        "runs[k].read(row, share, at)",
+        "runs[k].read(row, share ^ 1, at)",
     ),
     mutant(
         "values_of_keys_below",

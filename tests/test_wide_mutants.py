@@ -58,8 +58,8 @@ MUTANTS = [
         "wide_values_of_the_next_simdgroup",
         WIDE,
         "fattn_decode_wide",
-        "params.value, params.value_scales),\n                     simdgroup,",
-        "params.value, params.value_scales),\n                     simdgroup ^ 1,",
+        "values[k].read(value_row, simdgroup,",
+        "values[k].read(value_row, simdgroup ^ 1,",
     ),
     Mutant(
         "wide_leaves_out_a_simdgroup",
