@@ -31,6 +31,7 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> Any:
     arguments: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", arguments.update)
     monkeypatch.chdir(SETUP.parent)
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # setup.py adds to it
 
     def run() -> dict[str, Any]:
         runpy.run_path(str(SETUP))
@@ -184,6 +185,7 @@ def test_with_its_flags_it_builds(configured: Any, monkeypatch: pytest.MonkeyPat
     (extension,) = configured()["ext_modules"]
     assert any(source.endswith(".mm") for source in extension.sources)
     assert "ARCHFLAGS" not in os.environ
+    assert sysconfig.get_path("scripts") in os.environ["PATH"].split(os.pathsep), "where pip puts ninja"
 
 
 def test_without_an_mps_device(configured: Any, monkeypatch: pytest.MonkeyPatch) -> None:

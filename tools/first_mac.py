@@ -31,7 +31,7 @@ PYTEST = (
     *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--durations=10"),
     *("-o", "faulthandler_timeout=60"),
 )
-# What Metal prints, and macOS logs, where the GPU faults or a kernel takes too long; `log` repeats what it was asked.
+# What Metal prints, and macOS logs, where the GPU faults or is held too long. `log` repeats its question.
 FAULT = re.compile(
     r"^(?!Filtering the log data).*"
     r"(kIO(GPU|Accel)CommandBuffer\w*Error|command buffer (exited|was aborted)|GPU (restart|reset|hang))",
