@@ -28,6 +28,7 @@ OF_A_SEQUENCE = {
     "seq_lens": 1,
     "block_tables": 2,
     "tree_mask": 2,
+    "alibi_slopes": 2,
 }
 
 Results = tuple[Tensor, ...]  # out and lse

@@ -331,7 +331,7 @@ def test_wrong_maps(change: Any, error: type[Exception], words: str, device: str
 
 def test_a_map_on_another_device() -> None:
     arguments = arguments_of()
-    with pytest.raises(ValueError, match=r"fattn\.prefill: mask_map is on cpu and query on mps:0; move it"):
+    with pytest.raises(ValueError, match=r"mask_map is on cpu and query on mps:0; move mask_map"):
         fattn.prefill(**arguments | {"mask_map": arguments["mask_map"].cpu()})
 
 
