@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._flash_attn_options import Window
 from ._operands import check_tensor, is_checked
 
 ROWS = "[batch, length, heads, head_dim]"
@@ -86,7 +87,6 @@ def check_slopes(op: str, slopes: Tensor | None, q: Tensor, batch: int) -> None:
     if slopes is None:
         return
     heads = q.shape[-2]
-    check_tensor(name_of(op), "alibi_slopes", slopes, "[heads] or [batch, heads]")
     if tuple(slopes.shape) not in ((heads,), (batch, heads)):
         raise ValueError(
             f"{name_of(op)}: alibi_slopes has shape {list(slopes.shape)}; pass one slope for each head, "
@@ -108,29 +108,20 @@ def check_integers(
     check_device(op, what, numbers, q)
 
 
-def whole(op: str, what: str, number: Any, meaning: str) -> int:
-    try:
-        if isinstance(number, bool):
-            raise TypeError
-        size = operator.index(number)
-    except (TypeError, RuntimeError):
-        raise TypeError(f"{name_of(op)}: {what} is {_shown(number)}; pass {meaning}") from None
+def whole(op: str, what: str, number: int | Tensor, meaning: str) -> int:
+    """A tensor of one number is taken, as by flash-attn."""
+    if isinstance(number, Tensor) and (number.dim() or number.dtype not in (torch.int32, torch.int64)):
+        raise TypeError(
+            f"{name_of(op)}: {what} is {number.dtype} of shape {list(number.shape)}; pass {meaning}"
+        )
+    size = operator.index(number)
     if size < 0:
         raise ValueError(f"{name_of(op)}: {what} {size} is negative; pass {meaning}")
     return size
 
 
-def flag(op: str, what: str, value: Any) -> bool:
-    try:
-        if operator.index(value) in (0, 1):
-            return bool(value)
-    except (TypeError, RuntimeError):
-        pass
-    raise TypeError(f"{name_of(op)}: {what} is {_shown(value)}; pass True or False")
-
-
-def softcap_of(op: str, softcap: Any, scale: float | None) -> float:
-    cap = _number(op, "softcap", softcap, "0.0 for none")
+def softcap_of(op: str, softcap: float, scale: float | None) -> float:
+    cap = float(softcap)
     if not 0.0 <= cap <= MAX_SOFTCAP or (cap and abs(1.0 if scale is None else scale) / cap > MAX_SCALE):
         raise ValueError(
             f"{name_of(op)}: softcap {cap} is negative, not finite or out of range; pass a number up to "
@@ -139,10 +130,10 @@ def softcap_of(op: str, softcap: Any, scale: float | None) -> float:
     return cap
 
 
-def scale_of(op: str, softmax_scale: Any) -> float | None:
+def scale_of(op: str, softmax_scale: float | None) -> float | None:
     if softmax_scale is None:
         return None
-    scale = _number(op, "softmax_scale", softmax_scale, "None for 1 / sqrt(head size)")
+    scale = float(softmax_scale)
     if not abs(scale) <= MAX_SCALE:
         raise ValueError(
             f"{name_of(op)}: softmax_scale {scale} is not finite in float32; pass None for the default, "
@@ -151,25 +142,17 @@ def scale_of(op: str, softmax_scale: Any) -> float | None:
     return scale
 
 
-def refuse_dropout(op: str, dropout_p: Any) -> None:
-    if _number(op, "dropout_p", dropout_p, "0.0") != 0.0:
+def refuse_dropout(op: str, dropout_p: float) -> None:
+    if dropout_p != 0.0:
         raise NotImplementedError(
             f"{name_of(op)}: dropout_p {dropout_p} is not 0 and there is no dropout; use "
             "F.scaled_dot_product_attention for training"
         )
 
 
-def window(op: str, window_size: Any) -> dict[str, int]:
+def window(size: Window) -> dict[str, int]:
     """The options of the operators. Of a side, -1, and in later versions of flash-attn None, is no limit."""
-    try:
-        left, right = (
-            -1 if side is None else min(max(operator.index(side), -1), NO_LIMIT) for side in window_size
-        )
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"{name_of(op)}: window_size is {_shown(window_size)}; pass (left, right), two numbers of keys, "
-            "-1 for no limit"
-        ) from None
+    left, right = (-1 if side is None else min(max(operator.index(side), -1), NO_LIMIT) for side in size)
     return {"window_left": left, "window_right": right}
 
 
@@ -197,19 +180,3 @@ def check_blocks(op: str, what: str, table: Tensor, lens: Tensor, new: int, pool
                 raise ValueError(
                     f"{name_of(op)}: {what}[{place}] is {block} and must be between 0 and {num_blocks - 1}"
                 )
-
-
-def _number(op: str, what: str, value: Any, meaning: str) -> float:
-    try:
-        if isinstance(value, str | bool):
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise TypeError(f"{name_of(op)}: {what} is {_shown(value)}; pass a number, {meaning}") from None
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    text = repr(value)
-    return text if len(text) <= 40 else f"of type {type(value).__name__}"

@@ -16,7 +16,6 @@ from ._flash_attn_arguments import (
     check_shape,
     check_sizes,
     check_slopes,
-    flag,
     name_of,
     refuse_dropout,
     scale_of,
@@ -26,6 +25,7 @@ from ._flash_attn_arguments import (
 )
 from ._flash_attn_options import Result, Window, attend_by_distance, result, sees_no_later_key
 from ._head_padding import pad_heads, without_padding
+from ._operands import public
 
 _ROWS = "[tokens, heads, head_dim]"
 _POOL = "[num_blocks, block_size, kv_heads, head_dim]"
@@ -60,14 +60,15 @@ def flash_attn_varlen_func(
     seqused_k: Tensor | None = ...,
 ) -> Result: ...
 # fmt: on
+@public("torch_fattn.flash_attn_varlen_func")
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -90,32 +91,32 @@ def flash_attn_varlen_func(
 
 def _packed(
     op: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int, max_seqlen_k: int, dropout_p: float, softmax_scale: float | None, causal: bool,
-    window_size: Window, softcap: float, alibi_slopes: Tensor | None, return_attn_probs: bool,
+    max_seqlen_q: int | Tensor, max_seqlen_k: int | Tensor, dropout_p: float, softmax_scale: float | None,
+    causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None, return_attn_probs: bool,
     block_table: Tensor | None = None, seqused_k: Tensor | None = None,
 ) -> Result:  # fmt: skip
     check_shape(op, "q", q, _ROWS)
+    check_integers(op, "cu_seqlens_q", cu_seqlens_q, "[batch + 1]", q)
+    batch = cu_seqlens_q.shape[0] - 1
+    if batch < 0:
+        raise ValueError(f"{name_of(op)}: cu_seqlens_q is empty; it begins with 0")
+    if block_table is not None:
+        check_integers(op, "block_table", block_table, f"[{batch}, blocks]", q)
+    if seqused_k is not None:
+        check_integers(op, "seqused_k", seqused_k, f"[{batch}]", q)
+    if cu_seqlens_k is not None or block_table is None or seqused_k is None:
+        check_integers(op, "cu_seqlens_k", cu_seqlens_k, f"[{batch + 1}]", q)
     shape = _ROWS if block_table is None else _POOL
     check_operands(op, q, k=(k, shape), v=(v, shape))
     for dim, what in enumerate(("length",) if block_table is None else ("num_blocks", "block_size")):
         check_sizes(op, what, k=k.shape[dim], v=v.shape[dim])
     check_heads(op, q, k, v)
-    check_integers(op, "cu_seqlens_q", cu_seqlens_q, "[batch + 1]", q)
-    batch = cu_seqlens_q.shape[0] - 1
-    if batch < 0:
-        raise ValueError(f"{name_of(op)}: cu_seqlens_q is empty; it begins with 0")
     check_slopes(op, alibi_slopes, q, batch)
     refuse_dropout(op, dropout_p)
     most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the most rows that a sequence has")
     most_k = whole(op, "max_seqlen_k", max_seqlen_k, "the most keys that a sequence has")
-    causal, scale = flag(op, "causal", causal), scale_of(op, softmax_scale)
-    options: dict[str, Any] = {**window(op, window_size), "softcap": softcap_of(op, softcap, scale)}
-    if cu_seqlens_k is not None or block_table is None or seqused_k is None:
-        check_integers(op, "cu_seqlens_k", cu_seqlens_k, f"[{batch + 1}]", q)
-    if seqused_k is not None:
-        check_integers(op, "seqused_k", seqused_k, f"[{batch}]", q)
-    if block_table is not None:
-        check_integers(op, "block_table", block_table, f"[{batch}, blocks]", q)
+    scale = scale_of(op, softmax_scale)
+    options: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
 
     value_dim = v.shape[-1]
     q, k, v, options["scale"] = pad_heads(q, k, v, scale)
@@ -129,7 +130,8 @@ def _packed(
 
     if block_table is None:  # every key is a block
         assert cu_seqlens_k is not None
-        block_table = cu_seqlens_k[:-1, None] + torch.arange(most_k, device=q.device, dtype=torch.int32)
+        columns = torch.arange(min(most_k, k.shape[0]), device=q.device, dtype=torch.int32)
+        block_table = cu_seqlens_k[:-1, None] + columns
         k, v = k[:, None], v[:, None]
         lens = _lengths(op, cu_seqlens_k, most_k)
         if seqused_k is not None:
@@ -199,10 +201,11 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
+@public("torch_fattn.flash_attn_varlen_qkvpacked_func")
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
-    max_seqlen: int,
+    max_seqlen: int | Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -247,13 +250,14 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
+@public("torch_fattn.flash_attn_varlen_kvpacked_func")
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,

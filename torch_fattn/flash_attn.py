@@ -27,7 +27,6 @@ from ._flash_attn_arguments import (
     check_shape,
     check_sizes,
     check_slopes,
-    flag,
     refuse_dropout,
     scale_of,
     softcap_of,
@@ -42,6 +41,7 @@ from ._flash_attn_varlen import (
     flash_attn_varlen_qkvpacked_func,
 )
 from ._head_padding import pad_heads, without_padding
+from ._operands import public
 from ._ops import MAX_DECODE_ROWS
 from ._route import is_plain, torchs
 
@@ -83,6 +83,7 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
+@public("torch_fattn.flash_attn_func")
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -115,9 +116,9 @@ def _dense(
     check_heads(op, q, k, v)
     check_slopes(op, alibi_slopes, q, q.shape[0])
     refuse_dropout(op, dropout_p)
-    causal, scale = flag(op, "causal", causal), scale_of(op, softmax_scale)
+    scale = scale_of(op, softmax_scale)
     q_len, kv_len, value_dim = q.shape[1], k.shape[1], v.shape[-1]
-    limits = {**window(op, window_size), "softcap": softcap_of(op, softcap, scale)}
+    limits = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
     if alibi_slopes is None and not return_attn_probs and is_plain(limits):
         routed = torchs(*(tensor.transpose(1, 2) for tensor in (q, k, v)), is_causal=causal, scale=scale)
         if routed is not None:
@@ -160,6 +161,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
+@public("torch_fattn.flash_attn_qkvpacked_func")
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -202,6 +204,7 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
+@public("torch_fattn.flash_attn_kvpacked_func")
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -255,6 +258,7 @@ def flash_attn_with_kvcache(
     num_splits: int = ..., return_softmax_lse: bool = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
+@public("torch_fattn.flash_attn_with_kvcache")
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -299,10 +303,10 @@ def flash_attn_with_kvcache(
         check_sizes(op, what, **{name: cache.shape[dim] for name, cache in caches.items()})
     check_heads(op, q, k_cache, v_cache, *caches)
     check_slopes(op, alibi_slopes, q, q.shape[0])
-    causal, scale = flag(op, "causal", causal), scale_of(op, softmax_scale)
+    scale = scale_of(op, softmax_scale)
     batch, q_len = q.shape[:2]
     value_dim = v_cache.shape[-1]
-    options: dict[str, Any] = {**window(op, window_size), "softcap": softcap_of(op, softcap, scale)}
+    options: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
     table = table_of(op, q, k_cache, cache_batch_idx, block_table)
     capacity = table.shape[1] * k_cache.shape[1]
     check_new_keys(op, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, capacity)
