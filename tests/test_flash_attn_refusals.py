@@ -72,6 +72,19 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         NOT_BUILT,
         "q has head size 584",
     ),
+    "a gradient": (
+        lambda: {"k_cache": zeros(2, 12, 2, 16).requires_grad_()},
+        RuntimeError,
+        r"k_cache requires grad.* pass k_cache\.detach\(\)",
+    ),
+    "an odd one expanded": (
+        lambda: {
+            **{name: zeros(2, 3, 2, 15) for name in ("q", "k", "v")},
+            **{"k_cache": zeros(2, 12, 2, 15), "v_cache": zeros(1, 12, 2, 15).expand(2, -1, -1, -1)},
+        },
+        VALUE,
+        r"v_cache has shape .* and strides \[0, 30, 15, 1\]",
+    ),
     "no value": (lambda: {"v": None}, VALUE, "one of k and v is None"),
     "new batch": (lambda: {"k": zeros(1, 3, 2, 16)}, VALUE, "q has batch size 2 and k 1"),
     "new heads": (lambda: {"v": zeros(2, 3, 1, 16)}, VALUE, "k has head count 2 and v 1"),

@@ -62,6 +62,7 @@ def check_new_keys(
     check_sizes(op, "head count", k=k.shape[2], v=v.shape[2], k_cache=k_cache.shape[2])
     check_sizes(op, "head size", k=k.shape[3], k_cache=k_cache.shape[3])
     check_sizes(op, "head size", v=v.shape[3], v_cache=v_cache.shape[3])
+    check_written(op, k_cache=k_cache, v_cache=v_cache)
     if cos is None or sin is None:
         return
     for what, table in (("rotary_cos", cos), ("rotary_sin", sin)):
@@ -84,6 +85,20 @@ def check_new_keys(
             f"{name_of(op)}: rotary_cos has {cos.shape[0]} positions and the cache has room for {capacity} "
             f"keys; pass a table of at least {capacity}"
         )
+
+
+def check_written(op: str, **caches: Tensor) -> None:
+    for what, cache in caches.items():
+        if cache.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{name_of(op)}: {what} requires grad, and no gradient goes through a cache; pass "
+                f"{what}.detach(), or call under torch.no_grad()"
+            )
+        if any(size > 1 and step == 0 for size, step in zip(cache.shape, cache.stride(), strict=True)):
+            raise ValueError(
+                f"{name_of(op)}: {what} has shape {list(cache.shape)} and strides {list(cache.stride())}, so "
+                "that elements share memory; pass memory of its own, without .expand()"
+            )
 
 
 def lengths(op: str, given: int | Tensor | None, q: Tensor, k: Tensor | None, capacity: int) -> Tensor:

@@ -130,8 +130,8 @@ def _packed(
 
     if block_table is None:  # every key is a block
         assert cu_seqlens_k is not None
-        columns = torch.arange(min(most_k, k.shape[0]), device=q.device, dtype=torch.int32)
-        block_table = cu_seqlens_k[:-1, None] + columns
+        most_k = min(most_k, k.shape[0])
+        block_table = cu_seqlens_k[:-1, None] + torch.arange(most_k, device=q.device, dtype=torch.int32)
         k, v = k[:, None], v[:, None]
         lens = _lengths(op, cu_seqlens_k, most_k)
         if seqused_k is not None:
