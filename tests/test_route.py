@@ -162,11 +162,13 @@ def test_the_version_of_macos(name: str, release: str, macos: int) -> None:
 
 
 @pytest.mark.host_only
-@pytest.mark.parametrize("wrong", [{"macos": "26"}, {"macos": 26.2}, {"torch_version": "new"}])
+@pytest.mark.parametrize("wrong", [{"macos": "26"}, {"torch_version": "new"}])
 def test_versions_that_are_none(wrong: dict[str, Any]) -> None:
     query = torch.empty(1, 1, 1, 8, device="meta")
     with pytest.raises(ValueError, match="is not a version like '26.2'"):
         torch_fattn.explain("prefill", query, query, query, **wrong)
+    with pytest.raises(TypeError, match="macos is of type float; pass a string or None"):
+        torch_fattn.explain("prefill", query, query, query, macos=26.2)
 
 
 # ---- the environment

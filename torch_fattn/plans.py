@@ -119,6 +119,11 @@ def explain(
             number is unknown, as in a virtual machine: planned as for an M1). The default is the
             GPU of this machine for tensors on "mps", else an Apple M1; with another family or number of
             cores it is called "an Apple GPU", unless you name it.
+        macos, torch_version: the versions, such as "26.2" and "2.15", on which `.route` depends. The default
+            is those of this machine.
+
+    `.route` of the result says whether `sdpa` and `install` take such a call or leave it to torch's own
+    attention, and why. It is None for a call that torch's attention does not have.
 
     A call that the operator refuses is refused here with the same error.
     """
