@@ -25,9 +25,14 @@ inline int first_packed_row(constant DecodeParams& params, int column) {
   return column % params.row_blocks * kPackedRows;
 }
 
+// The log-sum-exp of a row of the threadgroup.
+inline float row_lse(float row_max, float sum, int row, const volatile threadgroup int* aside_words) {
+  return is_huge_sink(row_max) ? SetAside::sink_of(row, aside_words) : log_sum_exp(row_max, sum);
+}
+
 // This lane's part of a row whose keys no other simdgroup has.
 inline void store_row(thread const OnlineAttention& attention, thread const ResultRows& results, int row,
-                      const device float* sinks, constant DecodeParams& params, LanePosition at) {
+                      const volatile threadgroup int* aside_words, LanePosition at) {
   const float inverse = inverse_sum(attention.row_sum[0]);
 #pragma clang loop unroll(full)
   for (int i = 0; i < kValueDim / 4; i++) {
@@ -35,8 +40,7 @@ inline void store_row(thread const OnlineAttention& attention, thread const Resu
     results.put(row, value_column(i, at.pair), element * inverse);
   }
   if (at.pair == 0) {
-    results.put_lse(row, log_sum_exp(attention.row_max[0], attention.row_sum[0], sinks,
-                                     results.first_row + row, params.span.q_len, params));
+    results.put_lse(row, row_lse(attention.row_max[0], attention.row_sum[0], row, aside_words));
   }
 }
 
@@ -68,8 +72,8 @@ struct SharedStates {
 
   // Adds up the states of row `row` of the threadgroup. kRowThreads threads do it, of which this is number
   // `thread_of_row`.
-  void store(thread const ResultRows& results, int row, int thread_of_row, const device float* sinks,
-             constant DecodeParams& params) const thread {
+  void store(thread const ResultRows& results, int row, int thread_of_row,
+             const volatile threadgroup int* aside_words) const thread {
     float weights[kKeyGroups];
     float largest = -INFINITY;
 #pragma clang loop unroll(full)
@@ -99,8 +103,7 @@ struct SharedStates {
       results.put(row, column, values * inverse);
     }
     if (thread_of_row == 0) {
-      results.put_lse(row,
-                      log_sum_exp(largest, sum, sinks, results.first_row + row, params.span.q_len, params));
+      results.put_lse(row, row_lse(largest, sum, row, aside_words));
     }
   }
 };
@@ -233,7 +236,7 @@ using namespace fattn;
     results.set(out, lse, partial_out, partial_lse, place.first_row, params);
     if (kKeyGroups == 1) {
       if (row < place.rows) {
-        store_row(attention, results, row, sinks, params, at);
+        store_row(attention, results, row, shared_aside, at);
       }
       continue;
     }
@@ -242,7 +245,7 @@ using namespace fattn;
     const int thread_index = simdgroup_index * kSimdWidth + lane;
     const int stored_row = thread_index / kRowThreads;
     if (stored_row < place.rows) {
-      states.store(results, stored_row, thread_index % kRowThreads, sinks, params);
+      states.store(results, stored_row, thread_index % kRowThreads, shared_aside);
     }
   }
 }

@@ -357,8 +357,11 @@ using namespace fattn;
         }
       }
       if (simdgroup_index == 0 && at.pair == 0) {
-        results.put_lse(row, log_sum_exp(attention.row_max[r], attention.row_sum[r], sinks,
-                                         results.first_row + row, params.span.q_len, params));
+        float row_lse = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+        if (is_huge_sink(attention.row_max[r])) {
+          row_lse = sinks[packed_row(params, kv_head, row).head * params.sinks_stride];
+        }
+        results.put_lse(row, row_lse);
       }
     }
   }

@@ -256,9 +256,11 @@ using namespace fattn;
       put_result(out, partial_out, place + value_column(i, at.pair), result);
     }
     if (at.pair == 0) {
-      const long row = aside.lse(r);
-      (fc_split ? partial_lse : lse)[row] =
-          log_sum_exp(attention.row_max[r], attention.row_sum[r], sinks, row, params.q_len, params);
+      float row_lse = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      if (is_huge_sink(attention.row_max[r])) {
+        row_lse = natural_sink_of(rows.row(simdgroup_row + r * 8 + at.row, params), params, sinks);
+      }
+      (fc_split ? partial_lse : lse)[aside.lse(r)] = row_lse;
     }
   }
 }

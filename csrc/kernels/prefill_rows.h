@@ -235,9 +235,12 @@ inline void put_empty_part(thread const TileRows& rows, constant PrefillParams& 
   }
 }
 
-// The learned logit of a row's head, in score units.
+// The learned logit of a row's head, and the same in score units.
+inline float natural_sink_of(QueryRow at, constant PrefillParams& params, const device float* sinks) {
+  return sinks[at.head * params.sinks_stride];
+}
 inline float sink_of(QueryRow at, constant PrefillParams& params, const device float* sinks) {
-  return sink_score(sinks[at.head * params.sinks_stride]);
+  return sink_score(natural_sink_of(at, params, sinks));
 }
 
 }  // namespace fattn

@@ -317,9 +317,11 @@ using namespace fattn;
       }
     }
     if (share == 0 && at.pair == 0) {
-      const long row = aside.lse(r);
-      (fc_split ? partial_lse : lse)[row] =
-          log_sum_exp(attention.row_max[r], attention.row_sum[r], sinks, row, params.q_len, params);
+      float row_lse = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      if (is_huge_sink(attention.row_max[r])) {
+        row_lse = natural_sink_of(rows.row(group_row + r * 8 + at.row, params), params, sinks);
+      }
+      (fc_split ? partial_lse : lse)[aside.lse(r)] = row_lse;
     }
   }
 }

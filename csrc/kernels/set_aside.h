@@ -103,6 +103,10 @@ struct SetAside {
     }
   }
   float sink(LanePosition at) const thread { return as_type<float>(row(at)[4]); }
+  // Of row `row` of the threadgroup, from the words of all simdgroups.
+  static float sink_of(int row, const volatile threadgroup int* all_words) {
+    return as_type<float>(all_words[row / 8 * kSetAsideWords + row_word(row % 8) + 4]);
+  }
 
   // By one lane of each row: what belongs to its head and to the chunk's sequence.
   void put_slope(float slope, LanePosition at) const thread { row(at)[5] = as_type<int>(slope); }
@@ -134,7 +138,8 @@ struct SetAside {
   }
 
  private:
-  volatile threadgroup int* row(LanePosition at) const thread { return words + 16 + at.row * 6; }
+  static int row_word(int row) { return 16 + row * 6; }
+  volatile threadgroup int* row(LanePosition at) const thread { return words + row_word(at.row); }
 
   static void put_long(volatile threadgroup int* to, long value) {
     to[0] = int(value);

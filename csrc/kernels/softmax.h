@@ -285,16 +285,9 @@ inline float log_sum_exp(float row_max, float sum) {
   return sum == 0.0f ? -INFINITY : (fc_additive_mask ? row_max : row_max * M_LN2_F) + log(sum);
 }
 
-// The same for row `row` of all results, [.., head, query row], which may have a sink. The largest float is
-// the score of all sinks that score units do not hold, so such a sink is read again.
-template <typename Params>
-inline float log_sum_exp(float row_max, float sum, const device float* sinks, long row, int q_len,
-                         constant Params& params) {
-  if (fc_sinks && !fc_additive_mask && fabs(row_max) == FLT_MAX) {
-    return sinks[row / q_len % params.q_heads * params.sinks_stride];
-  }
-  return log_sum_exp(row_max, sum);
-}
+// Whether the largest logit of a row is a sink that score units cannot hold (finite_score). It is the row's
+// log-sum-exp, and is read again.
+inline bool is_huge_sink(float row_max) { return fc_sinks && !fc_additive_mask && fabs(row_max) == FLT_MAX; }
 
 // A row that saw no key has sum 0 and result 0.
 inline float inverse_sum(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
