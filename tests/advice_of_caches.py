@@ -14,6 +14,12 @@ from tests.advice import Advice, run
 from tests.public_calls import heads
 from tests.wrong_calls import Arguments
 from torch_fattn import PagedKVCache, StaticKVCache, reference
+from torch_fattn._route import system_and_torch
+
+
+def _route(**machine: str) -> Any:
+    query = torch.empty(1, 8, 512, 128, dtype=torch.float16, device="meta")
+    return torch_fattn.explain("prefill", query, query, query, family=10, **machine).route
 
 
 def _padded(operand: Tensor, columns: int) -> Tensor:
@@ -380,6 +386,13 @@ ADVICE: list[Advice] = [
         lambda: torch_fattn.explain("attention"),
         lambda: torch_fattn.explain("softmax", heads(3, 8)).op,
         lambda: "softmax",
+    ),
+    Advice(
+        "leave it out for that of this machine",
+        "leave it out for that of this machine",
+        lambda: _route(macos="26"),
+        _route,
+        lambda: _route(**dict(zip(("macos", "torch_version"), system_and_torch(), strict=True))),
     ),
     Advice(
         "pass one of at most 63",

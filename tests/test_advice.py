@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import advice, advice_of_caches, advice_sources
+from tests import advice, advice_of_caches, advice_of_flash_attn, advice_sources
 from tests.advice import Advice
 
-ADVICE = [*advice.ADVICE, *advice_of_caches.ADVICE]
+ADVICE = [*advice.ADVICE, *advice_of_caches.ADVICE, *advice_of_flash_attn.ADVICE]
 CHECKED = {  # what only FATTN_CHECK=1 looks at
     "make it anew with torch_fattn.mask_map(attn_mask)",
     "pass the most rows that a sequence has",
@@ -22,7 +22,6 @@ CHECKED = {  # what only FATTN_CHECK=1 looks at
 LIMIT = "states the limit, not another call"
 HUGE = "takes tensors of 2^30 elements and more"
 FIRST = "another check refuses the same before"
-FLASH = "tests/test_flash_attn.py"
 VARLEN = "torch's own entry point, called so in tests/test_varlen_attn.py"
 NOT_FOLLOWED = {
     "all three must have the same dtype": LIMIT,
@@ -57,6 +56,8 @@ NOT_FOLLOWED = {
     "call it under torch.no_grad(), or where gradients are needed "
     "torch.nn.functional.scaled_dot_product_attention of each sequence": VARLEN,
     "torch_fattn.install() provides one": VARLEN,
+    "use F.scaled_dot_product_attention for training": "dropout is random",
+    "unset it for auto": "tests/test_route.py, in processes of their own",
 }
 
 
@@ -97,9 +98,8 @@ def test_padding_without_the_scale_is_noticed() -> None:
 @pytest.mark.host_only
 def test_every_advice_is_followed() -> None:
     found = advice_sources.find()
-    flash = {text for text, file in found.items() if "flash_attn" in file}
     followed = {case.source for case in ADVICE}
-    left = {text: file for text, file in found.items() if text not in {*NOT_FOLLOWED, *followed, *flash}}
+    left = {text: file for text, file in found.items() if text not in {*NOT_FOLLOWED, *followed}}
     assert not left, f"follow these in tests/advice.py, or say why not: {left}"
     text = "".join(found)
     assert not [known for known in NOT_FOLLOWED if known not in text], "stale"
