@@ -239,3 +239,12 @@ def test_no_limit_may_be_none() -> None:
     q = torch.randn(1, 5, 2, 16, device="mps")
     limited = fa.flash_attn_func(q, q, q, window_size=(2, -1))
     assert torch.equal(fa.flash_attn_func(q, q, q, window_size=(2, None)), limited)
+
+
+@pytest.mark.host_only
+def test_the_most_keys_as_a_tensor_and_far_too_many() -> None:
+    q, cu = torch.randn(7, 2, 16), torch.tensor([0, 4, 7], dtype=torch.int32)
+    for used in ({}, {"seqused_k": torch.tensor([2, 3], dtype=torch.int32)}):
+        right = fa.flash_attn_varlen_func(q, q, q, cu, cu, 4, 4, **used)
+        for most in (cu.diff().max(), 2**50):
+            assert torch.equal(fa.flash_attn_varlen_func(q, q, q, cu, cu, most, most, **used), right)
