@@ -122,7 +122,8 @@ def _takes(part: Any, value: Any) -> bool:
         return isinstance(value, _SYMBOLS[bool]) or type(value).__name__ in ("bool", "bool_")  # numpy's too
     if of is int or of is float:
         if isinstance(value, Tensor):  # torch takes one for a number
-            return of is float and value.dim() == 0
+            is_number = value.dim() == 0 and not value.is_complex() and not value.is_meta
+            return of is float and is_number
         numbers = (Integral if of is int else Real, *_SYMBOLS[of])
         return isinstance(value, numbers) and not isinstance(value, bool)
     return isinstance(value, of)
