@@ -65,6 +65,14 @@ def _used(make: Callable[[Any, Any], Any], tokens: int = 4) -> Callable[[], Any]
     return call
 
 
+def _as_rows(packed: Tensor) -> Tensor:
+    return packed.transpose(0, 1)[None]
+
+
+def _rows_last(out: Tensor) -> Tensor:
+    return out[0].transpose(0, 1)
+
+
 def _prefilled(rows: int, tokens: int = 4) -> Callable[[], Tensor]:
     return _used(lambda cache, step: cache.prefill(0, step, heads(rows, 4, 64, seed=2)), tokens)
 
@@ -151,6 +159,7 @@ def _planned(**options: Any) -> Callable[[], str]:
     return lambda: torch_fattn.explain("merge", x[None], x[None][..., 0], **options).device_name
 
 
+M3 = {"family": 9, "cores": 10}
 ADVICE: list[Advice] = [
     Advice(
         "give {}, pad with zeros and",
@@ -299,6 +308,50 @@ ADVICE: list[Advice] = [
         _prefilled(17, 17),
         lambda: _prefilled_exactly(17),
     ),
+    Advice(
+        "pass at most",
+        "pass at most 4",
+        _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 5, 64))),
+        _used(lambda cache, step: _rows_last(cache.decode(0, step, _as_rows(heads(4, 4, 64, seed=2))))),
+        _prefilled_exactly,
+    ),
+    Advice(
+        "pass rows of",
+        "pass rows of 64",
+        _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 4, 56))),
+        _used(lambda cache, step: _rows_last(cache.decode(0, step, _as_rows(heads(4, 4, 64, seed=2))))),
+        _prefilled_exactly,
+    ),
+    Advice(
+        "pass [{}, {}, {}]",
+        "pass [4, 2, 64]",
+        _used(lambda cache, step: cache.append(0, step, heads(4, 1, 64), heads(4, 2, 64))),
+        _prefilled(4),
+        _prefilled_exactly,
+    ),
+    Advice(
+        "pass the step's {} tokens",
+        "the step's 4 tokens",
+        _used(lambda cache, step: cache.append(0, step, heads(5, 2, 64), heads(5, 2, 64))),
+        _prefilled(4),
+        _prefilled_exactly,
+    ),
+    Advice(
+        'move it with .to("{}"), the cache\'s device',
+        '.to("cpu")',
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).to("mps"))),
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).to("mps").to("cpu"))),
+        _prefilled_exactly,
+    ),
+    Advice(
+        "convert it with .to({}), the cache's dtype",
+        ".to(torch.float32)",
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double())),
+        _used(
+            lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double().to(torch.float32))
+        ),
+        _prefilled_exactly,
+    ),
     Advice("pass one row for each", "one row for each", _prefilled(5), _prefilled(4), _prefilled_exactly),
     Advice(
         "its last dimension counts those of the prefix and of the capacity behind it",
@@ -370,8 +423,27 @@ ADVICE: list[Advice] = [
         lambda: _pool(2),
         _pool_exactly,
     ),
+    Advice("leave it out for", "an Apple M1", _planned(family=99), _planned(), lambda: "Apple M1"),
     Advice(
-        "leave it out for an Apple M1", "an Apple M1", _planned(family=99), _planned(), lambda: "Apple M1"
+        "write one or leave it out",
+        "leave it out",
+        _planned(device_name=" ", **M3),
+        _planned(**M3),
+        lambda: "an Apple GPU",
+    ),
+    Advice(
+        "give {} and {} with it",
+        "give family and cores with it",
+        _planned(device_name="Apple M3", family=9),
+        _planned(device_name="Apple M3", **M3),
+        lambda: "Apple M3",
+    ),
+    Advice(
+        "give {} {} or another name",
+        "give family 10 or another name",
+        _planned(device_name="Apple M5", **M3),
+        _planned(device_name="Apple M5", family=10, cores=10),
+        lambda: "Apple M5",
     ),
     Advice(
         "pass the arguments of torch_fattn.",

@@ -261,6 +261,27 @@ def test_too_many_sequences() -> None:
     assert cache.allocate() not in (first, None)
 
 
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
+    """The tables grow with the sequences; what they hold stays."""
+    cache, dense = paged(device, max_sequences=10**9), Dense()
+    assert cache._tables.nbytes + cache._seq_lens.nbytes < 2**20
+    first = cache.allocate()
+    step = cache.extend([first], 6)
+    dense.append(cache, step, [6], device)
+    forks = [cache.fork(first) for _ in range(600)]
+    assert cache._tables.shape[0] == 1024 and len(set(cache.sequences)) == 601
+    last = forks[-1]
+    dense.tokens[last] = [list(layer) for layer in dense.tokens[first]]
+    step = cache.extend([first, last], 1)
+    dense.append(cache, step, [1, 1], device)
+    dense.check(cache, step, device)
+    small = paged(device, max_sequences=300)
+    assert len({small.allocate() for _ in range(300)}) == 300
+    with pytest.raises(CacheFullError, match="300 sequences are allocated"):
+        small.allocate()
+
+
 def test_a_full_static_cache() -> None:
     cache = static()
     step = cache.extend((20, 3, 0))
@@ -298,7 +319,7 @@ def test_wrong_use() -> None:
     key, value = (torch.zeros(4, KV_HEADS, dim, device="mps") for dim in (DIM, VALUE_DIM))
     with pytest.raises(ValueError, match=r"layer 1 has not got this step's tokens"):
         cache.decode(1, step, query)
-    with pytest.raises(ValueError, match=r"token count 3"):
+    with pytest.raises(ValueError, match=r"key has 3 tokens and the step 4; pass the step's 4 tokens"):
         cache.append(1, step, key[:3], value[:3])
     with pytest.raises(ValueError, match=r"layer 1 has not got this step's tokens"):
         cache.decode(1, step, query)
@@ -332,6 +353,93 @@ def test_an_old_step_of_a_static_cache() -> None:
         cache.append(0, old, *(torch.zeros(3, KV_HEADS, d, device="mps") for d in (DIM, VALUE_DIM)))
 
 
+def step_of(cache: StaticKVCache | PagedKVCache, tokens: int) -> CacheStep:
+    """Of three sequences; their tokens are there in layer 0."""
+    if isinstance(cache, PagedKVCache):
+        step = cache.extend([cache.allocate() for _ in range(3)], tokens)
+    else:
+        step = cache.extend(tokens)
+    cache.append(0, step, *new_rows(3 * tokens, cache._seq_lens.float()))
+    return step
+
+
+def new_rows(count: int, like: Tensor) -> list[Tensor]:
+    return [like.new_zeros(count, KV_HEADS, dim) for dim in (DIM, VALUE_DIM)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("make", [static, paged])
+def test_a_step_of_another_cache(make: Any, device: str) -> None:
+    cache = make(device)
+    own = step_of(cache, 1)
+    for other in (static(device), paged(device)):
+        step = step_of(other, 1)
+        with pytest.raises(ValueError, match="of another cache; use what extend"):
+            cache.append(0, step, *new_rows(3, own.seq_lens.float()))
+    cache.append(0, own, *new_rows(3, own.seq_lens.float()))
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("make", [static, paged])
+def test_no_more_rows_than_new_tokens(make: Any, device: str) -> None:
+    cache = make(device)
+    for tokens, rows in ((3, 4), (1, 9), (0, 2)):
+        step = step_of(cache, tokens)
+        query = torch.zeros(3, HEADS, rows, DIM, device=device)
+        with pytest.raises(ValueError, match=f"query has {rows} rows of each .* step at most {tokens} new"):
+            cache.decode(0, step, query)
+        assert cache.decode(0, step, query[:, :, : max(tokens, 1)]).shape[2] == max(tokens, 1)
+
+
+@pytest.mark.parametrize("make", [static, paged])
+def test_new_tokens_are_of_the_cache(make: Any) -> None:
+    """Each is wrong in one thing, which the sentence says of the cache, not of tensors within it."""
+
+    def refusals_of(what: str, right: Tensor) -> list[tuple[Tensor, type[Exception], str]]:
+        heads = f"2 key-value heads of {right.shape[-1]}"
+        of_size = "head_dim 24 and the cache 32; pass rows of 32" if what == "query" else heads
+        return [
+            (right.to("mps"), ValueError, rf"{what} is on mps:0 and the cache on cpu; move it with .to\("),
+            (right.to("meta"), ValueError, f"{what} is on meta, which holds no numbers"),
+            (right.half(), TypeError, rf"{what} is torch.float16 .* .to\(torch.float32\), the cache's dtype"),
+            (right[..., :24], ValueError, f"{what} has .*{of_size}"),
+        ]
+
+    cache = make("cpu")
+    step = step_of(cache, 1)
+    key, value = new_rows(3, torch.ones(()))
+    query = torch.zeros(3, HEADS, 1, DIM)
+    for wrong, error, said in refusals_of("key", key):
+        with pytest.raises(error, match=f"append: {said}"):
+            cache.append(0, step, wrong, value)
+    for wrong, error, said in (
+        *refusals_of("value", value),
+        (value[0], ValueError, r"value has shape \[2, 64\]"),
+        (value[:, :1], ValueError, r"value has shape \[3, 1, 64\] and the cache 2 key-value heads of 64"),
+        (value[:2], ValueError, "value has 2 tokens and the step 3; pass the step's 3 tokens"),
+    ):
+        with pytest.raises(error, match=f"append: {said}"):
+            cache.append(0, step, key, wrong)
+    for wrong, error, said in refusals_of("query", query):
+        with pytest.raises(error, match=f"decode: {said}"):
+            cache.decode(0, step, wrong)
+        if make is paged:
+            with pytest.raises(error, match=f"prefill: {said}"):
+                cache.prefill(0, step, wrong[:, :, 0])
+    cache.append(0, step, key, value)
+    cache.decode(0, step, query)
+
+
+def test_a_quantised_cache_takes_rows_of_every_dtype() -> None:
+    cache = static("cpu", kv_format="int8")
+    step = step_of(cache, 1)
+    key, value = new_rows(3, torch.ones(()))
+    cache.append(0, step, key.half(), value.half())
+    cache.decode(0, step, torch.zeros(3, HEADS, 1, DIM, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match=r"key is torch.float64 .* convert it with .to\(torch.float32\)"):
+        cache.append(0, step, key.double(), value)
+
+
 @pytest.mark.parametrize("make", [static, paged])
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
@@ -346,6 +454,7 @@ def test_an_old_step_of_a_static_cache() -> None:
         ({"value_dim": 584}, NotImplementedError, "584 is above 576"),
         ({"dtype": torch.float64}, TypeError, "float64"),
         ({"num_kv_heads": -1}, ValueError, "num_kv_heads -1 is not a size; give 0 or more"),
+        ({"device": "gpu"}, ValueError, "device 'gpu' holds no tensors here; use \"mps\" or \"cpu\"$"),
     ],
 )
 def test_wrong_sizes(make: Any, changes: dict[str, Any], error: type[Exception], words: str) -> None:
