@@ -347,9 +347,7 @@ ADVICE: list[Advice] = [
         "convert it with .to({}), the cache's dtype",
         ".to(torch.float32)",
         _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double())),
-        _used(
-            lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double().to(torch.float32))
-        ),
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double().to(torch.float32))),
         _prefilled_exactly,
     ),
     Advice("pass one row for each", "one row for each", _prefilled(5), _prefilled(4), _prefilled_exactly),

@@ -47,7 +47,10 @@ class Public:
         if self.options is not None:
             theirs = inspect.signature(self.options).parameters
             # Which take more than keywords of the other.
-            every = self.name in ("torch_fattn.explain", "torch_fattn.integrations.comfyui.attention_override")
+            every = self.name in (
+                "torch_fattn.explain",
+                "torch_fattn.integrations.comfyui.attention_override",
+            )
             own |= {n: each for n, each in theirs.items() if every or each.kind is each.KEYWORD_ONLY}
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         return {n: each for n, each in own.items() if each.kind not in kinds}

@@ -454,7 +454,7 @@ def test_a_quantised_cache_takes_rows_of_every_dtype() -> None:
         ({"value_dim": 584}, NotImplementedError, "584 is above 576"),
         ({"dtype": torch.float64}, TypeError, "float64"),
         ({"num_kv_heads": -1}, ValueError, "num_kv_heads -1 is not a size; give 0 or more"),
-        ({"device": "gpu"}, ValueError, "device 'gpu' holds no tensors here; use \"mps\" or \"cpu\"$"),
+        ({"device": "gpu"}, ValueError, 'device \'gpu\' holds no tensors here; use "mps" or "cpu"$'),
     ],
 )
 def test_wrong_sizes(make: Any, changes: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -357,6 +357,13 @@ def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
     assert torch_fattn.explain(op, **operands, family=7, cores=0).passes
 
 
+def test_the_default_gpu_of_tensors_on_mps() -> None:
+    query = torch.empty(1, 1, 1, 8, device="mps")
+    for where, default in ((query, "the GPU of this machine"), (query.to("meta"), "an Apple M1")):
+        with pytest.raises(ValueError, match=f"family 99 is not a whole .*leave it out for {default}$"):
+            torch_fattn.explain("prefill", where, where, where, family=99)
+
+
 @needs_emulator
 @pytest.mark.parametrize("family", [5, 7])
 def test_on_such_a_gpu(family: int) -> None:
@@ -372,6 +379,10 @@ def test_on_such_a_gpu(family: int) -> None:
     called = run("-c", f"import torch, torch_fattn; {call}")
     tested = run("-m", "pytest", "-q", "-rs", "tests/test_bad_input.py", "-k", "test_the_control_works")
     diagnosed = run("-m", "torch_fattn", "doctor")
+    if family == 5:
+        for command in (["tune", "--anyway", "--dry-run"], ["demo"], ["doctor"]):
+            said = diagnosed if command == ["doctor"] else run("-m", "torch_fattn", *command)
+            assert "use a Mac with an M1 or newer" in said and "on the CPU" not in said, said
     refusal = "is a GPU of Apple family 5 and the kernels need simdgroup matrices"
     for output in (called, tested, diagnosed):
         assert (refusal in output) == (family == 5), output

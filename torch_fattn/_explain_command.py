@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ._arguments import DTYPES, Parser, whole
-from ._sizes import SIZES, operands_of
 from ._head_padding import HEAD_STEP
+from ._sizes import SIZES, operands_of
 from .plans import FAMILIES, MOST_CORES, OPERATORS, check_machine, explain
 
 MOST = 2**31 - 1

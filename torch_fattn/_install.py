@@ -68,8 +68,8 @@ def register() -> None:
 def install() -> None:
     """From now on `F.scaled_dot_product_attention` on mps tensors runs torch_fattn's kernels where they have
     its meaning, in all threads, for every caller: models, `nn.MultiheadAttention` with `need_weights=False`,
-    code that is compiled from now on. Everything else goes where it went before; `report()` says what and why. The packed attention of
-    `torch.nn.attention.varlen`, which has no implementation on mps, gets one.
+    code that is compiled from now on. Everything else goes where it went before; `report()` says what and
+    why. The packed attention of `torch.nn.attention.varlen`, which has no implementation on mps, gets one.
 
     Calling it again changes nothing.
     """

@@ -146,7 +146,8 @@ class StaticKVCache:
         self._layers.check(f"StaticKVCache.{method}", layer)
         if step._cache is not self._layers:
             raise ValueError(
-                f"StaticKVCache.{method}: this step is of another cache; use what extend() of this one returned"
+                f"StaticKVCache.{method}: this step is of another cache; use what extend() of this one "
+                "returned"
             )
         if step is not self._last:
             raise ValueError(

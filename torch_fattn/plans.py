@@ -126,8 +126,8 @@ def check_machine(
     ):
         if version is not None and not is_one(version):
             raise ValueError(
-                f"{asker}{spelled(what)} {version!r} is not a version like {example!r}; leave it out for that "
-                "of this machine"
+                f"{asker}{spelled(what)} {version!r} is not a version like {example!r}; leave it out for "
+                "that of this machine"
             )
 
 
