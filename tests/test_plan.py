@@ -357,13 +357,6 @@ def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
     assert torch_fattn.explain(op, **operands, family=7, cores=0).passes
 
 
-def test_the_default_gpu_of_tensors_on_mps() -> None:
-    query = torch.empty(1, 1, 1, 8, device="mps")
-    for where, default in ((query, "the GPU of this machine"), (query.to("meta"), "an Apple M1")):
-        with pytest.raises(ValueError, match=f"family 99 is not a whole .*leave it out for {default}$"):
-            torch_fattn.explain("prefill", where, where, where, family=99)
-
-
 @needs_emulator
 @pytest.mark.parametrize("family", [5, 7])
 def test_on_such_a_gpu(family: int) -> None:

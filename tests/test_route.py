@@ -199,6 +199,13 @@ def test_versions_as_torch_writes_them(version: str, to: str | None) -> None:
     assert to in (None, found.to)
 
 
+def test_the_default_gpu_of_tensors_on_mps() -> None:
+    query = torch.empty(1, 1, 1, 8, device="mps")
+    for where, default in ((query, "the GPU of this machine"), (query.to("meta"), "an Apple M1")):
+        with pytest.raises(ValueError, match=f"family 99 is not a whole .*leave it out for {default}$"):
+            torch_fattn.explain("prefill", where, where, where, family=99)
+
+
 # ---- the environment
 
 SCRIPT = """
