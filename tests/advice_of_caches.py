@@ -1,4 +1,4 @@
-"""As tests/advice.py: of caches, shared prefixes and plans."""
+"""As tests/advice.py: of caches and shared prefixes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_fattn
-from tests.advice import Advice, run
+from tests.advice import Advice
 from tests.public_calls import heads
 from tests.wrong_calls import Arguments
 from torch_fattn import PagedKVCache, StaticKVCache, reference
-from torch_fattn._route import system_and_torch
-
-
-def _route(**machine: str) -> Any:
-    query = torch.empty(1, 8, 512, 128, dtype=torch.float16, device="meta")
-    return torch_fattn.explain("prefill", query, query, query, family=10, **machine).route
 
 
 def _padded(operand: Tensor, columns: int) -> Tensor:
@@ -63,6 +57,14 @@ def _used(make: Callable[[Any, Any], Any], tokens: int = 4) -> Callable[[], Any]
         return make(cache, step)
 
     return call
+
+
+def _as_rows(packed: Tensor) -> Tensor:
+    return packed.transpose(0, 1)[None]
+
+
+def _rows_last(out: Tensor) -> Tensor:
+    return out[0].transpose(0, 1)
 
 
 def _prefilled(rows: int, tokens: int = 4) -> Callable[[], Tensor]:
@@ -140,15 +142,6 @@ def _appended(cache: Any, step: Any, *, first: bool) -> Tensor:
     if first:
         cache.append(0, newest, heads(2, 2, 64), heads(2, 2, 64))
     return cache.decode(0, newest, heads(1, 4, 1, 64))
-
-
-def _warm(*arguments: Any, **options: Any) -> Callable[[], list[str]]:
-    return lambda: [kernel.kernel for kernel in torch_fattn.warmup(*arguments, **options).kernels]
-
-
-def _planned(**options: Any) -> Callable[[], str]:
-    x = torch.empty(1, 1, 1, 8, device="meta")
-    return lambda: torch_fattn.explain("merge", x[None], x[None][..., 0], **options).device_name
 
 
 ADVICE: list[Advice] = [
@@ -299,6 +292,48 @@ ADVICE: list[Advice] = [
         _prefilled(17, 17),
         lambda: _prefilled_exactly(17),
     ),
+    Advice(
+        "pass at most",
+        "pass at most 4",
+        _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 5, 64))),
+        _used(lambda cache, step: _rows_last(cache.decode(0, step, _as_rows(heads(4, 4, 64, seed=2))))),
+        _prefilled_exactly,
+    ),
+    Advice(
+        "pass rows of",
+        "pass rows of 64",
+        _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 4, 56))),
+        _used(lambda cache, step: _rows_last(cache.decode(0, step, _as_rows(heads(4, 4, 64, seed=2))))),
+        _prefilled_exactly,
+    ),
+    Advice(
+        "pass [{}, {}, {}]",
+        "pass [4, 2, 64]",
+        _used(lambda cache, step: cache.append(0, step, heads(4, 1, 64), heads(4, 2, 64))),
+        _prefilled(4),
+        _prefilled_exactly,
+    ),
+    Advice(
+        "pass the step's {} tokens",
+        "the step's 4 tokens",
+        _used(lambda cache, step: cache.append(0, step, heads(5, 2, 64), heads(5, 2, 64))),
+        _prefilled(4),
+        _prefilled_exactly,
+    ),
+    Advice(
+        'move it with .to("{}"), the cache\'s device',
+        '.to("cpu")',
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).to("mps"))),
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).to("mps").to("cpu"))),
+        _prefilled_exactly,
+    ),
+    Advice(
+        "convert it with .to({}), the cache's dtype",
+        ".to(torch.float32)",
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double())),
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double().to(torch.float32))),
+        _prefilled_exactly,
+    ),
     Advice("pass one row for each", "one row for each", _prefilled(5), _prefilled(4), _prefilled_exactly),
     Advice(
         "its last dimension counts those of the prefix and of the capacity behind it",
@@ -369,75 +404,5 @@ ADVICE: list[Advice] = [
         lambda: _pool(2, of=torch.int64),
         lambda: _pool(2),
         _pool_exactly,
-    ),
-    Advice(
-        "leave it out for an Apple M1", "an Apple M1", _planned(family=99), _planned(), lambda: "Apple M1"
-    ),
-    Advice(
-        "pass the arguments of torch_fattn.",
-        "torch_fattn.softcap",
-        lambda: torch_fattn.explain("softcap", heads(3, 8)),
-        lambda: torch_fattn.explain("softcap", heads(3, 8), 2.0).op,
-        lambda: "softcap",
-    ),
-    Advice(
-        "use one of",
-        "merge",
-        lambda: torch_fattn.explain("attention"),
-        lambda: torch_fattn.explain("softmax", heads(3, 8)).op,
-        lambda: "softmax",
-    ),
-    Advice(
-        "leave it out for that of this machine",
-        "leave it out for that of this machine",
-        lambda: _route(macos="26"),
-        _route,
-        lambda: _route(**dict(zip(("macos", "torch_version"), system_and_torch(), strict=True))),
-    ),
-    Advice(
-        "pass one of at most 63",
-        "at most 63",
-        run("prefill", q_offset=2**70),
-        run("prefill", q_offset=15),
-        run("prefill"),
-    ),
-    Advice(
-        'pass example tensors, which may be on "meta"',
-        '"meta"',
-        _warm("softmax", head_dim=8),
-        _warm("softmax", torch.empty(3, 8, device="meta")),
-        lambda: ["fattn_softmax"],
-    ),
-    Advice(
-        "write (op, keywords) for each",
-        "(op, keywords)",
-        _warm(["merge"]),
-        _warm([("merge", {"heads": 1, "head_dim": 8})]),
-        lambda: ["fattn_merge"],
-    ),
-    Advice("pass an operator, or a list of (op, keywords)", "an operator", _warm(3), _warm([]), lambda: []),
-    Advice("pass torch.float16, say", "torch.float16", _warm("merge", dtype="half"), _warm([]), lambda: []),
-    Advice("pass one from 1 on", "from 1 on", _warm("merge", heads=1.5), _warm([]), lambda: []),
-    Advice("pass a number from 1 on", "from 1 on", _warm("merge", heads=0), _warm([]), lambda: []),
-    Advice(
-        "leave it out for keys of dtype",
-        "leave it out",
-        _warm("decode", kv_format="int3"),
-        _warm([]),
-        lambda: [],
-    ),
-    Advice(
-        "pass scales",
-        "pass scales",
-        lambda: reference.dequantise(torch.zeros(1, 16, dtype=torch.uint8), None, "int4"),
-        lambda: reference.dequantise(torch.zeros(1, 16, dtype=torch.uint8), torch.zeros(1, 1, 2), "int4"),
-        lambda: torch.zeros(1, 32),
-    ),
-    Advice(
-        'use it with "fp8_e4m3" alone',
-        '"fp8_e4m3"',
-        lambda: reference.quantise(torch.zeros(1, 32), "int8", scales=False),
-        lambda: reference.quantise(torch.zeros(1, 32), "fp8_e4m3", scales=False)[0],
-        lambda: torch.zeros(1, 32),
     ),
 ]

@@ -15,6 +15,7 @@ from torch import Tensor
 import torch_fattn
 from tests import cache_problems, wrong_calls
 from torch_fattn import PagedKVCache, StaticKVCache
+from torch_fattn.integrations import comfyui
 
 Arguments = dict[str, Any]
 OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge")
@@ -45,7 +46,11 @@ class Public:
         own.pop("self", None)
         if self.options is not None:
             theirs = inspect.signature(self.options).parameters
-            every = self.name == "torch_fattn.explain"  # which takes the operands, too
+            # Which take more than keywords of the other.
+            every = self.name in (
+                "torch_fattn.explain",
+                "torch_fattn.integrations.comfyui.attention_override",
+            )
             own |= {n: each for n, each in theirs.items() if every or each.kind is each.KEYWORD_ONLY}
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         return {n: each for n, each in own.items() if each.kind not in kinds}
@@ -58,6 +63,7 @@ OPTIONS = {
     "PagedKVCache.decode": torch_fattn.paged_decode,
     "PagedKVCache.prefill": torch_fattn.paged_prefill,
     "StaticKVCache.decode": torch_fattn.decode,
+    "torch_fattn.integrations.comfyui.attention_override": comfyui._attention,
 }
 
 

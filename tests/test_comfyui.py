@@ -109,6 +109,35 @@ def test_a_mask_of_one_dimension_and_unknown_options_are_comfyuis() -> None:
     assert isinstance(attention_override(never, q, q, q, 4, **ignored), Tensor), "the control"
 
 
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [("scale", "x"), ("enable_gqa", "x"), ("mask", 5), ("mask", "mask"), ("skip_reshape", 1.5)],
+)
+def test_an_option_of_another_type(option: str, wrong: Any) -> None:
+    q = torch.randn(1, 9, 64)
+    named = rf"comfyui.attention_override: {option} is of type {type(wrong).__name__}; pass "
+    with pytest.raises(TypeError, match=named):
+        attention_override(never, q, q, q, 4, **{option: wrong})
+    if option == "mask":
+        with pytest.raises(TypeError, match=named):
+            attention_override(never, q, q, q, 4, wrong)
+
+
+def test_what_is_no_model() -> None:
+    no_options, no_dict = Patcher(), Patcher()
+    no_options.model_options = None  # type: ignore[assignment]
+    no_dict.model_options = {"transformer_options": 3}
+    for wrong, said in (
+        (Patcher, "model is the class Patcher"),
+        (no_options, "its model_options are of type NoneType, not a dict"),
+        (no_dict, "its transformer_options are of type int, not a dict"),
+        (3, "model is of type int"),
+    ):
+        with pytest.raises(TypeError, match=f"comfyui.apply: {said}; pass a ModelPatcher"):
+            apply(wrong)
+    apply(Patcher())
+
+
 def test_compiled_in_one_graph() -> None:
     q = torch.randn(1, 9, 64, device="mps")
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,11 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
         ("explain gemm", "'gemm' (choose from 'prefill'", "explain merge"),
         ("explain prefill decode", "unrecognized arguments: decode", "explain prefill"),
         ("explain prefill --core 8", "unrecognized arguments: --core", "explain prefill --cores 8"),
+        ("explain prefill --caus", "python -m torch_fattn explain --help lists", "explain prefill --causal"),
+        ("explain prefill --torch 2", "explain: --torch '2' is not", "explain prefill --torch 2.15"),
+        ("explain prefill --macos x", "explain: --macos 'x' is not", "explain prefill --macos 26.2"),
+        ("explain prefill --head-dim 60", "give --head-dim 64", "explain prefill --head-dim 64"),
+        ("explain decode --value-dim 60", "give --value-dim 64", "explain decode --value-dim 64"),
         (
             "explain prefill --dtype int8",
             "--dtype: invalid choice: 'int8'",
@@ -128,6 +134,8 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
         ),
         ("doctor now", "unrecognized arguments: now", "explain merge"),
         ("doctor --verbose", "unrecognized arguments: --verbose", "explain merge"),
+        ("doctor --foo", "python -m torch_fattn doctor --help lists", "explain merge"),
+        ("explian", "(python -m torch_fattn --help lists", "explain merge"),
     ],
 )
 def test_explain_and_doctor(
@@ -170,6 +178,23 @@ def test_explain_function(figure: dict[str, int]) -> None:
         explain("decode", query, query, query, **figure)
     accepted = dict.fromkeys(figure, 8)
     assert explain("decode", query, query, query, **accepted).device_name == "an Apple GPU"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"device_name": "Apple M5 Max"}, "is only a name, .* give family and cores with it"),
+        ({"device_name": "Apple M3 Max", "family": 9}, "give family and cores with it"),
+        ({"device_name": "Apple M3 Max", "family": 7, "cores": 40}, "is of Apple family 9, not 7"),
+        ({"device_name": "\n", "family": 9, "cores": 40}, "is not a printable name"),
+    ],
+)
+def test_explain_function_refuses_a_name_without_its_figures(wrong: dict[str, Any], said: str) -> None:
+    query = torch.empty(1, 1, 1, 8, device="meta")
+    with pytest.raises(ValueError, match=f"^torch_fattn.explain: device_name .*{said}"):
+        explain("prefill", query, query, query, **wrong)
+    figures = {"device_name": "Apple M3 Max", "family": 9, "cores": 40}
+    assert explain("prefill", query, query, query, **figures).device_name == "Apple M3 Max"
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,10 @@ def test_on_such_a_gpu(family: int) -> None:
     called = run("-c", f"import torch, torch_fattn; {call}")
     tested = run("-m", "pytest", "-q", "-rs", "tests/test_bad_input.py", "-k", "test_the_control_works")
     diagnosed = run("-m", "torch_fattn", "doctor")
+    if family == 5:
+        for command in (["tune", "--anyway", "--dry-run"], ["demo"], ["doctor"]):
+            said = diagnosed if command == ["doctor"] else run("-m", "torch_fattn", *command)
+            assert "use a Mac with an M1 or newer" in said and "on the CPU" not in said, said
     refusal = "is a GPU of Apple family 5 and the kernels need simdgroup matrices"
     for output in (called, tested, diagnosed):
         assert (refusal in output) == (family == 5), output

@@ -129,6 +129,9 @@ def test_calls_that_torch_has_not() -> None:
     ):
         assert torch_fattn.explain("prefill", query, key, key, **options).route is None
     assert torch_fattn.explain("prefill", query, key, key, is_causal=True, q_offset=0).route is not None
+    assert torch_fattn.explain("prefill", query, key, key, return_lse=False, **NEW).route is not None
+    assert torch_fattn.explain("prefill", query, key, key, return_lse=True, **NEW).route is None
+    assert torch_fattn.explain("decode", query[:, :, :1], key, key, return_lse=True).route is None
     assert torch_fattn.explain("decode", query[:, :, :4], key, key).route is None
 
 
@@ -162,13 +165,45 @@ def test_the_version_of_macos(name: str, release: str, macos: int) -> None:
 
 
 @pytest.mark.host_only
-@pytest.mark.parametrize("wrong", [{"macos": "26"}, {"torch_version": "new"}])
-def test_versions_that_are_none(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "example"),
+    [
+        ({"macos": "26"}, "'26.2'"),
+        ({"torch_version": "new"}, "'2.15'"),
+        ({"torch_version": "2"}, "'2.15'"),
+        ({"torch_version": "2.13.0+"}, "'2.15'"),
+        ({"macos": "26.2+cpu"}, "'26.2'"),
+    ],
+)
+def test_versions_that_are_none(wrong: dict[str, Any], example: str) -> None:
     query = torch.empty(1, 1, 1, 8, device="meta")
-    with pytest.raises(ValueError, match="is not a version like '26.2'"):
+    with pytest.raises(ValueError, match=f"is not a version like {example}"):
         torch_fattn.explain("prefill", query, query, query, **wrong)
     with pytest.raises(TypeError, match="macos is of type float; pass a string or None"):
         torch_fattn.explain("prefill", query, query, query, macos=26.2)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("version", "to"),
+    [
+        ("2.13.0+cpu", "fattn"),
+        ("2.14.1", "torch"),
+        ("2.15.0a0+git0a1b2c3", "torch"),
+        ("2.16.0.dev20261001", "torch"),
+        (torch.__version__, None),
+    ],
+)
+def test_versions_as_torch_writes_them(version: str, to: str | None) -> None:
+    found = route(machine=NEW | {"torch_version": version})
+    assert to in (None, found.to)
+
+
+def test_the_default_gpu_of_tensors_on_mps() -> None:
+    query = torch.empty(1, 1, 1, 8, device="mps")
+    for where, default in ((query, "the GPU of this machine"), (query.to("meta"), "an Apple M1")):
+        with pytest.raises(ValueError, match=f"family 99 is not a whole .*leave it out for {default}$"):
+            torch_fattn.explain("prefill", where, where, where, family=99)
 
 
 # ---- the environment
@@ -182,10 +217,10 @@ print(route.to, route.why)
 """
 
 
-def in_a_new_process(**environment: str) -> subprocess.CompletedProcess[str]:
+def in_a_new_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     names = ("FATTN_ROUTE", "PYTORCH_MPS_METAL_VERSION", "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION")
     kept = {name: value for name, value in os.environ.items() if name not in names}
-    command = [sys.executable, "-c", SCRIPT]
+    command = [sys.executable, *(arguments or ("-c", SCRIPT))]
     return subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True)
 
 
@@ -207,9 +242,28 @@ def test_the_environment(name: str, value: str, said: str) -> None:
 
 @pytest.mark.host_only
 def test_another_policy() -> None:
-    done = in_a_new_process(FATTN_ROUTE="never")
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and "FATTN_ROUTE is 'never' and must be one of auto, always" in last
+    """Refused where it is needed, and by every command."""
+    said = "FATTN_ROUTE is 'never' and must be one of auto, always; unset it for auto"
+    asked = in_a_new_process(FATTN_ROUTE="never")
+    assert asked.returncode == 1 and asked.stderr.endswith(f"ValueError: torch_fattn: {said}\n")
+    for arguments in (("explain", "merge"), ("bench", "--shapes", "qwen3-0.6b")):
+        done = in_a_new_process("-m", "torch_fattn", *arguments, FATTN_ROUTE="never")
+        assert (done.returncode, done.stderr) == (2, f"python -m torch_fattn: {said}\n") and not done.stdout
+
+
+def test_another_policy_is_refused_by_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operators do not ask. tests below have the control."""
+    monkeypatch.setenv("FATTN_ROUTE", "never")
+    _route.use_policy()
+    try:
+        for taker in (*TAKERS, lambda *_: torch_fattn.install()):
+            with pytest.raises(ValueError, match="FATTN_ROUTE is 'never'"):
+                taker(*operands())
+        assert not torch_fattn.report().installed
+        torch_fattn.prefill(*operands())
+    finally:
+        monkeypatch.undo()
+        _route.use_policy()
 
 
 # ---- those who ask: on the GPU at hand, for which a prefill of D 16 was timed to be torch's

@@ -80,6 +80,16 @@ def test_a_mac_that_will_do(system: str, tmp_path: Path) -> None:
         ({"system": "13.7.8"}, "this is macOS 13.7.8", "update macOS"),
         ({"machine": "x86_64", "translated": "1"}, "under Rosetta", "run arch -arm64 make build"),
         ({"machine": "x86_64", "translated": ""}, "Intel processor (x86_64)", "use Linux"),
+        (
+            {"machine": "x86_64", "translated": "", "system": "13.7.8"},
+            "Intel processor (x86_64)",
+            "use Linux",
+        ),
+        (
+            {"machine": "x86_64", "translated": "1", "system": "13.7.8"},
+            "under Rosetta",
+            "run arch -arm64 make build",
+        ),
         ({"compiler": False}, "the compiler is missing", "run xcode-select --install"),
         ({"python_machine": "x86_64"}, "bin/python3 is a Python for Intel", "set PYTHON=/path/to/python3"),
         ({"venv_machine": "x86_64"}, "venv was made with a Python for Intel", "remove it"),

@@ -202,7 +202,9 @@ def test_torchs_attention_is_among_the_candidates(
     assert status_of(command_line.main, "tune --reset") == 0 and to() == "fattn"
 
 
-def test_what_is_not_timed_now_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_timed_now_is_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     made_up(monkeypatch, half_with_eight)
     for dtype in ("float16", "float32"):
         assert status_of(command_line.main, f"tune --anyway --dtype {dtype} --op decode --head-dim 64") == 0
@@ -212,8 +214,10 @@ def test_what_is_not_timed_now_is_kept(folder: Path, monkeypatch: pytest.MonkeyP
     assert status_of(command_line.main, "tune --anyway --dtype float16 --op decode --head-dim 64") == 0
     rows = json.loads(path_of(this_chip()).read_text())["rows"]
     assert {row["dtype"] for row in rows} == {"float32"}
+    capsys.readouterr()
     assert status_of(command_line.main, "tune --anyway --op decode --head-dim 64") == 0
     assert not path_of(this_chip()).exists()
+    assert "nothing: the built-in choice is as fast as any\n" in capsys.readouterr().out
 
 
 def test_a_dry_run_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +249,7 @@ def test_it_stops_when_the_time_is_over(
     assert status_of(command_line.main, f"tune {ONE}") == 0
     said = capsys.readouterr().out
     assert "not reached  2, from prefill float16 D 1 to 64 on" in said and "timed        0 kinds" in said
+    assert "nothing: nothing was timed; give more --seconds" in said and "as fast as any" not in said
     assert "tuned" not in plan_of("prefill", 40, 40, 64).data["tuning"]
 
 

@@ -50,16 +50,16 @@ install_system_packages() {
 
 check_mac() {
   local version machine
-  version=$(sw_vers -productVersion)
-  if [ "${version%%.*}" -lt 14 ]; then
-    refuse "this is macOS $version and the kernels need Metal 3.1, which begins with macOS 14: update macOS"
-  fi
   machine=$(uname -m)
   if [ "$(sysctl -n sysctl.proc_translated 2>/dev/null)" = 1 ]; then
     refuse "this shell runs as x86_64 under Rosetta and torch has wheels for arm64 only: run arch -arm64 make build"
   elif [ "$machine" != arm64 ]; then
     refuse "this is a Mac with an Intel processor ($machine) and the kernels need an M1 or newer: use Linux, where" \
       "they run in software"
+  fi
+  version=$(sw_vers -productVersion)
+  if [ "${version%%.*}" -lt 14 ]; then
+    refuse "this is macOS $version and the kernels need Metal 3.1, which begins with macOS 14: update macOS"
   fi
   xcrun --find clang >/dev/null 2>&1 ||
     refuse "the compiler is missing: run xcode-select --install, then this again"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import __version__, _explain_command, built_for_torch, tune
 from ._arguments import DTYPES, ArgumentError, Parser, whole
+from ._route import check_policy
 
 MOST_TOKENS = 1_000_000  # a model's own positions end long before
 
@@ -31,10 +32,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    parser, commands = _parsers()
+    if not {"-h", "--help", "--version"} & {*arguments}:
+        try:
+            check_policy(asker="")
+        except ValueError as refusal:
+            parser.refuse(str(refusal))
     if arguments[:1] == ["bench"]:
         return _bench(arguments[1:])
-    parser, commands = _parsers()
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # which argparse says in the name of the whole program, whose --help has the commands alone
+        commands[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command == "doctor":
         from . import doctor
 
@@ -57,7 +65,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
         "--version", action="version", version=f"torch_fattn {__version__}, built for torch {built_for_torch}"
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser(
+    doctor = commands.add_parser(
         "doctor", help="versions, device and a self-test; exit status 1 if something is wrong"
     )
 
@@ -81,7 +89,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     commands.add_parser(
         "bench", add_help=False, help="times, or counts, beside the peers; needs the source checkout"
     )
-    return parser, {"demo": demo, "explain": plan, "tune": tuner}
+    return parser, {"demo": demo, "doctor": doctor, "explain": plan, "tune": tuner}
 
 
 def _bench(arguments: list[str]) -> int:

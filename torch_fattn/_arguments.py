@@ -19,7 +19,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        self.refuse(f"{message} (--help lists the arguments)")
+        self.refuse(f"{message} ({self.prog} --help lists the arguments)")
 
     def refuse(self, sentence: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(sentence.split())}\n")

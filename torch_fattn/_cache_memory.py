@@ -55,10 +55,9 @@ def _check_dim(name: str, what: str, dim: int) -> None:
 def _check_device(name: str, device: torch.device | str) -> None:
     try:
         torch.empty(1, device=device)
-    except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    except (AssertionError, NotImplementedError, RuntimeError, ValueError):
         raise ValueError(
-            f'{name}: device {str(device)!r} holds no tensors here ({reason:.120}); use "mps" or "cpu"'
+            f'{name}: device {str(device)!r} holds no tensors here; use "mps" or "cpu"'
         ) from None
 
 
@@ -116,6 +115,7 @@ class Layers:
         shape.check(name)
         self._operands: list[tuple[Tensor, Tensor]] = []
         self._options: list[dict[str, Any]] = []
+        self._shape = shape
         for _ in range(shape.num_layers):
             key, key_scales = shape.memory(shape.head_dim)
             value, value_scales = shape.memory(shape.value_dim)
@@ -155,6 +155,48 @@ class Layers:
         for operands, options in zip(self._operands, self._options, strict=True):
             yield from operands
             yield from (option for option in options.values() if isinstance(option, Tensor))
+
+    def check_new(self, method: str, key: Tensor, value: Tensor, tokens: int) -> None:
+        """Raises for keys and values that are not those of so many new tokens. The operator has words for
+        tensors that the caller of a cache never sees."""
+        heads = self._shape.shape[1]
+        for what, rows, dim in (("key", key, self._shape.head_dim), ("value", value, self._shape.value_dim)):
+            self.check_kind(method, what, rows)
+            if rows.dim() != 3 or rows.shape[1:] != (heads, dim):
+                raise ValueError(
+                    f"{method}: {what} has shape {list(rows.shape)} and the cache {heads} key-value heads of "
+                    f"{dim}; pass [{tokens}, {heads}, {dim}]"
+                )
+            if rows.shape[0] != tokens:
+                raise ValueError(
+                    f"{method}: {what} has {rows.shape[0]} tokens and the step {tokens}; pass the step's "
+                    f"{tokens} tokens"
+                )
+
+    def check_query(self, method: str, query: Tensor) -> None:
+        self.check_kind(method, "query", query)
+        if query.shape[-1] != self._shape.head_dim:
+            raise ValueError(
+                f"{method}: query has head_dim {query.shape[-1]} and the cache {self._shape.head_dim}; pass "
+                f"rows of {self._shape.head_dim}"
+            )
+
+    def check_kind(self, method: str, what: str, rows: Tensor) -> None:
+        """Of device and dtype. A quantised cache takes rows of every dtype that it can be made for."""
+        device = self._operands[0][0].device
+        if rows.device != device and rows.is_meta:
+            raise ValueError(f"{method}: {what} is on meta, which holds no numbers; pass them")
+        if rows.device != device:
+            raise ValueError(
+                f"{method}: {what} is on {rows.device} and the cache on {device}; move it with "
+                f'.to("{device}"), the cache\'s device'
+            )
+        dtype = self._shape.dtype
+        if rows.dtype != dtype and (self._shape.kv_format == "auto" or rows.dtype not in DTYPES):
+            raise TypeError(
+                f"{method}: {what} is {rows.dtype} and the cache {dtype}; convert it with .to({dtype}), the "
+                "cache's dtype"
+            )
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         cache_write(key, value, *self.operands(layer), slots, **self.options(layer))

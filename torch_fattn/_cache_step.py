@@ -27,9 +27,9 @@ class CacheStep:
     slot_mapping: Tensor  # where they go, int64 [tokens]
     block_tables: Tensor | None = None  # paged: int32 [batch, blocks of the longest]
     cu_seqlens_q: Tensor | None = None  # paged: where each sequence's new tokens begin, int32 [batch + 1]
-    max_seqlen_q: int = 0  # paged: the most new tokens of a sequence
+    max_seqlen_q: int = 0  # the most new tokens of a sequence
     shared_blocks: int = 0  # paged: leading blocks that are the same in all sequences
-    _cache: Any = None  # paged: that made this
+    _cache: Any = None  # whose step it is: a paged cache, or the memory of a static one, which holds its step
     _change: int = 0  # of the cache, when this was made
     _appended: set[int] = field(default_factory=set)
 
@@ -48,4 +48,10 @@ class CacheStep:
             raise ValueError(
                 f"{method}: query has batch size {query.shape[0]} and the step {len(self.sequences)} "
                 "sequences; pass the rows of each"
+            )
+        most = max(self.max_seqlen_q, 1)  # the newest token again in a step without new ones
+        if query.shape[2] > most:
+            raise ValueError(
+                f"{method}: query has {query.shape[2]} rows of each sequence and the step at most "
+                f"{self.max_seqlen_q} new tokens; pass at most {most}"
             )

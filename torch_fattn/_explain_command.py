@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from ._arguments import DTYPES, Parser, whole
+from ._head_padding import HEAD_STEP
 from ._sizes import SIZES, operands_of
-from .plans import FAMILIES, MOST_CORES, OPERATORS, explain
+from .plans import FAMILIES, MOST_CORES, OPERATORS, check_machine, explain
 
 MOST = 2**31 - 1
 ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
@@ -32,7 +32,6 @@ WHY_NOT = {
     ("paged_prefill", "causal"): "its rows are causal by default",
     ("paged_decode", "causal"): "its rows are the last ones of their sequences and causal always",
 }
-FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -101,24 +100,31 @@ def _check_use(parser: Parser, options: argparse.Namespace) -> None:
     for name, operators in USED_BY.items():
         if getattr(options, name) is not None and options.op not in operators:
             why = WHY_NOT.get((options.op, name), f"it belongs to {', '.join(operators)}")
-            parser.refuse(f"{options.op} takes no --{name.replace('_', '-')}: {why}; leave it out")
+            parser.refuse(f"{options.op} takes no {_option(name)}: {why}; leave it out")
+    for name in ("head_dim", "value_dim"):
+        dim = getattr(options, name)
+        if options.op in ATTENTION and dim is not None and dim % HEAD_STEP:
+            parser.refuse(
+                f"{_option(name)} {dim} is not a multiple of {HEAD_STEP}; give {_option(name)} "
+                f"{dim + -dim % HEAD_STEP}, to which such heads are padded"
+            )
 
 
 def _check_device(parser: Parser, options: argparse.Namespace) -> None:
-    name = options.device_name
-    if name is None:
-        return
-    if not (name.strip() and name.isprintable()):
-        parser.refuse(f"--device-name {ascii(name)} is not a printable name; write one or leave it out")
-    if options.family is None or options.cores is None:
-        parser.refuse(
-            f"--device-name {name!r} is only a name, and a plan depends on the GPU's figures; "
-            "give --family and --cores with it"
+    try:
+        check_machine(
+            "",
+            options.device_name,
+            options.family,
+            options.cores,
+            options.macos,
+            options.torch,
+            spelled=_option,
         )
-    generation = re.match(r"(?:Apple )?(M\d)\b", name)
-    family = FAMILY_OF_GENERATION.get(generation.group(1)) if generation else None
-    if family not in (None, options.family):
-        parser.refuse(
-            f"--device-name {name!r} is of Apple family {family}, not {options.family}; "
-            f"give --family {family} or another name"
-        )
+    except ValueError as refusal:
+        parser.refuse(str(refusal))
+
+
+def _option(argument: str) -> str:
+    """That gives this argument of `explain`."""
+    return "--" + argument.removesuffix("_version").replace("_", "-")

@@ -20,6 +20,7 @@ from torch.nn.attention import (
     restore_flash_attention_impl,
 )
 
+from ._route import check_policy
 from ._versions import VERSION
 
 __all__ = ["install", "installed", "uninstall"]
@@ -45,6 +46,7 @@ class _Handle:
 
 
 def _activate() -> _Handle:
+    check_policy()
     torch.ops.fattn._install()
     _tag_caches(_CACHE_TAG)
     return _Handle()
@@ -65,13 +67,14 @@ def register() -> None:
 
 def install() -> None:
     """From now on `F.scaled_dot_product_attention` on mps tensors runs torch_fattn's kernels where they have
-    its meaning, in all threads, for every caller: models, `nn.MultiheadAttention`, code that is compiled from
-    now on. Everything else goes where it went before; `report()` says what and why. The packed attention of
-    `torch.nn.attention.varlen`, which has no implementation on mps, gets one.
+    its meaning, in all threads, for every caller: models, `nn.MultiheadAttention` with `need_weights=False`,
+    code that is compiled from now on. Everything else goes where it went before; `report()` says what and
+    why. The packed attention of `torch.nn.attention.varlen`, which has no implementation on mps, gets one.
 
     Calling it again changes nothing.
     """
     global _by_install
+    check_policy()
     with _lock:
         _by_install = True
         _follow()
@@ -91,6 +94,7 @@ def uninstall() -> None:
 def installed() -> Iterator[None]:
     """`install()` for the duration of a block, in all threads. Blocks may nest and overlap."""
     global _by_contexts, _by_install
+    check_policy()
     with _lock:
         if _followed and current_flash_attention_impl() != NAME:  # turned off by torch's own switch
             _by_install = False

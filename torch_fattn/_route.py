@@ -25,6 +25,7 @@ LACKING_IN_TORCH = {
 }
 
 _may_be_torchs: bool | None = None  # None: to be asked
+_wrong_policy = ""  # what the environment has in the place of one
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,20 @@ class Route:
 
 
 def use_policy() -> None:
-    """That of the environment."""
+    """That of the environment. A wrong one is refused where it is first needed: importing does not fail."""
+    global _wrong_policy
     policy = os.environ.get("FATTN_ROUTE") or "auto"
-    if policy not in POLICIES:
-        raise ValueError(
-            f"torch_fattn: FATTN_ROUTE is {policy!r} and must be one of {', '.join(POLICIES)}; "
-            "unset it for auto"
-        )
+    _wrong_policy = "" if policy in POLICIES else policy
     torch.ops.fattn._route_always_here(policy == "always")
     forget()
+
+
+def check_policy(asker: str = "torch_fattn: ") -> None:
+    if _wrong_policy:
+        raise ValueError(
+            f"{asker}FATTN_ROUTE is {_wrong_policy!r} and must be one of {', '.join(POLICIES)}; unset it for "
+            "auto"
+        )
 
 
 def forget() -> None:
@@ -59,6 +65,13 @@ def forget() -> None:
 
 def is_version(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch(r"\d{1,3}(\.\d{1,2}){1,2}", text) is not None
+
+
+def is_torch_version(text: object) -> bool:
+    """Also one as `torch.__version__` has it: "2.13.0+cpu", "2.16.0.dev20261001"."""
+    if not isinstance(text, str):
+        return False
+    return is_version(re.sub(r"(?:a0|rc\d+|\.dev\d+)?(?:\+[\w.]+)?$", "", text, count=1))
 
 
 def version_number(version: str) -> int:
@@ -92,6 +105,7 @@ def torchs(
     Causal rows are those of the lower right corner, which torch has only for as many rows as keys."""
     if query.device.type != "mps" or not query.dim() == key.dim() == 4:
         return None
+    check_policy()
     compiling = torch.compiler.is_compiling()
     padded = query.shape[-1] % HEAD_STEP or value.shape[-1] % HEAD_STEP
     if not (_some_are_torchs() or (padded and not compiling)):

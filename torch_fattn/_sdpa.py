@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._operands import public
+from ._route import check_policy
 from ._routing import REASONS
 
 __all__ = ["sdpa"]
@@ -41,6 +42,7 @@ def sdpa(
         return torch.ops.fattn.sdpa(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+    check_policy()
     # A subclass has its own idea of this function, and finds it by its identity.
     operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if any(type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter for tensor in operands):

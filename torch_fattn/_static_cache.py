@@ -87,6 +87,8 @@ class StaticKVCache:
             seq_lens=self._seq_lens.clone(),  # the caller's, who may write it
             positions=positions,
             slot_mapping=new.sequence * self._capacity + positions,
+            max_seqlen_q=max(counts, default=0),
+            _cache=self._layers,
         )
         return self._last
 
@@ -94,6 +96,7 @@ class StaticKVCache:
     def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
         """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
         self._check("append", layer, step)
+        self._layers.check_new("StaticKVCache.append", key, value, step.slot_mapping.shape[0])
         self._layers.write(layer, step.slot_mapping, key, value)
         step._appended.add(layer)
 
@@ -116,6 +119,7 @@ class StaticKVCache:
         self._check("decode", layer, step)
         step._check_appended("StaticKVCache.decode", layer)
         step._check_query("StaticKVCache.decode", query)
+        self._layers.check_query("StaticKVCache.decode", query)
         stored = {
             name: option.transpose(1, 2) if isinstance(option, Tensor) else option
             for name, option in self._layers.options(layer).items()
@@ -140,6 +144,11 @@ class StaticKVCache:
 
     def _check(self, method: str, layer: int, step: CacheStep) -> None:
         self._layers.check(f"StaticKVCache.{method}", layer)
+        if step._cache is not self._layers:
+            raise ValueError(
+                f"StaticKVCache.{method}: this step is of another cache; use what extend() of this one "
+                "returned"
+            )
         if step is not self._last:
             raise ValueError(
                 f"StaticKVCache.{method}: this step is not the last one; use what the last extend() returned"

@@ -45,6 +45,9 @@ from ._static_cache import StaticKVCache
 __all__ = ["CacheFullError", "CacheStep", "PagedKVCache", "StaticKVCache"]
 
 
+FIRST_ROWS = 256  # of a new cache's tables
+
+
 def _common_beginning(lists: list[list[int]]) -> int:
     """How many leading numbers are the same in all lists. The least and the greatest have no more in common
     than any two."""
@@ -107,9 +110,11 @@ class PagedKVCache:
         self._change = 0
         self._users = Counter[int]()  # of every block that is not free
         self._free_blocks = list(range(num_blocks - 1, -1, -1))
-        self._free_rows = list(range(max_sequences - 1, -1, -1))
-        self._tables = torch.full((max_sequences, num_blocks), -1, dtype=torch.int32, device=device)
-        self._seq_lens = torch.zeros(max_sequences, dtype=torch.int32, device=device)
+        self._max_sequences = max_sequences
+        self._free_rows: list[int] = []
+        self._tables = torch.empty(0, num_blocks, dtype=torch.int32, device=device)
+        self._seq_lens = torch.empty(0, dtype=torch.int32, device=device)
+        self._add_rows(min(max_sequences, FIRST_ROWS))
 
     @property
     def free_blocks(self) -> int:
@@ -210,6 +215,7 @@ class PagedKVCache:
     def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
         """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
         self._check("append", layer, step)
+        self._layers.check_new("PagedKVCache.append", key, value, step.slot_mapping.shape[0])
         self._layers.write(layer, step.slot_mapping, key, value)
         step._appended.add(layer)
 
@@ -260,6 +266,7 @@ class PagedKVCache:
         self._check("decode", layer, step)
         step._check_appended("PagedKVCache.decode", layer)
         step._check_query("PagedKVCache.decode", query)
+        self._layers.check_query("PagedKVCache.decode", query)
         if query.shape[2] > MAX_DECODE_ROWS:
             raise NotImplementedError(
                 f"PagedKVCache.decode: {query.shape[2]} query rows per sequence are above {MAX_DECODE_ROWS}; "
@@ -306,6 +313,7 @@ class PagedKVCache:
                 f"PagedKVCache.prefill: query has {query.shape[0]} rows and the step {tokens} new tokens; "
                 "pass one row for each"
             )
+        self._layers.check_query("PagedKVCache.prefill", query)
         assert step.block_tables is not None and step.cu_seqlens_q is not None
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
         options |= self._layers.options(layer)
@@ -320,6 +328,9 @@ class PagedKVCache:
 
     def _add(self, method: str, sequence: _PagedSequence) -> int:
         if not self._free_rows:
+            rows = len(self._seq_lens)
+            self._add_rows(min(rows, self._max_sequences - rows))
+        if not self._free_rows:
             raise CacheFullError(
                 f"PagedKVCache.{method}: {len(self._sequences)} sequences are allocated, the most for this "
                 "cache; free() one, or make it with a larger max_sequences"
@@ -328,6 +339,13 @@ class PagedKVCache:
         self._sequences[self._next] = sequence
         self._next += 1
         return self._next - 1
+
+    def _add_rows(self, count: int) -> None:
+        """To the tables, which grow as sequences come: `max_sequences` alone costs nothing."""
+        first = len(self._seq_lens)
+        self._tables = torch.cat((self._tables, self._tables.new_full((count, self._num_blocks), -1)))
+        self._seq_lens = torch.cat((self._seq_lens, self._seq_lens.new_zeros(count)))
+        self._free_rows += range(first + count - 1, first - 1, -1)
 
     def _check(self, method: str, layer: int, step: CacheStep) -> None:
         self._layers.check(f"PagedKVCache.{method}", layer)

@@ -144,7 +144,8 @@ def advice_about_device() -> list[str]:
     try:
         _plan_for_this_gpu()
     except NotImplementedError as refusal:
-        return [str(refusal)]
+        fault = str(refusal).partition("; ")[0]  # what follows is for calls of the operators
+        return [f"{fault}; use a Mac with an M1 or newer"]
     return []
 
 

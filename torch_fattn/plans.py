@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ._compiled import compiled_kernels
 from ._operands import SIGNATURES, public, shown
-from ._route import Route, is_version, route_of
+from ._route import Route, check_policy, is_torch_version, is_version, route_of
 
 __all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
@@ -22,6 +23,7 @@ LOGITS_OPERATORS = ("softmax", "softcap")  # that return one tensor like their f
 PLANNED = (*OPERATORS, *LOGITS_OPERATORS, "mask_map", "cache_write")
 FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner says from which on there are kernels
 MOST_CORES = 1024
+FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10}
 
 
 class Explanation:
@@ -98,6 +100,58 @@ def check_op(asker: str, op: str) -> None:
         )
 
 
+def check_machine(
+    asker: str,
+    device_name: str | None,
+    family: int | None,
+    cores: int | None,
+    macos: str | None,
+    torch_version: str | None,
+    *,
+    default: str = "an Apple M1",
+    spelled: Callable[[str], str] = str,
+) -> None:
+    """Raises ValueError for a machine that a plan cannot be made for. `asker` begins the sentence, `spelled`
+    says how its user writes the name of an argument."""
+    for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(MOST_CORES + 1))):
+        if value is not None and value not in allowed:
+            raise ValueError(
+                f"{asker}{spelled(what)} {value} is not a whole number from {allowed[0]} to {allowed[-1]}; "
+                f"leave it out for {default}"
+            )
+    _check_device_name(f"{asker}{spelled('device_name')}", device_name, family, cores, spelled)
+    for what, version, is_one, example in (
+        ("macos", macos, is_version, "26.2"),
+        ("torch_version", torch_version, is_torch_version, "2.15"),
+    ):
+        if version is not None and not is_one(version):
+            raise ValueError(
+                f"{asker}{spelled(what)} {version!r} is not a version like {example!r}; leave it out for "
+                "that of this machine"
+            )
+
+
+def _check_device_name(
+    named: str, name: str | None, family: int | None, cores: int | None, spelled: Callable[[str], str]
+) -> None:
+    if name is None:
+        return
+    if not (name.strip() and name.isprintable()):
+        raise ValueError(f"{named} {ascii(name)} is not a printable name; write one or leave it out")
+    if family is None or cores is None:
+        raise ValueError(
+            f"{named} {name!r} is only a name, and a plan depends on the GPU's figures; give "
+            f"{spelled('family')} and {spelled('cores')} with it"
+        )
+    generation = re.match(r"(?:Apple )?(M\d)\b", name)
+    own = FAMILY_OF_GENERATION.get(generation.group(1)) if generation else None
+    if own not in (None, family):
+        raise ValueError(
+            f"{named} {name!r} is of Apple family {own}, not {family}; give {spelled('family')} {own} or "
+            "another name"
+        )
+
+
 @public("torch_fattn.explain", renames=False)
 def explain(
     op: str,
@@ -118,36 +172,37 @@ def explain(
         device_name, family, cores: plan for this GPU (family n of `MTLGPUFamilyApple<n>`; 0 cores where the
             number is unknown, as in a virtual machine: planned as for an M1). The default is the
             GPU of this machine for tensors on "mps", else an Apple M1; with another family or number of
-            cores it is called "an Apple GPU", unless you name it.
-        macos, torch_version: the versions, such as "26.2" and "2.15", on which `.route` depends. The default
-            is those of this machine.
+            cores it is called "an Apple GPU", unless you name it. A name needs both figures.
+        macos, torch_version: the versions, such as "26.2" and "2.15" or `torch.__version__`, on which
+            `.route` depends. The default is those of this machine.
 
     `.route` of the result says whether `sdpa` and `install` take such a call or leave it to torch's own
-    attention, and why. It is None for a call that torch's attention does not have.
+    attention, and why. It is None for a call that torch's attention does not have, such as one that returns
+    the log-sum-exp.
 
     A call that the operator refuses is refused here with the same error.
     """
     check_op("explain", op)
-    for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(MOST_CORES + 1))):
-        if value is not None and value not in allowed:
-            raise ValueError(
-                f"torch_fattn.explain: {what} {value} is not a whole number from {allowed[0]} to "
-                f"{allowed[-1]}; leave it out for an Apple M1"
-            )
+    on_mps = any(isinstance(x, torch.Tensor) and x.is_mps for x in (*operands, *options.values()))
+    check_machine(
+        "torch_fattn.explain: ",
+        device_name,
+        family,
+        cores,
+        macos,
+        torch_version,
+        default="the GPU of this machine" if on_mps else "an Apple M1",
+    )
+    check_policy()
     if device_name is None and (family is not None or cores is not None):
         device_name = "an Apple GPU"
-    for what, version in (("macos", macos), ("torch_version", torch_version)):
-        if version is not None and not is_version(version):
-            raise ValueError(
-                f"torch_fattn.explain: {what} {version!r} is not a version like '26.2'; leave it out for "
-                "that of this machine"
-            )
     SIGNATURES[f"fattn.{op}"].check_call(operands, options)
-    options.pop("return_lse", None)  # which changes no plan
+    with_lse = options.pop("return_lse", False)  # which changes no plan
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
     text = plan(*operands, **options, device_name=device_name, family=family, cores=cores)
     plan_family = json.loads(text)["device"]["family"] if device_name is not None else None
-    return Explanation(op, text, route_of(op, operands, options, plan_family, macos, torch_version))
+    route = None if with_lse else route_of(op, operands, options, plan_family, macos, torch_version)
+    return Explanation(op, text, route)
 
 
 def launch_counts() -> dict[str, int]:

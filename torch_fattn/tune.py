@@ -105,10 +105,16 @@ def run(options: argparse.Namespace) -> int:
         print("written      nothing, as asked")
     elif not rows and not routes:
         _remove(path_of(chip))
-        print("written      nothing: the built-in choice is as fast as any")
+        print(f"written      nothing: {_why_nothing(outcome)}")
     else:
         print(f"written      {write(file)}; `python -m torch_fattn tune --reset` removes it")
     return 1 if outcome.wrong else 0
+
+
+def _why_nothing(outcome: Outcome) -> str:
+    if not outcome.rows:
+        return "nothing was timed; give more --seconds"
+    return "the built-in choice is as fast as any" + (" that was timed" if outcome.not_reached else "")
 
 
 def _check(options: argparse.Namespace) -> None:

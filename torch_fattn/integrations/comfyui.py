@@ -10,18 +10,19 @@ plain `torch_fattn.install()` never sees it. Its `optimized_attention_override` 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import sdpa
-from .._operands import public
+from .._operands import Signature, public
 
 __all__ = ["apply", "attention_override"]
 
 _OVERRIDE = "optimized_attention_override"
+_OVERRIDE_NAME = "torch_fattn.integrations.comfyui.attention_override"
 # The options of ComfyUI's functions that ask nothing of a kernel as exact as this.
 _NO_EFFECT = {"transformer_options", "_inside_attn_wrapper", "low_precision_attention"}
 
@@ -29,10 +30,10 @@ _NO_EFFECT = {"transformer_options", "_inside_attn_wrapper", "low_precision_atte
 def apply(model: Any) -> Any:
     """A clone of a ModelPatcher whose attention is torch_fattn's. An override that the model has comes first,
     as it may change the call; it is given torch_fattn in the place of ComfyUI's function."""
-    if not (callable(getattr(model, "clone", None)) and hasattr(model, "model_options")):
+    if fault := _fault_of(model):
         raise TypeError(
-            f"torch_fattn.integrations.comfyui.apply: model is of type {type(model).__name__}; pass a "
-            "ModelPatcher, which ComfyUI's loaders return"
+            f"torch_fattn.integrations.comfyui.apply: {fault}; pass a ModelPatcher, which ComfyUI's loaders "
+            "return"
         )
     clone = model.clone()
     options = dict(clone.model_options.get("transformer_options", {}))
@@ -50,12 +51,29 @@ def apply(model: Any) -> Any:
     return clone
 
 
-@public("torch_fattn.integrations.comfyui.attention_override")
+def _fault_of(model: Any) -> str:
+    """Why it is no ModelPatcher; empty if it is one."""
+    if isinstance(model, type):
+        return f"model is the class {model.__name__}"
+    if not (callable(getattr(model, "clone", None)) and hasattr(model, "model_options")):
+        return f"model is of type {type(model).__name__}"
+    options = model.model_options
+    if not isinstance(options, Mapping):
+        return f"its model_options are of type {type(options).__name__}, not a dict"
+    options = options.get("transformer_options", {})
+    if not isinstance(options, Mapping):
+        return f"its transformer_options are of type {type(options).__name__}, not a dict"
+    return ""
+
+
+@public(_OVERRIDE_NAME)
 def attention_override(
     func: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any
 ) -> Tensor:
     """What `transformer_options["optimized_attention_override"]` is called with: `func` is the function that
     ComfyUI has chosen, and does what torch_fattn has no kernel for."""
+    if not torch.compiler.is_compiling():
+        _SIGNATURE.check((q, k, v, heads, *args), kwargs)
     out = _attention(q, k, v, heads, *args, **kwargs)
     return func(q, k, v, heads, *args, **kwargs) if out is None else out
 
@@ -99,3 +117,6 @@ def _attention(
             return None
     out = sdpa(*arguments, scale, enable_gqa)
     return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+
+_SIGNATURE = Signature(_OVERRIDE_NAME, _attention)
