@@ -52,8 +52,6 @@ def check(tokens: TokenList, outline: Outline, language: Language) -> None:
     for function in outline.functions:
         if function.is_kernel:
             _check_kernel(tokens, function)
-        if function.body is not None:
-            _check_local_statics(tokens, function.body)
     if not language.has_generic_pointers:
         _PointerRule(tokens, outline).run()
 
@@ -94,39 +92,6 @@ def _check_program_scope(tokens: TokenList, outline: Outline) -> None:
             raise TranslationError(
                 where, f"{kind} '{variable.name}' must reside in the constant address space"
             )
-
-
-def _check_local_statics(tokens: TokenList, body: tuple[int, int]) -> None:
-    for i in range(*body):
-        if (
-            tokens.kind(i) != "name"
-            or tokens.text(i) != "static"
-            or tokens.text(i - 1) not in (";", "{", "}")
-        ):
-            continue
-        end = i
-        while tokens.text(end) not in ("=", ";", "{", "("):
-            end += 1
-        if tokens.text(end) == "(" and _is_in_class(tokens, body[0], i):  # a member function
-            continue
-        if not any(tokens.text(k) == "constant" for k in range(i, end)):
-            name = tokens.text(end - 1)
-            raise TranslationError(
-                tokens[i].where, f"static variable '{name}' must reside in the constant address space"
-            )
-
-
-def _is_in_class(tokens: TokenList, begin: int, i: int) -> bool:
-    """Whether the innermost braces around `i` are those of a class."""
-    while i > begin and not (tokens.text(i) == "{" and tokens.kind(i) == "op"):
-        i -= 1
-        if tokens.text(i) == "}":
-            i = next(k for k in range(i, begin, -1) if tokens.text(k) == "{" and tokens.closing(k) == i) - 1
-    while i > begin and tokens.text(i - 1) not in (";", "{", "}"):
-        i -= 1
-        if tokens.text(i) in ("struct", "class", "union"):
-            return True
-    return False
 
 
 def _check_kernel(tokens: TokenList, function: Function) -> None:
