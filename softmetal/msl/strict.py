@@ -122,6 +122,12 @@ class _PointerRule:
                 star = self.skip_type(i)
                 if t.kind(star) == "op" and t.text(star) in ("*", "&", "&&"):
                     self.check(i, star)
+                if self.starts_declaration(self.first_word(i)):
+                    self.check_later(self.first_word(i), star)
+            elif token.text == "typedef" and token.kind == "name":
+                body = next(k for k in range(i, len(t)) if t.text(k) in ("{", ";"))
+                if t.text(body) == "{":
+                    self.check_later(i, t.closing(body) + 1)
 
     def skip_type(self, i: int) -> int:
         """Index after the type name at `i`, its template arguments and the qualifiers that follow."""
@@ -149,12 +155,31 @@ class _PointerRule:
         is_alias = t.text(first - 1) == "=" and t.text(first - 3) == "using"
         is_unnamed = first in self.parameter_starts and t.text(name) in (",", ")", "=", "[")
         if is_declared or is_cast or is_template_argument or is_alias or is_unnamed:
-            what = "reference" if t.text(star).startswith("&") else "pointer"
-            raise TranslationError(
-                t[star].where,
-                f"the {what} type '{t.join(first, star + 1)}' needs an address space: "
-                "device, constant, threadgroup or thread",
-            )
+            self.refuse(star, t.join(first, star + 1))
+
+    def check_later(self, first: int, begin: int) -> None:
+        """The declarators after the first: `T a, *p;`. Those of a typedef begin behind the body of its class."""
+        t, end = self.tokens, begin
+        is_typedef = t.text(begin - 1) == "}"
+        if first in self.parameter_starts or not (is_typedef or t.kind(begin) == "name"):
+            return
+        if t.text(begin) == "operator" or t.text(begin + 1) in ("(", "::", "<"):  # a function
+            return
+        body = next((k for k in range(first, begin) if t.text(k) == "{"), begin)
+        if any(t.kind(k) == "name" and t.text(k) in ADDRESS_SPACES for k in range(first, body)):
+            return
+        while t.text(end) not in (";", "", ")", "}"):
+            end = t.closing(end) + 1 if t.kind(end) == "op" and t.text(end) in "([{" else end + 1
+        for start, _ in t.split(begin, end)[0 if is_typedef else 1 :]:
+            if t.kind(start) == "op" and t.text(start) in ("*", "&"):
+                self.refuse(start, f"{t.join(first, body)} {t.text(start)}")
+
+    def refuse(self, star: int, words: str) -> None:
+        what = "reference" if self.tokens.text(star).startswith("&") else "pointer"
+        raise TranslationError(
+            self.tokens[star].where,
+            f"the {what} type '{words}' needs an address space: device, constant, threadgroup or thread",
+        )
 
     def first_word(self, i: int) -> int:
         """Start of the declaration specifiers and qualified name that end at `i`."""
