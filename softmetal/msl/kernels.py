@@ -277,12 +277,6 @@ class KernelPass:
         host_name = _string_literal(attributes.get("host_name", f'"{designator}"'))
         if self.wanted(host_name):
             kernel = self.kernels[name]
-            if kernel.function.is_template and "<" not in designator:
-                raise TranslationError(
-                    t[begin].where,
-                    f"an instantiation of kernel '{path}' that leaves its template arguments to be deduced is not "
-                    f"supported: write {path}<...>",
-                )
             designator = _qualified(kernel.function, designator)
             t[begin].after += self.entry(kernel, host_name, designator, instantiation.namespace)
 

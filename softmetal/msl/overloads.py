@@ -1,4 +1,6 @@
-"""Kernels that share a name: as no function calls a kernel, each gets a name of its own."""
+"""Kernels that share a name: as no function calls a kernel, each gets a name of its own. Instantiations whose
+template arguments C++ deduces from the parameters get them written.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections.abc import Collection
 
 from .attributes import attributes
 from .lexer import TokenList, TranslationError
+from .qualifiers import host_text
 from .structure import Function, Instantiation, Outline
 from .types import ADDRESS_SPACES, BUILTIN_TYPES
 
@@ -21,22 +24,29 @@ def separate_overloads(tokens: TokenList, outline: Outline) -> None:
             if function.is_template and tokens.text(function.template_begin + 2) == ">":
                 raise TranslationError(
                     tokens[function.begin].where,
-                    f"an explicit specialisation of kernel '{function.name}' is not supported: give it a name of "
-                    "its own",
+                    f"an explicit specialisation of kernel '{function.name}' is not supported: give it a "
+                    "name of its own",
                 )
             overloads[function.namespace + function.name].append(function)
     names = set(overloads)
     for qualified, functions in overloads.items():
-        if len(functions) < 2:
-            continue
         name = functions[0].name
         for instantiation in outline.instantiations:
             index = _designator(tokens, instantiation, name)
             if index < 0 or resolve(_path(tokens, index), instantiation.namespace, names) != qualified:
                 continue
+            is_listed = tokens.text(index + 1) == "<"
+            if is_listed and len(functions) < 2:
+                continue
             chosen = _chosen(tokens, functions, instantiation, index)
-            tokens[index].text = _own_name(name, functions.index(chosen))
-        for number, function in enumerate(functions):
+            own = _own_name(name, functions.index(chosen)) if len(functions) > 1 else name
+            if is_listed and tokens.text(_opening(tokens, index)) == "(":
+                tokens[instantiation.begin].before += _checked(tokens, index, own)
+            own += "" if is_listed else f"<{_deduced(tokens, chosen, index)}>"
+            for i in range(index, instantiation.end):  # in decltype(k<float>) k<float>, too
+                if tokens.text(i) == name and tokens.text(i + 1) in ("<", "("):
+                    tokens[i].text = own
+        for number, function in enumerate(functions if len(functions) > 1 else []):
             function.host_name = function.namespace + name
             function.name = _own_name(name, number)
             tokens[function.parameters[0] - 1].text = function.name
@@ -81,12 +91,11 @@ def _chosen(
 ) -> Function:
     """The only template that can have these arguments and parameters. Where the words of the parameters leave
     more than one, only the types could tell."""
-    is_listed = tokens.text(index + 1) == "<"
-    opening = tokens.closing_angle(index + 1) + 1 if is_listed else index + 1
+    is_listed, opening = tokens.text(index + 1) == "<", _opening(tokens, index)
     arguments = [tokens.join(*span) for span in tokens.split(index + 2, opening - 1)] if is_listed else []
     given = _parameters(tokens, opening) if tokens.text(opening) == "(" else None
     possible = [f for f in functions if f.is_template and _takes(tokens, f, arguments, given)]
-    exact = [f for f in possible if given is not None and _is_alike(tokens, f, arguments, given)]
+    exact = [f for f in possible if given is not None and _match(tokens, f, arguments, given)]
     if len(exact or possible) == 1:
         return (exact or possible)[0]
     name, where = tokens.text(index), tokens[instantiation.begin].where
@@ -97,6 +106,22 @@ def _chosen(
         f"which overload of kernel '{name}' this instantiates depends on more than the words of its "
         "parameters, which is not supported: give the kernels different names",
     )
+
+
+def _opening(tokens: TokenList, index: int) -> int:
+    """What follows the name and its template arguments."""
+    return tokens.closing_angle(index + 1) + 1 if tokens.text(index + 1) == "<" else index + 1
+
+
+def _checked(tokens: TokenList, index: int, own: str) -> str:
+    """The instantiation in C++: clang refuses it if the overload has other parameters."""
+    opening = _opening(tokens, index)
+    parameters = ", ".join(
+        host_text(tokens, begin, min([first - 2 for first, _ in attributes(tokens, begin, end)] + [end]))
+        for begin, end in tokens.split(opening + 1, tokens.closing(opening))
+    )
+    path = _path(tokens, index).rpartition("::")
+    return f"template void {path[0]}{path[1]}{own}{host_text(tokens, index + 1, opening)}({parameters}); "
 
 
 def _heads(tokens: TokenList, function: Function) -> list[tuple[str, bool, bool]]:
@@ -110,7 +135,9 @@ def _heads(tokens: TokenList, function: Function) -> list[tuple[str, bool, bool]
     return found
 
 
-def _takes(tokens: TokenList, function: Function, arguments: list[str], given: list[list[str]] | None) -> bool:
+def _takes(
+    tokens: TokenList, function: Function, arguments: list[str], given: list[list[str]] | None
+) -> bool:
     heads = _heads(tokens, function)
     own = _parameters(tokens, function.parameters[0])
     if len(arguments) > len(heads) or (given is not None and len(own) != len(given)):
@@ -120,15 +147,33 @@ def _takes(tokens: TokenList, function: Function, arguments: list[str], given: l
         if is_value if is_type else argument.split()[0] in BUILTIN_TYPES | ADDRESS_SPACES:
             return False
     words = {word for parameter in own for word in parameter}
-    return all(is_optional or name in words for name, _, is_optional in heads[len(arguments) :])
+    return all(
+        is_optional or (given is not None and name in words)
+        for name, _, is_optional in heads[len(arguments) :]
+    )
 
 
-def _is_alike(tokens: TokenList, function: Function, arguments: list[str], given: list[list[str]]) -> bool:
+def _deduced(tokens: TokenList, function: Function, index: int) -> str:
+    match = _match(tokens, function, [], _parameters(tokens, index + 1))
+    if match is None:
+        name = function.name
+        raise TranslationError(
+            tokens[index].where,
+            f"the template arguments of '{name}' are deduced from types with other names, which is not "
+            f"supported: write {name}<...>",
+        )
+    named = match.groupdict()
+    return ", ".join(named[name] for name, _, _ in _heads(tokens, function) if name in named)
+
+
+def _match(
+    tokens: TokenList, function: Function, arguments: list[str], given: list[list[str]]
+) -> re.Match[str] | None:
     """Whether its parameters are those, word by word, once the template's arguments stand for its
-    parameters."""
+    parameters; the groups are those that are deduced."""
     heads = _heads(tokens, function)
     known = {name: argument for argument, (name, _, _) in zip(arguments, heads, strict=False)}
-    deduced = {name for name, is_type, _ in heads[len(arguments) :] if name and is_type}
+    deduced = {name for name, _, _ in heads[len(arguments) :] if name}
     seen: set[str] = set()
 
     def pattern(word: str) -> str:
@@ -142,7 +187,7 @@ def _is_alike(tokens: TokenList, function: Function, arguments: list[str], given
 
     own = _parameters(tokens, function.parameters[0])
     patterns = ",".join(" ".join(pattern(word) for word in parameter) for parameter in own)
-    return re.fullmatch(patterns, ",".join(" ".join(words) for words in given)) is not None
+    return re.fullmatch(patterns, ",".join(" ".join(words) for words in given))
 
 
 def _parameters(tokens: TokenList, opening: int) -> list[list[str]]:

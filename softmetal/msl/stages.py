@@ -80,13 +80,13 @@ def declare_builtins(tokens: TokenList, outline: Outline) -> None:
             continue
         outline.variables.remove(variable)
         kind = tokens.join(variable.begin, variable.name_index)
+        plain = f"::metal::remove_cv_t<{kind}>"
         reason = f"'{variable.name}' has the attribute '{names[0]}', so it must be uint or ushort"
-        symbol = f"softmetal_builtin_{number}"
-        value = f"::softmetal::{THREAD_ATTRIBUTES[names[0]]}::get<::metal::remove_cv_t<{kind}>>(nullptr)"
+        symbol, getter = f"softmetal_builtin_{number}", f"static {kind} softmetal_value_{number}()"
+        value = f"::softmetal::{THREAD_ATTRIBUTES[names[0]]}::get<{plain}>(nullptr)"
         tokens[variable.begin].before += (
-            f'static_assert(::softmetal::is_position<::metal::remove_cv_t<{kind}>>, "{reason}, or a vector of '
-            f'them"); __attribute__((used)) static {kind} softmetal_value_{number}() '
-            f'__asm__("{symbol}_value"); static {kind} softmetal_value_{number}() {{ return {value}; }} '
+            f'static_assert(::softmetal::is_position<{plain}>, "{reason}, or a vector of them"); '
+            f'__attribute__((used)) {getter} __asm__("{symbol}_value"); {getter} {{ return {value}; }} '
             "extern const "
         )
         tokens[variable.name_index].after += f' __asm__("{symbol}")'

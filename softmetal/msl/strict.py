@@ -158,7 +158,7 @@ class _PointerRule:
             self.refuse(star, t.join(first, star + 1))
 
     def check_later(self, first: int, begin: int) -> None:
-        """The declarators after the first: `T a, *p;`. Those of a typedef begin behind the body of its class."""
+        """The declarators after the first: `T a, *p;`. Those of a typedef begin behind its class."""
         t, end = self.tokens, begin
         is_typedef = t.text(begin - 1) == "}"
         if first in self.parameter_starts or not (is_typedef or t.kind(begin) == "name"):

@@ -1,5 +1,6 @@
-// Built-in variables at program scope: `uint place [[thread_position_in_grid]];`. Each is external and defined
-// nowhere (msl/stages.py). A function that uses it gets a local variable with the value of the calling thread.
+// Built-in variables at program scope: `uint place [[thread_position_in_grid]];`. Each is external and
+// defined nowhere (msl/stages.py). A function that uses it gets a local variable with the value of the
+// calling thread.
 #include "builtins.h"
 
 #include <llvm/IR/Constants.h>

@@ -56,7 +56,8 @@ bool is_part_of_this(const Expr* e) {
   }
 }
 
-// A conditional expression whose arms lie in two address spaces is a copy: the place that `e` is in one, or null.
+// A conditional expression whose arms lie in two address spaces is a copy: the place that `e` is in one, or
+// null.
 const ConditionalOperator* copied_place(const Expr* e) {
   for (;;) {
     e = e->IgnoreParenImpCasts();
@@ -129,8 +130,7 @@ class AddressSpaces : public Family {
   void statement(const Stmt* statement) override {
     if (const auto* construct = dyn_cast<CXXConstructExpr>(statement)) check_construction(construct);
     if (const auto* call = dyn_cast<CallExpr>(statement)) check_call(call);
-    if (const auto* operation = dyn_cast<BinaryOperator>(statement);
-        operation && operation->isAssignmentOp())
+    if (const auto* operation = dyn_cast<BinaryOperator>(statement); operation && operation->isAssignmentOp())
       refuse_copied(operation->getLHS());
     if (const auto* operation = dyn_cast<UnaryOperator>(statement);
         operation && (operation->isIncrementDecrementOp() || operation->getOpcode() == UO_AddrOf))

@@ -322,11 +322,30 @@ def test_each_instantiation_is_of_its_overload() -> None:
       template [[host_name("inside")]] kernel void k<float>(device float*);
     }
     template [[host_name("outside")]] kernel void a::k<float>(device float*);
+    template <int N> struct Many { int n[N]; };
+    template <typename T, int N> kernel void d(device T* x, constant Many<N>& m) { x[0] = 7 + N; }
+    template [[host_name("deduced")]] kernel void d(device float* x [[buffer(0)]], constant Many<2>& m);
+    template <typename T> kernel void e(device T* x [[buffer(0)]]) { x[0] = 9; }
+    template <typename T, typename U> kernel void e(device T* x [[buffer(0)]], device U* y) { x[0] = 10; }
+    template [[host_name("second")]] kernel void e(device float*, device int*);
+    template [[host_name("listed")]] kernel decltype(e<float>) e<float>;
     [[host_name("p")]] kernel void plain(device float* x [[buffer(0)]]) { x[0] = 7; }
-    [[host_name("q")]] kernel void plain(device float* x [[buffer(0)]], device float* y [[buffer(1)]]) { x[0] = 8; }
+    [[host_name("q")]] kernel void plain(device float* x [[buffer(0)]], device float* y) { x[0] = 8; }
     """
     library = Library(PRELUDE + body)
-    values = {"number": 4, "type": 1, "ints": 20, "alias": 30, "inside": 6, "outside": 5, "p": 7, "q": 8}
+    values = {
+        "deduced": 9,
+        "second": 10,
+        "listed": 9,
+        "number": 4,
+        "type": 1,
+        "ints": 20,
+        "alias": 30,
+        "inside": 6,
+        "outside": 5,
+        "p": 7,
+        "q": 8,
+    }
     for name, value in values.items():
         x = np.zeros(2, np.float32)
         library.pipeline(name).run([x, x], grid=(1, 1, 1), threads=(1, 1, 1))

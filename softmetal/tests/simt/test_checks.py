@@ -388,8 +388,8 @@ def test_slots_of_one_buffer_have_its_addresses(offset: int, checks: str) -> Non
 
 def test_constant_memory_races_with_writes_to_its_buffer() -> None:
     pipeline = Library("""#include <metal_stdlib>
-    kernel void k(device float* a [[buffer(0)]], constant float* c [[buffer(1)]], device float* o [[buffer(2)]],
-                  uint i [[thread_position_in_threadgroup]]) {
+    kernel void k(device float* a [[buffer(0)]], constant float* c [[buffer(1)]],
+                  device float* o [[buffer(2)]], uint i [[thread_position_in_threadgroup]]) {
       a[i] = i + 1;
       o[i] = c[(i + 1) % 64];
     }""").pipeline("k")
