@@ -56,7 +56,7 @@ def _opening(tokens: TokenList, close: int) -> int:
 
 def translate_string_literals(tokens: TokenList) -> None:
     for i, token in enumerate(tokens.tokens):
-        if token.kind != "string" or not token.text.startswith('"') or tokens.kind(i - 1) == "string":
+        if token.kind != "string" or not token.text.startswith(('"', "R")) or tokens.kind(i - 1) == "string":
             continue
         words = {tokens.text(i - 1), tokens.text(i - 2)}
         opening = i

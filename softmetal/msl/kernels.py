@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from .constants import FunctionConstants
 from .lexer import TokenList, TranslationError
+from .overloads import resolve
 from .qualifiers import host_text
 from .structure import Function, Instantiation, Outline
 from .threadgroup import bytes_function
@@ -95,7 +96,9 @@ class KernelPass:
     def run(self) -> None:
         for function in self.outline.functions:
             if function.is_kernel and function.body is not None:
-                self.kernels[function.name] = self.read_kernel(function)
+                self.kernels[function.namespace + function.name] = self.read_kernel(function)
+            elif function.is_kernel:
+                self.blank_keyword(function)
         for kernel in self.kernels.values():
             self.export_plain(kernel)
         for instantiation in self.outline.instantiations:
@@ -104,15 +107,18 @@ class KernelPass:
     # ---- reading ---------------------------------------------------------------------------------
 
     def read_kernel(self, function: Function) -> Kernel:
-        t = self.tokens
         attributes = self.attributes(function.begin, function.parameters[0])
-        for i in range(function.begin, function.parameters[0]):
-            if t.text(i) == "kernel" and not self.inside_attribute(i):
-                t.blank(i, i + 1)
+        self.blank_keyword(function)
         host_name = _string_literal(attributes["host_name"]) if "host_name" in attributes else None
         max_threads = attributes.get("max_total_threads_per_threadgroup", "0")
         parameters = self.read_parameters(function)
-        return Kernel(function, parameters, host_name or function.namespace + function.name, max_threads)
+        host_name = host_name or function.host_name or function.namespace + function.name
+        return Kernel(function, parameters, host_name, max_threads)
+
+    def blank_keyword(self, function: Function) -> None:
+        for i in range(function.begin, function.parameters[0]):
+            if self.tokens.text(i) == "kernel" and not self.inside_attribute(i):
+                self.tokens.blank(i, i + 1)
 
     def inside_attribute(self, index: int) -> bool:
         i = index
@@ -261,11 +267,12 @@ class KernelPass:
         t, begin, end = self.tokens, instantiation.begin, instantiation.end
         attributes = self.attributes(begin, end)
         designator = self.designator(begin + 1, end)
-        name = _base_name(designator)
+        path = re.sub(r"\s", "", designator.split("<", 1)[0])
+        name = resolve(path, instantiation.namespace, self.kernels)
         t.blank(begin, end + 1)
-        if name not in self.kernels:
+        if not name:
             if "host_name" in attributes:
-                raise TranslationError(t[begin].where, f"there is no kernel '{name}' to instantiate")
+                raise TranslationError(t[begin].where, f"there is no kernel '{path}' to instantiate")
             return
         host_name = _string_literal(attributes.get("host_name", f'"{designator}"'))
         if self.wanted(host_name):
@@ -336,10 +343,6 @@ def _qualified(function: Function, designator: str) -> str:
     """Found before a function of Metal's library that has the same name."""
     is_qualified = "::" in designator.split("<")[0]
     return designator if is_qualified else f"::{function.namespace}{designator}"
-
-
-def _base_name(designator: str) -> str:
-    return designator.split("<", 1)[0].split("::")[-1].strip()
 
 
 def _companion(designator: str, name: str) -> str:

@@ -1,32 +1,75 @@
-"""Kernel templates that share a name: as no function calls a kernel, each gets a name of its own."""
+"""Kernels that share a name: as no function calls a kernel, each gets a name of its own. Instantiations whose
+template arguments C++ deduces from the parameters get them written.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Collection
 
 from .attributes import attributes
 from .lexer import TokenList, TranslationError
+from .qualifiers import host_text
 from .structure import Function, Instantiation, Outline
-from .types import ADDRESS_SPACES
+from .types import ADDRESS_SPACES, BUILTIN_TYPES
 
-_SHAPE = ADDRESS_SPACES | {"*", "&", "const", "["}
+_LITERALS = {"true", "false"}
 
 
 def separate_overloads(tokens: TokenList, outline: Outline) -> None:
-    overloads: dict[tuple[str, str], list[Function]] = defaultdict(list)
+    overloads: dict[str, list[Function]] = defaultdict(list)
     for function in outline.functions:
-        if function.is_kernel and function.is_template and function.body is not None:
-            overloads[function.namespace, function.name].append(function)
-    for (_, name), functions in overloads.items():
-        if len(functions) < 2:
-            continue
-        for number, function in enumerate(functions):
-            function.name = f"{name}_{number}_overload"
-            tokens[function.parameters[0] - 1].text = function.name
+        if function.is_kernel and function.body is not None:
+            if function.is_template and tokens.text(function.template_begin + 2) == ">":
+                raise TranslationError(
+                    tokens[function.begin].where,
+                    f"an explicit specialisation of kernel '{function.name}' is not supported: give it a "
+                    "name of its own",
+                )
+            overloads[function.namespace + function.name].append(function)
+    names = set(overloads)
+    for qualified, functions in overloads.items():
+        name = functions[0].name
         for instantiation in outline.instantiations:
             index = _designator(tokens, instantiation, name)
-            if index >= 0:
-                tokens[index].text = _chosen(tokens, functions, instantiation, index).name
+            if index < 0 or resolve(_path(tokens, index), instantiation.namespace, names) != qualified:
+                continue
+            is_listed = tokens.text(index + 1) == "<"
+            if is_listed and len(functions) < 2:
+                continue
+            chosen = _chosen(tokens, functions, instantiation, index)
+            own = _own_name(name, functions.index(chosen)) if len(functions) > 1 else name
+            if is_listed and tokens.text(_opening(tokens, index)) == "(":
+                tokens[instantiation.begin].before += _checked(tokens, index, own)
+            own += "" if is_listed else f"<{_deduced(tokens, chosen, index)}>"
+            for i in range(index, instantiation.end):  # in decltype(k<float>) k<float>, too
+                if tokens.text(i) == name and tokens.text(i + 1) in ("<", "("):
+                    tokens[i].text = own
+        for number, function in enumerate(functions if len(functions) > 1 else []):
+            function.host_name = function.namespace + name
+            function.name = _own_name(name, number)
+            tokens[function.parameters[0] - 1].text = function.name
+
+
+def resolve(path: str, namespace: str, names: Collection[str]) -> str:
+    """Which of the qualified names `path` is within the namespace; empty if none."""
+    if path.startswith("::"):
+        return path[2:] if path[2:] in names else ""
+    scope = namespace
+    while True:
+        if scope + path in names:
+            return scope + path
+        if not scope:
+            break
+        scope = "".join(f"{part}::" for part in scope.split("::")[:-2])
+    # Through an inline namespace or a using declaration.
+    alike = [name for name in names if name.split("::")[-1] == path.split("::")[-1]]
+    return alike[0] if len(alike) == 1 else ""
+
+
+def _own_name(name: str, number: int) -> str:
+    return f"{name}_{number}_overload"
 
 
 def _designator(tokens: TokenList, instantiation: Instantiation, name: str) -> int:
@@ -36,36 +79,130 @@ def _designator(tokens: TokenList, instantiation: Instantiation, name: str) -> i
     return -1
 
 
+def _path(tokens: TokenList, index: int) -> str:
+    begin = index
+    while tokens.text(begin - 1) == "::":
+        begin -= 2 if tokens.kind(begin - 2) == "name" and tokens.text(begin - 2) != "void" else 1
+    return "".join(tokens.text(i) for i in range(begin, index + 1))
+
+
 def _chosen(
     tokens: TokenList, functions: list[Function], instantiation: Instantiation, index: int
 ) -> Function:
-    """By the parameters: how many, to which memory, and the words of their types."""
-    opening = tokens.closing_angle(index + 1) + 1 if tokens.text(index + 1) == "<" else index + 1
+    """The only template that can have these arguments and parameters. Where the words of the parameters leave
+    more than one, only the types could tell."""
+    is_listed, opening = tokens.text(index + 1) == "<", _opening(tokens, index)
+    arguments = [tokens.join(*span) for span in tokens.split(index + 2, opening - 1)] if is_listed else []
     given = _parameters(tokens, opening) if tokens.text(opening) == "(" else None
-    arguments = len(tokens.split(index + 2, opening - 1)) if opening > index + 1 else 0
-    best, most = None, -1
-    for function in functions:
-        own = _parameters(tokens, function.parameters[0])
-        heads = tokens.split(function.template_begin + 2, function.begin - 1)
-        if given is None or len(own) != len(given) or arguments > len(heads):
-            continue
-        if any(a & _SHAPE != b & _SHAPE for a, b in zip(own, given, strict=True)):
-            continue
-        alike = sum(len(a & b) for a, b in zip(own, given, strict=True)) - abs(len(heads) - arguments)
-        if alike > most or best is None:
-            best, most = function, alike
-    if best is None:
+    possible = [f for f in functions if f.is_template and _takes(tokens, f, arguments, given)]
+    exact = [f for f in possible if given is not None and _match(tokens, f, arguments, given)]
+    if len(exact or possible) == 1:
+        return (exact or possible)[0]
+    name, where = tokens.text(index), tokens[instantiation.begin].where
+    if not possible:
+        raise TranslationError(where, f"no overload of kernel '{name}' has these parameters")
+    raise TranslationError(
+        where,
+        f"which overload of kernel '{name}' this instantiates depends on more than the words of its "
+        "parameters, which is not supported: give the kernels different names",
+    )
+
+
+def _opening(tokens: TokenList, index: int) -> int:
+    """What follows the name and its template arguments."""
+    return tokens.closing_angle(index + 1) + 1 if tokens.text(index + 1) == "<" else index + 1
+
+
+def _checked(tokens: TokenList, index: int, own: str) -> str:
+    """The instantiation in C++: clang refuses it if the overload has other parameters."""
+    opening = _opening(tokens, index)
+    parameters = ", ".join(
+        host_text(tokens, begin, min([first - 2 for first, _ in attributes(tokens, begin, end)] + [end]))
+        for begin, end in tokens.split(opening + 1, tokens.closing(opening))
+    )
+    path = _path(tokens, index).rpartition("::")
+    return f"template void {path[0]}{path[1]}{own}{host_text(tokens, index + 1, opening)}({parameters}); "
+
+
+def _heads(tokens: TokenList, function: Function) -> list[tuple[str, bool, bool]]:
+    """Of each template parameter: its name, whether it is a type, whether it needs no argument."""
+    found = []
+    for begin, end in tokens.split(function.template_begin + 2, function.begin - 1):
+        equals = next((i for i in range(begin, end) if tokens.text(i) == "="), end)
+        name = tokens.text(equals - 1) if equals - begin > 1 and tokens.kind(equals - 1) == "name" else ""
+        is_optional = equals < end or "..." in (tokens.text(i) for i in range(begin, end))
+        found.append((name, tokens.text(begin) in ("typename", "class"), is_optional))
+    return found
+
+
+def _takes(
+    tokens: TokenList, function: Function, arguments: list[str], given: list[list[str]] | None
+) -> bool:
+    heads = _heads(tokens, function)
+    own = _parameters(tokens, function.parameters[0])
+    if len(arguments) > len(heads) or (given is not None and len(own) != len(given)):
+        return False
+    for argument, (_, is_type, _) in zip(arguments, heads, strict=False):
+        is_value = argument[0].isdigit() or argument[0] in "-'(" or argument in _LITERALS
+        if is_value if is_type else argument.split()[0] in BUILTIN_TYPES | ADDRESS_SPACES:
+            return False
+    words = {word for parameter in own for word in parameter}
+    return all(
+        is_optional or (given is not None and name in words)
+        for name, _, is_optional in heads[len(arguments) :]
+    )
+
+
+def _deduced(tokens: TokenList, function: Function, index: int) -> str:
+    match = _match(tokens, function, [], _parameters(tokens, index + 1))
+    if match is None:
+        name = function.name
         raise TranslationError(
-            tokens[instantiation.begin].where,
-            f"no overload of kernel '{tokens.text(index)}' has these parameters",
+            tokens[index].where,
+            f"the template arguments of '{name}' are deduced from types with other names, which is not "
+            f"supported: write {name}<...>",
         )
-    return best
+    named = match.groupdict()
+    return ", ".join(named[name] for name, _, _ in _heads(tokens, function) if name in named)
 
 
-def _parameters(tokens: TokenList, opening: int) -> list[set[str]]:
-    """The words and marks of each parameter, without its name and attributes."""
+def _match(
+    tokens: TokenList, function: Function, arguments: list[str], given: list[list[str]]
+) -> re.Match[str] | None:
+    """Whether its parameters are those, word by word, once the template's arguments stand for its
+    parameters; the groups are those that are deduced."""
+    heads = _heads(tokens, function)
+    known = {name: argument for argument, (name, _, _) in zip(arguments, heads, strict=False)}
+    deduced = {name for name, _, _ in heads[len(arguments) :] if name}
+    seen: set[str] = set()
+
+    def pattern(word: str) -> str:
+        if word in known:
+            return re.escape(" ".join(re.findall(r"\w+|\S", known[word])))
+        if word not in deduced:
+            return re.escape(word)
+        is_first = word not in seen
+        seen.add(word)
+        return f"(?P<{word}>.+?)" if is_first else f"(?P={word})"
+
+    own = _parameters(tokens, function.parameters[0])
+    patterns = ",".join(" ".join(pattern(word) for word in parameter) for parameter in own)
+    return re.fullmatch(patterns, ",".join(" ".join(words) for words in given))
+
+
+def _parameters(tokens: TokenList, opening: int) -> list[list[str]]:
+    """The words and marks of each parameter without its name and attributes, qualifiers first."""
     found = []
     for begin, end in tokens.split(opening + 1, tokens.closing(opening)):
         hidden = {i for first, last in attributes(tokens, begin, end) for i in range(first - 2, last + 2)}
-        found.append({tokens.text(i) for i in range(begin, end) if i not in hidden})
+        words = [tokens.text(i) for i in range(begin, end) if i not in hidden]
+        marks = [i for i, word in enumerate(words) if word in ("*", "&")]
+        head = words[: marks[0]] if marks else words
+        qualifiers = sorted({w for w in head if w == "const" or w in ADDRESS_SPACES})
+        head = [w for w in head if w not in qualifiers]
+        tail = words[marks[0] :] if marks else head
+        is_named = len(tail) > 1 and re.fullmatch(r"[A-Za-z_]\w*", tail[-1]) and tail[-2] != "::"
+        if is_named and tail[-1] not in BUILTIN_TYPES and tail[-1] != "const":
+            tail = tail[:-1]
+        found.append([*qualifiers, *head, *tail] if marks else [w for w in qualifiers if w != "const"] + tail)
     return found

@@ -63,6 +63,8 @@ def translate_address_spaces(tokens: TokenList, language: Language) -> None:
             continue
         if token.text in _MACROS:
             token.text = _MACROS[token.text]
+        elif token.text == "object_data":  # no kernel has any
+            tokens.blank(i, i + 1)
         elif token.text == "thread" and language.has_generic_pointers:
             token.text = "SOFTMETAL_THREAD"
         elif token.text == "thread":

@@ -4,8 +4,6 @@ functions, which go; built-in variables at program scope, which become those of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .attributes import attributes
 from .kernels import THREAD_ATTRIBUTES
 from .lexer import TokenList
@@ -71,56 +69,25 @@ def _names(tokens: TokenList, instantiation: Instantiation) -> set[str]:
 # ---- program scope -------------------------------------------------------------------------------
 
 
-@dataclass
-class Builtin:
-    """uint2 place [[thread_position_in_grid]];"""
-
-    name: str
-    type: str
-    attribute: str
-    end: int  # its semicolon
-
-
-def take_builtins(tokens: TokenList, outline: Outline) -> list[Builtin]:
-    found = []
+def declare_builtins(tokens: TokenList, outline: Outline) -> None:
+    """`uint2 place [[thread_position_in_grid]];` becomes a variable without a definition and a function with
+    its value, which passes/builtins.cpp reads in its stead: clang knows which uses of the name are of it.
+    """
+    number = 0
     for variable in list(outline.variables):
         names = [tokens.text(first) for first, _ in attributes(tokens, variable.name_index, variable.end)]
-        if variable.scope == "namespace" and names and names[0] in THREAD_ATTRIBUTES:
-            outline.variables.remove(variable)
-            declared = tokens.join(variable.begin, variable.name_index)
-            found.append(Builtin(variable.name, declared, names[0], variable.end))
-            tokens.blank(variable.begin, variable.end + 1)
-    return found
-
-
-def place_builtins(tokens: TokenList, outline: Outline, builtins: list[Builtin]) -> None:
-    """Each use becomes what the host headers get for a kernel's parameter; but for names that hide it."""
-    for builtin in builtins:
-        reason = f"'{builtin.name}' has the attribute '{builtin.attribute}', so it must be uint or ushort"
-        check = f'static_assert(::softmetal::is_position<{builtin.type}>, "{reason}, or a vector of them");'
-        tokens[builtin.end].after += check
-        value = f"::softmetal::{THREAD_ATTRIBUTES[builtin.attribute]}::get<{builtin.type}>(nullptr)"
-        for function in outline.functions:
-            if function.body is None or function.body[0] < builtin.end:
-                continue
-            uses = [
-                i
-                for i in range(function.parameters[0], function.body[1])
-                if tokens.text(i) == builtin.name and tokens.text(tokens.previous(i)) not in (".", "->")
-            ]
-            if not any(_is_declared(tokens, i) for i in uses):
-                for i in uses:
-                    tokens.overwrite(i, value)
-                    _blank_scope(tokens, i)
-
-
-def _blank_scope(tokens: TokenList, i: int) -> None:
-    while tokens.text(i - 1) == "::":
-        begin = i - 2 if tokens.kind(i - 2) == "name" else i - 1
-        tokens.blank(begin, i)
-        i = begin
-
-
-def _is_declared(tokens: TokenList, i: int) -> bool:
-    before = tokens.previous(i)
-    return tokens.kind(before) == "name" and tokens.text(before) not in ("return", "else", "case", "do")
+        if variable.scope != "namespace" or not names or names[0] not in THREAD_ATTRIBUTES:
+            continue
+        outline.variables.remove(variable)
+        kind = tokens.join(variable.begin, variable.name_index)
+        plain = f"::metal::remove_cv_t<{kind}>"
+        reason = f"'{variable.name}' has the attribute '{names[0]}', so it must be uint or ushort"
+        symbol, getter = f"softmetal_builtin_{number}", f"static {kind} softmetal_value_{number}()"
+        value = f"::softmetal::{THREAD_ATTRIBUTES[names[0]]}::get<{plain}>(nullptr)"
+        tokens[variable.begin].before += (
+            f'static_assert(::softmetal::is_position<{plain}>, "{reason}, or a vector of them"); '
+            f'__attribute__((used)) {getter} __asm__("{symbol}_value"); {getter} {{ return {value}; }} '
+            "extern const "
+        )
+        tokens[variable.name_index].after += f' __asm__("{symbol}")'
+        number += 1

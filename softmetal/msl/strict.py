@@ -52,8 +52,6 @@ def check(tokens: TokenList, outline: Outline, language: Language) -> None:
     for function in outline.functions:
         if function.is_kernel:
             _check_kernel(tokens, function)
-        if function.body is not None:
-            _check_local_statics(tokens, function.body)
     if not language.has_generic_pointers:
         _PointerRule(tokens, outline).run()
 
@@ -96,39 +94,6 @@ def _check_program_scope(tokens: TokenList, outline: Outline) -> None:
             )
 
 
-def _check_local_statics(tokens: TokenList, body: tuple[int, int]) -> None:
-    for i in range(*body):
-        if (
-            tokens.kind(i) != "name"
-            or tokens.text(i) != "static"
-            or tokens.text(i - 1) not in (";", "{", "}")
-        ):
-            continue
-        end = i
-        while tokens.text(end) not in ("=", ";", "{", "("):
-            end += 1
-        if tokens.text(end) == "(" and _is_in_class(tokens, body[0], i):  # a member function
-            continue
-        if not any(tokens.text(k) == "constant" for k in range(i, end)):
-            name = tokens.text(end - 1)
-            raise TranslationError(
-                tokens[i].where, f"static variable '{name}' must reside in the constant address space"
-            )
-
-
-def _is_in_class(tokens: TokenList, begin: int, i: int) -> bool:
-    """Whether the innermost braces around `i` are those of a class."""
-    while i > begin and not (tokens.text(i) == "{" and tokens.kind(i) == "op"):
-        i -= 1
-        if tokens.text(i) == "}":
-            i = next(k for k in range(i, begin, -1) if tokens.text(k) == "{" and tokens.closing(k) == i) - 1
-    while i > begin and tokens.text(i - 1) not in (";", "{", "}"):
-        i -= 1
-        if tokens.text(i) in ("struct", "class", "union"):
-            return True
-    return False
-
-
 def _check_kernel(tokens: TokenList, function: Function) -> None:
     where = tokens[function.parameters[0] - 1].where
     words = {tokens.text(i) for i in range(function.begin, function.parameters[0])}
@@ -157,6 +122,12 @@ class _PointerRule:
                 star = self.skip_type(i)
                 if t.kind(star) == "op" and t.text(star) in ("*", "&", "&&"):
                     self.check(i, star)
+                if self.starts_declaration(self.first_word(i)):
+                    self.check_later(self.first_word(i), star)
+            elif token.text == "typedef" and token.kind == "name":
+                body = next(k for k in range(i, len(t)) if t.text(k) in ("{", ";"))
+                if t.text(body) == "{":
+                    self.check_later(i, t.closing(body) + 1)
 
     def skip_type(self, i: int) -> int:
         """Index after the type name at `i`, its template arguments and the qualifiers that follow."""
@@ -184,12 +155,31 @@ class _PointerRule:
         is_alias = t.text(first - 1) == "=" and t.text(first - 3) == "using"
         is_unnamed = first in self.parameter_starts and t.text(name) in (",", ")", "=", "[")
         if is_declared or is_cast or is_template_argument or is_alias or is_unnamed:
-            what = "reference" if t.text(star).startswith("&") else "pointer"
-            raise TranslationError(
-                t[star].where,
-                f"the {what} type '{t.join(first, star + 1)}' needs an address space: "
-                "device, constant, threadgroup or thread",
-            )
+            self.refuse(star, t.join(first, star + 1))
+
+    def check_later(self, first: int, begin: int) -> None:
+        """The declarators after the first: `T a, *p;`. Those of a typedef begin behind its class."""
+        t, end = self.tokens, begin
+        is_typedef = t.text(begin - 1) == "}"
+        if first in self.parameter_starts or not (is_typedef or t.kind(begin) == "name"):
+            return
+        if t.text(begin) == "operator" or t.text(begin + 1) in ("(", "::", "<"):  # a function
+            return
+        body = next((k for k in range(first, begin) if t.text(k) == "{"), begin)
+        if any(t.kind(k) == "name" and t.text(k) in ADDRESS_SPACES for k in range(first, body)):
+            return
+        while t.text(end) not in (";", "", ")", "}"):
+            end = t.closing(end) + 1 if t.kind(end) == "op" and t.text(end) in "([{" else end + 1
+        for start, _ in t.split(begin, end)[0 if is_typedef else 1 :]:
+            if t.kind(start) == "op" and t.text(start) in ("*", "&"):
+                self.refuse(start, f"{t.join(first, body)} {t.text(start)}")
+
+    def refuse(self, star: int, words: str) -> None:
+        what = "reference" if self.tokens.text(star).startswith("&") else "pointer"
+        raise TranslationError(
+            self.tokens[star].where,
+            f"the {what} type '{words}' needs an address space: device, constant, threadgroup or thread",
+        )
 
     def first_word(self, i: int) -> int:
         """Start of the declaration specifiers and qualified name that end at `i`."""

@@ -27,6 +27,7 @@ class Function:
     namespace: str  # "a::b::" or ""
     is_kernel: bool = False
     template_begin: int = -1
+    host_name: str = ""  # of a kernel that was renamed
 
 
 @dataclass

@@ -21,7 +21,7 @@ from .qualifiers import (
     pointers_for_array_parameters,
     translate_address_spaces,
 )
-from .stages import drop_stages, place_builtins, take_builtins
+from .stages import declare_builtins, drop_stages
 from .strict import check
 from .structure import Outline, outline
 from .threadgroup import translate_threadgroup_variables
@@ -48,7 +48,7 @@ def translate(
     tokens = TokenList(preprocessed)
     program = outline(tokens)
     drop_stages(tokens, program)
-    builtins = take_builtins(tokens, program)
+    declare_builtins(tokens, program)
     check(tokens, program, language)
     separate_overloads(tokens, program)
     annotate(tokens, program)
@@ -69,7 +69,6 @@ def translate(
     translate_vectors_of_bool(tokens)
     ExpressionPass(tokens, program).run()
     translate_literals(tokens)
-    place_builtins(tokens, program, builtins)
     translate_address_spaces(tokens, language)
     text = tokens.render()
     if checked:

@@ -211,17 +211,19 @@ SOFTMETAL_SHUFFLE(quad_shuffle, QuadLane)
 SOFTMETAL_SHUFFLE(quad_broadcast, QuadLane)
 SOFTMETAL_SHUFFLE(quad_shuffle_xor, Xored)
 #undef SOFTMETAL_SHUFFLE
-#define SOFTMETAL_FILL(NAME, DIRECTION)                                                                \
-  template <class T>                                                                                   \
-  SOFTMETAL_INLINE T NAME(T value, T filling, ushort delta, SOFTMETAL_LINE) {                          \
-    return softmetal::fill_operation<T, DIRECTION>(value, filling, delta, SOFTMETAL_SIMD_WIDTH, line); \
-  }                                                                                                    \
-  template <class T>                                                                                   \
-  SOFTMETAL_INLINE T NAME(T value, T filling, ushort delta, ushort modulo, SOFTMETAL_LINE) {           \
-    return softmetal::fill_operation<T, DIRECTION>(value, filling, delta, modulo, line);               \
+#define SOFTMETAL_FILL(NAME, DIRECTION, WIDTH)                                               \
+  template <class T>                                                                         \
+  SOFTMETAL_INLINE T NAME(T value, T filling, ushort delta, SOFTMETAL_LINE) {                \
+    return softmetal::fill_operation<T, DIRECTION>(value, filling, delta, WIDTH, line);      \
+  }                                                                                          \
+  template <class T>                                                                         \
+  SOFTMETAL_INLINE T NAME(T value, T filling, ushort delta, ushort modulo, SOFTMETAL_LINE) { \
+    return softmetal::fill_operation<T, DIRECTION>(value, filling, delta, modulo, line);     \
   }
-SOFTMETAL_FILL(simd_shuffle_and_fill_up, -1)
-SOFTMETAL_FILL(simd_shuffle_and_fill_down, 1)
+SOFTMETAL_FILL(simd_shuffle_and_fill_up, -1, SOFTMETAL_SIMD_WIDTH)
+SOFTMETAL_FILL(simd_shuffle_and_fill_down, 1, SOFTMETAL_SIMD_WIDTH)
+SOFTMETAL_FILL(quad_shuffle_and_fill_up, -1, 4)
+SOFTMETAL_FILL(quad_shuffle_and_fill_down, 1, 4)
 #undef SOFTMETAL_FILL
 
 struct simd_vote {

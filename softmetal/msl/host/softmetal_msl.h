@@ -16,6 +16,7 @@
 #include "matrix.h"
 #include "pack.h"
 #include "texture.h"
+#include "stages.h"
 #include "uniform.h"
 #include "simdgroup.h"
 #include "quad.h"

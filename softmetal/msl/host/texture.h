@@ -97,4 +97,8 @@ SOFTMETAL_TEXTURE(depth2d_ms_array, 1)
 SOFTMETAL_TEXTURE(depthcube, 1)
 SOFTMETAL_TEXTURE(depthcube_array, 1)
 #undef SOFTMETAL_TEXTURE
+template <class T>
+SOFTMETAL_INLINE bool is_null_texture(const softmetal::Texture<T>&) {
+  __builtin_trap();
+}
 }  // namespace metal

@@ -12,6 +12,7 @@
 #include <llvm/Passes/PassPlugin.h>
 #include <llvm/Support/CommandLine.h>
 
+#include "builtins.h"
 #include "recursion.h"
 
 using namespace llvm;
@@ -182,6 +183,7 @@ struct ArithmeticPass : PassInfoMixin<ArithmeticPass> {
 extern "C" __attribute__((visibility("default"))) PassPluginLibraryInfo llvmGetPassPluginInfo() {
   return {LLVM_PLUGIN_API_VERSION, "softmetal-arithmetic", "1", [](PassBuilder& builder) {
             builder.registerPipelineStartEPCallback([](ModulePassManager& passes, OptimizationLevel) {
+              passes.addPass(softmetal::BuiltinsPass());
               passes.addPass(softmetal::RecursionPass());
               passes.addPass(createModuleToFunctionPassAdaptor(IntegerPass()));
             });

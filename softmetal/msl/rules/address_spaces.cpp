@@ -56,6 +56,34 @@ bool is_part_of_this(const Expr* e) {
   }
 }
 
+// A conditional expression whose arms lie in two address spaces is a copy: the place that `e` is in one, or
+// null.
+const ConditionalOperator* copied_place(const Expr* e) {
+  for (;;) {
+    e = e->IgnoreParenImpCasts();
+    if (const auto* member = dyn_cast<MemberExpr>(e); member && !member->isArrow()) {
+      e = member->getBase();
+    } else if (const auto* swizzle = dyn_cast<ExtVectorElementExpr>(e); swizzle && !swizzle->isArrow()) {
+      e = swizzle->getBase();
+    } else if (const auto* element = dyn_cast<ArraySubscriptExpr>(e);
+               element && !element->getBase()->IgnoreParenImpCasts()->getType()->isPointerType()) {
+      e = element->getBase();
+    } else if (const auto* comma = dyn_cast<BinaryOperator>(e); comma && comma->getOpcode() == BO_Comma) {
+      e = comma->getRHS();
+    } else {
+      break;
+    }
+  }
+  const auto* conditional = dyn_cast<ConditionalOperator>(e);
+  if (!conditional || !conditional->isGLValue() || conditional->isTypeDependent()) return nullptr;
+  const Expr* arms[] = {conditional->getTrueExpr()->IgnoreParenImpCasts(),
+                        conditional->getFalseExpr()->IgnoreParenImpCasts()};
+  if (space_of(arms[0]->getType()) != space_of(arms[1]->getType())) return conditional;
+  for (const Expr* arm : arms)
+    if (const auto* copied = copied_place(arm)) return copied;
+  return nullptr;
+}
+
 // Whether an address space came into the type with a template argument or `auto`, rather than being written.
 bool space_was_deduced(const ASTContext& context, QualType type) {
   if (space_of(type) == Space::kThread) return false;
@@ -91,6 +119,7 @@ class AddressSpaces : public Family {
                        "'" + variable->getName() +
                            "' is declared to point to thread memory, but its initialiser is in " +
                            name_of(space_of(variable->getType()->getPointeeType())) + " memory");
+      if (variable->hasInit()) check_place(variable->getType(), variable->getInit());
       if (variable->hasInit() && !variable->getType()->isDependentType())
         check_binding(variable, variable->getType(), variable->getInit(),
                       "'" + variable->getName().str() + "'");
@@ -101,10 +130,17 @@ class AddressSpaces : public Family {
   void statement(const Stmt* statement) override {
     if (const auto* construct = dyn_cast<CXXConstructExpr>(statement)) check_construction(construct);
     if (const auto* call = dyn_cast<CallExpr>(statement)) check_call(call);
+    if (const auto* operation = dyn_cast<BinaryOperator>(statement); operation && operation->isAssignmentOp())
+      refuse_copied(operation->getLHS());
+    if (const auto* operation = dyn_cast<UnaryOperator>(statement);
+        operation && (operation->isIncrementDecrementOp() || operation->getOpcode() == UO_AddrOf))
+      refuse_copied(operation->getSubExpr());
     if (const auto* result = dyn_cast<ReturnStmt>(statement);
-        result && result->getRetValue() && program.function)
+        result && result->getRetValue() && program.function) {
+      check_place(program.function->getReturnType(), result->getRetValue());
       check_binding(program.function, program.function->getReturnType(), result->getRetValue(),
                     "the result of '" + program.function->getNameAsString() + "'");
+    }
     if (const auto* assignment = dyn_cast<BinaryOperator>(statement);
         assignment && assignment->getOpcode() == BO_Assign)
       settle_generic(assigned(assignment->getLHS()), assignment->getRHS());
@@ -120,6 +156,17 @@ class AddressSpaces : public Family {
   }
 
  private:
+  void refuse_copied(const Expr* place) {
+    if (const ConditionalOperator* copy = copied_place(place))
+      program.refuse(copy->getBeginLoc(),
+                     "the arms of this conditional expression are in two address spaces, so it is a copy: it "
+                     "cannot be assigned to, and no reference or pointer to it can be taken");
+  }
+
+  void check_place(QualType type, const Expr* value) {
+    if (type->isLValueReferenceType() && !type->getPointeeType().isConstQualified()) refuse_copied(value);
+  }
+
   // Conversions that were judged together with what surrounds them.
   std::set<const ImplicitCastExpr*> settled_;
 
@@ -185,6 +232,7 @@ class AddressSpaces : public Family {
       if (i - first >= callee->getNumParams()) break;
       const ParmVarDecl* parameter = callee->getParamDecl(i - first);
       const QualType type = parameter->getType();
+      check_place(type, call->getArg(i));
       const bool takes_any = program.is_library(callee) &&
                              (isa<CXXOperatorCallExpr>(call) ||
                               (type->isReferenceType() && type->getPointeeType().isConstQualified()));

@@ -19,6 +19,7 @@ class Declarations : public Family {
     if (const auto* record = dyn_cast<RecordDecl>(declaration)) check_ids(record);
     if (const auto* variable = dyn_cast<VarDecl>(declaration)) {
       check_extern(variable);
+      check_static(variable);
       check_sampler(variable);
       check_constant(variable);
       check_threadgroup(variable);
@@ -65,9 +66,18 @@ class Declarations : public Family {
   }
 
   void check_extern(const VarDecl* variable) {
-    if (variable->getStorageClass() == SC_Extern)
+    if (variable->getStorageClass() == SC_Extern && !variable->hasAttr<AsmLabelAttr>())
       program.refuse(variable->getLocation(),
                      "Metal has no extern variables ('" + variable->getName() + "')");
+  }
+
+  // Section 4.2; the members of a class inside a function are its static variables, too.
+  void check_static(const VarDecl* variable) {
+    const bool is_member = variable->isStaticDataMember() && variable->getParentFunctionOrMethod();
+    if (!variable->isStaticLocal() && !is_member) return;
+    if (space_of(program.context.getBaseElementType(variable->getType())) != Space::kConstant)
+      program.refuse(variable->getLocation(), "static variable '" + variable->getName() +
+                                                  "' must reside in the constant address space");
   }
 
   // Section 2.10: a sampler comes as an argument, or is a constant expression.

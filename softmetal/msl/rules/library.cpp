@@ -105,10 +105,9 @@ class Library : public Family {
     if (name.empty() || call->getNumArgs() == 0) return;
     if (name == "as_type") check_as_type(call, callee);
     if (name.starts_with("atomic_")) check_atomic(call, callee, name);
-    if (kReductions.contains(name))
-      check_operand(call, name, "an integer or floating-point number of up to 32 bits", &is_number);
+    if (kReductions.contains(name) || kMoves.contains(name))
+      check_operand(call, name, "a number of up to 32 bits but bfloat", &is_number);
     if (kBitReductions.contains(name)) check_operand(call, name, "an integer of up to 32 bits", &is_integer);
-    if (kMoves.contains(name)) check_operand(call, name, "a number of up to 32 bits but bfloat", &is_movable);
   }
 
  private:
@@ -118,11 +117,8 @@ class Library : public Family {
            context.getTypeSize(type) <= 32;
   }
   static bool is_number(const ASTContext& context, QualType type) {
-    return is_integer(context, type) || (type->isFloatingType() && context.getTypeSize(type) <= 32);
-  }
-
-  static bool is_movable(const ASTContext& context, QualType type) {
-    return is_number(context, type) && !type->isBFloat16Type();
+    return is_integer(context, type) ||
+           (type->isFloatingType() && !type->isBFloat16Type() && context.getTypeSize(type) <= 32);
   }
 
   void check_operand(const CallExpr* call, StringRef name, const char* wanted,
@@ -144,6 +140,11 @@ class Library : public Family {
   }
 
   void refuse_element(const Expr* e, bool even_of_variable) {
+    if (const auto* conditional = dyn_cast<ConditionalOperator>(e->IgnoreParenImpCasts())) {
+      refuse_element(conditional->getTrueExpr(), even_of_variable);
+      refuse_element(conditional->getFalseExpr(), even_of_variable);
+      return;
+    }
     const auto* element = dyn_cast<CXXOperatorCallExpr>(e->IgnoreParenImpCasts());
     if (!element || element->getOperator() != OO_Subscript || element->isTypeDependent()) return;
     const QualType elements = element->getArg(0)->getType();

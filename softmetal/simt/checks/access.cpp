@@ -63,7 +63,7 @@ Checker::Checker(Dispatch& dispatch)
 
 // A slot is bound to its buffer from an offset to the end.
 bool Checker::shares_range(const Region& a, const Region& b) {
-  return a.name && b.name && a.space == b.space && a.low + a.size == b.low + b.size;
+  return a.name && b.name && a.low + a.size == b.low + b.size;
 }
 
 // Aligned as the buffer is.
@@ -153,7 +153,8 @@ void* Checker::access(Fiber& fiber, void* pointer, uint64_t size, uint32_t kind,
   }
   auto* real = reinterpret_cast<void*>(place.real);
   if (!place.valid || (!place.region && place.array < 0)) return real;
-  if (checks & (SOFTMETAL_CHECK_RACE | SOFTMETAL_CHECK_UNINIT) && place.space != Space::constant)
+  const bool is_written = place.space != Space::constant || place.region->writable;
+  if (checks & (SOFTMETAL_CHECK_RACE | SOFTMETAL_CHECK_UNINIT) && is_written)
     for (uint64_t left = size; left;) {
       auto piece = static_cast<uint32_t>(std::min<uint64_t>(left, kPiece));
       check_order(fiber, place, piece, kind, pc);

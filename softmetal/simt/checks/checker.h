@@ -20,8 +20,8 @@
 // Bounds. A kernel does not see the addresses of its buffers: each buffer is a range of 2^48 addresses of its
 // own, which exist on no machine, with the buffer in the middle. An access is translated when it happens, so
 // however far it is from its buffer, it is known which one it missed. Slots that are bound to one buffer
-// share its range: kernels compare pointers. (Constant memory, which has no pointers that compare with
-// others, has ranges of its own.)
+// share its range, whatever their address space: kernels compare pointers, and what one slot writes another
+// reads.
 #pragma once
 
 #include <set>

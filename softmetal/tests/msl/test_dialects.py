@@ -284,3 +284,84 @@ def test_shuffle_and_fill_of_wide_vectors() -> None:
     last = lanes % 8 == 7
     np.testing.assert_array_equal(up, np.where(lanes[:, None] < 2, -x[lanes - 2], x[lanes - 2]))
     np.testing.assert_array_equal(down, np.where(last[:, None], -x[lanes - 7], x[(lanes + 1) % 32]))
+
+
+def test_names_that_hide_a_built_in_at_program_scope() -> None:
+    body = """
+    uint tid [[thread_position_in_grid]];
+    struct S { uint tid; uint get() const thread { return tid; } };
+    template <typename T> T sum(T a) { return a + T(tid); }
+    kernel void k(device uint* o) {
+      S s{3};
+      { uint tid = 4; if (s.get() == 3) o[tid] = 40; }
+      for (uint tid = 5; tid < 7; tid++) o[tid] = tid;
+      o[8 + tid] = s.get() + s.tid;
+      o[16 + tid] = sum(tid);
+    }
+    """
+    o = np.zeros(24, np.uint32)
+    run(body, o, threads=8)
+    assert o[4:8].tolist() == [40, 5, 6, 0]
+    assert (o[8:16] == 6).all() and (o[16:] == 2 * np.arange(8)).all()
+
+
+def test_each_instantiation_is_of_its_overload() -> None:
+    body = """
+    using I = float;
+    template <int N> kernel void k(device float* x [[buffer(0)]]) { x[0] = N; }
+    template <typename T> kernel void k(device T* x [[buffer(0)]]) { x[0] = T(1); }
+    template <typename T> kernel void k(device T* x [[buffer(0)]], device int* y [[buffer(1)]]) { x[0] = 20; }
+    template <typename T> kernel void k(device T* x [[buffer(0)]], device I* y [[buffer(1)]]) { x[0] = 30; }
+    template [[host_name("number")]] kernel void k<4>(device float*);
+    template [[host_name("type")]] kernel void k<float>(device float*);
+    template [[host_name("ints")]] kernel void k<float>(device float* x, device int* y [[buffer(1)]]);
+    template [[host_name("alias")]] kernel void k<float>(device float*, device I*);
+    namespace a { template <typename T> kernel void k(device T* x [[buffer(0)]]) { x[0] = 5; } }
+    namespace b {
+      template <typename T> kernel void k(device T* x [[buffer(0)]]) { x[0] = 6; }
+      template [[host_name("inside")]] kernel void k<float>(device float*);
+    }
+    template [[host_name("outside")]] kernel void a::k<float>(device float*);
+    template <int N> struct Many { int n[N]; };
+    template <typename T, int N> kernel void d(device T* x, constant Many<N>& m) { x[0] = 7 + N; }
+    template [[host_name("deduced")]] kernel void d(device float* x [[buffer(0)]], constant Many<2>& m);
+    template <typename T> kernel void e(device T* x [[buffer(0)]]) { x[0] = 9; }
+    template <typename T, typename U> kernel void e(device T* x [[buffer(0)]], device U* y) { x[0] = 10; }
+    template [[host_name("second")]] kernel void e(device float*, device int*);
+    template [[host_name("listed")]] kernel decltype(e<float>) e<float>;
+    [[host_name("p")]] kernel void plain(device float* x [[buffer(0)]]) { x[0] = 7; }
+    [[host_name("q")]] kernel void plain(device float* x [[buffer(0)]], device float* y) { x[0] = 8; }
+    """
+    library = Library(PRELUDE + body)
+    values = {
+        "deduced": 9,
+        "second": 10,
+        "listed": 9,
+        "number": 4,
+        "type": 1,
+        "ints": 20,
+        "alias": 30,
+        "inside": 6,
+        "outside": 5,
+        "p": 7,
+        "q": 8,
+    }
+    for name, value in values.items():
+        x = np.zeros(2, np.float32)
+        library.pipeline(name).run([x, x], grid=(1, 1, 1), threads=(1, 1, 1))
+        assert x[0] == value, name
+
+
+def test_shuffle_and_fill_within_quads() -> None:
+    body = """
+    kernel void k(device int* x, ushort lane [[thread_index_in_simdgroup]]) {
+      x[32 + lane] = quad_shuffle_and_fill_up(x[lane], -x[lane], 1);
+      x[64 + lane] = quad_shuffle_and_fill_down(x[lane], -x[lane], 1, 2);
+    }
+    """
+    x = np.zeros(96, np.int32)
+    x[:32] = lanes = np.arange(1, 33)
+    run(body, x, threads=32)
+    first, last = (lanes - 1) % 4 == 0, lanes % 2 == 0
+    np.testing.assert_array_equal(x[32:64], np.where(first, -(lanes + 3), lanes - 1))
+    np.testing.assert_array_equal(x[64:], np.where(last, -(lanes - 1), lanes + 1))

@@ -354,6 +354,7 @@ kernel void slots(device float* a [[buffer(0)]], const device char* b [[buffer(1
   o[0] = (const device char*)a == b;
   o[1] = b - (const device char*)a;
   o[2] = c;
+  o[4] = ulong(&c) == min(ulong(a), ulong(b));
   if (writes)
     a[by] = 1;
   else
@@ -366,7 +367,7 @@ kernel void slots(device float* a [[buffer(0)]], const device char* b [[buffer(1
 @pytest.mark.parametrize("offset", [0, 16, -16])
 def test_slots_of_one_buffer_have_its_addresses(offset: int, checks: str) -> None:
     """ggml binds the queries where it has no sinks, and compares."""
-    memory, out = np.arange(64, dtype=np.float32), np.zeros(4, np.int64)
+    memory, out = np.arange(64, dtype=np.float32), np.zeros(5, np.int64)
     pipeline = Library(SLOTS).pipeline("slots")
 
     def slots(by: int, writes: bool) -> list[Any]:
@@ -375,7 +376,7 @@ def test_slots_of_one_buffer_have_its_addresses(offset: int, checks: str) -> Non
 
     for writes in (False, True):
         pipeline.run(slots(7, writes), (1, 1, 1), (1, 1, 1), checks=checks)
-        assert out[:3].tolist() == [offset == 0, 4 * offset, memory[0]]
+        assert out[:3].tolist() == [offset == 0, 4 * offset, memory[0]] and out[4] == 1
     assert out[3] == max(0, offset) + 7
     if checks:
         for by, writes in ((64, False), (64, True), (-17, True)):
@@ -385,8 +386,21 @@ def test_slots_of_one_buffer_have_its_addresses(offset: int, checks: str) -> Non
                 pipeline.run(slots(by, writes), (1, 1, 1), (1, 1, 1), checks=checks)
 
 
+def test_constant_memory_races_with_writes_to_its_buffer() -> None:
+    pipeline = Library("""#include <metal_stdlib>
+    kernel void k(device float* a [[buffer(0)]], constant float* c [[buffer(1)]],
+                  device float* o [[buffer(2)]], uint i [[thread_position_in_threadgroup]]) {
+      a[i] = i + 1;
+      o[i] = c[(i + 1) % 64];
+    }""").pipeline("k")
+    memory, out = np.zeros(64, np.float32), floats(64)
+    pipeline.run([memory, memory.copy(), out], (1, 1, 1), (64, 1, 1), checks="race")
+    with pytest.raises(KernelError, match="^race: "):
+        pipeline.run([memory, memory, out], (1, 1, 1), (64, 1, 1), checks="race")
+
+
 def test_slots_of_two_buffers_do_not_meet() -> None:
-    memory, out = np.zeros(128, np.float32), np.zeros(4, np.int64)
+    memory, out = np.zeros(128, np.float32), np.zeros(5, np.int64)
     bound = [memory[:64], memory[64:], memory, out, np.int32(64).tobytes(), np.bool_(True).tobytes()]
     with pytest.raises(
         KernelError, match="write of 4 bytes at byte 256 of buffer 0 'a', which has 256 bytes"
