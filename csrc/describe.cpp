@@ -24,11 +24,13 @@ constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]
 constexpr int64_t kVectorBytes = 16;  // that the kernels load at once
 
 void check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key, const Tensor& value) {
-  TORCH_CHECK_TYPE(is_float(dtype_of(query.scalar_type())), op, ": query is ", dtype_name(query),
-                   " and must be torch.float32, torch.float16 or torch.bfloat16");
+  check_float(op, "query", query);
+  // Numbers of a quantised cache are not what they stand for: no conversion helps there.
+  const bool all_float = at::isFloatingType(key.scalar_type()) && at::isFloatingType(value.scalar_type());
   TORCH_CHECK_TYPE(key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type(), op,
                    ": query is ", dtype_name(query), ", key ", dtype_name(key), " and value ",
-                   dtype_name(value), "; all three must have the same dtype");
+                   dtype_name(value), "; all three must have the same dtype",
+                   all_float ? ": convert key and value with .to(query.dtype)" : "");
 }
 
 // Of a cache, which may be quantised.
@@ -96,7 +98,7 @@ Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor&
   check_same_size(name, "batch size", "query", query.size(0), "value", value.size(0));
   check_same_size(name, "head count", "key", key.size(1), "value", value.size(1));
   check_same_size(name, "length", "key", key.size(2), "value", value.size(2));
-  check_same_size(name, "head_dim", "query", query.size(3), "key", head_dim_of(format, key.size(3)));
+  check_head_dim(name, "query", query.size(3), "key", key, format);
 
   const Layout q = layout_of(query), k = layout_of(key), v = layout_of(value);
   Problem problem;
@@ -134,8 +136,7 @@ Call describe_paged(Op op, const Tensor& query, const Tensor& key_cache, const T
   check_same_size(name, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));
   check_same_size(name, "block_size", "key_cache", key_cache.size(1), "value_cache", value_cache.size(1));
   check_same_size(name, "head count", "key_cache", key_cache.size(2), "value_cache", value_cache.size(2));
-  check_same_size(name, "head_dim", "query", query.size(-1), "key_cache",
-                  head_dim_of(format, key_cache.size(3)));
+  check_head_dim(name, "query", query.size(-1), "key_cache", key_cache, format);
 
   const Layout q = layout_of(query), k = layout_of(key_cache), v = layout_of(value_cache);
   Problem problem;
@@ -236,9 +237,12 @@ void add_packing(Call& call, const Tensor& cu_seqlens_q, int64_t max_seqlen_q) {
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
   check_starts(call, "cu_seqlens_q", cu_seqlens_q);
-  TORCH_CHECK_VALUE(cu_seqlens_q.size(0) == problem.batch + 1, name, ": cu_seqlens_q has ",
-                    cu_seqlens_q.size(0), " entries and must have ", problem.batch + 1,
-                    ", one more than there are sequences");
+  const int64_t entries = cu_seqlens_q.size(0), wanted = problem.batch + 1;
+  TORCH_CHECK_VALUE(entries == wanted || !problem.packed_keys, name, ": cu_seqlens_q has ", entries,
+                    " entries and cu_seqlens_k has ", wanted,
+                    "; pass one entry more than there are sequences in both");
+  TORCH_CHECK_VALUE(entries == wanted, name, ": cu_seqlens_q has ", entries, " entries and must have ",
+                    wanted, ", one more than block_tables has rows");
   problem.packed = true;
   problem.q_len = call.query.size(0);
   // The kernels go head, row; packed queries are stored row, head.
@@ -396,10 +400,9 @@ MergeCall describe_merge(const Tensor& outs, const Tensor& lses) {
   check_rank(name, "lses", lses, 4, "[parts, batch, heads, length]");
   check_device(name, "lses", lses, outs, "outs");
   const DType dtype = dtype_of(outs.scalar_type());
-  TORCH_CHECK_TYPE(is_float(dtype), name, ": outs is ", dtype_name(outs),
-                   " and must be torch.float32, torch.float16 or torch.bfloat16");
+  check_float(name, "outs", outs);
   TORCH_CHECK_TYPE(lses.scalar_type() == at::kFloat, name, ": lses is ", dtype_name(lses),
-                   " and must be torch.float32");
+                   " and must be torch.float32; convert it with .float()");
   TORCH_CHECK_VALUE(outs.sizes().slice(0, 4) == lses.sizes(), name, ": outs has shape ", outs.sizes(),
                     " and lses ", lses.sizes(),
                     "; lses must have the shape of outs without its last dimension");

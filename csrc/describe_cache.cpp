@@ -91,7 +91,7 @@ bool value_lies_in_key(const CacheWriteCall& call) {
 void check_rows(const char* rows_name, const Tensor& rows, const char* cache_name, const Tensor& cache,
                 KvFormat format) {
   check_same_size(kOp, "head count", rows_name, rows.size(1), cache_name, cache.size(2));
-  check_same_size(kOp, "head_dim", rows_name, rows.size(2), cache_name, head_dim_of(format, cache.size(3)));
+  check_head_dim(kOp, rows_name, rows.size(2), cache_name, cache, format);
 }
 
 Strides3 pool_strides(const Tensor& pool) { return {pool.stride(0), pool.stride(2), pool.stride(1)}; }
@@ -129,17 +129,17 @@ CacheWriteCall describe_cache_write(const Tensor& key, const Tensor& value, cons
   check_device(kOp, "value", value, key, "key");
   check_device(kOp, "slot_mapping", slot_mapping, key, "key");
   const DType dtype = dtype_of(key.scalar_type());
-  TORCH_CHECK_TYPE(is_float(dtype), kOp, ": key is ", dtype_name(key),
-                   " and must be torch.float32, torch.float16 or torch.bfloat16");
+  check_float(kOp, "key", key);
   TORCH_CHECK_TYPE(value.scalar_type() == key.scalar_type(), kOp, ": key is ", dtype_name(key), " and value ",
-                   dtype_name(value), "; both must have the same dtype");
+                   dtype_name(value), "; convert value with .to(key.dtype)");
   const KvFormat format = check_kv_format(kOp, kv_format, key_cache, value_cache);
   TORCH_CHECK_TYPE(format != kKvFloat || key_cache.scalar_type() == key.scalar_type(), kOp, ": key is ",
                    dtype_name(key), " and key_cache ", dtype_name(key_cache),
                    "; convert the rows with .to(key_cache.dtype)");
   const at::ScalarType slot_type = slot_mapping.scalar_type();
   TORCH_CHECK_TYPE(slot_type == at::kInt || slot_type == at::kLong, kOp, ": slot_mapping is ",
-                   dtype_name(slot_mapping), " and must be torch.int32 or torch.int64");
+                   dtype_name(slot_mapping),
+                   " and must be torch.int32 or torch.int64; convert it with .to(torch.int64)");
   check_same_size(kOp, "token count", "key", key.size(0), "value", value.size(0));
   check_same_size(kOp, "token count", "key", key.size(0), "slot_mapping", slot_mapping.size(0));
   check_same_size(kOp, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));

@@ -22,8 +22,7 @@ Tensor per_head(const Call& call, const char* name, const Tensor& numbers, bool 
     check_rank(op, name, numbers, 1, by_sequence ? "[query heads] or [batch, query heads]" : "[query heads]");
   }
   check_device(op, name, numbers, call.query);
-  TORCH_CHECK_TYPE(is_float(dtype_of(numbers.scalar_type())), op, ": ", name, " is ", dtype_name(numbers),
-                   " and must be torch.float32, torch.float16 or torch.bfloat16");
+  check_float(op, name, numbers);
   check_same_size(op, "head count", "query", call.problem.q_heads, name, numbers.size(-1));
   return numbers.to(at::kFloat);
 }

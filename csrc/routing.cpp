@@ -16,9 +16,9 @@ constexpr size_t kWays = static_cast<size_t>(Taken::kCount);
 
 constexpr std::array<const char*, kWays> kWayNames = {"prefill", "decode", "packed", "paged", "traced"};
 constexpr std::array<const char*, kReasons> kReasonNames = {
-    "none",  "gradients",     "forward_mode", "dropout",    "nested",           "subclass", "transform",
-    "rank",  "device",        "dtype",        "mask_dtype", "mask_with_causal", "head_dim", "shapes",
-    "scale", "unknown_sizes", "math_asked",   "no_kernel",  "torch_is_faster",  "refused"};
+    "none",      "gradients", "forward_mode",  "dropout",    "nested",     "layout",           "subclass",
+    "transform", "rank",      "device",        "dtype",      "mask_dtype", "mask_with_causal", "head_dim",
+    "shapes",    "scale",     "unknown_sizes", "math_asked", "no_kernel",  "torch_is_faster",  "refused"};
 
 std::array<std::atomic<int64_t>, kWays> taken_counts{};
 std::array<std::atomic<int64_t>, kReasons> reason_counts{};

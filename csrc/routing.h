@@ -16,6 +16,7 @@ enum class Reason : int64_t {
   kForwardMode,
   kDropout,
   kNested,
+  kLayout,
   kSubclass,
   kTransform,
   kRank,

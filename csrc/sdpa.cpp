@@ -126,7 +126,7 @@ bool broadcasts_nothing(const SdpaCall& call, const Sizes& sizes) {
 bool mask_fits(const SdpaCall& call, const Sizes& sizes) {
   if (!call.attn_mask) return true;
   const Tensor& mask = *call.attn_mask;
-  if (mask.dim() < 2 || mask.dim() > call.query.dim()) return false;
+  if (mask.dim() > call.query.dim()) return false;
   const SymInt scores[kRank] = {sizes.batch, sizes.q_heads, size_of(call.query, 2), size_of(call.key, 2)};
   for (int64_t i = 1; i <= mask.dim(); ++i) {
     const SymInt mine = mask.sym_size(-i);
@@ -176,6 +176,7 @@ PlainCall plain(const SdpaCall& call) {
 Reason why_not(const SdpaCall& call, Autograd autograd) {
   const auto &q = call.query, &k = call.key, &v = call.value;
   if (any_operand(call, [](const Tensor& t) { return t.is_nested(); })) return Reason::kNested;
+  if (any_operand(call, [](const Tensor& t) { return t.layout() != at::kStrided; })) return Reason::kLayout;
   if (any_operand(call, in_transform)) return Reason::kTransform;
   if (any_operand(call, is_subclass) && !is_traced()) return Reason::kSubclass;
   if (call.dropout_p != 0.0) return Reason::kDropout;
@@ -328,10 +329,15 @@ bool is_out_of_memory(const c10::Error& error) {
          words.find("out of memory") != std::string_view::npos || words.starts_with("Invalid buffer size");
 }
 
+// Behind it may be torch's whole table of kernels.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 void append_text_of(std::ostream& text, const char* name, const Tensor& tensor) {
   text << name << ' ';
   if (tensor.is_nested()) {
     text << "nested ";
+  } else if (tensor.layout() != at::kStrided) {
+    text << tensor.layout() << ' ' << tensor.sym_sizes() << ' ';
   } else {
     text << tensor.sym_sizes() << ' ';
   }
@@ -371,7 +377,7 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
       if (is_out_of_memory(error)) throw;
       reason = Reason::kRefused;
       count(reason, any_operand(call, is_subclass),
-            [&] { return text_of(call) + ": " + error.what_without_backtrace(); });
+            [&] { return text_of(call) + ": " + first_line(error.what_without_backtrace()); });
       return std::nullopt;
     }
   }

@@ -50,8 +50,31 @@ void check_device(const char* op, const char* name, const Tensor& tensor, const 
 
 void check_same_size(const char* op, const char* what, const char* left_name, int64_t left,
                      const char* right_name, int64_t right) {
-  TORCH_CHECK_VALUE(left == right, op, ": ", left_name, " has ", what, " ", left, " and ", right_name,
-                    " has ", right, "; they must be equal");
+  if (left == right) return;
+  std::string advice = "they must be equal";
+  // The outermost dimension of every operand that has it.
+  if (what == std::string_view("batch size") && (left == 1 || right == 1)) {
+    advice += std::string(": .expand() ") + (left == 1 ? left_name : right_name) + " to " +
+              std::to_string(left == 1 ? right : left) + " sequences";
+  }
+  TORCH_CHECK_VALUE(false, op, ": ", left_name, " has ", what, " ", left, " and ", right_name, " has ", right,
+                    "; ", advice);
+}
+
+void check_head_dim(const char* op, const char* rows_name, int64_t head_dim, const char* cache_name,
+                    const Tensor& cache, KvFormat format) {
+  const int64_t stored = cache.size(-1), columns = head_dim_of(format, stored);
+  if (columns == stored) return check_same_size(op, "head_dim", rows_name, head_dim, cache_name, columns);
+  TORCH_CHECK_VALUE(head_dim == columns, op, ": ", rows_name, " has head_dim ", head_dim, " and ", cache_name,
+                    " has ", stored, " bytes (", columns, " columns of ", name_of(format),
+                    "); they must be equal");
+}
+
+void check_float(const char* op, const char* name, const Tensor& tensor) {
+  const at::ScalarType type = tensor.scalar_type();
+  TORCH_CHECK_TYPE(is_float(dtype_of(type)), op, ": ", name, " is ", dtype_name(tensor),
+                   " and must be torch.float32, torch.float16 or torch.bfloat16",
+                   at::isFloatingType(type) ? "; convert it with .float()" : "");
 }
 
 void check_int32(const char* op, const char* name, const Tensor& tensor) {

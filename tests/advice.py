@@ -74,7 +74,7 @@ def _pad_values(op: str, value: str) -> Advice:
     )
 
 
-def _write(**changes: Any) -> Callable[[], Tensor]:
+def written(**changes: Any) -> Callable[[], Tensor]:
     """A call of cache_write, and then what the cache holds."""
 
     def call() -> Tensor:
@@ -241,8 +241,8 @@ ADVICE: list[Advice] = [
     Advice(
         "use blocks of 1 key or more, up to that",
         "blocks of 1 key or more",
-        _write(**{n: WRITTEN[n][:, :0] for n in ("key_cache", "value_cache")}),
-        lambda: _write(
+        written(**{n: WRITTEN[n][:, :0] for n in ("key_cache", "value_cache")}),
+        lambda: written(
             **{n: torch.zeros(8, 1, 2, d).half() for n, d in (("key_cache", 64), ("value_cache", 96))}
         )(),
         lambda: WRITTEN["key"][[0, 2]],
@@ -299,8 +299,8 @@ ADVICE: list[Advice] = [
     Advice(
         "use torch.float32, {}torch.float16, torch.bfloat16, torch.int8, or torch.uint8 with kv_format",
         "torch.int8",
-        lambda: _write(key_cache=WRITTEN["key_cache"].int(), value_cache=WRITTEN["value_cache"].int())(),
-        _write(),
+        lambda: written(key_cache=WRITTEN["key_cache"].int(), value_cache=WRITTEN["value_cache"].int())(),
+        written(),
         lambda: WRITTEN["key"][[0, 2]],
     ),
     Advice(
@@ -369,37 +369,37 @@ ADVICE: list[Advice] = [
     Advice(
         "pass memory of its own, without .expand()",
         "without .expand()",
-        _write(key_cache=WRITTEN["key_cache"][:1].expand(4, -1, -1, -1)),
-        _write(key_cache=WRITTEN["key_cache"][:1].repeat(4, 1, 1, 1)),
+        written(key_cache=WRITTEN["key_cache"][:1].expand(4, -1, -1, -1)),
+        written(key_cache=WRITTEN["key_cache"][:1].repeat(4, 1, 1, 1)),
         lambda: WRITTEN["key"][[0, 2]],
     ),
     Advice(
         "convert the rows with .to(key_cache.dtype)",
         ".to(key_cache.dtype)",
-        _write(**{n: WRITTEN[n].float() for n in ("key", "value")}),
-        _write(**{n: WRITTEN[n].float().to(WRITTEN["key_cache"].dtype) for n in ("key", "value")}),
+        written(**{n: WRITTEN[n].float() for n in ("key", "value")}),
+        written(**{n: WRITTEN[n].float().to(WRITTEN["key_cache"].dtype) for n in ("key", "value")}),
         lambda: WRITTEN["key"][[0, 2]],
     ),
     Advice(
         "pass memory of its own for each, or value, value_cache and value_scales all as the first "
         "{}columns of their key counterparts",
         "memory of its own for each",
-        _write(value_cache=WRITTEN["key_cache"], key_cache=WRITTEN["key_cache"], value=WRITTEN["key"]),
-        _write(value_cache=WRITTEN["key_cache"].clone(), value=WRITTEN["key"]),
+        written(value_cache=WRITTEN["key_cache"], key_cache=WRITTEN["key_cache"], value=WRITTEN["key"]),
+        written(value_cache=WRITTEN["key_cache"].clone(), value=WRITTEN["key"]),
         lambda: WRITTEN["key"][[0, 2]],
     ),
     Advice(
         "pass both, or neither",
         "pass both, or neither",
-        _write(key_scales=torch.ones(4, 2, 2)),
-        _write(),
+        written(key_scales=torch.ones(4, 2, 2)),
+        written(),
         lambda: WRITTEN["key"][[0, 2]],
     ),
     Advice(
         "pass {}.detach(), or call under torch.no_grad()",
         "key_cache.detach()",
-        _write(key_cache=WRITTEN["key_cache"].clone().requires_grad_()),
-        _write(key_cache=WRITTEN["key_cache"].clone().requires_grad_().detach()),
+        written(key_cache=WRITTEN["key_cache"].clone().requires_grad_()),
+        written(key_cache=WRITTEN["key_cache"].clone().requires_grad_().detach()),
         lambda: WRITTEN["key"][[0, 2]],
     ),
     Advice(
@@ -441,8 +441,8 @@ ADVICE: list[Advice] = [
     Advice(
         "give every token a slot of its own, or -1 to drop it",
         "or -1 to drop it",
-        _write(slot_mapping=torch.tensor([3, 6, 6])),
-        _write(slot_mapping=torch.tensor([3, -1, 6])),
+        written(slot_mapping=torch.tensor([3, 6, 6])),
+        written(slot_mapping=torch.tensor([3, -1, 6])),
         lambda: WRITTEN["key"][[0, 2]],
     ),
 ]

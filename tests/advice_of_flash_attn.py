@@ -22,7 +22,7 @@ ROTARY = {name: CACHE[name] for name in ("rotary_cos", "rotary_sin")}
 FILLED = {name: CACHE[name] for name in ("q", "k_cache", "v_cache", "cache_seqlens")}
 APPENDED = {name: CACHE[name] for name in ("k", "v")}
 SLOPES = torch.tensor([[0.5, 0.25, 0.125, 1.0], [0.1, 0.2, 0.3, 0.4]])
-WIDE = dict(zip("qkv", heads(3, 1, 3, 2, 584), strict=True))
+WIDE = {"q": heads(1, 3, 4, 584), "k": heads(1, 5, 2, 584, seed=1), "v": heads(1, 5, 2, 584, seed=2)}
 BOTH_IN_ONE = torch.zeros(2, 1, dtype=torch.int32)
 
 
@@ -85,11 +85,16 @@ def exact_cached(
 
 
 def _by_sdpa() -> Tensor:
-    return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in WIDE.values())).transpose(1, 2)
+    operands = [t.transpose(1, 2) for t in WIDE.values()]
+    lower_right = torch.ones(3, 5, dtype=torch.bool).tril(2)
+    return F.scaled_dot_product_attention(*operands, lower_right, enable_gqa=True).transpose(1, 2)
 
 
 THREE = {"q": torch.cat((CACHE["q"], CACHE["q"][:1])), "cache_seqlens": torch.tensor([3, 5, 4]).int()}
 WITH_GRADIENT = CACHE["k_cache"].clone().requires_grad_()
+SEVEN = torch.tensor([7, 7], dtype=torch.int32)
+ODD = {name: FILLED[name][..., :15].clone() for name in ("q", "k_cache")} | {"cache_seqlens": SEVEN}
+ODD |= {name: APPENDED[name][..., :15] for name in ("k", "v")}
 NOTHING = PACKED["cu_seqlens_q"][:0]
 
 ADVICE: list[Advice] = [
@@ -109,24 +114,25 @@ ADVICE: list[Advice] = [
     ),
     Advice(
         "pass one dtype for all",
-        "one dtype for all",
+        "convert with .to(q.dtype)",
         dense(k=DENSE["k"].double()),
         dense(k=DENSE["k"].double().to(DENSE["q"].dtype)),
         exact_dense(),
     ),
     Advice(
-        "pass a multiple of them",
+        "pass a multiple of them, and transpose q and the keys if yours have the heads before the length",
         "a multiple of them",
         dense(q=DENSE["q"][:, :, :3]),
         dense(q=DENSE["q"][:, :, :2]),
         exact_dense(q=DENSE["q"][:, :, :2]),
     ),
     Advice(
-        "use F.scaled_dot_product_attention for this layer",
-        "use F.scaled_dot_product_attention",
-        dense(**WIDE),
+        "use F.scaled_dot_product_attention of the transposed [batch, heads, length, head_dim], with an "
+        "attn_mask of the keys that each row sees",
+        "of the keys that each row sees, and enable_gqa=True",
+        dense(**WIDE, causal=True),
         _by_sdpa,
-        exact_dense(**WIDE),
+        exact_dense(Options(causal=True), **WIDE),
     ),
     *(
         Advice(
@@ -163,8 +169,15 @@ ADVICE: list[Advice] = [
         exact_dense(Options(scale=0.25)),
     ),
     Advice(
-        "pass torch.int32",
-        "pass torch.int32",
+        "pass a multiple of them, and transpose q and the keys if yours have the heads before the length",
+        "transpose q and the keys",
+        dense(**{name: DENSE[name].transpose(1, 2) for name in "qkv"}),
+        dense(),
+        exact_dense(),
+    ),
+    Advice(
+        "convert it with .to(torch.int32)",
+        "convert it with .to(torch.int32)",
         packed(cu_seqlens_k=PACKED["cu_seqlens_k"].long()),
         packed(cu_seqlens_k=PACKED["cu_seqlens_k"].long().to(torch.int32)),
         exact_packed,
@@ -245,6 +258,20 @@ ADVICE: list[Advice] = [
         cached(FILLED, cache_seqlens=9),
         cached(FILLED, cache_seqlens=8),
         exact_cached((8, 8)),
+    ),
+    Advice(
+        "pass",
+        "pass at most 7",
+        cached(FILLED, **APPENDED, cache_seqlens=8),
+        cached(FILLED, **APPENDED, cache_seqlens=7),
+        exact_cached((7, 7), appended=True),
+    ),
+    Advice(
+        "pass memory of its own for each",
+        "memory of its own for each",
+        lambda: flash_attn.flash_attn_with_kvcache(**ODD, v_cache=ODD["k_cache"]),
+        lambda: flash_attn.flash_attn_with_kvcache(**ODD, v_cache=ODD["k_cache"].clone()),
+        lambda: cached(ODD, v_cache=ODD["k_cache"].clone())(),
     ),
     Advice(
         "pass it",

@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import advice, advice_of_caches, advice_of_flash_attn, advice_of_plans, advice_sources
+from tests import (
+    advice,
+    advice_of_caches,
+    advice_of_flash_attn,
+    advice_of_plans,
+    advice_of_shapes,
+    advice_sources,
+)
 from tests.advice import Advice
 
 ADVICE = [
@@ -16,6 +23,7 @@ ADVICE = [
     *advice_of_caches.ADVICE,
     *advice_of_flash_attn.ADVICE,
     *advice_of_plans.ADVICE,
+    *advice_of_shapes.ADVICE,
 ]
 CHECKED = {  # what only FATTN_CHECK=1 looks at
     "make it anew with torch_fattn.mask_map(attn_mask)",

@@ -357,3 +357,16 @@ def test_nothing_waits(make: Any) -> None:
 def test_the_classes_are_exported() -> None:
     for name in ("CacheFullError", "CacheStep", "PagedKVCache", "StaticKVCache", "cache_write"):
         assert name in torch_fattn.__all__ and getattr(torch_fattn, name).__doc__
+
+
+@pytest.mark.host_only
+def test_made_in_inference_mode_and_used_outside() -> None:
+    rows = torch.randn(3, 2, 64)
+    with torch.inference_mode():
+        paged = PagedKVCache(1, 8, 2, 64, device="cpu", dtype=torch.float32)
+        static = StaticKVCache(1, 1, 8, 2, 64, device="cpu", dtype=torch.float32)
+        sequence = paged.allocate()
+    step = paged.extend([sequence], 3)
+    paged.append(0, step, rows, rows)
+    static.append(0, static.extend(3), rows, rows)
+    assert paged.length(sequence) == 3 and torch.equal(static.keys(0)[0, :, :3], rows.transpose(0, 1))

@@ -265,12 +265,13 @@ def test_cache_lengths_as_a_number_or_left_out() -> None:
 def test_keys_beyond_the_cache_are_dropped() -> None:
     q, new = torch.randn(1, 1, 2, 32, device="mps"), torch.randn(1, 3, 2, 32, device="mps")
     k, v = (torch.zeros(2, 4, 2, 32, device="mps") for _ in range(2))
-    fa.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=2)
+    fa.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=torch.tensor([2], device="mps").int())
     assert torch.equal(k[0, 2:].cpu(), new[0, :2].cpu()) and not k[1].any(), "the next sequence is untouched"
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_a_cache_without_room(device: str) -> None:
     q, cache = torch.randn(1, 2, 2, 16, device=device), torch.zeros(1, 0, 2, 16, device=device)
-    out, lse = fa.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=0, return_softmax_lse=True)
+    lens = torch.zeros(1, dtype=torch.int32, device=device)
+    out, lse = fa.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=lens, return_softmax_lse=True)
     assert not out.any() and (lse == -torch.inf).all()

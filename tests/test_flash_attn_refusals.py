@@ -99,7 +99,20 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a string": (lambda: {"cache_seqlens": "x"}, TYPE, "cache_seqlens is of type str; pass a whole"),
     "a bool": (lambda: {"cache_seqlens": True}, TYPE, "cache_seqlens is of type bool"),
     "negative": (lambda: {"cache_seqlens": -1}, VALUE, "cache_seqlens -1 is negative"),
-    "too long": (lambda: {"cache_seqlens": 13}, VALUE, "cache_seqlens 13 is above .* pass at most 12"),
+    "too long": (lambda: {"cache_seqlens": 13}, VALUE, "cache_seqlens 13 and 3 new keys .* pass at most 9"),
+    "no room for the new keys": (
+        lambda: {"cache_seqlens": 10},
+        VALUE,
+        "cache_seqlens 10 and 3 new keys are above the capacity 12 of the cache; pass at most 9",
+    ),
+    "one cache for both": (
+        lambda: {
+            **{name: zeros(2, 3, 2, 15) for name in ("q", "k", "v")},
+            **dict.fromkeys(("k_cache", "v_cache"), zeros(2, 12, 2, 15)),
+        },
+        VALUE,
+        "k_cache and v_cache begin at the same memory",
+    ),
     "lengths of 3": (
         lambda: {"cache_seqlens": long(1, 2, 3)},
         VALUE,
@@ -154,15 +167,15 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "window": (
         lambda: {"window_size": 3},
         TYPE,
-        "window_size is of type int; pass .a whole number or None, a",
+        "window_size is of type int; pass a tuple .a whole number or None, a",
     ),
     "window of one": (
         lambda: {"window_size": (3,)},
         TYPE,
-        "window_size is of type tuple; pass .a whole number",
+        r"window_size is \(3,\); pass a tuple .a whole number",
     ),
     "no window": (lambda: {"window_size": None}, TYPE, "window_size is None"),
-    "window of floats": (lambda: {"window_size": (1.0, 2.0)}, TYPE, "window_size is of type tuple"),
+    "window of floats": (lambda: {"window_size": (1.0, 2.0)}, TYPE, r"window_size is \(1\.0, 2\.0\)"),
     "scale": (lambda: {"softmax_scale": "x"}, TYPE, "softmax_scale is of type str; pass a number or None"),
     "infinite scale": (lambda: {"softmax_scale": float("inf")}, VALUE, "softmax_scale inf is not finite"),
     "softcap": (lambda: {"softcap": None}, TYPE, "softcap is None; pass a number"),

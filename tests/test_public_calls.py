@@ -195,6 +195,16 @@ def transformers_unchanged() -> Iterator[None]:
     unregister()
 
 
+STRANGE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sparse": lambda _: torch.ones(2, 3).to_sparse(),
+    "csr": lambda _: torch.ones(2, 3).to_sparse_csr(),
+    "nested": lambda t: torch.nested.nested_tensor([t, t]),
+    "jagged": lambda t: torch.nested.nested_tensor([t[None], t[None]], layout=torch.jagged),
+    "mkldnn": lambda t: t.float().to_mkldnn(),
+    "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+}
+
+
 def test_every_public_function_has_a_call_that_works() -> None:
     assert not {*WITH_ARGUMENTS} - VALID.keys() and not LEFT_OUT.keys() - PUBLIC.keys()
     assert not VALID.keys() - PUBLIC.keys(), "these are public no more"
@@ -207,6 +217,23 @@ def test_a_wrong_type_is_one_sentence(name: str) -> None:
     public, valid = PUBLIC[name], VALID[name]
     assert outcome(public, valid()) is None, "the control"
     assert not (faults := faults_of_strangers(public, valid)), "\n".join(faults)
+
+
+@pytest.mark.host_only
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta|deprecated|quantized)")
+@pytest.mark.parametrize("name", [name for name in WITH_ARGUMENTS if name != "torch_fattn.sdpa"])
+def test_a_tensor_without_strides_is_one_sentence(name: str) -> None:
+    public, valid = PUBLIC[name], VALID[name]
+    faults = []
+    for what in [what for what, given in valid().items() if isinstance(given, Tensor)]:
+        for kind, made in STRANGE.items():
+            arguments = valid()
+            arguments[what] = made(arguments[what])
+            error = outcome(public, arguments)
+            fault = fault_of(public, error, [what, "mask"]) if error is not None else "taken"
+            if fault and (fault != "taken" or name.startswith(("fattn.", "torch_fattn.flash"))):
+                faults.append(f"{what}, {kind}: {fault}")
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.host_only

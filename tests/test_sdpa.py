@@ -67,6 +67,29 @@ def operands(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> li
 
 
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
+def test_a_sparse_tensor_has_a_reason_of_its_own() -> None:
+    query = torch.ones(1, 2, 4, 16).to_sparse()
+    for mask in (None, torch.ones(4, 4).to_sparse()):
+        with pytest.raises(RuntimeError):
+            torch_fattn.sdpa(*(3 * [query] if mask is None else operands()), attn_mask=mask)
+    report = torch_fattn.report()
+    assert report.fallbacks_by_reason() == {"layout": 2}
+    assert report.fallbacks[0].example.startswith("query Sparse [1, 2, 4, 16] torch.float32")
+
+
+@pytest.mark.parametrize("shape", [(9,), (1,), ()])
+@pytest.mark.parametrize("q_len", [9, 1])
+def test_masks_of_fewer_than_two_dimensions(shape: tuple[int, ...], q_len: int) -> None:
+    query, key, value = operands((2, 4, q_len, 16), *[(2, 4, 9, 16)] * 2)
+    for mask in (torch.arange(9) % 3 > 0, torch.linspace(-1, 1, 9)):
+        small = mask[: shape[0]] if shape else mask[1]
+        exact = torch_fattn.reference.prefill(query, key, value, attn_mask=small.expand(q_len, 9))[0]
+        out = torch_fattn.sdpa(query, key, value, small.to("mps"))
+        assert torch.allclose(out.cpu().double(), exact, atol=1e-5)
+    assert torch_fattn.report().routed == 2
+
+
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
 @pytest.mark.parametrize("lengths", [(0, 9), (9, 0)])
 def test_nothing_is_broadcast_to_nothing(lengths: tuple[int, int]) -> None:
     """torch gives an empty call the batch of the query."""

@@ -173,7 +173,7 @@ WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], l
         "cu_seqlens without an end",
         sliced("cu_seqlens_q", slice(2)),
         ValueError,
-        ["cu_seqlens_q has 2", "3"],
+        ["cu_seqlens_q has 2", "3", "block_tables"],
     ),
     (
         "paged_prefill",
@@ -202,6 +202,27 @@ WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], l
     ("varlen_prefill", "fewer values", sliced("value", slice(21)), ValueError, ["row count", "22", "21"]),
     ("varlen_prefill", "value heads", sliced("value", ALL, slice(1)), ValueError, ["head count", "2", "1"]),
     ("varlen_prefill", "head dims", sliced("key", ..., slice(56)), ValueError, ["head_dim", "64", "56"]),
+    (
+        "varlen_prefill",
+        "starts of one sequence and of two",
+        sliced("cu_seqlens_q", slice(2)),
+        ValueError,
+        ["cu_seqlens_q has 2", "cu_seqlens_k has 3"],
+    ),
+    (
+        "decode",
+        "int4 of another head size",
+        lambda a: {n: a[n].new_zeros(2, 2, 32, 64).byte() for n in ("key", "value")} | {"kv_format": "int4"},
+        ValueError,
+        ["query has head_dim 64 and key has 64 bytes (128 columns of int4)"],
+    ),
+    (
+        "prefill",
+        "the length before the heads",
+        lambda a: {n: a[n].transpose(1, 2) for n in ("query", "key", "value")},
+        ValueError,
+        ["9 query heads cannot share 24", ".transpose(1, 2)"],
+    ),
     ("varlen_prefill", "3 heads on 2", sliced("query", ALL, slice(3)), ValueError, ["3", "2", "Hq % Hkv"]),
     ("varlen_prefill", "D above 576", head_dim(584, "query", "key"), UNSUPPORTED, ["584", "576"]),
     (

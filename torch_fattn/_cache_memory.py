@@ -117,8 +117,9 @@ class Layers:
         self._options: list[dict[str, Any]] = []
         self._shape = shape
         for _ in range(shape.num_layers):
-            key, key_scales = shape.memory(shape.head_dim)
-            value, value_scales = shape.memory(shape.value_dim)
+            with torch.inference_mode(False):  # the cache outlives the mode
+                key, key_scales = shape.memory(shape.head_dim)
+                value, value_scales = shape.memory(shape.value_dim)
             self._operands.append((key.transpose(1, 2), value.transpose(1, 2)))
             options: dict[str, Any] = {}
             if key_scales is not None and value_scales is not None:

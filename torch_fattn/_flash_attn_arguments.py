@@ -55,6 +55,7 @@ def check_operands(op: str, q: Tensor, **others: tuple[Any, str]) -> None:
         if tensor.dtype != q.dtype:
             raise TypeError(
                 f"{name_of(op)}: {what} is {tensor.dtype} and q {q.dtype}; pass one dtype for all"
+                f"{': convert with .to(q.dtype)' if tensor.is_floating_point() else ''}"
             )
 
 
@@ -73,13 +74,16 @@ def check_heads(op: str, q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_n
     heads, kv_heads = q.shape[-2], k.shape[-2]
     if heads % kv_heads if kv_heads else heads:
         raise ValueError(
-            f"{name_of(op)}: {heads} heads of q cannot share {kv_heads} of {k_name}; pass a multiple of them"
+            f"{name_of(op)}: {heads} heads of q cannot share {kv_heads} of {k_name}; pass a multiple of "
+            "them, and transpose q and the keys if yours have the heads before the length"
         )
+    gqa = ", and enable_gqa=True" if heads != kv_heads else ""
     for what, size in (("q", q.shape[-1]), (v_name, v.shape[-1])):
         if not 1 <= size <= MAX_HEAD_DIM:
             raise (NotImplementedError if size else ValueError)(
                 f"{name_of(op)}: {what} has head size {size}, which is not between 1 and {MAX_HEAD_DIM}; use "
-                "F.scaled_dot_product_attention for this layer"
+                "F.scaled_dot_product_attention of the transposed [batch, heads, length, head_dim], with an "
+                f"attn_mask of the keys that each row sees{gqa}"
             )
 
 
@@ -102,9 +106,7 @@ def check_integers(
 ) -> None:
     check_shape(op, what, numbers, shape)
     if numbers.dtype != torch.int32 and not (or_int64 and numbers.dtype == torch.int64):
-        raise TypeError(
-            f"{name_of(op)}: {what} is {numbers.dtype} and counts keys or blocks; pass torch.int32"
-        )
+        raise TypeError(f"{name_of(op)}: {what} is {numbers.dtype}; convert it with .to(torch.int32)")
     check_device(op, what, numbers, q)
 
 

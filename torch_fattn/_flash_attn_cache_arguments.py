@@ -63,6 +63,11 @@ def check_new_keys(
     check_sizes(op, "head size", k=k.shape[3], k_cache=k_cache.shape[3])
     check_sizes(op, "head size", v=v.shape[3], v_cache=v_cache.shape[3])
     check_written(op, k_cache=k_cache, v_cache=v_cache)
+    if _begin_together(k_cache, v_cache) and (cos is not None or not _begin_together(k, v)):
+        raise ValueError(
+            f"{name_of(op)}: k_cache and v_cache begin at the same memory, to which both k and v would be "
+            "written; pass memory of its own for each"
+        )
     if cos is None or sin is None:
         return
     for what, table in (("rotary_cos", cos), ("rotary_sin", sin)):
@@ -85,6 +90,13 @@ def check_new_keys(
             f"{name_of(op)}: rotary_cos has {cos.shape[0]} positions and the cache has room for {capacity} "
             f"keys; pass a table of at least {capacity}"
         )
+
+
+def _begin_together(a: Tensor, b: Tensor) -> bool:
+    if a is b or torch.compiler.is_compiling():
+        return a is b
+    same = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return same and a.storage_offset() == b.storage_offset()
 
 
 def check_written(op: str, **caches: Tensor) -> None:
@@ -110,10 +122,12 @@ def lengths(op: str, given: int | Tensor | None, q: Tensor, k: Tensor | None, ca
         given = capacity
     if not isinstance(given, Tensor):
         given = whole(op, "cache_seqlens", given, "a number of keys, or an int32 tensor of one per sequence")
-        if given > capacity:
+        new = 0 if k is None else k.shape[1]
+        if given + new > capacity:
+            more = f" and {new} new keys are" if new else " is"
             raise ValueError(
-                f"{name_of(op)}: cache_seqlens {given} is above the capacity of the cache; pass at most "
-                f"{capacity}"
+                f"{name_of(op)}: cache_seqlens {given}{more} above the capacity {capacity} of the cache; "
+                f"pass {f'at most {capacity - new}' if new <= capacity else 'a larger cache'}"
             )
         return torch.full((batch,), given, dtype=torch.int32, device=q.device)
     check_integers(op, "cache_seqlens", given, f"[{batch}]", q, or_int64=True)

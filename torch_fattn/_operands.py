@@ -57,12 +57,26 @@ def is_checked() -> bool:
 
 def _refuse(name: str, what: str, value: Any, wanted: str) -> NoReturn:
     found = "None" if value is None else f"of type {type(value).__name__}"
+    if isinstance(value, tuple) or (isinstance(value, list) and "a tuple" in wanted):
+        found = shown(value)
     raise TypeError(f"{name}: {what} is {found}; pass {wanted}") from None
 
 
 def _stands_in(value: Any) -> bool:
     """For any argument, while torch.fx traces."""
     return not isinstance(value, Tensor) and is_tensor_like(value)
+
+
+def _without_strides(value: Any) -> tuple[str, str] | None:
+    """What a tensor is that no kernel reads, and what to pass instead."""
+    if not isinstance(value, Tensor):
+        return None
+    if value.is_nested:
+        return "nested", "a dense tensor, or packed sequences to fattn.varlen_prefill"
+    if value.layout != torch.strided:
+        kind = "sparse" if "sparse" in str(value.layout) else f"of layout {value.layout}"
+        return kind, ".to_dense()"
+    return (f"of the quantized {value.dtype}", ".dequantize()") if value.is_quantized else None
 
 
 class _Kind:
@@ -101,7 +115,7 @@ def _words_of(part: Any) -> str:
     if get_origin(part) is Sequence:
         return f"a list of {_words_of(get_args(part)[0]).removeprefix('a ')}s"
     if get_origin(part) is tuple:
-        return f"({', '.join(_Kind(member).words for member in get_args(part))})"
+        return f"a tuple ({', '.join(_Kind(member).words for member in get_args(part))})"
     if get_origin(part) is not None:
         return f"a {get_origin(part).__name__}"
     if part in _WORDS:
@@ -138,9 +152,11 @@ class Signature:
         function: Callable[..., Any],
         options: Signature | None = None,
         refused_by: str | None = None,
+        any_layout: bool = False,
     ) -> None:
         self.name = name
         self._refused_by = refused_by
+        self._any_layout = any_layout
         self._options = options
         self._arguments = inspect.signature(function)
         parameters = self._arguments.parameters.values()
@@ -194,11 +210,13 @@ class Signature:
             function = self.name.rpartition(".")[2]
             raise TypeError(f"{self.name}: {error}; pass the arguments of torch_fattn.{function}") from None
         self.check(arguments, keywords)
+        self._check_layouts(arguments, keywords)
         self._check_strictly(arguments, keywords)
 
     def of(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], error: Exception) -> Exception:
         """The error in this function's name. One that has no name is a fault of ours or of torch, unless an
         argument explains it."""
+        self._check_layouts(arguments, keywords)
         if str(error).startswith("fattn attention in "):  # the name of a layer
             return error
         named = _NAMED.match(str(error))
@@ -237,6 +255,14 @@ class Signature:
             if what in self._keywords:
                 yield what, self._keywords[what], value
 
+    def _check_layouts(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Of these torch's own words are its whole table of kernels."""
+        if self._any_layout:
+            return
+        for what, _kind, value in self._given(arguments, keywords):
+            if found := _without_strides(value):
+                raise TypeError(f"{self.name}: {what} is {found[0]}; pass {found[1]}") from None
+
     def _check_strictly(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         for what, kind, value in self._given(arguments, keywords):
             if not kind.takes(value):
@@ -273,6 +299,7 @@ def public(
     refused_by: str | None = None,
     ahead: bool = True,
     renames: bool = True,
+    any_layout: bool = False,
 ) -> Callable[[_Function], _Function]:
     """Decorates a function whose errors begin with `name`.
 
@@ -280,10 +307,12 @@ def public(
     refused_by: the operator that has words for shapes that do not fit.
     ahead: False: types are looked at only after an error.
     renames: False: an error in the name of another public function stays.
+    any_layout: True: torch takes sparse and nested tensors here, and has its own words for others.
     """
 
     def decorate(function: _Function) -> _Function:
-        signature = Signature(name, function, SIGNATURES[options] if options else None, refused_by)
+        others = SIGNATURES[options] if options else None
+        signature = Signature(name, function, others, refused_by, any_layout)
         SIGNATURES[name] = signature
 
         @functools.wraps(function)

@@ -14,6 +14,7 @@ REASONS = {
     "forward_mode": "forward-mode gradients are needed, and torch_fattn has none",
     "dropout": "dropout is asked for: model.eval() turns it off",
     "nested": "a nested tensor has no kernel: torch_fattn.varlen_prefill takes packed sequences",
+    "layout": "a tensor is sparse or of another layout than strided: .to_dense() makes it one",
     "subclass": "a tensor subclass has its own meaning of this call",
     "transform": "a transform of torch.func (vmap, grad, jvp) is at work",
     "rank": "query, key and value have not all the same number of dimensions, from two to four",

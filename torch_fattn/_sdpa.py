@@ -18,7 +18,7 @@ __all__ = ["sdpa"]
 _warned: set[str] = set()
 
 
-@public("torch_fattn.sdpa")
+@public("torch_fattn.sdpa", any_layout=True)
 def sdpa(
     query: Tensor,
     key: Tensor,
@@ -33,10 +33,10 @@ def sdpa(
 
     Causal is torch's: query row i sees the keys up to i, whatever the lengths are. A row that sees no key is
     0. What there are no kernels for goes to torch's own implementation, with one warning for each reason in a
-    process: gradients, dropout, nested tensors, more than four dimensions, other devices than "mps", other
-    dtypes, head sizes above 576 (`report` counts them). So does, without a warning, what torch is expected
-    to compute faster. Head sizes that are no multiple of 8 are padded. What torch refuses is refused by
-    torch, in its words.
+    process: gradients, dropout, nested and sparse tensors, more than four dimensions, other devices than
+    "mps", other dtypes, head sizes above 576 (`report` counts them). So does, without a warning, what torch
+    is expected to compute faster. Head sizes that are no multiple of 8 are padded. What torch refuses is
+    refused by torch, in its words.
     """
     if torch.compiler.is_compiling():
         return torch.ops.fattn.sdpa(

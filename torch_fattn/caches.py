@@ -340,6 +340,7 @@ class PagedKVCache:
         self._next += 1
         return self._next - 1
 
+    @torch.inference_mode(False)  # they outlive the mode, and are written outside of it too
     def _add_rows(self, count: int) -> None:
         """To the tables, which grow as sequences come: `max_sequences` alone costs nothing."""
         first = len(self._seq_lens)

@@ -20,7 +20,7 @@ using Kind = Refusal::Kind;
 // `more`: what padding asks for besides.
 std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t dim,
                                       const std::string& padded, const std::string& more,
-                                      const char* instead) {
+                                      const std::string& instead) {
   if (dim <= 0) {
     return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
                   kHeadDimMultiple, "; pass heads of at least ", kHeadDimMultiple, " columns");
@@ -41,9 +41,48 @@ std::string inverse_root(int64_t dim) { return std::to_string(dim) + " ** -0.5";
 
 std::string columns_cut(int64_t dim) { return " and cut the result to " + std::to_string(dim) + " columns"; }
 
+// The likeliest cause: flash-attn has the length before the heads.
+std::string layout_of_heads(const Problem& p) {
+  if (p.packed_keys) return "query and key are [rows, heads, head_dim]: transpose them if yours are not";
+  if (p.op == Op::kPagedPrefill) {
+    return "query is [rows, heads, head_dim] and key_cache [num_blocks, block_size, kv_heads, head_dim]: "
+           "transpose them if yours are not";
+  }
+  if (p.op == Op::kPagedDecode) {
+    return "query is [batch, heads, length, head_dim] and key_cache [num_blocks, block_size, kv_heads, "
+           "head_dim]: transpose them if yours are not";
+  }
+  return "query and key are [batch, heads, length, head_dim]: use .transpose(1, 2) if yours have the length "
+         "before the heads";
+}
+
+bool is_paged(const Problem& p) { return p.op == Op::kPagedDecode || p.op == Op::kPagedPrefill; }
+
+// What torch's function needs to compute the same: its causal is that of the upper left corner, and it has
+// no lengths, windows or trees.
+std::string call_of_torch(const Problem& p) {
+  const ScoreOptions& options = p.options;
+  if (p.kv_format != kKvFloat || options.sinks || options.alibi_slopes || options.softcap != 0.0) {
+    const std::string name = name_of(p.op);  // "fattn.decode"
+    return "use torch_fattn.reference" + name.substr(name.find('.')) + " for this layer, in float64";
+  }
+  std::string call = "use F.scaled_dot_product_attention for this layer";
+  if (is_paged(p) || p.packed_keys) call += " and each sequence";
+  const bool gqa = p.q_heads != p.kv_heads;
+  const bool is_prefill = p.op == Op::kPrefill;
+  const bool is_last_row = p.q_len == 1 && (is_prefill ? p.q_offset + 1 >= p.kv_len : p.op == Op::kDecode);
+  const bool is_torchs = is_prefill && p.q_offset == 0 && p.mask_dtype == DType::kOther;
+  const bool hides = (p.is_causal && !is_last_row && !is_torchs) || p.has_seq_lens || options.tree_mask ||
+                     options.window_left >= 0 || options.window_right >= 0;
+  if (gqa) call += ", with enable_gqa=True";
+  if (hides) call += gqa ? " and an attn_mask of" : ", with an attn_mask of";
+  if (hides) call += " the keys that each row sees";
+  return call;
+}
+
 std::optional<Refusal> check_head_dims(const Problem& p) {
   const char* op = name_of(p.op);
-  const char* instead = "use F.scaled_dot_product_attention for this layer";
+  const std::string instead = call_of_torch(p);
   // A scale that is given stays as it is.
   const bool default_scale = p.scale == 1.0 / std::sqrt(static_cast<double>(p.head_dim));
   const std::string scale = default_scale ? " and pass scale=" + inverse_root(p.head_dim) : std::string();
@@ -115,6 +154,24 @@ std::optional<Refusal> check_packing(const char* op, const Problem& p) {
   return std::nullopt;
 }
 
+// Prefill takes neither a quantised cache nor a tree, paged_prefill no mask.
+std::optional<Refusal> check_decode_rows(const Problem& p) {
+  const bool is_decode = p.op == Op::kDecode || p.op == Op::kPagedDecode;
+  if (!is_decode || p.q_len <= kMaxDecodeRows) return std::nullopt;
+  const char* op = name_of(p.op);
+  const bool tree = p.options.tree_mask;
+  const bool elsewhere = p.op == Op::kDecode ? p.kv_format == kKvFloat : p.mask_dtype == DType::kOther;
+  if (tree || !elsewhere) {
+    return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
+                  "; split them into calls, each with the seq_lens up to its last row",
+                  tree ? " and an attn_mask in place of tree_mask" : "");
+  }
+  return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
+                p.op == Op::kDecode
+                    ? "; use fattn.prefill with is_causal=True over the filled keys of each sequence"
+                    : "; use fattn.paged_prefill, which takes the rows as [rows, heads, head_dim]");
+}
+
 std::optional<Refusal> check_paging(const char* op, const Problem& p) {
   if (p.block_size < 1) {
     return refuse(Kind::kValue, op, "block_size ", p.block_size,
@@ -136,20 +193,14 @@ std::optional<Refusal> check(const Problem& p) {
   }
   if (p.kv_heads == 0 ? p.q_heads != 0 : p.q_heads % p.kv_heads != 0) {
     return refuse(Kind::kValue, op, p.q_heads, " query heads cannot share ", p.kv_heads,
-                  " key-value heads (Hq % Hkv must be 0)");
+                  " key-value heads (Hq % Hkv must be 0)", "; ", layout_of_heads(p));
   }
   if (auto refusal = check_head_dims(p)) return refusal;
   if (auto refusal = check_format_dim(op, "query/key", p.kv_format, p.head_dim)) return refusal;
   if (auto refusal = check_format_dim(op, "value", p.kv_format, p.value_dim)) return refusal;
   if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_options(p)) return refusal;
-  const bool is_decode = p.op == Op::kDecode || p.op == Op::kPagedDecode;
-  if (is_decode && p.q_len > kMaxDecodeRows) {
-    return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
-                  p.op == Op::kDecode
-                      ? "; use fattn.prefill with is_causal=True over the filled keys of each sequence"
-                      : "; use fattn.paged_prefill, which takes the rows as [rows, heads, head_dim]");
-  }
+  if (auto refusal = check_decode_rows(p)) return refusal;
   if (p.q_len > kMaxLength || p.kv_len > kMaxLength) {
     return refuse(Kind::kValue, op, "length ", p.q_len > p.kv_len ? p.q_len : p.kv_len, " is above ",
                   kMaxLength, "; split the sequence and merge the parts with fattn.merge");
@@ -162,8 +213,7 @@ std::optional<Refusal> check(const Problem& p) {
   if (p.packed) {
     if (auto refusal = check_packing(op, p)) return refusal;
   }
-  const bool is_paged = p.op == Op::kPagedDecode || p.op == Op::kPagedPrefill;
-  return is_paged ? check_paging(op, p) : std::nullopt;
+  return is_paged(p) ? check_paging(op, p) : std::nullopt;
 }
 
 std::optional<Refusal> check(const MergeProblem& p) {
