@@ -289,8 +289,8 @@ def flash_attn_with_kvcache(
     for.
 
     A length on the device that is negative or above the capacity is clamped, and a key that has no place in
-    the cache is dropped; an int that leaves no room for k raises ValueError. rotary_cos and rotary_sin have at least as many positions as the cache has room for;
-    a query row behind those is NaN.
+    the cache is dropped; an int that leaves no room for k raises ValueError. rotary_cos and rotary_sin have
+    at least as many positions as the cache has room for; a query row behind those is NaN.
     """
     op = "flash_attn_with_kvcache"
     check_shape(op, "q", q, ROWS)
