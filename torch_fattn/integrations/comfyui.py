@@ -106,6 +106,8 @@ def _attention(
             return None
         head_dim = q.shape[-1] // heads
         q, k, v = (tensor.unflatten(-1, (-1, head_dim)).transpose(1, 2) for tensor in (q, k, v))
+    if mask is not None and mask.dim() < 2:  # ComfyUI's own functions do not agree on what it means
+        return None
     if mask is not None and mask.dim() == 3:  # [B, Lq, Lk]; others broadcast from the last dimension
         mask = mask[:, None]
     arguments = (q, k, v, mask, 0.0, False)
