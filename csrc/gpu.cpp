@@ -170,7 +170,7 @@ void add_system_and_torch(DeviceFacts& device) {
   device.torch_prefill = disabled == nullptr || std::string_view(disabled) == "0";
 }
 
-// Of this process: the versions that a tuned route belongs to.
+// The versions of macOS and torch in this process, to which tuned routes belong.
 std::tuple<int64_t, int64_t> system_and_torch() {
   DeviceFacts device;
   add_system_and_torch(device);

@@ -11,7 +11,7 @@ namespace fattn {
 const DeviceFacts& gpu_facts();
 #endif
 
-// Of the GPU that holds a tensor, else of the smallest that is supported.
+// The facts of the GPU that holds a tensor, else those of the smallest supported one.
 const DeviceFacts& facts_of(const c10::Device& device);
 
 }  // namespace fattn

@@ -73,7 +73,7 @@ bool is_kernel_dtype(at::ScalarType type) {
 // Padded, if need be.
 bool has_kernel_for(const SymInt& head_dim) { return head_dim > 0 && head_dim <= kMaxHeadDim; }
 
-// Of a tensor of two to four dimensions, one of four: missing ones come first and are 1.
+// A size of a tensor of two to four dimensions as if it had four: missing ones come first and are 1.
 SymInt size_of(const Tensor& tensor, int64_t dim) {
   const int64_t own = dim + tensor.dim() - kRank;
   return own < 0 ? SymInt(1) : tensor.sym_size(own);

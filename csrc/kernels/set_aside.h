@@ -103,7 +103,7 @@ struct SetAside {
     }
   }
   float sink(LanePosition at) const thread { return as_type<float>(row(at)[4]); }
-  // Of row `row` of the threadgroup, from the words of all simdgroups.
+  // The sink of row `row` of the threadgroup, from the words of all simdgroups.
   static float sink_of(int row, const volatile threadgroup int* all_words) {
     return as_type<float>(all_words[row / 8 * kSetAsideWords + row_word(row % 8) + 4]);
   }

@@ -124,8 +124,8 @@ Route route_of(const PlainCall& call, const DeviceFacts& device, RoutePolicy pol
 // Whether any call whose heads need no padding could go to torch on this device.
 bool may_be_torchs(const DeviceFacts& device, RoutePolicy policy);
 
-// Of the kernel that a system names itself by: 2602 of "Darwin" "25.2.0", 0 of others. What Foundation says
-// of the version follows from the SDK that Python was built with.
+// The macOS of a kernel's name and release: 2602 for "Darwin" "25.2.0", 0 for other systems. Foundation names
+// an older one to a Python that was built with an older SDK.
 int macos_of_kernel(const std::string& name, const std::string& release);
 
 }  // namespace fattn
