@@ -20,7 +20,7 @@ void check_device(const char* op, const char* name, const at::Tensor& tensor, co
                   const char* first_name = "query");
 void check_same_size(const char* op, const char* what, const char* left_name, int64_t left,
                      const char* right_name, int64_t right);
-// Of the rows of a query or of new keys, and of a cache that may be quantised.
+// The head size of query or new keys must be that of the cache, which may be quantised.
 void check_head_dim(const char* op, const char* rows_name, int64_t head_dim, const char* cache_name,
                     const at::Tensor& cache, KvFormat format);
 void check_float(const char* op, const char* name, const at::Tensor& tensor);

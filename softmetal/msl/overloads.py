@@ -125,7 +125,7 @@ def _checked(tokens: TokenList, index: int, own: str) -> str:
 
 
 def _heads(tokens: TokenList, function: Function) -> list[tuple[str, bool, bool]]:
-    """Of each template parameter: its name, whether it is a type, whether it needs no argument."""
+    """Each template parameter: its name, whether it is a type, whether it needs no argument."""
     found = []
     for begin, end in tokens.split(function.template_begin + 2, function.begin - 1):
         equals = next((i for i in range(begin, end) if tokens.text(i) == "="), end)

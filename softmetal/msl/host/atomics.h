@@ -89,7 +89,7 @@ namespace metal {
 SOFTMETAL_ATOMICS(SOFTMETAL_DEVICE)
 SOFTMETAL_ATOMICS(SOFTMETAL_THREADGROUP)
 #undef SOFTMETAL_ATOMICS
-// Of ulong, without a result.
+// For ulong, and without a result.
 #define SOFTMETAL_ATOMIC_EXTREME(NAME)                                                                  \
   template <class T>                                                                                    \
   SOFTMETAL_INLINE void atomic_##NAME##_explicit(volatile SOFTMETAL_DEVICE atomic<T>* object,           \

@@ -76,7 +76,7 @@ void Checker::rename(softmetal_arguments& arguments) const {
     if (r.name) arguments.buffer[r.index] = reinterpret_cast<void*>(seen_as(r));
 }
 
-// Of the slots that an address may have come from: the one whose binding begins last before it.
+// The slot that an address came from: the one whose binding begins last before it.
 const Checker::Region* Checker::nearest(uint32_t range, uintptr_t address) const {
   if (!regions_[range].is_shared) return &regions_[range];
   const Region* found = nullptr;

@@ -74,7 +74,7 @@ class Checker {
     bool writable = false;  // through a slot of that buffer
     uint32_t index = 0;
     const char* name = nullptr;  // null: no argument of the kernel
-    // Of the slots that are bound to its buffer: the lowest index, and where the first of them begins.
+    // The lowest index of the slots bound to its buffer, and where the first of them begins.
     uint32_t range = 0;
     uintptr_t first = 0;
     bool is_shared = false;
