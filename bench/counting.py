@@ -31,7 +31,7 @@ _ROLE_OF_BINDING = {
     "query": "query",
     "out": "out",
     "partial_out": "partial",
-    "partial_lse": "partial",
+    "partial_sum": "partial",
 }
 MANY = 64  # heads, and more of them, fill a GPU
 

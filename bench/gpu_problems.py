@@ -92,13 +92,13 @@ def run_problem(folder: Path, one: dict[str, Any]) -> tuple[float, float]:
     addresses = {name: base.data_ptr() + one["offsets"][name] for name, base in bases.items()}
     out = torch.full_like(one["out"], math.nan, dtype=one["dtype"], device="cuda")
     lse = torch.full(one["lse"].shape, math.nan, device="cuda")
-    partial_lse = torch.full((max(one["parts"], 1) * lse.numel(),), math.nan, device="cuda")
+    partial_sum = torch.full((4 * max(one["parts"], 1) * lse.numel(),), math.nan, device="cuda")
     partial_out = torch.full((max(one["parts"], 1) * out.numel(),), math.nan, device="cuda")
     for name, tensor in (
         ("out", out),
         ("lse", lse),
         ("partial_out", partial_out),
-        ("partial_lse", partial_lse),
+        ("partial_sum", partial_sum),
     ):
         addresses[name] = tensor.data_ptr()
     stream = torch.cuda.current_stream().cuda_stream

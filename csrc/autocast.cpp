@@ -46,7 +46,8 @@ void register_casts(torch::Library& library) {
   }
   for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"}) {
     // What explain shows is what the call would run.
-    for (const std::string& op : {std::string(name), std::string("_plan_") + name}) {
+    for (const std::string& op :
+         {std::string(name), std::string(name) + ".part", std::string("_plan_") + name}) {
       library.impl(op.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_with_casts<device>>());
     }
   }

@@ -117,8 +117,9 @@ TORCH_LIBRARY_IMPL(fattn, ADInplaceOrView, library) {
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
   library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&write_without_gradient>());
-  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge",
-                           "softmax", "softcap"}) {
+  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill",
+                           "prefill.part", "decode.part", "paged_decode.part", "paged_prefill.part",
+                           "varlen_prefill.part", "merge", "merge.parts", "softmax", "softcap"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
   }
   library.impl("mask_map", torch::CppFunction::makeFallthrough());  // bytes belong to no graph

@@ -407,19 +407,36 @@ MergeCall describe_merge(const Tensor& outs, const Tensor& lses) {
                     " and lses ", lses.sizes(),
                     "; lses must have the shape of outs without its last dimension");
   MergeProblem problem;
-  problem.dtype = dtype;
+  problem.dtype = problem.out_dtype = dtype;
   problem.parts = outs.size(0);
   problem.rows = outs.size(1) * outs.size(2) * outs.size(3);
   problem.head_dim = outs.size(4);
   return {.problem = problem, .outs = outs, .lses = lses};
 }
 
+MergeCall describe_merge_parts(const Tensor& outs, const Tensor& sums, at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(sums.dim() == 5 && sums.size(4) == kSumFloats, "fattn.merge: sums has shape ",
+                    sums.sizes(),
+                    " and must be [parts, batch, heads, length, 4]; pass what the parts returned");
+  MergeCall call = describe_merge(outs, sums.select(4, 0));
+  call.lses = sums;
+  call.problem.sums = true;
+  call.problem.out_dtype = dtype_of(dtype);
+  return call;
+}
+
 ResultSizes result_sizes(const Problem& p) {
   const Strides3 out = out_strides(p);
-  if (p.packed) return {{p.q_len, p.q_heads, p.value_dim}, {out.row, out.head, 1}, {p.q_heads, p.q_len}};
-  return {{p.batch, p.q_heads, p.q_len, p.value_dim},
-          {out.batch, out.head, out.row, 1},
-          {p.batch, p.q_heads, p.q_len}};
+  ResultSizes sizes;
+  if (p.packed) {
+    sizes = {{p.q_len, p.q_heads, p.value_dim}, {out.row, out.head, 1}, {p.q_heads, p.q_len}};
+  } else {
+    sizes = {{p.batch, p.q_heads, p.q_len, p.value_dim},
+             {out.batch, out.head, out.row, 1},
+             {p.batch, p.q_heads, p.q_len}};
+  }
+  if (p.part) sizes.lse.push_back(kSumFloats);
+  return sizes;
 }
 
 Tensor with_contiguous_rows(const Tensor& operand) {

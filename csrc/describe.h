@@ -41,7 +41,7 @@ struct Call {
 struct MergeCall {
   MergeProblem problem;
   at::Tensor outs;
-  at::Tensor lses;
+  at::Tensor lses;  // or sums
 
   at::Device device() const { return outs.device(); }
 };
@@ -112,6 +112,7 @@ Call describe_varlen_prefill(const at::Tensor& query, const at::Tensor& key, con
                              int64_t sink_tokens, const OptionalTensor& sinks,
                              const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale);
 MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
+MergeCall describe_merge_parts(const at::Tensor& outs, const at::Tensor& sums, at::ScalarType dtype);
 
 CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& value,
                                     const at::Tensor& key_cache, const at::Tensor& value_cache,
@@ -124,11 +125,12 @@ LogitsCall describe_softcap(const at::Tensor& x, double cap);
 // The rows themselves or a contiguous copy, as the call says.
 at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
 
-// Shapes of out and lse, and the strides of out. lse is contiguous.
+// Shapes of out and lse, and the strides of out. lse is contiguous. A part has sums in place of lse, of one
+// dimension more.
 struct ResultSizes {
   c10::SmallVector<int64_t, 4> out;
   c10::SmallVector<int64_t, 4> out_strides;
-  c10::SmallVector<int64_t, 3> lse;
+  c10::SmallVector<int64_t, 4> lse;
 };
 ResultSizes result_sizes(const Problem& problem);
 std::array<int64_t, 4> map_sizes(const MaskMapProblem& problem);

@@ -16,6 +16,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "fallback_attention.h"
+#include "tensor_checks.h"
 
 namespace fattn {
 namespace {
@@ -60,8 +61,9 @@ std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   const Tensor source = owner.mul(q_len).add(place.clamp(0, q_len - 1));
   const Tensor rows_out = out.transpose(1, 2).flatten(0, 1).index_select(0, source);
   const Tensor rows_lse = lse.transpose(0, 1).flatten(1, 2).index_select(1, source);
+  const Tensor owned_lse = problem.part ? owned.view({1, -1, 1}) : owned.unsqueeze(0);
   return {at::where(owned.view({-1, 1, 1}), rows_out, no_key_out),
-          at::where(owned.unsqueeze(0), rows_lse, no_key_lse)};
+          at::where(owned_lse, rows_lse, no_key_lse)};
 }
 
 std::tuple<Tensor, Tensor> attend_together(const Call& call) {
@@ -187,15 +189,16 @@ std::tuple<Tensor, Tensor> run_in_torch(const MergeCall& call) {
     return {at::zeros(sizes, call.outs.options()),
             at::full(sizes.slice(0, 3), -kInfinity, call.lses.options())};
   }
-  const Tensor top = at::amax(call.lses, 0);
+  const Tensor logits = call.problem.sums ? call.lses.select(-1, 1) : call.lses;
+  const Tensor top = at::amax(logits, 0);
   const Tensor shift = top.masked_fill(top.eq(-kInfinity), 0.0);
-  const Tensor weights = at::exp(call.lses.sub(shift));  // 0 for a part without keys
-  const Tensor sum = weights.sum(0);
+  const Tensor weights = at::exp(logits.sub(shift));  // 0 for a part without keys
+  const Tensor sum = (call.problem.sums ? weights.mul(call.lses.select(-1, 2)) : weights).sum(0);
   const Tensor scaled = weights.div(sum.masked_fill(sum.eq(0.0), 1.0)).unsqueeze(-1);
   // A part without keys does not count, whatever it holds.
-  const Tensor has_keys = call.lses.ne(-kInfinity).unsqueeze(-1);
+  const Tensor has_keys = logits.ne(-kInfinity).unsqueeze(-1);
   const Tensor parts = at::where(has_keys, call.outs.to(at::kFloat).mul(scaled), 0.0);
-  return {parts.sum(0).to(call.outs.scalar_type()), at::log(sum).add(shift)};
+  return {parts.sum(0).to(scalar_type_of(call.problem.out_dtype)), at::log(sum).add(shift)};
 }
 
 }  // namespace fattn

@@ -15,6 +15,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/log.h>
@@ -52,6 +53,7 @@ Tensor key_counts(const Call& call) {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kLog2E = 1.4426950408889634;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kFar = int64_t{1} << 32;        // more than any two positions are apart
 constexpr int64_t kMaxScores = int64_t{1} << 26;  // of one slice of query rows: 256 MiB
@@ -198,6 +200,12 @@ Tensor fold_heads(const Tensor& rows, int64_t kv_heads) {
   return rows.reshape({rows.size(0), kv_heads, rows.size(1) / kv_heads * rows.size(2), rows.size(3)});
 }
 
+// What merge.parts reads of rows whose largest logit and sum of weights these are, [.., 1]. Score units are
+// natural here.
+Tensor sums_of(const Tensor& logit, const Tensor& sum) {
+  return at::cat({logit, logit, sum, at::full_like(sum, kLog2E)}, -1);
+}
+
 std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys, int64_t first,
                                        int64_t rows) {
   const Call& call = query_rows.call;
@@ -229,7 +237,14 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
   const Tensor weighed =
       weigh_values(fold_heads(weights, problem.kv_heads), fold_heads(visible, problem.kv_heads), keys.value)
           .view({problem.batch, problem.q_heads, rows, problem.value_dim});
-  return {weighed.div(sum.masked_fill(sum.eq(0.0), 1.0)), at::log(sum).add(shift).squeeze(-1)};
+  if (!problem.part) {
+    return {weighed.div(sum.masked_fill(sum.eq(0.0), 1.0)), at::log(sum).add(shift).squeeze(-1)};
+  }
+  // What float32 takes from the logit goes to the weights.
+  const Tensor logit = top.to(at::kFloat);
+  const Tensor rounded_off = top.sub(logit);
+  const Tensor factor = at::where(rounded_off.abs().lt(1.0), rounded_off.exp(), 1.0);
+  return {weighed.mul(factor), sums_of(logit, sum.mul(factor).to(at::kFloat))};
 }
 
 }  // namespace
@@ -239,11 +254,14 @@ std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
   const ResultSizes sizes = result_sizes(call.problem);
   const Tensor logits = sink_logits(call).view({-1, 1});
   const Tensor sinks = logits.masked_fill(logits.eq(kInfinity), kNaN);  // inf - inf, as where there are keys
-  const Tensor out = at::empty_strided(sizes.out, sizes.out_strides, call.query.options()).zero_();
+  const auto options = call.problem.part ? call.query.options().dtype(at::kFloat) : call.query.options();
+  const Tensor out = at::empty_strided(sizes.out, sizes.out_strides, options).zero_();
   if (call.problem.options.sinks) {
     out.masked_fill_(call.problem.packed ? sinks.isnan() : sinks.isnan().unsqueeze(2), kNaN);
   }
-  return {out, at::empty(sizes.lse, sinks.options()).copy_(sinks)};
+  if (!call.problem.part) return {out, at::empty(sizes.lse, sinks.options()).copy_(sinks)};
+  const Tensor sums = sums_of(sinks.unsqueeze(-1), sinks.ne(-kInfinity).to(at::kFloat).unsqueeze(-1));
+  return {out, at::empty(sizes.lse, sums.options()).copy_(sums)};
 }
 
 // Into out and lse, [batch, q_heads, q_len, value_dim] and without value_dim, which hold what rows without

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include "metal/executor.h"
+#include "tensor_checks.h"
 
 namespace fattn {
 namespace {
@@ -45,9 +46,9 @@ std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const R
   Tensor scratch_out, scratch_lse;
   if (plan.scratch_out_floats > 0) {
     scratch_out = empty_floats({plan.scratch_out_floats}, results.out);
-    scratch_lse = empty_floats({plan.scratch_lse_floats}, results.out);
+    scratch_lse = empty_floats({plan.scratch_sum_floats}, results.out);
     bindings[Buffer::kScratchOut] = view_of(scratch_out, results.out);
-    bindings[Buffer::kScratchLse] = view_of(scratch_lse, results.out);
+    bindings[Buffer::kScratchSum] = view_of(scratch_lse, results.out);
   }
   Tensor map;
   if (plan.scratch_map_bytes > 0) {
@@ -62,7 +63,8 @@ std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const R
 
 std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   const ResultSizes sizes = result_sizes(call.problem);
-  const Results results = {at::empty_strided(sizes.out, sizes.out_strides, call.query.options()),
+  const auto options = call.problem.part ? call.query.options().dtype(at::kFloat) : call.query.options();
+  const Results results = {at::empty_strided(sizes.out, sizes.out_strides, options),
                            empty_floats(sizes.lse, call.query)};
   if (plan.pass_count == 0) return {results.out, results.lse};
 
@@ -92,8 +94,9 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
 
 std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
   const auto sizes = call.outs.sizes().slice(1);
-  const Results results = {at::empty(sizes, call.outs.options()),
-                           at::empty(sizes.slice(0, 3), call.lses.options())};
+  const Results results = {
+      at::empty(sizes, call.outs.options().dtype(scalar_type_of(call.problem.out_dtype))),
+      at::empty(sizes.slice(0, 3), call.lses.options())};
   if (plan.pass_count == 0) return {results.out, results.lse};
 
   // The partial results lie where decode's own second pass has its scratch.
@@ -101,7 +104,7 @@ std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
   const Tensor lses = call.lses.contiguous();
   Bindings bindings;
   bindings[Buffer::kScratchOut] = view_of(outs, results.out);
-  bindings[Buffer::kScratchLse] = view_of(lses, results.out);
+  bindings[Buffer::kScratchSum] = view_of(lses, results.out);
   return execute(plan, bindings, results);
 }
 

@@ -91,6 +91,14 @@ struct OpOf<describe> {
     return fattn::run(describe(args...), may_wait);
   }
 
+  // The same over a part of the keys: (out, sums) for merge.parts.
+  template <bool may_wait>
+  static auto run_part(Args... args) {
+    AnyCall call = describe(args...);
+    call.problem.part = true;
+    return fattn::run(call, may_wait);
+  }
+
   static std::string explain(Args... args, std::optional<std::string_view> device_name,
                              std::optional<int64_t> family, std::optional<int64_t> cores, bool compiles) {
     const AnyCall call = describe(args...);
@@ -111,6 +119,7 @@ using PagedDecode = OpOf<describe_paged_decode>;
 using PagedPrefill = OpOf<describe_paged_prefill>;
 using VarlenPrefill = OpOf<describe_varlen_prefill>;
 using Merge = OpOf<describe_merge>;
+using MergeParts = OpOf<describe_merge_parts>;
 using CacheWrite = OpOf<describe_cache_write>;
 using MaskMap = OpOf<describe_mask_map>;
 using Softmax = OpOf<describe_softmax>;
@@ -167,6 +176,8 @@ const std::string kSoftcapArguments = "Tensor x, float cap";
 const std::string kDeviceArguments =
     "str? device_name=None, int? family=None, int? cores=None, bool compile=False";
 const std::string kResults = " -> (Tensor out, Tensor lse)";
+// float32: out before it is divided by the sum of the weights, and sums [.., 4] as kSumFloats says.
+const std::string kPart = " -> (Tensor out, Tensor sums)";
 
 // A call changes the caches; planning one changes nothing.
 std::string cache_write_arguments(bool writes) {
@@ -184,6 +195,12 @@ void register_ops(torch::Library& library) {
   library.impl("paged_prefill", PagedPrefill::run<may_wait>);
   library.impl("varlen_prefill", VarlenPrefill::run<may_wait>);
   library.impl("merge", Merge::run<may_wait>);
+  library.impl("prefill.part", Prefill::run_part<may_wait>);
+  library.impl("decode.part", Decode::run_part<may_wait>);
+  library.impl("paged_decode.part", PagedDecode::run_part<may_wait>);
+  library.impl("paged_prefill.part", PagedPrefill::run_part<may_wait>);
+  library.impl("varlen_prefill.part", VarlenPrefill::run_part<may_wait>);
+  library.impl("merge.parts", MergeParts::run<may_wait>);
   library.impl("cache_write", CacheWrite::run<may_wait>);
   library.impl("mask_map", MaskMap::run<may_wait>);
   library.impl("softmax", Softmax::run<may_wait>);
@@ -202,6 +219,13 @@ TORCH_LIBRARY(fattn, library) {
   define("paged_prefill(" + kPagedPrefillArguments + ")" + kResults);
   define("varlen_prefill(" + kVarlenPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
+  // Attention over a part of the keys, unrounded, and parts put together: shared prefixes.
+  define("prefill.part(" + kPrefillArguments + ")" + kPart);
+  define("decode.part(" + kDecodeArguments + ")" + kPart);
+  define("paged_decode.part(" + kPagedDecodeArguments + ")" + kPart);
+  define("paged_prefill.part(" + kPagedPrefillArguments + ")" + kPart);
+  define("varlen_prefill.part(" + kVarlenPrefillArguments + ")" + kPart);
+  define("merge.parts(Tensor outs, Tensor sums, ScalarType dtype)" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
   define("mask_map(" + kMaskMapArguments + ") -> Tensor");
   define("softmax(" + kSoftmaxArguments + ") -> Tensor");

@@ -28,6 +28,11 @@ DType dtype_of(at::ScalarType type) {
   }
 }
 
+at::ScalarType scalar_type_of(DType dtype) {
+  if (dtype == DType::kFloat16) return at::kHalf;
+  return dtype == DType::kBFloat16 ? at::kBFloat16 : at::kFloat;
+}
+
 std::string dtype_name(const Tensor& tensor) {
   return "torch." + std::string(c10::getDtypeNames(tensor.scalar_type()).first);
 }

@@ -11,6 +11,7 @@
 namespace fattn {
 
 DType dtype_of(at::ScalarType type);
+at::ScalarType scalar_type_of(DType dtype);  // of a floating dtype
 std::string dtype_name(const at::Tensor& tensor);
 
 void check_rank(const char* op, const char* name, const at::Tensor& tensor, int64_t rank,

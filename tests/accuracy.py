@@ -119,8 +119,8 @@ def sdpa_error(case: Case, exact: Tensor) -> float:
     return (result.double() - exact).abs()[sees_a_key].max().item()
 
 
-def assert_close(case: Case, out: Tensor, lse: Tensor, *, rounding: float = 0.0) -> None:
-    """Checks an op's result (CPU tensors) against the rule. `rounding`: of what the result was made from."""
+def assert_close(case: Case, out: Tensor, lse: Tensor) -> None:
+    """Checks an op's result (CPU tensors) against the rule."""
     exact_out, exact_lse = expected(case)
     in_memory = out.transpose(1, 2) if case.problem.token_major_out else out
     assert out.dtype == case.problem.dtype and in_memory.is_contiguous()
@@ -129,7 +129,7 @@ def assert_close(case: Case, out: Tensor, lse: Tensor, *, rounding: float = 0.0)
         out, lse = _unpacked(case, out, lse)
     assert out.shape == exact_out.shape and lse.shape == exact_lse.shape
 
-    limit = 2 * sdpa_error(case, exact_out) + EXTRA_ERROR + rounding
+    limit = 2 * sdpa_error(case, exact_out) + EXTRA_ERROR
     error = (out.double() - exact_out).abs()
     assert not error.isnan().any(), f"NaN at {error.isnan().nonzero()[:4].tolist()}"
     assert error.max() <= limit, f"error {error.max():.3g} > {limit:.3g} at {_where_max(error)}"

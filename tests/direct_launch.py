@@ -81,7 +81,7 @@ def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> d
     """What the bindings of a plan name: the operands, and results and partial results full of NaN."""
     buffers = {name.removesuffix("_cache"): a for name, a in arguments.items() if isinstance(a, Tensor)}
     if op == "merge":  # its operands are partial results
-        buffers["partial_out"], buffers["partial_lse"] = arguments["outs"], arguments["lses"]
+        buffers["partial_out"], buffers["partial_sum"] = arguments["outs"], arguments["lses"]
     on_meta = {name: a.to("meta") if isinstance(a, Tensor) else a for name, a in arguments.items()}
     for name, result in zip(("out", "lse"), getattr(torch.ops.fattn, op)(**on_meta), strict=True):
         buffers[name] = torch.full_like(result, torch.nan, device="cpu")
@@ -90,8 +90,8 @@ def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> d
         rows, columns = buffers["lse"].numel(), buffers["out"].shape[-1]
         parts = plan["passes"][-1]["params"]["parts"]
         buffers["partial_out"] = torch.full((parts, rows, columns), torch.nan)
-        buffers["partial_lse"] = torch.full((parts, rows), torch.nan)
-        scratch_bytes -= 4 * parts * rows * (columns + 1)
+        buffers["partial_sum"] = torch.full((parts, rows, 4), torch.nan)
+        scratch_bytes -= 4 * parts * rows * (columns + 4)
     if scratch_bytes:
         buffers["mask_map"] = torch.full((scratch_bytes,), 255, dtype=torch.uint8)
     return buffers
@@ -187,7 +187,7 @@ def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: i
     step["grid"][step["params"]["heads_first"]] = step["params"]["q_tiles"] * parts
     step["constants"]["split"] = True
     del step["bindings"]["out"], step["bindings"]["lse"]
-    step["bindings"] |= {"partial_out": 9, "partial_lse": 10}
+    step["bindings"] |= {"partial_out": 9, "partial_sum": 10}
 
     packed = step["constants"]["packed"]
     heads, tokens = (step["params"][name] for name in ("q_heads", "q_len"))
@@ -199,10 +199,10 @@ def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: i
     merge["threads"] = [32 * simdgroups, 1, 1]
     params = bytearray.fromhex(merge["params_bytes"])
     struct.pack_into("<qi", params, 16, heads * tokens, tokens)  # rows_per_sequence, span.q_len
-    merge["constants"]["token_major_out"] = packed
+    merge["constants"] |= {"token_major_out": packed, "split": True}
     merge["params_bytes"] = params.hex()
     plan["passes"].append(merge)
-    plan["scratch_bytes"] = 4 * parts * rows * (columns + 1)
+    plan["scratch_bytes"] = 4 * parts * rows * (columns + 4)
 
 
 def lengthen_rows(step: dict[str, Any], columns: int) -> None:

@@ -307,6 +307,30 @@ def test_lowest_mask_values(op: str, dtype: torch.dtype, device: str) -> None:
     assert torch.allclose(out[alone].double(), exact_out[alone], atol=2e-2)
 
 
+LONG = {
+    "prefill": {"q_len": 4, "kv_len": 1500},
+    "decode": {"q_len": 1, "kv_len": 304, "seq_lens": (257, 304)},
+    "paged_decode": {"q_len": 1, "kv_len": 304, "seq_lens": (257, 304)},
+}
+
+
+@pytest.mark.parametrize("op", LONG)
+@pytest.mark.parametrize("logits", ["lowest", "equal"])
+def test_large_logits_over_parts_of_the_keys(op: str, logits: str, device: str) -> None:
+    """Parts count by how many keys they have where a float32 log-sum-exp has no room for that number."""
+    case = problems.build(problem(op, mask=torch.float32, **LONG[op]))
+    value = torch.finfo(torch.float32).min if logits == "lowest" else 1e5
+    case = with_values(case, attn_mask=torch.full_like(case.clean["attn_mask"], value))
+    if logits == "equal" and op != "paged_decode":  # so large without a mask
+        case = problems.build(problem(op, scale=1e3, **LONG[op]))
+        first_key = case.clean["key"][:, :, :1]
+        case = with_values(case, key=first_key.expand_as(case.clean["key"]).contiguous())
+    with counted_launches() as launches:
+        out, lse = run(device, case)
+    assert device == "cpu" or launches["fattn_merge"] == 1
+    assert_close(case, out, lse)
+
+
 @pytest.mark.parametrize("op", ["prefill", "decode"])
 def test_float32_mask_beyond_the_range_of_half(op: str, device: str) -> None:
     """Differences between mask values below -65504 still count."""

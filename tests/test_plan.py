@@ -144,7 +144,7 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
         assert needed <= tiles <= needed + p.batch + 1
         assert (heads, batch, grouped, parts) == (p.kv_heads, 1, False, 1)
     rows = (sum(p.rows) + p.spare_rows) * p.q_heads
-    assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 1) * 4 if parts > 1 else 0)
+    assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 4) * 4 if parts > 1 else 0)
     assert [merge["grid"] for merge in merges] == ([[rows, 1, 1]] if parts > 1 else [])
     assert launch["constants"]["split"] == (parts > 1)
     waves = (
@@ -253,11 +253,11 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     assert [step["constants"]["token_major_out"] for step in plan["passes"]] == [False] * (parts > 1) + [
         token_major
     ]
-    assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 1) * 4 if parts > 1 else 0)
+    assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 4) * 4 if parts > 1 else 0)
     if parts > 1:
         merge = plan["passes"][1]
         merged = {"rows": rows, "parts": parts, "head_dim": p.value_dim, "rows_per_sequence": rows // p.batch}
-        assert merge["params"] == merged | {"span": span}
+        assert merge["params"] == merged | {"span": span, "puts_part": 0}
         assert merge["grid"] == [rows, 1, 1]
 
 

@@ -23,7 +23,7 @@ class Fault:
     source: str = "prefill.metal"
 
 
-EMPTY = "put_empty_part(rows, params, part, partial_lse, thread_index);"
+EMPTY = "put_empty_part(rows, params, part, partial_sum, thread_index);"
 FAULTS = [
     Fault(
         "part_off_by_one", "dense", "const int first = part * size;", "const int first = (part + 1) * size;"
@@ -48,7 +48,7 @@ FAULTS = [
         "fc_sinks &&",
         "prefill_wide.metal",
     ),
-    Fault("empty_part_counts", "top_left", ".lse] = -INFINITY;", ".lse] = 0.0f;"),
+    Fault("empty_part_counts", "top_left", "float4(-INFINITY, -INFINITY, 0.0f, 1.0f);\n    }\n  }\n}", "float4(0.0f, 0.0f, 1.0f, 1.0f);\n    }\n  }\n}"),
     Fault("empty_part_is_not_written", "top_left", EMPTY, ""),
     Fault(
         "first_part_without_keys_is_empty",

@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .plans import LOGITS_OPERATORS, OPERATORS
 
+# The operators that also attend to a part of the keys, for merge.parts.
+PARTS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -20,6 +22,9 @@ def register() -> None:
         torch.library.register_fake(f"fattn::{op}", _fake(op))
     for op in LOGITS_OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _logits_fake(op))
+    for op in PARTS:
+        torch.library.register_fake(f"fattn::{op}.part", _part_fake(op))
+    torch.library.register_fake("fattn::merge.parts", _merged_parts)
     torch.library.register_fake("fattn::mask_map", _mask_map)
     torch.library.register_fake("fattn::cache_write", _cache_write)
     torch.library.register_fake("fattn::_refuse_backward", torch.empty_like)
@@ -38,6 +43,24 @@ def _fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
         return result_of(*arguments, **options)
 
     return fake
+
+
+def _part_fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    fake = _fake(op)
+
+    def part_fake(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        out, lse = fake(*arguments, **options)
+        if out.dim() == 3:  # of packed rows: in the order of lse
+            part = out.new_empty(out.transpose(0, 1).shape, dtype=torch.float32).transpose(0, 1)
+        else:
+            part = out.new_empty(out.shape, dtype=torch.float32)
+        return part, lse.new_empty(*lse.shape, 4)
+
+    return part_fake
+
+
+def _merged_parts(outs: Tensor, sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return outs.new_empty(outs.shape[1:], dtype=dtype), sums.new_empty(sums.shape[1:-1])
 
 
 def _attention_result(

@@ -147,9 +147,10 @@ def _packed(
             lens = _lengths(op, cu_seqlens_k, capacity)
         check_blocks(op, "block_table", block_table, lens, 0, k)
 
-    def attend(before: int, **options: Any) -> tuple[Tensor, Tensor]:
+    def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
         keys = (lens - before).clamp(min=0) if before else lens
-        result: tuple[Tensor, Tensor] = torch.ops.fattn.paged_prefill(
+        op = torch.ops.fattn.paged_prefill.part if part else torch.ops.fattn.paged_prefill
+        result: tuple[Tensor, Tensor] = op(
             q, k, v, block_table, keys, cu_seqlens_q, most_q, **options
         )
         return result
@@ -157,7 +158,7 @@ def _packed(
     if by_distance:
         assert alibi_slopes is not None
         of_rows = _slopes_of_rows(alibi_slopes, cu_seqlens_q, q.shape[0])
-        out, lse = attend_by_distance(attend, alibi_slopes, of_rows, options)
+        out, lse = attend_by_distance(attend, alibi_slopes, of_rows, q.dtype, options)
     else:
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
     return result(without_padding(out, value_dim), lse, return_attn_probs)

@@ -14,10 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._merge import merge
-from ._ops import decode, prefill
-from ._packed_ops import paged_prefill
-from ._paged_decode import paged_decode
+from ._merge import NO_KEYS, merge_parts, shifted
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
 # every core of most GPUs; below it, decode, which splits the keys, reads more but waits less.
@@ -42,22 +39,22 @@ class Keys:
     stored: dict[str, Any] = field(default_factory=dict)  # scales and format
     is_separate_prefix: bool = False  # whose arguments have names of their own
 
-    def decode(self, query: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    def decode(self, query: Tensor, *, part: bool = True, **options: Any) -> tuple[Tensor, Tensor]:
+        """Out and sums for `merge_parts`; or out and lse, if these are all keys."""
         options |= self.stored
         try:
-            return self._decode(query, options)
+            return self._decode(query, part, options)
         except (NotImplementedError, TypeError, ValueError) as refusal:
             if not self.is_separate_prefix:
                 raise
             raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", str(refusal))) from None
 
-    def _decode(self, query: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        if self.block_tables is None:
-            return decode(query, self.key, self.value, self.seq_lens, return_lse=True, **options)
-        assert self.seq_lens is not None
-        return paged_decode(
-            query, self.key, self.value, self.block_tables, self.seq_lens, return_lse=True, **options
-        )
+    def _decode(self, query: Tensor, part: bool, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        op = torch.ops.fattn.decode if self.block_tables is None else torch.ops.fattn.paged_decode
+        tables = () if self.block_tables is None else (self.block_tables,)
+        attend = op.part if part else op
+        out, lse = attend(query, self.key, self.value, *tables, self.seq_lens, **options)
+        return out, lse
 
 
 @dataclass
@@ -90,13 +87,12 @@ class Rows:
         batch, heads, q_len, head_dim = self.query.shape
         if keys.block_tables is None:
             rows = self.as_heads(self.query).view(1, self.kv_heads, -1, head_dim)
-            out, lse = prefill(rows, keys.key, keys.value, return_lse=True, **options)
-            return self.from_heads(out), self.from_heads(lse[..., None])[..., 0]
-        assert keys.seq_lens is not None
+            out, sums = torch.ops.fattn.prefill.part(rows, keys.key, keys.value, **options)
+            return self.from_heads(out), self.from_heads(sums)
         packed = self.query.transpose(1, 2).reshape(batch * q_len, heads, head_dim)
         total = packed.shape[0]
         starts = torch.arange(2, dtype=torch.int32, device=packed.device) * total
-        out, lse = paged_prefill(
+        out, sums = torch.ops.fattn.paged_prefill.part(
             packed,
             keys.key,
             keys.value,
@@ -105,12 +101,10 @@ class Rows:
             starts,
             total,
             is_causal=False,
-            return_lse=True,
             **options,
         )
-        return out.unflatten(0, (batch, q_len)).transpose(1, 2), lse.unflatten(1, (batch, q_len)).transpose(
-            0, 1
-        )
+        out = out.unflatten(0, (batch, q_len)).transpose(1, 2)
+        return out, sums.unflatten(1, (batch, q_len)).transpose(0, 1)
 
 
 def attend(
@@ -147,9 +141,9 @@ def attend(
         "sinks": sinks,
         "alibi_slopes": alibi_slopes,
     }
-    own_out, own_lse = suffix.decode(rows.query, softcap=softcap, scale=scale, **own)
-    if prefix.length == 0 or own_lse.numel() == 0:
-        return own_out, own_lse
+    if prefix.length == 0 or rows.query.shape[:3].numel() == 0:
+        return suffix.decode(rows.query, part=False, softcap=softcap, scale=scale, **own)
+    own_out, own_sums = suffix.decode(rows.query, softcap=softcap, scale=scale, **own)
 
     mask = _columns(attn_mask, 0, prefix.length)
     if 0 <= window_left < keys - 1:
@@ -163,14 +157,14 @@ def attend(
         and mask is None
         and alibi_slopes is None
     ):
-        out, lse = rows.prefill(prefix, softcap=softcap, scale=scale)
+        out, sums = rows.prefill(prefix, softcap=softcap, scale=scale)
     else:
         if mask is not None and mask.shape[:-1].numel() > 1:
             mask = rows.as_heads(mask)
         slopes = None
         if alibi_slopes is not None:
             slopes = rows.as_heads(alibi_slopes[..., None, None]).flatten()
-        out, lse = prefix.decode(
+        out, sums = prefix.decode(
             rows.as_heads(rows.query),
             attn_mask=mask,
             window_left=window_left,
@@ -179,14 +173,14 @@ def attend(
             softcap=softcap,
             scale=scale,
         )
-        out, lse = rows.from_heads(out), rows.from_heads(lse[..., None])[..., 0]
+        out, sums = rows.from_heads(out), rows.from_heads(sums)
     if alibi_slopes is not None:
-        # decode took all rows for the token that ends the prefix. What all scores of a row are off by, its
-        # lse is.
-        lse = lse - alibi_slopes.float()[..., None] * _beyond_prefix(rows, suffix)
+        # decode took all rows for the token that ends the prefix. All scores of a row are off by as much.
+        distance = alibi_slopes.float()[..., None] * _beyond_prefix(rows, suffix)
+        sums = shifted(sums, distance)
     if is_empty is not None:
-        lse = lse.masked_fill(is_empty[:, None, None], -torch.inf)
-    return merge(torch.stack((out, own_out)), torch.stack((lse, own_lse)), return_lse=True)
+        sums = sums.where(~is_empty[:, None, None, None], sums.new_tensor(NO_KEYS))
+    return merge_parts((out, own_out), (sums, own_sums), rows.query.dtype)
 
 
 def _beyond_prefix(rows: Rows, suffix: Keys) -> Tensor:

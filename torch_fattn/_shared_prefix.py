@@ -139,8 +139,7 @@ def shared_prefix_decode(
     each 32 of more, and once per tile of prefill for thousands, where `decode` reads it B times. An attn_mask
     that differs from row to row, and a window that begins in the prefix, are written out for every row and
     key of the prefix. The number of rows decides where sums are cut: unlike those of `decode`, the results of
-    a sequence may differ in their last bits with the batch. 16-bit results are rounded once for each part,
-    and once more.
+    a sequence may differ in their last bits with the batch.
     """
     name = "torch_fattn.shared_prefix_decode"
     if block_tables is None:

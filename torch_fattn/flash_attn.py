@@ -127,8 +127,9 @@ def _dense(
     q, k, v, options["scale"] = pad_heads(q, k, v, scale)
     operands = [tensor.transpose(1, 2) for tensor in (q, k, v)]
 
-    def attend(before: int, **options: Any) -> tuple[Tensor, Tensor]:
-        out, lse = torch.ops.fattn.prefill(*operands, q_offset=kv_len - q_len - before, **options)
+    def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+        op = torch.ops.fattn.prefill.part if part else torch.ops.fattn.prefill
+        out, lse = op(*operands, q_offset=kv_len - q_len - before, **options)
         return out.transpose(1, 2), lse
 
     if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
@@ -137,7 +138,7 @@ def _dense(
     elif alibi_slopes is None or sees_no_later_key(causal, options):
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
     else:
-        out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], options)
+        out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], q.dtype, options)
     return result(without_padding(out, value_dim), lse, return_attn_probs)
 
 
@@ -360,9 +361,10 @@ def flash_attn_with_kvcache(
             lens = (lens.clamp(max=capacity) - first).clamp(min=0)
         starts = torch.arange(batch + 1, device=q.device, dtype=torch.int32) * q_len
 
-        def attend(before: int, **options: Any) -> tuple[Tensor, Tensor]:
+        def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
             keys = (lens.clamp(max=capacity) - before).clamp(min=0) if before else lens
-            out, lse = torch.ops.fattn.paged_prefill(
+            op = torch.ops.fattn.paged_prefill.part if part else torch.ops.fattn.paged_prefill
+            out, lse = op(
                 q.flatten(0, 1), key_cache, value_cache, table, keys, starts, q_len, **options
             )
             return out.unflatten(0, (batch, q_len)), lse.unflatten(1, (batch, q_len)).transpose(0, 1)
@@ -370,6 +372,6 @@ def flash_attn_with_kvcache(
         if alibi_slopes is None or sees_no_later_key(causal, options):
             out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
         else:
-            out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], options)
+            out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], q.dtype, options)
     out = without_padding(out, value_dim)
     return (out, lse) if return_softmax_lse else out

@@ -58,8 +58,8 @@ def from_plan(case: Case, plan: dict[str, Any], impl: str = IMPL) -> Launch:
     rows = case.batch * case.q_heads * case.q_len
     scratch: dict[str, int] = {}
     if plan["scratch_bytes"]:
-        splits = plan["scratch_bytes"] // (4 * rows * (case.head_dim + 1))
-        scratch = {"partial_out": splits * rows * case.head_dim * 4, "partial_lse": splits * rows * 4}
+        splits = plan["scratch_bytes"] // (4 * rows * (case.head_dim + 4))
+        scratch = {"partial_out": splits * rows * case.head_dim * 4, "partial_sum": splits * rows * 16}
     return Launch(
         impl,
         [pass_of(one, case.dtype) for one in plan["passes"]],

@@ -25,22 +25,26 @@ inline int first_packed_row(constant DecodeParams& params, int column) {
   return column % params.row_blocks * kPackedRows;
 }
 
-// The log-sum-exp of a row of the threadgroup.
-inline float row_lse(float row_max, float sum, int row, const volatile threadgroup int* aside_words) {
-  return is_huge_sink(row_max) ? SetAside::sink_of(row, aside_words) : log_sum_exp(row_max, sum);
+// The sum of a row of the threadgroup.
+inline RowSum sum_of_row(float row_max, float sum, int row, const volatile threadgroup int* aside_words) {
+  RowSum of_row = row_sum_of_weights(row_max, sum);
+  if (is_huge_sink(row_max)) {
+    of_row.logit = SetAside::sink_of(row, aside_words);
+  }
+  return of_row;
 }
 
 // This lane's part of a row whose keys no other simdgroup has.
 inline void store_row(thread const OnlineAttention& attention, thread const ResultRows& results, int row,
                       const volatile threadgroup int* aside_words, LanePosition at) {
-  const float inverse = inverse_sum(attention.row_sum[0]);
+  const float scale = result_scale(attention.row_sum[0]);
 #pragma clang loop unroll(full)
   for (int i = 0; i < kValueDim / 4; i++) {
     const float element = attention.out[0][i / 2].thread_elements()[i & 1];
-    results.put(row, value_column(i, at.pair), element * inverse);
+    results.put(row, value_column(i, at.pair), element * scale);
   }
   if (at.pair == 0) {
-    results.put_lse(row, row_lse(attention.row_max[0], attention.row_sum[0], row, aside_words));
+    results.put_sum(row, sum_of_row(attention.row_max[0], attention.row_sum[0], row, aside_words));
   }
 }
 
@@ -87,7 +91,7 @@ struct SharedStates {
       weights[g] = weight_of(row_max[g * kPackedRows + row] - origin);
       sum += weights[g] * row_sum[g * kPackedRows + row];
     }
-    const float inverse = inverse_sum(sum);
+    const float scale = result_scale(sum);
 #pragma clang loop unroll(full)
     for (int first = 0; first < kValueDim; first += kRowThreads * 4) {
       const int column = first + thread_of_row * 4;
@@ -100,10 +104,10 @@ struct SharedStates {
         const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + column;
         values += weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
       }
-      results.put(row, column, values * inverse);
+      results.put(row, column, values * scale);
     }
     if (thread_of_row == 0) {
-      results.put_lse(row, row_lse(largest, sum, row, aside_words));
+      results.put_sum(row, sum_of_row(largest, sum, row, aside_words));
     }
   }
 };
@@ -123,7 +127,7 @@ using namespace fattn;
     const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
     const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fc_paged)]],
     device float* partial_out [[buffer(fattn::kSlotPartialOut), function_constant(fc_split)]],
-    device float* partial_lse [[buffer(fattn::kSlotPartialLse), function_constant(fc_split)]],
+    device float4* partial_sum [[buffer(fattn::kSlotPartialSum), function_constant(fc_split)]],
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
@@ -233,7 +237,7 @@ using namespace fattn;
     share = aside.share();
     const ResultPlace place = aside.place();
     ResultRows results;
-    results.set(out, lse, partial_out, partial_lse, place.first_row, params);
+    results.set(out, lse, partial_out, partial_sum, place.first_row, params);
     if (kKeyGroups == 1) {
       if (row < place.rows) {
         store_row(attention, results, row, shared_aside, at);

@@ -144,17 +144,17 @@ struct ResultRows {
   device Element* out;
   device float* lse;
   device float* partial_out;
-  device float* partial_lse;
+  device float4* partial_sum;
   uint first_row;
   uint rows;  // of a head
   uint rows_per_sequence;
 
-  void set(device Element* outs, device float* lses, device float* partial_outs, device float* partial_lses,
+  void set(device Element* outs, device float* lses, device float* partial_outs, device float4* partial_sums,
            uint first, constant DecodeParams& params) thread {
     out = outs;
     lse = lses;
     partial_out = partial_outs;
-    partial_lse = partial_lses;
+    partial_sum = partial_sums;
     first_row = first;
     rows = params.span.q_len;
     rows_per_sequence = params.q_heads * params.span.q_len;
@@ -181,11 +181,11 @@ struct ResultRows {
       *reinterpret_cast<device vec<Element, 4>*>(out + place_of(row, column)) = vec<Element, 4>(values);
     }
   }
-  void put_lse(int row, float value) const thread {
+  void put_sum(int row, RowSum sum) const thread {
     if (fc_split) {
-      partial_lse[first_row + row] = value;
+      partial_sum[first_row + row] = sum.of_part();
     } else {
-      lse[first_row + row] = value;
+      lse[first_row + row] = sum.log_sum_exp();
     }
   }
 };

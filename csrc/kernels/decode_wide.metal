@@ -252,7 +252,7 @@ using namespace fattn;
     const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
     const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fc_paged)]],
     device float* partial_out [[buffer(fattn::kSlotPartialOut), function_constant(fc_split)]],
-    device float* partial_lse [[buffer(fattn::kSlotPartialLse), function_constant(fc_split)]],
+    device float4* partial_sum [[buffer(fattn::kSlotPartialSum), function_constant(fc_split)]],
     const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
     const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
@@ -341,27 +341,27 @@ using namespace fattn;
     attention.finish();
 
     ResultRows results;
-    results.set(out, lse, partial_out, partial_lse, first_result_row(params, kv_head, item), params);
+    results.set(out, lse, partial_out, partial_sum, first_result_row(params, kv_head, item), params);
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowGroups; r++) {
       const int row = first_row + r * 8 + at.row;
       if (row >= params.group_size * params.span.q_len) {
         continue;
       }
-      const float inverse = inverse_sum(attention.row_sum[r]);
+      const float scale = result_scale(attention.row_sum[r]);
 #pragma clang loop unroll(full)
       for (int i = 0; i < 2 * kOutFragments; i++) {
         const int column = ValueColumns::column_of(i, at.pair, simdgroup_index);
         if (column >= 0) {
-          results.put(row, column, attention.out[r][i / 2].thread_elements()[i & 1] * inverse);
+          results.put(row, column, attention.out[r][i / 2].thread_elements()[i & 1] * scale);
         }
       }
       if (simdgroup_index == 0 && at.pair == 0) {
-        float row_lse = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+        RowSum sum = row_sum_of_weights(attention.row_max[r], attention.row_sum[r]);
         if (is_huge_sink(attention.row_max[r])) {
-          row_lse = sinks[packed_row(params, kv_head, row).head * params.sinks_stride];
+          sum.logit = sinks[packed_row(params, kv_head, row).head * params.sinks_stride];
         }
-        results.put_lse(row, row_lse);
+        results.put_sum(row, sum);
       }
     }
   }

@@ -1,4 +1,4 @@
-// Merge: partial results over disjoint keys -> the result over all of them, by log-sum-exp. A threadgroup has
+// Merge: partial results over disjoint keys -> the result over all of them, by their sums. A threadgroup has
 // a row; each of its simdgroups sums every kSimdgroups-th part, and then their sums are added up.
 //
 // Serves the last pass of decode and of a prefill whose keys are cut into parts (float32 partials), and
@@ -14,21 +14,57 @@ typedef FATTN_OUT_T Result;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
-// The sum of some parts of a row, relative to their largest lse.
+// Of a row of a part or of some, as RowSum::of_part() has it: the sum of the weights, relative to the largest
+// logit. 0 where no key was seen.
+struct SumOfKeys {
+  float score;
+  float logit;
+  float sum;
+  float log2_per_score;
+};
+
+inline SumOfKeys no_keys() {
+  SumOfKeys sum = {-INFINITY, -INFINITY, 0.0f, 1.0f};
+  return sum;
+}
+
+// A weight relative to `from`, made relative to `to`. Exactly 1 where they are the same: a row with one part
+// has the bits that it has without a merge.
+inline float shift_of(float from, float to, float log2_per_score) {
+  const float origin = to == -INFINITY ? 0.0f : to;
+  return from == to ? 1.0f : fast::exp2((from - origin) * log2_per_score);
+}
+
+// The sum of some parts of a row.
 struct PartSum {
   float4 weighted;  // of this lane's columns
-  float largest;
-  float total;
+  SumOfKeys keys;
 };
 
 // Where the parts of a row lie, from this lane's columns on.
 struct Parts {
   const device Partial* out;
-  const device float* lse;
-  long out_stride;  // from part to part
-  long lse_stride;
+  const device float* sum;  // of one call, as RowSum::of_part() has it; else its log-sum-exp
+  long out_stride;          // from part to part
+  long sum_stride;
   int count;
   int columns;  // that this lane has: up to 4
+
+  SumOfKeys sum_of(int part) const thread {
+    SumOfKeys keys;
+    if (fc_split) {
+      const float4 stored = *reinterpret_cast<const device float4*>(sum + part * sum_stride);
+      keys.score = stored.x;
+      keys.logit = stored.y;
+      keys.sum = stored.z;
+      keys.log2_per_score = stored.w;
+    } else {
+      keys.score = keys.logit = sum[part * sum_stride];
+      keys.sum = keys.score == -INFINITY ? 0.0f : 1.0f;
+      keys.log2_per_score = M_LOG2E_F;
+    }
+    return keys;
+  }
 
   float4 values(int part) const thread {
     const device Partial* from = out + part * out_stride;
@@ -45,23 +81,25 @@ struct Parts {
 
 // Of the parts that this simdgroup has.
 inline PartSum sum_of(thread const Parts& parts, int simdgroup_index, ushort lane) {
-  PartSum sum = {float4(0.0f), -INFINITY, 0.0f};
+  PartSum sum = {float4(0.0f), no_keys()};
   for (int first = simdgroup_index; first < parts.count; first += kSimdgroups * kSimdWidth) {
-    const int own = first + lane * kSimdgroups;  // a lane weighs one part
-    const float lse = own < parts.count ? parts.lse[own * parts.lse_stride] : -INFINITY;
-    const float largest = fmax(sum.largest, simd_max(lse));
-    const float origin = largest == -INFINITY ? 0.0f : largest;
-    const float weight = fast::exp2((lse - origin) * M_LOG2E_F);
-    const float shrink = fast::exp2((sum.largest - origin) * M_LOG2E_F);
-    sum.largest = largest;
-    sum.total = sum.total * shrink + simd_sum(weight);
+    const int own_part = first + lane * kSimdgroups;  // a lane weighs one part
+    const SumOfKeys own = own_part < parts.count ? parts.sum_of(own_part) : no_keys();
+    const float largest = fmax(sum.keys.score, simd_max(own.score));
+    const float log2_per_score = fmax(sum.keys.log2_per_score, simd_max(own.log2_per_score));
+    const float weight = shift_of(own.score, largest, log2_per_score);
+    const float shrink = shift_of(sum.keys.score, largest, log2_per_score);
+    sum.keys.score = largest;
+    sum.keys.logit = fmax(sum.keys.logit, simd_max(own.logit));
+    sum.keys.log2_per_score = log2_per_score;
+    sum.keys.sum = sum.keys.sum * shrink + simd_sum(own.sum * weight);
     sum.weighted *= shrink;
     // Up to the last part that saw a key: those behind it may be parts that nobody had to write.
-    const int count = simd_max(lse != -INFINITY ? int(lane) + 1 : 0);
+    const int count = simd_max(own.sum != 0.0f ? int(lane) + 1 : 0);
 #pragma clang loop unroll_count(4)
     for (int i = 0; i < count; i++) {
       const float4 values = parts.values(first + i * kSimdgroups);
-      const bool counts = simd_shuffle(lse, ushort(i)) != -INFINITY;
+      const bool counts = simd_shuffle(own.sum, ushort(i)) != 0.0f;
       const float part_weight = simd_shuffle(weight, ushort(i));
       // A part that saw no key may hold anything.
       sum.weighted += counts ? part_weight * values : float4(0.0f);
@@ -76,23 +114,23 @@ using namespace fattn;
 
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_merge(
     const device Partial* partial_out [[buffer(fattn::kSlotPartialOut)]],
-    const device float* partial_lse [[buffer(fattn::kSlotPartialLse)]],
+    const device float* partial_sum [[buffer(fattn::kSlotPartialSum)]],
     device Result* out [[buffer(fattn::kSlotOut)]], device float* lse [[buffer(fattn::kSlotLse)]],
     constant MergeParams& params [[buffer(fattn::kSlotParams)]],
     const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
     uint group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float4 shared_weighted[kSimdgroups * kSimdWidth];
-  threadgroup float shared_largest[kSimdgroups];
-  threadgroup float shared_total[kSimdgroups];
+  threadgroup SumOfKeys shared_keys[kSimdgroups];
 
   const long row = group;
   Parts parts;
-  parts.lse = partial_lse + row;
-  parts.lse_stride = params.rows;
+  const long sum_floats = fc_split ? kSumFloats : 1;
+  parts.sum_stride = sum_floats * params.rows;
+  parts.sum = partial_sum + sum_floats * row;
   parts.out_stride = params.rows * params.head_dim;
   parts.count = params.parts;
-  if (fc_split) {  // of decode: as many as the sequence has chunks
+  if (params.span.chunk_unit > 0) {  // of decode: as many as the sequence has chunks
     const int length = length_of(seq_lens, params.span, int(row / params.rows_per_sequence));
     const Chunks chunks = chunks_of(newest_rows(params.span, length), params.span);
     parts.count = chunks.count();
@@ -107,34 +145,38 @@ using namespace fattn;
     const PartSum sum = sum_of(parts, simdgroup_index, lane);
     shared_weighted[simdgroup_index * kSimdWidth + lane] = sum.weighted;
     if (lane == 0) {
-      shared_largest[simdgroup_index] = sum.largest;
-      shared_total[simdgroup_index] = sum.total;
+      shared_keys[simdgroup_index] = sum.keys;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (simdgroup_index != 0) {
       continue;
     }
-    float largest = -INFINITY;
+    SumOfKeys keys = no_keys();
     for (int s = 0; s < kSimdgroups; s++) {
-      largest = fmax(largest, shared_largest[s]);
+      keys.score = fmax(keys.score, shared_keys[s].score);
+      keys.logit = fmax(keys.logit, shared_keys[s].logit);
+      keys.log2_per_score = fmax(keys.log2_per_score, shared_keys[s].log2_per_score);
     }
-    const float origin = largest == -INFINITY ? 0.0f : largest;
     float4 weighted = 0.0f;
-    float total = 0.0f;
     for (int s = 0; s < kSimdgroups; s++) {
-      const float weight = fast::exp2((shared_largest[s] - origin) * M_LOG2E_F);
+      const float weight = shift_of(shared_keys[s].score, keys.score, keys.log2_per_score);
       weighted += weight * shared_weighted[s * kSimdWidth + lane];
-      total += weight * shared_total[s];
+      keys.sum += weight * shared_keys[s].sum;
     }
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    const float scale = params.puts_part ? 1.0f : keys.sum == 0.0f ? 0.0f : 1.0f / keys.sum;
 #pragma clang loop unroll(full)
     for (int i = 0; i < 4; i++) {  // not up to `columns`: registers have no addresses
       if (i < parts.columns) {
-        out[out_begin + column + i] = Result(weighted[i] * inverse);
+        out[out_begin + column + i] = Result(weighted[i] * scale);
       }
     }
     if (first_column == 0 && lane == 0) {
-      lse[row] = total == 0.0f ? -INFINITY : largest + log(total);
+      if (params.puts_part) {
+        const float4 of_part = float4(keys.score, keys.logit, keys.sum, keys.log2_per_score);
+        *reinterpret_cast<device float4*>(lse + kSumFloats * row) = of_part;
+      } else {
+        lse[row] = keys.sum == 0.0f ? -INFINITY : keys.logit + log(keys.sum);
+      }
     }
   }
 }

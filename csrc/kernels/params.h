@@ -31,7 +31,7 @@ enum Slot {
   kSlotSeqLens = 7,
   kSlotBlockTables = 8,
   kSlotPartialOut = 9,
-  kSlotPartialLse = 10,
+  kSlotPartialSum = 10,
   kSlotSinks = 11,
   kSlotAlibiSlopes = 12,
   kSlotTreeMask = 13,
@@ -54,20 +54,20 @@ enum FunctionConstant {
   kConstMask = 0,         // uint, MaskKind
   kConstCausal = 1,       // bool
   kConstVectorLoads = 2,  // bool: every K/V/Q row starts on a 16-byte boundary; cache_write: on four columns
-  kConstSplit = 3,        // bool: write float partials instead of the result
-  kConstHasSeqLens = 4,   // bool
-  kConstBlockSize = 5,    // uint: keys per cache block; 0 = dense
-  kConstWindow = 6,       // bool: rows see a window of keys, and the sink tokens below it
-  kConstSoftcap = 7,      // bool
-  kConstAlibi = 8,        // bool
-  kConstSinks = 9,        // bool: a learned logit per head
-  kConstTree = 10,        // bool: the newest keys are draft tokens under a tree mask
-  kConstOneRow = 11,      // bool: all rows of a key-value head see the same keys
-  kConstScales = 12,      // bool: quantised K and V have scales
-  kConstPacked = 13,      // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
-  kConstSliced = 14,      // bool: the grid takes several dispatches (plan/slices.h)
-  kConstPackedKeys = 15,  // bool: so do the keys of all sequences, cut by cu_seqlens_k
-  kConstMaskMap = 16,     // bool: there is a map of the mask
+  kConstSplit = 3,  // bool: write a part of the result, or merge those of one call: floats and their sums
+  kConstHasSeqLens = 4,      // bool
+  kConstBlockSize = 5,       // uint: keys per cache block; 0 = dense
+  kConstWindow = 6,          // bool: rows see a window of keys, and the sink tokens below it
+  kConstSoftcap = 7,         // bool
+  kConstAlibi = 8,           // bool
+  kConstSinks = 9,           // bool: a learned logit per head
+  kConstTree = 10,           // bool: the newest keys are draft tokens under a tree mask
+  kConstOneRow = 11,         // bool: all rows of a key-value head see the same keys
+  kConstScales = 12,         // bool: quantised K and V have scales
+  kConstPacked = 13,         // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
+  kConstSliced = 14,         // bool: the grid takes several dispatches (plan/slices.h)
+  kConstPackedKeys = 15,     // bool: so do the keys of all sequences, cut by cu_seqlens_k
+  kConstMaskMap = 16,        // bool: there is a map of the mask
   kConstTokenMajorOut = 17,  // bool: decode, merge: `out` is [batch, row, head] in memory
   kConstGrouped = 18,        // bool: a dense tile has rows of all query heads that share a key-value head
 };
@@ -190,6 +190,8 @@ struct MergeParams {
   // Of decode's second pass, where a sequence has as many parts as its length asks for.
   fattn_i64 rows_per_sequence;
   CausalSpan span;
+  fattn_i32 puts_part;  // the result is a part itself: lse holds what RowSum::of_part() has
+  fattn_i32 reserved;
 };
 
 // Caches are block, head, slot, as in DecodeParams.
@@ -242,7 +244,7 @@ FATTN_CHECK_SIZE(GridSlice, 16);
 FATTN_CHECK_SIZE(PrefillParams, 352);
 FATTN_CHECK_SIZE(CausalSpan, 40);
 FATTN_CHECK_SIZE(DecodeParams, 288);
-FATTN_CHECK_SIZE(MergeParams, 64);
+FATTN_CHECK_SIZE(MergeParams, 72);
 FATTN_CHECK_SIZE(CacheWriteParams, 160);
 FATTN_CHECK_SIZE(MaskMapParams, 56);
 FATTN_CHECK_SIZE(LogitsParams, 112);
@@ -278,6 +280,9 @@ FATTN_CONSTEXPR int kStartLongs = 3;
 FATTN_CONSTEXPR int kInt4Group = 32;
 // Columns that softmax and softcap read and write at once.
 FATTN_CONSTEXPR int kLogitsVector = 4;
+// Of a row of a part: its largest logit in score units, the same in natural ones, the sum of its weights, and
+// log2 of the weight that a score unit makes.
+FATTN_CONSTEXPR int kSumFloats = 4;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read

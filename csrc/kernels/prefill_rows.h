@@ -223,14 +223,22 @@ inline void put_result(device Element* out, device float* partial_out, long plac
   }
 }
 
+inline void put_sum(device float* lse, device float4* partial_sum, long place, RowSum sum) {
+  if (fc_split) {
+    partial_sum[place] = sum.of_part();
+  } else {
+    lse[place] = sum.log_sum_exp();
+  }
+}
+
 // Says of each row of the tile that this part of its keys, which has none, was not seen. The merge then does
 // not look at what the part has for results.
 inline void put_empty_part(thread const TileRows& rows, constant PrefillParams& params, int part,
-                           device float* lse, ushort thread_index) {
+                           device float4* partial_sum, ushort thread_index) {
   for (int i = thread_index; i < kTileRows; i += kThreads) {
     const QueryRow row = rows.row(rows.tile.begin + i, params);
     if (row.exists) {
-      lse[rows.result_of(row, part, params).lse] = -INFINITY;
+      partial_sum[rows.result_of(row, part, params).lse] = float4(-INFINITY, -INFINITY, 0.0f, 1.0f);
     }
   }
 }

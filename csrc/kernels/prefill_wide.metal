@@ -177,7 +177,7 @@ using namespace fattn;
     device Element* out [[buffer(fattn::kSlotOut), function_constant(fc_whole)]],
     device float* lse [[buffer(fattn::kSlotLse), function_constant(fc_whole)]],
     device float* partial_out [[buffer(fattn::kSlotPartialOut), function_constant(fc_split)]],
-    device float* partial_lse [[buffer(fattn::kSlotPartialLse), function_constant(fc_split)]],
+    device float4* partial_sum [[buffer(fattn::kSlotPartialSum), function_constant(fc_split)]],
     constant PrefillParams& params [[buffer(fattn::kSlotParams)]],
     const device uchar* mask [[buffer(fattn::kSlotMask), function_constant(fc_has_mask)]],
     const device uchar* mask_map [[buffer(fattn::kSlotMaskMap), function_constant(fc_mask_map)]],
@@ -221,7 +221,7 @@ using namespace fattn;
   if (fc_split) {
     first_key = take_part(ranges, params, part, kTileKeys);
     if (part > 0 && first_key >= ranges.end) {
-      put_empty_part(rows, params, part, partial_lse, thread_index);
+      put_empty_part(rows, params, part, partial_sum, thread_index);
       return;
     }
   }
@@ -307,7 +307,7 @@ using namespace fattn;
     if (place < 0) {
       continue;
     }
-    const float scale = inverse_sum(attention.row_sum[r]);
+    const float scale = result_scale(attention.row_sum[r]);
 #pragma clang loop unroll(full)
     for (int i = 0; i < ValueColumns::kAll; i++) {
       const int column = ValueColumns::column_of(i, at.pair, share);
@@ -317,11 +317,11 @@ using namespace fattn;
       }
     }
     if (share == 0 && at.pair == 0) {
-      float row_lse = log_sum_exp(attention.row_max[r], attention.row_sum[r]);
+      RowSum sum = row_sum_of_weights(attention.row_max[r], attention.row_sum[r]);
       if (is_huge_sink(attention.row_max[r])) {
-        row_lse = natural_sink_of(rows.row(group_row + r * 8 + at.row, params), params, sinks);
+        sum.logit = natural_sink_of(rows.row(group_row + r * 8 + at.row, params), params, sinks);
       }
-      (fc_split ? partial_lse : lse)[aside.lse(r)] = row_lse;
+      put_sum(lse, partial_sum, aside.lse(r), sum);
     }
   }
 }

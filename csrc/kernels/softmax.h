@@ -280,16 +280,33 @@ struct AttentionState {
 // Of a simdgroup with whole rows.
 typedef AttentionState<kRowFragments, kKeyFragments, kValueDim / 8> OnlineAttention;
 
-// Natural-log normaliser of a row; -inf when the row saw no key.
-inline float log_sum_exp(float row_max, float sum) {
-  return sum == 0.0f ? -INFINITY : (fc_additive_mask ? row_max : row_max * M_LN2_F) + log(sum);
+// What the weights of a row add up to, relative to its largest logit.
+struct RowSum {
+  float score;  // that logit in score units
+  float logit;  // and natural
+  float sum;
+
+  // -inf when the row saw no key.
+  float log_sum_exp() const thread { return sum == 0.0f ? -INFINITY : logit + log(sum); }
+
+  // What merge reads. Not the log-sum-exp: logits of 1e6 leave no room for the sum in one float.
+  float4 of_part() const thread { return float4(score, logit, sum, fc_additive_mask ? M_LOG2E_F : 1.0f); }
+};
+
+inline RowSum row_sum_of_weights(float row_max, float sum) {
+  RowSum row;
+  row.score = row_max;
+  row.logit = fc_additive_mask ? row_max : row_max * M_LN2_F;
+  row.sum = sum;
+  return row;
 }
 
 // Whether the largest logit of a row is a sink that score units cannot hold (finite_score). It is the row's
 // log-sum-exp, and is read again.
 inline bool is_huge_sink(float row_max) { return fc_sinks && !fc_additive_mask && fabs(row_max) == FLT_MAX; }
 
-// A row that saw no key has sum 0 and result 0.
-inline float inverse_sum(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+// From a weighted sum of values to the result. A row that saw no key has sum 0 and result 0. Parts are
+// divided when they are merged.
+inline float result_scale(float sum) { return fc_split ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum; }
 
 }  // namespace fattn

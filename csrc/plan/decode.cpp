@@ -147,7 +147,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const CausalSpan span = span_of(p, shape, workers, most_products_of_group);
   const int64_t parts = parts_of(p, span);
   // With one row or one head both layouts are the same memory.
-  const bool token_major_out = p.token_major_out && p.q_len > 1 && p.q_heads > 1;
+  const bool token_major_out = p.token_major_out && !p.part && p.q_len > 1 && p.q_heads > 1;
   // Of one column.
   const double products = double(p.batch) * double(most_visible_keys(p)) * double(products_per_key(p, shape));
   const bool sliced = products * double(columns) > most_products(device);
@@ -161,7 +161,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.value_in_key = p.value_in_key;
   pass.spec.tile_keys = uint16_t(shape.tile_keys);
   pass.spec.simdgroups = uint16_t(shape.simdgroups);
-  pass.spec.split = parts > 1;
+  pass.spec.split = parts > 1 || p.part;
   pass.spec.token_major_out = token_major_out && parts == 1;
   pass.spec.window = p.options.window_left >= 0;
   pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
@@ -182,19 +182,17 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.set_params(params);
 
   if (parts == 1) {
-    pass.bind(Buffer::kOut, kSlotOut);
-    pass.bind(Buffer::kLse, kSlotLse);
+    pass.bind(Buffer::kOut, p.part ? kSlotPartialOut : kSlotOut);
+    pass.bind(Buffer::kLse, p.part ? kSlotPartialSum : kSlotLse);
     return plan;
   }
   pass.bind(Buffer::kScratchOut, kSlotPartialOut);
-  pass.bind(Buffer::kScratchLse, kSlotPartialLse);
+  pass.bind(Buffer::kScratchSum, kSlotPartialSum);
   const int64_t rows = p.batch * p.q_heads * p.q_len;
   plan.scratch_out_floats = parts * rows * p.value_dim;
-  plan.scratch_lse_floats = parts * rows;
+  plan.scratch_sum_floats = parts * rows * kSumFloats;
   // The same number of simdgroups whatever the capacity: they decide the order of the sum.
-  Pass& merge = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype,
-                               merge_simdgroups(span.most_chunks));
-  merge.spec.split = true;
+  Pass& merge = add_merge_pass(plan, parts_of_call(p, parts, rows), merge_simdgroups(span.most_chunks));
   merge.spec.token_major_out = token_major_out;
   merge.spec.has_seq_lens = p.has_seq_lens;
   merge.spec.window = pass.spec.window;
@@ -205,6 +203,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   merge_params.head_dim = int32_t(p.value_dim);
   merge_params.rows_per_sequence = p.q_heads * p.q_len;
   merge_params.span = params.span;
+  merge_params.puts_part = p.part;
   merge.set_params(merge_params);
   return plan;
 }

@@ -185,6 +185,7 @@ void write(JsonWriter& json, const MergeParams& params) {
   FATTN_FIELD(head_dim);
   FATTN_FIELD(rows_per_sequence);
   FATTN_FIELD(span);
+  FATTN_FIELD(puts_part);
 }
 
 void write(JsonWriter& json, const MaskMapParams& params) {
@@ -326,7 +327,7 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
   for (uint32_t i = 0; i < plan.pass_count; ++i) write(json, plan.passes[i]);
   json.close(']');
 
-  const int64_t floats = plan.scratch_out_floats + plan.scratch_lse_floats;
+  const int64_t floats = plan.scratch_out_floats + plan.scratch_sum_floats;
   json.field("scratch_bytes", floats * int64_t{sizeof(float)} + plan.scratch_map_bytes);
   json.field("tuning", plan.tuning);
   json.close('}');

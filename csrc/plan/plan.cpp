@@ -4,17 +4,19 @@
 
 namespace fattn {
 
-Pass& add_merge_pass(Plan& plan, const MergeProblem& p, DType out_dtype, uint16_t simdgroups) {
+Pass& add_merge_pass(Plan& plan, const MergeProblem& p, uint16_t simdgroups) {
   Pass& pass = plan.add_pass();
   pass.spec.kernel = Kernel::kMerge;
   pass.spec.dtype = p.dtype;
-  pass.spec.out_dtype = out_dtype;
+  pass.spec.out_dtype = p.out_dtype;
+  pass.spec.split = p.sums;
   pass.spec.simdgroups = simdgroups;
   pass.grid = {uint32_t(p.rows), 1, 1};  // a threadgroup per row
   pass.threads = {uint32_t(pass.spec.simdgroups * kSimdWidth), 1, 1};
-  pass.threadgroup_bytes = uint32_t(ceil_div(simdgroups * (kSimdWidth * 4 + 2) * sizeof(float), 16) * 16);
+  pass.threadgroup_bytes =
+      uint32_t(ceil_div(simdgroups * (kSimdWidth * 4 + kSumFloats) * sizeof(float), 16) * 16);
   pass.bind(Buffer::kScratchOut, kSlotPartialOut);
-  pass.bind(Buffer::kScratchLse, kSlotPartialLse);
+  pass.bind(Buffer::kScratchSum, kSlotPartialSum);
   pass.bind(Buffer::kOut, kSlotOut);
   pass.bind(Buffer::kLse, kSlotLse);
   MergeParams params{};
@@ -38,7 +40,7 @@ std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts&
   Plan plan;
   plan.tuning = "one threadgroup per row";
   if (problem.rows > 0 && problem.head_dim > 0) {
-    add_merge_pass(plan, problem, problem.dtype, merge_simdgroups(problem.parts));
+    add_merge_pass(plan, problem, merge_simdgroups(problem.parts));
   }
   return plan;
 }

@@ -113,7 +113,7 @@ enum class Buffer : uint8_t {
   kOut,
   kLse,
   kScratchOut,
-  kScratchLse,
+  kScratchSum,
   kCount,
 };
 const char* name_of(Buffer buffer);
@@ -150,7 +150,7 @@ struct Plan {
   std::array<Pass, 3> passes{};
   uint32_t pass_count = 0;  // 0: the result is empty, nothing is launched
   int64_t scratch_out_floats = 0;
-  int64_t scratch_lse_floats = 0;
+  int64_t scratch_sum_floats = 0;
   int64_t scratch_map_bytes = 0;  // of the map that the first pass makes of the mask
   const char* tuning = "";        // where the tile and the size of chunks come from
 

@@ -17,8 +17,16 @@ Plan plan_decode(const Problem& problem, const DeviceFacts& device);
 Plan plan_cache_write(const CacheWriteProblem& problem);
 Plan plan_logits(const LogitsProblem& problem);
 Plan plan_mask_map(const MaskMapProblem& problem);
-// Appends the pass that merges partial results (kScratchOut, kScratchLse) into kOut and kLse.
-Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, DType out_dtype, uint16_t simdgroups);
+// Appends the pass that merges partial results (kScratchOut, kScratchSum) into kOut and kLse.
+Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, uint16_t simdgroups);
+// The partial results of a call whose keys are split.
+inline MergeProblem parts_of_call(const Problem& p, int64_t parts, int64_t rows) {
+  return {.out_dtype = p.part ? DType::kFloat32 : p.dtype,
+          .sums = true,
+          .parts = parts,
+          .rows = rows,
+          .head_dim = p.value_dim};
+}
 
 // Whether making a map of the problem's mask is worth its cost. If so the pass that makes it comes first, and
 // the problem has one.

@@ -198,18 +198,19 @@ Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, in
 void add_merge(Plan& plan, const Problem& p, int64_t parts) {
   const int64_t rows = (p.packed ? 1 : p.batch) * p.q_heads * p.q_len;
   plan.scratch_out_floats = parts * rows * p.value_dim;
-  plan.scratch_lse_floats = parts * rows;
+  plan.scratch_sum_floats = parts * rows * kSumFloats;
   // The number of simdgroups decides the order of the sum; the parts of packed tiles go by the capacity.
   const uint16_t simdgroups = p.packed ? 1 : merge_simdgroups(parts);
-  Pass& pass = add_merge_pass(plan, {DType::kFloat32, parts, rows, p.value_dim}, p.dtype, simdgroups);
+  Pass& pass = add_merge_pass(plan, parts_of_call(p, parts, rows), simdgroups);
   MergeParams params{};
   params.rows = rows;
   params.parts = int32_t(parts);
   params.head_dim = int32_t(p.value_dim);
   // Packed rows are token-major always, and lse and the parts are not.
-  pass.spec.token_major_out = (p.packed || p.token_major_out) && p.q_len > 1 && p.q_heads > 1;
+  pass.spec.token_major_out = (p.packed || p.token_major_out) && !p.part && p.q_len > 1 && p.q_heads > 1;
   params.rows_per_sequence = p.q_heads * p.q_len;
   params.span.q_len = int32_t(p.q_len);
+  params.puts_part = p.part;
   pass.set_params(params);
 }
 
@@ -254,7 +255,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   pass.spec.causal = p.is_causal;
   pass.spec.window = options.window_left >= 0 || window_right >= 0;
   pass.spec.grouped = grouped;
-  pass.spec.split = parts.count > 1;
+  pass.spec.split = parts.count > 1 || p.part;
 
   const bool heads_first = longest_first(p, device, tile, q_tiles * parts.count * heads * batch);
   pass.grid = {uint32_t(q_tiles * parts.count), uint32_t(heads), uint32_t(batch)};
@@ -270,13 +271,9 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   pass.threadgroup_bytes = uint32_t(ceil_div(bytes, 16) * 16);
 
   bind_attention(pass, p);
-  if (pass.spec.split) {
-    pass.bind(Buffer::kScratchOut, kSlotPartialOut);
-    pass.bind(Buffer::kScratchLse, kSlotPartialLse);
-  } else {
-    pass.bind(Buffer::kOut, kSlotOut);
-    pass.bind(Buffer::kLse, kSlotLse);
-  }
+  const bool merged = parts.count > 1;
+  pass.bind(merged ? Buffer::kScratchOut : Buffer::kOut, pass.spec.split ? kSlotPartialOut : kSlotOut);
+  pass.bind(merged ? Buffer::kScratchSum : Buffer::kLse, pass.spec.split ? kSlotPartialSum : kSlotLse);
 
   PrefillParams params{};
   set_attention_params(params, p);
@@ -302,7 +299,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   params.least_part = int32_t(parts.least);
   params.heads_first = heads_first;
   pass.set_params(params);
-  if (pass.spec.split) add_merge(plan, p, parts.count);
+  if (merged) add_merge(plan, p, parts.count);
   return plan;
 }
 

@@ -67,6 +67,7 @@ struct Problem {
   Strides3 key{};  // paged: block, head, slot
   Strides3 value{};
   bool token_major_out = false;  // of the result: out_strides()
+  bool part = false;             // the result is one for merge.parts: float32, and the sums of its weights
   bool value_in_key = false;     // decode: the value is the first columns of the key, in the same memory
   bool vector_aligned = false;   // every query, key and value row starts on a 16-byte boundary, and a pair of
                                  // int4 scales on one of 4
@@ -114,7 +115,7 @@ inline int64_t most_sequence_rows(const Problem& p) { return std::min(p.max_seql
 inline Strides3 out_strides(const Problem& p) {
   const int64_t rows = std::max<int64_t>(p.q_len, 1);
   const int64_t heads = std::max<int64_t>(p.q_heads, 1);
-  const bool token_major = p.packed || p.token_major_out;
+  const bool token_major = (p.packed || p.token_major_out) && !p.part;  // a part is in the order of lse
   Strides3 strides{};
   strides.batch = p.packed ? 0 : heads * rows * p.value_dim;
   strides.head = token_major ? p.value_dim : rows * p.value_dim;
@@ -123,9 +124,11 @@ inline Strides3 out_strides(const Problem& p) {
 }
 
 // N partial results over disjoint keys: outs [parts, ..., head_dim] of `dtype`, lses [parts, ...] of float32,
-// contiguous.
+// contiguous. With `sums`, those of a part's weights are in place of lses, two numbers each.
 struct MergeProblem {
   DType dtype = DType::kFloat32;
+  DType out_dtype = DType::kFloat32;
+  bool sums = false;
   int64_t parts = 0;
   int64_t rows = 0;
   int64_t head_dim = 0;

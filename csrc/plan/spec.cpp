@@ -158,8 +158,8 @@ const char* name_of(Buffer buffer) {
       return "lse";
     case Buffer::kScratchOut:
       return "partial_out";
-    case Buffer::kScratchLse:
-      return "partial_lse";
+    case Buffer::kScratchSum:
+      return "partial_sum";
     case Buffer::kCount:
       break;
   }
