@@ -211,9 +211,10 @@ OF_LOGITS = {
     *("csrc/autocast.cpp", "csrc/autograd.cpp", "csrc/kernels/softcap.h", "csrc/plan/supported.h"),
     *(
         "torch_fattn/__init__.py",
-        "torch_fattn/_reference_scores.py",
-        "torch_fattn/doctor.py",
-        "torch_fattn/plans.py",
+        "torch_fattn/reference/__init__.py",
+        "torch_fattn/reference/scores.py",
+        "torch_fattn/commands/doctor.py",
+        "torch_fattn/inspection/plans.py",
     ),
 }
 
@@ -231,7 +232,7 @@ def test_the_lists_of_options() -> None:
     }
     having = {name for name in having - OF_LOGITS if "logits" not in name}
     # Those that have others' lists of options.
-    callers = ("torch_fattn/integrations/", "torch_fattn/flash_attn.py", "torch_fattn/_flash_attn_")
+    callers = ("torch_fattn/integrations/transformers/", "torch_fattn/flash_attn/")
     others = {name for name in having if name.startswith(callers)}
     assert named <= having
     assert having - named - others == {"csrc/kernels/scores.h"}, "where the mathematics is"

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..._operands import public
+from ...runtime.signatures import public
 from .elsewhere import run_elsewhere, without_patterns
 from .masks import hides_nothing
 from .operators import compute

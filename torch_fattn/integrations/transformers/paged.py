@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..._head_padding import HEAD_STEP, pad_heads, without_padding
-from ..._operands import public
+from ...operators.head_padding import HEAD_STEP, pad_heads, without_padding
+from ...runtime.signatures import public
 from ._contracts import PagedLayer, paged_layer, update_paged
 from .elsewhere import run_elsewhere
 from .policy import falls_back

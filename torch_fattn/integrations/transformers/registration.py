@@ -9,8 +9,8 @@ from typing import Any
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ... import _versions
-from ..._operands import public
+from ...runtime import versions
+from ...runtime.signatures import public
 from . import class_tables, policy
 from ._contracts import entry, restore, switch_batching
 from .attention import attend
@@ -43,8 +43,8 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
     Raises ImportError where transformers is older than what this is made for; a newer one costs a warning.
     """
     version = transformers.__version__
-    if (fault := _versions.fault("transformers", version, _versions.TRANSFORMERS)) is not None:
-        if _versions.minor(version) < _versions.TRANSFORMERS[0]:
+    if (fault := versions.fault("transformers", version, versions.TRANSFORMERS)) is not None:
+        if versions.minor(version) < versions.TRANSFORMERS[0]:
             raise ImportError(fault)
         warnings.warn(fault, stacklevel=3)
     policy.choose(on_unsupported)

@@ -1,0 +1,1 @@
+"""The operators as Python functions, and what `torch.compile` needs of them."""
