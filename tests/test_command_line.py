@@ -16,7 +16,7 @@ import torch
 
 from torch_fattn import __main__ as command_line
 from torch_fattn import explain
-from torch_fattn.inspection.plans import OPERATORS
+from torch_fattn.operators import OPERATORS
 
 pytestmark = pytest.mark.host_only
 

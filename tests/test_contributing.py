@@ -215,6 +215,7 @@ OF_LOGITS = {
         "torch_fattn/reference/scores.py",
         "torch_fattn/commands/doctor.py",
         "torch_fattn/inspection/plans.py",
+        "torch_fattn/operators/__init__.py",
     ),
 }
 

@@ -10,7 +10,8 @@ import torch
 import torch_fattn
 from tests.conftest import counted_launches
 from torch_fattn import reference
-from torch_fattn.inspection import compiled, plans
+from torch_fattn.inspection import compiled
+from torch_fattn.operators import OPERATORS
 
 f16 = torch.float16
 # A head size that no other test compiles first.
@@ -73,7 +74,7 @@ def test_lists_of_sizes() -> None:
     assert {kernel.macros["FATTN_HEAD_DIM"] for kernel in done.kernels} == {"24"}
 
 
-@pytest.mark.parametrize("op", plans.OPERATORS)
+@pytest.mark.parametrize("op", OPERATORS)
 def test_every_operator_by_sizes(op: str) -> None:
     assert torch_fattn.warmup(op, heads=2, head_dim=16).kernels
 

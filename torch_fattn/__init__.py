@@ -26,13 +26,17 @@ from .integrations.pytorch.install import install, installed, uninstall
 from .integrations.pytorch.report import Report, report, reset_report
 from .integrations.pytorch.sdpa import sdpa
 from .operators import fakes as _fakes
-from .operators.attention import decode, prefill
+from .operators.attention import (
+    decode,
+    merge,
+    paged_decode,
+    paged_prefill,
+    prefill,
+    varlen_prefill,
+)
 from .operators.cache_write import cache_write
 from .operators.logits import softcap, softmax
 from .operators.mask_map import mask_map
-from .operators.merge import merge
-from .operators.packed import paged_prefill, varlen_prefill
-from .operators.paged_decode import paged_decode
 from .operators.shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
 from .runtime import archives as _archives
 from .runtime import extension as _extension

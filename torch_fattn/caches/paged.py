@@ -10,9 +10,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..operators.attention import MAX_DECODE_ROWS
-from ..operators.packed import paged_prefill
-from ..operators.paged_decode import paged_decode
+from ..operators.attention import MAX_DECODE_ROWS, paged_decode, paged_prefill
 from ..operators.shared_prefix import shared_prefix_paged_decode
 from ..runtime.signatures import check_tensor, public
 from .memory import (

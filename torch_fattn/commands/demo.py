@@ -32,9 +32,10 @@ except ImportError as error:
         f"The demo needs transformers and matplotlib: pip install 'torch-fattn[demo]' ({error})"
     ) from error
 
-from .. import __version__, launch_counts, reset_launch_counts
 from ..inspection.compiled import compile_summary
+from ..inspection.plans import launch_counts, reset_launch_counts
 from ..integrations.transformers import NAME, register
+from ..runtime.versions import VERSION
 from . import demo_speed
 from .arguments import ArgumentError
 from .demo_recording import PlanRecorder, Progress, StepRecorder
@@ -370,7 +371,7 @@ def write_result(
         "device": plans.distinct[0].first.data["device"] if plans.distinct else None,
         "model": description,
         "versions": {
-            "torch_fattn": __version__,
+            "torch_fattn": VERSION,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },

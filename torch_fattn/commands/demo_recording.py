@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessor
 
-from ..inspection.plans import OPERATORS, Explanation
+from ..inspection.plans import Explanation
+from ..operators import OPERATORS
 
 
 class Progress:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import __version__, built_for_torch, explain, launch_counts, reference
+from .. import reference
 from ..inspection.compiled import compile_summary
-from ..inspection.plans import PLANNED, Explanation
-from ..runtime import versions
+from ..inspection.plans import Explanation, explain, launch_counts
+from ..operators import PLANNED
+from ..runtime import extension, versions
 
 OK = "ok"
 # Largest difference from the float64 reference for operands of about 1.
@@ -114,7 +115,7 @@ def main() -> int:
 
 
 def report_versions() -> list[str]:
-    print(f"torch_fattn   {__version__}, built for torch {built_for_torch}")
+    print(f"torch_fattn   {versions.VERSION}, built for torch {extension.load()}")
     print(f"python        {platform.python_version()} on {platform.system()} {platform.machine()}")
     print(f"torch         {torch.__version__}")
     try:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ..inspection.plans import FAMILIES, MOST_CORES, OPERATORS, check_machine, explain
+from ..inspection.plans import FAMILIES, MOST_CORES, check_machine, explain
 from ..inspection.sizes import SIZES, operands_of
+from ..operators import OPERATORS
 from ..operators.head_padding import HEAD_STEP
 from .arguments import DTYPES, Parser, whole
 

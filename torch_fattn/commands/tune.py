@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .. import __version__
 from ..integrations.pytorch.routing import system_and_torch
 from ..runtime.cache_folder import cache_folder, tuning_is_off
+from ..runtime.versions import VERSION
 from ..tuning.candidates import Subject, subjects
 from ..tuning.choice import Timed, against_torch, choose, confirmed
 from ..tuning.timing import TOLERANCES, TORCH, OutOfTimeError, Stopwatch
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     print_outcome(outcome, stopwatch, time.monotonic() - start)
     before = _kept(chip, list(outcome.rows))
     rows, routes = outcome.all_rows + before.rows, outcome.all_routes + before.routes
-    file = TunedFile(__version__, source_digest(), chip, datetime.date.today().isoformat(), rows, routes)
+    file = TunedFile(VERSION, source_digest(), chip, datetime.date.today().isoformat(), rows, routes)
     install(chip, file.rows, file.provenance, file.routes)
     if options.dry_run:
         print("written      nothing, as asked")
@@ -247,9 +247,9 @@ def _route_described(route: TunedRoute) -> str:
 def _kept(chip: Chip, timed: list[Subject]) -> TunedFile:
     """What the file has of calls that were not timed now."""
     try:
-        before = read(path_of(chip), __version__)
+        before = read(path_of(chip), VERSION)
     except BadFileError:
-        return TunedFile(__version__, source_digest(), chip, "")
+        return TunedFile(VERSION, source_digest(), chip, "")
     return replace(
         before,
         rows=[row for row in before.rows if not any(subject.is_of(row) for subject in timed)],
@@ -263,7 +263,7 @@ def show(chip: Chip) -> int:
         print(f"{chip} has no tuned sizes: there is no {path}")
         return 0
     try:
-        file = read(path, __version__)
+        file = read(path, VERSION)
     except BadFileError as fault:
         print(f"{path} is not used: {fault}")
         return 1

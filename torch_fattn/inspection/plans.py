@@ -12,15 +12,12 @@ from typing import Any
 import torch
 
 from ..integrations.pytorch.routing import Route, check_policy, is_torch_version, is_version, route_of
+from ..operators import PLANNED
 from ..runtime.signatures import SIGNATURES, public, shown
 from .compiled import compiled_kernels
 
-__all__ = ["OPERATORS", "Explanation", "explain", "launch_counts", "reset_launch_counts"]
+__all__ = ["Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
-# That return (out, lse).
-OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge")
-LOGITS_OPERATORS = ("softmax", "softcap")  # that return one tensor like their first
-PLANNED = (*OPERATORS, *LOGITS_OPERATORS, "mask_map", "cache_write")
 FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner says from which on there are kernels
 MOST_CORES = 1024
 FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10}

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from ..operators import OPERATORS
 from ..runtime.signatures import SIGNATURES, public, shown
 from .compiled import CompiledKernel, compiled_kernels
-from .plans import OPERATORS, Explanation, check_op
+from .plans import Explanation, check_op
 from .sizes import operands_of
 
 __all__ = ["Warmup", "warmup"]

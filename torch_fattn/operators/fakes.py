@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ..inspection.plans import LOGITS_OPERATORS, OPERATORS
+from . import LOGITS_OPERATORS, OPERATORS
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

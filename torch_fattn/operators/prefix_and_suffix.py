@@ -14,10 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attention import decode, prefill
-from .merge import merge
-from .packed import paged_prefill
-from .paged_decode import paged_decode
+from .attention import decode, merge, paged_decode, paged_prefill, prefill
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
 # every core of most GPUs; below it, decode, which splits the keys, reads more but waits less.

@@ -5,39 +5,22 @@ two. Hydragen (Juravsky et al. 2024) and the cascade inference of FlashInfer (Ye
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from ..runtime.signatures import check_tensor, is_checked, public
-from .paged_decode import paged_decode
+from .attention import paged_decode
+from .options import DecodeOptions
 from .prefix_and_suffix import Keys, Rows, attend
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DecodeOptions", "shared_prefix_decode", "shared_prefix_paged_decode"]
+__all__ = ["shared_prefix_decode", "shared_prefix_paged_decode"]
 
 POOL = ("num_blocks", "block_size", "Hkv")
-
-
-class DecodeOptions(TypedDict, total=False):
-    """The options of `torch_fattn.decode`."""
-
-    attn_mask: Tensor | None
-    tree_mask: Tensor | None
-    window_left: int
-    window_right: int
-    sink_tokens: int
-    sinks: Tensor | None
-    alibi_slopes: Tensor | None
-    softcap: float
-    scale: float | None
-    key_scales: Tensor | None
-    value_scales: Tensor | None
-    kv_format: str
-    token_major_out: bool
 
 
 @overload
