@@ -10,11 +10,11 @@ results are always the same from run to run. Lengths, block tables and indices s
 FATTN_CHECK=1 in the environment those out of range raise ValueError before anything is written.
 """
 
+from .cache import flash_attn_with_kvcache
 from .dense import (
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
-    flash_attn_with_kvcache,
 )
 from .varlen import (
     flash_attn_varlen_func,

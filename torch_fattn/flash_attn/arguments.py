@@ -1,4 +1,5 @@
-"""What flash-attn's functions say of wrong arguments, before anything is launched or written."""
+"""The arguments and results that flash-attn's functions share, and what they say of wrong ones, before
+anything is launched or written."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ..runtime.signatures import check_tensor, is_checked
-from .options import Window
+
+Result = Tensor | tuple[Tensor, Tensor, Tensor]
+Window = tuple[int | None, int | None]
 
 ROWS = "[batch, length, heads, head_dim]"
 MAX_HEAD_DIM = 576
@@ -22,6 +25,10 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 def name_of(op: str) -> str:
     return f"torch_fattn.{op}"
+
+
+def result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
+    return (out, lse, out.new_empty(0)) if with_lse else out
 
 
 def check_shape(op: str, what: str, tensor: Any, shape: str) -> None:

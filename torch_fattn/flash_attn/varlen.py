@@ -9,7 +9,10 @@ from torch import Tensor
 
 from ..operators.head_padding import pad_heads, without_padding
 from ..runtime.signatures import public
+from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
+    Result,
+    Window,
     check_between,
     check_blocks,
     check_heads,
@@ -20,12 +23,12 @@ from .arguments import (
     check_slopes,
     name_of,
     refuse_dropout,
+    result,
     scale_of,
     softcap_of,
     whole,
     window,
 )
-from .options import Result, Window, attend_by_distance, result, sees_no_later_key
 
 _ROWS = "[tokens, heads, head_dim]"
 _POOL = "[num_blocks, block_size, kv_heads, head_dim]"

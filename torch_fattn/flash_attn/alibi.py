@@ -1,4 +1,4 @@
-"""What flash-attn's functions share: types, their result, and ALiBi by distance."""
+"""flash-attn's ALiBi, by distance, where a row sees later keys."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Result = Tensor | tuple[Tensor, Tensor, Tensor]
-Window = tuple[int | None, int | None]
-
 # Out `[.., L, H, D]` and lse `[.., H, L]` of rows that lie so many keys before where they are.
 Attend = Callable[..., tuple[Tensor, Tensor]]
-
-
-def result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
-    return (out, lse, out.new_empty(0)) if with_lse else out
 
 
 def sees_no_later_key(causal: bool, options: dict[str, Any]) -> bool:
