@@ -38,7 +38,7 @@ from transformers.utils.import_utils import is_tracing
 
 from ...operators.attention import MAX_DECODE_ROWS
 from ...runtime.signatures import public
-from ._contracts import and_parts, closed_over, made_like, packed_parts
+from .compat import and_parts, closed_over, made_like, packed_parts
 from .patterns import write_packed, write_pattern
 from .policy import falls_back, warn_once
 from .support import MaskForm, is_recurrent, mask_form, refusal_of_model

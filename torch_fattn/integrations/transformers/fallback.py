@@ -1,8 +1,6 @@
-"""The attention that runs where `fattn` cannot: transformers' sdpa function, with the mask that it would have
-got.
+"""The attention that runs where `fattn` cannot: transformers' sdpa function, with the mask that sdpa gets.
 
-It takes no soft cap and no learned sinks, and drops them without a word; layers that have either run the
-eager function of their own model.
+sdpa silently drops soft caps and learned sinks, so a layer with either runs its model's own eager function.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from .patterns import is_packed, is_pattern, read_packed, read_pattern
 from .policy import warn_once
 
 
-def run_elsewhere(
+def run_fallback(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
