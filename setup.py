@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.utils.cpp_extension import CppExtension
 
 ROOT = Path(__file__).resolve().parent
-VERSIONS = runpy.run_path(str(ROOT / "torch_fattn" / "_versions.py"))
+VERSIONS = runpy.run_path(str(ROOT / "torch_fattn" / "runtime" / "versions.py"))
 SUPPORTED = VERSIONS["requirement"]("torch", VERSIONS["TORCH"])
 BLOB = "https://github.com/torch-fattn/torch-fattn/blob/main/"
 RAW = "https://raw.githubusercontent.com/torch-fattn/torch-fattn/main/"

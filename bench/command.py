@@ -17,7 +17,7 @@ from .backends import BACKENDS, OURS, Backend, choose
 from .calls import OPS, SHAPES, Call
 
 # By its file: where an NVIDIA GPU is timed, torch_fattn need not be built.
-_PROGRESS = Path(__file__).resolve().parents[1] / "torch_fattn" / "_progress.py"
+_PROGRESS = Path(__file__).resolve().parents[1] / "torch_fattn" / "commands" / "progress.py"
 Progress = runpy.run_path(str(_PROGRESS))["Progress"]
 
 

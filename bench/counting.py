@@ -153,19 +153,20 @@ def tile_of_prefill(query: Tensor, key: Tensor, value: Tensor) -> Iterator[None]
     """In here prefills of that dtype and head size on this GPU have the tile of this one, however few their
     rows."""
     import torch_fattn
-    from torch_fattn import _tune_candidates, _tuned_file, doctor
+    from torch_fattn.commands import doctor
+    from torch_fattn.tuning import candidates, tuned_file
 
-    chip = _tuned_file.Chip(**doctor.this_gpu())
+    chip = tuned_file.Chip(**doctor.this_gpu())
     plan = torch_fattn.explain("prefill", query, key, value, family=chip.family, cores=chip.cores)
     kernel = plan.passes[0]["kernel"].removeprefix("fattn_")
     dim = max(query.shape[-1], value.shape[-1])
-    sizes = dict(_tune_candidates.sizes_of_plan(kernel, plan))
-    row = _tuned_file.TunedRow(kernel, str(query.dtype).removeprefix("torch."), dim, dim, sizes)
-    _tuned_file.install(chip, [row], "the tile of a larger call")
+    sizes = dict(candidates.sizes_of_plan(kernel, plan))
+    row = tuned_file.TunedRow(kernel, str(query.dtype).removeprefix("torch."), dim, dim, sizes)
+    tuned_file.install(chip, [row], "the tile of a larger call")
     try:
         yield
     finally:
-        _tuned_file.install(chip, [], "")
+        tuned_file.install(chip, [], "")
 
 
 @contextlib.contextmanager

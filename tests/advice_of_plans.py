@@ -11,7 +11,7 @@ import torch_fattn
 from tests.advice import Advice, run
 from tests.public_calls import heads
 from torch_fattn import reference
-from torch_fattn._route import system_and_torch
+from torch_fattn.integrations.pytorch.routing import system_and_torch
 
 
 def _route(**machine: str) -> Any:

@@ -9,9 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Sentences of commands: tests/test_command_line.py, test_tune.py, test_demo.py and test_bench_command.py.
-COMMANDS = re.compile(
-    r"/(_arguments|__main__|_explain_command|demo|_demo\w*|doctor|tune|_tune\w*|_versions)\.py$"
-)
+COMMANDS = re.compile(r"torch_fattn/(commands/|tuning/|runtime/versions\.py$)|/__main__\.py$")
 REFUSALS = re.compile(r"\b(?:refuse|TORCH_CHECK\w*)\(")
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 

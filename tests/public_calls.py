@@ -19,6 +19,11 @@ from torch_fattn.integrations import comfyui
 
 Arguments = dict[str, Any]
 OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge")
+# Whose public names are those of torch_fattn.
+INNER = tuple(
+    f"torch_fattn.{room}"
+    for room in ("commands", "inspection", "integrations.pytorch", "operators", "runtime", "tuning")
+)
 CACHES = {"PagedKVCache", "StaticKVCache"}
 # What only the library makes: nobody calls these with arguments of their own.
 MADE_BY_THE_LIBRARY = {"CacheStep", "CompiledKernel", "Explanation", "Fallback", "Report", "Warmup"}
@@ -80,9 +85,7 @@ def find() -> dict[str, Public]:
 def _modules() -> Iterator[Any]:
     yield torch_fattn
     for info in pkgutil.walk_packages(torch_fattn.__path__, "torch_fattn."):
-        if any(part.startswith("_") for part in info.name.split(".")[1:]):
-            continue
-        if info.name.rpartition(".")[2] in ("demo", "doctor", "tune"):  # commands
+        if any(part.startswith("_") for part in info.name.split(".")[1:]) or info.name.startswith(INNER):
             continue
         yield importlib.import_module(info.name)
 

@@ -14,6 +14,7 @@ import pytest
 
 import torch_fattn
 from tests.conftest import EMULATED, needs_emulator
+from torch_fattn.tuning import tuned_file
 
 # Calls with two pipelines, right against the reference, and what was compiled for them.
 SCRIPT = """
@@ -70,7 +71,7 @@ def test_the_next_process_finds_them(folder: Path) -> None:
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     where = str(archives(folder)[0].relative_to(folder))
     assert where.startswith(f"pipelines/{torch_fattn.__version__}/")
-    assert torch_fattn._tuned_file.source_digest() in where
+    assert tuned_file.source_digest() in where
 
 
 def test_they_can_be_switched_off(folder: Path, tmp_path: Path) -> None:

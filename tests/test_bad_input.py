@@ -14,7 +14,7 @@ import torch_fattn
 from tests.accuracy import assert_lse_close
 from tests.conftest import counted_launches
 from tests.wrong_calls import WRONG, Arguments, valid
-from torch_fattn.plans import OPERATORS
+from torch_fattn.operators import OPERATORS
 
 
 def refusal_of(op: str, arguments: Arguments) -> tuple[type[Exception], str]:

@@ -16,7 +16,7 @@ import torch
 
 from torch_fattn import __main__ as command_line
 from torch_fattn import explain
-from torch_fattn.plans import OPERATORS
+from torch_fattn.operators import OPERATORS
 
 pytestmark = pytest.mark.host_only
 
@@ -224,7 +224,7 @@ def test_demo(
 ) -> None:
     """tests/test_demo.py has the arguments that are accepted."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torch_fattn.demo.advice_about_device", list)
+    monkeypatch.setattr("torch_fattn.commands.demo.advice_about_device", list)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").touch()
     (tmp_path / "broken").mkdir()
@@ -236,7 +236,7 @@ def test_demo_knows_how_many_positions_a_model_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torch_fattn.demo.advice_about_device", list)
+    monkeypatch.setattr("torch_fattn.commands.demo.advice_about_device", list)
     save_checkpoint(tmp_path / "model", positions=128)
     assert status_of(command_line.main, "demo --model model --new-tokens 29") == 2
     said = capsys.readouterr().err.splitlines()[-1]  # after transformers' progress bar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -206,14 +207,56 @@ def test_the_files_that_it_names() -> None:
     assert set(re.findall(r"`([\w.]+)`", table)) == kernels
 
 
+def rooms_imported(path: Path, text: str) -> set[str]:
+    """What a file of torch_fattn imports from the package, by the first part of its name there."""
+    folder = path.relative_to(ROOT / "torch_fattn").parts[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
+            found |= {[*filter(None, base), name.name][0] for name in node.names}
+    return found
+
+
+@pytest.mark.host_only
+def test_a_room_imports_those_above_it() -> None:
+    table = GUIDE.split("| `torch_fattn/` |")[1].split("\n\n")[0]
+    rooms = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
+    package = ROOT / "torch_fattn"
+    assert {*rooms} == {path.parent.name for path in package.glob("*/__init__.py")}
+    for number, room in enumerate(rooms):
+        for path in (package / room).rglob("*.py"):
+            wrong = rooms_imported(path, path.read_text()) - {*rooms[: number + 1]}
+            assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("line", "room"),
+    [
+        ("from ..tuning import candidates", "tuning"),
+        ("from ..tuning.candidates import subjects", "tuning"),
+        ("from .. import prefill", "prefill"),
+        ("from .attention import prefill", "operators"),
+        ("def f():\n    from .. import tuning", "tuning"),
+        ("from torch import tuning", None),
+    ],
+)
+def test_an_import_is_noticed(line: str, room: str | None) -> None:
+    """The control of the test above."""
+    assert rooms_imported(ROOT / "torch_fattn/operators/merge.py", line) == ({room} if room else set())
+
+
 # Files where softcap is an operator, and no option of attention.
 OF_LOGITS = {
     *("csrc/autocast.cpp", "csrc/autograd.cpp", "csrc/kernels/softcap.h", "csrc/plan/supported.h"),
     *(
         "torch_fattn/__init__.py",
-        "torch_fattn/_reference_scores.py",
-        "torch_fattn/doctor.py",
-        "torch_fattn/plans.py",
+        "torch_fattn/reference/__init__.py",
+        "torch_fattn/reference/scores.py",
+        "torch_fattn/commands/doctor.py",
+        "torch_fattn/inspection/plans.py",
+        "torch_fattn/operators/__init__.py",
     ),
 }
 
@@ -231,7 +274,7 @@ def test_the_lists_of_options() -> None:
     }
     having = {name for name in having - OF_LOGITS if "logits" not in name}
     # Those that have others' lists of options.
-    callers = ("torch_fattn/integrations/", "torch_fattn/flash_attn.py", "torch_fattn/_flash_attn_")
+    callers = ("torch_fattn/integrations/transformers/", "torch_fattn/flash_attn/")
     others = {name for name in having if name.startswith(callers)}
     assert named <= having
     assert having - named - others == {"csrc/kernels/scores.h"}, "where the mathematics is"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.test_command_line import save_checkpoint
-from torch_fattn import _demo_picture, _demo_speed, demo
+from torch_fattn.commands import demo, demo_picture, demo_speed
 from torch_fattn.integrations.transformers import masks
 
 NEW_TOKENS = 4
@@ -69,7 +69,7 @@ def test_software_is_not_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The test below is the control: the same run as on a Mac."""
-    monkeypatch.setattr(_demo_speed.sys, "platform", "linux")
+    monkeypatch.setattr(demo_speed.sys, "platform", "linux")
     assert run_in(tmp_path, monkeypatch) == 0
     said = capsys.readouterr().out
     assert "time means nothing" in said and "timing  " not in said
@@ -80,7 +80,7 @@ def test_a_mac_is_told_tokens_per_second_of_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Generations really run, through both; their seconds are made up."""
-    monkeypatch.setattr(_demo_speed.sys, "platform", "darwin")
+    monkeypatch.setattr(demo_speed.sys, "platform", "darwin")
     took = {"fattn": 0.02, "sdpa": 0.05}
     counted: dict[str, list[int]] = {name: [] for name in took}
     generate = demo.generate
@@ -95,7 +95,7 @@ def test_a_mac_is_told_tokens_per_second_of_both(
 
     monkeypatch.setattr(demo, "generate", timed)
     assert run_in(tmp_path, monkeypatch) == 0
-    rounds = 1 + _demo_speed.ROUNDS
+    rounds = 1 + demo_speed.ROUNDS
     assert counted == {"fattn": [LAYERS * NEW_TOKENS] * rounds, "sdpa": [0] * rounds}
     said = capsys.readouterr().out
     assert "speed        fattn  100.0 tokens per second; prompt 200.0 ms" in said, said
@@ -103,7 +103,7 @@ def test_a_mac_is_told_tokens_per_second_of_both(
     assert "fattn makes 2.50 times the tokens of sdpa" in said
     speed = json.loads((tmp_path / "out" / "demo.json").read_text())["speed"]
     assert speed["ratio"] == pytest.approx(2.5) and speed["sdpa"]["tokens_per_second"] == pytest.approx(40)
-    assert _demo_picture._speed(speed) == "tokens per second: fattn 100.0, sdpa 40.0"
+    assert demo_picture._speed(speed) == "tokens per second: fattn 100.0, sdpa 40.0"
 
 
 def made_up(seconds: dict[str, list[list[float]]]) -> Any:
@@ -112,31 +112,31 @@ def made_up(seconds: dict[str, list[list[float]]]) -> Any:
 
 
 def test_the_first_round_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_demo_speed.sys, "platform", "darwin")
-    steady = [[9.0, 0.5, 0.5]] * _demo_speed.ROUNDS
+    monkeypatch.setattr(demo_speed.sys, "platform", "darwin")
+    steady = [[9.0, 0.5, 0.5]] * demo_speed.ROUNDS
     slow_start = made_up({"fattn": [[99.0, 7.0, 7.0], *steady], "sdpa": [[9.0, 0.5, 0.5], *steady]})
-    speeds = _demo_speed.compare(slow_start, batch=2).speeds
-    assert speeds["fattn"] == speeds["sdpa"] == _demo_speed.Speed(9.0, 4.0)
+    speeds = demo_speed.compare(slow_start, batch=2).speeds
+    assert speeds["fattn"] == speeds["sdpa"] == demo_speed.Speed(9.0, 4.0)
 
 
 def test_a_prompt_alone_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_demo_speed.sys, "platform", "darwin")
-    found = _demo_speed.compare(lambda _: [0.25], batch=2)
+    monkeypatch.setattr(demo_speed.sys, "platform", "darwin")
+    found = demo_speed.compare(lambda _: [0.25], batch=2)
     assert found.ratio is None and found.lines[0] == "speed        fattn  prompt 250.0 ms"
-    assert _demo_picture._speed(found.data) == "no tokens per second"
+    assert demo_picture._speed(found.data) == "no tokens per second"
 
 
 def test_what_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_demo_speed.sys, "platform", "darwin")
+    monkeypatch.setattr(demo_speed.sys, "platform", "darwin")
 
     def generate(name: str) -> list[float]:
         if name == "sdpa":
             raise ValueError("T5 does not support sdpa\nand more")
         return [0.5, 0.25]
 
-    found = _demo_speed.compare(generate, batch=1)
+    found = demo_speed.compare(generate, batch=1)
     assert found.lines == [
         "speed        fattn  4.0 tokens per second; prompt 500.0 ms",
         "             sdpa   does not run here: T5 does not support sdpa",
     ]
-    assert _demo_picture._speed(found.data) == "tokens per second: fattn 4.0"
+    assert demo_picture._speed(found.data) == "tokens per second: fattn 4.0"

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import needs_emulator
 from tools import first_mac
 from tools.first_mac import Step
-from torch_fattn.doctor import FIND_FAULTS
+from torch_fattn.commands.doctor import FIND_FAULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,7 +15,7 @@ import pytest
 import transformers
 
 from tests.conftest import EMULATED, why_no_gpu
-from torch_fattn import _versions
+from torch_fattn.runtime import versions
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "hub_kernel.py"
 pytestmark = pytest.mark.host_only
@@ -89,7 +89,7 @@ def test_variants_are_named_as_the_hub_names_them(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     monkeypatch.setattr("platform.system", lambda: "Darwin")
-    for minor in range(_versions.TORCH[0][1], _versions.TORCH[1][1] + 1):
+    for minor in range(versions.TORCH[0][1], versions.TORCH[1][1] + 1):
         assert tool["variant_name"](f"2.{minor}.1") == f"torch2{minor}-metal-aarch64-darwin"
 
 

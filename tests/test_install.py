@@ -437,7 +437,7 @@ def test_the_report_reads_well() -> None:
 
 
 def test_every_reason_has_its_sentence() -> None:
-    from torch_fattn._routing import REASONS
+    from torch_fattn.integrations.pytorch.report import REASONS
 
     assert list(REASONS) == list(torch.ops.fattn._fallbacks(traced=False))
     assert torch.ops.fattn._reason_name(1) == "gradients"

@@ -19,7 +19,7 @@ NATIVE = "FATTN_NATIVE_BFLOAT"
 PROCESS = """
 import sys
 import pytest
-from torch_fattn import doctor
+from torch_fattn.commands import doctor
 print(doctor.this_gpu())
 sys.exit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """

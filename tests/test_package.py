@@ -16,7 +16,8 @@ import torch
 import torch_fattn
 from tests.conftest import counted_launches
 from torch_fattn import __main__ as command_line
-from torch_fattn import _extension, _versions, doctor
+from torch_fattn.commands import doctor
+from torch_fattn.runtime import extension, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,16 +26,16 @@ def test_extension_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("torch_fattn._C")
     other.torch_version = "2.1.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch_fattn._C", other)
-    monkeypatch.setattr(_extension.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(extension.importlib.util, "find_spec", lambda _: object())
     with pytest.raises(ImportError, match=r"built against torch 2\.1\.0 .*pip install --no-build-isolation"):
-        _extension.load()
+        extension.load()
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.16.0.dev20270101+cpu", "3.0.0"])
 def test_torch_outside_the_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     with pytest.raises(ImportError) as caught:
-        _extension.load()
+        extension.load()
     assert str(caught.value) == (
         f"torch_fattn {torch_fattn.__version__} is made for torch 2.13 to 2.15, and this is torch {version}: "
         "run `pip install 'torch>=2.13,<2.16'`"
@@ -45,16 +46,16 @@ def test_versions_are_said_once() -> None:
     """pyproject.toml cannot read them from the package."""
     extras = re.findall(r'"transformers(?:\[serving\])?(>[^"]*)"', (ROOT / "pyproject.toml").read_text())
     assert {"transformers" + extra for extra in extras} == {
-        _versions.requirement("transformers", _versions.TRANSFORMERS)
+        versions.requirement("transformers", versions.TRANSFORMERS)
     }
     assert len(extras) == 3
     for name in ("torch", "transformers"):
         tested = []
         for file in ("oldest.txt", "newest.txt"):
             pinned = re.findall(rf"^{name}==(\S+)$", (ROOT / "requirements" / file).read_text(), re.MULTILINE)
-            tested += [_versions.minor(version) for version in pinned]
-        assert tuple(tested) == getattr(_versions, name.upper())
-    assert f"## {_versions.VERSION}" in (ROOT / "CHANGELOG.md").read_text()
+            tested += [versions.minor(version) for version in pinned]
+        assert tuple(tested) == getattr(versions, name.upper())
+    assert f"## {versions.VERSION}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_version_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,20 +70,20 @@ def test_extension_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: str) -> None:
         raise ImportError("undefined symbol: _ZN3c10")
 
-    monkeypatch.setattr(_extension.importlib, "import_module", fail)
+    monkeypatch.setattr(extension.importlib, "import_module", fail)
     with pytest.raises(ImportError, match=r"does not load into torch .*undefined symbol"):
-        _extension.load()
+        extension.load()
 
 
 def test_extension_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_extension.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(extension.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ImportError, match="torch_fattn is not built"):
-        _extension.load()
+        extension.load()
 
 
 def test_extension_of_this_torch() -> None:
     """The control of the three tests above."""
-    assert torch.__version__.startswith(_extension.load().rsplit(".", 1)[0])
+    assert torch.__version__.startswith(extension.load().rsplit(".", 1)[0])
 
 
 def test_import_brings_no_other_package() -> None:

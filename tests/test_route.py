@@ -18,10 +18,11 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import counted_launches
 from tests.tuned import PROVENANCE, this_chip
-from torch_fattn import _route, _tuned_file
-from torch_fattn._tuned_file import TunedRoute
 from torch_fattn.flash_attn import flash_attn_func
 from torch_fattn.integrations import comfyui
+from torch_fattn.integrations.pytorch import routing
+from torch_fattn.tuning import tuned_file
+from torch_fattn.tuning.tuned_file import TunedRoute
 
 M1, M2, M3_AND_M4, M5 = 7, 8, 9, 10
 NEW = {"family": M5, "macos": "26.2", "torch_version": "2.14"}
@@ -38,7 +39,7 @@ def route(
     machine: dict[str, Any] = NEW,
     op: str = "prefill",
     **options: Any,
-) -> _route.Route:
+) -> routing.Route:
     def tensor(length: int, dim: int) -> Tensor:
         return torch.empty(1, 8, length, dim, dtype=dtype, device="meta")
 
@@ -254,7 +255,7 @@ def test_another_policy() -> None:
 def test_another_policy_is_refused_by_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators do not ask. tests below have the control."""
     monkeypatch.setenv("FATTN_ROUTE", "never")
-    _route.use_policy()
+    routing.use_policy()
     try:
         for taker in (*TAKERS, lambda *_: torch_fattn.install()):
             with pytest.raises(ValueError, match="FATTN_ROUTE is 'never'"):
@@ -263,18 +264,18 @@ def test_another_policy_is_refused_by_all_who_ask(monkeypatch: pytest.MonkeyPatc
         torch_fattn.prefill(*operands())
     finally:
         monkeypatch.undo()
-        _route.use_policy()
+        routing.use_policy()
 
 
 # ---- those who ask: on the GPU at hand, for which a prefill of D 16 was timed to be torch's
 
-TORCHS = TunedRoute("prefill", "float32", 16, 1, None, "torch", *_route.system_and_torch())
+TORCHS = TunedRoute("prefill", "float32", 16, 1, None, "torch", *routing.system_and_torch())
 
 
 @pytest.fixture
 def tuned() -> Iterator[Callable[..., None]]:
     def use(*routes: TunedRoute) -> None:
-        _tuned_file.install(this_chip(), [], PROVENANCE, list(routes))
+        tuned_file.install(this_chip(), [], PROVENANCE, list(routes))
 
     use(TORCHS)
     torch_fattn.reset_report()
@@ -345,7 +346,7 @@ def test_everybody_asks(taker: Callable[..., Tensor], tuned: Callable[..., None]
         assert launches_of(16) == 1
     finally:
         torch.ops.fattn._route_always_here(False)
-        _route.forget()
+        routing.forget()
 
 
 def test_an_operator_is_not_asked_twice(tuned: Callable[..., None]) -> None:
@@ -377,15 +378,15 @@ def test_a_timed_route_is_of_its_system_torch_and_calls(tuned: Callable[..., Non
 def test_a_timed_route_may_be_ours() -> None:
     """In front of a row of the table that is torch's: few rows of padded heads."""
     query, key, value = operands(dim=60, length=256)
-    versions = _route.system_and_torch()
+    versions = routing.system_and_torch()
     call = (query[:, :, :1], key, value, None, False)
     assert torch.ops.fattn._route(*call)[0]
     ours = TunedRoute("decode", "float32", 60, 1, None, "fattn", *versions)
-    _tuned_file.install(this_chip(), [], PROVENANCE, [ours])
+    tuned_file.install(this_chip(), [], PROVENANCE, [ours])
     try:
         assert torch.ops.fattn._route(*call) == (False, PROVENANCE)
     finally:
-        _tuned_file.install(this_chip(), [], "")
+        tuned_file.install(this_chip(), [], "")
 
 
 def test_a_compiled_graph(tuned: Callable[..., None]) -> None:

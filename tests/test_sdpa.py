@@ -14,6 +14,7 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import counted_launches
 from tests.sdpa_calls import SdpaCall, a_call
+from torch_fattn.integrations.pytorch import sdpa
 
 ATTENTION = ("fattn_prefill", "fattn_prefill_wide", "fattn_decode", "fattn_decode_wide")
 
@@ -168,7 +169,7 @@ def test_what_goes_to_torch(case: str) -> None:
     reason = {"dtype": "device"}.get(case, case.split()[0])
     tensors, options = FALLS_BACK[case][0](), dict(FALLS_BACK[case][1])
     options = {name: v() if callable(v) else v for name, v in options.items()}
-    torch_fattn._sdpa._warned.discard(reason)
+    sdpa._warned.discard(reason)
     for repetition in range(2):
         torch.manual_seed(repetition)
         with warnings.catch_warnings(record=True) as caught:

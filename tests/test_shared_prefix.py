@@ -16,7 +16,8 @@ from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.problems import Case
 from tests.shared_prefix_problems import SharedProblem
 from tests.test_caches import Watch
-from torch_fattn import _prefix_and_suffix, reference, shared_prefix_decode, shared_prefix_paged_decode
+from torch_fattn import reference, shared_prefix_decode, shared_prefix_paged_decode
+from torch_fattn.operators import prefix_and_suffix
 
 PROBLEMS = shared_prefix_problems.draw(66, seed=7)
 
@@ -63,8 +64,8 @@ def test_random(
     shared: SharedProblem, device: str, checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of them may take the prefills, which else need more rows than a test has time for."""
-    least_rows = 1 if shared.whole.index % 2 else _prefix_and_suffix.PREFILL_ROWS
-    monkeypatch.setattr(_prefix_and_suffix, "PREFILL_ROWS", least_rows)
+    least_rows = 1 if shared.whole.index % 2 else prefix_and_suffix.PREFILL_ROWS
+    monkeypatch.setattr(prefix_and_suffix, "PREFILL_ROWS", least_rows)
     case, arguments = shared_prefix_problems.build(shared)
     with counted_launches() as launches, checked(order="random", seed=shared.whole.index):
         out, lse = run(shared, arguments, device)

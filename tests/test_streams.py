@@ -15,9 +15,9 @@ from tests import problems
 from tests.accuracy import assert_close
 from tests.conftest import counted_launches, needs_emulator
 from tests.problems import Problem
-from torch_fattn import _versions
+from torch_fattn.runtime import versions
 
-HAS_STREAMS = _versions.minor(torch.__version__) >= (2, 14)
+HAS_STREAMS = versions.minor(torch.__version__) >= (2, 14)
 needs_streams = pytest.mark.skipif(
     not HAS_STREAMS, reason="up to torch 2.13 there is one stream for all threads"
 )

@@ -14,11 +14,12 @@ from tests.conftest import counted_launches
 from tests.test_command_line import refusal_of, status_of
 from tests.tuned import Install, install, plan_of, this_chip
 from torch_fattn import __main__ as command_line
-from torch_fattn import _tune_timing, tune
-from torch_fattn._tune_candidates import Sizes, Subject, candidates, subjects
-from torch_fattn._tune_choice import Seconds, Timed, against_torch, choose, confirmed
-from torch_fattn._tune_timing import Stopwatch
-from torch_fattn._tuned_file import TunedRow, path_of
+from torch_fattn.commands import tune
+from torch_fattn.tuning import timing
+from torch_fattn.tuning.candidates import Sizes, Subject, candidates, subjects
+from torch_fattn.tuning.choice import Seconds, Timed, against_torch, choose, confirmed
+from torch_fattn.tuning.timing import Stopwatch
+from torch_fattn.tuning.tuned_file import TunedRow, path_of
 
 __all__ = ["install"]
 
@@ -127,7 +128,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, factor: Factor, torchs: float = 1.0
     """Times, instead of measured ones: `factor` of the built-in ones', and those of torch's attention."""
 
     def one(subject: Subject, name: str, rows: list[TunedRow]) -> float:
-        if name == _tune_timing.TORCH:
+        if name == timing.TORCH:
             return torchs
         return factor(subject, tuple(rows[0].sizes.items())) if rows else 1.0
 
@@ -231,10 +232,8 @@ def test_sizes_with_wrong_results_are_not_written(
 ) -> None:
     """test_it_writes_what_the_planner_then_reads is the control."""
     made_up(monkeypatch, half_with_eight)
-    exact = _tune_timing.reference.prefill
-    monkeypatch.setattr(
-        _tune_timing.reference, "prefill", lambda *a, **k: tuple(1.01 * x for x in exact(*a, **k))
-    )
+    exact = timing.reference.prefill
+    monkeypatch.setattr(timing.reference, "prefill", lambda *a, **k: tuple(1.01 * x for x in exact(*a, **k)))
     assert status_of(command_line.main, f"tune {ONE}") == 1
     assert "WRONG        prefill float16" in capsys.readouterr().out
     assert [row["kernel"] for row in json.loads(path_of(this_chip()).read_text())["rows"]] == ["decode"]
@@ -259,9 +258,9 @@ def test_the_real_way(
     """Times mean nothing here: what is written, if anything, must be legal. A candidate that the GPU refuses
     is dropped, as one with too many threads for its registers is."""
     two = [sizes for sizes in candidates(PREFILL) if dict(sizes)["early_loads"] == 0][:2]
-    monkeypatch.setattr(_tune_timing, "candidates", lambda _: two)
+    monkeypatch.setattr(timing, "candidates", lambda _: two)
     refused = dict(two[1])
-    run = _tune_timing.batch_seconds
+    run = timing.batch_seconds
 
     def batch_seconds(call: Callable[[], object], calls: int) -> float:
         if plan_of("prefill", 40, 40, 64).passes[0]["macros"]["FATTN_SIMDGROUPS"] == str(
@@ -270,7 +269,7 @@ def test_the_real_way(
             raise RuntimeError("fattn_prefill needs 256 threads per threadgroup")
         return run(call, calls)
 
-    monkeypatch.setattr(_tune_timing, "batch_seconds", batch_seconds)
+    monkeypatch.setattr(timing, "batch_seconds", batch_seconds)
     with counted_launches() as launches:
         assert status_of(command_line.main, f"tune {ONE} --op prefill") == 0
     said = capsys.readouterr().out

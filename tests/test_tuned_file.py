@@ -17,13 +17,14 @@ import torch
 
 import torch_fattn
 from tests.tuned import PROVENANCE, Install, file_of, install, plan_of, row, this_chip
-from torch_fattn import _route, _tuned_file
-from torch_fattn._tuned_file import TunedRoute
+from torch_fattn.integrations.pytorch import routing
+from torch_fattn.tuning import tuned_file
+from torch_fattn.tuning.tuned_file import TunedRoute
 
 __all__ = ["install"]
 
 Data = dict[str, Any]
-ROUTE = TunedRoute("prefill", "float16", 64, 1, 512, "torch", *_route.system_and_torch())
+ROUTE = TunedRoute("prefill", "float16", 64, 1, 512, "torch", *routing.system_and_torch())
 
 
 @pytest.fixture
@@ -42,25 +43,25 @@ def load() -> list[str]:
     """The warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _tuned_file.load_all(torch_fattn.__version__)
+        tuned_file.load_all(torch_fattn.__version__)
     return [str(warning.message) for warning in caught]
 
 
 def test_a_file_is_used(folder: Path) -> None:
     assert not load() and "tuned" not in tuning()
     written = file_of([row("prefill", simdgroups=8)], [ROUTE])
-    path = _tuned_file.write(written)
+    path = tuned_file.write(written)
     assert path.parent == folder and list(folder.iterdir()) == [path]
     assert not load()
     assert tuning() == f"tuned on {this_chip().name}, 2026-01-31"
     assert plan_of("prefill", 40, 40, 64).passes[0]["macros"]["FATTN_SIMDGROUPS"] == "8"
-    assert _tuned_file.read(path, torch_fattn.__version__) == written
+    assert tuned_file.read(path, torch_fattn.__version__) == written
     route = plan_of("prefill", 40, 40, 64).route
     assert route is not None and (route.to, route.why) == ("torch", tuning())
 
 
 def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _tuned_file.write(file_of([row("prefill")]))
+    tuned_file.write(file_of([row("prefill")]))
     monkeypatch.setenv("FATTN_TUNING", "0")
     assert not load() and "tuned" not in tuning()
     monkeypatch.setenv("FATTN_TUNING", "1")
@@ -141,7 +142,7 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
 def test_a_file_with_a_fault_is_not(fault: str, folder: Path) -> None:
     """test_a_file_is_used is the control."""
     break_it, said = FAULTS[fault]
-    path = _tuned_file.write(file_of([row("prefill")], [ROUTE]))
+    path = tuned_file.write(file_of([row("prefill")], [ROUTE]))
     data = json.loads(path.read_text())
     break_it(data)
     path.write_text(json.dumps(data))
@@ -192,7 +193,7 @@ def test_a_gpu_is_looked_for_only_for_a_broken_file(folder: Path, monkeypatch: p
         return this_gpu()
 
     monkeypatch.setattr(torch.ops.fattn, "_this_gpu", ask)
-    path = _tuned_file.write(file_of([row("prefill")]))
+    path = tuned_file.write(file_of([row("prefill")]))
     assert not load() and not asked
     path.write_text("{")
     assert load() and asked
@@ -201,8 +202,8 @@ def test_a_gpu_is_looked_for_only_for_a_broken_file(folder: Path, monkeypatch: p
 def test_the_file_of_another_gpu_waits_for_it(folder: Path, install: Install) -> None:
     mine = file_of([row("prefill")])
     for difference in ({"name": "Apple M9"}, {"family": 19}, {"cores": 77}):
-        other = _tuned_file.Chip(**(mine.chip.__dict__ | difference))
-        _tuned_file.write(_tuned_file.TunedFile(mine.torch_fattn, mine.sources, other, mine.date, mine.rows))
+        other = tuned_file.Chip(**(mine.chip.__dict__ | difference))
+        tuned_file.write(tuned_file.TunedFile(mine.torch_fattn, mine.sources, other, mine.date, mine.rows))
     assert len(list(folder.iterdir())) == 3
     assert not load() and "tuned" not in tuning()
     install(row("prefill"))
@@ -229,7 +230,7 @@ def in_a_new_process(folder: Path, **environment: str) -> tuple[str, str]:
 
 
 def test_a_new_process_reads_it(folder: Path) -> None:
-    path = _tuned_file.write(file_of([row("prefill", "float32", simdgroups=2)]))
+    path = tuned_file.write(file_of([row("prefill", "float32", simdgroups=2)]))
     assert in_a_new_process(folder) == (f"tuned on {this_chip().name}, 2026-01-31", "")
     built_in = in_a_new_process(folder, FATTN_TUNING="0")
     assert "tuned" not in built_in[0] and not built_in[1]
@@ -242,18 +243,18 @@ def test_without_a_home(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     def nowhere() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(_tuned_file, "cache_folder", nowhere)
+    monkeypatch.setattr(tuned_file, "cache_folder", nowhere)
     assert not load()
 
 
 def test_a_write_that_fails_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = _tuned_file.write(file_of([row("prefill")]))
+    path = tuned_file.write(file_of([row("prefill")]))
     before = path.read_text()
 
     def fail(*_: object) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr(_tuned_file.os, "replace", fail)
+    monkeypatch.setattr(tuned_file.os, "replace", fail)
     with pytest.raises(OSError, match="no space"):
-        _tuned_file.write(file_of([]))
+        tuned_file.write(file_of([]))
     assert path.read_text() == before and list(folder.iterdir()) == [path]

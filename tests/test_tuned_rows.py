@@ -17,8 +17,8 @@ from tests.conftest import Checked, counted_launches
 from tests.problems import Problem
 from tests.test_invariance import same
 from tests.tuned import PROVENANCE, Install, install, plan_of, row, this_chip
-from torch_fattn import _tune_candidates as tuning
-from torch_fattn._tuned_file import TunedRow, fault_of
+from torch_fattn.tuning import candidates as tuning
+from torch_fattn.tuning.tuned_file import TunedRow, fault_of
 
 __all__ = ["install"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import site
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import torch_fattn
+from torch_fattn.operators import options
 
 pytestmark = pytest.mark.host_only
 
@@ -133,6 +135,23 @@ def test_control_wrong_lines(errors: dict[str, list[str]]) -> None:
     numbers = [int(line.split(":")[1]) for line in errors["wrong"]]
     last = len(WRONG.splitlines())
     assert sorted(set(numbers)) == list(range(last - 3, last + 1)), errors["wrong"]
+
+
+OPTIONS = {
+    "prefill": options.PrefillOptions,
+    "decode": options.DecodeOptions,
+    "paged_decode": options.DecodeOptions,
+    "paged_prefill": options.PagedPrefillOptions,
+    "varlen_prefill": options.VarlenPrefillOptions,
+}
+
+
+@pytest.mark.parametrize("op", OPTIONS)
+def test_the_overloads_have_the_options_of_the_function(op: str) -> None:
+    """mypy notices an option that only the overloads have, and nothing the other way round."""
+    parameters = inspect.signature(getattr(torch_fattn, op)).parameters.values()
+    keywords = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    assert {*keywords} == {*OPTIONS[op].__annotations__, "return_lse"}
 
 
 def test_the_marker_is_packaged() -> None:

@@ -9,7 +9,9 @@ import torch
 
 import torch_fattn
 from tests.conftest import counted_launches
-from torch_fattn import _compiled, reference
+from torch_fattn import reference
+from torch_fattn.inspection import compiled
+from torch_fattn.operators import OPERATORS
 
 f16 = torch.float16
 # A head size that no other test compiles first.
@@ -72,7 +74,7 @@ def test_lists_of_sizes() -> None:
     assert {kernel.macros["FATTN_HEAD_DIM"] for kernel in done.kernels} == {"24"}
 
 
-@pytest.mark.parametrize("op", torch_fattn.plans.OPERATORS)
+@pytest.mark.parametrize("op", OPERATORS)
 def test_every_operator_by_sizes(op: str) -> None:
     assert torch_fattn.warmup(op, heads=2, head_dim=16).kernels
 
@@ -148,10 +150,10 @@ def test_explain_tells_the_seconds() -> None:
 
 def test_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = [
-        _compiled.CompiledKernel(name, "s.metal", {}, {}, *seconds, False)
+        compiled.CompiledKernel(name, "s.metal", {}, {}, *seconds, False)
         for name, seconds in (("a", (1.0, 0.5)), ("b", (4.0, 1.0)), ("a", (0.0, 0.5)))
     ]
-    monkeypatch.setattr(_compiled, "compiled_kernels", lambda: kernels)
-    assert _compiled.compile_summary() == "3 kernels in 7.0 s: 1 x b 5.0 s, 2 x a 2.0 s"
-    monkeypatch.setattr(_compiled, "compiled_kernels", list)
-    assert _compiled.compile_summary() == "0 kernels in 0.0 s"
+    monkeypatch.setattr(compiled, "compiled_kernels", lambda: kernels)
+    assert compiled.compile_summary() == "3 kernels in 7.0 s: 1 x b 5.0 s, 2 x a 2.0 s"
+    monkeypatch.setattr(compiled, "compiled_kernels", list)
+    assert compiled.compile_summary() == "0 kernels in 0.0 s"

@@ -13,8 +13,9 @@ import torch_fattn
 from bench import counting
 from tests.conftest import why_no_gpu
 from tests.problems import Problem
-from torch_fattn import _tuned_file, doctor
-from torch_fattn._tuned_file import Chip, TunedFile, TunedRoute, TunedRow
+from torch_fattn.commands import doctor
+from torch_fattn.tuning import tuned_file
+from torch_fattn.tuning.tuned_file import Chip, TunedFile, TunedRoute, TunedRow
 
 PROVENANCE = "tuned by a test"
 BUILT_IN = {
@@ -41,7 +42,7 @@ def this_chip() -> Chip:
 
 
 def file_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> TunedFile:
-    chip, digest = this_chip(), _tuned_file.source_digest()
+    chip, digest = this_chip(), tuned_file.source_digest()
     return TunedFile(torch_fattn.__version__, digest, chip, "2026-01-31", rows, routes or [])
 
 
@@ -53,7 +54,7 @@ def install() -> Iterator[Install]:
     """Rows for the GPU at hand, until the test is over."""
 
     def use(*rows: TunedRow) -> None:
-        _tuned_file.install(this_chip(), list(rows), PROVENANCE)
+        tuned_file.install(this_chip(), list(rows), PROVENANCE)
 
     yield use
     if why_no_gpu() is None:

@@ -89,7 +89,7 @@ from __future__ import annotations
 
 import torch
 
-from .. import _ops  # noqa: F401
+from ... import _ops  # noqa: F401
 
 
 def load() -> str:
@@ -138,7 +138,7 @@ def lay_out_package(folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         up = "." * (len(name.parts) + 1)
         target.write_text(in_the_namespace(file.read_text(encoding="utf-8"), up), encoding="utf-8")
-    (folder / "fattn" / "_extension.py").write_text(EXTENSION)
+    (folder / "fattn" / "runtime" / "extension.py").write_text(EXTENSION)
     (folder / "__init__.py").write_text(ENTRY.format(repository=REPOSITORY))
 
 
@@ -229,7 +229,7 @@ def metadata(namespace: str) -> dict[str, Any]:
 
 
 def variant_name(torch_version: str) -> str:
-    versions = runpy.run_path(str(ROOT / MODULE / "_versions.py"))
+    versions = runpy.run_path(str(ROOT / MODULE / "runtime" / "versions.py"))
     major, minor = versions["minor"](torch_version)
     machine = {"arm64": "aarch64"}.get(platform.machine(), platform.machine())
     return f"torch{major}{minor}-metal-{machine}-{platform.system().lower()}"

@@ -15,28 +15,39 @@ calls of that use them, and `report` says how many did.
 
 from __future__ import annotations
 
-from . import _archives, _extension, _fakes, _install, _route, _tuned_file, _versions, reference
-from ._cache_write import cache_write
-from ._compiled import CompiledKernel, compiled_kernels
-from ._install import install, installed, uninstall
-from ._logits import softcap, softmax
-from ._mask_map import mask_map
-from ._merge import merge
-from ._ops import decode, prefill
-from ._packed_ops import paged_prefill, varlen_prefill
-from ._paged_decode import paged_decode
-from ._routing import Report, report, reset_report
-from ._sdpa import sdpa
-from ._shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
-from ._warmup import Warmup, warmup
+from . import reference
 from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
-from .plans import Explanation, explain, launch_counts, reset_launch_counts
+from .inspection.compiled import CompiledKernel, compiled_kernels
+from .inspection.plans import Explanation, explain, launch_counts, reset_launch_counts
+from .inspection.warmup import Warmup, warmup
+from .integrations.pytorch import install as _install
+from .integrations.pytorch import routing as _routing
+from .integrations.pytorch.install import install, installed, uninstall
+from .integrations.pytorch.report import Report, report, reset_report
+from .integrations.pytorch.sdpa import sdpa
+from .operators import fakes as _fakes
+from .operators.attention import (
+    decode,
+    merge,
+    paged_decode,
+    paged_prefill,
+    prefill,
+    varlen_prefill,
+)
+from .operators.cache_write import cache_write
+from .operators.logits import softcap, softmax
+from .operators.mask_map import mask_map
+from .operators.shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
+from .runtime import archives as _archives
+from .runtime import extension as _extension
+from .runtime import versions as _versions
+from .tuning import tuned_file as _tuned_file
 
 __version__ = _versions.VERSION
 built_for_torch = _extension.load()
 _fakes.register()
 _install.register()
-_route.use_policy()
+_routing.use_policy()
 _tuned_file.load_all(__version__)
 _archives.use_folder(__version__)
 

@@ -10,9 +10,10 @@ import os
 import sys
 from pathlib import Path
 
-from . import __version__, _explain_command, built_for_torch, tune
-from ._arguments import DTYPES, ArgumentError, Parser, whole
-from ._route import check_policy
+from . import __version__, built_for_torch
+from .commands import explain, tune
+from .commands.arguments import DTYPES, ArgumentError, Parser, whole
+from .integrations.pytorch.routing import check_policy
 
 MOST_TOKENS = 1_000_000  # a model's own positions end long before
 
@@ -44,15 +45,15 @@ def _run(arguments: list[str]) -> int:
     if unknown:  # which argparse says in the name of the whole program, whose --help has the commands alone
         commands[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command == "doctor":
-        from . import doctor
+        from .commands import doctor
 
         return doctor.main()
     if options.command == "explain":
-        return _explain_command.run(commands["explain"], options)
+        return explain.run(commands["explain"], options)
     try:
         if options.command == "tune":
             return tune.run(options)
-        from . import demo
+        from .commands import demo
 
         return demo.main(options.model, options.dtype, options.new_tokens)
     except ArgumentError as refusal:
@@ -79,7 +80,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     demo.add_argument("--new-tokens", type=whole(1, MOST_TOKENS), default=48, metavar="N")
 
     plan = commands.add_parser("explain", help="how a call of these shapes would run on a GPU")
-    _explain_command.add_arguments(plan)
+    explain.add_arguments(plan)
 
     tuner = commands.add_parser(
         "tune", help="times tile sizes on this GPU, in 3 minutes, and keeps what is faster for the planner"

@@ -1,5 +1,6 @@
 // Writes rows of keys and values into the slots of a cache, quantised on the way: what
-// torch_fattn/_kv_formats.py defines, bit by bit. A simdgroup writes one row: a token, a head, key or value.
+// torch_fattn/reference/kv_formats.py defines, bit by bit. A simdgroup writes one row: a token, a head, key
+// or value.
 #include "params.h"
 
 using namespace metal;

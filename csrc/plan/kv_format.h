@@ -1,6 +1,6 @@
 // The formats in which a cache stores keys and values, and what their names mean. A row is the head_dim
 // elements of one token and head; quantising and its error bounds are defined in
-// torch_fattn/_kv_formats.py.
+// torch_fattn/reference/kv_formats.py.
 //
 //   format     storage                        scales
 //   float      the dtype of the keys          none

@@ -1,5 +1,5 @@
 // Tiles that were timed on the GPU at hand, in front of the tables of tuning.h. Plain data: who timed them,
-// and where they are kept, is torch_fattn/_tuned_file.py.
+// and where they are kept, is torch_fattn/tuning/tuned_file.py.
 //
 // What decides the order of a sum may not go by length: a sequence's result would depend on the others that
 // it is packed with, or on the capacity of its cache. So rows of the same kernel, dtype and head sizes that

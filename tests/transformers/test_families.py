@@ -25,8 +25,8 @@ from tests.transformers.sweep import (
     verdict_of,
 )
 from tests.transformers.tiny_models import DEVICE
-from torch_fattn import _versions
 from torch_fattn.integrations.transformers import masks, support
+from torch_fattn.runtime import versions
 
 # The cases in which families have gone wrong; `make test` has no time for all of them on the emulator.
 CASES = ["plain", "left"]
@@ -92,8 +92,8 @@ def test_no_family_differs(document: dict[str, Any]) -> None:
 
 
 def test_the_oldest_and_the_newest_transformers_were_swept() -> None:
-    oldest, newest = (_versions.minor(document["transformers"]) for document in all_recorded())
-    assert (oldest, newest) == _versions.TRANSFORMERS
+    oldest, newest = (versions.minor(document["transformers"]) for document in all_recorded())
+    assert (oldest, newest) == versions.TRANSFORMERS
     if RECORDED:
         assert {(kind, name) for kind in KINDS for name in RECORDED["families"][kind]} == set(families())
 

@@ -33,7 +33,7 @@ from tests.transformers.tiny_models import (
     prompt,
 )
 from torch_fattn.integrations.transformers import kernel, unregister
-from torch_fattn.integrations.transformers._contracts import BATCHES_BY_NAME
+from torch_fattn.integrations.transformers.compat import BATCHES_BY_NAME
 
 REPOSITORY = "somebody/fattn-flash"
 WINDOW = 8

@@ -34,7 +34,7 @@ from tests.transformers.tiny_models import (
     pair,
     prompt,
 )
-from torch_fattn._ops import MAX_DECODE_ROWS
+from torch_fattn.operators.attention import MAX_DECODE_ROWS
 
 NEW_TOKENS = 20
 WINDOW = 8

@@ -25,7 +25,7 @@ from tests.conftest import counted_launches
 from tests.transformers.calls import Call
 from tests.transformers.tiny_models import COMMON, DEVICE, LAYERS, VOCAB, pair
 from torch_fattn.integrations.transformers import NAME, PAGED_NAME, attend, attend_paged, paged, register
-from torch_fattn.integrations.transformers._contracts import BATCHES_BY_NAME
+from torch_fattn.integrations.transformers.compat import BATCHES_BY_NAME
 
 NEW_TOKENS = 20
 WINDOW = 8

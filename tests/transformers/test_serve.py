@@ -16,7 +16,7 @@ from transformers.utils.import_utils import is_serve_available
 
 import torch_fattn
 from tests.transformers.tiny_models import COMMON, DEVICE, LAYERS, VOCAB, WEIGHT_GAIN
-from torch_fattn.integrations.transformers import NAME, __main__, _contracts
+from torch_fattn.integrations.transformers import NAME, __main__, compat
 
 pytestmark = pytest.mark.skipif(
     not (is_serve_available() and find_spec("accelerate")),
@@ -50,7 +50,7 @@ def serve_takes_fattn(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.cli.serving import model_manager
 
     monkeypatch.setattr(model_manager, "ModelManager", model_manager.ModelManager)  # and back
-    _contracts.let_serve_take(NAME)
+    compat.let_serve_take(NAME)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ from tests.transformers.tiny_models import (
 )
 from torch_fattn.integrations.transformers import FLASH_NAME, NAME, PAGED_NAME, register, unregister
 from torch_fattn.integrations.transformers import attend as attention_function
-from torch_fattn.integrations.transformers.elsewhere import without_patterns
+from torch_fattn.integrations.transformers.fallback import without_patterns
 from torch_fattn.integrations.transformers.patterns import write_packed, write_pattern
 
 WINDOW = 8

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import sdpa
-from .._operands import Signature, public
+from ..runtime.signatures import Signature, public
+from .pytorch.sdpa import sdpa
 
 __all__ = ["apply", "attention_override"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import sdpa
+from .pytorch.sdpa import sdpa
 
 __all__ = ["register", "unregister"]
 

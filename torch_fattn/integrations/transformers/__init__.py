@@ -22,8 +22,8 @@ rows are left padding, and a model's output does not use them. Recurrent models 
 
 from __future__ import annotations
 
-from ... import _versions
-from ..._operands import public
+from ...runtime import versions
+from ...runtime.signatures import public
 
 try:
     from transformers import PreTrainedModel
@@ -36,7 +36,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "torch_fattn.integrations.transformers needs transformers: "
-        f"pip install '{_versions.requirement('transformers', _versions.TRANSFORMERS)}'"
+        f"pip install '{versions.requirement('transformers', versions.TRANSFORMERS)}'"
     ) from error
 
 __all__ = [

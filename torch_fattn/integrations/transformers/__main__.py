@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from ._contracts import let_serve_take
+from .compat import let_serve_take
 from .registration import register
 from .support import NAME
 

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..._operands import public
-from .elsewhere import run_elsewhere, without_patterns
+from ...runtime.signatures import public
+from .fallback import run_fallback, without_patterns
 from .masks import hides_nothing
 from .operators import compute
 from .packed import compute_packed, compute_pattern, lengths_of
@@ -72,9 +72,9 @@ def attend(
         attention_mask = _of_selected(attention_mask, indices, query.shape[2], key.shape[2])
         del of_call["indices"], kwargs["indices"]
     lengths = _packing(module, query, key, value, attention_mask, softcap=softcap, **of_call)
-    elsewhere = None if lengths is None else lengths[:2]
+    packed = None if lengths is None else lengths[:2]
     if why := training(module, query, key, value, dropout=dropout):
-        out = run_elsewhere(module, query, key, value, attention_mask, why, elsewhere, **of_layer, **of_call)
+        out = run_fallback(module, query, key, value, attention_mask, why, packed, **of_layer, **of_call)
         if out is None:
             refuse_training(module, query, key, value, dropout=dropout)
         return out  # type: ignore[return-value]
@@ -86,7 +86,7 @@ def attend(
         if not falls_back():
             raise
         why = reason_of(refusal)
-        out = run_elsewhere(module, query, key, value, attention_mask, why, elsewhere, **of_layer, **of_call)
+        out = run_fallback(module, query, key, value, attention_mask, why, packed, **of_layer, **of_call)
         if out is None:
             raise
         return out

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..._operands import public
+from ...runtime.signatures import public
 from .attention import attend
 
 __all__ = ["flash_attn_forward", "supports_flash_attn"]

@@ -36,9 +36,9 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
-from ..._operands import public
-from ..._ops import MAX_DECODE_ROWS
-from ._contracts import and_parts, closed_over, made_like, packed_parts
+from ...operators.attention import MAX_DECODE_ROWS
+from ...runtime.signatures import public
+from .compat import and_parts, closed_over, made_like, packed_parts
 from .patterns import write_packed, write_pattern
 from .policy import falls_back, warn_once
 from .support import MaskForm, is_recurrent, mask_form, refusal_of_model

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._head_padding import pad_heads, without_padding
-from ..._ops import MAX_DECODE_ROWS
-from ..._route import is_plain, torchs
+from ...operators.attention import MAX_DECODE_ROWS
+from ...operators.head_padding import pad_heads, without_padding
+from ..pytorch.routing import is_plain, torchs
 
 
 def compute(

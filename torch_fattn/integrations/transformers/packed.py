@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._head_padding import pad_heads, without_padding
+from ...operators.head_padding import pad_heads, without_padding
 from .patterns import read_packed
 
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..._head_padding import HEAD_STEP, pad_heads, without_padding
-from ..._operands import public
-from ._contracts import PagedLayer, paged_layer, update_paged
-from .elsewhere import run_elsewhere
+from ...operators.head_padding import HEAD_STEP, pad_heads, without_padding
+from ...runtime.signatures import public
+from .compat import PagedLayer, paged_layer, update_paged
+from .fallback import run_fallback
 from .policy import falls_back
 from .refusals import reason_of, refusal_of_operator, refuse, refuse_keywords, refuse_training
 from .support import USE_PAGED_EAGER
@@ -113,14 +113,14 @@ def attend_paged(
             raise refused from refusal
         of_layer: dict[str, Any] = {"softcap": softcap, "s_aux": s_aux, "sliding_window": sliding_window}
         of_layer |= {"dropout": dropout, "scaling": scaling}
-        instead = _run_elsewhere(module, query, keys, cu_seqlens_q, reason_of(refused), **of_layer)
+        instead = _run_fallback(module, query, keys, cu_seqlens_q, reason_of(refused), **of_layer)
         if instead is None:
             raise refused from refusal
         return instead
     return without_padding(out, value_dim)[None], None
 
 
-def _run_elsewhere(
+def _run_fallback(
     module: nn.Module,
     query: Tensor,
     keys: _Keys,
@@ -152,7 +152,7 @@ def _run_elsewhere(
     if sliding_window is not None:
         seen &= distance < sliding_window
     key, value = (operand.flatten(0, 1).transpose(0, 1)[None] for operand in (key, value))
-    return run_elsewhere(
+    return run_fallback(
         module, query, key, value, seen.flatten(1)[None, None], why, sliding_window=sliding_window, **options
     )
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._ops import MAX_DECODE_ROWS
+from ...operators.attention import MAX_DECODE_ROWS
 
 
 class CausalPattern(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import torch
 
-from ..._operands import shown
+from ...runtime.signatures import shown
 
 OnUnsupported = Literal["error", "sdpa"]
 

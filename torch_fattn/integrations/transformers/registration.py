@@ -9,11 +9,11 @@ from typing import Any
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ... import _versions
-from ..._operands import public
-from . import class_tables, policy
-from ._contracts import entry, restore, switch_batching
+from ...runtime import versions
+from ...runtime.signatures import public
+from . import attention_classes, policy
 from .attention import attend
+from .compat import entry, restore, switch_batching
 from .masks import make_mask
 from .paged import attend_paged
 from .policy import OnUnsupported
@@ -43,8 +43,8 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
     Raises ImportError where transformers is older than what this is made for; a newer one costs a warning.
     """
     version = transformers.__version__
-    if (fault := _versions.fault("transformers", version, _versions.TRANSFORMERS)) is not None:
-        if _versions.minor(version) < _versions.TRANSFORMERS[0]:
+    if (fault := versions.fault("transformers", version, versions.TRANSFORMERS)) is not None:
+        if versions.minor(version) < versions.TRANSFORMERS[0]:
             raise ImportError(fault)
         warnings.warn(fault, stacklevel=3)
     policy.choose(on_unsupported)
@@ -53,8 +53,8 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
             before = entry(interface, name)
             _undo.append(lambda i=interface, n=name, b=before: restore(i, n, b))  # type: ignore[misc]
         _undo.append(switch_batching(NAME, FLASH_NAME))
-        class_tables.enter_name()
-        _undo.append(class_tables.remove_name)
+        attention_classes.enter_name()
+        _undo.append(attention_classes.remove_name)
     for interface, name, function in _ENTRIES:
         interface.register(name, function)
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 NAME = "fattn"
-# The same where transformers asks for "flash" in the name: see `_contracts.switch_batching` and `use_packed`.
+# The same where transformers asks for "flash" in the name: see `compat.switch_batching` and `use_packed`.
 FLASH_NAME = "fattn_flash"
 PAGED_NAME = f"paged|{NAME}"
 USE_EAGER = 'use attn_implementation="eager" for this model'

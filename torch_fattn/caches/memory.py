@@ -1,0 +1,254 @@
+"""What the cache classes share: the memory of the layers, and numbers that come to be on the device.
+
+A copy from the host waits for an "mps" device, so numbers are made there, in runs of consecutive ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..operators.cache_write import cache_write
+from ..operators.head_padding import HEAD_STEP
+from ..reference.kv_formats import INT4_GROUP
+
+MOST_HEAD_DIM = 576  # of the operators
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+STORAGES = {"int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
+
+
+def check_sizes(name: str, least: int, **sizes: int) -> None:
+    for what, size in sizes.items():
+        if size < least:
+            raise ValueError(f"{name}: {what} {size} is not a size; give {least} or more")
+
+
+def check_bytes(name: str, itemsize: int, *shape: int) -> None:
+    if math.prod(max(size, 1) for size in shape) * itemsize > 2**63 - 1:
+        raise ValueError(
+            f"{name}: {' x '.join(map(str, shape))} numbers are more than 2^63 bytes, the largest tensor of "
+            "torch; give smaller sizes"
+        )
+
+
+def _check_dim(name: str, what: str, dim: int) -> None:
+    if dim % HEAD_STEP:
+        padded = dim + -dim % HEAD_STEP
+        more = f"decode with scale={dim} ** -0.5" if what == "head_dim" else f"cut results to {dim} columns"
+        raise ValueError(
+            f"{name}: {what} {dim} is not a positive multiple of {HEAD_STEP}; give {padded}, pad with zeros "
+            f"and {more}"
+        )
+    if dim > MOST_HEAD_DIM:
+        raise NotImplementedError(
+            f"{name}: {what} {dim} is above {MOST_HEAD_DIM}, the largest with a kernel so far; keep keys "
+            "and values in tensors of your own for F.scaled_dot_product_attention"
+        )
+
+
+def _check_device(name: str, device: torch.device | str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError, ValueError):
+        raise ValueError(
+            f'{name}: device {str(device)!r} holds no tensors here; use "mps" or "cpu"'
+        ) from None
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """The sizes of a cache: `[*shape, dim]` for the keys or values of a layer, where shape is blocks,
+    kv_heads, slots."""
+
+    num_layers: int
+    shape: tuple[int, ...]
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device | str
+    kv_format: str
+
+    def check(self, name: str) -> None:
+        check_sizes(name, 1, num_layers=self.num_layers, head_dim=self.head_dim, value_dim=self.value_dim)
+        for what, dim in (("head_dim", self.head_dim), ("value_dim", self.value_dim)):
+            _check_dim(name, what, dim)
+            check_bytes(name, 4, self.num_layers, *self.shape, dim)
+        _check_device(name, self.device)
+        if self.kv_format != "auto" and self.kv_format not in STORAGES:
+            known = ", ".join(("auto", *STORAGES))
+            raise ValueError(f"{name}: kv_format {self.kv_format!r} is not known; use one of {known}")
+        if self.dtype not in DTYPES:
+            raise TypeError(
+                f"{name}: dtype {self.dtype} is not torch.float32, torch.float16 or torch.bfloat16; give one "
+                "of them, and a kv_format to store keys and values in fewer bits"
+            )
+        if self.kv_format == "int4" and (self.head_dim % INT4_GROUP or self.value_dim % INT4_GROUP):
+            raise ValueError(
+                f"{name}: heads of {self.head_dim} and {self.value_dim} are not multiples of {INT4_GROUP}, "
+                'the group of int4; use "int8" or "fp8_e4m3"'
+            )
+
+    def memory(self, dim: int) -> tuple[Tensor, Tensor | None]:
+        """Of keys or values of that size, and of their scales."""
+        dtype = STORAGES.get(self.kv_format, self.dtype)
+        columns = dim // 2 if self.kv_format == "int4" else dim
+        stored = torch.empty(*self.shape, columns, dtype=dtype, device=self.device)
+        if self.kv_format == "auto":
+            return stored, None
+        if self.kv_format == "int4":
+            groups = (*self.shape, dim // INT4_GROUP, 2)
+            return stored, torch.empty(groups, dtype=torch.float16, device=self.device)
+        return stored, torch.empty(self.shape, dtype=torch.float32, device=self.device)
+
+
+class Layers:
+    """The keys and values of every layer, slots before heads as `cache_write` and `paged_decode` take them.
+    In memory the slots of a head lie together."""
+
+    def __init__(self, name: str, shape: CacheShape) -> None:
+        shape.check(name)
+        self._operands: list[tuple[Tensor, Tensor]] = []
+        self._options: list[dict[str, Any]] = []
+        self._shape = shape
+        for _ in range(shape.num_layers):
+            with torch.inference_mode(False):  # the cache outlives the mode
+                key, key_scales = shape.memory(shape.head_dim)
+                value, value_scales = shape.memory(shape.value_dim)
+            self._operands.append((key.transpose(1, 2), value.transpose(1, 2)))
+            options: dict[str, Any] = {}
+            if key_scales is not None and value_scales is not None:
+                options["key_scales"] = key_scales.transpose(1, 2)
+                options["value_scales"] = value_scales.transpose(1, 2)
+                options["kv_format"] = shape.kv_format
+            self._options.append(options)
+            if len(self._options) == 1 and 0 not in shape.shape:
+                self._write_nothing(shape)
+
+    def _write_nothing(self, shape: CacheShape) -> None:
+        """So that what `cache_write` refuses is refused before all of the memory is there."""
+        key, value = (
+            torch.empty(0, shape.shape[1], dim, dtype=shape.dtype, device=shape.device)
+            for dim in (shape.head_dim, shape.value_dim)
+        )
+        self.write(0, torch.empty(0, dtype=torch.int64, device=shape.device), key, value)
+
+    def check(self, method: str, layer: int) -> None:
+        if not 0 <= layer < len(self._operands):
+            raise IndexError(
+                f"{method}: layer {layer} is not one of this cache's {len(self._operands)}; count from 0"
+            )
+
+    def operands(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, `[blocks, slots, kv_heads, columns]`."""
+        return self._operands[layer]
+
+    def options(self, layer: int) -> dict[str, Any]:
+        """How they are stored, as keyword arguments: nothing if they are as they are."""
+        return self._options[layer]
+
+    def tensors(self) -> Iterator[Tensor]:
+        for operands, options in zip(self._operands, self._options, strict=True):
+            yield from operands
+            yield from (option for option in options.values() if isinstance(option, Tensor))
+
+    def check_new(self, method: str, key: Tensor, value: Tensor, tokens: int) -> None:
+        """Raises for keys and values that are not those of so many new tokens. The operator has words for
+        tensors that the caller of a cache never sees."""
+        heads = self._shape.shape[1]
+        for what, rows, dim in (("key", key, self._shape.head_dim), ("value", value, self._shape.value_dim)):
+            self.check_kind(method, what, rows)
+            if rows.dim() != 3 or rows.shape[1:] != (heads, dim):
+                raise ValueError(
+                    f"{method}: {what} has shape {list(rows.shape)} and the cache {heads} key-value heads of "
+                    f"{dim}; pass [{tokens}, {heads}, {dim}]"
+                )
+            if rows.shape[0] != tokens:
+                raise ValueError(
+                    f"{method}: {what} has {rows.shape[0]} tokens and the step {tokens}; pass the step's "
+                    f"{tokens} tokens"
+                )
+
+    def check_query(self, method: str, query: Tensor) -> None:
+        self.check_kind(method, "query", query)
+        if query.shape[-1] != self._shape.head_dim:
+            raise ValueError(
+                f"{method}: query has head_dim {query.shape[-1]} and the cache {self._shape.head_dim}; pass "
+                f"rows of {self._shape.head_dim}"
+            )
+
+    def check_kind(self, method: str, what: str, rows: Tensor) -> None:
+        """Of device and dtype. A quantised cache takes rows of every dtype that it can be made for."""
+        device = self._operands[0][0].device
+        if rows.device != device and rows.is_meta:
+            raise ValueError(f"{method}: {what} is on meta, which holds no numbers; pass them")
+        if rows.device != device:
+            raise ValueError(
+                f"{method}: {what} is on {rows.device} and the cache on {device}; move it with "
+                f'.to("{device}"), the cache\'s device'
+            )
+        dtype = self._shape.dtype
+        if rows.dtype != dtype and (self._shape.kv_format == "auto" or rows.dtype not in DTYPES):
+            raise TypeError(
+                f"{method}: {what} is {rows.dtype} and the cache {dtype}; convert it with .to({dtype}), the "
+                "cache's dtype"
+            )
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        cache_write(key, value, *self.operands(layer), slots, **self.options(layer))
+
+
+def fill(out: Tensor, numbers: Sequence[int]) -> None:
+    """The numbers into a device's tensor."""
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            torch.arange(numbers[start], numbers[end - 1] + 1, out=out[start:end])
+            start = end
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """The numbers as int64 on the device."""
+    out = torch.empty(len(numbers), dtype=torch.int64, device=device)
+    fill(out, numbers)
+    return out
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """Tokens of several sequences, packed. On the device, except for the counts."""
+
+    counts: Tensor | int  # int64 [batch], or of every sequence
+    sequence: Tensor  # the index of each token's sequence in the batch
+    offset: Tensor  # which of its sequence's new tokens it is
+    starts: Tensor  # of each sequence's tokens, and the end of all: int32 [batch + 1]
+
+
+def new_tokens(counts: Sequence[int], device: torch.device) -> NewTokens:
+    token = torch.arange(sum(counts), device=device)
+    if len(set(counts)) <= 1:
+        each = counts[0] if counts else 0
+        starts = torch.arange(len(counts) + 1, dtype=torch.int32, device=device) * each
+        return NewTokens(each, token // max(each, 1), token % max(each, 1), starts)
+    numbers = on_device(counts, device)
+    batch = torch.arange(len(counts), device=device)
+    sequence = torch.repeat_interleave(batch, numbers, output_size=len(token))
+    starts = pad(numbers.cumsum(0), (1, 0))
+    return NewTokens(numbers, sequence, token - starts[sequence], starts.int())
+
+
+def counts_of(name: str, tokens: int | Sequence[int], batch: int) -> list[int]:
+    """A number of new tokens for each sequence."""
+    counts = [tokens] * batch if isinstance(tokens, int) else list(tokens)
+    if len(counts) != batch:
+        raise ValueError(
+            f"{name}: {len(counts)} numbers of new tokens are for {batch} sequences; give one for each"
+        )
+    if any(count < 0 for count in counts):
+        raise ValueError(f"{name}: {min(counts)} is not a number of new tokens; give 0 or more")
+    return counts

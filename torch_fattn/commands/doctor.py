@@ -1,0 +1,301 @@
+"""`python -m torch_fattn doctor`: what is installed, which GPU this is, whether each operator works, and what
+to do about what does not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..inspection.compiled import compile_summary
+from ..inspection.plans import Explanation, explain, launch_counts
+from ..operators import PLANNED
+from ..runtime import extension, versions
+
+OK = "ok"
+# Largest difference from the float64 reference for operands of about 1.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+RAISES_FAULTS = (2, 15)
+SILENT_FAULTS = "torch {} raises nothing when the GPU faults or macOS stops a kernel: only results tell"
+FIND_FAULTS = (
+    "if the GPU faulted, a line with `command buffer` or `kIOGPU` may stand above: run this again with "
+    "MTL_SHADER_VALIDATION=1 MTL_SHADER_VALIDATION_REPORT_TO_STDERR=1 to see which kernel"
+)
+KERNEL_OF = {
+    "prefill": "fattn_prefill",
+    "decode": "fattn_decode",
+    "paged_decode": "fattn_decode",
+    "paged_prefill": "fattn_prefill",
+    "varlen_prefill": "fattn_prefill",
+    "merge": "fattn_merge",
+    "softmax": "fattn_softmax",
+    "softcap": "fattn_softcap",
+    "mask_map": "fattn_mask_map",
+    "cache_write": "fattn_cache_write",
+}
+
+
+@dataclass
+class Case:
+    """One operator on one small problem."""
+
+    op: str
+    operands: tuple[Tensor, ...]
+    options: dict[str, Any]
+
+    def run(self, device: str) -> tuple[Tensor, ...]:
+        return taken(
+            *getattr(torch.ops.fattn, self.op)(*(t.to(device) for t in self.operands), **self.options)
+        )
+
+    def error(self, results: tuple[Tensor, ...]) -> float:
+        """The largest difference from the reference in out and lse; inf where a result is not a number."""
+        exact = getattr(reference, self.op)(*self.operands, **self.options)
+        errors = [
+            (mine.double() - true).abs().max().item() for mine, true in zip(results, exact, strict=True)
+        ]
+        return max(error if error == error else float("inf") for error in errors)
+
+
+class CacheWriteCase(Case):
+    """What two caches hold after rows were written into them."""
+
+    def run(self, device: str) -> tuple[Tensor, ...]:
+        operands = [t.clone().to(device) for t in self.operands]
+        torch.ops.fattn.cache_write(*operands)
+        return operands[2].cpu(), operands[3].cpu()
+
+    def error(self, results: tuple[Tensor, ...]) -> float:
+        operands = [t.clone() for t in self.operands]
+        reference.cache_write(*operands)
+        exact = operands[2:4]
+        return max(
+            float((mine.double() - true).abs().max()) for mine, true in zip(results, exact, strict=True)
+        )
+
+
+class LogitsCase(Case):
+    """An operator with one result."""
+
+    def run(self, device: str) -> tuple[Tensor, ...]:
+        operands = (t.to(device) for t in self.operands)
+        return taken(getattr(torch.ops.fattn, self.op)(*operands, **self.options))
+
+    def error(self, results: tuple[Tensor, ...]) -> float:
+        exact = getattr(reference, self.op)(*self.operands, **self.options)
+        return float((results[0].double() - exact).abs().max())
+
+
+def taken(*results: Tensor) -> tuple[Tensor, ...]:
+    """Copies of these. What they leave is NaN, which the next run finds in its results if its kernel wrote
+    nothing: before torch 2.15 a kernel that the GPU has given up raises no error."""
+    copies = tuple(result.to("cpu", copy=True) for result in results)
+    for result in results:
+        result.view(torch.uint8).fill_(0xFF)
+    return copies
+
+
+def main() -> int:
+    """Prints the report and returns the exit status."""
+    advice = [*report_versions(), *report_device()]
+    on_gpu = not advice_about_device()
+    advice += self_test("mps" if on_gpu else "cpu")
+    print(f"\ncompiled      {compile_summary()}\n")
+    for line in advice:
+        print(f"-> {line}")
+    print("All is well." if not advice else f"{len(advice)} thing(s) to look at.")
+    return 1 if advice else 0
+
+
+def report_versions() -> list[str]:
+    print(f"torch_fattn   {versions.VERSION}, built for torch {extension.load()}")
+    print(f"python        {platform.python_version()} on {platform.system()} {platform.machine()}")
+    print(f"torch         {torch.__version__}")
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        print("transformers  not installed (needed only for attn_implementation='fattn')")
+        return []
+    print(f"transformers  {version}")
+    fault = versions.fault("transformers", version, versions.TRANSFORMERS)
+    return [] if fault is None else [fault]
+
+
+def advice_about_device() -> list[str]:
+    """What keeps the operators off the GPU."""
+    if not torch.backends.mps.is_built():
+        return [
+            "this torch has no MPS backend, so the operators run as plain PyTorch: "
+            "on a Mac with Apple silicon install torch's arm64 wheel "
+            f"(pip install '{versions.requirement('torch', versions.TORCH)}')"
+        ]
+    if not torch.backends.mps.is_available():
+        return ["torch finds no Metal device: macOS 14 or newer and a GPU that supports Metal are needed"]
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("fattn::prefill", "MPS"):
+        return [
+            "torch_fattn was built without its Metal part: run `pip install --no-build-isolation .` "
+            "with the torch that is installed now"
+        ]
+    try:
+        _plan_for_this_gpu()
+    except NotImplementedError as refusal:
+        fault = str(refusal).partition("; ")[0]  # what follows is for calls of the operators
+        return [f"{fault}; use a Mac with an M1 or newer"]
+    return []
+
+
+def report_device() -> list[str]:
+    advice = advice_about_device()
+    if advice:
+        print("device        no Metal device that the operators can use")
+        return advice
+    device = _plan_for_this_gpu().data["device"]
+    print(f"device        {device['name']}")
+    print(
+        f"              Apple family {device['family']}, {device['cores']} cores, "
+        f"{device['max_threadgroup_bytes'] // 1024} KiB of threadgroup memory"
+    )
+    if versions.minor(torch.__version__) < RAISES_FAULTS:
+        print(f"              {SILENT_FAULTS.format(torch.__version__)}")
+    return []
+
+
+def this_gpu() -> dict[str, Any]:
+    """Its name, family and number of cores."""
+    device = _plan_for_this_gpu().data["device"]
+    return {name: device[name] for name in ("name", "family", "cores")}
+
+
+def _plan_for_this_gpu() -> Explanation:
+    query = torch.empty(1, 1, 1, 8, device="mps")
+    return explain("decode", query, query, query)
+
+
+def self_test(device: str) -> list[str]:
+    """Runs every operator in every dtype against the float64 reference."""
+    print(f"\nself-test on {device}: largest difference from the float64 reference, first and second run")
+    failed: dict[str, list[str]] = {}
+    for op in PLANNED:
+        for dtype, tolerance in TOLERANCES.items():
+            name = f"{op} {str(dtype).removeprefix('torch.')}"
+            try:
+                verdict, line = judge(CASES[op](dtype), device, tolerance)
+            except RuntimeError as error:
+                text = str(error).splitlines()
+                verdict, line = "an error", " ... ".join(dict.fromkeys((text[0], text[-1])))
+            print(f"  {name:<24}{line}{'' if verdict == OK else f'   {verdict.upper()}'}")
+            failed.setdefault(verdict, []).append(name)
+    failed.pop(OK, None)
+    advice = [
+        f"{verdict} in {', '.join(names)}: please report it with this output"
+        for verdict, names in failed.items()
+    ]
+    return [*advice, FIND_FAULTS] if advice and device == "mps" else advice
+
+
+def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
+    """A verdict, OK or what is wrong, and the line that says why."""
+    kernel = KERNEL_OF[case.op]
+    launched = launch_counts()[kernel]
+    start = time.perf_counter()
+    results = case.run(device)
+    middle = time.perf_counter()
+    again = case.run(device)
+    end = time.perf_counter()
+    error = case.error(results)
+    line = f"{error:8.1e}  {1e3 * (middle - start):8.1f} ms {1e3 * (end - middle):8.1f} ms"
+    if error > tolerance:
+        return "a wrong result", line
+    if not all(map(torch.equal, results, again)):
+        return "results that differ from run to run", line
+    if device == "mps" and launch_counts()[kernel] == launched:
+        return "no launch of the kernel", line
+    return OK, line
+
+
+def _random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).to(dtype)
+
+
+def _prefill_case(dtype: torch.dtype) -> Case:
+    query, key = _random(1, 4, 45, 64, dtype=dtype), _random(1, 2, 61, 64, dtype=dtype)
+    return Case("prefill", (query, key, _random(1, 2, 61, 64, dtype=dtype).flip(2)), {"is_causal": True})
+
+
+def _decode_case(dtype: torch.dtype) -> Case:
+    # Long enough that the keys are split, so that the merge pass runs too.
+    query, key = _random(2, 4, 1, 64, dtype=dtype), _random(2, 1, 600, 64, dtype=dtype)
+    return Case("decode", (query, key, key.flip(2), torch.tensor([600, 37], dtype=torch.int32)), {})
+
+
+def _paged_cache(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Two sequences of 50 and 18 keys."""
+    pool = _random(9, 16, 2, 64, dtype=dtype)
+    tables = torch.tensor([[7, 0, 4, 2], [5, 8, -1, -1]], dtype=torch.int32)
+    return pool, pool.flip(0), tables, torch.tensor([50, 18], dtype=torch.int32)
+
+
+def _paged_decode_case(dtype: torch.dtype) -> Case:
+    return Case("paged_decode", (_random(2, 4, 2, 64, dtype=dtype), *_paged_cache(dtype)), {})
+
+
+def _paged_prefill_case(dtype: torch.dtype) -> Case:
+    # A chunk of a prompt, and a single token.
+    starts = torch.tensor([0, 37, 38], dtype=torch.int32)
+    return Case(
+        "paged_prefill", (_random(38, 4, 64, dtype=dtype), *_paged_cache(dtype), starts), {"max_seqlen_q": 37}
+    )
+
+
+def _varlen_prefill_case(dtype: torch.dtype) -> Case:
+    query, keys = _random(45, 4, 64, dtype=dtype), _random(70, 2, 64, dtype=dtype)
+    starts = (torch.tensor(entries, dtype=torch.int32) for entries in ([0, 37, 37, 45], [0, 41, 50, 70]))
+    options = {"max_seqlen_q": 37, "max_seqlen_k": 41, "is_causal": True}
+    return Case("varlen_prefill", (query, keys, keys.flip(0), *starts), options)
+
+
+def _merge_case(dtype: torch.dtype) -> Case:
+    return Case("merge", (_random(3, 2, 4, 5, 64, dtype=dtype), _random(3, 2, 4, 5, dtype=torch.float32)), {})
+
+
+def _softmax_case(dtype: torch.dtype) -> Case:
+    return LogitsCase("softmax", (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {"softcap": 2.0})
+
+
+def _softcap_case(dtype: torch.dtype) -> Case:
+    return LogitsCase("softcap", (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {"cap": 2.0})
+
+
+def _mask_map_case(dtype: torch.dtype) -> Case:
+    # Three documents side by side.
+    document = torch.tensor([70, 40, 90]).repeat_interleave(torch.tensor([70, 40, 90]))
+    hidden = document[:, None] != document
+    return LogitsCase("mask_map", (torch.zeros(200, 200, dtype=dtype).masked_fill(hidden, -torch.inf),), {})
+
+
+def _cache_write_case(dtype: torch.dtype) -> Case:
+    rows, pool = _random(5, 2, 64, dtype=dtype), torch.zeros(3, 4, 2, 64, dtype=dtype)
+    return CacheWriteCase(
+        "cache_write", (rows, rows.flip(0), pool, pool, torch.tensor([7, 0, -1, 11, 4])), {}
+    )
+
+
+CASES: dict[str, Callable[[torch.dtype], Case]] = {
+    "prefill": _prefill_case,
+    "decode": _decode_case,
+    "paged_decode": _paged_decode_case,
+    "paged_prefill": _paged_prefill_case,
+    "varlen_prefill": _varlen_prefill_case,
+    "merge": _merge_case,
+    "softmax": _softmax_case,
+    "softcap": _softcap_case,
+    "mask_map": _mask_map_case,
+    "cache_write": _cache_write_case,
+}

@@ -1,0 +1,131 @@
+"""`python -m torch_fattn explain`: the plan of a call, described by its sizes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from ..inspection.plans import FAMILIES, MOST_CORES, check_machine, explain
+from ..inspection.sizes import SIZES, operands_of
+from ..operators import OPERATORS
+from ..operators.head_padding import HEAD_STEP
+from .arguments import DTYPES, Parser, whole
+
+MOST = 2**31 - 1
+ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
+# Options that not every operator has; the others refuse them.
+USED_BY = {
+    "kv_heads": ATTENTION,
+    "kv_len": (*ATTENTION, "mask_map"),
+    "value_dim": ATTENTION,
+    "block_size": ("paged_decode", "paged_prefill"),
+    "kv_format": ("decode", "paged_decode", "paged_prefill"),
+    "parts": ("merge",),
+    "causal": ("prefill", "varlen_prefill"),
+    "mask": ("prefill", "mask_map"),
+}
+WHY_NOT = {
+    ("decode", "causal"): "its rows are the last ones of their sequences and causal always",
+    ("paged_prefill", "causal"): "its rows are causal by default",
+    ("paged_decode", "causal"): "its rows are the last ones of their sequences and causal always",
+}
+
+
+def add_arguments(parser: Parser) -> None:
+    size = whole(1, MOST)
+    parser.add_argument("op", choices=(*OPERATORS, "mask_map"))
+    parser.add_argument("--batch", type=size, default=1)
+    parser.add_argument("--heads", type=size, default=32, help="query heads")
+    parser.add_argument("--kv-heads", type=size, help="key-value heads; default: as many as query heads")
+    parser.add_argument("--q-len", type=size, help="query rows; default: 1, for the prefills --kv-len")
+    parser.add_argument("--kv-len", type=size, help="keys, or a decode's cache capacity; default: 1024")
+    parser.add_argument("--head-dim", type=size, default=128)
+    parser.add_argument("--value-dim", type=size, help="default: --head-dim")
+    parser.add_argument("--block-size", type=size, help="the paged ones: keys per block; default: 16")
+    parser.add_argument(
+        "--kv-format", choices=("int8", "fp8_e4m3", "int4"), help="of a quantised cache; default: --dtype"
+    )
+    parser.add_argument("--parts", type=size, help="merge: partial results; default: 2")
+    parser.add_argument("--dtype", choices=DTYPES, default="float16")
+    parser.add_argument("--causal", action="store_const", const=True, help="prefill: is_causal")
+    parser.add_argument(
+        "--mask", choices=("bool", *DTYPES), help="dtype of an attn_mask for all heads; of mask_map: bool"
+    )
+    parser.add_argument("--family", type=whole(FAMILIES[0], FAMILIES[-1]), help="n of MTLGPUFamilyApple<n>")
+    parser.add_argument(
+        "--cores", type=whole(1, MOST_CORES), help="of the GPU; default: those of an Apple M1"
+    )
+    parser.add_argument("--device-name", help="what to call that GPU; needs --family and --cores")
+    parser.add_argument("--macos", metavar="26.2", help="of the route of a plain call; default: this system")
+    parser.add_argument("--torch", metavar="2.14", help="of the route of a plain call; default: this torch")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(parser: Parser, options: argparse.Namespace) -> int:
+    """Prints the plan. A call that the planner refuses is a wrong argument too."""
+    _check_use(parser, options)
+    _check_device(parser, options)
+    sizes = {name: getattr(options, name) for name in SIZES if getattr(options, name) is not None}
+    keywords: dict[str, Any] = {}
+    if options.op in USED_BY["causal"]:
+        keywords["is_causal"] = bool(options.causal)
+    try:
+        operands, described = operands_of(
+            options.op,
+            dtype=getattr(torch, options.dtype),
+            mask=getattr(torch, options.mask) if options.mask else None,
+            **sizes,
+        )
+        plan = explain(
+            options.op,
+            *operands,
+            **described,
+            **keywords,
+            device_name=options.device_name,
+            family=options.family,
+            cores=options.cores,
+            macos=options.macos,
+            torch_version=options.torch,
+        )
+    except (RuntimeError, TypeError, ValueError) as refusal:
+        parser.refuse(str(refusal).splitlines()[0])
+    print(json.dumps(plan.data | {"route": plan.route and asdict(plan.route)}) if options.json else plan)
+    return 0
+
+
+def _check_use(parser: Parser, options: argparse.Namespace) -> None:
+    for name, operators in USED_BY.items():
+        if getattr(options, name) is not None and options.op not in operators:
+            why = WHY_NOT.get((options.op, name), f"it belongs to {', '.join(operators)}")
+            parser.refuse(f"{options.op} takes no {_option(name)}: {why}; leave it out")
+    for name in ("head_dim", "value_dim"):
+        dim = getattr(options, name)
+        if options.op in ATTENTION and dim is not None and dim % HEAD_STEP:
+            parser.refuse(
+                f"{_option(name)} {dim} is not a multiple of {HEAD_STEP}; give {_option(name)} "
+                f"{dim + -dim % HEAD_STEP}, to which such heads are padded"
+            )
+
+
+def _check_device(parser: Parser, options: argparse.Namespace) -> None:
+    try:
+        check_machine(
+            "",
+            options.device_name,
+            options.family,
+            options.cores,
+            options.macos,
+            options.torch,
+            spelled=_option,
+        )
+    except ValueError as refusal:
+        parser.refuse(str(refusal))
+
+
+def _option(argument: str) -> str:
+    """That gives this argument of `explain`."""
+    return "--" + argument.removesuffix("_version").replace("_", "-")

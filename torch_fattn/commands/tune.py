@@ -1,0 +1,292 @@
+"""`python -m torch_fattn tune`: times the sizes of tiles on the GPU at hand, and torch's own attention beside
+the best of them; what is faster than the built-in choice it keeps in a file of this user, which the planner
+then reads."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..integrations.pytorch.routing import system_and_torch
+from ..runtime.cache_folder import cache_folder, tuning_is_off
+from ..runtime.versions import VERSION
+from ..tuning.candidates import Subject, subjects
+from ..tuning.choice import Timed, against_torch, choose, confirmed
+from ..tuning.timing import TOLERANCES, TORCH, OutOfTimeError, Stopwatch
+from ..tuning.tuned_file import (
+    BadFileError,
+    Chip,
+    TunedFile,
+    TunedRoute,
+    TunedRow,
+    fault_of,
+    install,
+    path_of,
+    read,
+    source_digest,
+    write,
+)
+from .arguments import DTYPES, ArgumentError, Parser, whole
+from .doctor import advice_about_device, this_gpu
+from .progress import Progress
+
+DEFAULT_SECONDS = 170
+ACTIONS = ("reset", "show", "dry_run")
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--seconds",
+        type=whole(1, 3600),
+        help=f"stop after so many; what was not reached keeps the built-in sizes; default: {DEFAULT_SECONDS}",
+    )
+    parser.add_argument("--op", choices=("prefill", "decode"), help="only these calls")
+    parser.add_argument("--dtype", choices=DTYPES, help="only this dtype")
+    parser.add_argument("--head-dim", type=whole(1, 576), help="only heads of the range that holds this size")
+    parser.add_argument("--dry-run", action="store_true", help="time and tell, but write nothing")
+    parser.add_argument(
+        "--show", action="store_true", help="what the file of this GPU says; nothing is timed"
+    )
+    parser.add_argument("--reset", action="store_true", help="remove the file of this GPU; nothing is timed")
+    parser.add_argument(
+        "--anyway",
+        action="store_true",
+        help="also where Metal is software: tiny calls, times without meaning",
+    )
+
+
+@dataclass
+class Outcome:
+    """What became of the subjects."""
+
+    rows: dict[Subject, list[TunedRow]] = field(default_factory=dict)  # of those that were timed
+    routes: dict[Subject, list[TunedRoute]] = field(default_factory=dict)
+    not_reached: list[Subject] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def all_rows(self) -> list[TunedRow]:
+        return [row for rows in self.rows.values() for row in rows]
+
+    @property
+    def all_routes(self) -> list[TunedRoute]:
+        return [route for routes in self.routes.values() for route in routes]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises ArgumentError, before anything runs, for arguments that ask for what cannot be done."""
+    _check(options)
+    if obstacles := advice_about_device():
+        print(f"torch_fattn tune: it needs the GPU: {obstacles[0]}", file=sys.stderr)
+        return 1
+    chip = Chip(**this_gpu())
+    if options.reset:
+        return reset(chip)
+    if options.show:
+        return show(chip)
+    if not options.dry_run:
+        _make_folder()
+    chosen = _subjects(options)
+    start = time.monotonic()
+    stopwatch = Stopwatch(chip, start + (options.seconds or DEFAULT_SECONDS), tiny=sys.platform != "darwin")
+    print(f"device       {chip}")
+    outcome = time_all(stopwatch, chosen)
+    print_outcome(outcome, stopwatch, time.monotonic() - start)
+    before = _kept(chip, list(outcome.rows))
+    rows, routes = outcome.all_rows + before.rows, outcome.all_routes + before.routes
+    file = TunedFile(VERSION, source_digest(), chip, datetime.date.today().isoformat(), rows, routes)
+    install(chip, file.rows, file.provenance, file.routes)
+    if options.dry_run:
+        print("written      nothing, as asked")
+    elif not rows and not routes:
+        _remove(path_of(chip))
+        print(f"written      nothing: {_why_nothing(outcome)}")
+    else:
+        print(f"written      {write(file)}; `python -m torch_fattn tune --reset` removes it")
+    return 1 if outcome.wrong else 0
+
+
+def _why_nothing(outcome: Outcome) -> str:
+    if not outcome.rows:
+        return "nothing was timed; give more --seconds"
+    return "the built-in choice is as fast as any" + (" that was timed" if outcome.not_reached else "")
+
+
+def _check(options: argparse.Namespace) -> None:
+    actions = [f"--{name.replace('_', '-')}" for name in ACTIONS if getattr(options, name)]
+    if len(actions) > 1:
+        raise ArgumentError(f"{' and '.join(actions)} do not go together; give one of them")
+    timing = ("seconds", "op", "dtype", "head_dim", "anyway")
+    given = [f"--{name.replace('_', '-')}" for name in timing if getattr(options, name)]
+    if given and (options.reset or options.show):
+        raise ArgumentError(f"{actions[0]} times nothing and takes no {given[0]}; leave it out")
+    if tuning_is_off() and not (options.reset or options.show or options.dry_run):
+        raise ArgumentError(
+            "FATTN_TUNING=0 keeps the planner from reading what tune would write; unset it, or give --dry-run"
+        )
+    timed = not (options.reset or options.show)
+    if timed and sys.platform != "darwin" and not options.anyway:
+        raise ArgumentError(
+            f"Metal is software on {sys.platform}, whose times say nothing of a GPU; run it on a Mac, or "
+            "give --anyway to go the whole way with tiny calls"
+        )
+
+
+def _make_folder() -> None:
+    """Before the timing, which would be lost otherwise."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ArgumentError(
+            f"tuned sizes cannot be written to {folder} ({error.strerror}); set FATTN_CACHE to a folder that "
+            "you may write to, or give --dry-run"
+        ) from error
+
+
+def _subjects(options: argparse.Namespace) -> list[Subject]:
+    return [
+        subject
+        for subject in subjects()
+        if options.op in (None, subject.op)
+        and options.dtype in (None, subject.dtype)
+        and (options.head_dim is None or subject.min_dim <= options.head_dim <= subject.max_dim)
+    ]
+
+
+def time_all(stopwatch: Stopwatch, chosen: list[Subject]) -> Outcome:
+    outcome = Outcome()
+    try:
+        with Progress(len(chosen)) as progress:
+            for number, subject in enumerate(chosen):
+                progress.step(str(subject))
+                try:
+                    outcome.rows[subject] = _tune(stopwatch, subject, outcome)
+                except OutOfTimeError:
+                    outcome.not_reached = chosen[number:]
+                    break
+    finally:
+        stopwatch.use([])
+    return outcome
+
+
+def _tune(stopwatch: Stopwatch, subject: Subject, outcome: Outcome) -> list[TunedRow]:
+    timed = stopwatch.measure(subject)
+    rows = _sizes(stopwatch, subject, timed, outcome)
+    stopwatch.use([])
+    lengths = stopwatch.lengths(subject)
+    built_in = {i: route.to for i in lengths if (route := subject.plan(stopwatch.calls, i).route)}
+    beside = stopwatch.medians(subject, {"base": rows, TORCH: []})
+    if TORCH in beside:
+        outcome.routes[subject] = against_torch(
+            subject, beside["base"], beside[TORCH], built_in, timed.noise, system_and_torch()
+        )
+    return rows
+
+
+def _sizes(stopwatch: Stopwatch, subject: Subject, timed: Timed, outcome: Outcome) -> list[TunedRow]:
+    rows = choose(subject, timed)
+    if not rows:
+        return []
+    again = stopwatch.medians(subject, {"base": [], "base tuned": rows})
+    rows = confirmed(rows, again["base"], again["base tuned"], timed.noise)
+    if not rows:
+        return []
+    error = stopwatch.error(subject, rows)
+    if fault_of(rows) or error > TOLERANCES[subject.dtype]:
+        outcome.wrong.append(f"{subject}: the fastest sizes, {rows[0].sizes}, are off by {error:.1e}")
+        return []
+    return rows
+
+
+def print_outcome(outcome: Outcome, stopwatch: Stopwatch, seconds: float) -> None:
+    print(f"timed        {len(outcome.rows)} kinds of calls in {seconds:.0f} s\n")
+    for subject, rows in outcome.rows.items():
+        print(f"  {subject!s:<36}{'built-in' if not rows else _described(rows[0])}")
+        for row in rows[1:]:
+            print(f"  {'':<36}{_described(row)}")
+        for route in outcome.routes.get(subject, []):
+            print(f"  {'':<36}{_route_described(route)}")
+    print()
+    if stopwatch.dropped:
+        print(
+            f"dropped      {len(stopwatch.dropped)} that this GPU does not run, first {stopwatch.dropped[0]}"
+        )
+    if outcome.not_reached:
+        print(
+            f"not reached  {len(outcome.not_reached)}, from {outcome.not_reached[0]} on: they keep what they "
+            "have; give more --seconds, or --op, --dtype and --head-dim"
+        )
+    for line in outcome.wrong:
+        print(f"WRONG        {line}; it is not used: please report it with this output")
+
+
+def _described(row: TunedRow) -> str:
+    sizes = ", ".join(f"{name} {value}" for name, value in row.sizes.items())
+    rows = f"up to {row.max_length} rows: " if row.max_length else ""
+    return f"{row.gain:.2f} times as fast  {rows}{sizes}"
+
+
+def _route_described(route: TunedRoute) -> str:
+    faster, slower = ("torch", "fattn") if route.to == "torch" else ("fattn", "torch")
+    most = "" if route.max_length is None else f" to {route.max_length}"
+    what = "rows" if route.op == "prefill" else "keys"
+    return (
+        f"plain calls of D {route.dim} and {route.min_length}{most or ' and more'} {what}: {faster} is "
+        f"{route.gain:.2f} times as fast as {slower} (macOS {route.macos}, torch {route.torch})"
+    )
+
+
+def _kept(chip: Chip, timed: list[Subject]) -> TunedFile:
+    """What the file has of calls that were not timed now."""
+    try:
+        before = read(path_of(chip), VERSION)
+    except BadFileError:
+        return TunedFile(VERSION, source_digest(), chip, "")
+    return replace(
+        before,
+        rows=[row for row in before.rows if not any(subject.is_of(row) for subject in timed)],
+        routes=[route for route in before.routes if not any(subject.is_of(route) for subject in timed)],
+    )
+
+
+def show(chip: Chip) -> int:
+    path = path_of(chip)
+    if not path.exists():
+        print(f"{chip} has no tuned sizes: there is no {path}")
+        return 0
+    try:
+        file = read(path, VERSION)
+    except BadFileError as fault:
+        print(f"{path} is not used: {fault}")
+        return 1
+    print(f"{path}: {file.provenance}, torch_fattn {file.torch_fattn}")
+    for row in file.rows:
+        print(f"  {row.kernel} {row.dtype} D {row.min_dim} to {row.max_dim}: {_described(row)}")
+    for route in file.routes:
+        print(f"  {route.op} {route.dtype}: {_route_described(route)}")
+    return 0
+
+
+def reset(chip: Chip) -> int:
+    path = path_of(chip)
+    try:
+        removed = _remove(path)
+    except OSError as error:
+        raise ArgumentError(f"{path} cannot be removed ({error.strerror}); remove it by hand") from error
+    print(f"removed {path}" if removed else f"{chip} has no tuned sizes: there is no {path}")
+    install(chip, [], "")
+    return 0
+
+
+def _remove(path: Path) -> bool:
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    return there

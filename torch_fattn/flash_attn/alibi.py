@@ -1,0 +1,40 @@
+"""flash-attn's ALiBi, by distance, where a row sees later keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators.parts import merge_parts, shifted
+
+# Out `[.., L, H, D]` and lse `[.., H, L]` of rows that lie so many keys before where they are. With `part`,
+# those of a part of the keys: float32, and sums `[.., H, L, 4]`.
+Attend = Callable[..., tuple[Tensor, Tensor]]
+
+
+def sees_no_later_key(causal: bool, options: dict[str, Any]) -> bool:
+    return causal or options["window_right"] == 0
+
+
+def attend_by_distance(
+    attend: Attend, slopes: Tensor, of_rows: Tensor, dtype: torch.dtype, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """`-slope * |row - key|` where rows see later keys. The operators add `slope * (key - row)`, which is the
+    same for the keys before a row; the row's own and the later ones are a call of their own, with slopes of
+    the other sign. `of_rows` are the slopes as they are broadcast to lse."""
+    left = options["window_left"]
+    ahead = {"is_causal": False, "alibi_slopes": -slopes, **options, "window_left": 0}
+    if left == 0:
+        return attend(0, **ahead)
+    before = {"is_causal": True, "alibi_slopes": slopes, **options, "window_left": max(left - 1, -1)}
+    out, sums = attend(0, part=True, **ahead)
+    out_before, sums_before = attend(1, part=True, **before)
+    sums_before = shifted(sums_before, of_rows.float())  # the rows stood one key nearer to all that they saw
+    shape, lse_shape = out.shape, sums.transpose(-2, -3).shape[:-1]
+    parts = [x.reshape(1, -1, *shape[-2:]) for x in (out_before, out)]
+    of_parts = [x.transpose(-2, -3).reshape(1, -1, shape[-2], 4) for x in (sums_before, sums)]
+    merged, lse = merge_parts(parts, of_parts, dtype)
+    return merged.view(shape), lse.view(lse_shape).transpose(-1, -2).contiguous()

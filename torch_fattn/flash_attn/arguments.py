@@ -1,0 +1,191 @@
+"""The arguments and results that flash-attn's functions share, and what they say of wrong ones, before
+anything is launched or written."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import check_tensor, is_checked
+
+Result = Tensor | tuple[Tensor, Tensor, Tensor]
+Window = tuple[int | None, int | None]
+
+ROWS = "[batch, length, heads, head_dim]"
+MAX_HEAD_DIM = 576
+MAX_SOFTCAP = 1e30
+MAX_SCALE = 1e38  # with what the kernels multiply it by, finite in float32
+NO_LIMIT = 2**31  # of a window: more keys than a sequence can have
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def name_of(op: str) -> str:
+    return f"torch_fattn.{op}"
+
+
+def result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
+    return (out, lse, out.new_empty(0)) if with_lse else out
+
+
+def check_shape(op: str, what: str, tensor: Any, shape: str) -> None:
+    """`shape` names the dimensions, such as `[batch, length]`; a name that is a number is their size."""
+    check_tensor(name_of(op), what, tensor, shape)
+    names = shape.strip("[]").split(", ")
+    sizes = list(tensor.shape)
+    fits = len(sizes) == len(names) and all(
+        not name.isdigit() or int(name) == size for name, size in zip(names, sizes, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"{name_of(op)}: {what} has shape {sizes}; pass {shape}")
+
+
+def check_device(op: str, what: str, tensor: Tensor, q: Tensor) -> None:
+    if tensor.device != q.device:
+        # To the GPU, whichever of the two is there.
+        moved, to = ("q", tensor.device) if q.device.type == "cpu" else (what, q.device)
+        raise ValueError(
+            f"{name_of(op)}: {what} is on {tensor.device} and q on {q.device}; move {moved} with .to('{to}')"
+        )
+
+
+def check_operands(op: str, q: Tensor, **others: tuple[Any, str]) -> None:
+    """`others` with their shapes: of the dtype of q, on its device."""
+    if q.dtype not in _FLOATS:
+        raise TypeError(f"{name_of(op)}: q is {q.dtype}; pass torch.float32, torch.float16 or torch.bfloat16")
+    for what, (tensor, shape) in others.items():
+        check_shape(op, what, tensor, shape)
+        check_device(op, what, tensor, q)
+        if tensor.dtype != q.dtype:
+            raise TypeError(
+                f"{name_of(op)}: {what} is {tensor.dtype} and q {q.dtype}; pass one dtype for all"
+                f"{': convert with .to(q.dtype)' if tensor.is_floating_point() else ''}"
+            )
+
+
+def check_sizes(op: str, what: str, **sizes: int) -> None:
+    (first, size), *others = sizes.items()
+    for other, its_size in others:
+        if its_size != size:
+            raise ValueError(
+                f"{name_of(op)}: {first} has {what} {size} and {other} {its_size}; they must be equal"
+            )
+
+
+def check_heads(op: str, q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: str = "v") -> None:
+    check_sizes(op, "head size", **{"q": q.shape[-1], k_name: k.shape[-1]})
+    check_sizes(op, "head count", **{k_name: k.shape[-2], v_name: v.shape[-2]})
+    heads, kv_heads = q.shape[-2], k.shape[-2]
+    if heads % kv_heads if kv_heads else heads:
+        raise ValueError(
+            f"{name_of(op)}: {heads} heads of q cannot share {kv_heads} of {k_name}; pass a multiple of "
+            "them, and transpose q and the keys if yours have the heads before the length"
+        )
+    gqa = ", and enable_gqa=True" if heads != kv_heads else ""
+    for what, size in (("q", q.shape[-1]), (v_name, v.shape[-1])):
+        if not 1 <= size <= MAX_HEAD_DIM:
+            raise (NotImplementedError if size else ValueError)(
+                f"{name_of(op)}: {what} has head size {size}, which is not between 1 and {MAX_HEAD_DIM}; use "
+                "F.scaled_dot_product_attention of the transposed [batch, heads, length, head_dim], with an "
+                f"attn_mask of the keys that each row sees{gqa}"
+            )
+
+
+def check_slopes(op: str, slopes: Tensor | None, q: Tensor, batch: int) -> None:
+    if slopes is None:
+        return
+    heads = q.shape[-2]
+    if tuple(slopes.shape) not in ((heads,), (batch, heads)):
+        raise ValueError(
+            f"{name_of(op)}: alibi_slopes has shape {list(slopes.shape)}; pass one slope for each head, "
+            f"[{heads}], or also for each sequence, [{batch}, {heads}]"
+        )
+    if slopes.dtype not in _FLOATS:
+        raise TypeError(f"{name_of(op)}: alibi_slopes is {slopes.dtype}; convert it with .float()")
+    check_device(op, "alibi_slopes", slopes, q)
+
+
+def check_integers(
+    op: str, what: str, numbers: Any, shape: str, q: Tensor, *, or_int64: bool = False
+) -> None:
+    check_shape(op, what, numbers, shape)
+    if numbers.dtype != torch.int32 and not (or_int64 and numbers.dtype == torch.int64):
+        raise TypeError(f"{name_of(op)}: {what} is {numbers.dtype}; convert it with .to(torch.int32)")
+    check_device(op, what, numbers, q)
+
+
+def whole(op: str, what: str, number: int | Tensor, meaning: str) -> int:
+    """A tensor of one number is taken, as by flash-attn."""
+    if isinstance(number, Tensor) and (number.dim() or number.dtype not in (torch.int32, torch.int64)):
+        raise TypeError(
+            f"{name_of(op)}: {what} is {number.dtype} of shape {list(number.shape)}; pass {meaning}"
+        )
+    size = operator.index(number)
+    if size < 0:
+        raise ValueError(f"{name_of(op)}: {what} {size} is negative; pass {meaning}")
+    return size
+
+
+def softcap_of(op: str, softcap: float, scale: float | None) -> float:
+    cap = float(softcap)
+    if not 0.0 <= cap <= MAX_SOFTCAP or (cap and abs(1.0 if scale is None else scale) / cap > MAX_SCALE):
+        raise ValueError(
+            f"{name_of(op)}: softcap {cap} is negative, not finite or out of range; pass a number up to "
+            f"{MAX_SOFTCAP:.0e}, or 0.0 for none"
+        )
+    return cap
+
+
+def scale_of(op: str, softmax_scale: float | None) -> float | None:
+    if softmax_scale is None:
+        return None
+    scale = float(softmax_scale)
+    if not abs(scale) <= MAX_SCALE:
+        raise ValueError(
+            f"{name_of(op)}: softmax_scale {scale} is not finite in float32; pass None for the default, "
+            "1 / sqrt(head size)"
+        )
+    return scale
+
+
+def refuse_dropout(op: str, dropout_p: float) -> None:
+    if dropout_p != 0.0:
+        raise NotImplementedError(
+            f"{name_of(op)}: dropout_p {dropout_p} is not 0 and there is no dropout; use "
+            "F.scaled_dot_product_attention for training"
+        )
+
+
+def window(size: Window) -> dict[str, int]:
+    """The options of the operators. Of a side, -1, and in later versions of flash-attn None, is no limit."""
+    left, right = (-1 if side is None else min(max(operator.index(side), -1), NO_LIMIT) for side in size)
+    return {"window_left": left, "window_right": right}
+
+
+def check_between(op: str, what: str, numbers: Tensor, most: int | Tensor) -> None:
+    """Of numbers on the device, if they are to be looked at."""
+    if not is_checked():
+        return
+    limits = most.tolist() if isinstance(most, Tensor) else [most] * numbers.shape[0]
+    for b, (number, limit) in enumerate(zip(numbers.tolist(), limits, strict=True)):
+        if not 0 <= number <= limit:
+            raise ValueError(
+                f"{name_of(op)}: {what}[{b}] is {number} and must be between 0 and {max(limit, 0)}"
+            )
+
+
+def check_blocks(op: str, what: str, table: Tensor, lens: Tensor, new: int, pool: Tensor) -> None:
+    """Of the entries of a block table that sequences of these lengths and `new` keys use, likewise."""
+    if not is_checked():
+        return
+    num_blocks, block_size = pool.shape[:2]
+    for b, (row, length) in enumerate(zip(table.tolist(), lens.tolist(), strict=True)):
+        for entry, block in enumerate(row[: -(-max(length + new, 0) // max(block_size, 1))]):
+            if not 0 <= block < num_blocks:
+                place = f"{b}, {entry}" if what == "block_table" else f"{b}"
+                raise ValueError(
+                    f"{name_of(op)}: {what}[{place}] is {block} and must be between 0 and {num_blocks - 1}"
+                )

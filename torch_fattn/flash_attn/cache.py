@@ -1,0 +1,240 @@
+"""`flash_attn_with_kvcache`, and what it does to keys before it attends: rotary embedding, the append, and
+keys that begin behind a padding. A dense cache is one whose sequences are a block each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ..operators.attention import MAX_DECODE_ROWS
+from ..operators.head_padding import pad_heads, without_padding
+from ..runtime.signatures import public
+from .alibi import attend_by_distance, sees_no_later_key
+from .arguments import (
+    ROWS,
+    Window,
+    check_between,
+    check_blocks,
+    check_heads,
+    check_integers,
+    check_operands,
+    check_shape,
+    check_sizes,
+    check_slopes,
+    scale_of,
+    softcap_of,
+    window,
+)
+from .cache_arguments import check_new_keys, lengths, table_of
+
+_DENSE_CACHE = "[batch_of_cache, capacity, kv_heads, head_dim]"
+_POOL = "[num_blocks, block_size, kv_heads, head_dim]"
+
+
+# fmt: off
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
+    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
+    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
+    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ...,
+    num_splits: int = ..., return_softmax_lse: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
+    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
+    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
+    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ...,
+    num_splits: int = ..., *, return_softmax_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
+    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
+    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
+    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ...,
+    num_splits: int = ..., return_softmax_lse: bool = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
+@public("torch_fattn.flash_attn_with_kvcache")
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over a cache, to which k and v `[B, Lnew, Hkv, D]` are first appended, in place, at
+    cache_seqlens; with rotary_cos and rotary_sin `[positions, rotary_dim / 2]` they and q are rotated.
+
+    q `[B, Lq, Hq, D]`; the caches are `[batch, capacity, Hkv, D]`, of which cache_batch_idx `[B]` may pick,
+    or with a block_table `[B, blocks]` pools of blocks of any size. The keys of a sequence are those from
+    cache_leftpad `[B]` on, if that is given. Returns out like q, and the log-sum-exp `[B, Hq, Lq]` if asked
+    for.
+
+    A length on the device that is negative or above the capacity is clamped, and a key that has no place in
+    the cache is dropped; an int that leaves no room for k raises ValueError. rotary_cos and rotary_sin have
+    at least as many positions as the cache has room for; a query row behind those is NaN.
+    """
+    op = "flash_attn_with_kvcache"
+    check_shape(op, "q", q, ROWS)
+    cache_shape = _DENSE_CACHE if block_table is None else _POOL
+    check_operands(op, q, k_cache=(k_cache, cache_shape), v_cache=(v_cache, cache_shape))
+    caches = {"k_cache": k_cache, "v_cache": v_cache}
+    for dim, what in enumerate(
+        ("batch size", "capacity") if block_table is None else ("num_blocks", "block_size")
+    ):
+        check_sizes(op, what, **{name: cache.shape[dim] for name, cache in caches.items()})
+    check_heads(op, q, k_cache, v_cache, *caches)
+    check_slopes(op, alibi_slopes, q, q.shape[0])
+    scale = scale_of(op, softmax_scale)
+    batch, q_len = q.shape[:2]
+    value_dim = v_cache.shape[-1]
+    options: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
+    table = table_of(op, q, k_cache, cache_batch_idx, block_table)
+    capacity = table.shape[1] * k_cache.shape[1]
+    check_new_keys(op, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, capacity)
+    lens = lengths(op, cache_seqlens, q, k, capacity)
+    if cache_leftpad is not None:
+        check_integers(op, "cache_leftpad", cache_leftpad, f"[{batch}]", q, or_int64=True)
+        check_between(op, "cache_leftpad", cache_leftpad, lens)
+    new = 0 if k is None else k.shape[1]
+    table_name = "cache_batch_idx" if block_table is None else "block_table"
+    check_blocks(op, table_name, table, lens, new, k_cache)
+
+    if capacity == 0:  # no place for a key, and none to see
+        out = q.new_zeros(*q.shape[:-1], value_dim)
+        lse = q.new_full((batch, q.shape[2], q_len), -torch.inf, dtype=torch.float32)
+        return (out, lse) if return_softmax_lse else out
+
+    if k is not None and v is not None:
+        lens = lens.clamp(0, capacity)
+        if rotary_cos is not None and rotary_sin is not None:
+            # Rows that see the same keys are all at the position of the first.
+            by_position = causal or max(options["window_left"], options["window_right"]) >= 0
+            last = rotary_cos.shape[0] - (q_len if by_position else 1)
+            check_between(op, "cache_seqlens", lens, last)
+            q = rotate(q, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=by_position)
+            k = rotate(k, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=True)
+    q, key_cache, value_cache, options["scale"] = pad_heads(q, k_cache, v_cache, scale)
+    if k is not None and v is not None:
+        k, _, v, _ = pad_heads(k, k, v, None)
+        append(k, v, key_cache, value_cache, lens, table)
+        for cache, padded in ((k_cache, key_cache), (v_cache, value_cache)):
+            if padded is not cache:
+                cache.copy_(padded[..., : cache.shape[-1]])
+        lens = lens + new
+
+    if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
+        query = q.transpose(1, 2)
+        options |= {"alibi_slopes": alibi_slopes, "token_major_out": True}
+        if cache_leftpad is not None:
+            position = torch.arange(capacity, device=q.device)
+            options["attn_mask"] = (position >= cache_leftpad[:, None])[:, None, None]
+        if block_table is None and cache_batch_idx is None:
+            key, value = (cache[:batch].transpose(1, 2) for cache in (key_cache, value_cache))
+            out, lse = torch.ops.fattn.decode(query, key, value, lens, **options)
+        else:
+            out, lse = torch.ops.fattn.paged_decode(query, key_cache, value_cache, table, lens, **options)
+        out = out.transpose(1, 2)
+    else:
+        if cache_leftpad is not None:
+            first = cache_leftpad.clamp(0, capacity).to(torch.int32)
+            key_cache, value_cache, table = without_padding_on_the_left(key_cache, value_cache, table, first)
+            lens = (lens.clamp(max=capacity) - first).clamp(min=0)
+        starts = torch.arange(batch + 1, device=q.device, dtype=torch.int32) * q_len
+
+        def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+            keys = (lens.clamp(max=capacity) - before).clamp(min=0) if before else lens
+            op = torch.ops.fattn.paged_prefill.part if part else torch.ops.fattn.paged_prefill
+            out, lse = op(
+                q.flatten(0, 1), key_cache, value_cache, table, keys, starts, q_len, **options
+            )
+            return out.unflatten(0, (batch, q_len)), lse.unflatten(1, (batch, q_len)).transpose(0, 1)
+
+        if alibi_slopes is None or sees_no_later_key(causal, options):
+            out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
+        else:
+            out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], q.dtype, options)
+    out = without_padding(out, value_dim)
+    return (out, lse) if return_softmax_lse else out
+
+
+def rotate(
+    x: Tensor, first: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, *, advances: bool
+) -> Tensor:
+    """x `[B, L, H, D]`, of which row i is at position first[b] + i, or, if the position does not advance, at
+    first[b]. The first 2 * cos.shape[1] columns are rotated, in float32. A row at a position that cos and sin
+    do not have is NaN."""
+    steps = (
+        torch.arange(x.shape[1], device=x.device) if advances else x.new_zeros(x.shape[1], dtype=torch.int64)
+    )
+    positions = first[:, None] + steps
+    known = positions.clamp(max=cos.shape[0] - 1)
+    c, s = (table[known][:, :, None].float() for table in (cos, sin))
+    c = c.masked_fill((positions != known)[:, :, None, None], math.nan)
+    half = cos.shape[1]
+    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    if interleaved:
+        a, b = turned[..., ::2], turned[..., 1::2]
+        turned = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
+    else:
+        a, b = turned[..., :half], turned[..., half:]
+        turned = torch.cat((a * c - b * s, a * s + b * c), dim=-1)
+    return torch.cat((turned.to(x.dtype), rest), dim=-1)
+
+
+def append(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, lens: Tensor, table: Tensor
+) -> None:
+    """Writes `[B, Lnew, Hkv, D]` behind the first lens[b] keys of each sequence, whose blocks the table says.
+    What has no block is dropped."""
+    slots = _slots(lens, key.shape[1], table, key_cache.shape[1])
+    torch.ops.fattn.cache_write(
+        key.flatten(0, 1), value.flatten(0, 1), key_cache, value_cache, slots.flatten()
+    )
+
+
+def without_padding_on_the_left(
+    key_cache: Tensor, value_cache: Tensor, table: Tensor, first: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The caches in blocks of one key, and a table of those from first[b] on. A cache whose blocks do not lie
+    one behind the other is copied."""
+    capacity = table.shape[1] * key_cache.shape[1]
+    slots = _slots(first, capacity, table, key_cache.shape[1])
+    keys, values = (cache.flatten(0, 1)[:, None] for cache in (key_cache, value_cache))
+    return keys, values, slots.where(slots < keys.shape[0], -1).to(torch.int32)
+
+
+def _slots(first: Tensor, count: int, table: Tensor, block_size: int) -> Tensor:
+    """Where in the cache the keys first[b] to first[b] + count - 1 of each sequence are, `[B, count]`; -1 if
+    they have no block."""
+    positions = first[:, None].long() + torch.arange(count, device=table.device)
+    column = torch.div(positions, block_size, rounding_mode="floor")
+    block = table.long().gather(1, column.clamp(max=table.shape[1] - 1))
+    slots = block * block_size + positions % block_size
+    return slots.where((column < table.shape[1]) & (block >= 0), -1)

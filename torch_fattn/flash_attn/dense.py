@@ -1,0 +1,198 @@
+"""flash-attn's functions of dense tensors."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ..integrations.pytorch.routing import is_plain, torchs
+from ..operators.attention import MAX_DECODE_ROWS
+from ..operators.head_padding import pad_heads, without_padding
+from ..runtime.signatures import public
+from .alibi import attend_by_distance, sees_no_later_key
+from .arguments import (
+    ROWS,
+    Result,
+    Window,
+    check_heads,
+    check_operands,
+    check_shape,
+    check_sizes,
+    check_slopes,
+    refuse_dropout,
+    result,
+    scale_of,
+    softcap_of,
+    window,
+)
+
+_PACKED_QKV = "[batch, length, 3, heads, head_dim]"
+_PACKED_KV = "[batch, length, 2, kv_heads, head_dim]"
+
+
+# fmt: off
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> Result: ...
+# fmt: on
+@public("torch_fattn.flash_attn_func")
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """q `[B, Lq, Hq, D]`, k and v `[B, Lk, Hkv, D]`: out like q. With return_attn_probs also the log-sum-exp
+    `[B, Hq, Lq]` and, as flash-attn does without dropout, an empty tensor."""
+    return _dense(
+        "flash_attn_func", q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def _dense(
+    op: str, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
+    window_size: Window, softcap: float, alibi_slopes: Tensor | None, return_attn_probs: bool,
+) -> Result:  # fmt: skip
+    check_shape(op, "q", q, ROWS)
+    check_operands(op, q, k=(k, ROWS), v=(v, ROWS))
+    check_sizes(op, "batch size", q=q.shape[0], k=k.shape[0], v=v.shape[0])
+    check_sizes(op, "length", k=k.shape[1], v=v.shape[1])
+    check_heads(op, q, k, v)
+    check_slopes(op, alibi_slopes, q, q.shape[0])
+    refuse_dropout(op, dropout_p)
+    scale = scale_of(op, softmax_scale)
+    q_len, kv_len, value_dim = q.shape[1], k.shape[1], v.shape[-1]
+    limits = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
+    if alibi_slopes is None and not return_attn_probs and is_plain(limits):
+        routed = torchs(*(tensor.transpose(1, 2) for tensor in (q, k, v)), is_causal=causal, scale=scale)
+        if routed is not None:
+            return routed.transpose(1, 2).contiguous()
+    options: dict[str, Any] = {**limits, "token_major_out": True}
+    q, k, v, options["scale"] = pad_heads(q, k, v, scale)
+    operands = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+
+    def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+        op = torch.ops.fattn.prefill.part if part else torch.ops.fattn.prefill
+        out, lse = op(*operands, q_offset=kv_len - q_len - before, **options)
+        return out.transpose(1, 2), lse
+
+    if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
+        out, lse = torch.ops.fattn.decode(*operands, alibi_slopes=alibi_slopes, **options)
+        out = out.transpose(1, 2)
+    elif alibi_slopes is None or sees_no_later_key(causal, options):
+        out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
+    else:
+        out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], q.dtype, options)
+    return result(without_padding(out, value_dim), lse, return_attn_probs)
+
+
+# fmt: off
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> Result: ...
+# fmt: on
+@public("torch_fattn.flash_attn_qkvpacked_func")
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_func` of qkv `[B, L, 3, H, D]`, which is not copied."""
+    op = "flash_attn_qkvpacked_func"
+    check_shape(op, "qkv", qkv, _PACKED_QKV)
+    q, k, v = qkv.unbind(2)
+    return _dense(
+        op, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
+    )
+
+
+# fmt: off
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> Result: ...
+# fmt: on
+@public("torch_fattn.flash_attn_kvpacked_func")
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_func` of kv `[B, Lk, 2, Hkv, D]`, which is not copied."""
+    op = "flash_attn_kvpacked_func"
+    check_shape(op, "kv", kv, _PACKED_KV)
+    k, v = kv.unbind(2)
+    return _dense(
+        op, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
+    )

@@ -1,0 +1,281 @@
+"""flash-attn's functions of packed sequences."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ..operators.head_padding import pad_heads, without_padding
+from ..runtime.signatures import public
+from .alibi import attend_by_distance, sees_no_later_key
+from .arguments import (
+    Result,
+    Window,
+    check_between,
+    check_blocks,
+    check_heads,
+    check_integers,
+    check_operands,
+    check_shape,
+    check_sizes,
+    check_slopes,
+    name_of,
+    refuse_dropout,
+    result,
+    scale_of,
+    softcap_of,
+    whole,
+    window,
+)
+
+_ROWS = "[tokens, heads, head_dim]"
+_POOL = "[num_blocks, block_size, kv_heads, head_dim]"
+
+
+# fmt: off
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ..., block_table: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True], block_table: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+    block_table: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+) -> Result: ...
+# fmt: on
+@public("torch_fattn.flash_attn_varlen_func")
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+) -> Result:
+    """Packed sequences: q `[Tq, Hq, D]`, k and v `[Tk, Hkv, D]`, or with a block_table `[B, blocks]` pools
+    `[num_blocks, block_size, Hkv, D]`; out like q, log-sum-exp `[Hq, Tq]`. seqused_k `[B]` says how many keys
+    of each sequence are used, as in vLLM; with it and a block_table cu_seqlens_k may be None."""
+    return _packed(
+        "flash_attn_varlen_func", q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+        softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, block_table, seqused_k,
+    )  # fmt: skip
+
+
+def _packed(
+    op: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | Tensor, max_seqlen_k: int | Tensor, dropout_p: float, softmax_scale: float | None,
+    causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None, return_attn_probs: bool,
+    block_table: Tensor | None = None, seqused_k: Tensor | None = None,
+) -> Result:  # fmt: skip
+    check_shape(op, "q", q, _ROWS)
+    check_integers(op, "cu_seqlens_q", cu_seqlens_q, "[batch + 1]", q)
+    batch = cu_seqlens_q.shape[0] - 1
+    if batch < 0:
+        raise ValueError(f"{name_of(op)}: cu_seqlens_q is empty; it begins with 0")
+    if block_table is not None:
+        check_integers(op, "block_table", block_table, f"[{batch}, blocks]", q)
+    if seqused_k is not None:
+        check_integers(op, "seqused_k", seqused_k, f"[{batch}]", q)
+    if cu_seqlens_k is not None or block_table is None or seqused_k is None:
+        check_integers(op, "cu_seqlens_k", cu_seqlens_k, f"[{batch + 1}]", q)
+    shape = _ROWS if block_table is None else _POOL
+    check_operands(op, q, k=(k, shape), v=(v, shape))
+    for dim, what in enumerate(("length",) if block_table is None else ("num_blocks", "block_size")):
+        check_sizes(op, what, k=k.shape[dim], v=v.shape[dim])
+    check_heads(op, q, k, v)
+    check_slopes(op, alibi_slopes, q, batch)
+    refuse_dropout(op, dropout_p)
+    most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the most rows that a sequence has")
+    most_k = whole(op, "max_seqlen_k", max_seqlen_k, "the most keys that a sequence has")
+    scale = scale_of(op, softmax_scale)
+    options: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
+
+    value_dim = v.shape[-1]
+    q, k, v, options["scale"] = pad_heads(q, k, v, scale)
+    by_distance = alibi_slopes is not None and not sees_no_later_key(causal, options)
+    if block_table is None and seqused_k is None and not by_distance:
+        out, lse = torch.ops.fattn.varlen_prefill(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, most_q, most_k,
+            is_causal=causal, alibi_slopes=alibi_slopes, **options,
+        )  # fmt: skip
+        return result(without_padding(out, value_dim), lse, return_attn_probs)
+
+    if block_table is None:  # every key is a block
+        assert cu_seqlens_k is not None
+        most_k = min(most_k, k.shape[0])
+        block_table = cu_seqlens_k[:-1, None] + torch.arange(most_k, device=q.device, dtype=torch.int32)
+        k, v = k[:, None], v[:, None]
+        lens = _lengths(op, cu_seqlens_k, most_k)
+        if seqused_k is not None:
+            check_between(op, "seqused_k", seqused_k, lens)
+            lens = seqused_k.clamp(min=0).minimum(lens)
+    else:
+        capacity = block_table.shape[1] * k.shape[1]
+        if seqused_k is not None:
+            check_between(op, "seqused_k", seqused_k, capacity)
+            lens = seqused_k.clamp(0, capacity)
+        else:
+            assert cu_seqlens_k is not None
+            lens = _lengths(op, cu_seqlens_k, capacity)
+        check_blocks(op, "block_table", block_table, lens, 0, k)
+
+    def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+        keys = (lens - before).clamp(min=0) if before else lens
+        op = torch.ops.fattn.paged_prefill.part if part else torch.ops.fattn.paged_prefill
+        result: tuple[Tensor, Tensor] = op(
+            q, k, v, block_table, keys, cu_seqlens_q, most_q, **options
+        )
+        return result
+
+    if by_distance:
+        assert alibi_slopes is not None
+        of_rows = _slopes_of_rows(alibi_slopes, cu_seqlens_q, q.shape[0])
+        out, lse = attend_by_distance(attend, alibi_slopes, of_rows, q.dtype, options)
+    else:
+        out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
+    return result(without_padding(out, value_dim), lse, return_attn_probs)
+
+
+def _lengths(op: str, cu_seqlens: Tensor, most: int) -> Tensor:
+    lens = cu_seqlens.diff()
+    check_between(op, "cu_seqlens_k.diff()", lens, most)
+    return lens.clamp(0, most)
+
+
+def _slopes_of_rows(slopes: Tensor, cu_seqlens_q: Tensor, rows: int) -> Tensor:
+    """As they are broadcast to `[Hq, Tq]`. Which ones a row of no sequence has is all the same."""
+    if slopes.dim() == 1 or slopes.shape[0] == 0:
+        return slopes.new_zeros(()) if slopes.dim() == 2 else slopes[:, None]
+    row = torch.arange(rows, device=slopes.device, dtype=torch.int32)
+    sequence = torch.searchsorted(cu_seqlens_q[1:].contiguous(), row, right=True)
+    return slopes[sequence.clamp(max=slopes.shape[0] - 1)].T
+
+
+# fmt: off
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: bool = ...,
+) -> Result: ...
+# fmt: on
+@public("torch_fattn.flash_attn_varlen_qkvpacked_func")
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, which is not copied."""
+    op = "flash_attn_varlen_qkvpacked_func"
+    check_shape(op, "qkv", qkv, "[tokens, 3, heads, head_dim]")
+    q, k, v = qkv.unbind(1)
+    return _packed(
+        op, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, return_attn_probs,
+    )  # fmt: skip
+
+
+# fmt: off
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> Result: ...
+# fmt: on
+@public("torch_fattn.flash_attn_varlen_kvpacked_func")
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, which is not copied."""
+    op = "flash_attn_varlen_kvpacked_func"
+    check_shape(op, "kv", kv, "[tokens, 2, kv_heads, head_dim]")
+    k, v = kv.unbind(1)
+    return _packed(
+        op, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, return_attn_probs,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What a call would do and what calls have done: plans, compiled kernels, warm-up."""

@@ -1,0 +1,64 @@
+"""What this process has compiled for the GPU, and how long it took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..runtime.signatures import public
+
+__all__ = ["CompiledKernel", "compiled_kernels"]
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A pipeline that this process has: a kernel function, specialised."""
+
+    kernel: str
+    source: str
+    macros: Mapping[str, str]
+    constants: Mapping[str, Any]
+    library_seconds: float  # source to library; 0 where an earlier pipeline has the same library
+    pipeline_seconds: float  # library to what the GPU runs, and keeping it
+    archived: bool  # an earlier process has kept the pipeline; its library was compiled again
+
+    @property
+    def seconds(self) -> float:
+        return self.library_seconds + self.pipeline_seconds
+
+    @public("CompiledKernel.is_launched_by")
+    def is_launched_by(self, launch: Mapping[str, Any]) -> bool:
+        """Whether it is the pipeline of this pass of a plan."""
+        return all(launch.get(name) == getattr(self, name) for name in ("kernel", "macros", "constants"))
+
+    @property
+    def times(self) -> str:
+        return (
+            f"{self.seconds:.2f} s (library {self.library_seconds:.2f} s, "
+            f"pipeline {self.pipeline_seconds:.2f} s{', archived' if self.archived else ''})"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kernel} in {self.times}"
+
+
+def compiled_kernels() -> list[CompiledKernel]:
+    """What this process has compiled for the GPU so far, in order, with the seconds that each took."""
+    return [CompiledKernel(**entry) for entry in json.loads(torch.ops.fattn._compiled_pipelines())]
+
+
+def compile_summary() -> str:
+    """One line: how many kernels were compiled, and the seconds of each kernel function."""
+    kernels = compiled_kernels()
+    seconds: dict[str, list[float]] = {}
+    for kernel in kernels:
+        seconds.setdefault(kernel.kernel, []).append(kernel.seconds)
+    slowest_first = sorted(seconds.items(), key=lambda item: -sum(item[1]))
+    parts = ", ".join(f"{len(each)} x {name} {sum(each):.1f} s" for name, each in slowest_first)
+    return f"{len(kernels)} kernels in {sum(map(sum, seconds.values())):.1f} s" + (
+        f": {parts}" if parts else ""
+    )

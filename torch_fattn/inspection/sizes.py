@@ -1,0 +1,98 @@
+"""A call by its sizes: operands on "meta", of the shapes that the operator takes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..reference.kv_formats import INT4_GROUP
+
+PACKED = ("paged_prefill", "varlen_prefill")
+SIZES = (
+    *("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"),
+    *("block_size", "kv_format", "parts"),
+)
+
+
+def operands_of(
+    op: str,
+    *,
+    dtype: torch.dtype = torch.float16,
+    batch: int = 1,
+    heads: int = 32,
+    kv_heads: int | None = None,
+    q_len: int | None = None,
+    kv_len: int = 1024,
+    head_dim: int = 128,
+    value_dim: int | None = None,
+    block_size: int = 16,
+    kv_format: str | None = None,
+    parts: int = 2,
+    seq_lens: bool = True,
+    mask: torch.dtype | None = None,
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """Operands without memory, and the keywords that go with them. The defaults: as many key-value heads as
+    query heads, values as wide as keys, one query row, or for the prefills and maps as many as keys. `mask`:
+    the dtype of an attn_mask for all heads."""
+    q_len = q_len or (kv_len if op.endswith(("prefill", "map")) else 1)
+    kv_heads, value_dim = kv_heads or heads, value_dim or head_dim
+    masks = [_tensor("mask", mask or torch.bool, batch, 1, q_len, kv_len)] if mask or op == "mask_map" else []
+    if op == "mask_map":
+        return masks, {}
+    if op == "merge":
+        rows = (parts, batch, heads, q_len)
+        return [_tensor("outs", dtype, *rows, head_dim), _tensor("lses", torch.float32, *rows)], {}
+
+    keywords: dict[str, Any] = {}
+    query_rows = (batch * q_len, heads) if op in PACKED else (batch, heads, q_len)
+    query = _tensor("query", dtype, *query_rows, head_dim)
+    if op in PACKED:
+        keywords["max_seqlen_q"] = q_len
+    columns = [head_dim, value_dim]
+    if kv_format:
+        dtype = torch.int8 if kv_format == "int8" else torch.uint8
+        columns = [dim // 2 if kv_format == "int4" else dim for dim in columns]
+    lengths = _tensor("sequence lengths", torch.int32, batch)
+    starts = _tensor("starts of the sequences", torch.int32, batch + 1)
+    if op.startswith("paged"):
+        blocks = -(-kv_len // block_size)
+        pool = (batch * blocks, block_size, kv_heads)
+        key, value = (
+            _tensor("key cache", dtype, *pool, columns[0]),
+            _tensor("value cache", dtype, *pool, columns[1]),
+        )
+        operands = [query, key, value, _tensor("block tables", torch.int32, batch, blocks), lengths]
+        if op == "paged_prefill":
+            operands.append(starts)
+    else:
+        cache = (batch * kv_len, kv_heads) if op == "varlen_prefill" else (batch, kv_heads, kv_len)
+        key, value = _tensor("key", dtype, *cache, columns[0]), _tensor("value", dtype, *cache, columns[1])
+        operands = [query, key, value]
+        if op == "decode" and seq_lens:
+            operands.append(lengths)
+        if op == "varlen_prefill":
+            operands += [starts, starts]
+            keywords["max_seqlen_k"] = kv_len
+    if kv_format:
+        keywords |= {"key_scales": _scales(kv_format, key), "value_scales": _scales(kv_format, value)}
+        keywords["kv_format"] = kv_format
+    return operands + masks, keywords
+
+
+def _tensor(name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    if math.prod(shape) * dtype.itemsize > 2**63 - 1:
+        raise ValueError(
+            f"the {name} of {' x '.join(map(str, shape))} elements is above 2^63 bytes, the largest tensor "
+            "that torch can describe; give smaller sizes"
+        )
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _scales(kv_format: str, cache: Tensor) -> Tensor:
+    if kv_format == "int4":
+        groups = (*cache.shape[:-1], cache.shape[-1] * 2 // INT4_GROUP, 2)
+        return torch.empty(groups, dtype=torch.float16, device="meta")
+    return torch.empty(cache.shape[:-1], device="meta")

@@ -1,0 +1,175 @@
+"""Compiling ahead."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from ..operators import OPERATORS
+from ..runtime.signatures import SIGNATURES, public, shown
+from .compiled import CompiledKernel, compiled_kernels
+from .plans import Explanation, check_op
+from .sizes import operands_of
+
+__all__ = ["Warmup", "warmup"]
+
+# Of keys: within a chunk of decode, and in several.
+LENGTHS = (64, 4096)
+_SIZES = tuple(name for name in inspect.signature(operands_of).parameters if name != "op")
+_DTYPES = {"dtype": False, "mask": True}  # whether None will do
+_NUMBERS = {"kv_heads": True, "q_len": True, "value_dim": True} | dict.fromkeys(
+    ("batch", "heads", "kv_len", "head_dim", "block_size", "parts"), False
+)
+_FORMATS = ("int8", "fp8_e4m3", "int4")
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """What `warmup` did."""
+
+    kernels: list[CompiledKernel] = field(default_factory=list)  # all that the calls launch
+    compiled: list[CompiledKernel] = field(default_factory=list)  # those that were not there before
+    seconds: float = 0.0  # of the whole warm-up
+
+    def __str__(self) -> str:
+        there = len(self.kernels) - len(self.compiled)
+        lines = [f"compiled {len(self.compiled)} kernels in {self.seconds:.2f} s; {there} were there already"]
+        return "\n".join(lines + [f"  {kernel}" for kernel in self.compiled])
+
+
+@public("torch_fattn.warmup", renames=False)
+def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any, **options: Any) -> Warmup:
+    """Compiles the kernels of calls that will come, so that the first of them is as fast as the others.
+
+    Nothing is computed, launched or allocated. A kernel is compiled once per process, on its first use or
+    here, for a combination of dtype, head dims, tile and features; lengths matter little, but that a prefill
+    of few rows (`q_len=16`), and one whose keys are cut into parts (the same with kv_len=4096), have kernels
+    of their own. Call it from a thread to go on meanwhile: a call that needs a kernel which is being compiled
+    waits for that one alone.
+
+        warmup("decode", heads=32, kv_heads=8, head_dim=128, dtype=torch.float16)
+        warmup("prefill", query, key, value, is_causal=True)
+        warmup([("prefill", model | {"is_causal": True}), ("decode", model)])
+
+    Args:
+        calls: an operator as `explain` takes it; or a list of (operator, keywords).
+        operands: example tensors, on any device; those on "meta" cost nothing. They say more than sizes do:
+            rows that are not aligned to 16 bytes have kernels of their own.
+        options: those of the operator; tensors among them may be on "meta" too. Without `operands` also
+            sizes: dtype (float16), batch (1), heads (32), kv_heads (as heads), head_dim (128), value_dim (as
+            head_dim), q_len (1, or as kv_len), kv_len (64 and 4096), block_size (16), kv_format, parts (2),
+            seq_lens (of decode; True and False), mask (of prefill: the dtype of an attn_mask; none). A list
+            or tuple of these stands for each of its members.
+
+    Returns what the calls launch, what of it was compiled now, and how long that took.
+
+    Raises:
+        TypeError: a keyword that is neither a size nor an option of the operator; a size of another type.
+        ValueError: a size below 1; what the operator itself refuses.
+    """
+    if not isinstance(calls, str):
+        if operands or options:
+            raise ValueError(
+                "torch_fattn.warmup: a list of calls has its keywords inside; write (op, keywords) for each"
+            )
+        return _warm(plan for op, keywords in _pairs(calls) for plan in _plans(op, (), dict(keywords)))
+    return _warm(_plans(calls, operands, options))
+
+
+def _warm(plans: Iterable[Explanation]) -> Warmup:
+    """Compiles, for the plans are made as they are asked for."""
+    before = len(compiled_kernels())
+    start = time.perf_counter()
+    launches = [launch for plan in plans for launch in plan.passes]
+    seconds = time.perf_counter() - start
+    mine = [
+        (number, kernel)
+        for number, kernel in enumerate(compiled_kernels())
+        if any(kernel.is_launched_by(launch) for launch in launches)
+    ]
+    return Warmup([k for _, k in mine], [k for number, k in mine if number >= before], seconds)
+
+
+def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Iterator[Explanation]:
+    check_op("warmup", op)
+    plan = getattr(torch.ops.fattn, f"_plan_{op}")
+    _check_names(op, options, () if operands else _SIZES)
+    signature = SIGNATURES[f"fattn.{op}"]
+    options.pop("return_lse", None)  # which has no kernels of its own
+    if operands:
+        signature.check_call(operands, options)
+        yield Explanation(op, plan(*operands, **options, compile=True))
+        return
+    if op not in (*OPERATORS, "mask_map"):
+        raise ValueError(
+            f"torch_fattn.warmup: {op} is not described by sizes; pass example tensors, which may be on "
+            '"meta"'
+        )
+    sizes = {name: options.pop(name) for name in _SIZES if name in options}
+    signature.check((), options)
+    if op != "merge":
+        sizes.setdefault("kv_len", LENGTHS)
+    if op == "decode":
+        sizes.setdefault("seq_lens", (True, False))
+    lists = [value if isinstance(value, (list, tuple)) else (value,) for value in sizes.values()]
+    for name, values in zip(sizes, lists, strict=True):
+        for value in values:
+            _check_size(op, name, value)
+    for chosen in product(*lists):
+        try:
+            tensors, keywords = operands_of(op, **dict(zip(sizes, chosen, strict=True)))
+        except ValueError as error:
+            raise ValueError(f"torch_fattn.warmup: {error}") from None
+        yield Explanation(op, plan(*tensors, **keywords, **options, compile=True))
+
+
+def _pairs(calls: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not isinstance(calls, Iterable):
+        raise TypeError(
+            f"torch_fattn.warmup: calls is {shown(calls)}; pass an operator, or a list of (op, keywords)"
+        )
+    for call in calls:
+        if not (isinstance(call, (tuple, list)) and len(call) == 2 and isinstance(call[1], Mapping)):
+            raise TypeError(
+                f"torch_fattn.warmup: calls holds {shown(call)}, which is not a call; write (op, keywords) "
+                "for each"
+            )
+        yield call[0], call[1]
+
+
+def _option_names(op: str) -> set[str]:
+    return {*SIGNATURES[f"fattn.{op}"].names}
+
+
+def _check_names(op: str, options: dict[str, Any], sizes: tuple[str, ...]) -> None:
+    """torch's own word for an unknown keyword is the schema of the operator that makes plans."""
+    for name in options.keys() - {*sizes} - _option_names(op):
+        known = f"the sizes are {', '.join(sizes)}" if sizes else "sizes go with calls that have no operands"
+        raise TypeError(f"torch_fattn.warmup: {op} has no option {name!r}; {known}")
+
+
+def _check_size(op: str, name: str, value: Any) -> None:
+    """One value of a size; a number by any type that Python counts with."""
+    said = f"torch_fattn.warmup: {name} {shown(value)}"
+    if name in _DTYPES:
+        if not (isinstance(value, torch.dtype) or (value is None and _DTYPES[name])):
+            raise TypeError(f"{said} is not a torch.dtype; pass torch.float16, say")
+    elif name in _NUMBERS:
+        if value is None and _NUMBERS[name]:
+            return
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{said} is not a whole number; pass one from 1 on")
+        if value < 1:
+            raise ValueError(f"{said} is below 1, the least; pass a number from 1 on")
+    elif name == "kv_format" and value is not None:
+        if value not in _FORMATS:
+            raise ValueError(f"{said} is not one of {', '.join(_FORMATS)}; leave it out for keys of dtype")
+        if op in OPERATORS and op != "merge" and "kv_format" not in _option_names(op):
+            raise ValueError(f"{said} is of a quantised cache, and {op} takes none; leave it out")

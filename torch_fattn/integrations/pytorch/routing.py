@@ -1,0 +1,172 @@
+"""Who computes a plain call of torch's attention: these kernels, or torch's own where that is expected to be
+faster. csrc/plan/route.h has the rule and where each part of it comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...operators.head_padding import HEAD_STEP
+
+POLICIES = ("auto", "always")
+# What torch's attention has not, and the value by which a call does without. Other options are tensors.
+LACKING_IN_TORCH = {
+    "window_left": -1,
+    "window_right": -1,
+    "sink_tokens": 0,
+    "softcap": 0.0,
+    "kv_format": "auto",
+    **dict.fromkeys(("sinks", "alibi_slopes", "tree_mask", "key_scales", "value_scales")),
+}
+
+_may_be_torchs: bool | None = None  # None: to be asked
+_wrong_policy = ""  # what the environment has in the place of one
+
+
+@dataclass(frozen=True)
+class Route:
+    """Of a plain call: `to` whom it goes, and `why`."""
+
+    to: Literal["fattn", "torch"]
+    why: str
+
+    def __str__(self) -> str:
+        taken = "taken" if self.to == "fattn" else "left to torch's own kernels"
+        return f"{taken}: {self.why}"
+
+
+def use_policy() -> None:
+    """That of the environment. A wrong one is refused where it is first needed: importing does not fail."""
+    global _wrong_policy
+    policy = os.environ.get("FATTN_ROUTE") or "auto"
+    _wrong_policy = "" if policy in POLICIES else policy
+    torch.ops.fattn._route_always_here(policy == "always")
+    forget()
+
+
+def check_policy(asker: str = "torch_fattn: ") -> None:
+    if _wrong_policy:
+        raise ValueError(
+            f"{asker}FATTN_ROUTE is {_wrong_policy!r} and must be one of {', '.join(POLICIES)}; unset it for "
+            "auto"
+        )
+
+
+def forget() -> None:
+    """After the rule has changed."""
+    global _may_be_torchs
+    _may_be_torchs = None
+
+
+def is_version(text: object) -> bool:
+    return isinstance(text, str) and re.fullmatch(r"\d{1,3}(\.\d{1,2}){1,2}", text) is not None
+
+
+def is_torch_version(text: object) -> bool:
+    """Also one as `torch.__version__` has it: "2.13.0+cpu", "2.16.0.dev20261001"."""
+    if not isinstance(text, str):
+        return False
+    return is_version(re.sub(r"(?:a0|rc\d+|\.dev\d+)?(?:\+[\w.]+)?$", "", text, count=1))
+
+
+def version_number(version: str) -> int:
+    """2602 of "26.2", and 214 of "2.14.1"."""
+    major, minor = version.split(".")[:2]
+    return int(major) * 100 + int(minor)
+
+
+def system_and_torch() -> tuple[str, str]:
+    """The versions of macOS, 0.0 elsewhere, and of torch that what is timed belongs to."""
+    macos, torch_version = torch.ops.fattn._system_and_torch()
+    return f"{macos // 100}.{macos % 100}", f"{torch_version // 100}.{torch_version % 100}"
+
+
+def is_plain(options: dict[str, Any]) -> bool:
+    """Whether an operator's options are ones that torch's attention has."""
+    given = ((options.get(name), default) for name, default in LACKING_IN_TORCH.items())
+    return all(value is None or (default is not None and value == default) for value, default in given)
+
+
+def torchs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor | None:
+    """The result of torch's own attention where the rule gives it this call, `[B, H, L, D]`; else None.
+    Causal rows are those of the lower right corner, which torch has only for as many rows as keys."""
+    if query.device.type != "mps" or not query.dim() == key.dim() == 4:
+        return None
+    check_policy()
+    compiling = torch.compiler.is_compiling()
+    padded = query.shape[-1] % HEAD_STEP or value.shape[-1] % HEAD_STEP
+    if not (_some_are_torchs() or (padded and not compiling)):
+        return None
+    is_causal = is_causal and query.shape[2] > 1
+    if is_causal and (mask is not None or query.shape[2] != key.shape[2]):
+        return None
+    arguments = (query, key, value, mask, 0.0, is_causal)
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
+    # A graph has no way to ask; `sdpa` decides when it is traced.
+    if not compiling:
+        reason = torch.ops.fattn._sdpa_reason(*arguments, **options)
+        if torch.ops.fattn._reason_name(reason) != "torch_is_faster":
+            return None
+    return torch.ops.fattn.sdpa(*arguments, **options)
+
+
+@torch._dynamo.assume_constant_result
+def _some_are_torchs() -> bool:
+    global _may_be_torchs
+    if _may_be_torchs is None:
+        _may_be_torchs = torch.ops.fattn._may_be_torchs()
+    return _may_be_torchs
+
+
+def route_of(
+    op: str,
+    operands: tuple[Any, ...],
+    options: dict[str, Any],
+    family: int | None = None,
+    macos: str | None = None,
+    torch_version: str | None = None,
+) -> Route | None:
+    """Of the plain call of torch's attention that means what this call of an operator means; None if there is
+    none. The filled length of a cache counts as its capacity."""
+    names = {
+        "prefill": ("query", "key", "value", "attn_mask"),
+        "decode": ("query", "key", "value", "seq_lens"),
+    }
+    if op not in names:
+        return None
+    call = dict(zip(names[op], operands, strict=False)) | options
+    query, key, mask = call["query"], call["key"], call.get("attn_mask")
+    if not is_plain(call):
+        return None
+    is_causal = bool(call.get("is_causal"))
+    if op == "decode" and query.shape[2] > 1:  # causal by the lower right corner
+        return None
+    if is_causal:
+        offset = call.get("q_offset")
+        first_row = key.shape[2] - query.shape[2] if offset is None else offset
+        if first_row != 0 or mask is not None:
+            return None
+    to_torch, why = torch.ops.fattn._route(
+        query,
+        key,
+        call["value"],
+        mask,
+        is_causal,
+        family,
+        None if macos is None else version_number(macos),
+        None if torch_version is None else version_number(torch_version),
+    )
+    return Route("torch" if to_torch else "fattn", why)

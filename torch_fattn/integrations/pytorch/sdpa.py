@@ -1,0 +1,69 @@
+"""`F.scaled_dot_product_attention` by torch_fattn's kernels where they have its meaning, by torch's own
+implementation everywhere else."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...runtime.signatures import public
+from .report import REASONS
+from .routing import check_policy
+
+__all__ = ["sdpa"]
+
+_warned: set[str] = set()
+
+
+@public("torch_fattn.sdpa", any_layout=True)
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, argument for argument.
+
+    Causal is torch's: query row i sees the keys up to i, whatever the lengths are. A row that sees no key is
+    0. What there are no kernels for goes to torch's own implementation, with one warning for each reason in a
+    process: gradients, dropout, nested and sparse tensors, more than four dimensions, other devices than
+    "mps", other dtypes, head sizes above 576 (`report` counts them). So does, without a warning, what torch
+    is expected to compute faster. Head sizes that are no multiple of 8 are padded. What torch refuses is
+    refused by torch, in its words.
+    """
+    if torch.compiler.is_compiling():
+        return torch.ops.fattn.sdpa(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    check_policy()
+    # A subclass has its own idea of this function, and finds it by its identity.
+    operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if any(type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter for tensor in operands):
+        reason = "nested" if getattr(query, "is_nested", False) else "subclass"
+        torch.ops.fattn._count_fallback(reason, ", ".join(type(t).__name__ for t in operands))
+        _warn(reason)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    out, number = torch.ops.fattn._sdpa_and_reason(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    if number:
+        _warn(torch.ops.fattn._reason_name(number))
+    return out
+
+
+def _warn(reason: str) -> None:
+    if reason in _warned or reason == "torch_is_faster":
+        return
+    _warned.add(reason)
+    warnings.warn(
+        f"torch_fattn.sdpa: {REASONS[reason]}; torch's own scaled_dot_product_attention is used", stacklevel=4
+    )

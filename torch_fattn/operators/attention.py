@@ -1,0 +1,600 @@
+"""The attention operators as Python functions, documented. All work is in `torch.ops.fattn`.
+
+Numbers that lie on the device (seq_lens, block_tables) cannot be checked without waiting for it: the kernels
+clamp lengths to the capacity and take a block outside the pool for no key. With FATTN_CHECK=1 in the
+environment every call waits, looks, and raises ValueError instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import public
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import DecodeOptions, PagedPrefillOptions, PrefillOptions, VarlenPrefillOptions
+
+__all__ = ["MAX_DECODE_ROWS", "decode", "merge", "paged_decode", "paged_prefill", "prefill", "varlen_prefill"]
+
+# Query rows per sequence that the decode kernels take; longer queries are prefill's.
+MAX_DECODE_ROWS = 16
+
+
+@overload
+def prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[PrefillOptions],
+) -> Tensor: ...
+@overload
+def prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[PrefillOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    return_lse: bool,
+    **options: Unpack[PrefillOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.prefill")
+def prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    mask_map: Tensor | None = None,
+    is_causal: bool = False,
+    q_offset: int | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    token_major_out: bool = False,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of many query rows: `softmax(scale * query @ key^T + attn_mask) @ value`, tile by tile.
+
+    Args:
+        query: `[B, Hq, Lq, D]`, float32, float16 or bfloat16. D is a multiple of 8, 8 to 576.
+        key: `[B, Hkv, Lk, D]` of the same dtype. `Hq % Hkv == 0`: query head h uses key-value
+            head h // (Hq / Hkv).
+        value: `[B, Hkv, Lk, Dv]` of the same dtype. Dv is a multiple of 8, 8 to 576, and need not equal D.
+            The strides of query, key and value are arbitrary and independent of each other, 0 included; only
+            an operand whose last dimension is not contiguous is copied.
+        attn_mask: broadcastable to `[B, Hq, Lq, Lk]` and read through its strides, never expanded. bool: True
+            = attend. float32, float16, bfloat16: added to the score in float32; -inf hides the key, whatever
+            its memory holds.
+        mask_map: what `torch_fattn.mask_map(attn_mask)` has made of this very mask; with the map of another
+            one the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). Cells of
+            the mask that hide everything are then left out, as are any 8 keys that a cell hides, and cells
+            that hide nothing are not read. Larger calls make a map for themselves; give one to make it once
+            for all layers. It changes no bit of the result, unless keys or values hold infinities or NaN.
+        is_causal: row i sees the keys up to position `q_offset + i`.
+        q_offset: absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
+            0 is the alignment of `F.scaled_dot_product_attention`.
+        window_left: a row at position p sees keys from `p - window_left` on; -1: all. Keys outside the
+            windows of all rows of a tile are never loaded.
+        window_right: and up to `p + window_right`; -1: all.
+        sink_tokens: this many keys at the beginning stay visible outside the window.
+        sinks: `[Hq]`, a logit per query head that takes part in the softmax and has no value. A row that sees
+            no key has it as its lse. Any finite float32; -inf is none, +inf and NaN make the head NaN.
+        alibi_slopes: `[Hq]` or `[B, Hq]`: slope * (key position - p) is added to the score.
+        softcap: c > 0, up to 1e30, turns a score s into `c * tanh(s / c)`, before all that is added to it.
+            0: none.
+        scale: factor of the score, finite. Default `D ** -0.5`.
+        token_major_out: out lies in memory as `[B, Lq, Hq, Dv]`, of which it is the transposed view: the same
+            numbers, and `out.transpose(1, 2).flatten(2)`, what an output projection multiplies, is no copy.
+        return_lse: also return the logarithm of each row's softmax denominator.
+
+    Under torch.autocast query, key and value are cast as `F.scaled_dot_product_attention` casts them.
+
+    Few rows over many keys fill the GPU too: those of all query heads that share a key-value head are taken
+    together, and the keys are cut into parts that a last pass merges, as `decode` does. No bit of the result
+    of a sequence depends on the rest of the batch.
+
+    Returns:
+        out `[B, Hq, Lq, Dv]`, contiguous unless token_major_out, of the dtype of query; with `return_lse`
+        also lse `[B, Hq, Lq]`, float32, natural logarithm, contiguous. A row that sees no key has out 0 and
+        lse -inf.
+
+    Raises:
+        ValueError: shapes, strides or values that do not fit.
+        TypeError: dtypes.
+        NotImplementedError: not built.
+        RuntimeError: from `backward`; the operators have no gradient.
+
+    The method is FlashAttention (Dao et al. 2022, 2023): online softmax (Milakov & Gimelshein 2018; Rabe &
+    Staats 2021) over tiles of keys, so that the score matrix never reaches memory. Keeping scores and result
+    in simdgroup matrix registers follows ideas of MLX's "steel" attention and of llama.cpp's Metal kernels.
+    """
+    out, lse = torch.ops.fattn.prefill(
+        query,
+        key,
+        value,
+        attn_mask,
+        mask_map=mask_map,
+        is_causal=is_causal,
+        q_offset=q_offset,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+        token_major_out=token_major_out,
+    )
+    return (out, lse) if return_lse else out
+
+
+@overload
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[DecodeOptions],
+) -> Tensor: ...
+@overload
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[DecodeOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    return_lse: bool,
+    **options: Unpack[DecodeOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.decode")
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = None,
+    *,
+    attn_mask: Tensor | None = None,
+    tree_mask: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+    token_major_out: bool = False,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Causal attention of the newest `Lq` tokens over a key-value cache.
+
+    Args:
+        query: `[B, Hq, Lq, D]`, Lq 1 to 16. Row i is the token at position `seq_len - Lq + i`.
+        key, value: `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`, any strides; a cache is never
+            copied. Of the dtype of query, or quantised.
+        seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
+            tokens included. Default: all of them. What lies behind them is never read. A length below 0 or
+            above the capacity is clamped; with FATTN_CHECK=1 in the environment it raises ValueError.
+        attn_mask: broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`.
+        tree_mask: int64 `[Lq]` or `[B, Lq]`, for drafts that branch: bit t of row i says whether it sees the
+            t-th of the newest Lq tokens, itself included. It hides more, and shows nothing that the other
+            rules hide.
+        window_right: without effect here, since rows are causal.
+        key_scales, value_scales: of a quantised cache, of the shape of key and value without the last
+            dimension, or with more in its place; on int8 and fp8_e4m3 any strides.
+        kv_format: how key and value are stored. "auto" goes by their dtype: torch.int8 is "int8". A
+            torch.uint8 cache needs its format named:
+
+            "int8": int8, scales float32 `[B, Hkv, capacity]`: an element is `q * scale`.
+            "fp8_e4m3": uint8, the bits of a torch.float8_e4m3fn; scales as for int8, or none.
+            "int4": uint8, `[.., D / 2]`, the even column of two in the low four bits; scales float16
+            `[B, Hkv, capacity, D / 32, 2]`, scale and minimum of 32 columns: `minimum + q * scale`. D and Dv
+            are multiples of 32.
+
+            `torch_fattn.reference.quantise` makes such caches, and says how far their elements are from what
+            was quantised: e of a key moves a score by at most `scale * sum(abs(query)) * e`, e of a value the
+            result by at most e. Reading adds no error to that: elements are multiplied as they are, or in
+            float32.
+
+    D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, is read with it
+    and not again: the latent vectors of multi-head latent attention (DeepSeek) are both. In an int4 cache its
+    scales must be a view too, `key_scales[..., :Dv // 32, :]`. Dtypes, the remaining arguments, results and
+    errors are those of `prefill`.
+
+    The keys are cut into chunks whose partial results a second pass merges by log-sum-exp, so that a batch of
+    one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
+    bit of a sequence's result depends on the rest of the batch or on the capacity.
+    """
+    out, lse = torch.ops.fattn.decode(
+        query,
+        key,
+        value,
+        seq_lens,
+        attn_mask=attn_mask,
+        tree_mask=tree_mask,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
+        token_major_out=token_major_out,
+    )
+    return (out, lse) if return_lse else out
+
+
+@overload
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[DecodeOptions],
+) -> Tensor: ...
+@overload
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[DecodeOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    return_lse: bool,
+    **options: Unpack[DecodeOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.paged_decode")
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    tree_mask: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+    token_major_out: bool = False,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`decode` over a cache whose sequences lie scattered over the blocks of a common pool.
+
+    Args:
+        query: `[B, Hq, Lq, D]`, Lq 1 to 16.
+        key_cache, value_cache: `[num_blocks, block_size, Hkv, D]` and `[.., Dv]`, any strides: a pool
+            `[num_blocks, Hkv, block_size, D]` is passed as `pool.transpose(1, 2)`. Any block_size from 1.
+        block_tables: int32 `[B, max_blocks]`: the blocks of each sequence in order. Entries past the end of
+            the sequence are never read (often -1).
+        seq_lens: int32 `[B]`, on the device of query, the newest tokens included.
+        attn_mask: broadcastable to `[B, Hq, Lq, max_blocks * block_size]`.
+        key_scales, value_scales: `[num_blocks, block_size, Hkv]`, and for int4 `[.., D / 32, 2]` behind that.
+
+    Everything else is as in `decode`. A table entry that the pool does not have counts as no key; with
+    FATTN_CHECK=1 in the environment it raises ValueError.
+
+    Block tables are vLLM's PagedAttention (Kwon et al. 2023).
+    """
+    out, lse = torch.ops.fattn.paged_decode(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        attn_mask=attn_mask,
+        tree_mask=tree_mask,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
+        token_major_out=token_major_out,
+    )
+    return (out, lse) if return_lse else out
+
+
+@overload
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[PagedPrefillOptions],
+) -> Tensor: ...
+@overload
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[PagedPrefillOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    return_lse: bool,
+    **options: Unpack[PagedPrefillOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.paged_prefill")
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    is_causal: bool = True,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`prefill` of the newest rows of many sequences, packed into one tensor, over the pools of
+    `paged_decode`: prompts, chunks of prompts and single tokens in one batch.
+
+    Args:
+        query: `[T, Hq, D]`, the rows of one sequence after those of another.
+        key_cache, value_cache, block_tables, seq_lens: as in `paged_decode`; keys and values of the query's
+            own tokens have been written there.
+        cu_seqlens_q: int32 `[B + 1]` on the device of query: sequence b has the rows from `cu_seqlens_q[b]`
+            to `cu_seqlens_q[b + 1]`, of any number, 0 included. Row i of `n` is the token at position
+            `seq_lens[b] - n + i`.
+        max_seqlen_q: the most rows that a sequence has; a larger number will do.
+        is_causal: True unless you say otherwise.
+        window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap, scale, return_lse: as in
+            `prefill`.
+        key_scales, value_scales, kv_format: as in `paged_decode`.
+
+    Returns:
+        out `[T, Hq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[Hq, T]`, float32.
+        Rows from `cu_seqlens_q[B]` on belong to no sequence; they have the result of a row that sees no key.
+
+    Entries of cu_seqlens_q that decrease, or lie beyond T, are cut to those before them, or to T; with
+    FATTN_CHECK=1 in the environment they raise ValueError, as do a first entry other than 0 and a sequence of
+    more than max_seqlen_q rows.
+    """
+    out, lse = torch.ops.fattn.paged_prefill(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        cu_seqlens_q,
+        max_seqlen_q,
+        is_causal=is_causal,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
+    )
+    return (out, lse) if return_lse else out
+
+
+@overload
+def varlen_prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[VarlenPrefillOptions],
+) -> Tensor: ...
+@overload
+def varlen_prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[VarlenPrefillOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def varlen_prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: bool,
+    **options: Unpack[VarlenPrefillOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.varlen_prefill")
+def varlen_prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    is_causal: bool = False,
+    q_offset: int | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`prefill` of many sequences of their own lengths, packed into one tensor without padding: the prompts
+    of a batch, the images of an encoder, the samples of a document.
+
+    Args:
+        query: `[Tq, Hq, D]`, the rows of one sequence after those of another.
+        key, value: `[Tk, Hkv, D]` and `[Tk, Hkv, Dv]`, likewise. Strides, dtypes and head dims are those of
+            `prefill`.
+        cu_seqlens_q, cu_seqlens_k: int32 `[B + 1]` on the device of query: sequence b has the rows from
+            `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, and the keys likewise, any number of either, 0
+            included.
+        max_seqlen_q, max_seqlen_k: the most rows, and keys, that a sequence has; larger numbers will do.
+        is_causal: row i of a sequence sees its keys up to position `q_offset + i`.
+        q_offset: absolute position of row 0 of every sequence. Default: the number of its keys less that of
+            its rows, which aligns its last row with its last key; 0 aligns the first ones.
+        window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap, scale, return_lse: as in
+            `prefill`; positions are counted from the beginning of each sequence.
+
+    Returns:
+        out `[Tq, Hq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[Hq, Tq]`, float32.
+        Rows before `cu_seqlens_q[0]` and from `cu_seqlens_q[B]` on belong to no sequence; they have the
+        result of a row that sees no key.
+
+    Entries of cu_seqlens_q that decrease, or lie beyond Tq, are cut to those before them, or to Tq. A
+    sequence whose entries of cu_seqlens_k decrease has no key; those beyond Tk are cut to it, and of a
+    sequence of more than max_seqlen_k keys the first are taken. With FATTN_CHECK=1 in the environment all of
+    them raise ValueError, as do first entries other than 0 and a sequence of more than max_seqlen_q rows.
+
+    No work is spent on padding. A launch has at most B + 1 threadgroups for each key-value head more than
+    there are tiles of rows; they end at once.
+    """
+    out, lse = torch.ops.fattn.varlen_prefill(
+        query,
+        key,
+        value,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        is_causal=is_causal,
+        q_offset=q_offset,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+    )
+    return (out, lse) if return_lse else out
+
+
+@overload
+def merge(outs: Tensor, lses: Tensor, *, return_lse: Literal[False] = ...) -> Tensor: ...
+@overload
+def merge(outs: Tensor, lses: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
+@overload
+def merge(outs: Tensor, lses: Tensor, *, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.merge")
+def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    """Combine attention over disjoint sets of keys into attention over their union.
+
+    Args:
+        outs: `[N, B, H, L, D]`, the `out` of N calls, float32, float16 or bfloat16.
+        lses: float32 `[N, B, H, L]`, their `lse`. A part whose lse is -inf saw no key and counts for nothing.
+
+    Returns:
+        out `[B, H, L, D]` of the dtype of outs; with `return_lse` also lse `[B, H, L]`, float32.
+    """
+    out, lse = torch.ops.fattn.merge(outs, lses)
+    return (out, lse) if return_lse else out

@@ -1,0 +1,71 @@
+"""`cache_write` as a Python function, documented. All work is in `torch.ops.fattn`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import public
+
+__all__ = ["cache_write"]
+
+
+@public("fattn.cache_write")
+def cache_write(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+) -> None:
+    """Write the keys and values of some tokens into the slots of a paged cache, quantised if it is.
+
+    Args:
+        key, value: `[T, Hkv, D]` and `[T, Hkv, Dv]`, float32, float16 or bfloat16; D and Dv are multiples of
+            8 up to 576. Any strides.
+        key_cache, value_cache: `[num_blocks, block_size, Hkv, D]` and `[.., Dv]`, written in place. Any
+            strides with which no two elements share memory and the last dimension is contiguous: a pool
+            `[num_blocks, Hkv, block_size, D]` is passed as `pool.transpose(1, 2)`, a dense cache
+            `[B, Hkv, capacity, D]` likewise. For int4 the last dimension holds D / 2 bytes.
+        slot_mapping: int32 or int64 `[T]`, `block * block_size + slot` of each token. A negative one drops
+            the token, as does one beyond the cache; with FATTN_CHECK=1 in the environment the latter raises
+            ValueError, and so do two tokens with one slot, of which otherwise either may win, column by
+            column.
+        key_scales, value_scales: of a quantised cache, written in place: float32 `[num_blocks, block_size,
+            Hkv]`, any strides; for int4 float16 `[num_blocks, block_size, Hkv, D / 32, 2]` whose last two
+            dimensions are contiguous. fp8_e4m3 also goes without: every scale is 1.
+        kv_format: "auto" goes by the dtype of the caches: that of key stores the rows as they are, bit by
+            bit, and int8 is "int8". uint8 storage needs "fp8_e4m3" or "int4" (which needs D and Dv to be
+            multiples of 32).
+
+    | kv_format | a stored q stands for | at most this far from x |
+    |---|---|---|
+    | int8 | `q * scale`, scale = max abs of the row / 127 | `max abs / 253` |
+    | fp8_e4m3 | `q` | `abs(x) / 16` or `2 ** -10`, the larger; beyond +-448: +-448 |
+    | fp8_e4m3 | `q * scale`, scale = max abs of the row / 448 | `abs(x) / 15.9` or `max abs / 450_000` |
+    | int4 | `minimum + q * scale`, of 32 columns | `scale / 1.99`, scale about `(max - min) / 15` |
+
+    A row is a token and head. One with a NaN or an infinity becomes NaN as a whole (in int4 the group of 32
+    columns, in fp8 without scales the NaN alone), and no other row does. `torch_fattn.reference.quantise` is
+    the definition, to the bit, and says the rest: rounding, saturation, subnormal numbers.
+
+    The value of multi-head latent attention is the first columns of its key: then pass value, value_cache and
+    value_scales as views of their key counterparts, which are written once.
+
+    No gradient goes through a cache: one that requires grad raises RuntimeError unless gradients are off.
+    Other errors are those of `prefill`; nothing has been written then.
+    """
+    torch.ops.fattn.cache_write(
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        kv_format=kv_format,
+    )

@@ -1,0 +1,56 @@
+"""`softmax` and `softcap` as Python functions, documented. All work is in `torch.ops.fattn`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import public
+
+__all__ = ["softcap", "softmax"]
+
+
+@public("fattn.softmax")
+def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
+    """Softmax over the last dimension, read once and written once for rows of up to 16,384 columns.
+
+    Args:
+        scores: of any shape, float32, float16 or bfloat16. Any strides, 0 included; only a tensor of more
+            than five dimensions, beside the last, that cannot be taken together is copied. A row has at most
+            2^30 columns, and a call 2^33 elements.
+        softcap: c > 0 turns a score s into `c * tanh(s / c)` first. 0: none.
+
+    The arithmetic is in float32. An entry of -inf is hidden: it weighs exactly 0, under a softcap too (which
+    would make -c of the number). A row of nothing but -inf is 0, as the attention operators have it for a row
+    that sees no key; `torch.softmax` makes it NaN. A row with a NaN, or without softcap with +inf, is NaN as
+    a whole, as that of `torch.softmax`.
+
+    Under torch.autocast it keeps the dtype of scores.
+
+    Returns:
+        A contiguous tensor of the shape and dtype of scores.
+
+    Raises:
+        TypeError: dtypes; no tensor.
+        ValueError: a softcap that is negative or no normal number of float32; sizes above the limits.
+        RuntimeError: from `backward`; the operators have no gradient.
+    """
+    return torch.ops.fattn.softmax(scores, softcap=softcap)
+
+
+@public("fattn.softcap")
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """`cap * tanh(x / cap)`, element by element: x where it is small, bounded by +-cap (Gemma 2).
+
+    Args:
+        x: of any shape and strides, float32, float16 or bfloat16, as in `softmax`. The arithmetic is in
+            float32; +-inf becomes +-cap, and NaN remains.
+        cap: a positive normal number of float32.
+
+    Returns:
+        A contiguous tensor of the shape and dtype of x, whatever the strides of x. Under torch.autocast it
+        keeps that dtype.
+
+    Raises as `softmax` does.
+    """
+    return torch.ops.fattn.softcap(x, cap)

@@ -1,0 +1,218 @@
+"""The parts of `torch_fattn.shared_prefix_decode`: a prefix for all sequences, and what each has of its own.
+
+In the call over the prefix the rows of all sequences stand as heads that share a key-value head: `decode`
+packs such heads, 32 to a threadgroup, and keeps the GPU busy with few of them. Many rows go to the prefills,
+whose tiles hold more. What tells rows apart there, an attn_mask or a window, becomes a mask.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .parts import NO_KEYS, merge_parts, shifted
+
+# From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
+# every core of most GPUs; below it, decode, which splits the keys, reads more but waits less.
+PREFILL_ROWS = 2048
+# Rows of a key-value head that a threadgroup of decode holds: no more read the prefix once either way.
+DECODE_ROWS = 32
+# Of wider heads a threadgroup of prefill has no more rows than one of decode.
+PREFILL_HEAD_DIM = 128
+# Arguments of `decode`, in its refusals.
+_OF_KEYS = re.compile(r"\b(?<!-)(?:(?:key|value)(?:_scales)?|kv_format)\b(?!-)")
+
+
+@dataclass
+class Keys:
+    """A part of the keys, `length` for each sequence at most: dense, or in the blocks of a pool."""
+
+    key: Tensor
+    value: Tensor
+    length: int
+    seq_lens: Tensor | None = None
+    block_tables: Tensor | None = None
+    stored: dict[str, Any] = field(default_factory=dict)  # scales and format
+    is_separate_prefix: bool = False  # whose arguments have names of their own
+
+    def decode(self, query: Tensor, *, part: bool = True, **options: Any) -> tuple[Tensor, Tensor]:
+        """Out and sums for `merge_parts`; or out and lse, if these are all keys."""
+        options |= self.stored
+        try:
+            return self._decode(query, part, options)
+        except (NotImplementedError, TypeError, ValueError) as refusal:
+            if not self.is_separate_prefix:
+                raise
+            raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", str(refusal))) from None
+
+    def _decode(self, query: Tensor, part: bool, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        op = torch.ops.fattn.decode if self.block_tables is None else torch.ops.fattn.paged_decode
+        tables = () if self.block_tables is None else (self.block_tables,)
+        attend = op.part if part else op
+        out, lse = attend(query, self.key, self.value, *tables, self.seq_lens, **options)
+        return out, lse
+
+
+@dataclass
+class Rows:
+    """The query rows of all sequences, and how they stand as heads `[1, Hkv * B * group * Lq, 1, *]`."""
+
+    query: Tensor  # [B, Hq, Lq, D]
+    kv_heads: int
+
+    @property
+    def sharing(self) -> int:
+        """Those that share a key-value head."""
+        batch, heads, q_len, _ = self.query.shape
+        return batch * (heads // self.kv_heads) * q_len
+
+    def as_heads(self, x: Tensor) -> Tensor:
+        """Of anything that can be broadcast to `[B, Hq, Lq, *]`."""
+        columns = x.shape[-1]
+        x = x.expand(*self.query.shape[:3], columns)
+        return x.unflatten(1, (self.kv_heads, -1)).transpose(0, 1).reshape(1, -1, 1, columns)
+
+    def from_heads(self, x: Tensor) -> Tensor:
+        """`[B, Hq, Lq, *]` again."""
+        batch, heads, q_len, _ = self.query.shape
+        shape = (self.kv_heads, batch, heads // self.kv_heads, q_len, x.shape[-1])
+        return x.reshape(shape).transpose(0, 1).flatten(1, 2)
+
+    def prefill(self, keys: Keys, **options: Any) -> tuple[Tensor, Tensor]:
+        """Every row sees every key."""
+        batch, heads, q_len, head_dim = self.query.shape
+        if keys.block_tables is None:
+            rows = self.as_heads(self.query).view(1, self.kv_heads, -1, head_dim)
+            out, sums = torch.ops.fattn.prefill.part(rows, keys.key, keys.value, **options)
+            return self.from_heads(out), self.from_heads(sums)
+        packed = self.query.transpose(1, 2).reshape(batch * q_len, heads, head_dim)
+        total = packed.shape[0]
+        starts = torch.arange(2, dtype=torch.int32, device=packed.device) * total
+        out, sums = torch.ops.fattn.paged_prefill.part(
+            packed,
+            keys.key,
+            keys.value,
+            keys.block_tables,
+            keys.seq_lens,
+            starts,
+            total,
+            is_causal=False,
+            **options,
+        )
+        out = out.unflatten(0, (batch, q_len)).transpose(1, 2)
+        return out, sums.unflatten(1, (batch, q_len)).transpose(0, 1)
+
+
+def attend(
+    name: str,
+    rows: Rows,
+    prefix: Keys,
+    suffix: Keys,
+    is_empty: Tensor | None,
+    *,
+    attn_mask: Tensor | None = None,
+    tree_mask: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`is_empty` `[B]`: sequences that do not even have the prefix."""
+    keys = prefix.length + suffix.length
+    whole = (*rows.query.shape[:3], keys)
+    if attn_mask is not None and not _is_broadcastable(attn_mask, whole):
+        raise ValueError(
+            f"{name}: attn_mask of shape {list(attn_mask.shape)} cannot be broadcast over {keys} keys, to "
+            f"{list(whole)}; its last dimension counts those of the prefix and of the capacity behind it"
+        )
+    own = {
+        "attn_mask": _columns(attn_mask, prefix.length, None),
+        "tree_mask": tree_mask,
+        "window_left": window_left,
+        "window_right": window_right,
+        "sink_tokens": max(sink_tokens - prefix.length, 0) if sink_tokens > 0 else sink_tokens,
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+    }
+    if prefix.length == 0 or rows.query.shape[:3].numel() == 0:
+        return suffix.decode(rows.query, part=False, softcap=softcap, scale=scale, **own)
+    own_out, own_sums = suffix.decode(rows.query, softcap=softcap, scale=scale, **own)
+
+    mask = _columns(attn_mask, 0, prefix.length)
+    if 0 <= window_left < keys - 1:
+        mask = _under_window(mask, _in_window(rows, prefix, suffix, window_left, sink_tokens))
+    head_dim = max(rows.query.shape[-1], prefix.value.shape[-1])
+    if (
+        rows.sharing > DECODE_ROWS
+        and rows.sharing * rows.kv_heads >= PREFILL_ROWS
+        and head_dim <= PREFILL_HEAD_DIM
+        and prefix.key.dtype == rows.query.dtype
+        and mask is None
+        and alibi_slopes is None
+    ):
+        out, sums = rows.prefill(prefix, softcap=softcap, scale=scale)
+    else:
+        if mask is not None and mask.shape[:-1].numel() > 1:
+            mask = rows.as_heads(mask)
+        slopes = None
+        if alibi_slopes is not None:
+            slopes = rows.as_heads(alibi_slopes[..., None, None]).flatten()
+        out, sums = prefix.decode(
+            rows.as_heads(rows.query),
+            attn_mask=mask,
+            window_left=window_left,
+            sink_tokens=sink_tokens,
+            alibi_slopes=slopes,
+            softcap=softcap,
+            scale=scale,
+        )
+        out, sums = rows.from_heads(out), rows.from_heads(sums)
+    if alibi_slopes is not None:
+        # decode took all rows for the token that ends the prefix. All scores of a row are off by as much.
+        distance = alibi_slopes.float()[..., None] * _beyond_prefix(rows, suffix)
+        sums = shifted(sums, distance)
+    if is_empty is not None:
+        sums = sums.where(~is_empty[:, None, None, None], sums.new_tensor(NO_KEYS))
+    return merge_parts((out, own_out), (sums, own_sums), rows.query.dtype)
+
+
+def _beyond_prefix(rows: Rows, suffix: Keys) -> Tensor:
+    """How far each row is from the last key of the prefix, `[B or 1, 1, Lq]`."""
+    q_len = rows.query.shape[2]
+    row = torch.arange(1 - q_len, 1, device=rows.query.device)
+    if suffix.seq_lens is None:
+        return (suffix.length + row)[None, None]
+    return suffix.seq_lens.clamp(0, suffix.length)[:, None, None] + row
+
+
+def _in_window(rows: Rows, prefix: Keys, suffix: Keys, window_left: int, sink_tokens: int) -> Tensor:
+    """Which keys of the prefix each row's window holds, bool `[B or 1, 1, Lq, P]`."""
+    key = torch.arange(prefix.length, device=rows.query.device)
+    begin = _beyond_prefix(rows, suffix)[..., None] + (prefix.length - 1 - window_left)
+    return (key >= begin) | (key < sink_tokens)
+
+
+def _under_window(mask: Tensor | None, in_window: Tensor) -> Tensor:
+    if mask is None:
+        return in_window
+    return mask & in_window if mask.dtype == torch.bool else mask.where(in_window, -torch.inf)
+
+
+def _is_broadcastable(mask: Tensor, shape: tuple[int, ...]) -> bool:
+    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
+    return mask.dim() <= len(shape) and all(size in (1, full) for size, full in sizes)
+
+
+def _columns(mask: Tensor | None, first: int, end: int | None) -> Tensor | None:
+    """Those of a part of the keys, in four dimensions."""
+    if mask is None:
+        return None
+    mask = mask[(None,) * (4 - mask.dim())]
+    return mask if mask.shape[-1] == 1 else mask[..., first:end]

@@ -1,0 +1,375 @@
+"""Decode of a batch whose sequences begin with the same keys: all its rows attend to the prefix in one call,
+which reads it for the whole batch, then each sequence to keys of its own, and `merge` makes one result of the
+two. Hydragen (Juravsky et al. 2024) and the cascade inference of FlashInfer (Ye et al. 2025) do the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import check_tensor, is_checked, public
+from .attention import paged_decode
+from .options import DecodeOptions
+from .prefix_and_suffix import Keys, Rows, attend
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["shared_prefix_decode", "shared_prefix_paged_decode"]
+
+POOL = ("num_blocks", "block_size", "Hkv")
+
+
+@overload
+def shared_prefix_decode(
+    query: Tensor,
+    prefix_key: Tensor,
+    prefix_value: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    block_tables: Tensor | None = ...,
+    prefix_key_scales: Tensor | None = ...,
+    prefix_value_scales: Tensor | None = ...,
+    prefix_kv_format: str = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[DecodeOptions],
+) -> Tensor: ...
+@overload
+def shared_prefix_decode(
+    query: Tensor,
+    prefix_key: Tensor,
+    prefix_value: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    block_tables: Tensor | None = ...,
+    prefix_key_scales: Tensor | None = ...,
+    prefix_value_scales: Tensor | None = ...,
+    prefix_kv_format: str = ...,
+    return_lse: Literal[True],
+    **options: Unpack[DecodeOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def shared_prefix_decode(
+    query: Tensor,
+    prefix_key: Tensor,
+    prefix_value: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    block_tables: Tensor | None = ...,
+    prefix_key_scales: Tensor | None = ...,
+    prefix_value_scales: Tensor | None = ...,
+    prefix_kv_format: str = ...,
+    return_lse: bool,
+    **options: Unpack[DecodeOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("torch_fattn.shared_prefix_decode", options="fattn.decode")
+def shared_prefix_decode(
+    query: Tensor,
+    prefix_key: Tensor,
+    prefix_value: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = None,
+    *,
+    block_tables: Tensor | None = None,
+    prefix_key_scales: Tensor | None = None,
+    prefix_value_scales: Tensor | None = None,
+    prefix_kv_format: str = "auto",
+    return_lse: bool = False,
+    **options: Unpack[DecodeOptions],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`decode` of sequences that are a common prefix and a suffix of their own each: the prefix is stored
+    once, and read once for all.
+
+    Args:
+        query: `[B, Hq, Lq, D]`, Lq 1 to 16. Row i of sequence b is the token at position
+            `P + seq_lens[b] - Lq + i`.
+        prefix_key, prefix_value: `[1, Hkv, P, D]` and `[1, Hkv, P, Dv]`, the keys 0 to P - 1 of every
+            sequence; any strides, of the dtype of query or quantised.
+        key, value: the keys from P on, `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`; with
+            block_tables pools as in `paged_decode`.
+        seq_lens: int32 `[B]` on the device of query: how many keys of each suffix are filled. Default: all;
+            with block_tables they are needed.
+        block_tables: int32 `[B, max_blocks]`, the blocks of each suffix.
+        prefix_key_scales, prefix_value_scales, prefix_kv_format: of prefix_key and prefix_value, as
+            `key_scales`, `value_scales` and `kv_format` are of key and value. The two parts need not be
+            stored alike.
+        options: those of `decode`, with their meaning there for the keys 0 to `P + capacity - 1`: an
+            attn_mask is broadcastable to `[B, Hq, Lq, P + capacity]`, windows and sink_tokens reach into the
+            prefix, a sink counts once.
+
+    Returns:
+        As `decode`: out `[B, Hq, Lq, Dv]`, and with `return_lse` also lse `[B, Hq, Lq]`. With several rows
+        token_major_out is a copy here.
+
+    Raises:
+        ValueError: a prefix that is not one for all; the rest is as in `decode`.
+
+    The newest Lq tokens are the suffix's own, but the oldest of them may be the prefix's last, unless there
+    is a tree_mask: seq_lens is at least Lq - 1, or Lq. Rows of tokens further back would see the whole
+    prefix; with FATTN_CHECK=1 in the environment shorter suffixes raise ValueError.
+
+    The prefix is read once for up to 32 rows of a key-value head (there are `B * Hq / Hkv * Lq`), once for
+    each 32 of more, and once per tile of prefill for thousands, where `decode` reads it B times. An attn_mask
+    that differs from row to row, and a window that begins in the prefix, are written out for every row and
+    key of the prefix. The number of rows decides where sums are cut: unlike those of `decode`, the results of
+    a sequence may differ in their last bits with the batch.
+    """
+    name = "torch_fattn.shared_prefix_decode"
+    if block_tables is None:
+        _check_shape(name, "key", key, "B", "Hkv", "capacity", "D")
+    else:
+        _check_shape(name, "key", key, *POOL, "D")
+        _check_shape(name, "block_tables", block_tables, "B", "max_blocks")
+    kv_heads = key.shape[1 if block_tables is None else 2]
+    _check_heads(name, query, kv_heads)
+    _check_shape(name, "value", value, *(("B", "Hkv", "capacity") if block_tables is None else POOL), "Dv")
+    _check_prefix(name, "prefix_key", prefix_key, query, kv_heads)
+    _check_prefix(name, "prefix_value", prefix_value, query, kv_heads)
+    if prefix_key.shape[2] != prefix_value.shape[2]:
+        raise ValueError(
+            f"{name}: prefix_key has {prefix_key.shape[2]} keys and prefix_value {prefix_value.shape[2]}; "
+            "pass a value for every key"
+        )
+    value_dims = _columns(prefix_value, prefix_kv_format), _columns(value, options.get("kv_format", "auto"))
+    if value_dims[0] != value_dims[1]:
+        raise ValueError(
+            f"{name}: prefix_value has head_dim {value_dims[0]} and value {value_dims[1]}; they must be equal"
+        )
+    if block_tables is not None and seq_lens is None:
+        raise ValueError(
+            f"{name}: block_tables came without seq_lens; pass the length of every suffix, int32 [B]"
+        )
+    rest, stored = _apart(options)
+    capacity = key.shape[2] if block_tables is None else block_tables.shape[1] * key.shape[1]
+    suffix = Keys(key, value, capacity, seq_lens, block_tables, stored)
+    prefix = Keys(
+        prefix_key,
+        prefix_value,
+        prefix_key.shape[2],
+        stored={
+            "key_scales": prefix_key_scales,
+            "value_scales": prefix_value_scales,
+            "kv_format": prefix_kv_format,
+        },
+        is_separate_prefix=True,
+    )
+    if seq_lens is not None:
+        _check_lengths(name, seq_lens, _least_own(query, options))
+    token_major_out = rest.pop("token_major_out", False)
+    out, lse = attend(name, Rows(query, kv_heads), prefix, suffix, None, **rest)
+    if token_major_out:
+        out = _token_major(out)
+    return (out, lse) if return_lse else out
+
+
+@overload
+def shared_prefix_paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    shared_blocks: int,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[DecodeOptions],
+) -> Tensor: ...
+@overload
+def shared_prefix_paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    shared_blocks: int,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[DecodeOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def shared_prefix_paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    shared_blocks: int,
+    *,
+    return_lse: bool,
+    **options: Unpack[DecodeOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("torch_fattn.shared_prefix_paged_decode", options="fattn.decode")
+def shared_prefix_paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    shared_blocks: int,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[DecodeOptions],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`paged_decode` of sequences whose first blocks are the same: these are read once for all.
+
+    Args:
+        query, key_cache, value_cache, block_tables, seq_lens, options: as in `paged_decode`.
+        shared_blocks: how many leading entries all rows of block_tables have in common. These blocks are
+            full, and hold no key behind a sequence's first query row: `seq_lens[b]` is at least
+            `shared_blocks * block_size + Lq - 1`, one more with a tree_mask, or 0 for a sequence that sees
+            nothing. With FATTN_CHECK=1 in the environment other lengths, and tables that differ, raise
+            ValueError.
+
+    Returns:
+        As `paged_decode`.
+
+    `PagedKVCache.decode(..., shared_prefix=True)` finds the number itself. What `shared_prefix_decode` says
+    of its rounding and of what it reads holds here too.
+    """
+    name = "torch_fattn.shared_prefix_paged_decode"
+    _check_shape(name, "key_cache", key_cache, *POOL, "D")
+    _check_shape(name, "block_tables", block_tables, "B", "max_blocks")
+    _check_shape(name, "seq_lens", seq_lens, "B")
+    _check_heads(name, query, key_cache.shape[2])
+    for what, numbers in (("block_tables", block_tables), ("seq_lens", seq_lens)):
+        _check_numbers(name, what, numbers, query)
+    most = block_tables.shape[1]
+    if not 0 <= shared_blocks <= most:
+        raise ValueError(
+            f"{name}: shared_blocks {shared_blocks} is not from 0 to {most}, the columns of block_tables; "
+            "pass how many leading blocks all sequences share"
+        )
+    if shared_blocks == 0 or query.shape[0] == 0:
+        return paged_decode(
+            query, key_cache, value_cache, block_tables, seq_lens, return_lse=return_lse, **options
+        )
+    block_size = key_cache.shape[1]
+    length = shared_blocks * block_size
+    _check_lengths(name, seq_lens, length + _least_own(query, options), or_zero=True)
+    _check_shared(name, block_tables[:, :shared_blocks], seq_lens)
+    rest, stored = _apart(options)
+    # A sequence that sees nothing need not have the blocks.
+    any_with_prefix = (seq_lens > 0).int().argmax().view(1)
+    prefix = Keys(
+        key_cache,
+        value_cache,
+        length,
+        torch.full((1,), length, dtype=torch.int32, device=seq_lens.device),
+        block_tables[:, :shared_blocks].index_select(0, any_with_prefix),
+        stored,
+    )
+    suffix = Keys(
+        key_cache,
+        value_cache,
+        (most - shared_blocks) * block_size,
+        (seq_lens - length).clamp(min=0),
+        block_tables[:, shared_blocks:],
+        stored,
+    )
+    token_major_out = rest.pop("token_major_out", False)
+    out, lse = attend(name, Rows(query, key_cache.shape[2]), prefix, suffix, seq_lens <= 0, **rest)
+    if token_major_out:
+        out = _token_major(out)
+    return (out, lse) if return_lse else out
+
+
+def _apart(options: DecodeOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of scores, and what says how key and value are stored."""
+    rest: dict[str, Any] = dict(options)
+    names = ("key_scales", "value_scales", "kv_format")
+    return rest, {name: rest.pop(name) for name in names if name in rest}
+
+
+def _token_major(out: Tensor) -> Tensor:
+    """What was merged lies by batch, head and row; one row lies so as well."""
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _least_own(query: Tensor, options: DecodeOptions) -> int:
+    """How many keys behind the prefix a sequence has at least: a tree_mask is about all rows' own keys."""
+    return query.shape[2] - (options.get("tree_mask") is None)
+
+
+def _check_shape(name: str, what: str, operand: Tensor, *names: str) -> None:
+    check_tensor(name, what, operand, f"[{', '.join(names)}]")
+    if operand.dim() != len(names):
+        raise ValueError(
+            f"{name}: {what} of shape {list(operand.shape)} has {operand.dim()} dimensions and must be "
+            f"[{', '.join(names)}]"
+        )
+
+
+def _check_numbers(name: str, what: str, numbers: Tensor, query: Tensor) -> None:
+    if numbers.dtype != torch.int32:
+        raise TypeError(
+            f"{name}: {what} is {numbers.dtype} and must be torch.int32; convert it with .to(torch.int32)"
+        )
+    if numbers.device != query.device:
+        raise ValueError(
+            f"{name}: {what} is on {numbers.device} and query on {query.device}; move it with "
+            ".to(query.device)"
+        )
+    if numbers.shape[0] != query.shape[0]:
+        raise ValueError(
+            f"{name}: query has batch size {query.shape[0]} and {what} has {numbers.shape[0]}; they "
+            "must be equal"
+        )
+
+
+def _columns(stored: Tensor, kv_format: str) -> int:
+    return stored.shape[3] * (2 if kv_format == "int4" and stored.dtype == torch.uint8 else 1)
+
+
+def _check_heads(name: str, query: Tensor, kv_heads: int) -> None:
+    _check_shape(name, "query", query, "B", "Hq", "Lq", "D")
+    if query.shape[1] % max(kv_heads, 1) != 0:
+        raise ValueError(
+            f"{name}: {query.shape[1]} query heads cannot share {kv_heads} key-value heads (Hq % Hkv must "
+            "be 0)"
+        )
+
+
+def _check_prefix(name: str, what: str, prefix: Tensor, query: Tensor, kv_heads: int) -> None:
+    _check_shape(name, what, prefix, "1", "Hkv", "P", "dim")
+    if prefix.shape[0] != 1 or prefix.shape[1] != kv_heads:
+        raise ValueError(
+            f"{name}: {what} of shape {list(prefix.shape)} is not one prefix for all; pass [1, {kv_heads}, "
+            "P, dim], with the key-value heads of key"
+        )
+    if prefix.device != query.device:
+        raise ValueError(
+            f"{name}: {what} is on {prefix.device} and query on {query.device}; move both to one device"
+        )
+
+
+def _check_lengths(name: str, seq_lens: Tensor, least: int, *, or_zero: bool = False) -> None:
+    if not is_checked():
+        return
+    for b, length in enumerate(seq_lens.flatten().tolist()):
+        if length < least and not (or_zero and length == 0):
+            raise ValueError(
+                f"{name}: seq_lens[{b}] is {length} and must be at least {least}, so that no query row lies "
+                "within the prefix; share fewer keys"
+            )
+
+
+def _check_shared(name: str, blocks: Tensor, seq_lens: Tensor) -> None:
+    if not is_checked():
+        return
+    used = [(b, blocks[b].tolist()) for b, length in enumerate(seq_lens.flatten().tolist()) if length > 0]
+    for b, table in used:
+        if table != used[0][1]:
+            raise ValueError(
+                f"{name}: sequences {used[0][0]} and {b} do not have the same first {len(table)} blocks; "
+                "pass as shared_blocks how many they share"
+            )

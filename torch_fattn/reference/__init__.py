@@ -1,0 +1,44 @@
+"""The contract of the operators as float64 PyTorch on the CPU: what `torch_fattn` must compute, written to be
+read.
+
+Every function takes the arguments of the operator of the same name, on any device and in any dtype, and
+returns what it returns, `(out, lse)` or one tensor, in float64 on the CPU; `cache_write` writes what
+`quantise` and `dequantise` define. The whole score matrix is materialised: use it on small problems.
+
+How a row of scores becomes a row of the result:
+
+    s[j]  = softcap(scale * q.k[j]) + alibi * (j - p) + attn_mask[j]     for the keys j that the row may see
+    lse   = log(sum_j exp(s[j]) + exp(sink))
+    out   = sum_j exp(s[j] - lse) * v[j]
+
+A key that a row may not see is selected away, never multiplied by 0, so what lies in its memory has no
+influence. A row that sees no key has out = 0 and lse = -inf (the sink logit, if there is one). A sink of
++inf or NaN makes all rows of its head NaN, one of -inf is none.
+"""
+
+from .attention import (
+    cache_write,
+    decode,
+    merge,
+    paged_decode,
+    paged_prefill,
+    prefill,
+    varlen_prefill,
+)
+from .kv_formats import dequantise, quantise
+from .scores import mask_map, softcap, softmax
+
+__all__ = [
+    "cache_write",
+    "decode",
+    "dequantise",
+    "mask_map",
+    "merge",
+    "paged_decode",
+    "paged_prefill",
+    "prefill",
+    "quantise",
+    "softcap",
+    "softmax",
+    "varlen_prefill",
+]

@@ -1,0 +1,418 @@
+"""The attention operators, and `cache_write`, in float64."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import public
+from .kv_formats import dequantise, quantise
+
+_INF = float("inf")
+
+
+@public("torch_fattn.reference.prefill", refused_by="prefill")
+def prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    mask_map: Tensor | None = None,
+    is_causal: bool = False,
+    q_offset: int | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    token_major_out: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` says nothing new."""
+    batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
+    first = kv_len - q_len if q_offset is None else q_offset
+    positions = (first + torch.arange(q_len)).expand(batch, q_len)
+    visible = _visible(
+        positions,
+        torch.full((batch,), kv_len),
+        kv_len,
+        is_causal=is_causal,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+    )
+    out, lse = _attend(query, key, value, positions, visible, attn_mask, sinks, alibi_slopes, softcap, scale)
+    return (_token_major(out) if token_major_out else out), lse
+
+
+@public("torch_fattn.reference.decode", refused_by="decode")
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = None,
+    *,
+    attn_mask: Tensor | None = None,
+    tree_mask: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+    token_major_out: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The newest `Lq` tokens, causal, over a cache of capacity `Lk` of which `seq_lens[b]` keys are
+    filled."""
+    key = dequantise(key, key_scales, kv_format)
+    value = dequantise(value, value_scales, kv_format)
+    batch, q_len, capacity = query.shape[0], query.shape[2], key.shape[2]
+    if seq_lens is None:
+        lengths = torch.full((batch,), capacity)
+    else:
+        lengths = seq_lens.cpu().long().clamp(0, capacity)
+    positions = lengths[:, None] - q_len + torch.arange(q_len)
+    visible = _visible(
+        positions,
+        lengths,
+        capacity,
+        is_causal=True,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+    )
+    if tree_mask is not None:
+        visible = visible & _tree_visible(tree_mask.cpu(), lengths, q_len, capacity)
+    out, lse = _attend(query, key, value, positions, visible, attn_mask, sinks, alibi_slopes, softcap, scale)
+    return (_token_major(out) if token_major_out else out), lse
+
+
+@public("torch_fattn.reference.paged_decode", refused_by="paged_decode")
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    tree_mask: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+    token_major_out: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`decode` over pools `[num_blocks, block_size, Hkv, D]`; `block_tables` `[B, max_blocks]` names the
+    blocks of each sequence in order. A key in a block that the pool does not have is no key."""
+    key_cache = dequantise(key_cache, key_scales, kv_format)
+    value_cache = dequantise(value_cache, value_scales, kv_format)
+    num_blocks, block_size = key_cache.shape[:2]
+    tables = block_tables.cpu().long()
+    in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
+    mask = in_pool[:, None, None, :]
+    if attn_mask is not None:
+        attn_mask = attn_mask.cpu()
+        mask = mask & attn_mask if attn_mask.dtype == torch.bool else attn_mask.double().where(mask, -_INF)
+    return decode(
+        query,
+        _gather_blocks(key_cache, tables),
+        _gather_blocks(value_cache, tables),
+        seq_lens,
+        attn_mask=mask,
+        tree_mask=tree_mask,
+        window_left=window_left,
+        window_right=window_right,
+        sink_tokens=sink_tokens,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        scale=scale,
+        token_major_out=token_major_out,
+    )
+
+
+@public("torch_fattn.reference.paged_prefill", refused_by="paged_prefill")
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    is_causal: bool = True,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Query `[T,Hq,D]`: rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` are the newest of sequence b over the
+    pools of `paged_decode`. A row of no sequence sees no key. Returns out `[T,Hq,Dv]` and lse `[Hq,T]`."""
+    key_cache = dequantise(key_cache, key_scales, kv_format)
+    value_cache = dequantise(value_cache, value_scales, kv_format)
+    rows, heads, _ = query.shape
+    num_blocks, block_size = key_cache.shape[:2]
+    tables = block_tables.cpu().long()
+    in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
+    key, value = (_gather_blocks(cache, tables) for cache in (key_cache, value_cache))
+    out, lse = _no_key_results(rows, heads, value_cache.shape[-1], sinks)
+    bounds = cu_seqlens_q.cpu().long().clamp(0, rows).cummax(0).values.tolist()
+    for b, (first, end) in enumerate(pairwise(bounds)):
+        length = int(seq_lens[b].clamp(0, key.shape[2]))
+        sequence_out, sequence_lse = prefill(
+            query[first:end].transpose(0, 1)[None],
+            key[b : b + 1, :, :length],
+            value[b : b + 1, :, :length],
+            in_pool[b, :length],
+            is_causal=is_causal,
+            window_left=window_left,
+            window_right=window_right,
+            sink_tokens=sink_tokens,
+            sinks=sinks,
+            alibi_slopes=_of_sequence(alibi_slopes, b),
+            softcap=softcap,
+            scale=scale,
+        )
+        out[first:end] = sequence_out[0].transpose(0, 1)
+        lse[:, first:end] = sequence_lse[0]
+    return out, lse
+
+
+@public("torch_fattn.reference.varlen_prefill", refused_by="varlen_prefill")
+def varlen_prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    is_causal: bool = False,
+    q_offset: int | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    sink_tokens: int = 0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Query `[Tq,Hq,D]` and key `[Tk,Hkv,D]`, value `[Tk,Hkv,Dv]`: `prefill` of rows `cu_seqlens_q[b]` to
+    `cu_seqlens_q[b + 1]` over keys `cu_seqlens_k[b]` to `cu_seqlens_k[b + 1]`. A row of no sequence sees no
+    key. Returns out `[Tq,Hq,Dv]` and lse `[Hq,Tq]`."""
+    rows, heads, _ = query.shape
+    out, lse = _no_key_results(rows, heads, value.shape[-1], sinks)
+    bounds = cu_seqlens_q.cpu().long().clamp(0, rows).cummax(0).values.tolist()
+    key_bounds = cu_seqlens_k.cpu().long().clamp(0, key.shape[0]).tolist()
+    sequences = zip(pairwise(bounds), pairwise(key_bounds), strict=True)
+    for b, ((first, end), (first_key, end_key)) in enumerate(sequences):
+        keys = slice(first_key, min(end_key, first_key + max_seqlen_k))
+        sequence_out, sequence_lse = prefill(
+            query[first:end].transpose(0, 1)[None],
+            key[keys].transpose(0, 1)[None],
+            value[keys].transpose(0, 1)[None],
+            is_causal=is_causal,
+            q_offset=q_offset,
+            window_left=window_left,
+            window_right=window_right,
+            sink_tokens=sink_tokens,
+            sinks=sinks,
+            alibi_slopes=_of_sequence(alibi_slopes, b),
+            softcap=softcap,
+            scale=scale,
+        )
+        out[first:end] = sequence_out[0].transpose(0, 1)
+        lse[:, first:end] = sequence_lse[0]
+    return out, lse
+
+
+@public("torch_fattn.reference.merge", refused_by="merge")
+def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """`N` partial results over disjoint keys, outs `[N,B,H,L,D]` and lses `[N,B,H,L]`, as one. A part whose
+    lse is -inf saw no key: its out is not read."""
+    outs, lses = outs.cpu().double(), lses.cpu().double()
+    top = _finite_top(lses.amax(0))
+    weights = (lses - top).exp()
+    total = weights.sum(0)
+    weighted = (weights[..., None] * outs).masked_fill((lses == -_INF)[..., None], 0.0).sum(0)
+    out = (weighted / total[..., None]).masked_fill((total == 0)[..., None], 0.0)
+    return out, top + total.log()
+
+
+@public("torch_fattn.reference.cache_write", refused_by="cache_write")
+def cache_write(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kv_format: str = "auto",
+) -> None:
+    """The rows of key `[T,Hkv,D]` and value `[T,Hkv,Dv]` into the slots of the caches
+    `[num_blocks, block_size, Hkv, D]`, in place. A token whose slot the cache does not have is dropped."""
+    if kv_format == "auto" and key_cache.dtype == torch.int8:
+        kv_format = "int8"
+    sides = ((key, key_cache, key_scales), (value, value_cache, value_scales))
+    for rows, cache, scales in sides:
+        if cache.is_floating_point():
+            stored, stored_scales = rows.detach(), None
+        else:
+            stored, stored_scales = quantise(rows, kv_format, scales=scales is not None)
+        for token, slot in enumerate(slot_mapping.tolist()):
+            block, place = divmod(slot, cache.shape[1])
+            if not 0 <= block < cache.shape[0]:
+                continue
+            cache[block, place] = stored[token].to(cache.device)
+            if scales is not None and stored_scales is not None:
+                scales[block, place] = stored_scales[token].to(cache.device)
+
+
+def _visible(
+    positions: Tensor,
+    lengths: Tensor,
+    kv_len: int,
+    *,
+    is_causal: bool,
+    window_left: int,
+    window_right: int,
+    sink_tokens: int,
+) -> Tensor:
+    """Which keys the rows at `positions` `[B,Lq]` may see by position alone: bool `[B,1,Lq,Lk]`."""
+    p = positions[:, None, :, None]
+    j = torch.arange(kv_len)
+    visible = (j < lengths[:, None, None, None]).expand(*p.shape[:3], kv_len)
+    if is_causal:
+        visible = visible & (j <= p)
+    in_window = torch.ones((), dtype=torch.bool)
+    if window_left >= 0:
+        in_window = in_window & (j >= p - window_left)
+    if window_right >= 0:
+        in_window = in_window & (j <= p + window_right)
+    return visible & (in_window | (j < sink_tokens))
+
+
+def _tree_visible(tree_mask: Tensor, lengths: Tensor, q_len: int, capacity: int) -> Tensor:
+    """Bit t of `tree_mask[b, i]` says whether row i sees draft token t, the t-th of the newest `q_len`
+    keys."""
+    token = torch.arange(capacity) - (lengths[:, None, None, None] - q_len)
+    rows = tree_mask.expand(lengths.shape[0], q_len)[:, None, :, None]
+    return (token < 0) | ((rows >> token.clamp(0, q_len - 1)) & 1).bool()
+
+
+def _gather_blocks(cache: Tensor, tables: Tensor) -> Tensor:
+    """`[num_blocks, block_size, Hkv, D]` -> `[B, Hkv, max_blocks * block_size, D]`, in the order of the
+    tables."""
+    num_blocks, _, heads, dim = cache.shape
+    if num_blocks == 0:
+        return cache.new_zeros(tables.shape[0], heads, tables.shape[1] * cache.shape[1], dim)
+    rows = cache.cpu()[tables.clamp(0, num_blocks - 1)]
+    return rows.flatten(1, 2).transpose(1, 2)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    visible: Tensor,
+    attn_mask: Tensor | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    softcap: float,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    """The score, in the order that the contract gives, then the softmax over the visible keys."""
+    heads, head_dim, kv_len = query.shape[1], query.shape[3], key.shape[2]
+    q = query.detach().cpu().double()
+    k, v = (_share_heads(t.detach().cpu().double(), heads) for t in (key, value))
+    scores = (q @ k.mT) * (head_dim**-0.5 if scale is None else scale)
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        distance = torch.arange(kv_len) - positions[:, None, :, None]
+        scores = scores + alibi_slopes.cpu().double()[..., None, None] * distance
+    if attn_mask is not None:
+        attn_mask = attn_mask.detach().cpu()
+        if attn_mask.dtype == torch.bool:
+            visible = visible & attn_mask
+        else:
+            visible = visible & (attn_mask != -_INF)
+            scores = scores + attn_mask.double()
+    visible = visible.expand(scores.shape)
+    scores = scores.masked_fill(~visible, -_INF)
+
+    sink = torch.full((heads,), -_INF, dtype=torch.float64) if sinks is None else sinks.cpu().double()
+    sink = sink[:, None].expand(scores.shape[:3])
+    top = _finite_top(torch.cat([scores, sink[..., None]], dim=-1).amax(-1))
+    weights = (scores - top[..., None]).exp()
+    total = weights.sum(-1) + (sink - top).exp()
+    out = _weighted_values(weights, v, visible) / total[..., None]
+    out = out.masked_fill((total == 0)[..., None], 0.0)
+    return out, top + total.log()
+
+
+def _token_major(out: Tensor) -> Tensor:
+    """The same numbers, as the view of a tensor `[B,Lq,Hq,Dv]`."""
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _of_sequence(slopes: Tensor | None, b: int) -> Tensor | None:
+    return slopes if slopes is None or slopes.dim() == 1 else slopes[b]
+
+
+def _no_key_results(rows: int, heads: int, value_dim: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """out and lse of packed rows that see no key."""
+    out = torch.zeros(rows, heads, value_dim, dtype=torch.float64)
+    lse = torch.full((heads, rows), -_INF, dtype=torch.float64)
+    if sinks is not None:
+        lse[:] = sinks.cpu().masked_fill(sinks.cpu() == _INF, torch.nan)[:, None]
+        out.masked_fill_(lse.isnan().T[..., None], torch.nan)
+    return out, lse
+
+
+def _share_heads(x: Tensor, q_heads: int) -> Tensor:
+    """Grouped-query attention: query head h uses key-value head h // (Hq / Hkv)."""
+    return x.repeat_interleave(q_heads // x.shape[1], dim=1) if x.shape[1] else x
+
+
+def _finite_top(top: Tensor) -> Tensor:
+    """A maximum that can be subtracted: 0 for a row that has nothing to take a maximum of."""
+    return top.masked_fill(top == -_INF, 0.0)
+
+
+def _weighted_values(weights: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """`weights @ value`, where a NaN or inf in a value reaches exactly the rows that may see its key."""
+    if value.isfinite().all():
+        return weights @ value
+    seen = visible.double()
+    out = weights @ value.nan_to_num(0.0, 0.0, 0.0)
+    rises, falls = ((seen @ (value == sign * _INF).double()) > 0 for sign in (1, -1))
+    undefined = ((seen @ value.isnan().double()) > 0) | (rises & falls)
+    out = torch.where(rises, out + _INF, torch.where(falls, out - _INF, out))
+    return out.masked_fill(undefined, float("nan"))

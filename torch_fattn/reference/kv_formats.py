@@ -1,0 +1,148 @@
+"""The formats of quantised caches, in plain PyTorch: what `cache_write` stores for a row of keys or values,
+bit by bit, and which numbers that stands for.
+
+| kv_format | storage of a row of D | scales of a row | a stored element q is |
+|---|---|---|---|
+| `"int8"` | int8 `[D]` | float32, `max abs / 127` | `q * scale`, q from -127 to 127 |
+| `"fp8_e4m3"` | uint8 `[D]` | float32, `max abs / 448`, or none | `q * scale`, or `q` |
+| `"int4"` | uint8 `[D / 2]`, even columns in low nibbles | float16 `[D / 32, 2]` | `minimum + q * scale` |
+
+Elements are rounded to the nearest q, ties to even. How far a stored element is from x at most, in exact
+arithmetic, where `max abs` is that of its row and min and max are those of its group of 32 columns:
+
+| int8 | `max abs / 253` |
+| fp8 without scales | `abs(x) / 16` or `2 ** -10`, the larger; beyond +-448 x is stored as +-448 |
+| fp8 with scales | `abs(x) / 15.9` or `max abs / 450_000`, the larger |
+| int4 | `scale / 1.99`, where scale is at most `(max - min) / 14.9 + abs(min) / 15_000 + 2 ** -23` |
+
+What is not an ordinary number:
+- A row of int8 or scaled fp8, or a group of int4, that holds a NaN or an infinity becomes NaN as a whole, and
+  nothing else does. fp8 without scales keeps each NaN where it is, and stores an infinity as 448.
+- Numbers below float32's smallest normal, 2**-126, count as 0, as they do on GPUs. So does a scale: a row
+  whose largest number is below about 1e-36 becomes 0.
+- int4 has float16 scales: what is beyond +-65504 is stored as +-65504.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import public
+
+__all__ = ["INT4_GROUP", "dequantise", "quantise"]
+
+INT4_GROUP = 32
+FORMATS = ("int8", "fp8_e4m3", "int4")
+_INT8_MAX = 127.0
+_FP8_MAX = 448.0
+_INT4_MAX = 15.0
+_HALF_MAX = 65504.0
+_SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+
+
+@public("torch_fattn.reference.quantise")
+def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor, Tensor | None]:
+    """What a cache of that format holds for the rows `[..., D]`, and their scales; `scales=False` is for
+    fp8_e4m3."""
+    _check_format("quantise", kv_format, FORMATS)
+    if not x.is_floating_point() or x.dim() == 0:
+        raise TypeError(
+            f"torch_fattn.reference.quantise: x is {x.dtype} of {x.dim()} dimensions; pass rows [..., D] of "
+            "a floating dtype"
+        )
+    if x.shape[-1] == 0 or (kv_format == "int4" and x.shape[-1] % INT4_GROUP):
+        raise ValueError(
+            f"torch_fattn.reference.quantise: rows of {x.shape[-1]} columns cannot be stored as {kv_format}; "
+            f"pass at least one, and for int4 groups of {INT4_GROUP}"
+        )
+    if not scales and kv_format != "fp8_e4m3":
+        raise ValueError(
+            f"torch_fattn.reference.quantise: scales=False leaves {kv_format} without meaning; use it with "
+            '"fp8_e4m3" alone'
+        )
+    rows = _flushed(x.detach().cpu().float())
+    if kv_format == "int4":
+        return _int4_of(rows)
+    if kv_format == "fp8_e4m3" and not scales:
+        return _fp8_of(rows), None
+    largest = _INT8_MAX if kv_format == "int8" else _FP8_MAX
+    scale = _flushed(rows.abs().amax(-1) / largest)
+    scale = scale.masked_fill(~rows.isfinite().all(-1), float("nan"))
+    q = (rows / scale[..., None]).where((scale > 0)[..., None], 0.0)
+    return (q.round().to(torch.int8) if kv_format == "int8" else _fp8_of(q)), scale
+
+
+@public("torch_fattn.reference.dequantise")
+def dequantise(stored: Tensor, scales: Tensor | None = None, kv_format: str = "auto") -> Tensor:
+    """The numbers that a cache `[..., columns]` stands for, in float64 on the CPU: `[..., D]`. A cache of a
+    floating dtype stands for itself."""
+    _check_format("dequantise", kv_format, ("auto", *FORMATS))
+    _check_stored(stored, scales, kv_format)
+    stored = stored.detach().cpu()
+    scales = None if scales is None else scales.detach().cpu().double()
+    if kv_format == "int4" and scales is not None:
+        nibbles = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(-2).double()
+        scale, minimum = scales.repeat_interleave(INT4_GROUP, dim=-2).unbind(-1)
+        return minimum + nibbles * scale
+    if kv_format == "fp8_e4m3":
+        stored = stored.view(torch.float8_e4m3fn)
+    return stored.double() if scales is None else stored.double() * scales[..., None]
+
+
+def _check_format(function: str, kv_format: str, known: tuple[str, ...]) -> None:
+    if kv_format not in known:
+        raise ValueError(
+            f"torch_fattn.reference.{function}: kv_format {kv_format!r} is not known; use one of "
+            f"{', '.join(known)}"
+        )
+
+
+def _check_stored(stored: Tensor, scales: Tensor | None, kv_format: str) -> None:
+    name = "torch_fattn.reference.dequantise"
+    if kv_format in ("fp8_e4m3", "int4") and stored.dtype != torch.uint8:
+        raise TypeError(f"{name}: stored is {stored.dtype} and must be torch.uint8 for {kv_format}")
+    if scales is None:
+        if kv_format == "int4":
+            raise ValueError(f"{name}: an int4 cache needs scales; pass scales")
+        return
+    shape = list(stored.shape[:-1])
+    if kv_format == "int4":
+        shape += [stored.shape[-1] * 2 // INT4_GROUP, 2]
+    if list(scales.shape) != shape:
+        raise ValueError(
+            f"{name}: scales has shape {list(scales.shape)} and must be {shape} for a cache of shape "
+            f"{list(stored.shape)}"
+        )
+
+
+def _flushed(x: Tensor) -> Tensor:
+    """Without subnormal numbers and without -0."""
+    return x.masked_fill(x.abs() < _SMALLEST_NORMAL, 0.0)
+
+
+def _fp8_of(x: Tensor) -> Tensor:
+    """The nearest e4m3; what is beyond its range saturates. The only NaN is 0x7f, and 0 is never -0."""
+    codes = x.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+    return codes.masked_fill(codes == 0x80, 0).masked_fill(x.isnan(), 0x7F)
+
+
+def _int4_of(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The minimum is rounded down and the scale up, so that 0 to 15 reach over the whole group."""
+    groups = rows.unflatten(-1, (-1, INT4_GROUP))
+    good = groups.isfinite().all(-1)
+    groups = groups.clamp(-_HALF_MAX, _HALF_MAX).nan_to_num(0.0)
+    minimum = _to_half(groups.amin(-1), towards=-_HALF_MAX)
+    width = _flushed((groups.amax(-1) - minimum.float()) / _INT4_MAX)
+    scale = _to_half(width, towards=_HALF_MAX)
+    q = (groups - minimum.float()[..., None]) / scale.float()[..., None]
+    q = q.where((good & (scale > 0))[..., None], 0.0).round().to(torch.uint8).flatten(-2)
+    scales = torch.stack((scale, minimum), dim=-1).masked_fill(~good[..., None], float("nan"))
+    return q[..., 0::2] | q[..., 1::2] << 4, scales
+
+
+def _to_half(x: Tensor, towards: float) -> Tensor:
+    """The nearest float16 on that side of x. 0 is never -0."""
+    half = x.half()
+    passed = (half.float() > x) if towards < 0 else (half.float() < x)
+    return torch.where(passed, half.nextafter(torch.full_like(half, towards)), half) + 0.0

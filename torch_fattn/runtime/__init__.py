@@ -1,0 +1,1 @@
+"""What every room stands on: the compiled extension, its folder for caches, versions, and argument checks."""

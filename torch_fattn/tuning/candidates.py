@@ -1,0 +1,146 @@
+"""What `python -m torch_fattn tune` tries: kernels, dtypes, head sizes, and for each the sizes of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+
+from ..inspection.plans import Explanation, explain
+from .tuned_file import SIZES, TunedRoute, TunedRow, fault_of
+
+# Prefills of up to so many rows are timed, and tuned, apart from longer ones.
+SHORT_PREFILL = 512
+
+Sizes = tuple[tuple[str, int], ...]  # of a tile, by name
+
+
+@dataclass(frozen=True)
+class Calls:
+    """By operator: query and key-value heads, and the (rows, keys) of the calls by which sizes are chosen;
+    rows up to SHORT_PREFILL come first."""
+
+    heads: dict[str, tuple[int, int]]
+    lengths: dict[str, tuple[tuple[int, int], ...]]
+
+
+FULL = Calls(
+    {"prefill": (8, 8), "decode": (32, 8)},
+    {"prefill": ((256, 256), (2048, 2048)), "decode": ((1, 1024), (1, 16384))},
+)
+TINY = Calls(
+    {"prefill": (2, 1), "decode": (4, 2)},
+    {"prefill": ((24, 24), (520, 520)), "decode": ((1, 96), (1, 300))},
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tuned together: the calls of one kernel and dtype whose larger head size is in a range."""
+
+    kernel: str
+    dtype: str
+    min_dim: int
+    max_dim: int
+    dim: int  # that is timed
+
+    @property
+    def op(self) -> str:
+        return self.kernel.removesuffix("_wide")
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.dtype} D {self.min_dim} to {self.max_dim}"
+
+    def row(self, sizes: Sizes, max_length: int | None = None, gain: float = 1.0) -> TunedRow:
+        scope = (self.kernel, self.dtype, self.min_dim, self.max_dim)
+        return TunedRow(*scope, dict(sizes), max_length, gain)
+
+    def is_of(self, row: TunedRow | TunedRoute) -> bool:
+        if isinstance(row, TunedRoute):
+            return (row.op, row.dtype, row.dim) == (self.op, self.dtype, self.dim)
+        return (row.kernel, row.dtype) == (self.kernel, self.dtype) and (
+            row.min_dim <= self.max_dim and self.min_dim <= row.max_dim
+        )
+
+    def operands(self, calls: Calls, i: int, device: str) -> list[torch.Tensor]:
+        """Of the call of length number i."""
+        (heads, kv_heads), (q_len, kv_len) = calls.heads[self.op], calls.lengths[self.op][i]
+        dtype = getattr(torch, self.dtype)
+        generator = torch.Generator().manual_seed(1)
+
+        def tensor(heads: int, rows: int) -> torch.Tensor:
+            shape = (1, heads, rows, self.dim)
+            if device == "cpu":  # the same on every machine
+                return torch.randn(shape, generator=generator).to(dtype)
+            return torch.randn(shape, device=device).to(dtype)
+
+        return [tensor(heads, q_len), tensor(kv_heads, kv_len), tensor(kv_heads, kv_len)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"is_causal": True} if self.op == "prefill" else {}
+
+    def plan(self, calls: Calls, i: int) -> Explanation:
+        """Of the call of length number i on this GPU, as it is tuned now."""
+        (heads, kv_heads), (q_len, kv_len) = calls.heads[self.op], calls.lengths[self.op][i]
+
+        def tensor(heads: int, rows: int) -> torch.Tensor:
+            one = torch.empty(1, 1, 1, self.dim, dtype=getattr(torch, self.dtype), device="mps")
+            return one.expand(1, heads, rows, -1)
+
+        operands = tensor(heads, q_len), tensor(kv_heads, kv_len), tensor(kv_heads, kv_len)
+        return explain(self.op, *operands, **self.options)
+
+
+def subjects() -> list[Subject]:
+    """In the order in which they are worth the time."""
+    ranges = {"": ((97, 128, 128), (1, 64, 64), (65, 96, 96)), "_wide": ((129, 256, 256), (257, 576, 512))}
+    return [
+        Subject(f"{op}{kind}", dtype, *dims)
+        for kind, all_dims in ranges.items()
+        for dtype in ("float16", "bfloat16", "float32")
+        for dims in all_dims
+        for op in ("prefill", "decode")
+    ]
+
+
+def candidates(subject: Subject) -> list[Sizes]:
+    """The legal ones."""
+    return [sizes for sizes in _combinations(subject.kernel) if fault_of([subject.row(sizes)]) == ""]
+
+
+def _combinations(kernel: str) -> Iterator[Sizes]:
+    names = SIZES[kernel]
+    if kernel == "prefill":
+        values: Iterator[tuple[int, ...]] = product((1, 2), (16, 32), (4, 8), (0, 1))
+    elif kernel == "prefill_wide":
+        rows, shapes = ((2, 1), (1, 2), (1, 1)), product((16, 32), (4, 8), (0, 1))
+        values = ((*row, *shape) for row, shape in product(rows, list(shapes)))
+    else:
+        simdgroups = (4, 8) if kernel == "decode" else (4, 8, 16)
+        values = product((8, 16, 32), simdgroups, (128, 256), (2, 3, 4, 6))
+    for chosen in values:
+        yield tuple(zip(names, chosen, strict=True))
+
+
+def order_of(kernel: str, sizes: Sizes) -> Sizes:
+    """What the order of sums follows from: it may not go by length (csrc/plan/tuned.h)."""
+    if kernel.startswith("decode"):
+        return sizes
+    chosen = dict(sizes)
+    shares = 1
+    if kernel == "prefill_wide":
+        shares = max(chosen["simdgroups"] // chosen["row_groups"] * 8 // chosen["tile_keys"], 1)
+    return (("tile_keys", chosen["tile_keys"]), ("sum_shares", shares))
+
+
+def sizes_of_plan(kernel: str, plan: Explanation) -> Sizes:
+    """Of a prefill: what the planner took."""
+    macros = plan.passes[0]["macros"]
+    sizes = {name: macros[f"FATTN_{name.upper()}"] for name in SIZES[kernel]}
+    return tuple(
+        (name, int(value == "true" if name == "early_loads" else value)) for name, value in sizes.items()
+    )

@@ -1,0 +1,114 @@
+"""Which of the timed sizes are taken: those that gain more than the noise, and the same order of sums for all
+lengths; and which calls torch's own attention takes. Numbers in, rows out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from .candidates import SHORT_PREFILL, Sizes, Subject, order_of
+from .tuned_file import TunedRoute, TunedRow
+
+LEAST_GAIN = 0.03
+# What the lengths that are timed stand for: rows of a prefill, of which fewer than a tile of torch's are
+# another matter, and keys of a decode.
+SCOPES: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "prefill": ((64, SHORT_PREFILL), (SHORT_PREFILL + 1, None)),
+    "decode": ((1, 4096), (4097, None)),
+}
+
+Seconds = Mapping[int, float]  # of a call, by the index of its length
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Of one subject: the built-in sizes twice, and every candidate that ran at every length."""
+
+    base: Seconds
+    base_again: Seconds
+    base_sizes: Sizes | None  # None where it is not known (decode)
+    candidates: Mapping[Sizes, Seconds]
+
+    @property
+    def noise(self) -> float:
+        """How far apart two measurements of the same are."""
+        return max(abs(self.base_again[i] / self.base[i] - 1) for i in self.base)
+
+
+def choose(subject: Subject, timed: Timed) -> list[TunedRow]:
+    """The rows of this subject, or none if the built-in ones are as good."""
+    lengths = sorted(timed.base)
+    least_gain = max(LEAST_GAIN, 2 * timed.noise)
+    ratios = {
+        sizes: [seconds[i] / timed.base[i] for i in lengths] for sizes, seconds in timed.candidates.items()
+    }
+    if timed.base_sizes is not None:
+        ratios[timed.base_sizes] = [1.0 for _ in lengths]
+    groups: dict[Sizes, list[Sizes]] = {}
+    for sizes in ratios:
+        groups.setdefault(order_of(subject.kernel, sizes), []).append(sizes)
+
+    best: tuple[float, list[Sizes]] = (1.0, [])
+    for members in groups.values():
+        chosen = [_best_at(i, members, ratios, timed.base_sizes, least_gain) for i in range(len(lengths))]
+        gains = [ratios[sizes][i] for i, sizes in enumerate(chosen)]
+        slower = any(ratio > 1 + timed.noise for ratio in gains)
+        cost = math.exp(sum(map(math.log, gains)) / len(gains))
+        if not slower and cost < best[0]:
+            best = (cost, chosen)
+    cost, chosen = best
+    gained = [ratios[sizes][i] for i, sizes in enumerate(chosen)]
+    if not chosen or min(gained) > 1 - least_gain:
+        return []
+    if len(set(chosen)) == 1:
+        return [subject.row(chosen[0], None, round(1 / cost, 3))]
+    last = len(chosen) - 1
+    return [
+        subject.row(sizes, None if i == last else SHORT_PREFILL, round(1 / gained[i], 3))
+        for i, sizes in enumerate(chosen)
+    ]
+
+
+def _best_at(
+    i: int,
+    members: list[Sizes],
+    ratios: Mapping[Sizes, list[float]],
+    base: Sizes | None,
+    least_gain: float,
+) -> Sizes:
+    """Of sizes with one order of sums the fastest at a length; the built-in ones unless it gains."""
+    fastest = min(members, key=lambda sizes: ratios[sizes][i])
+    return base if base in members and ratios[fastest][i] > 1 - least_gain else fastest
+
+
+def confirmed(rows: list[TunedRow], base: Seconds, tuned: Seconds, noise: float) -> list[TunedRow]:
+    """The rows with what they gained when they were timed once more, or none: the fastest of many was also
+    the luckiest."""
+    lengths = sorted(base)
+    gains = [base[i] / tuned[i] for i in lengths]
+    if max(gains) < 1 / (1 - LEAST_GAIN) or min(gains) < 1 - noise:
+        return []
+    if len(rows) == 1:
+        gains = [math.exp(sum(map(math.log, gains)) / len(gains))]
+    return [replace(row, gain=round(gain, 3)) for row, gain in zip(rows, gains, strict=True)]
+
+
+def against_torch(
+    subject: Subject,
+    ours: Seconds,
+    torchs: Seconds,
+    built_in: Mapping[int, str],
+    noise: float,
+    versions: tuple[str, str],
+) -> list[TunedRoute]:
+    """Where the faster one, by more than the noise, is not the one that the built-in table has. `versions`:
+    those of macOS and torch."""
+    least_gain = max(LEAST_GAIN, 2 * noise)
+    routes = []
+    for i, scope in zip(sorted(ours), SCOPES[subject.op], strict=True):
+        fast, slow, to = min((ours[i], torchs[i], "fattn"), (torchs[i], ours[i], "torch"))
+        if fast <= slow * (1 - least_gain) and to != built_in[i]:
+            gain = round(slow / fast, 3)
+            routes.append(TunedRoute(subject.op, subject.dtype, subject.dim, *scope, to, *versions, gain))
+    return routes

@@ -1,0 +1,280 @@
+"""The file in which `python -m torch_fattn tune` keeps what was timed on one GPU, sizes of tiles and where
+torch's own attention was faster, and its way to the planner. A file that is not exactly of this GPU, this
+version and these sources is not used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..integrations.pytorch.routing import forget, is_version, version_number
+from ..runtime.cache_folder import cache_folder, tuning_is_off
+
+FORMAT = 2
+MOST_BYTES = 1 << 20
+KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide")
+DTYPES = ("float32", "float16", "bfloat16")
+SIZES = {
+    "prefill": ("row_fragments", "tile_keys", "simdgroups", "early_loads"),
+    "prefill_wide": ("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_loads"),
+    "decode": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
+    "decode_wide": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
+}
+OPS = ("prefill", "decode")
+TAKERS = ("fattn", "torch")
+
+Named = dict[str, str]  # a row as csrc/gpu.cpp takes it
+
+
+class BadFileError(ValueError):
+    """Why a file is not used."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A GPU, as Metal describes it."""
+
+    name: str
+    family: int
+    cores: int
+
+    @property
+    def file_name(self) -> str:
+        words = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") or "gpu"
+        return f"tuned-{words}-family{self.family}-{self.cores}cores.json"
+
+    def __str__(self) -> str:
+        return f"{self.name} (Apple family {self.family}, {self.cores} cores)"
+
+
+@dataclass(frozen=True)
+class TunedRow:
+    """Sizes for calls of one kernel and dtype whose larger head size is in a range; of prefill also by the
+    number of rows. csrc/plan/tuned.h has the rules."""
+
+    kernel: str
+    dtype: str
+    min_dim: int
+    max_dim: int
+    sizes: dict[str, int]
+    max_length: int | None = None  # of the rows of a prefill; None: any
+    gain: float = 1.0  # how many times as fast as the built-in sizes, when it was timed
+
+    def named(self) -> Named:
+        numbers = {"min_dim": self.min_dim, "max_dim": self.max_dim, "max_length": self.max_length or 0}
+        return {"kernel": self.kernel, "dtype": self.dtype} | _texts(numbers | self.sizes)
+
+
+@dataclass(frozen=True)
+class TunedRoute:
+    """Who computes plain calls without a mask of one dtype and head size, by the rows of a prefill or the
+    keys of a decode, on this system and with this torch (csrc/plan/route.h)."""
+
+    op: str
+    dtype: str
+    dim: int
+    min_length: int
+    max_length: int | None  # None: any
+    to: str
+    macos: str
+    torch: str
+    gain: float = 1.0  # how many times as fast as the other, when it was timed
+
+    def named(self) -> Named:
+        numbers = {
+            "dim": self.dim,
+            "min_length": self.min_length,
+            "max_length": self.max_length or 0,
+            "macos": version_number(self.macos),
+            "torch": version_number(self.torch),
+        }
+        return {"op": self.op, "dtype": self.dtype, "to": self.to} | _texts(numbers)
+
+
+def _texts(numbers: dict[str, int]) -> Named:
+    return {name: str(number) for name, number in numbers.items()}
+
+
+@dataclass(frozen=True)
+class TunedFile:
+    torch_fattn: str
+    sources: str
+    chip: Chip
+    date: str
+    rows: list[TunedRow] = field(default_factory=list)
+    routes: list[TunedRoute] = field(default_factory=list)
+
+    @property
+    def provenance(self) -> str:
+        return f"tuned on {self.chip.name}, {self.date}"
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"
+
+
+def path_of(chip: Chip) -> Path:
+    return cache_folder() / chip.file_name
+
+
+def fault_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> str:
+    """Why the kernels could not run with these rows, or "": csrc/plan/tuned.cpp has the rules."""
+    try:
+        fault: str = torch.ops.fattn._tuning_fault(_named(rows), _named(routes or []))
+    except ValueError as error:
+        return str(error).splitlines()[0]
+    return fault
+
+
+def install(
+    chip: Chip, rows: list[TunedRow], provenance: str, routes: list[TunedRoute] | None = None
+) -> None:
+    """From now on the planner uses them on this GPU; without rows, the built-in table."""
+    named = _named(rows), _named(routes or [])
+    torch.ops.fattn._set_tuning(chip.name, chip.family, chip.cores, *named, provenance)
+    forget()
+
+
+def _named(rows: Sequence[TunedRow | TunedRoute]) -> list[Named]:
+    return [row.named() for row in rows]
+
+
+def source_digest() -> str:
+    """Of the kernels and the planner of this build."""
+    digest: str = torch.ops.fattn._source_digest()
+    return digest
+
+
+def read(path: Path, version: str) -> TunedFile:
+    """Raises BadFileError unless every field is one that could have been written by this very build."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise BadFileError(f"it is larger than {MOST_BYTES} bytes")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, BadFileError):
+            raise
+        raise BadFileError(f"it cannot be read ({error})") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise BadFileError(f"it is not of format {FORMAT}")
+    for name, mine in (("torch_fattn", version), ("sources", source_digest())):
+        if data.get(name) != mine:
+            raise BadFileError(f"it was made with {name} {data.get(name)!r}, and this is {mine!r}")
+    entries = _taken(data, TunedFile, extra=("format",))
+    for name in ("rows", "routes"):
+        if not isinstance(entries[name], list):
+            raise BadFileError(f"its {name} are not a list")
+    rows = [_row(entry) for entry in entries.pop("rows")]
+    routes = [_route(entry) for entry in entries.pop("routes")]
+    chip = Chip(**_taken(entries.pop("chip"), Chip))
+    file = TunedFile(**entries, chip=chip, rows=rows, routes=routes)
+    if path.name != chip.file_name:
+        raise BadFileError(f"its name is not that of the file of {chip}")
+    if fault := fault_of(rows, routes):
+        raise BadFileError(f"its sizes are not legal: {fault}")
+    return file
+
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float": (int, float),
+    "str": (str,),
+}
+
+
+def _taken(data: Any, of: type, extra: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The fields of a dataclass, all of them and no others, with values of their types."""
+    if not isinstance(data, dict):
+        raise BadFileError(f"its {of.__name__} is no object")
+    known = {each.name: str(each.type) for each in fields(of)}
+    if data.keys() != {*known, *extra}:
+        different = sorted(data.keys() ^ {*known, *extra})
+        raise BadFileError(f"its {of.__name__} lacks, or has unknown, fields: {', '.join(different)}")
+    for name, kind in known.items():
+        value = data[name]
+        if kind in TYPES and (isinstance(value, bool) or not isinstance(value, TYPES[kind])):
+            raise BadFileError(f"its {name} {value!r} is not of type {kind}")
+        if isinstance(value, str) and not value.isprintable():  # half a surrogate pair is no text for C++
+            raise BadFileError(f"its {name} {value!r} is no text")
+    return {name: data[name] for name in known}
+
+
+def _row(entry: Any) -> TunedRow:
+    row = TunedRow(**_taken(entry, TunedRow))
+    if row.kernel not in KERNELS or row.dtype not in DTYPES:
+        raise BadFileError(f"no kernel {row.kernel!r} of {row.dtype!r} is tuned")
+    sizes = row.sizes
+    if not isinstance(sizes, dict) or sizes.keys() != set(SIZES[row.kernel]):
+        raise BadFileError(f"the sizes of {row.kernel} are {', '.join(SIZES[row.kernel])}")
+    wholes = [row.min_dim, row.max_dim, row.max_length or 0, *sizes.values()]
+    if not all(type(number) is int and abs(number) < 1 << 31 for number in wholes):
+        raise BadFileError(f"a size of {row.kernel} is not a whole number")
+    return row
+
+
+def _route(entry: Any) -> TunedRoute:
+    route = TunedRoute(**_taken(entry, TunedRoute))
+    if route.op not in OPS or route.dtype not in DTYPES or route.to not in TAKERS:
+        raise BadFileError(f"no {route.op!r} of {route.dtype!r} goes to {route.to!r}")
+    for version in (route.macos, route.torch):
+        if not is_version(version):
+            raise BadFileError(f"{version!r} is not a version of two numbers")
+    return route
+
+
+def write(file: TunedFile) -> Path:
+    """Whole or not at all."""
+    path = path_of(file.chip)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuned-", suffix=".json")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(file.to_json())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return path
+
+
+def load_all(version: str) -> None:
+    """Hands every tuned file of this user to the planner, which uses that of the GPU it plans for. One that
+    cannot be used never costs a call, but a warning if it is of this GPU; no other reason to look for a GPU.
+    """
+    if tuning_is_off():
+        return
+    try:
+        paths = sorted(cache_folder().glob("tuned-*.json"))
+    except (OSError, RuntimeError):  # no home folder
+        return
+    for path in paths:
+        try:
+            file = read(path, version)
+            install(file.chip, file.rows, file.provenance, file.routes)
+        except BadFileError as fault:
+            if path.name != _this_file_name():
+                continue
+            warnings.warn(
+                f"torch_fattn: the tuned sizes in {path} are not used, the built-in ones are: "
+                f"{fault}; run `python -m torch_fattn tune` again, or with --reset",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _this_file_name() -> str | None:
+    try:
+        return Chip(*torch.ops.fattn._this_gpu()).file_name
+    except RuntimeError:  # no GPU
+        return None
