@@ -1,4 +1,4 @@
-"""bench/aims.py: each aim is met by a record just above it, and missed by one just below."""
+"""bench/models/aims.py: each aim is met by a record just above it, and missed by one just below."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench import aims, decode_aims, prefill_aims
-from bench.calls import SHAPES, Call
+from bench.cases.calls import SHAPES, Call
+from bench.models import aims, decode_aims, prefill_aims
 
 from .test_command_line import refusal_of
 

@@ -14,21 +14,17 @@ import pytest
 
 pytest.importorskip("softmetal", reason="the counts come from softmetal, which is for Linux")
 
-from bench import (
-    bounds,
-    command,
-    counting,
-    gpu_build,
-    gpu_problems,
-    gpu_run,
-    pictures,
-    readme,
-    roofline,
-    samples,
-)
-from bench.calls import SHAPES, Call
+from bench.backends import counting, samples
+from bench.backends.counts import CountsBackend
+from bench.backends.cuda import build as cuda_build
+from bench.backends.cuda import run as cuda_run
+from bench.cases.calls import SHAPES, Call
+from bench.models import bounds, roofline
+from bench.report import pictures, readme
+from bench.report import run as bench_run
 from torch_fattn import __main__ as command_line
 
+from . import cuda_problems
 from .conftest import needs_emulator
 from .test_command_line import refusal_of, status_of
 
@@ -44,8 +40,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "ceilings": {},
         "rows": [],
     }
-    monkeypatch.setattr(command, "measure", lambda *_: record)
-    monkeypatch.setattr(command.table, "render", lambda _: "")
+    monkeypatch.setattr(bench_run, "measure", lambda *_: record)
+    monkeypatch.setattr(bench_run.table, "render", lambda _: "")
     monkeypatch.setattr(pictures, "draw", lambda record, stem: [stem.with_name(f"{stem.name}.png")])
 
 
@@ -98,22 +94,22 @@ def test_bench(
         (roofline.main, "--out x", "unrecognized arguments: --out x"),
         (bounds.main, "--allow-raise", "--allow-raise goes with --update"),
         (bounds.main, "--raise", "unrecognized arguments: --raise"),
-        (gpu_build.main, "--cores 0", "'0' is not a whole number from 1 on"),
-        (gpu_build.main, "--cores many", "'many' is not a whole number"),
-        (gpu_build.main, "--impls llama", "--impls: invalid choice: 'llama'"),
-        (gpu_build.main, "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
-        (gpu_problems.main, "--folder nowhere", "holds no problems.pt; make it with --build"),
-        (gpu_run.main, "--folder nowhere", "holds no manifest.json; copy here"),
-        (gpu_run.main, "--repeats 0", "'0' is not a whole number from 1 on"),
-        (gpu_run.main, "--json nowhere/x.json", "is in no existing folder"),
-        (gpu_run.main, "--reference gpu", "--reference: invalid choice: 'gpu'"),
+        (cuda_build.main, "--cores 0", "'0' is not a whole number from 1 on"),
+        (cuda_build.main, "--cores many", "'many' is not a whole number"),
+        (cuda_build.main, "--impls llama", "--impls: invalid choice: 'llama'"),
+        (cuda_build.main, "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
+        (cuda_problems.main, "--folder nowhere", "holds no problems.pt; make it with --build"),
+        (cuda_run.main, "--folder nowhere", "holds no manifest.json; copy here"),
+        (cuda_run.main, "--repeats 0", "'0' is not a whole number from 1 on"),
+        (cuda_run.main, "--json nowhere/x.json", "is in no existing folder"),
+        (cuda_run.main, "--reference gpu", "--reference: invalid choice: 'gpu'"),
     ],
 )
 def test_other_commands(main: Any, refused: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said in refusal_of(main, refused, capsys)
 
 
-@pytest.mark.parametrize(("module", "runs"), [("bench.command", True), ("torch_fattn", False)])
+@pytest.mark.parametrize(("module", "runs"), [("bench.report.run", True), ("torch_fattn", False)])
 def test_an_nvidia_machine_needs_no_torch_fattn(module: str, runs: bool) -> None:
     """bench/_cuda is what travels there. The control imports what is missing."""
     code = f"import sys; sys.modules['torch_fattn'] = None; import {module}"
@@ -230,8 +226,6 @@ def test_a_stem_with_a_dot_keeps_it(tmp_path: Path) -> None:
 
 def test_prefills_that_can_be_counted() -> None:
     """All but chunks of a prompt, which are refused in words and not counted as something else."""
-    from bench.counts_backend import CountsBackend
-
     for name, calls in SHAPES.items():
         for call in calls:
             assert call.is_decode or (call.q_len == call.kv_len) == (name != "chunked")

@@ -14,8 +14,10 @@ import pytest
 import torch
 
 import torch_fattn
-from bench import bounds, counting, masks, samples
-from bench.calls import Call
+from bench.backends import counting, samples
+from bench.cases import masks
+from bench.cases.calls import Call
+from bench.models import bounds
 
 from .conftest import needs_emulator
 
@@ -40,7 +42,7 @@ def test_within_bounds(name: str) -> None:
     lower = [what for what, count in counted.items() if count < BOUNDS[name][what]]
     if lower:
         warnings.warn(
-            f"{name}: {', '.join(lower)} went down; run `python -m bench.bounds --update`", stacklevel=1
+            f"{name}: {', '.join(lower)} went down; run `python -m bench bounds --update`", stacklevel=1
         )
 
 

@@ -10,10 +10,12 @@ import pytest
 
 pytest.importorskip("softmetal", reason="the peers run on softmetal, which is for Linux")
 
-from bench import buffers, counting, samples
-from bench.calls import SHAPES, Call
-from bench.peers import known, llama_metal, llama_prefill, llama_source
-from bench.peers.case import Case, Launch, NotTakenError
+from bench.backends import counting, samples
+from bench.cases import buffers
+from bench.cases.calls import SHAPES, Call
+from bench.cases.case import Case, NotTakenError
+from bench.peers import llama_metal, llama_prefill, llama_source, registry
+from bench.peers.launch import Launch
 from softmetal.simt.harness import KernelError
 
 from .conftest import needs_emulator
@@ -56,7 +58,7 @@ def needs_llama() -> None:
 
 
 def launched(call: Call) -> Launch:
-    return known.launch(llama_metal, call.case())
+    return registry.launch(llama_metal, call.case())
 
 
 def run(call: Call, launch: Launch, checks: str = "") -> float:
@@ -93,7 +95,9 @@ def test_llama_reads_keys_for_every_query_head(group: int) -> None:
 
 def test_llama_runs_other_families_tiles_beside_ours() -> None:
     """Where its table names some; the fastest is quoted, so that none of them is a handicap."""
-    short, long = (known.launch(llama_metal, Case("decode", 1, 8, 2, 128, 1, keys)) for keys in (256, 131072))
+    short, long = (
+        registry.launch(llama_metal, Case("decode", 1, 8, 2, 128, 1, keys)) for keys in (256, 131072)
+    )
     assert not short.alternatives
     found = {plan.passes[-2].pipeline.kernel for plan in (long, *long.alternatives)}
     assert len(found) == 1 + len(long.alternatives) > 1

@@ -95,7 +95,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
 def _bench(arguments: list[str]) -> int:
     """Hands over to the bench, which is a package of the checkout and not of the wheel."""
     checkout = Path(__file__).resolve().parent.parent
-    if not (checkout / "bench" / "command.py").exists():
+    if not (checkout / "bench" / "__main__.py").exists():
         print(
             "torch_fattn bench: it is part of the source checkout, not of the wheel; clone the repository, "
             "install it with `pip install --no-build-isolation -e .` and run this again.",
@@ -103,7 +103,7 @@ def _bench(arguments: list[str]) -> int:
         )
         return 1
     sys.path.insert(0, str(checkout))
-    return int(importlib.import_module("bench.command").main(arguments))
+    return int(importlib.import_module("bench.__main__").main(arguments))
 
 
 if __name__ == "__main__":

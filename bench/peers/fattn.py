@@ -13,16 +13,17 @@ import torch
 import torch_fattn
 from softmetal.cuda.compile import Pipeline
 
-from .case import METAL_TYPES, Case, Launch, Pass
+from ..cases.case import METAL_TYPES, Case
+from .launch import OURS, OURS_ON_M1, Launch, Pass
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 from embed_kernels import flatten  # noqa: E402
 
-IMPL = "fattn"
+IMPL = OURS
 FAMILY = 9  # Apple's GPUs from M3 on, whose rows of the tuning table are chosen by timing on such a GPU
 # The same plans as M1 and M2 get them, families 7 and 8, whose registers are fewer.
-OLDER_IMPL = "fattn-m1"
+OLDER_IMPL = OURS_ON_M1
 OLDER_FAMILY = 7
 KV_INT4 = "3"  # kKvInt4 of csrc/kernels/params.h, as a macro
 

@@ -8,9 +8,10 @@ import functools
 import re
 from dataclasses import replace
 
+from ..cases.case import Case, NotTakenError
 from . import llama_prefill, llama_source
-from .case import Case, Launch, NotTakenError, Pass
 from .fattn import FAMILY
+from .launch import Launch, Pass
 from .llama_operands import OUT, QUERY, Operands
 from .llama_source import IMPL, VERSION, Constants, folder, version
 

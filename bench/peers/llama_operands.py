@@ -3,8 +3,9 @@ and the copy of the last keys that is filled up to a whole step."""
 
 from __future__ import annotations
 
+from ..cases.case import BYTES, Case
 from . import llama_source
-from .case import BYTES, Case, Pass
+from .launch import Pass
 from .llama_source import Constants
 
 _Q8_0 = (32, 34)  # elements and bytes of a block

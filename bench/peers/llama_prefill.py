@@ -10,8 +10,9 @@ kernel: its barriers are those that Metal asks for.
 
 from __future__ import annotations
 
+from ..cases.case import Case
 from . import llama_source
-from .case import Case, Launch, Pass
+from .launch import Launch, Pass
 from .llama_operands import OUT, QUERY, Operands
 from .llama_source import Constants
 

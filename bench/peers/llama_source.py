@@ -16,8 +16,8 @@ from pathlib import Path
 
 from softmetal.cuda.compile import Pipeline
 
-from ..arguments import WrongArgumentError
-from .case import METAL_TYPES, Case
+from ..cases.arguments import WrongArgumentError
+from ..cases.case import METAL_TYPES, Case
 
 IMPL = "llama-metal"
 VERSION = "0.3.36"

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from softmetal.cuda.compile import Pipeline
 
-from ..arguments import WrongArgumentError
-from .case import BYTES, METAL_TYPES, Case, Launch, Pass
+from ..cases.arguments import WrongArgumentError
+from ..cases.case import BYTES, METAL_TYPES, Case
+from .launch import Launch, Pass
 
 IMPL = "mlx-metal"
 VERSION = "0.32.4"

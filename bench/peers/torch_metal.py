@@ -12,7 +12,8 @@ import torch
 
 from softmetal.cuda.compile import Pipeline
 
-from .case import METAL_TYPES, Case, Launch, Pass
+from ..cases.case import METAL_TYPES, Case
+from .launch import Launch, Pass
 
 IMPL = "torch-metal"
 VERSIONS = ("2.13", "2.14", "2.15")

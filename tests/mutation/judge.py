@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from bench.bounds import exceeded
+from bench.models.bounds import exceeded
 from tests import direct_launch
 
 from .operators import Mutant

@@ -1,7 +1,7 @@
 """Writes bench/APPLE.md: the best time that the kernels could have on Apple GPUs, from counts and published
 figures.
 
-    python -m bench.roofline
+    python -m bench roofline
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from . import counting
+from ..backends import counting
+from ..backends.samples import count_prefill, polynomial
+from ..cases.arguments import Parser
+from ..cases.calls import Call
 from .apple_figures import CHIPS, EXPS, L2_BYTES, ON_CORE_BYTES, UNPUBLISHED, Chip
-from .arguments import Parser
-from .calls import Call
-from .samples import count_prefill, polynomial
 
-PAGE = Path(__file__).parent / "APPLE.md"
+PAGE = Path(__file__).parents[1] / "APPLE.md"
 PRODUCT_FLOPS = 2 * 8 * 8 * 8
 DECODE_LENGTHS = (2048, 4096)  # at which a decode is counted, to be extrapolated: it is linear in its keys
 
@@ -174,7 +174,7 @@ _PAGE = """# What Apple GPUs could do with these kernels: a bound, not a measure
 **Nothing on this page was measured on an Apple GPU by this project.** It is arithmetic: what the kernels ask
 for, counted exactly in software, divided by published figures of the hardware. A kernel cannot be faster than
 this; how near it comes is for a Mac to say (`python -m torch_fattn bench`).
-Written by `python -m bench.roofline`, not by hand.
+Written by `python -m bench roofline`, not by hand.
 
 ## Best time per call in milliseconds, and the limit that binds (float16)
 
@@ -207,16 +207,13 @@ prefill, and extrapolated: they are polynomials of the length (linear, quadratic
 {chips}
 
 M1 and M2: philipturner/metal-benchmarks; memory: Apple's specifications. No published measurement in
-bench/published.csv passes the figures of its chip, and the tests see to it. Without published figures, and
-therefore not here: {unpublished}.
+bench/models/published.csv passes the figures of its chip, and the tests see to it. Without published
+figures, and therefore not here: {unpublished}.
 """
 
 
-def main(arguments: list[str] | None = None) -> None:
-    Parser(prog="python -m bench.roofline", description="Writes bench/APPLE.md.").parse_args(arguments)
+def main(arguments: list[str] | None = None) -> int:
+    Parser(prog="python -m bench roofline", description="Writes bench/APPLE.md.").parse_args(arguments)
     PAGE.write_text(page())
     print(f"wrote {PAGE.name}")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .backends import OURS, OURS_ON_M1
+from ..peers.launch import OURS, OURS_ON_M1
 from .verdict import Row, Verdict
 
 LONG = 131072

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from softmetal.cuda.compile import Pipeline
+from dataclasses import dataclass
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
@@ -89,26 +84,3 @@ class Case:
     def least_bytes(self) -> int:
         """Every key and value once per key-value head, query and output once."""
         return 2 * self.key_bytes + 2 * self.query_bytes
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One dispatch. An argument is bytes, or the name of a buffer: one of bench/buffers.py, or scratch."""
-
-    pipeline: Pipeline
-    grid: tuple[int, int, int]
-    threads: tuple[int, int, int]
-    arguments: Mapping[int, str | bytes]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How an implementation runs a case."""
-
-    impl: str
-    passes: list[Pass]
-    scratch: Mapping[str, int] = field(default_factory=dict)  # buffer name -> bytes
-    out_rows_first: bool = False  # the output is [B, Lq, H, D]
-    note: str = ""  # what its launch rule chose
-    # How it runs the case on other chips, over the same buffers: the bench quotes the fastest.
-    alternatives: Sequence[Launch] = ()

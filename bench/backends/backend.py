@@ -5,18 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from .calls import Call
-
-OURS = "fattn"
-OURS_ON_M1 = "fattn-m1"  # the plans for M1 and M2, on a GPU for which there are others
-BACKENDS = ("metal", "cuda", "counts")
+from ..cases.calls import Call
 
 
 class Backend(Protocol):
@@ -36,27 +31,6 @@ class Backend(Protocol):
     def measure(self, call: Call, impl: str) -> dict[str, Any]: ...
 
 
-def choose(name: str | None) -> Backend:
-    """The named backend, or the best that this machine has."""
-    if name is None:
-        name = "counts"
-        if sys.platform == "darwin" and torch.backends.mps.is_available():
-            name = "metal"
-        elif torch.cuda.is_available():
-            name = "cuda"
-    if name == "metal":
-        from .metal_backend import MetalBackend
-
-        return MetalBackend()
-    if name == "cuda":
-        from .cuda_backend import CudaBackend
-
-        return CudaBackend()
-    from .counts_backend import CountsBackend
-
-    return CountsBackend()
-
-
 def common_versions() -> dict[str, str]:
     """Of what every backend runs on."""
     versions = {"torch": torch.__version__, "python": platform.python_version(), "os": platform.platform()}
@@ -71,7 +45,7 @@ def common_versions() -> dict[str, str]:
 
 def commit() -> str:
     """Of the checkout, with a plus sign if it has changes."""
-    checkout = Path(__file__).resolve().parent.parent
+    checkout = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(checkout), *arguments]

@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import WrongArgumentError
-from .backends import OURS, common_versions, rate_of
-from .calls import Call
+from ..cases.arguments import WrongArgumentError
+from ..cases.calls import Call
+from ..peers.launch import OURS
+from .backend import common_versions, rate_of
 
 REPEATS = 20
 WARM_UP_SECONDS = 0.3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .backends import OURS, OURS_ON_M1
-from .calls import SHAPES, Call
+from ..cases.calls import SHAPES, Call
+from ..peers.launch import OURS, OURS_ON_M1
 from .verdict import Row, Verdict
 
 # Of the time of the faster peer.

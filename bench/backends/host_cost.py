@@ -1,6 +1,6 @@
 """What one call costs the host: planning alone, and the op from Python to the end of encoding.
 
-    python bench/host_cost.py
+    python -m bench host-cost
 
 The second number holds everything before the GPU's own work: torch's dispatch, checks, planning,
 allocation and encoding. On Linux its encoder is software too, so it is an upper bound for this CPU. Nothing
@@ -23,15 +23,17 @@ import torch
 
 import torch_fattn  # noqa: F401  registers torch.ops.fattn
 
-ROOT = Path(__file__).resolve().parent.parent
+from ..cases.arguments import Parser
+
+ROOT = Path(__file__).resolve().parents[2]
 REPEATS = 30
 CALLS = 20  # between two synchronisations
 
 
 def plan_nanoseconds() -> dict[str, float]:
-    """Builds bench/plan_cost.cpp with the planner and runs it."""
+    """Builds plan_cost.cpp with the planner and runs it."""
     compiler = os.environ.get("CXX") or shutil.which("clang++") or shutil.which("clang++-19") or "c++"
-    sources = [ROOT / "bench" / "plan_cost.cpp", *sorted((ROOT / "csrc" / "plan").glob("*.cpp"))]
+    sources = [Path(__file__).with_name("plan_cost.cpp"), *sorted((ROOT / "csrc" / "plan").glob("*.cpp"))]
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "plan_cost"
         subprocess.run([compiler, "-std=c++20", "-O2", *map(str, sources), "-o", str(program)], check=True)
@@ -79,7 +81,8 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> int:
+    Parser(prog="python -m bench host-cost", description=__doc__).parse_args(arguments)
     print("plan(), per call")
     for name, nanoseconds in plan_nanoseconds().items():
         print(f"  {name:<42}{nanoseconds / 1e3:8.3f} us")
@@ -88,7 +91,4 @@ def main() -> None:
     with torch.inference_mode():
         for name, call in calls(device).items():
             print(f"  {name:<42}{call_microseconds(call, device):8.2f} us")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

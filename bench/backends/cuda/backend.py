@@ -1,4 +1,4 @@
-"""Times on an NVIDIA GPU, of the Metal sources translated to CUDA: a folder that bench/gpu_build.py compiled.
+"""Times on an NVIDIA GPU, of the Metal sources translated to CUDA: a folder that build.py compiled.
 
 Needs torch with CUDA and that folder; torch_fattn itself need not be built there.
 """
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from .arguments import WrongArgumentError
-from .backends import OURS, common_versions, rate_of
-from .buffers import TOLERANCE
-from .calls import Call
-
-FOLDER = Path(__file__).parent / "_cuda"
+from ...cases.arguments import WrongArgumentError
+from ...cases.buffers import TOLERANCE
+from ...cases.calls import Call
+from ...peers.launch import OURS
+from ..backend import common_versions, rate_of
+from . import FOLDER
 
 
 class CudaBackend:
@@ -33,12 +33,12 @@ class CudaBackend:
         if not (folder / "manifest.json").exists():
             raise WrongArgumentError(
                 f"--backend cuda finds no compiled kernels in bench/{folder.name}; run "
-                "`python -m bench.gpu_build` where softmetal and nvcc are, and copy the folder here"
+                "`python -m bench cuda-build` where softmetal and nvcc are, and copy the folder here"
             )
-        from . import gpu_run
+        from . import run
 
-        self._gpu = gpu_run
-        self._runner = gpu_run.Runner(folder)
+        self._gpu = run
+        self._runner = run.Runner(folder)
         self._ceilings: dict[str, float] = {}
 
     def machine(self) -> str:

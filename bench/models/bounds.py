@@ -1,24 +1,23 @@
 """Upper bounds of what our kernels do, per op and shape, kept in tests/counts_bounds.json and enforced by the
 tests. They may only go down:
 
-    python -m bench.bounds                          compare
-    python -m bench.bounds --update                 lower what has become less; refuses to raise a bound
-    python -m bench.bounds --update --allow-raise   raise as well, for a change that is worth it
+    python -m bench bounds                          compare
+    python -m bench bounds --update                 lower what has become less; refuses to raise a bound
+    python -m bench bounds --update --allow-raise   raise as well, for a change that is worth it
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from . import counting
-from .arguments import Parser
-from .calls import Call
+from ..backends import counting
+from ..cases.arguments import Parser
+from ..cases.calls import Call
 
-FILE = Path(__file__).resolve().parent.parent / "tests" / "counts_bounds.json"
+FILE = Path(__file__).resolve().parents[2] / "tests" / "counts_bounds.json"
 
 GROUP_SIZES = (1, 4, 8, 16)
 
@@ -94,7 +93,7 @@ def exceeded(bounds: Mapping[str, int], counted: Mapping[str, int]) -> list[str]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m bench.bounds", description="The bounds of the counts.")
+    parser = Parser(prog="python -m bench bounds", description="The bounds of the counts.")
     parser.add_argument("--update", action="store_true", help="lower the bounds to what is counted now")
     parser.add_argument("--allow-raise", action="store_true", help="with --update: raise bounds as well")
     options = parser.parse_args(arguments)
@@ -119,7 +118,3 @@ def main(arguments: list[str] | None = None) -> int:
     elif not risen:
         print("All counts are within their bounds.")
     return 1 if risen else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from ..cases.arguments import WrongArgumentError
+from ..cases.calls import Call
+from ..peers.launch import OURS
 from . import counting, samples
-from .arguments import WrongArgumentError
-from .backends import OURS, common_versions
-from .calls import Call
+from .backend import common_versions
 
 
 class CountsBackend:
@@ -26,10 +27,10 @@ class CountsBackend:
                 "--backend counts, the default where there is neither an Apple nor an NVIDIA GPU, counts on "
                 "softmetal, which is not built here; run `make build` in the checkout"
             ) from error
-        from .peers import known
+        from ..peers import registry
 
-        self._versions = known.versions()  # a wrong MLX_METAL_WHEEL or LLAMA_CPP_SDIST is found now
-        self._peers = {peer.IMPL: peer for peer in known.PEERS}
+        self._versions = registry.versions()  # a wrong MLX_METAL_WHEEL or LLAMA_CPP_SDIST is found now
+        self._peers = {peer.IMPL: peer for peer in registry.PEERS}
         self._counted: dict[tuple[Call, str], dict[str, Any]] = {}
 
     def machine(self) -> str:
@@ -69,7 +70,7 @@ class CountsBackend:
                 else samples.count_prefill(call, counting.count_ours)
             )
             return {"counts": counts.as_json()}
-        from .peers import known
+        from ..peers import registry
 
         found: dict[str, Any] = {"max_error": 0.0}
 
@@ -84,7 +85,7 @@ class CountsBackend:
             if call.is_decode:
                 counts = count(call)
             else:
-                passes = known.launch(self._peers[impl], call.case()).passes
+                passes = registry.launch(self._peers[impl], call.case()).passes
                 has_mask = any("mask" in one.arguments.values() for one in passes)
                 counts = samples.count_prefill(call, count, has_shared_passes=has_mask)
         except NotImplementedError:

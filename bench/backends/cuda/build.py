@@ -1,9 +1,9 @@
 """Compiles everything that the NVIDIA bench runs into one folder that travels: cubins and manifest.json.
 
-    MLX_METAL_WHEEL=... LLAMA_CPP_SDIST=... python -m bench.gpu_build --out bench/_cuda [--cores 132]
-    python -m bench.gpu_build --out bench/_cuda --shapes prefill --impls fattn llama-metal     # less
+    MLX_METAL_WHEEL=... LLAMA_CPP_SDIST=... python -m bench cuda-build --out bench/_cuda [--cores 132]
+    python -m bench cuda-build --out bench/_cuda --shapes prefill --impls fattn llama-metal     # less
 
-The folder is for bench/gpu_run.py, which needs torch with CUDA and nothing of what stands here.
+The folder is for run.py, which needs torch with CUDA and nothing of what stands here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,20 +19,22 @@ from typing import Any
 
 from softmetal.cuda.compile import Pipeline, compile_all
 
-from .arguments import Parser, WrongArgumentError, positive
-from .calls import SHAPES
-from .peers import fattn, known
-from .peers.case import Case, Launch, NotTakenError
+from ...cases.arguments import Parser, WrongArgumentError, positive
+from ...cases.calls import SHAPES
+from ...cases.case import Case, NotTakenError
+from ...peers import fattn, registry
+from ...peers.launch import Launch
+from . import FOLDER
 
-CEILINGS = Path(__file__).parent / "ceilings.metal"
+CEILINGS = Path(__file__).parents[1] / "ceilings.metal"
 H200_CORES = 132
 # ptxas plans registers, and orders instructions, for as many threadgroups per multiprocessor as it likes (0)
 # or as it is told. Which is the fastest changes from kernel to kernel by up to 20 %, so every row is timed
 # each way, and quoted as the fastest.
 GROUPS = (0, 1, 3)
-IMPLS = (fattn.IMPL, fattn.OLDER_IMPL, *(peer.IMPL for peer in known.PEERS))
+IMPLS = (fattn.IMPL, fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS))
 
-# Those of the README, and what decode and prefill are held to (bench/aims.py).
+# Those of the README, and what decode and prefill are held to (bench/models/aims.py).
 TIMED = ("standard", "decode", "prefill", "chunked")
 # Small, ragged and broadcast: what a wrong index would break.
 CORRECTNESS = [
@@ -77,9 +78,9 @@ def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
             refused[fattn.OLDER_IMPL] = f"it is the plan of {fattn.IMPL}"
     except NotImplementedError as refusal:
         refused |= dict.fromkeys((fattn.IMPL, fattn.OLDER_IMPL), str(refusal))
-    for peer in known.PEERS:
+    for peer in registry.PEERS:
         try:
-            found.append(known.launch(peer, case))
+            found.append(registry.launch(peer, case))
         except NotTakenError as refusal:
             refused[peer.IMPL] = str(refusal)
     return found, refused
@@ -141,7 +142,7 @@ def versions() -> dict[str, str]:
     release = re.search(r"release [\d.]+, V([\d.]+)", nvcc)
     return {
         "commit": commit.stdout.strip() or "unknown",
-        **known.versions(),
+        **registry.versions(),
         "nvcc": release.group(1) if release else "unknown",
     }
 
@@ -199,8 +200,8 @@ def _drop_stale(out: Path, manifest: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="python -m bench.gpu_build", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "_cuda")
+    parser = Parser(prog="python -m bench cuda-build", description=__doc__)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--cores", type=positive, default=H200_CORES, help="multiprocessors of the GPU")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=TIMED, metavar="SET")
     parser.add_argument("--impls", nargs="+", choices=IMPLS, default=IMPLS, metavar="IMPL")
@@ -216,7 +217,3 @@ def main(argv: Sequence[str]) -> int:
     print(f"{len(manifest['rows'])} rows in {arguments.out}")
     print(f"pipelines that spill: {', '.join(spilling) or 'none'}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

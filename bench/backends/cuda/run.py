@@ -1,8 +1,8 @@
-"""Runs what bench/gpu_build.py compiled, on the machine with the NVIDIA GPU: checks every result, then times
+"""Runs what build.py compiled, on the machine with the NVIDIA GPU: checks every result, then times
 it.
 
-    python -m bench.gpu_run --folder bench/_cuda --json results.json
-    compute-sanitizer --tool racecheck python -m bench.gpu_run --check-only --reference cpu
+    python -m bench cuda-run --folder bench/_cuda --json results.json
+    compute-sanitizer --tool racecheck python -m bench cuda-run --check-only --reference cpu
 
 Needs torch with CUDA and the folder; no compiler, no network, no torch_fattn.
 """
@@ -14,7 +14,6 @@ import json
 import math
 import struct
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -24,9 +23,10 @@ import torch
 
 from softmetal.cuda.launch import Arguments, Kernel
 
-from .arguments import Parser, output_file, positive
-from .buffers import OUTPUTS, TOLERANCE, errors
-from .buffers import make as make_buffers
+from ...cases.arguments import Parser, output_file, positive
+from ...cases.buffers import OUTPUTS, TOLERANCE, errors
+from ...cases.buffers import make as make_buffers
+from . import FOLDER
 
 REPEATS = 25
 # Inputs are rotated so that this many bytes pass between two uses of one set: several times the L2. Calls of
@@ -211,8 +211,8 @@ def machine() -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="python -m bench.gpu_run", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "_cuda")
+    parser = Parser(prog="python -m bench cuda-run", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--json", type=output_file)
     parser.add_argument("--check-only", action="store_true", help="no timing; the small shapes only")
     parser.add_argument(
@@ -224,7 +224,7 @@ def main(argv: Sequence[str]) -> int:
     if not (arguments.folder / "manifest.json").is_file():
         parser.refuse(
             f"--folder {str(arguments.folder)!r} holds no manifest.json; copy here what "
-            "`python -m bench.gpu_build` wrote"
+            "`python -m bench cuda-build` wrote"
         )
     runner = Runner(arguments.folder)
     rows = [row for row in runner.manifest["rows"] if arguments.only in f"{title(row)} {row['impl']}"]
@@ -266,7 +266,3 @@ def main(argv: Sequence[str]) -> int:
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
     print(f"{wrong} wrong of {len(rows)}")
     return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "../csrc/plan/plan.h"
+#include "../../csrc/plan/plan.h"
 
 namespace {
 

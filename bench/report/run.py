@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..backends.backend import Backend
+from ..backends.choose import BACKENDS, choose
+from ..cases.arguments import Parser, WrongArgumentError, output_file, picture_stem
+from ..cases.calls import OPS, SHAPES, Call
+from ..peers.launch import OURS
 from . import table
-from .arguments import Parser, WrongArgumentError, output_file, picture_stem
-from .backends import BACKENDS, OURS, Backend, choose
-from .calls import OPS, SHAPES, Call
 
 # By its file: where an NVIDIA GPU is timed, torch_fattn need not be built.
-_PROGRESS = Path(__file__).resolve().parents[1] / "torch_fattn" / "_progress.py"
+_PROGRESS = Path(__file__).resolve().parents[2] / "torch_fattn" / "_progress.py"
 Progress = runpy.run_path(str(_PROGRESS))["Progress"]
 
 

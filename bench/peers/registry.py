@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from ..cases.case import Case, NotTakenError
 from . import llama_metal, mlx_metal, torch_metal
-from .case import Case, Launch, NotTakenError
+from .launch import Launch
 
 PEERS = (torch_metal, mlx_metal, llama_metal)
 

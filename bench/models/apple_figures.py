@@ -1,9 +1,9 @@
-"""Published figures of Apple GPUs, as bench/roofline.py uses them. None was measured by this project.
+"""Published figures of Apple GPUs, as roofline.py uses them. None was measured by this project.
 
 Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
 databases (clocks of later chips). Every figure is one of the hardware: units, times clock. What a program
 reached is none, for the next one may pass it. No published measurement may pass a figure:
-bench/published.py, tests/test_apple_bounds.py.
+published.py, tests/test_apple_bounds.py.
 """
 
 from __future__ import annotations

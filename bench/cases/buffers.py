@@ -1,6 +1,6 @@
 """What a case's launches read and write, on any device, and what they should have computed, in float64.
 
-Needs torch alone: bench/gpu_run.py runs where neither torch_fattn nor a compiler is.
+Needs torch alone: run.py runs where neither torch_fattn nor a compiler is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OUTPUTS = {"out", "out_float32"}
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
 
 Buffers = dict[str, Tensor]
-Case = Mapping[str, Any]  # the fields of bench/peers/case.py's Case, with its scale
+Case = Mapping[str, Any]  # the fields of cases/case.py's Case, with its scale
 
 
 def make(case: Case, names: Collection[str], scratch: Mapping[str, int], device: str, seed: int) -> Buffers:

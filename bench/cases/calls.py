@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import masks
-
-if TYPE_CHECKING:
-    from .peers.case import Case
+from .case import Case
 
 OPS = ("prefill", "decode", "paged_decode")
 
@@ -118,8 +116,6 @@ class Call:
 
     @property
     def _case(self) -> Case:
-        from .peers.case import Case
-
         shape = (self.batch, self.q_heads, self.kv_heads, self.head_dim, self.q_len, self.kv_len)
         options = (self.causal, self.dtype, self.block_size, self.kv_format, self.lengths)
         return Case(self.op, *shape, *options)

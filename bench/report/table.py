@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .backends import OURS
+from ..peers.launch import OURS
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row, Row | None], str]]  # heading; cell of a row, given our row of that call

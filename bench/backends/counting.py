@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from . import buffers
-from .calls import Call
+from ..cases import buffers
+from ..cases.calls import Call
 
 if TYPE_CHECKING:
-    from .peers.case import Launch
+    from ..peers.launch import Launch
 
 # The operands whose traffic a call cannot avoid; "partial" is what one dispatch leaves to the next, and the
 # rest (lse, lengths, block tables) is "other".
@@ -255,7 +255,7 @@ _MADE_OF_CACHE = re.compile(r"(key|value)_(q8_0|with_spare)")
 
 
 def _role(buffer: str) -> str:
-    """Of the buffers of bench/buffers.py; scratch is what one dispatch leaves to the next."""
+    """Of the buffers of bench/cases/buffers.py; scratch is what one dispatch leaves to the next."""
     buffer = _MADE_OF_CACHE.sub(r"\1", buffer).removesuffix("_float32")
     if buffer in ("seq_lens", "block_tables", "mask", "seen"):
         return "other"
@@ -268,10 +268,10 @@ def count_peer(peer: ModuleType, call: Call, whole_rows: int = 0) -> tuple[Count
 
     Raises NotImplementedError where the peer has no kernel of its own for the call, or a wrong result.
     """
-    from .peers import known
+    from ..peers import registry
 
     case = replace(call.case(), whole_rows=whole_rows)
-    launch = known.launch(peer, case)
+    launch = registry.launch(peer, case)
     names = {value for step in launch.passes for value in step.arguments.values() if isinstance(value, str)}
     description = {**vars(case), "scale": case.scale}
     operands = buffers.make(description, names, launch.scratch, "cpu", seed=0)

@@ -1,8 +1,8 @@
 """The measured numbers of docs/measured.md, and some of them in the README, written from bench/results and
 checked by tests/test_readme.py; and the pictures of both.
 
-python -m bench.readme            # exit 1 if one of them says anything else
-python -m bench.readme --update
+python -m bench readme            # exit 1 if one of them says anything else
+python -m bench readme --update
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .arguments import Parser
+from ..cases.arguments import Parser
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 MEASURED = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
-BEGIN = "<!-- MEASURED: written by python -m bench.readme --update -->"
+BEGIN = "<!-- MEASURED: written by python -m bench readme --update -->"
 END = "<!-- /MEASURED -->"
 # Of each kind of call one or two, those among them where a peer is ahead.
 IN_THE_README = (
@@ -93,7 +93,7 @@ def render(text: str, only: tuple[str, ...] = ()) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m bench.readme", description="The measured numbers of README and docs.")
+    parser = Parser(prog="python -m bench readme", description="The measured numbers of README and docs.")
     parser.add_argument("--update", action="store_true", help="write them")
     options = parser.parse_args(arguments)
     status = 0
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
             path.write_text(wanted)
         elif wanted != current:
             print(
-                f"{path.name} differs from bench/results: run python -m bench.readme --update",
+                f"{path.name} differs from bench/results: run python -m bench readme --update",
                 file=sys.stderr,
             )
             status = 1
@@ -117,7 +117,3 @@ def main(arguments: list[str] | None = None) -> int:
         pictures.draw(record, RESULTS.with_suffix(""))
         pictures.draw(record, RESULTS.with_name(RESULTS.stem + "-summary"), pictures.SUMMARY, (".png",))
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,8 @@
-"""The random problems of tests/problems.py on an NVIDIA GPU, against float64: masks, views of every layout,
+"""The random problems of problems.py on an NVIDIA GPU, against float64: masks, views of every layout,
 paged caches, sequence lengths, and NaN in every unused slot, as on the CPU.
 
-    python -m bench.gpu_problems --build        # where softmetal and nvcc are: into bench/_cuda
-    python -m bench.gpu_problems                # where the GPU is: needs torch with CUDA and that folder
+    python -m tests.cuda_problems --build        # where softmetal and nvcc are: into bench/_cuda
+    python -m tests.cuda_problems                # where the GPU is: needs torch with CUDA and that folder
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from .arguments import Parser, positive
+from bench.backends import cuda
+from bench.cases.arguments import Parser, positive
 
-FOLDER = Path(__file__).parent / "_cuda" / "problems"
+FOLDER = cuda.FOLDER / "problems"
 COUNT, SEED = 40, 7
 # Here a float32 product is three tf32 products (softmetal/cuda); 16-bit operands are exact.
 EXTRA_FLOAT32_ERROR = 4e-6
@@ -28,11 +29,11 @@ LSE_TOLERANCE = 1e-3
 def build(folder: Path, cores: int) -> int:
     """Compiles the plans and stores operands, expected results and limits beside them."""
     import torch_fattn
+    from bench.peers.fattn import FAMILY, pass_of
     from softmetal.cuda.compile import compile_all
-    from tests import drawing, problems
-    from tests.accuracy import EXTRA_ERROR, expected, packed, sdpa_error
 
-    from .peers.fattn import FAMILY, pass_of
+    from . import drawing, problems
+    from .accuracy import EXTRA_ERROR, expected, packed, sdpa_error
 
     stored: list[dict[str, Any]] = []
     for problem in drawing.draw(COUNT, seed=SEED):
@@ -131,7 +132,7 @@ def run(folder: Path) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="python -m bench.gpu_problems", description=__doc__)
+    parser = Parser(prog="python -m tests.cuda_problems", description=__doc__)
     parser.add_argument("--build", action="store_true")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--cores", type=positive, default=132, help="multiprocessors of the GPU")

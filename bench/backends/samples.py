@@ -12,7 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from .calls import Call
+from ..cases.calls import Call
 from .counting import ROLES, Counts, Dispatch
 
 SAMPLES = 4

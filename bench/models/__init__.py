@@ -1,0 +1,1 @@
+"""What a call should cost: bounds from published figures, bounds on counts, and aims."""

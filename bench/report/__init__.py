@@ -1,0 +1,1 @@
+"""Runs the bench and shows the results: table, picture, README."""
