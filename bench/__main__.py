@@ -1,12 +1,14 @@
-"""`python -m bench` measures calls, as `python -m torch_fattn bench` does. `python -m bench COMMAND`:
+"""`python -m bench` measures calls on this machine. `python -m bench COMMAND` runs one of these:
 
     bounds       compares the counts of our kernels with their bounds, or lowers the bounds
     roofline     writes bench/APPLE.md
     aims         compares a record with the aims for an NVIDIA GPU
-    readme       compares the numbers in README and docs with bench/results, or writes them
+    readme       compares the tables of README and docs with bench/results, or writes them
     host-cost    times planning and encoding on this CPU
     cuda-build   compiles the kernels for an NVIDIA GPU
     cuda-run     checks and times them there, without torch_fattn
+
+`python -m torch_fattn bench` is the same.
 """
 
 import importlib
@@ -24,9 +26,11 @@ COMMANDS = {
 
 
 def main(arguments: list[str]) -> int:
-    name = arguments[0] if arguments else ""
+    name, *rest = arguments or [""]
     if name in COMMANDS:
-        return int(importlib.import_module(COMMANDS[name]).main(arguments[1:]))
+        return int(importlib.import_module(COMMANDS[name]).main(rest))
+    if name in ("-h", "--help"):
+        print(__doc__)
     return int(importlib.import_module("bench.report.run").main(arguments))
 
 

@@ -1,5 +1,5 @@
-"""The random problems of problems.py on an NVIDIA GPU, against float64: masks, views of every layout,
-paged caches, sequence lengths, and NaN in every unused slot, as on the CPU.
+"""Runs random problems on an NVIDIA GPU and compares them with float64: masks, views of every layout, paged
+caches, sequence lengths, and NaN in every unused slot.
 
     python -m tests.cuda_problems --build        # where softmetal and nvcc are: into bench/_cuda
     python -m tests.cuda_problems                # where the GPU is: needs torch with CUDA and that folder
@@ -78,15 +78,15 @@ def build(folder: Path, cores: int) -> int:
 
 
 def _bound(name: str, base: torch.Tensor, operand: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The storage that the op would bind for an operand, and the offset into it in bytes: it copies queries,
-    keys and values whose last dimension is not contiguous."""
+    """Returns the storage that the operator would bind for an operand, and the offset into it in bytes. The
+    operator copies queries, keys and values whose last dimension is not contiguous."""
     if name in ("query", "key", "value", "key_cache", "value_cache") and operand.stride(-1) != 1:
         return operand.contiguous(), 0
     return base, int(operand.storage_offset()) * operand.element_size()
 
 
 def run_problem(folder: Path, one: dict[str, Any]) -> tuple[float, float]:
-    """Largest errors of out and lse."""
+    """Returns the largest errors of out and lse."""
     from softmetal.cuda.launch import Arguments, Kernel
 
     bases = {name: base.cuda() for name, base in one["bases"].items()}

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.cases.calls import SHAPES, Call
+from bench.cases.calls import Call
+from bench.cases.shapes import SHAPES
 
 pytestmark = pytest.mark.host_only
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,12 +15,11 @@ import pytest
 
 pytest.importorskip("softmetal", reason="the counts come from softmetal, which is for Linux")
 
-from bench.backends import counting, samples
+from bench import __main__ as bench
+from bench.backends import counting, record, samples
 from bench.backends.counts import CountsBackend
-from bench.backends.cuda import build as cuda_build
-from bench.backends.cuda import run as cuda_run
-from bench.cases.calls import SHAPES, Call
-from bench.models import bounds, roofline
+from bench.cases.calls import Call
+from bench.cases.shapes import SHAPES
 from bench.report import pictures, readme
 from bench.report import run as bench_run
 from torch_fattn import __main__ as command_line
@@ -32,17 +32,10 @@ from .test_command_line import refusal_of, status_of
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted arguments end here, with an empty record."""
-    record = {
-        "machine": "none",
-        "backend": "counts",
-        "date": "today",
-        "versions": {},
-        "ceilings": {},
-        "rows": [],
-    }
-    monkeypatch.setattr(bench_run, "measure", lambda *_: record)
+    empty: dict[str, Any] = {"rows": []}
+    monkeypatch.setattr(bench_run, "measure", lambda *_: empty)
     monkeypatch.setattr(bench_run.table, "render", lambda _: "")
-    monkeypatch.setattr(pictures, "draw", lambda record, stem: [stem.with_name(f"{stem.name}.png")])
+    monkeypatch.setattr(pictures, "draw", lambda _, stem: [stem.with_name(f"{stem.name}.png")])
 
 
 @needs_emulator
@@ -81,32 +74,59 @@ def test_bench(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "taken.png").mkdir()
-    assert said in refusal_of(command_line.main, f"bench {refused}", capsys)
-    assert status_of(command_line.main, f"bench {accepted}") == 0
+    assert said in refusal_of(bench.main, refused, capsys)
+    assert status_of(bench.main, accepted) == 0
+
+
+@pytest.mark.host_only
+@pytest.mark.usefixtures("nothing_runs")
+def test_torch_fattn_runs_the_bench_of_its_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["bench", "readme"]) == 0
+    assert capsys.readouterr().err == f"torch_fattn bench: running {readme.ROOT / 'bench'}\n"
+    # A wheel: the folder above the package has no checkout, but perhaps another package of that name.
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__main__.py").touch()
+    monkeypatch.setattr(command_line, "__file__", str(tmp_path / "torch_fattn" / "__main__.py"))
+    assert command_line.main(["bench", "readme"]) == 1
+    assert "clone the repository" in capsys.readouterr().err
 
 
 @pytest.mark.host_only
 @pytest.mark.parametrize(
-    ("main", "refused", "said"),
+    ("command", "refused", "said"),
     [
-        (readme.main, "--upd", "unrecognized arguments: --upd"),
-        (readme.main, "README.md", "unrecognized arguments: README.md"),
-        (roofline.main, "--out x", "unrecognized arguments: --out x"),
-        (bounds.main, "--allow-raise", "--allow-raise goes with --update"),
-        (bounds.main, "--raise", "unrecognized arguments: --raise"),
-        (cuda_build.main, "--cores 0", "'0' is not a whole number from 1 on"),
-        (cuda_build.main, "--cores many", "'many' is not a whole number"),
-        (cuda_build.main, "--impls llama", "--impls: invalid choice: 'llama'"),
-        (cuda_build.main, "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
-        (cuda_problems.main, "--folder nowhere", "holds no problems.pt; make it with --build"),
-        (cuda_run.main, "--folder nowhere", "holds no manifest.json; copy here"),
-        (cuda_run.main, "--repeats 0", "'0' is not a whole number from 1 on"),
-        (cuda_run.main, "--json nowhere/x.json", "is in no existing folder"),
-        (cuda_run.main, "--reference gpu", "--reference: invalid choice: 'gpu'"),
+        ("readme", "--upd", "unrecognized arguments: --upd"),
+        ("readme", "README.md", "unrecognized arguments: README.md"),
+        ("roofline", "--out x", "unrecognized arguments: --out x"),
+        ("bounds", "--allow-raise", "--allow-raise needs --update"),
+        ("bounds", "--raise", "unrecognized arguments: --raise"),
+        ("cuda-build", "--cores 0", "'0' is not a whole number from 1 on"),
+        ("cuda-build", "--cores many", "'many' is not a whole number"),
+        ("cuda-build", "--impls llama", "--impls: invalid choice: 'llama'"),
+        ("cuda-build", "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
+        ("aims", "nowhere.json", "'nowhere.json' is no record of the bench"),
+        ("host-cost", "--calls 1", "unrecognized arguments: --calls 1"),
+        ("cuda-run", "--folder nowhere", "holds no manifest.json; copy here"),
+        ("cuda-run", "--repeats 0", "'0' is not a whole number from 1 on"),
+        ("cuda-run", "--json nowhere/x.json", "is in no existing folder"),
+        ("cuda-run", "--reference gpu", "--reference: invalid choice: 'gpu'"),
     ],
 )
-def test_other_commands(main: Any, refused: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in refusal_of(main, refused, capsys)
+def test_other_commands(command: str, refused: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in refusal_of(bench.main, f"{command} {refused}", capsys)
+
+
+@pytest.mark.host_only
+def test_every_command_is_in_the_help() -> None:
+    assert set(re.findall(r"^    ([a-z-]+)  ", bench.__doc__ or "", re.MULTILINE)) == set(bench.COMMANDS)
+
+
+@pytest.mark.host_only
+def test_random_problems_need_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "holds no problems.pt; make it with --build"
+    assert words in refusal_of(cuda_problems.main, "--folder nowhere", capsys)
 
 
 @pytest.mark.parametrize(("module", "runs"), [("bench.report.run", True), ("torch_fattn", False)])
@@ -171,7 +191,7 @@ def counted_with(products: Callable[[int], int]) -> Callable[[Call], counting.Co
 def test_counts_that_are_no_polynomial_are_noticed() -> None:
     call = Call("prefill", 6, 3, 64, 8192, 8192)
     assert samples.count_prefill(call, counted_with(lambda n: n * n)).total("products") == 3 * 8192**2
-    with pytest.raises(RuntimeError, match="not a quadratic polynomial's values"):
+    with pytest.raises(RuntimeError, match="not values of a quadratic polynomial"):
         samples.count_prefill(call, counted_with(lambda n: n * n + (n == 256)))
 
 
@@ -202,24 +222,40 @@ def overlap(figure: Any, stem: Path) -> bool:
 def test_legend_covers_no_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
     monkeypatch.setattr(pictures.plt, "close", figures.append)
-    record = json.loads(readme.RESULTS.read_text())
-    for rows in (record["rows"], record["rows"][:3]):  # wide and narrow
-        pictures.draw({**record, "rows": rows}, tmp_path / "rates")
+    measured = record.read(readme.RESULTS)
+    for rows in (measured["rows"], measured["rows"][:3]):  # wide and narrow
+        pictures.draw({**measured, "rows": rows}, tmp_path / "rates")
     counted = [
         {**row, "counted_as": row["call"], "counts": {"cache_ratio": 4.0, "products_ratio": 1.01}}
-        for row in record["rows"]
+        for row in measured["rows"]
     ]
     for rows in (counted, counted[:3]):
-        pictures.draw({**record, "backend": "counts", "rows": rows}, tmp_path / "counts")
+        pictures.draw({**measured, "backend": "counts", "rows": rows}, tmp_path / "counts")
     assert len(figures) == 4 and not any(overlap(figure, tmp_path / "again") for figure in figures)
     figures[-1].legends[0].set_loc("upper left")
     assert overlap(figures[-1], tmp_path / "covered")
 
 
 @pytest.mark.host_only
+def test_a_record_has_one_row_per_line(tmp_path: Path) -> None:
+    rows = [{"impl": "fattn", "ms_median": 1 / 3}, {"impl": "torch-metal", "options": {"seq_lens": [1, 2]}}]
+    path = tmp_path / "record.json"
+    record.write({"machine": "none", "ceilings": {"read": 2 / 3}, "rows": rows}, path)
+    lines = path.read_text().splitlines()
+    assert (
+        len(lines) == 7 and [json.loads(line.rstrip(",")) for line in lines[4:6]] == record.read(path)["rows"]
+    )
+    assert record.read(path) == {
+        "machine": "none",
+        "ceilings": {"read": 0.6666667},
+        "rows": [rows[0] | {"ms_median": 0.3333333}, rows[1]],
+    }
+    assert readme.RESULTS.read_text() == record.text(record.read(readme.RESULTS))
+
+
+@pytest.mark.host_only
 def test_a_stem_with_a_dot_keeps_it(tmp_path: Path) -> None:
-    record = json.loads(readme.RESULTS.read_text())
-    written = pictures.draw(record, tmp_path / "run-1.5")
+    written = pictures.draw(record.read(readme.RESULTS), tmp_path / "run-1.5")
     assert [path.name for path in written] == ["run-1.5.png", "run-1.5.svg"]
     assert all(path.exists() for path in written)
 
@@ -229,5 +265,5 @@ def test_prefills_that_can_be_counted() -> None:
     for name, calls in SHAPES.items():
         for call in calls:
             assert call.is_decode or (call.q_len == call.kv_len) == (name != "chunked")
-    with pytest.raises(NotImplementedError, match="not of chunks"):
+    with pytest.raises(NotImplementedError, match="not chunks of prompts"):
         CountsBackend().measure(SHAPES["chunked"][0], "fattn")

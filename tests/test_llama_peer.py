@@ -12,8 +12,9 @@ pytest.importorskip("softmetal", reason="the peers run on softmetal, which is fo
 
 from bench.backends import counting, samples
 from bench.cases import buffers
-from bench.cases.calls import SHAPES, Call
-from bench.cases.case import Case, NotTakenError
+from bench.cases.calls import Call
+from bench.cases.case import Case, UnsupportedCaseError
+from bench.cases.shapes import SHAPES
 from bench.peers import llama_metal, llama_prefill, llama_source, registry
 from bench.peers.launch import Launch
 from softmetal.simt.harness import KernelError
@@ -234,7 +235,7 @@ def test_head_sizes_of_the_tiles(dtype: str) -> None:
         launch = launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
         assert launch.passes[-1].threads == (32, 8 if head_dim == 512 else 4, 1)
     for head_dim in (104, 160, 320, 576):
-        with pytest.raises(NotTakenError, match="llama-metal has no fused kernel for this"):
+        with pytest.raises(UnsupportedCaseError, match="llama-metal has no fused kernel for this"):
             launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
 
 
@@ -246,7 +247,7 @@ def test_every_prefill_that_is_timed_is_taken() -> None:
 
 
 def test_tiles_over_a_quantised_cache_are_refused() -> None:
-    with pytest.raises(NotTakenError, match="over a cache of int8 by its vector kernel only"):
+    with pytest.raises(UnsupportedCaseError, match="over a cache of int8 by its vector kernel only"):
         launched(Call("decode", 2, 1, 128, 20, 64, kv_format="int8"))
 
 

@@ -19,7 +19,7 @@ from bench.backends.cuda import build
 from bench.cases import buffers
 from bench.cases.arguments import WrongArgumentError
 from bench.cases.calls import Call
-from bench.cases.case import Case, NotTakenError
+from bench.cases.case import Case, UnsupportedCaseError
 from bench.peers import fattn, llama_metal, llama_source, mlx_metal, registry, torch_metal
 
 from .conftest import needs_emulator
@@ -166,7 +166,7 @@ def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
     notes = [plan.note for plan in (launch, *launch.alternatives)]
     assert notes == [f"32 rows, {keys} keys, 8 simdgroups" for keys in (32, 16)]  # on an Ultra, and others
     assert error_of_every_plan(mlx_metal, case) < buffers.TOLERANCE[dtype]
-    with pytest.raises(NotTakenError):
+    with pytest.raises(UnsupportedCaseError):
         counting.count_peer(mlx_metal, Call("prefill", 2, 2, 256, rows, rows, causal=True, dtype=dtype))
 
 
@@ -209,7 +209,7 @@ def test_another_llama_is_refused(version: str, monkeypatch: pytest.MonkeyPatch)
     case = Case("prefill", 1, 2, 1, 64, 64, 64, dtype="float32")  # not taken: no source is read
     monkeypatch.setattr(llama_metal, "folder", lambda: object())
     monkeypatch.setattr(llama_metal, "version", lambda: llama_metal.VERSION)
-    with pytest.raises(NotTakenError, match="rounds queries to float16"):
+    with pytest.raises(UnsupportedCaseError, match="rounds queries to float16"):
         llama_metal.launch(case)
     monkeypatch.setattr(llama_metal, "version", lambda: version)
     with pytest.raises(NotImplementedError, match=rf"llama-cpp-python {version}.*llama-cpp-python==0\.3\.36"):
@@ -261,7 +261,7 @@ def test_what_a_peer_does_not_take_is_a_sentence(peer: ModuleType) -> None:
         if feature in TAKEN.get(peer, set()):
             assert registry.launch(peer, case).passes
         else:
-            with pytest.raises(NotTakenError, match=f"{peer.IMPL} has no kernel for {feature}"):
+            with pytest.raises(UnsupportedCaseError, match=f"{peer.IMPL} has no kernel for {feature}"):
                 registry.launch(peer, case)
 
 

@@ -4,13 +4,14 @@
     python tools/rooms.py bench torch_fattn    # draw these, check those that FLOORS names
 
 A room is a folder or a single file at the root of a house; a C++ source and its header are one room. An
-arrow is an import, also one inside a function, or a quoted `#include`. Prints one line per violation: an arrow
-to the same or a higher floor, a circle of files, a room without a floor. Exits with 1 if there is any.
+arrow is an import, also one inside a function, or a quoted `#include`. Violations are an arrow to the same or
+a higher floor, a cycle of files, and a room without a floor. Prints one line for each and exits with 1.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -103,8 +104,8 @@ def _module(house: Path, name: tuple[str, ...]) -> Path | None:
     return None
 
 
-def circle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
-    """One circle of arrows; empty if there is none."""
+def cycle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
+    """One cycle of arrows; empty if there is none."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
@@ -113,13 +114,14 @@ def circle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def floors_of(arrows: Mapping[str, set[str]]) -> dict[str, int]:
-    """The lowest floor on which each room can be; the rooms of a circle share one."""
+    """The lowest floor on which each room can be; the rooms of a cycle share one."""
     reached = {room: set(used) for room, used in arrows.items()}
     for between in arrows:
         for room in arrows:
             if between in reached[room]:
                 reached[room] |= reached[between]
 
+    @functools.cache
     def floor(room: str) -> int:
         below = {used for used in reached[room] if room not in reached.get(used, ())} - {room}
         return 1 + max(map(floor, below), default=-1)
@@ -128,13 +130,14 @@ def floors_of(arrows: Mapping[str, set[str]]) -> dict[str, int]:
 
 
 def drawing(name: str, arrows: Mapping[str, set[str]], floors: Mapping[str, int]) -> Iterator[str]:
-    count, circles = sum(map(len, arrows.values())), circle(arrows)
-    yield f"{name}: {len(arrows)} rooms on {len(set(floors.values()))} floors, {count} arrows"
-    for floor in sorted(set(floors.values()), reverse=True):
-        for room in sorted(room for room in arrows if floors[room] == floor):
-            yield f"  {floor}  {room:{max(map(len, arrows))}}  {', '.join(sorted(arrows[room]))}".rstrip()
-    if circles:
-        yield f"  a circle: {' -> '.join(circles)}"
+    count, names = sum(map(len, arrows.values())), cycle(arrows)
+    floor_of = {room: floors.get(room, 0) for room in arrows}
+    yield f"{name}: {len(arrows)} rooms on {len(set(floor_of.values()))} floors, {count} arrows"
+    for room in sorted(arrows, key=lambda room: (-floor_of[room], room)):
+        used = ", ".join(sorted(arrows[room]))
+        yield f"  {floor_of[room]}  {room:{max(map(len, arrows))}}  {used}".rstrip()
+    if names:
+        yield f"  a cycle: {' -> '.join(names)}"
 
 
 def floors_in_order(order: Sequence[str]) -> dict[str, int]:
@@ -151,8 +154,8 @@ def violations(name: str, files: Arrows, order: Sequence[str]) -> Iterator[str]:
             room, below = room_of(Path(file)), room_of(Path(other))
             if room != below and floors.get(room, 0) <= floors.get(below, -1):
                 yield f"{name}/{file} uses {name}/{other}, whose room is not on a lower floor"
-    if names := circle(files):
-        yield f"{name}: a circle of files: {' -> '.join(names)}"
+    if names := cycle(files):
+        yield f"{name}: a cycle of files: {' -> '.join(names)}"
 
 
 def check(houses: Iterable[str] = FLOORS) -> list[str]:
@@ -167,7 +170,7 @@ def check(houses: Iterable[str] = FLOORS) -> list[str]:
 def main(names: list[str]) -> int:
     for name in names:
         arrows = arrows_of_rooms(arrows_of_files(ROOT / name))
-        floors = floors_of(arrows) | floors_in_order(FLOORS.get(name, ()))
+        floors = floors_in_order(FLOORS[name]) if name in FLOORS else floors_of(arrows)
         print("\n".join(drawing(name, arrows, floors)))
     found = check(names or FLOORS)
     print("\n".join(found) if found else "rooms: ok")

@@ -93,15 +93,16 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _bench(arguments: list[str]) -> int:
-    """Hands over to the bench, which is a package of the checkout and not of the wheel."""
+    """Runs the bench of the checkout that this package is in; a wheel does not contain the bench."""
     checkout = Path(__file__).resolve().parent.parent
-    if not (checkout / "bench" / "__main__.py").exists():
+    if not (checkout / "pyproject.toml").exists() or not (checkout / "bench" / "__main__.py").exists():
         print(
-            "torch_fattn bench: it is part of the source checkout, not of the wheel; clone the repository, "
-            "install it with `pip install --no-build-isolation -e .` and run this again.",
+            "torch_fattn bench: the bench is part of the source checkout, not of the wheel; clone the "
+            "repository, install it with `pip install --no-build-isolation -e .` and run this again.",
             file=sys.stderr,
         )
         return 1
+    print(f"torch_fattn bench: running {checkout / 'bench'}", file=sys.stderr)
     sys.path.insert(0, str(checkout))
     return int(importlib.import_module("bench.__main__").main(arguments))
 

@@ -1,1 +1,1 @@
-"""Where a call is measured: an Apple GPU, an NVIDIA GPU, or softmetal's counters."""
+"""Measures calls: on an Apple GPU, on an NVIDIA GPU, or by counting on softmetal."""

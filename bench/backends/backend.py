@@ -1,4 +1,4 @@
-"""What a machine can say about a call: times on a GPU, or counts where there is none."""
+"""The interface of a backend, and what the backends share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ..cases.calls import Call
 
 
 class Backend(Protocol):
-    """`measure` returns the fields of a row that this machine can fill, and raises NotImplementedError, with
-    one sentence, for a call that the implementation refuses.
+    """Measures calls on one kind of machine.
 
-    A timed row has ms_median, ms_min, ms_max, rate, rate_unit, ceiling_fraction, max_error; a counted one
-    has counts and counted_as. `ceilings` are of this run: {"read": GB/s, "products": TFLOP/s}, or empty.
+    `measure` returns the fields of a row: ms_median, ms_min, ms_max, rate, rate_unit, ceiling_fraction and
+    max_error if it times, counts and counted_as if it counts. It raises NotImplementedError, with one
+    sentence, for a call that the implementation refuses. `ceilings` returns those of this run,
+    {"read": GB/s, "products": TFLOP/s}, or nothing.
     """
 
     name: str
@@ -32,7 +33,7 @@ class Backend(Protocol):
 
 
 def common_versions() -> dict[str, str]:
-    """Of what every backend runs on."""
+    """Versions of torch, Python, the system, our package and the peers', and the commit."""
     versions = {"torch": torch.__version__, "python": platform.python_version(), "os": platform.platform()}
     for package in ("torch-fattn", "mlx", "mlx-metal"):
         try:
@@ -44,7 +45,7 @@ def common_versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Of the checkout, with a plus sign if it has changes."""
+    """The commit of the checkout, with a plus sign if there are uncommitted changes."""
     checkout = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
@@ -58,9 +59,9 @@ def commit() -> str:
 
 
 def rate_of(call: Call, milliseconds: float) -> tuple[float, str, str]:
-    """Achieved rate, its unit, and the ceiling that it is compared with.
+    """Returns the rate of a call, its unit, and the name of the ceiling to compare it with.
 
-    A decode is charged with the bytes that must move, a prefill with the operations on visible pairs.
+    The rate of a decode counts the bytes that must move, that of a prefill the operations on visible pairs.
     """
     if call.is_decode:
         return call.least_bytes / milliseconds / 1e6, "GB/s", "read"

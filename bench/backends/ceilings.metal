@@ -1,15 +1,15 @@
-// What the GPU can do at most, measured with kernels of the same language as those that it judges: 8x8
-// products whose operands are in registers, and reading memory.
+// The ceilings that rates are compared with: 8x8 products whose operands are in registers, and reading memory.
+// They are in Metal, as the kernels are.
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
 
-// How many products share one B operand before the next.
+// The number of consecutive products with the same B operand.
 constant uint fc_reuse [[function_constant(0)]];
 
 constant constexpr int kChains = 8;
 
-// Two families of accumulators, each the B operand of the other: every B is new, nothing is loaded.
+// Two sets of accumulators, each the B operand of the other: every B is new, and nothing is loaded.
 kernel void products(device float* out [[buffer(0)]], constant uint& rounds [[buffer(1)]],
                      constant float& factor [[buffer(2)]], uint group [[threadgroup_position_in_grid]],
                      uint thread_index [[thread_index_in_threadgroup]],
@@ -45,7 +45,7 @@ kernel void products(device float* out [[buffer(0)]], constant uint& rounds [[bu
   out[group * threads + thread_index] = sum;
 }
 
-// The same with half operands, whose bits change from round to round.
+// The same with half operands, whose bits change in every round.
 kernel void half_products(device float* out [[buffer(0)]], constant uint& rounds [[buffer(1)]],
                           constant float& factor [[buffer(2)]], uint group [[threadgroup_position_in_grid]],
                           uint thread_index [[thread_index_in_threadgroup]],
@@ -79,7 +79,7 @@ kernel void half_products(device float* out [[buffer(0)]], constant uint& rounds
   out[group * threads + thread_index] = total;
 }
 
-// Reads `count` float4 once; writes only what cannot be left out.
+// Reads `count` float4 once. The write keeps the compiler from dropping the reads.
 kernel void reading(const device float4* in [[buffer(0)]], device float* out [[buffer(1)]],
                     constant ulong& count [[buffer(2)]], uint index [[thread_position_in_grid]],
                     uint threads [[threads_per_grid]]) {

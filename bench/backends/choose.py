@@ -1,4 +1,4 @@
-"""The backend for this machine."""
+"""Chooses the backend for this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKENDS = ("metal", "cuda", "counts")
 
 
 def choose(name: str | None) -> Backend:
-    """The named backend, or the best that this machine has."""
+    """Returns the named backend, or the best one for this machine."""
     if name is None:
         name = "counts"
         if sys.platform == "darwin" and torch.backends.mps.is_available():

@@ -1,6 +1,6 @@
-"""Exact counts of a call on softmetal: bytes by operand, 8x8x8 products, barriers and the like, per dispatch.
+"""Counts a call exactly on softmetal: bytes by operand, 8x8x8 products, barriers and the like, per dispatch.
 
-A lane's load counts even when 31 others read the same address: there is no model of caches or broadcast.
+Every lane's load counts, even if 31 others read the same address: caches and broadcasts are not modelled.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..cases.calls import Call
 if TYPE_CHECKING:
     from ..peers.launch import Launch
 
-# The operands whose traffic a call cannot avoid; "partial" is what one dispatch leaves to the next, and the
-# rest (lse, lengths, block tables) is "other".
+# The operands whose traffic a call cannot avoid; "partial": partial results, from one dispatch to the next;
+# "other": lse, lengths, block tables.
 ROLES = ("key", "value", "scales", "query", "out", "partial", "other")
 _ROLE_OF_BINDING = {
     "key": "key",
@@ -33,7 +33,7 @@ _ROLE_OF_BINDING = {
     "partial_out": "partial",
     "partial_lse": "partial",
 }
-MANY = 64  # heads, and more of them, fill a GPU
+MANY = 64  # so many heads fill a GPU
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Dispatch:
     threadgroup_written: int
     read: Mapping[str, int]  # device bytes by role
     written: Mapping[str, int]
-    distinct: Mapping[str, int]  # of those read: each byte once per threadgroup
+    distinct: Mapping[str, int]  # device bytes read, each once per threadgroup
 
 
 def _dispatch(
@@ -62,7 +62,7 @@ def _dispatch(
     buffers: Mapping[str, Mapping[int, int]],
     role_of: Callable[[int], str | None],
 ) -> Dispatch:
-    """`buffers` holds bytes by slot, of each way; `role_of` gives None for slots in constant memory."""
+    """`buffers` has bytes by slot, for each way; `role_of` returns None for a slot in constant memory."""
     traffic = {}
     for way in ("read", "written", "distinct"):
         traffic[way] = dict.fromkeys(ROLES, 0)
@@ -95,27 +95,27 @@ class Counts:
         return sum(getattr(dispatch, field) for dispatch in self.dispatches)
 
     def traffic(self, *roles: str) -> int:
-        """Device bytes read and written of these roles."""
+        """Device bytes read and written in these roles."""
         return sum(d.read[role] + d.written[role] for d in self.dispatches for role in roles)
 
     @property
     def cache_ratio(self) -> float:
-        """K and V bytes read, as a multiple of each needed row once per key-value head."""
+        """K and V bytes read, as a multiple of each visible row once per key-value head."""
         return self.traffic("key", "value") / (self.call.least_bytes - self.call.row_bytes)
 
     @property
     def distinct_ratio(self) -> float:
-        """The same, each byte once for every threadgroup that reads it, however often it does."""
+        """The same multiple, but each byte counts once for every threadgroup that reads it."""
         return self.distinct_bytes / (self.call.least_bytes - self.call.row_bytes)
 
     @property
     def distinct_bytes(self) -> int:
-        """K and V bytes, each once for every threadgroup that reads it."""
+        """K and V bytes read, each once for every threadgroup that reads it."""
         return sum(d.distinct[role] for d in self.dispatches for role in ("key", "value"))
 
     @property
     def bytes_ratio(self) -> float:
-        """All device bytes but partial results, as a multiple of the least possible."""
+        """Device bytes except partial results, as a multiple of the least possible."""
         return self.traffic(*(role for role in ROLES if role != "partial")) / self.call.least_bytes
 
     @property
@@ -150,8 +150,8 @@ class Counts:
 
 @contextlib.contextmanager
 def tile_of_prefill(query: Tensor, key: Tensor, value: Tensor) -> Iterator[None]:
-    """In here prefills of that dtype and head size on this GPU have the tile of this one, however few their
-    rows."""
+    """Inside this context, every prefill of that dtype and head size uses the tile that this one would, even
+    if it has few rows."""
     import torch_fattn
     from torch_fattn import _tune_candidates, _tuned_file, doctor
 
@@ -170,8 +170,8 @@ def tile_of_prefill(query: Tensor, key: Tensor, value: Tensor) -> Iterator[None]
 
 @contextlib.contextmanager
 def tile_of_many_heads(call: Call) -> Iterator[None]:
-    """What is counted stands for calls with more heads: where these would not fill the GPU, the planner
-    makes smaller tiles."""
+    """Inside this context, a prefill uses the tile of a call with many heads, which it is a sample of. The
+    planner would choose smaller tiles for a few heads, which do not fill the GPU."""
     if call.op != "prefill":
         yield
         return
@@ -181,7 +181,7 @@ def tile_of_many_heads(call: Call) -> Iterator[None]:
 
 
 def count_ours(call: Call, *, count_bytes: bool = True) -> Counts:
-    """Runs the op on device="mps" and reads softmetal's counters."""
+    """Runs the operator on device="mps" and reads softmetal's counters."""
     with tile_of_many_heads(call):
         return _count_ours(call, count_bytes)
 
@@ -221,8 +221,10 @@ def _count_ours(call: Call, count_bytes: bool) -> Counts:
 
 
 def run_on_harness(launch: Launch, buffers: Mapping[str, Tensor], checks: str = "") -> tuple[Dispatch, ...]:
-    """Launches kernels on softmetal's SIMT runtime, without the Metal framework; under its checks ("race",
-    "bounds", "uninit"), and counting bytes where they name "bytes" and "distinct"."""
+    """Launches kernels on softmetal's SIMT runtime, without the Metal framework.
+
+    `checks` names its checks ("race", "bounds", "uninit") and its counters ("bytes", "distinct").
+    """
     from softmetal.simt.harness import Library
 
     dispatches = []
@@ -251,22 +253,22 @@ def run_on_harness(launch: Launch, buffers: Mapping[str, Tensor], checks: str = 
     return tuple(dispatches)
 
 
-_MADE_OF_CACHE = re.compile(r"(key|value)_(q8_0|with_spare)")
+_DERIVED_FROM_CACHE = re.compile(r"(key|value)_(q8_0|with_spare)")
 
 
 def _role(buffer: str) -> str:
-    """Of the buffers of bench/cases/buffers.py; scratch is what one dispatch leaves to the next."""
-    buffer = _MADE_OF_CACHE.sub(r"\1", buffer).removesuffix("_float32")
+    """Returns the role of a buffer of cases/buffers.py; all scratch is partial results."""
+    buffer = _DERIVED_FROM_CACHE.sub(r"\1", buffer).removesuffix("_float32")
     if buffer in ("seq_lens", "block_tables", "mask", "seen"):
         return "other"
     return _ROLE_OF_BINDING.get(buffer, "partial")
 
 
 def count_peer(peer: ModuleType, call: Call, whole_rows: int = 0) -> tuple[Counts, float, str]:
-    """The counts of a peer's kernels, the largest error of their result, and what its launch rule chose for
-    this call, or for one of so many rows that it is a sample of.
+    """Returns the counts of a peer's kernels, the largest error of their result, and the launch rule's note.
 
-    Raises NotImplementedError where the peer has no kernel of its own for the call, or a wrong result.
+    With `whole_rows`, the rule chooses as for a prompt of so many rows, which this call is a sample of.
+    Raises NotImplementedError if the peer has no kernel of its own for the call, or a wrong result.
     """
     from ..peers import registry
 

@@ -1,4 +1,4 @@
-"""Counts only: what a machine without a GPU can say, exactly."""
+"""Counts calls exactly on softmetal, for a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CountsBackend:
             ) from error
         from ..peers import registry
 
-        self._versions = registry.versions()  # a wrong MLX_METAL_WHEEL or LLAMA_CPP_SDIST is found now
+        self._versions = registry.versions()  # refuses a wrong MLX_METAL_WHEEL or LLAMA_CPP_SDIST now
         self._peers = {peer.IMPL: peer for peer in registry.PEERS}
         self._counted: dict[tuple[Call, str], dict[str, Any]] = {}
 
@@ -48,9 +48,9 @@ class CountsBackend:
 
     def measure(self, call: Call, impl: str) -> dict[str, Any]:
         if call.lengths:
-            raise NotImplementedError("counts are taken of sequences of one length")
+            raise NotImplementedError("sequences of different lengths are timed, not counted")
         if not call.is_decode and call.q_len != call.kv_len:
-            raise NotImplementedError("counts are taken of prompts with as many rows as keys, not of chunks")
+            raise NotImplementedError("prompts with as many rows as keys are counted, not chunks of prompts")
         if impl == OURS:
             refuse_as_planned(call)
         if not call.is_decode:
@@ -90,13 +90,13 @@ class CountsBackend:
                 counts = samples.count_prefill(call, count, has_shared_passes=has_mask)
         except NotImplementedError:
             raise
-        except RuntimeError as failure:  # not ours to repair, and no reason to lose the other rows
+        except RuntimeError as failure:  # a peer's failure must not lose the other rows
             raise NotImplementedError(f"{impl} does not run on softmetal: {failure}") from failure
         return {"counts": counts.as_json(), **found}
 
 
 def refuse_as_planned(call: Call) -> None:
-    """Raises what the op would raise for the whole call; nothing is allocated or launched."""
+    """Raises the error that the operator would raise for the call, without allocating or launching."""
     import torch_fattn
 
     shapes = call.operands(torch.device("meta"))

@@ -1,11 +1,10 @@
-"""What one call costs the host: planning alone, and the op from Python to the end of encoding.
+"""Times the host's part of a call: planning alone, and the operator from Python to the end of encoding.
 
     python -m bench host-cost
 
-The second number holds everything before the GPU's own work: torch's dispatch, checks, planning,
-allocation and encoding. On Linux its encoder is software too, so it is an upper bound for this CPU. Nothing
-waits for results inside the timed part, and every shape is run before it is timed, so that no compilation is
-in it.
+The second number includes everything before the GPU's work: torch's dispatch, checks, planning, allocation
+and encoding. On Linux the encoder is software, so the number is an upper bound for this CPU. The timed part
+neither waits for results nor compiles.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from ..cases.arguments import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
 REPEATS = 30
-CALLS = 20  # between two synchronisations
+CALLS = 20  # calls between two synchronisations
 
 
 def plan_nanoseconds() -> dict[str, float]:
-    """Builds plan_cost.cpp with the planner and runs it."""
+    """Compiles plan_cost.cpp with the planner, and runs it."""
     compiler = os.environ.get("CXX") or shutil.which("clang++") or shutil.which("clang++-19") or "c++"
     sources = [Path(__file__).with_name("plan_cost.cpp"), *sorted((ROOT / "csrc" / "plan").glob("*.cpp"))]
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +46,7 @@ def synchronize(device: str) -> None:
 
 
 def call_microseconds(call: Callable[[], object], device: str) -> float:
-    """Median over REPEATS of the mean time of CALLS calls."""
+    """Returns the median over REPEATS of the mean time of CALLS calls."""
     for _ in range(3):
         call()
     means = []
@@ -62,7 +61,7 @@ def call_microseconds(call: Callable[[], object], device: str) -> float:
 
 
 def calls(device: str) -> dict[str, Callable[[], object]]:
-    """Small tensors: the host's work does not depend on their size, but the software GPU's does."""
+    """The timed calls. Their tensors are small, which the host's work does not depend on."""
     ops = torch.ops.fattn
     query = torch.randn(1, 4, 1, 64, device=device)
     key = torch.randn(1, 1, 8, 64, device=device)

@@ -1,7 +1,7 @@
-"""Times on an Apple GPU: ours, torch's F.scaled_dot_product_attention, and MLX's if it is installed.
+"""Times calls on an Apple GPU: torch_fattn, torch's F.scaled_dot_product_attention, and MLX if installed.
 
-Every implementation is timed in the same way: a batch of calls over rotating operands between two
-synchronisations, on the host's clock. A batch is long enough to make the synchronisation small.
+Every implementation is timed in the same way: by the host's clock around a batch of calls over rotating
+operands, with a synchronisation before and after. The batch is long enough to hide the synchronisation.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .backend import common_versions, rate_of
 REPEATS = 20
 WARM_UP_SECONDS = 0.3
 BATCH_SECONDS = 0.02
-ROTATED_BYTES = 256 << 20  # past the system-level cache of every chip
+ROTATED_BYTES = 256 << 20  # more than the system-level cache of every chip
 CHECKED_ROWS = 64
-# Largest error for operands of about 1.
+# The largest error of a correct result, for operands of about 1.
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}
 TORCH, MLX = "torch-metal", "mlx-metal"
 PRODUCT_FLOPS = 2 * 8 * 8 * 8
@@ -42,8 +42,8 @@ class MetalBackend:
     def __init__(self) -> None:
         if sys.platform != "darwin" or not torch.backends.mps.is_available():
             raise WrongArgumentError(
-                "--backend metal times an Apple GPU, and this machine has none; leave the option out for "
-                "what the machine can do"
+                "--backend metal times an Apple GPU, and this machine has none; leave the option out to use "
+                "the best backend for this machine"
             )
         self._ceilings: dict[str, float] = {}
 
@@ -112,10 +112,10 @@ def _torch(call: Call, copies: int, impl: str) -> tuple[Run, Finish, Callable[[]
             return result
     else:
         if call.features:
-            wanted = " and ".join(call.features)
-            raise NotImplementedError(f"F.scaled_dot_product_attention does not take {wanted}")
+            features = " and ".join(call.features)
+            raise NotImplementedError(f"F.scaled_dot_product_attention does not support {features}")
         hides_keys = call.case().hides_keys
-        # torch's causal row i sees the first i + 1 keys; where it should see others, a mask says so.
+        # torch's causal row i sees the first i + 1 keys. A mask replaces is_causal where that is wrong.
         is_causal = hides_keys and call.q_len == call.kv_len
         mask = None
         if hides_keys and not is_causal:
@@ -163,8 +163,8 @@ def _mlx(call: Call, copies: int) -> tuple[Run, Finish, Callable[[], Tensor]]:
 
 
 def _error(call: Call, out: Tensor) -> float:
-    """Largest difference from the float64 reference, in the first and last rows: those see the fewest and
-    the most keys."""
+    """Returns the largest difference from the float64 reference in the first and the last rows, which see the
+    fewest and the most keys."""
     from torch_fattn import reference
 
     operands = call.operands("cpu")
@@ -185,7 +185,7 @@ def _error(call: Call, out: Tensor) -> float:
 
 
 def _times(run: Run, finish: Finish) -> list[float]:
-    """Milliseconds of one call, from REPEATS batches."""
+    """Returns milliseconds per call, one value for each of REPEATS batches."""
 
     def batch(first: int, calls: int) -> float:
         start = time.perf_counter()
@@ -201,7 +201,8 @@ def _times(run: Run, finish: Finish) -> list[float]:
 
 
 def _ceilings_source() -> str:
-    """torch's compile_shader cannot set function constants, so the only one becomes a plain constant."""
+    """Returns the source with a plain constant for its function constant, which torch's compile_shader cannot
+    set."""
     text = (Path(__file__).parent / "ceilings.metal").read_text()
     return text.replace(
         "constant uint fc_reuse [[function_constant(0)]];", "constant constexpr uint fc_reuse = 1;"
@@ -209,7 +210,7 @@ def _ceilings_source() -> str:
 
 
 def _read_ceiling(shaders: Any) -> float:
-    """GB/s of reading alone."""
+    """Measures GB/s of reading alone."""
     data = torch.zeros(ROTATED_BYTES // 4, device="mps")
     threads = 1 << 16
     out = torch.empty(threads, device="mps")
@@ -222,7 +223,7 @@ def _read_ceiling(shaders: Any) -> float:
 
 
 def _products_ceiling(shaders: Any) -> float:
-    """TFLOP/s of 8x8x8 products whose operands stay in registers."""
+    """Measures TFLOP/s of 8x8x8 products whose operands stay in registers."""
     rounds, threads = 2048, 1 << 16
     out = torch.empty(threads, device="mps")
 

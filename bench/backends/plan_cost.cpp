@@ -1,4 +1,4 @@
-// Times plan() alone: prints `<problem> <nanoseconds per call>` lines. Built and run by host_cost.py.
+// Times plan() alone and prints lines `<problem> <nanoseconds per call>`. host_cost.py builds and runs it.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,8 +1,8 @@
-"""Calls small enough to be run in software, and what their counts say of the whole call.
+"""Small samples of a call, which softmetal can run, and the counts of the whole call from theirs.
 
-A prefill's counts are a quadratic polynomial of its length, exactly, among lengths that leave the same last,
-ragged tile. It is counted at four such lengths: three give the polynomial, the fourth must lie on it. Lengths
-at which other kernels run are passed over.
+A prefill's counts are exactly a quadratic polynomial of its length, among lengths with the same remainder in
+the last tile. It is counted at four such lengths: three determine the polynomial, the fourth must lie on it.
+Lengths at which other kernels run are skipped.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from ..cases.calls import Call
 from .counting import ROLES, Counts, Dispatch
 
 SAMPLES = 4
-PERIOD = 128  # a multiple of everybody's tiles
-# Products of one counted decode: a software GPU does a few hundred thousand a second while it counts bytes.
+PERIOD = 128  # a multiple of all tiles, ours and the peers'
+# Products of one counted decode. softmetal does a few hundred thousand a second while it counts bytes.
 WORK_LIMIT = 150_000
 SHORTEST = 512
-PEERS_LONGEST = 8192  # keys of a decode: from here on their launch rules choose the same kernels
+PEERS_LONGEST = 8192  # keys of a decode; for more, the peers' launch rules choose the same kernels
 
 
 def count_prefill(call: Call, count: Callable[[Call], Counts], has_shared_passes: bool = False) -> Counts:
-    """Of the whole call. Heads and sequences are independent of one another: one key-value head with its
-    query heads stands for all. Where passes may be shared by the heads of a sequence, as those over its mask,
-    two heads are counted as well."""
+    """Returns the counts of the whole call.
+
+    Heads and sequences are independent: one key-value head with its query heads is counted for all. If the
+    heads of a sequence share a pass, such as one over its mask, two heads are counted as well.
+    """
     shortest = PERIOD + call.q_len % PERIOD
     shortest += -(-max(0, call.window_left) // PERIOD) * PERIOD  # shorter ones do not see the whole window
     candidates = [shortest + i * PERIOD for i in range(2 * SAMPLES)]
@@ -42,20 +44,20 @@ def count_prefill(call: Call, count: Callable[[Call], Counts], has_shared_passes
     lengths: list[int] = []
     for rows in candidates:
         one = counted(rows, 1).dispatches
-        # The keys of one head may be cut into parts where that fills a GPU; those of many are not.
+        # The planner may split the keys of a single head to fill the GPU, but not those of many heads.
         if sequences and [each.kernel for each in one] != [each.kernel for each in sequences[0]]:
             continue
         two = counted(rows, 2).dispatches if has_shared_passes and call.kv_heads > 1 else None
-        sequences.append(_of_all_heads(one, two, call.kv_heads))
+        sequences.append(_for_all_heads(one, two, call.kv_heads))
         lengths.append(rows)
         if len(lengths) == SAMPLES:
             break
     if len(lengths) < min(SAMPLES, len(candidates)):
-        raise RuntimeError(f"{call}: of {candidates} rows only {lengths} take the same kernels")
+        raise RuntimeError(f"{call}: among {candidates} rows, only {lengths} take the same kernels")
     return _scaled(call, sequences, lengths)
 
 
-def _of_all_heads(one: Sequence[Dispatch], two: Sequence[Dispatch] | None, heads: int) -> list[Dispatch]:
+def _for_all_heads(one: Sequence[Dispatch], two: Sequence[Dispatch] | None, heads: int) -> list[Dispatch]:
     if two is None:
         return [replace(each, **_combined(lambda found: heads * found[0], [each])) for each in one]
     return [
@@ -65,7 +67,7 @@ def _of_all_heads(one: Sequence[Dispatch], two: Sequence[Dispatch] | None, heads
 
 
 def _combined(combine: Callable[[list[int]], int], same: Sequence[Dispatch]) -> dict[str, Any]:
-    """Every count of the dispatches, made one."""
+    """Combines each count of the dispatches into one."""
     fields: dict[str, Any] = {}
     for name, value in vars(same[0]).items():
         if isinstance(value, int):
@@ -76,12 +78,12 @@ def _combined(combine: Callable[[list[int]], int], same: Sequence[Dispatch]) -> 
 
 
 def _scaled(call: Call, sequences: Sequence[Sequence[Dispatch]], lengths: Sequence[int]) -> Counts:
-    """From sequences of these lengths to all of the call's."""
+    """Extrapolates the counts of sequences of these lengths to those of the whole call."""
 
     def whole(values: Sequence[int]) -> int:
         if polynomial(lengths[:3], values[:3], lengths[-1]) != values[-1]:
             raise RuntimeError(
-                f"{call}: {list(values)} at {list(lengths)} rows are not a quadratic polynomial's values"
+                f"{call}: {list(values)} at {list(lengths)} rows are not values of a quadratic polynomial"
             )
         return int(call.batch * polynomial(lengths[:3], values[:3], call.q_len))
 
@@ -98,7 +100,7 @@ def _scaled(call: Call, sequences: Sequence[Sequence[Dispatch]], lengths: Sequen
 
 
 def polynomial(xs: Sequence[int], ys: Sequence[float], x: int) -> Fraction:
-    """The polynomial through the points, at x."""
+    """Evaluates the polynomial through the points at x."""
     total = Fraction(0)
     for i, y in enumerate(ys):
         term = Fraction(y)
@@ -110,8 +112,10 @@ def polynomial(xs: Sequence[int], ys: Sequence[float], x: int) -> Fraction:
 
 
 def our_decode(call: Call) -> Call:
-    """The heads and sequences of a decode decide into how many splits its keys go, so it keeps them and gets
-    fewer keys, as long as the plan is the same."""
+    """Returns the decode with fewer keys, as long as the plan is the same.
+
+    It keeps its heads and sequences, because they decide how many splits its keys are divided into.
+    """
     while call.least_products > WORK_LIMIT and call.kv_len // 2 >= SHORTEST:
         smaller = replace(call, kv_len=call.kv_len // 2)
         if _grids(smaller) != _grids(call):
@@ -121,7 +125,7 @@ def our_decode(call: Call) -> Call:
 
 
 def peers_decode(call: Call) -> Call:
-    """The same for the peers, whose launch rules do not look at the number of key-value heads."""
+    """Returns the sample for the peers, whose launch rules do not depend on the number of key-value heads."""
     return replace(call, batch=1, q_heads=call.group_size, kv_heads=1, kv_len=min(call.kv_len, PEERS_LONGEST))
 
 

@@ -1,1 +1,1 @@
-"""What a run measures: calls, their operands, and the arguments that choose them."""
+"""The calls of a run, their operands, and the arguments that choose them."""

@@ -1,6 +1,6 @@
-"""Arguments of the bench's commands: a wrong one is one sentence on standard error, and exit status 2.
+"""Arguments of the bench's commands: a wrong argument ends in one sentence on standard error and status 2.
 
-The same as torch_fattn's, for machines on which torch_fattn is not built.
+torch_fattn has the same, but need not be built where an NVIDIA GPU is timed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 
 class WrongArgumentError(ValueError):
-    """A sentence: the option, its value, the limit, and what to give instead."""
+    """One sentence: the option, its value, the limit, and a value that works."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def output_file(text: str) -> Path:
-    """The type of an option that names a file to be written; found out before the run, not after it."""
+    """The type of an option that names an output file, checked before the run."""
     path = Path(text)
     if not path.name or text.endswith(os.sep):
         raise argparse.ArgumentTypeError(f"{text!r} names no file; give a path that ends in a name")
@@ -41,7 +41,7 @@ def output_file(text: str) -> Path:
 
 
 def picture_stem(text: str) -> Path:
-    """The same for two files, STEM.png and STEM.svg; an ending that is there already is dropped."""
+    """The type of an option that names two output files, STEM.png and STEM.svg. Drops an ending."""
     stem = text.removesuffix(".png").removesuffix(".svg")
     for ending in (".png", ".svg"):
         output_file(stem + ending if Path(stem).name and not stem.endswith(os.sep) else stem)
@@ -49,7 +49,7 @@ def picture_stem(text: str) -> Path:
 
 
 def positive(text: str) -> int:
-    """The type of an option that counts something."""
+    """The type of an option that is a positive integer."""
     try:
         number = int(text)
     except ValueError:

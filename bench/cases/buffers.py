@@ -1,6 +1,6 @@
-"""What a case's launches read and write, on any device, and what they should have computed, in float64.
+"""The buffers of a case on any device, and its reference result in float64.
 
-Needs torch alone: run.py runs where neither torch_fattn nor a compiler is.
+Needs torch alone: the NVIDIA machine has neither torch_fattn nor a compiler.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Scores up to which every head is compared with the reference; of more, heads at both ends and between.
+# Up to so many scores, every head is compared with the reference; above, four heads.
 MOST_SCORES = 1 << 20
 OUTPUTS = {"out", "out_float32"}
-# Relative error (L2 norm, against float64) that an implementation may have.
+# The largest relative error (L2 norm, against float64) of a correct implementation.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
 
 Buffers = dict[str, Tensor]
-Case = Mapping[str, Any]  # the fields of cases/case.py's Case, with its scale
+Case = Mapping[str, Any]  # the fields of case.py's Case, and its scale
 
 
 def make(case: Case, names: Collection[str], scratch: Mapping[str, int], device: str, seed: int) -> Buffers:
-    """Random operands and what of `names` is made of them. Outputs and scratch are NaN, so that an element
-    that nobody wrote shows."""
+    """Makes random operands, and those buffers of `names` that are derived from them. Outputs and scratch are
+    NaN, which shows an element that was never written."""
     buffers = _operands(case, torch.Generator(device).manual_seed(seed))
     buffers["out"] = torch.full_like(buffers["query"], math.nan)
     for name, size in scratch.items():
         buffers[name] = torch.full((size,), 255, dtype=torch.uint8, device=device)
     for name in names:
-        if name in _MADE:
-            buffers[name] = _MADE[name](case, buffers)
+        if name in _DERIVED:
+            buffers[name] = _DERIVED[name](case, buffers)
     return buffers
 
 
@@ -60,20 +60,20 @@ def _operands(case: Case, generator: torch.Generator) -> Buffers:
 
 
 def _quantised(shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """int8 elements and a float32 scale per row, of values like those of a normal distribution. The scales
-    are float16 values, which other formats can hold as well."""
+    """Returns int8 elements and a float32 scale per row. Every scale is a float16 value, which the peers'
+    formats can hold."""
     device = generator.device
     elements = torch.randint(-127, 128, shape, generator=generator, device=device, dtype=torch.int8)
     scales = 0.01 + 0.01 * torch.rand(shape[:-1], generator=generator, device=device)
     return elements, scales.half().float()
 
 
-# ---- what some peers take instead -------------------------------------------------------------------------
+# ---- derived operands, which some peers take ---------------------------------------------------------------
 
 
 def _blocks_of_32(case: Case, elements: Tensor, scales: Tensor) -> Tensor:
-    """ggml's q8_0: a float16 scale before each 32 elements. Every block of a row has the row's scale, so the
-    values are the same."""
+    """Returns ggml's q8_0: a float16 scale before each 32 elements. Every block has the scale of its row, so
+    the values are the same."""
     blocks = elements.shape[-1] // 32
     heads = scales.half()[..., None, None].expand(*scales.shape, blocks, 1).contiguous().view(torch.uint8)
     return torch.cat([heads, elements.unflatten(-1, (blocks, 32)).view(torch.uint8)], -1)
@@ -90,11 +90,11 @@ def _seen(case: Case, buffers: Buffers) -> Tensor:
 
 
 def _with_spare(elements: Tensor) -> Tensor:
-    """Room for reads past the last row."""
+    """Appends room for reads past the last row."""
     return torch.cat([elements.flatten(), elements.new_zeros(64)])
 
 
-_MADE: dict[str, Callable[[Case, Buffers], Tensor]] = {
+_DERIVED: dict[str, Callable[[Case, Buffers], Tensor]] = {
     "query_float32": lambda case, buffers: buffers["query"].float(),
     "out_float32": lambda case, buffers: buffers["out"].float(),
     "key_q8_0": lambda case, buffers: _blocks_of_32(case, buffers["key"], buffers["key_scales"]),
@@ -109,7 +109,7 @@ _MADE: dict[str, Callable[[Case, Buffers], Tensor]] = {
 
 
 def _hidden(case: Case, buffers: Buffers, batch: int) -> Tensor:
-    """[Lq, N]: -inf at keys that a row does not see. Causal rows are the last ones of their sequence."""
+    """[Lq, N]: -inf where a row does not see a key. Causal rows are the last rows of their sequence."""
     length, device = int(buffers["seq_lens"][batch]), buffers["query"].device
     keys = torch.arange(case["kv_len"], device=device)
     end = torch.full((case["q_len"], 1), length, device=device)
@@ -119,7 +119,7 @@ def _hidden(case: Case, buffers: Buffers, batch: int) -> Tensor:
 
 
 def _rows(case: Case, buffers: Buffers, name: str, batch: int, head: int) -> Tensor:
-    """One sequence's keys or values of a head, in float64."""
+    """The keys or values of one sequence and head, in float64."""
     stored, scales = buffers[name], buffers.get(f"{name}_scales")
     if case["block_size"]:
         table = buffers["block_tables"][batch].long()
@@ -138,7 +138,7 @@ def reference(case: Case, buffers: Buffers, batch: int, head: int, device: str) 
 
 
 def errors(case: Case, buffers: Buffers, out_rows_first: bool, device: str) -> tuple[float, float]:
-    """Largest absolute error, and relative error in the L2 norm."""
+    """Returns the largest absolute error, and the relative error in the L2 norm."""
     batches, heads = case["batch"], case["q_heads"]
     out = buffers.get("out_float32", buffers["out"])
     if out_rows_first:

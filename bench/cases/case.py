@@ -1,4 +1,4 @@
-"""One row of the bench, and how an implementation runs it."""
+"""A case: a call without the options that no peer has."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
 
 
-class NotTakenError(NotImplementedError):
-    """One sentence: what of a case a peer's kernels do not take. Its row is a refusal, the others stay."""
+class UnsupportedCaseError(NotImplementedError):
+    """One sentence: the feature of a case that a peer's kernels lack. Only this row is refused."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Attention over contiguous query [B, H, Lq, D], key and value [B, Hk, N, D]; of "paged_decode" over a
-    pool [blocks, block_size, Hk, D]."""
+    """Attention of a contiguous query [B, H, Lq, D] over key and value [B, Hk, N, D], or over a pool
+    [blocks, block_size, Hk, D] if the op is "paged_decode"."""
 
     op: str  # "prefill", "decode" or "paged_decode"
     batch: int
@@ -29,19 +29,19 @@ class Case:
     dtype: str = "float16"
     block_size: int = 0  # paged_decode: keys per block
     kv_format: str = ""  # "int8": a quantised cache, with a float32 scale per key and head
-    lengths: tuple[int, ...] = ()  # keys of each sequence, where they are not all kv_len
-    whole_rows: int = 0  # of the prompt that a shorter one is counted for: launch rules go by them
+    lengths: tuple[int, ...] = ()  # keys of each sequence, if not all have kv_len
+    whole_rows: int = 0  # rows of the prompt that this case is a sample of; launch rules depend on them
 
     @property
     def features(self) -> list[str]:
-        """What the case asks for beyond plain attention, in words."""
+        """Words for each feature of the case that plain attention lacks."""
         words = ["a paged cache"] if self.block_size else []
         words += [f"a cache of {self.kv_format}"] if self.kv_format else []
         return words + (["sequences of different lengths"] if self.lengths else [])
 
     def refuse_features(self, impl: str) -> None:
         if self.features:
-            raise NotTakenError(f"{impl} has no kernel for {' and '.join(self.features)}")
+            raise UnsupportedCaseError(f"{impl} has no kernel for {' and '.join(self.features)}")
 
     @property
     def group_size(self) -> int:
@@ -49,12 +49,12 @@ class Case:
 
     @property
     def is_causal(self) -> bool:
-        """Row i sees kv_len - q_len + 1 + i keys; the rows of a decode always do."""
+        """Whether row i sees only kv_len - q_len + 1 + i keys, as the rows of every decode do."""
         return self.causal or self.op != "prefill"
 
     @property
     def hides_keys(self) -> bool:
-        """Some row does not see all of them."""
+        """Whether some row does not see every key."""
         return self.is_causal and self.q_len > 1
 
     @property
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def keys(self) -> int:
-        """Of all sequences."""
+        """Keys of all sequences."""
         return sum(self.lengths) if self.lengths else self.batch * self.kv_len
 
     @property

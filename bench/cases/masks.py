@@ -1,5 +1,5 @@
-"""The masks of masked calls, as bool tensors `[rows, keys]`, by name: what packed samples, prefix language
-models and block-sparse attention have."""
+"""Masks by name, as bool tensors `[rows, keys]`: those of packed samples, prefix language models and
+block-sparse attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 64
-OF = {
+DESCRIPTIONS = {
     "documents": "packed documents",
     "causal-documents": "packed documents, causal",
     "prefix": "a prefix that all rows see",
@@ -19,7 +19,7 @@ OF = {
 
 @functools.lru_cache(maxsize=4)
 def named(name: str, rows: int, keys: int) -> Tensor:
-    """`documents:512` are of 512 tokens and up to half as many more; so are `causal-documents:512`."""
+    """In `documents:512` and `causal-documents:512`, documents have 512 to 768 tokens."""
     kind, _, shortest = name.partition(":")
     causal = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
     if kind == "prefix":
@@ -33,7 +33,7 @@ def named(name: str, rows: int, keys: int) -> Tensor:
 
 
 def _documents(length: int, shortest: int) -> Tensor:
-    """The number of each token's document."""
+    """Returns the number of each token's document."""
     ends, end = torch.zeros(length, dtype=torch.int64), 0
     while (end := end + shortest + 37 * (end + 1) % (shortest // 2 + 1)) < length:
         ends[end] = 1
@@ -41,7 +41,7 @@ def _documents(length: int, shortest: int) -> Tensor:
 
 
 def blocks_of_8(mask: Tensor) -> int:
-    """8 rows x 8 keys that hold a visible pair."""
+    """Counts the blocks of 8 rows x 8 keys that hold a visible pair."""
     rows, keys = mask.shape
     padded = torch.nn.functional.pad(mask, (0, -keys % 8, 0, -rows % 8))
     return int(padded.unflatten(1, (-1, 8)).unflatten(0, (-1, 8)).any(3).any(1).sum())

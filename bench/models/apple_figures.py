@@ -1,17 +1,17 @@
-"""Published figures of Apple GPUs, as roofline.py uses them. None was measured by this project.
+"""Published figures of Apple GPUs, for roofline.py. This project measured none of them.
 
 Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
-databases (clocks of later chips). Every figure is one of the hardware: units, times clock. What a program
-reached is none, for the next one may pass it. No published measurement may pass a figure:
-published.py, tests/test_apple_bounds.py.
+databases (clocks of later chips). Every figure is a limit of the hardware, units times clock, and not the
+rate of a program, which the next program may exceed. tests/test_apple_bounds.py compares each with the
+measurements in published.csv.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Per GPU core and cycle, M1 and M2 families. Later ones are not published.
-PRODUCT_FMAS = 102.5  # of 8x8x8 simdgroup products with 16-bit operands; 101.7 in float32
+# Per GPU core and cycle, for the M1 and M2 families. Figures of later families are not published.
+PRODUCT_FMAS = 102.5  # in 8x8x8 simdgroup products with 16-bit operands; 101.7 in float32
 EXPS = 32.0
 ON_CORE_BYTES = 64.0  # threadgroup memory and L1 together
 L2_BYTES = 32.0
@@ -22,15 +22,15 @@ ALU_FMAS = 128.0
 class Chip:
     name: str
     cores: int
-    ram_gb_s: float | None  # None: not in our sources
-    gigahertz: float | None = None  # None: unknown; limits per core and cycle are left out
-    alu_gigahertz: float | None = None  # instead: which share of the ALUs products can use is unknown
-    family: int = 7  # Metal's number of the GPU family, for the planner
+    ram_gb_s: float | None  # None: not published
+    gigahertz: float | None = None  # None: not published; there are no limits per core and cycle
+    alu_gigahertz: float | None = None  # the clock, if the share of the ALUs that products use is unknown
+    family: int = 7  # Metal's GPU family, for the planner
     note: str = ""
 
     @property
     def products(self) -> float | None:
-        """FLOP/s of 8x8x8 products."""
+        """The limit of 8x8x8 products in FLOP/s."""
         if self.gigahertz is not None:
             return 2 * PRODUCT_FMAS * self.cores * self.gigahertz * 1e9
         if self.alu_gigahertz is not None:
@@ -38,7 +38,7 @@ class Chip:
         return None
 
     def per_cycle(self, amount: float) -> float | None:
-        """A per-core, per-cycle figure for the whole GPU and a second."""
+        """Converts a figure per core and cycle to one per second for the whole GPU."""
         if self.gigahertz is None:
             return None
         return amount * self.cores * self.gigahertz * 1e9
@@ -58,8 +58,8 @@ CHIPS = (
         819,
         family=9,
         alu_gigahertz=1.6,
-        note="products: all ALUs of 80 cores at 1.600 GHz, the highest clock that public GPU databases give "
-        "an M3's cores (others: 1.398); MLX's attention reaches 21.6 TFLOP/s (mlx#4330)",
+        note="products: all ALUs of 80 cores at 1.600 GHz, the highest clock of an M3 in public GPU "
+        "databases (others: 1.398); MLX's attention reaches 21.6 TFLOP/s (mlx#4330)",
     ),
     Chip(
         "M4",
@@ -67,8 +67,8 @@ CHIPS = (
         120,
         alu_gigahertz=1.47,
         family=9,
-        note="products: all ALUs of 10 cores at 1.470 GHz (public GPU databases); which share of them "
-        "products can use is not published, and the 80 % of M1 and M2 are too few: MPSGraph's attention "
+        note="products: all ALUs of 10 cores at 1.470 GHz (public GPU databases); the share that "
+        "products can use is not published, and the 80 % of M1 and M2 is too low: MPSGraph's attention "
         "reaches 3.1 TFLOP/s (mps-sdpa 0.2)",
     ),
     Chip(
@@ -76,24 +76,24 @@ CHIPS = (
         10,
         153,
         family=10,
-        note="bandwidth of the specification; 10 cores assumed, which only decides the number of splits",
+        note="bandwidth from the specification; 10 cores assumed, which only affects the number of splits",
     ),
     Chip(
         "M5 Pro",
         20,
         307,
         family=10,
-        note="bandwidth of the specification: MLX's decode reads 282 GB/s (mlx#4076), more than a copy does "
-        "(269, mtlattn); products: a loop of float32 ones reaches 32.0 TFLOP/s, of 16-bit ones 21.5, both "
-        "without matmul2d (mtlattn); the hardware's own limit is not published",
+        note="bandwidth from the specification: MLX's decode reads 282 GB/s (mlx#4076), more than a copy "
+        "(269, mtlattn); products: a loop of float32 products reaches 32.0 TFLOP/s, one of 16-bit products "
+        "21.5, both without matmul2d (mtlattn); the hardware limit is not published",
     ),
     Chip(
         "M5 Max",
         40,
         614,
         family=10,
-        note="bandwidth of the specification, 530 GB/s measured (mlx#3837); no published rate of simdgroup "
-        "products",
+        note="bandwidth from the specification, 530 GB/s measured (mlx#3837); no rate of simdgroup products "
+        "is published",
     ),
 )
 UNPUBLISHED = "M3, M3 Pro, M3 Max, M4 Pro, M4 Max"

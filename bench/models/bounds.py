@@ -1,9 +1,8 @@
-"""Upper bounds of what our kernels do, per op and shape, kept in tests/counts_bounds.json and enforced by the
-tests. They may only go down:
+"""Upper bounds on the counts of our kernels, in tests/counts_bounds.json. The tests enforce them.
 
-    python -m bench bounds                          compare
-    python -m bench bounds --update                 lower what has become less; refuses to raise a bound
-    python -m bench bounds --update --allow-raise   raise as well, for a change that is worth it
+python -m bench bounds                          compares
+python -m bench bounds --update                 lowers bounds; refuses to raise one
+python -m bench bounds --update --allow-raise   raises bounds too, for a change that is worth it
 """
 
 from __future__ import annotations
@@ -48,21 +47,21 @@ def _cases() -> dict[str, Call]:
         cases[f"prefill-wide-D{head_dim}"] = Call("prefill", 2, 1, head_dim, 128, 256, causal=True)
     cases["prefill-wide-float32"] = Call("prefill", 2, 1, 256, 64, 128, dtype="float32")
     cases["prefill-ragged"] = Call("prefill", 2, 1, 80, 100, 230, causal=True)
-    # Few rows over many keys: heads that share keys side by side, keys in parts.
+    # Few rows over many keys: heads that share keys are packed, and the keys are split.
     cases["prefill-chunk"] = Call("prefill", 8, 2, 128, 12, 1100, causal=True)
     cases["prefill-chunk-wide"] = Call("prefill", 4, 1, 256, 9, 600, causal=True)
-    # The planner makes a map of the mask.
+    # The planner makes a map of this mask.
     cases["prefill-documents"] = Call("prefill", 4, 1, 64, 512, 512, causal=True, mask="documents:100")
     cases["prefill-float32"] = Call("prefill", 2, 1, 128, 128, 256, dtype="float32", causal=True)
     return cases
 
 
 CASES = _cases()
-Bounds = dict[str, dict[str, int]]  # by case, then by what is counted
+Bounds = dict[str, dict[str, int]]  # by case, then by count
 
 
 def summary(counts: counting.Counts) -> dict[str, int]:
-    """What is bounded, summed over the dispatches of a call."""
+    """The bounded counts, summed over the dispatches of a call."""
     return {
         "cache_bytes": counts.traffic("key", "value"),
         "distinct_cache_bytes": counts.distinct_bytes,
@@ -78,13 +77,19 @@ def summary(counts: counting.Counts) -> dict[str, int]:
     }
 
 
-def load() -> Bounds:
-    bounds: Bounds = json.loads(FILE.read_text()) if FILE.exists() else {}
+def load(file: Path) -> Bounds:
+    bounds: Bounds = json.loads(file.read_text()) if file.exists() else {}
     return bounds
 
 
+def save(bounds: Mapping[str, Mapping[str, int]], file: Path) -> None:
+    """Writes one line per case."""
+    lines = (f"{json.dumps(name)}: {json.dumps(counts)}" for name, counts in bounds.items())
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def exceeded(bounds: Mapping[str, int], counted: Mapping[str, int]) -> list[str]:
-    """One sentence for each count that is above its bound. A count without a bound has none to exceed."""
+    """Returns one sentence for each count above its bound; a count without a bound exceeds nothing."""
     return [
         f"{what} rose from {bounds[what]:,} to {count:,}"
         for what, count in counted.items()
@@ -93,14 +98,15 @@ def exceeded(bounds: Mapping[str, int], counted: Mapping[str, int]) -> list[str]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m bench bounds", description="The bounds of the counts.")
+    about = "Compares the counts of our kernels with their bounds."
+    parser = Parser(prog="python -m bench bounds", description=about)
     parser.add_argument("--update", action="store_true", help="lower the bounds to what is counted now")
     parser.add_argument("--allow-raise", action="store_true", help="with --update: raise bounds as well")
     options = parser.parse_args(arguments)
     if options.allow_raise and not options.update:
-        parser.error("--allow-raise goes with --update")
+        parser.error("--allow-raise needs --update")
 
-    old = load()
+    old = load(FILE)
     counted = {name: summary(counting.count_ours(call)) for name, call in CASES.items()}
     risen = [
         f"{name}: {sentence}"
@@ -110,11 +116,11 @@ def main(arguments: list[str] | None = None) -> int:
     for sentence in risen:
         print(sentence)
     if options.update and (options.allow_raise or not risen):
-        FILE.write_text(json.dumps(counted, indent=1) + "\n")
+        save(counted, FILE)
         print(f"wrote {FILE.name}")
         return 0
     if options.update:
-        print("Nothing written: bounds may only go down. --allow-raise raises them.")
+        print("Nothing was written, because bounds may only go down; --allow-raise raises them.")
     elif not risen:
         print("All counts are within their bounds.")
     return 1 if risen else 0

@@ -1,8 +1,7 @@
-"""Published measurements on Apple GPUs (published.csv), none of them by this project, and whether one of them
-is faster than what bench/APPLE.md calls a bound.
+"""Published measurements on Apple GPUs (published.csv), none by this project, to compare with the bounds.
 
-A rate is of the operations on visible pairs (prefill; a causal square counts half), or of the bytes of keys
-and values, once per key-value head (decode). `products` are 8x8x8 simdgroup products, `read` is memory alone.
+The rate of a prefill counts the operations on visible pairs (half of a causal square), that of a decode the
+bytes of keys and values, once per key-value head. `products` are 8x8x8 simdgroup products, `read` is memory.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def load() -> list[Measurement]:
 
 
 def beaten(chips: Iterable[Chip], measurements: Iterable[Measurement]) -> Iterator[str]:
-    """One sentence for each figure that a measurement passes: it bounds nothing."""
+    """Yields one sentence for each figure that a measurement exceeds."""
     known = {chip.name: chip for chip in chips}
     for measured in measurements:
         chip = known.get(measured.chip)
@@ -51,6 +50,6 @@ def beaten(chips: Iterable[Chip], measurements: Iterable[Measurement]) -> Iterat
         figure = chip.ram_gb_s if measured.kind in OF_MEMORY else chip.products and chip.products / 1e12
         if figure is not None and measured.rate > figure:
             yield (
-                f"{chip.name}: {figure:.1f} {measured.unit} is no bound, for {measured.library} reaches "
+                f"{chip.name}: {figure:.1f} {measured.unit} is not a bound: {measured.library} reaches "
                 f"{measured.rate} ({measured.kind} {measured.call}, {measured.source})"
             )

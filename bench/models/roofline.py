@@ -1,7 +1,6 @@
-"""Writes bench/APPLE.md: the best time that the kernels could have on Apple GPUs, from counts and published
-figures.
+"""Writes bench/APPLE.md: lower bounds on the kernels' times on Apple GPUs, from counts and published figures.
 
-    python -m bench roofline
+python -m bench roofline
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .apple_figures import CHIPS, EXPS, L2_BYTES, ON_CORE_BYTES, UNPUBLISHED, Ch
 
 PAGE = Path(__file__).parents[1] / "APPLE.md"
 PRODUCT_FLOPS = 2 * 8 * 8 * 8
-DECODE_LENGTHS = (2048, 4096)  # at which a decode is counted, to be extrapolated: it is linear in its keys
+DECODE_LENGTHS = (2048, 4096)  # keys of the counted decodes; counts are linear in the keys
 
 CALLS = (
     *(Call("decode", 32, 8, 128, 1, n, model="Llama-3-8B") for n in (4096, 32768, 131072)),
@@ -38,12 +37,12 @@ CALLS = (
 
 @dataclass(frozen=True)
 class Work:
-    """What a call asks of the GPU, but for partial results, which depend on the GPU."""
+    """The work of a call, without the partial results of a split, which depend on the GPU."""
 
     products: float
     exps: float
-    on_core: float  # bytes of threadgroup memory, and of device memory as the lanes load it
-    device: float  # bytes of device memory as the lanes load and store it
+    on_core: float  # bytes that the lanes load from and store to threadgroup and device memory
+    device: float  # bytes that the lanes load from and store to device memory
     partial_reads: float  # reads of partial results per byte written
 
 
@@ -61,7 +60,7 @@ def _work_of(counts: counting.Counts) -> Work:
 
 
 def work(call: Call) -> Work:
-    """Counted at small lengths and extrapolated: counts are polynomials of the length."""
+    """Counts small lengths and extrapolates: counts are polynomials of the length."""
     call = replace(call, model="")
     if not call.is_decode:
         return _work_of(count_prefill(call, _count))
@@ -85,7 +84,7 @@ def _count(call: Call) -> counting.Counts:
 
 
 def _partial_bytes(call: Call, chip: Chip, reads: float) -> float:
-    """Traffic of the partial results that the planner would ask for on this chip."""
+    """Returns the traffic of the partial results of the plan for this chip."""
     import torch_fattn
 
     tensors = call.operands(torch.device("meta")).values()
@@ -94,10 +93,10 @@ def _partial_bytes(call: Call, chip: Chip, reads: float) -> float:
 
 
 def limits(call: Call, done: Work, chip: Chip) -> dict[str, float]:
-    """Seconds that each resource needs at least, where its figure is published.
+    """Returns the least seconds for each resource whose figure is published.
 
-    Device memory is charged with the least bytes and the partial results: what is read again is assumed to
-    come from the caches, whose own limit stands beside it.
+    Device memory is charged with the least bytes and the partial results. Repeated reads are assumed to hit
+    the caches, which have a limit of their own.
     """
     partial = _partial_bytes(call, chip, done.partial_reads) if call.is_decode else 0.0
     amounts = {
@@ -169,46 +168,46 @@ def figures() -> str:
 
 
 _CHIP_COLUMNS = ("chip", "cores", "memory GB/s", "8x8x8 products TFLOP/s", "note")
-_PAGE = """# What Apple GPUs could do with these kernels: a bound, not a measurement
+_PAGE = """# Lower bounds on the kernels' times on Apple GPUs
 
-**Nothing on this page was measured on an Apple GPU by this project.** It is arithmetic: what the kernels ask
-for, counted exactly in software, divided by published figures of the hardware. A kernel cannot be faster than
-this; how near it comes is for a Mac to say (`python -m torch_fattn bench`).
-Written by `python -m bench roofline`, not by hand.
+**Nothing on this page was measured on an Apple GPU by this project.** It is arithmetic: the work of the
+kernels, counted exactly in software, divided by published figures of the hardware. A kernel cannot be faster.
+Only a run on a Mac shows how close it comes (`python -m torch_fattn bench`).
+`python -m bench roofline` writes this page.
 
-## Best time per call in milliseconds, and the limit that binds (float16)
+## Least time per call in milliseconds, and the limit that binds (float16)
 
 {best}
 
-– : the figure that would bind is not published for this chip. Where only some are (from M3 on), the other
-limits are left out, so the bound is looser.
+– : the figure of the binding limit is not published for this chip. Where only some figures are published
+(from M3 on), the other limits are left out, and the bound is looser.
 
-## How near the other limits are, on an M1
+## The other limits, on an M1
 
-Each resource's own time as a share of the binding one. They overlap at best; a kernel that is close to two
-limits will reach neither.
+The time of each resource, as a share of the binding one. They overlap at best; a kernel that is close to two
+limits reaches neither.
 
 {shares}
 
-- memory: the least bytes (each needed key and value once per key-value head, query, output) and the partial
-  results of a split, as planned for that chip. What is read again is charged to L2.
-- products: 8x8x8 simdgroup products; M1 and M2 at 102.5 FMAs per core and cycle, 80 % of the ALUs.
-- L2: every byte that the lanes load from or store to device memory, 32 B per core and cycle.
-- on-core data: the same and all traffic of threadgroup memory, 64 B per core and cycle.
+- memory: the least bytes (each visible key and value once per key-value head, the query, the output) and the
+  partial results of a split, as planned for that chip. Repeated reads are charged to L2.
+- products: 8x8x8 simdgroup products; on M1 and M2 102.5 FMAs per core and cycle, 80 % of the ALUs.
+- L2: every byte that the lanes load from or store to device memory, at 32 B per core and cycle.
+- on-core data: the same and all traffic of threadgroup memory, at 64 B per core and cycle.
 - exp2: 32 per core and cycle.
-- Not in the model: other arithmetic (scaling, maxima, masks, addresses), latency, launch overhead, uneven
-  threadgroups. The matrix units of M5 are not used by these kernels.
+- Not modelled: other arithmetic (scaling, maxima, masks, addresses), latency, launch overhead, uneven
+  threadgroups. These kernels do not use the matrix units of M5.
 
-Counts were taken at {decode_lengths} keys for decode and at up to some hundred rows and keys of one head for
-prefill, and extrapolated: they are polynomials of the length (linear, quadratic).
+Decodes were counted at {decode_lengths} keys, prefills at up to some hundred rows and keys of one head. The
+counts of longer calls are extrapolated: they are polynomials of the length (linear, quadratic).
 
 ## Published figures
 
 {chips}
 
-M1 and M2: philipturner/metal-benchmarks; memory: Apple's specifications. No published measurement in
-bench/models/published.csv passes the figures of its chip, and the tests see to it. Without published
-figures, and therefore not here: {unpublished}.
+M1 and M2: philipturner/metal-benchmarks; memory: Apple's specifications. The tests check that no published
+measurement in bench/models/published.csv exceeds the figures of its chip. No figures are published for
+{unpublished}.
 """
 
 

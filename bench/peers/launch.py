@@ -1,4 +1,4 @@
-"""How an implementation runs a case: passes over named buffers."""
+"""The launch of a case: passes over named buffers, and scratch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from softmetal.cuda.compile import Pipeline
 
 OURS = "fattn"
-OURS_ON_M1 = "fattn-m1"  # the plans for M1 and M2, on a GPU for which there are others
+OURS_ON_M1 = "fattn-m1"  # our plans for M1 and M2, where those for later chips differ
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One dispatch. An argument is bytes, or the name of a buffer: one of bench/cases/buffers.py, or scratch."""
+    """One dispatch. An argument is bytes, or the name of a buffer: scratch, or one of cases/buffers.py."""
 
     pipeline: Pipeline
     grid: tuple[int, int, int]
@@ -31,6 +31,6 @@ class Launch:
     passes: list[Pass]
     scratch: Mapping[str, int] = field(default_factory=dict)  # buffer name -> bytes
     out_rows_first: bool = False  # the output is [B, Lq, H, D]
-    note: str = ""  # what its launch rule chose
-    # How it runs the case on other chips, over the same buffers: the bench quotes the fastest.
+    note: str = ""  # the choice of its launch rule
+    # Launches for other chips, over the same buffers; the bench reports the fastest.
     alternatives: Sequence[Launch] = ()

@@ -1,5 +1,5 @@
-"""What llama.cpp's two attention kernels have in common: the operands of a call and their strides, the mask,
-and the copy of the last keys that is filled up to a whole step."""
+"""Operands that llama.cpp's two attention kernels share: shapes, strides, the mask, and a copy of the last
+keys, padded to a whole step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ QUERY, OUT = "query_float32", "out_float32"
 
 
 class Operands:
-    """Of a case whose kernel takes so many keys per step."""
+    """The operands of a case, for a kernel that takes `step` keys at a time."""
 
     def __init__(self, case: Case, step: int) -> None:
         self.case = case
         self.step = step
-        # llama.cpp knows no causal attention, and no lengths: a mask hides what a row does not see.
+        # llama.cpp has neither causal attention nor sequence lengths: a mask hides keys instead.
         self.needs_mask = bool(case.lengths) or case.hides_keys
         self.pads = case.kv_len % step != 0
         if case.kv_format:
@@ -31,17 +31,17 @@ class Operands:
 
     @property
     def mask(self) -> str:
-        """The buffer, or one that is not read."""
+        """The mask's buffer, or another one if no mask is read."""
         return "mask" if self.needs_mask else QUERY
 
     @property
     def last_keys_bytes(self) -> int:
-        """The last keys of every head and their part of the mask."""
+        """Size of the last keys of every head, with their part of the mask."""
         case = self.case
         return self.step * (2 * self.row_bytes * case.kv_heads + 2 * case.q_len) * case.batch
 
     def fields(self) -> dict[str, int | float]:
-        """What the structs of kernel arguments call the shapes and strides."""
+        """Shapes and strides, by their names in the structs of kernel arguments."""
         case = self.case
         query, key = 4 * case.head_dim, self.row_bytes
         found: dict[str, int | float] = {
@@ -64,7 +64,7 @@ class Operands:
         }
 
     def pad(self) -> Pass:
-        """Copies the last, partial step of keys and fills it up."""
+        """Returns the pass that copies the last, partial step of keys and pads it."""
         case, kernel = self.case, "kernel_flash_attn_ext_pad"
         constants: Constants = {
             "FC_flash_attn_ext_pad_has_mask": self.needs_mask,
@@ -80,7 +80,7 @@ class Operands:
 
 
 def _shape(name: str, first: int, *values: int) -> dict[str, int | float]:
-    """Of "ne0" from 1: ne01, ne02 ..."""
+    """Numbers the values of a field: "ne0" from 1 gives ne01, ne02, ..."""
     return {f"{name}{first + i}": value for i, value in enumerate(values)}
 
 

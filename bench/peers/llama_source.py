@@ -1,6 +1,6 @@
 """llama.cpp's Metal sources (ggml-org, MIT licence), from the source archive of llama-cpp-python.
 
-The archive is one that LLAMA_CPP_SDIST names:
+LLAMA_CPP_SDIST names the archive:
     pip download llama-cpp-python==0.3.36 --no-deps --no-binary=:all:
 """
 
@@ -30,7 +30,7 @@ Constants = dict[str, bool | int | float]
 
 @functools.cache
 def folder() -> Path | None:
-    """Where ggml's sources are."""
+    """Extracts ggml's sources, and returns their folder."""
     archive = os.environ.get("LLAMA_CPP_SDIST")
     if not archive:
         return None
@@ -59,7 +59,7 @@ def _metal() -> Path:
 
 
 def text(name: str) -> str:
-    """Of a file of ggml-metal."""
+    """Returns the text of a file of ggml-metal."""
     return (_metal() / name).read_text()
 
 
@@ -74,13 +74,13 @@ def q8_0_block() -> str:
 
 
 def instantiation(file: str, kernel: str) -> str | None:
-    """The line that makes the kernel of a template. None: there is none."""
+    """Returns the line that instantiates the kernel's template, or None."""
     found = re.search(rf'^template \[\[host_name\("{kernel}" *\)\]\].*$', file, re.M)
     return found.group(0) if found else None
 
 
 def auxiliary_source(kernel: str, constant: str) -> str:
-    """A kernel without templates, from its first function constant on."""
+    """Returns the source of a kernel without templates, from its first function constant on."""
     return '#include "common.h"\n' + cut(
         text("kernels/fa_aux.metal"), rf"^constant \w+ {constant}.*?^kernel void {kernel}\(.*?^}}\n"
     )
@@ -88,15 +88,15 @@ def auxiliary_source(kernel: str, constant: str) -> str:
 
 @functools.cache
 def _fields(struct_name: str) -> dict[str, str]:
-    """Types of a struct of kernel arguments by their names, in order."""
+    """Returns the fields of a struct of kernel arguments, in order, and their types."""
     body = cut(text("ggml-metal-impl.h"), rf"typedef struct {{[^}}]*}} ggml_metal_kargs_{struct_name};")
     return {name: _KARGS_TYPES[kind] for kind, name in re.findall(r"^\s*(\w+)\s+(\w+);", body, re.M)}
 
 
 def kargs(struct_name: str, values: dict[str, int | float]) -> bytes:
-    """The arguments of a kernel, at the offsets that ggml-metal-impl.h gives its fields."""
+    """Packs the arguments of a kernel as the struct in ggml-metal-impl.h."""
     fields = _fields(struct_name)
-    assert fields.keys() <= values.keys(), f"{struct_name} has {set(fields) - set(values)} too"
+    assert fields.keys() <= values.keys(), f"{struct_name} also has {set(fields) - set(values)}"
     return struct.pack(f"{''.join(fields.values())}0Q", *(values[name] for name in fields))
 
 

@@ -1,14 +1,14 @@
-"""The peers that stand beside torch_fattn in the bench.
+"""The peers in the bench.
 
-None of them attends to a paged cache: vllm-metal and mistral.rs, which do, have no kernel's source in their
-packages on PyPI, only compiled libraries or none.
+None of them has a paged cache. vllm-metal and mistral.rs do, but their packages on PyPI contain no kernel
+source.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from ..cases.case import Case, NotTakenError
+from ..cases.case import Case, UnsupportedCaseError
 from . import llama_metal, mlx_metal, torch_metal
 from .launch import Launch
 
@@ -16,15 +16,15 @@ PEERS = (torch_metal, mlx_metal, llama_metal)
 
 
 def versions() -> dict[str, str]:
-    """Of those that are at hand, by implementation. Raises WrongArgumentError for an archive that is none."""
+    """Returns the version of each installed peer. Raises WrongArgumentError for an unreadable archive."""
     found = {peer.IMPL: peer.version() for peer in PEERS}
     return {impl: version for impl, version in found.items() if version != "not installed"}
 
 
 def launch(peer: ModuleType, case: Case) -> Launch:
-    """How the peer runs the case. Raises NotTakenError, with one sentence, where it does not."""
+    """Returns the peer's launch of the case, or raises UnsupportedCaseError with one sentence."""
     found: Launch | None = peer.launch(case)
     if found is None:
         why = "is not installed" if peer.version() == "not installed" else "has no fused kernel for this"
-        raise NotTakenError(f"{peer.IMPL} {why}")
+        raise UnsupportedCaseError(f"{peer.IMPL} {why}")
     return found

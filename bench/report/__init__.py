@@ -1,1 +1,1 @@
-"""Runs the bench and shows the results: table, picture, README."""
+"""Runs the bench and shows its results: as a table, as a picture, in the README."""

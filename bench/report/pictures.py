@@ -1,5 +1,7 @@
-"""Pictures of a run: rate against length with the ceiling as a line; for counts, multiples of the least. They
-are made for a page of some 800 pixels."""
+"""Draws a record: rates against length, with the ceiling as a line, or counts as multiples of the least.
+
+The size is for a page of some 800 pixels.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LABELS = {
     "mlx-metal": "MLX",
     "llama-metal": "llama.cpp",
 }
-# One panel of each kind: what stands in the README.
+# The panels in the README.
 SUMMARY = (
     "decode, B1, 32/8 heads x 128",
     "decode, B16, 32/8 heads x 128",
@@ -46,7 +48,7 @@ STYLE: dict[Any, Any] = {
     "ytick.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "svg.hashsalt": "bench",  # the same picture is the same file
+    "svg.hashsalt": "bench",  # the same picture gives the same file
 }
 
 
@@ -56,7 +58,7 @@ def draw(
     panels: tuple[str, ...] = (),
     endings: tuple[str, ...] = (".png", ".svg"),
 ) -> list[Path]:
-    """Writes stem.png and stem.svg. Of rates only these panels, if any are named."""
+    """Writes stem.png and stem.svg. `panels` chooses panels of rates; default: all."""
     rows = [row for row in record["rows"] if "refused" not in row]
     if not rows:
         raise SystemExit("bench: every call was refused, so there is nothing to draw.")
@@ -85,8 +87,8 @@ def _implementations(rows: list[Row]) -> list[str]:
 
 
 def _rates(rows: list[Row], ceilings: dict[str, float], names: tuple[str, ...]) -> Any:
-    """One panel per family of calls that differ only in length, of the first dtype. Calls of a single length
-    stand in the table, and here only if there are no others."""
+    """Draws one panel for each family of calls of the first dtype that differ only in length. Families of a
+    single length are drawn only if there are no others."""
     every: dict[str, list[Row]] = {}
     for row in rows:
         if row["dtype"] == rows[0]["dtype"]:
@@ -107,7 +109,7 @@ def _rates(rows: list[Row], ceilings: dict[str, float], names: tuple[str, ...]) 
 
 
 def _legend(figure: Any, machine: str) -> None:
-    """One legend of what any panel shows, below them: the title above may be as wide as the figure."""
+    """Adds one legend for all panels, below them, because the title above may be as wide as the figure."""
     handles: dict[str, Any] = {}
     for panel in figure.axes:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
@@ -135,7 +137,7 @@ def _family(row: Row) -> str:
 
 
 def _is_chunk(row: Row) -> bool:
-    """Of a prompt: its rows are fewer than its keys."""
+    """Whether the row is a chunk of a prompt, with fewer rows than keys."""
     return bool(row["op"] == "prefill" and row["q_len"] != row["kv_len"])
 
 

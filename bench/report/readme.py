@@ -1,17 +1,16 @@
-"""The measured numbers of docs/measured.md, and some of them in the README, written from bench/results and
-checked by tests/test_readme.py; and the pictures of both.
+"""Writes the tables of measurements in README.md and docs/measured.md, and the pictures, from bench/results.
 
-python -m bench readme            # exit 1 if one of them says anything else
+python -m bench readme            # exits with 1 if a table differs
 python -m bench readme --update
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from ..backends.record import read
 from ..cases.arguments import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +19,7 @@ MEASURED = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
 BEGIN = "<!-- MEASURED: written by python -m bench readme --update -->"
 END = "<!-- /MEASURED -->"
-# Of each kind of call one or two, those among them where a peer is ahead.
+# One or two calls of each kind, and those where a peer is faster.
 IN_THE_README = (
     "decode B1 32/8x128 N=256",
     "decode B1 32/8x128 N=4096",
@@ -41,18 +40,18 @@ PEERS = {
 
 
 def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
-    """One line per call: ours with its share of the ceiling, then the peers, in milliseconds."""
+    """Returns one line per call: our time and share of the ceiling, then the peers' times."""
     calls: dict[str, dict[str, dict[str, Any]]] = {}
     for row in (row for row in results["rows"] if row["dtype"] == "float16"):
-        # Of a call that two sets have, the first.
+        # If two sets have a call, the first row counts.
         calls.setdefault(f"{row['op']} {row['call']}", {}).setdefault(row["impl"], row)
     if missing := set(only) - set(calls):
         raise ValueError(
-            f"{RESULTS.name} has no row of {', '.join(sorted(missing))}; measure it or take it out"
+            f"{RESULTS.name} has no row of {', '.join(sorted(missing))}; measure it or remove it"
         )
     calls = {call: calls[call] for call in only or calls}
-    there = {row["impl"] for row in results["rows"]}
-    titles = {name: title for name, title in PEERS.items() if name in there}
+    measured = {row["impl"] for row in results["rows"]}
+    titles = {name: title for name, title in PEERS.items() if name in measured}
     lines = [
         "| " + " | ".join(["float16", "fattn", "rate", "of the ceiling", *titles.values()]) + " |",
         "|---" * (4 + len(titles)) + "|",
@@ -89,22 +88,23 @@ def _beside(peer: dict[str, Any] | None, ours: dict[str, Any]) -> str:
 def render(text: str, only: tuple[str, ...] = ()) -> str:
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
-    return f"{head}{BEGIN}\n{table(json.loads(RESULTS.read_text()), only)}\n{END}{tail}"
+    return f"{head}{BEGIN}\n{table(read(RESULTS), only)}\n{END}{tail}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m bench readme", description="The measured numbers of README and docs.")
-    parser.add_argument("--update", action="store_true", help="write them")
+    about = "Compares the tables of README and docs with bench/results."
+    parser = Parser(prog="python -m bench readme", description=about)
+    parser.add_argument("--update", action="store_true", help="write the tables and the pictures")
     options = parser.parse_args(arguments)
     status = 0
     for path, only in ((README, IN_THE_README), (MEASURED, ())):
         current = path.read_text()
         if current.count(BEGIN) != 1 or current.count(END) != 1:
-            parser.refuse(f"{path.name} must hold one line {BEGIN} and one {END}; put them back")
-        wanted = render(current, only)
+            parser.refuse(f"{path.name} must contain one line {BEGIN} and one {END}; put them back")
+        correct = render(current, only)
         if options.update:
-            path.write_text(wanted)
-        elif wanted != current:
+            path.write_text(correct)
+        elif correct != current:
             print(
                 f"{path.name} differs from bench/results: run python -m bench readme --update",
                 file=sys.stderr,
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.update:
         from . import pictures
 
-        record = json.loads(RESULTS.read_text())
-        pictures.draw(record, RESULTS.with_suffix(""))
-        pictures.draw(record, RESULTS.with_name(RESULTS.stem + "-summary"), pictures.SUMMARY, (".png",))
+        record, summary = read(RESULTS), RESULTS.with_name(RESULTS.stem + "-summary")
+        pictures.draw(record, RESULTS.with_suffix(""), endings=(".png",))
+        pictures.draw(record, summary, pictures.SUMMARY, (".png",))
     return status

@@ -1,26 +1,23 @@
-"""`python -m torch_fattn bench`: one table for the machine at hand, with the peers beside us."""
+"""Measures calls on this machine, ours and the peers', and shows them as a table, JSON and a picture."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
 import importlib.util
-import json
-import runpy
+import shutil
+import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..backends.backend import Backend
 from ..backends.choose import BACKENDS, choose
+from ..backends.record import Record, write
 from ..cases.arguments import Parser, WrongArgumentError, output_file, picture_stem
-from ..cases.calls import OPS, SHAPES, Call
+from ..cases.calls import OPS, Call
+from ..cases.shapes import SHAPES
 from ..peers.launch import OURS
 from . import table
-
-# By its file: where an NVIDIA GPU is timed, torch_fattn need not be built.
-_PROGRESS = Path(__file__).resolve().parents[2] / "torch_fattn" / "_progress.py"
-Progress = runpy.run_path(str(_PROGRESS))["Progress"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     record = measure(backend, calls, implementations)
     print(table.render(record))
     if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        write(record, options.json)
     if options.picture:
         from . import pictures
 
@@ -48,11 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python -m torch_fattn bench",
-        description="Times attention on an Apple or NVIDIA GPU beside its peers; without a GPU, counts what "
-        "the kernels do.",
+        prog="python -m bench",
+        description="Times attention on an Apple or NVIDIA GPU, ours and the peers'; without a GPU, counts "
+        "the work of the kernels.",
     )
-    parser.add_argument("--op", action="append", choices=OPS, help="only this op; may be given several times")
+    parser.add_argument("--op", action="append", choices=OPS, help="only this operator; may be repeated")
     parser.add_argument(
         "--shapes",
         nargs="+",
@@ -62,13 +59,13 @@ def _parser() -> Parser:
         help=f"sets of shapes: {', '.join(SHAPES)}, all; default: standard",
     )
     parser.add_argument(
-        "--dtype", choices=("float32", "float16", "bfloat16"), help="of all calls; default: their own"
+        "--dtype", choices=("float32", "float16", "bfloat16"), help="of all calls; default: that of each call"
     )
     parser.add_argument(
-        "--peers", nargs="*", metavar="PEER", help="implementations beside ours; default: all that are there"
+        "--peers", nargs="*", metavar="PEER", help="implementations besides ours; default: all installed"
     )
-    parser.add_argument("--backend", choices=BACKENDS, help="default: the best that this machine has")
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--backend", choices=BACKENDS, help="default: the best one for this machine")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the measurements to FILE")
     parser.add_argument("--picture", type=picture_stem, metavar="STEM", help="write STEM.png and STEM.svg")
     return parser
 
@@ -81,36 +78,34 @@ def _chosen_calls(options: argparse.Namespace) -> list[Call]:
         others = [name for name, known in SHAPES.items() if any(call.op in options.op for call in known)]
         raise WrongArgumentError(
             f"--op {' '.join(options.op)}: no such call in --shapes {' '.join(options.shapes)}; "
-            f"there is in {', '.join(others)}"
+            f"choose from {', '.join(others)}"
         )
     return chosen
 
 
 def _chosen_implementations(backend: Backend, peers: list[str] | None) -> list[str]:
-    there = [impl for impl in backend.implementations() if impl != OURS]
+    available = [impl for impl in backend.implementations() if impl != OURS]
     if peers is None:
-        return [OURS, *there]
-    unknown = sorted(set(peers) - set(there))
+        return [OURS, *available]
+    unknown = sorted(set(peers) - set(available))
     if unknown:
         raise WrongArgumentError(
             f"--peers {' '.join(unknown)}: not on the backend {backend.name!r}, which has "
-            f"{', '.join(there) or 'none'}; give those, or none after --peers for ours alone"
+            f"{', '.join(available) or 'none'}; choose from these, or give --peers alone to measure only ours"
         )
     return [OURS, *dict.fromkeys(peers)]
 
 
-def measure(backend: Backend, calls: list[Call], implementations: list[str]) -> dict[str, Any]:
-    """The record that --json writes."""
-    machine = backend.machine()
+def measure(backend: Backend, calls: list[Call], implementations: list[str]) -> Record:
+    ceilings = backend.ceilings()
     rows: list[dict[str, Any]] = []
-    with Progress(len(calls) * len(implementations)) as progress:
-        ceilings = backend.ceilings()
-        for call in calls:
-            for impl in implementations:
-                progress.step(f"{call.op} {call}: {impl}")
-                rows.append(_row(backend, call, impl, machine))
+    for call in calls:
+        for impl in implementations:
+            _show(f"{len(rows)}/{len(calls) * len(implementations)}  {call.op} {call}: {impl}")
+            rows.append(_row(backend, call, impl))
+    _show("")
     return {
-        "machine": machine,
+        "machine": backend.machine(),
         "backend": backend.name,
         "date": datetime.date.today().isoformat(),
         "versions": backend.versions(),
@@ -119,7 +114,14 @@ def measure(backend: Backend, calls: list[Call], implementations: list[str]) -> 
     }
 
 
-def _row(backend: Backend, call: Call, impl: str, machine: str) -> dict[str, Any]:
+def _show(progress: str) -> None:
+    """Replaces the line on a terminal."""
+    if sys.stderr.isatty():
+        columns = shutil.get_terminal_size().columns
+        print(f"\r\x1b[K{progress[: columns - 1]}", end="", file=sys.stderr, flush=True)
+
+
+def _row(backend: Backend, call: Call, impl: str) -> dict[str, Any]:
     row: dict[str, Any] = {
         "op": call.op,
         "impl": impl,
@@ -134,7 +136,6 @@ def _row(backend: Backend, call: Call, impl: str, machine: str) -> dict[str, Any
         "kv_len": call.kv_len,
         "causal": call.causal,
         "options": call.options,
-        "machine": machine,
     }
     try:
         row.update(backend.measure(call, impl))

@@ -1,4 +1,4 @@
-"""The record of a run as a table for reading."""
+"""Renders a record as a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..peers.launch import OURS
 
 Row = dict[str, Any]
-Column = tuple[str, Callable[[Row, Row | None], str]]  # heading; cell of a row, given our row of that call
+Column = tuple[str, Callable[[Row, Row | None], str]]  # heading; cell, from a row and our row of its call
 
 _WIDTH = 108
 
@@ -70,7 +70,7 @@ def _ratio(row: Row, ours: Row | None) -> str:
 
 
 def _over_bytes(row: Row, ours: Row | None) -> str:
-    """Of a decode, whose rate is that of its bytes."""
+    """Time over that of reading the bytes, for a decode, whose rate counts bytes."""
     return "" if row["op"] == "prefill" else f"{1 / row['ceiling_fraction']:.2f}"
 
 
@@ -88,9 +88,10 @@ _TIMED: list[Column] = [
     ("max error", lambda row, ours: f"{row['max_error']:.1e}"),
 ]
 _TIMED_NOTE = (
-    "Decode: bytes that must move (each key and value once per key-value head) over time, against pure "
-    "reading; time / bytes is the time over that of reading them. Prefill: operations of visible pairs over "
-    "time, against 8x8x8 products from registers. Spread: (slowest - fastest) / median of the batches."
+    "Decode: bytes that must move (each key and value once per key-value head) over time; the ceiling is "
+    "pure reading. time / bytes: the time over that of reading these bytes. Prefill: operations of visible "
+    "pairs over time; the ceiling is 8x8x8 products from registers. Spread: (slowest - fastest) / median of "
+    "the batches."
 )
 
 
@@ -104,14 +105,14 @@ def _products(row: Row, ours: Row | None) -> str:
 
 
 def _staged(row: Row, ours: Row | None) -> str:
-    """Threadgroup bytes per least product: what feeds the products."""
+    """Bytes read and written in threadgroup memory, per least product."""
     dispatches = row["counts"]["dispatches"]
     moved = sum(d["threadgroup_read"] + d["threadgroup_written"] for d in dispatches)
     return f"{moved / row['counts']['least_products']:.0f}"
 
 
 def _per_thousand(key: str) -> Callable[[Row, Row | None], str]:
-    """Of the least products: samples of different sizes can be compared."""
+    """The count per thousand least products, which makes samples of different sizes comparable."""
 
     def cell(row: Row, ours: Row | None) -> str:
         total = sum(dispatch[key] for dispatch in row["counts"]["dispatches"])
@@ -137,11 +138,11 @@ _COUNTED: list[Column] = [
     ("counted as", _counted_as),
 ]
 _COUNTED_NOTE = (
-    "Counts, not times. K,V read: multiple of reading each needed key and value once per key-value head. "
-    "bytes and partials: multiples of the least that must move, which is those, query and output; partials "
-    "are what one dispatch leaves to the next, and not in `bytes`. Every lane's load counts, also when the "
-    "lanes of a simdgroup share it. products: multiple of the 8x8x8 blocks that touch a visible pair. "
-    "staged B: threadgroup bytes read and written per such block; barriers, reductions, shuffles: per 1,000 "
-    "such blocks. A decode is counted with fewer keys and heads where the last column says so: K,V read is "
-    "the same, `bytes` and `partials` are those of the counted call."
+    "Counts, not times. K,V read: bytes read, as a multiple of each visible key and value once per "
+    "key-value head. bytes, partials: multiples of the least bytes, which are those, the query and the "
+    "output; partials are results that one dispatch leaves to the next, and are not part of `bytes`. Every "
+    "lane's load counts, even if the lanes of a simdgroup share it. products: multiple of the 8x8x8 blocks "
+    "that touch a visible pair. staged B: threadgroup bytes read and written per such block. barriers, "
+    "reductions, shuffles: per 1,000 such blocks. counted as: the smaller call that was counted; its K,V "
+    "read is that of the whole call, its `bytes` and `partials` are its own."
 )

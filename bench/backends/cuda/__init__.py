@@ -1,5 +1,5 @@
-"""Times on an NVIDIA GPU: the Metal sources are compiled on one machine, and run on another."""
+"""Times calls on an NVIDIA GPU. build.py compiles the Metal sources; run.py runs them on another machine."""
 
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[2] / "_cuda"  # what build.py compiled
+FOLDER = Path(__file__).resolve().parents[2] / "_cuda"  # travels between the two

@@ -1,6 +1,6 @@
-"""Times on an NVIDIA GPU, of the Metal sources translated to CUDA: a folder that build.py compiled.
+"""The backend of an NVIDIA GPU, which runs the Metal sources translated to CUDA.
 
-Needs torch with CUDA and that folder; torch_fattn itself need not be built there.
+Needs torch with CUDA and the folder that build.py wrote, but not torch_fattn.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class CudaBackend:
     def __init__(self, folder: Path = FOLDER) -> None:
         if not torch.cuda.is_available():
             raise WrongArgumentError(
-                "--backend cuda times an NVIDIA GPU, and torch.cuda finds none here; leave the option out "
-                "for what the machine can do"
+                "--backend cuda times an NVIDIA GPU, and torch.cuda finds none here; leave the option out to "
+                "use the best backend for this machine"
             )
         if not (folder / "manifest.json").exists():
             raise WrongArgumentError(
@@ -46,7 +46,7 @@ class CudaBackend:
         return f"{facts['name']}, driver {facts['driver']} ({facts['kind']})"
 
     def versions(self) -> dict[str, str]:
-        # The folder knows the commit that it was built from; this machine may have no git.
+        # The folder records its commit, because this machine may have no git.
         built = self._runner.manifest.get("versions", {})
         return {**common_versions(), "cuda": str(torch.version.cuda), **built}
 
@@ -80,12 +80,12 @@ class CudaBackend:
         }
 
     def _find(self, call: Call, impl: str) -> dict[str, Any]:
-        wanted = json.loads(json.dumps(vars(call.case())))
+        fields = json.loads(json.dumps(vars(call.case())))
         for row in self._runner.manifest["rows"]:
-            if row["impl"] == impl and wanted.items() <= row["case"].items():
+            if row["impl"] == impl and fields.items() <= row["case"].items():
                 found: dict[str, Any] = row
                 return found
         for refusal in self._runner.manifest.get("refused", []):
-            if refusal["impl"] == impl and wanted.items() <= refusal["case"].items():
+            if refusal["impl"] == impl and fields.items() <= refusal["case"].items():
                 raise NotImplementedError(refusal["why"])
         raise NotImplementedError(f"no kernel of {impl} for this call was compiled into bench/_cuda")

@@ -1,9 +1,9 @@
-"""Compiles everything that the NVIDIA bench runs into one folder that travels: cubins and manifest.json.
+"""Compiles the kernels of the NVIDIA bench, ours and the peers', into one folder: cubins and manifest.json.
 
     MLX_METAL_WHEEL=... LLAMA_CPP_SDIST=... python -m bench cuda-build --out bench/_cuda [--cores 132]
     python -m bench cuda-build --out bench/_cuda --shapes prefill --impls fattn llama-metal     # less
 
-The folder is for run.py, which needs torch with CUDA and nothing of what stands here.
+run.py needs this folder and torch with CUDA, but none of the sources.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from typing import Any
 from softmetal.cuda.compile import Pipeline, compile_all
 
 from ...cases.arguments import Parser, WrongArgumentError, positive
-from ...cases.calls import SHAPES
-from ...cases.case import Case, NotTakenError
+from ...cases.case import Case, UnsupportedCaseError
+from ...cases.shapes import SHAPES
 from ...peers import fattn, registry
 from ...peers.launch import Launch
 from . import FOLDER
 
 CEILINGS = Path(__file__).parents[1] / "ceilings.metal"
 H200_CORES = 132
-# ptxas plans registers, and orders instructions, for as many threadgroups per multiprocessor as it likes (0)
-# or as it is told. Which is the fastest changes from kernel to kernel by up to 20 %, so every row is timed
-# each way, and quoted as the fastest.
+# Threadgroups per multiprocessor for which ptxas allocates registers and orders instructions (0: it chooses).
+# The choice changes the time of a kernel by up to 20 %: every row is timed with each, and the fastest counts.
 GROUPS = (0, 1, 3)
 IMPLS = (fattn.IMPL, fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS))
 
-# Those of the README, and what decode and prefill are held to (bench/models/aims.py).
+# The shapes in the README, and those with an aim (models/aims.py).
 TIMED = ("standard", "decode", "prefill", "chunked")
-# Small, ragged and broadcast: what a wrong index would break.
+# Small, ragged and grouped shapes, whose results a wrong index would change.
 CORRECTNESS = [
     Case("decode", 2, 8, 2, 128, 1, 1500),
     Case("decode", 2, 4, 4, 64, 1, 77),
@@ -65,8 +64,10 @@ def timed(shapes: Sequence[str]) -> list[Case]:
 
 
 def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
-    """Who runs the case and how, and why the others do not. What M1 and M2 would run is there where it
-    differs from what later chips would."""
+    """Returns the launches of the case, and the reason of each implementation that refuses it.
+
+    Our plan for M1 and M2 is one of them if it differs from the plan for later chips.
+    """
     found: list[Launch] = []
     refused: dict[str, str] = {}
     try:
@@ -81,18 +82,18 @@ def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
     for peer in registry.PEERS:
         try:
             found.append(registry.launch(peer, case))
-        except NotTakenError as refusal:
+        except UnsupportedCaseError as refusal:
             refused[peer.IMPL] = str(refusal)
     return found, refused
 
 
 def registers(pipeline: Pipeline, groups: int) -> Pipeline:
-    """The same for other threadgroups per multiprocessor; never more than have room there."""
+    """Returns the pipeline for so many threadgroups per multiprocessor, or for as many as fit."""
     return replace(pipeline, min_groups=min(groups, 2048 // pipeline.max_threads))
 
 
 def distinct(variants: Sequence[list[str]], folder: Path) -> list[list[str]]:
-    """Those whose code differs."""
+    """Drops the variants whose machine code is that of an earlier one."""
     found: dict[tuple[bytes, ...], list[str]] = {}
     for cubins in variants:
         found.setdefault(tuple((folder / cubin).read_bytes() for cubin in cubins), cubins)
@@ -134,7 +135,7 @@ def ceilings() -> list[tuple[str, Pipeline]]:
 
 
 def versions() -> dict[str, str]:
-    """Where the kernels come from."""
+    """Versions of the sources and of the compiler."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=CEILINGS.parent, capture_output=True, text=True
     )
@@ -150,7 +151,7 @@ def versions() -> dict[str, str]:
 def build(
     cases: Sequence[Case], checks: Sequence[Case], cores: int, out: Path, impls: Collection[str] = IMPLS
 ) -> dict[str, Any]:
-    """Writes `out`; returns the manifest."""
+    """Compiles the cases into `out`, and returns the manifest."""
     rows: list[tuple[Case, Launch, str]] = []
     refusals: list[dict[str, Any]] = []
     for case, purpose in [*((case, "time") for case in cases), *((case, "check") for case in checks)]:

@@ -1,10 +1,9 @@
-"""Runs what build.py compiled, on the machine with the NVIDIA GPU: checks every result, then times
-it.
+"""Checks every result of the compiled kernels on an NVIDIA GPU, then times them.
 
     python -m bench cuda-run --folder bench/_cuda --json results.json
     compute-sanitizer --tool racecheck python -m bench cuda-run --check-only --reference cpu
 
-Needs torch with CUDA and the folder; no compiler, no network, no torch_fattn.
+Needs torch with CUDA and the folder that build.py wrote; no compiler, no network, no torch_fattn.
 """
 
 from __future__ import annotations
@@ -26,17 +25,18 @@ from softmetal.cuda.launch import Arguments, Kernel
 from ...cases.arguments import Parser, output_file, positive
 from ...cases.buffers import OUTPUTS, TOLERANCE, errors
 from ...cases.buffers import make as make_buffers
+from .. import record
 from . import FOLDER
 
 REPEATS = 25
-# Inputs are rotated so that this many bytes pass between two uses of one set: several times the L2. Calls of
-# the least bytes get as many sets as pass three times the L2 of an H200.
+# Sets of inputs are rotated so that this many bytes, several times the L2, pass between two uses of one set.
+# MOST_SETS of the smallest calls are three times the L2 of an H200.
 ROTATION_BYTES = 512 << 20
 MOST_SETS = 160
 
 
 class Runner:
-    """Launches rows of one manifest."""
+    """Launches the rows of a manifest."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Runner:
         return self._kernels[cubin]
 
     def prepare(self, variant: dict[str, Any], buffers: dict[str, torch.Tensor]) -> Callable[[], None]:
-        """A function that enqueues a variant of a row over these buffers."""
+        """Returns a function that enqueues a variant of a row over these buffers."""
         launches = []
         for one in variant["passes"]:
             values = {int(slot): _value(argument, buffers) for slot, argument in one["arguments"].items()}
@@ -81,7 +81,7 @@ def _value(argument: dict[str, str], buffers: dict[str, torch.Tensor]) -> int | 
 
 
 def time_graph(enqueues: Sequence[Callable[[], None]], repeats: int) -> list[float]:
-    """Milliseconds of one call, once per replay of a graph that makes them all."""
+    """Returns milliseconds per call, one value for each replay of a graph of all calls."""
     for enqueue in enqueues:
         enqueue()
     torch.cuda.synchronize()
@@ -101,9 +101,12 @@ def time_graph(enqueues: Sequence[Callable[[], None]], repeats: int) -> list[flo
 
 
 def measure_ceilings(runner: Runner, repeats: int) -> dict[str, Any]:
-    """Pure reading in GB/s; 8x8 products from registers in TFLOP/s: each with a new B, four to a B, of
-    halves. The fastest of several, and reading last and long: a GPU takes a while to reach its clocks, and
-    slow ceilings would flatter every share of them."""
+    """Measures reading in GB/s, and 8x8 products from registers in TFLOP/s: with a new B each, with four
+    products to a B, and with half operands.
+
+    The fastest of several passes counts, and reading is measured last and longest: a GPU takes a while to
+    reach its clocks, and a low ceiling would flatter every rate.
+    """
     cubins = runner.manifest["ceilings"]
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     found: dict[str, Any] = {}
@@ -131,7 +134,7 @@ def _enqueue(kernel: Kernel, groups: int, threads: int, values: dict[int, Any]) 
 def time_row(
     runner: Runner, row: dict[str, Any], first: dict[str, torch.Tensor], repeats: int
 ) -> tuple[list[float], str]:
-    """Of the fastest variant, and what it is."""
+    """Returns the times and the note of the fastest variant."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
     sets = [first] + [make(row, 100 + i) for i in range(min(MOST_SETS, ROTATION_BYTES // size))]
     timed = [
@@ -145,7 +148,7 @@ def time_row(
 
 
 def run_row(runner: Runner, row: dict[str, Any], device: str) -> tuple[dict[str, torch.Tensor], float, float]:
-    """Buffers, and the largest errors of the variants."""
+    """Runs every variant once; returns the buffers and the largest errors."""
     buffers = make(row, 1)
     found = []
     for variant in row["variants"]:
@@ -193,7 +196,6 @@ def result(
         "rate_unit": unit,
         "ceiling_fraction": rate / ceiling,
         "max_error": largest,
-        "machine": torch.cuda.get_device_name(),
     }
 
 
@@ -251,7 +253,7 @@ def main(argv: Sequence[str]) -> int:
                 f"  {one['rate']:8.1f} {one['rate_unit']:7} {100 * one['ceiling_fraction']:5.1f} %"
             )
             if row["case"]["lengths"]:
-                line += f"  {1 / one['ceiling_fraction']:.2f} of the time of its bytes"
+                line += f"  {1 / one['ceiling_fraction']:.2f} times the time of its bytes"
         print(line, flush=True)
         del buffers
     for row in refused:
@@ -263,6 +265,6 @@ def main(argv: Sequence[str]) -> int:
             **runner.manifest.get("versions", {}),
         }
         document = {"machine": machine(), "versions": versions, "ceilings": ceilings, "rows": results}
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+        record.write(document, arguments.json)
     print(f"{wrong} wrong of {len(rows)}")
     return 1 if wrong else 0
