@@ -32,6 +32,7 @@ INSTALL = NotRun("it changes the environment that the tests run in; CI installs 
 NVIDIA = NotRun("it needs nvcc or an NVIDIA GPU")
 FETCHED = NotRun("it fetches what the tests do not need")
 DOCTOR = ByTest("tests/test_package.py::test_doctor_is_content")
+AIMS = ByTest("tests/test_bench_aims.py::test_the_command")
 DEMO = ByTest("tests/test_demo.py::test_tokens_agree")
 
 # `python` stands for the one that runs the tests.
@@ -94,8 +95,7 @@ COMMANDS: dict[str, Kind] = {
     ),
     "python -m tests.update_outputs": ByTest("tests/test_docs_commands.py::test_an_output_is_written_anew"),
     "python -m bench roofline": ByTest("tests/test_apple_bounds.py::test_the_page_has_these_figures"),
-    "python -m bench aims": NVIDIA,
-    "python -m bench aims --of prefill": NVIDIA,
+    "python -m bench aims bench/results/nvidia-h200.json": AIMS,
     "python -m bench aims nvidia-h200.json": NVIDIA,
     "python -m bench cuda-build": NVIDIA,
     "python -m bench cuda-run": NVIDIA,
