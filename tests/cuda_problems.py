@@ -140,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
     if options.build:
         return build(options.folder, options.cores)
     if not (options.folder / "problems.pt").is_file():
-        parser.refuse(f"--folder {str(options.folder)!r} holds no problems.pt; make it with --build first")
+        parser.refuse(f"--folder {str(options.folder)!r} contains no problems.pt; make it with --build first")
     return run(options.folder)
 
 

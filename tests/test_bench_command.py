@@ -108,7 +108,7 @@ def test_torch_fattn_runs_the_bench_of_its_checkout(
         ("cuda-build", "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
         ("aims", "nowhere.json", "'nowhere.json' is no record of the bench"),
         ("host-cost", "--calls 1", "unrecognized arguments: --calls 1"),
-        ("cuda-run", "--folder nowhere", "holds no manifest.json; copy here"),
+        ("cuda-run", "--folder nowhere", "contains no manifest.json; copy the folder"),
         ("cuda-run", "--repeats 0", "'0' is not a whole number from 1 on"),
         ("cuda-run", "--json nowhere/x.json", "is in no existing folder"),
         ("cuda-run", "--reference gpu", "--reference: invalid choice: 'gpu'"),
@@ -125,7 +125,7 @@ def test_every_command_is_in_the_help() -> None:
 
 @pytest.mark.host_only
 def test_random_problems_need_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "holds no problems.pt; make it with --build"
+    words = "contains no problems.pt; make it with --build"
     assert words in refusal_of(cuda_problems.main, "--folder nowhere", capsys)
 
 

@@ -72,13 +72,13 @@ class CountsBackend:
             return {"counts": counts.as_json()}
         from ..peers import registry
 
-        found: dict[str, Any] = {"max_error": 0.0}
+        fields: dict[str, Any] = {"max_error": 0.0}
 
         def count(one: Call) -> counting.Counts:
-            counts, error, found["note"] = counting.count_peer(
+            counts, error, fields["note"] = counting.count_peer(
                 self._peers[impl], one, whole_rows=0 if one.is_decode else call.q_len
             )
-            found["max_error"] = max(error, found["max_error"])
+            fields["max_error"] = max(error, fields["max_error"])
             return counts
 
         try:
@@ -92,7 +92,7 @@ class CountsBackend:
             raise
         except RuntimeError as failure:  # a peer's failure must not lose the other rows
             raise NotImplementedError(f"{impl} does not run on softmetal: {failure}") from failure
-        return {"counts": counts.as_json(), **found}
+        return {"counts": counts.as_json(), **fields}
 
 
 def refuse_as_planned(call: Call) -> None:

@@ -59,9 +59,9 @@ def count_prefill(call: Call, count: Callable[[Call], Counts], has_shared_passes
 
 def _for_all_heads(one: Sequence[Dispatch], two: Sequence[Dispatch] | None, heads: int) -> list[Dispatch]:
     if two is None:
-        return [replace(each, **_combined(lambda found: heads * found[0], [each])) for each in one]
+        return [replace(each, **_combined(lambda counts: heads * counts[0], [each])) for each in one]
     return [
-        replace(pair[0], **_combined(lambda found: found[0] + (heads - 1) * (found[1] - found[0]), pair))
+        replace(pair[0], **_combined(lambda counts: counts[0] + (heads - 1) * (counts[1] - counts[0]), pair))
         for pair in zip(one, two, strict=True)
     ]
 

@@ -248,10 +248,10 @@ class Call:
             cache = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
             key = stored("key", *cache)
             value = latent(key) if self.latent_dim else stored("value", *cache)
-            found = {"query": query, "key": key, "value": value}
+            operands = {"query": query, "key": key, "value": value}
             if self.lengths:
-                found["seq_lens"] = torch.tensor(self.lengths, dtype=torch.int32, device=device)
-            return {**found, **extra}
+                operands["seq_lens"] = torch.tensor(self.lengths, dtype=torch.int32, device=device)
+            return {**operands, **extra}
         blocks = -(-self.kv_len // self.block_size)
         pool = (self.batch * blocks, self.block_size, self.kv_heads, self.head_dim)
         order = torch.randperm(self.batch * blocks, generator=generator)

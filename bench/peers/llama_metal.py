@@ -60,8 +60,8 @@ def launch(case: Case) -> Launch | None:
         return llama_prefill.launch(case, _TYPES[case.dtype])
     element = _TYPES[case.kv_format or case.dtype]
     chosen = [tile(element, case.head_dim, case.q_len, case.kv_len, family) for family in _FAMILIES]
-    found = [one for tile in dict.fromkeys(chosen) if (one := _Vector(case, element, tile).launch())]
-    return replace(found[0], alternatives=found[1:]) if found else None
+    launches = [one for tile in dict.fromkeys(chosen) if (one := _Vector(case, element, tile).launch())]
+    return replace(launches[0], alternatives=launches[1:]) if launches else None
 
 
 def _vector_source(element: str, kernel: str) -> str | None:

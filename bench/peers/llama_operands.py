@@ -44,7 +44,7 @@ class Operands:
         """Shapes and strides, by their names in the structs of kernel arguments."""
         case = self.case
         query, key = 4 * case.head_dim, self.row_bytes
-        found: dict[str, int | float] = {
+        values: dict[str, int | float] = {
             **_shape("ne0", 1, case.q_len, case.q_heads, case.batch),
             **_shape("nb0", 1, *_strides(query, case.q_len, case.q_heads)),
             **{"ne11": case.kv_len, "ne_12_2": case.kv_heads, "ne_12_3": case.batch},
@@ -56,9 +56,9 @@ class Operands:
             **{"n_head_log2": 1 << (case.q_heads.bit_length() - 1), "n_kv_max_padded": 0},
         }
         if not self.needs_mask:
-            return found | _shape("ne3", 0, 0, 0, 0, 0) | _shape("nb3", 1, 0, 0, 0)
+            return values | _shape("ne3", 0, 0, 0, 0, 0) | _shape("nb3", 1, 0, 0, 0)
         return {
-            **found,
+            **values,
             **_shape("ne3", 0, case.kv_len, case.q_len, 1, case.batch),
             **_shape("nb3", 1, *_strides(2 * case.kv_len, case.q_len, 1)),
         }

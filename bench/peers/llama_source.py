@@ -37,14 +37,14 @@ def folder() -> Path | None:
     target = Path(tempfile.gettempdir()) / f"{Path(archive).name.removesuffix('.tar.gz')}-ggml"
     try:
         with tarfile.open(archive) as source:
-            wanted = [one for one in source if any(part in one.name for part in _PARTS)]
-            source.extractall(target, wanted, filter="data")
+            members = [one for one in source if any(part in one.name for part in _PARTS)]
+            source.extractall(target, members, filter="data")
     except (OSError, tarfile.TarError) as error:
         raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} is no readable archive; {_HOW}") from error
-    found = list(target.glob("llama_cpp_python-*/vendor/llama.cpp/ggml/src"))
-    if len(found) != 1:
+    folders = list(target.glob("llama_cpp_python-*/vendor/llama.cpp/ggml/src"))
+    if len(folders) != 1:
         raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} holds no sources of ggml; {_HOW}")
-    return found[0]
+    return folders[0]
 
 
 def version() -> str:
@@ -64,9 +64,9 @@ def text(name: str) -> str:
 
 
 def cut(source: str, pattern: str) -> str:
-    found = re.search(pattern, source, re.S | re.M)
-    assert found, f"{IMPL}: the sources hold no {pattern!r}"
-    return found.group(0)
+    match = re.search(pattern, source, re.S | re.M)
+    assert match, f"{IMPL}: the sources do not contain {pattern!r}"
+    return match.group(0)
 
 
 def q8_0_block() -> str:
@@ -75,8 +75,8 @@ def q8_0_block() -> str:
 
 def instantiation(file: str, kernel: str) -> str | None:
     """Returns the line that instantiates the kernel's template, or None."""
-    found = re.search(rf'^template \[\[host_name\("{kernel}" *\)\]\].*$', file, re.M)
-    return found.group(0) if found else None
+    match = re.search(rf'^template \[\[host_name\("{kernel}" *\)\]\].*$', file, re.M)
+    return match.group(0) if match else None
 
 
 def auxiliary_source(kernel: str, constant: str) -> str:

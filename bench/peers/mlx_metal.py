@@ -53,14 +53,14 @@ def launch(case: Case) -> Launch | None:
     case.refuse_features(IMPL)
     if case.q_len > 8:
         tiles = dict.fromkeys(_tile_keys(case, chip) for chip in CHIP_CLASSES) if _has_full(case) else {}
-        found = [_full(case, keys) for keys in tiles]
+        launches = [_full(case, keys) for keys in tiles]
     else:
         splits = dict.fromkeys(_splits(case, chip) for chip in CHIP_CLASSES) if _has_vector(case) else {}
-        found = [_vector_in_two_passes(case, n) if n > 1 else _vector_in_one_pass(case) for n in splits]
-    if not found:
+        launches = [_vector_in_two_passes(case, n) if n > 1 else _vector_in_one_pass(case) for n in splits]
+    if not launches:
         return None
-    largest = max((one.scratch for one in found), key=lambda scratch: sum(scratch.values()))
-    first, *others = (replace(one, scratch=largest) for one in found)
+    largest = max((one.scratch for one in launches), key=lambda scratch: sum(scratch.values()))
+    first, *others = (replace(one, scratch=largest) for one in launches)
     return replace(first, alternatives=others)
 
 

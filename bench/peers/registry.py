@@ -17,14 +17,14 @@ PEERS = (torch_metal, mlx_metal, llama_metal)
 
 def versions() -> dict[str, str]:
     """Returns the version of each installed peer. Raises WrongArgumentError for an unreadable archive."""
-    found = {peer.IMPL: peer.version() for peer in PEERS}
-    return {impl: version for impl, version in found.items() if version != "not installed"}
+    installed = {peer.IMPL: peer.version() for peer in PEERS}
+    return {impl: version for impl, version in installed.items() if version != "not installed"}
 
 
 def launch(peer: ModuleType, case: Case) -> Launch:
     """Returns the peer's launch of the case, or raises UnsupportedCaseError with one sentence."""
-    found: Launch | None = peer.launch(case)
-    if found is None:
+    chosen: Launch | None = peer.launch(case)
+    if chosen is None:
         why = "is not installed" if peer.version() == "not installed" else "has no fused kernel for this"
         raise UnsupportedCaseError(f"{peer.IMPL} {why}")
-    return found
+    return chosen

@@ -64,7 +64,7 @@ def draw(
         raise SystemExit("bench: every call was refused, so there is nothing to draw.")
     with plt.rc_context(STYLE):
         figure = _counts(rows) if record["backend"] == "counts" else _rates(rows, record["ceilings"], panels)
-        title = "What the kernels move and multiply" if record["backend"] == "counts" else "Attention rate"
+        title = "Bytes and products of the kernels" if record["backend"] == "counts" else "Attention rate"
         figure.suptitle(title, fontweight="bold", x=0.01, ha="left", fontsize=13)
         _legend(figure, f"{record['machine']}, {record['date']}")
         paths = [stem.with_name(stem.name + ending) for ending in endings]

@@ -51,13 +51,13 @@ class CudaBackend:
         return {**common_versions(), "cuda": str(torch.version.cuda), **built}
 
     def implementations(self) -> Sequence[str]:
-        found = dict.fromkeys(row["impl"] for row in self._runner.manifest["rows"])
-        return [OURS, *(impl for impl in found if impl != OURS)]
+        implementations = dict.fromkeys(row["impl"] for row in self._runner.manifest["rows"])
+        return [OURS, *(impl for impl in implementations if impl != OURS)]
 
     def ceilings(self) -> dict[str, float]:
         if not self._ceilings:
-            found = self._gpu.measure_ceilings(self._runner, self._gpu.REPEATS)
-            self._ceilings = {"read": found["read_gbs"], "products": found["products_tflops"]}
+            ceilings = self._gpu.measure_ceilings(self._runner, self._gpu.REPEATS)
+            self._ceilings = {"read": ceilings["read_gbs"], "products": ceilings["products_tflops"]}
         return self._ceilings
 
     def measure(self, call: Call, impl: str) -> dict[str, Any]:
@@ -83,8 +83,8 @@ class CudaBackend:
         fields = json.loads(json.dumps(vars(call.case())))
         for row in self._runner.manifest["rows"]:
             if row["impl"] == impl and fields.items() <= row["case"].items():
-                found: dict[str, Any] = row
-                return found
+                match: dict[str, Any] = row
+                return match
         for refusal in self._runner.manifest.get("refused", []):
             if refusal["impl"] == impl and fields.items() <= refusal["case"].items():
                 raise NotImplementedError(refusal["why"])

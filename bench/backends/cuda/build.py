@@ -68,23 +68,23 @@ def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
 
     Our plan for M1 and M2 is one of them if it differs from the plan for later chips.
     """
-    found: list[Launch] = []
+    runs: list[Launch] = []
     refused: dict[str, str] = {}
     try:
-        found.append(fattn.launch(case, cores))
+        runs.append(fattn.launch(case, cores))
         older = fattn.launch(case, cores, fattn.OLDER_FAMILY)
-        if older.passes != found[0].passes:
-            found.append(older)
+        if older.passes != runs[0].passes:
+            runs.append(older)
         else:
             refused[fattn.OLDER_IMPL] = f"it is the plan of {fattn.IMPL}"
     except NotImplementedError as refusal:
         refused |= dict.fromkeys((fattn.IMPL, fattn.OLDER_IMPL), str(refusal))
     for peer in registry.PEERS:
         try:
-            found.append(registry.launch(peer, case))
+            runs.append(registry.launch(peer, case))
         except UnsupportedCaseError as refusal:
             refused[peer.IMPL] = str(refusal)
-    return found, refused
+    return runs, refused
 
 
 def registers(pipeline: Pipeline, groups: int) -> Pipeline:
@@ -94,10 +94,10 @@ def registers(pipeline: Pipeline, groups: int) -> Pipeline:
 
 def distinct(variants: Sequence[list[str]], folder: Path) -> list[list[str]]:
     """Drops the variants whose machine code is that of an earlier one."""
-    found: dict[tuple[bytes, ...], list[str]] = {}
+    variants_by_code: dict[tuple[bytes, ...], list[str]] = {}
     for cubins in variants:
-        found.setdefault(tuple((folder / cubin).read_bytes() for cubin in cubins), cubins)
-    return list(found.values())
+        variants_by_code.setdefault(tuple((folder / cubin).read_bytes() for cubin in cubins), cubins)
+    return list(variants_by_code.values())
 
 
 def describe_passes(launch: Launch, cubins: Sequence[str]) -> dict[str, Any]:
@@ -155,8 +155,8 @@ def build(
     rows: list[tuple[Case, Launch, str]] = []
     refusals: list[dict[str, Any]] = []
     for case, purpose in [*((case, "time") for case in cases), *((case, "check") for case in checks)]:
-        found, refused = launches(case, cores)
-        rows += [(case, launch, purpose) for launch in found if launch.impl in impls]
+        runs, refused = launches(case, cores)
+        rows += [(case, launch, purpose) for launch in runs if launch.impl in impls]
         if purpose == "time":
             left = {impl: why for impl, why in refused.items() if impl in impls}
             refusals += [{"case": describe(case), "impl": impl, "why": why} for impl, why in left.items()]

@@ -109,19 +109,19 @@ def measure_ceilings(runner: Runner, repeats: int) -> dict[str, Any]:
     """
     cubins = runner.manifest["ceilings"]
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    found: dict[str, Any] = {}
+    ceilings: dict[str, Any] = {}
     rounds, threads, groups = 4096, 256, processors * 8
     out = torch.empty(groups * threads, device="cuda")
     for name in ("products", "products_b_reused", "products_half"):
         arguments = {0: out.data_ptr(), 1: struct.pack("I", rounds), 2: struct.pack("f", 1e-3)}
         enqueue = _enqueue(runner.kernel(cubins[name]), groups, threads, arguments)
         flops = groups * threads / 32 * rounds * 16 * 1024
-        found[f"{name}_tflops"] = flops / min(time_graph([enqueue], repeats)) / 1e9
+        ceilings[f"{name}_tflops"] = flops / min(time_graph([enqueue], repeats)) / 1e9
     source = torch.randn(1 << 31, device="cuda")
     arguments = {0: source.data_ptr(), 1: out.data_ptr(), 2: struct.pack("Q", source.numel() // 4)}
     enqueue = _enqueue(runner.kernel(cubins["reading"]), groups, threads, arguments)
-    found["read_gbs"] = source.numel() * 4 / min(time_graph([enqueue], 8 * repeats)) / 1e6
-    return found
+    ceilings["read_gbs"] = source.numel() * 4 / min(time_graph([enqueue], 8 * repeats)) / 1e6
+    return ceilings
 
 
 def _enqueue(kernel: Kernel, groups: int, threads: int, values: dict[int, Any]) -> Callable[[], None]:
@@ -150,14 +150,14 @@ def time_row(
 def run_row(runner: Runner, row: dict[str, Any], device: str) -> tuple[dict[str, torch.Tensor], float, float]:
     """Runs every variant once; returns the buffers and the largest errors."""
     buffers = make(row, 1)
-    found = []
+    measured = []
     for variant in row["variants"]:
         for name in OUTPUTS & buffers.keys():
             buffers[name].fill_(math.nan)
         runner.prepare(variant, buffers)()
         torch.cuda.synchronize()
-        found.append(errors(row["case"], buffers, row["out_rows_first"], device))
-    largest, relative = (max(column) for column in zip(*found, strict=True))
+        measured.append(errors(row["case"], buffers, row["out_rows_first"], device))
+    largest, relative = (max(column) for column in zip(*measured, strict=True))
     return buffers, largest, relative
 
 
@@ -225,8 +225,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     if not (arguments.folder / "manifest.json").is_file():
         parser.refuse(
-            f"--folder {str(arguments.folder)!r} holds no manifest.json; copy here what "
-            "`python -m bench cuda-build` wrote"
+            f"--folder {str(arguments.folder)!r} contains no manifest.json; copy the "
+            "folder that `python -m bench cuda-build` wrote to this machine"
         )
     runner = Runner(arguments.folder)
     rows = [row for row in runner.manifest["rows"] if arguments.only in f"{title(row)} {row['impl']}"]
