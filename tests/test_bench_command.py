@@ -74,22 +74,22 @@ def test_bench(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "taken.png").mkdir()
-    assert said in refusal_of(bench.main, refused, capsys)
-    assert status_of(bench.main, accepted) == 0
+    assert said in refusal_of(command_line.main, f"bench {refused}", capsys)
+    assert status_of(command_line.main, f"bench {accepted}") == 0
 
 
-@pytest.mark.host_only
+@needs_emulator
 @pytest.mark.usefixtures("nothing_runs")
 def test_torch_fattn_runs_the_bench_of_its_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command_line.main(["bench", "readme"]) == 0
-    assert capsys.readouterr().err == f"torch_fattn bench: running {readme.ROOT / 'bench'}\n"
+    assert command_line.main(["bench"]) == 0
+    assert capsys.readouterr().out.startswith(f"the bench of the source checkout {readme.ROOT}\n")
     # A wheel: the folder above the package has no checkout, but perhaps another package of that name.
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "__main__.py").touch()
     monkeypatch.setattr(command_line, "__file__", str(tmp_path / "torch_fattn" / "__main__.py"))
-    assert command_line.main(["bench", "readme"]) == 1
+    assert command_line.main(["bench"]) == 1
     assert "clone the repository" in capsys.readouterr().err
 
 

@@ -93,7 +93,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _bench(arguments: list[str]) -> int:
-    """Runs the bench of the checkout that this package is in; a wheel does not contain the bench."""
+    """Runs the bench of the checkout that this package is in, which prints its path. A wheel has no bench."""
     checkout = Path(__file__).resolve().parent.parent
     if not (checkout / "pyproject.toml").exists() or not (checkout / "bench" / "__main__.py").exists():
         print(
@@ -102,7 +102,6 @@ def _bench(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    print(f"torch_fattn bench: running {checkout / 'bench'}", file=sys.stderr)
     sys.path.insert(0, str(checkout))
     return int(importlib.import_module("bench.__main__").main(arguments))
 

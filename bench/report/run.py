@@ -8,6 +8,7 @@ import importlib.util
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..backends.backend import Backend
@@ -18,6 +19,8 @@ from ..cases.calls import OPS, Call
 from ..cases.shapes import SHAPES
 from ..peers.launch import OURS
 from . import table
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         implementations = _chosen_implementations(backend, options.peers)
     except WrongArgumentError as refusal:
         parser.refuse(str(refusal))
+    print(f"the bench of the source checkout {ROOT}", flush=True)
     record = measure(backend, calls, implementations)
     print(table.render(record))
     if options.json:
