@@ -1,5 +1,5 @@
-// The ceilings that rates are compared with: 8x8 products whose operands are in registers, and reading memory.
-// They are in Metal, as the kernels are.
+// The ceilings that rates are compared with: 8x8 products whose operands are in registers, and reading
+// memory. They are in Metal, as the kernels are.
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
