@@ -86,7 +86,7 @@ golden: $(FOR_TEST)  ## rewrite tests/golden from the planner as it is now
 	$(PY) -m pytest tests/test_plan.py --update-golden
 
 bench-host: build  ## host cost of planning and encoding one call
-	$(PY) bench/host_cost.py
+	$(PY) -m bench host-cost
 
 clean:  ## remove what was built, keep the environment
 	rm -rf build dist out softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/*.egg-info

@@ -1,4 +1,5 @@
-"""The measuring bench of torch_fattn: what a call costs, beside its peers, on the machine at hand.
+"""Measures torch_fattn and its peers on this machine.
 
-A package of the checkout, not of the wheel; `python -m torch_fattn bench` finds it and hands over.
+This package is part of the checkout, not of the wheel. `python -m torch_fattn bench` runs it. Each room uses
+only the rooms before it, which tools/rooms.py checks: cases, peers, backends, models, report, __main__.
 """

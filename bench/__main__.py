@@ -1,8 +1,38 @@
-"""`python -m bench`: the same as `python -m torch_fattn bench`."""
+"""`python -m bench` measures calls on this machine. `python -m bench COMMAND` runs one of these:
 
+    bounds       compares the counts of our kernels with their bounds, or lowers the bounds
+    roofline     writes bench/APPLE.md
+    aims         compares a record with the aims for an NVIDIA GPU
+    readme       compares the tables of README and docs with bench/results, or writes them
+    host-cost    times planning and encoding on this CPU
+    cuda-build   compiles the kernels for an NVIDIA GPU
+    cuda-run     checks and times them there, without torch_fattn
+
+`python -m torch_fattn bench` is the same.
+"""
+
+import importlib
 import sys
 
-from .command import main
+COMMANDS = {
+    "bounds": "bench.models.bounds",
+    "roofline": "bench.models.roofline",
+    "aims": "bench.models.aims",
+    "readme": "bench.report.readme",
+    "host-cost": "bench.backends.host_cost",
+    "cuda-build": "bench.backends.cuda.build",
+    "cuda-run": "bench.backends.cuda.run",
+}
+
+
+def main(arguments: list[str]) -> int:
+    name, *rest = arguments or [""]
+    if name in COMMANDS:
+        return int(importlib.import_module(COMMANDS[name]).main(rest))
+    if name in ("-h", "--help"):
+        print(__doc__)
+    return int(importlib.import_module("bench.report.run").main(arguments))
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -32,6 +32,7 @@ INSTALL = NotRun("it changes the environment that the tests run in; CI installs 
 NVIDIA = NotRun("it needs nvcc or an NVIDIA GPU")
 FETCHED = NotRun("it fetches what the tests do not need")
 DOCTOR = ByTest("tests/test_package.py::test_doctor_is_content")
+AIMS = ByTest("tests/test_bench_aims.py::test_the_command")
 DEMO = ByTest("tests/test_demo.py::test_tokens_agree")
 
 # `python` stands for the one that runs the tests.
@@ -89,20 +90,19 @@ COMMANDS: dict[str, Kind] = {
     "python examples/document_mask.py": ByTest("tests/test_examples.py::test_document_mask"),
     "python examples/encoder.py": ByTest("tests/test_examples.py::test_encoder"),
     "python -m tests.transformers.sweep": NotRun("an hour; tests/transformers/test_families.py runs a part"),
-    "python -m bench.bounds --update": NotRun(
+    "python -m bench bounds --update": NotRun(
         "it rewrites tests/counts_bounds.json, which test_counts.py holds"
     ),
     "python -m tests.update_outputs": ByTest("tests/test_docs_commands.py::test_an_output_is_written_anew"),
-    "python -m bench.roofline": ByTest("tests/test_apple_bounds.py::test_the_page_has_these_figures"),
-    "python -m bench.aims": NVIDIA,
-    "python -m bench.aims --of prefill": NVIDIA,
-    "python -m bench.aims nvidia-h200.json": NVIDIA,
-    "python -m bench.gpu_build": NVIDIA,
-    "python -m bench.gpu_run": NVIDIA,
-    "python -m bench.gpu_problems": NVIDIA,
-    "python -m bench.gpu_problems --build": NVIDIA,
+    "python -m bench roofline": ByTest("tests/test_apple_bounds.py::test_the_page_has_these_figures"),
+    "python -m bench aims bench/results/nvidia-h200.json": AIMS,
+    "python -m bench aims nvidia-h200.json": NVIDIA,
+    "python -m bench cuda-build": NVIDIA,
+    "python -m bench cuda-run": NVIDIA,
+    "python -m tests.cuda_problems": NVIDIA,
+    "python -m tests.cuda_problems --build": NVIDIA,
     "python -m bench --backend cuda --shapes standard decode prefill chunked --json nvidia-h200.json": NVIDIA,
-    "compute-sanitizer --tool racecheck python -m bench.gpu_run --check-only --reference cpu": NVIDIA,
+    "compute-sanitizer --tool racecheck python -m bench cuda-run --check-only --reference cpu": NVIDIA,
     "pip download mlx-metal==0.32.4 --no-deps --only-binary=:all: --platform macosx_14_0_arm64": FETCHED,
     "pip download llama-cpp-python==0.3.36 --no-deps --no-binary=:all:": FETCHED,
     "export MLX_METAL_WHEEL=mlx_metal-0.32.4-*.whl LLAMA_CPP_SDIST=llama_cpp_python-0.3.36.tar.gz": NVIDIA,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench import published, roofline
-from bench.apple_figures import CHIPS
-from bench.published import KINDS, OF_MEMORY
+from bench.models import published, roofline
+from bench.models.apple_figures import CHIPS
+from bench.models.published import KINDS, OF_MEMORY
 
 pytestmark = pytest.mark.host_only
 

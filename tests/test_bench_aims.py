@@ -1,4 +1,4 @@
-"""bench/aims.py: each aim is met by a record just above it, and missed by one just below."""
+"""bench/models/aims.py: each aim is met by a record just above it, and missed by one just below."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench import aims, decode_aims, prefill_aims
-from bench.calls import SHAPES, Call
+from bench.cases.calls import Call
+from bench.cases.shapes import SHAPES
+from bench.models import aims
 
 from .test_command_line import refusal_of
 
@@ -50,12 +51,12 @@ def record(change: float = 1.0) -> dict[str, Any]:
 
 
 def missed(found: dict[str, Any]) -> list[str]:
-    return [verdict.aim for verdict in decode_aims.verdicts(found) if not verdict.met]
+    return [verdict.aim for verdict in aims.decode(found["rows"]) if not verdict.met]
 
 
 def test_a_good_record_meets_every_aim() -> None:
     assert missed(record()) == []
-    assert len(list(decode_aims.verdicts(record()))) == 13 + 12
+    assert len(list(aims.decode(record()["rows"]))) == 13 + 12
 
 
 def test_a_record_a_little_slower_misses_the_shares() -> None:
@@ -97,10 +98,10 @@ def prefill_record(change: float = 1.0) -> dict[str, Any]:
     share = 1.02 * change
     rows = []
     for call in SHAPES["prefill"]:
-        rate = share if call.head_dim == 128 else share * prefill_aims.BESIDE.get(call.head_dim, 1.0)
+        rate = share if call.head_dim == 128 else share * aims.RELATIVE_RATE.get(call.head_dim, 1.0)
         ours = row(call, 0.70 * share) | {"ms_median": 1.0, "rate": rate}
         short = call.kv_len == 512
-        wide = call.head_dim in prefill_aims.WIDE
+        wide = call.head_dim in aims.WIDE
         rows += [ours, ours | {"impl": "fattn-m1", "ms_median": 1.0 if short or wide else 1.8 / 1.3}]
         rows += [ours | {"impl": "mlx-metal", "ms_median": (1.5 if short else 1.8) * share}]
         rows += [ours | {"impl": "torch-metal", "ms_median": 9.0}]
@@ -109,7 +110,7 @@ def prefill_record(change: float = 1.0) -> dict[str, Any]:
 
 
 def missed_by_prefill(found: dict[str, Any]) -> list[str]:
-    return [verdict.aim for verdict in prefill_aims.verdicts(found) if not verdict.met]
+    return [verdict.aim for verdict in aims.prefill(found["rows"]) if not verdict.met]
 
 
 def test_a_good_record_meets_every_aim_of_prefill() -> None:

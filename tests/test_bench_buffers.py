@@ -1,4 +1,4 @@
-"""bench/buffers.py: operands in every layout are the same attention, and the reference sees what is wrong."""
+"""Operands of bench/cases/buffers.py in every layout are the same attention; its reference finds errors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench import buffers
-from bench.calls import Call
+from bench.cases import buffers
+from bench.cases.calls import Call
 
 pytestmark = pytest.mark.host_only
 

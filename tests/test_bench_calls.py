@@ -1,4 +1,4 @@
-"""bench/calls.py: the operands of a call, as tensors and as shapes alone, and the bytes that it must move."""
+"""bench/cases/calls.py: the operands of a call as tensors and as shapes alone, and its least bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.calls import SHAPES, Call
+from bench.cases.calls import Call
+from bench.cases.shapes import SHAPES
 
 pytestmark = pytest.mark.host_only
 

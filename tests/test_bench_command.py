@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,21 +15,16 @@ import pytest
 
 pytest.importorskip("softmetal", reason="the counts come from softmetal, which is for Linux")
 
-from bench import (
-    bounds,
-    command,
-    counting,
-    gpu_build,
-    gpu_problems,
-    gpu_run,
-    pictures,
-    readme,
-    roofline,
-    samples,
-)
-from bench.calls import SHAPES, Call
+from bench import __main__ as bench
+from bench.backends import counting, record, samples
+from bench.backends.counts import CountsBackend
+from bench.cases.calls import Call
+from bench.cases.shapes import SHAPES
+from bench.report import pictures, readme
+from bench.report import run as bench_run
 from torch_fattn import __main__ as command_line
 
+from . import cuda_problems
 from .conftest import needs_emulator
 from .test_command_line import refusal_of, status_of
 
@@ -36,17 +32,10 @@ from .test_command_line import refusal_of, status_of
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted arguments end here, with an empty record."""
-    record = {
-        "machine": "none",
-        "backend": "counts",
-        "date": "today",
-        "versions": {},
-        "ceilings": {},
-        "rows": [],
-    }
-    monkeypatch.setattr(command, "measure", lambda *_: record)
-    monkeypatch.setattr(command.table, "render", lambda _: "")
-    monkeypatch.setattr(pictures, "draw", lambda record, stem: [stem.with_name(f"{stem.name}.png")])
+    empty: dict[str, Any] = {"rows": []}
+    monkeypatch.setattr(bench_run, "measure", lambda *_: empty)
+    monkeypatch.setattr(bench_run.table, "render", lambda _: "")
+    monkeypatch.setattr(pictures, "draw", lambda _, stem: [stem.with_name(f"{stem.name}.png")])
 
 
 @needs_emulator
@@ -89,31 +78,58 @@ def test_bench(
     assert status_of(command_line.main, f"bench {accepted}") == 0
 
 
+@needs_emulator
+@pytest.mark.usefixtures("nothing_runs")
+def test_torch_fattn_runs_the_bench_of_its_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["bench"]) == 0
+    assert capsys.readouterr().out.startswith(f"the bench of the source checkout {readme.ROOT}\n")
+    # A wheel: the folder above the package has no checkout, but perhaps another package of that name.
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__main__.py").touch()
+    monkeypatch.setattr(command_line, "__file__", str(tmp_path / "torch_fattn" / "__main__.py"))
+    assert command_line.main(["bench"]) == 1
+    assert "clone the repository" in capsys.readouterr().err
+
+
 @pytest.mark.host_only
 @pytest.mark.parametrize(
-    ("main", "refused", "said"),
+    ("command", "refused", "said"),
     [
-        (readme.main, "--upd", "unrecognized arguments: --upd"),
-        (readme.main, "README.md", "unrecognized arguments: README.md"),
-        (roofline.main, "--out x", "unrecognized arguments: --out x"),
-        (bounds.main, "--allow-raise", "--allow-raise goes with --update"),
-        (bounds.main, "--raise", "unrecognized arguments: --raise"),
-        (gpu_build.main, "--cores 0", "'0' is not a whole number from 1 on"),
-        (gpu_build.main, "--cores many", "'many' is not a whole number"),
-        (gpu_build.main, "--impls llama", "--impls: invalid choice: 'llama'"),
-        (gpu_build.main, "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
-        (gpu_problems.main, "--folder nowhere", "holds no problems.pt; make it with --build"),
-        (gpu_run.main, "--folder nowhere", "holds no manifest.json; copy here"),
-        (gpu_run.main, "--repeats 0", "'0' is not a whole number from 1 on"),
-        (gpu_run.main, "--json nowhere/x.json", "is in no existing folder"),
-        (gpu_run.main, "--reference gpu", "--reference: invalid choice: 'gpu'"),
+        ("readme", "--upd", "unrecognized arguments: --upd"),
+        ("readme", "README.md", "unrecognized arguments: README.md"),
+        ("roofline", "--out x", "unrecognized arguments: --out x"),
+        ("bounds", "--allow-raise", "--allow-raise needs --update"),
+        ("bounds", "--raise", "unrecognized arguments: --raise"),
+        ("cuda-build", "--cores 0", "'0' is not a whole number from 1 on"),
+        ("cuda-build", "--cores many", "'many' is not a whole number"),
+        ("cuda-build", "--impls llama", "--impls: invalid choice: 'llama'"),
+        ("cuda-build", "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
+        ("aims", "nowhere.json", "'nowhere.json' is no record of the bench"),
+        ("host-cost", "--calls 1", "unrecognized arguments: --calls 1"),
+        ("cuda-run", "--folder nowhere", "contains no manifest.json; copy the folder"),
+        ("cuda-run", "--repeats 0", "'0' is not a whole number from 1 on"),
+        ("cuda-run", "--json nowhere/x.json", "is in no existing folder"),
+        ("cuda-run", "--reference gpu", "--reference: invalid choice: 'gpu'"),
     ],
 )
-def test_other_commands(main: Any, refused: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in refusal_of(main, refused, capsys)
+def test_other_commands(command: str, refused: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in refusal_of(bench.main, f"{command} {refused}", capsys)
 
 
-@pytest.mark.parametrize(("module", "runs"), [("bench.command", True), ("torch_fattn", False)])
+@pytest.mark.host_only
+def test_every_command_is_in_the_help() -> None:
+    assert set(re.findall(r"^    ([a-z-]+)  ", bench.__doc__ or "", re.MULTILINE)) == set(bench.COMMANDS)
+
+
+@pytest.mark.host_only
+def test_random_problems_need_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "contains no problems.pt; make it with --build"
+    assert words in refusal_of(cuda_problems.main, "--folder nowhere", capsys)
+
+
+@pytest.mark.parametrize(("module", "runs"), [("bench.report.run", True), ("torch_fattn", False)])
 def test_an_nvidia_machine_needs_no_torch_fattn(module: str, runs: bool) -> None:
     """bench/_cuda is what travels there. The control imports what is missing."""
     code = f"import sys; sys.modules['torch_fattn'] = None; import {module}"
@@ -175,7 +191,7 @@ def counted_with(products: Callable[[int], int]) -> Callable[[Call], counting.Co
 def test_counts_that_are_no_polynomial_are_noticed() -> None:
     call = Call("prefill", 6, 3, 64, 8192, 8192)
     assert samples.count_prefill(call, counted_with(lambda n: n * n)).total("products") == 3 * 8192**2
-    with pytest.raises(RuntimeError, match="not a quadratic polynomial's values"):
+    with pytest.raises(RuntimeError, match="not values of a quadratic polynomial"):
         samples.count_prefill(call, counted_with(lambda n: n * n + (n == 256)))
 
 
@@ -206,34 +222,43 @@ def overlap(figure: Any, stem: Path) -> bool:
 def test_legend_covers_no_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
     monkeypatch.setattr(pictures.plt, "close", figures.append)
-    record = json.loads(readme.RESULTS.read_text())
-    for rows in (record["rows"], record["rows"][:3]):  # wide and narrow
-        pictures.draw({**record, "rows": rows}, tmp_path / "rates")
+    measured = record.read(readme.RESULTS)
+    for rows in (measured["rows"], measured["rows"][:3]):  # wide and narrow
+        pictures.draw({**measured, "rows": rows}, tmp_path / "rates")
     counted = [
         {**row, "counted_as": row["call"], "counts": {"cache_ratio": 4.0, "products_ratio": 1.01}}
-        for row in record["rows"]
+        for row in measured["rows"]
     ]
     for rows in (counted, counted[:3]):
-        pictures.draw({**record, "backend": "counts", "rows": rows}, tmp_path / "counts")
+        pictures.draw({**measured, "backend": "counts", "rows": rows}, tmp_path / "counts")
     assert len(figures) == 4 and not any(overlap(figure, tmp_path / "again") for figure in figures)
     figures[-1].legends[0].set_loc("upper left")
     assert overlap(figures[-1], tmp_path / "covered")
 
 
 @pytest.mark.host_only
+def test_a_record_has_one_row_per_line(tmp_path: Path) -> None:
+    rows = [{"impl": "fattn", "ms_median": 1 / 3}, {"impl": "torch-metal", "options": {"seq_lens": [1, 2]}}]
+    path = tmp_path / "record.json"
+    record.write({"machine": "none", "ceilings": {"read": 2 / 3}, "rows": rows}, path)
+    lines = path.read_text().splitlines()
+    rounded = [rows[0] | {"ms_median": 0.3333333}, rows[1]]
+    assert len(lines) == 8 and [json.loads(line.rstrip(",")) for line in lines[4:6]] == rounded
+    assert record.read(path) == {"machine": "none", "ceilings": {"read": 0.6666667}, "rows": rounded}
+    assert readme.RESULTS.read_text() == record.text(record.read(readme.RESULTS))
+
+
+@pytest.mark.host_only
 def test_a_stem_with_a_dot_keeps_it(tmp_path: Path) -> None:
-    record = json.loads(readme.RESULTS.read_text())
-    written = pictures.draw(record, tmp_path / "run-1.5")
+    written = pictures.draw(record.read(readme.RESULTS), tmp_path / "run-1.5")
     assert [path.name for path in written] == ["run-1.5.png", "run-1.5.svg"]
     assert all(path.exists() for path in written)
 
 
 def test_prefills_that_can_be_counted() -> None:
     """All but chunks of a prompt, which are refused in words and not counted as something else."""
-    from bench.counts_backend import CountsBackend
-
     for name, calls in SHAPES.items():
         for call in calls:
             assert call.is_decode or (call.q_len == call.kv_len) == (name != "chunked")
-    with pytest.raises(NotImplementedError, match="not of chunks"):
+    with pytest.raises(NotImplementedError, match="not chunks of prompts"):
         CountsBackend().measure(SHAPES["chunked"][0], "fattn")

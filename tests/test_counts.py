@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,16 @@ import pytest
 import torch
 
 import torch_fattn
-from bench import bounds, counting, masks, samples
-from bench.calls import Call
+from bench.backends import counting, samples
+from bench.cases import masks
+from bench.cases.calls import Call
+from bench.models import bounds
 
 from .conftest import needs_emulator
 
 pytestmark = needs_emulator
 
-BOUNDS = bounds.load()
+BOUNDS = bounds.load(bounds.FILE)
 
 
 @functools.cache
@@ -31,6 +32,7 @@ def counts_of(name: str) -> counting.Counts:
 
 def test_every_case_has_bounds() -> None:
     assert BOUNDS.keys() == bounds.CASES.keys()
+    assert len(bounds.FILE.read_text().splitlines()) == len(BOUNDS) + 2  # one line per case
 
 
 @pytest.mark.parametrize("name", bounds.CASES)
@@ -40,7 +42,7 @@ def test_within_bounds(name: str) -> None:
     lower = [what for what, count in counted.items() if count < BOUNDS[name][what]]
     if lower:
         warnings.warn(
-            f"{name}: {', '.join(lower)} went down; run `python -m bench.bounds --update`", stacklevel=1
+            f"{name}: {', '.join(lower)} went down; run `python -m bench bounds --update`", stacklevel=1
         )
 
 
@@ -57,14 +59,14 @@ def test_update_raises_a_bound_only_when_told_to(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(bounds, "FILE", tmp_path / "bounds.json")
     monkeypatch.setattr(bounds, "CASES", {name: bounds.CASES[name]})
     too_low = {name: {**counted, "exps": 1}}
-    bounds.FILE.write_text(json.dumps(too_low))
+    bounds.save(too_low, bounds.FILE)
     assert bounds.main(["--update"]) == 1
-    assert bounds.load() == too_low
+    assert bounds.load(bounds.FILE) == too_low
     assert bounds.main(["--update", "--allow-raise"]) == 0
-    assert bounds.load() == {name: counted}
-    bounds.FILE.write_text(json.dumps({name: {**counted, "exps": counted["exps"] + 1}}))
+    assert bounds.load(bounds.FILE) == {name: counted}
+    bounds.save({name: {**counted, "exps": counted["exps"] + 1}}, bounds.FILE)
     assert bounds.main(["--update"]) == 0
-    assert bounds.load() == {name: counted}
+    assert bounds.load(bounds.FILE) == {name: counted}
 
 
 @pytest.mark.parametrize("op", ["decode", "paged-decode"])

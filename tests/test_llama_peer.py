@@ -10,10 +10,13 @@ import pytest
 
 pytest.importorskip("softmetal", reason="the peers run on softmetal, which is for Linux")
 
-from bench import buffers, counting, samples
-from bench.calls import SHAPES, Call
-from bench.peers import known, llama_metal, llama_prefill, llama_source
-from bench.peers.case import Case, Launch, NotTakenError
+from bench.backends import counting, samples
+from bench.cases import buffers
+from bench.cases.calls import Call
+from bench.cases.case import Case, UnsupportedCaseError
+from bench.cases.shapes import SHAPES
+from bench.peers import llama_metal, llama_prefill, llama_source, registry
+from bench.peers.launch import Launch
 from softmetal.simt.harness import KernelError
 
 from .conftest import needs_emulator
@@ -56,7 +59,7 @@ def needs_llama() -> None:
 
 
 def launched(call: Call) -> Launch:
-    return known.launch(llama_metal, call.case())
+    return registry.launch(llama_metal, call.case())
 
 
 def run(call: Call, launch: Launch, checks: str = "") -> float:
@@ -93,7 +96,9 @@ def test_llama_reads_keys_for_every_query_head(group: int) -> None:
 
 def test_llama_runs_other_families_tiles_beside_ours() -> None:
     """Where its table names some; the fastest is quoted, so that none of them is a handicap."""
-    short, long = (known.launch(llama_metal, Case("decode", 1, 8, 2, 128, 1, keys)) for keys in (256, 131072))
+    short, long = (
+        registry.launch(llama_metal, Case("decode", 1, 8, 2, 128, 1, keys)) for keys in (256, 131072)
+    )
     assert not short.alternatives
     found = {plan.passes[-2].pipeline.kernel for plan in (long, *long.alternatives)}
     assert len(found) == 1 + len(long.alternatives) > 1
@@ -230,7 +235,7 @@ def test_head_sizes_of_the_tiles(dtype: str) -> None:
         launch = launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
         assert launch.passes[-1].threads == (32, 8 if head_dim == 512 else 4, 1)
     for head_dim in (104, 160, 320, 576):
-        with pytest.raises(NotTakenError, match="llama-metal has no fused kernel for this"):
+        with pytest.raises(UnsupportedCaseError, match="llama-metal has no fused kernel for this"):
             launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
 
 
@@ -242,7 +247,7 @@ def test_every_prefill_that_is_timed_is_taken() -> None:
 
 
 def test_tiles_over_a_quantised_cache_are_refused() -> None:
-    with pytest.raises(NotTakenError, match="over a cache of int8 by its vector kernel only"):
+    with pytest.raises(UnsupportedCaseError, match="over a cache of int8 by its vector kernel only"):
         launched(Call("decode", 2, 1, 128, 20, 64, kv_format="int8"))
 
 

@@ -14,11 +14,13 @@ import torch
 
 pytest.importorskip("softmetal", reason="the peers run on softmetal, which is for Linux")
 
-from bench import buffers, counting, gpu_build, metal_backend
-from bench.arguments import WrongArgumentError
-from bench.calls import Call
-from bench.peers import fattn, known, llama_metal, llama_source, mlx_metal, torch_metal
-from bench.peers.case import Case, NotTakenError
+from bench.backends import counting, metal
+from bench.backends.cuda import build
+from bench.cases import buffers
+from bench.cases.arguments import WrongArgumentError
+from bench.cases.calls import Call
+from bench.cases.case import Case, UnsupportedCaseError
+from bench.peers import fattn, llama_metal, llama_source, mlx_metal, registry, torch_metal
 
 from .conftest import needs_emulator
 
@@ -61,7 +63,7 @@ def test_mlx_shares_keys_in_long_caches_for_one_row(q_len: int, kv_len: int, sha
 )
 def test_mlx_is_run_as_on_every_class_of_chip(group: int, kv_len: int, notes: list[str]) -> None:
     needs(mlx_metal)
-    launch = known.launch(mlx_metal, Case("decode", 1, 2 * group, 2, 64, 1, kv_len))
+    launch = registry.launch(mlx_metal, Case("decode", 1, 2 * group, 2, 64, 1, kv_len))
     plans = [launch, *launch.alternatives]
     assert [plan.note for plan in plans] == notes
     for plan in plans:  # over the same buffers
@@ -86,7 +88,7 @@ def test_mlx_reads_keys_so_often(group: int, head_dim: int, reads: int) -> None:
 
 def error_of_every_plan(peer: ModuleType, case: Case) -> float:
     """The largest relative error of the launch and its alternatives."""
-    launch, description = known.launch(peer, case), {**vars(case), "scale": case.scale}
+    launch, description = registry.launch(peer, case), {**vars(case), "scale": case.scale}
     found = []
     for plan in (launch, *launch.alternatives):
         names = {name for step in plan.passes for name in step.arguments.values() if isinstance(name, str)}
@@ -99,7 +101,7 @@ def error_of_every_plan(peer: ModuleType, case: Case) -> float:
 # In one pass (70 keys; as well 1,100 of MLX on small chips) and in two.
 @needs_emulator
 @pytest.mark.parametrize("keys", [70, 1100])
-@pytest.mark.parametrize("peer", known.PEERS, ids=lambda peer: peer.IMPL)
+@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
 def test_rows_of_a_decode_are_causal(peer: ModuleType, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     needs(peer)
     for rows in (1, 2, 4, 8):
@@ -115,9 +117,9 @@ def test_torch_gets_a_mask_where_causal_rows_begin_later(
     head_dim: int, q_len: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunk = Case("prefill", 1, 2, 1, head_dim, q_len, 100, causal=True)
-    assert "_hm1_dc0_maskbool_" in known.launch(torch_metal, chunk).passes[0].pipeline.kernel
+    assert "_hm1_dc0_maskbool_" in registry.launch(torch_metal, chunk).passes[0].pipeline.kernel
     assert error_of_every_plan(torch_metal, chunk) < 2e-3
-    square = known.launch(torch_metal, replace(chunk, kv_len=q_len)).passes[0]
+    square = registry.launch(torch_metal, replace(chunk, kv_len=q_len)).passes[0]
     assert "_hm0_dc1_" in square.pipeline.kernel and "seen" not in square.arguments.values()
     monkeypatch.setattr(torch_metal, "needs_mask", lambda case: False)
     assert error_of_every_plan(torch_metal, chunk) > 0.1
@@ -160,11 +162,11 @@ def test_what_mlx_has_a_fused_kernel_for(change: dict[str, Any], is_taken: bool)
 def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
     needs(mlx_metal)
     case = replace(SQUARE, q_len=rows, kv_len=rows, dtype=dtype, whole_rows=2048)
-    launch = known.launch(mlx_metal, case)
+    launch = registry.launch(mlx_metal, case)
     notes = [plan.note for plan in (launch, *launch.alternatives)]
     assert notes == [f"32 rows, {keys} keys, 8 simdgroups" for keys in (32, 16)]  # on an Ultra, and others
     assert error_of_every_plan(mlx_metal, case) < buffers.TOLERANCE[dtype]
-    with pytest.raises(NotTakenError):
+    with pytest.raises(UnsupportedCaseError):
         counting.count_peer(mlx_metal, Call("prefill", 2, 2, 256, rows, rows, causal=True, dtype=dtype))
 
 
@@ -181,18 +183,18 @@ ROWS = [
 def test_peers_on_a_mac_are_asked_for_the_same(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     operands = Call.operands
     monkeypatch.setattr(Call, "operands", lambda self, device, seed=0: operands(self, "cpu", seed))
-    _, _, results = metal_backend._torch(call, 1, metal_backend.TORCH)
-    assert metal_backend._error(call, results()) < metal_backend.TOLERANCES["float16"]
+    _, _, results = metal._torch(call, 1, metal.TORCH)
+    assert metal._error(call, results()) < metal.TOLERANCES["float16"]
     hides = call.visible_pairs < call.q_len * call.kv_len
     if hides:
-        assert metal_backend._error(call, results().roll(1, 2)) > 0.1
+        assert metal._error(call, results().roll(1, 2)) > 0.1
     asked: list[dict[str, Any]] = []
     fast = SimpleNamespace(scaled_dot_product_attention=lambda *_, **options: asked.append(options))
     core = SimpleNamespace(array=torch.from_numpy, eval=lambda _: None, fast=fast, float16=torch.float16)
     monkeypatch.setattr(torch.Tensor, "astype", torch.Tensor.to, raising=False)
     monkeypatch.setitem(sys.modules, "mlx", SimpleNamespace(core=core))
     monkeypatch.setitem(sys.modules, "mlx.core", core)
-    metal_backend._mlx(call, 1)[0](0)
+    metal._mlx(call, 1)[0](0)
     assert asked == [{"scale": 0.125, "mask": "causal" if hides else None}]
 
 
@@ -207,7 +209,7 @@ def test_another_llama_is_refused(version: str, monkeypatch: pytest.MonkeyPatch)
     case = Case("prefill", 1, 2, 1, 64, 64, 64, dtype="float32")  # not taken: no source is read
     monkeypatch.setattr(llama_metal, "folder", lambda: object())
     monkeypatch.setattr(llama_metal, "version", lambda: llama_metal.VERSION)
-    with pytest.raises(NotTakenError, match="rounds queries to float16"):
+    with pytest.raises(UnsupportedCaseError, match="rounds queries to float16"):
         llama_metal.launch(case)
     monkeypatch.setattr(llama_metal, "version", lambda: version)
     with pytest.raises(NotImplementedError, match=rf"llama-cpp-python {version}.*llama-cpp-python==0\.3\.36"):
@@ -226,7 +228,7 @@ def test_an_archive_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
             llama_source.folder.__wrapped__()
 
 
-SMALL = [case for case in gpu_build.CORRECTNESS if case.op != "prefill"]
+SMALL = [case for case in build.CORRECTNESS if case.op != "prefill"]
 
 
 @needs_emulator
@@ -251,29 +253,29 @@ FEATURES = {
 TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
 
 
-@pytest.mark.parametrize("peer", known.PEERS, ids=lambda peer: peer.IMPL)
+@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
 def test_what_a_peer_does_not_take_is_a_sentence(peer: ModuleType) -> None:
     needs(peer)
-    assert known.launch(peer, Case("decode", 2, 8, 2, 128, 1, 512)).passes
+    assert registry.launch(peer, Case("decode", 2, 8, 2, 128, 1, 512)).passes
     for feature, case in FEATURES.items():
         if feature in TAKEN.get(peer, set()):
-            assert known.launch(peer, case).passes
+            assert registry.launch(peer, case).passes
         else:
-            with pytest.raises(NotTakenError, match=f"{peer.IMPL} has no kernel for {feature}"):
-                known.launch(peer, case)
+            with pytest.raises(UnsupportedCaseError, match=f"{peer.IMPL} has no kernel for {feature}"):
+                registry.launch(peer, case)
 
 
 def test_the_build_names_who_does_not_take_a_case() -> None:
-    found, refused = gpu_build.launches(FEATURES["a paged cache"], cores=132)
+    found, refused = build.launches(FEATURES["a paged cache"], cores=132)
     assert [launch.impl for launch in found] == ["fattn"]
-    assert refused.keys() == {fattn.OLDER_IMPL, *(peer.IMPL for peer in known.PEERS)}
+    assert refused.keys() == {fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS)}
     assert refused["torch-metal"] == "torch-metal has no kernel for a paged cache"
-    found, refused = gpu_build.launches(Case("decode", 1, 8, 2, 128, 1, 512), cores=132)
+    found, refused = build.launches(Case("decode", 1, 8, 2, 128, 1, 512), cores=132)
     assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
 
 
 def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:
-    found, _ = gpu_build.launches(Case("prefill", 1, 8, 2, 512, 512, 512), cores=132)
+    found, _ = build.launches(Case("prefill", 1, 8, 2, 512, 512, 512), cores=132)
     ours, older = found[:2]
     assert (ours.impl, older.impl) == ("fattn", "fattn-m1")
     early = [launch.passes[0].pipeline.macros["FATTN_EARLY_LOADS"] for launch in (ours, older)]

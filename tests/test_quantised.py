@@ -326,8 +326,8 @@ def test_autocast_leaves_the_cache_alone() -> None:
 @pytest.mark.parametrize(("kv_format", "most"), [("int8", 0.54), ("fp8_e4m3", 0.54), ("int4", 0.35)])
 def test_bytes_read(kv_format: str, most: float) -> None:
     """Of those of float16, elements and scales together; every lane counts that loads a scale."""
-    from bench import counting
-    from bench.calls import Call
+    from bench.backends import counting
+    from bench.cases.calls import Call
 
     plain = counting.count_ours(Call("decode", 8, 2, 128, 1, 1024))
     quantised = counting.count_ours(Call("decode", 8, 2, 128, 1, 1024, kv_format=kv_format))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import readme
+from bench.report import readme
 from torch_fattn import __main__ as command_line
 
 

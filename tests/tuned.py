@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch_fattn
-from bench import counting
+from bench.backends import counting
 from tests.conftest import why_no_gpu
 from tests.problems import Problem
 from torch_fattn.commands import doctor

@@ -1,4 +1,4 @@
-"""Rules of this repository that no linter knows: file length, machine paths, unfinished marks, layering.
+"""Rules of this repository that no linter knows: file length, machine paths, unfinished marks, layers, rooms.
 
 Prints one line per violation and exits with 1 if there is any.
 """
@@ -9,6 +9,8 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import rooms
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ENDINGS = {
@@ -65,7 +67,7 @@ def violations(path: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    found = [line for path in source_files() for line in violations(path)]
+    found = [line for path in source_files() for line in violations(path)] + rooms.check()
     print("\n".join(found) if found else "check_sources: ok")
     return 1 if found else 0
 

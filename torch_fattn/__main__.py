@@ -94,17 +94,17 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _bench(arguments: list[str]) -> int:
-    """Hands over to the bench, which is a package of the checkout and not of the wheel."""
+    """Runs the bench of the checkout that this package is in, which prints its path. A wheel has no bench."""
     checkout = Path(__file__).resolve().parent.parent
-    if not (checkout / "bench" / "command.py").exists():
+    if not (checkout / "pyproject.toml").exists() or not (checkout / "bench" / "__main__.py").exists():
         print(
-            "torch_fattn bench: it is part of the source checkout, not of the wheel; clone the repository, "
-            "install it with `pip install --no-build-isolation -e .` and run this again.",
+            "torch_fattn bench: the bench is part of the source checkout, not of the wheel; clone the "
+            "repository, install it with `pip install --no-build-isolation -e .` and run this again.",
             file=sys.stderr,
         )
         return 1
     sys.path.insert(0, str(checkout))
-    return int(importlib.import_module("bench.command").main(arguments))
+    return int(importlib.import_module("bench.__main__").main(arguments))
 
 
 if __name__ == "__main__":

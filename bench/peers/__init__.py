@@ -1,1 +1,1 @@
-"""What the bench compares: torch_fattn's plans and the peers' kernels, each as passes over named buffers."""
+"""How each implementation, ours and the peers', runs a case: as passes over named buffers."""

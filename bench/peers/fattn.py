@@ -1,5 +1,4 @@
-"""torch_fattn itself: the plan that its operators would hand to the Metal executor, for a GPU of as many
-cores as the one that runs it here."""
+"""torch_fattn's launches: the plans of its operators, for an Apple GPU with as many cores as this GPU has."""
 
 from __future__ import annotations
 
@@ -13,16 +12,17 @@ import torch
 import torch_fattn
 from softmetal.cuda.compile import Pipeline
 
-from .case import METAL_TYPES, Case, Launch, Pass
+from ..cases.case import METAL_TYPES, Case
+from .launch import OURS, OURS_ON_M1, Launch, Pass
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 from embed_kernels import flatten  # noqa: E402
 
-IMPL = "fattn"
-FAMILY = 9  # Apple's GPUs from M3 on, whose rows of the tuning table are chosen by timing on such a GPU
-# The same plans as M1 and M2 get them, families 7 and 8, whose registers are fewer.
-OLDER_IMPL = "fattn-m1"
+IMPL = OURS
+FAMILY = 9  # Apple GPUs from M3 on; their rows of the tuning table were chosen by time on an NVIDIA GPU
+# M1 and M2 (families 7 and 8) have fewer registers, and rows of their own.
+OLDER_IMPL = OURS_ON_M1
 OLDER_FAMILY = 7
 KV_INT4 = "3"  # kKvInt4 of csrc/kernels/params.h, as a macro
 
@@ -69,9 +69,9 @@ def from_plan(case: Case, plan: dict[str, Any], impl: str = IMPL) -> Launch:
 
 
 def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
-    """One pass of a plan for operands of that dtype ("float16" ...)."""
+    """Converts one pass of a plan for operands of `dtype` ("float16", ...)."""
     if "slice" in plan:
-        raise ValueError("a call that takes several dispatches is not timed here; choose a smaller one")
+        raise ValueError("a call that is split into several dispatches is not timed; choose a smaller one")
     params = bytes.fromhex(plan["params_bytes"])
     arguments: dict[int, str | bytes] = {
         slot: params if name == "params" else name for name, slot in plan["bindings"].items()
@@ -83,7 +83,7 @@ def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
         max_threads=plan["threads"][0],
         macros=plan["macros"],
         constants={_variable(name): value for name, value in plan["constants"].items()},
-        # Operands of int4 are float32: a minimum and a multiple of the scale, rounded to no fewer bits.
+        # Operands of an int4 cache are float32: the minimum plus a multiple of the scale, unrounded.
         widened_from="float" if plan["macros"].get("FATTN_KV_FORMAT") == KV_INT4 else METAL_TYPES[dtype],
         aligned_runs=plan["constants"].get("vector_loads", True),
     )
@@ -91,5 +91,5 @@ def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
 
 
 def _variable(constant: str) -> str:
-    """The function constant's name in the sources (csrc/kernels/config.h)."""
+    """Returns the name of a function constant in the kernels."""
     return f"fc_{re.sub(r'[^a-z_]', '', constant)}"

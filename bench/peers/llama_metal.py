@@ -1,5 +1,6 @@
-"""llama.cpp's Metal flash attention (ggml-org, MIT licence), launched as its ggml-metal-ops.cpp does
-(ggml_metal_op_flash_attn_ext): here the vector kernel, for fewer than 20 query rows.
+"""llama.cpp's Metal flash attention (ggml-org, MIT licence): the vector kernel, for fewer than 20 query rows.
+
+It is launched as ggml_metal_op_flash_attn_ext does. llama_prefill.py has the kernel for more rows.
 """
 
 from __future__ import annotations
@@ -8,32 +9,36 @@ import functools
 import re
 from dataclasses import replace
 
+from ..cases.case import Case, UnsupportedCaseError
 from . import llama_prefill, llama_source
-from .case import Case, Launch, NotTakenError, Pass
 from .fattn import FAMILY
+from .launch import Launch, Pass
 from .llama_operands import OUT, QUERY, Operands
 from .llama_source import IMPL, VERSION, Constants, folder, version
 
 _TYPES = {"float16": "f16", "bfloat16": "bf16", "int8": "q8_0"}
 # ggml_metal_op_flash_attn_ext_use_vec
 _VECTOR_ROWS, _VECTOR_DIMS = 20, 32
-_KEYS = 32  # per step of a simdgroup: OP_FLASH_ATTN_EXT_VEC_NCPSG
+_KEYS = 32  # keys of a step of a simdgroup: OP_FLASH_ATTN_EXT_VEC_NCPSG
 _WORKGROUPS = 32
 _FAMILIES = (FAMILY, *(family for family in (7, 8, 9, 10) if family != FAMILY))
 _THREADGROUP_BYTES = 32768
 _BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
-# The kernel lets lanes write over what others have just read, and read what others have just written, with no
-# barrier: right where lanes run in step, but Metal promises no such thing, and neither softmetal nor CUDA do
-# it. Barriers are added before lane 0 writes (two per threadgroup, and one per halving of its simdgroups),
-# and one per step of keys, when its mask is there.
+# Lanes of the kernel overwrite and read each other's data without a barrier. That works if lanes run in
+# lockstep, which neither Metal nor softmetal nor CUDA promises. The adapter adds barriers before lane 0
+# writes (two per threadgroup, and one per halving of its simdgroups), and one per step of keys.
 _BEFORE = ("if (tiisg == 0) {", "// Q*K^T\n")
-# ggml_metal_tuning: from where on another row of its table holds (FA_VEC_NE11_BUCKETS, FA_VEC_NE01_BUCKETS).
+# ggml_metal_tuning: the lengths and rows at which another row of its table begins (FA_VEC_NE11_BUCKETS,
+# FA_VEC_NE01_BUCKETS).
 _LENGTHS, _ROWS = (1024, 4096, 16384), (2, 3, 4, 5)
 
 
 def launch(case: Case) -> Launch | None:
-    """None: llama.cpp has no vector kernel for this case, or its source is not at hand. It has tiles for each
-    family of Apple GPUs, so those of the others stand beside the ones of the family that our plan is for."""
+    """Returns None if llama.cpp has no kernel for this case, or if its source is missing.
+
+    llama.cpp has tiles for each family of Apple GPUs. Those of our plan's family come first, the others are
+    alternatives.
+    """
     if folder() is None:
         return None
     if version() != VERSION:
@@ -42,24 +47,26 @@ def launch(case: Case) -> Launch | None:
             f"which this adapter knows; name the archive of llama-cpp-python=={VERSION} in LLAMA_CPP_SDIST"
         )
     if case.block_size:
-        raise NotTakenError(f"{IMPL} has no kernel for a paged cache")
+        raise UnsupportedCaseError(f"{IMPL} has no kernel for a paged cache")
     if case.kv_format not in ("", "int8"):
-        raise NotTakenError(f"{IMPL} has no kernel for a cache of {case.kv_format}")
+        raise UnsupportedCaseError(f"{IMPL} has no kernel for a cache of {case.kv_format}")
     if case.dtype == "float32":
-        raise NotTakenError(f"{IMPL} rounds queries to float16, also for a float32 cache")
+        raise UnsupportedCaseError(f"{IMPL} rounds queries to float16, also for a float32 cache")
     if case.q_len >= _VECTOR_ROWS or case.head_dim % _VECTOR_DIMS != 0:
         if case.kv_format:
-            raise NotTakenError(f"{IMPL} is run over a cache of {case.kv_format} by its vector kernel only")
+            raise UnsupportedCaseError(
+                f"{IMPL} is run over a cache of {case.kv_format} by its vector kernel only"
+            )
         return llama_prefill.launch(case, _TYPES[case.dtype])
     element = _TYPES[case.kv_format or case.dtype]
     chosen = [tile(element, case.head_dim, case.q_len, case.kv_len, family) for family in _FAMILIES]
-    found = [one for tile in dict.fromkeys(chosen) if (one := _Vector(case, element, tile).launch())]
-    return replace(found[0], alternatives=found[1:]) if found else None
+    launches = [one for tile in dict.fromkeys(chosen) if (one := _Vector(case, element, tile).launch())]
+    return replace(launches[0], alternatives=launches[1:]) if launches else None
 
 
 def _vector_source(element: str, kernel: str) -> str | None:
-    """The kernel's template with one instantiation, and of the conversions what it names: the rest is for
-    llama.cpp's other operations. None: there is no such instantiation."""
+    """Returns the kernel's template with one instantiation and the conversions that it uses, or None if there
+    is no such instantiation."""
     file = llama_source.text(f"kernels/fa_vec_{'q8_0' if element == 'q8_0' else 'f16'}.metal")
     instantiation = llama_source.instantiation(file, kernel)
     if instantiation is None:
@@ -93,8 +100,8 @@ def _vector_source(element: str, kernel: str) -> str | None:
 
 @functools.cache
 def _tuning() -> tuple[dict[tuple[str, ...], tuple[int, int]], dict[tuple[int, int], int]]:
-    """The table of ggml-metal-tuning.cpp, by family, type, dims and buckets; and the keys per load of
-    kernels that it does not name, by dims."""
+    """Returns the table of ggml-metal-tuning.cpp, by family, type, dims and buckets; and the keys per load of
+    other kernels, by dims."""
     text = llama_source.text("ggml-metal-tuning.cpp")
     rows = re.findall(r"{ { (\d+), GGML_TYPE_(\w+), (\d+), (\d+), (-?\d+), (\d+) }, { (\d+), (\d+) } }", text)
     table = {key: (int(q), int(ne)) for *fields, q, ne in rows for key in [tuple(fields)]}
@@ -107,7 +114,7 @@ def _bucket(value: int, bounds: tuple[int, ...]) -> int:
 
 
 def tile(element: str, head_dim: int, q_len: int, kv_len: int, family: int) -> tuple[int, int]:
-    """Query rows per threadgroup, and keys that a simdgroup reads side by side (fa_vec_pick)."""
+    """Returns query rows per threadgroup, and keys that a simdgroup reads side by side (fa_vec_pick)."""
     table, baseline = _tuning()
     default = (1, baseline.get((head_dim, head_dim), 4))
     length, rows = _bucket(kv_len, _LENGTHS), _bucket(q_len, _ROWS)
@@ -119,7 +126,7 @@ def tile(element: str, head_dim: int, q_len: int, kv_len: int, family: int) -> t
 
 
 class _Vector:
-    """kernel_flash_attn_ext_vec over 32 workgroups, and the kernel that puts their results together."""
+    """kernel_flash_attn_ext_vec over 32 workgroups, and the kernel that merges their results."""
 
     def __init__(self, case: Case, element: str, tile: tuple[int, int]) -> None:
         self.case = case
@@ -142,10 +149,12 @@ class _Vector:
 
     @property
     def _overrun_bytes(self) -> int:
-        """What the kernel writes behind the memory that llama.cpp gives it, where several keys stand side by
-        side (fa_vec_common.metal, "zero out so"): every lane of a simdgroup writes zeros there, from its own
-        float4 on, though only the lanes of one key have a part of the output. Behind the last simdgroup that
-        is outside."""
+        """Bytes that the kernel writes past its threadgroup memory.
+
+        Every lane writes zeros from its own float4 on (fa_vec_common.metal, "zero out so"). If a simdgroup
+        reads several keys side by side, only the lanes of one key have a part of the output, and the other
+        lanes of the last simdgroup write past the end.
+        """
         rows, keys = self.tile
         columns, padded = self.case.head_dim // 4, -(-self.case.head_dim // 128) * 32
         end = rows * columns + 32 - 32 // keys
@@ -160,7 +169,7 @@ class _Vector:
             return None
         passes = [self.operands.pad()] if self.operands.pads else []
         passes += [self._attend(source, kernel), self._reduce()]
-        # Beside the last keys, outputs of workgroups with their sums and maxima.
+        # "partials" are outputs of workgroups, with their sums and maxima.
         return Launch(
             IMPL,
             passes,

@@ -1,10 +1,11 @@
-"""What llama.cpp's two attention kernels have in common: the operands of a call and their strides, the mask,
-and the copy of the last keys that is filled up to a whole step."""
+"""Operands that llama.cpp's two attention kernels share: shapes, strides, the mask, and a copy of the last
+keys, padded to a whole step."""
 
 from __future__ import annotations
 
+from ..cases.case import BYTES, Case
 from . import llama_source
-from .case import BYTES, Case, Pass
+from .launch import Pass
 from .llama_source import Constants
 
 _Q8_0 = (32, 34)  # elements and bytes of a block
@@ -12,12 +13,12 @@ QUERY, OUT = "query_float32", "out_float32"
 
 
 class Operands:
-    """Of a case whose kernel takes so many keys per step."""
+    """The operands of a case, for a kernel that takes `step` keys at a time."""
 
     def __init__(self, case: Case, step: int) -> None:
         self.case = case
         self.step = step
-        # llama.cpp knows no causal attention, and no lengths: a mask hides what a row does not see.
+        # llama.cpp has neither causal attention nor sequence lengths: a mask hides keys instead.
         self.needs_mask = bool(case.lengths) or case.hides_keys
         self.pads = case.kv_len % step != 0
         if case.kv_format:
@@ -30,20 +31,20 @@ class Operands:
 
     @property
     def mask(self) -> str:
-        """The buffer, or one that is not read."""
+        """The mask's buffer, or another one if no mask is read."""
         return "mask" if self.needs_mask else QUERY
 
     @property
     def last_keys_bytes(self) -> int:
-        """The last keys of every head and their part of the mask."""
+        """Size of the last keys of every head, with their part of the mask."""
         case = self.case
         return self.step * (2 * self.row_bytes * case.kv_heads + 2 * case.q_len) * case.batch
 
     def fields(self) -> dict[str, int | float]:
-        """What the structs of kernel arguments call the shapes and strides."""
+        """Shapes and strides, by their names in the structs of kernel arguments."""
         case = self.case
         query, key = 4 * case.head_dim, self.row_bytes
-        found: dict[str, int | float] = {
+        values: dict[str, int | float] = {
             **_shape("ne0", 1, case.q_len, case.q_heads, case.batch),
             **_shape("nb0", 1, *_strides(query, case.q_len, case.q_heads)),
             **{"ne11": case.kv_len, "ne_12_2": case.kv_heads, "ne_12_3": case.batch},
@@ -55,15 +56,15 @@ class Operands:
             **{"n_head_log2": 1 << (case.q_heads.bit_length() - 1), "n_kv_max_padded": 0},
         }
         if not self.needs_mask:
-            return found | _shape("ne3", 0, 0, 0, 0, 0) | _shape("nb3", 1, 0, 0, 0)
+            return values | _shape("ne3", 0, 0, 0, 0, 0) | _shape("nb3", 1, 0, 0, 0)
         return {
-            **found,
+            **values,
             **_shape("ne3", 0, case.kv_len, case.q_len, 1, case.batch),
             **_shape("nb3", 1, *_strides(2 * case.kv_len, case.q_len, 1)),
         }
 
     def pad(self) -> Pass:
-        """Copies the last, partial step of keys and fills it up."""
+        """Returns the pass that copies the last, partial step of keys and pads it."""
         case, kernel = self.case, "kernel_flash_attn_ext_pad"
         constants: Constants = {
             "FC_flash_attn_ext_pad_has_mask": self.needs_mask,
@@ -79,7 +80,7 @@ class Operands:
 
 
 def _shape(name: str, first: int, *values: int) -> dict[str, int | float]:
-    """Of "ne0" from 1: ne01, ne02 ..."""
+    """Numbers the values of a field: "ne0" from 1 gives ne01, ne02, ..."""
     return {f"{name}{first + i}": value for i, value in enumerate(values)}
 
 

@@ -1,35 +1,35 @@
-"""llama.cpp's Metal flash attention for 20 query rows and more, and for head sizes that its vector kernel has
-not: kernel_flash_attn_ext, a threadgroup for eight query rows of a head.
+"""llama.cpp's kernel_flash_attn_ext, for 20 query rows or more and for head sizes without a vector kernel.
 
-Causal rows take a mask of float16, as all masks of llama.cpp, and a pass over it that finds what of each tile
-of 8 rows and 64 keys it hides (kernel_flash_attn_ext_blk). That pass is part of the time, the making of the
-mask is not. Where the size of a head is no multiple of 64, values are read up to the next one, beyond the end
-of the last row: those columns are of no result, and the adapter's buffer has them. Nothing is added to this
-kernel: its barriers are those that Metal asks for.
+A threadgroup computes eight query rows of a head. Causal rows need a float16 mask. A pass over the mask
+(kernel_flash_attn_ext_blk) finds the tiles of 8 rows and 64 keys that are hidden or fully visible; the time
+includes this pass, but not the making of the mask. If the head size is not a multiple of 64, the kernel reads
+values up to the next multiple, past the last row. Those columns do not reach the result, and the adapter's
+buffer has room for them. The kernel runs unchanged: it has the barriers that Metal requires.
 """
 
 from __future__ import annotations
 
+from ..cases.case import Case
 from . import llama_source
-from .case import Case, Launch, Pass
+from .launch import Launch, Pass
 from .llama_operands import OUT, QUERY, Operands
 from .llama_source import Constants
 
-_ROWS = 8  # of a threadgroup: OP_FLASH_ATTN_EXT_NQPSG
-_KEYS = 64  # of a step: OP_FLASH_ATTN_EXT_NCPSG
-_COLUMNS = 64  # the values of a head are taken in so many
+_ROWS = 8  # rows of a threadgroup: OP_FLASH_ATTN_EXT_NQPSG
+_KEYS = 64  # keys of a step: OP_FLASH_ATTN_EXT_NCPSG
+_COLUMNS = 64  # columns of the values are read in multiples of this
 _WIDE = 512
 
 
 def launch(case: Case, element: str) -> Launch | None:
-    """None: llama.cpp has no such kernel for this head size."""
+    """Returns None if llama.cpp has no such kernel for this head size."""
     kernel = f"kernel_flash_attn_ext_{element}_dk{case.head_dim}_dv{case.head_dim}"
     source = _source(element, kernel)
     return None if source is None else _Tiles(case).launch(source, kernel)
 
 
 def _source(element: str, kernel: str) -> str | None:
-    """The kernel's template with one instantiation, and the conversions that it names."""
+    """Returns the kernel's template with one instantiation and the conversions that it uses."""
     file = llama_source.text("kernels/fa_f16.metal")
     instantiation = llama_source.instantiation(file, kernel)
     if instantiation is None:
@@ -85,7 +85,7 @@ class _Tiles:
         )
 
     def _blocks(self) -> Pass:
-        """What of the mask is all hidden (0), all seen (2) or mixed (1)."""
+        """Returns the pass that marks tiles of the mask as hidden (0), mixed (1) or fully visible (2)."""
         case, kernel, prefix = self.case, "kernel_flash_attn_ext_blk", "FC_flash_attn_ext_blk_"
         constants: Constants = {f"{prefix}nqptg": _ROWS, f"{prefix}ncpsg": _KEYS}
         source = llama_source.auxiliary_source(kernel, f"{prefix}nqptg")

@@ -1,6 +1,6 @@
 """llama.cpp's Metal sources (ggml-org, MIT licence), from the source archive of llama-cpp-python.
 
-The archive is one that LLAMA_CPP_SDIST names:
+LLAMA_CPP_SDIST names the archive:
     pip download llama-cpp-python==0.3.36 --no-deps --no-binary=:all:
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from softmetal.cuda.compile import Pipeline
 
-from ..arguments import WrongArgumentError
-from .case import METAL_TYPES, Case
+from ..cases.arguments import WrongArgumentError
+from ..cases.case import METAL_TYPES, Case
 
 IMPL = "llama-metal"
 VERSION = "0.3.36"
@@ -30,21 +30,21 @@ Constants = dict[str, bool | int | float]
 
 @functools.cache
 def folder() -> Path | None:
-    """Where ggml's sources are."""
+    """Extracts ggml's sources, and returns their folder."""
     archive = os.environ.get("LLAMA_CPP_SDIST")
     if not archive:
         return None
     target = Path(tempfile.gettempdir()) / f"{Path(archive).name.removesuffix('.tar.gz')}-ggml"
     try:
         with tarfile.open(archive) as source:
-            wanted = [one for one in source if any(part in one.name for part in _PARTS)]
-            source.extractall(target, wanted, filter="data")
+            members = [one for one in source if any(part in one.name for part in _PARTS)]
+            source.extractall(target, members, filter="data")
     except (OSError, tarfile.TarError) as error:
         raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} is no readable archive; {_HOW}") from error
-    found = list(target.glob("llama_cpp_python-*/vendor/llama.cpp/ggml/src"))
-    if len(found) != 1:
+    folders = list(target.glob("llama_cpp_python-*/vendor/llama.cpp/ggml/src"))
+    if len(folders) != 1:
         raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} holds no sources of ggml; {_HOW}")
-    return found[0]
+    return folders[0]
 
 
 def version() -> str:
@@ -59,14 +59,14 @@ def _metal() -> Path:
 
 
 def text(name: str) -> str:
-    """Of a file of ggml-metal."""
+    """Returns the text of a file of ggml-metal."""
     return (_metal() / name).read_text()
 
 
 def cut(source: str, pattern: str) -> str:
-    found = re.search(pattern, source, re.S | re.M)
-    assert found, f"{IMPL}: the sources hold no {pattern!r}"
-    return found.group(0)
+    match = re.search(pattern, source, re.S | re.M)
+    assert match, f"{IMPL}: the sources do not contain {pattern!r}"
+    return match.group(0)
 
 
 def q8_0_block() -> str:
@@ -74,13 +74,13 @@ def q8_0_block() -> str:
 
 
 def instantiation(file: str, kernel: str) -> str | None:
-    """The line that makes the kernel of a template. None: there is none."""
-    found = re.search(rf'^template \[\[host_name\("{kernel}" *\)\]\].*$', file, re.M)
-    return found.group(0) if found else None
+    """Returns the line that instantiates the kernel's template, or None."""
+    match = re.search(rf'^template \[\[host_name\("{kernel}" *\)\]\].*$', file, re.M)
+    return match.group(0) if match else None
 
 
 def auxiliary_source(kernel: str, constant: str) -> str:
-    """A kernel without templates, from its first function constant on."""
+    """Returns the source of a kernel without templates, from its first function constant on."""
     return '#include "common.h"\n' + cut(
         text("kernels/fa_aux.metal"), rf"^constant \w+ {constant}.*?^kernel void {kernel}\(.*?^}}\n"
     )
@@ -88,15 +88,15 @@ def auxiliary_source(kernel: str, constant: str) -> str:
 
 @functools.cache
 def _fields(struct_name: str) -> dict[str, str]:
-    """Types of a struct of kernel arguments by their names, in order."""
+    """Returns the fields of a struct of kernel arguments, in order, and their types."""
     body = cut(text("ggml-metal-impl.h"), rf"typedef struct {{[^}}]*}} ggml_metal_kargs_{struct_name};")
     return {name: _KARGS_TYPES[kind] for kind, name in re.findall(r"^\s*(\w+)\s+(\w+);", body, re.M)}
 
 
 def kargs(struct_name: str, values: dict[str, int | float]) -> bytes:
-    """The arguments of a kernel, at the offsets that ggml-metal-impl.h gives its fields."""
+    """Packs the arguments of a kernel as the struct in ggml-metal-impl.h."""
     fields = _fields(struct_name)
-    assert fields.keys() <= values.keys(), f"{struct_name} has {set(fields) - set(values)} too"
+    assert fields.keys() <= values.keys(), f"{struct_name} also has {set(fields) - set(values)}"
     return struct.pack(f"{''.join(fields.values())}0Q", *(values[name] for name in fields))
 
 

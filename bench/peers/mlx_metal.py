@@ -1,7 +1,7 @@
-"""MLX 0.32.4's Metal attention, from the headers of the mlx-metal wheel, launched as its
-scaled_dot_product_attention.cpp does on a GPU without matrix units of its own (M1 to M4).
+"""MLX 0.32.4's Metal attention, from the headers in the mlx-metal wheel.
 
-The headers are those of an installed `mlx`, or of a wheel that MLX_METAL_WHEEL names:
+It is launched as scaled_dot_product_attention.cpp does on a GPU without matrix units (M1 to M4). The headers
+are those of an installed `mlx`, or of the wheel that MLX_METAL_WHEEL names:
     pip download mlx-metal==0.32.4 --no-deps --only-binary=:all: --platform macosx_14_0_arm64
 """
 
@@ -19,29 +19,30 @@ from pathlib import Path
 
 from softmetal.cuda.compile import Pipeline
 
-from ..arguments import WrongArgumentError
-from .case import BYTES, METAL_TYPES, Case, Launch, Pass
+from ..cases.arguments import WrongArgumentError
+from ..cases.case import BYTES, METAL_TYPES, Case
+from .launch import Launch, Pass
 
 IMPL = "mlx-metal"
 VERSION = "0.32.4"
-# MLX chooses passes and splits by the class of the chip: Ultra, Max, the others. The largest comes first.
+# MLX chooses passes and splits by the class of the chip: Ultra, Max, others; the largest first.
 CHIP_CLASSES = "dsg"
 _HOW = f"name a wheel of mlx-metal {VERSION}, or unset it"
 _KERNELS = "mlx/backend/metal/kernels"
 _VECTOR_DIMS = (64, 96, 128, 256)
 _FULL_DIMS = (64, 72, 80, 96, 128)
-# Others have kernels, which MLX runs only where it holds them for faster than composed operations: a prefill
-# of D=256 with the diagonal of a square, in 16 bits, and one row of D=512 for groups of 8.
+# MLX has kernels for other head sizes, but composes most of their calls from other operations. Its kernels
+# run causal square prefills of D=256 in 16 bits, and one row of D=512 in groups of 8.
 _SQUARE_DIM, _SQUARE_FROM = 256, 2048  # rows
 _ONE_ROW_DIM, _ONE_ROW_GROUP, _ONE_ROW_FROM = 512, 8, 1024  # keys
-# (group size, head dim) -> query heads per simdgroup of its kernel that shares keys and values: a simdgroup
-# reads them once for so many heads. Limited by registers and by 32 KiB of threadgroup memory.
+# (group size, head dim) -> query heads for which a simdgroup reads keys and values once, in the kernel that
+# shares them. Registers and 32 KiB of threadgroup memory limit the number.
 _HEADS_PER_READ = {(8, 64): 8, (8, 128): 4, (12, 128): 4, (16, 128): 2}
 _SHARED_FROM = 8192  # keys
 
 
 def launch(case: Case) -> Launch | None:
-    """None: MLX composes this case of other operations, or its headers are not at hand."""
+    """Returns None if MLX composes this case from other operations, or if its headers are missing."""
     if include_folder() is None:
         return None
     if version() != VERSION:
@@ -52,14 +53,14 @@ def launch(case: Case) -> Launch | None:
     case.refuse_features(IMPL)
     if case.q_len > 8:
         tiles = dict.fromkeys(_tile_keys(case, chip) for chip in CHIP_CLASSES) if _has_full(case) else {}
-        found = [_full(case, keys) for keys in tiles]
+        launches = [_full(case, keys) for keys in tiles]
     else:
         splits = dict.fromkeys(_splits(case, chip) for chip in CHIP_CLASSES) if _has_vector(case) else {}
-        found = [_vector_in_two_passes(case, n) if n > 1 else _vector_in_one_pass(case) for n in splits]
-    if not found:
+        launches = [_vector_in_two_passes(case, n) if n > 1 else _vector_in_one_pass(case) for n in splits]
+    if not launches:
         return None
-    largest = max((one.scratch for one in found), key=lambda scratch: sum(scratch.values()))
-    first, *others = (replace(one, scratch=largest) for one in found)
+    largest = max((one.scratch for one in launches), key=lambda scratch: sum(scratch.values()))
+    first, *others = (replace(one, scratch=largest) for one in launches)
     return replace(first, alternatives=others)
 
 
@@ -114,8 +115,8 @@ def include_folder() -> Path | None:
 
 
 def _source(header: str, host_name: str, kernel: str) -> str:
-    """`header` with one instantiation, and of MLX's utilities only the type limits: the rest needs Apple's
-    compiler."""
+    """Returns `header` with one instantiation, and the type limits from MLX's utilities, the rest of which
+    needs Apple's compiler."""
     folder = include_folder()
     assert folder is not None
     utilities = (folder / _KERNELS / "utils.h").read_text()
@@ -151,7 +152,7 @@ def _vector_constants(case: Case) -> dict[str, bool | int | float]:
 
 
 def _strides(case: Case) -> list[bytes]:
-    """Head and sequence strides of key, then of value."""
+    """Packs head and sequence strides of the key, then of the value."""
     head, row = struct.pack("Q", case.kv_len * case.head_dim), struct.pack("Q", case.head_dim)
     return [head, row, head, row]
 
@@ -168,7 +169,7 @@ def _vector_in_one_pass(case: Case) -> Launch:
 
 
 def _splits(case: Case, chip: str) -> int:
-    """1: in one pass."""
+    """Returns the number of splits; 1: a single pass."""
     simdgroups, keys = case.group_size * case.q_len, case.kv_len
     if keys < (1024 if chip in "ds" else 4096) or (chip not in "ds" and case.group_size == 1):
         return 1
@@ -189,8 +190,8 @@ _SPLITS_BELOW = ((8192, 128), (32768, 256), (65536, 512), (1 << 62, 1024))
 
 
 def heads_per_read(case: Case) -> int | None:
-    """Query heads for which keys and values are read once; None: each reads its own. MLX asks for no mask
-    and no sinks besides; a Case has neither."""
+    """Returns the query heads for which keys and values are read once, or None if each head reads its own.
+    MLX also requires that there is no mask and no sink; a Case has neither."""
     if case.q_len != 1 or case.kv_len < _SHARED_FROM:
         return None
     return _HEADS_PER_READ.get((case.group_size, case.head_dim))
@@ -238,7 +239,7 @@ def _tile_keys(case: Case, chip: str) -> int:
 
 def _full(case: Case, tile_keys: int) -> Launch:
     d, tile_rows = case.head_dim, 32
-    halves = 2 if d == _SQUARE_DIM else 1  # simdgroups that share rows, and take a part of D each
+    halves = 2 if d == _SQUARE_DIM else 1  # simdgroups that share rows and split D
     element = METAL_TYPES[case.dtype]
     off = dict.fromkeys(("has_mask", "has_sinks", "save_lse"), False)
     constants: dict[str, bool | int | float] = {

@@ -1,5 +1,7 @@
-"""torch's Metal attention (2.13 to 2.15), from the headers in the installed wheel, launched as its
-Attention.mm does where the GPU has no matrix units of its own or macOS is older than 26.2."""
+"""torch's Metal attention (2.13 to 2.15), from the headers in the installed wheel.
+
+It is launched as Attention.mm does on a GPU without matrix units, or on macOS before 26.2.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import torch
 
 from softmetal.cuda.compile import Pipeline
 
-from .case import METAL_TYPES, Case, Launch, Pass
+from ..cases.case import METAL_TYPES, Case
+from .launch import Launch, Pass
 
 IMPL = "torch-metal"
 VERSIONS = ("2.13", "2.14", "2.15")
@@ -41,7 +44,7 @@ def version() -> str:
 
 
 def launch(case: Case) -> Launch | None:
-    """None: torch runs this case with MPSGraph."""
+    """Returns None if torch runs this case with MPSGraph."""
     if not version().startswith(tuple(f"{known}." for known in VERSIONS)):
         raise NotImplementedError(
             f"{IMPL}: the kernels of torch {version()} may take other parameters than those of "
@@ -54,14 +57,13 @@ def launch(case: Case) -> Launch | None:
 
 
 def needs_mask(case: Case) -> bool:
-    """torch's causal row i sees the first i + 1 keys. Where it should see others, torch's callers give a
-    mask."""
+    """Whether torch's caller must pass a mask, because torch's causal row i sees the first i + 1 keys."""
     return case.hides_keys and case.q_len != case.kv_len
 
 
 @functools.cache
 def params_format(header: Path = INCLUDE / "ATen/native/mps/kernels/PrefillAttention.h") -> str:
-    """struct's format of PrefillAttnParams as the header in the wheel declares it."""
+    """Returns the `struct` format of PrefillAttnParams in the wheel's header."""
     text = re.sub(r"//.*", "", header.read_text())
     declared = re.search(r"struct PrefillAttnParams \{(.*?)\};", text, re.DOTALL)
     fields = " ".join(declared[1].split()) if declared else ""
@@ -92,7 +94,7 @@ def _decode(case: Case) -> Launch:
 
 
 def _decode_shape(case: Case) -> list[bytes]:
-    """gqa_factor, N, head strides, sequence strides, scale, mask strides, batch strides and heads."""
+    """Packs gqa_factor, N, head strides, sequence strides, scale, mask strides, batch strides and heads."""
     d, kv = case.head_dim, case.kv_len * case.head_dim
     query = case.q_len * d
     return [

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.models.bounds import save
+
 from . import equivalents
 from .judge import COUNTS, SURVIVED, Judge, Verdict
 from .operators import Key, Mutant, mutants_of
@@ -40,7 +42,7 @@ def sample(mutants: list[Mutant], count: int | None, seed: int) -> list[Mutant]:
 
 def update_counts() -> None:
     counts = {trial.name: trial.run() for trial in all_trials()}
-    COUNTS.write_text(json.dumps(counts, indent=1) + "\n")
+    save(counts, COUNTS)
     print(f"wrote {COUNTS.name}")
 
 

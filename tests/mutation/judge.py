@@ -3,14 +3,13 @@ checks, a wrong result, or a count above its bound."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from bench.bounds import exceeded
+from bench.models.bounds import exceeded, load
 from tests import direct_launch
 
 from .operators import Mutant
@@ -33,8 +32,7 @@ class Verdict:
 
 
 def load_counts() -> dict[str, Counts]:
-    counts: dict[str, Counts] = json.loads(COUNTS.read_text()) if COUNTS.exists() else {}
-    return counts
+    return load(COUNTS)
 
 
 @cache

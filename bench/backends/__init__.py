@@ -1,0 +1,1 @@
+"""Measures calls: on an Apple GPU, on an NVIDIA GPU, or by counting on softmetal."""

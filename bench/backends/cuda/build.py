@@ -1,0 +1,220 @@
+"""Compiles the kernels of the NVIDIA bench, ours and the peers', into one folder: cubins and manifest.json.
+
+    MLX_METAL_WHEEL=... LLAMA_CPP_SDIST=... python -m bench cuda-build --out bench/_cuda [--cores 132]
+    python -m bench cuda-build --out bench/_cuda --shapes prefill --impls fattn llama-metal     # less
+
+run.py needs this folder and torch with CUDA, but none of the sources.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from softmetal.cuda.compile import Pipeline, compile_all
+
+from ...cases.arguments import Parser, WrongArgumentError, positive
+from ...cases.case import Case, UnsupportedCaseError
+from ...cases.shapes import SHAPES
+from ...peers import fattn, registry
+from ...peers.launch import Launch
+from . import FOLDER
+
+CEILINGS = Path(__file__).parents[1] / "ceilings.metal"
+H200_CORES = 132
+# Threadgroups per multiprocessor for which ptxas allocates registers and orders instructions (0: it chooses).
+# The choice changes the time of a kernel by up to 20 %: every row is timed with each, and the fastest counts.
+GROUPS = (0, 1, 3)
+IMPLS = (fattn.IMPL, fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS))
+
+# The shapes in the README, and those with an aim (models/aims.py).
+TIMED = ("standard", "decode", "prefill", "chunked")
+# Small, ragged and grouped shapes, whose results a wrong index would change.
+CORRECTNESS = [
+    Case("decode", 2, 8, 2, 128, 1, 1500),
+    Case("decode", 2, 4, 4, 64, 1, 77),
+    Case("decode", 1, 16, 2, 128, 1, 5000),
+    Case("decode", 1, 16, 2, 64, 1, 9000, dtype="bfloat16"),
+    Case("decode", 1, 8, 1, 128, 1, 600, dtype="float32"),
+    Case("decode", 1, 8, 2, 128, 4, 4100),
+    Case("decode", 1, 8, 2, 256, 1, 4100, dtype="bfloat16"),
+    Case("decode", 2, 8, 2, 96, 1, 300, lengths=(300, 41)),
+    Case("decode", 2, 8, 2, 128, 1, 2100, kv_format="int8"),
+    Case("paged_decode", 2, 8, 2, 128, 1, 700, block_size=16, lengths=(700, 123)),
+    Case("prefill", 2, 4, 2, 64, 200, 200, causal=True),
+    Case("prefill", 1, 4, 4, 128, 96, 333),
+    Case("prefill", 1, 4, 1, 128, 300, 300, causal=True, dtype="bfloat16"),
+    Case("prefill", 1, 2, 2, 64, 130, 130, causal=True, dtype="float32"),
+    Case("prefill", 1, 2, 1, 80, 44, 300, causal=True),
+    Case("prefill", 1, 2, 1, 256, 72, 300, causal=True),
+    Case("prefill", 1, 2, 1, 256, 72, 72, causal=True, whole_rows=2048),
+    Case("prefill", 1, 2, 1, 512, 40, 128, dtype="bfloat16"),
+]
+
+
+def timed(shapes: Sequence[str]) -> list[Case]:
+    calls = (replace(call, model="") for name in shapes for call in SHAPES[name])
+    return [call.case() for call in dict.fromkeys(calls)]
+
+
+def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
+    """Returns the launches of the case, and the reason of each implementation that refuses it.
+
+    Our plan for M1 and M2 is one of them if it differs from the plan for later chips.
+    """
+    runs: list[Launch] = []
+    refused: dict[str, str] = {}
+    try:
+        runs.append(fattn.launch(case, cores))
+        older = fattn.launch(case, cores, fattn.OLDER_FAMILY)
+        if older.passes != runs[0].passes:
+            runs.append(older)
+        else:
+            refused[fattn.OLDER_IMPL] = f"it is the plan of {fattn.IMPL}"
+    except NotImplementedError as refusal:
+        refused |= dict.fromkeys((fattn.IMPL, fattn.OLDER_IMPL), str(refusal))
+    for peer in registry.PEERS:
+        try:
+            runs.append(registry.launch(peer, case))
+        except UnsupportedCaseError as refusal:
+            refused[peer.IMPL] = str(refusal)
+    return runs, refused
+
+
+def registers(pipeline: Pipeline, groups: int) -> Pipeline:
+    """Returns the pipeline for so many threadgroups per multiprocessor, or for as many as fit."""
+    return replace(pipeline, min_groups=min(groups, 2048 // pipeline.max_threads))
+
+
+def distinct(variants: Sequence[list[str]], folder: Path) -> list[list[str]]:
+    """Drops the variants whose machine code is that of an earlier one."""
+    variants_by_code: dict[tuple[bytes, ...], list[str]] = {}
+    for cubins in variants:
+        variants_by_code.setdefault(tuple((folder / cubin).read_bytes() for cubin in cubins), cubins)
+    return list(variants_by_code.values())
+
+
+def describe_passes(launch: Launch, cubins: Sequence[str]) -> dict[str, Any]:
+    passes = [
+        {
+            "cubin": cubin,
+            "grid": one.grid,
+            "threads": one.threads,
+            "arguments": {
+                slot: {"bytes": value.hex()} if isinstance(value, bytes) else {"buffer": value}
+                for slot, value in one.arguments.items()
+            },
+        }
+        for one, cubin in zip(launch.passes, cubins, strict=True)
+    ]
+    return {"note": launch.note, "passes": passes}
+
+
+def describe(case: Case) -> dict[str, Any]:
+    return {**case.__dict__, "scale": case.scale, "flops": case.flops, "least_bytes": case.least_bytes}
+
+
+def ceilings() -> list[tuple[str, Pipeline]]:
+    source = CEILINGS.read_text()
+
+    def pipeline(kernel: str, constants: dict[str, bool | int | float]) -> Pipeline:
+        return Pipeline(source, kernel, 256, constants=constants, widened_from="half", name=CEILINGS.name)
+
+    return [
+        ("products", pipeline("products", {"fc_reuse": 1})),
+        ("products_b_reused", pipeline("products", {"fc_reuse": 4})),
+        ("products_half", pipeline("half_products", {"fc_reuse": 1})),
+        ("reading", pipeline("reading", {"fc_reuse": 1})),
+    ]
+
+
+def versions() -> dict[str, str]:
+    """Versions of the sources and of the compiler."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=CEILINGS.parent, capture_output=True, text=True
+    )
+    nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout
+    release = re.search(r"release [\d.]+, V([\d.]+)", nvcc)
+    return {
+        "commit": commit.stdout.strip() or "unknown",
+        **registry.versions(),
+        "nvcc": release.group(1) if release else "unknown",
+    }
+
+
+def build(
+    cases: Sequence[Case], checks: Sequence[Case], cores: int, out: Path, impls: Collection[str] = IMPLS
+) -> dict[str, Any]:
+    """Compiles the cases into `out`, and returns the manifest."""
+    rows: list[tuple[Case, Launch, str]] = []
+    refusals: list[dict[str, Any]] = []
+    for case, purpose in [*((case, "time") for case in cases), *((case, "check") for case in checks)]:
+        runs, refused = launches(case, cores)
+        rows += [(case, launch, purpose) for launch in runs if launch.impl in impls]
+        if purpose == "time":
+            left = {impl: why for impl, why in refused.items() if impl in impls}
+            refusals += [{"case": describe(case), "impl": impl, "why": why} for impl, why in left.items()]
+    plans = [
+        [registers(one.pipeline, groups) for one in plan.passes]
+        for _, launch, _ in rows
+        for plan in (launch, *launch.alternatives)
+        for groups in GROUPS
+    ]
+    cubins = iter(compile_all([*itertools.chain(*plans), *(p for _, p in ceilings())], out))
+    manifest: dict[str, Any] = {"rows": [], "refused": refusals, "ceilings": {}}
+    for case, launch, purpose in rows:
+        variants = []
+        for plan in (launch, *launch.alternatives):
+            assert plan.scratch == launch.scratch
+            compiled = [[next(cubins) for _ in plan.passes] for _ in GROUPS]
+            variants += [describe_passes(plan, one) for one in distinct(compiled, out)]
+        manifest["rows"].append(
+            {
+                "case": describe(case),
+                "impl": launch.impl,
+                "purpose": purpose,
+                "scratch": dict(launch.scratch),
+                "out_rows_first": launch.out_rows_first,
+                "variants": variants,
+            }
+        )
+    manifest["ceilings"] = {name: next(cubins) for name, _ in ceilings()}
+    manifest["versions"] = versions()
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    _drop_stale(out, manifest)
+    return manifest
+
+
+def _drop_stale(out: Path, manifest: dict[str, Any]) -> None:
+    used = set(manifest["ceilings"].values())
+    used |= {one["cubin"] for row in manifest["rows"] for plan in row["variants"] for one in plan["passes"]}
+    for cubin in out.glob("*.cubin"):
+        if cubin.name not in used:
+            cubin.unlink()
+            cubin.with_suffix(".json").unlink(missing_ok=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(prog="python -m bench cuda-build", description=__doc__)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--cores", type=positive, default=H200_CORES, help="multiprocessors of the GPU")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=TIMED, metavar="SET")
+    parser.add_argument("--impls", nargs="+", choices=IMPLS, default=IMPLS, metavar="IMPL")
+    arguments = parser.parse_args(argv)
+    try:
+        cases = timed(arguments.shapes)
+        manifest = build(cases, CORRECTNESS, arguments.cores, arguments.out, arguments.impls)
+    except (NotImplementedError, WrongArgumentError) as refusal:  # a peer of another version, or no wheel
+        parser.refuse(str(refusal))
+    spilling = [
+        path.stem for path in arguments.out.glob("*-*.json") if json.loads(path.read_text())["spill_bytes"]
+    ]
+    print(f"{len(manifest['rows'])} rows in {arguments.out}")
+    print(f"pipelines that spill: {', '.join(spilling) or 'none'}")
+    return 0

@@ -1,0 +1,158 @@
+"""The buffers of a case on any device, and its reference result in float64.
+
+Needs torch alone: the NVIDIA machine has neither torch_fattn nor a compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Up to so many scores, every head is compared with the reference; above, four heads.
+MOST_SCORES = 1 << 20
+OUTPUTS = {"out", "out_float32"}
+# The largest relative error (L2 norm, against float64) of a correct implementation.
+TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
+
+Buffers = dict[str, Tensor]
+Case = Mapping[str, Any]  # the fields of case.py's Case, and its scale
+
+
+def make(case: Case, names: Collection[str], scratch: Mapping[str, int], device: str, seed: int) -> Buffers:
+    """Makes random operands, and those buffers of `names` that are derived from them. Outputs and scratch are
+    NaN, which shows an element that was never written."""
+    buffers = _operands(case, torch.Generator(device).manual_seed(seed))
+    buffers["out"] = torch.full_like(buffers["query"], math.nan)
+    for name, size in scratch.items():
+        buffers[name] = torch.full((size,), 255, dtype=torch.uint8, device=device)
+    for name in names:
+        if name in _DERIVED:
+            buffers[name] = _DERIVED[name](case, buffers)
+    return buffers
+
+
+def _operands(case: Case, generator: torch.Generator) -> Buffers:
+    device, dtype = generator.device, getattr(torch, case["dtype"])
+    batch, heads, length, dim = case["batch"], case["kv_heads"], case["kv_len"], case["head_dim"]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    buffers = {"query": normal(batch, case["q_heads"], case["q_len"], dim)}
+    shape: tuple[int, ...] = (batch, heads, length, dim)
+    if case["block_size"]:
+        blocks = -(-length // case["block_size"])
+        shape = (batch * blocks, case["block_size"], heads, dim)
+        order = torch.randperm(batch * blocks, generator=generator, device=device)
+        buffers["block_tables"] = order.reshape(batch, blocks).to(torch.int32)
+    for name in ("key", "value"):
+        if case["kv_format"]:
+            buffers[name], buffers[f"{name}_scales"] = _quantised(shape, generator)
+        else:
+            buffers[name] = normal(*shape)
+    lengths = case["lengths"] or [length] * batch
+    buffers["seq_lens"] = torch.tensor(lengths, dtype=torch.int32, device=device)
+    return buffers
+
+
+def _quantised(shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Returns int8 elements and a float32 scale per row. Every scale is a float16 value, which the peers'
+    formats can hold."""
+    device = generator.device
+    elements = torch.randint(-127, 128, shape, generator=generator, device=device, dtype=torch.int8)
+    scales = 0.01 + 0.01 * torch.rand(shape[:-1], generator=generator, device=device)
+    return elements, scales.half().float()
+
+
+# ---- derived operands, which some peers take ---------------------------------------------------------------
+
+
+def _blocks_of_32(case: Case, elements: Tensor, scales: Tensor) -> Tensor:
+    """Returns ggml's q8_0: a float16 scale before each 32 elements. Every block has the scale of its row, so
+    the values are the same."""
+    blocks = elements.shape[-1] // 32
+    heads = scales.half()[..., None, None].expand(*scales.shape, blocks, 1).contiguous().view(torch.uint8)
+    return torch.cat([heads, elements.unflatten(-1, (blocks, 32)).view(torch.uint8)], -1)
+
+
+def _mask(case: Case, buffers: Buffers) -> Tensor:
+    """Additive float16 [B, Lq, N]: 0 where a row sees a key, -inf elsewhere."""
+    return torch.stack([_hidden(case, buffers, batch) for batch in range(case["batch"])]).half()
+
+
+def _seen(case: Case, buffers: Buffers) -> Tensor:
+    """bool [Lq, N]: whether a row of sequences of kv_len keys sees a key."""
+    return _hidden(case, buffers, 0) == 0
+
+
+def _with_spare(elements: Tensor) -> Tensor:
+    """Appends room for reads past the last row."""
+    return torch.cat([elements.flatten(), elements.new_zeros(64)])
+
+
+_DERIVED: dict[str, Callable[[Case, Buffers], Tensor]] = {
+    "query_float32": lambda case, buffers: buffers["query"].float(),
+    "out_float32": lambda case, buffers: buffers["out"].float(),
+    "key_q8_0": lambda case, buffers: _blocks_of_32(case, buffers["key"], buffers["key_scales"]),
+    "value_q8_0": lambda case, buffers: _blocks_of_32(case, buffers["value"], buffers["value_scales"]),
+    "value_with_spare": lambda case, buffers: _with_spare(buffers["value"]),
+    "mask": _mask,
+    "seen": _seen,
+}
+
+
+# ---- reference --------------------------------------------------------------------------------------------
+
+
+def _hidden(case: Case, buffers: Buffers, batch: int) -> Tensor:
+    """[Lq, N]: -inf where a row does not see a key. Causal rows are the last rows of their sequence."""
+    length, device = int(buffers["seq_lens"][batch]), buffers["query"].device
+    keys = torch.arange(case["kv_len"], device=device)
+    end = torch.full((case["q_len"], 1), length, device=device)
+    if case["causal"] or case["op"] != "prefill":
+        end = torch.arange(case["q_len"], device=device)[:, None] + length - case["q_len"] + 1
+    return torch.zeros(case["q_len"], case["kv_len"], device=device).masked_fill_(keys >= end, -math.inf)
+
+
+def _rows(case: Case, buffers: Buffers, name: str, batch: int, head: int) -> Tensor:
+    """The keys or values of one sequence and head, in float64."""
+    stored, scales = buffers[name], buffers.get(f"{name}_scales")
+    if case["block_size"]:
+        table = buffers["block_tables"][batch].long()
+        rows = stored[table, :, head].flatten(0, 1)[: case["kv_len"]].double()
+        return rows if scales is None else rows * scales[table, :, head].flatten()[: len(rows), None].double()
+    rows = stored[batch, head].double()
+    return rows if scales is None else rows * scales[batch, head, :, None].double()
+
+
+def reference(case: Case, buffers: Buffers, batch: int, head: int, device: str) -> Tensor:
+    kv_head = head // (case["q_heads"] // case["kv_heads"])
+    query = buffers["query"][batch, head].to(device, torch.float64)
+    key, value = (_rows(case, buffers, name, batch, kv_head).to(device) for name in ("key", "value"))
+    scores = query @ key.T * case["scale"] + _hidden(case, buffers, batch).to(device)
+    return torch.softmax(scores, -1) @ value
+
+
+def errors(case: Case, buffers: Buffers, out_rows_first: bool, device: str) -> tuple[float, float]:
+    """Returns the largest absolute error, and the relative error in the L2 norm."""
+    batches, heads = case["batch"], case["q_heads"]
+    out = buffers.get("out_float32", buffers["out"])
+    if out_rows_first:
+        out = out.view(batches, case["q_len"], heads, case["head_dim"]).transpose(1, 2)
+    if out.isnan().any():
+        return math.inf, math.inf
+    chosen = {(0, 0), (batches - 1, heads - 1), (batches // 2, heads // 2), (0, heads - 1)}
+    if batches * heads * case["kv_len"] * case["q_len"] <= MOST_SCORES:
+        chosen = {(batch, head) for batch in range(batches) for head in range(heads)}
+    largest = difference = norm = 0.0
+    for batch, head in chosen:
+        expected = reference(case, buffers, batch, head, device)
+        error = out[batch, head].to(device, torch.float64) - expected
+        largest = max(largest, error.abs().max().item())
+        difference += error.square().sum().item()
+        norm += expected.square().sum().item()
+    return largest, math.sqrt(difference / norm)

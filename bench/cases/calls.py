@@ -1,0 +1,271 @@
+"""An attention call as plain data: its operands, and the least work that it can be done with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import masks
+from .case import Case
+
+OPS = ("prefill", "decode", "paged_decode")
+
+
+@dataclass(frozen=True)
+class Call:
+    op: str
+    q_heads: int
+    kv_heads: int
+    head_dim: int  # of query and key; of value too, but for latent_dim
+    q_len: int
+    kv_len: int
+    batch: int = 1
+    dtype: str = "float16"
+    causal: bool = False  # of a prefill; a decode is always causal
+    block_size: int = 0  # paged_decode: keys per block
+    window_left: int = -1
+    sinks: bool = False  # a learned sink logit per head
+    mask: str = ""  # prefill: the name, in masks.py, of a mask that all heads share
+    kv_format: str = ""  # the format of a quantised cache
+    latent_dim: int = 0  # decode: the value is the first columns of the key (multi-head latent attention)
+    lengths: tuple[int, ...] = ()  # decode: keys of each sequence, if not all have kv_len
+    model: str = ""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    @property
+    def element_bytes(self) -> int:
+        return self.torch_dtype.itemsize
+
+    @property
+    def cache_bits(self) -> int:
+        """Bits of an element of K or V, without its share of a scale."""
+        return {"": 8 * self.element_bytes, "int4": 4}.get(self.kv_format, 8)
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent_dim or self.head_dim
+
+    @property
+    def group_size(self) -> int:
+        return self.q_heads // self.kv_heads
+
+    @property
+    def is_decode(self) -> bool:
+        return self.op != "prefill"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that differ from their defaults, by their names in tables and JSON."""
+        chosen: dict[str, Any] = {}
+        if self.window_left >= 0:
+            chosen["window_left"] = self.window_left
+        if self.sinks:
+            chosen["sinks"] = True
+        if self.mask:
+            chosen["mask"] = self.mask
+        if self.latent_dim:
+            chosen["latent_dim"] = self.latent_dim
+        if self.block_size:
+            chosen["block_size"] = self.block_size
+        if self.kv_format:
+            chosen["kv_format"] = self.kv_format
+        if self.lengths:
+            chosen["seq_lens"] = list(self.lengths)
+        return chosen
+
+    @property
+    def features(self) -> list[str]:
+        """Words for each feature of the call that plain attention lacks."""
+        words = [f"a window of {self.window_left + 1} keys"] if self.window_left >= 0 else []
+        words += ["attention sinks"] if self.sinks else []
+        words += [f"a mask of {masks.DESCRIPTIONS[self.mask.partition(':')[0]]}"] if self.mask else []
+        words += ["values that are columns of the keys"] if self.latent_dim else []
+        return words + self._case.features
+
+    def keywords(self, operands: dict[str, Tensor]) -> dict[str, Any]:
+        """The keyword arguments of torch_fattn's operator."""
+        keywords: dict[str, Any] = {}
+        if self.op == "prefill":
+            keywords["is_causal"] = self.causal
+        if self.window_left >= 0:
+            keywords["window_left"] = self.window_left
+        if self.sinks:
+            keywords["sinks"] = operands["sinks"]
+        if self.mask:
+            keywords["attn_mask"] = operands["attn_mask"]
+        if self.kv_format:
+            keywords["kv_format"] = self.kv_format
+            keywords |= {name: operands[name] for name in ("key_scales", "value_scales")}
+        return keywords
+
+    def case(self) -> Case:
+        """The call for the adapters in bench/peers, which have no windows, sinks, latent heads or masks."""
+        if self.window_left >= 0 or self.sinks or self.latent_dim or self.mask:
+            raise NotImplementedError(f"the adapters do not take {' and '.join(self.features)}")
+        return self._case
+
+    @property
+    def _case(self) -> Case:
+        shape = (self.batch, self.q_heads, self.kv_heads, self.head_dim, self.q_len, self.kv_len)
+        options = (self.causal, self.dtype, self.block_size, self.kv_format, self.lengths)
+        return Case(self.op, *shape, *options)
+
+    def __str__(self) -> str:
+        parts = [f"B{self.batch}", f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"]
+        parts.append(f"{self.q_len}x{self.kv_len}" if self.op == "prefill" else f"N={self.kv_len}")
+        parts += ["causal"] if self.causal else []
+        parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
+        parts += ["sinks"] if self.sinks else []
+        parts += [self.mask] if self.mask else []
+        parts += [self.dtype] if self.dtype != "float16" else []
+        parts += [f"MLA {self.latent_dim}"] if self.latent_dim else []
+        parts += [f"pages of {self.block_size}"] if self.block_size else []
+        parts += [self.kv_format] if self.kv_format else []
+        if self.lengths:
+            counted = [(length, self.lengths.count(length)) for length in dict.fromkeys(self.lengths)]
+            parts.append("of " + ", ".join(f"{count} x {length}" for length, count in counted))
+        return " ".join(parts)
+
+    def visible_keys(self, row: int) -> tuple[int, int]:
+        """Query row `row` sees keys first <= j < end."""
+        is_causal = self.causal or self.is_decode
+        end = min(self.kv_len, self.kv_len - self.q_len + row + 1) if is_causal else self.kv_len
+        position = self.kv_len - self.q_len + row
+        first = max(0, position - self.window_left) if self.window_left >= 0 else 0
+        return first, max(first, end)
+
+    @property
+    def visible_pairs(self) -> int:
+        """Visible (query row, key) pairs of one head."""
+        if self.mask:
+            return int(self.visible.sum())
+        return sum(end - first for first, end in map(self.visible_keys, range(self.q_len)))
+
+    @property
+    def visible(self) -> Tensor:
+        """The visible pairs of a masked prefill: bool `[q_len, kv_len]`."""
+        seen = masks.named(self.mask, self.q_len, self.kv_len).clone()
+        for row, (first, end) in enumerate(map(self.visible_keys, range(self.q_len))):
+            seen[row, :first] = seen[row, end:] = False
+        return seen
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the two matrix products on visible pairs."""
+        dims = self.head_dim + self.value_dim
+        return 2 * self.batch * self.q_heads * self.visible_pairs * dims
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that must move: each visible K and V row once per key-value head, the query, the output."""
+        first = self.visible_keys(0)[0]
+        end = self.visible_keys(self.q_len - 1)[1]
+        keys = sum(self.lengths) if self.lengths else self.batch * (end - first)
+        key_and_value = self.head_dim if self.latent_dim else 2 * self.head_dim
+        return keys * self.kv_heads * key_and_value * self.cache_bits // 8 + self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the query and the output."""
+        rows = self.batch * self.q_heads * self.q_len
+        return rows * (self.head_dim + self.value_dim) * self.element_bytes
+
+    @property
+    def least_products(self) -> int:
+        """8x8x8 products that touch at least one visible (row, key) pair.
+
+        Eight rows of a decode are taken from all query heads that share a key-value head; so are those of a
+        prefill where that gives fewer products.
+        """
+        per_block = -(-self.head_dim // 8) + -(-self.value_dim // 8)
+        if self.is_decode:
+            first, end = self.visible_keys(0)[0], self.visible_keys(self.q_len - 1)[1]
+            row_blocks = -(-self.group_size * self.q_len // 8)
+            return self.batch * self.kv_heads * row_blocks * _blocks(first, end) * per_block
+        if self.mask:
+            return self.batch * self.q_heads * masks.blocks_of_8(self.visible) * per_block
+        pairs = self.q_len * self.group_size
+        grouped = -(-pairs // 8) < -(-self.q_len // 8) * self.group_size
+        heads, group_size = (self.kv_heads, self.group_size) if grouped else (self.q_heads, 1)
+        blocks = 0
+        for first in range(0, self.q_len * group_size, 8):
+            last = min(first + 8, self.q_len * group_size) - 1
+            blocks += _blocks(
+                self.visible_keys(first // group_size)[0], self.visible_keys(last // group_size)[1]
+            )
+        return self.batch * heads * blocks * per_block
+
+    def operands(self, device: str | torch.device, seed: int = 0) -> dict[str, Tensor]:
+        """Random contiguous operands, by argument name; the blocks of a pool are shuffled."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            if torch.device(device).type == "meta":
+                return torch.empty(shape, dtype=self.torch_dtype, device=device)
+            return torch.randn(shape, generator=generator).to(self.torch_dtype).to(device)
+
+        extra: dict[str, Tensor] = {}
+
+        def stored(name: str, *shape: int) -> Tensor:
+            if not self.kv_format:
+                return normal(*shape)
+            from torch_fattn.reference import quantise
+
+            if torch.device(device).type == "meta":  # quantise one row for the layout
+                row, scales = quantise(torch.zeros(1, shape[-1]), self.kv_format)
+                assert scales is not None
+                extra[f"{name}_scales"] = scales.new_empty(shape[:-1] + scales.shape[1:], device=device)
+                return row.new_empty(*shape[:-1], row.shape[-1], device=device)
+            elements, scales = quantise(normal(*shape), self.kv_format)
+            assert scales is not None
+            extra[f"{name}_scales"] = scales.to(device)
+            return elements.to(device)
+
+        def latent(key: Tensor) -> Tensor:
+            """Takes the first columns of the key, and their scales."""
+            columns = self.latent_dim
+            if self.kv_format:
+                scales = extra["key_scales"]
+                extra["value_scales"] = (
+                    scales[..., : columns // 32, :] if self.kv_format == "int4" else scales
+                )
+            return key[..., : columns // 2 if self.kv_format == "int4" else columns]
+
+        query = normal(self.batch, self.q_heads, self.q_len, self.head_dim)
+        if self.sinks:
+            extra["sinks"] = normal(self.q_heads)
+        if self.mask:
+            extra["attn_mask"] = masks.named(self.mask, self.q_len, self.kv_len).to(device)
+        if self.op != "paged_decode":
+            cache = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
+            key = stored("key", *cache)
+            value = latent(key) if self.latent_dim else stored("value", *cache)
+            operands = {"query": query, "key": key, "value": value}
+            if self.lengths:
+                operands["seq_lens"] = torch.tensor(self.lengths, dtype=torch.int32, device=device)
+            return {**operands, **extra}
+        blocks = -(-self.kv_len // self.block_size)
+        pool = (self.batch * blocks, self.block_size, self.kv_heads, self.head_dim)
+        order = torch.randperm(self.batch * blocks, generator=generator)
+        key_cache = stored("key", *pool)
+        return {
+            "query": query,
+            "key_cache": key_cache,
+            "value_cache": latent(key_cache) if self.latent_dim else stored("value", *pool),
+            "block_tables": order.reshape(self.batch, blocks).to(torch.int32).to(device),
+            "seq_lens": torch.full((self.batch,), self.kv_len, dtype=torch.int32, device=device),
+            **extra,
+        }
+
+
+def _blocks(first: int, end: int) -> int:
+    """The number of aligned blocks of eight keys that [first, end) touches."""
+    return math.ceil(end / 8) - first // 8 if end > first else 0

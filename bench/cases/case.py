@@ -1,0 +1,86 @@
+"""A case: a call without the options that no peer has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
+
+
+class UnsupportedCaseError(NotImplementedError):
+    """One sentence: the feature of a case that a peer's kernels lack. Only this row is refused."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Attention of a contiguous query [B, H, Lq, D] over key and value [B, Hk, N, D], or over a pool
+    [blocks, block_size, Hk, D] if the op is "paged_decode"."""
+
+    op: str  # "prefill", "decode" or "paged_decode"
+    batch: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    q_len: int
+    kv_len: int
+    causal: bool = False
+    dtype: str = "float16"
+    block_size: int = 0  # paged_decode: keys per block
+    kv_format: str = ""  # "int8": a quantised cache, with a float32 scale per key and head
+    lengths: tuple[int, ...] = ()  # keys of each sequence, if not all have kv_len
+    whole_rows: int = 0  # rows of the prompt that this case is a sample of; launch rules depend on them
+
+    @property
+    def features(self) -> list[str]:
+        """Words for each feature of the case that plain attention lacks."""
+        words = ["a paged cache"] if self.block_size else []
+        words += [f"a cache of {self.kv_format}"] if self.kv_format else []
+        return words + (["sequences of different lengths"] if self.lengths else [])
+
+    def refuse_features(self, impl: str) -> None:
+        if self.features:
+            raise UnsupportedCaseError(f"{impl} has no kernel for {' and '.join(self.features)}")
+
+    @property
+    def group_size(self) -> int:
+        return self.q_heads // self.kv_heads
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether row i sees only kv_len - q_len + 1 + i keys, as the rows of every decode do."""
+        return self.causal or self.op != "prefill"
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether some row does not see every key."""
+        return self.is_causal and self.q_len > 1
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def query_bytes(self) -> int:
+        return self.batch * self.q_heads * self.q_len * self.head_dim * BYTES[self.dtype]
+
+    @property
+    def keys(self) -> int:
+        """Keys of all sequences."""
+        return sum(self.lengths) if self.lengths else self.batch * self.kv_len
+
+    @property
+    def key_bytes(self) -> int:
+        return self.keys * self.kv_heads * self.head_dim * BYTES[self.kv_format or self.dtype]
+
+    @property
+    def flops(self) -> float:
+        """Two products per visible query-key pair; a causal square counts as half of it."""
+        pairs = self.q_len * self.kv_len * (0.5 if self.causal else 1.0)
+        return 4.0 * self.batch * self.q_heads * pairs * self.head_dim
+
+    @property
+    def least_bytes(self) -> int:
+        """Every key and value once per key-value head, query and output once."""
+        return 2 * self.key_bytes + 2 * self.query_bytes

@@ -1,0 +1,122 @@
+"""Named sets of calls: what `--shapes` chooses from. Several are the layers of a real model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from .calls import Call
+
+
+def _decodes(base: Call, *lengths: int, batches: tuple[int, ...] = (1,)) -> Iterator[Call]:
+    for batch in batches:
+        for length in lengths:
+            yield replace(base, batch=batch, kv_len=length)
+
+
+def _prefills(base: Call, *lengths: int) -> Iterator[Call]:
+    for length in lengths:
+        yield replace(base, q_len=length, kv_len=length)
+
+
+def _model(
+    name: str, q_heads: int, kv_heads: int, head_dim: int, decode: tuple[int, ...], prefill: tuple[int, ...]
+) -> list[Call]:
+    step = Call("decode", q_heads, kv_heads, head_dim, 1, 0, model=name)
+    paged = replace(step, op="paged_decode", block_size=16)
+    prompt = replace(step, op="prefill", causal=True)
+    return [*_decodes(step, *decode), *_decodes(paged, *decode[:1]), *_prefills(prompt, *prefill)]
+
+
+def _standard() -> list[Call]:
+    """The default: decode of a 32/8 model, and prefill of 32 heads."""
+    step = Call("decode", 32, 8, 128, 1, 0, model="Llama-3-8B")
+    calls = list(_decodes(step, 4096, 32768, 131072, batches=(1, 16)))
+    for head_dim in (64, 128):
+        for causal in (True, False):
+            prompt = Call("prefill", 32, 32, head_dim, 0, 0, causal=causal, model="H32")
+            calls += _prefills(prompt, 2048, 8192)
+    return calls
+
+
+def _decode() -> list[Call]:
+    """Decodes with an aim: short and long caches, groups, head sizes, pages, a quantised cache, and one long
+    sequence among short ones."""
+    step = Call("decode", 32, 8, 128, 1, 131072, model="32/8")
+    long, short = 65536, 512
+    return [
+        *_decodes(step, 256, 1024, 4096, 32768, 131072),
+        *_decodes(step, 8192, batches=(16,)),
+        replace(step, op="paged_decode", block_size=16),
+        *(replace(step, kv_heads=32 // group, model=f"group of {group}") for group in (1, 8, 16)),
+        *(replace(step, head_dim=head_dim) for head_dim in (64, 96, 256)),
+        replace(step, kv_format="int8"),
+        replace(step, batch=16, kv_len=long, lengths=(long, *[short] * 15), model="uneven"),
+    ]
+
+
+def _prefill() -> list[Call]:
+    """Prefills with an aim: head sizes, lengths, 16-bit dtypes, causal and full."""
+    prompt = Call("prefill", 32, 32, 128, 0, 0, causal=True, model="H32")
+    lengths = [
+        call
+        for dtype in ("float16", "bfloat16")
+        for head_dim in (64, 96, 128)
+        for causal in (True, False)
+        for call in _prefills(replace(prompt, dtype=dtype, head_dim=head_dim, causal=causal), 2048, 8192)
+    ]
+    short = [call for dim in (64, 128) for call in _prefills(replace(prompt, head_dim=dim), 512)]
+    others = (40, 72, 80, 112, 256, 512)
+    one = [c for dim in others for c in _prefills(replace(prompt, head_dim=dim), 2048)]
+    wide = [
+        call
+        for dtype in ("float16", "bfloat16")
+        for head_dim, heads in ((256, 16), (512, 8))
+        for causal in (True, False)
+        for call in _prefills(Call("prefill", heads, heads, head_dim, 0, 0, 1, dtype, causal), 2048, 8192)
+    ]
+    return lengths + short + one + _with(wide, model="wide heads")
+
+
+def _chunked() -> list[Call]:
+    """Few rows over many keys: drafts of a speculative decode, chunks of a prompt, and few heads."""
+    chunk = Call("prefill", 32, 8, 128, 0, 0, causal=True, model="32/8")
+    return [
+        *(
+            replace(chunk, q_len=rows, kv_len=n)
+            for n in (8192, 32768)
+            for rows in (9, 12, 16, 24, 32, 48, 64)
+        ),
+        replace(chunk, q_len=256, kv_len=16384),
+        replace(chunk, q_heads=4, kv_heads=4, q_len=512, kv_len=32768, model="few heads"),
+    ]
+
+
+def _with(calls: list[Call], **changes: Any) -> list[Call]:
+    return [replace(call, **changes) for call in calls]
+
+
+GEMMA_3 = _model("Gemma-3-4B", 8, 4, 256, (4096,), (2048,))
+GPT_OSS = _model("GPT-OSS-20B", 64, 8, 64, (4096, 32768), (2048,))
+
+SHAPES: dict[str, list[Call]] = {
+    "standard": _standard(),
+    "decode": _decode(),
+    "prefill": _prefill(),
+    "chunked": _chunked(),
+    "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
+    "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
+    # Five of six layers see a window of 1,024 keys.
+    "gemma-3": _with(GEMMA_3, window_left=1023, model="Gemma-3-4B local") + GEMMA_3,
+    # Every head has a sink; every other layer sees a window of 128 keys.
+    "gpt-oss": _with(GPT_OSS, sinks=True)
+    + _with(GPT_OSS[:1], sinks=True, window_left=127, model="GPT-OSS-20B local"),
+    "gemma-4-like": _model("Gemma-4-like", 16, 2, 512, (4096,), (2048,)),
+    # The absorbed form: 128 query heads share one latent vector and a rotary key per token.
+    "deepseek": [
+        replace(call, latent_dim=512) for call in _model("DeepSeek-V3", 128, 1, 576, (4096, 32768), ())
+    ],
+    "whisper": list(_prefills(Call("prefill", 20, 20, 64, 0, 0, model="Whisper-large encoder"), 1500)),
+    "flux": list(_prefills(Call("prefill", 24, 24, 128, 0, 0, model="FLUX-like"), 4608)),
+}

@@ -1,0 +1,1 @@
+"""The cost that a call should have: bounds from published figures, bounds on counts, and aims."""

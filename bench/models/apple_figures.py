@@ -1,0 +1,99 @@
+"""Published figures of Apple GPUs, for roofline.py. This project measured none of them.
+
+Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
+databases (clocks of later chips). Every figure is a limit of the hardware, units times clock, and not the
+rate of a program, which the next program may exceed. tests/test_apple_bounds.py compares each with the
+measurements in published.csv.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Per GPU core and cycle, for the M1 and M2 families. Figures of later families are not published.
+PRODUCT_FMAS = 102.5  # in 8x8x8 simdgroup products with 16-bit operands; 101.7 in float32
+EXPS = 32.0
+ON_CORE_BYTES = 64.0  # threadgroup memory and L1 together
+L2_BYTES = 32.0
+ALU_FMAS = 128.0
+
+
+@dataclass(frozen=True)
+class Chip:
+    name: str
+    cores: int
+    ram_gb_s: float | None  # None: not published
+    gigahertz: float | None = None  # None: not published; there are no limits per core and cycle
+    alu_gigahertz: float | None = None  # the clock, if the share of the ALUs that products use is unknown
+    family: int = 7  # Metal's GPU family, for the planner
+    note: str = ""
+
+    @property
+    def products(self) -> float | None:
+        """The limit of 8x8x8 products in FLOP/s."""
+        if self.gigahertz is not None:
+            return 2 * PRODUCT_FMAS * self.cores * self.gigahertz * 1e9
+        if self.alu_gigahertz is not None:
+            return 2 * ALU_FMAS * self.cores * self.alu_gigahertz * 1e9
+        return None
+
+    def per_cycle(self, amount: float) -> float | None:
+        """Converts a figure per core and cycle to one per second for the whole GPU."""
+        if self.gigahertz is None:
+            return None
+        return amount * self.cores * self.gigahertz * 1e9
+
+
+CHIPS = (
+    Chip("M1", 8, 68, 1.278),
+    Chip("M1 Pro", 16, 200, 1.296),
+    Chip("M1 Max", 32, 400, 1.296),
+    Chip("M1 Ultra", 64, 800, 1.296, note="a plain reduction reads 680 GB/s (mlx#3837)"),
+    Chip("M2", 10, 100, 1.398, family=8),
+    Chip("M2 Pro", 19, 200, 1.398, family=8),
+    Chip("M2 Max", 38, 400, 1.398, family=8),
+    Chip(
+        "M3 Ultra",
+        80,
+        819,
+        family=9,
+        alu_gigahertz=1.6,
+        note="products: all ALUs of 80 cores at 1.600 GHz, the highest clock of an M3 in public GPU "
+        "databases (others: 1.398); MLX's attention reaches 21.6 TFLOP/s (mlx#4330)",
+    ),
+    Chip(
+        "M4",
+        10,
+        120,
+        alu_gigahertz=1.47,
+        family=9,
+        note="products: all ALUs of 10 cores at 1.470 GHz (public GPU databases); the share that "
+        "products can use is not published, and the 80 % of M1 and M2 is too low: MPSGraph's attention "
+        "reaches 3.1 TFLOP/s (mps-sdpa 0.2)",
+    ),
+    Chip(
+        "M5",
+        10,
+        153,
+        family=10,
+        note="bandwidth from the specification; 10 cores assumed, which only affects the number of splits",
+    ),
+    Chip(
+        "M5 Pro",
+        20,
+        307,
+        family=10,
+        note="bandwidth from the specification: MLX's decode reads 282 GB/s (mlx#4076), more than a copy "
+        "(269, mtlattn); products: a loop of float32 products reaches 32.0 TFLOP/s, one of 16-bit products "
+        "21.5, both without matmul2d (mtlattn); the hardware limit is not published",
+    ),
+    Chip(
+        "M5 Max",
+        40,
+        614,
+        family=10,
+        note="bandwidth from the specification, 530 GB/s measured (mlx#3837); no rate of simdgroup products "
+        "is published",
+    ),
+)
+UNPUBLISHED = "M3, M3 Pro, M3 Max, M4 Pro, M4 Max"

@@ -1,0 +1,55 @@
+"""Published measurements on Apple GPUs (published.csv), none by this project, to compare with the bounds.
+
+The rate of a prefill counts the operations on visible pairs (half of a causal square), that of a decode the
+bytes of keys and values, once per key-value head. `products` are 8x8x8 simdgroup products, `read` is memory.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .apple_figures import Chip
+
+FILE = Path(__file__).parent / "published.csv"
+OF_MEMORY = ("decode", "read")
+KINDS = ("prefill", "products", *OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    kind: str
+    chip: str
+    library: str
+    call: str
+    dtype: str
+    rate: float  # TFLOP/s, or GB/s for decode and read
+    unit: str
+    source: str
+
+
+def load() -> list[Measurement]:
+    with FILE.open(newline="") as file:
+        lines = csv.reader(file)
+        next(lines)  # the names of the fields
+        return [
+            Measurement(kind, chip, library, call, dtype, float(rate), unit, source)
+            for kind, chip, library, call, dtype, rate, unit, source in lines
+        ]
+
+
+def beaten(chips: Iterable[Chip], measurements: Iterable[Measurement]) -> Iterator[str]:
+    """Yields one sentence for each figure that a measurement exceeds."""
+    known = {chip.name: chip for chip in chips}
+    for measured in measurements:
+        chip = known.get(measured.chip)
+        if chip is None:
+            continue
+        figure = chip.ram_gb_s if measured.kind in OF_MEMORY else chip.products and chip.products / 1e12
+        if figure is not None and measured.rate > figure:
+            yield (
+                f"{chip.name}: {figure:.1f} {measured.unit} is not a bound: {measured.library} reaches "
+                f"{measured.rate} ({measured.kind} {measured.call}, {measured.source})"
+            )

@@ -1,0 +1,218 @@
+"""Writes bench/APPLE.md: lower bounds on the kernels' times on Apple GPUs, from counts and published figures.
+
+python -m bench roofline
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..backends import counting
+from ..backends.samples import count_prefill, polynomial
+from ..cases.arguments import Parser
+from ..cases.calls import Call
+from .apple_figures import CHIPS, EXPS, L2_BYTES, ON_CORE_BYTES, UNPUBLISHED, Chip
+
+PAGE = Path(__file__).parents[1] / "APPLE.md"
+PRODUCT_FLOPS = 2 * 8 * 8 * 8
+DECODE_LENGTHS = (2048, 4096)  # keys of the counted decodes; counts are linear in the keys
+
+CALLS = (
+    *(Call("decode", 32, 8, 128, 1, n, model="Llama-3-8B") for n in (4096, 32768, 131072)),
+    *(Call("decode", 16, 8, 128, 1, n, model="Qwen3-0.6B") for n in (32768,)),
+    *(
+        Call("prefill", 32, 32, head_dim, n, n, causal=True)
+        for head_dim, n in itertools.product((64, 128), (2048, 8192))
+    ),
+    Call("prefill", 20, 20, 64, 1500, 1500, model="Whisper-large encoder"),
+    Call("prefill", 24, 24, 128, 4608, 4608, model="FLUX-like"),
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a call, without the partial results of a split, which depend on the GPU."""
+
+    products: float
+    exps: float
+    on_core: float  # bytes that the lanes load from and store to threadgroup and device memory
+    device: float  # bytes that the lanes load from and store to device memory
+    partial_reads: float  # reads of partial results per byte written
+
+
+def _work_of(counts: counting.Counts) -> Work:
+    device = counts.traffic(*counting.ROLES)
+    written = sum(dispatch.written["partial"] for dispatch in counts.dispatches)
+    read = sum(dispatch.read["partial"] for dispatch in counts.dispatches)
+    return Work(
+        products=counts.total("products"),
+        exps=counts.total("exps"),
+        on_core=device + counts.threadgroup_bytes,
+        device=device,
+        partial_reads=read / written if written else 0.0,
+    )
+
+
+def work(call: Call) -> Work:
+    """Counts small lengths and extrapolates: counts are polynomials of the length."""
+    call = replace(call, model="")
+    if not call.is_decode:
+        return _work_of(count_prefill(call, _count))
+    points = [_work_of(_count(replace(call, kv_len=n))) for n in DECODE_LENGTHS]
+
+    def at_length(amounts: Iterable[float]) -> float:
+        return float(polynomial(DECODE_LENGTHS, list(amounts), call.kv_len))
+
+    return Work(
+        products=at_length(point.products for point in points),
+        exps=at_length(point.exps for point in points),
+        on_core=at_length(point.on_core for point in points),
+        device=at_length(point.device for point in points),
+        partial_reads=points[-1].partial_reads,
+    )
+
+
+@functools.cache
+def _count(call: Call) -> counting.Counts:
+    return counting.count_ours(call)
+
+
+def _partial_bytes(call: Call, chip: Chip, reads: float) -> float:
+    """Returns the traffic of the partial results of the plan for this chip."""
+    import torch_fattn
+
+    tensors = call.operands(torch.device("meta")).values()
+    plan = torch_fattn.explain(call.op, *tensors, family=chip.family, cores=chip.cores)
+    return float(plan.data["scratch_bytes"]) * (1 + reads)
+
+
+def limits(call: Call, done: Work, chip: Chip) -> dict[str, float]:
+    """Returns the least seconds for each resource whose figure is published.
+
+    Device memory is charged with the least bytes and the partial results. Repeated reads are assumed to hit
+    the caches, which have a limit of their own.
+    """
+    partial = _partial_bytes(call, chip, done.partial_reads) if call.is_decode else 0.0
+    amounts = {
+        "memory": (call.least_bytes + partial, (chip.ram_gb_s or 0) * 1e9),
+        "products": (done.products * PRODUCT_FLOPS, chip.products),
+        "L2": (done.device, chip.per_cycle(L2_BYTES)),
+        "on-core data": (done.on_core, chip.per_cycle(ON_CORE_BYTES)),
+        "exp2": (done.exps, chip.per_cycle(EXPS)),
+    }
+    return {name: amount / rate for name, (amount, rate) in amounts.items() if rate}
+
+
+def describe(call: Call) -> str:
+    return f"{call.op} {call}" + (f" ({call.model})" if call.model else "")
+
+
+def _cell(call: Call, done: Work, chip: Chip) -> str:
+    seconds = limits(call, done, chip)
+    if ("memory" if call.is_decode else "products") not in seconds:
+        return "–"
+    binding = max(seconds, key=lambda name: seconds[name])
+    return f"{_milliseconds(seconds[binding])} {binding}"
+
+
+def _milliseconds(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def page() -> str:
+    done = {call: work(call) for call in CALLS}
+    m1 = CHIPS[0]
+    shares = []
+    for call in CALLS:
+        seconds = limits(call, done[call], m1)
+        longest = max(seconds.values())
+        shares.append([describe(call), *(f"{value / longest:.0%}" for value in seconds.values())])
+    names = list(limits(CALLS[0], done[CALLS[0]], m1))
+    bests = [[describe(call), *(_cell(call, done[call], chip) for chip in CHIPS)] for call in CALLS]
+    fields = {
+        "best": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], bests)),
+        "shares": "\n".join(_table(["call", *names], shares)),
+        "chips": figures(),
+        "decode_lengths": " and ".join(map(str, DECODE_LENGTHS)),
+        "unpublished": UNPUBLISHED,
+    }
+    return _PAGE.format(**fields)
+
+
+def figures() -> str:
+    chips = [
+        [
+            chip.name,
+            str(chip.cores),
+            f"{chip.ram_gb_s:.0f}" if chip.ram_gb_s else "not in our sources",
+            f"{chip.products / 1e12:.1f}" if chip.products else "not published",
+            chip.note,
+        ]
+        for chip in CHIPS
+    ]
+    return "\n".join(_table(_CHIP_COLUMNS, chips))
+
+
+_CHIP_COLUMNS = ("chip", "cores", "memory GB/s", "8x8x8 products TFLOP/s", "note")
+_PAGE = """# Lower bounds on the kernels' times on Apple GPUs
+
+**Nothing on this page was measured on an Apple GPU by this project.** It is arithmetic: the work of the
+kernels, counted exactly in software, divided by published figures of the hardware. A kernel cannot be faster.
+Only a run on a Mac shows how close it comes (`python -m torch_fattn bench`).
+`python -m bench roofline` writes this page.
+
+## Least time per call in milliseconds, and the limit that binds (float16)
+
+{best}
+
+– : the figure of the binding limit is not published for this chip. Where only some figures are published
+(from M3 on), the other limits are left out, and the bound is looser.
+
+## The other limits, on an M1
+
+The time of each resource, as a share of the binding one. They overlap at best; a kernel that is close to two
+limits reaches neither.
+
+{shares}
+
+- memory: the least bytes (each visible key and value once per key-value head, the query, the output) and the
+  partial results of a split, as planned for that chip. Repeated reads are charged to L2.
+- products: 8x8x8 simdgroup products; on M1 and M2 102.5 FMAs per core and cycle, 80 % of the ALUs.
+- L2: every byte that the lanes load from or store to device memory, at 32 B per core and cycle.
+- on-core data: the same and all traffic of threadgroup memory, at 64 B per core and cycle.
+- exp2: 32 per core and cycle.
+- Not modelled: other arithmetic (scaling, maxima, masks, addresses), latency, launch overhead, uneven
+  threadgroups. These kernels do not use the matrix units of M5.
+
+Decodes were counted at {decode_lengths} keys, prefills at up to some hundred rows and keys of one head. The
+counts of longer calls are extrapolated: they are polynomials of the length (linear, quadratic).
+
+## Published figures
+
+{chips}
+
+M1 and M2: philipturner/metal-benchmarks; memory: Apple's specifications. The tests check that no published
+measurement in bench/models/published.csv exceeds the figures of its chip. No figures are published for
+{unpublished}.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    Parser(prog="python -m bench roofline", description="Writes bench/APPLE.md.").parse_args(arguments)
+    PAGE.write_text(page())
+    print(f"wrote {PAGE.name}")
+    return 0

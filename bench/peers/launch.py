@@ -1,0 +1,36 @@
+"""The launch of a case: passes over named buffers, and scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from softmetal.cuda.compile import Pipeline
+
+OURS = "fattn"
+OURS_ON_M1 = "fattn-m1"  # our plans for M1 and M2, where those for later chips differ
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One dispatch. An argument is bytes, or the name of a buffer: scratch, or one of cases/buffers.py."""
+
+    pipeline: Pipeline
+    grid: tuple[int, int, int]
+    threads: tuple[int, int, int]
+    arguments: Mapping[int, str | bytes]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How an implementation runs a case."""
+
+    impl: str
+    passes: list[Pass]
+    scratch: Mapping[str, int] = field(default_factory=dict)  # buffer name -> bytes
+    out_rows_first: bool = False  # the output is [B, Lq, H, D]
+    note: str = ""  # the choice of its launch rule
+    # Launches for other chips, over the same buffers; the bench reports the fastest.
+    alternatives: Sequence[Launch] = ()

@@ -1,0 +1,30 @@
+"""The peers in the bench.
+
+None of them has a paged cache. vllm-metal and mistral.rs do, but their packages on PyPI contain no kernel
+source.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ..cases.case import Case, UnsupportedCaseError
+from . import llama_metal, mlx_metal, torch_metal
+from .launch import Launch
+
+PEERS = (torch_metal, mlx_metal, llama_metal)
+
+
+def versions() -> dict[str, str]:
+    """Returns the version of each installed peer. Raises WrongArgumentError for an unreadable archive."""
+    installed = {peer.IMPL: peer.version() for peer in PEERS}
+    return {impl: version for impl, version in installed.items() if version != "not installed"}
+
+
+def launch(peer: ModuleType, case: Case) -> Launch:
+    """Returns the peer's launch of the case, or raises UnsupportedCaseError with one sentence."""
+    chosen: Launch | None = peer.launch(case)
+    if chosen is None:
+        why = "is not installed" if peer.version() == "not installed" else "has no fused kernel for this"
+        raise UnsupportedCaseError(f"{peer.IMPL} {why}")
+    return chosen

@@ -1,0 +1,1 @@
+"""Runs the bench and shows its results: as a table, as a picture, in the README."""

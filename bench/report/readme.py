@@ -1,0 +1,119 @@
+"""Writes the tables of measurements in README.md and docs/measured.md, and the pictures, from bench/results.
+
+python -m bench readme            # exits with 1 if a table differs
+python -m bench readme --update
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..backends.record import read
+from ..cases.arguments import Parser
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+MEASURED = ROOT / "docs" / "measured.md"
+RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
+BEGIN = "<!-- MEASURED: written by python -m bench readme --update -->"
+END = "<!-- /MEASURED -->"
+# One or two calls of each kind, and those where a peer is faster.
+IN_THE_README = (
+    "decode B1 32/8x128 N=256",
+    "decode B1 32/8x128 N=4096",
+    "decode B1 32/8x128 N=131072",
+    "decode B1 32/32x128 N=131072",
+    "decode B16 32/8x128 N=32768",
+    "prefill B1 32/32x64 8192x8192 causal",
+    "prefill B1 32/32x128 2048x2048 causal",
+    "prefill B1 32/32x128 8192x8192 causal",
+    "prefill B1 16/16x256 8192x8192 causal",
+    "prefill B1 32/8x128 16x32768 causal",
+)
+PEERS = {
+    "torch-metal": "torch 2.13 Metal",
+    "mlx-metal": "MLX 0.32 Metal",
+    "llama-metal": "llama.cpp Metal",
+}
+
+
+def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
+    """Returns one line per call: our time and share of the ceiling, then the peers' times."""
+    calls: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in (row for row in results["rows"] if row["dtype"] == "float16"):
+        # If two sets have a call, the first row counts.
+        calls.setdefault(f"{row['op']} {row['call']}", {}).setdefault(row["impl"], row)
+    if missing := set(only) - set(calls):
+        raise ValueError(
+            f"{RESULTS.name} has no row of {', '.join(sorted(missing))}; measure it or remove it"
+        )
+    calls = {call: calls[call] for call in only or calls}
+    measured = {row["impl"] for row in results["rows"]}
+    titles = {name: title for name, title in PEERS.items() if name in measured}
+    lines = [
+        "| " + " | ".join(["float16", "fattn", "rate", "of the ceiling", *titles.values()]) + " |",
+        "|---" * (4 + len(titles)) + "|",
+    ]
+    for call, rows in calls.items():
+        ours = rows["fattn"]
+        if "refused" in ours:
+            continue
+        peers = [_beside(rows.get(name), ours) for name in titles]
+        cells = [
+            call,
+            f"{ours['ms_median']:.3f} ms",
+            f"{ours['rate']:,.0f} {ours['rate_unit']}",
+            f"{ours['ceiling_fraction']:.0%}",
+            *peers,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    ceilings = results["ceilings"]
+    lines.append("")
+    lines.append(
+        f"{results['machine']}; {results['date']}, commit {results['versions']['commit']}. Ceilings of the "
+        f"same run: {ceilings['read']:,.0f} GB/s of pure reading for decode, {ceilings['products']:.0f} "
+        "TFLOP/s of 8x8x8 products from registers for prefill."
+    )
+    return "\n".join(lines)
+
+
+def _beside(peer: dict[str, Any] | None, ours: dict[str, Any]) -> str:
+    if peer is None or "refused" in peer:
+        return "–"
+    return f"{peer['ms_median']:.3f} ms ({peer['ms_median'] / ours['ms_median']:.2f}x)"
+
+
+def render(text: str, only: tuple[str, ...] = ()) -> str:
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    return f"{head}{BEGIN}\n{table(read(RESULTS), only)}\n{END}{tail}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    about = "Compares the tables of README and docs with bench/results."
+    parser = Parser(prog="python -m bench readme", description=about)
+    parser.add_argument("--update", action="store_true", help="write the tables and the pictures")
+    options = parser.parse_args(arguments)
+    status = 0
+    for path, only in ((README, IN_THE_README), (MEASURED, ())):
+        current = path.read_text()
+        if current.count(BEGIN) != 1 or current.count(END) != 1:
+            parser.refuse(f"{path.name} must contain one line {BEGIN} and one {END}; put them back")
+        correct = render(current, only)
+        if options.update:
+            path.write_text(correct)
+        elif correct != current:
+            print(
+                f"{path.name} differs from bench/results: run python -m bench readme --update",
+                file=sys.stderr,
+            )
+            status = 1
+    if options.update:
+        from . import pictures
+
+        record, summary = read(RESULTS), RESULTS.with_name(RESULTS.stem + "-summary")
+        pictures.draw(record, RESULTS.with_suffix(""), endings=(".png",))
+        pictures.draw(record, summary, pictures.SUMMARY, (".png",))
+    return status
