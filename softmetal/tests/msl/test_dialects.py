@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from catalogue import find
 
 from softmetal.msl.compile import CompileError, Program, compile_program
 from softmetal.simt.harness import Library
@@ -243,7 +242,7 @@ def test_kernels_named_as_library_functions() -> None:
 
 
 def test_kernel_templates_that_share_a_name() -> None:
-    library = Library(Path(__file__).with_name("conformance") / "accept" / "kernel_overloads.metal")
+    library = Library(find("kernels/overloads", "accepted").program.source)
     out, ones, given = np.zeros((4, 32), np.float32), np.ones(32, np.float16), np.arange(32, dtype=np.float32)
     quarter = np.zeros(32, np.int32)
     for name, buffers in {
