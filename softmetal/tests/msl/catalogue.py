@@ -27,9 +27,9 @@ policy   softmetal's own choice, whatever Apple's compiler does
 of the Metal Shading Language Specification, "slang #4129" an issue of that project. PRELUDE precedes every
 program that does not include <metal_stdlib> itself.
 
-    python softmetal/tests/msl/catalogue.py                 print the table of rules
-    python softmetal/tests/msl/catalogue.py c_cast          compile the programs with that in their names
-    python softmetal/tests/msl/catalogue.py --write DIR     write the programs as files, for Apple's compiler
+    python -m softmetal.tests.msl.catalogue                 print the table of rules
+    python -m softmetal.tests.msl.catalogue c_cast          compile the programs with that in their names
+    python -m softmetal.tests.msl.catalogue --write DIR     write the programs as files, for Apple's compiler
 """
 
 from __future__ import annotations
@@ -122,7 +122,10 @@ def find(name: str, verdict: str) -> Entry:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The table of rules, or with a name: compile its programs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m softmetal.tests.msl.catalogue",
+        description="The table of rules, or with a name: compile its programs.",
+    )
     parser.add_argument("name", nargs="?", help="a part of topic/name")
     parser.add_argument(
         "--write", type=Path, metavar="DIR", help="write the programs as files, compile nothing"

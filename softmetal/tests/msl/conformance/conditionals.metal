@@ -209,3 +209,11 @@ kernel void k(device S* o, constant S* t, constant bool& c) {
   if (c) own = o[0];
   o[1] = c ? o[1] : o[2];
 }
+
+// --- structs_of_two_types | rejected (certain) | C++ [expr.cond] | The arms cannot be structs of different types.
+struct Pair { float a, b; };
+struct Other { float a, b; };
+kernel void k(device Pair* p, device Other* o) { p[0] = p[1].a > 0 ? p[1] : o[1]; }  // error
+// --- structs_of_two_types | accepted
+struct Pair { float a, b; };
+kernel void k(device Pair* p, device Pair* o) { p[0] = p[1].a > 0 ? p[1] : o[1]; }

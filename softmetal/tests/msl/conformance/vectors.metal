@@ -79,10 +79,24 @@ kernel void k(device half4* h [[buffer(0)]], device float* x [[buffer(1)]]) {
 }
 // --- vector_sum_of_float_and_half | rejected
 kernel void k(device float4* o [[buffer(0)]], device half4* x [[buffer(1)]]) { o[0] = o[1] + x[0]; }  // error
+// --- vector_sum_of_float_and_half | accepted
+kernel void k(device float4* o [[buffer(0)]], device half4* x [[buffer(1)]]) { o[0] = o[1] + float4(x[0]); }
 // --- vector_sum_of_int_and_uint | rejected
 kernel void k(device uint4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]+y[0]; }  // error
+// --- vector_sum_of_int_and_uint | accepted
+kernel void k(device uint4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]+uint4(y[0]); }
 // --- vector_product_of_int_and_float | rejected
 kernel void k(device float4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]*y[0]; }  // error
+// --- vector_product_of_int_and_float | accepted
+kernel void k(device float4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]*float4(y[0]); }
+// --- vector_product_of_int_and_scalar_float | rejected
+kernel void k(device int4* x, constant float& t) { (void)(x[0] * t); }  // error
+// --- vector_product_of_int_and_scalar_float | accepted
+kernel void k(device int4* x, constant float& t) { (void)(x[0] * int(t)); }
+// --- vector_comparison_of_float_and_int | rejected
+kernel void k(device float4* x, device int4* y) { (void)(x[0] < y[0]); }  // error
+// --- vector_comparison_of_float_and_int | accepted
+kernel void k(device float4* x, device int4* y) { (void)(x[0] < float4(y[0])); }
 
 // --- condition | rejected (certain) | MSL 2.2 | A vector of bool is not a condition.
 kernel void k(device float4* o [[buffer(0)]]) {
