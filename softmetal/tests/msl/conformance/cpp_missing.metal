@@ -300,7 +300,7 @@ kernel void k(device int* x [[buffer(0)]]) {
 }
 
 // --- cpp_header | rejected (certain) | MSL 1.5 | Metal has no C++ standard library.
-#include <vector>  // error: 'vector' is no header of Metal
+#include <vector>  // error: 'vector' is not a header of Metal
 // --- cpp_header | accepted
 #include <metal_math>
 // --- cpp_header_cmath | rejected
@@ -318,7 +318,7 @@ kernel void k(device float* x [[buffer(0)]]) {
 }
 
 // --- c_header | rejected (certain) | MSL 1.5 | Metal has no C library.
-#include <math.h>  // error: 'math.h' is no header of Metal
+#include <math.h>  // error: 'math.h' is not a header of Metal
 // --- c_header | accepted
 #include <simd/simd.h>
 // --- printf | rejected
