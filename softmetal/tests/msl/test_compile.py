@@ -114,7 +114,7 @@ def test_concurrent_compiles_of_one_program(tmp_path: Path) -> None:
     assert len(set(paths)) == 1 and [p.name for p in tmp_path.iterdir()] == [paths[0].name]
 
 
-# ---- programs that nobody here wrote: the attention kernels in the headers of torch's wheel ------------
+# ---- programs that nobody here wrote: kernels in the headers of torch's wheel --------------------------
 
 TORCH_PROGRAMS = {
     "PrefillAttention.h": (

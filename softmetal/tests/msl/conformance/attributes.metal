@@ -125,7 +125,7 @@ kernel void k(device uint* x [[buffer(0)]], uint a [[thread_execution_width]], u
 // --- attribute_of_vertex_functions | rejected (certain) | MSL 5.2.3 | A kernel parameter cannot have the attribute [[position]].
 kernel void k(device int* x [[buffer(0)]], float4 p [[position]]) { x[0]=p.x; }  // error
 
-// --- attributes_of_function_parameters | accepted (likely) | torch PrefillAttention.h get_coord | Attributes of kernel inputs have no effect on parameters of other functions.
+// --- attributes_of_function_parameters | accepted (likely) | get_coord in torch | Attributes of kernel inputs have no effect on parameters of other functions.
 uint f(uint lane [[thread_index_in_simdgroup]]) { return lane; }
 kernel void k(device uint* x [[buffer(0)]], uint i [[thread_index_in_simdgroup]]) { x[i] = f(i); }
 
