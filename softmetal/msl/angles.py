@@ -1,6 +1,4 @@
-"""Which '<' and '>' are brackets of template arguments: by C++'s rule, for which one must know what names are
-templates.
-"""
+"""Which '<' and '>' are brackets of template arguments. C++'s rule needs the names of all templates."""
 
 from __future__ import annotations
 
@@ -21,7 +19,9 @@ _CLOSING = {")", "]", "}"}
 
 
 def template_brackets(tokens: TokenList) -> dict[int, int]:
-    """The positions of the brackets of template parameters and arguments, each to the other of its pair."""
+    """The positions of the brackets of template parameters and arguments; each maps to the other of its
+    pair.
+    """
     templates, function_templates = _declared_templates(tokens)
     pairs: dict[int, int] = {}
     open_brackets: list[int] = []
@@ -32,7 +32,7 @@ def template_brackets(tokens: TokenList) -> dict[int, int]:
             open_brackets.append(i)
         elif token.text in _CLOSING:
             while open_brackets and tokens.text(open_brackets[-1]) == "<":
-                open_brackets.pop()  # closed by nothing: a comparison
+                open_brackets.pop()  # not closed: a comparison
             open_brackets.pop()
         elif token.text == ";":
             while open_brackets and tokens.text(open_brackets[-1]) == "<":
@@ -47,7 +47,7 @@ def template_brackets(tokens: TokenList) -> dict[int, int]:
                 and name not in templates
                 and _starts_operand(tokens, tokens.next(i))
             ):
-                continue  # a variable of that name: what is specialised is called
+                continue  # compares a variable of that name: a specialised function is called
             pairs[begin], pairs[i] = i, begin
     return pairs
 
@@ -86,8 +86,8 @@ def _declared_templates(tokens: TokenList) -> tuple[set[str], set[str]]:
 
 
 def _declared_name(tokens: TokenList, i: int) -> tuple[str, bool]:
-    """What the declaration at `i` declares, and whether that is a function: the name of a class or alias,
-    else the last name before what cannot be part of a type.
+    """The name that the declaration at `i` declares, and whether it is a function. The name of a class or
+    alias, else the last name before a token that cannot belong to a type.
     """
     if tokens.text(i) in ("struct", "class", "union", "using"):
         return tokens.text(tokens.next(i)) if tokens.kind(tokens.next(i)) == "name" else "", False

@@ -1,4 +1,4 @@
-"""How a program computes: what MTLCompileOptions say, and what they leave open to the GPU."""
+"""The arithmetic of a program: what MTLCompileOptions set, and what they leave to the GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ PASSES = Path(__file__).parents[1] / "_build" / "libsoftmetal_arithmetic.so"
 MATH_MODES = ("safe", "relaxed", "fast")
 FUNCTIONS = ("fast", "precise")
 _FLUSH = "-softmetal-flush-subnormals"
-# What a math mode lets the compiler assume. Both let it reorder; only `fast` rules out NaN and infinities.
+# What a math mode lets the compiler assume. Two of them allow reordering; only `fast` excludes NaN and
+# infinities.
 _ASSUMPTIONS = {
     "safe": (),
     "relaxed": ("-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"),
@@ -31,19 +32,18 @@ def choice(variable: str, values: tuple[str, ...]) -> str:
 @dataclass(frozen=True)
 class Arithmetic:
     mode: str = "fast"  # MTLMathMode
-    functions: str = (
-        "fast"  # MTLMathFloatingPointFunctions: what log is, where neither fast nor precise is said
-    )
+    # MTLMathFloatingPointFunctions: which log a call without fast:: and precise:: means
+    functions: str = "fast"
     # a * b + c with one rounding, in float and half, as Apple's compiler has it in every math mode.
     contract: bool = field(default_factory=lambda: choice("SOFTMETAL_CONTRACT", ("1", "0")) == "1")
-    # The largest errors that the specification permits, subnormal floats flushed, the assumptions of the math
-    # mode used; instead of the best results that the host has.
+    # The largest errors that the specification permits, subnormal floats flushed and the assumptions of the
+    # math mode used, instead of the best results that the host can give.
     worst: bool = field(default_factory=lambda: choice("SOFTMETAL_FAST_MATH", ("exact", "worst")) == "worst")
 
     def flags(self) -> tuple[str, ...]:
         """clang's options."""
-        # The pass contracts what clang marks; the code generator would do so where the processor has the
-        # instruction.
+        # clang marks products and sums, and the pass contracts them: the code generator would do so only if
+        # the processor has the instruction.
         contraction = "fast-honor-pragmas" if self.contract else "off"
         flags = [
             f"-DSOFTMETAL_FAST_FUNCTIONS={int(self.functions == 'fast')}",

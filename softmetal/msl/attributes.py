@@ -1,5 +1,5 @@
-"""Attributes that C++ does not have: where Metal allows them, and how the rules (rules/kernels.cpp), to whom
-they are annotations, come to see them.
+"""Attributes that C++ does not have: where Metal allows them. Annotations pass them on to the rules
+(rules/kernels.cpp).
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import re
 from .lexer import TokenList, TranslationError
 from .structure import Function, Outline
 
-# Two names of one thing.
+# Synonyms.
 _ALIASES = {
     "thread_execution_width": "threads_per_simdgroup",
     "dispatch_simdgroups_per_threadgroup": "simdgroups_per_threadgroup",
     "dispatch_quadgroups_per_threadgroup": "quadgroups_per_threadgroup",
 }
 _RESOURCES = {"buffer", "threadgroup", "texture", "sampler"}
-# What a kernel's parameter can be; other names, unknown ones among them, add nothing to it.
+# Where a kernel's parameter comes from. Other attributes, unknown ones too, do not change that.
 _SOURCES = re.compile(
     r"buffer|threadgroup|texture|sampler|stage_in|payload|imageblock_data|grid_(origin|size)"
     r"|\w+_(in|per|index_in)_(grid|threadgroup|simdgroup|quadgroup)|thread_execution_width"
 )
-# What is said of a function is no part of its type.
+# Attributes of functions, which cannot apply to types.
 _OF_FUNCTIONS = {
     *("kernel", "vertex", "fragment", "host_name", "visible", "stitchable", "early_fragment_tests", "patch"),
     *("max_total_threads_per_threadgroup", "mesh", "object", "user_annotation", "always_inline", "noinline"),
@@ -116,7 +116,7 @@ def _check_parameters(tokens: TokenList, function: Function) -> None:
             raise TranslationError(
                 where,
                 f"parameter '{tokens.join(begin, equals)}' of kernel '{function.name}' has a default "
-                "argument, which a kernel's cannot",
+                "argument: kernels cannot have any",
             )
         names = [tokens.text(first) for first, _ in attributes(tokens, begin, end)]
         sources = [name for name in names if _SOURCES.fullmatch(name)]

@@ -1,7 +1,7 @@
-"""Braced lists as arguments: `f({1, 2})` where f takes a vector, to which clang converts no list.
+"""Braced lists as arguments, `f({1, 2})`: clang does not convert a list to a vector.
 
 The list becomes ::softmetal::braced(1, 2), which converts to any vector or struct that the list could
-initialise. String literals are here too: in Metal they live in constant memory.
+initialise. This file also translates string literals, which are in constant memory in Metal.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Comparisons and logical operators: of vectors, they give a vector of bool in Metal and a vector of
-integers 0 and -1 in clang.
+"""Comparisons and logical operators of vectors: Metal gives a vector of bool, clang a vector of integers 0
+and -1.
 
-`a < b` becomes `::softmetal::truth(a < b)`, which is the identity on everything but such vectors; the
-operands of `!`, `&&` and `||` go through `::softmetal::condition`, for clang has those of no vector of bool.
-Both are constexpr, so constant expressions stay constant, and a scalar `&&` still skips its second operand.
+`a < b` becomes `::softmetal::truth(a < b)`, the identity for everything but such vectors. The operands of
+`!`, `&&` and `||` go through `::softmetal::condition`, because clang has no logical operators for vectors
+of bool. Both are constexpr, so constant expressions stay constant, and a scalar `&&` still skips its second
+operand.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from .lexer import TokenList
 from .structure import Outline
 from .types import BUILTIN_TYPES
 
-# How tightly the operators bind from which an operand of a comparison must be told apart; whatever is not
-# here binds tighter than all of them.
-_STRENGTH = {
+# The precedence of the operators that can end an operand of a comparison; all others bind tighter.
+_PRECEDENCE = {
     ",": 0, ";": 0, "?": 1, ":": 1, "=": 1, "+=": 1, "-=": 1, "*=": 1, "/=": 1, "%=": 1, "&=": 1, "|=": 1,
     "^=": 1, "<<=": 1, ">>=": 1, "||": 2, "&&": 3, "|": 4, "^": 5, "&": 6, "==": 7, "!=": 7,
     "<": 8, ">": 8, "<=": 8, ">=": 8,
@@ -121,7 +121,7 @@ class _ComparisonPass:
 
     def left(self, i: int) -> int:
         """First token of the left operand of the operator at `i`."""
-        t, strength = self.tokens, _STRENGTH[self.operator(i)]
+        t, precedence = self.tokens, _PRECEDENCE[self.operator(i)]
         begin, k = i, t.previous(i)
         while k >= 0:
             if k in self.pairs:
@@ -131,19 +131,21 @@ class _ComparisonPass:
                 if t.text(k) == ")" and t.text(t.previous(opening)) in _CONTROL_WORDS:
                     break
                 k = opening
-            elif t.kind(k) == "op" and (t.text(k) in _BRACKETS or self.bounds(k, strength)):
+            elif t.kind(k) == "op" and (t.text(k) in _BRACKETS or self.bounds(k, precedence)):
                 break
             elif t.kind(k) == "name" and t.text(k) in _STATEMENT_WORDS:
                 break
             begin, k = k, t.previous(k)
         return begin
 
-    def bounds(self, k: int, strength: int) -> bool:
-        """Whether what is right of the operator at `k` is all that an operator of `strength` takes from its
-        left. Operators of one strength take their operands from left to right.
+    def bounds(self, k: int, precedence: int) -> bool:
+        """Whether the text right of the operator at `k` is the whole left operand of an operator of that
+        precedence. Operators with the same precedence are left-associative.
         """
         operator = self.operator(k)
-        return _STRENGTH.get(operator, strength) < strength and not (operator == "&" and self.is_prefix(k))
+        return _PRECEDENCE.get(operator, precedence) < precedence and not (
+            operator == "&" and self.is_prefix(k)
+        )
 
     def is_braced_value(self, opening: int) -> bool:
         """float4{...}, not the body of a statement."""
@@ -154,13 +156,13 @@ class _ComparisonPass:
 
     def right(self, i: int) -> int:
         """Last token of the right operand of the operator at `i`."""
-        t, strength = self.tokens, _STRENGTH[self.operator(i)]
+        t, precedence = self.tokens, _PRECEDENCE[self.operator(i)]
         end = self.unary_end(t.next(i))
         k = t.next(end)
         while k < len(t):
             operator = self.operator(k)
             is_end = t.kind(k) != "op" or t.text(k) in _BRACKETS or k in self.pairs
-            if is_end or _STRENGTH.get(operator, strength + 1) <= strength:
+            if is_end or _PRECEDENCE.get(operator, precedence + 1) <= precedence:
                 break
             if operator in (">>", ">>="):
                 if operator == ">>=" or t.text(t.next(k)) == ">=":

@@ -25,8 +25,8 @@ _BUILD = _PACKAGE.parent / "_build"
 RULES = _BUILD / "libsoftmetal_rules.so"
 SIMT_PASSES = _BUILD / "libsoftmetal_passes.so"
 _LANGUAGE_FLAGS = [
-    # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
-    # bfloat as the auxiliary target does.
+    # SYCL's device mode, for its address spaces only (host/types.h). It mangles bfloat as the auxiliary
+    # target does.
     "-x", "c++", "-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple",
     "-Xclang", f"{platform.machine()}-pc-linux-gnu", "-nostdinc++", "-nostdlibinc",
     f"-I{_PACKAGE / 'host'}",
@@ -43,47 +43,47 @@ _COMMON_FLAGS = [
     # half and bfloat are rounded after every operation; floats out of an integer's range saturate.
     "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
     "-fno-strict-float-cast-overflow",
-    # An endless loop stays one, for the watchdog to find; a large frame does not jump over the guard page.
+    # An endless loop stays one, so that the watchdog finds it; a large frame does not skip the guard page.
     "-fno-finite-loops", "-fstack-clash-protection",
     *FLAGS,
     # The runtime's passes (simt/passes) read the names of basic blocks.
     f"-fpass-plugin={SIMT_PASSES}", "-fno-discard-value-names",
 ]  # fmt: skip
 _LINK_FLAGS = ["-nostdlib++", "--rtlib=compiler-rt"]
-# A kernel runs for less time than clang takes over it: what costs more than it brings is left out.
+# Compiling a kernel takes longer than running it: optimisations that cost more than they save are off.
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only", "-fno-vectorize", "-fno-slp-vectorize"],
-    # Every access of the kernel as one callback (simt/passes/checks.cpp): nothing merged into wider ones,
-    # nothing turned into library calls.
+    # Every access of the kernel as one callback (simt/passes/checks.cpp): accesses are not merged, and not
+    # turned into library calls.
     "checked": [
         "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-vectorize",
         "-fno-slp-vectorize", "-fno-builtin",
-        # Marks the code as one where a speculative load would be an error. All that
-        # AddressSanitizer does besides is off.
+        # Forbids speculative loads. All other parts of AddressSanitizer are off.
         "-fsanitize=kernel-address", "-mllvm=-asan-instrument-reads=0", "-mllvm=-asan-instrument-writes=0",
         "-mllvm=-asan-instrument-atomics=0", "-mllvm=-asan-stack=0", "-mllvm=-asan-globals=0",
     ],
 }  # fmt: skip
 MODES = tuple(_MODE_FLAGS)
-# What is refused: what Apple's compiler refuses, certainly or likely; or what it may refuse, too.
+# Programs to refuse: those that Apple's compiler refuses, certainly or likely; or also those that it may
+# refuse.
 REFUSALS = ("likely", "unsure")
 _X86_64_V3 = {"avx2", "bmi2", "f16c", "fma"}
 
 
 class CompileError(Exception):
-    """The program is refused; the text is for its author, with places in the .metal source."""
+    """The program is refused. The text is for its author and names places in the .metal source."""
 
 
 @dataclass(frozen=True)
 class Program:
     source: str
-    name: str = "program_source"  # what errors and findings call the source
+    name: str = "program_source"  # the source's name in errors and findings
     macros: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     std: str = DEFAULT
     only: str | None = None  # regular expression of the host names to export; None for all
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
-    # Also what no public Metal source has, so that nobody knows whether Apple's compiler takes it.
+    # Whether to refuse what no public Metal source has: Apple's compiler may accept or refuse it.
     refuse_unsure: bool = field(default_factory=lambda: choice("SOFTMETAL_REFUSE", REFUSALS) == "unsure")
 
 
@@ -92,7 +92,7 @@ def cache_folder() -> Path:
 
 
 def compile_program(program: Program, mode: str, folder: Path | None = None) -> Path:
-    """The shared object of the program, from the cache where it is there already. Raises CompileError."""
+    """The program's shared object, from the cache if it is there. Raises CompileError."""
     language = LANGUAGES[program.std]
     try:
         preprocessed = preprocess(program.source, program.name, program.macros, program.include, language)
@@ -111,8 +111,9 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
 
 
 def _keep(file: Path, target: Path) -> None:
-    """In the cache. Its digest is behind it, where the dynamic linker does not look and clang, which reads
-    precompiled headers, finds zeros: an end."""
+    """Moves the file into the cache with its digest at the end. The dynamic linker ignores the digest, and
+    clang stops reading a precompiled header at the zeros before it.
+    """
     file.write_bytes(_sealed(file.read_bytes()))
     os.replace(file, target)
 
@@ -141,8 +142,8 @@ def _digest(*parts: str) -> str:
 
 @cache
 def _machine_flags() -> tuple[str, ...]:
-    """x86-64 before v3 has no instructions for half: conversions would be calls. A level, not `native`:
-    results are the same anywhere.
+    """x86-64 before v3 has no instructions for half, so conversions would be calls. A level rather than
+    `native`: results are the same on every machine.
     """
     try:
         words = set(Path("/proc/cpuinfo").read_text().split())
@@ -153,7 +154,7 @@ def _machine_flags() -> tuple[str, ...]:
 
 @cache
 def toolchain_version() -> str:
-    """Changes with the translator, the rules, the host headers, the ABI and clang."""
+    """A digest of the translator, the rules, the host headers, the ABI and clang."""
     digest = hashlib.sha256(CLANG.encode())
     for path in sorted([*_PACKAGE.glob("*.py"), *_PACKAGE.glob("host/*.h"), *_PACKAGE.glob("stub/**/*")]):
         if path.is_file():
@@ -184,7 +185,7 @@ class Compiler:
             errors = readable(done.stderr, partial(source_line, self.preprocessed), self.language)
             if errors or done.returncode:
                 raise CompileError(errors or done.stderr)
-            # By itself: a driver that compiles and links starts clang once more.
+            # A separate step: a driver that compiles and links would start clang once more.
             link = [CLANG, "-shared", *_LINK_FLAGS, "-o", str(output), str(code)]
             done = subprocess.run(link, capture_output=True, text=True)
             if done.returncode:
@@ -192,7 +193,7 @@ class Compiler:
             _keep(output, target)
 
     def _precompiled_headers(self, mode: str) -> Path:
-        """The headers of every program, from the cache where they are there already."""
+        """The headers of every program, from the cache if they are there."""
         options = (*_MODE_FLAGS[mode], *self.arithmetic.flags(), *_machine_flags(), str(self.language.cpp))
         parts = (toolchain_version(), str(_PACKAGE), self.language.version_macro, *options)
         target = cache_folder() / f"{_digest(*parts)}.pch"
@@ -208,7 +209,7 @@ class Compiler:
         return target
 
     def messages(self) -> str:
-        """All that clang says about the program, without generating code."""
+        """All of clang's messages about the program, without generating code."""
         return self._read_program("fast", ["-fsyntax-only", "-ferror-limit=0"]).stderr
 
     def _read_program(self, mode: str, flags: list[str]) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,8 @@
-"""Conditional expressions whose arms are structs in two address spaces: `c ? shared[i] : table.first`.
+"""Conditional expressions whose arms are structs in different address spaces.
 
-Each arm is a copy in Metal; clang finds no type that both convert to. An arm that names an object is cast to
-::softmetal::arm_t: the struct without its space, unless the other arm names one of the same type.
+An example is `c ? shared[i] : table.first`. In Metal each arm is a copy; clang finds no type that both
+convert to. An arm that names an object is cast to ::softmetal::arm_t: the struct without its address
+space, unless the other arm names an object of the same type.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _object_end(tokens: TokenList, i: int) -> int:
 
 
 def _is_place(tokens: TokenList, question: int, end: int) -> bool:
-    """Whether the result is written to, or a reference or pointer to it is taken."""
+    """Whether the result is written, or a reference or pointer to it is taken."""
     if end >= 0 and tokens.text(end) == ")" and tokens.text(tokens.next(end)) in _ASSIGNMENTS:
         return True
     i, depth = tokens.previous(question), 0

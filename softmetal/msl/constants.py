@@ -1,8 +1,8 @@
 """Function constants: `constant T X [[function_constant(N)]];` and the program-scope constants computed
 from them.
 
-Each becomes a variable with a dynamic initialiser that asks the runtime for the pipeline's value; a
-pipeline is a fresh load of the module after the values are known.
+Each becomes a variable with a dynamic initialiser that asks the runtime for the pipeline's value. A
+pipeline loads the module anew once its values are known.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FunctionConstants:
         if any(t.kind(i) == "op" and t.text(i) in ("=", "{") for i in range(parentheses[1], variable.end)):
             raise TranslationError(
                 t[variable.name_index].where,
-                f"function constant '{name}' has an initialiser: its value comes with the pipeline",
+                f"function constant '{name}' has an initialiser: its value is given to the pipeline",
             )
         words = [i for i in range(variable.begin, variable.name_index) if t.text(i) not in _QUALIFIERS]
         type_name = t.join(words[0], words[-1] + 1)
@@ -97,7 +97,7 @@ class FunctionConstants:
         if gate.split("::")[-1].strip() not in self.dynamic:
             raise TranslationError(
                 where,
-                f"{subject} depends on '{gate}', which is no function constant and not computed from one",
+                f"{subject} depends on '{gate}', which is neither a function constant nor computed from one",
             )
 
     def positions(self, mentioned: set[str]) -> list[int]:

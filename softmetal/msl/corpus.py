@@ -1,10 +1,10 @@
-"""`python -m softmetal corpus DIR`: how many kernel functions of a folder of foreign Metal sources compile.
+"""`python -m softmetal corpus DIR`: how many kernel functions in a folder of Metal sources compile.
 
-Counted are the definitions of kernel functions in each .metal file and the headers it includes; a template
-counts as one, whatever is instantiated of it. A kernel is compiled when its program, without the kernels that
-fail, translates to C++ that clang accepts with every explicit instantiation, as MSL 3.1 or 3.2, whichever
-takes more of it; no code is generated. Sources that include Metal 4's tensor headers are put aside. A source
-that needs macros or a prelude of its host counts as one that fails, with that as the cause.
+It counts the definitions of kernel functions in each .metal file and the headers that it includes; a
+template counts once, whatever its instantiations. A kernel compiles if its program, without the kernels
+that fail, translates to C++ that clang accepts with every explicit instantiation, as MSL 3.1 or 3.2,
+whichever compiles more of its kernels; no code is generated. Sources that include Metal 4's tensor headers
+are left out. A source that needs macros or a prelude from its host counts as a failure with that cause.
 """
 
 from __future__ import annotations

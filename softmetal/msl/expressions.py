@@ -14,7 +14,7 @@ _UNSUFFIXED_FLOAT = re.compile(r"(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?")
 _HALF = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)[hH]")
 _BFLOAT = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)(bf|BF)")
 _EXPRESSION_KEYWORDS = {"return", "case", "else", "do"}
-# Between these two clang has no conversion, so they are converted like vectors.
+# clang has no conversion between these two, so they are converted like vectors.
 _SIXTEEN_BITS = {"half", "bfloat", "bfloat16_t"}
 _UNARY = {"-", "+", "*", "&", "!", "~", "++", "--"}
 

@@ -1,8 +1,8 @@
-"""Kernel functions: which arguments they take from where, under which names they are exported, and the
-entry points that bind them.
+"""Kernel functions: where their arguments come from, the names that they are exported under, and the entry
+points that bind them.
 
-For every exported kernel the pass inserts, right after its definition or at its explicit instantiation,
-an entry point that fetches the arguments and calls it, and a table of its buffers; exports() ends the
+After the definition of every exported kernel, or at its explicit instantiation, the pass inserts an entry
+point that fetches the arguments and calls the kernel, and a table of its buffers. exports() ends the
 program with the module's table (softmetal/simt/abi.h).
 """
 
@@ -18,7 +18,7 @@ from .qualifiers import host_text
 from .structure import Function, Instantiation, Outline
 from .threadgroup import bytes_function
 
-# Attribute of a kernel parameter -> what the host headers call it.
+# Attribute of a kernel parameter -> its name in the host headers.
 THREAD_ATTRIBUTES = {
     "thread_position_in_grid": "ThreadPositionInGrid",
     "threads_per_grid": "ThreadsPerGrid",
@@ -38,7 +38,7 @@ THREAD_ATTRIBUTES = {
     "quadgroup_index_in_threadgroup": "QuadgroupIndexInThreadgroup",
     "quadgroups_per_threadgroup": "QuadgroupsPerThreadgroup",
 }
-# Parameters that need more than memory: a kernel that has one compiles, and no pipeline is made of it.
+# Parameters that need more than memory: a kernel with one compiles, but no pipeline can be made of it.
 _UNSUPPORTED_ATTRIBUTES = {"texture", "sampler"}
 _UNSUPPORTED_TYPE = re.compile(r"(texture|depth)(1d|2d|3d|cube|_buffer)\w*$|sampler$")
 
@@ -46,8 +46,8 @@ _UNSUPPORTED_TYPE = re.compile(r"(texture|depth)(1d|2d|3d|cube|_buffer)\w*$|samp
 @dataclass
 class Parameter:
     name: str
-    binding: str  # what host/binding.h calls its source
-    position: int  # among all parameters
+    binding: str  # its source, as host/binding.h names it
+    position: int  # its position among all parameters
     slot: str  # buffer or threadgroup index, a constant expression; "" for thread attributes
     gate: str  # name of the [[function_constant]] that enables it, or ""
 
@@ -72,7 +72,7 @@ class Parameter:
 class Kernel:
     function: Function
     parameters: list[Parameter]
-    host_name: str  # of a kernel that is no template
+    host_name: str  # of a kernel that is not a template
     max_threads: str  # an expression, template parameters allowed; "0" if absent
 
 
@@ -174,7 +174,7 @@ class KernelPass:
             return Parameter(
                 name, "ThreadgroupArgument", position, attributes.get("threadgroup") or "0", gate
             )
-        if "buffer" in attributes and "thread" not in words:  # an alias may hide the rest: see the rules
+        if "buffer" in attributes and "thread" not in words:  # the rules check what an alias hides
             return Parameter(name, "Buffer", position, attributes["buffer"], gate)
         if not is_pointer:
             raise TranslationError(
@@ -233,7 +233,7 @@ class KernelPass:
         ].before += f"{header} constexpr uint32_t {name}() {{ return {kernel.max_threads}; }} "
 
     def insert_slot_checks(self, kernel: Kernel) -> None:
-        """Indices are constant expressions that only the compiler can evaluate."""
+        """Indices are constant expressions, which only the compiler can evaluate."""
         function, checks = kernel.function, ""
         buffers = [p for p in kernel.parameters if p.binding == "Buffer"]
         for i, one in enumerate(buffers):
@@ -340,7 +340,7 @@ class KernelPass:
 
 
 def _qualified(function: Function, designator: str) -> str:
-    """Found before a function of Metal's library that has the same name."""
+    """The designator with its namespace, so that it does not name a library function."""
     is_qualified = "::" in designator.split("<")[0]
     return designator if is_qualified else f"::{function.namespace}{designator}"
 

@@ -1,8 +1,8 @@
 """Tokens of a preprocessed MSL program, and the edits that the translation passes make on them.
 
-The list of tokens never changes length: a pass blanks tokens or overwrites their text, so indices stay
-valid and every line of the output is the line of the input it came from (compiler errors, sanitizers and
-__builtin_LINE() then speak of the .metal file).
+The list of tokens never changes length: a pass blanks tokens or overwrites their text. So indices stay
+valid, and every line of the output is the same line of the input: compiler errors, sanitizers and
+__builtin_LINE() name lines of the .metal file.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# '>' is always a token of its own, so that `>>` closes two template argument lists; shifts are put
-# together again when rendered.
+# '>' is always a separate token, so that `>>` closes two template argument lists; rendering joins shifts
+# again.
 _TOKEN = re.compile(
     r"""
     (?P<directive>^[ \t]*\#[^\n]*(?:\n|$))
@@ -32,7 +32,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
 class TranslationError(Exception):
-    """A program that Metal would refuse (or that this translator cannot read): `where` is file:line."""
+    """A program that Metal would refuse, or that this translator cannot read; `where` is file:line."""
 
     def __init__(self, where: str, message: str) -> None:
         super().__init__(f"{where}: error: {message}")
@@ -108,7 +108,7 @@ class TokenList:
         return -1
 
     def may_open_angle(self, index: int) -> bool:
-        """Whether the '<' follows the name of what may be a template; else it compares."""
+        """Whether the '<' follows the name of what may be a template; otherwise it is a comparison."""
         before = self.previous(index)
         return (
             self.kind(before) != "number"
@@ -168,8 +168,8 @@ class TokenList:
         return self.text(index) == "[" and self.text(index + 1) == "[" and not self.tokens[index + 1].prefix
 
     def _value_names(self) -> set[str]:
-        """Names declared as numbers, which `<` compares: `int N`, but neither the function `int f(` nor the
-        variable template `template <...> constexpr bool is_x`.
+        """Names declared as numbers, after which `<` is a comparison: `int N`, but neither the function
+        `int f(` nor the variable template `template <...> constexpr bool is_x`.
         """
         names = set()
         for i in range(1, len(self.tokens)):
@@ -191,7 +191,7 @@ class TokenList:
                 stack.append(i)
             elif token.text in ")]}":
                 if not stack or _CLOSING[self.text(stack[-1])] != token.text:
-                    raise TranslationError(token.where, f"'{token.text}' closes nothing")
+                    raise TranslationError(token.where, f"'{token.text}' has no opening bracket")
                 closing[stack.pop()] = i
         if stack:
             token = self.tokens[stack[-1]]

@@ -1,11 +1,10 @@
 """Member functions qualified with address spaces: `int get() const device`.
 
-To clang a member function works on an object in any space, so the qualifier goes; which spaces a function
-was written for stays in an annotation, for the rules. Of overloads that differ in nothing but the space, one
-with the same body as another goes, and a reference that each returns to its own space becomes one to any;
-where bodies differ, each takes a tag of the object's space, and so do the calls.
-
-In a function for one space besides `thread`, `this` points there, and so do the data members: references of
+In clang a member function works on objects in any address space, so the qualifier is removed; an
+annotation keeps it for the rules. Overloads that differ only in the address space and have the same body
+become one function, and a reference that each returns to its own space becomes a reference to any. If the
+bodies differ, each overload takes a tag for the object's space, and so do the calls. In a function for
+one space other than `thread`, `this` points to that space, and so do the data members: references with
 their names hide them.
 """
 
@@ -79,7 +78,7 @@ def _annotation(spaces: list[str]) -> str:
 
 
 def _members(tokens: TokenList) -> list[Member]:
-    """The member functions of every class that qualifies one; the qualifiers are blanked."""
+    """The member functions of every class that qualifies one. Blanks the qualifiers."""
     candidates: dict[int, list[tuple[int, int, list[int]]]] = defaultdict(list)
     enclosing = [-1]
     for i, token in enumerate(tokens.tokens):
@@ -184,7 +183,7 @@ def _place_object(tokens: TokenList, member: Member, spaces: list[str]) -> None:
     for i in range(member.body_begin, member.end):
         if tokens.kind(i) == "name" and tokens.text(i) == "this":
             tokens.overwrite(i, this)
-    # A block of its own: the function's variables may have these names too.
+    # A nested block, because the function's variables may have the same names.
     tokens[member.body_begin].after += references + "{ "
     tokens[member.end].before += "} "
 

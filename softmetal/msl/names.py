@@ -1,5 +1,6 @@
-"""Keywords of MSL that C++ does not have, and names that its library takes: neither can name anything in a
-program."""
+"""Keywords of MSL that C++ does not have, and type names of its library: a program cannot use them as
+names.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from .types import ADDRESS_SPACES, BUILTIN_TYPES
 _STAGES = {"kernel", "vertex", "fragment"}
 _OTHER_SPACES = {"threadgroup_imageblock", "ray_data", "object_data"}
 _SPACES = ADDRESS_SPACES | _OTHER_SPACES
-# Typedefs and reserved words of Apple's metal_types, which is always included. Being types, they may be
-# declared anew in a namespace: torch's c10::metal has a `complex`.
+# Typedefs and reserved words of Apple's metal_types, which is always included. A namespace can declare types
+# with these names: torch's c10::metal has a `complex`.
 _TYPES = {"complex", "imaginary", "quad", "llong", "ullong", "half", "bfloat", "sampler"}
-# What can follow an address space when it is not the name of something.
+# Tokens, other than names, that can follow an address space.
 _AFTER_SPACE = {"*", "&", "&&", "::", "(", "[", "...", "<"}
 _ENDS_MEMBER = {"{", ";", ":", "=", "->"}
 _BEFORE_NAME = {"*", "&", "&&", ">"}
@@ -31,9 +32,9 @@ def check_names(tokens: TokenList) -> None:
         if token.text in _SPACES and not _is_space(tokens, i):
             raise _refusal(tokens, i, "a keyword of Metal")
         if token.text in _TYPES and _names_type(tokens, i) and not _is_in_namespace(tokens, i):
-            raise _refusal(tokens, i, "a type of Metal's")
+            raise _refusal(tokens, i, "a type of Metal")
         if token.text in BUILTIN_TYPES and _is_declared(tokens, i):
-            raise _refusal(tokens, i, "a type of Metal's")
+            raise _refusal(tokens, i, "a type of Metal")
 
 
 def _refusal(tokens: TokenList, i: int, what: str) -> TranslationError:
@@ -52,7 +53,7 @@ def _is_stage(tokens: TokenList, i: int) -> bool:
 
 
 def _is_space(tokens: TokenList, i: int) -> bool:
-    """An address space is followed by what it qualifies, or ends a member function's head."""
+    """An address space precedes what it qualifies, or ends the head of a member function."""
     before, after = tokens.text(i - 1), tokens.text(i + 1)
     if before in (".", "->", "::", "struct", "class", "enum", "union", "namespace", "typename", "using"):
         return False
@@ -97,7 +98,7 @@ def _closes_typedef(tokens: TokenList, brace: int) -> bool:
 
 
 def _is_declared(tokens: TokenList, i: int) -> bool:
-    """`float half = 1;`: a type where a name belongs."""
+    """`float half = 1;`: a type in the place of a name."""
     before = tokens.text(i - 1)
     return before in BUILTIN_TYPES - {"unsigned", "signed", "long", "short", "const"} and tokens.text(
         i + 1

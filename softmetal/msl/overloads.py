@@ -1,5 +1,5 @@
-"""Kernels that share a name: as no function calls a kernel, each gets a name of its own. Instantiations whose
-template arguments C++ deduces from the parameters get them written.
+"""Kernels that share a name: each gets a different name, as no function calls a kernel. Instantiations get
+the template arguments that C++ would deduce from their parameters.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def separate_overloads(tokens: TokenList, outline: Outline) -> None:
             if function.is_template and tokens.text(function.template_begin + 2) == ">":
                 raise TranslationError(
                     tokens[function.begin].where,
-                    f"an explicit specialisation of kernel '{function.name}' is not supported: give it a "
-                    "name of its own",
+                    f"an explicit specialisation of kernel '{function.name}' is not supported: give it "
+                    "another name",
                 )
             overloads[function.namespace + function.name].append(function)
     names = set(overloads)
@@ -89,8 +89,9 @@ def _path(tokens: TokenList, index: int) -> str:
 def _chosen(
     tokens: TokenList, functions: list[Function], instantiation: Instantiation, index: int
 ) -> Function:
-    """The only template that can have these arguments and parameters. Where the words of the parameters leave
-    more than one, only the types could tell."""
+    """The only template that fits these arguments and parameters. If the text of the parameters fits more
+    than one, only types could decide, and the program is refused.
+    """
     is_listed, opening = tokens.text(index + 1) == "<", _opening(tokens, index)
     arguments = [tokens.join(*span) for span in tokens.split(index + 2, opening - 1)] if is_listed else []
     given = _parameters(tokens, opening) if tokens.text(opening) == "(" else None
@@ -103,8 +104,8 @@ def _chosen(
         raise TranslationError(where, f"no overload of kernel '{name}' has these parameters")
     raise TranslationError(
         where,
-        f"which overload of kernel '{name}' this instantiates depends on more than the words of its "
-        "parameters, which is not supported: give the kernels different names",
+        f"the text of the parameters does not tell which overload of kernel '{name}' this instantiates: "
+        "give the kernels different names",
     )
 
 
@@ -114,7 +115,7 @@ def _opening(tokens: TokenList, index: int) -> int:
 
 
 def _checked(tokens: TokenList, index: int, own: str) -> str:
-    """The instantiation in C++: clang refuses it if the overload has other parameters."""
+    """The instantiation in C++, with which clang refuses parameters that the overload does not have."""
     opening = _opening(tokens, index)
     parameters = ", ".join(
         host_text(tokens, begin, min([first - 2 for first, _ in attributes(tokens, begin, end)] + [end]))
@@ -159,8 +160,8 @@ def _deduced(tokens: TokenList, function: Function, index: int) -> str:
         name = function.name
         raise TranslationError(
             tokens[index].where,
-            f"the template arguments of '{name}' are deduced from types with other names, which is not "
-            f"supported: write {name}<...>",
+            f"cannot deduce the template arguments of '{name}' from the text of the parameters: "
+            f"write {name}<...>",
         )
     named = match.groupdict()
     return ", ".join(named[name] for name, _, _ in _heads(tokens, function) if name in named)
@@ -169,8 +170,9 @@ def _deduced(tokens: TokenList, function: Function, index: int) -> str:
 def _match(
     tokens: TokenList, function: Function, arguments: list[str], given: list[list[str]]
 ) -> re.Match[str] | None:
-    """Whether its parameters are those, word by word, once the template's arguments stand for its
-    parameters; the groups are those that are deduced."""
+    """Matches the function's parameters with the given ones, word by word, with the template's arguments in
+    place of its parameters. The groups are the deduced arguments.
+    """
     heads = _heads(tokens, function)
     known = {name: argument for argument, (name, _, _) in zip(arguments, heads, strict=False)}
     deduced = {name for name, _, _ in heads[len(arguments) :] if name}
@@ -191,7 +193,7 @@ def _match(
 
 
 def _parameters(tokens: TokenList, opening: int) -> list[list[str]]:
-    """The words and marks of each parameter without its name and attributes, qualifiers first."""
+    """The words and marks of each parameter, qualifiers first, without its name and attributes."""
     found = []
     for begin, end in tokens.split(opening + 1, tokens.closing(opening)):
         hidden = {i for first, last in attributes(tokens, begin, end) for i in range(first - 2, last + 2)}

@@ -1,5 +1,5 @@
-"""The preprocessor: clang -E with stand-ins for Metal's headers, which define macros only (the rest is in
-msl/host).
+"""The preprocessor: clang -E with replacements for Metal's headers that define only macros (msl/host has
+the rest).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREDEFINED = (
     "__METAL_MACOS__",
     "__HAVE_BFLOAT__",
 )
-# clang -E leaves macros in these as they are, and forgets the macros.
+# clang -E neither expands the macros in these nor keeps their definitions.
 _UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+unroll[ \t]*\(.*$", re.MULTILINE)
 _CONTRACTION = re.compile(r"^(\s*)#\s*pragma\s+METAL\s+fp\s+contract\b", re.MULTILINE)
 _MISSING = re.compile(r"^(.*?:\d+):\d+: fatal error: '([^']+)' file not found", re.MULTILINE)
@@ -64,9 +64,9 @@ class MissingHeaderError(TranslationError):
     def __init__(self, where: str, header: str) -> None:
         self.header = header
         super().__init__(
-            where, f"'{header}' is no header of Metal: a program can include metal_* and simd/* only"
+            where, f"'{header}' is not a header of Metal: a program can include only metal_* and simd/*"
         )
 
 
 class PreprocessorError(Exception):
-    """clang -E failed; the text is its own."""
+    """clang -E failed; the text is clang's."""

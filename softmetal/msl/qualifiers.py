@@ -1,5 +1,5 @@
-"""Address spaces and attributes: `device` ... become clang's opencl_* type attributes, and what C++
-cannot express is reshaped.
+"""Address spaces and attributes: `device` and the others become clang's opencl_* type attributes; what C++
+cannot express is rewritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SPACES = ("device", "threadgroup", "constant", "thread")
 
 
 def drop_attributes(tokens: TokenList) -> None:
-    """The [[...]] that no earlier pass used up."""
+    """Blanks the [[...]] that no earlier pass used."""
     i = 0
     while i < len(tokens):
         if tokens.is_attribute(i) and tokens.kind(i) == "op":
@@ -28,7 +28,7 @@ def drop_attributes(tokens: TokenList) -> None:
 
 
 def host_text(tokens: TokenList, begin: int, end: int) -> str:
-    """What join() gives, in C++: for text that a pass repeats elsewhere."""
+    """The text of join() as C++, for a pass that repeats it elsewhere."""
     parts = []
     for i in range(begin, end):
         text = tokens.join(i, i + 1)

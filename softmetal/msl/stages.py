@@ -1,5 +1,6 @@
 """What a program has besides kernels and the functions that they call: vertex, fragment, mesh and object
-functions, which go; built-in variables at program scope, which become those of the calling thread.
+functions, which are removed; built-in variables at program scope, which get the values of the calling
+thread.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ _STAGES = {"vertex", "fragment", "mesh", "object", "intersection"}
 
 
 def drop_stages(tokens: TokenList, outline: Outline) -> None:
-    """No kernel can call them. Their types stay, so that structs of theirs can be a kernel's, too."""
+    """Removes the functions of other stages, which no kernel can call. Their types stay: a kernel may use
+    them too.
+    """
     gone: set[str] = set()
     for function in list(outline.functions):
         if not _is_stage(tokens, function.begin, function.parameters[0]):
@@ -70,8 +73,9 @@ def _names(tokens: TokenList, instantiation: Instantiation) -> set[str]:
 
 
 def declare_builtins(tokens: TokenList, outline: Outline) -> None:
-    """`uint2 place [[thread_position_in_grid]];` becomes a variable without a definition and a function with
-    its value, which passes/builtins.cpp reads in its stead: clang knows which uses of the name are of it.
+    """`uint2 place [[thread_position_in_grid]];` becomes a variable without a definition and a function
+    that returns its value. passes/builtins.cpp calls the function where the variable is read: clang knows
+    which uses of the name mean it.
     """
     number = 0
     for variable in list(outline.variables):

@@ -1,7 +1,6 @@
-"""What Metal refuses and clang, reading C++, would accept: each rule is a pass over the tokens or the
-outline.
+"""Rules that tokens and the outline can check: what Metal refuses and clang would accept as C++.
 
-Address-space mixes and writes to constant memory are type errors that clang reports itself; rules/,
+clang itself reports mixed address spaces and writes to constant memory as type errors; rules/,
 passes/recursion.cpp and diagnostics.py hold the rules that need clang's view of the program.
 """
 
@@ -100,11 +99,11 @@ def _check_kernel(tokens: TokenList, function: Function) -> None:
     if "void" not in words:
         raise TranslationError(where, f"kernel '{function.name}' must return void")
     if function.name == "main":
-        raise TranslationError(where, "a kernel cannot be called 'main'")
+        raise TranslationError(where, "a kernel cannot be named 'main'")
 
 
 class _PointerRule:
-    """Every pointer and reference names the address space it points to."""
+    """Every pointer and reference needs an address space."""
 
     def __init__(self, tokens: TokenList, outline: Outline) -> None:
         self.tokens = tokens
@@ -158,7 +157,7 @@ class _PointerRule:
             self.refuse(star, t.join(first, star + 1))
 
     def check_later(self, first: int, begin: int) -> None:
-        """The declarators after the first: `T a, *p;`. Those of a typedef begin behind its class."""
+        """Checks the declarators after the first: `T a, *p;`. Those of a typedef follow its class."""
         t, end = self.tokens, begin
         is_typedef = t.text(begin - 1) == "}"
         if first in self.parameter_starts or not (is_typedef or t.kind(begin) == "name"):

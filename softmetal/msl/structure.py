@@ -1,8 +1,8 @@
-"""The outline of a program: its functions, program-scope variables, types and function constants, found
-by a walk over the tokens.
+"""The outline of a program, found by a walk over the tokens: functions, program-scope variables, types
+and function constants.
 
-MSL is C++; this reads declarations only as far as the passes need (where a function's parameters and body
-are, which names are types), and leaves everything else to clang.
+MSL is C++. This module reads declarations only as far as the passes need, to know where a function's
+parameters and body are and which names are types; clang reads the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Function:
     namespace: str  # "a::b::" or ""
     is_kernel: bool = False
     template_begin: int = -1
-    host_name: str = ""  # of a kernel that was renamed
+    host_name: str = ""  # of a renamed kernel
 
 
 @dataclass

@@ -1,10 +1,9 @@
 """`threadgroup` variables of kernels: each becomes a reference to storage that the runtime keeps per
 threadgroup.
 
-That gives every array its own place with guard zones and lets the runtime poison them. How many bytes a
-kernel declares is computed at compile time, for the pipeline's 32 KiB limit: by a constexpr function with
-the kernel's template parameters, made of the declarations in the kernel's body that the variables' types
-need.
+Every array gets a separate place with guard zones, and the runtime can poison it. A constexpr function
+computes how many bytes a kernel declares, for the pipeline's limit of 32 KiB. It has the kernel's template
+parameters and repeats those declarations of the kernel's body that the variables' types need.
 """
 
 from __future__ import annotations
@@ -36,7 +35,9 @@ class Declaration:
 
 @dataclass
 class Block:
-    """A braced block of a kernel's body, as far as the sizes of its threadgroup variables need it."""
+    """A braced block of a kernel's body: the declarations that the sizes of its threadgroup variables
+    need.
+    """
 
     constants: list[tuple[int, int, set[str]]] = field(
         default_factory=list
@@ -63,7 +64,7 @@ def translate_threadgroup_variables(tokens: TokenList, outline: Outline) -> None
         elif declarations:
             raise TranslationError(
                 tokens[declarations[0].begin].where,
-                f"a threadgroup variable must be declared in a kernel function; '{function.name}' is none",
+                f"a threadgroup variable must be declared in a kernel function, not in '{function.name}'",
             )
         number = 0
         for declaration in declarations:
@@ -88,7 +89,7 @@ def _read_block(tokens: TokenList, begin: int, end: int) -> Block:
 
 
 def _read_statement(tokens: TokenList, begin: int, end: int, block: Block) -> int:
-    """Notes the statement at `begin` if it matters; returns where to go on."""
+    """Records the statement at `begin` if it matters; returns where to continue."""
     words, after = _leading_words(tokens, begin)
     stop = after
     while stop < end and tokens.text(stop) not in (";", "{", "}", "="):
@@ -109,8 +110,8 @@ def _read_statement(tokens: TokenList, begin: int, end: int, block: Block) -> in
 
 
 def _drop_zeros(tokens: TokenList, begin: int) -> int:
-    """Drops the initialisers of the declaration at `begin`: zeros, which Apple's compiler takes and MLX
-    writes; others it refuses. The memory starts out undefined all the same. Returns the declaration's
+    """Blanks the zero initialisers of the declaration at `begin`, which Apple's compiler accepts and MLX
+    writes; refuses others. The memory starts out undefined all the same. Returns the declaration's
     semicolon.
     """
     i = begin
@@ -131,7 +132,7 @@ def _drop_zeros(tokens: TokenList, begin: int) -> int:
 
 
 def _is_zero(tokens: TokenList, i: int) -> bool:
-    """0, { } and what makes a value of them: `float4(0)`."""
+    """Whether the token is 0, a brace or part of a value made of them: `float4(0)`."""
     if tokens.kind(i) == "name":
         return tokens.text(i) in ("false", "nullptr") or tokens.text(i + 1) in ("(", "{")
     return tokens.text(i) in ("(", ")", "{", "}", ",") or _ZERO.fullmatch(tokens.text(i)) is not None
@@ -146,7 +147,7 @@ def _leading_words(tokens: TokenList, begin: int) -> tuple[set[str], int]:
 
 
 def _declares_variable(tokens: TokenList, begin: int, end: int) -> bool:
-    """Rather than a pointer or reference."""
+    """Whether the statement declares a variable, not a pointer or reference."""
     i = begin
     while i < end:
         text = tokens.text(i)
@@ -188,7 +189,7 @@ def _read_declaration(tokens: TokenList, begin: int, end: int) -> Declaration:
 
 
 def _take_alignment(tokens: TokenList, begin: int, end: int) -> str:
-    """Blanks the attributes of a declaration, wherever they stand in it; the alignment that they ask for."""
+    """Blanks the attributes anywhere in a declaration; returns the alignment that they set."""
     alignment, i = "1", begin
     while i < end:
         if tokens.text(i) in _ATTRIBUTES:

@@ -1,4 +1,4 @@
-"""MSL to C++: the order of the passes. Each has its own file that says what it does and why."""
+"""MSL to C++: the order of the passes. The file of each pass explains it."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def translate(
     translate_address_spaces(tokens, language)
     text = tokens.render()
     if checked:
-        # Every access of an array is looked at, so an array never becomes registers, which is what unrolling
-        # is for: it would be more of the same code to compile. Without checks it does, as on a GPU, and
-        # products meet sums across statements, so that more of them are rounded once.
+        # Every access of an array is a callback, so the array cannot be kept in registers: unrolling would
+        # only add code to compile. Without checks loops are unrolled, as on a GPU: products meet sums across
+        # statements, so that more of them are rounded once.
         text = _UNROLL.sub(r"\1(disable)", text)
     table = _module_table(kernels, constants, reached, checked)
     return Translation(HEADER + text + table, tokens, program)

@@ -1,6 +1,7 @@
 """Which function constants a kernel may read, itself or through the functions it calls.
 
-Names decide, so overloads and methods of one name count as one: too many constants at worst, never too few.
+Names decide, so overloads and methods with one name count as one function: the result may hold too many
+constants, never too few.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from .structure import Outline
 
 
 def names_reached(tokens: TokenList, outline: Outline) -> dict[str, set[str]]:
-    """For every kernel, by function name, all names that its code mentions, followed through the program."""
+    """For every kernel, by function name: all names that its code mentions, directly or through what it
+    mentions.
+    """
     mentions: dict[str, set[str]] = defaultdict(set)
     for function in outline.functions:
         if function.body is not None:

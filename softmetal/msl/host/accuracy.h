@@ -1,10 +1,10 @@
 // Single-precision functions, twice: namespace precise and namespace fast, by tables 8.1 and 8.2 of the Metal
 // Shading Language specification ("Numerical compliance").
 //
-// Fast functions read and write subnormal numbers as zero, and those that the specification implements by
-// others are the same formulas here: fast tanh of a large number is NaN, fast pow of a negative one too. How
-// far results are off is a choice (compile.py): SOFTMETAL_WORST_MATH is 0 for the best that the host has, 1
-// for the largest error that the tables permit, up or down by the bits of the argument.
+// Fast functions read and write subnormal numbers as zero. Those that the specification defines by formulas
+// have the same formulas here: fast tanh of a large number is NaN, fast pow of a negative one too. compile.py
+// chooses the error of the results: SOFTMETAL_WORST_MATH is 0 for the best that the host can give, 1 for the
+// largest error that the tables permit, up or down by the bits of the argument.
 #pragma once
 #pragma clang system_header
 #include "integer.h"
@@ -22,7 +22,7 @@ SOFTMETAL_INLINE float rounds_up(float argument) {
   const uint bits = __builtin_bit_cast(uint, argument) * 0x9E3779B1u;
   return bits >> 31;
 }
-// The float that is furthest from `exact` and within `distance` of it. Zeros, infinities and NaN stay.
+// The float furthest from `exact` within `distance` of it. Zeros, infinities and NaN stay.
 SOFTMETAL_INLINE float off_by_distance(double exact, double distance, float argument) {
   if (exact == 0.0 || !__builtin_isfinite((float)exact)) return (float)exact;
   const bool up = rounds_up(argument);

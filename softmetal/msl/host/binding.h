@@ -45,7 +45,7 @@ SOFTMETAL_DATA_TYPE(bfloat, 121)
 template <class T>
 constexpr uint32_t data_type = data_type_of<element_of<T>>::value + vector_size<T> - 1;
 
-// Where a variable of type T ends that is placed after `bytes` others.
+// The end of a variable of type T that follows `bytes` other bytes.
 template <class T, size_t alignment>
 constexpr uint32_t threadgroup_end(uint32_t bytes) {
   constexpr uint32_t align = alignment > alignof(T) ? alignment : alignof(T);
@@ -58,7 +58,7 @@ SOFTMETAL_INLINE SOFTMETAL_THREADGROUP T& threadgroup_variable(int id, const cha
   return *(SOFTMETAL_THREADGROUP T*)softmetal_threadgroup_variable(id, sizeof(T), align, name, line);
 }
 
-// A reference to an absent optional argument must still be safe to read ahead of the test that skips it.
+// A reference to an absent optional argument must be safe to read before the test that skips it.
 template <class T>
 struct Absent {
   alignas(64) static constexpr char storage[sizeof(T) + 64] = {};
@@ -66,8 +66,8 @@ struct Absent {
 template <class T>
 alignas(64) constexpr char Absent<T>::storage[sizeof(T) + 64];
 
-// The n-th buffer index that no [[buffer(index)]] of the kernel takes: for pointers and references without
-// one.
+// The n-th buffer index that no [[buffer(index)]] of the kernel uses: for pointers and references without the
+// attribute.
 template <size_t count>
 constexpr uint32_t free_slot(uint32_t n, const uint32_t (&taken)[count]) {
   for (uint32_t slot = 0;; ++slot) {
@@ -103,7 +103,7 @@ struct ThreadgroupArgument {
   }
 };
 
-// A texture, a sampler: of a kernel that takes one no pipeline is made.
+// A texture or sampler: no pipeline can be made of a kernel that takes one.
 struct Unsupported {
   template <class P>
   SOFTMETAL_INLINE static P get(const softmetal_arguments*) {

@@ -1,5 +1,5 @@
-// {a, b} as an argument of a call, which braces.py translates to softmetal::braced(a, b): converts to the
-// parameter's type where that is a vector of as many elements or a struct that the list initialises.
+// {a, b} as an argument of a call, which braces.py translates to softmetal::braced(a, b). It converts to a
+// vector with as many elements, and to a struct that the list can initialise.
 #pragma once
 #pragma clang system_header
 #include "vectors.h"
@@ -12,7 +12,7 @@ struct voided {
 template <class T>
 T&& any_value() noexcept;
 
-// One item of the list: a number becomes any type of number, unless it would lose its fraction.
+// An item of the list: a number converts to any type of number, unless it would lose its fraction.
 template <class A>
 struct Item {
   A value;

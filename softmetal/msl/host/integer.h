@@ -15,7 +15,7 @@ SOFTMETAL_INLINE constexpr T saturated(T a, T b, T c) {
 }  // namespace softmetal
 
 namespace metal {
-// Overloads, not templates: mixed argument types are as ambiguous here as they are in Metal.
+// Overloads rather than templates: mixed argument types are ambiguous, as in Metal.
 #define SOFTMETAL_INTEGER(T)                                                                               \
   SOFTMETAL_INLINE constexpr T min(T a, T b) { return b < a ? b : a; }                                     \
   SOFTMETAL_INLINE constexpr T max(T a, T b) { return a < b ? b : a; }                                     \

@@ -7,8 +7,8 @@ constexpr bool __METAL_FAST_MATH__ = true;
 constexpr bool __METAL_PRECISE_MATH__ = false;
 constexpr bool __METAL_MAYBE_FAST_MATH__ = SOFTMETAL_FAST_FUNCTIONS;
 
-// What a simdgroup operation takes, and the elements of a type: names that candle's and mistral.rs's kernels
-// use.
+// The types that simdgroup operations take, and the elements of a type: candle's and mistral.rs's kernels use
+// these names.
 namespace metal {
 template <class T>
 struct __is_valid_simdgroup_type

@@ -28,7 +28,7 @@ SOFTMETAL_INLINE float median3(float a, float b, float c) {
   return __builtin_fmaxf(__builtin_fminf(a, b), __builtin_fminf(__builtin_fmaxf(a, b), c));
 }
 SOFTMETAL_INLINE float fma_of(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-// One rounding: the double before it is exact wherever that could matter.
+// Rounded once: the double before is exact wherever that could matter.
 SOFTMETAL_INLINE half fma_of(half a, half b, half c) {
   return (half)__builtin_fma((double)a, (double)b, (double)c);
 }

@@ -31,8 +31,8 @@ struct matrix {
   SOFTMETAL_INLINE constexpr const Column& operator[](int i) const { return columns[i]; }
 
  private:
-  // Elements by column and row: clang evaluates stores to them in constant expressions, but not to those of a
-  // vector.
+  // Elements by column and row: in constant expressions clang evaluates stores to array elements, but not to
+  // vector elements.
   struct Elements {
     T of[C][R] = {};
 

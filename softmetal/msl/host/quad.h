@@ -1,5 +1,4 @@
-// <metal_quadgroup>: reductions, prefix operations and votes of four lanes. Lanes that take no part count for
-// nothing.
+// <metal_quadgroup>: reductions, prefix operations and votes of four lanes. Inactive lanes are ignored.
 #pragma once
 #pragma clang system_header
 #include "simdgroup.h"

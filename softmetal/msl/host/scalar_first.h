@@ -1,6 +1,6 @@
-// Functions of two vectors called with a number first, as `fmax(0, v)`, and select with one number. Apple's
-// are overloads for each type, to which the number converts; those of math.h and relational.h are templates,
-// which deduce their type from the first argument.
+// Functions of two vectors called with a number first, as `fmax(0, v)`, and select with one number. Apple has
+// an overload for each type, to which the number converts; math.h and relational.h have templates, which
+// deduce their type from the first argument.
 #pragma once
 #pragma clang system_header
 #include "relational.h"

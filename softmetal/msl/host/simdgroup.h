@@ -1,13 +1,12 @@
 // <metal_simdgroup>, <metal_compute>: barriers, reductions, prefix operations, shuffles, votes.
 //
-// Every operation is a rendezvous of the lanes that reach it (simt/passes/convergence.cpp): each leaves its
-// operand, the last to arrive computes all results.
+// Every operation is a rendezvous of the lanes that reach it (simt/passes/convergence.cpp): each lane stores
+// its operand, and the last one computes all results.
 #pragma once
 #pragma clang system_header
 #include "math.h"
 
-// The line of the call, for messages, filled in by default arguments: no argument of the caller's can take
-// its place.
+// The line of the call, for messages. Default arguments fill it in; its type keeps callers from passing it.
 #define SOFTMETAL_LINE ::softmetal::Line line = ::softmetal::Line(__builtin_LINE())
 
 namespace softmetal {
@@ -88,8 +87,8 @@ SOFTMETAL_UNCHECKED void scan_product(softmetal_simdgroup* group) {
   scan<T, Product, inclusive>(group, T(1));
 }
 
-// The lane whose value `lane` takes: itself where Metal has no other, beyond the ends of the simdgroup. The
-// value of a lane that takes no part is undefined: here the lane's own, and noted.
+// The lane whose value `lane` takes: itself beyond the ends of the simdgroup, where Metal has no other. The
+// value of an inactive lane is undefined: here it is the lane's own, and recorded for the checks.
 SOFTMETAL_INLINE int source_lane(softmetal_simdgroup* group, int lane, int source) {
   if (is_active(group, source)) return source;
   if (source >= 0 && source < SOFTMETAL_SIMD_WIDTH) {

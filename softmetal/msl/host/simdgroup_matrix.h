@@ -4,7 +4,7 @@
 #include "simdgroup.h"
 
 namespace softmetal {
-// Where this lane's two elements are: (row, column) and (row, column + 1). The layout of Apple's GPUs up to
+// The place of this lane's two elements: (row, column) and (row, column + 1), as on Apple's GPUs up to
 // Metal 3.
 struct Fragment {
   int row, column;
@@ -14,9 +14,9 @@ SOFTMETAL_INLINE Fragment fragment() {
   return {(quad & 4) + (lane / 2) % 4, (quad & 2) * 2 + (lane % 2) * 2};
 }
 
-// d = a * b + c in float, one fused multiply-add after the other (the GPU's matrix rate is counted in those;
-// its order of summation is not published). Rounding to the element type of d happens once, when a lane takes
-// its elements.
+// d = a * b + c in float, as a sequence of fused multiply-adds (the unit of the GPU's matrix rate; its order
+// of summation is not published). The result is rounded once to the element type of d, when a lane takes its
+// elements.
 SOFTMETAL_UNCHECKED inline void multiply(softmetal_simdgroup* group) {
   ++softmetal_thread_counters()->products;
   typedef float Row __attribute__((ext_vector_type(8)));
@@ -30,8 +30,8 @@ SOFTMETAL_UNCHECKED inline void multiply(softmetal_simdgroup* group) {
   }
 }
 
-// What thread_elements() refers to. Apple's is a vector of 64 elements of which a lane holds two: it has
-// indices, but converts to no vector of two.
+// The result of thread_elements(). Apple's type is a vector of 64 elements, of which a lane holds two: it can
+// be indexed, but does not convert to a vector of two.
 template <class T>
 struct alignas(2 * sizeof(T)) ThreadElements {
   T values[2];

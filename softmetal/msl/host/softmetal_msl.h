@@ -1,6 +1,6 @@
-// What every translated program includes: MSL's types and standard library on the host.
+// The header of every translated program: MSL's types and standard library on the host.
 //
-// Namespace metal holds only names that Apple's has; everything else is in namespace softmetal.
+// Namespace metal holds only names that Apple's namespace has; namespace softmetal holds the rest.
 #pragma once
 #pragma clang system_header
 #include "types.h"

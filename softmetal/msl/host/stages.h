@@ -1,5 +1,5 @@
-// <metal_graphics>, <metal_interpolate>, <metal_mesh>: names only. Functions of vertex, fragment, mesh and
-// object stages are left out of the program; what they call stays, and no kernel calls it.
+// <metal_graphics>, <metal_interpolate>, <metal_mesh>: names only. The translator removes vertex, fragment,
+// mesh and object functions; the functions that they call stay, but no kernel calls them.
 #pragma once
 #pragma clang system_header
 #include "vectors.h"

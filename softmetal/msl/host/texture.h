@@ -52,7 +52,7 @@ struct texture_value<T, 1> {
 template <class T, int N>
 using value_of = typename texture_value<T, N>::type;
 
-// No object of such a type is ever used: no pipeline is made of a kernel that takes one.
+// No object of such a type is ever used, because no pipeline can be made of a kernel that takes one.
 template <class Value>
 struct Texture {
 #define SOFTMETAL_TEXTURE_METHOD(RESULT, NAME) \

@@ -1,8 +1,8 @@
-// <metal_type_traits>, <metal_limits>, metal::array, and what the other headers need to ask about vectors and
-// pointers.
+// <metal_type_traits>, <metal_limits>, metal::array, and the traits of vectors and pointers that the other
+// headers use.
 //
-// is_empty, void_t and make_void are missing on purpose: Apple has none, and programs define them in
-// namespace metal.
+// is_empty, void_t and make_void are missing on purpose: Apple does not have them, and programs define them
+// in namespace metal.
 #pragma once
 #pragma clang system_header
 #include "types.h"
@@ -264,7 +264,7 @@ struct identity {
 template <class T>
 using undeduced = typename identity<T>::type;
 
-// What an arm of a conditional expression, of type A beside one of type B, is cast to (conditionals.py).
+// The type that conditionals.py casts an arm of type A to, if the other arm has type B.
 template <class A, class B>
 struct arm {
   using type = remove_cv_t<remove_addrspace_t<remove_reference_t<A>>>;

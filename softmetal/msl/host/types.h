@@ -13,11 +13,11 @@
 #define SOFTMETAL_CONSTANT_SPACE __attribute__((opencl_global_host))
 #define SOFTMETAL_CONSTANT const SOFTMETAL_CONSTANT_SPACE
 
-// Library functions vanish from the line tables: what they do is reported at the line of the kernel that
-// called them.
+// Library functions are not in the line tables: findings in them name the line of the kernel that called
+// them.
 #define SOFTMETAL_INLINE inline __attribute__((always_inline, nodebug))
-// The library's own memory traffic is none of the kernel's. Without callbacks there is nothing to hide, and
-// inlined into the kernel a simdgroup operation costs a quarter less.
+// The library's own memory traffic does not belong to the kernel. Without callbacks there is nothing to hide,
+// and inlining a simdgroup operation into the kernel saves a quarter of its cost.
 #if __has_feature(address_sanitizer)
 #define SOFTMETAL_UNCHECKED __attribute__((noinline, nodebug, no_sanitize("address")))
 #else
@@ -41,8 +41,8 @@ using vec = T __attribute__((ext_vector_type(N)));
 }  // namespace metal
 
 namespace softmetal {
-// An element of a vector of bool, 0 or 1: clang packs its own such vectors into bits. A type that nothing
-// else uses, so that they are told from vectors of bytes.
+// An element of a vector of bool, 0 or 1: clang packs its own vectors of bool into bits. Nothing else uses
+// this type, so these vectors differ from vectors of bytes.
 using Boolean = char8_t;
 template <int N>
 using booleans = metal::vec<Boolean, N>;
@@ -74,8 +74,8 @@ SOFTMETAL_VECTORS(float)
 #undef SOFTMETAL_VECTORS_OF
 
 namespace softmetal {
-// Three elements without padding: no vector type of clang's has that layout. Loads from any address space,
-// stores by element.
+// Three elements without padding, a layout that clang's vector types do not have. Loads from any address
+// space, stores by element.
 template <class T>
 struct packed3 {
   T x, y, z;

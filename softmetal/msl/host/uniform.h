@@ -1,4 +1,4 @@
-// <metal_uniform>: uniform<T>, a value that is the same in every thread of a simdgroup, here by promise only.
+// <metal_uniform>: uniform<T>, a value that is the same in every thread of a simdgroup; not checked here.
 #pragma once
 #pragma clang system_header
 #include "vectors.h"

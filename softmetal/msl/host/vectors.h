@@ -4,7 +4,7 @@
 #include "traits.h"
 
 namespace softmetal {
-// An element's value in another type. clang has no conversion between half and bfloat.
+// An element converted to another type. clang has no conversion between half and bfloat.
 template <class T, class A>
 SOFTMETAL_INLINE constexpr T to_scalar(A&& a) {
   using Source = remove_cv_t<remove_reference_t<A>>;
@@ -92,9 +92,8 @@ SOFTMETAL_INLINE constexpr T make(A... a) {
   }
 }
 
-// comparisons.py puts these around comparisons and around the operands of !, && and ||. clang compares
-// vectors to integers, 0 and -1; and it has no logical operators on vectors of bool, but has them on those of
-// integers.
+// comparisons.py puts these around comparisons and around the operands of !, && and ||. clang's comparisons
+// of vectors give integers, 0 and -1, and its logical operators take vectors of integers, but not of bool.
 template <class T>
 SOFTMETAL_INLINE constexpr T truth(T comparison) {
   return comparison;

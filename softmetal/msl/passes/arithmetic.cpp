@@ -1,10 +1,10 @@
-// Two passes that give kernels the arithmetic of Apple's GPUs. Before the optimiser, integer operations that
-// have no meaning in C++ get the one they have there. After it, products and sums that clang marked with
-// `contract` are contracted and, if asked, subnormal floats flushed around every operation. The plugin holds
-// a third pass, recursion.cpp.
+// Two passes that give kernels the arithmetic of Apple's GPUs. The first runs before the optimiser and
+// defines integer operations that C++ leaves undefined. The second runs after it: it contracts products and
+// sums that clang marked with `contract` and, if asked, flushes subnormal floats around every operation. The
+// plugin holds a third pass, recursion.cpp.
 //
-// clang leaves contraction to the processor it compiles for, and no x86 before AVX512-FP16 has one for half.
-// Here the same products are contracted in float and in half, wherever the kernel runs.
+// clang contracts only if the processor has the instruction, and x86 before AVX512-FP16 has none for half.
+// Here the same products are contracted in float and in half on every machine.
 #include <llvm/IR/IRBuilder.h>
 #include <llvm/IR/InstIterator.h>
 #include <llvm/IR/PatternMatch.h>
@@ -21,8 +21,8 @@ namespace {
 cl::opt<bool> flush_subnormals("softmetal-flush-subnormals",
                                cl::desc("Read and write subnormal floats as zero"));
 
-// a * b of a * b + c. It is contracted where it has other uses too, as LLVM does for GPUs, on which a fused
-// multiply-add costs what a sum does.
+// a * b of a * b + c. It is contracted even if it has other uses, as LLVM does for GPUs, on which a fused
+// multiply-add costs as much as a sum.
 struct Product {
   BinaryOperator* product = nullptr;
   UnaryOperator* negation = nullptr;  // of the product, or null
@@ -51,7 +51,7 @@ Value* fused(IRBuilder<>& builder, Value* a, Value* b, Value* c) {
   return builder.CreateFPTrunc(builder.CreateFAdd(product, builder.CreateFPExt(c, wide)), type);
 }
 
-// Not of bfloat: GPUs before family 9 emulate it, and round after every operation.
+// Not for bfloat: GPUs before family 9 emulate it and round after every operation.
 bool is_sum(const BinaryOperator& operation) {
   const Type* scalar = operation.getType()->getScalarType();
   return (operation.getOpcode() == Instruction::FAdd || operation.getOpcode() == Instruction::FSub) &&
@@ -105,7 +105,7 @@ void flush(Instruction* operation) {
 // The library's products of 8x8 matrices have arithmetic of their own.
 bool is_library(const Function& function) { return function.getName().starts_with("_ZN9softmetal"); }
 
-// Metal takes the low bits of a shift amount.
+// Metal uses only the low bits of a shift amount.
 void mask_shift(BinaryOperator* shift) {
   Type* type = shift->getType();
   IRBuilder<> builder(shift);

@@ -1,6 +1,5 @@
-// Built-in variables at program scope: `uint place [[thread_position_in_grid]];`. Each is external and
-// defined nowhere (msl/stages.py). A function that uses it gets a local variable with the value of the
-// calling thread.
+// Built-in variables at program scope: `uint place [[thread_position_in_grid]];`. Each is external and has no
+// definition (msl/stages.py). A function that uses one gets a local variable with the calling thread's value.
 #include "builtins.h"
 
 #include <llvm/IR/Constants.h>

@@ -1,5 +1,5 @@
-// Metal has no recursion. Before the optimiser, when every call names its target and overloads and
-// instantiations of a template are functions of their own, a function on a circle of calls is an error.
+// Metal has no recursion: a function in a cycle of calls is an error. The pass runs before the optimiser,
+// when every call names its target, and overloads and instantiations are separate functions.
 #include "recursion.h"
 
 #include <llvm/ADT/SCCIterator.h>

@@ -1,8 +1,8 @@
-// Address spaces, section 4. clang's default space includes the others in the mode that programs are
-// translated for; Metal's `thread` does not. So what clang converts to the default space without being told
-// is refused here, but for copies of whole objects. `this` of a member function points to thread memory
-// unless the function is qualified; from 4.1 on to memory of any kind, as do pointers and references that are
-// declared without an address space (constant memory is none of these kinds).
+// Address spaces, section 4. In SYCL mode clang's default space includes the others; Metal's `thread` does
+// not. So implicit conversions to the default space are refused here, except copies of whole objects. `this`
+// of a member function points to thread memory unless the function is qualified. From 4.1 on it is generic:
+// it points to memory of any kind but constant, as do pointers and references declared without an address
+// space.
 #include <clang/Basic/SourceManager.h>
 #include <llvm/ADT/StringExtras.h>
 
@@ -56,8 +56,8 @@ bool is_part_of_this(const Expr* e) {
   }
 }
 
-// A conditional expression whose arms lie in two address spaces is a copy: the place that `e` is in one, or
-// null.
+// A conditional expression with arms in two address spaces is a copy. Returns the one that `e` is a part of,
+// or null.
 const ConditionalOperator* copied_place(const Expr* e) {
   for (;;) {
     e = e->IgnoreParenImpCasts();
@@ -84,7 +84,7 @@ const ConditionalOperator* copied_place(const Expr* e) {
   return nullptr;
 }
 
-// Whether an address space came into the type with a template argument or `auto`, rather than being written.
+// Whether the type's address space comes from a template argument or `auto` and is not written.
 bool space_was_deduced(const ASTContext& context, QualType type) {
   if (space_of(type) == Space::kThread) return false;
   for (;;) {
@@ -101,7 +101,7 @@ bool points_by_deduction(const ASTContext& context, QualType type) {
   return space_was_deduced(context, type->getPointeeType());
 }
 
-// Whether the word `thread` stands between the beginning of a declaration and the name declared.
+// Whether the declaration of that name says `thread` before the name.
 bool says_thread(const SourceManager& sources, SourceLocation name) {
   name = sources.getFileLoc(name);
   StringRef text = sources.getBufferData(sources.getFileID(name)).take_front(sources.getFileOffset(name));
@@ -167,16 +167,16 @@ class AddressSpaces : public Family {
     if (type->isLValueReferenceType() && !type->getPointeeType().isConstQualified()) refuse_copied(value);
   }
 
-  // Conversions that were judged together with what surrounds them.
+  // Conversions that were checked together with the expression around them.
   std::set<const ImplicitCastExpr*> settled_;
 
-  // Whether that pointer, reference or result is declared without an address space, which from 4.1 on it may.
+  // Whether that pointer, reference or result is declared without an address space, as 4.1 allows.
   bool is_generic(const DeclaratorDecl* declared) const {
     return program.version >= 410 && declared && !program.is_library(declared) &&
            !says_thread(program.context.getSourceManager(), declared->getLocation());
   }
 
-  // True if `value` converts to a generic pointer or reference, as from any space but constant it does.
+  // True if `value` converts to a generic pointer or reference, as values in any space but constant do.
   bool settle_generic(const DeclaratorDecl* target, const Expr* value) {
     const ImplicitCastExpr* cast = is_generic(target) ? conversion(value) : nullptr;
     if (!cast || space_of(place_of(cast->getSubExpr())) == Space::kConstant) return false;
@@ -294,7 +294,7 @@ class AddressSpaces : public Family {
                        (is_any ? "memory of any kind" : name_of(space) + std::string(" memory")));
   }
 
-  // The spaces that a member function is qualified with.
+  // The address spaces that a member function is qualified with.
   static std::vector<StringRef> spaces_of(const CXXMethodDecl* method) {
     std::vector<StringRef> spaces;
     for (StringRef list : annotations(method, "this"))
@@ -308,7 +308,7 @@ class AddressSpaces : public Family {
     return text == "constant" ? Space::kConstant : Space::kThread;
   }
 
-  // From 4.1 on, a part of *this is no thread memory in a member function that does not say so.
+  // From 4.1 on, a part of *this is not in thread memory in a member function that does not say `thread`.
   void check_binding(const DeclaratorDecl* declared, QualType target, const Expr* value,
                      const std::string& what) {
     if (program.version < 410 || settle_generic(declared, value) || is_generic(declared)) return;

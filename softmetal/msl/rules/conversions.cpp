@@ -1,4 +1,4 @@
-// Conversions between scalars and vectors, section 2. clang's options refuse most of them (diagnostics.py).
+// Conversions between scalars and vectors, section 2. clang's options forbid most of them (diagnostics.py).
 #include "rules.h"
 
 namespace softmetal::rules {
@@ -22,7 +22,7 @@ class Conversions : public Family {
  private:
   std::set<const Expr*> allowed_;  // string literals
 
-  // The translator's own calls name things.
+  // Calls that the translator adds pass names as string literals.
   void allow_literals(const CallExpr* call) {
     const FunctionDecl* callee = call->getDirectCallee();
     if (!callee || !program.is_library(callee)) return;
@@ -37,7 +37,7 @@ class Conversions : public Family {
         if (element_of(to)->isBFloat16Type() && !element_of(from)->isBFloat16Type())
           program.refuse(
               cast->getBeginLoc(),
-              "'" + spelled(program, from) + "' does not convert to bfloat by itself: write bfloat(...)");
+              "'" + spelled(program, from) + "' does not convert to bfloat implicitly: write bfloat(...)");
         break;
       case CK_ArrayToPointerDecay:
         if (const Expr* literal = cast->getSubExpr()->IgnoreParens();

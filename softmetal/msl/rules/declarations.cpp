@@ -1,4 +1,4 @@
-// What C++ has and Metal has not, section 1.5, and objects in constant and threadgroup memory, section 4.
+// Features of C++ that Metal lacks, section 1.5, and objects in constant and threadgroup memory, section 4.
 #include <tuple>
 
 #include "rules.h"
@@ -80,7 +80,7 @@ class Declarations : public Family {
                                                   "' must reside in the constant address space");
   }
 
-  // Section 2.10: a sampler comes as an argument, or is a constant expression.
+  // Section 2.10: a sampler is an argument or a constant expression.
   void check_sampler(const VarDecl* variable) {
     if (!variable->hasInit() || !is_library_class(variable->getType(), "sampler")) return;
     const auto* construct = dyn_cast<CXXConstructExpr>(variable->getInit()->IgnoreImplicit());
@@ -117,7 +117,7 @@ class Declarations : public Family {
                         [&](const FieldDecl* field) { return holds_texture(field->getType()); });
   }
 
-  // Members of an argument buffer; an array takes as many as it has elements.
+  // Members of an argument buffer; an array takes one id per element.
   void check_ids(const RecordDecl* record) {
     std::vector<std::tuple<uint64_t, uint64_t, const FieldDecl*>> taken;
     for (const FieldDecl* field : record->fields())
@@ -140,7 +140,8 @@ class Declarations : public Family {
       }
   }
 
-  // A constant at program scope (a function constant or what derives from one is none to the translator).
+  // A constant at program scope. The translator makes function constants, and what depends on them,
+  // variables.
   void check_constant(const VarDecl* variable) {
     if (!variable->hasGlobalStorage() || variable->getType()->isDependentType()) return;
     if (space_of(program.context.getBaseElementType(variable->getType())) != Space::kConstant ||
@@ -149,15 +150,15 @@ class Declarations : public Family {
     if (variable->getInit()->isValueDependent() ||
         variable->getInit()->isConstantInitializer(program.context, false))
       return;
-    program.refuse(variable->getLocation(), "the initialiser of '" + variable->getName() +
-                                                "' is not known when the program is compiled");
+    program.refuse(variable->getLocation(),
+                   "the initialiser of '" + variable->getName() + "' is not a constant expression");
   }
 
-  // Metal's matrices have constructors, whatever those here have.
+  // Metal's matrices have constructors, even if those of the host headers do not.
   bool needs_construction(QualType type) {
     const CXXRecordDecl* record = program.context.getBaseElementType(type)->getAsCXXRecordDecl();
     if (!record || !record->hasDefinition()) return false;
-    // A constructor that is qualified so is run (MLX's complex_t).
+    // A constructor qualified `threadgroup` is run (MLX's complex_t).
     for (const CXXConstructorDecl* constructor : record->ctors())
       if (constructor->isDefaultConstructor())
         for (StringRef spaces : annotations(constructor, "this"))
@@ -168,7 +169,7 @@ class Declarations : public Family {
                         [&](const FieldDecl* field) { return needs_construction(field->getType()); });
   }
 
-  // The translator makes threadgroup variables references to storage of the threadgroup.
+  // The translator turns threadgroup variables into references to storage of the threadgroup.
   void check_threadgroup(const VarDecl* variable) {
     if (!variable->hasInit()) return;
     const auto* call = dyn_cast<CallExpr>(variable->getInit()->IgnoreImplicit());

@@ -1,5 +1,5 @@
-// Kernels and the attributes of their parameters, sections 5.1 and 5.2. (On other functions the attributes do
-// nothing: shipped Metal code has them there.)
+// Kernels and the attributes of their parameters, sections 5.1 and 5.2. On other functions the attributes
+// have no effect: shipped Metal code has them there.
 #include <llvm/ADT/StringMap.h>
 
 #include "rules.h"
@@ -8,7 +8,7 @@ namespace softmetal::rules {
 namespace {
 using namespace clang;
 
-// Positions in and sizes of the grid: one to three elements, as many in each of a kernel's.
+// Positions and sizes in the grid: one to three elements, the same number for all parameters of a kernel.
 // Indices and counts: scalars.
 enum class Width { kGrid, kScalar };
 const llvm::StringMap<Width> kBuiltins = {
@@ -121,7 +121,7 @@ class Kernels : public Family {
     return false;
   }
 
-  // Buffers hold data, not addresses: those must be in a struct.
+  // A buffer can hold pointers only in a struct.
   void check_pointee(const FunctionDecl* kernel, const ParmVarDecl* parameter) {
     QualType pointee = parameter->getType()->getPointeeType();
     if (pointee.isNull()) return;

@@ -1,4 +1,4 @@
-// Functions and types of the library, section 6: what types they take, in which address spaces.
+// Functions and types of the library, section 6: the types and address spaces that they take.
 #include <llvm/ADT/StringSet.h>
 
 #include "rules.h"
@@ -50,7 +50,7 @@ const llvm::StringSet<> kMoves = {
     "quad_shuffle_and_fill_up",
     "quad_shuffle_and_fill_down",
 };
-// 6.15: what an atomic of a type can do; an atomic int or uint can do all.
+// 6.15: the operations of each atomic type; atomic int and uint have all.
 const llvm::StringSet<> kMoveAtomics = {
     "atomic_load_explicit",
     "atomic_store_explicit",
@@ -59,13 +59,13 @@ const llvm::StringSet<> kMoveAtomics = {
 };
 const llvm::StringSet<> kAddAtomics = {"atomic_fetch_add_explicit", "atomic_fetch_sub_explicit"};
 
-// Of a class template in the library's namespace metal.
+// The specialisation of a class template of the library's namespace metal.
 const ClassTemplateSpecializationDecl* specialization(const Program& program, QualType type, StringRef name) {
   const auto* found = dyn_cast_or_null<ClassTemplateSpecializationDecl>(type->getAsCXXRecordDecl());
   return found && found->getName() == name && program.is_library(found) ? found : nullptr;
 }
 
-// Pointers, references and arrays taken off.
+// The type without pointers, references and arrays.
 QualType innermost(const ASTContext& context, QualType type) {
   for (;;) {
     type = context.getBaseElementType(type.getNonReferenceType());
@@ -111,7 +111,7 @@ class Library : public Family {
   }
 
  private:
-  // As they are in tables 6.13 to 6.16: 64-bit numbers and bool are not.
+  // The types of tables 6.13 to 6.16, which lack 64-bit numbers and bool.
   static bool is_integer(const ASTContext& context, QualType type) {
     return type->isIntegerType() && !type->isBooleanType() && !type->isEnumeralType() &&
            context.getTypeSize(type) <= 32;
@@ -133,8 +133,8 @@ class Library : public Family {
                                             spelled(program, type) + "'");
   }
 
-  // thread_elements() is a vector of which no element can be referred to; a constant reference is one to a
-  // copy, which of a constant matrix cannot be taken so.
+  // thread_elements() is a vector, so no reference binds to an element. A const reference binds to a copy,
+  // except for a const matrix.
   void check_element(QualType type, const Expr* value) {
     if (type->isLValueReferenceType()) refuse_element(value, !type->getPointeeType().isConstQualified());
   }
@@ -152,9 +152,9 @@ class Library : public Family {
     if (!record || !record->getIdentifier() || record->getName() != "ThreadElements" ||
         !program.is_library(record) || !(even_of_variable || elements.isConstQualified()))
       return;
-    program.refuse(
-        e->getBeginLoc(),
-        "an element of a simdgroup_matrix is one of a vector: no reference or pointer to it can be taken");
+    program.refuse(e->getBeginLoc(),
+                   "no reference or pointer can refer to an element of a simdgroup_matrix, as it is an "
+                   "element of a vector");
   }
 
   void check_as_type(const CallExpr* call, const FunctionDecl* callee) {

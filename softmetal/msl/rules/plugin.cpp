@@ -1,4 +1,4 @@
-// The walk over a program, and what clang needs to load it.
+// The walk over a program, and the plugin that clang loads.
 #include <clang/AST/ASTConsumer.h>
 #include <clang/AST/RecursiveASTVisitor.h>
 #include <clang/Frontend/CompilerInstance.h>
@@ -89,7 +89,7 @@ class Walk : public clang::RecursiveASTVisitor<Walk> {
     program_.function = outer;
     return go_on;
   }
-  // As it will be evaluated: the form that was written has no conversions.
+  // The semantic form: the form as written has no conversions.
   bool TraverseInitListExpr(clang::InitListExpr* list) {
     return TraverseSynOrSemInitListExpr(list->isSemanticForm() ? list : list->getSemanticForm());
   }
@@ -148,7 +148,7 @@ class Action : public clang::PluginASTAction {
 };
 
 const clang::FrontendPluginRegistry::Add<Action> registered("softmetal",
-                                                            "what Metal refuses and C++ does not");
+                                                            "what Metal refuses and C++ accepts");
 
 }  // namespace
 }  // namespace softmetal::rules

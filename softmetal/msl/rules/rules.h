@@ -1,13 +1,13 @@
-// What Metal's compiler refuses and clang, reading the translated program as C++, would accept. A family of
-// rules per file; the sections are those of the Metal Shading Language specification.
+// Rules for what Metal's compiler refuses and clang would accept in the translated program. Each file holds a
+// family of rules; sections are those of the Metal Shading Language specification.
 //
 //   address_spaces.cpp  4 address spaces, 4.x `this` of member functions
 //   constants.cpp       5.8 function constants
 //   conversions.cpp     2.1, 2.2, 2.6 scalar, vector and bfloat conversions, as_type
-//   declarations.cpp    1.5 what C++ has and Metal has not, 4.2 objects in threadgroup and constant memory
+//   declarations.cpp    1.5 features of C++ that Metal lacks, 4.2 objects in threadgroup and constant memory
 //   kernels.cpp         5.1, 5.2 kernels, their parameters and attributes
-//   library.cpp         6 types and address spaces that functions of the library take
-//   unsure.cpp          what is refused on request only
+//   library.cpp         6 types and address spaces that library functions take
+//   unsure.cpp          what is refused only on request
 #pragma once
 #include <clang/AST/ASTContext.h>
 #include <clang/AST/Attr.h>
@@ -40,22 +40,22 @@ class Program {
 
   bool is_library(clang::SourceLocation place) const;
   bool is_library(const clang::Decl* declaration) const;
-  // Of a function in namespace metal of the library, else empty.
+  // The name of a function in the library's namespace metal, else empty.
   llvm::StringRef library_name(const clang::FunctionDecl* function) const;
 
  private:
   std::set<std::pair<unsigned, std::string>> refused_;
 };
 
-// A family of rules, asked about every node of the program but not of the library; templates as they are
-// written and as they are instantiated. A node is asked about before those inside it.
+// A family of rules. It visits every node of the program, but not of the library, before the nodes inside it;
+// templates both as written and as instantiated.
 class Family {
  public:
   explicit Family(Program& program) : program(program) {}
   virtual ~Family() = default;
   virtual void declaration(const clang::Decl*) {}
   virtual void statement(const clang::Stmt*) {}
-  // What the translator added to the program: its name starts with softmetal_.
+  // Declarations that the translator adds: their names start with softmetal_.
   virtual void translated(const clang::NamedDecl*) {}
   virtual void end() {}
 
@@ -71,15 +71,15 @@ std::unique_ptr<Family> kernels(Program&);
 std::unique_ptr<Family> library(Program&);
 std::unique_ptr<Family> unsure(Program&);
 
-// What the translator says of a declaration, in __attribute__((annotate("softmetal:KIND TEXT"))): the text of
-// every annotation of that kind.
+// The translator's annotations of a declaration, __attribute__((annotate("softmetal:KIND TEXT"))): the texts
+// of that kind.
 std::vector<llvm::StringRef> annotations(const clang::Decl* declaration, llvm::StringRef kind);
 
 enum class Space { kThread, kDevice, kThreadgroup, kConstant };
 Space space_of(clang::QualType type);
 const char* name_of(Space space);
 
-// The type in Metal's words.
+// The type as Metal spells it.
 std::string spelled(const Program& program, clang::QualType type);
 
 }  // namespace softmetal::rules

@@ -1,5 +1,5 @@
-// What no public Metal source has, so that nobody knows whether Apple's compiler takes it. Refused on request
-// (../compile.py), which is for code that was never tried on a Mac.
+// Constructs that no public Metal source has, so that Apple's compiler may refuse them. They are refused on
+// request (../compile.py), for code that was never compiled on a Mac.
 #include "rules.h"
 
 namespace softmetal::rules {
@@ -13,7 +13,7 @@ const Expr* source_of(const Expr* e) {
     if (const auto* cleanups = dyn_cast<ExprWithCleanups>(inner)) inner = cleanups->getSubExpr();
     if (const auto* temporary = dyn_cast<MaterializeTemporaryExpr>(inner)) inner = temporary->getSubExpr();
     if (const auto* bound = dyn_cast<CXXBindTemporaryExpr>(inner)) inner = bound->getSubExpr();
-    // The translator's, on arms of conditional expressions that name objects.
+    // A cast of the translator, on arms of conditional expressions that name objects.
     if (const auto* cast = dyn_cast<CXXStaticCastExpr>(inner)) inner = cast->getSubExpr();
     if (const auto* copy = dyn_cast<CXXConstructExpr>(inner);
         copy && copy->getNumArgs() == 1 && copy->getConstructor()->isCopyOrMoveConstructor())
@@ -68,7 +68,7 @@ class Unsure : public Family {
     const auto* method = dyn_cast<CXXMethodDecl>(callee);
     if (isa<CXXOperatorCallExpr>(call) && method && !method->isStatic()) first = 1;
     const auto* member_call = dyn_cast<CXXMemberCallExpr>(call);
-    // Operators are: `Op()(x)`.
+    // Public sources call operators on temporaries: `Op()(x)`.
     if (member_call && method && !method->isOverloadedOperator() && !isa<CXXConversionDecl>(method) &&
         !annotations(method, "this").empty() && is_temporary(member_call->getImplicitObjectArgument()) &&
         !member_call->getImplicitObjectArgument()->getType()->isPointerType())

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from softmetal.msl import compile as compile_module
-from softmetal.msl.compile import PASSES, RULES, SIMT_PASSES, Program, compile_program, toolchain_version
+from softmetal.msl.compile import (
+    PASSES,
+    RULES,
+    SIMT_PASSES,
+    CompileError,
+    Program,
+    compile_program,
+    toolchain_version,
+)
 from softmetal.msl.preprocess import preprocess
 from softmetal.msl.translate import translate
 from softmetal.simt.harness import _Loaded
@@ -33,6 +41,23 @@ def test_command_line(tmp_path: Path) -> None:
     bad = run_command("--source", str(file), "--out", str(tmp_path))
     assert bad.returncode == 1 and bad.stdout == ""
     assert bad.stderr.startswith("one.metal:2: error: use of undeclared identifier 'VALUE'")
+
+
+def rejection(source: str, folder: Path) -> str:
+    with pytest.raises(CompileError) as caught:
+        compile_program(Program(source, name="test.metal"), "fast", folder)
+    return str(caught.value)
+
+
+def test_line_directives_name_the_place(tmp_path: Path) -> None:
+    assert rejection('#line 41 "tile.h"\n\nconstant int x = y;\n', tmp_path).startswith("tile.h:42: error:")
+
+
+def test_host_library_does_not_show_in_messages(tmp_path: Path) -> None:
+    source = "#include <metal_stdlib>\nusing namespace metal;\n"
+    source += "kernel void k(device float3* x) { x[0] = float3(1.0f, 2.0f); }"
+    message = rejection(source, tmp_path)
+    assert "test.metal:3" in message and "vectors.h" not in message
 
 
 def test_package_does_not_import_torch() -> None:
@@ -89,7 +114,7 @@ def test_concurrent_compiles_of_one_program(tmp_path: Path) -> None:
     assert len(set(paths)) == 1 and [p.name for p in tmp_path.iterdir()] == [paths[0].name]
 
 
-# ---- programs that nobody here wrote: the attention kernels in the headers of torch's wheel ------------
+# ---- programs that nobody here wrote: kernels in the headers of torch's wheel --------------------------
 
 TORCH_PROGRAMS = {
     "PrefillAttention.h": (

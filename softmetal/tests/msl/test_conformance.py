@@ -1,56 +1,80 @@
-"""Small programs that Metal refuses or takes, each with its rule, how sure it is and where it is from.
-
-The first line of a program says so: `// certain: rule (source)`. `certain` and `likely` come from the
-specification or from messages of Apple's compiler in public issues; `worth` is what is worth refusing
-whatever Apple's compiler does. `// std: metal4.1` names another version of the language than 3.1. Of a
-program that is refused, `// HERE` marks the line.
-"""
+"""Each program of the conformance catalogues is accepted, or rejected at its line, as its header says."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from softmetal.msl.compile import CompileError, Program, compile_program
-from softmetal.msl.language import DEFAULT
+from softmetal.tests.msl.catalogue import ENTRIES, Entry, parse
 
-FOLDER = Path(__file__).with_name("conformance")
-_HEADER = re.compile(r"// (?P<sure>certain|likely|worth): (?P<rule>.+)\n(?:// std: (?P<std>\S+)\n)?")
-
-
-@dataclass
-class Case:
-    path: Path
-    source: str
-    rule: str
-    std: str
-
-    @property
-    def program(self) -> Program:
-        return Program(self.source, name=self.path.name, std=self.std)
+ACCEPTED = [entry for entry in ENTRIES if entry.verdict == "accepted"]
+REJECTED = [entry for entry in ENTRIES if entry.verdict == "rejected"]
+UNSURE = [entry for entry in REJECTED if entry.certainty == "unsure"]
 
 
-def read_cases(kind: str) -> list[Case]:
-    cases = []
-    for path in sorted((FOLDER / kind).glob("*.metal")):
-        source = path.read_text()
-        header = _HEADER.match(source)
-        assert header, f"{path.name} must begin with // certain|likely|worth: rule"
-        cases.append(Case(path, source, header["rule"], header["std"] or DEFAULT))
-    return cases
-
-
-@pytest.mark.parametrize("case", read_cases("reject"), ids=lambda case: case.path.stem)
-def test_refused_at_its_line(case: Case, tmp_path: Path) -> None:
-    line = next(number for number, text in enumerate(case.source.splitlines(), 1) if "// HERE" in text)
+@pytest.mark.parametrize("entry", REJECTED, ids=lambda entry: entry.name)
+def test_rejected(entry: Entry, tmp_path: Path) -> None:
     with pytest.raises(CompileError) as caught:
-        compile_program(case.program, "fast", tmp_path)
-    assert f"{case.path.name}:{line}: error:" in str(caught.value), case.rule
+        compile_program(entry.program, "fast", tmp_path)
+    assert entry.has_error_where_marked(str(caught.value)), f"{entry.rule}\n{caught.value}"
 
 
-@pytest.mark.parametrize("case", read_cases("accept"), ids=lambda case: case.path.stem)
-def test_accepted(case: Case, tmp_path: Path) -> None:
-    assert compile_program(case.program, "fast", tmp_path).exists(), case.rule
+@pytest.mark.parametrize("entry", ACCEPTED, ids=lambda entry: entry.name)
+def test_accepted(entry: Entry, tmp_path: Path) -> None:
+    assert compile_program(entry.program, "fast", tmp_path).exists(), entry.rule
+
+
+@pytest.mark.parametrize("entry", UNSURE, ids=lambda entry: entry.name)
+def test_unsure_is_accepted_by_default(entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOFTMETAL_REFUSE", raising=False)
+    by_default = Program(entry.program.source, name=entry.program.name)
+    assert by_default == replace(entry.program, refuse_unsure=False)
+    assert compile_program(by_default, "fast", tmp_path).exists()
+    monkeypatch.setenv("SOFTMETAL_REFUSE", "unsure")
+    assert Program(entry.program.source, name=entry.program.name) == entry.program
+
+
+def test_names_are_unique() -> None:
+    names = [(entry.name, entry.verdict) for entry in ENTRIES]
+    assert len(set(names)) == len(names)
+
+
+GOOD = """// Topic.
+
+// --- first | rejected (certain, metal3.2) | MSL 4 | A rule.
+int x;  // error: no space
+// --- first | accepted
+constant int x = 1;
+"""
+
+
+def test_a_header_takes_what_it_omits_from_the_one_above() -> None:
+    rejected, accepted = parse(GOOD, "topic.metal")
+    assert (rejected.name, rejected.error_line, rejected.message) == ("topic/first", 4, "no space")
+    assert rejected.program.source.splitlines()[3].startswith("int x;")
+    assert rejected.has_error_where_marked("topic.metal:4: error: 'x' has no space")
+    assert not rejected.has_error_where_marked("topic.metal:6: error: 'x' has no space")
+    assert not rejected.has_error_where_marked("topic.metal:4: error: unknown type")
+    shared = [(e.name, e.certainty, e.std, e.source, e.rule) for e in (rejected, accepted)]
+    assert shared[0] == shared[1] and accepted.verdict == "accepted"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("rejected (certain, metal3.2)", "rejected"),
+        (" | MSL 4 | A rule.", ""),
+        ("metal3.2", "metal9"),
+        ("certain", "sure"),
+        ("  // error: no space", ""),
+        ("= 1;", "= 1;  // error"),
+        ("first | accepted", "accepted"),
+    ],
+)
+def test_a_broken_catalogue_is_an_error(good: str, bad: str) -> None:
+    assert good in GOOD
+    with pytest.raises(ValueError, match=r"^topic.metal:\d+: "):
+        parse(GOOD.replace(good, bad), "topic.metal")

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from softmetal.msl.angles import template_brackets
-from softmetal.msl.compile import CompileError, Program, compile_program
 from softmetal.msl.lexer import TokenList
-from softmetal.tests.msl.elementwise import PRELUDE, evaluate
+from softmetal.tests.msl.elementwise import evaluate
 
 RNG = np.random.default_rng(0)
 A = RNG.integers(-2, 3, 64).astype(np.float32)
@@ -121,29 +120,6 @@ def test_scalars_templates_and_constants_are_as_in_cpp() -> None:
 )
 def test_which_angles_are_brackets(text: str, pairs: int) -> None:
     assert len(template_brackets(TokenList(text))) == 2 * pairs
-
-
-VALUES = "float4 f; int4 i; uint4 u; half4 h; bool4 m; int s; float t;"
-
-
-@pytest.mark.parametrize(
-    ("refused", "accepted"),
-    [
-        ("f * i", "f * float4(i)"),
-        ("i + u", "i + int4(u)"),
-        ("f + h", "f + float4(h)"),
-        ("i * t", "i * int(t)"),
-        ("f < i", "f < float4(i)"),
-        ("f = i", "f = float4(i)"),
-    ],
-)
-def test_vectors_of_different_types_do_not_mix(refused: str, accepted: str) -> None:
-    def program(expression: str) -> Program:
-        return Program(f"{PRELUDE}kernel void k(device int* x) {{ {VALUES} {expression}; }}\n")
-
-    compile_program(program(accepted), "fast")
-    with pytest.raises(CompileError, match="program_source:3: error: "):
-        compile_program(program(refused), "fast")
 
 
 def test_a_scalar_takes_the_type_of_the_vector() -> None:

@@ -59,7 +59,6 @@ kernel void whole_array_by_pointer(OUT, INDEX) {
   for (thread float* p = a; p != end; p++) s += *p;
   o[l] = s + last(a, 8);
 }
-kernel void constant_table(OUT, INDEX);
 kernel void inside_a_vector(OUT, INDEX) {
   float4 v = float4(l);
   o[l] = v[l % 4];
@@ -187,7 +186,7 @@ kernel void read_then_write_in_a_simdgroup(OUT, INDEX) {
   a[l] = x;
   o[l] = x;
 }
-""".replace("OUT_1", "device float* o [[buffer(1)]]").replace("kernel void constant_table(OUT, INDEX);\n", "")
+""".replace("OUT_1", "device float* o [[buffer(1)]]")
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,0 @@
-// likely: twin of the refused program: threadgroup memory runs no member initialisers (MSL 4.4)
-#include <metal_stdlib>
-using namespace metal;
-struct S { float a; };
-kernel void k(device float* x [[buffer(0)]]) {
-  threadgroup S s[2];
-  s[0].a = 1;
-  x[0] = s[0].a;
-}

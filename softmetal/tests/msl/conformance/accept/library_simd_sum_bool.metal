@@ -1,6 +1,0 @@
-// likely: twin of the refused program: simd_sum of bool (MSL table 6.13)
-#include <metal_stdlib>
-using namespace metal;
-kernel void k(device int* x [[buffer(0)]]) {
-  x[0] = simd_sum(int(x[1] > 2));
-}

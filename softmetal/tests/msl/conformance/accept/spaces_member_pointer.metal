@@ -1,9 +1,0 @@
-// certain: twin of the refused program: a device pointer is no thread member (MSL 4)
-#include <metal_stdlib>
-using namespace metal;
-struct S { device float* p; };
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  S s;
-  s.p = x;
-  s.p[0] = 1;
-}

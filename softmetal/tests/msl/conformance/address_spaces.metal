@@ -1,0 +1,398 @@
+// Conversions between address spaces, and values in them. The format of this file: ../catalogue.py
+
+// --- device_pointer_as_thread_parameter | rejected (certain) | MSL 4; SPIRV-Cross #2064 | A pointer does not convert to another address space.
+void f(thread float* p) { p[0] = 1; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  f(x);  // error
+}
+// --- device_pointer_as_thread_parameter | accepted
+void f(device float* p) { p[0] = 1; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  f(x);
+}
+// --- device_pointer_as_threadgroup_pointer | rejected
+kernel void k(device float* x [[buffer(0)]]) {
+  threadgroup float* p = x;  // error: cannot initialize a variable of type 'threadgroup float *'
+  p[0] = 1;
+}
+// --- device_pointer_as_threadgroup_pointer | accepted
+kernel void k(device float* x [[buffer(0)]]) {
+  device float* p = x;
+  p[0] = 1;
+}
+// --- threadgroup_pointer_as_thread_pointer | rejected
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  thread float* p = t;  // error
+  x[0] = *p;
+}
+// --- threadgroup_pointer_as_thread_pointer | accepted
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  threadgroup float* p = t;
+  x[0] = *p;
+}
+// --- threadgroup_variable_as_device_pointer | rejected
+kernel void k(device float* o [[buffer(0)]]) {
+  threadgroup float t[4];
+  t[0] = 1;
+  device float* p = t;  // error
+  o[0] = p[0];
+}
+// --- constant_pointer_as_device_parameter | rejected
+void f(device const float* p, device float* o) { o[0] = p[0]; }
+kernel void k(device float* o [[buffer(0)]], constant float* c [[buffer(1)]]) { f(c, o); }  // error
+// --- assigned_pointer | rejected
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  float y = 0;
+  thread float* p = &y;
+  p = x;  // error
+  *p = 1;
+}
+// --- assigned_pointer | accepted
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  float y = 0, z = 1;
+  thread float* p = &y;
+  p = &z;
+  x[0] = *p;
+}
+// --- assigned_member_pointer | rejected
+struct S { thread float* p; };
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  S s;
+  s.p = x;  // error
+  s.p[0] = 1;
+}
+// --- assigned_member_pointer | accepted
+struct S { device float* p; };
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  S s;
+  s.p = x;
+  s.p[0] = 1;
+}
+// --- aggregate_member_pointer | rejected
+struct S { thread float* p; };
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  S s = {t};  // error
+  x[0] = s.p[0];
+}
+// --- aggregate_member_pointer | accepted
+struct S { threadgroup float* p; };
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  S s = {t};
+  x[0] = s.p[0];
+}
+// --- auto_pointer | rejected
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  thread auto* y = x;  // error
+  *y = 1;
+}
+// --- auto_pointer | accepted
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  device auto* y = x;
+  *y = 1;
+}
+// --- member_of_template | rejected
+template <typename T>
+struct Loader {
+  threadgroup T* to;
+  const device T* from;
+  void go() { to = from; }  // error: assigning 'const device float *'
+};
+kernel void k(device float* x [[buffer(0)]]) {
+  Loader<float> loader;
+  loader.from = x;
+  loader.go();
+}
+// --- member_of_template | accepted
+template <typename T>
+struct Loader {
+  const device T* to;
+  const device T* from;
+  void go() { to = from; }
+};
+kernel void k(device float* x [[buffer(0)]]) {
+  Loader<float> loader;
+  loader.from = x;
+  loader.go();
+}
+
+// --- pointer_to_pointer | rejected (certain) | MSL 4 | A conversion of a pointer to a pointer must preserve the address space of each level.
+kernel void k(device float* x [[buffer(0)]]) { thread float* p; device float* thread* q = &p; *q = x; }  // error
+
+// --- pointers_to_device_pointers | accepted (likely) | MSL 4; MLX, llama.cpp | A thread pointer or reference can refer to a device pointer.
+void advance(thread device float*& p, uint n) { p += n; }
+void advance2(device float* thread& p, uint n) { p += n; }
+void advance3(device float* thread* p, uint n) { *p += n; }
+kernel void k(device float* a [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  advance2(a, i);
+  advance3(&a, 1);
+  *a = 1;
+}
+
+// --- array_of_device_pointers | accepted (likely) | MSL 4; MLX, llama.cpp | A thread array can hold device pointers.
+kernel void k(device float* a [[buffer(0)]], device float* b [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  device float* p[2] = {a, b};
+  device float* const* q = p;
+  p[i & 1][i] = q[0][1];
+}
+// --- arrays_of_structs_and_pointers | accepted (certain)
+struct S { float a; uint4 w[2]; };
+kernel void k(device float* x [[buffer(0)]]) { S s[2]; s[0].a=1; s[1]=s[0]; const device float* rows[2][2]; rows[0][1]=x+1; x[0]=rows[0][1][0]+s[1].a; }
+
+// --- const_dropped | rejected (certain) | MSL 4; MLX, llama.cpp | A pointer to const does not convert to a pointer to non-const.
+kernel void k(device const float* o [[buffer(0)]]) {
+  device float* p = o;  // error
+  p[0] = 1;
+}
+
+// --- c_cast | rejected (certain) | MSL 4; MLX, llama.cpp | A cast cannot change the address space.
+kernel void k(device float* x [[buffer(0)]]) {
+  threadgroup int* p = (threadgroup int*)x;  // error: a cast cannot change the address space of a pointer
+  p[0] = 1;
+}
+// --- c_cast | accepted
+kernel void k(device float* x [[buffer(0)]]) {
+  device int* p = (device int*)x;
+  p[0] = 1;
+}
+// --- c_cast_beside_variable | rejected
+kernel void k(device float* o [[buffer(0)]]) {
+  threadgroup float t[4];
+  t[0] = 1;
+  threadgroup float* p = (threadgroup float*)o;  // error
+  o[1] = p[0] + t[0];
+}
+// --- c_cast_of_expression | rejected
+kernel void k(device float* x [[buffer(0)]]) {
+  *(threadgroup int*)(x + 1) = 0;  // error: a cast cannot change the address space of a pointer
+}
+// --- c_cast_of_expression | accepted
+kernel void k(device float* x [[buffer(0)]]) {
+  *(device int*)(x + 1) = 0;
+}
+// --- c_cast_to_thread | rejected
+kernel void k(device float* x [[buffer(0)]]) {
+  thread float* p = (thread float*)x;  // error: a cast cannot change the address space of a pointer
+  p[0] = 1;
+}
+// --- c_cast_to_thread | accepted
+kernel void k(device float* x [[buffer(0)]]) {
+  float y = 0;
+  thread float* p = (thread float*)&y;
+  x[0] = *p;
+}
+// --- reinterpret_cast | rejected
+kernel void k(device float* x [[buffer(0)]]) {
+  reinterpret_cast<threadgroup int*>(x)[0] = 1;  // error: reinterpret_cast from 'device float *' to 'threadgroup int *' is not allowed
+}
+// --- reinterpret_cast | accepted
+kernel void k(device float* x [[buffer(0)]]) {
+  reinterpret_cast<device int*>(x)[0] = 1;
+}
+// --- const_cast | rejected
+kernel void k(constant float* c [[buffer(0)]], device float* x [[buffer(1)]]) { device float* p = const_cast<device float*>(c); p[0]=1; x[0]=p[0]; }  // error
+
+// --- device_value_as_thread_reference | rejected (certain) | MSL 4; MLX, llama.cpp | A reference to thread memory does not bind to an object in another address space.
+void f(thread float& x) { x = 1; }
+kernel void k(device float* x [[buffer(0)]]) {
+  f(x[0]);  // error: parameter 'x' of 'f' points to thread memory
+}
+// --- device_value_as_thread_reference | accepted
+void f(device float& x) { x = 1; }
+kernel void k(device float* x [[buffer(0)]]) {
+  f(x[0]);
+}
+// --- device_value_as_const_thread_reference | rejected
+float f(const thread float& a) { return a; }
+kernel void k(device float* o [[buffer(0)]]) { o[0] = f(o[1]); }  // error
+// --- auto_reference_to_device | rejected
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  thread auto& y = x[0];  // error
+  y = 1;
+}
+// --- auto_reference_to_device | accepted
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  device auto& y = x[0];
+  y = 1;
+}
+// --- returned_device_reference | rejected
+thread float& f(device float* p) {
+  return p[1];  // error
+}
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { f(x) = 1; }
+// --- returned_device_reference | accepted
+device float& f(device float* p) {
+  return p[1];
+}
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { f(x) = 1; }
+
+// --- constant_value_as_const_thread_reference | rejected (certain) | MSL 4; krafix #95 | A const reference to thread memory does not bind to constant memory.
+float f(const thread float& p) { return p; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  x[0] = f(c);  // error
+}
+// --- constant_value_as_const_thread_reference | accepted
+float f(const thread float& p) { return p; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  float l = c;
+  x[0] = f(l);
+}
+
+// --- exponent_of_frexp | rejected (certain) | MSL 6.5 | frexp can store the exponent to thread memory only.
+kernel void k(device float* x [[buffer(0)]], device int* e [[buffer(1)]]) {
+  x[0] = frexp(x[0], e[0]);  // error
+}
+// --- exponent_of_frexp | accepted
+kernel void k(device float* x [[buffer(0)]], device int* e [[buffer(1)]]) {
+  int n;
+  x[0] = frexp(x[0], n);
+  e[0] = n;
+}
+
+// --- temporary_as_reference | rejected (certain) | MSL 4; MLX, llama.cpp | A temporary does not bind to a reference to non-const.
+void f(thread float& a) { a = 1; }
+kernel void k(device float* o [[buffer(0)]]) {
+  f(2.0f);  // error
+  o[0] = 1;
+}
+
+// --- temporary_as_const_reference | accepted (certain) | MSL 4; MLX, llama.cpp | A temporary binds to a const reference to thread memory.
+float f(const thread float& a) { return a; }
+float g(thread const float4& a) { return a.x; }
+kernel void k(device float* o [[buffer(0)]]) { o[0] = f(2.0f) + g(float4(1)); }
+
+// --- converted_value_as_const_reference | accepted (certain) | C++ [dcl.init.ref] | A const thread reference binds to a temporary that is converted from a value in any memory.
+float f(const thread float& a) { return a; }
+kernel void k(device float* x [[buffer(0)]], device int* n [[buffer(1)]]) {
+  x[0] = f(n[0]) + f(x[1] + 1);
+}
+
+// --- deduced_from_pointer | rejected (certain) | MSL 4; MSL 1.5.2 | T in `thread T*` is not deduced from a pointer to another address space.
+template <typename T> void f(thread T* p) { p[0] = 1; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  f(x);  // error
+}
+// --- deduced_from_pointer | accepted
+template <typename T> void f(device T* p) { p[0] = 1; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  f(x);
+}
+
+// --- deduced_from_reference | rejected (certain) | MSL 4 | T in `const thread T&` is not deduced from an object in another address space.
+template <typename T> T f(const thread T& p) { return p; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  x[0] = f(t[0]);  // error
+}
+// --- deduced_from_reference | accepted
+template <typename T> T f(const threadgroup T& p) { return p; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  x[0] = f(t[0]);
+}
+
+// --- references_to_every_space | accepted (certain) | MSL 4; MLX, llama.cpp | A reference parameter can be in any of the four address spaces.
+void f(thread float& a, device float& b, threadgroup float& c, constant float& d) { b = a + c + d; }
+kernel void k(device float* o [[buffer(0)]], constant float& s [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  threadgroup float t;
+  t = 1;
+  float a = 2;
+  f(a, o[i], t, s);
+}
+
+// --- references_to_arrays | accepted (certain) | MSL 4; MLX, llama.cpp | References and pointers to arrays can have any address space.
+template <int N>
+float s(thread const float (&a)[N]) {
+  float t = 0;
+  for (int i = 0; i < N; i++) t += a[i];
+  return t;
+}
+float d(device float (*m)[4], int i) { return m[i][2]; }
+kernel void k(device float* o [[buffer(0)]]) {
+  float a[3] = {1, 2, 3};
+  device float(*m)[4] = (device float(*)[4])o;
+  o[0] = s(a) + d(m, 1);
+  thread auto& r = a;
+  r[0] = 1;
+  device auto& q = o[1];
+  q = r[0];
+}
+
+// --- overloads_by_space | accepted (certain) | MSL 1.5.1 | Functions can be overloaded on the address spaces of their parameters.
+void f(thread float& a) { a = 1; }
+void f(device float& a) { a = 2; }
+void f(threadgroup float& a) { a = 3; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { float y; f(y); f(x[0]); f(t[0]); x[1] = y + t[0]; }
+
+// --- struct_copied_from_constant_and_device | accepted (certain) | MSL 4 | A whole struct can be copied between any two address spaces.
+struct S { int a; float b; };
+kernel void k(constant S& c [[buffer(0)]], device S* d [[buffer(1)]]) { S s=c; S t=d[1]; d[0].a=s.a+t.a; }
+// --- struct_copied_from_device | accepted
+struct S { int a; float b; };
+int f(S s) { return s.a; }
+kernel void k(device S* d [[buffer(0)]], device int* x [[buffer(1)]]) { S s = d[1]; x[0]=s.a+f(d[2]); }
+// --- struct_copied_between_all | accepted
+struct S { float a[4]; };
+void f(S s, device float* x) { x[0] = s.a[0]; }
+kernel void k(device S* d [[buffer(0)]], constant S& c [[buffer(1)]], device float* x [[buffer(2)]]) {
+  threadgroup S t;
+  t = c;
+  S s = t;
+  s = d[1];
+  d[0] = s;
+  f(c, x);
+}
+// --- struct_copied_to_threadgroup | accepted (likely)
+struct S { int a; float b; };
+kernel void k(device S* d [[buffer(0)]]) { threadgroup S t[2]; t[0]=d[0]; threadgroup_barrier(mem_flags::mem_threadgroup); d[1]=t[0]; }
+
+// --- struct_of_pointers | accepted (certain) | MSL 4; MLX, llama.cpp | A struct in thread memory can hold pointers to any address space.
+struct Loader {
+  const device half* src;
+  threadgroup half* dst;
+  const int ld;
+  short n;
+  Loader(const device half* s, threadgroup half* d, int l) : src(s), dst(d), ld(l), n(0) {}
+  void load() {
+    dst[n] = src[n * ld];
+    n++;
+  }
+  void next() thread { src += ld; }
+};
+kernel void k(const device half* a [[buffer(0)]], device half* o [[buffer(1)]],
+              uint i [[thread_index_in_threadgroup]]) {
+  threadgroup half t[64];
+  Loader l(a, t, 4);
+  l.load();
+  l.next();
+  o[i] = t[0];
+}
+
+// --- member_with_space | rejected (certain) | MSL 4; MLX steel/attn | A data member cannot have an address space.
+struct S {
+  device float x;  // error
+};
+kernel void k(device float* o [[buffer(0)]]) { o[0] = 1; }
+
+// --- local_device_variable | rejected (certain) | MSL 4.4 | A local variable cannot be in device memory.
+kernel void k(device float* x [[buffer(0)]]) { device float y; y=1; x[0]=y; }  // error
+// --- local_device_variable_initialised | rejected
+kernel void k(device float* o [[buffer(0)]]) {
+  device float x = 1;  // error
+  o[0] = x;
+}
+// --- local_device_variable_of_helper | rejected
+void f() {
+  device float x;  // error
+  x = 1;
+}
+kernel void k(device float* o [[buffer(0)]]) {
+  f();
+  o[0] = 1;
+}
+
+// --- parameter_by_value | rejected (certain) | MSL 4.4 | A parameter passed by value cannot have an address space.
+float f(device float x) { return x; }  // error
+kernel void k(device float* x [[buffer(0)]]) { x[0]=f(x[1]); }
+// --- parameter_by_value_called_with_literal | rejected
+float f(device float x) { return x; }  // error
+kernel void k(device float* o [[buffer(0)]]) { o[0] = f(1); }

@@ -1,0 +1,139 @@
+// Atomics and barriers. The format of this file: ../catalogue.py
+
+// --- fetch_add_of_int | rejected (certain) | MSL 2.6; MSL 6.15 | An atomic function needs an atomic object.
+kernel void k(device int* x [[buffer(0)]]) { atomic_fetch_add_explicit(x, 1, memory_order_relaxed); }  // error
+
+// --- object_through_const | rejected (certain) | MSL 6.15 | An atomic function cannot write a const object.
+kernel void k(const device atomic_int* x [[buffer(0)]]) { atomic_store_explicit(x, 1, memory_order_relaxed); }  // error
+
+// --- loaded_plainly | rejected (certain) | MSL 2.6; MSL 6.15 | Only the atomic functions can access an atomic object.
+kernel void k(device atomic_uint* a [[buffer(0)]], device uint* o [[buffer(1)]]) { o[0] = a[0]; }  // error
+// --- added_plainly | rejected
+kernel void k(device atomic_uint* a [[buffer(0)]]) { a[0] += 1; }  // error
+
+// --- in_thread_memory | rejected (certain) | MSL 2.6; MSL 6.15 | An atomic object must be in device or threadgroup memory.
+kernel void k(device uint* o [[buffer(0)]]) {
+  atomic_uint a;
+  atomic_store_explicit(&a, 1u, memory_order_relaxed);  // error
+  o[0] = 1;
+}
+
+// --- expected_in_device_memory | rejected (certain) | MSL 2.6; MSL 6.15 | The expected value of an exchange must be in thread memory.
+kernel void k(device atomic_uint* a [[buffer(0)]], device uint* o [[buffer(1)]]) {
+  atomic_compare_exchange_weak_explicit(a, &o[0], 1u, memory_order_relaxed, memory_order_relaxed);  // error
+}
+
+// --- strong_exchange | rejected (certain) | MSL 2.6; MSL 6.15 | Metal has no compare_exchange_strong.
+kernel void k(device atomic_uint* a [[buffer(0)]]) {
+  uint e = 1;
+  atomic_compare_exchange_strong_explicit(a, &e, 1u, memory_order_relaxed, memory_order_relaxed);  // error
+}
+
+// --- atomic_half | rejected (certain) | MSL 2.6 | Metal has no atomic<half>.
+kernel void k(device atomic<half>* x [[buffer(0)]]) { atomic_fetch_add_explicit(x, half(1), memory_order_relaxed); }  // error
+
+// --- atomic_ushort | rejected (certain) | MSL 2.6 | Metal has no atomic<ushort>.
+kernel void k(
+    device atomic<ushort>* x [[buffer(0)]]) {  // error
+}
+// --- atomic_ushort | accepted
+kernel void k(
+    device atomic<uint>* x [[buffer(0)]]) {
+}
+
+// --- atomic_bool_added | rejected (certain) | MSL 6.15.4 | An atomic bool has no arithmetic.
+kernel void k(device atomic_bool* x [[buffer(0)]]) {
+  atomic_fetch_add_explicit(x, true, memory_order_relaxed);  // error
+}
+// --- atomic_bool_added | accepted
+kernel void k(device atomic_bool* x [[buffer(0)]]) {
+  atomic_exchange_explicit(x, true, memory_order_relaxed);
+}
+
+// --- atomic_float_in_threadgroup | rejected (certain) | MSL 6.15 | atomic<float> must be in device memory.
+kernel void k(device float* x [[buffer(0)]]) {
+  threadgroup atomic<float> a;
+  atomic_store_explicit(&a, 1.0f, memory_order_relaxed);  // error
+  x[0] = 1;
+}
+// --- atomic_float_in_threadgroup | accepted
+kernel void k(device atomic<float>* x [[buffer(0)]]) {
+  threadgroup atomic_uint a;
+  atomic_store_explicit(&a, 1u, memory_order_relaxed);
+  atomic_store_explicit(x, 1.0f, memory_order_relaxed);
+}
+
+// --- atomic_float_max | rejected (likely) | MSL 6.15.4 | atomic<float> has no maximum.
+kernel void k(device atomic<float>* x [[buffer(0)]]) { atomic_fetch_max_explicit(x, 1.0f, memory_order_relaxed); }  // error
+
+// --- atomic_ulong_added | rejected (certain) | MSL 6.15.4.6 | An atomic ulong has minimum and maximum only.
+kernel void k(device atomic_ulong* x [[buffer(0)]]) {
+  atomic_fetch_add_explicit(x, 1, memory_order_relaxed);  // error
+}
+// --- atomic_ulong_added | accepted
+kernel void k(device atomic_uint* x [[buffer(0)]]) {
+  atomic_fetch_add_explicit(x, 1, memory_order_relaxed);
+  atomic_max_explicit((device atomic_ulong*)x, 3ul, memory_order_relaxed);
+}
+
+// --- order_seq_cst | rejected (likely) | MSL 2.6; MSL 6.15 | Atomic functions take memory_order_relaxed only.
+kernel void k(device atomic_int* x [[buffer(0)]]) { atomic_fetch_add_explicit(x, 1, memory_order_seq_cst); }  // error
+// --- order_acquire | rejected
+kernel void k(device atomic_int* x [[buffer(0)]], device int* y [[buffer(1)]]) { y[0]=atomic_load_explicit(x, memory_order_acquire); }  // error
+// --- order_release | rejected (certain)
+kernel void k(device atomic_uint* a [[buffer(0)]]) { atomic_store_explicit(a, 1u, memory_order_release); }  // error
+
+// --- types | accepted (certain) | MSL 2.6; MSL 6.15 | Metal has atomic_int, atomic_uint and, in device memory, atomic<float>.
+kernel void k(device atomic_int* a [[buffer(0)]], device atomic<float>* f [[buffer(1)]], device uint* u [[buffer(2)]]) { atomic_fetch_add_explicit(a,1,memory_order_relaxed); atomic_fetch_add_explicit(f,1.0f,memory_order_relaxed); int e=0; atomic_compare_exchange_weak_explicit(a,&e,2,memory_order_relaxed,memory_order_relaxed); atomic_store_explicit((device atomic_uint*)u,1u,memory_order_relaxed); }
+
+// --- operations | accepted (certain) | MSL 2.6; MSL 6.15 | The library has the atomic operations of the specification.
+kernel void k(device atomic_uint* a [[buffer(0)]], device atomic<float>* f [[buffer(1)]],
+              device uint* p [[buffer(2)]], device atomic_int& n [[buffer(3)]]) {
+  threadgroup atomic_int t;
+  atomic_store_explicit(&t, 0, memory_order_relaxed);
+  uint old = atomic_fetch_add_explicit(&a[0], 1u, memory_order_relaxed);
+  atomic_fetch_max_explicit(a + 1, old, memory_order_relaxed);
+  atomic_fetch_add_explicit(f, 1.0f, memory_order_relaxed);
+  uint e = 3;
+  bool w = atomic_compare_exchange_weak_explicit(a, &e, 4u, memory_order_relaxed, memory_order_relaxed);
+  atomic_exchange_explicit(&t, 2, memory_order_relaxed);
+  atomic_fetch_or_explicit((device atomic_uint*)p, 3u, memory_order_relaxed);
+  atomic_fetch_sub_explicit(&n, 1, memory_order_relaxed);
+  a[2];
+  p[1] = w + atomic_load_explicit(&t, memory_order_relaxed);
+}
+
+// --- cast_of_memory | accepted (certain) | llama.cpp, MLX | A pointer to an integer can be cast to a pointer to its atomic type.
+kernel void k(device uint* u [[buffer(0)]]) { atomic_fetch_add_explicit((device atomic_uint*)u, 1u, memory_order_relaxed); }
+
+// --- found_by_arguments | accepted (certain) | C++ [basic.lookup.argdep] | Argument-dependent lookup finds the atomic functions.
+#include <metal_stdlib>
+kernel void k(device metal::atomic_uint* c [[buffer(0)]], device metal::atomic<int>* d [[buffer(1)]],
+              volatile device metal::atomic_float* e [[buffer(2)]]) {
+  threadgroup metal::atomic_uint t;
+  atomic_store_explicit(&t, 0u, metal::memory_order_relaxed);
+  uint old = atomic_fetch_add_explicit(c, 1u, metal::memory_order_relaxed);
+  atomic_fetch_max_explicit(d, 3, metal::memory_order_relaxed);
+  atomic_fetch_add_explicit(e, 1.0f, metal::memory_order_relaxed);
+  int expected = 2;
+  atomic_compare_exchange_weak_explicit(d, &expected, 1, metal::memory_order_relaxed, metal::memory_order_relaxed);
+  atomic_exchange_explicit(c, old + atomic_load_explicit(&t, metal::memory_order_relaxed), metal::memory_order_relaxed);
+}
+
+// --- barrier_without_flags | rejected (certain) | MSL 6.9.1 | A barrier takes mem_flags.
+kernel void k(device float* o [[buffer(0)]]) {
+  threadgroup_barrier();  // error
+  o[0] = 1;
+}
+// --- barrier_without_flags_one_line | rejected
+kernel void k(device int* x [[buffer(0)]]) { threadgroup_barrier(); x[0]=1; }  // error
+// --- barrier_of_int | rejected
+kernel void k(device float* o [[buffer(0)]]) {
+  threadgroup_barrier(1);  // error
+  o[0] = 1;
+}
+
+// --- barrier_flags_none | rejected (certain) | MSL 6.9.1 | The flag for no memory is mem_none.
+kernel void k(device int* x [[buffer(0)]]) { simdgroup_barrier(mem_flags::none); x[0]=1; }  // error
+// --- barrier_mem_none | accepted
+kernel void k(device int* x [[buffer(0)]]) { simdgroup_barrier(mem_flags::mem_none); x[0]=1; }

@@ -1,0 +1,230 @@
+// Attributes: inputs of kernels, functions, unknown ones. The format of this file: ../catalogue.py
+
+// --- position_signed | rejected (certain) | MSL 5.2.3 | A position must be ushort or uint, or a vector of them.
+kernel void k(device float* x,
+  int i [[thread_position_in_grid]]) {  // error: must be uint or ushort
+  x[i] = 1;
+}
+// --- position_signed | accepted
+kernel void k(device float* x,
+  ushort2 i [[thread_position_in_grid]]) {
+  x[i.x] = 1;
+}
+// --- position_signed_with_buffer_index | rejected
+kernel void k(device float* o [[buffer(0)]], int i [[thread_position_in_grid]]) { o[i] = 1; }  // error
+// --- position_signed_vector | rejected
+kernel void k(device int* x [[buffer(0)]], int3 i [[thread_position_in_grid]]) { x[i.x]=1; }  // error
+// --- position_float | rejected
+kernel void k(device float* o [[buffer(0)]], float i [[thread_position_in_grid]]) { o[0] = i; }  // error
+// --- position_float_cast | rejected
+kernel void k(device int* x [[buffer(0)]], float i [[thread_position_in_grid]]) { x[int(i)]=1; }  // error
+// --- position_pointer | rejected (likely)
+kernel void k(device float* o [[buffer(0)]], device uint* i [[thread_position_in_grid]]) { o[0] = i[0]; }  // error
+
+// --- position_ulong | rejected (certain) | MSL 5.2.3.6 | A position cannot have 64-bit elements.
+kernel void k(device uint* x [[buffer(0)]],
+    ulong p [[thread_position_in_grid]]) {  // error
+  x[p] = 1;
+}
+// --- position_ulong | accepted
+kernel void k(device uint* x [[buffer(0)]],
+    ushort p [[thread_position_in_grid]]) {
+  x[p] = 1;
+}
+
+// --- position_of_four_floats | rejected (certain) | MSL 5.2.3 | A position has at most three elements.
+kernel void k(device float* o [[buffer(0)]], uint4 i [[thread_position_in_grid]]) { o[0] = i.x; }  // error
+// --- position_of_four | rejected
+kernel void k(device int* x [[buffer(0)]], uint4 i [[thread_position_in_grid]]) { x[i.x]=1; }  // error
+
+// --- lane_as_vector | rejected (certain) | MSL 5.2.3 | thread_index_in_simdgroup is a scalar.
+kernel void k(device float* o [[buffer(0)]], uint2 i [[thread_index_in_simdgroup]]) { o[i.x] = 1; }  // error
+// --- lane_as_vector_int | rejected
+kernel void k(device int* x [[buffer(0)]], uint2 i [[thread_index_in_simdgroup]]) { x[i.x]=1; }  // error
+
+// --- index_in_threadgroup_as_vector | rejected (certain) | MSL 5.2.3 | thread_index_in_threadgroup is a scalar.
+kernel void k(device int* x [[buffer(0)]], uint3 i [[thread_index_in_threadgroup]]) { x[i.x]=1; }  // error
+
+// --- short_inputs | accepted (certain) | MSL 5.2.3 | Positions and sizes can be ushort, ushort2 and ushort3.
+kernel void k(device float* o [[buffer(0)]], ushort3 a [[thread_position_in_threadgroup]],
+              ushort3 b [[threads_per_threadgroup]], ushort3 g [[threadgroup_position_in_grid]],
+              ushort l [[thread_index_in_simdgroup]], ushort s [[simdgroup_index_in_threadgroup]],
+              ushort w [[threads_per_simdgroup]], ushort n [[simdgroups_per_threadgroup]],
+              ushort q [[quadgroup_index_in_threadgroup]], ushort ql [[thread_index_in_quadgroup]]) {
+  o[a.x] = b.x + g.x + l + s + w + n + q + ql;
+}
+
+// --- mixed_scalar_and_vector | rejected (certain) | MSL 5.2.3; triton-msl #10 | The positions and sizes of a kernel must be all scalars, or all vectors of the same length.
+kernel void k(device uint* x [[buffer(0)]],
+    uint p [[threadgroup_position_in_grid]],
+    uint3 l [[thread_position_in_threadgroup]]) {  // error
+  x[p] = l.x;
+}
+// --- mixed_scalar_and_vector | accepted
+kernel void k(device uint* x [[buffer(0)]],
+    uint3 p [[threadgroup_position_in_grid]],
+    uint3 l [[thread_position_in_threadgroup]]) {
+  x[p.x] = l.x;
+}
+// --- mixed_position_and_size | rejected
+kernel void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]],
+              uint3 n [[threads_per_threadgroup]]) {  // error
+  o[i] = n.x;
+}
+// --- mixed_numbers_of_elements | rejected
+kernel void k(device uint* x [[buffer(0)]], uint2 p [[thread_position_in_grid]],
+    ushort3 n [[threads_per_grid]]) {  // error
+  x[p.x] = n.x;
+}
+// --- mixed_numbers_of_elements | accepted
+kernel void k(device uint* x [[buffer(0)]], uint2 p [[thread_position_in_grid]],
+    ushort2 n [[threads_per_grid]], uint lane [[thread_index_in_simdgroup]]) {
+  x[p.x] = n.x + lane;
+}
+// --- mixed_in_template | rejected
+template <typename T> kernel void f(device uint* x [[buffer(0)]], T p [[thread_position_in_grid]],
+    uint n [[threads_per_grid]]) {  // error
+  x[0] = n;
+}
+template [[host_name("f")]] kernel void f<uint2>(device uint*, uint2, uint);
+// --- mixed_in_template | accepted
+template <typename T> kernel void f(device uint* x [[buffer(0)]], T p [[thread_position_in_grid]],
+    uint n [[threads_per_grid]]) {
+  x[0] = n;
+}
+template [[host_name("f")]] kernel void f<uint>(device uint*, uint, uint);
+// --- mixed_behind_alias | rejected
+using position = uint3;
+kernel void k(device uint* x [[buffer(0)]], position p [[thread_position_in_grid]],
+    uint n [[threads_per_grid]]) {  // error
+  x[p.x] = n;
+}
+// --- mixed_behind_alias | accepted
+using position = uint;
+kernel void k(device uint* x [[buffer(0)]], position p [[thread_position_in_grid]],
+    uint n [[threads_per_grid]]) {
+  x[p] = n;
+}
+
+// --- attribute_twice | rejected (policy) | MSL 5.2.3 | Two parameters cannot have one attribute.
+kernel void k(device int* x [[buffer(0)]], uint i [[thread_position_in_grid]], uint j [[thread_position_in_grid]]) { x[i]=j; }  // error
+
+// --- attribute_twice_under_two_names | rejected (certain) | m1-gpu-cpp #4 | thread_execution_width and threads_per_simdgroup are the same input.
+kernel void k(device uint* x [[buffer(0)]], uint a [[threads_per_simdgroup]],
+    uint b [[thread_execution_width]]) {  // error
+  x[a] = b;
+}
+// --- attribute_twice_under_two_names | accepted
+kernel void k(device uint* x [[buffer(0)]], uint a [[threads_per_simdgroup]],
+    uint b [[simdgroups_per_threadgroup]]) {
+  x[a] = b;
+}
+// --- attribute_twice_under_two_names_reversed | rejected
+kernel void k(device uint* x [[buffer(0)]], uint a [[thread_execution_width]], uint b [[threads_per_simdgroup]]) { x[0]=a+b; }  // error
+
+// --- attribute_of_vertex_functions | rejected (certain) | MSL 5.2.3 | A kernel parameter cannot have the attribute [[position]].
+kernel void k(device int* x [[buffer(0)]], float4 p [[position]]) { x[0]=p.x; }  // error
+
+// --- attributes_of_function_parameters | accepted (likely) | get_coord in torch | Attributes of kernel inputs have no effect on parameters of other functions.
+uint f(uint lane [[thread_index_in_simdgroup]]) { return lane; }
+kernel void k(device uint* x [[buffer(0)]], uint i [[thread_index_in_simdgroup]]) { x[i] = f(i); }
+
+// --- program_scope_inputs | accepted (certain) | MSL 5.2.3.6; MSL 5.9 | A variable at program scope can have the attribute of a kernel input.
+uint2 place [[thread_position_in_grid]];
+ushort lane [[thread_index_in_simdgroup]];
+namespace inner { uint3 group [[threadgroup_position_in_grid]]; }
+struct S { uint lane; };
+float2 f() { return float2(place) + (float2)place; }
+kernel void a(device float* o [[buffer(0)]]) { o[place.x] = f().x + lane + inner::group.z; }
+kernel void b(device float* o [[buffer(0)]], uint lane [[thread_index_in_threadgroup]]) {
+  S s = {lane};
+  o[lane] = s.lane;
+  uint place = 3;
+  o[place] = place;
+}
+
+// --- program_scope_input_type | rejected (certain) | MSL 5.2.3.6 | An input at program scope must have a type that the attribute allows.
+int2 place [[thread_position_in_grid]];  // error
+kernel void k(device float* o [[buffer(0)]]) { o[0] = place.x; }
+
+// --- program_scope_input_written | rejected (likely) | MSL 5.2.3.6 | An input at program scope is read-only.
+uint tid [[thread_position_in_grid]];
+kernel void k(device uint* o) {
+  tid = 3;  // error
+  o[0] = tid;
+}
+// --- program_scope_input_written | accepted
+const uint tid [[thread_position_in_grid]];
+namespace n { ushort lane [[thread_index_in_simdgroup]]; uint f(uint a = tid) { return a + lane; } }
+struct S { uint tid; uint get() const thread { return tid; } };
+struct A { uint q; A(uint t) : q(t + tid) {} };
+kernel void k(device uint* o) {
+  S s{3};
+  { uint tid = 4; o[tid] = s.get() + s.tid; }
+  o[1] = tid + ::n::lane + n::f() + A(1).q;
+}
+
+// --- max_threads_on_templates | accepted (certain) | MSL 5.2.3 | max_total_threads_per_threadgroup can depend on template arguments.
+template <int N>
+[[kernel, max_total_threads_per_threadgroup(N * 32)]] void k(device float* o [[buffer(0)]]) {
+  o[0] = N;
+}
+template [[host_name("k4")]] [[kernel]] void k<4>(device float*);
+
+// --- max_threads_before_keyword | accepted (certain) | MSL 5.2.3 | max_total_threads_per_threadgroup can precede `kernel`.
+[[max_total_threads_per_threadgroup(32)]] kernel void k(device int* x [[buffer(0)]]) { x[0]=1; }
+
+// --- max_threads_after_parameters | rejected (certain) | C++ [dcl.attr.grammar] | An attribute after the parameter list applies to the type, so function attributes are not allowed there.
+kernel void k(device uint* x [[buffer(0)]]) [[max_total_threads_per_threadgroup(32)]] { x[0]=1; }  // error
+// --- noinline_after_parameters | rejected
+float f(float x) [[noinline]] { return x; }  // error
+kernel void k(device float* o [[buffer(0)]]) { o[0] = f(1); }
+
+// --- max_threads_of_function_constant | rejected (certain) | MSL 5.2.3 | max_total_threads_per_threadgroup needs a constant expression.
+constant int n [[function_constant(0)]];
+[[kernel, max_total_threads_per_threadgroup(n)]] void k(device int* x [[buffer(0)]]) { x[0]=1; }  // error
+
+// --- inline_attributes | accepted (certain) | public sources | METAL_FUNC, noinline, always_inline and maybe_unused are accepted.
+METAL_FUNC float f(float x) { return x; }
+__attribute__((noinline)) float g(float x) { return x; }
+static inline __attribute__((always_inline)) float h(float x) { [[maybe_unused]] float y=1; return x; }
+kernel void k(device float* x [[buffer(0)]]) { x[0]=f(g(h(x[0]))); }
+
+// --- unknown_attributes | accepted (likely) | C++ [dcl.attr.grammar] | Unknown attributes are ignored with a warning, in every position.
+[[vendor::hot]] float f(float x [[foo]], float y [[maybe_unused]]) [[bar]] { return x; }
+struct S { float x [[foo]]; };
+kernel void k(device S* o [[buffer(0), foo]], constant float& c [[foo]] [[buffer(1)]],
+              uint i [[thread_position_in_grid]] [[foo, bar(2)]]) [[foo]] {
+  [[foo]] float y = f(c, 1) * 2;
+  o[i].x = y;
+}
+
+// --- pragmas | accepted (likely) | MSL 1.5: C++14 | The pragmas and attributes of shipped kernels are accepted.
+#pragma METAL internals : enable
+#pragma clang diagnostic ignored "-Wunused"
+inline __attribute__((always_inline)) float f(float x) { return x; }
+[[gnu::always_inline]] static inline float g(float x) { return x; }
+__attribute__((noinline)) float h(float x) { return x; }
+METAL_FUNC float q(float x) { return x; }
+kernel void k(device float* __restrict__ o [[buffer(0)]], volatile device uint* v [[buffer(1)]],
+              device const float* restrict_ [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+  [[maybe_unused]] int n = 1;
+  _Pragma("clang loop unroll(full)") for (int j = 0; j < 4; j++) o[j] = f(g(h(q(j))));
+#pragma unroll
+  for (int j = 0; j < 4; j++) o[j] += restrict_[j];
+#pragma clang loop unroll_count(2)
+  for (int j = 0; j < 4; j++) v[j] = 1;
+#pragma unroll(4)
+  for (int j = 0; j < 4; j++) o[j] += 1;
+  switch (i) {
+    case 1:
+      o[0] = 1;
+      [[fallthrough]];
+    default:
+      break;
+  }
+}
+
+// --- pragmas_in_macros | accepted (certain) | public sources | _Pragma works in macros.
+#define U _Pragma("clang loop unroll(full)")
+kernel void k(device int* x [[buffer(0)]]) { U for (int i=0;i<4;i++) x[i]=1; _Pragma("unroll") for (int i=0;i<4;i++) x[i]=2; }

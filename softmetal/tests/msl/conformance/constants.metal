@@ -1,0 +1,194 @@
+// Program scope and constant memory. The format of this file: ../catalogue.py
+
+// --- variable | rejected (certain) | MSL 4.2 | A variable at program scope must be in constant memory.
+float table[2] = {1, 2};  // error
+kernel void k(device float* o [[buffer(0)]]) { o[0] = table[0]; }
+// --- variable_int | rejected
+int counter = 0;  // error: 'counter' must reside in the constant address space
+// --- variable_int | accepted
+constant int counter = 0;
+// --- variable_const | rejected
+const float scale = 2.0f;  // error
+kernel void k(device float* o [[buffer(0)]]) { o[0] = scale; }
+// --- variable_constexpr | rejected
+constexpr int n = 3;  // error: 'n' must reside in the constant address space
+// --- variable_constexpr | accepted
+constexpr constant int n = 3;
+// --- variable_static_const | rejected
+static const float t[2] = {1,2};  // error
+kernel void k(device float* x [[buffer(0)]]) { x[0]=t[0]; }
+
+// --- static_const_array | rejected (certain) | MSL 4.2; slang #4373 | An array at program scope must be in constant memory.
+static const float table[2] = {1, 2};  // error
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = table[1]; }
+// --- static_const_array | accepted
+constant float table[2] = {1, 2};
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = table[1]; }
+
+// --- threadgroup_variable | rejected (certain) | MSL 4.4 | A variable at program scope cannot be in threadgroup memory.
+threadgroup float x[4];  // error: 'x' must reside in the constant address space
+// --- threadgroup_variable | accepted
+constant float x[4] = {1, 2, 3, 4};
+// --- threadgroup_variable_used | rejected
+threadgroup float t[32];  // error
+kernel void k(device float* o [[buffer(0)]]) {
+  t[0] = 1;
+  o[0] = t[0];
+}
+
+// --- no_initialiser | rejected (certain) | MSL 4.2 | A constant at program scope needs an initialiser.
+constant int y;  // error
+kernel void k(device int* x [[buffer(0)]]) { x[0]=y; }
+// --- no_initialiser_float | rejected
+constant float a;  // error
+kernel void k(device float* o [[buffer(0)]]) { o[0] = a; }
+
+// --- runtime_initialiser | rejected (certain) | MSL 4.2 | The initialiser of a constant at program scope must be a constant expression.
+float f(float a) { return a * a; }
+constant float table[2] = {1, f(3)};  // error
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = table[1]; }
+// --- runtime_initialiser | accepted
+constexpr float f(float a) { return a * a; }
+constant float table[2] = {1, f(3)};
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = table[1]; }
+
+// --- constant_forms | accepted (certain) | MSL 4.2 | Constants can be declared at program scope, in namespaces, as templates and in classes.
+constant constexpr float a = 1.5f;
+constexpr constant int b = 3;
+static constant constexpr uint c = b * 2;
+static constexpr constant half d[2] = {1.0h, 2.0h};
+constant float e[] = {1.0f, a, a * 2};
+constexpr int sq(int n) { return n * n; }
+constant int s = sq(4);
+struct Row {
+  int a;
+  float b;
+};
+constant Row rows[2] = {{1, 2.0f}, {3, 4.0f}};
+template <int N>
+constant constexpr int kPow = N * N;
+namespace n {
+constant constexpr int q = 4;
+}
+struct St {
+  static constant constexpr int w = 8;
+};
+kernel void k(device float* o [[buffer(0)]]) {
+  float t[s];
+  t[0] = a + b + c + d[1] + e[1] + rows[1].b + kPow<3> + n::q + St::w;
+  o[0] = t[0];
+}
+
+// --- constant_as_bound_and_argument | accepted (certain) | MSL 4.2 | A `constant constexpr` in a namespace can be an array bound or a template argument.
+namespace n { constant constexpr int A = 4; template <int N> int f() { return N; } }
+kernel void k(device int* x [[buffer(0)]]) { threadgroup int t[n::A*2]; t[0]=n::f<n::A>(); int l[n::A]={}; x[0]=t[0]+l[0]; }
+
+// --- static_constant_member | accepted (certain) | MSL 4.2; MLX | A static member can be `static constant constexpr const`.
+#define STEEL_CONST static constant constexpr const
+struct S { STEEL_CONST short N = 4; };
+kernel void k(device int* x [[buffer(0)]]) { x[0]=S::N; }
+
+// --- written_element | rejected (certain) | MSL 4.2 | Constant memory is read-only.
+constant float a[2] = {1, 2};
+kernel void k(device float* o [[buffer(0)]]) {
+  a[0] = 1;  // error
+  o[0] = a[0];
+}
+// --- written_pointer | rejected
+kernel void k(constant float* x [[buffer(0)]]) {
+  x[0] = 1;  // error: read-only
+}
+// --- written_pointer | accepted
+kernel void k(device float* x [[buffer(0)]]) {
+  x[0] = 1;
+}
+// --- written_member | rejected
+struct P { float a; };
+kernel void k(constant P& p [[buffer(0)]]) { p.a = 1; }  // error
+
+// --- string_literal | rejected (certain) | MSL 4.2 | A string literal is in constant memory.
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  const thread char* s = "ab";  // error
+  x[0] = s[0];
+}
+// --- string_literal | accepted
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  const constant char* s = "ab";
+  x[0] = s[0];
+}
+// --- string_literal_used | rejected (likely)
+kernel void k(device int* x [[buffer(0)]]) { const thread char* s = "abc"; x[0]=s[0]; }  // error
+
+// --- static_member | rejected (certain) | MSL 4.2 | A static member must be in constant memory.
+struct S { static constexpr int a = 3; };  // error
+kernel void k(device int* x [[buffer(0)]]) { x[0]=S::a; }
+// --- static_member_unused | rejected
+struct S {
+  static constexpr int n = 3;  // error: 'n' must reside in the constant address space
+};
+// --- static_member_unused | accepted
+struct S {
+  static constexpr constant int n = 3;
+  int m;
+};
+
+// --- static_local | rejected (certain) | MSL 4.2 | A static local variable must be in constant memory.
+kernel void k(device float* o [[buffer(0)]]) {
+  static int n = 0;  // error
+  n++;
+  o[0] = n;
+}
+// --- static_local | accepted
+kernel void k(device int* x) {
+  const static constant int a = 1;
+  static constant int b[2] = {1, 2};
+  struct L { static int f(int v) { return v + 1; } };
+  x[0] = a + b[x[1]] + L::f(x[2]);
+}
+// --- static_local_with_space | rejected
+kernel void k(device int* x) {
+  static int n = 0;  // error: 'n' must reside in the constant address space
+  x[0] = n;
+}
+// --- static_local_with_space | accepted
+kernel void k(device int* x) {
+  static constant int n = 0;
+  x[0] = n;
+}
+// --- static_local_in_case | rejected
+kernel void k(device int* x) {
+  switch (x[0]) { case 1: static int i; x[0] = i; }  // error
+}
+// --- static_local_const_first | rejected
+kernel void k(device int* x) {
+  const static int i = 0; x[0] = i;  // error
+}
+// --- static_local_in_for | rejected
+kernel void k(device int* x) {
+  for (static int i = 0; i < 2; i++) x[i] = i;  // error
+}
+// --- static_local_in_if | rejected
+kernel void k(device int* x) {
+  if (x[0]) static int i = 1;  // error
+}
+// --- static_local_last | rejected
+kernel void k(device int* x) {
+  int static i; x[0] = i;  // error
+}
+
+// --- extern_constant | rejected (likely) | MSL 4.2: constant memory is initialised where it is declared | A variable cannot be extern.
+extern constant int n;  // error
+kernel void k(device int* o [[buffer(0)]]) { o[0] = n; }
+// --- extern_local | rejected
+kernel void k(device int* o [[buffer(0)]]) {
+  extern constant int n;  // error
+  o[0] = n; }
+// --- extern_variable | rejected
+extern int n;  // error
+kernel void k(device int* o [[buffer(0)]]) { o[0] = 1; }
+
+// --- extern_functions | accepted (likely) | Core Image | Functions can be extern and extern "C".
+extern float f(float x);
+extern "C" { namespace coreimage_like { float g(float x) { return x; } } }
+float f(float x) { return x + coreimage_like::g(x); }
+kernel void k(device float* o [[buffer(0)]]) { o[0] = f(o[1]); }

@@ -1,0 +1,161 @@
+// Features of C++ that Metal has, and extensions that it takes. The format of this file: ../catalogue.py
+
+// --- long_integer_literals | accepted (certain) | MSL 2.1 | The suffix L makes a long integer literal.
+kernel void k(device float* o [[buffer(0)]]) { o[0] = 12L + 0x1eL + 3UL; }
+
+// --- floating_literals | accepted (certain) | MSL 1.5 | A floating literal without a suffix is a float.
+kernel void k(device float* n [[buffer(0)]]) { n[0] = max(n[1], 0.0) + min(1.0, n[0]) + pow(n[0], 2.0); }
+
+// --- variadic_templates | accepted (certain) | MSL 1.5: C++14 | Templates can be variadic.
+template <typename T> T sum(T a) { return a; }
+template <typename T, typename... R> T sum(T a, R... r) { return a+sum(r...); }
+kernel void k(device float* x [[buffer(0)]]) { x[0]=sum(x[0],x[1],x[2]); }
+
+// --- lambda_with_captures | accepted (certain, metal3.2) | MSL 3.2, 1.5.4 | MSL 3.2 has lambda expressions.
+kernel void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  float s = 3;
+  auto f = [&](float x) { return x * s; };
+  auto g = [=](float x) { return x + s; };
+  o[i] = f(2) + g(1);
+}
+// --- lambda_reading_a_buffer | accepted
+kernel void k(device int* x [[buffer(0)]]) {
+  auto f = [&](int a) { return a + x[1]; };
+  x[0] = f(1);
+}
+
+// --- class_template_deduction_40 | accepted (certain, metal4.0) | MSL 4.0, 1.5 | MSL 4.0 deduces class template arguments.
+template <typename T> struct S { T v; S(T a) : v(a) {} };
+kernel void k(device int* x [[buffer(0)]]) {
+  S s(1);
+  x[0] = s.v;
+}
+
+// --- cpp17_in_40 | accepted (likely, metal4.0) | MSL 4.0, what is new | MSL 4.0 has C++17: structured bindings, if with an initialiser, deduced class arguments.
+template <typename T>
+struct P {
+  T a, b;
+  P(T x, T y) : a(x), b(y) {}
+};
+kernel void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  P p(1.0f, 2.0f);
+  auto [x, y] = p;
+  if (float z = x + y; z > 2) o[i] = z;
+}
+
+// --- unions | accepted (certain) | MSL 1.5: C++14 | Metal has unions.
+union U { uint u; float f; };
+kernel void k(device float* x [[buffer(0)]]) { U u; u.u=1; x[0]=u.f; }
+
+// --- enumerations | accepted (certain) | MSL 1.5: C++14 | Metal has enumerations, scoped ones too, and switch.
+enum class E : uchar { A, B };
+kernel void k(device int* x [[buffer(0)]]) { E e = x[0] ? E::A : E::B; switch (e) { case E::A: x[0]=1; break; default: x[0]=2; } }
+// --- enumerations_and_unions | accepted
+enum Mode : uchar { kA, kB = 4 };
+enum class Op : uint { add = 1, mul };
+union U {
+  uint u;
+  float f;
+  half2 h;
+};
+kernel void k(device uint* o [[buffer(0)]], constant Mode& m [[buffer(1)]], constant Op& p [[buffer(2)]]) {
+  U u;
+  u.f = 2;
+  switch (p) {
+    case Op::add:
+      o[0] = u.u;
+      break;
+    case Op::mul:
+      o[1] = m;
+      break;
+  }
+  o[2] = static_cast<uint>(p) + (m == kB);
+}
+
+// --- bit_fields | accepted (likely) | MSL 1.5: C++14 | Metal has bit fields.
+struct B {
+  uint a : 4;
+  uint b : 28;
+};
+kernel void k(device uint* o [[buffer(0)]]) {
+  B b;
+  b.a = 3;
+  b.b = 4;
+  o[0] = b.a + b.b;
+}
+
+// --- range_for | accepted (likely) | MSL 1.5: C++14 | Range-based for works on local arrays.
+kernel void k(device float* o [[buffer(0)]]) {
+  float a[3] = {1, 2, 3};
+  float s = 0;
+  for (float x : a) s += x;
+  o[0] = s;
+}
+
+// --- returned_auto | accepted (certain) | MSL 1.5: C++14 | A return type can be deduced.
+template <typename T> auto f(T a) { return a*2; }
+kernel void k(device float* x [[buffer(0)]]) { auto y=f(x[0]); x[0]=y; }
+
+// --- enable_if | accepted (certain) | MSL 1.5: C++14 | Metal has enable_if_t.
+template <typename T, enable_if_t<is_floating_point_v<T>, bool> = true> T f(T x) { return x; }
+template <typename T, enable_if_t<!is_floating_point_v<T>, bool> = true> T f(T x) { return x+1; }
+kernel void k(device int* x [[buffer(0)]]) { x[0]=f(1)+int(f(1.0f)); static_assert(is_same_v<float,float>, ""); }
+// --- enable_if_and_folds | accepted
+template <typename T, typename = enable_if_t<is_integral_v<T>>>
+T f(T x) {
+  return x;
+}
+template <typename T, enable_if_t<is_floating_point<T>::value, int> = 0>
+float f(T x) {
+  return float(x) * 2;
+}
+template <typename... A>
+float total(A... a) {
+  return (0.0f + ... + float(a));
+}
+template <typename T, typename... R>
+constexpr uint count(thread const T&, thread const R&... r) {
+  if constexpr (sizeof...(r) == 0) {
+    return 1;
+  } else {
+    return 1 + count(r...);
+  }
+}
+template <typename T>
+struct N {
+  static constant constexpr int v = 1;
+};
+template <>
+struct N<half> {
+  static constant constexpr int v = 2;
+};
+template <typename T>
+using Ptr = device T*;
+kernel void k(Ptr<float> o [[buffer(0)]]) {
+  o[0] = f(1) + f(2.0f) + f(1.0h) + total(1, 2.0f, 3.0h) + count(1, 2.0f) + N<half>::v +
+         (is_same_v<float, half> ? 1 : 0) + conditional_t<true, int, float>(2.7f);
+}
+
+// --- local_struct_statics | accepted (likely) | C++ [class.local] | A local struct can have static member functions.
+kernel void k(device int* o [[buffer(0)]]) {
+  struct S {
+    int x;
+    static int f(int y) { return y + 1; }
+    static constexpr int g() { return 3; }
+    int h() const { return f(x); }
+  };
+  static constant int n = 2;
+  S s = {o[1]};
+  o[0] = S::f(n) + S::g() + s.h();
+}
+
+// --- fold_expression | accepted (likely) | clang warns only | Fold expressions (C++17) are accepted.
+template <typename... T> int f(T... x) { return (x + ...); }
+kernel void k(device int* x [[buffer(0)]]) { x[0]=f(1,2); }
+
+// --- hexadecimal_float | accepted (policy) | clang takes it as an extension | Hexadecimal floating literals (C++17) are accepted.
+kernel void k(device float* x [[buffer(0)]]) { x[0]=0x1p-3f; }
+
+// --- designated_initialisers | accepted (likely) | Rive's shaders; clang warns only | Designated initialisers (C++20) are accepted.
+struct S { int a; float b; };
+kernel void k(device int* x [[buffer(0)]]) { S s = {.a=1, .b=2.0f}; x[0]=s.a; }

@@ -1,0 +1,140 @@
+// Function constants. The format of this file: ../catalogue.py
+
+// --- uses | accepted (certain) | MSL 5.8 | A function constant can initialise other constants and gate arguments.
+constant bool kA [[function_constant(0)]];
+constant int kB [[function_constant(1)]];
+constant bool kHasB = is_function_constant_defined(kB);
+constant int kBd = is_function_constant_defined(kB) ? kB : 3;
+constant bool kBoth = kA && kHasB;
+kernel void k(device float* o [[buffer(0)]], device float* x [[buffer(1), function_constant(kA)]],
+              uint i [[thread_position_in_grid]]) {
+  if (kBoth) o[i] = kBd;
+  if (kA) o[i] += x[i];
+}
+
+// --- use_in_templates | accepted (certain) | MSL 5.8 | Templates can use function constants.
+constant bool kCausal [[function_constant(300)]];
+constant bool kMask [[function_constant(301)]];
+template <typename T, int N>
+void work(device T* o, uint i) {
+  if (kCausal) {
+    o[i] = T(N);
+  } else if (kMask) {
+    o[i] = T(0);
+  }
+}
+template <typename T>
+[[kernel]] void k(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  work<T, 4>(o, i);
+}
+template [[host_name("k_f")]] [[kernel]] void k<float>(device float*, uint);
+template [[host_name("k_h")]] [[kernel]] void k<half>(device half*, uint);
+
+// --- default_value | accepted (certain) | MSL 5.8 | is_function_constant_defined tells whether a constant has a value.
+constant int f [[function_constant(0)]];
+constant int g = is_function_constant_defined(f) ? f : 7;
+kernel void k(device int* x [[buffer(0)]]) { x[0]=g; }
+
+// --- index_of_enumerator | accepted (certain) | MSL 5.8 | The index can be any constant expression, such as an enumerator.
+enum { kIdx = 4 };
+constant int base = 10;
+constant uint kC [[function_constant(kIdx)]];
+constant uint2 kV [[function_constant(base + 1)]];
+constant half kH [[function_constant(20)]];
+kernel void k(device float* o [[buffer(0)]]) { o[0] = kC + kV.x + float(kH); }
+// --- index_of_namespace_enumerator | accepted
+namespace n { enum E { A = 3 }; }
+constant bool f [[function_constant(n::A)]];
+kernel void k(device int* x [[buffer(0)]]) { x[0]=f; }
+
+// --- index_above_65535 | rejected (certain) | MSL 5.8 | The index is at most 65535.
+constant int n [[function_constant(65536)]];  // error
+kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
+// --- index_above_65535 | accepted
+constant int n [[function_constant(65535)]];
+kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
+
+// --- index_twice | rejected (certain) | MSL 5.8 | Two function constants cannot have one index.
+constant int kA [[function_constant(2)]];
+constant int kB [[function_constant(2)]];  // error
+kernel void k(device int* o [[buffer(0)]]) { o[0] = kA + kB; }
+// --- index_twice_unscoped | rejected
+constant int a [[function_constant(0)]];
+constant int b [[function_constant(0)]];  // error
+kernel void k(device int* x [[buffer(0)]]) { x[0]=a+b; }
+// --- index_twice_as_expression | rejected
+constant int a [[function_constant(2)]];
+constant bool b [[function_constant(1 + 1)]];  // error
+kernel void k(device int* x [[buffer(0)]]) { x[0] = a + b; }
+// --- index_twice_as_expression | accepted
+constant int a [[function_constant(2)]];
+constant bool b [[function_constant(1 + 2)]];
+kernel void k(device int* x [[buffer(0)]]) { x[0] = a + b; }
+
+// --- initialised | rejected (certain) | MSL 5.8 | A function constant cannot have an initialiser.
+constant int n [[function_constant(0)]] = 3;  // error
+kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
+// --- initialised | accepted
+constant int n [[function_constant(0)]];
+constant int m = is_function_constant_defined(n) ? n : 3;
+kernel void k(device int* x [[buffer(0)]]) { x[0] = m; }
+
+// --- written | rejected (certain) | MSL 5.8 | A function constant is read-only.
+constant int kA [[function_constant(2)]];
+kernel void k(device int* o [[buffer(0)]]) {
+  kA = 2;  // error
+  o[0] = kA;
+}
+
+// --- struct_type | rejected (certain) | MSL 5.8 | A function constant must be a scalar or a vector.
+struct S {
+  int a;
+};
+constant S kA [[function_constant(2)]];  // error
+kernel void k(device int* o [[buffer(0)]]) { o[0] = kA.a; }
+// --- array_type | rejected
+constant int a[2] [[function_constant(0)]];  // error
+kernel void k(device int* x [[buffer(0)]]) { x[0]=a[1]; }
+
+// --- array_bound | rejected (certain) | MSL 5.8 | A function constant is not a constant expression.
+constant int kA [[function_constant(2)]];
+kernel void k(device int* o [[buffer(0)]]) {
+  int a[kA];  // error
+  a[0] = 1;
+  o[0] = a[0];
+}
+// --- array_bound_local | rejected
+constant int n [[function_constant(0)]];
+kernel void k(device int* x [[buffer(0)]]) { int t[n]; t[0]=1; x[0]=t[0]; }  // error
+// --- template_argument_of_function | rejected
+constant int kA [[function_constant(2)]];
+template <int N>
+int f() {
+  return N;
+}
+kernel void k(device int* o [[buffer(0)]]) { o[0] = f<kA>(); }  // error
+// --- template_argument_in_kernel | rejected
+template <int N> int f() { return N; }
+constant int n [[function_constant(0)]];
+kernel void k(device int* x [[buffer(0)]]) { x[0]=f<n>(); }  // error
+// --- static_assertion | rejected
+constant int n [[function_constant(0)]];
+static_assert(n > 0, "n");  // error
+kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
+// --- static_assertion | accepted
+constant int n = 1;
+static_assert(n > 0, "n");
+kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
+
+// --- gate_derived | accepted (certain) | MSL 5.8.1 | The gate of an argument can be computed from a function constant.
+constant int n [[function_constant(0)]];
+constant bool g = n > 2;
+kernel void k(device int* x [[buffer(0)]], device int* y [[buffer(1), function_constant(g)]]) { x[0] = g ? y[0] : 1; }
+
+// --- gate_not_bool | rejected (likely) | MSL 5.8.1 | The gate of an argument must be a bool.
+constant int g [[function_constant(0)]];
+kernel void k(device int* x [[buffer(0)]], device int* y [[buffer(1), function_constant(g)]]) { x[0]=1; }  // error
+
+// --- gate_without_function_constant | rejected (policy) | MSL 5.8.1 | The gate of an argument must depend on a function constant.
+constant bool g = true;
+kernel void k(device int* x [[buffer(0)]], device int* y [[buffer(1), function_constant(g)]]) { x[0]=1; }  // error

@@ -1,0 +1,290 @@
+// Kernels: arguments, host names, instantiation. The format of this file: ../catalogue.py
+
+// --- returned_value | rejected (certain) | MSL 5.1 | A kernel must return void.
+kernel float k(device float* o [[buffer(0)]]) { return o[0]; }  // error
+// --- returned_value_scalar | rejected
+kernel float k(device float* x [[buffer(0)]]) {  // error: must return void
+  return x[0];
+}
+// --- returned_value_scalar | accepted
+kernel void k(device float* x [[buffer(0)]]) {
+  return;
+}
+
+// --- member | rejected (certain) | MSL 5.1 | A member function cannot be a kernel.
+struct S { kernel void k(device int* x [[buffer(0)]]) { x[0]=1; } };  // error
+
+// --- named_main | rejected (certain) | MSL 5.1 | A kernel cannot be named main.
+kernel void main(device float* x [[buffer(0)]]) { x[0]=1; }  // error
+
+// --- called_by_kernel | rejected (likely) | MSL 5.1 | No function can call a kernel.
+kernel void a(device int* x [[buffer(0)]]) { x[0]=1; }
+kernel void b(device int* x [[buffer(0)]]) { a(x); }  // error
+// --- called_by_kernel_with_float | rejected (certain)
+kernel void a(device float* o [[buffer(0)]]) { o[0] = 1; }
+kernel void k(device float* o [[buffer(0)]]) { a(o); }  // error
+// --- called_by_function | rejected (likely)
+kernel void a(device int* x [[buffer(0)]]) { x[0] = 1; }
+void f(device int* x) {
+  a(x);  // error
+}
+kernel void b(device int* x [[buffer(0)]]) { f(x); }
+// --- called_by_function | accepted
+void a(device int* x) { x[0] = 1; }
+void f(device int* x) {
+  a(x);
+}
+kernel void b(device int* x [[buffer(0)]]) { f(x); }
+
+// --- default_argument | rejected (likely) | MSL 5.1 | A kernel cannot have default arguments.
+kernel void k(device uint* x [[buffer(0)]],
+    uint i [[thread_position_in_grid]] = 0) {  // error
+  x[i] = 1;
+}
+// --- default_argument | accepted
+uint f(uint i = 0) { return i; }
+kernel void k(device uint* x [[buffer(0)]],
+    uint i [[thread_position_in_grid]]) {
+  x[i] = f();
+}
+
+// --- forward_declaration | accepted (certain) | C++ [basic.def] | A kernel can be declared before its definition.
+kernel void k(device float* x [[buffer(0)]]);
+template <typename T> [[kernel]] void f(device T* x [[buffer(0)]]);
+kernel void k(device float* x [[buffer(0)]]) { x[0] = 1; }
+template <typename T> [[kernel]] void f(device T* x [[buffer(0)]]) { x[0] = 1; }
+template [[host_name("f1")]] [[kernel]] void f<int>(device int*);
+
+// --- value_argument | rejected (certain) | MSL 5.1; MSL 5.2.1 | A kernel parameter without an attribute must be a pointer or a reference.
+kernel void k(device float* x [[buffer(0)]],
+  uint i) {  // error: parameter 'i' of kernel 'k' (uint i) is neither a pointer nor a reference
+  x[i] = 1;
+}
+// --- value_argument | accepted
+kernel void k(device float* x [[buffer(0)]],
+  uint i [[thread_position_in_grid]]) {
+  x[i] = 1;
+}
+// --- value_argument_last | rejected
+kernel void k(device float* o [[buffer(0)]], float s) { o[0] = s; }  // error
+// --- vector_argument | rejected
+kernel void k(device float* x,
+  float4 v) {  // error: parameter 'v' of kernel 'k'
+  x[0] = v.x;
+}
+// --- vector_argument | accepted
+kernel void k(device float* x,
+  constant float4& v) {
+  x[0] = v.x;
+}
+// --- value_argument_behind_alias | rejected
+typedef float Floats;
+kernel void k(device float* o [[buffer(1)]], Floats s [[buffer(0)]]) { o[0] = s; }  // error
+
+// --- buffers_behind_aliases | accepted (certain) | MSL 5.1; MSL 5.2.1 | The type of a buffer can be an alias.
+typedef device float* Floats;
+using Scale = constant float&;
+kernel void k(Floats o [[buffer(0)]], Scale s [[buffer(1)]], uint i [[thread_position_in_grid]]) { o[i] = s; }
+
+// --- pointer_without_space | rejected (certain) | MSL 4; MSL 5.2.1 | A pointer parameter of a kernel needs an address space.
+kernel void k(float* x [[buffer(0)]]) {  // error: needs an address space
+  x[0] = 1;
+}
+// --- pointer_without_space | accepted
+kernel void k(device float* x [[buffer(0)]]) {
+  x[0] = 1;
+}
+
+// --- thread_pointer | rejected (certain) | MSL 5.1; MSL 5.2.1 | A kernel parameter cannot point to thread memory.
+kernel void k(thread int* x [[buffer(0)]]) { x[0]=1; }  // error
+// --- thread_pointer_to_float | rejected
+kernel void k(thread float* o [[buffer(0)]]) { o[0] = 1; }  // error
+
+// --- pointer_to_pointer | rejected (certain) | MSL 5.2.1 | A buffer can hold pointers only in a struct.
+kernel void k(device int* device* x [[buffer(0)]]) { x[0][0]=1; }  // error
+// --- pointer_to_constant_pointer | rejected
+kernel void k(
+    constant float* device* x [[buffer(0)]]) {  // error
+  x[0] = x[1];
+}
+// --- pointer_to_constant_pointer | accepted
+struct S { device float* p; };
+kernel void k(
+    device S* x [[buffer(0)]]) {
+  x[0].p[0] = 1;
+}
+
+// --- struct_with_pointer | accepted (certain) | MSL 5.2.1, Metal 3 | A struct in a buffer can hold device pointers.
+struct S { device float* p; uint64_t n; };
+kernel void k(constant S& s [[buffer(0)]]) { s.p[0]=s.n; }
+// --- struct_with_pointers | accepted
+struct Args {
+  device float* a;
+  constant float* b;
+  uint n;
+};
+kernel void k(constant Args& g [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  if (i < g.n) g.a[i] = g.b[i];
+}
+
+// --- array_reference | accepted (likely) | MSL 5.2.1 | A buffer may be a reference to an array.
+kernel void k(device int* x [[buffer(0)]], constant int (&a)[4] [[buffer(1)]]) { x[0]=a[3]; }
+
+// --- order_of_qualifiers | accepted (certain) | MSL 5.2.1 | const can precede or follow the address space.
+kernel void k(device const float* a [[buffer(0)]], const device float* b [[buffer(1)]], device float* c [[buffer(2)]], const constant int& n [[buffer(3)]]) { c[0]=a[0]+b[n]; }
+
+// --- buffer_index_31 | rejected (certain) | MSL 5.1; MSL 5.2.1 | A buffer index is at most 30.
+kernel void k(device float* x [[buffer(31)]]) {  // error: above 30
+  x[0] = 1;
+}
+// --- buffer_index_31 | accepted
+kernel void k(device float* x [[buffer(30)]]) {
+  x[0] = 1;
+}
+// --- buffer_index_31_float | rejected
+kernel void k(device float* o [[buffer(31)]]) { o[0] = 1; }  // error
+// --- buffer_index_31_int | rejected
+kernel void k(device int* x [[buffer(31)]]) { x[0]=1; }  // error
+// --- buffers_32 | rejected
+kernel void k(device float* x0, device float* x1, device float* x2, device float* x3, device float* x4, device float* x5, device float* x6, device float* x7, device float* x8, device float* x9, device float* x10, device float* x11, device float* x12, device float* x13, device float* x14, device float* x15, device float* x16, device float* x17, device float* x18, device float* x19, device float* x20, device float* x21, device float* x22, device float* x23, device float* x24, device float* x25, device float* x26, device float* x27, device float* x28, device float* x29, device float* x30, device float* x31) {  // error: above 30
+  x0[0] = 1;
+}
+// --- buffers_32 | accepted
+kernel void k(device float* x0, device float* x1, device float* x2, device float* x3, device float* x4, device float* x5, device float* x6, device float* x7, device float* x8, device float* x9, device float* x10, device float* x11, device float* x12, device float* x13, device float* x14, device float* x15, device float* x16, device float* x17, device float* x18, device float* x19, device float* x20, device float* x21, device float* x22, device float* x23, device float* x24, device float* x25, device float* x26, device float* x27, device float* x28, device float* x29, device float* x30) {
+  x0[0] = 1;
+}
+
+// --- buffer_index_negative | rejected (certain) | MSL 5.2.1 | A buffer index cannot be negative.
+kernel void k(device int* x [[buffer(-1)]]) { x[0]=1; }  // error
+
+// --- buffer_index_twice | rejected (certain) | MSL 5.1; MSL 5.2.1 | Two buffers cannot have one index.
+kernel void k(device float* x [[buffer(1)]], device float* y [[buffer(1)]]) {  // error: 'x' and 'y' of kernel 'k' have the same buffer index
+  x[0] = y[0];
+}
+// --- buffer_index_twice | accepted
+kernel void k(device float* x [[buffer(1)]], device float* y [[buffer(2)]]) {
+  x[0] = y[0];
+}
+// --- buffer_index_twice_unnamed | rejected
+kernel void k(device float* o [[buffer(1)]], device float* p [[buffer(1)]]) { o[0] = p[0]; }  // error
+
+// --- buffer_indices_assigned | accepted (certain) | MSL 5.1; MSL 5.2.1 | A buffer without an attribute gets an index.
+kernel void k(device float* o, constant float& s, device const float* p, uint i [[thread_position_in_grid]]) {
+  o[i] = s * p[i];
+}
+
+// --- buffer_attribute_on_threadgroup_pointer | rejected (certain) | MSL 5.2.1 | A threadgroup pointer cannot have the attribute [[buffer]].
+kernel void k(threadgroup int* t [[buffer(0)]], device int* x [[buffer(1)]]) { x[0]=t[0]; }  // error
+
+// --- threadgroup_attribute_on_device_pointer | rejected (certain) | MSL 5.2.1 | Only a threadgroup pointer can have the attribute [[threadgroup]].
+kernel void k(
+    device uint* x [[threadgroup(0)]]) {  // error
+  x[0] = 1;
+}
+// --- threadgroup_attribute_on_device_pointer | accepted
+kernel void k(device uint* x [[buffer(0)]],
+    threadgroup uint* t [[threadgroup(0)]]) {
+  x[0] = t[0];
+}
+
+// --- threadgroup_index_31 | rejected (likely) | MSL 5.1; MSL 5.2.1 | A threadgroup index is at most 30.
+kernel void k(device float* o [[buffer(0)]], threadgroup float* t [[threadgroup(31)]]) {  // error
+  t[0] = 1;
+  o[0] = t[0];
+}
+
+// --- threadgroup_arguments | accepted (certain) | MSL 5.1; MSL 5.2.1 | A kernel can take threadgroup pointers.
+kernel void k(device float* o [[buffer(0)]], threadgroup float* t [[threadgroup(0)]],
+              threadgroup half4* u [[threadgroup(1)]], ushort i [[thread_index_in_threadgroup]]) {
+  t[i] = i;
+  u[i] = half4(i);
+  o[i] = t[i] + u[i].x;
+}
+// --- threadgroup_argument_and_barrier | accepted
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], uint i [[thread_index_in_threadgroup]]) { t[i]=x[i]; threadgroup_barrier(mem_flags::mem_threadgroup|mem_flags::mem_device); x[i]=t[i^1]; }
+
+// --- coherent_buffer | accepted (certain, metal3.2) | MSL 3.2, what is new | A buffer can be coherent(device) from MSL 3.2.
+kernel void k(volatile coherent(device) device float* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  o[i] = 1;
+}
+
+// --- host_name_twice | rejected (likely) | MSL 5.1 | Two kernels cannot have one host name.
+[[host_name("a")]] kernel void k1(device int* x [[buffer(0)]]) { x[0]=1; }
+[[host_name("a")]] kernel void k2(device int* x [[buffer(0)]]) { x[0]=2; }  // error
+
+// --- host_name_of_instances_twice | rejected (likely) | MSL 5.1 | Two instantiations cannot have one host name.
+template <typename T> kernel void f(device T* x [[buffer(0)]]) { x[0] = 1; }
+template [[host_name("f")]] kernel void f<float>(device float*);
+template [[host_name("f")]] kernel void f<int>(device int*);  // error
+// --- host_name_of_instances_twice | accepted
+template <typename T> kernel void f(device T* x [[buffer(0)]]) { x[0] = 1; }
+template [[host_name("f")]] kernel void f<float>(device float*);
+template [[host_name("g")]] kernel void f<int>(device int*);
+// --- host_name_of_instances_twice_double_brackets | rejected (certain)
+template <typename T>
+[[kernel]] void k(device T* o [[buffer(0)]]) {
+  o[0] = T(1);
+}
+template [[host_name("k1")]] [[kernel]] void k<float>(device float*);
+template [[host_name("k1")]] [[kernel]] void k<half>(device half*);  // error
+
+// --- instantiation_by_decltype | accepted (certain) | MSL 5.1.10; MLX | An explicit instantiation can give its type by decltype.
+template <typename T, int N = 2>
+[[kernel]] void k(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  o[i] = T(N);
+}
+template [[host_name("k_a")]] [[kernel]] decltype(k<float>) k<float>;
+typedef decltype(k<half, 3>) k_t;
+template [[host_name("k_b")]] [[kernel]] k_t k<half, 3>;
+// --- instantiation_by_decltype_alone | accepted
+template <typename T> [[kernel]] void f(device T* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i]+=T(1); }
+template [[host_name("g")]] [[kernel]] decltype(f<float>) f<float>;
+
+// --- function_as_template_argument | accepted (certain) | llama.cpp kernel_mul_mm | A function can be a template argument of a kernel.
+template <typename T> void dequantize(device const float* p, thread T& out) { out = p[0]; }
+template <typename T, void (*read)(device const float*, thread T&)> kernel void f(device const float* x [[buffer(0)]], device T* y [[buffer(1)]]) {
+  T value;
+  read(x, value);
+  y[0] = value;
+}
+typedef decltype(f<float, dequantize<float>>) f_t;
+template [[host_name("f")]] kernel f_t f<float, dequantize<float>>;
+
+// --- overloads | accepted (likely) | C++ [temp.explicit] | Kernel templates can share a name; the parameters of an instantiation choose one.
+template <typename T>
+kernel void f(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = T(1); }
+template <typename T>
+[[kernel]] void f(device T* o [[buffer(0)]], constant T& x [[buffer(1)]], uint i [[thread_position_in_grid]]) { o[i] = x; }
+template <typename T>
+kernel void f(device T* o [[buffer(0)]], device T* x [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+  threadgroup T shared[32];
+  shared[i % 32] = x[i];
+  o[i] = shared[i % 32];
+}
+template <typename T, int N>
+kernel void f(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = T(N); }
+template [[host_name("f1")]] kernel void f<float>(device float*, uint);
+template [[host_name("f2")]] [[kernel]] void f<half>(device half* o [[buffer(0)]], constant half& x [[buffer(1)]], uint i [[thread_position_in_grid]]);
+template [[host_name("f3")]] kernel void f<float>(device float*, device float*, uint);
+template [[host_name("f4")]] kernel void f<int, 4>(device int*, uint);
+
+// --- overload_of_no_template | rejected (certain) | C++ [temp.explicit] | An instantiation must have the parameters of one of the overloads.
+template <typename T> kernel void k(device T* x [[buffer(0)]]) { x[0] = T(1); }
+template <typename T> kernel void k(device T* x [[buffer(0)]], constant int& n [[buffer(1)]]) { x[0] = T(n); }
+template [[host_name("a")]] kernel void k<float>(device float*, device float*);  // error
+
+// --- overload_by_constraint | rejected (policy) | not supported by softmetal | Overloads of kernels must differ in the text of their parameters.
+template <typename T, enable_if_t<sizeof(T) == 2, bool> = true> kernel void k(device T* x [[buffer(0)]]) { x[0] = 1; }
+template <typename T, enable_if_t<sizeof(T) == 4, bool> = true> kernel void k(device T* x [[buffer(0)]]) { x[0] = 2; }
+template [[host_name("a")]] kernel void k<half>(device half*);  // error
+
+// --- arguments_deduced_behind_alias | rejected (policy) | not supported by softmetal | Template arguments are not deduced from types behind aliases.
+template <typename T> using D = device T*;
+using F = device float*;
+template <typename T> kernel void k(D<T> x [[buffer(0)]]) { x[0] = 1; }
+template [[host_name("a")]] kernel void k(F);  // error
+
+// --- specialisation | rejected (policy) | not supported by softmetal | A kernel cannot have explicit specialisations.
+template <typename T> kernel void k(device T* x [[buffer(0)]]) { x[0] = 1; }
+template <> kernel void k<float>(device float* x [[buffer(0)]]) { x[0] = 2; }  // error
+template [[host_name("a")]] kernel void k<half>(device half*);

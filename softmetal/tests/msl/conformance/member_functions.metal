@@ -1,0 +1,222 @@
+// Member functions qualified with an address space. The format of this file: ../catalogue.py
+
+// --- unqualified_on_device | rejected (certain) | MSL 4; -Wmetal-addr-spaces, MLX PR 3963 | A member function without a qualifier can be called on thread objects only.
+struct S { float a; float get() const { return a; } };
+kernel void k(device S* s [[buffer(0)]], device float* x [[buffer(1)]]) {
+  x[0] = s->get();  // error
+}
+// --- unqualified_on_device | accepted
+struct S { float a; float get() const device { return a; } };
+kernel void k(device S* s [[buffer(0)]], device float* x [[buffer(1)]]) {
+  x[0] = s->get();
+}
+
+// --- unqualified_on_constant_argument | rejected (certain) | MSL 4; ogre-next #323 | A member function without `constant` cannot be called on an object in constant memory.
+struct S { float a; float get() const { return a; } };
+kernel void k(constant S& s [[buffer(0)]], device float* x [[buffer(1)]]) {
+  x[0] = s.get();  // error
+}
+// --- unqualified_on_constant_argument | accepted
+struct S { float a; float get() const { return a; } };
+kernel void k(constant S& s [[buffer(0)]], device float* x [[buffer(1)]]) {
+  S l = s;
+  x[0] = l.get();
+}
+
+// --- unqualified_on_program_constant | rejected (certain) | MSL 4; MLX steel/attn | A member function without `constant` cannot be called on a constant at program scope.
+struct P {
+  float a;
+  float get() const { return a; }
+};
+constant P p = {1.0f};
+kernel void k(device float* o [[buffer(0)]]) { o[0] = p.get(); }  // error
+// --- unqualified_on_program_constant | accepted
+struct P {
+  float a;
+  float get() const constant { return a; }
+};
+constant P p = {1.0f};
+kernel void k(device float* o [[buffer(0)]]) { o[0] = p.get(); }
+
+// --- unqualified_operator_on_threadgroup | rejected (certain) | MSL 4 | A call operator without `threadgroup` cannot be called on an object in threadgroup memory.
+struct S { float a; float operator()(float b) const { return a * b; } };
+kernel void k(device float* x [[buffer(0)]], threadgroup S& s [[threadgroup(0)]]) {
+  x[0] = s(2.0f);  // error
+}
+// --- unqualified_operator_on_threadgroup | accepted
+struct S { float a; float operator()(float b) const threadgroup { return a * b; } };
+kernel void k(device float* x [[buffer(0)]], threadgroup S& s [[threadgroup(0)]]) {
+  x[0] = s(2.0f);
+}
+
+// --- device_member_on_threadgroup | rejected (certain) | MSL 4 | A member function qualified `device` cannot be called on an object in threadgroup memory.
+struct S { float a; float get() const device { return a; } };
+kernel void k(device float* x [[buffer(0)]], threadgroup S& s [[threadgroup(0)]]) {
+  x[0] = s.get();  // error
+}
+// --- device_member_on_threadgroup | accepted
+struct S { float a; float get() const device { return a; } float get() const threadgroup { return a; } };
+kernel void k(device float* x [[buffer(0)]], device S* d [[buffer(1)]], threadgroup S& s [[threadgroup(0)]]) {
+  x[0] = s.get() + d->get();
+}
+
+// --- device_member_on_thread | rejected (likely) | MSL 4 | A member function qualified `device` cannot be called on a thread object.
+struct S { float a; float get() const device { return a; } };
+kernel void k(device float* x [[buffer(0)]]) { S s; s.a = 1; x[0] = s.get(); }  // error
+
+// --- device_member_returns_thread_reference | rejected (certain) | MSL 4; MLX steel/attn | `this` in a member function qualified `device` points to device memory.
+struct View {
+  float v[4];
+  thread float& at(uint i) device { return v[i]; }  // error
+};
+kernel void k(device View* b [[buffer(0)]], uint i [[thread_position_in_grid]]) { b[i].at(1) = 1; }
+
+// --- device_this | accepted (certain) | MSL 4; MLX steel/attn | `this` in a member function qualified `device` is a device pointer.
+struct Node {
+  int next;
+  int value;
+  int sum(device const Node* base) const device {
+    device const Node* n = this;
+    int s = 0;
+    while (n->next >= 0) {
+      s += n->value;
+      n = base + n->next;
+    }
+    return s;
+  }
+};
+kernel void k(device const Node* n [[buffer(0)]], device int* o [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  o[i] = n[i].sum(n);
+}
+
+// --- device_references_to_members | accepted (certain) | MSL 4; MLX steel/attn | A member function qualified `device` can return device references to members.
+template <typename T>
+struct View {
+  T v[4];
+  device T& at(uint i) device { return v[i]; }
+  const device T& at(uint i) const device { return v[i]; }
+};
+kernel void k(device View<float>* b [[buffer(0)]], device const View<float>* c [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  b[i].at(1) = c[i].at(2);
+}
+
+// --- references_in_own_space | accepted (certain) | MSL 4; MLX steel/attn | Overloads for several address spaces can each return references to their own.
+template <typename T>
+struct Tile {
+  T v[4];
+  T w;
+  METAL_FUNC thread T& at(short i) thread { return v[i]; }
+  METAL_FUNC threadgroup T& at(short i) threadgroup { return v[i]; }
+  const device T& at(short i) const device { return v[i]; }
+  threadgroup T* data() threadgroup { return &v[0]; }
+};
+kernel void k(device Tile<float>* b [[buffer(0)]], device float* o [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  Tile<float> t;
+  threadgroup Tile<float> s;
+  t.at(0) = 1;
+  s.at(0) = 2;
+  device const Tile<float>& d = b[1];
+  o[i] = t.at(0) + s.at(0) + s.data()[0] + d.at(2);
+}
+
+// --- one_overload_per_space | accepted (certain) | MSL 4 | Member functions can be overloaded on the address space of the object.
+struct S { int a; int get() const device { return a; } int get() const constant { return a+1; } int get() const thread { return a+2; } };
+kernel void k(device S* s [[buffer(0)]], constant S& c [[buffer(1)]], device int* x [[buffer(2)]]) { S t; t.a=1; x[0]=s->get()+c.get()+t.get(); }
+
+// --- thread_members | accepted (certain) | MSL 4; MLX | Member functions can be qualified `thread` and `const thread`.
+struct S { float v[4]; thread float& at(int i) thread { return v[i]; } float get() const thread { return v[0]; } };
+kernel void k(device float* x [[buffer(0)]]) { S s; s.at(0)=2; x[0]=s.get(); }
+
+// --- threadgroup_members | accepted (certain) | MSL 4; MLX steel/attn | Member functions qualified `threadgroup` can be called on threadgroup objects.
+struct Tile {
+  float v[32];
+  void put(ushort i, float x) threadgroup { v[i] = x; }
+  float get(ushort i) const threadgroup { return v[i]; }
+  threadgroup float* data() threadgroup { return v; }
+  threadgroup Tile* self() threadgroup { return this; }
+};
+kernel void k(device float* o [[buffer(0)]], ushort i [[thread_index_in_threadgroup]]) {
+  threadgroup Tile t;
+  t.put(i, 1);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  threadgroup float* p = t.self()->data();
+  o[i] = t.get(i) + p[0];
+}
+
+// --- hidden_members | accepted (certain) | MSL 4; MLX steel/attn | Parameters and local variables hide data members in a qualified member function.
+struct S {
+  float a, b;
+  int n[3];
+  thread float* p;
+  float f(float a) device {
+    float b = a + this->b;
+    {
+      int n = 2;
+      b += n;
+    }
+    return b + this->n[1];
+  }
+  void g() device {
+    a = 1;
+    n[0] += 2;
+    f(3);
+  }
+};
+kernel void k(device S* o [[buffer(0)]]) { o[0].g(); }
+
+// --- conversion_operators | accepted (certain) | MLX complex64_t | Conversion operators can be qualified with every address space.
+struct C {
+  float r;
+  constexpr operator float() const thread { return r; }
+  constexpr operator float() const threadgroup { return r; }
+  constexpr operator float() const device { return r; }
+  constexpr operator float() const constant { return r; }
+};
+kernel void k(device C* d [[buffer(0)]], constant C& c [[buffer(1)]], device float* x [[buffer(2)]]) {
+  C l = d[0];
+  x[0] = float(d[0]) + float(c) + float(l);
+}
+
+// --- unqualified_returns_thread_reference | accepted (certain) | MLX PR 3963 | Before MSL 4.1, `this` of an unqualified member function points to thread memory.
+struct S {
+  float v[4];
+  thread float& at(int i) {
+    return v[i];
+  }
+};
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { S s; s.at(0) = 1; x[0] = s.at(0); }
+
+// --- qualified_member_on_temporary | rejected (unsure) | no public Metal source has it | A member function qualified with an address space cannot be called on a temporary.
+struct S { float x; float f() const thread { return x; } };
+S made(float x) { return {x}; }
+kernel void k(device float* o) {
+  o[0] = made(o[1]).f();  // error: a call of the member function 'f', which is qualified with an address space, on a temporary
+}
+// --- qualified_member_on_temporary | accepted
+struct S { float x; float f() const thread { return x; } float operator()(float y) const thread { return x + y; } };
+S made(float x) { return {x}; }
+struct Op { template <typename T> T operator()(T x) thread { return x; } };
+kernel void k(device float* o) {
+  const S s = made(o[1]);
+  o[0] = s.f() + made(o[2])(1) + Op()(o[3]);
+}
+
+// --- temporary_as_thread_reference | rejected (unsure) | no public Metal source has it | A temporary object does not bind to a const thread reference parameter.
+struct S { float x; };
+S made(float x) { return {x}; }
+float f(thread const S& s) { return s.x; }
+kernel void k(device float* o) {
+  o[0] = f(made(o[1]));  // error: a reference (parameter 's' of 'f') to a temporary object
+}
+// --- temporary_as_thread_reference | accepted
+struct S { float x; };
+S made(float x) { return {x}; }
+float f(thread const S& s) { return s.x; }
+float g(S s) { return s.x; }
+kernel void k(device float* o) {
+  const S s = made(o[1]);
+  o[0] = f(s) + g(made(o[2])) + max(made(o[3]).x, 1.0f);
+}

@@ -1,0 +1,155 @@
+// Declarations of pointers and references. The format of this file: ../catalogue.py
+
+// --- local_pointer | rejected (certain) | MSL 4; slang #4129 | A pointer needs an address space.
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  float* y = x + 1;  // error
+  *y = 2;
+}
+// --- local_pointer | accepted
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  float device* y = x + 1;
+  *y = 2;
+}
+// --- local_pointer_to_vector | rejected
+kernel void k(device float4* x) {
+  float4* p = x;  // error: needs an address space
+  p[0] = 1;
+}
+// --- local_pointer_to_vector | accepted
+kernel void k(device float4* x) {
+  auto p = x;
+  p[0] = x[0] * x[1];
+}
+// --- reinterpret_cast_to_pointer | rejected
+kernel void k(device float* x [[buffer(0)]]) { x[0]=*reinterpret_cast<int*>(x); }  // error
+// --- cast_to_pointer | rejected
+kernel void k(device float* x) {
+  *(int*)x = 1;  // error: needs an address space
+}
+// --- cast_to_pointer | accepted
+kernel void k(device float* x) {
+  *(device int*)x = 1;
+}
+// --- member_pointer | rejected
+struct S {
+  float* x;  // error: needs an address space
+};
+// --- member_pointer | accepted
+struct S {
+  device float* x;
+};
+// --- member_pointer_set_to_null | rejected
+struct S {
+  float* p;  // error
+};
+kernel void k(device float* a [[buffer(0)]]) {
+  S s;
+  s.p = nullptr;
+  a[0] = 1;
+}
+// --- parameter_pointer | rejected
+float f(const float* x) { return x[0]; }  // error: the pointer type 'const float*' needs an address space
+// --- parameter_pointer | accepted
+float f(const device float* x) { return x[0]; }
+// --- unnamed_parameter_pointer | rejected
+float f(int, float*) { return 1; }  // error
+kernel void k(device float* o [[buffer(0)]]) { o[0] = 1; }
+// --- returned_pointer | rejected
+float* f(device float* x) { return x; }  // error
+kernel void k(device float* x [[buffer(0)]]) { f(x)[0] = 1; }
+// --- alias_of_pointer | rejected
+using P = float*;  // error
+kernel void k(device float* o [[buffer(0)]]) { o[0] = sizeof(P); }
+// --- default_template_argument | rejected
+template <typename T = float*> struct S { int x; };  // error
+kernel void k(device float* o [[buffer(0)]]) { o[0] = 1; }
+// --- template_argument_of_two | rejected
+template <typename T, typename U> struct S { int x; };
+kernel void k(device float* o [[buffer(0)]]) {
+  S<float*, int> s;  // error
+  o[0] = s.x; }
+// --- template_argument | rejected (likely)
+template <typename T> struct B { T v; };
+kernel void k(device float* x [[buffer(0)]]) { B<float*> b; x[0]=1; }  // error
+// --- second_declarator | rejected
+kernel void k(device float* x) {
+  float a = 1, *p = &a;  // error
+  x[0] = *p;
+}
+// --- second_declarator_of_typedef | rejected
+typedef struct S { int a; } S, *PS;  // error
+kernel void k(device S* x) { x[0].a = 1; }
+// --- second_declarator_of_typedef | accepted
+typedef struct S { int a, b; } S, S4[4];
+typedef device S *PS, *QS;
+float f(int a) { float b = a, c(2), d = b * c; return d; }
+kernel void k(device S* x) { PS p = x; QS q = p; S4 s; s[0].a = f(1); q->a = s[0].a; }
+
+// --- aliases_with_address_space | accepted (certain) | MSL 4 | An alias can name a pointer with its address space; a product is not a pointer.
+using P = device float*;
+typedef const constant int* Q;
+template <typename T = threadgroup float*, typename U = int> struct S { T p; U u; };
+template <typename T> using R = thread T&;
+float f(R<float> x, device float*, int = 2) { return x; }
+kernel void k(P o [[buffer(0)]], Q q [[buffer(1)]]) {
+  float y = 2;
+  int half_ = 3;
+  int z = half_ * q[0];
+  S<device float*, int> s = {o, z};
+  o[0] = f(y, s.p) * z;
+}
+
+// --- parameter_pointers | rejected (certain) | MSL 4; llama.cpp #3898 | A pointer parameter needs an address space.
+void f(
+    float * a, float * b  // error
+) { *a = *b; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = 1; }
+// --- parameter_pointers | accepted
+void f(
+    thread float * a, thread float * b
+) { *a = *b; }
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = 1; }
+
+// --- cast_through_typedef | rejected (certain) | MSL 4; hashcat #4237 | The pointer type of a cast needs an address space.
+typedef uint u32;
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  float y[4];
+  x[0] = *(u32 *)y;  // error
+}
+// --- cast_through_typedef | accepted
+typedef uint u32;
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+  float y[4];
+  x[0] = *(thread u32 *)y;
+}
+
+// --- reference_parameter | rejected (certain) | MSL 4; MLX, llama.cpp | A reference needs an address space.
+void f(float& a) { a = 1; }  // error
+kernel void k(device float* o [[buffer(0)]]) {
+  float x;
+  f(x);
+  o[0] = x;
+}
+// --- reference_parameter_of_template | rejected
+template <typename T> void f(int i, T& x) { x = i; }  // error: the reference type 'T&' needs an address space
+// --- reference_parameter_of_template | accepted
+template <typename T> void f(int i, thread T& x) { x = i * sizeof(T) & i; }
+// --- reference_member | rejected
+struct S { int& a; };  // error
+kernel void k(device int* x [[buffer(0)]]) { x[0]=1; }
+// --- returned_reference | rejected
+int& f(thread int& x) { return x; }  // error
+kernel void k(device int* x [[buffer(0)]]) { int y=1; x[0]=f(y); }
+// --- auto_reference | rejected
+kernel void k(device float4* x) {
+  auto& p = x[0];  // error: needs an address space
+  p = 1;
+}
+// --- auto_reference | accepted
+kernel void k(device float4* x) {
+  device auto& p = x[0];
+  p = 1;
+}
+// --- alias_template_of_reference | rejected
+template <typename T> using R = T&;  // error
+kernel void k(device float* o [[buffer(0)]]) { o[0] = 1; }

@@ -1,4 +1,0 @@
-// certain: int4 * float4
-#include <metal_stdlib>
-using namespace metal;
-kernel void k(device float4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]*y[0]; }  // HERE

@@ -1,7 +1,0 @@
-// likely: inline assembly (MSL specification 1.5, what C++ has and Metal has not)
-#include <metal_stdlib>
-using namespace metal;
-kernel void k(device float* o [[buffer(0)]]) {
-  asm("nop");  // HERE
-  o[0] = 1;
-}

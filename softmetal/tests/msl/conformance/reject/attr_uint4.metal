@@ -1,4 +1,0 @@
-// certain: uint4 grid position (MSL specification 5.2.3, attributes of compute functions)
-#include <metal_stdlib>
-using namespace metal;
-kernel void k(device float* o [[buffer(0)]], uint4 i [[thread_position_in_grid]]) { o[0] = i.x; }  // HERE

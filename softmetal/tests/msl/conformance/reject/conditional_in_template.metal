@@ -1,8 +1,0 @@
-// certain: a conditional of two address spaces is a copy: no place to write to (C++ [expr.cond])
-#include <metal_stdlib>
-using namespace metal;
-template <typename T> void f(device T* x, int n) {
-  T a = 1;
-  (n > 0 ? x[0] : a) += 2;  // HERE
-}
-kernel void k(device float* x [[buffer(0)]], constant int& n [[buffer(1)]]) { f(x, n); }

@@ -1,5 +1,0 @@
-// certain: an index is at most 65535 (MSL 5.8)
-#include <metal_stdlib>
-using namespace metal;
-constant int n [[function_constant(65536)]]; // HERE
-kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }

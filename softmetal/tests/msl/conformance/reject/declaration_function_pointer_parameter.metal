@@ -1,9 +1,0 @@
-// likely: a parameter cannot be a function pointer (MSL 1.5.4)
-#include <metal_stdlib>
-using namespace metal;
-float g(float a) { return a; }
-float f(
-    float (*h)(float), float a) { // HERE
-  return h(a);
-}
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = f(g, 1); }

@@ -1,6 +1,0 @@
-// certain: an atomic ulong has minimum and maximum only (MSL 6.15.4.6)
-#include <metal_stdlib>
-using namespace metal;
-kernel void k(device atomic_ulong* x [[buffer(0)]]) {
-  atomic_fetch_add_explicit(x, 1, memory_order_relaxed); // HERE
-}

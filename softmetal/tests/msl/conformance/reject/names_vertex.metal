@@ -1,7 +1,0 @@
-// certain: `vertex` is a keyword (MSL 4, 5.1; SPIRV-Cross #2073)
-#include <metal_stdlib>
-using namespace metal;
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float vertex = x[0]; // HERE
-  x[1] = vertex;
-}

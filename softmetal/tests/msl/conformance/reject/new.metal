@@ -1,7 +1,0 @@
-// certain: new (MSL specification 1.5, what C++ has and Metal has not)
-#include <metal_stdlib>
-using namespace metal;
-kernel void k(device int* o [[buffer(0)]]) {
-  thread int* p = new int;  // HERE
-  o[0] = *p;
-}

@@ -1,6 +1,0 @@
-// likely: a local sampler without arguments
-#include <metal_stdlib>
-using namespace metal;
-kernel void k(texture2d<float> t [[texture(0)]], device float4* o [[buffer(0)]]) {
-  sampler s;  // HERE
-  o[0] = t.sample(s, float2(0)); }

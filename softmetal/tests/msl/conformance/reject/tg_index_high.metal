@@ -1,7 +1,0 @@
-// likely: threadgroup index above 30 (MSL specification 5.1, 5.2.1, arguments of kernels)
-#include <metal_stdlib>
-using namespace metal;
-kernel void k(device float* o [[buffer(0)]], threadgroup float* t [[threadgroup(31)]]) {  // HERE
-  t[0] = 1;
-  o[0] = t[0];
-}

@@ -1,7 +1,0 @@
-// certain: dynamic_cast and typeid (MSL specification 1.5, what C++ has and Metal has not)
-#include <metal_stdlib>
-using namespace metal;
-kernel void k(device int* o [[buffer(0)]]) {
-  auto& t = typeid(int);  // HERE
-  o[0] = 1;
-}
