@@ -50,7 +50,7 @@ COMMANDS: dict[str, Kind] = {
     "python -m build --no-isolation": INSTALL,
     "make lint": SUITE,
     "make format": NotRun("it rewrites the sources; make lint says whether it would"),
-    "make golden": NotRun("it rewrites tests/golden, which tests/test_plan.py compares"),
+    "make golden": NotRun("it rewrites tests/golden, which tests/test_golden.py compares"),
     "make docs": ByTest("tests/test_docs_site.py::test_the_site_builds_without_a_warning"),
     "pip install --no-build-isolation -e softmetal": INSTALL,
     "pip install --no-build-isolation -e .": INSTALL,
