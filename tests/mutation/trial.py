@@ -1,5 +1,5 @@
 """What mutants are tried on: a call of an op, small, with its answer and with bounds of what it may cost
-(counts.json)."""
+(counts.txt)."""
 
 from __future__ import annotations
 
