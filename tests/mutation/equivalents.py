@@ -1,7 +1,7 @@
 """Mutants that compute the same, at the same cost: equivalents.txt has them by the reason.
 
 A line at the margin is a reason. The indented lines below it are the mutants it holds for, as the report of
-survivors prints them: file, function, line, and what the line becomes. So an entry outlives edits of all other
+survivors prints them: file, function, line, and what the line becomes. So an entry outlives edits of other
 lines.
 """
 
