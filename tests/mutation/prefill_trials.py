@@ -143,6 +143,11 @@ def _parts() -> Iterator[Trial]:
         "prefill-parts-window", *half, 1, 2, 1, 70, 500, *dims, causality="bottom_right", window_left=190,
         sink_tokens=100, sinks=True, change=in_parts,
     )  # fmt: skip
+    # Parts of whole steps, each with another behind it.
+    yield of_problem(
+        "prefill-parts-causal", *half, 1, 6, 2, 25, 260, *dims, causality="bottom_right", sinks=True,
+        change=in_parts,
+    )  # fmt: skip
     # The first tile sees no key.
     yield of_problem(
         "prefill-parts-nothing", *half, 1, 2, 1, 100, 150, *dims, causality="offset", q_offset=-64,
