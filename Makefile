@@ -83,7 +83,7 @@ format: $(FOR_TEST)  ## let ruff and clang-format rewrite the sources
 	@$(VENV)/bin/clang-format -i $(FORMATTED)
 
 golden: $(FOR_TEST)  ## rewrite tests/golden from the planner as it is now
-	$(PY) -m pytest tests/test_plan.py --update-golden
+	$(PY) -m tests.golden_plans
 
 bench-host: build  ## host cost of planning and encoding one call
 	$(PY) -m bench host-cost

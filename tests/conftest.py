@@ -52,7 +52,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from the planner")
     parser.addoption("--seeds", default="1-40", help="FIRST-LAST: of the sweep in test_random.py (slow)")
     parser.addoption("--problems", type=int, default=500, help="of each seed of that sweep")
     parser.addoption("--one-each", action="store_true", help="the first parameters of each test only")

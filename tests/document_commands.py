@@ -51,7 +51,8 @@ COMMANDS: dict[str, Kind] = {
     "python -m build --no-isolation": INSTALL,
     "make lint": SUITE,
     "make format": NotRun("it rewrites the sources; make lint says whether it would"),
-    "make golden": NotRun("it rewrites tests/golden, which tests/test_plan.py compares"),
+    "make mutants": NotRun("hours; tests/test_mutation.py runs a sample"),
+    "make golden": NotRun("it rewrites tests/golden, which tests/test_golden.py compares"),
     "make docs": ByTest("tests/test_docs_site.py::test_the_site_builds_without_a_warning"),
     "pip install --no-build-isolation -e softmetal": INSTALL,
     "pip install --no-build-isolation -e .": INSTALL,
@@ -89,6 +90,9 @@ COMMANDS: dict[str, Kind] = {
     "python examples/varlen.py": ByTest("tests/test_examples.py::test_varlen"),
     "python examples/document_mask.py": ByTest("tests/test_examples.py::test_document_mask"),
     "python examples/encoder.py": ByTest("tests/test_examples.py::test_encoder"),
+    "python -m tests.mutation --update-counts": NotRun(
+        "it rewrites tests/mutation/counts.txt, which tests/test_mutation.py holds"
+    ),
     "python -m tests.transformers.sweep": NotRun("an hour; tests/transformers/test_families.py runs a part"),
     "python -m bench bounds --update": NotRun(
         "it rewrites tests/counts_bounds.json, which test_counts.py holds"

@@ -1,4 +1,4 @@
-"""The calls whose plans are kept in tests/golden, and calls without memory, for planning."""
+"""The calls of the golden plans (golden_plans.py), and calls without memory, for planning."""
 
 from __future__ import annotations
 
@@ -81,253 +81,106 @@ def plan_of(problem: Problem, **device: Any) -> dict[str, Any]:
     return torch_fattn.explain(problem.op, **on_meta(problem), **(device or M1)).data
 
 
+def _call(
+    op: str, dtype: torch.dtype, sizes: tuple[int, ...], device: dict[str, Any] = M1, **options: Any
+) -> tuple[Problem, dict[str, Any]]:
+    """`sizes` are those of Problem: batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim."""
+    return Problem(0, op, dtype, *sizes, **options), device  # type: ignore[arg-type]
+
+
+CAUSAL = {"causality": "bottom_right"}
+CHUNK_AND_TOKEN: dict[str, Any] = {"seq_lens": (4000, 900), "q_lens": (1, 900), "block_size": 16, **CAUSAL}
+
+# fmt: off
 GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
-    "prefill_f16_causal": (
-        Problem(0, "prefill", f16, 2, 16, 4, 512, 512, 64, 64, causality="bottom_right"),
-        M1,
-    ),
-    "prefill_f32_d128": (Problem(0, "prefill", f32, 1, 8, 8, 300, 300, 128, 128), M1),
-    "prefill_bf16_mask": (
-        Problem(
-            0,
-            "prefill",
-            bf16,
-            2,
-            8,
-            2,
-            77,
-            93,
-            80,
-            40,
-            mask=torch.bool,
-            mask_broadcast=(False, True, True, False),
-        ),
-        M1,
-    ),
-    # One that the plan makes of a mask for all heads, and one that is given.
-    "prefill_documents": (
-        Problem(
-            *(0, "prefill", f16, 2, 32, 8, 2000, 2000, 128, 128),
-            mask=torch.bool,
-            mask_broadcast=(False, True, False, False),
-            causality="bottom_right",
-        ),
-        M1,
-    ),
-    "prefill_wide_mask_map": (
-        Problem(
-            *(0, "prefill", bf16, 2, 4, 4, 100, 100, 256, 256),
-            mask=bf16,
-            mask_broadcast=(True, False, False, False),
-            mask_map=True,
-        ),
-        M1,
-    ),
-    # By batch, row and head.
-    "prefill_token_major": (
-        Problem(0, "prefill", f16, 2, 16, 16, 1500, 1500, 64, 64, token_major_out=True),
-        M1,
-    ),
-    "decode_token_major": (
-        Problem(0, "decode", bf16, 2, 32, 8, 4, 4096, 128, 128, seq_lens=(9, 4096), token_major_out=True),
-        M1,
-    ),
-    "decode_one_split": (Problem(0, "decode", f16, 1, 8, 8, 1, 100, 64, 64, seq_lens=(100,)), M1),
-    "decode_long": (Problem(0, "decode", bf16, 1, 32, 8, 1, 32768, 128, 128, seq_lens=(30000,)), M1),
-    "decode_long_m2_max": (
-        Problem(0, "decode", bf16, 1, 32, 8, 1, 32768, 128, 128, seq_lens=(30000,)),
-        M2_MAX,
-    ),
-    "decode_f32_rows": (Problem(0, "decode", f32, 4, 8, 1, 8, 4096, 96, 96, mask=f32), M1),
-    "decode_options": (
-        Problem(
-            0,
-            "decode",
-            f16,
-            2,
-            64,
-            8,
-            2,
-            8192,
-            64,
-            64,
-            seq_lens=(5000, 70),
-            window_left=127,
-            sink_tokens=4,
-            sinks=True,
-            alibi_slopes=True,
-            softcap=30.0,
-            tree="shared",
-        ),
-        M1,
-    ),
-    "decode_int8": (
-        Problem(0, "decode", f16, 1, 32, 8, 1, 8192, 128, 128, seq_lens=(8192,), kv_format="int8"),
-        M1,
-    ),
-    "paged_int4": (
-        Problem(
-            0, "paged_decode", bf16, 2, 8, 2, 1, 96, 64, 32, seq_lens=(9, 96), block_size=16, kv_format="int4"
-        ),
-        M1,
-    ),
-    "decode_wide_rows": (Problem(0, "decode", f16, 2, 32, 8, 4, 4096, 256, 256, seq_lens=(9, 4096)), M1),
-    "paged_mla": (
-        Problem(
-            *(0, "paged_decode", bf16, 4, 128, 1, 1, 8192, 576, 512),
-            value_in_key=True,
-            seq_lens=(9,) * 4,
-            block_size=64,
-        ),
-        M1,
-    ),
-    "paged_16": (
-        Problem(0, "paged_decode", f16, 8, 32, 8, 1, 4096, 128, 128, seq_lens=(9,) * 8, block_size=16),
-        M1,
-    ),
-    "paged_mla_int8": (
-        Problem(
-            *(0, "paged_decode", f16, 4, 128, 1, 1, 8192, 576, 512),
-            value_in_key=True,
-            seq_lens=(9,) * 4,
-            block_size=64,
-            kv_format="int8",
-        ),
-        M1,
-    ),
-    "decode_wide_int4": (
-        Problem(0, "decode", f16, 2, 32, 8, 1, 4096, 256, 256, seq_lens=(9, 4096), kv_format="int4"),
-        M1,
-    ),
-    "prefill_options": (
-        Problem(
-            0,
-            "prefill",
-            f16,
-            1,
-            8,
-            2,
-            600,
-            600,
-            64,
-            64,
-            window_left=127,
-            window_right=16,
-            sink_tokens=4,
-            sinks=True,
-            alibi_slopes=True,
-            softcap=30.0,
-        ),
-        M1,
-    ),
-    "paged_prefill_mixed": (
-        Problem(
-            0,
-            "paged_prefill",
-            f16,
-            4,
-            32,
-            8,
-            900,
-            4096,
-            128,
-            128,
-            causality="bottom_right",
-            seq_lens=(4000, 900, 0, 17),
-            q_lens=(1, 900, 0, 17),
-            block_size=16,
-            window_left=1023,
-            window_right=5,
-        ),
-        M1,
-    ),
-    **{
-        f"paged_prefill_{kv_format}": (
-            Problem(
-                *(0, "paged_prefill", f16, 2, 32, 8, 900, 4096, 128, 128),
-                causality="bottom_right",
-                seq_lens=(4000, 900),
-                q_lens=(1, 900),
-                block_size=16,
-                kv_format=kv_format,
-            ),
-            M1,
-        )
-        for kv_format in ("int8", "int4")
-    },
-    # Few rows over many keys: of all heads that share keys, cut into parts and merged; few heads; and a
-    # capacity beyond what a threadgroup may be busy with.
-    "prefill_chunk": (
-        Problem(0, "prefill", f16, 2, 32, 8, 12, 8192, 128, 128, causality="bottom_right", sinks=True),
-        M2_MAX,
-    ),
-    "prefill_few_heads": (
-        Problem(0, "prefill", bf16, 1, 4, 4, 512, 32768, 128, 128, causality="bottom_right"),
-        M2_MAX,
-    ),
-    "paged_prefill_huge": (
-        Problem(
-            *(0, "paged_prefill", f16, 2, 32, 8, 900, 2**24, 128, 128),
-            causality="bottom_right",
-            seq_lens=(4000, 900),
-            q_lens=(1, 900),
-            block_size=16,
-        ),
-        M1,
-    ),
-    "prefill_wide_d256": (
-        Problem(0, "prefill", f16, 1, 16, 8, 900, 900, 256, 256, causality="bottom_right", softcap=50.0),
-        M1,
-    ),
-    "paged_prefill_wide": (
-        Problem(
-            *(0, "paged_prefill", bf16, 2, 16, 16, 900, 4096, 192, 128),
-            causality="bottom_right",
-            seq_lens=(4000, 900),
-            q_lens=(1, 900),
-            block_size=16,
-        ),
-        M1,
-    ),
-    "prefill_wide_f32": (Problem(0, "prefill", torch.float32, 2, 8, 1, 60, 70, 576, 512), M1),
-    "varlen_prefill": (
-        Problem(
-            *(0, "varlen_prefill", bf16, 4, 32, 8, 900, 1000, 128, 64),
-            causality="bottom_right",
-            seq_lens=(1000, 900, 0, 17),
-            q_lens=(1, 900, 3, 0),
-            window_left=1023,
-            sinks=True,
-        ),
-        M1,
-    ),
-    "varlen_prefill_top_left": (
-        Problem(
-            *(0, "varlen_prefill", f16, 2, 16, 16, 70, 90, 64, 64),
-            causality="top_left",
-            q_offset=0,
-            seq_lens=(90, 9),
-            q_lens=(70, 70),
-        ),
-        M1,
-    ),
-    "paged_prefill_tokens": (
-        Problem(
-            0,
-            "paged_prefill",
-            f16,
-            3,
-            8,
-            2,
-            3,
-            512,
-            64,
-            64,
-            causality="bottom_right",
-            seq_lens=(400, 9, 3),
-            q_lens=(1, 3, 3),
-            block_size=32,
-        ),
-        M1,
-    ),
+    "prefill_f16_causal": _call("prefill", f16, (2, 16, 4, 512, 512, 64, 64), **CAUSAL),
+    "prefill_f32_d128": _call("prefill", f32, (1, 8, 8, 300, 300, 128, 128)),
+    "prefill_bf16_mask": _call("prefill", bf16, (2, 8, 2, 77, 93, 80, 40), mask=torch.bool,
+        mask_broadcast=(False, True, True, False)),
+    # A map that the plan makes of a mask for all heads, and a given map.
+    "prefill_documents": _call("prefill", f16, (2, 32, 8, 2000, 2000, 128, 128), mask=torch.bool,
+        mask_broadcast=(False, True, False, False), **CAUSAL),
+    "prefill_wide_mask_map": _call("prefill", bf16, (2, 4, 4, 100, 100, 256, 256), mask=bf16,
+        mask_broadcast=(True, False, False, False), mask_map=True),
+    # Results by batch, row and head.
+    "prefill_token_major": _call("prefill", f16, (2, 16, 16, 1500, 1500, 64, 64), token_major_out=True),
+    "decode_token_major": _call("decode", bf16, (2, 32, 8, 4, 4096, 128, 128), seq_lens=(9, 4096),
+        token_major_out=True),
+    "decode_one_split": _call("decode", f16, (1, 8, 8, 1, 100, 64, 64), seq_lens=(100,)),
+    "decode_long": _call("decode", bf16, (1, 32, 8, 1, 32768, 128, 128), seq_lens=(30000,)),
+    "decode_long_m2_max": _call("decode", bf16, (1, 32, 8, 1, 32768, 128, 128), M2_MAX, seq_lens=(30000,)),
+    "decode_f32_rows": _call("decode", f32, (4, 8, 1, 8, 4096, 96, 96), mask=f32),
+    "decode_options": _call("decode", f16, (2, 64, 8, 2, 8192, 64, 64), seq_lens=(5000, 70), window_left=127,
+        sink_tokens=4, sinks=True, alibi_slopes=True, softcap=30.0, tree="shared"),
+    "decode_int8": _call("decode", f16, (1, 32, 8, 1, 8192, 128, 128), seq_lens=(8192,), kv_format="int8"),
+    "paged_int4": _call("paged_decode", bf16, (2, 8, 2, 1, 96, 64, 32), seq_lens=(9, 96), block_size=16,
+        kv_format="int4"),
+    "decode_wide_rows": _call("decode", f16, (2, 32, 8, 4, 4096, 256, 256), seq_lens=(9, 4096)),
+    "paged_mla": _call("paged_decode", bf16, (4, 128, 1, 1, 8192, 576, 512), value_in_key=True,
+        seq_lens=(9,) * 4, block_size=64),
+    "paged_16": _call("paged_decode", f16, (8, 32, 8, 1, 4096, 128, 128), seq_lens=(9,) * 8, block_size=16),
+    "paged_mla_int8": _call("paged_decode", f16, (4, 128, 1, 1, 8192, 576, 512), value_in_key=True,
+        seq_lens=(9,) * 4, block_size=64, kv_format="int8"),
+    "decode_wide_int4": _call("decode", f16, (2, 32, 8, 1, 4096, 256, 256), seq_lens=(9, 4096),
+        kv_format="int4"),
+    "prefill_options": _call("prefill", f16, (1, 8, 2, 600, 600, 64, 64), window_left=127, window_right=16,
+        sink_tokens=4, sinks=True, alibi_slopes=True, softcap=30.0),
+    "paged_prefill_mixed": _call("paged_prefill", f16, (4, 32, 8, 900, 4096, 128, 128),
+        seq_lens=(4000, 900, 0, 17), q_lens=(1, 900, 0, 17), block_size=16, window_left=1023, window_right=5,
+        **CAUSAL),
+    "paged_prefill_int8": _call("paged_prefill", f16, (2, 32, 8, 900, 4096, 128, 128), kv_format="int8",
+        **CHUNK_AND_TOKEN),
+    "paged_prefill_int4": _call("paged_prefill", f16, (2, 32, 8, 900, 4096, 128, 128), kv_format="int4",
+        **CHUNK_AND_TOKEN),
+    # Few rows over many keys, cut into parts and merged: of all heads that share keys, of few heads, and of a
+    # cache beyond the most keys of a threadgroup.
+    "prefill_chunk": _call("prefill", f16, (2, 32, 8, 12, 8192, 128, 128), M2_MAX, sinks=True, **CAUSAL),
+    "prefill_few_heads": _call("prefill", bf16, (1, 4, 4, 512, 32768, 128, 128), M2_MAX, **CAUSAL),
+    "paged_prefill_huge": _call("paged_prefill", f16, (2, 32, 8, 900, 2**24, 128, 128), **CHUNK_AND_TOKEN),
+    "prefill_wide_d256": _call("prefill", f16, (1, 16, 8, 900, 900, 256, 256), softcap=50.0, **CAUSAL),
+    "paged_prefill_wide": _call("paged_prefill", bf16, (2, 16, 16, 900, 4096, 192, 128), **CHUNK_AND_TOKEN),
+    "prefill_wide_f32": _call("prefill", f32, (2, 8, 1, 60, 70, 576, 512)),
+    "varlen_prefill": _call("varlen_prefill", bf16, (4, 32, 8, 900, 1000, 128, 64),
+        seq_lens=(1000, 900, 0, 17), q_lens=(1, 900, 3, 0), window_left=1023, sinks=True, **CAUSAL),
+    "varlen_prefill_top_left": _call("varlen_prefill", f16, (2, 16, 16, 70, 90, 64, 64), causality="top_left",
+        q_offset=0, seq_lens=(90, 9), q_lens=(70, 70)),
+    "paged_prefill_tokens": _call("paged_prefill", f16, (3, 8, 2, 3, 512, 64, 64), seq_lens=(400, 9, 3),
+        block_size=32, q_lens=(1, 3, 3), **CAUSAL),
 }
+# fmt: on
+
+
+def _empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+# Operators that no Problem describes.
+OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "merge_f16": ("merge", {"outs": _empty(f16, 4, 2, 8, 3, 64), "lses": _empty(f32, 4, 2, 8, 3)}),
+    "cache_write_int4": (
+        "cache_write",
+        {
+            "key": _empty(bf16, 9, 2, 192),
+            "value": _empty(bf16, 9, 2, 128),
+            "key_cache": _empty(torch.uint8, 64, 2, 16, 96).transpose(1, 2),
+            "value_cache": _empty(torch.uint8, 64, 2, 16, 64).transpose(1, 2),
+            "slot_mapping": _empty(torch.int64, 9),
+            "key_scales": _empty(f16, 64, 2, 16, 6, 2).transpose(1, 2),
+            "value_scales": _empty(f16, 64, 2, 16, 4, 2).transpose(1, 2),
+            "kv_format": "int4",
+        },
+    ),
+    "softmax_f16": ("softmax", {"scores": _empty(f16, 2, 8, 77, 1500).transpose(1, 2)}),
+    "softmax_short_f32": ("softmax", {"scores": _empty(f32, 4000, 60, 2)[..., 0], "softcap": 30.0}),
+    "softcap_bf16": ("softcap", {"x": _empty(bf16, 6, 40, 100)[:, :, :60], "cap": 30.0}),
+    "mask_map_f32": ("mask_map", {"attn_mask": _empty(f32, 2, 1, 3000, 5000)}),
+}
+
+
+def golden_plan(name: str) -> tuple[str, dict[str, Any]]:
+    """The operator of a golden plan, and the plan as it is now."""
+    if name in GOLDEN_CALLS:
+        problem, device = GOLDEN_CALLS[name]
+        return problem.op, plan_of(problem, **device)
+    op, arguments = OTHER_GOLDEN_CALLS[name]
+    return op, torch_fattn.explain(op, **arguments, **M1).data

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests import problems
+from tests import direct_launch, problems
 from tests.accuracy import assert_close
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.layouts import flat
@@ -232,6 +232,20 @@ def test_a_cell_may_say_less() -> None:
     expected = results(case, mapped=False)
     for given in (looser, torch.ones_like(cells)):
         assert all(map(torch.equal, results(case, mapped=True, cells=given), expected))
+
+
+@needs_emulator
+def test_a_stale_map_gives_itself_away() -> None:
+    """The control of all that take a map: of another mask, the result is wrong."""
+    case = problems.build(
+        replace(SHAPES["rows16"], mask_pattern="patches", mask_broadcast=(False,) * 4, mask_map=True)
+    )
+    assert_close(case, *direct_launch.run(case, checks=""))
+    other = reference.mask_map(case.clean["attn_mask"].flip(2)).to(torch.uint8)
+    operand = case.operands["mask_map"]
+    operand.of(operand.base).copy_(other)
+    with pytest.raises(AssertionError):
+        assert_close(case, *direct_launch.run(case, checks=""))
 
 
 # ---- the planner's own

@@ -8,7 +8,8 @@ from torch import Tensor
 
 import torch_fattn
 from tests import problems
-from tests.conftest import Checked, counted_launches
+from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.mutation.trial import of_map
 from tests.problems import Problem
 from torch_fattn import reference
 
@@ -151,3 +152,10 @@ def test_opcheck(device: str) -> None:
     mask = drawn(f32, 2, 1, 40, 70).to(device)
     for view in (mask, mask[0, 0].T, mask.expand(2, 3, 40, 70)):
         assert set(torch.library.opcheck(fattn.mask_map.default, (view,)).values()) == {"SUCCESS"}
+
+
+@needs_emulator
+@pytest.mark.parametrize("slices", [0, 1, 7])
+@pytest.mark.parametrize("dtype", MASKS, ids=str)
+def test_a_map_is_made_in_slices(dtype: torch.dtype, slices: int) -> None:
+    of_map(dtype, 2, 3, 100, 600, slice_size=slices).run()

@@ -172,7 +172,7 @@ def test_survivors_are_reported() -> None:
     found = {mutant.key: verdict for mutant, verdict in verdicts([mutant], jobs=1)}
     assert not found[key].killed
     text, score = report(found, {})
-    assert text.startswith("survived: merge.metal, fattn_merge") and score == 0
+    assert text.startswith("survived: merge.metal fattn_merge") and score == 0
     text, _ = report(found, reasons)
     assert "survived: " not in text and "0 killed (), 1 equivalent, 0 survived" in text
 
@@ -190,6 +190,14 @@ def test_no_entry_is_stale() -> None:
     key = next(iter(reasons))
     for other in (replace(key, line=key.line + " "), replace(key, nth=9), replace(key, function="gone")):
         assert equivalents.stale([other], mutants) == [other]
+
+
+def test_a_mutant_is_read_as_it_is_printed() -> None:
+    for mutant in all_mutants():
+        assert Key.of(str(mutant.key)) == mutant.key
+    assert Key.of("a.h f (2): x | y => x & y") == Key("a.h", "f", "x | y", "x & y", 2)
+    with pytest.raises(ValueError, match="a.h f x => y"):
+        Key.of("a.h f x => y")
 
 
 def test_an_entry_outlives_edits_of_other_lines() -> None:

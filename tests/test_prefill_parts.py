@@ -298,6 +298,15 @@ def test_parts_behind_the_last_key_change_no_bit() -> None:
 
 
 @needs_emulator
+def test_parts_by_the_capacity_are_noticed() -> None:
+    """The control: sizes of parts that the capacity decides give results within tolerance, in other bits."""
+    old, new = "params.parts, params.least_part)", "params.parts, 1)"
+    assert old in direct_launch.kernel_text("prefill.metal")
+    found = [packed_in_parts(parts, 4, lambda text: text.replace(old, new)) for parts in (3, 40)]
+    assert not same(found[0], found[1])
+
+
+@needs_emulator
 def test_empty_parts_cost_next_to_nothing() -> None:
     """Rows from the first key on see few of 1,500: parts behind them load nothing and multiply nothing."""
     problem = replace(ROWS, q_len=16, kv_len=1500, causality="top_left", q_offset=0)

@@ -4,9 +4,9 @@ Every operator, constant, condition, call and statement of the kernels' text is 
 (operators.py), and the changed text is compiled and launched on the emulator for a set of calls that are rich
 in edges (trials.py). A mutant is killed by the compiler, by a report of the checks for races, bounds and
 uninitialised reads, by a result outside the accuracy rule, by NaN from memory that no row may see, by a count
-above its bound (bytes, loads, products, barriers: counts.json), by a timeout, or by a crash. A mutant that
+above its bound (bytes, loads, products, barriers: counts.txt), by a timeout, or by a crash. A mutant that
 survives is a hole in the trials, or code that does nothing, or computes the same: then it is listed in
-equivalents.json with the reason.
+equivalents.txt with the reason.
 
     python -m tests.mutation                      all mutants; goes on where the last run ended
     python -m tests.mutation --sample 200 --seed 1

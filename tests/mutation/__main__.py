@@ -13,10 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.models.bounds import save
-
 from . import equivalents
-from .judge import COUNTS, SURVIVED, Judge, Verdict
+from .judge import COUNTS, SURVIVED, Judge, Verdict, write_counts
 from .operators import Key, Mutant, mutants_of
 from .pool import verdicts
 from .source import KERNELS, kernel_sources
@@ -41,8 +39,7 @@ def sample(mutants: list[Mutant], count: int | None, seed: int) -> list[Mutant]:
 
 
 def update_counts() -> None:
-    counts = {trial.name: trial.run() for trial in all_trials()}
-    save(counts, COUNTS)
+    write_counts({trial.name: trial.run() for trial in all_trials()})
     print(f"wrote {COUNTS.name}")
 
 
@@ -117,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--file", help="mutants of this file only")
     parser.add_argument("--survivors", action="store_true", help="those that survived when last tried")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--update-counts", action="store_true", help="write counts.json, and do nothing else")
+    parser.add_argument("--update-counts", action="store_true", help="write counts.txt, and do nothing else")
     options = parser.parse_args(arguments)
     if options.update_counts:
         update_counts()

@@ -50,6 +50,8 @@ def decode() -> Iterator[Trial]:
     for tree in ("shared", "each"):
         yield of_problem(f"decode-tree-{tree}", *half, 2, 2, 1, 4, 100, 64, 32, seq_lens=(98, 3), tree=tree)
     yield of_problem("decode-tree-end", *half, 1, 2, 1, 2, 66, 64, 32, seq_lens=(66,), tree="shared")
+    # The first draft token ends a step, and does not see itself.
+    yield of_problem("decode-tree-own", *half, 1, 2, 1, 3, 80, 64, 32, seq_lens=(66,), tree="shared")
     yield of_problem(
         "decode-bool-mask", *half, 2, 4, 2, 2, 70, 64, 32, seq_lens=(70, 41), mask=torch.bool,
         mask_layout="offset",

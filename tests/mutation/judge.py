@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from bench.models.bounds import exceeded, load
+from bench.models.bounds import exceeded
 from tests import direct_launch
 
 from .operators import Mutant
 from .trial import Counts, Trial
 from .trials import all_trials
 
-COUNTS = Path(__file__).with_name("counts.json")
+COUNTS = Path(__file__).with_name("counts.txt")
 SURVIVED = "survived"
 
 
@@ -32,7 +32,21 @@ class Verdict:
 
 
 def load_counts() -> dict[str, Counts]:
-    return load(COUNTS)
+    """A table with a line for each trial, whose first line names what is counted."""
+    if not COUNTS.exists():
+        return {}
+    head, *lines = (line.split() for line in COUNTS.read_text().splitlines())
+    return {name: dict(zip(head[1:], map(int, numbers), strict=True)) for name, *numbers in lines}
+
+
+def write_counts(counts: Mapping[str, Counts]) -> None:
+    names = list(next(iter(counts.values())))
+    widest = max(map(len, counts))
+    lines = ["trial".ljust(widest) + "".join(f" {name:>9}" for name in names)]
+    for trial, numbers in counts.items():
+        row = (f" {numbers[name]:>{max(len(name), 9)}}" for name in names)
+        lines.append(trial.ljust(widest) + "".join(row))
+    COUNTS.write_text("\n".join(lines) + "\n")
 
 
 @cache

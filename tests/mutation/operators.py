@@ -27,6 +27,7 @@ _NAMES = {
 _FLAG = re.compile(r"fc_\w+|k(?:Edge|Whole)")
 _INTEGER = re.compile(r"(0x)?([0-9a-fA-F]+)([uUlL]*)")
 _FLOAT = re.compile(r"([0-9.]+(?:[eE][-+]?[0-9]+)?)([fh]?)")
+_KEY = re.compile(r"(\S+?)(?: (\S+))?(?: \((\d+)\))?: (.*?) => (.*)")
 _NO_STATEMENT = {
     *("if", "else", "for", "while", "do", "return", "using", "typedef", "template", "namespace"),
     *("const", "constant", "constexpr", "device", "thread", "threadgroup", "volatile", "static", "inline"),
@@ -46,8 +47,17 @@ class Key:
     nth: int = 1  # of the same change of the same line in the same function
 
     def __str__(self) -> str:
+        function = f" {self.function}" if self.function else ""
         again = f" ({self.nth})" if self.nth > 1 else ""
-        return f"{self.file}, {self.function or 'top'}{again}:\n  - {self.line}\n  + {self.becomes}"
+        return f"{self.file}{function}{again}: {self.line} => {self.becomes}"
+
+    @staticmethod
+    def of(text: str) -> Key:
+        """What `str` made of it."""
+        if not (match := _KEY.fullmatch(text)):
+            raise ValueError(f"{text!r} is not FILE FUNCTION: LINE => WHAT IT BECOMES")
+        file, function, nth, line, becomes = match.groups()
+        return Key(file, function or "", line, becomes, int(nth or 1))
 
 
 @dataclass(frozen=True)

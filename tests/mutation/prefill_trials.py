@@ -68,6 +68,11 @@ def _other_packed() -> Iterator[Trial]:
         "packed-few-rows", "paged_prefill", f16, 2, 2, 1, 9, 48, 64, 32, q_lens=(9, 1), seq_lens=(48, 30),
         block_size=24, **causal,
     )  # fmt: skip
+    # Keys below the window share a step with visible ones, and their scales are NaN.
+    yield of_problem(
+        "packed-int8-near", "paged_prefill", f16, *MIXED_SIZES, 64, 32, block_size=16, kv_format="int8",
+        window_left=20, **MIXED, **causal,
+    )  # fmt: skip
     for kv_format, dtype, dims in (
         ("int8", f16, (64, 32)),
         ("int4", bf16, (64, 96)),
@@ -137,6 +142,11 @@ def _parts() -> Iterator[Trial]:
     yield of_problem(
         "prefill-parts-window", *half, 1, 2, 1, 70, 500, *dims, causality="bottom_right", window_left=190,
         sink_tokens=100, sinks=True, change=in_parts,
+    )  # fmt: skip
+    # Parts of whole steps, each with another behind it.
+    yield of_problem(
+        "prefill-parts-causal", *half, 1, 6, 2, 25, 260, *dims, causality="bottom_right", sinks=True,
+        change=in_parts,
     )  # fmt: skip
     # The first tile sees no key.
     yield of_problem(

@@ -26,7 +26,7 @@ def prefill_wide() -> Iterator[Trial]:
         "prefill-wide-window", *half, 1, 2, 1, 40, 200, *uneven, window_left=70, sink_tokens=40, sinks=True,
         **CAUSAL,
     )  # fmt: skip
-    yield of_problem("prefill-wide-map", *half, 1, 2, 1, 50, 200, *uneven, mask=f16, **MAPPED, **CAUSAL)
+    yield of_problem("prefill-wide-map", *half, 2, 2, 1, 70, 200, *uneven, mask=f16, **MAPPED, **CAUSAL)
     yield of_problem("prefill-wide-slices", *half, 2, 3, 1, 70, 70, *uneven, change=in_slices, **CAUSAL)
     yield of_problem(
         "packed-wide", "paged_prefill", f16, *MIXED_SIZES, *uneven, block_size=16, window_left=20,

@@ -1,5 +1,5 @@
 """What mutants are tried on: a call of an op, small, with its answer and with bounds of what it may cost
-(counts.json)."""
+(counts.txt)."""
 
 from __future__ import annotations
 
@@ -158,6 +158,9 @@ def of_map(dtype: torch.dtype, *size: int, slice_size: int = 0, layout: str = "p
     )  # fmt: skip
     case = problems.build(replace(problem, mask_layout=layout), seed=7)
     mask = case.arguments("cpu")[0]["attn_mask"]
+    if dtype != torch.bool:  # whole cells of a small number, and of one that hides in their last row alone
+        mask[0, 0, :16, :32], mask[0, 0, 16:32, :32] = -5.0, 0.0
+        mask[0, 0, 31, :32] = -torch.inf
 
     def plan() -> Plan:
         made = direct_launch.plan_of("mask_map", {"attn_mask": mask})

@@ -58,6 +58,7 @@ def _logits() -> Iterator[Trial]:
     yield of_logits("softmax", f16, (3, 2, 72), "padded", 5.0)
     yield of_logits("softmax", f16, (6, 1300), "offset", 5.0)
     yield of_logits("softmax", f32, (2, 33000), "contiguous", 0.0)
+    yield of_logits("softmax", f32, (6, 16390), "contiguous", 0.0)  # a short last block, hidden in a row
     yield of_logits("softmax", bf16, (2, 1, 3, 2, 2, 3, 40), "padded", 0.0)
     yield of_logits("softmax", f32, (9, 600), "padded", 0.0, slice_size=4)
     yield of_logits("softmax", bf16, (2, 256), "every_other", 0.0)

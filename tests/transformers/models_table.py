@@ -1,4 +1,4 @@
-"""The list of models in docs/models.md and its summary in the README, written from families/*.json and
+"""The list of models in docs/models.md and its summary in the README, written from families.txt and
 checked by test_models_table.py.
 
 python -m tests.transformers.models_table            # exit 1 if one of them says anything else
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.transformers.sweep import all_recorded
+from tests.transformers.family_table import all_recorded
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -130,7 +130,7 @@ def main(arguments: list[str]) -> int:
         elif not file.exists() or file.read_text() != wanted:
             different = 1
             print(
-                f"{file.relative_to(ROOT)} differs from tests/transformers/families: "
+                f"{file.relative_to(ROOT)} differs from tests/transformers/families.txt: "
                 "run python -m tests.transformers.models_table --update",
                 file=sys.stderr,
             )

@@ -1,6 +1,6 @@
 """Every model family of transformers that builds from a small generic config: `fattn` against `eager`.
 
-    python -m tests.transformers.sweep                          # all families; rewrites families/VERSION.json
+    python -m tests.transformers.sweep                          # all families; rewrites families.txt
     python -m tests.transformers.sweep --kind masked            # rewrites this part of it
     python -m tests.transformers.sweep --only llama bloom       # prints, writes nothing
     python -m tests.transformers.sweep --refused                # what the file calls refused; rewrites it
@@ -31,7 +31,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import huggingface_hub
@@ -41,11 +40,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
+from tests.transformers.family_table import record, recorded
 from tests.transformers.tiny_configs import VOCAB, tiny_configs
 from torch_fattn.integrations.transformers import NAME, attend, make_mask, register, unregister
 from torch_fattn.integrations.transformers.operators import compute
 
-FOLDER = Path(__file__).with_name("families")
 KINDS: dict[str, tuple[Any, Any]] = {
     "causal": (transformers.AutoModelForCausalLM, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "masked": (transformers.AutoModelForMaskedLM, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
@@ -311,7 +310,7 @@ def short(error: BaseException) -> str:
     if isinstance(error, (NotImplementedError, NotBuiltError)):
         return " ".join(str(error).split())
     text = re.sub(r" from '[^']*'", "", " ".join(str(error).split()))  # where a module lies is no verdict
-    return f"{type(error).__name__}: {text[:160]}"
+    return f"{type(error).__name__}: {text[:160].rstrip()}"
 
 
 @contextmanager
@@ -330,28 +329,6 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGPROF, previous)
 
 
-def recorded(version: str = transformers.__version__) -> dict[str, Any] | None:
-    """What was found with this version of transformers, if it was swept."""
-    return next((found for found in all_recorded() if found["transformers"] == version), None)
-
-
-def all_recorded() -> list[dict[str, Any]]:
-    """The oldest version first."""
-    documents = [json.loads(file.read_text()) for file in FOLDER.glob("*.json")]
-    return sorted(documents, key=lambda document: [int(n) for n in document["transformers"].split(".")])
-
-
-def record(found: dict[str, dict[str, dict[str, str]]], elsewhere: dict[str, list[str]]) -> None:
-    """One line per family."""
-    kinds = []
-    for kind, verdicts in found.items():
-        lines = [f"  {json.dumps(name)}: {json.dumps(verdict)}" for name, verdict in verdicts.items()]
-        kinds.append(f" {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n }")
-    head = f'{{"transformers": {json.dumps(transformers.__version__)}, "families": {{\n'
-    file = FOLDER / f"{transformers.__version__}.json"
-    file.write_text(head + ",\n".join(kinds) + f'\n}}, "elsewhere": {json.dumps(elsewhere)}}}\n')
-
-
 def main() -> None:
     huggingface_hub.constants.HF_HUB_OFFLINE = True  # some configs name a checkpoint of another model
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -363,7 +340,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)  # the models are too small for more
-    before = recorded() or {"families": {kind: {} for kind in KINDS}, "elsewhere": {}}
+    before = recorded(transformers.__version__) or {"families": {kind: {} for kind in KINDS}, "elsewhere": {}}
     found: dict[str, dict[str, dict[str, str]]] = {kind: {} for kind in KINDS}
     elsewhere: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for kind, name in families():
@@ -383,10 +360,12 @@ def main() -> None:
     if not args.only:
         kinds = [args.kind] if args.kind else list(KINDS)
         kept = {kind: before["families"][kind] for kind in KINDS}
-        kept_elsewhere = before["elsewhere"]
         record(
-            {**kept, **{kind: found[kind] for kind in kinds}},
-            {**kept_elsewhere, **{kind: elsewhere[kind] for kind in kinds}},
+            {
+                "transformers": transformers.__version__,
+                "families": kept | {kind: found[kind] for kind in kinds},
+                "elsewhere": before["elsewhere"] | {kind: elsewhere[kind] for kind in kinds},
+            }
         )
 
 

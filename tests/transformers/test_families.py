@@ -1,25 +1,24 @@
 """No model family of transformers differs silently: a sample here, every family in the slow test.
 
-families/ holds what the sweep found with the oldest and the newest transformers that are supported; the list
-of models is made of it.
+families.txt (family_table.py) holds what the sweep found with the oldest and the newest transformers that are
+supported; the list of models is made of it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import PreTrainedConfig
 
-from tests.transformers import sweep
+from tests.transformers import family_table, sweep
+from tests.transformers.family_table import all_recorded, recorded
 from tests.transformers.sweep import (
     KINDS,
-    all_recorded,
     families,
-    recorded,
     runs_elsewhere,
     sweep_family,
     verdict_of,
@@ -40,7 +39,7 @@ NAMES = {
 SAMPLE = [(kind, name) for kind, names in NAMES.items() for name in names.split()]
 
 
-RECORDED = recorded()
+RECORDED = recorded(transformers.__version__)
 of_the_recorded = pytest.mark.skipif(RECORDED is None, reason="this version of transformers was not swept")
 
 
@@ -121,6 +120,29 @@ def test_control_attention_that_ignores_masks_is_visible(monkeypatch: pytest.Mon
     assert sweep_family("causal", "llama", "cpu", ["single"])["single"].verdict == "differs"
 
 
-def test_file_is_one_line_per_family() -> None:
-    for file in sweep.FOLDER.glob("*.json"):
-        assert json.loads("{" + file.read_text().splitlines()[2].strip().rstrip(",") + "}")
+def test_the_table_is_as_the_sweep_writes_it() -> None:
+    text = family_table.FILE.read_text()
+    assert family_table.text_of(family_table.read(text)) == text
+
+
+def test_what_is_recorded_is_read_again() -> None:
+    """Families that differ between versions, gone and new ones, and every form of a verdict."""
+    matches, reason = {"verdict": "matches"}, "a | b (c), because"
+    refuses = {"verdict": "refuses", "why": reason}
+    older = {
+        "transformers": "5.9.1",
+        "families": {"causal": {"a": matches, "b": refuses, "gone": matches}, "base": {"c": refuses}},
+        "elsewhere": {"causal": ["b"], "base": []},
+    }
+    newer = {
+        "transformers": "5.10.0",
+        "families": {
+            "causal": {"a": matches, "b": matches, "new": {"verdict": "not built", "why": reason}},
+            "base": {"c": {"verdict": "refuses", "only": "left generate", "why": reason}},
+        },
+        "elsewhere": {"causal": [], "base": ["c"]},
+    }
+    text = family_table.text_of([newer, older])
+    assert "\ncausal | 5.9.1 5.10.0 | matches | a\n" in text
+    assert f"\nbase | 5.10.0 | refuses (left generate), runs elsewhere | c | {reason}\n" in text
+    assert family_table.read(text) == [older, newer]

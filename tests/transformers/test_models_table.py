@@ -1,4 +1,4 @@
-"""The list of models on its page, and its summary in the README, are those of families/ and nothing else."""
+"""The list of models on its page, and its summary in the README, are those of families.txt."""
 
 from __future__ import annotations
 
