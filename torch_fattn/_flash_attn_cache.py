@@ -23,14 +23,14 @@ def rotate(
     c, s = (table[known][:, :, None].float() for table in (cos, sin))
     c = c.masked_fill((positions != known)[:, :, None, None], math.nan)
     half = cos.shape[1]
-    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    turned, rest = x.float().split((2 * half, x.shape[-1] - 2 * half), dim=-1)
     if interleaved:
         a, b = turned[..., ::2], turned[..., 1::2]
         turned = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
     else:
         a, b = turned[..., :half], turned[..., half:]
         turned = torch.cat((a * c - b * s, a * s + b * c), dim=-1)
-    return torch.cat((turned.to(x.dtype), rest), dim=-1)
+    return torch.cat((turned, rest), dim=-1).to(x.dtype)
 
 
 def append(

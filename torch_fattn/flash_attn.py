@@ -328,7 +328,7 @@ def flash_attn_with_kvcache(
         if rotary_cos is not None and rotary_sin is not None:
             # Rows that see the same keys are all at the position of the first.
             by_position = causal or max(options["window_left"], options["window_right"]) >= 0
-            last = rotary_cos.shape[0] - (q_len if by_position else 1)
+            last = rotary_cos.shape[0] - (q_len if by_position else min(q_len, 1))
             check_between(op, "cache_seqlens", lens, last)
             q = rotate(q, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=by_position)
             k = rotate(k, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=True)
@@ -372,4 +372,4 @@ def flash_attn_with_kvcache(
         else:
             out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], options)
     out = without_padding(out, value_dim)
-    return (out, lse) if return_softmax_lse else out
+    return (out, lse.contiguous()) if return_softmax_lse else out
