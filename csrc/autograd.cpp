@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/AutogradState.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -58,8 +59,27 @@ variable_list inputs_that_require_grad(const torch::jit::Stack& stack, size_t ar
   return inputs;
 }
 
+std::string public_name(const c10::OperatorHandle& op) {  // "fattn::prefill" is "fattn.prefill" to a caller
+  std::string name = op.schema().name();
+  return name.replace(name.find("::"), 2, ".");
+}
+
+// A result without a tangent would count as a derivative of 0.
+void refuse_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (!c10::AutogradState::get_tls_state().get_fw_grad_mode()) return;
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool has_tangent = values[i].isTensor() && values[i].toTensor()._fw_grad(/*level=*/0).defined();
+    TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent, public_name(op), ": ", arguments[i].name(),
+                                " has a forward-mode tangent and there is no derivative; use torch.matmul "
+                                "and torch.softmax where one is needed");
+  }
+}
+
 // The autograd kernel of every op, whatever its signature.
 void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  refuse_tangents(op, *stack);
   const variable_list inputs = inputs_that_require_grad(*stack, op.schema().arguments().size());
   {
     at::AutoDispatchBelowAutograd below_autograd;
@@ -109,10 +129,28 @@ void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
   for (const Tensor& tensor : written) torch::autograd::impl::bump_version(tensor);
 }
 
+// A lazily negated view (.imag of a conjugate) would be written through a copy of its own.
+void refuse_negated(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  for_each_written(op, *stack, [](const std::string& name, const Tensor& written) {
+    TORCH_CHECK_VALUE(!written.is_neg(), "fattn.cache_write: ", name,
+                      " is a negated view and is written in place; pass what its .resolve_neg() returns");
+  });
+  const size_t count = op.schema().arguments().size();
+  for (size_t i = 0; i < count; ++i) {
+    c10::IValue& argument = torch::jit::peek(*stack, i, count);
+    if (argument.isTensor()) argument = argument.toTensor().resolve_neg();
+  }
+  op.callBoxed(stack);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fattn, ADInplaceOrView, library) {
   library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&bump_versions>());
+}
+
+TORCH_LIBRARY_IMPL(fattn, Negative, library) {
+  library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&refuse_negated>());
 }
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {

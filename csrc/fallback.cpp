@@ -13,7 +13,6 @@
 #include <ATen/ops/log.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 
 #include "fallback_attention.h"
 #include "tensor_checks.h"
@@ -184,11 +183,6 @@ std::tuple<Tensor, Tensor> run_in_torch(const Call& call, bool may_wait) {
 }
 
 std::tuple<Tensor, Tensor> run_in_torch(const MergeCall& call) {
-  const auto sizes = call.outs.sizes().slice(1);
-  if (call.problem.parts == 0 || call.outs.numel() == 0) {
-    return {at::zeros(sizes, call.outs.options()),
-            at::full(sizes.slice(0, 3), -kInfinity, call.lses.options())};
-  }
   const Tensor logits = call.problem.sums ? call.lses.select(-1, 1) : call.lses;
   const Tensor top = at::amax(logits, 0);
   const Tensor shift = top.masked_fill(top.eq(-kInfinity), 0.0);

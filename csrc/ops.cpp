@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include "describe.h"
@@ -55,6 +56,7 @@ auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
     return results;
   }
 #endif
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // of our own steps
   if constexpr (std::is_same_v<AnyCall, Call>) {
     return run_in_torch(call, may_wait);
   } else {

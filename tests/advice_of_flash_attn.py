@@ -281,6 +281,13 @@ ADVICE: list[Advice] = [
         exact_cached(appended=True),
     ),
     Advice(
+        "give each sequence entries of its own in",  # with FATTN_CHECK=1
+        "entries of its own in cache_batch_idx",
+        cached(FILLED | APPENDED, cache_seqlens=SEVEN, cache_batch_idx=torch.tensor([1, 1])),
+        cached(FILLED | APPENDED, cache_seqlens=SEVEN, cache_batch_idx=torch.tensor([0, 1])),
+        exact_cached((7, 7), appended=True),
+    ),
+    Advice(
         "leave out cache_batch_idx",
         "leave out cache_batch_idx",
         cached(FILLED, block_table=BOTH_IN_ONE, cache_batch_idx=BOTH_IN_ONE[:, 0]),

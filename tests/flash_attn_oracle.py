@@ -80,7 +80,8 @@ def rotated(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved:
 
 
 def check(out: Tensor, lse: Tensor, exact: Tensor, exact_lse: Tensor, slack: float = 1.0) -> None:
-    assert out.is_contiguous() and out.shape == exact.shape and lse.shape == exact_lse.shape
+    assert out.is_contiguous() and lse.is_contiguous()
+    assert out.shape == exact.shape and lse.shape == exact_lse.shape
     limit = LIMITS[out.dtype] * slack
     assert torch.allclose(out.cpu().double(), exact, atol=limit, rtol=limit, equal_nan=True)
     assert torch.allclose(lse.cpu().double(), exact_lse, atol=limit * 4, rtol=1e-3, equal_nan=True)

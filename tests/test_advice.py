@@ -11,6 +11,7 @@ from torch import Tensor
 from tests import (
     advice,
     advice_of_caches,
+    advice_of_derivatives,
     advice_of_flash_attn,
     advice_of_plans,
     advice_of_shapes,
@@ -21,6 +22,7 @@ from tests.advice import Advice
 ADVICE = [
     *advice.ADVICE,
     *advice_of_caches.ADVICE,
+    *advice_of_derivatives.ADVICE,
     *advice_of_flash_attn.ADVICE,
     *advice_of_plans.ADVICE,
     *advice_of_shapes.ADVICE,
@@ -30,6 +32,7 @@ CHECKED = {  # what only FATTN_CHECK=1 looks at
     "pass the most rows that a sequence has",
     "give every token a slot of its own, or -1 to drop it",
     "share fewer keys",
+    "give each sequence entries of its own in",
     "pass as shared_blocks how many they share",
 }
 LIMIT = "states the limit, not another call"

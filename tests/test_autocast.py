@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_fattn
+from tests import cache_problems
+from tests.cache_problems import FORMATS
 from tests.test_compile import arguments_of
+from torch_fattn.flash_attn import flash_attn_with_kvcache
 
 fattn = torch.ops.fattn
 HALVES = [torch.float16, torch.bfloat16]
@@ -77,6 +80,38 @@ def test_merge_is_left_alone(device: str) -> None:
     with torch.autocast(device, dtype=torch.float16):
         out, lse = fattn.merge(**arguments)
     assert out.dtype == lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("to", HALVES, ids=str)
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_cache_write_is_left_alone(kv_format: str, to: torch.dtype, device: str) -> None:
+    """Its caches and scales have dtypes that autocast does not mix."""
+    plain, cast = (cache_problems.valid(kv_format, device) for _ in range(2))
+    fattn.cache_write(**plain)
+    with torch.autocast(device, dtype=to):
+        fattn.cache_write(**cast)
+    for name in ("key_cache", "value_cache", "key_scales", "value_scales"):
+        if plain.get(name) is not None:
+            assert torch.equal(*(call[name].cpu().contiguous().view(torch.uint8) for call in (plain, cast)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("to", HALVES, ids=str)
+def test_rotated_rows_of_the_other_half(to: torch.dtype, device: str) -> None:
+    """The dtype that torch does not concatenate under autocast."""
+    other = torch.float16 if to == torch.bfloat16 else torch.bfloat16
+    rows = operands(device, other)[0]
+    angles = torch.randn(9, 4, device=device)
+    caches = [torch.zeros(1, 9, 9, 16, dtype=other, device=device) for _ in range(4)]
+
+    def call(*caches: Tensor) -> None:
+        flash_attn_with_kvcache(rows, *caches, rows, rows, angles, angles, cache_seqlens=1)
+
+    call(*caches[:2])
+    with torch.autocast(device, dtype=to):
+        call(*caches[2:])
+    assert torch.equal(caches[0].cpu(), caches[2].cpu()) and caches[0].any()
 
 
 def test_explain_shows_what_would_run() -> None:

@@ -177,6 +177,21 @@ def test_the_control_works(kv_format: str) -> None:
     assert launches == {"fattn_cache_write": 1}
 
 
+@pytest.mark.host_only
+def test_negated_views() -> None:
+    """A cache is not written through the copy that torch would make of one; rows may be."""
+    arguments = valid("float", "cpu")
+    plain = {name: arguments[name].clone() for name in CACHES}
+    torch_fattn.cache_write(**arguments | plain)
+    rows = {name: torch._neg_view(-arguments[name]) for name in ("key", "value")}
+    torch_fattn.cache_write(**arguments | rows)
+    for name in CACHES:
+        assert torch.equal(arguments[name].view(torch.int16), plain[name].view(torch.int16))
+        with pytest.raises(ValueError, match=f"cache_write: {name} is a negated view") as refusal:
+            torch_fattn.cache_write(**arguments | {name: torch._neg_view(plain[name])})
+        assert "\n" not in str(refusal.value)
+
+
 def test_int4_needs_whole_groups() -> None:
     rows, pool = torch.zeros(1, 1, 40), torch.zeros(2, 4, 1, 20, dtype=torch.uint8)
     scales = torch.zeros(2, 4, 1, 1, 2, dtype=torch.float16)

@@ -275,3 +275,12 @@ def test_a_cache_without_room(device: str) -> None:
     lens = torch.zeros(1, dtype=torch.int32, device=device)
     out, lse = fa.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=lens, return_softmax_lse=True)
     assert not out.any() and (lse == -torch.inf).all()
+
+
+@pytest.mark.host_only
+def test_a_cache_without_heads() -> None:
+    """Its strides say nothing."""
+    q, cache = torch.randn(2, 2, 0, 16), torch.zeros(1, 8, 0, 16).expand(2, -1, -1, -1)
+    lens = torch.zeros(2, dtype=torch.int32)
+    out, lse = fa.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=lens, return_softmax_lse=True)
+    assert out.shape == q.shape and lse.shape == (2, 0, 2)

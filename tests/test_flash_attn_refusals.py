@@ -309,6 +309,7 @@ CHECKED: dict[str, tuple[Any, str]] = {
     "no room": (lambda: {"cache_seqlens": long(3, 10)}, r"cache_seqlens\[1\] is 10 .* between 0 and 9"),
     "padding": (lambda: {"cache_leftpad": long(4, 0)}, r"cache_leftpad\[0\] is 4 .* between 0 and 3"),
     "index": (lambda: {"cache_batch_idx": long(0, 2)}, r"cache_batch_idx\[1\] is 2 .* between 0 and 1"),
+    "overlap": (lambda: {"cache_batch_idx": long(1, 1)}, "new keys of sequences 0 and 1 have the same place"),
     "block": (lambda: {"block_table": long(0, -1)[:, None]}, r"block_table\[1, 0\] is -1 .* between 0 and 1"),
     "angle": (
         lambda: {"q": zeros(2, 6, 2, 16), "cache_seqlens": long(7, 3)} | dict.fromkeys(ANGLES, zeros(12, 4)),
@@ -325,3 +326,7 @@ def test_numbers_on_the_device_when_asked(wrong: str, monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match=f"torch_fattn.flash_attn_with_kvcache: {words}"):
         call(**changes())
     call(cache_leftpad=long(0, 5), cache_batch_idx=long(1, 0))
+    # A table that ends with the cache is too short for a row there, and there is none.
+    table = dict.fromkeys(ANGLES, zeros(12, 4))
+    empty = dict.fromkeys(("q", "k", "v"), zeros(2, 0, 2, 16))
+    call(**table, **empty, cache_seqlens=long(12, 3))

@@ -370,6 +370,12 @@ def test_lengths_and_tables_are_checked_when_asked(monkeypatch: pytest.MonkeyPat
     dense(3, 8, tree_mask=tree)
     in_pool(2, 10, 0)
     in_pool(3, 16, 0)
+    nothing = torch.zeros(2, dtype=torch.int32)
+    out = shared_prefix_paged_decode(tensors["query"], *pools, table.fill_(-1), nothing, 2)
+    assert not out.any(), "blocks that nobody has are not looked at"
+    table.copy_(torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]]))
+    no_prefix = {name: prefix[:, :, :0] for name, prefix in tensors.items() if "prefix" in name}
+    shared_prefix_decode(**tensors | no_prefix, seq_lens=nothing)
     for call, words in wrong:
         with pytest.raises(ValueError, match=words):
             call()

@@ -208,7 +208,8 @@ def fill(out: Tensor, numbers: Sequence[int]) -> None:
     start = 0
     for end in range(1, len(numbers) + 1):
         if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
-            torch.arange(numbers[start], numbers[end - 1] + 1, out=out[start:end])
+            run = out[start:end]
+            torch.arange(numbers[start], numbers[end - 1] + 1, out=run, device=run.device)
             start = end
 
 

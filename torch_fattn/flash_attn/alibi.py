@@ -34,7 +34,8 @@ def attend_by_distance(
     out_before, sums_before = attend(1, part=True, **before)
     sums_before = shifted(sums_before, of_rows.float())  # the rows stood one key nearer to all that they saw
     shape, lse_shape = out.shape, sums.transpose(-2, -3).shape[:-1]
-    parts = [x.reshape(1, -1, *shape[-2:]) for x in (out_before, out)]
-    of_parts = [x.transpose(-2, -3).reshape(1, -1, shape[-2], 4) for x in (sums_before, sums)]
+    rows = (1, lse_shape[:-1].numel(), lse_shape[-1])
+    parts = [x.reshape(*rows, shape[-1]) for x in (out_before, out)]
+    of_parts = [x.transpose(-2, -3).reshape(*rows, 4) for x in (sums_before, sums)]
     merged, lse = merge_parts(parts, of_parts, dtype)
     return merged.view(shape), lse.view(lse_shape).transpose(-1, -2).contiguous()

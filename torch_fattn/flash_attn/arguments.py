@@ -189,3 +189,20 @@ def check_blocks(op: str, what: str, table: Tensor, lens: Tensor, new: int, pool
                 raise ValueError(
                     f"{name_of(op)}: {what}[{place}] is {block} and must be between 0 and {num_blocks - 1}"
                 )
+    _check_apart(op, what, table.tolist(), lens.tolist(), new, block_size)
+
+
+def _check_apart(
+    op: str, what: str, table: list[list[int]], lens: list[int], new: int, block_size: int
+) -> None:
+    """New keys are written: no two to one place."""
+    owner: dict[tuple[int, int], int] = {}
+    for b, (row, length) in enumerate(zip(table, lens, strict=True)):
+        for position in range(length, length + new):
+            place = row[position // block_size], position % block_size
+            if place in owner:
+                raise ValueError(
+                    f"{name_of(op)}: new keys of sequences {owner[place]} and {b} have the same place; "
+                    f"give each sequence entries of its own in {what}"
+                )
+            owner[place] = b

@@ -129,14 +129,14 @@ def flash_attn_with_kvcache(
     if capacity == 0:  # no place for a key, and none to see
         out = q.new_zeros(*q.shape[:-1], value_dim)
         lse = q.new_full((batch, q.shape[2], q_len), -torch.inf, dtype=torch.float32)
-        return (out, lse) if return_softmax_lse else out
+        return (out, lse.contiguous()) if return_softmax_lse else out
 
     if k is not None and v is not None:
         lens = lens.clamp(0, capacity)
         if rotary_cos is not None and rotary_sin is not None:
             # Rows that see the same keys are all at the position of the first.
             by_position = causal or max(options["window_left"], options["window_right"]) >= 0
-            last = rotary_cos.shape[0] - (q_len if by_position else 1)
+            last = rotary_cos.shape[0] - (q_len if by_position else min(q_len, 1))
             check_between(op, "cache_seqlens", lens, last)
             q = rotate(q, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=by_position)
             k = rotate(k, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=True)
@@ -181,7 +181,7 @@ def flash_attn_with_kvcache(
         else:
             out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], q.dtype, options)
     out = without_padding(out, value_dim)
-    return (out, lse) if return_softmax_lse else out
+    return (out, lse.contiguous()) if return_softmax_lse else out
 
 
 def rotate(
@@ -198,14 +198,14 @@ def rotate(
     c, s = (table[known][:, :, None].float() for table in (cos, sin))
     c = c.masked_fill((positions != known)[:, :, None, None], math.nan)
     half = cos.shape[1]
-    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    turned, rest = x.float().split((2 * half, x.shape[-1] - 2 * half), dim=-1)
     if interleaved:
         a, b = turned[..., ::2], turned[..., 1::2]
         turned = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
     else:
         a, b = turned[..., :half], turned[..., half:]
         turned = torch.cat((a * c - b * s, a * s + b * c), dim=-1)
-    return torch.cat((turned.to(x.dtype), rest), dim=-1)
+    return torch.cat((turned, rest), dim=-1).to(x.dtype)
 
 
 def append(

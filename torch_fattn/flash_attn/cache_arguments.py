@@ -106,7 +106,8 @@ def check_written(op: str, **caches: Tensor) -> None:
                 f"{name_of(op)}: {what} requires grad, and no gradient goes through a cache; pass "
                 f"{what}.detach(), or call under torch.no_grad()"
             )
-        if any(size > 1 and step == 0 for size, step in zip(cache.shape, cache.stride(), strict=True)):
+        steps = zip(cache.shape, cache.stride(), strict=True)
+        if cache.numel() and any(size > 1 and step == 0 for size, step in steps):
             raise ValueError(
                 f"{name_of(op)}: {what} has shape {list(cache.shape)} and strides {list(cache.stride())}, so "
                 "that elements share memory; pass memory of its own, without .expand()"

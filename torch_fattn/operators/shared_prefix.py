@@ -163,7 +163,7 @@ def shared_prefix_decode(
         },
         is_separate_prefix=True,
     )
-    if seq_lens is not None:
+    if seq_lens is not None and prefix.length > 0:
         _check_lengths(name, seq_lens, _least_own(query, options))
     token_major_out = rest.pop("token_major_out", False)
     out, lse = attend(name, Rows(query, kv_heads), prefix, suffix, None, **rest)
@@ -259,13 +259,13 @@ def shared_prefix_paged_decode(
     _check_shared(name, block_tables[:, :shared_blocks], seq_lens)
     rest, stored = _apart(options)
     # A sequence that sees nothing need not have the blocks.
-    any_with_prefix = (seq_lens > 0).int().argmax().view(1)
+    has_prefix = (seq_lens > 0).int()
     prefix = Keys(
         key_cache,
         value_cache,
         length,
-        torch.full((1,), length, dtype=torch.int32, device=seq_lens.device),
-        block_tables[:, :shared_blocks].index_select(0, any_with_prefix),
+        has_prefix.amax(0, keepdim=True) * length,
+        block_tables[:, :shared_blocks].index_select(0, has_prefix.argmax().view(1)),
         stored,
     )
     suffix = Keys(

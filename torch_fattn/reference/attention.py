@@ -35,10 +35,10 @@ def prefill(
     """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` says nothing new."""
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
     first = kv_len - q_len if q_offset is None else q_offset
-    positions = (first + torch.arange(q_len)).expand(batch, q_len)
+    positions = (first + torch.arange(q_len, device="cpu")).expand(batch, q_len)
     visible = _visible(
         positions,
-        torch.full((batch,), kv_len),
+        torch.full((batch,), kv_len, device="cpu"),
         kv_len,
         is_causal=is_causal,
         window_left=window_left,
@@ -76,10 +76,10 @@ def decode(
     value = dequantise(value, value_scales, kv_format)
     batch, q_len, capacity = query.shape[0], query.shape[2], key.shape[2]
     if seq_lens is None:
-        lengths = torch.full((batch,), capacity)
+        lengths = torch.full((batch,), capacity, device="cpu")
     else:
         lengths = seq_lens.cpu().long().clamp(0, capacity)
-    positions = lengths[:, None] - q_len + torch.arange(q_len)
+    positions = lengths[:, None] - q_len + torch.arange(q_len, device="cpu")
     visible = _visible(
         positions,
         lengths,
@@ -305,11 +305,11 @@ def _visible(
 ) -> Tensor:
     """Which keys the rows at `positions` `[B,Lq]` may see by position alone: bool `[B,1,Lq,Lk]`."""
     p = positions[:, None, :, None]
-    j = torch.arange(kv_len)
+    j = torch.arange(kv_len, device="cpu")
     visible = (j < lengths[:, None, None, None]).expand(*p.shape[:3], kv_len)
     if is_causal:
         visible = visible & (j <= p)
-    in_window = torch.ones((), dtype=torch.bool)
+    in_window = torch.ones((), dtype=torch.bool, device="cpu")
     if window_left >= 0:
         in_window = in_window & (j >= p - window_left)
     if window_right >= 0:
@@ -320,7 +320,7 @@ def _visible(
 def _tree_visible(tree_mask: Tensor, lengths: Tensor, q_len: int, capacity: int) -> Tensor:
     """Bit t of `tree_mask[b, i]` says whether row i sees draft token t, the t-th of the newest `q_len`
     keys."""
-    token = torch.arange(capacity) - (lengths[:, None, None, None] - q_len)
+    token = torch.arange(capacity, device="cpu") - (lengths[:, None, None, None] - q_len)
     rows = tree_mask.expand(lengths.shape[0], q_len)[:, None, :, None]
     return (token < 0) | ((rows >> token.clamp(0, q_len - 1)) & 1).bool()
 
@@ -355,7 +355,7 @@ def _attend(
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
-        distance = torch.arange(kv_len) - positions[:, None, :, None]
+        distance = torch.arange(kv_len, device="cpu") - positions[:, None, :, None]
         scores = scores + alibi_slopes.cpu().double()[..., None, None] * distance
     if attn_mask is not None:
         attn_mask = attn_mask.detach().cpu()
@@ -367,8 +367,8 @@ def _attend(
     visible = visible.expand(scores.shape)
     scores = scores.masked_fill(~visible, -_INF)
 
-    sink = torch.full((heads,), -_INF, dtype=torch.float64) if sinks is None else sinks.cpu().double()
-    sink = sink[:, None].expand(scores.shape[:3])
+    sink = torch.full((heads,), -_INF, device="cpu") if sinks is None else sinks.cpu()
+    sink = sink.double()[:, None].expand(scores.shape[:3])
     top = _finite_top(torch.cat([scores, sink[..., None]], dim=-1).amax(-1))
     weights = (scores - top[..., None]).exp()
     total = weights.sum(-1) + (sink - top).exp()
@@ -388,8 +388,8 @@ def _of_sequence(slopes: Tensor | None, b: int) -> Tensor | None:
 
 def _no_key_results(rows: int, heads: int, value_dim: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """out and lse of packed rows that see no key."""
-    out = torch.zeros(rows, heads, value_dim, dtype=torch.float64)
-    lse = torch.full((heads, rows), -_INF, dtype=torch.float64)
+    out = torch.zeros(rows, heads, value_dim, dtype=torch.float64, device="cpu")
+    lse = torch.full((heads, rows), -_INF, dtype=torch.float64, device="cpu")
     if sinks is not None:
         lse[:] = sinks.cpu().masked_fill(sinks.cpu() == _INF, torch.nan)[:, None]
         out.masked_fill_(lse.isnan().T[..., None], torch.nan)

@@ -137,7 +137,8 @@ def _int4_of(rows: Tensor) -> tuple[Tensor, Tensor]:
     scale = _to_half(width, towards=_HALF_MAX)
     q = (groups - minimum.float()[..., None]) / scale.float()[..., None]
     q = q.where((good & (scale > 0))[..., None], 0.0).round().to(torch.uint8).flatten(-2)
-    scales = torch.stack((scale, minimum), dim=-1).masked_fill(~good[..., None], float("nan"))
+    scales = torch.stack((scale.float(), minimum.float()), dim=-1).half()  # autocast may not stack halves
+    scales = scales.masked_fill(~good[..., None], float("nan"))
     return q[..., 0::2] | q[..., 1::2] << 4, scales
 
 

@@ -20,13 +20,13 @@ def mask_map(attn_mask: Tensor) -> Tensor:
     `4 << f` more if key fragment f, 8 keys, hides everything."""
     mask = attn_mask.detach().cpu()[(None,) * (4 - attn_mask.dim())]
     if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape).masked_fill(~mask, -_INF)
+        mask = torch.zeros(mask.shape, device="cpu").masked_fill(~mask, -_INF)
     rows, keys = mask.shape[2:]
-    cells = torch.empty(*mask.shape[:2], -(-rows // 16), -(-keys // 32), dtype=torch.float64)
+    cells = torch.empty(*mask.shape[:2], -(-rows // 16), -(-keys // 32), dtype=torch.float64, device="cpu")
     for i, j in product(range(cells.shape[2]), range(cells.shape[3])):
         cell = mask[:, :, 16 * i : 16 * i + 16, 32 * j : 32 * j + 32].flatten(2)
         hidden, whole = (cell == -_INF).all(2), (cell == 0).all(2)
-        mixed = torch.ones(hidden.shape, dtype=torch.float64)
+        mixed = torch.ones(hidden.shape, dtype=torch.float64, device="cpu")
         for f, fragment in enumerate(mask[:, :, 16 * i : 16 * i + 16, 32 * j : 32 * j + 32].split(8, 3)):
             if fragment.shape[3] == 8:  # where there is but one key, it stands for all
                 mixed += (fragment == -_INF).flatten(2).all(2) * (4 << f)
