@@ -13,7 +13,6 @@ from tests import shared_prefix_problems
 from tests.accuracy import assert_close
 from tests.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged
 from tests.conftest import Checked, counted_launches, needs_emulator
-from tests.problems import Case
 from tests.shared_prefix_problems import SharedProblem
 from tests.test_caches import Watch
 from torch_fattn import reference, shared_prefix_decode, shared_prefix_paged_decode

@@ -171,9 +171,7 @@ def flash_attn_with_kvcache(
         def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
             keys = (lens.clamp(max=capacity) - before).clamp(min=0) if before else lens
             op = torch.ops.fattn.paged_prefill.part if part else torch.ops.fattn.paged_prefill
-            out, lse = op(
-                q.flatten(0, 1), key_cache, value_cache, table, keys, starts, q_len, **options
-            )
+            out, lse = op(q.flatten(0, 1), key_cache, value_cache, table, keys, starts, q_len, **options)
             return out.unflatten(0, (batch, q_len)), lse.unflatten(1, (batch, q_len)).transpose(0, 1)
 
         if alibi_slopes is None or sees_no_later_key(causal, options):

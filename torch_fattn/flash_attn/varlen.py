@@ -153,9 +153,7 @@ def _packed(
     def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
         keys = (lens - before).clamp(min=0) if before else lens
         op = torch.ops.fattn.paged_prefill.part if part else torch.ops.fattn.paged_prefill
-        result: tuple[Tensor, Tensor] = op(
-            q, k, v, block_table, keys, cu_seqlens_q, most_q, **options
-        )
+        result: tuple[Tensor, Tensor] = op(q, k, v, block_table, keys, cu_seqlens_q, most_q, **options)
         return result
 
     if by_distance:

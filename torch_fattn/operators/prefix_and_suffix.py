@@ -132,7 +132,7 @@ def attend(
             f"{name}: attn_mask of shape {list(attn_mask.shape)} cannot be broadcast over {keys} keys, to "
             f"{list(whole)}; its last dimension counts those of the prefix and of the capacity behind it"
         )
-    own = {
+    own: dict[str, Any] = {
         "attn_mask": _columns(attn_mask, prefix.length, None),
         "tree_mask": tree_mask,
         "window_left": window_left,
