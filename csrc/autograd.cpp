@@ -85,6 +85,14 @@ void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& st
   }
 }
 
+void refuse_inference_tensors(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  for_each_written(op, stack, [](const std::string& name, const Tensor& written) {
+    TORCH_CHECK(!written.is_inference(), "fattn.cache_write: ", name,
+                " is an inference tensor, which is written in inference mode alone; call under "
+                "torch.inference_mode(), or allocate it outside of the mode");
+  });
+}
+
 // The autograd kernel of an op that writes: what it writes must not be part of a graph. The rows may require
 // a gradient, which ends here.
 void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -98,8 +106,10 @@ void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet k
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// Tells autograd that these tensors have changed, so that a graph which has saved one notices.
+// Tells autograd that these tensors have changed, so that a graph which has saved one notices. It runs outside
+// of inference mode, where tensors of that mode have no version to tell.
 void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  refuse_inference_tensors(op, *stack);
   std::vector<Tensor> written;
   for_each_written(op, *stack, [&](const std::string&, const Tensor& tensor) { written.push_back(tensor); });
   {
@@ -109,7 +119,26 @@ void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
   for (const Tensor& tensor : written) torch::autograd::impl::bump_version(tensor);
 }
 
+// A view such as z.conj().imag says that what lies in its memory is to be negated. torch's kernel for such
+// views takes the first result for what was written, and there is none.
+void write_without_negative_views(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                  torch::jit::Stack* stack) {
+  for_each_written(op, *stack, [](const std::string& name, const Tensor& written) {
+    TORCH_CHECK_VALUE(!written.is_neg(), "fattn.cache_write: ", name,
+                      " is a negated view, whose memory holds other numbers; make it a cache of its own with .resolve_neg()");
+  });
+  for (auto argument = stack->end() - op.schema().arguments().size(); argument != stack->end(); ++argument) {
+    if (argument->isTensor()) *argument = argument->toTensor().resolve_neg();
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Negative),
+                     stack);
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(fattn, Negative, library) {
+  library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&write_without_negative_views>());
+}
 
 TORCH_LIBRARY_IMPL(fattn, ADInplaceOrView, library) {
   library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&bump_versions>());

@@ -132,6 +132,8 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
             "'' is not a printable name",
             "explain prefill --device-name X --family 9 --cores 8",
         ),
+        ("explain prefill --head-dim 580", "head_dim 580 is above 576", "explain prefill --head-dim 576"),
+        ("explain prefill --torch 2", "'2' is not a version", "explain prefill --torch 2.14+local"),
         ("doctor now", "unrecognized arguments: now", "explain merge"),
         ("doctor --verbose", "unrecognized arguments: --verbose", "explain merge"),
         ("doctor --foo", "python -m torch_fattn doctor --help lists", "explain merge"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from tests.public_calls import LEFT_OUT, VALID, Arguments, Public, find
 PUBLIC = find()
 WITH_ARGUMENTS = sorted(name for name, public in PUBLIC.items() if public.parameters and name not in LEFT_OUT)
 ERRORS = (IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
-RAW = ("schema", "Expected a value of type", "has no attribute", "Declaration:", "fattn::", "object is not")
+RAW = ("unflatten", "Exception raised", "schema", "Expected a value of type", "has no attribute", "Declaration:", "fattn::", "object is not")
 # These hand what they have no kernel for to torch, or to ComfyUI: shapes and values are refused there.
 HANDED_ON = {"torch_fattn.sdpa", "torch_fattn.integrations.comfyui.attention_override"}
 # transformers calls these, with what models give them: only what is used is looked at.
@@ -26,6 +28,7 @@ CALLED_BY_TRANSFORMERS = {name for name in PUBLIC if name.endswith((".attend", "
 LENIENT = {name for name in PUBLIC if name.startswith("torch_fattn.reference.")} | HANDED_ON
 
 STRANGERS: list[Any] = [None, "wrong", 1.5, 3, True, [1.5], ["a"], {}, object(), torch.ones(2, 3), torch.int8]
+STRANGERS += [Tensor, np.array([1, 0]), np.array(3)]
 
 
 def takes(annotation: str, value: Any) -> bool:
@@ -41,10 +44,11 @@ def takes(annotation: str, value: Any) -> bool:
         "torch.dtype": lambda v: isinstance(v, torch.dtype),
         "torch.device": lambda v: isinstance(v, torch.device),
         "Sequence[int]": lambda v: isinstance(v, list) and not {*map(type, v)} - {int},
-        "OnUnsupported": lambda v: v in ("error", "sdpa"),
+        "OnUnsupported": lambda v: isinstance(v, str) and v in ("error", "sdpa"),
         "Window": lambda v: False,
-        "Iterable[tuple[str, Mapping[str, Any]]]": lambda v: v == {},
+        "Iterable[tuple[str, Mapping[str, Any]]]": lambda v: isinstance(v, dict),
         "Mapping[str, Any]": lambda v: isinstance(v, dict),
+        "Callable[..., Tensor]": callable,
     }
     return any(by_text.get(part, lambda v: False)(value) for part in annotation.split(" | "))
 
@@ -67,12 +71,12 @@ def misfits(arguments: Arguments, public: Public) -> Iterator[tuple[str, Any]]:
                 yield from ((what, torch.ones(shape, dtype=d)) for d in (torch.float32, torch.int32))
         numbers: list[Any] = []
         if "int" in parameter.annotation.split(" | "):
-            numbers += [-1, -7, 0, 1, 600, 2**70, -(2**70)]
+            numbers += [-1, -7, 0, 1, 600, 2**70, -(2**70), 10**400, np.int64(2)]
             numbers += [] if public.made else [2**31]  # which would be memory
         if "float" in parameter.annotation.split(" | "):
-            numbers += [float("nan"), float("inf"), -1.0, 0.0, 1e39, 1e-60]
+            numbers += [float("nan"), float("inf"), -1.0, 0.0, 1e39, 1e-60, Fraction(1, 2)]
         if "str" in parameter.annotation:
-            numbers += ["", "int8", "int4", "fp8_e4m3"]
+            numbers += ["", "int8", "int4", "fp8_e4m3", "a\nb", "\ud800", "x" * 500]
         if "torch.dtype" in parameter.annotation:
             numbers += [torch.int8, torch.float64, torch.complex64, torch.bool]
         if "Sequence[int]" in parameter.annotation:
@@ -84,6 +88,11 @@ def _misshapen(tensor: Tensor) -> Iterator[Tensor]:
     yield tensor[None]
     yield torch.ones((), dtype=tensor.dtype)
     yield tensor.to("meta")
+    with torch.inference_mode():
+        yield tensor.clone()
+    if tensor.is_floating_point():
+        yield tensor.clone().requires_grad_()
+        yield tensor._neg_view()
     for dim in range(tensor.dim()):
         yield tensor.select(dim, 0)
         yield tensor.narrow(dim, 0, 0)

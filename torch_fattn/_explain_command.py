@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ._arguments import DTYPES, Parser, whole
-from ._head_padding import HEAD_STEP
+from ._head_padding import HEAD_STEP, MAX_HEAD_DIM
 from ._sizes import SIZES, operands_of
 from .plans import FAMILIES, MOST_CORES, OPERATORS, check_machine, explain
 
@@ -103,7 +103,7 @@ def _check_use(parser: Parser, options: argparse.Namespace) -> None:
             parser.refuse(f"{options.op} takes no {_option(name)}: {why}; leave it out")
     for name in ("head_dim", "value_dim"):
         dim = getattr(options, name)
-        if options.op in ATTENTION and dim is not None and dim % HEAD_STEP:
+        if options.op in ATTENTION and dim is not None and dim % HEAD_STEP and dim < MAX_HEAD_DIM:
             parser.refuse(
                 f"{_option(name)} {dim} is not a multiple of {HEAD_STEP}; give {_option(name)} "
                 f"{dim + -dim % HEAD_STEP}, to which such heads are padded"

@@ -16,6 +16,7 @@ from ._flash_attn_arguments import (
     name_of,
     whole,
 )
+from ._operands import check_writable
 
 _ANGLES = "[positions, rotary_dim / 2]"
 
@@ -100,12 +101,8 @@ def _begin_together(a: Tensor, b: Tensor) -> bool:
 
 
 def check_written(op: str, **caches: Tensor) -> None:
+    check_writable(name_of(op), **caches)
     for what, cache in caches.items():
-        if cache.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{name_of(op)}: {what} requires grad, and no gradient goes through a cache; pass "
-                f"{what}.detach(), or call under torch.no_grad()"
-            )
         if any(size > 1 and step == 0 for size, step in zip(cache.shape, cache.stride(), strict=True)):
             raise ValueError(
                 f"{name_of(op)}: {what} has shape {list(cache.shape)} and strides {list(cache.stride())}, so "

@@ -28,6 +28,7 @@ DECODE_ROWS = 32
 PREFILL_HEAD_DIM = 128
 # Arguments of `decode`, in its refusals.
 _OF_KEYS = re.compile(r"\b(?<!-)(?:(?:key|value)(?:_scales)?|kv_format)\b(?!-)")
+_OF_POOLS = re.compile(r"\b(key|value)_cache\b")
 
 
 @dataclass
@@ -41,15 +42,19 @@ class Keys:
     block_tables: Tensor | None = None
     stored: dict[str, Any] = field(default_factory=dict)  # scales and format
     is_separate_prefix: bool = False  # whose arguments have names of their own
+    is_named_key: bool = False  # as it is where a pool is an argument of `shared_prefix_decode`
 
     def decode(self, query: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         options |= self.stored
         try:
             return self._decode(query, options)
         except (NotImplementedError, TypeError, ValueError) as refusal:
-            if not self.is_separate_prefix:
+            if not (self.is_separate_prefix or self.is_named_key):
                 raise
-            raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", str(refusal))) from None
+            words = str(refusal)
+            if self.is_named_key:
+                raise type(refusal)(_OF_POOLS.sub(r"\1", words)) from None
+            raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", words)) from None
 
     def _decode(self, query: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         if self.block_tables is None:

@@ -35,7 +35,7 @@ from ._cache_memory import (
     on_device,
 )
 from ._cache_step import CacheFullError, CacheStep
-from ._operands import check_tensor, public
+from ._operands import check_tensor, public, shown
 from ._ops import MAX_DECODE_ROWS
 from ._packed_ops import paged_prefill
 from ._paged_decode import paged_decode
@@ -322,7 +322,8 @@ class PagedKVCache:
     def _get(self, method: str, sequence: int) -> _PagedSequence:
         if sequence not in self._sequences:
             raise ValueError(
-                f"PagedKVCache.{method}: sequence {sequence} is not allocated; it never was, or it is freed"
+                f"PagedKVCache.{method}: sequence {shown(sequence)} is not allocated; pass one of the numbers "
+                "that allocate() and fork() returned, until free() takes it"
             )
         return self._sequences[sequence]
 

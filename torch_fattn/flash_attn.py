@@ -113,7 +113,7 @@ def _dense(
     check_operands(op, q, k=(k, ROWS), v=(v, ROWS))
     check_sizes(op, "batch size", q=q.shape[0], k=k.shape[0], v=v.shape[0])
     check_sizes(op, "length", k=k.shape[1], v=v.shape[1])
-    check_heads(op, q, k, v)
+    check_heads(op, q, k, v, softcap=softcap, alibi_slopes=alibi_slopes)
     check_slopes(op, alibi_slopes, q, q.shape[0])
     refuse_dropout(op, dropout_p)
     scale = scale_of(op, softmax_scale)
@@ -301,7 +301,7 @@ def flash_attn_with_kvcache(
         ("batch size", "capacity") if block_table is None else ("num_blocks", "block_size")
     ):
         check_sizes(op, what, **{name: cache.shape[dim] for name, cache in caches.items()})
-    check_heads(op, q, k_cache, v_cache, *caches)
+    check_heads(op, q, k_cache, v_cache, *caches, softcap=softcap, alibi_slopes=alibi_slopes)
     check_slopes(op, alibi_slopes, q, q.shape[0])
     scale = scale_of(op, softmax_scale)
     batch, q_len = q.shape[:2]

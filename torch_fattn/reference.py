@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ._kv_formats import dequantise, quantise
-from ._operands import public
+from ._operands import check_writable, public
 from ._reference_scores import mask_map, softcap, softmax
 
 __all__ = [
@@ -308,6 +308,9 @@ def cache_write(
 ) -> None:
     """The rows of key `[T,Hkv,D]` and value `[T,Hkv,Dv]` into the slots of the caches
     `[num_blocks, block_size, Hkv, D]`, in place. A token whose slot the cache does not have is dropped."""
+    scales_given = {"key_scales": key_scales, "value_scales": value_scales}
+    written = {"key_cache": key_cache, "value_cache": value_cache} | scales_given
+    check_writable("torch_fattn.reference.cache_write", **{n: t for n, t in written.items() if t is not None})
     if kv_format == "auto" and key_cache.dtype == torch.int8:
         kv_format = "int8"
     sides = ((key, key_cache, key_scales), (value, value_cache, value_scales))
@@ -383,8 +386,8 @@ def _attend(
     heads, head_dim, kv_len = query.shape[1], query.shape[3], key.shape[2]
     q = query.detach().cpu().double()
     k, v = (_share_heads(t.detach().cpu().double(), heads) for t in (key, value))
-    scores = (q @ k.mT) * (head_dim**-0.5 if scale is None else scale)
-    if softcap > 0:
+    scores = (q @ k.mT) * (head_dim**-0.5 if scale is None else float(scale))
+    if (softcap := float(softcap)) > 0:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
         distance = torch.arange(kv_len) - positions[:, None, :, None]

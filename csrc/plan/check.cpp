@@ -25,14 +25,14 @@ std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t 
     return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
                   kHeadDimMultiple, "; pass heads of at least ", kHeadDimMultiple, " columns");
   }
+  if (dim > kMaxHeadDim) {
+    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", kMaxHeadDim,
+                  ", the largest with a kernel so far; ", instead);
+  }
   if (dim % kHeadDimMultiple != 0) {
     return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
                   kHeadDimMultiple, "; pad ", padded, " with zeros to ",
                   ceil_div(dim, kHeadDimMultiple) * kHeadDimMultiple, more);
-  }
-  if (dim > kMaxHeadDim) {
-    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", kMaxHeadDim,
-                  ", the largest with a kernel so far; ", instead);
   }
   return std::nullopt;
 }
@@ -201,9 +201,14 @@ std::optional<Refusal> check(const Problem& p) {
   if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_options(p)) return refusal;
   if (auto refusal = check_decode_rows(p)) return refusal;
-  if (p.q_len > kMaxLength || p.kv_len > kMaxLength) {
-    return refuse(Kind::kValue, op, "length ", p.q_len > p.kv_len ? p.q_len : p.kv_len, " is above ",
-                  kMaxLength, "; split the sequence and merge the parts with fattn.merge");
+  if (p.q_len > kMaxLength) {
+    return refuse(Kind::kValue, op, "query length ", p.q_len, " is above ", kMaxLength,
+                  p.packed ? "; split the call" : "; split the rows, each part with its q_offset");
+  }
+  if (p.kv_len > kMaxLength) {
+    return refuse(Kind::kValue, op, "length ", p.kv_len, " is above ", kMaxLength,
+                  "; split the sequence and merge the parts with fattn.merge",
+                  is_paged(p) ? ", or leave out columns of block_tables that no sequence fills" : "");
   }
   if (p.batch > kMaxGrid || p.q_heads > kMaxGrid) {
     return refuse(Kind::kValue, op, p.batch > kMaxGrid ? "batch " : "query head count ",
@@ -299,7 +304,7 @@ std::optional<Refusal> check(const MaskMapProblem& p) {
 
 std::optional<Refusal> check(const DeviceFacts& device, Op op) {
   if (device.family < kMinFamily) {
-    return refuse(Kind::kNotImplemented, name_of(op), device.name, " is a GPU of Apple family ",
+    return refuse(Kind::kNotImplemented, name_of(op), device.name, " is of Apple family ",
                   device.family, " and the kernels need simdgroup matrices, which begin with family ",
                   kMinFamily, " (M1); use F.scaled_dot_product_attention, or tensors on the CPU");
   }
