@@ -58,8 +58,22 @@ variable_list inputs_that_require_grad(const torch::jit::Stack& stack, size_t ar
   return inputs;
 }
 
+void refuse_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (!c10::AutogradState::get_tls_state().get_fw_grad_mode()) return;
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool has_tangent = values[i].isTensor() && values[i].toTensor()._fw_grad(/*level=*/0).defined();
+    TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent, "fattn.", op.schema().name().substr(7), ": ",
+                                arguments[i].name(),
+                                " has a tangent, and there are no forward-mode gradients; call torch's own "
+                                "function, attention under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)");
+  }
+}
+
 // The autograd kernel of every op, whatever its signature.
 void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  refuse_tangents(op, *stack);
   const variable_list inputs = inputs_that_require_grad(*stack, op.schema().arguments().size());
   {
     at::AutoDispatchBelowAutograd below_autograd;

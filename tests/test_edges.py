@@ -384,6 +384,25 @@ def test_merge_weighs_by_the_exponential(device: str) -> None:
 # ---- autograd
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"])
+def test_forward_mode_is_refused(op: str, device: str) -> None:
+    """Without a refusal the derivative would be 0. torch's attention, as the sentence has it, gives it."""
+    arguments, _ = problems.build(problem(op)).arguments(device)
+    query = arguments.pop("query")
+
+    def call(query: torch.Tensor) -> torch.Tensor:
+        return getattr(fattn, op)(query, **arguments)[0]
+
+    with pytest.raises(NotImplementedError, match=rf"^fattn\.{op}: query has a tangent.*SDPBackend.MATH"):
+        torch.func.jvp(call, (query,), (query,))
+    assert call(query).isfinite().all(), "the control"
+    x = torch.randn(1, 2, 3, 16).to(device)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        attention = torch.nn.functional.scaled_dot_product_attention
+        assert torch.func.jvp(lambda q: attention(q, x, x), (x,), (x,))[1].abs().max() > 0
+
+
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"])
 def test_forward_works_and_backward_refuses(op: str, device: str) -> None:
     case = problems.build(problem(op))

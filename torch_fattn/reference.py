@@ -66,7 +66,8 @@ def prefill(
 ) -> tuple[Tensor, Tensor]:
     """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` says nothing new."""
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
-    first = kv_len - q_len if q_offset is None else q_offset
+    # Beyond all keys and windows, or before them, there is but one place, and int64 has room for it.
+    first = kv_len - q_len if q_offset is None else max(-(2**60), min(q_offset, 2**60))
     positions = (first + torch.arange(q_len)).expand(batch, q_len)
     visible = _visible(
         positions,
