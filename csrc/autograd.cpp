@@ -120,8 +120,8 @@ void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet k
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// Tells autograd that these tensors have changed, so that a graph which has saved one notices. It runs outside
-// of inference mode, where tensors of that mode have no version to tell.
+// Tells autograd that these tensors have changed, so that a graph which has saved one notices. It runs
+// outside of inference mode, where tensors of that mode have no version to tell.
 void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   refuse_inference_tensors(op, *stack);
   std::vector<Tensor> written;
@@ -139,7 +139,8 @@ void write_without_negative_views(const c10::OperatorHandle& op, c10::DispatchKe
                                   torch::jit::Stack* stack) {
   for_each_written(op, *stack, [](const std::string& name, const Tensor& written) {
     TORCH_CHECK_VALUE(!written.is_neg(), "fattn.cache_write: ", name,
-                      " is a negated view, whose memory holds other numbers; make it a cache of its own with .resolve_neg()");
+                      " is a negated view, whose memory holds other numbers; make it a cache of its own with "
+                      ".resolve_neg()");
   });
   for (auto argument = stack->end() - op.schema().arguments().size(); argument != stack->end(); ++argument) {
     if (argument->isTensor()) *argument = argument->toTensor().resolve_neg();

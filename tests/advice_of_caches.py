@@ -146,6 +146,13 @@ def _appended(cache: Any, step: Any, *, first: bool) -> Tensor:
 
 ADVICE: list[Advice] = [
     Advice(
+        "pass a multiple of {} in dimension 1",
+        "a multiple of 2 in dimension 1",
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 3, 64))),
+        _prefilled(4),
+        _prefilled_exactly,
+    ),
+    Advice(
         "give {}, pad with zeros and",
         "give 64, pad with zeros and decode with scale=60 ** -0.5",
         lambda: _cache(head_dim=60),

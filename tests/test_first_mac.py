@@ -81,7 +81,9 @@ def test_it_removes_nothing_but_an_earlier_run(
 ) -> None:
     monkeypatch.setattr(first_mac, "steps", lambda *_: [python("facts", "print('is well')")])
     folder = tmp_path / "mac"
-    assert first_mac.main(["--out", str(folder)]) == first_mac.main(["--out", str(folder)]) == 0, "the control"
+    assert first_mac.main(["--out", str(folder)]) == first_mac.main(["--out", str(folder)]) == 0, (
+        "the control"
+    )
     (folder / "thesis.tex").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for out, said in ((folder, "holds thesis.tex"), (tmp_path / "file", "Not a directory")):

@@ -67,7 +67,10 @@ def test_an_offset_at_the_end_of_int64(offset: int, like: int, device: str) -> N
     for op, operands in (("prefill", [query, key, key]), ("varlen_prefill", packed)):
         results = [getattr(fattn, op)(*operands, is_causal=True, q_offset=at)[0] for at in (offset, like)]
         assert torch.equal(*results)
-        exact = [getattr(torch_fattn.reference, op)(*operands, is_causal=True, q_offset=at)[0] for at in (offset, like)]
+        exact = [
+            getattr(torch_fattn.reference, op)(*operands, is_causal=True, q_offset=at)[0]
+            for at in (offset, like)
+        ]
         assert torch.equal(*exact)
 
 

@@ -4,6 +4,7 @@ that begins with the function's name, and no error of anything inside."""
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
@@ -19,7 +20,16 @@ from tests.public_calls import LEFT_OUT, VALID, Arguments, Public, find
 PUBLIC = find()
 WITH_ARGUMENTS = sorted(name for name, public in PUBLIC.items() if public.parameters and name not in LEFT_OUT)
 ERRORS = (IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
-RAW = ("unflatten", "Exception raised", "schema", "Expected a value of type", "has no attribute", "Declaration:", "fattn::", "object is not")
+RAW = (
+    "unflatten",
+    "Exception raised",
+    "schema",
+    "Expected a value of type",
+    "has no attribute",
+    "Declaration:",
+    "fattn::",
+    "object is not",
+)
 # These hand what they have no kernel for to torch, or to ComfyUI: shapes and values are refused there.
 HANDED_ON = {"torch_fattn.sdpa", "torch_fattn.integrations.comfyui.attention_override"}
 # transformers calls these, with what models give them: only what is used is looked at.
@@ -27,6 +37,13 @@ CALLED_BY_TRANSFORMERS = {name for name in PUBLIC if name.endswith((".attend", "
 # Of the oracle, wrong numbers mean what they mean: it has fewer limits than the operators.
 LENIENT = {name for name in PUBLIC if name.startswith("torch_fattn.reference.")} | HANDED_ON
 
+# Names of tensors, and of no other things.
+_TENSORS = {
+    what
+    for public in PUBLIC.values()
+    for what, each in public.parameters.items()
+    if "Tensor" in each.annotation
+} - {"x", "scores", "softcap", "func"}
 STRANGERS: list[Any] = [None, "wrong", 1.5, 3, True, [1.5], ["a"], {}, object(), torch.ones(2, 3), torch.int8]
 STRANGERS += [Tensor, np.array([1, 0]), np.array(3)]
 
@@ -126,6 +143,12 @@ def fault_of(public: Public, error: Exception, words: list[str]) -> str:
         return f"nameless {type(error).__name__}: {text}"
     if not any(word in text.removeprefix(named) for word in words):
         return f"none of {words} in: {text}"
+    said = re.findall(
+        r"(?<!-)\b\w+\b(?!-)", text.removeprefix(named).replace("be stored", "").partition("; ")[0]
+    )
+    said = [] if named.startswith("fattn attention") else said  # mask, as transformers calls it
+    if foreign := [word for word in said if word in _TENSORS - public.parameters.keys()]:
+        return f"{foreign[0]} is no argument of it: {text}"
     return ""
 
 

@@ -181,6 +181,12 @@ class Layers:
                 f"{method}: query has head_dim {query.shape[-1]} and the cache {self._shape.head_dim}; pass "
                 f"rows of {self._shape.head_dim}"
             )
+        heads, kv_heads = query.shape[1], self._shape.shape[1]
+        if heads % kv_heads if kv_heads else heads:
+            raise ValueError(
+                f"{method}: query has {heads} heads, which cannot share the cache's {kv_heads} key-value "
+                f"heads; pass a multiple of {kv_heads} in dimension 1"
+            )
 
     def check_kind(self, method: str, what: str, rows: Tensor) -> None:
         """Of device and dtype. A quantised cache takes rows of every dtype that it can be made for."""
@@ -244,7 +250,7 @@ def new_tokens(counts: Sequence[int], device: torch.device) -> NewTokens:
 
 def counts_of(name: str, tokens: int | Sequence[int], batch: int) -> list[int]:
     """A number of new tokens for each sequence."""
-    counts = [int(tokens)] * batch if isinstance(tokens, Integral) else list(map(int, tokens))
+    counts = [int(tokens)] * batch if isinstance(tokens, (int, Integral)) else [int(n) for n in tokens]
     if len(counts) != batch:
         raise ValueError(
             f"{name}: {len(counts)} numbers of new tokens are for {batch} sequences; give one for each"

@@ -93,7 +93,8 @@ def check_heads(
         if size > MAX_HEAD_DIM:
             raise NotImplementedError(
                 f"{name_of(op)}: {what} has head size {size}, which is above {MAX_HEAD_DIM}; use "
-                f"{function} of the transposed [batch, heads, length, head_dim], with an attn_mask {mask}{gqa}"
+                f"{function} of the transposed [batch, heads, length, head_dim], with an attn_mask "
+                f"{mask}{gqa}"
             )
 
 

@@ -28,6 +28,8 @@ from ._head_padding import pad_heads, without_padding
 from ._operands import public
 
 _ROWS = "[tokens, heads, head_dim]"
+_QKV = {f"{what}_{of}": what for what in ("cu_seqlens", "max_seqlen") for of in "qk"}
+_QKV |= dict.fromkeys("qkv", "qkv")
 _POOL = "[num_blocks, block_size, kv_heads, head_dim]"
 
 
@@ -201,7 +203,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_varlen_qkvpacked_func")
+@public("torch_fattn.flash_attn_varlen_qkvpacked_func", names=_QKV)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -250,7 +252,7 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_varlen_kvpacked_func")
+@public("torch_fattn.flash_attn_varlen_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,

@@ -182,8 +182,10 @@ class Signature:
         options: Signature | None = None,
         refused_by: str | None = None,
         any_layout: bool = False,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
+        self._names = names or {}
         self._refused_by = refused_by
         self._any_layout = any_layout
         self._options = options
@@ -254,14 +256,17 @@ class Signature:
             if not self._takes_call(arguments, keywords):
                 return error  # Python's own words name the function
             self._check_strictly(arguments, keywords)
-            if "meta tensor" in str(error):
+            if re.search(r"\bmeta tensor|is on meta\b", str(error)):
                 self._refuse_meta(arguments, keywords)
             if self._refused_by is not None:
                 error = _refusal(self._refused_by, self._given(arguments, keywords)) or error
                 named = _NAMED.match(str(error))
-        if named is None or named.group(1) == self.name:
+        if named is None or (named.group(1) == self.name and not self._names):
             return error
-        return type(error)(self.name + str(error)[named.end(1) :])
+        words = str(error)[named.end(1) :]
+        for theirs, own in self._names.items():
+            words = re.sub(rf"\b{theirs}\b", own, words)
+        return type(error)(self.name + words)
 
     def _takes_call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
         try:
@@ -340,6 +345,7 @@ def public(
     ahead: bool = True,
     renames: bool = True,
     any_layout: bool = False,
+    names: Mapping[str, str] | None = None,
 ) -> Callable[[_Function], _Function]:
     """Decorates a function whose errors begin with `name`.
 
@@ -347,12 +353,13 @@ def public(
     refused_by: the operator that has words for shapes that do not fit.
     ahead: False: types are looked at only after an error.
     renames: False: an error in the name of another public function stays.
+    names: what this function calls an argument of the functions that it calls.
     any_layout: True: torch takes sparse and nested tensors here, and has its own words for others.
     """
 
     def decorate(function: _Function) -> _Function:
         others = SIGNATURES[options] if options else None
-        signature = Signature(name, function, others, refused_by, any_layout)
+        signature = Signature(name, function, others, refused_by, any_layout, names)
         SIGNATURES[name] = signature
 
         @functools.wraps(function)

@@ -183,6 +183,8 @@ def shared_prefix_decode(
         is_separate_prefix=True,
     )
     if seq_lens is not None:
+        _check_shape(name, "seq_lens", seq_lens, "B")
+        _check_numbers(name, "seq_lens", seq_lens, query)
         _check_lengths(name, seq_lens, _least_own(query, options))
     token_major_out = rest.pop("token_major_out", False)
     out, lse = attend(name, Rows(query, kv_heads), prefix, suffix, None, **rest)

@@ -161,7 +161,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_qkvpacked_func")
+@public("torch_fattn.flash_attn_qkvpacked_func", names=dict.fromkeys("qkv", "qkv"))
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -204,7 +204,7 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_kvpacked_func")
+@public("torch_fattn.flash_attn_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
