@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from torch_fattn import __main__ as command_line
-from torch_fattn import explain
+from torch_fattn import doctor, explain
 from torch_fattn.plans import OPERATORS
 
 pytestmark = pytest.mark.host_only
@@ -145,6 +145,15 @@ def test_explain_and_doctor(
 ) -> None:
     assert said in refusal_of(command_line.main, refused, capsys)
     assert status_of(command_line.main, accepted) == 0
+
+
+@pytest.mark.parametrize(("value", "named"), [("off", True), ("0", False), ("1", False), ("", False)])
+def test_doctor_names_a_switch_that_is_neither(
+    value: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FATTN_TUNING", value)
+    said = ["FATTN_TUNING is 'off', which counts as 1; set it to 0 or 1, or unset it"]
+    assert doctor.advice_about_environment() == (said if named else [])
 
 
 def test_a_name_that_no_terminal_can_show(capsys: pytest.CaptureFixture[str]) -> None:

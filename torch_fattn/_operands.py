@@ -313,8 +313,7 @@ class Signature:
                 ) from None
             if isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST):
                 raise ValueError(
-                    f"{self.name}: {what} is {shown(ascii(value)[1:-1])}; pass up to {_LONGEST} printable "
-                    "characters"
+                    f"{self.name}: {what} is {shown(value)}; pass up to {_LONGEST} printable characters"
                 ) from None
 
     def _look_closer(self, what: str, value: Any) -> None:
@@ -371,10 +370,7 @@ def public(
             try:
                 return function(*arguments, **keywords)
             except Exception as error:
-                if not renames:
-                    signature._check_lengths(arguments, keywords)
-                    raise
-                own = signature.of(arguments, keywords, error)
+                own = signature.of(arguments, keywords, error) if renames else error
                 if own is error:
                     raise
                 raise own from None
