@@ -86,8 +86,6 @@ def written(**changes: Any) -> Callable[[], Tensor]:
 
 
 WRITTEN = cache_problems.valid("float", "cpu")
-with torch.inference_mode():
-    IN_THE_MODE = WRITTEN["key_cache"].clone()
 WIDE = {
     "query": heads(1, 2, 3, 584),
     "key": heads(1, 2, 5, 584, seed=1),
@@ -395,23 +393,6 @@ ADVICE: list[Advice] = [
         "pass both, or neither",
         written(key_scales=torch.ones(4, 2, 2)),
         written(),
-        lambda: WRITTEN["key"][[0, 2]],
-    ),
-    *(
-        Advice(
-            "call under torch.inference_mode(), or allocate it outside of the mode",
-            "torch.inference_mode(), or allocate",
-            written(key_cache=IN_THE_MODE),
-            followed,
-            lambda: WRITTEN["key"][[0, 2]],
-        )
-        for followed in (torch.inference_mode()(written(key_cache=IN_THE_MODE)), written())
-    ),
-    Advice(
-        "make it a cache of its own with .resolve_neg()",
-        "with .resolve_neg()",
-        written(key_cache=WRITTEN["key_cache"]._neg_view()),
-        written(key_cache=WRITTEN["key_cache"]._neg_view().resolve_neg()),
         lambda: WRITTEN["key"][[0, 2]],
     ),
     Advice(

@@ -66,8 +66,7 @@ def prefill(
 ) -> tuple[Tensor, Tensor]:
     """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` says nothing new."""
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
-    # Beyond all keys and windows, or before them, there is but one place, and int64 has room for it.
-    first = kv_len - q_len if q_offset is None else max(-(2**60), min(q_offset, 2**60))
+    first = kv_len - q_len if q_offset is None else max(-(2**60), min(q_offset, 2**60))  # int64 has room
     positions = (first + torch.arange(q_len)).expand(batch, q_len)
     visible = _visible(
         positions,
@@ -309,11 +308,8 @@ def cache_write(
 ) -> None:
     """The rows of key `[T,Hkv,D]` and value `[T,Hkv,Dv]` into the slots of the caches
     `[num_blocks, block_size, Hkv, D]`, in place. A token whose slot the cache does not have is dropped."""
-    scales_given = {"key_scales": key_scales, "value_scales": value_scales}
-    written = {"key_cache": key_cache, "value_cache": value_cache} | scales_given
-    check_writable("torch_fattn.reference.cache_write", **{n: t for n, t in written.items() if t is not None})
-    if kv_format == "auto" and key_cache.dtype == torch.int8:
-        kv_format = "int8"
+    check_writable("torch_fattn.reference.cache_write", key_cache=key_cache, value_cache=value_cache)
+    kv_format = "int8" if kv_format == "auto" and key_cache.dtype == torch.int8 else kv_format
     sides = ((key, key_cache, key_scales), (value, value_cache, value_scales))
     for rows, cache, scales in sides:
         if cache.is_floating_point():
