@@ -105,6 +105,14 @@ void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& st
   }
 }
 
+void refuse_inference_tensors(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  for_each_written(op, stack, [](const std::string& name, const Tensor& written) {
+    TORCH_CHECK(!written.is_inference(), "fattn.cache_write: ", name,
+                " is an inference tensor, which is written in inference mode alone; call under "
+                "torch.inference_mode(), or allocate it outside of the mode");
+  });
+}
+
 // The autograd kernel of an op that writes: what it writes must not be part of a graph. The rows may require
 // a gradient, which ends here.
 void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -118,8 +126,10 @@ void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet k
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// Tells autograd that these tensors have changed, so that a graph which has saved one notices.
+// Tells autograd that these tensors have changed, so that a graph which has saved one notices. It runs
+// outside of inference mode, where tensors of that mode have no version to tell.
 void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  refuse_inference_tensors(op, *stack);
   std::vector<Tensor> written;
   for_each_written(op, *stack, [&](const std::string&, const Tensor& tensor) { written.push_back(tensor); });
   {

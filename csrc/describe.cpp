@@ -23,14 +23,16 @@ constexpr std::string_view kPacked = "[rows, heads, head_dim]";
 constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
 constexpr int64_t kVectorBytes = 16;  // that the kernels load at once
 
-void check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key, const Tensor& value) {
+void check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key, const Tensor& value,
+                          const char* key_name = "key", const char* value_name = "value") {
   check_float(op, "query", query);
+  if (key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type()) return;
   // Numbers of a quantised cache are not what they stand for: no conversion helps there.
   const bool all_float = at::isFloatingType(key.scalar_type()) && at::isFloatingType(value.scalar_type());
-  TORCH_CHECK_TYPE(key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type(), op,
-                   ": query is ", dtype_name(query), ", key ", dtype_name(key), " and value ",
-                   dtype_name(value), "; all three must have the same dtype",
-                   all_float ? ": convert key and value with .to(query.dtype)" : "");
+  const std::string both = std::string(key_name) + " and " + value_name;
+  TORCH_CHECK_TYPE(false, op, ": query is ", dtype_name(query), ", ", key_name, " ", dtype_name(key), " and ",
+                   value_name, " ", dtype_name(value), "; all three must have the same dtype",
+                   all_float ? ": convert " + both + " with .to(query.dtype)" : std::string());
 }
 
 // Of a cache, which may be quantised.
@@ -39,7 +41,7 @@ KvFormat check_cache_dtypes(const char* op, std::string_view kv_format, const Te
                             const char* value_name) {
   const DType stored = dtype_of(key.scalar_type());
   if (kv_format == "auto" && stored != DType::kInt8 && stored != DType::kUInt8) {
-    check_operand_dtypes(op, query, key, value);
+    check_operand_dtypes(op, query, key, value, key_name, value_name);
     return kKvFloat;
   }
   check_operand_dtypes(op, query, query, query);

@@ -15,6 +15,7 @@
 #include <ATen/ops/where.h>
 
 #include "fallback_attention.h"
+#include "plan/supported.h"
 #include "tensor_checks.h"
 
 namespace fattn {
@@ -26,6 +27,9 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Where the keys of a packed call end, the last row of each sequence stands at its last key.
 bool ends_meet(const Problem& problem) { return !problem.packed_keys || problem.last_rows_meet; }
+
+// The position of row 0. Where windows and slopes ask for more than who sees whom, it is not beyond these.
+int64_t first_row(const Problem& problem) { return std::clamp(problem.q_offset, -kMaxLength, kMaxLength); }
 
 // ---- all sequences at once: nothing waits to know what is on the device
 
@@ -47,7 +51,7 @@ std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   padded.query = call.query.index_select(0, index.flatten()).unflatten(0, {problem.batch, q_len});
   padded.query = padded.query.transpose(1, 2);
   const Tensor first_position =
-      ends_meet(problem) ? key_counts(call).sub(lengths) : at::full_like(lengths, problem.q_offset);
+      ends_meet(problem) ? key_counts(call).sub(lengths) : at::full_like(lengths, first_row(problem));
   const auto [out, lse] = no_key_results(padded);
   attend({.call = padded, .first_position = first_position}, out, lse);
 
@@ -70,7 +74,7 @@ std::tuple<Tensor, Tensor> attend_together(const Call& call) {
   if (problem.packed) return attend_packed(call);
   const auto [out, lse] = no_key_results(call);
   const Tensor first_position =
-      problem.op == Op::kPrefill ? at::full({1, 1}, problem.q_offset, call.query.options().dtype(at::kLong))
+      problem.op == Op::kPrefill ? at::full({1, 1}, first_row(problem), call.query.options().dtype(at::kLong))
                                  : key_counts(call).sub(problem.q_len);
   attend({.call = call, .first_position = first_position}, out, lse);
   return {out, lse};
@@ -155,7 +159,7 @@ std::tuple<Tensor, Tensor> attend_one_by_one(const Call& call) {
   const auto rows = problem.packed ? runs_of_rows(call) : std::vector<Run>(problem.batch, {0, problem.q_len});
   for (int64_t b = 0; b < problem.batch; ++b) {
     const bool at_end = problem.packed ? ends_meet(problem) : problem.op != Op::kPrefill;
-    const int64_t position = at_end ? keys[b].count - rows[b].count : problem.q_offset;
+    const int64_t position = at_end ? keys[b].count - rows[b].count : first_row(problem);
     const int64_t count =
         problem.packed ? std::min(rows[b].count, most_sequence_rows(problem)) : problem.q_len;
     Call own = with_own_keys(call, b, keys[b]);

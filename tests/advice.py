@@ -51,7 +51,7 @@ def _pad_heads(op: str, key: str, **options: Any) -> Advice:
     odd = _cut(op, "query", key, columns=60)
     padded = {name: _padded(operand, 64) for name, operand in odd.items()}
     scale = options or {"scale": 60**-0.5}
-    said = "pad query and key with zeros to 64" + ("" if options else " and pass scale=60 ** -0.5")
+    said = f"pad query and {key} with zeros to 64" + ("" if options else " and pass scale=60 ** -0.5")
     return Advice(
         "pad {} with zeros to",
         said,
@@ -63,7 +63,7 @@ def _pad_heads(op: str, key: str, **options: Any) -> Advice:
 
 def _pad_values(op: str, value: str) -> Advice:
     odd = _cut(op, value, columns=36)
-    said = "pad value with zeros to 40 and cut the result to 36 columns"
+    said = f"pad {value} with zeros to 40 and cut the result to 36 columns"
     padded = {value: _padded(odd[value], 40)}
     return Advice(
         "pad {} with zeros to",

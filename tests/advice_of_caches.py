@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_fattn
-from tests.advice import Advice
+from tests.advice import WRITTEN, Advice, written
 from tests.public_calls import heads
 from tests.wrong_calls import Arguments
 from torch_fattn import PagedKVCache, StaticKVCache, reference
@@ -144,7 +144,27 @@ def _appended(cache: Any, step: Any, *, first: bool) -> Tensor:
     return cache.decode(0, newest, heads(1, 4, 1, 64))
 
 
+with torch.inference_mode():
+    IN_THE_MODE = WRITTEN["key_cache"].clone()
+
 ADVICE: list[Advice] = [
+    *(
+        Advice(
+            "call under torch.inference_mode(), or allocate it outside of the mode",
+            "torch.inference_mode(), or allocate",
+            written(key_cache=IN_THE_MODE),
+            followed,
+            lambda: WRITTEN["key"][[0, 2]],
+        )
+        for followed in (torch.inference_mode()(written(key_cache=IN_THE_MODE)), written())
+    ),
+    Advice(
+        "pass a multiple of {} in dimension 1",
+        "a multiple of 2 in dimension 1",
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 3, 64))),
+        _prefilled(4),
+        _prefilled_exactly,
+    ),
     Advice(
         "give {}, pad with zeros and",
         "give 64, pad with zeros and decode with scale=60 ** -0.5",

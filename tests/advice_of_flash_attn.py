@@ -13,7 +13,7 @@ from tests.advice import Advice
 from tests.flash_attn_oracle import Options, rotated
 from tests.public_calls import VALID, heads
 from tests.wrong_calls import Arguments
-from torch_fattn import flash_attn
+from torch_fattn import flash_attn, reference
 
 DENSE, PACKED, CACHE = (
     VALID[f"torch_fattn.flash_attn_{name}"]() for name in ("func", "varlen_func", "with_kvcache")
@@ -84,10 +84,16 @@ def exact_cached(
     return call
 
 
-def _by_sdpa() -> Tensor:
-    operands = [t.transpose(1, 2) for t in WIDE.values()]
-    lower_right = torch.ones(3, 5, dtype=torch.bool).tril(2)
-    return F.scaled_dot_product_attention(*operands, lower_right, enable_gqa=True).transpose(1, 2)
+def _by_torch(function: Callable[..., Any], biased: bool = False, **options: Any) -> Callable[[], Tensor]:
+    def call() -> Tensor:
+        mask = torch.ones(3, 5, dtype=torch.bool).tril(2)
+        if biased:
+            distance = (torch.arange(3)[:, None] + 2 - torch.arange(5)).abs()
+            mask = (-SLOPES[:1, :, None, None] * distance).masked_fill(~mask, -torch.inf)
+        out = function(*(t.transpose(1, 2) for t in WIDE.values()), mask, **options)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return call
 
 
 THREE = {"q": torch.cat((CACHE["q"], CACHE["q"][:1])), "cache_seqlens": torch.tensor([3, 5, 4]).int()}
@@ -126,13 +132,34 @@ ADVICE: list[Advice] = [
         dense(q=DENSE["q"][:, :, :2]),
         exact_dense(q=DENSE["q"][:, :, :2]),
     ),
-    Advice(
-        "use F.scaled_dot_product_attention of the transposed [batch, heads, length, head_dim], with an "
-        "attn_mask of the keys that each row sees",
-        "of the keys that each row sees, and enable_gqa=True",
-        dense(**WIDE, causal=True),
-        _by_sdpa,
-        exact_dense(Options(causal=True), **WIDE),
+    *(
+        Advice(
+            "use {} of the transposed [batch, heads, length, head_dim], with an attn_mask",
+            said,
+            dense(**WIDE, causal=True, softcap=softcap, alibi_slopes=slopes),
+            followed,
+            exact_dense(Options(causal=True, softcap=softcap, slopes=slopes), **WIDE),
+        )
+        for said, softcap, slopes, followed in (
+            (
+                "of the keys that each row sees, and enable_gqa=True",
+                0.0,
+                None,
+                _by_torch(F.scaled_dot_product_attention, enable_gqa=True),
+            ),
+            (
+                "use torch_fattn.reference.prefill of the transposed",
+                2.0,
+                None,
+                _by_torch(reference.prefill, softcap=2.0),
+            ),
+            (
+                "that holds the ALiBi bias of the keys that each row sees, and -inf for the others",
+                0.0,
+                SLOPES[:1],
+                _by_torch(F.scaled_dot_product_attention, biased=True, enable_gqa=True),
+            ),
+        )
     ),
     *(
         Advice(

@@ -114,8 +114,8 @@ ADVICE: list[Advice] = [
     ),
     *(
         Advice(
-            "all three must have the same dtype{}: convert key and value with .to(query.dtype)",
-            "convert key and value with .to(query.dtype)",
+            "all three must have the same dtype{}: convert {} with .to(query.dtype)",
+            f"convert {names[0]} and {names[1]} with .to(query.dtype)",
             run(op, **{n: of(op)[n].double() for n in names}),
             run(op, **{n: of(op)[n].double().to(torch.float32) for n in names}),
             exact(op),

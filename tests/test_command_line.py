@@ -16,6 +16,7 @@ import torch
 
 from torch_fattn import __main__ as command_line
 from torch_fattn import explain
+from torch_fattn.commands import doctor
 from torch_fattn.operators import OPERATORS
 
 pytestmark = pytest.mark.host_only
@@ -132,6 +133,8 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
             "'' is not a printable name",
             "explain prefill --device-name X --family 9 --cores 8",
         ),
+        ("explain prefill --head-dim 580", "head_dim 580 is above 576", "explain prefill --head-dim 576"),
+        ("explain prefill --torch 2", "'2' is not a version", "explain prefill --torch 2.14+local"),
         ("doctor now", "unrecognized arguments: now", "explain merge"),
         ("doctor --verbose", "unrecognized arguments: --verbose", "explain merge"),
         ("doctor --foo", "python -m torch_fattn doctor --help lists", "explain merge"),
@@ -143,6 +146,15 @@ def test_explain_and_doctor(
 ) -> None:
     assert said in refusal_of(command_line.main, refused, capsys)
     assert status_of(command_line.main, accepted) == 0
+
+
+@pytest.mark.parametrize(("value", "named"), [("off", True), ("0", False), ("1", False), ("", False)])
+def test_doctor_names_a_switch_that_is_neither(
+    value: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FATTN_TUNING", value)
+    said = ["FATTN_TUNING is 'off', which counts as 1; set it to 0 or 1, or unset it"]
+    assert doctor.advice_about_environment() == (said if named else [])
 
 
 def test_a_name_that_no_terminal_can_show(capsys: pytest.CaptureFixture[str]) -> None:

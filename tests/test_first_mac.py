@@ -76,6 +76,25 @@ def test_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.host_only
+def test_it_removes_nothing_but_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(first_mac, "steps", lambda *_: [python("facts", "print('is well')")])
+    folder = tmp_path / "mac"
+    assert first_mac.main(["--out", str(folder)]) == first_mac.main(["--out", str(folder)]) == 0, (
+        "the control"
+    )
+    (folder / "thesis.tex").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for out, said in ((folder, "holds thesis.tex"), (tmp_path / "file", "Not a directory")):
+        with pytest.raises(SystemExit, match="2"):
+            first_mac.main(["--out", str(out)])
+        words = capsys.readouterr().err
+        assert said in words and words.count("\n") == 1 and "give a new folder" in words
+    assert (folder / "thesis.tex").read_text() == (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.host_only
 def test_it_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     users = "/Users"
     monkeypatch.setattr(getpass, "getuser", lambda: "anna")

@@ -102,5 +102,5 @@ def test_no_entries() -> None:
 
 
 def test_a_gpu_without_simdgroup_matrices() -> None:
-    with pytest.raises(NotImplementedError, match="fattn.mask_map: an Apple GPU is a GPU of Apple family 6"):
+    with pytest.raises(NotImplementedError, match="fattn.mask_map: an Apple GPU is of Apple family 6"):
         torch_fattn.explain("mask_map", torch.empty(2, 2, device="meta"), family=6)

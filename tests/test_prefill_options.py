@@ -58,6 +58,23 @@ def test_rows_far_from_the_keys(causality: str, options: dict[str, Any], offset:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("offset", "like"), [(2**63 - 1, 9), (2**63 - 3, 9), (-(2**63), -5)])
+def test_an_offset_at_the_end_of_int64(offset: int, like: int, device: str) -> None:
+    """All keys are seen, or none, as from the last position that matters."""
+    query, key = torch.randn(1, 2, 5, 16).to(device), torch.randn(1, 2, 9, 16).to(device)
+    rows, keys, starts = query[0].transpose(0, 1), key[0].transpose(0, 1), [[0, 5], [0, 9]]
+    packed = [rows, keys, keys, *(torch.tensor(s, dtype=torch.int32, device=device) for s in starts), 5, 9]
+    for op, operands in (("prefill", [query, key, key]), ("varlen_prefill", packed)):
+        results = [getattr(fattn, op)(*operands, is_causal=True, q_offset=at)[0] for at in (offset, like)]
+        assert torch.equal(*results)
+        exact = [
+            getattr(torch_fattn.reference, op)(*operands, is_causal=True, q_offset=at)[0]
+            for at in (offset, like)
+        ]
+        assert torch.equal(*exact)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("far", [2**30, 2**31 - 1, 2**31, 10**15])
 def test_limits_beyond_every_key_are_none(far: int, device: str) -> None:
     """No bit changes; with sink tokens, which then say nothing."""

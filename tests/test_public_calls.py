@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +23,16 @@ from tests.test_inputs_kept import tensors_in
 PUBLIC = find()
 WITH_ARGUMENTS = sorted(name for name, public in PUBLIC.items() if public.parameters and name not in LEFT_OUT)
 ERRORS = (IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
-RAW = ("schema", "Expected a value of type", "has no attribute", "Declaration:", "fattn::", "object is not")
+RAW = (
+    "unflatten",
+    "Exception raised",
+    "schema",
+    "Expected a value of type",
+    "has no attribute",
+    "Declaration:",
+    "fattn::",
+    "object is not",
+)
 # These hand what they have no kernel for to torch, or to ComfyUI: shapes and values are refused there.
 HANDED_ON = {"torch_fattn.sdpa", "torch_fattn.integrations.comfyui.attention_override"}
 # transformers calls these, with what models give them: only what is used is looked at.
@@ -28,7 +40,15 @@ CALLED_BY_TRANSFORMERS = {name for name in PUBLIC if name.endswith((".attend", "
 # Of the oracle, wrong numbers mean what they mean: it has fewer limits than the operators.
 LENIENT = {name for name in PUBLIC if name.startswith("torch_fattn.reference.")} | HANDED_ON
 
+# Names of tensors, and of no other things.
+_TENSORS = {
+    what
+    for public in PUBLIC.values()
+    for what, each in public.parameters.items()
+    if "Tensor" in each.annotation
+} - {"x", "scores", "softcap", "func"}
 STRANGERS: list[Any] = [None, "wrong", 1.5, 3, True, [1.5], ["a"], {}, object(), torch.ones(2, 3), torch.int8]
+STRANGERS += [Tensor, np.array([1, 0]), np.array(3)]
 
 
 def takes(annotation: str, value: Any) -> bool:
@@ -44,10 +64,11 @@ def takes(annotation: str, value: Any) -> bool:
         "torch.dtype": lambda v: isinstance(v, torch.dtype),
         "torch.device": lambda v: isinstance(v, torch.device),
         "Sequence[int]": lambda v: isinstance(v, list) and not {*map(type, v)} - {int},
-        "OnUnsupported": lambda v: v in ("error", "sdpa"),
+        "OnUnsupported": lambda v: isinstance(v, str) and v in ("error", "sdpa"),
         "Window": lambda v: False,
-        "Iterable[tuple[str, Mapping[str, Any]]]": lambda v: v == {},
+        "Iterable[tuple[str, Mapping[str, Any]]]": lambda v: isinstance(v, dict),
         "Mapping[str, Any]": lambda v: isinstance(v, dict),
+        "Callable[..., Tensor]": callable,
     }
     return any(by_text.get(part, lambda v: False)(value) for part in annotation.split(" | "))
 
@@ -70,12 +91,12 @@ def misfits(arguments: Arguments, public: Public) -> Iterator[tuple[str, Any]]:
                 yield from ((what, torch.ones(shape, dtype=d)) for d in (torch.float32, torch.int32))
         numbers: list[Any] = []
         if "int" in parameter.annotation.split(" | "):
-            numbers += [-1, -7, 0, 1, 600, 2**70, -(2**70)]
+            numbers += [-1, -7, 0, 1, 600, 2**70, -(2**70), 10**400, np.int64(2)]
             numbers += [] if public.made else [2**31]  # which would be memory
         if "float" in parameter.annotation.split(" | "):
-            numbers += [float("nan"), float("inf"), -1.0, 0.0, 1e39, 1e-60]
+            numbers += [float("nan"), float("inf"), -1.0, 0.0, 1e39, 1e-60, Fraction(1, 2)]
         if "str" in parameter.annotation:
-            numbers += ["", "int8", "int4", "fp8_e4m3"]
+            numbers += ["", "int8", "int4", "fp8_e4m3", "a\nb", "\ud800", "x" * 500]
         if "torch.dtype" in parameter.annotation:
             numbers += [torch.int8, torch.float64, torch.complex64, torch.bool]
         if "Sequence[int]" in parameter.annotation:
@@ -87,6 +108,11 @@ def _misshapen(tensor: Tensor) -> Iterator[Tensor]:
     yield tensor[None]
     yield torch.ones((), dtype=tensor.dtype)
     yield tensor.to("meta")
+    with torch.inference_mode():
+        yield tensor.clone()
+    if tensor.is_floating_point():
+        yield tensor.clone().requires_grad_()
+        yield tensor._neg_view()
     for dim in range(tensor.dim()):
         yield tensor.select(dim, 0)
         yield tensor.narrow(dim, 0, 0)
@@ -120,6 +146,12 @@ def fault_of(public: Public, error: Exception, words: list[str]) -> str:
         return f"nameless {type(error).__name__}: {text}"
     if not any(word in text.removeprefix(named) for word in words):
         return f"none of {words} in: {text}"
+    said = re.findall(
+        r"(?<!-)\b\w+\b(?!-)", text.removeprefix(named).replace("be stored", "").partition("; ")[0]
+    )
+    said = [] if named.startswith("fattn attention") else said  # mask, as transformers calls it
+    if foreign := [word for word in said if word in _TENSORS - public.parameters.keys()]:
+        return f"{foreign[0]} is no argument of it: {text}"
     return ""
 
 

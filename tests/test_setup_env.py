@@ -41,6 +41,7 @@ def set_up(
     compiler: bool = True,
     python_machine: str = "arm64",
     venv_machine: str = "arm64",
+    versions: str = "oldest.txt",
 ) -> subprocess.CompletedProcess[str]:
     """Runs it on that Mac, into an environment that is there already."""
     commands = folder / "bin"
@@ -55,7 +56,7 @@ def set_up(
             "bash",
             str(ROOT / "tools/setup_env.sh"),
             str(folder / "venv"),
-            str(ROOT / "requirements/oldest.txt"),
+            str(ROOT / "requirements" / versions),
         ],
         env={"PATH": f"{commands}:/usr/bin:/bin", "PYTHON": "python3"},
         capture_output=True,
@@ -92,6 +93,7 @@ def test_a_mac_that_will_do(system: str, tmp_path: Path) -> None:
         ),
         ({"compiler": False}, "the compiler is missing", "run xcode-select --install"),
         ({"python_machine": "x86_64"}, "bin/python3 is a Python for Intel", "set PYTHON=/path/to/python3"),
+        ({"versions": "no.txt"}, "no.txt does not say which torch", "give a file of requirements/"),
         ({"venv_machine": "x86_64"}, "venv was made with a Python for Intel", "remove it"),
     ],
     ids=str,

@@ -299,7 +299,7 @@ def test_on_meta() -> None:
         ({"prefix_value": (1, 4, 40)}, r"prefix_value of shape \[1, 4, 40, 64\] is not one prefix for all"),
         ({"prefix_key": (2, 40)}, r"prefix_key of shape \[2, 40, 64\] has 3 dimensions and must be"),
         ({"query": (4, 1)}, r"query of shape \[4, 1, 64\] has 3 dimensions"),
-        ({"query": (3, 5, 1)}, r"5 query heads cannot share 2 key-value heads"),
+        ({"query": (3, 5, 1)}, r"5 query heads cannot share 2 key-value heads.*use \.transpose\(1, 2\)"),
         ({"prefix_value": (1, 2, 39)}, "39"),
         ({"attn_mask": (3, 1, 1)}, r"cannot be broadcast over 48 keys"),
     ],

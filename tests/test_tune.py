@@ -334,6 +334,14 @@ def test_what_cannot_be_removed(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "cannot be removed" in refusal_of(command_line.main, "tune --reset", capsys)
 
 
+def test_nothing_to_remove_where_the_folder_is_a_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.write_text("")
+    assert status_of(command_line.main, "tune --reset") == 0
+    assert "has no tuned sizes" in capsys.readouterr().out
+
+
 @pytest.mark.host_only
 def test_without_a_gpu(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -151,12 +151,15 @@ def test_a_file_with_a_fault_is_not(fault: str, folder: Path) -> None:
     assert "\n" not in warning and "tuned" not in tuning()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b" " * (2 << 20)])
+LONG = json.dumps({"format": tuned_file.FORMAT, "torch_fattn": "1" * 5000}).encode()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b" " * (2 << 20), LONG])
 def test_what_is_no_such_file(content: bytes, folder: Path) -> None:
     path = folder / this_chip().file_name
     path.write_bytes(content)
     (warning,) = load()
-    assert str(path) in warning and "tuned" not in tuning()
+    assert str(path) in warning and "tuned" not in tuning() and len(warning) < 400 + len(str(path))
 
 
 def test_a_folder_of_that_name(folder: Path) -> None:

@@ -85,6 +85,7 @@ WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], l
     ("prefill", "Dv not a multiple of 8", head_dim(12, "value"), ValueError, ["12", "8"]),
     ("prefill", "D of 0", head_dim(0, "query", "key"), ValueError, ["0", "8"]),
     ("prefill", "D above 576", head_dim(584, "query", "key"), UNSUPPORTED, ["584", "576"]),
+    ("prefill", "D above 576, and odd", head_dim(580, "query", "key"), UNSUPPORTED, ["580", "576"]),
     ("prefill", "Dv above 576", head_dim(640, "value"), UNSUPPORTED, ["640", "576"]),
     ("decode", "D above 576", head_dim(584, "query", "key"), UNSUPPORTED, ["584", "576"]),
     ("decode", "Dv above 576", head_dim(640, "value"), UNSUPPORTED, ["640", "576"]),

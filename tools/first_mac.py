@@ -167,12 +167,31 @@ def pack(folder: Path, results: list[Result]) -> Path:
     (folder / "summary.md").write_text(
         summary(results, facts.read_text(errors="replace") if facts.exists() else "")
     )
-    archive = folder.with_suffix(".zip")
+    archive = folder.with_name(f"{folder.name}.zip")
     others = sorted(path for path in folder.iterdir() if path.suffix in (".txt", ".json"))
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for path in (folder / "summary.md", *others):
             file.writestr(f"{folder.name}/{path.name}", anonymous(path.read_text(errors="replace")))
     return archive
+
+
+def fault_of(folder: Path) -> str:
+    """Why nothing can be written there. A folder that holds anything but an earlier run is not removed."""
+    ours = re.compile(r"(\w+\.txt|bench\.json|summary\.md|tuned-.*|\.tuned-.*|pipelines|\.DS_Store)")
+    try:
+        others = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))
+        if others or (any(folder.iterdir()) and not (folder / "facts.txt").exists()):
+            return f"holds {others[0] if others else 'files'}, which is of no earlier run"
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"cannot be written to ({error.strerror})"
 
 
 def run_all(folder: Path, wanted: list[Step]) -> int:
@@ -197,6 +216,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="as little as possible of each step")
     options = parser.parse_args(arguments)
     folder = options.out.resolve()
+    if fault := fault_of(folder):
+        parser.exit(2, f"first_mac: --out {folder} {fault}; give a new folder\n")
     return run_all(folder, steps(folder, datetime.datetime.now(), options.rehearse))
 
 

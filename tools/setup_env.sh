@@ -8,6 +8,9 @@ versions=${2:?usage: tools/setup_env.sh DIRECTORY VERSIONS}
 
 refuse() { echo "setup_env: $*" >&2; exit 1; }
 
+grep -q '^torch==' "$versions" 2>/dev/null ||
+  refuse "$versions does not say which torch to install: give a file of requirements/"
+
 find_python() {  # the first from 3.10 on, of any architecture or of the one that is given
   local name machine=${1:-} names=(python3.11 python3.12 python3.13 python3.14 python3.10 python3)
   [ -z "${PYTHON:-}" ] || names=("$PYTHON")  # another than the one that was asked for would be no help

@@ -25,14 +25,14 @@ std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t 
     return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
                   kHeadDimMultiple, "; pass heads of at least ", kHeadDimMultiple, " columns");
   }
+  if (dim > kMaxHeadDim) {
+    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", kMaxHeadDim,
+                  ", the largest with a kernel so far; ", instead);
+  }
   if (dim % kHeadDimMultiple != 0) {
     return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
                   kHeadDimMultiple, "; pad ", padded, " with zeros to ",
                   ceil_div(dim, kHeadDimMultiple) * kHeadDimMultiple, more);
-  }
-  if (dim > kMaxHeadDim) {
-    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", kMaxHeadDim,
-                  ", the largest with a kernel so far; ", instead);
   }
   return std::nullopt;
 }
@@ -57,6 +57,10 @@ std::string layout_of_heads(const Problem& p) {
 }
 
 bool is_paged(const Problem& p) { return p.op == Op::kPagedDecode || p.op == Op::kPagedPrefill; }
+
+const char* names_of_keys(const Problem& p) { return is_paged(p) ? "query/key_cache" : "query/key"; }
+
+const char* name_of_values(const Problem& p) { return is_paged(p) ? "value_cache" : "value"; }
 
 // What torch's function needs to compute the same: its causal is that of the upper left corner, and it has
 // no lengths, windows or trees.
@@ -86,9 +90,11 @@ std::optional<Refusal> check_head_dims(const Problem& p) {
   // A scale that is given stays as it is.
   const bool default_scale = p.scale == 1.0 / std::sqrt(static_cast<double>(p.head_dim));
   const std::string scale = default_scale ? " and pass scale=" + inverse_root(p.head_dim) : std::string();
-  if (auto refusal = check_head_dim(op, "query/key", p.head_dim, "query and key", scale, instead))
+  if (auto refusal = check_head_dim(op, names_of_keys(p), p.head_dim,
+                                    is_paged(p) ? "query and key_cache" : "query and key", scale, instead))
     return refusal;
-  return check_head_dim(op, "value", p.value_dim, "value", columns_cut(p.value_dim), instead);
+  return check_head_dim(op, name_of_values(p), p.value_dim, name_of_values(p), columns_cut(p.value_dim),
+                        instead);
 }
 
 std::optional<Refusal> check_options(const Problem& p) {
@@ -196,14 +202,19 @@ std::optional<Refusal> check(const Problem& p) {
                   " key-value heads (Hq % Hkv must be 0)", "; ", layout_of_heads(p));
   }
   if (auto refusal = check_head_dims(p)) return refusal;
-  if (auto refusal = check_format_dim(op, "query/key", p.kv_format, p.head_dim)) return refusal;
-  if (auto refusal = check_format_dim(op, "value", p.kv_format, p.value_dim)) return refusal;
+  if (auto refusal = check_format_dim(op, names_of_keys(p), p.kv_format, p.head_dim)) return refusal;
+  if (auto refusal = check_format_dim(op, name_of_values(p), p.kv_format, p.value_dim)) return refusal;
   if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_options(p)) return refusal;
   if (auto refusal = check_decode_rows(p)) return refusal;
-  if (p.q_len > kMaxLength || p.kv_len > kMaxLength) {
-    return refuse(Kind::kValue, op, "length ", p.q_len > p.kv_len ? p.q_len : p.kv_len, " is above ",
-                  kMaxLength, "; split the sequence and merge the parts with fattn.merge");
+  if (p.q_len > kMaxLength) {
+    return refuse(Kind::kValue, op, "query length ", p.q_len, " is above ", kMaxLength,
+                  p.packed ? "; split the call" : "; split the rows, each part with its q_offset");
+  }
+  if (p.kv_len > kMaxLength) {
+    return refuse(Kind::kValue, op, "length ", p.kv_len, " is above ", kMaxLength,
+                  "; split the sequence and merge the parts with fattn.merge",
+                  is_paged(p) ? ", or leave out columns of block_tables that no sequence fills" : "");
   }
   if (p.batch > kMaxGrid || p.q_heads > kMaxGrid) {
     return refuse(Kind::kValue, op, p.batch > kMaxGrid ? "batch " : "query head count ",
@@ -299,9 +310,9 @@ std::optional<Refusal> check(const MaskMapProblem& p) {
 
 std::optional<Refusal> check(const DeviceFacts& device, Op op) {
   if (device.family < kMinFamily) {
-    return refuse(Kind::kNotImplemented, name_of(op), device.name, " is a GPU of Apple family ",
-                  device.family, " and the kernels need simdgroup matrices, which begin with family ",
-                  kMinFamily, " (M1); use F.scaled_dot_product_attention, or tensors on the CPU");
+    return refuse(Kind::kNotImplemented, name_of(op), device.name, " is of Apple family ", device.family,
+                  " and the kernels need simdgroup matrices, which begin with family ", kMinFamily,
+                  " (M1); use F.scaled_dot_product_attention, or tensors on the CPU");
   }
   return std::nullopt;
 }

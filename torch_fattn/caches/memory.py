@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -15,10 +16,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..operators.cache_write import cache_write
-from ..operators.head_padding import HEAD_STEP
+from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
 from ..reference.kv_formats import INT4_GROUP
 
-MOST_HEAD_DIM = 576  # of the operators
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 STORAGES = {"int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
 
@@ -38,16 +38,16 @@ def check_bytes(name: str, itemsize: int, *shape: int) -> None:
 
 
 def _check_dim(name: str, what: str, dim: int) -> None:
-    if dim % HEAD_STEP:
-        padded = dim + -dim % HEAD_STEP
+    padded = dim + -dim % HEAD_STEP
+    if dim % HEAD_STEP and padded <= MAX_HEAD_DIM:
         more = f"decode with scale={dim} ** -0.5" if what == "head_dim" else f"cut results to {dim} columns"
         raise ValueError(
             f"{name}: {what} {dim} is not a positive multiple of {HEAD_STEP}; give {padded}, pad with zeros "
             f"and {more}"
         )
-    if dim > MOST_HEAD_DIM:
+    if dim > MAX_HEAD_DIM:
         raise NotImplementedError(
-            f"{name}: {what} {dim} is above {MOST_HEAD_DIM}, the largest with a kernel so far; keep keys "
+            f"{name}: {what} {dim} is above {MAX_HEAD_DIM}, the largest with a kernel so far; keep keys "
             "and values in tensors of your own for F.scaled_dot_product_attention"
         )
 
@@ -181,6 +181,12 @@ class Layers:
                 f"{method}: query has head_dim {query.shape[-1]} and the cache {self._shape.head_dim}; pass "
                 f"rows of {self._shape.head_dim}"
             )
+        heads, kv_heads = query.shape[1], self._shape.shape[1]
+        if heads % kv_heads if kv_heads else heads:
+            raise ValueError(
+                f"{method}: query has {heads} heads, which cannot share the cache's {kv_heads} key-value "
+                f"heads; pass a multiple of {kv_heads} in dimension 1"
+            )
 
     def check_kind(self, method: str, what: str, rows: Tensor) -> None:
         """Of device and dtype. A quantised cache takes rows of every dtype that it can be made for."""
@@ -245,7 +251,7 @@ def new_tokens(counts: Sequence[int], device: torch.device) -> NewTokens:
 
 def counts_of(name: str, tokens: int | Sequence[int], batch: int) -> list[int]:
     """A number of new tokens for each sequence."""
-    counts = [tokens] * batch if isinstance(tokens, int) else list(tokens)
+    counts = [int(tokens)] * batch if isinstance(tokens, (int, Integral)) else [int(n) for n in tokens]
     if len(counts) != batch:
         raise ValueError(
             f"{name}: {len(counts)} numbers of new tokens are for {batch} sequences; give one for each"

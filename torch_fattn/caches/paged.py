@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..operators.attention import MAX_DECODE_ROWS, paged_decode, paged_prefill
 from ..operators.shared_prefix import shared_prefix_paged_decode
-from ..runtime.signatures import check_tensor, public
+from ..runtime.signatures import check_tensor, public, shown
 from .memory import (
     CacheShape,
     Layers,
@@ -305,7 +305,8 @@ class PagedKVCache:
     def _get(self, method: str, sequence: int) -> _PagedSequence:
         if sequence not in self._sequences:
             raise ValueError(
-                f"PagedKVCache.{method}: sequence {sequence} is not allocated; it never was, or it is freed"
+                f"PagedKVCache.{method}: sequence {shown(sequence)} is not allocated; pass one of the "
+                "numbers that allocate() and fork() returned, until free() takes it"
             )
         return self._sequences[sequence]
 

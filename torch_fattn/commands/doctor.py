@@ -4,6 +4,7 @@ to do about what does not."""
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -18,10 +19,12 @@ from ..inspection.compiled import compile_summary
 from ..inspection.plans import Explanation, explain, launch_counts
 from ..operators import PLANNED
 from ..runtime import extension, versions
+from ..runtime.signatures import shown
 
 OK = "ok"
 # Largest difference from the float64 reference for operands of about 1.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+SWITCHES = ("FATTN_ARCHIVE", "FATTN_CHECK", "FATTN_TUNING")
 RAISES_FAULTS = (2, 15)
 SILENT_FAULTS = "torch {} raises nothing when the GPU faults or macOS stops a kernel: only results tell"
 FIND_FAULTS = (
@@ -104,7 +107,7 @@ def taken(*results: Tensor) -> tuple[Tensor, ...]:
 
 def main() -> int:
     """Prints the report and returns the exit status."""
-    advice = [*report_versions(), *report_device()]
+    advice = [*report_versions(), *advice_about_environment(), *report_device()]
     on_gpu = not advice_about_device()
     advice += self_test("mps" if on_gpu else "cpu")
     print(f"\ncompiled      {compile_summary()}\n")
@@ -126,6 +129,16 @@ def report_versions() -> list[str]:
     print(f"transformers  {version}")
     fault = versions.fault("transformers", version, versions.TRANSFORMERS)
     return [] if fault is None else [fault]
+
+
+def advice_about_environment() -> list[str]:
+    """A switch that says neither 0 nor 1."""
+    given = {name: os.environ.get(name, "") for name in SWITCHES}
+    return [
+        f"{name} is {shown(value)}, which counts as 1; set it to 0 or 1, or unset it"
+        for name, value in given.items()
+        if value not in ("", "0", "1")
+    ]
 
 
 def advice_about_device() -> list[str]:

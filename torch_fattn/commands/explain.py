@@ -12,7 +12,7 @@ import torch
 from ..inspection.plans import FAMILIES, MOST_CORES, check_machine, explain
 from ..inspection.sizes import SIZES, operands_of
 from ..operators import OPERATORS
-from ..operators.head_padding import HEAD_STEP
+from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
 from .arguments import DTYPES, Parser, whole
 
 MOST = 2**31 - 1
@@ -104,7 +104,7 @@ def _check_use(parser: Parser, options: argparse.Namespace) -> None:
             parser.refuse(f"{options.op} takes no {_option(name)}: {why}; leave it out")
     for name in ("head_dim", "value_dim"):
         dim = getattr(options, name)
-        if options.op in ATTENTION and dim is not None and dim % HEAD_STEP:
+        if options.op in ATTENTION and dim is not None and dim % HEAD_STEP and dim < MAX_HEAD_DIM:
             parser.refuse(
                 f"{_option(name)} {dim} is not a multiple of {HEAD_STEP}; give {_option(name)} "
                 f"{dim + -dim % HEAD_STEP}, to which such heads are padded"

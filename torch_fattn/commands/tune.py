@@ -288,5 +288,6 @@ def reset(chip: Chip) -> int:
 
 def _remove(path: Path) -> bool:
     there = path.exists()
-    path.unlink(missing_ok=True)
+    if there:
+        path.unlink(missing_ok=True)
     return there

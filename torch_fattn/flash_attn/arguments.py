@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators.head_padding import MAX_HEAD_DIM
 from ..runtime.signatures import check_tensor, is_checked
 
 Result = Tensor | tuple[Tensor, Tensor, Tensor]
 Window = tuple[int | None, int | None]
 
 ROWS = "[batch, length, heads, head_dim]"
-MAX_HEAD_DIM = 576
 MAX_SOFTCAP = 1e30
 MAX_SCALE = 1e38  # with what the kernels multiply it by, finite in float32
 NO_LIMIT = 2**31  # of a window: more keys than a sequence can have
@@ -75,7 +75,10 @@ def check_sizes(op: str, what: str, **sizes: int) -> None:
             )
 
 
-def check_heads(op: str, q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: str = "v") -> None:
+def check_heads(
+    op: str, q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: str = "v", *, softcap: Any,
+    alibi_slopes: Any,
+) -> None:  # fmt: skip
     check_sizes(op, "head size", **{"q": q.shape[-1], k_name: k.shape[-1]})
     check_sizes(op, "head count", **{k_name: k.shape[-2], v_name: v.shape[-2]})
     heads, kv_heads = q.shape[-2], k.shape[-2]
@@ -84,13 +87,21 @@ def check_heads(op: str, q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_n
             f"{name_of(op)}: {heads} heads of q cannot share {kv_heads} of {k_name}; pass a multiple of "
             "them, and transpose q and the keys if yours have the heads before the length"
         )
-    gqa = ", and enable_gqa=True" if heads != kv_heads else ""
+    # What torch's function lacks: a soft cap, and a bias other than a mask.
+    function, gqa = "F.scaled_dot_product_attention", ", and enable_gqa=True" if heads != kv_heads else ""
+    if softcap:
+        function, gqa = "torch_fattn.reference.prefill", ""
+    mask = "of the keys that each row sees"
+    if alibi_slopes is not None:
+        mask = "that holds the ALiBi bias of the keys that each row sees, and -inf for the others"
     for what, size in (("q", q.shape[-1]), (v_name, v.shape[-1])):
-        if not 1 <= size <= MAX_HEAD_DIM:
-            raise (NotImplementedError if size else ValueError)(
-                f"{name_of(op)}: {what} has head size {size}, which is not between 1 and {MAX_HEAD_DIM}; use "
-                "F.scaled_dot_product_attention of the transposed [batch, heads, length, head_dim], with an "
-                f"attn_mask of the keys that each row sees{gqa}"
+        if size == 0:
+            raise ValueError(f"{name_of(op)}: {what} has head size 0; pass heads of at least one column")
+        if size > MAX_HEAD_DIM:
+            raise NotImplementedError(
+                f"{name_of(op)}: {what} has head size {size}, which is above {MAX_HEAD_DIM}; use "
+                f"{function} of the transposed [batch, heads, length, head_dim], with an attn_mask "
+                f"{mask}{gqa}"
             )
 
 

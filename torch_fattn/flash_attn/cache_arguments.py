@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..runtime.signatures import check_writable
 from .arguments import (
     ROWS,
     check_between,
@@ -100,12 +101,8 @@ def _begin_together(a: Tensor, b: Tensor) -> bool:
 
 
 def check_written(op: str, **caches: Tensor) -> None:
+    check_writable(name_of(op), **caches)
     for what, cache in caches.items():
-        if cache.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{name_of(op)}: {what} requires grad, and no gradient goes through a cache; pass "
-                f"{what}.detach(), or call under torch.no_grad()"
-            )
         steps = zip(cache.shape, cache.stride(), strict=True)
         if cache.numel() and any(size > 1 and step == 0 for size, step in steps):
             raise ValueError(

@@ -84,7 +84,7 @@ def _dense(
     check_operands(op, q, k=(k, ROWS), v=(v, ROWS))
     check_sizes(op, "batch size", q=q.shape[0], k=k.shape[0], v=v.shape[0])
     check_sizes(op, "length", k=k.shape[1], v=v.shape[1])
-    check_heads(op, q, k, v)
+    check_heads(op, q, k, v, softcap=softcap, alibi_slopes=alibi_slopes)
     check_slopes(op, alibi_slopes, q, q.shape[0])
     refuse_dropout(op, dropout_p)
     scale = scale_of(op, softmax_scale)
@@ -133,7 +133,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_qkvpacked_func")
+@public("torch_fattn.flash_attn_qkvpacked_func", names=dict.fromkeys("qkv", "qkv"))
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -176,7 +176,7 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_kvpacked_func")
+@public("torch_fattn.flash_attn_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,

@@ -31,6 +31,8 @@ from .arguments import (
 )
 
 _ROWS = "[tokens, heads, head_dim]"
+_QKV = {f"{what}_{of}": what for what in ("cu_seqlens", "max_seqlen") for of in "qk"}
+_QKV |= dict.fromkeys("qkv", "qkv")
 _POOL = "[num_blocks, block_size, kv_heads, head_dim]"
 
 
@@ -113,7 +115,7 @@ def _packed(
     check_operands(op, q, k=(k, shape), v=(v, shape))
     for dim, what in enumerate(("length",) if block_table is None else ("num_blocks", "block_size")):
         check_sizes(op, what, k=k.shape[dim], v=v.shape[dim])
-    check_heads(op, q, k, v)
+    check_heads(op, q, k, v, softcap=softcap, alibi_slopes=alibi_slopes)
     check_slopes(op, alibi_slopes, q, batch)
     refuse_dropout(op, dropout_p)
     most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the most rows that a sequence has")
@@ -203,7 +205,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_varlen_qkvpacked_func")
+@public("torch_fattn.flash_attn_varlen_qkvpacked_func", names=_QKV)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -252,7 +254,7 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_varlen_kvpacked_func")
+@public("torch_fattn.flash_attn_varlen_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,

@@ -113,8 +113,8 @@ def check_machine(
     for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(MOST_CORES + 1))):
         if value is not None and value not in allowed:
             raise ValueError(
-                f"{asker}{spelled(what)} {value} is not a whole number from {allowed[0]} to {allowed[-1]}; "
-                f"leave it out for {default}"
+                f"{asker}{spelled(what)} {shown(value)} is not a whole number from {allowed[0]} to "
+                f"{allowed[-1]}; leave it out for {default}"
             )
     _check_device_name(f"{asker}{spelled('device_name')}", device_name, family, cores, spelled)
     for what, version, is_one, example in (
@@ -123,8 +123,8 @@ def check_machine(
     ):
         if version is not None and not is_one(version):
             raise ValueError(
-                f"{asker}{spelled(what)} {version!r} is not a version like {example!r}; leave it out for "
-                "that of this machine"
+                f"{asker}{spelled(what)} {shown(version)} is not a version like {example!r}; leave it out "
+                "for that of this machine"
             )
 
 
@@ -134,18 +134,18 @@ def _check_device_name(
     if name is None:
         return
     if not (name.strip() and name.isprintable()):
-        raise ValueError(f"{named} {ascii(name)} is not a printable name; write one or leave it out")
+        raise ValueError(f"{named} {shown(name)} is not a printable name; write one or leave it out")
     if family is None or cores is None:
         raise ValueError(
-            f"{named} {name!r} is only a name, and a plan depends on the GPU's figures; give "
+            f"{named} {shown(name)} is only a name, and a plan depends on the GPU's figures; give "
             f"{spelled('family')} and {spelled('cores')} with it"
         )
     generation = re.match(r"(?:Apple )?(M\d)\b", name)
     own = FAMILY_OF_GENERATION.get(generation.group(1)) if generation else None
     if own not in (None, family):
         raise ValueError(
-            f"{named} {name!r} is of Apple family {own}, not {family}; give {spelled('family')} {own} or "
-            "another name"
+            f"{named} {shown(name)} is of Apple family {own}, not {family}; give {spelled('family')} {own} "
+            "or another name"
         )
 
 

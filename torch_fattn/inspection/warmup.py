@@ -131,7 +131,7 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
 
 
 def _pairs(calls: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if not isinstance(calls, Iterable):
+    if not isinstance(calls, Iterable) or getattr(calls, "ndim", 1) == 0:
         raise TypeError(
             f"torch_fattn.warmup: calls is {shown(calls)}; pass an operator, or a list of (op, keywords)"
         )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.signatures import Signature, public
+from ..runtime.signatures import public
 from .pytorch.sdpa import sdpa
 
 __all__ = ["apply", "attention_override"]
@@ -67,20 +67,6 @@ def _fault_of(model: Any) -> str:
 
 
 @public(_OVERRIDE_NAME)
-def attention_override(
-    func: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any
-) -> Tensor:
-    """What `transformer_options["optimized_attention_override"]` is called with: `func` is the function that
-    ComfyUI has chosen, and does what torch_fattn has no kernel for."""
-    if not torch.compiler.is_compiling():
-        _SIGNATURE.check((q, k, v, heads, *args), kwargs)
-    out = _attention(q, k, v, heads, *args, **kwargs)
-    return func(q, k, v, heads, *args, **kwargs) if out is None else out
-
-
-attention_override.is_torch_fattns = True  # type: ignore[attr-defined]
-
-
 def _attention(
     q: Tensor,
     k: Tensor,
@@ -90,21 +76,22 @@ def _attention(
     attn_precision: torch.dtype | None = None,  # sums and softmax are in float32 as it is
     skip_reshape: bool = False,
     skip_output_reshape: bool = False,
-    *,
+    *more: Any,
     scale: float | None = None,
     enable_gqa: bool = False,
     **others: Any,
 ) -> Tensor | None:
     """q `[B, L, H * D]`, or `[B, H, L, D]` with skip_reshape; out `[B, L, H * D]`, or `[B, H, L, D]` with
     skip_output_reshape. None where there is no kernel, and for options that are not known here."""
-    if any(
-        value is not None and value is not False for name, value in others.items() if name not in _NO_EFFECT
-    ):
+    asked = (value for name, value in others.items() if name not in _NO_EFFECT)
+    if any(value is not None and value is not False for value in (*more, *asked)):
         return None
     if not skip_reshape:
-        if heads < 1 or q.dim() != 3 or q.shape[-1] % heads:
+        if heads < 1 or not q.dim() == k.dim() == v.dim() == 3 or not q.shape[-1] or q.shape[-1] % heads:
             return None
         head_dim = q.shape[-1] // heads
+        if k.shape[-1] % head_dim or v.shape[-1] % head_dim:
+            return None
         q, k, v = (tensor.unflatten(-1, (-1, head_dim)).transpose(1, 2) for tensor in (q, k, v))
     if mask is not None and mask.dim() < 2:  # ComfyUI's own functions do not agree on what it means
         return None
@@ -121,4 +108,14 @@ def _attention(
     return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
 
-_SIGNATURE = Signature(_OVERRIDE_NAME, _attention)
+@public(_OVERRIDE_NAME)
+def attention_override(
+    func: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any
+) -> Tensor:
+    """What `transformer_options["optimized_attention_override"]` is called with: `func` is the function that
+    ComfyUI has chosen, and does what torch_fattn has no kernel for."""
+    out = _attention(q, k, v, heads, *args, **kwargs)
+    return func(q, k, v, heads, *args, **kwargs) if out is None else out
+
+
+attention_override.is_torch_fattns = True  # type: ignore[attr-defined]

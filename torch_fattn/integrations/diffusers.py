@@ -43,13 +43,16 @@ class _Attention:
         """`[B, L, H, D]`, as diffusers has it. A mask `[B, Lk]` is of keys. The other arguments, where they
         are set, ask for what only diffusers' own function does."""
         asked = any(option is not None and option is not False for option in others.values())
+        operands = (query, key, value)
+        if any(not isinstance(operand, Tensor) or operand.dim() != 4 for operand in operands):
+            asked = True  # what is wrong with it diffusers' own function says
         if asked or not self.on or query.device.type != "mps":
             return self.before(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, **others
             )
         if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
             attn_mask = attn_mask[:, None, None]
-        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        query, key, value = (operand.transpose(1, 2) for operand in operands)
         out = sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return out.transpose(1, 2)
 
@@ -82,7 +85,7 @@ def _registry() -> tuple[dict[Any, Callable[..., Any]], Any]:
         from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
     except ImportError as error:
         raise ImportError(
-            "torch_fattn.integrations.diffusers needs diffusers 0.35 or later, with its attention backends "
-            f"({error})"
+            "torch_fattn.integrations.diffusers needs diffusers 0.35 or later, with its attention backends: "
+            f"pip install 'diffusers>=0.35' ({error})"
         ) from error
     return _AttentionBackendRegistry._backends, AttentionBackendName.NATIVE

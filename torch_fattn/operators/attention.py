@@ -101,7 +101,8 @@ def prefill(
         sink_tokens: this many keys at the beginning stay visible outside the window.
         sinks: `[Hq]`, a logit per query head that takes part in the softmax and has no value. A row that sees
             no key has it as its lse. Any finite float32; -inf is none, +inf and NaN make the head NaN.
-        alibi_slopes: `[Hq]` or `[B, Hq]`: slope * (key position - p) is added to the score.
+        alibi_slopes: `[Hq]` or `[B, Hq]`: slope * (key position - p) is added to the score. The result is
+            undefined where that is beyond float32.
         softcap: c > 0, up to 1e30, turns a score s into `c * tanh(s / c)`, before all that is added to it.
             0: none.
         scale: factor of the score, finite. Default `D ** -0.5`.

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 HEAD_STEP = 8  # head dims of the operators are multiples of it
+MAX_HEAD_DIM = 576  # and at most that
 
 
 def pad_heads(

@@ -25,6 +25,7 @@ DECODE_ROWS = 32
 PREFILL_HEAD_DIM = 128
 # Arguments of `decode`, in its refusals.
 _OF_KEYS = re.compile(r"\b(?<!-)(?:(?:key|value)(?:_scales)?|kv_format)\b(?!-)")
+_OF_POOLS = re.compile(r"\b(key|value)_cache\b")
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Keys:
     block_tables: Tensor | None = None
     stored: dict[str, Any] = field(default_factory=dict)  # scales and format
     is_separate_prefix: bool = False  # whose arguments have names of their own
+    is_named_key: bool = False  # as it is where a pool is an argument of `shared_prefix_decode`
 
     def decode(self, query: Tensor, *, part: bool = True, **options: Any) -> tuple[Tensor, Tensor]:
         """Out and sums for `merge_parts`; or out and lse, if these are all keys."""
@@ -45,9 +47,12 @@ class Keys:
         try:
             return self._decode(query, part, options)
         except (NotImplementedError, TypeError, ValueError) as refusal:
-            if not self.is_separate_prefix:
+            if not (self.is_separate_prefix or self.is_named_key):
                 raise
-            raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", str(refusal))) from None
+            words = str(refusal)
+            if self.is_named_key:
+                raise type(refusal)(_OF_POOLS.sub(r"\1", words)) from None
+            raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", words)) from None
 
     def _decode(self, query: Tensor, part: bool, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         op = torch.ops.fattn.decode if self.block_tables is None else torch.ops.fattn.paged_decode

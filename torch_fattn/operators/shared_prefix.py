@@ -131,8 +131,16 @@ def shared_prefix_decode(
         _check_shape(name, "key", key, *POOL, "D")
         _check_shape(name, "block_tables", block_tables, "B", "max_blocks")
     kv_heads = key.shape[1 if block_tables is None else 2]
-    _check_heads(name, query, kv_heads)
+    _check_shape(name, "query", query, "B", "Hq", "Lq", "D")
     _check_shape(name, "value", value, *(("B", "Hkv", "capacity") if block_tables is None else POOL), "Dv")
+    rest, stored = _apart(options)
+    capacity = key.shape[2] if block_tables is None else block_tables.shape[1] * key.shape[1]
+    suffix = Keys(key, value, capacity, seq_lens, block_tables, stored, is_named_key=True)
+    if block_tables is not None and seq_lens is None:
+        raise ValueError(
+            f"{name}: block_tables came without seq_lens; pass the length of every suffix, int32 [B]"
+        )
+    _refuse_heads(query, kv_heads, suffix)
     _check_prefix(name, "prefix_key", prefix_key, query, kv_heads)
     _check_prefix(name, "prefix_value", prefix_value, query, kv_heads)
     if prefix_key.shape[2] != prefix_value.shape[2]:
@@ -145,13 +153,6 @@ def shared_prefix_decode(
         raise ValueError(
             f"{name}: prefix_value has head_dim {value_dims[0]} and value {value_dims[1]}; they must be equal"
         )
-    if block_tables is not None and seq_lens is None:
-        raise ValueError(
-            f"{name}: block_tables came without seq_lens; pass the length of every suffix, int32 [B]"
-        )
-    rest, stored = _apart(options)
-    capacity = key.shape[2] if block_tables is None else block_tables.shape[1] * key.shape[1]
-    suffix = Keys(key, value, capacity, seq_lens, block_tables, stored)
     prefix = Keys(
         prefix_key,
         prefix_value,
@@ -163,6 +164,9 @@ def shared_prefix_decode(
         },
         is_separate_prefix=True,
     )
+    if seq_lens is not None:
+        _check_shape(name, "seq_lens", seq_lens, "B")
+        _check_numbers(name, "seq_lens", seq_lens, query)
     if seq_lens is not None and prefix.length > 0:
         _check_lengths(name, seq_lens, _least_own(query, options))
     token_major_out = rest.pop("token_major_out", False)
@@ -240,10 +244,13 @@ def shared_prefix_paged_decode(
     _check_shape(name, "key_cache", key_cache, *POOL, "D")
     _check_shape(name, "block_tables", block_tables, "B", "max_blocks")
     _check_shape(name, "seq_lens", seq_lens, "B")
-    _check_heads(name, query, key_cache.shape[2])
+    _check_shape(name, "query", query, "B", "Hq", "Lq", "D")
     for what, numbers in (("block_tables", block_tables), ("seq_lens", seq_lens)):
         _check_numbers(name, what, numbers, query)
+    rest, stored = _apart(options)
     most = block_tables.shape[1]
+    every = Keys(key_cache, value_cache, most * key_cache.shape[1], seq_lens, block_tables, stored)
+    _refuse_heads(query, key_cache.shape[2], every)
     if not 0 <= shared_blocks <= most:
         raise ValueError(
             f"{name}: shared_blocks {shared_blocks} is not from 0 to {most}, the columns of block_tables; "
@@ -257,7 +264,6 @@ def shared_prefix_paged_decode(
     length = shared_blocks * block_size
     _check_lengths(name, seq_lens, length + _least_own(query, options), or_zero=True)
     _check_shared(name, block_tables[:, :shared_blocks], seq_lens)
-    rest, stored = _apart(options)
     # A sequence that sees nothing need not have the blocks.
     has_prefix = (seq_lens > 0).int()
     prefix = Keys(
@@ -330,13 +336,10 @@ def _columns(stored: Tensor, kv_format: str) -> int:
     return stored.shape[3] * (2 if kv_format == "int4" and stored.dtype == torch.uint8 else 1)
 
 
-def _check_heads(name: str, query: Tensor, kv_heads: int) -> None:
-    _check_shape(name, "query", query, "B", "Hq", "Lq", "D")
+def _refuse_heads(query: Tensor, kv_heads: int, keys: Keys) -> None:
+    """Raises for query heads that cannot share the key-value heads. The operator has the words."""
     if query.shape[1] % max(kv_heads, 1) != 0:
-        raise ValueError(
-            f"{name}: {query.shape[1]} query heads cannot share {kv_heads} key-value heads (Hq % Hkv must "
-            "be 0)"
-        )
+        keys.decode(query)
 
 
 def _check_prefix(name: str, what: str, prefix: Tensor, query: Tensor, kv_heads: int) -> None:

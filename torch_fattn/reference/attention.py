@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..runtime.signatures import public
+from ..runtime.signatures import check_writable, public
 from .kv_formats import dequantise, quantise
 
 _INF = float("inf")
@@ -34,7 +34,7 @@ def prefill(
 ) -> tuple[Tensor, Tensor]:
     """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` says nothing new."""
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
-    first = kv_len - q_len if q_offset is None else q_offset
+    first = kv_len - q_len if q_offset is None else max(-(2**60), min(q_offset, 2**60))  # int64 has room
     positions = (first + torch.arange(q_len, device="cpu")).expand(batch, q_len)
     visible = _visible(
         positions,
@@ -276,8 +276,8 @@ def cache_write(
 ) -> None:
     """The rows of key `[T,Hkv,D]` and value `[T,Hkv,Dv]` into the slots of the caches
     `[num_blocks, block_size, Hkv, D]`, in place. A token whose slot the cache does not have is dropped."""
-    if kv_format == "auto" and key_cache.dtype == torch.int8:
-        kv_format = "int8"
+    check_writable("torch_fattn.reference.cache_write", key_cache=key_cache, value_cache=value_cache)
+    kv_format = "int8" if kv_format == "auto" and key_cache.dtype == torch.int8 else kv_format
     sides = ((key, key_cache, key_scales), (value, value_cache, value_scales))
     for rows, cache, scales in sides:
         if cache.is_floating_point():
@@ -351,8 +351,8 @@ def _attend(
     heads, head_dim, kv_len = query.shape[1], query.shape[3], key.shape[2]
     q = query.detach().cpu().double()
     k, v = (_share_heads(t.detach().cpu().double(), heads) for t in (key, value))
-    scores = (q @ k.mT) * (head_dim**-0.5 if scale is None else scale)
-    if softcap > 0:
+    scores = (q @ k.mT) * (head_dim**-0.5 if scale is None else float(scale))
+    if (softcap := float(softcap)) > 0:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
         distance = torch.arange(kv_len, device="cpu") - positions[:, None, :, None]

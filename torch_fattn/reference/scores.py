@@ -39,7 +39,7 @@ def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
     """Over the last dimension. -inf is hidden from the cap as from the sum: a row of nothing else is 0."""
     scores = scores.detach().cpu().double()
     hidden = scores == -_INF
-    if softcap > 0:
+    if (softcap := float(softcap)) > 0:
         scores = (softcap * torch.tanh(scores / softcap)).masked_fill(hidden, -_INF)
     return scores.softmax(-1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
 
@@ -47,4 +47,5 @@ def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
 @public("torch_fattn.reference.softcap", refused_by="softcap")
 def softcap(x: Tensor, cap: float) -> Tensor:
     """`cap * tanh(x / cap)` of each element."""
+    cap = float(cap)
     return cap * torch.tanh(x.detach().cpu().double() / cap)

@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 from torch.overrides import is_tensor_like
 
-__all__ = ["SIGNATURES", "Signature", "check_tensor", "is_checked", "public", "shown"]
+__all__ = [
+    "SIGNATURES",
+    "Signature",
+    "check_tensor",
+    "check_writable",
+    "is_checked",
+    "public",
+    "shown",
+]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _NAMED = re.compile(r"((?:fattn|torch_fattn|PagedKVCache|StaticKVCache)\b[\w.]*): ")
@@ -37,11 +45,32 @@ _SYMBOLS: dict[Any, tuple[type, ...]] = {
     float: (torch.SymInt, torch.SymFloat),
 }
 _LARGEST = 2**63
+_LONGEST = 100  # characters of a word that a sentence quotes
 
 
 def check_tensor(name: str, what: str, operand: Any, shape: str = "") -> None:
     if not isinstance(operand, Tensor) and not _stands_in(operand):
         _refuse(name, what, operand, "a tensor" + (f" of shape {shape}" if shape else ""))
+
+
+def check_writable(name: str, **written: Tensor) -> None:
+    """Raises for memory that torch itself would refuse to write, in words without a name."""
+    for what, tensor in written.items():
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{name}: {what} requires grad, and no gradient goes through a cache; pass {what}.detach(), "
+                "or call under torch.no_grad()"
+            )
+        if tensor.is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                f"{name}: {what} is an inference tensor, which is written in inference mode alone; call "
+                "under torch.inference_mode(), or allocate it outside of the mode"
+            )
+        if tensor.is_neg():
+            raise ValueError(
+                f"{name}: {what} is a negated view, whose memory holds other numbers; make it a cache of its "
+                "own with .resolve_neg()"
+            )
 
 
 def shown(value: Any) -> str:
@@ -63,8 +92,8 @@ def _refuse(name: str, what: str, value: Any, wanted: str) -> NoReturn:
 
 
 def _stands_in(value: Any) -> bool:
-    """For any argument, while torch.fx traces."""
-    return not isinstance(value, Tensor) and is_tensor_like(value)
+    """For any argument, while torch.fx traces. The class of tensors is none."""
+    return not isinstance(value, (Tensor, type)) and is_tensor_like(value)
 
 
 def _without_strides(value: Any) -> tuple[str, str] | None:
@@ -153,8 +182,10 @@ class Signature:
         options: Signature | None = None,
         refused_by: str | None = None,
         any_layout: bool = False,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
+        self._names = names or {}
         self._refused_by = refused_by
         self._any_layout = any_layout
         self._options = options
@@ -217,6 +248,7 @@ class Signature:
         """The error in this function's name. One that has no name is a fault of ours or of torch, unless an
         argument explains it."""
         self._check_layouts(arguments, keywords)
+        self._check_lengths(arguments, keywords)
         if str(error).startswith("fattn attention in "):  # the name of a layer
             return error
         named = _NAMED.match(str(error))
@@ -224,14 +256,17 @@ class Signature:
             if not self._takes_call(arguments, keywords):
                 return error  # Python's own words name the function
             self._check_strictly(arguments, keywords)
-            if "meta tensor" in str(error):
+            if re.search(r"\bmeta tensor|is on meta\b", str(error)):
                 self._refuse_meta(arguments, keywords)
             if self._refused_by is not None:
-                error = _refusal(self._refused_by, arguments, keywords) or error
+                error = _refusal(self._refused_by, self._given(arguments, keywords)) or error
                 named = _NAMED.match(str(error))
-        if named is None or named.group(1) == self.name:
+        if named is None or (named.group(1) == self.name and not self._names):
             return error
-        return type(error)(self.name + str(error)[named.end(1) :])
+        words = str(error)[named.end(1) :]
+        for theirs, own in self._names.items():
+            words = re.sub(rf"\b{theirs}\b", own, words)
+        return type(error)(self.name + words)
 
     def _takes_call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
         try:
@@ -267,9 +302,18 @@ class Signature:
         for what, kind, value in self._given(arguments, keywords):
             if not kind.takes(value):
                 _refuse(self.name, what, value, kind.words)
+        self._check_lengths(arguments, keywords)
+
+    def _check_lengths(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Of numbers and words that no sentence has room for, and that C++ cannot take."""
+        for what, _kind, value in self._given(arguments, keywords):
             if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
                 raise ValueError(
                     f"{self.name}: {what} is a number of {value.bit_length()} bits; pass one of at most 63"
+                ) from None
+            if isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST):
+                raise ValueError(
+                    f"{self.name}: {what} is {shown(value)}; pass up to {_LONGEST} printable characters"
                 ) from None
 
     def _look_closer(self, what: str, value: Any) -> None:
@@ -300,6 +344,7 @@ def public(
     ahead: bool = True,
     renames: bool = True,
     any_layout: bool = False,
+    names: Mapping[str, str] | None = None,
 ) -> Callable[[_Function], _Function]:
     """Decorates a function whose errors begin with `name`.
 
@@ -307,12 +352,13 @@ def public(
     refused_by: the operator that has words for shapes that do not fit.
     ahead: False: types are looked at only after an error.
     renames: False: an error in the name of another public function stays.
+    names: what this function calls an argument of the functions that it calls.
     any_layout: True: torch takes sparse and nested tensors here, and has its own words for others.
     """
 
     def decorate(function: _Function) -> _Function:
         others = SIGNATURES[options] if options else None
-        signature = Signature(name, function, others, refused_by, any_layout)
+        signature = Signature(name, function, others, refused_by, any_layout, names)
         SIGNATURES[name] = signature
 
         @functools.wraps(function)
@@ -334,13 +380,15 @@ def public(
     return decorate
 
 
-def _refusal(op: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Exception | None:
-    def on_meta(value: Any) -> Any:
-        return value.detach().to("meta") if isinstance(value, Tensor) else value
+def _refusal(op: str, given: Iterable[tuple[str, _Kind, Any]]) -> Exception | None:
+    def planned(kind: _Kind, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.detach().to("meta") if Tensor in kind.exact else float(value)
 
-    named = {name: on_meta(value) for name, value in keywords.items()}
     try:
-        getattr(torch.ops.fattn, f"_plan_{op}")(*map(on_meta, arguments), **named)
+        named = {what: planned(kind, value) for what, kind, value in given}
+        getattr(torch.ops.fattn, f"_plan_{op}")(**named)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as refusal:
         return refusal
     return None

@@ -39,6 +39,9 @@ Named = dict[str, str]  # a row as csrc/gpu.cpp takes it
 class BadFileError(ValueError):
     """Why a file is not used."""
 
+    def __init__(self, fault: str) -> None:
+        super().__init__(fault if len(fault) <= 200 else f"{fault[:196]} ...")
+
 
 @dataclass(frozen=True)
 class Chip:

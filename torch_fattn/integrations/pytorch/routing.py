@@ -75,8 +75,8 @@ def is_torch_version(text: object) -> bool:
 
 
 def version_number(version: str) -> int:
-    """2602 of "26.2", and 214 of "2.14.1"."""
-    major, minor = version.split(".")[:2]
+    """2602 of "26.2", 214 of "2.14.1" and of "2.14a0"."""
+    major, minor = re.findall(r"\d+", version)[:2]
     return int(major) * 100 + int(minor)
 
 

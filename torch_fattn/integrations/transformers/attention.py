@@ -228,6 +228,8 @@ def _refuse_shapes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
         refuse_meaning(module, f"query, key and value are not all [B, H, L, D] but {shapes}", USE_ANOTHER)
     if mask is None:
         return
+    if not isinstance(mask, Tensor):
+        refuse_meaning(module, f"attention_mask is of type {type(mask).__name__}", "pass a tensor or None")
     batch, kv_len = query.shape[0], key.shape[2]
     if mask.ndim == 2 and (mask.dtype is not torch.bool or mask.shape != (batch, kv_len)):
         refuse_meaning(

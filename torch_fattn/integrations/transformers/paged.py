@@ -81,6 +81,8 @@ def attend_paged(
     if kwargs.get("block_table") is not None:
         refuse(module, "a block table of transformers' own is not built", USE_PAGED_EAGER)
     refuse_keywords(module, None, {name: kwargs[name] for name in kwargs.keys() - _OF_THE_BATCH})
+    if "cu_seq_lens_q" not in kwargs:
+        refuse(module, "a cache came without cu_seq_lens_q, the lengths of a batch", USE_PAGED_EAGER)
 
     cu_seqlens_q: Tensor = kwargs["cu_seq_lens_q"]
     max_seqlen_q = int(_either(kwargs, "max_seqlen_q", "max_length_q"))

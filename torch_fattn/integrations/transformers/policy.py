@@ -19,7 +19,7 @@ _warned: set[tuple[str, str]] = set()
 def choose(on_unsupported: OnUnsupported) -> None:
     """Also forgets what was warned about."""
     global _chosen
-    if on_unsupported not in get_args(OnUnsupported):
+    if not isinstance(on_unsupported, str) or on_unsupported not in get_args(OnUnsupported):
         raise ValueError(
             f"torch_fattn.integrations.transformers.register: on_unsupported is {shown(on_unsupported)}; "
             'pass "error" or "sdpa"'
