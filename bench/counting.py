@@ -223,7 +223,7 @@ def _count_ours(call: Call, count_bytes: bool) -> Counts:
 def run_on_harness(launch: Launch, buffers: Mapping[str, Tensor], checks: str = "") -> tuple[Dispatch, ...]:
     """Launches kernels on softmetal's SIMT runtime, without the Metal framework; under its checks ("race",
     "bounds", "uninit"), and counting bytes where they name "bytes" and "distinct"."""
-    from softmetal.simt.harness import Library
+    from softmetal.testing import Library
 
     dispatches = []
     for step in launch.passes:

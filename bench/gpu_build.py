@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from softmetal.cuda.compile import Pipeline, compile_all
+from softmetal.testing.cuda import Pipeline, compile_all
 
 from .arguments import Parser, WrongArgumentError, positive
 from .calls import SHAPES

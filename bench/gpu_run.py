@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from softmetal.cuda.launch import Arguments, Kernel
+from softmetal.testing.cuda import Arguments, Kernel
 
 from .arguments import Parser, output_file, positive
 from .buffers import OUTPUTS, TOLERANCE, errors

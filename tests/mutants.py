@@ -42,7 +42,7 @@ def removed_barriers(source: str, problem: Problem) -> list[Mutant]:
 
 
 def assert_caught(mutant: Mutant) -> None:
-    from softmetal.simt.harness import KernelError
+    from softmetal.testing import KernelError
 
     case = problems.build(mutant.problem)
     mutate = {mutant.kernel: mutant.apply}

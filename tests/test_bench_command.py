@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("softmetal", reason="the counts come from softmetal, which is for Linux")
+pytest.importorskip("softmetal.testing", reason="the counts come from softmetal, which is for Linux")
 
 from bench import (
     bounds,

@@ -29,7 +29,7 @@ CONTROLS = (FLOAT, INT8, FP8, UNSCALED, INT4)
 
 def launch(problem: WriteProblem, old: str = "", new: str = "") -> None:
     """Launches with the change of text, and raises for a finding or a wrong bit."""
-    from softmetal.simt.harness import Library
+    from softmetal.testing import Library
 
     case = cache_problems.build(problem)
     arguments, bases = case.arguments("cpu")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("softmetal", reason="the peers run on softmetal, which is for Linux")
+pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, which is for Linux")
 
 from bench import buffers, counting, samples
 from bench.calls import SHAPES, Call
 from bench.peers import known, llama_metal, llama_prefill, llama_source
 from bench.peers.case import Case, Launch, NotTakenError
-from softmetal.simt.harness import KernelError
+from softmetal.testing import KernelError
 
 from .conftest import needs_emulator
 

@@ -215,7 +215,7 @@ MAP_MUTANTS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("name", MAP_MUTANTS)
 def test_a_fault_of_the_map_is_caught(name: str) -> None:
-    from softmetal.simt.harness import KernelError
+    from softmetal.testing import KernelError
 
     old, new, *finding = MAP_MUTANTS[name]
     mask = mask_of(f32)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("softmetal", reason="the peers run on softmetal, which is for Linux")
+pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, which is for Linux")
 
 from bench import buffers, counting, gpu_build, metal_backend
 from bench.arguments import WrongArgumentError

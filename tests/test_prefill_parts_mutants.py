@@ -101,7 +101,7 @@ def test_fault_is_caught(fault: Fault) -> None:
     def mutate(text: str) -> str:
         return text.replace(fault.old, fault.new) if text == original else text
 
-    from softmetal.simt.harness import KernelError
+    from softmetal.testing import KernelError
 
     with pytest.raises((AssertionError, KernelError)):
         assert_close(cut_case(fault.case)[0], *run_cut(fault.case, mutate))

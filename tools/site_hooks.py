@@ -24,7 +24,7 @@ PAGE_OF = {
     "bench/NOTES.md": "notes.md",
     "bench/APPLE.md": "apple.md",
     "softmetal/README.md": "softmetal.md",
-    "softmetal/cuda/README.md": "softmetal-cuda.md",
+    "softmetal/docs/cuda.md": "softmetal-cuda.md",
 }
 PICTURES = ("bench/results/nvidia-h200.png", "bench/results/nvidia-h200-summary.png")
 

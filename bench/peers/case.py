@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from softmetal.cuda.compile import Pipeline
+    from softmetal.testing.cuda import Pipeline
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}

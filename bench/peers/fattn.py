@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import torch_fattn
-from softmetal.cuda.compile import Pipeline
+from softmetal.testing.cuda import Pipeline
 
 from .case import METAL_TYPES, Case, Launch, Pass
 

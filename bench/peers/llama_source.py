@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from softmetal.cuda.compile import Pipeline
+from softmetal.testing.cuda import Pipeline
 
 from ..arguments import WrongArgumentError
 from .case import METAL_TYPES, Case

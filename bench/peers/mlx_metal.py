@@ -17,7 +17,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-from softmetal.cuda.compile import Pipeline
+from softmetal.testing.cuda import Pipeline
 
 from ..arguments import WrongArgumentError
 from .case import BYTES, METAL_TYPES, Case, Launch, Pass

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from softmetal.cuda.compile import Pipeline
+from softmetal.testing.cuda import Pipeline
 
 from .case import METAL_TYPES, Case, Launch, Pass
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from softmetal import __main__ as command_line
+from softmetal import native
 
 
 def status_of(words: str) -> int | str | None:
@@ -27,8 +28,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         started.append(command)
         return subprocess.CompletedProcess(command, returncode=0)
 
-    monkeypatch.setattr(command_line.subprocess, "run", run)
-    monkeypatch.setattr(command_line.shutil, "which", lambda tool: f"/bin/{tool}")
+    monkeypatch.setattr(native.subprocess, "run", run)
+    monkeypatch.setattr(native.shutil, "which", lambda tool: f"/bin/{tool}")
     return started
 
 
@@ -83,6 +84,6 @@ def test_a_failing_build_is_a_sentence(commands: list[list[str]], monkeypatch: p
     def fail(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, returncode=int(command[0] == "ninja"))
 
-    monkeypatch.setattr(command_line.subprocess, "run", fail)
+    monkeypatch.setattr(native.subprocess, "run", fail)
     said = status_of("build")
     assert isinstance(said, str) and said.startswith("softmetal: ninja failed")

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from elementwise import PRELUDE, evaluate
 
 from softmetal.msl.angles import template_brackets
 from softmetal.msl.compile import CompileError, Program, compile_program
 from softmetal.msl.lexer import TokenList
-from softmetal.tests.msl.elementwise import PRELUDE, evaluate
 
 RNG = np.random.default_rng(0)
 A = RNG.integers(-2, 3, 64).astype(np.float32)

@@ -12,12 +12,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-BUILD_FOLDER = Path(__file__).resolve().parent / "_build"
-LIBRARY = BUILD_FOLDER / "libsoftmetal.so"
-RUNTIME_LIBRARY = BUILD_FOLDER / "libsoftmetal_simt.so"
+from .paths import LIBRARY, RUNTIME_LIBRARY
 
 _ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 _RACE, _BOUNDS, _UNINIT, _COUNT_BYTES, _COUNT_DISTINCT = 1, 2, 4, 8, 16

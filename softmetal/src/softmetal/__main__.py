@@ -3,86 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import compileall
 import os
 import shlex
-import shutil
-import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
-from . import control
+from . import control, native
 from .arguments import Parser, positive
 from .msl import corpus
 
-ROOT = Path(__file__).resolve().parent
-CLANG = "clang++-19"
-OBJC_FLAGS = [
-    "-fobjc-runtime=gcc",
-    "-fblocks",
-    "-fconstant-string-class=NSConstantString",
-    "-D_NATIVE_OBJC_EXCEPTIONS",
-    "-DGNUSTEP",
-    "-DGNUSTEP_BASE_LIBRARY=1",
-    "-DGNU_RUNTIME=1",
-]
-APT_PACKAGES = (
-    "clang-19 libclang-19-dev libclang-rt-19-dev llvm-19 llvm-19-dev libobjc-12-dev libblocksruntime-dev "
-    "libgnustep-base-dev cmake ninja-build"
-)
-
-
-def _torch_folder() -> Path:
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        sys.exit("softmetal: torch is not installed in this environment; install torch first.")
-    return Path(spec.origin).parent
-
-
-def _gcc_objc_include() -> Path:
-    found = sorted(Path("/usr/lib/gcc").glob("*/*/include/objc/objc.h"))
-    if not found:
-        sys.exit(f"softmetal: <objc/objc.h> is missing; install {APT_PACKAGES}.")
-    return found[-1].parent.parent
-
-
-def build(jobs: int | None) -> None:
-    for tool in ("cmake", "ninja", CLANG):
-        if shutil.which(tool) is None:
-            sys.exit(f"softmetal: {tool} is missing; install {APT_PACKAGES}.")
-    folder = control.BUILD_FOLDER / "cmake"
-    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
-    configure += [f"-DCMAKE_CXX_COMPILER={shutil.which(CLANG)}", f"-DTORCH_DIR={_torch_folder()}"]
-    for command in (configure, ["ninja", "-C", str(folder), *([f"-j{jobs}"] if jobs else [])]):
-        done = subprocess.run(command, stdout=subprocess.DEVNULL if command is configure else None)
-        if done.returncode != 0:
-            sys.exit(
-                f"softmetal: {command[0]} failed, as it says above; if this folder was moved or copied, "
-                f"delete {folder} and build again."
-            )
-    # Every program that is compiled starts an interpreter: one that may not write byte code finds it here.
-    compileall.compile_dir(ROOT, maxlevels=1, quiet=1)
-
-
-def environment() -> dict[str, str]:
-    """What setuptools and torch.utils.cpp_extension need to build Objective-C++ for Metal, as on a Mac."""
-    includes = [f"-I{ROOT / 'framework' / 'include'}", "-isystem/usr/include/GNUstep"]
-    includes += [f"-isystem{_gcc_objc_include()}"]
-    built = control.BUILD_FOLDER
-    libraries = [str(built / "objcxx_personality.o"), f"-L{built}", f"-Wl,-rpath,{built}"]
-    libraries += ["-lsoftmetal", "-lgnustep-base", "-lobjc", "-lBlocksRuntime"]
-    return {
-        "CXX": CLANG,
-        "CC": CLANG.replace("++", ""),
-        "CPPFLAGS": shlex.join(OBJC_FLAGS + includes),
-        "LDFLAGS": shlex.join(libraries),
-    }
-
 
 def doctor() -> None:
-    missing = [tool for tool in ("cmake", "ninja", CLANG) if shutil.which(tool) is None]
-    print("tools:  ", f"missing {', '.join(missing)}; install {APT_PACKAGES}" if missing else "all there")
+    missing = ", ".join(native.missing_tools())
+    print("tools:  ", f"{missing} not found; install {native.APT_PACKAGES}" if missing else "found")
     if not control.LIBRARY.exists():
         sys.exit("library: not built; run `python -m softmetal build`")
     facts = control.device_facts()
@@ -139,9 +72,9 @@ def main(words: list[str] | None = None) -> None:
     gauge.add_argument("--verbose", action="store_true", help="print every source with its errors")
     arguments = parser.parse_args(words)
     if arguments.command == "build":
-        build(arguments.jobs)
+        native.build(arguments.jobs)
     elif arguments.command == "config":
-        for name, value in environment().items():
+        for name, value in native.environment().items():
             print(f"export {name}={shlex.quote(value)}")
     elif arguments.command == "corpus":
         try_corpus(arguments)

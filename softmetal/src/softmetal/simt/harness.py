@@ -18,8 +18,8 @@ from typing import Any
 
 from softmetal.msl.arithmetic import Arithmetic
 from softmetal.msl.compile import CompileError, Program, compile_program
+from softmetal.paths import RUNTIME_LIBRARY
 
-_ROOT = Path(__file__).resolve().parents[1]
 _MAX_BUFFERS = 31
 _CHECKS = {"race": 1, "bounds": 2, "uninit": 4, "bytes": 8, "distinct": 16}
 _ORDERS = {"forward": 0, "reverse": 1, "random": 2}
@@ -139,10 +139,9 @@ class _Counters(ctypes.Structure):
 
 @cache
 def _runtime() -> ctypes.CDLL:
-    path = _ROOT / "_build" / "libsoftmetal_simt.so"
-    if not path.exists():
-        raise RuntimeError(f"{path} is not built; run `python -m softmetal build`")
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    if not RUNTIME_LIBRARY.exists():
+        raise RuntimeError(f"{RUNTIME_LIBRARY} is not built; run `python -m softmetal build`")
+    library = ctypes.CDLL(str(RUNTIME_LIBRARY), mode=ctypes.RTLD_GLOBAL)
     library.softmetal_load.restype = ctypes.c_void_p
     library.softmetal_table.restype = ctypes.POINTER(_Table)
     library.softmetal_table.argtypes = [ctypes.c_void_p]

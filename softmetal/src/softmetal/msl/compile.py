@@ -9,10 +9,12 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
+from ..paths import BUILD
 from .arithmetic import PASSES, Arithmetic, choice
 from .diagnostics import FLAGS, readable
 from .language import DEFAULT, LANGUAGES, Language
@@ -21,9 +23,8 @@ from .preprocess import CLANG, PreprocessorError, preprocess
 from .translate import HEADER, translate
 
 _PACKAGE = Path(__file__).parent
-_BUILD = _PACKAGE.parent / "_build"
-RULES = _BUILD / "libsoftmetal_rules.so"
-SIMT_PASSES = _BUILD / "libsoftmetal_passes.so"
+RULES = BUILD / "libsoftmetal_rules.so"
+SIMT_PASSES = BUILD / "libsoftmetal_passes.so"
 _LANGUAGE_FLAGS = [
     # SYCL's device mode for its address spaces (host/types.h); nothing else of SYCL is used. It mangles
     # bfloat as the auxiliary target does.
@@ -108,6 +109,20 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
     except (TranslationError, PreprocessorError) as error:
         raise CompileError(str(error)) from error
     return target
+
+
+def compile_errors(
+    source: str, macros: Sequence[str] = (), std: str = DEFAULT, name: str = "program_source"
+) -> str:
+    """The errors of a program (macros: NAME=VALUE), empty if it compiles. No code is generated."""
+    language = LANGUAGES[std]
+    try:
+        preprocessed = preprocess(source, name, macros, (), language)
+        translation = translate(preprocessed, checked=False, language=language)
+    except (TranslationError, PreprocessorError) as error:
+        return str(error)
+    messages = Compiler(translation.cpp, preprocessed, language).messages()
+    return readable(messages, partial(source_line, preprocessed), language)
 
 
 def _keep(file: Path, target: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
-PASSES = Path(__file__).parents[1] / "_build" / "libsoftmetal_arithmetic.so"
+from ..paths import BUILD
+
+PASSES = BUILD / "libsoftmetal_arithmetic.so"
 MATH_MODES = ("safe", "relaxed", "fast")
 FUNCTIONS = ("fast", "precise")
 _FLUSH = "-softmetal-flush-subnormals"
