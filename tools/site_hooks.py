@@ -25,6 +25,7 @@ PAGE_OF = {
     "bench/APPLE.md": "apple.md",
     "softmetal/README.md": "softmetal.md",
     "softmetal/docs/cuda.md": "softmetal-cuda.md",
+    "softmetal/docs/msl.md": "softmetal-msl.md",
 }
 PICTURES = ("bench/results/nvidia-h200.png", "bench/results/nvidia-h200-summary.png")
 

@@ -110,13 +110,12 @@ Tensor reshape_alias(const Tensor& self, SymIntArrayRef size, SymIntArrayRef str
   return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
 }
 
-// ---- attention
+// ---- scaled_dot_product_attention
 // -------------------------------------------------------------------------------------------------------------
-// On a Mac scaled_dot_product_attention has no kernel of its own for mps: for every key it is torch's
-// composite. That of this wheel asks a table of fused kernels that has no row for mps and fails, so that its
-// place is taken here, under the keys that it has.
+// On a Mac this operator has no mps kernel: torch's composite serves every dispatch key. The composite in the
+// Linux wheel looks up a table of fused kernels, which has no row for mps, and fails; this one replaces it.
 
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& mask,
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& mask,
                  double dropout, bool causal, optional<double> scale, bool gqa) {
   if (!q.device().is_mps())
     return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, gqa);
@@ -133,14 +132,14 @@ class Silence : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-void replace_attention() {
+void replace_scaled_dot_product_attention() {
   Silence silence;  // torch warns of a kernel in another's place
   const c10::WarningUtils::WarningHandlerGuard silent(&silence);
   for (const auto key :
        {c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::FuncTorchBatchedDecomposition,
         c10::DispatchKey::FuncTorchVmapMode}) {
     auto& library = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-    library.impl("scaled_dot_product_attention", attention);
+    library.impl("scaled_dot_product_attention", scaled_dot_product_attention);
   }
 }
 
@@ -186,7 +185,7 @@ TORCH_LIBRARY_IMPL(aten, MPS, m) {
   for (const char* composite : {"convolution", "convolution_backward"})
     m.impl(composite, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   register_structured_ops();
-  replace_attention();
+  replace_scaled_dot_product_attention();
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 // Two operands of one 16-bit type are multiplied as such, and of two types in tf32, where both are exact;
 // products are summed in float32. float32 operands are split into two tf32 parts each (three instructions),
 // unless SOFTMETAL_WIDENED_FROM says that B was widened from that 16-bit type, as tensors of a 16-bit model
-// are; then B travels between lanes in 16 bits, and A, which may hold anything (softmax weights), is rounded
+// are; then B travels between lanes in 16 bits, and A, which may hold any float32, is rounded
 // to tf32.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Metal's standard library for a program that softmetal.cuda translated to CUDA C++20: what attention,
-// softmax and matrix kernels use of it.
+// The part of Metal's standard library that matrix and reduction kernels use, for programs that softmetal.cuda
+// translated to CUDA C++20.
 #pragma once
 
 #include "binding.h"

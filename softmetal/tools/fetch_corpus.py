@@ -1,8 +1,8 @@
-"""Fetches the Metal sources that Python packages carry, for `python -m softmetal corpus`.
+"""Downloads the Metal sources in Python packages, for `python -m softmetal corpus`.
 
-    python tools/fetch_corpus.py DIR
+    python softmetal/tools/fetch_corpus.py DIR
 
-leaves one folder per package with its .metal files and the headers beside them. Nothing is installed.
+writes one folder per package, with its .metal files and headers. Installs nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOURCE_HERE = (*_SOURCE, "--no-build-isolation")  # its metadata needs torch
 class Package:
     requirement: str
     options: tuple[str, ...]
-    parts: tuple[str, ...]  # what a path must hold to be of interest
+    parts: tuple[str, ...]  # a path is kept if it contains one of these
 
 
 PACKAGES = (
@@ -39,7 +39,7 @@ PACKAGES = (
 
 
 def fetch(package: Package, target: Path) -> int:
-    """Number of files; 0 when the package cannot be had."""
+    """Number of files; 0 if the package cannot be downloaded."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
         done = subprocess.run(
