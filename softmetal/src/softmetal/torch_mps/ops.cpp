@@ -115,8 +115,9 @@ Tensor reshape_alias(const Tensor& self, SymIntArrayRef size, SymIntArrayRef str
 // On a Mac this operator has no mps kernel: torch's composite serves every dispatch key. The composite in the
 // Linux wheel looks up a table of fused kernels, which has no row for mps, and fails; this one replaces it.
 
-Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& mask,
-                 double dropout, bool causal, optional<double> scale, bool gqa) {
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const optional<Tensor>& mask, double dropout, bool causal,
+                                    optional<double> scale, bool gqa) {
   if (!q.device().is_mps())
     return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, gqa);
   optional<Tensor> bias = mask;
