@@ -1,4 +1,4 @@
-"""`python -m softmetal` with wrong arguments: one sentence on standard error, exit status 2, no process."""
+"""Wrong arguments of `python -m softmetal`: one sentence on standard error, exit status 2, no process."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     [
         ("", "required: command"),
         ("buld", "invalid choice: 'buld'"),
-        ("build -j 0", "-j/--jobs: '0' is not a whole number from 1 on; give one"),
-        ("build -j -2", "-j/--jobs: '-2' is not a whole number"),
-        ("build -j many", "-j/--jobs: 'many' is not a whole number"),
+        ("build -j 0", "-j/--jobs: '0' is not a positive whole number; give one"),
+        ("build -j -2", "-j/--jobs: '-2' is not a positive whole number"),
+        ("build -j many", "-j/--jobs: 'many' is not a positive whole number"),
         ("build --job 2", "unrecognized arguments: --job"),
         ("build all", "unrecognized arguments: all"),
         ("config", "required: --env"),
         ("config --env x", "unrecognized arguments: x"),
         ("doctor x", "unrecognized arguments: x"),
         ("corpus", "required: DIR"),
-        ("corpus /nowhere", "'/nowhere' is no folder; name one"),
-        ("corpus /dev/null", "'/dev/null' is no folder; name one"),
-        ("corpus {empty}", "holds no .metal file"),
-        ("corpus {full} --json /nowhere/x", "'/nowhere/x' is no file in an existing folder"),
-        ("corpus {full} --json {full}", "is no file in an existing folder"),
-        ("corpus {full} --seconds 0", "--seconds: '0' is not a whole number"),
+        ("corpus /nowhere", "'/nowhere' is not a folder; name one"),
+        ("corpus /dev/null", "'/dev/null' is not a folder; name one"),
+        ("corpus {empty}", "contains no .metal file"),
+        ("corpus {full} --json /nowhere/x", "'/nowhere/x' is not a file in an existing folder"),
+        ("corpus {full} --json {full}", "is not a file in an existing folder"),
+        ("corpus {full} --seconds 0", "--seconds: '0' is not a positive whole number"),
     ],
 )
 def test_wrong_arguments(

@@ -26,17 +26,17 @@ def doctor() -> None:
 def folder_of_sources(text: str) -> Path:
     folder = Path(text)
     if not folder.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no folder; name one that holds Metal sources")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder; name one that contains Metal sources")
     if next(folder.rglob("*.metal"), None) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} holds no .metal file; name a folder that does")
+        raise argparse.ArgumentTypeError(f"{text!r} contains no .metal file; name a folder that does")
     return folder
 
 
 def new_file(text: str) -> Path:
-    """Found out before the work whose result goes there."""
+    """Checked before the work whose result is written there."""
     file = Path(text)
     if file.is_dir() or not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no file in an existing folder; name one")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file in an existing folder; name one")
     return file
 
 
@@ -61,7 +61,7 @@ def main(words: list[str] | None = None) -> None:
     build_parser.add_argument("-j", "--jobs", type=positive, help="parallel compilers (ninja's default)")
     config = commands.add_parser("config", help="how to build Objective-C++ extensions")
     config.add_argument("--env", action="store_true", required=True, help="print export lines for a shell")
-    commands.add_parser("doctor", help="say what is here")
+    commands.add_parser("doctor", help="check tools, libraries and device")
     gauge = commands.add_parser(
         "corpus", help="count the kernel functions below a folder that compile", description=corpus.__doc__
     )

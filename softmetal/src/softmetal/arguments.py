@@ -1,4 +1,4 @@
-"""Arguments of softmetal's commands: a wrong one is one sentence on standard error, and exit status 2."""
+"""Arguments of softmetal's commands: an error prints one sentence on standard error and exits with 2."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """The type of an option that counts something."""
+    """The type of a count."""
     try:
         number = int(text)
     except ValueError:
         number = 0
     if not 1 <= number < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on; give one")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number; give one")
     return number

@@ -44,10 +44,11 @@ def register() -> None:
 
 
 def _settle_autograd() -> None:
-    """torch runs the backward of a device in a thread of its own, which may be the last to let go of a graph
-    and of the Python objects in it: the error raised, the context of the call. If it does so while Python
-    ends, the process aborts ("terminate called without an active exception"). The thread takes one graph
-    after another: when this one is done, it holds no other. (`backward()` would give it a context, too.)
+    """Run one more backward pass, so that torch's backward thread releases the previous graph.
+
+    That thread may hold the last reference to a graph and its Python objects (the raised error, the context
+    of the call). If it releases them while Python shuts down, the process aborts ("terminate called without
+    an active exception"). `backward()` instead of `run_backward` would give the new graph a context, too.
     """
     import torch
 

@@ -58,7 +58,7 @@ def _json(function: str) -> Any:
 
 
 def _finish_stream() -> None:
-    """Run what is encoded, so that it runs under the settings under which it was encoded."""
+    """Run the encoded commands under the settings that were current when they were encoded."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.mps.synchronize()
@@ -103,8 +103,8 @@ def checks(
 
 @contextmanager
 def record() -> Iterator[list[dict[str, Any]]]:
-    """The dispatches that run inside, each as kernel, grid, threads, threadgroup_bytes, counters and, when
-    bytes are counted, bytes read and written (and read, each byte once per threadgroup) by buffer slot.
+    """Record the dispatches that run inside: kernel, grid, threads, threadgroup_bytes, counters and, if bytes
+    are counted, bytes read and written (and bytes read counted once per threadgroup) by buffer slot.
 
     The list is filled on exit.
     """
@@ -125,7 +125,7 @@ def counters() -> dict[str, Any]:
 
 
 def launches() -> dict[str, int]:
-    """How often each kernel ran since the start or the last reset_counters()."""
+    """The number of launches of each kernel since the start or the last reset_counters()."""
     _finish_stream()
     return dict(_json("totals")["launches"])
 
@@ -136,7 +136,7 @@ def reset_counters() -> None:
 
 
 def live_objects() -> dict[str, int]:
-    """How many Metal objects are alive, by class."""
+    """The number of live Metal objects, by class."""
     _finish_stream()
     return dict(_json("live_objects"))
 

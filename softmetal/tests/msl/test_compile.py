@@ -1,4 +1,4 @@
-"""The compile driver: command line, cache, and Metal programs that nobody here wrote."""
+"""The compile driver: command line, cache, and Metal programs of others."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 
 class CompileError(Exception):
-    """The program cannot be translated or nvcc refuses it."""
+    """The program cannot be translated, or nvcc refuses it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What stands beside a cubin, as JSON."""
+    """Resources of a cubin, stored beside it as JSON."""
 
     kernel: str
     registers: int

@@ -1,5 +1,5 @@
 // MTLBinaryArchive: which pipelines are compiled. Their code is not in it, for the compiler of MSL has a
-// cache of its own; what a program sees is as on a Mac: hits and misses, files that are read and refused.
+// cache of its own; a program sees the same as on a Mac: hits and misses, files read and refused.
 //
 // The file is a line of text, then one for each pipeline, then the number of them.
 #include <fstream>
@@ -59,7 +59,7 @@ id<MTLBinaryArchive> new_archive(MTLBinaryArchiveDescriptor* descriptor, NSError
   if (!descriptor) violated("newBinaryArchiveWithDescriptor: the descriptor is nil");
   SMBinaryArchive* archive = [[SMBinaryArchive alloc] init];
   if (descriptor.url && !read_archive(path_of(descriptor.url), archive->_pipelines)) {
-    report(error, MTLBinaryArchiveErrorInvalidFile, "there is no whole binary archive at this URL");
+    report(error, MTLBinaryArchiveErrorInvalidFile, "the file at this URL is not a complete binary archive");
     [archive release];
     return nil;
   }

@@ -59,7 +59,7 @@ SMBuffer* checked_buffer(id<MTLBuffer> buffer, const char* who) {
     if (live().objects.count(address)) return (SMBuffer*)buffer;
   }
   violated(who, ": ", address,
-           " is no MTLBuffer of this device (a storage's data pointer is the buffer; a tensor's is not)");
+           " is not an MTLBuffer of this device (a storage's data pointer is the buffer; a tensor's is not)");
 }
 
 void* make_buffer(size_t bytes) {

@@ -1,4 +1,4 @@
-// How many Metal objects of each class are alive: what a leak test compares.
+// The number of live Metal objects of each class, for leak tests.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -212,7 +212,7 @@ id<MTLComputeCommandEncoder> make_compute_encoder(SMCommandBuffer* buffer, MTLDi
   if (!(threads.width && threads.height && threads.depth))
     softmetal::violated("dispatchThreads: threadsPerThreadgroup has a side of 0");
   if (size.width % threads.width || size.height % threads.height || size.depth % threads.depth)
-    softmetal::violated("dispatchThreads: the grid is no multiple of the threadgroup, and softmetal runs "
+    softmetal::violated("dispatchThreads: the grid is not a multiple of the threadgroup, and softmetal runs "
                         "uniform threadgroups "
                         "only; use dispatchThreadgroups");
   [self dispatchThreadgroups:MTLSizeMake(size.width / threads.width, size.height / threads.height,

@@ -20,7 +20,7 @@ Macros read_macros(MTLCompileOptions* options) {
   return macros;
 }
 
-// The oldest version that the compiler knows stands for those before it.
+// Older versions are compiled as the oldest one that the compiler knows.
 std::string language_of(MTLCompileOptions* options) {
   const NSUInteger version = options.languageVersion;
   if (version <= MTLLanguageVersion3_1) return "metal3.1";
@@ -67,9 +67,10 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
     const softmetal_kernel& kernel = pipeline->kernel();
     for (uint32_t i = 0; i < kernel.argument_count; ++i)
       if (kernel.arguments[i].kind == SOFTMETAL_ARG_UNSUPPORTED)
-        throw CompileError("no pipeline can be made of kernel '" + function->_name + "': its parameter '" +
-                           kernel.arguments[i].name +
-                           "' is a texture or a sampler, which softmetal has not; pass a buffer instead");
+        throw CompileError(
+            "no pipeline can be made of kernel '" + function->_name + "': its parameter '" +
+            kernel.arguments[i].name +
+            "' is a texture or a sampler, which softmetal does not support; pass a buffer instead");
     NSUInteger limit = kMaxThreads;
     for (NSUInteger asked :
          {NSUInteger(kernel.max_threads), function->_maxThreads, descriptor.maxTotalThreadsPerThreadgroup})

@@ -66,7 +66,7 @@ class Pipeline {
  public:
   Pipeline(std::shared_ptr<Program> program, std::string kernel, ConstantsByIndex constants);
   const softmetal_kernel& kernel(Mode mode);
-  // For what is the same in both modes: arguments and limits.
+  // For the properties that both modes share: arguments and limits.
   const softmetal_kernel& kernel() { return kernel(program_->first_mode()); }
 
  private:

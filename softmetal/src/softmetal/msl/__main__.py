@@ -26,13 +26,13 @@ def main() -> int:
     compiler.add_argument("--include", action="append", default=[], metavar="FOLDER")
     compiler.add_argument("--only", metavar="REGEX", help="export only the kernels whose host name matches")
     compiler.add_argument(
-        "--math-mode", choices=MATH_MODES, default="fast", help="what the compiler may assume (fast)"
+        "--math-mode", choices=MATH_MODES, default="fast", help="assumptions of the compiler (fast)"
     )
     compiler.add_argument(
         "--math-functions",
         choices=FUNCTIONS,
         default="fast",
-        help="what functions in no namespace are (fast)",
+        help="functions without a namespace (fast)",
     )
     compiler.add_argument(
         "--no-contract", action="store_true", help="round a * b + c twice (default: $SOFTMETAL_CONTRACT)"
@@ -41,13 +41,13 @@ def main() -> int:
         "--refuse",
         choices=REFUSALS,
         default=choice("SOFTMETAL_REFUSE", REFUSALS),
-        help="what Apple's compiler refuses (likely), or may refuse (unsure; default: $SOFTMETAL_REFUSE)",
+        help="refuse what Apple's compiler refuses (likely) or may refuse (unsure; $SOFTMETAL_REFUSE)",
     )
-    compiler.add_argument("--name", help="what messages call the source (default: the file's name)")
+    compiler.add_argument("--name", help="name of the source in messages (default: the file's name)")
     arguments = parser.parse_args()
     from_stdin = arguments.source == "-"
     if not from_stdin and not Path(arguments.source).is_file():
-        parser.error(f"--source {arguments.source!r} is no file; name one, or - for standard input")
+        parser.error(f"--source {arguments.source!r} is not a file; name one, or - for standard input")
     arithmetic = Arithmetic(arguments.math_mode, arguments.math_functions)
     if arguments.no_contract:
         arithmetic = replace(arithmetic, contract=False)

@@ -47,7 +47,7 @@ def template_brackets(tokens: TokenList) -> dict[int, int]:
                 and name not in templates
                 and _starts_operand(tokens, tokens.next(i))
             ):
-                continue  # a variable of that name: what is specialised is called
+                continue  # a variable of that name: a specialised function would be called
             pairs[begin], pairs[i] = i, begin
     return pairs
 

@@ -1,4 +1,4 @@
-"""How a program computes: what MTLCompileOptions say, and what they leave open to the GPU."""
+"""The arithmetic of a program: settings of MTLCompileOptions, and choices that they leave to the GPU."""
 
 from __future__ import annotations
 

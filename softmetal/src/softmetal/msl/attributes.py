@@ -21,7 +21,7 @@ _SOURCES = re.compile(
     r"buffer|threadgroup|texture|sampler|stage_in|payload|imageblock_data|grid_(origin|size)"
     r"|\w+_(in|per|index_in)_(grid|threadgroup|simdgroup|quadgroup)|thread_execution_width"
 )
-# What is said of a function is no part of its type.
+# Attributes of a function are not part of its type.
 _OF_FUNCTIONS = {
     *("kernel", "vertex", "fragment", "host_name", "visible", "stitchable", "early_fragment_tests", "patch"),
     *("max_total_threads_per_threadgroup", "mesh", "object", "user_annotation", "always_inline", "noinline"),

@@ -97,7 +97,7 @@ class _ComparisonPass:
         return t.text(i) in texts and i not in self.pairs and i - 1 not in self.pairs and not t[i].prefix
 
     def is_prefix(self, i: int) -> bool:
-        """Whether the operator at `i` stands before its only operand."""
+        """Whether the operator at `i` is a prefix operator."""
         t, before = self.tokens, self.tokens.previous(i)
         if before < 0:
             return True

@@ -51,7 +51,7 @@ _COMMON_FLAGS = [
     f"-fpass-plugin={SIMT_PASSES}", "-fno-discard-value-names",
 ]  # fmt: skip
 _LINK_FLAGS = ["-nostdlib++", "--rtlib=compiler-rt"]
-# A kernel runs for less time than clang takes over it: what costs more than it brings is left out.
+# A kernel runs for less time than its compilation takes: costly optimisations are off.
 _MODE_FLAGS = {
     "fast": ["-O2", "-gline-tables-only", "-fno-vectorize", "-fno-slp-vectorize"],
     # Every access of the kernel as one callback (simt/passes/checks.cpp): nothing merged into wider ones,
@@ -66,7 +66,7 @@ _MODE_FLAGS = {
     ],
 }  # fmt: skip
 MODES = tuple(_MODE_FLAGS)
-# What is refused: what Apple's compiler refuses, certainly or likely; or what it may refuse, too.
+# Refuse what Apple's compiler refuses, certainly or likely; or also what it may refuse.
 REFUSALS = ("likely", "unsure")
 _X86_64_V3 = {"avx2", "bmi2", "f16c", "fma"}
 
@@ -84,7 +84,7 @@ class Program:
     std: str = DEFAULT
     only: str | None = None  # regular expression of the host names to export; None for all
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
-    # Also what no public Metal source has, so that nobody knows whether Apple's compiler takes it.
+    # Also refuse code that no public Metal source contains, because Apple's compiler may refuse it.
     refuse_unsure: bool = field(default_factory=lambda: choice("SOFTMETAL_REFUSE", REFUSALS) == "unsure")
 
 
@@ -223,7 +223,7 @@ class Compiler:
         return target
 
     def messages(self) -> str:
-        """All that clang says about the program, without generating code."""
+        """clang's messages about the program; no code is generated."""
         return self._read_program("fast", ["-fsyntax-only", "-ferror-limit=0"]).stderr
 
     def _read_program(self, mode: str, flags: list[str]) -> subprocess.CompletedProcess[str]:

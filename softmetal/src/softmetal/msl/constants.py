@@ -97,7 +97,7 @@ class FunctionConstants:
         if gate.split("::")[-1].strip() not in self.dynamic:
             raise TranslationError(
                 where,
-                f"{subject} depends on '{gate}', which is no function constant and not computed from one",
+                f"{subject} depends on '{gate}', which is neither a function constant nor computed from one",
             )
 
     def positions(self, mentioned: set[str]) -> list[int]:

@@ -1,10 +1,10 @@
 """`python -m softmetal corpus DIR`: how many kernel functions of a folder of foreign Metal sources compile.
 
-Counted are the definitions of kernel functions in each .metal file and the headers it includes; a template
-counts as one, whatever is instantiated of it. A kernel is compiled when its program, without the kernels that
+The count covers the kernel functions defined in each .metal file and the headers it includes; a template
+counts once, with all its instantiations. A kernel is compiled when its program, without the kernels that
 fail, translates to C++ that clang accepts with every explicit instantiation, as MSL 3.1 or 3.2, whichever
-takes more of it; no code is generated. Sources that include Metal 4's tensor headers are put aside. A source
-that needs macros or a prelude of its host counts as one that fails, with that as the cause.
+accepts more of it; no code is generated. Sources that include Metal 4's tensor headers are not counted. A
+source that needs macros or a prelude from its host fails, with that as the cause.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def try_source(path: Path, root: Path, seconds: int) -> Result:
         match = _ERROR.search(re.sub(r":(\d+):\d+: (?:fatal )?error", r":\1: error", str(error)))
         _fail_all(result, path.name, f"preprocessor: {match['text'] if match else error}")
     except (LookupError, ValueError, RecursionError, StopIteration) as error:
-        # The translator reads what is no MSL at all; a folder has such files too.
+        # The translator may get text that is not MSL.
         _fail_all(result, path.name, f"softmetal cannot read it ({type(error).__name__})")
     finally:
         signal.alarm(0)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from .language import Language
 
-# Messages without columns or excerpts (those would show translated text). Warnings are off, but for those
-# that clang makes errors by itself and for what Apple's compiler does not know: C++ newer than C++20 (it only
-# warns about what is older) and arrays of variable length.
+# Messages without columns or excerpts (those would show translated text). Warnings are off, except those that
+# clang makes errors by itself and those about features that Apple's compiler lacks: C++ newer than C++20 (it
+# only warns about older features) and variable-length arrays.
 FLAGS = [
     "-fno-caret-diagnostics", "-fno-show-column", "-fno-diagnostics-show-option", "-fno-elide-type",
     "-fno-diagnostics-fixit-info", "-Wno-everything", "-Wc++11-narrowing", "-Waddress-of-temporary",
@@ -20,7 +20,7 @@ FLAGS = [
 _MESSAGE = re.compile(
     r"^(?P<file>[^\n:]+):(?P<line>\d+): (?P<severity>fatal error|error|warning|note): (?P<text>.*)$"
 )
-# Of the passes over LLVM's code (passes/recursion.cpp): clang puts the severity before all they say.
+# Messages of LLVM passes (passes/recursion.cpp): clang puts the severity first.
 _MESSAGE_OF_PASS = re.compile(r"^error: ([^\n:]+:\d+): ")
 _HOST = str(Path(__file__).parent / "host")
 _SPACES = {"__global_device": "device", "__local": "threadgroup", "__global_host": "constant"}
@@ -31,7 +31,7 @@ Message = re.Match[str]
 
 
 def errors(stderr: str) -> list[list[Message]]:
-    """What clang says against the program: each error followed by its notes."""
+    """clang's errors about the program, each followed by its notes."""
     blocks: list[list[Message]] = []
     for line in stderr.splitlines():
         match = _MESSAGE.match(_MESSAGE_OF_PASS.sub(r"\1: error: ", line))
@@ -71,7 +71,7 @@ def _block(block: list[Message], source_line: SourceLine, language: Language) ->
 def _in_library(message: Message) -> bool:
     return message["file"].startswith(
         (_HOST, "<scratch space>")
-    )  # the latter: names that a macro of theirs pasted together
+    )  # the latter: names that one of their macros pasted together
 
 
 def _excerpt(place: Message, source_line: SourceLine) -> list[str]:

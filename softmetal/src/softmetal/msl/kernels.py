@@ -18,7 +18,7 @@ from .qualifiers import host_text
 from .structure import Function, Instantiation, Outline
 from .threadgroup import bytes_function
 
-# Attribute of a kernel parameter -> what the host headers call it.
+# Attribute of a kernel parameter -> its name in the host headers.
 THREAD_ATTRIBUTES = {
     "thread_position_in_grid": "ThreadPositionInGrid",
     "threads_per_grid": "ThreadsPerGrid",
@@ -72,7 +72,7 @@ class Parameter:
 class Kernel:
     function: Function
     parameters: list[Parameter]
-    host_name: str  # of a kernel that is no template
+    host_name: str  # of a kernel that is not a template
     max_threads: str  # an expression, template parameters allowed; "0" if absent
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# '>' is always a token of its own, so that `>>` closes two template argument lists; shifts are put
+# '>' is always a separate token, so that `>>` closes two template argument lists; shifts are put
 # together again when rendered.
 _TOKEN = re.compile(
     r"""

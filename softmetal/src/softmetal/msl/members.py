@@ -184,7 +184,7 @@ def _place_object(tokens: TokenList, member: Member, spaces: list[str]) -> None:
     for i in range(member.body_begin, member.end):
         if tokens.kind(i) == "name" and tokens.text(i) == "this":
             tokens.overwrite(i, this)
-    # A block of its own: the function's variables may have these names too.
+    # In a separate block: the function's variables may have the same names.
     tokens[member.body_begin].after += references + "{ "
     tokens[member.end].before += "} "
 

@@ -1,4 +1,4 @@
-"""Kernels that share a name: as no function calls a kernel, each gets a name of its own. Instantiations whose
+"""Kernels that share a name: no function calls a kernel, so each gets a separate name. Instantiations whose
 template arguments C++ deduces from the parameters get them written.
 """
 

@@ -13,7 +13,7 @@ _STAGES = {"vertex", "fragment", "mesh", "object", "intersection"}
 
 
 def drop_stages(tokens: TokenList, outline: Outline) -> None:
-    """No kernel can call them. Their types stay, so that structs of theirs can be a kernel's, too."""
+    """No kernel can call them. Their types stay, because kernels may use the same structs."""
     gone: set[str] = set()
     for function in list(outline.functions):
         if not _is_stage(tokens, function.begin, function.parameters[0]):

@@ -188,7 +188,7 @@ def _read_declaration(tokens: TokenList, begin: int, end: int) -> Declaration:
 
 
 def _take_alignment(tokens: TokenList, begin: int, end: int) -> str:
-    """Blanks the attributes of a declaration, wherever they stand in it; the alignment that they ask for."""
+    """Blanks the attributes of a declaration, in any place; returns the alignment that they ask for."""
     alignment, i = "1", begin
     while i < end:
         if tokens.text(i) in _ATTRIBUTES:

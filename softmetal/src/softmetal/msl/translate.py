@@ -1,4 +1,4 @@
-"""MSL to C++: the order of the passes. Each has its own file that says what it does and why."""
+"""MSL to C++: the order of the passes. Each pass has a file, which explains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// One dispatch: what is launched, how, and what it found.
+// One dispatch: kernel, settings and findings.
 #pragma once
 
 #include <atomic>

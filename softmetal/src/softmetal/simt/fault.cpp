@@ -130,7 +130,7 @@ void continue_at(void* context, void (*landing)()) {
       reinterpret_cast<uintptr_t>(current_fiber->stack_low) + kStackBytes - kLandingOffset;
 }
 
-// The handler needs a stack of its own: the fiber's may be what overflowed.
+// The handler needs its own stack: the fiber's may have overflowed.
 FaultGuard::FaultGuard() {
   install();
   stack_t now{};

@@ -161,7 +161,7 @@ def _constant_bits(value: bool | int | float) -> int:
 
 
 class _Memory:
-    """The address and length of what a slot is bound to; keeps it alive."""
+    """Address and length of a bound argument; keeps the argument alive."""
 
     def __init__(self, value: Any) -> None:
         self.owner = value
@@ -186,8 +186,8 @@ class _Memory:
 class Library:
     """A .metal file, or source text if it holds a newline, compiled on demand in the modes that are needed.
 
-    `include` are folders of headers; `only` is a regular expression of the kernels to export; `cache` is a
-    folder for what is compiled, in place of the usual one.
+    `include` lists folders of headers; `only` is a regular expression of the kernels to export; `cache`
+    replaces the usual cache folder.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class Pipeline:
             if argument.kind == _UNSUPPORTED:
                 raise KernelError(
                     f"kernel '{self._name}' takes '{argument.name.decode()}', a texture or a sampler, which "
-                    "softmetal has not; pass a buffer instead"
+                    "softmetal does not support; pass a buffer instead"
                 )
         return kernel
 
@@ -298,8 +298,8 @@ class Pipeline:
         """Launches `grid` threadgroups of `threads` threads and returns the counters.
 
         `checks` (race, bounds, uninit, bytes, distinct) run the checked variant of the kernel.
-        `order` is forward, reverse or random:SEED. `watchdog` is the seconds that a threadgroup may take, 0
-        for any.
+        `order` is forward, reverse or random:SEED. `watchdog` limits the seconds of a threadgroup (0: no
+        limit).
         """
         wanted = [c for c in checks.split(",") if c] if isinstance(checks, str) else list(checks)
         mask = sum(_CHECKS[c] for c in set(wanted))

@@ -66,7 +66,7 @@ std::vector<Frame> symbolize(const std::string& object, const std::vector<uintpt
   return frames;
 }
 
-// Frames of metal_stdlib for the host are never what the reader is after.
+// Skips the frames of the host version of metal_stdlib.
 bool is_kernel_source(const Frame& frame) {
   return frame.line > 0 && frame.file.find("softmetal/msl/") == std::string::npos && frame.file[0] != '?';
 }

@@ -28,10 +28,11 @@ std::string thread_name(const Worker&, const Fiber&);
 std::string lane_list(uint32_t lanes);  // "0-15, 20"
 
 std::string divergence_message(const Worker&, const Simdgroup&, uint32_t lanes, const Fiber& representative);
-// A shuffle gave lanes the value of one that takes no part.
+// A shuffle gave lanes the value of an inactive lane.
 std::string inactive_source_message(const Worker&, const Simdgroup&);
 std::string barrier_mismatch_message(const Worker&, const Fiber& late);
-// A thread waits at a barrier in vain: `me` has returned, or is the one that waits and others have returned.
+// A thread waits at a barrier that others never reach: either `me` returned, or `me` waits and others
+// returned.
 std::string barrier_missed_message(const Worker&, const Fiber& me);
 std::string threadgroup_memory_message(const Worker&, const char* name, int line);
 

@@ -16,7 +16,7 @@ namespace softmetal {
 class Checker;
 struct Dispatch;
 
-// The lanes without which an operation is an error: none, those that have not returned, all 32.
+// The lanes that an operation requires: none, all that have not returned, or all 32.
 enum class Needs : uint8_t { any, live, all };
 
 struct Simdgroup;

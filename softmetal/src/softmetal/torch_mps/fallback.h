@@ -12,7 +12,7 @@ namespace softmetal {
 class HostView {
  public:
   HostView();                                 // waits for the stream
-  at::Tensor host(const at::Tensor& tensor);  // itself, if it is no mps tensor
+  at::Tensor host(const at::Tensor& tensor);  // itself, if it is not an mps tensor
   // The mps tensor of an op's result: over the same storage if the result is a view of an argument, else over
   // new memory.
   at::Tensor device(const at::Tensor& result);

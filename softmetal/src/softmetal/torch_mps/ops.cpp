@@ -1,4 +1,4 @@
-// The ops that mps needs of its own: memory, copies, views, and a few that torch's composites would send
+// The ops that mps needs itself: memory, copies, views, and a few that torch's composites would send
 // elsewhere. Everything else goes to the fallback.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>

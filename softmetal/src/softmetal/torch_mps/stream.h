@@ -8,7 +8,7 @@ namespace softmetal {
 // Runs everything that is encoded, on any stream. Throws c10::Error with the text of a dispatch that failed,
 // once. Nothing to run costs two atomic reads.
 void finish_streams();
-void commit_streams();  // runs what is encoded; a failure is raised by the next finish_streams
+void commit_streams();  // runs the encoded commands; a failure is raised by the next finish_streams
 void synchronize_all_streams(bool wait);
 
 // Of this thread. Up to torch 2.13 all three are the default stream.

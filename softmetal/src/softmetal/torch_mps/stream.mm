@@ -20,7 +20,7 @@
 namespace {
 
 std::atomic<int> g_pending{0};      // streams with something encoded and not committed
-std::atomic<bool> g_failed{false};  // a committed command buffer failed and nobody was told yet
+std::atomic<bool> g_failed{false};  // a committed command buffer failed, and the error is not reported yet
 std::mutex g_failure_mutex;
 std::string g_failure;
 

@@ -53,7 +53,7 @@ struct Length {
   uint index, bytes;
 };
 
-// Of the [[threadgroup(index)]] argument; 0 if it was not given.
+// Bytes of the [[threadgroup(index)]] argument; 0 if it was not given.
 template <size_t count>
 constexpr uint length_of(uint index, const Length (&lengths)[count]) {
   for (Length one : lengths) {

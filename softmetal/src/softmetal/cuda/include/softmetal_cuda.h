@@ -1,5 +1,5 @@
-// The part of Metal's standard library that matrix and reduction kernels use, for programs that softmetal.cuda
-// translated to CUDA C++20.
+// The part of Metal's standard library that matrix and reduction kernels use, for programs that
+// softmetal.cuda translated to CUDA C++20.
 #pragma once
 
 #include "binding.h"

@@ -167,8 +167,8 @@ struct Chunk<16> {
   }
 };
 
-// n neighbours that are aligned to their size, or 16 bytes, and that nobody writes: the translator's promise
-// (runs.py). Each element is taken from a load of its chunk.
+// n neighbours that are aligned to their size, or 16 bytes, and that no thread writes: the translator's
+// promise (runs.py). Each element is taken from a load of its chunk.
 template <int n, typename T>
 struct Run {
   const T* start;

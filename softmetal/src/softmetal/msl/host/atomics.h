@@ -24,7 +24,7 @@ using atomic_float = atomic<float>;
 }  // namespace metal
 
 namespace softmetal {
-// clang's atomic builtins want their pointers in one address space.
+// clang's atomic builtins need their pointers in one address space.
 #define SOFTMETAL_STORAGE(SPACE)                                               \
   template <class T>                                                           \
   SOFTMETAL_INLINE T* storage(const volatile SPACE metal::atomic<T>* object) { \

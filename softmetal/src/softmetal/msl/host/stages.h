@@ -1,5 +1,5 @@
 // <metal_graphics>, <metal_interpolate>, <metal_mesh>: names only. Functions of vertex, fragment, mesh and
-// object stages are left out of the program; what they call stays, and no kernel calls it.
+// object stages are removed from the program; the functions that they call stay.
 #pragma once
 #pragma clang system_header
 #include "vectors.h"

@@ -101,7 +101,7 @@ bool points_by_deduction(const ASTContext& context, QualType type) {
   return space_was_deduced(context, type->getPointeeType());
 }
 
-// Whether the word `thread` stands between the beginning of a declaration and the name declared.
+// Whether the word `thread` occurs between the beginning of a declaration and the declared name.
 bool says_thread(const SourceManager& sources, SourceLocation name) {
   name = sources.getFileLoc(name);
   StringRef text = sources.getBufferData(sources.getFileID(name)).take_front(sources.getFileOffset(name));
@@ -308,7 +308,7 @@ class AddressSpaces : public Family {
     return text == "constant" ? Space::kConstant : Space::kThread;
   }
 
-  // From 4.1 on, a part of *this is no thread memory in a member function that does not say so.
+  // From 4.1 on, a part of *this is thread memory only in a member function that is qualified with `thread`.
   void check_binding(const DeclaratorDecl* declared, QualType target, const Expr* value,
                      const std::string& what) {
     if (program.version < 410 || settle_generic(declared, value) || is_generic(declared)) return;

@@ -1,4 +1,4 @@
-// What C++ has and Metal has not, section 1.5, and objects in constant and threadgroup memory, section 4.
+// Features of C++ that Metal lacks, section 1.5, and objects in constant and threadgroup memory, section 4.
 #include <tuple>
 
 #include "rules.h"

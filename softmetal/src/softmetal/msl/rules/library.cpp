@@ -59,7 +59,7 @@ const llvm::StringSet<> kMoveAtomics = {
 };
 const llvm::StringSet<> kAddAtomics = {"atomic_fetch_add_explicit", "atomic_fetch_sub_explicit"};
 
-// Of a class template in the library's namespace metal.
+// The name of a class template in the library's namespace metal.
 const ClassTemplateSpecializationDecl* specialization(const Program& program, QualType type, StringRef name) {
   const auto* found = dyn_cast_or_null<ClassTemplateSpecializationDecl>(type->getAsCXXRecordDecl());
   return found && found->getName() == name && program.is_library(found) ? found : nullptr;

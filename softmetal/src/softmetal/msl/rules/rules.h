@@ -4,10 +4,10 @@
 //   address_spaces.cpp  4 address spaces, 4.x `this` of member functions
 //   constants.cpp       5.8 function constants
 //   conversions.cpp     2.1, 2.2, 2.6 scalar, vector and bfloat conversions, as_type
-//   declarations.cpp    1.5 what C++ has and Metal has not, 4.2 objects in threadgroup and constant memory
+//   declarations.cpp    1.5 features of C++ that Metal lacks, 4.2 objects in threadgroup and constant memory
 //   kernels.cpp         5.1, 5.2 kernels, their parameters and attributes
 //   library.cpp         6 types and address spaces that functions of the library take
-//   unsure.cpp          what is refused on request only
+//   unsure.cpp          rules that apply on request only
 #pragma once
 #include <clang/AST/ASTContext.h>
 #include <clang/AST/Attr.h>
@@ -40,7 +40,7 @@ class Program {
 
   bool is_library(clang::SourceLocation place) const;
   bool is_library(const clang::Decl* declaration) const;
-  // Of a function in namespace metal of the library, else empty.
+  // The name of a function in the library's namespace metal, otherwise empty.
   llvm::StringRef library_name(const clang::FunctionDecl* function) const;
 
  private:

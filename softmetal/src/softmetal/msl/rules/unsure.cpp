@@ -1,4 +1,4 @@
-// What no public Metal source has, so that nobody knows whether Apple's compiler takes it. Refused on request
+// Code that no public Metal source contains, so that Apple's compiler may refuse it. Refused on request
 // (../compile.py), which is for code that was never tried on a Mac.
 #include "rules.h"
 

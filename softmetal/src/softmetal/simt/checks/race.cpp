@@ -53,7 +53,7 @@ bool Checker::ordered(const Access& earlier, const Access& now, Space space) con
 bool Checker::races(const Access& earlier, const Access& now, Space space) const {
   if (ordered(earlier, now, space) || (earlier.atomic && now.atomic) || !(earlier.write || now.write))
     return false;
-  // A barrier lets nobody pass before the reads ahead of it are done.
+  // No thread passes a barrier before the earlier reads are done.
   if (earlier.write || earlier.threadgroup != now.threadgroup) return true;
   bool same_simdgroup = simdgroup_of(earlier) == simdgroup_of(now);
   return earlier.execution == now.execution &&
@@ -120,7 +120,7 @@ void Checker::check_order(const Fiber& fiber, const Place& place, uint32_t size,
         "races with the " + word(other));
 }
 
-// Puts a write that conflicts with an earlier write aside until it has happened.
+// Defers a write that conflicts with an earlier write until it has happened.
 void Checker::hold(const Place& place, uint32_t size, const Access& now, const Access& other) {
   Pending& held = pending_.emplace_back(Pending{size, {}, now, other, place});
   memcpy(held.before, reinterpret_cast<const void*>(place.real), size);

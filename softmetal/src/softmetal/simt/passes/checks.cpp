@@ -36,8 +36,8 @@ bool holds_array(Type* type) {
 constexpr const char* kTracked = "softmetal.private";
 bool is_tracked(const AllocaInst& alloca) { return alloca.hasMetadata(kTracked); }
 
-// The name in the source of what a pointer points to. Clang calls the home of a parameter p "p.addr", and a
-// variable of an inlined function gets a suffix too.
+// The source name of the object that a pointer points to. Clang calls the home of a parameter p "p.addr", and
+// a variable of an inlined function gets a suffix too.
 std::string name_of(const Value* pointer) {
   const Value* object = getUnderlyingObject(pointer);
   if (auto* load = dyn_cast<LoadInst>(object)) object = load->getPointerOperand();
@@ -88,7 +88,7 @@ class Early {
   }
 
  private:
-  // Of a vector in memory of which the code uses a part: the optimiser narrows the load to that.
+  // The part of a vector in memory that the code uses: the optimiser narrows the load to it.
   void check_alignment(LoadInst& load) {
     bool taken_apart = all_of(load.users(), [](User* user) {
       return isa<ExtractElementInst>(user) || isa<ShuffleVectorInst>(user);
@@ -165,7 +165,7 @@ class Early {
     return found;
   }
 
-  // Nobody looks after the bytes of a variable that is no array. Until it is given a value it holds ones, as
+  // The bytes of a variable that is not an array are not tracked. Until it is given a value it holds ones, as
   // fresh buffers do: NaN in every float type. Left open, it would have the value that suits the optimiser.
   void spoil(AllocaInst& variable) {
     auto size = variable.getAllocationSize(module_.getDataLayout());
