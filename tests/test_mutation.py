@@ -156,7 +156,12 @@ def test_a_fault_that_only_costs_time_is_killed_by_counts(name: str) -> None:
             changed("merge.metal", "weight * shared_weighted[s *", "weight * shared_weighted[(s + 1) *"),
             "report",
         ),
-        (changed("merge.metal", "const float scale = params.puts_part", "const double scale = params.puts_part"), "compiler"),
+        (
+            changed(
+                "merge.metal", "const float scale = params.puts_part", "const double scale = params.puts_part"
+            ),
+            "compiler",
+        ),
     ],
 )
 def test_kills(mutant: Mutant, by: str) -> None:
