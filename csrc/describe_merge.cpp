@@ -30,6 +30,8 @@ MergeCall describe_merge_parts(const Tensor& outs, const Tensor& sums, at::Scala
   TORCH_CHECK_VALUE(
       sums.dim() == 5 && sums.size(4) == kSumFloats, "fattn.merge: sums has shape ", sums.sizes(),
       " and must be [parts, batch, heads, length, 4]; pass the sums that the overloads part return");
+  TORCH_CHECK_TYPE(is_float(dtype_of(dtype)), "fattn.merge: dtype is ", dtype,
+                   " and must be torch.float32, torch.float16 or torch.bfloat16");
   MergeCall call = describe_merge(outs, sums.select(4, 0));
   call.lses = sums;
   call.problem.sums = true;

@@ -13,6 +13,12 @@ from torch import Tensor
 NO_KEYS = (-math.inf, -math.inf, 0.0)
 
 
+def result_dtype(query: Tensor) -> torch.dtype:
+    """The dtype of a result over all keys, which autocast decides."""
+    device = query.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+
+
 def merge_parts(outs: Sequence[Tensor], sums: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """out of `dtype` `[B, H, L, D]` and lse of what the operators' overloads `part` returned, float32 out
     `[B, H, L, D]` and sums `[B, H, L, 4]`. Parts count as they should even where logits are so large that an

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parts import merge_parts, shifted, without_keys
+from .parts import merge_parts, result_dtype, shifted, without_keys
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
 # every core of most GPUs; below it, decode, which splits the keys, reads more but waits less.
@@ -185,7 +185,7 @@ def attend(
         sums = shifted(sums, distance)
     if is_empty is not None:
         sums = without_keys(sums, is_empty[:, None, None, None])
-    return merge_parts((out, own_out), (sums, own_sums), rows.query.dtype)
+    return merge_parts((out, own_out), (sums, own_sums), result_dtype(rows.query))
 
 
 def _beyond_prefix(rows: Rows, suffix: Keys) -> Tensor:
