@@ -104,7 +104,7 @@ def find_ninja() -> None:
 
 
 def extension(torch: Any) -> CppExtension:
-    sources = sorted(ROOT.glob("csrc/*.cpp")) + sorted(ROOT.glob("csrc/plan/*.cpp"))
+    sources = sorted(ROOT.glob("csrc/*/*.cpp"))
     macros: list[tuple[str, str | None]] = []
     link_args: list[str] = []
     if torch.backends.mps.is_built():
@@ -122,7 +122,7 @@ def extension(torch: Any) -> CppExtension:
             configure_macos()
             link_args += ["-framework", "Metal", "-framework", "Foundation"]
     else:
-        sources.remove(ROOT / "csrc" / "launch.cpp")
+        sources.remove(ROOT / "csrc" / "ops" / "launch.cpp")
     return torch.utils.cpp_extension.CppExtension(
         "torch_fattn._C",
         [str(source.relative_to(ROOT)) for source in sources],

@@ -249,7 +249,7 @@ def test_an_import_is_noticed(line: str, room: str | None) -> None:
 
 # Files where softcap is an operator, and no option of attention.
 OF_LOGITS = {
-    *("csrc/autocast.cpp", "csrc/autograd.cpp", "csrc/kernels/softcap.h", "csrc/plan/supported.h"),
+    *("csrc/kernels/softcap.h", "csrc/ops/autocast.cpp", "csrc/ops/autograd.cpp", "csrc/plan/supported.h"),
     *(
         "torch_fattn/__init__.py",
         "torch_fattn/reference/__init__.py",

@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "describe_options.h"
+#include "options.h"
 #include "tensor_checks.h"
 
 namespace fattn {

@@ -13,16 +13,16 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include "describe.h"
+#include "../describe/calls.h"
 #include "device_data.h"
-#include "fallback.h"
+#include "../fallback/fallback.h"
 #include "gpu.h"
-#include "plan/compiled.h"
-#include "plan/plan.h"
+#include "../plan/compiled.h"
+#include "../plan/plan.h"
 
 #ifdef FATTN_WITH_METAL
 #include "launch.h"
-#include "metal/executor.h"
+#include "../metal/executor.h"
 #endif
 
 namespace fattn {

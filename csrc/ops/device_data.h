@@ -1,7 +1,7 @@
 // FATTN_CHECK=1: looks at what only the device knows (sequence lengths, block tables, slots) before a launch.
 #pragma once
 
-#include "describe.h"
+#include "../describe/calls.h"
 
 namespace fattn {
 

@@ -16,7 +16,7 @@
 
 #include "install.h"
 #include "routing.h"
-#include "tensor_checks.h"
+#include "../describe/tensor_checks.h"
 
 namespace fattn {
 namespace {

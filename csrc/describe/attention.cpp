@@ -1,6 +1,6 @@
 // Tensors -> Problem. What can be judged on the Problem alone (head dims, head counts, lengths, options) is
 // judged by the planner.
-#include "describe.h"
+#include "calls.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "describe_options.h"
+#include "options.h"
 #include "tensor_checks.h"
 
 namespace fattn {

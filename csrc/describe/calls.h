@@ -11,7 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include "plan/plan.h"
+#include "../plan/plan.h"
 
 namespace fattn {
 

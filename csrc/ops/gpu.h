@@ -3,7 +3,7 @@
 
 #include <c10/core/Device.h>
 
-#include "plan/device.h"
+#include "../plan/device.h"
 
 namespace fattn {
 

@@ -8,7 +8,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 
-#include "plan/kv_format.h"
+#include "../plan/kv_format.h"
 
 namespace fattn {
 namespace {

@@ -14,9 +14,9 @@
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/where.h>
 
-#include "fallback_attention.h"
-#include "plan/supported.h"
-#include "tensor_checks.h"
+#include "attention.h"
+#include "../plan/supported.h"
+#include "../describe/tensor_checks.h"
 
 namespace fattn {
 namespace {

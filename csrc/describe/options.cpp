@@ -1,4 +1,4 @@
-#include "describe_options.h"
+#include "options.h"
 
 #include <array>
 #include <cmath>

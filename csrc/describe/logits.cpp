@@ -3,7 +3,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "plan/supported.h"
+#include "../plan/supported.h"
 #include "tensor_checks.h"
 
 namespace fattn {

@@ -22,12 +22,12 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
-#include "plan/route.h"
-#include "plan/supported.h"
-#include "plan/tuned.h"
+#include "../plan/route.h"
+#include "../plan/supported.h"
+#include "../plan/tuned.h"
 
 #ifdef FATTN_WITH_METAL
-#include "metal/executor.h"
+#include "../metal/executor.h"
 #endif
 
 namespace fattn {

@@ -1,7 +1,7 @@
 // Attention in float32 with whole score matrices, a slice of query rows at a time.
 // F.scaled_dot_product_attention is not used: it returns no log-sum-exp, and a hidden key that holds NaN
 // would reach every row through it.
-#include "fallback_attention.h"
+#include "attention.h"
 
 #include <algorithm>
 #include <array>

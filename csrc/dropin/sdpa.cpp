@@ -17,11 +17,11 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
-#include "gpu.h"
-#include "plan/check.h"
-#include "plan/route.h"
-#include "plan/supported.h"
-#include "tensor_checks.h"
+#include "../ops/gpu.h"
+#include "../plan/check.h"
+#include "../plan/route.h"
+#include "../plan/supported.h"
+#include "../describe/tensor_checks.h"
 
 namespace fattn {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "fallback.h"
+#include "../fallback/fallback.h"
 
 namespace fattn {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "describe.h"
+#include "calls.h"
 
 namespace fattn {
 

@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-#include "describe.h"
+#include "../describe/calls.h"
 
 namespace fattn {
 

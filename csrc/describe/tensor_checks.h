@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "describe.h"
-#include "plan/kv_format.h"
+#include "calls.h"
+#include "../plan/kv_format.h"
 
 namespace fattn {
 

@@ -3,7 +3,7 @@
 
 #include <tuple>
 
-#include "describe.h"
+#include "../describe/calls.h"
 
 namespace fattn {
 
