@@ -24,6 +24,7 @@ from tests.accuracy import assert_close, expected
 from tests.conftest import needs_emulator
 from tests.layouts import flat
 from tests.problems import Case, Problem
+from tools import rooms
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -207,6 +208,16 @@ def test_the_files_that_it_names() -> None:
     assert set(re.findall(r"`([\w.]+)`", table)) == kernels
 
 
+@pytest.mark.host_only
+def test_the_rooms_of_csrc() -> None:
+    """Highest first; beside them are only the README and what a build generates."""
+    table = GUIDE.split("| `csrc/` |")[1].split("\n\n")[0]
+    named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
+    floors = rooms.floors_in_order(rooms.FLOORS["csrc"])
+    assert {*named} == {*floors} and [floors[room] for room in named] == sorted(floors.values(), reverse=True)
+    assert {path.name for path in (ROOT / "csrc").iterdir()} - {"generated"} == {*named, "README.md"}
+
+
 def rooms_imported(path: Path, text: str) -> set[str]:
     """What a file of torch_fattn imports from the package, by the first part of its name there."""
     folder = path.relative_to(ROOT / "torch_fattn").parts[:-1]
@@ -221,12 +232,12 @@ def rooms_imported(path: Path, text: str) -> set[str]:
 @pytest.mark.host_only
 def test_a_room_imports_those_above_it() -> None:
     table = GUIDE.split("| `torch_fattn/` |")[1].split("\n\n")[0]
-    rooms = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
+    named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
     package = ROOT / "torch_fattn"
-    assert {*rooms} == {path.parent.name for path in package.glob("*/__init__.py")}
-    for number, room in enumerate(rooms):
+    assert {*named} == {path.parent.name for path in package.glob("*/__init__.py")}
+    for number, room in enumerate(named):
         for path in (package / room).rglob("*.py"):
-            wrong = rooms_imported(path, path.read_text()) - {*rooms[: number + 1]}
+            wrong = rooms_imported(path, path.read_text()) - {*named[: number + 1]}
             assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 

@@ -25,25 +25,8 @@ void run_with_casts(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxed(stack);
 }
 
-// As torch casts what it is given for F.scaled_dot_product_attention: the mask too.
-template <c10::DeviceType device>
-void run_with_all_cast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
-      at::autocast::get_autocast_dispatch_key_from_device_type(device));
-  const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
-  const size_t arguments = op.schema().arguments().size();
-  for (size_t i = 0; i < arguments; ++i) {
-    c10::IValue& operand = torch::jit::peek(*stack, i, arguments);
-    if (operand.isTensor()) operand = at::autocast::cached_cast(dtype, operand.toTensor(), device);
-  }
-  op.callBoxed(stack);
-}
-
 template <c10::DeviceType device>
 void register_casts(torch::Library& library) {
-  for (const char* name : {"sdpa", "_sdpa_and_reason"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_all_cast<device>>());
-  }
   for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"}) {
     // What explain shows is what the call would run.
     for (const std::string& op :
