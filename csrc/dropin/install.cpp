@@ -1,15 +1,15 @@
-// Puts kernels of ours into torch's own attention ops on MPS, and turns them on and off: torch then
-// dispatches plain calls of F.scaled_dot_product_attention to them. Those that are off do what torch did.
+// Registers our kernels for torch's own attention ops on MPS, and turns them on and off: torch then
+// dispatches plain calls of F.scaled_dot_product_attention to them. When off they call torch's kernels.
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string_view>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "../ops/torch_errors.h"
 #include "install.h"
 #include "sdpa.h"
 
@@ -21,8 +21,8 @@ using Kernel = c10::SafeKernelFunction;
 
 constexpr const char* kSdpa = "aten::scaled_dot_product_attention";
 
-// What torch would have called, and what it calls where no library has put a kernel: its composite
-// implementation, which on a Mac is all three.
+// The kernels that torch had before ours. `composite` is its own implementation, which on a Mac is all three;
+// `mps` and `autograd` may belong to another library.
 struct Before {
   Kernel mps;
   Kernel autograd;
@@ -31,8 +31,9 @@ struct Before {
 };
 
 std::mutex mutex;
-// torch reads its table of kernels without a lock, so that a kernel that comes or goes while another thread
-// calls the op crashes that thread. Ours are registered once and stay; this is what install() turns.
+// torch reads its table of kernels without a lock: registering or removing a kernel while another thread
+// calls the op crashes that thread. Ours are registered once and stay; install() and uninstall() set this
+// flag.
 std::atomic<bool> is_on{false};
 std::unique_ptr<const Before>& before_us() {
   static auto& kernels = *new std::unique_ptr<const Before>;
@@ -51,24 +52,17 @@ Tensor run_kernel(const Kernel& kernel, c10::DispatchKeySet keys, const SdpaCall
   return stack.back().toTensor();
 }
 
-// A library that is destroyed takes its kernels along. Asked for one, torch says so before anything has run,
-// and in no other way than by these words.
-bool says_that_it_is_gone(const c10::Error& error) {
-  constexpr std::string_view kWords = "SafeKernelFunction has been invalidated";
-  return std::string_view(error.what_without_backtrace()).substr(0, kWords.size()) == kWords;
-}
-
 Tensor run_torchs(c10::DispatchKeySet keys, const SdpaCall& call, Autograd autograd) {
   const Before& before = *before_us();
   const bool is_here = autograd == Autograd::kHere;
   std::atomic<bool>& is_gone = is_here ? before.autograd_is_gone : before.mps_is_gone;
-  // Where a library had put a kernel below autograd alone, torch's comes by our own there.
+  // If another library had a kernel below autograd only, torch's autograd kernel calls ours there.
   const NextSdpaIsTorchs decided;
   if (!is_gone) {
     try {
       return run_kernel(is_here ? before.autograd : before.mps, keys, call);
-    } catch (const c10::Error& error) {
-      if (!says_that_it_is_gone(error)) throw;
+    } catch (const c10::Error& error) {  // raised before anything has run
+      if (torch_error_of(error) != TorchError::kKernelGone) throw;
       is_gone = true;
     }
   }
@@ -88,12 +82,13 @@ Tensor sdpa_kernel(c10::DispatchKeySet keys, const Tensor& query, const Tensor& 
   return run_torchs(keys, call, autograd);
 }
 
-// torch warns of a kernel in another's place. Ours calls the other one for what it does not do itself.
+// torch warns when a kernel replaces another one. Ours calls the replaced one for all calls that it does not
+// take.
 class Silence : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// The kernel above autograd first: with the one below it alone, autograd would no longer see the call.
+// Registers the kernel above autograd first: with only the one below, autograd would miss the call.
 void register_kernels() {
   const auto kernel_of = [](c10::DispatchKey key) { return sdpa_op().getComputedKernelForDispatchKey(key); };
   before_us().reset(new Before{kernel_of(c10::DispatchKey::MPS), kernel_of(c10::DispatchKey::AutogradMPS),

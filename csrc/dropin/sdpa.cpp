@@ -1,4 +1,4 @@
-// torch_fattn.sdpa, and the decision that it shares with the kernels that install() puts in torch's op.
+// torch_fattn.sdpa, and the routing that it shares with the kernels that install() turns on.
 #include "sdpa.h"
 
 #include <atomic>
@@ -18,6 +18,7 @@
 #include <torch/library.h>
 
 #include "../ops/gpu.h"
+#include "../ops/torch_errors.h"
 #include "../plan/check.h"
 #include "../plan/route.h"
 #include "../plan/supported.h"
@@ -33,8 +34,8 @@ constexpr int kRank = 4;
 thread_local bool next_is_torchs = false;
 std::atomic<RoutePolicy> policy{RoutePolicy::kAuto};
 
-// A tensor of a Python class. While torch.compile or export traces, everything is; then the classes are
-// torch's own, and the call becomes a node of the graph.
+// A tensor of a Python class. While torch.compile or export traces, every tensor has a class of torch's, and
+// the call becomes a node of the graph.
 bool is_subclass(const Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python); }
 
 bool is_traced() {
@@ -70,16 +71,16 @@ bool is_kernel_dtype(at::ScalarType type) {
   return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
 
-// Padded, if need be.
+// After padding, if it is needed.
 bool has_kernel_for(const SymInt& head_dim) { return head_dim > 0 && head_dim <= kMaxHeadDim; }
 
-// A size of a tensor of two to four dimensions as if it had four: missing ones come first and are 1.
+// A size of a tensor of two to four dimensions, with leading 1s as if it had four.
 SymInt size_of(const Tensor& tensor, int64_t dim) {
   const int64_t own = dim + tensor.dim() - kRank;
   return own < 0 ? SymInt(1) : tensor.sym_size(own);
 }
 
-// The size that torch broadcasts these to, if it does.
+// The size that torch broadcasts both to, if any.
 std::optional<SymInt> broadcast(const SymInt& a, const SymInt& b) {
   if (a == b || b == 1) return a;
   if (a == 1) return b;
@@ -113,7 +114,7 @@ std::optional<Sizes> sizes_of(const SdpaCall& call) {
   return Sizes{*batch, *q_heads, *kv_heads};
 }
 
-// torch does not broadcast where there is nothing to compute.
+// torch refuses to broadcast a call without elements.
 bool broadcasts_nothing(const SdpaCall& call, const Sizes& sizes) {
   const bool broadcast = is_broadcast(call.query, sizes.batch, sizes.q_heads) ||
                          is_broadcast(call.key, sizes.batch, sizes.kv_heads) ||
@@ -156,7 +157,7 @@ DType plain(at::ScalarType type) {
                                  : DType::kOther;
 }
 
-// A length that a traced graph leaves open counts as long: no condition of the graph shall come from here.
+// A symbolic length counts as long: the route must not add a guard to the graph.
 PlainCall plain(const SdpaCall& call) {
   const auto known = [](const SymInt& size, int64_t otherwise) {
     return size.maybe_as_int().value_or(otherwise);
@@ -172,7 +173,7 @@ PlainCall plain(const SdpaCall& call) {
   return described;
 }
 
-// In an order in which each question can be asked of what the ones before it left.
+// Each check relies on those before it.
 Reason why_not(const SdpaCall& call, Autograd autograd) {
   const auto &q = call.query, &k = call.key, &v = call.value;
   if (any_operand(call, [](const Tensor& t) { return t.is_nested(); })) return Reason::kNested;
@@ -207,7 +208,7 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
   return Reason::kNone;
 }
 
-// As our ops take it: four dimensions, nothing to broadcast, a head size that is a multiple of 8.
+// Converts an operand for our ops: four dimensions, broadcast, head size padded to a multiple of 8.
 Tensor operand_of(const Tensor& given, const SymInt& batch, const SymInt& heads) {
   Tensor tensor = given;
   while (tensor.dim() < kRank) tensor = tensor.unsqueeze(0);
@@ -218,14 +219,14 @@ Tensor operand_of(const Tensor& given, const SymInt& batch, const SymInt& heads)
   return tensor.expand_symint({batch, heads, tensor.sym_size(2), tensor.sym_size(3)});
 }
 
-// The scale of the heads before they are padded.
+// The scale of the heads before padding.
 std::optional<double> scale_of(const SdpaCall& call) {
   const SymInt head_dim = size_of(call.query, 3);
   if (call.scale || head_dim % kHeadDimMultiple == 0) return call.scale;
   return 1.0 / std::sqrt(double(head_dim.guard_int(__FILE__, __LINE__)));
 }
 
-// What an operand of ours gave, as the caller's would have.
+// Undoes operand_of() on the result.
 Tensor result_of(Tensor out, const SdpaCall& call) {
   const SymInt value_dim = size_of(call.value, 3);
   if (out.sym_size(3) != value_dim) out = out.slice_symint(3, 0, value_dim).contiguous();
@@ -242,7 +243,7 @@ Tensor prefill(const Tensor& query, const Tensor& key, const Tensor& value, cons
                              .typed<Results(const Tensor&, const Tensor&, const Tensor&, Optional, Optional,
                                             bool, std::optional<int64_t>, int64_t, int64_t, int64_t, Optional,
                                             Optional, double, std::optional<double>, bool)>();
-  const std::optional<int64_t> q_offset =  // torch's causal is that of the upper left corner
+  const std::optional<int64_t> q_offset =  // torch aligns causal to the upper left corner
       call.is_causal ? std::optional<int64_t>(0) : std::nullopt;
   return std::get<0>(op.call(query, key, value, call.attn_mask, std::nullopt, call.is_causal, q_offset, -1,
                              -1, 0, std::nullopt, std::nullopt, 0.0, scale_of(call), false));
@@ -266,7 +267,7 @@ Tensor run(const SdpaCall& call) {
   const Tensor key = operand_of(call.key, sizes.batch, sizes.kv_heads);
   const Tensor value = operand_of(call.value, sizes.batch, sizes.kv_heads);
   const bool traced = any_operand(call, is_subclass);
-  // A row that sees every key is what decode cuts into parts.
+  // Decode cuts the keys of a single row into parts.
   if (!call.is_causal && query.sym_size(2) == 1) {
     Tensor out = result_of(decode(query, key, value, call), call);
     count(traced ? Taken::kTraced : Taken::kDecode);
@@ -295,7 +296,7 @@ Tensor sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
   return std::get<0>(sdpa_and_reason(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa));
 }
 
-// For who has something else than torch's implementation to fall back to; nothing is counted.
+// For callers with a fallback of their own; counts nothing.
 int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
                     const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
                     std::optional<double> scale, bool enable_gqa) {
@@ -303,8 +304,8 @@ int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
   return static_cast<int64_t>(why_not(call, Autograd::kHere));
 }
 
-// For a plain call of these shapes on the GPU that holds them, or on one of this family, system and torch:
-// whether it goes to torch, and why.
+// Whether a plain call of these shapes goes to torch, and why: on the GPU that holds them, or on one of this
+// family, system and torch.
 std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor& key, const Tensor& value,
                                               const std::optional<Tensor>& attn_mask, bool is_causal,
                                               std::optional<int64_t> family, std::optional<int64_t> macos,
@@ -312,7 +313,7 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
   DeviceFacts facts = facts_of(query.device());
   if (family) {
     facts.family = static_cast<int>(*family);
-    facts.tuned = nullptr;  // of the GPU of this process alone
+    facts.tuned = nullptr;  // they belong to the GPU of this process
   }
   if (macos) facts.macos = static_cast<int>(*macos);
   if (torch) facts.torch = static_cast<int>(*torch);
@@ -321,15 +322,7 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
   return {route.to_torch, route.provenance};
 }
 
-// No limit of the kernels, and torch's way needs no less: what has to free memory and call again must hear of
-// it. The allocator of mps says it in words alone, and in others of a buffer that no Metal device can have.
-bool is_out_of_memory(const c10::Error& error) {
-  const std::string_view words = error.what_without_backtrace();
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) ||
-         words.find("out of memory") != std::string_view::npos || words.starts_with("Invalid buffer size");
-}
-
-// Behind it may be torch's whole table of kernels.
+// torch may append its whole table of kernels.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 void append_text_of(std::ostream& text, const char* name, const Tensor& tensor) {
@@ -373,8 +366,9 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
   if (reason == Reason::kNone) {
     try {
       return run(call);
-    } catch (const c10::Error& error) {  // what no question above foresaw: nobody asked us, so it is not said
-      if (is_out_of_memory(error)) throw;
+    } catch (const c10::Error& error) {  // no check above foresaw it, and the caller asked torch: not raised
+      // The caller may free memory and call again; torch's own implementation needs no less.
+      if (torch_error_of(error) == TorchError::kOutOfMemory) throw;
       reason = Reason::kRefused;
       count(reason, any_operand(call, is_subclass),
             [&] { return text_of(call) + ": " + first_line(error.what_without_backtrace()); });
@@ -405,7 +399,7 @@ TORCH_LIBRARY_FRAGMENT(fattn, library) {
               [](bool on) { policy = on ? RoutePolicy::kAlways : RoutePolicy::kAuto; });
 }
 
-// Made of ops that torch differentiates, traces and transforms itself.
+// Composed of ops that torch differentiates, traces and transforms.
 TORCH_LIBRARY_IMPL(fattn, CompositeImplicitAutograd, library) {
   library.impl("sdpa", sdpa);
   library.impl("_sdpa_and_reason", sdpa_and_reason);

@@ -1,14 +1,16 @@
-// What earlier processes left for the GPU of this one: tuned rows, which are given before anybody has looked
-// for a GPU, so that each set comes with the GPU that it was timed on; and the folder of compiled pipelines.
-// With them, the facts of this process: its GPU, system and torch.
+// The facts of this process (GPU, system, torch), the tuned rows of earlier processes and the folder of
+// compiled pipelines. Python passes tuned rows before the GPU is known, so each set names the GPU that it was
+// timed on.
 #include "gpu.h"
 
 #include <sys/utsname.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <initializer_list>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -46,12 +48,12 @@ struct Tuning {
 };
 
 std::mutex mutex;
-// What is given is kept for the life of the process, for plans name where their sizes come from.
+// Rows are kept for the life of the process: plans point at their provenance.
 std::vector<const Tuning*>& tunings() {
   static auto& all = *new std::vector<const Tuning*>;
   return all;
 }
-std::atomic<const DeviceFacts*> facts{nullptr};  // null: to be found anew
+std::atomic<const DeviceFacts*> facts{nullptr};  // null: not known, or out of date
 
 // A TunedRow or TunedRoute as text, by the names of its members.
 using Row = c10::Dict<std::string, std::string>;
@@ -77,7 +79,7 @@ T one_of(const std::array<Named<T>, count>& values, const Row& row, const char* 
   TORCH_CHECK_VALUE(false, name, " of a tuned row is '", word, "', which is none that is known");
 }
 
-// A field that is not there is 0.
+// A missing field is 0.
 int64_t whole(const Row& row, const char* name, int64_t most) {
   const std::string word = row.contains(name) ? row.at(name) : "0";
   const char* end = word.data() + word.size();
@@ -88,9 +90,19 @@ int64_t whole(const Row& row, const char* name, int64_t most) {
   return number;
 }
 
+// Refuses fields that a row does not have: they would be ignored.
+void check_names(const Row& row, std::initializer_list<std::string_view> known) {
+  for (const auto& field : row) {
+    TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), field.key()) != known.end(),
+                      "a tuned row has no field '", field.key(), "'");
+  }
+}
+
 std::vector<TunedRow> rows_of(const Rows& named) {
   std::vector<TunedRow> rows;
   for (const Row row : named) {
+    check_names(row, {"kernel", "dtype", "min_dim", "max_dim", "max_length", "row_fragments", "row_groups",
+                      "tile_keys", "simdgroups", "early_loads", "least_chunk", "threadgroups_per_core"});
     const auto size = [&](const char* name, int64_t most) { return uint16_t(whole(row, name, most)); };
     rows.push_back({.kernel = one_of(kKernels, row, "kernel"),
                     .dtype = one_of(kDTypes, row, "dtype"),
@@ -112,6 +124,7 @@ std::vector<TunedRoute> routes_of(const Rows& named) {
   constexpr int64_t kMostVersion = 1000000;
   std::vector<TunedRoute> routes;
   for (const Row row : named) {
+    check_names(row, {"op", "dtype", "dim", "min_length", "max_length", "macos", "torch", "to"});
     const int64_t max_length = whole(row, "max_length", kMaxLength);
     routes.push_back({.op = one_of(kOps, row, "op"),
                       .dtype = one_of(kDTypes, row, "dtype"),
@@ -130,7 +143,7 @@ std::string fault_of_named(const Rows& rows, const Rows& routes) {
   return fault.empty() ? fault_of(routes_of(routes)) : fault;
 }
 
-// Replaces what was given for this GPU before; no rows: the built-in tables again.
+// Replaces the rows of this GPU; without rows the built-in tables apply again.
 void set_tuning(std::string name, int64_t family, int64_t cores, const Rows& rows, const Rows& routes,
                 std::string provenance) {
   const std::string fault = fault_of_named(rows, routes);
@@ -149,7 +162,7 @@ void set_archive_folder([[maybe_unused]] std::string folder) {
 #endif
 }
 
-// Name, family and cores of the GPU of this machine. Raises where there is none.
+// Returns name, family and cores of this machine's GPU. Raises without one.
 std::tuple<std::string, int64_t, int64_t> this_gpu() {
 #ifdef FATTN_WITH_METAL
   const DeviceFacts& device = metal::device_facts();
