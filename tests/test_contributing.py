@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from tests import direct_launch, problems
 from tests.accuracy import assert_close, expected
 from tests.conftest import needs_emulator
 from tests.layouts import flat
+from tests.plan_program import PlanProgram
 from tests.problems import Case, Problem
 from tools import rooms
 
@@ -149,14 +150,11 @@ int main() {
 
 def planned(root: Path) -> list[dict[str, Any]]:
     """What the planner in `root` makes of a decode, for an M2 and for an M3."""
-    compiler = os.environ.get("CXX") or shutil.which("clang++") or shutil.which("clang++-19") or "c++"
-    (root / "main.cpp").write_text(PRINT_PLAN)
-    program = root / "print_plan"
-    sources = [str(root / "main.cpp"), *map(str, sorted((root / "csrc/plan").glob("*.cpp")))]
-    subprocess.run(
-        [*compiler.split(), "-std=c++20", "-I", str(root / "csrc"), *sources, "-o", str(program)], check=True
-    )
-    lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+    main = root / "main.cpp"
+    main.write_text(PRINT_PLAN)
+    with tempfile.TemporaryDirectory() as folder:
+        program = PlanProgram(root / "csrc", main, Path(folder)).link()
+        lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
     return [json.loads(line) for line in lines]
 
 
