@@ -1,5 +1,5 @@
-// Tensors -> Problem. What can be judged on the Problem alone (head dims, head counts, lengths, options) is
-// judged by the planner.
+// Tensors -> Problem. The planner checks everything that the Problem alone can answer: head dims, head
+// counts, lengths, options.
 #include "calls.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ void check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key
                           const char* key_name = "key", const char* value_name = "value") {
   check_float(op, "query", query);
   if (key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type()) return;
-  // Numbers of a quantised cache are not what they stand for: no conversion helps there.
+  // The elements of a quantised cache are codes, so no conversion helps there.
   const bool all_float = at::isFloatingType(key.scalar_type()) && at::isFloatingType(value.scalar_type());
   const std::string both = std::string(key_name) + " and " + value_name;
   TORCH_CHECK_TYPE(false, op, ": query is ", dtype_name(query), ", ", key_name, " ", dtype_name(key), " and ",
@@ -35,7 +35,7 @@ void check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key
                    all_float ? ": convert " + both + " with .to(query.dtype)" : std::string());
 }
 
-// Of a cache, which may be quantised.
+// Checks the dtypes of query and cache, and returns the format of the cache, which may be quantised.
 KvFormat check_cache_dtypes(const char* op, std::string_view kv_format, const Tensor& query,
                             const Tensor& key, const char* key_name, const Tensor& value,
                             const char* value_name) {
@@ -50,9 +50,9 @@ KvFormat check_cache_dtypes(const char* op, std::string_view kv_format, const Te
 
 bool has_contiguous_rows(const Tensor& operand) { return operand.stride(-1) == 1; }
 
-// Where the rows of an operand lie once with_contiguous_rows() has been applied to it.
+// Layout of an operand after with_contiguous_rows().
 struct Layout {
-  std::array<int64_t, 3> strides;  // of all dimensions but the last; missing ones come first
+  std::array<int64_t, 3> strides;  // all dimensions but the last; missing ones come first
   bool vector_aligned;
 };
 
@@ -61,7 +61,7 @@ Layout layout_of(const Tensor& operand) {
   const int64_t vector = kVectorBytes / operand.element_size();
   const bool is_copied = !has_contiguous_rows(operand);
   Layout layout{{}, is_copied || operand.storage_offset() % vector == 0};
-  int64_t step = sizes.back();  // of a copy
+  int64_t step = sizes.back();  // stride in a copy
   for (int64_t dim = operand.dim() - 2, place = 2; dim >= 0; --dim, --place) {
     const int64_t stride = is_copied ? step : operand.stride(dim);
     layout.strides[place] = stride;
@@ -122,7 +122,7 @@ Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor&
   return {.problem = problem, .query = query, .key = key, .value = value};
 }
 
-// Reads query, the two pools and their block table; what is said of the rows of query is left to the op.
+// Reads query, the two pools and their block table. The op adds the rows of query.
 Call describe_paged(Op op, const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
                     const Tensor& block_tables, std::string_view kv_format) {
   const char* name = name_of(op);
@@ -152,7 +152,7 @@ Call describe_paged(Op op, const Tensor& query, const Tensor& key_cache, const T
   problem.value_dim = head_dim_of(format, value_cache.size(3));
   problem.kv_format = format;
   problem.query = {q.strides[0], q.strides[1], q.strides[2]};
-  // The kernels go block, head, slot; the pool is stored block, slot, head.
+  // The kernels index block, head, slot; the pool is stored as block, slot, head.
   problem.key = {k.strides[0], k.strides[2], k.strides[1]};
   problem.value = {v.strides[0], v.strides[2], v.strides[1]};
   problem.value_in_key = is_in_key(value_cache, key_cache);
@@ -176,7 +176,7 @@ Strides3 scale_strides(const Call& call, const Tensor& scales) {
   return {strides[0], strides[1], strides[2]};
 }
 
-// Whether scale and minimum of a group can be read at once.
+// Whether a single load can read scale and minimum of a group.
 bool has_aligned_pairs(const Tensor& scales) {
   bool aligned = scales.storage_offset() % 2 == 0;
   for (int64_t dim = 0; dim < 3; ++dim) {
@@ -198,8 +198,8 @@ void add_scales(Call& call, const OptionalTensor& key_scales, const OptionalTens
                     " is not; pass both, or neither for fp8_e4m3 that needs no scales");
   if (!of_keys) return;
   problem.has_scales = true;
-  // Elements of int8 and fp8_e4m3 are multiplied as they are, whatever their scales; int4 has the same
-  // elements only where it has the same groups.
+  // int8 and fp8_e4m3 elements are multiplied before they are scaled. int4 elements are equal only if their
+  // groups are.
   if (problem.kv_format == kKvInt4) {
     problem.value_in_key = problem.value_in_key && is_in_key(*value_scales, *key_scales);
   }
@@ -247,7 +247,7 @@ void add_packing(Call& call, const Tensor& cu_seqlens_q, int64_t max_seqlen_q) {
                     wanted, ", one more than block_tables has rows");
   problem.packed = true;
   problem.q_len = call.query.size(0);
-  // The kernels go head, row; packed queries are stored row, head.
+  // The kernels index head, row; packed queries are stored as row, head.
   std::swap(problem.query.head, problem.query.row);
   problem.max_seqlen_q = max_seqlen_q;
   problem.cu_seqlens_stride = cu_seqlens_q.stride(0);
@@ -278,7 +278,7 @@ Call describe_packed(Op op, const Tensor& query, const Tensor& key, const Tensor
   problem.head_dim = query.size(2);
   problem.value_dim = value.size(2);
   problem.query = {q.strides[0], q.strides[1], q.strides[2]};
-  // The kernels go head, row; packed keys are stored row, head.
+  // The kernels index head, row; packed keys are stored as row, head.
   problem.key = {0, k.strides[2], k.strides[1]};
   problem.value = {0, v.strides[2], v.strides[1]};
   problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;

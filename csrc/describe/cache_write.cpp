@@ -1,4 +1,4 @@
-// Tensors -> CacheWriteProblem, and the checks that writing into somebody's memory asks for.
+// Tensors -> CacheWriteProblem, and the checks that are needed before the caller's memory is written.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -15,7 +15,7 @@ using at::Tensor;
 
 constexpr std::string_view kRows = "[tokens, kv_heads, head_dim]";
 constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
-constexpr int64_t kVector = 4;  // columns that the kernel reads and writes at once
+constexpr int64_t kVector = 4;  // columns per load and store
 
 const char* const kOp = name_of(Op::kCacheWrite);
 
@@ -96,7 +96,7 @@ void check_rows(const char* rows_name, const Tensor& rows, const char* cache_nam
 
 Strides3 pool_strides(const Tensor& pool) { return {pool.stride(0), pool.stride(2), pool.stride(1)}; }
 
-// Where rows lie once rows_to_read() has been applied.
+// Layout of rows after rows_to_read().
 CacheSide side_of(const Tensor& rows, bool copied, const Tensor& cache, const Tensor& scales) {
   CacheSide side;
   side.head_dim = rows.size(2);

@@ -1,5 +1,5 @@
 // From tensors to plain data: the checks that only tensors can answer (rank, shape, dtype, device), and the
-// Problem that the planner judges and plans. Serves every device, so all of them refuse with the same
+// Problem that the planner judges and plans. All devices share them, so that all refuse with the same
 // sentence.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace fattn {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// An attention call: what it asks for, and the tensors it is about. An absent operand is an undefined tensor.
+// An attention call: its problem and its tensors. An absent operand is an undefined tensor.
 struct Call {
   Problem problem;
   at::Tensor query;
@@ -46,7 +46,7 @@ struct MergeCall {
   at::Device device() const { return outs.device(); }
 };
 
-// Rows to write into a cache. Scales are both present or both absent.
+// Rows to write into a cache. Either both scales are present or neither.
 struct CacheWriteCall {
   CacheWriteProblem problem{};
   at::Tensor key;
@@ -66,7 +66,7 @@ struct CacheWriteCall {
 struct LogitsCall {
   LogitsProblem problem;
   at::Tensor logits;
-  bool copy = false;  // it has more dimensions that lie apart than the kernels take
+  bool copy = false;  // it has more separate dimensions than the kernels take
 
   at::Device device() const { return logits.device(); }
 };
@@ -122,11 +122,11 @@ MaskMapCall describe_mask_map(const at::Tensor& attn_mask);
 LogitsCall describe_softmax(const at::Tensor& scores, double softcap);
 LogitsCall describe_softcap(const at::Tensor& x, double cap);
 
-// The rows themselves or a contiguous copy, as the call says.
+// Returns the rows, or a contiguous copy if the call needs one.
 at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
 
-// Shapes of out and lse, and the strides of out. lse is contiguous. A part has sums in place of lse, of one
-// dimension more.
+// Shapes of out and lse, and the strides of out. lse is contiguous. A part has sums in place of lse, with one
+// more dimension.
 struct ResultSizes {
   c10::SmallVector<int64_t, 4> out;
   c10::SmallVector<int64_t, 4> out_strides;
@@ -135,11 +135,11 @@ struct ResultSizes {
 ResultSizes result_sizes(const Problem& problem);
 std::array<int64_t, 4> map_sizes(const MaskMapProblem& problem);
 
-// The tensor itself, or a copy where its last dimension is not contiguous: what the strides in Problem
-// describe.
+// Returns the tensor, or a copy if its last dimension is not contiguous. The strides in Problem describe the
+// result.
 at::Tensor with_contiguous_rows(const at::Tensor& operand);
 
-// Raises the Python exception that the refusal stands for.
+// Raises the refusal as a Python exception of its kind.
 [[noreturn]] void raise(const Refusal& refusal);
 
 }  // namespace fattn

@@ -16,7 +16,7 @@ struct Dims {
   c10::SmallVector<int64_t, 8> sizes;
   c10::SmallVector<int64_t, 8> strides;
 
-  // One more around them, taken together with the last where both lie like one.
+  // Adds an outer dimension, merged with the last one if both have the layout of one.
   void add(int64_t size, int64_t stride) {
     if (size == 1) return;
     if (!sizes.empty() && stride == sizes.back() * strides.back()) {
@@ -35,7 +35,7 @@ Dims dims_of(const Tensor& tensor, int64_t rank) {
   return dims;
 }
 
-// Whether rows can be read, and those of the contiguous result written, a vector at a time.
+// Whether vector loads can read the rows, and vector stores write those of the contiguous result.
 bool is_vector_aligned(const LogitsProblem& p, int64_t offset) {
   const bool whole_vectors = p.columns % kLogitsVector == 0 || (p.op == Op::kSoftcap && p.rows == 1);
   return p.column_stride == 1 && whole_vectors && offset % kLogitsVector == 0 &&
@@ -51,7 +51,7 @@ LogitsCall describe(Op op, const char* name, const Tensor& logits, double softca
   LogitsCall call{.problem = {.op = op, .dtype = dtype, .softcap = softcap}, .logits = logits};
   LogitsProblem& problem = call.problem;
 
-  // The rows of a softmax are along the last dimension; those of softcap along as many as lie like one.
+  // softmax has its rows along the last dimension, softcap along all dimensions with the layout of one.
   Dims rows;
   if (op == Op::kSoftmax && logits.dim() > 0) {
     rows = dims_of(logits, logits.dim() - 1);
@@ -67,7 +67,7 @@ LogitsCall describe(Op op, const char* name, const Tensor& logits, double softca
     }
   }
   for (const int64_t size : rows.sizes) problem.rows *= size;
-  // The kernel of softcap numbers elements in 32 bits where they are in more than one row.
+  // softcap's kernel counts elements in 32 bits if there is more than one row.
   const bool many = op == Op::kSoftcap && problem.rows > 1 && logits.numel() > kMaxLogitsRows;
   call.copy = many || rows.sizes.size() > size_t{kLogitsDims};
   if (call.copy && op == Op::kSoftcap) {

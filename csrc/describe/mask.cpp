@@ -1,4 +1,4 @@
-// attn_mask and its map, from the arguments of an op into the Call; and the op that makes a map.
+// Adds attn_mask and its map to a Call, and describes the op that makes a map.
 #include <algorithm>
 #include <array>
 

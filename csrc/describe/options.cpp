@@ -13,7 +13,7 @@ using at::Tensor;
 
 namespace {
 
-// A number per query head, which may differ by sequence, as the float32 that the kernels read.
+// One number per query head, or per sequence and query head, in float32 as the kernels read it.
 Tensor per_head(const Call& call, const char* name, const Tensor& numbers, bool by_sequence = false) {
   const char* op = name_of(call.problem.op);
   if (by_sequence && numbers.dim() == 2) {
@@ -47,7 +47,8 @@ void add_modifiers(Call& call, const OptionalTensor& sinks, const OptionalTensor
   }
   if (alibi_slopes.has_value()) {
     call.alibi_slopes = per_head(call, "alibi_slopes", *alibi_slopes, /*by_sequence=*/true);
-    options.alibi_slopes = call.alibi_slopes.dim() == 1 || call.problem.batch > 0;  // rows of no sequence
+    options.alibi_slopes =
+        call.alibi_slopes.dim() == 1 || call.problem.batch > 0;  // else all rows belong to no sequence
     options.alibi_slopes_batch_stride = call.alibi_slopes.dim() == 2 ? call.alibi_slopes.stride(0) : 0;
     options.alibi_slopes_stride = call.alibi_slopes.stride(-1);
   }

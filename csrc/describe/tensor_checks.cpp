@@ -46,7 +46,7 @@ void check_rank(const char* op, const char* name, const Tensor& tensor, int64_t 
 
 void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& first,
                   const char* first_name) {
-  // What is on the CPU moves to the GPU, where the rest is.
+  // Advise to move the tensor on the CPU to the GPU.
   const bool is_far = first.is_cpu() && !tensor.is_meta();
   TORCH_CHECK_VALUE(tensor.device() == first.device(), op, ": ", name, " is on ", tensor.device(), " and ",
                     first_name, " on ", first.device(), "; move ", is_far ? first_name : name, " with .to(",
@@ -57,7 +57,7 @@ void check_same_size(const char* op, const char* what, const char* left_name, in
                      const char* right_name, int64_t right) {
   if (left == right) return;
   std::string advice = "they must be equal";
-  // The outermost dimension of every operand that has it.
+  // The batch is the outermost dimension of every operand that has one.
   if (what == std::string_view("batch size") && (left == 1 || right == 1)) {
     advice += std::string(": .expand() ") + (left == 1 ? left_name : right_name) + " to " +
               std::to_string(left == 1 ? right : left) + " sequences";
@@ -112,7 +112,7 @@ bool check_scales(const char* op, const char* name, const OptionalTensor& scales
                    " and must be torch.", name_of(scale_dtype(format)), " for an ", name_of(format),
                    " cache");
   const int64_t head_dim = head_dim_of(format, cache.size(-1));
-  // First, or what is said of the scales' shape would count groups that a head does not have.
+  // Before the shape of the scales, whose refusal counts the groups of a head.
   if (const auto refusal = check_format_dim(op, cache_name, format, head_dim)) raise(*refusal);
   std::vector<int64_t> shape = cache.sizes().slice(0, cache.dim() - 1).vec();
   if (format == kKvInt4) shape.insert(shape.end(), {head_dim / kInt4Group, 2});

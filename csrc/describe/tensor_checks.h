@@ -1,4 +1,4 @@
-// Checks that only tensors can answer, one sentence each: rank, device, sizes, dtypes.
+// Checks of tensors, which raise one sentence each: rank, device, sizes, dtypes.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 namespace fattn {
 
 DType dtype_of(at::ScalarType type);
-at::ScalarType scalar_type_of(DType dtype);  // of a floating dtype
+at::ScalarType scalar_type_of(DType dtype);  // floating dtypes only
 std::string dtype_name(const at::Tensor& tensor);
 
 void check_rank(const char* op, const char* name, const at::Tensor& tensor, int64_t rank,
                 std::string_view shape);
-// `first` is the op's first tensor, which says where the others must be.
+// `first` is the op's first tensor; the others must be on its device.
 void check_device(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& first,
                   const char* first_name = "query");
 void check_same_size(const char* op, const char* what, const char* left_name, int64_t left,
@@ -27,13 +27,12 @@ void check_head_dim(const char* op, const char* rows_name, int64_t head_dim, con
 void check_float(const char* op, const char* name, const at::Tensor& tensor);
 void check_int32(const char* op, const char* name, const at::Tensor& tensor);
 
-// The format of a pair of caches; raises where kv_format and their dtypes do not go together.
+// Returns the format of a pair of caches; raises if kv_format does not match their dtypes.
 KvFormat check_kv_format(const char* op, std::string_view kv_format, const at::Tensor& key_cache,
                          const at::Tensor& value_cache, const char* key_name = "key_cache",
                          const char* value_name = "value_cache");
-// Whether a cache [.., columns] has scales, which must then be as the format wants them: float32 of the
-// cache's shape without its last dimension, or, for int4, float16 with [.., head_dim / 32, 2] in its place,
-// where what belongs to one row lies together.
+// Whether a cache [.., columns] has scales. Checks their dtype and shape: float32 [..], or for int4 float16
+// [.., head_dim / 32, 2] with the last two dimensions contiguous.
 bool check_scales(const char* op, const char* name, const OptionalTensor& scales, const char* cache_name,
                   const at::Tensor& cache, KvFormat format);
 

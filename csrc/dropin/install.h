@@ -4,10 +4,10 @@
 
 namespace fattn {
 
-// Whether our kernels in torch's ops are on. Those that are off do what torch did before.
+// Whether our kernels in torch's ops are on. When off they call torch's.
 bool is_installed();
 
-// Adds the kernels behind torch.nn.attention.varlen to a library of aten's ops on MPS, for good.
+// Registers the kernels behind torch.nn.attention.varlen in a library of aten's ops on MPS, permanently.
 void register_varlen_attn(torch::Library& library);
 
 }  // namespace fattn

@@ -1,5 +1,4 @@
-// What became of the calls that were made to torch or in its name: how many went to our ops, how many to
-// torch's own, and why.
+// Counts the calls of torch's attention that went to our ops, and those that went to torch's own, by reason.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +8,9 @@
 
 namespace fattn {
 
-// Why a call goes to torch's own implementation. The order is that of the report.
+// Why a call goes to torch's own implementation. In the order of the report.
 enum class Reason : int64_t {
-  kNone,  // it does not
+  kNone,  // it goes to ours
   kGradients,
   kForwardMode,
   kDropout,
@@ -38,7 +37,7 @@ enum class Reason : int64_t {
 enum class Taken : int64_t { kPrefill, kDecode, kPacked, kPaged, kTraced, kCount };
 
 void count(Taken taken);
-// Counts, apart for calls that are only traced, and keeps an example of a reason as text.
+// Counts a reason, traced calls separately, and keeps the first call as an example.
 void count(Reason reason, bool traced, c10::function_ref<std::string()> example);
 
 }  // namespace fattn

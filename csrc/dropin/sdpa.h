@@ -1,5 +1,4 @@
-// A call of torch's scaled_dot_product_attention: whether our ops compute what it means, and if so, their
-// result.
+// Routes a call of torch's scaled_dot_product_attention to our ops if they compute the same.
 #pragma once
 
 #include <optional>
@@ -22,23 +21,23 @@ struct SdpaCall {
   bool enable_gqa;
 };
 
-// Where autograd has already been seen to, gradients are not asked about.
+// kAbove: autograd has already run, so gradients need no check.
 enum class Autograd { kAbove, kHere };
 
-// The result, counted as routed; or none, with the reason counted.
+// Returns the result and counts the call as routed; or returns none and counts the reason.
 std::optional<at::Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reason& reason);
 
 // "query [1, 8, 128, 64] float32, ..." for the report.
 std::string text_of(const SdpaCall& call);
 
-// Between these, the next call of torch's op in this thread is not ours to route: it has been decided on.
+// While one lives, the next call of torch's op in this thread goes to torch: the decision has been made.
 class NextSdpaIsTorchs {
  public:
   NextSdpaIsTorchs();
   ~NextSdpaIsTorchs();
   NextSdpaIsTorchs(const NextSdpaIsTorchs&) = delete;
   NextSdpaIsTorchs& operator=(const NextSdpaIsTorchs&) = delete;
-  // True once.
+  // Returns true once.
   static bool consume();
 
  private:

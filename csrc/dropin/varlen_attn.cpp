@@ -1,5 +1,5 @@
-// The ops behind torch.nn.attention.varlen on MPS, where torch has none: a packed call is fattn's
-// varlen_prefill, one with a block table its paged_prefill.
+// Implements the ops behind torch.nn.attention.varlen on MPS, where torch has no kernels: packed calls by
+// fattn.varlen_prefill, calls with a block table by fattn.paged_prefill.
 #include <optional>
 #include <string>
 #include <tuple>
@@ -25,7 +25,7 @@ using at::Tensor;
 using Results = std::tuple<Tensor, Tensor>;
 using Optional = const std::optional<Tensor>&;
 
-// By name: the schema has grown from one version of torch to the next.
+// Reads arguments by name: the schema grows from one version of torch to the next.
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
@@ -64,7 +64,7 @@ Options options_of(const Arguments& arguments) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       arguments["dropout_p"].toDouble() == 0.0,
       "torch_fattn: _flash_attention_forward on mps has no dropout; call it with dropout_p=0.0");
-  // flash-attn's ALiBi goes by the distance in either direction; ours is the same where no key is ahead.
+  // flash-attn's ALiBi depends on the absolute distance. Ours is equal if no row sees a later key.
   TORCH_CHECK_NOT_IMPLEMENTED(
       !options.alibi_slopes || options.is_causal || options.window_right == 0,
       "torch_fattn: _flash_attention_forward on mps takes alibi_slopes only with is_causal=True");
@@ -102,13 +102,13 @@ Results paged(const Arguments& arguments, const Tensor& key, const Tensor& value
   return results;
 }
 
-// Packed keys of which each sequence uses the first so many: every key is a block of its own.
+// Packed keys as a pool with one key per block: seqused_k may use fewer keys than a sequence has.
 Tensor table_of_keys(const Tensor& cu_seqlens_k, int64_t max_k) {
   const Tensor first = cu_seqlens_k.slice(0, 0, cu_seqlens_k.size(0) - 1).unsqueeze(1);
   return at::add(first, at::arange(max_k, cu_seqlens_k.options()));
 }
 
-// Rows and heads without packing: [B, L, H, D].
+// Unpacked operands [B, L, H, D].
 Results dense(const Tensor& query, const Tensor& key, const Tensor& value, const Options& options) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("fattn::prefill", "")
@@ -155,7 +155,7 @@ Results attend(const Arguments& arguments) {
   return paged(arguments, key.unsqueeze(1), value.unsqueeze(1), table, *seqused_k, options);
 }
 
-// As torch's own returns it, and as its fake kernel tells torch.compile: dimensions in the query's order.
+// Gives out the dimension order of query, as torch does and as its fake kernel promises torch.compile.
 Tensor laid_out_as(const Tensor& query, const Tensor& out) {
   if (query.is_contiguous()) return out;
   const auto strides = at::infer_dense_strides(out.sizes(), query.strides());
@@ -171,7 +171,7 @@ void flash_attention_forward(const c10::OperatorHandle& op, torch::jit::Stack* s
   const auto on_device = out.options();
   stack->emplace_back(std::move(out));
   stack->emplace_back(std::move(lse));
-  // State of a dropout that there is none of, and what torch's callers leave alone.
+  // The state of dropout, which is unused, and outputs that torch's callers ignore.
   stack->emplace_back(at::empty({2}, on_device.dtype(at::kUInt64)));
   stack->emplace_back(at::empty({0}, on_device));
   stack->emplace_back(at::empty({0}, on_device));
@@ -194,7 +194,7 @@ void refuse_backward(const c10::OperatorHandle&, torch::jit::Stack*) {
 
 using BoxedKernel = void (*)(const c10::OperatorHandle&, torch::jit::Stack*);
 
-// What torch would have called: on a Mac a refusal, or under PYTORCH_ENABLE_MPS_FALLBACK the CPU's kernel.
+// The kernels that torch had before ours: on a Mac a refusal, or the CPU's under PYTORCH_ENABLE_MPS_FALLBACK.
 std::unordered_map<std::string, c10::SafeKernelFunction>& before_us() {
   static auto& kernels = *new std::unordered_map<std::string, c10::SafeKernelFunction>;
   return kernels;

@@ -30,14 +30,13 @@ namespace fattn {
 
 using at::Tensor;
 
-// Where the keys of each sequence begin among those of all, [batch, 1], and how many there are: what
-// csrc/kernels/packed.h makes of cu_seqlens_k.
+// Reads cu_seqlens_k as csrc/kernels/packed.h does.
 Tensor first_packed_keys(const Call& call) {
   const Tensor starts = call.cu_seqlens_k.to(at::kLong).narrow(0, 0, call.problem.batch);
   return starts.clamp(0, call.problem.kv_rows).unsqueeze(1);
 }
 
-// The number of keys that each sequence has, [batch, 1], out-of-range lengths cut to the capacity.
+// Clamps lengths that are out of range.
 Tensor key_counts(const Call& call) {
   const Problem& problem = call.problem;
   if (problem.packed_keys) {
@@ -55,8 +54,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr int64_t kFar = int64_t{1} << 32;        // more than any two positions are apart
-constexpr int64_t kMaxScores = int64_t{1} << 26;  // of one slice of query rows: 256 MiB
+constexpr int64_t kFar = int64_t{1} << 32;        // above the distance of any two positions
+constexpr int64_t kMaxScores = int64_t{1} << 26;  // scores per slice of query rows: 256 MiB
 
 // Keys and values of a call as [batch, kv_heads, kv_len, dim], and which of them exist.
 struct Keys {
@@ -67,7 +66,7 @@ struct Keys {
   Tensor exists;  // bool [batch, kv_len]
 };
 
-// The pool's blocks in the order of the block table. Entries outside the pool name no keys.
+// Gathers the blocks of the pool in the order of the block table. Entries outside the pool have no keys.
 Keys gather_blocks(const Call& call) {
   const Problem& problem = call.problem;
   const Tensor table = call.block_tables.to(at::kLong);
@@ -88,7 +87,7 @@ Keys gather_blocks(const Call& call) {
           exists};
 }
 
-// Packed keys padded to the most that a sequence has; visible_keys() leaves the others out.
+// Pads packed keys to the longest sequence; visible_keys() hides the padding.
 Keys gather_rows(const Call& call) {
   const Problem& problem = call.problem;
   const Tensor first = first_packed_keys(call);
@@ -110,7 +109,7 @@ Keys keys_of(const Call& call) {
           at::ones({problem.batch, problem.kv_len}, call.query.options().dtype(at::kBool))};
 }
 
-// The numbers that a cache stands for, in float32.
+// Decodes the elements of a cache to float32.
 Tensor dequantised(const Tensor& stored, const Tensor& scales, KvFormat format) {
   if (format == kKvInt4) {
     const Tensor nibbles = at::stack({stored.bitwise_and(15), stored.bitwise_right_shift(4)}, -1);
@@ -128,8 +127,8 @@ Tensor row_positions(const Rows& query, int64_t first, int64_t rows) {
   return query.first_position.add(at::arange(first, first + rows, query.first_position.options()));
 }
 
-// Which of the draft tokens, the newest q_len keys, these rows see; all older keys: bool
-// [batch, rows, kv_len].
+// Visibility under a tree mask: bool [batch, rows, kv_len]. The draft tokens are the newest q_len keys; all
+// older keys are visible.
 Tensor visible_drafts(const Call& call, const Tensor& key, int64_t first, int64_t rows) {
   const Problem& problem = call.problem;
   const Tensor token = key.sub(key_counts(call).sub(problem.q_len)).unsqueeze(1);
@@ -139,7 +138,7 @@ Tensor visible_drafts(const Call& call, const Tensor& key, int64_t first, int64_
   return token.lt(0).logical_or(seen);
 }
 
-// Which keys the query rows [first, first + rows) see by their position: bool [batch, 1, rows, kv_len].
+// Visibility by position for the query rows [first, first + rows): bool [batch, 1, rows, kv_len].
 Tensor visible_keys(const Rows& query, const Keys& keys, int64_t first, int64_t rows) {
   const Call& call = query.call;
   const Problem& problem = call.problem;
@@ -161,8 +160,8 @@ Tensor visible_keys(const Rows& query, const Keys& keys, int64_t first, int64_t 
   return visible.unsqueeze(1).expand({problem.batch, 1, rows, problem.kv_len});
 }
 
-// From products to scores: what csrc/kernels/scores.h does before anything is hidden. What is added to them
-// may be so large that float32 would round away what tells keys apart, so the sum is in float64.
+// Applies scale, softcap and ALiBi as csrc/kernels/scores.h does. A large bias would round away the
+// differences between keys in float32, so the sum is in float64.
 Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t rows) {
   const Call& call = query.call;
   const ScoreOptions& options = call.problem.options;
@@ -176,17 +175,17 @@ Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t ro
   return scores;
 }
 
-// The logits of the sinks, or -inf where there are none: [1, q_heads or 1, 1, 1].
+// The logits of the sinks, or -inf without sinks: [1, q_heads or 1, 1, 1].
 Tensor sink_logits(const Call& call) {
   if (call.problem.options.sinks) return call.sinks.view({1, -1, 1, 1});
   return at::full({1, 1, 1, 1}, -kInfinity, call.query.options().dtype(at::kFloat));
 }
 
-// weights @ value for weights that are 0 at hidden keys, where hidden keys may hold NaN or inf: those must
-// not count, while the ones that a row sees must reach that row and no other.
+// weights @ value. Hidden keys have weight 0 and may hold NaN or inf, which must not reach the result; those
+// that a row sees must reach that row and no other.
 Tensor weigh_values(const Tensor& weights, const Tensor& visible, const Tensor& value) {
   const Tensor finite = at::isfinite(value);
-  // Only on the CPU can this be asked without waiting for a GPU.
+  // Only the CPU answers this without waiting for a GPU.
   if (value.is_cpu() && finite.all().item<bool>()) return at::matmul(weights, value);
   const Tensor sum = at::matmul(weights, at::where(finite, value, 0.0));
   const Tensor kinds = at::cat({at::isnan(value), value.eq(kInfinity), value.eq(-kInfinity)}, -1);
@@ -200,8 +199,8 @@ Tensor fold_heads(const Tensor& rows, int64_t kv_heads) {
   return rows.reshape({rows.size(0), kv_heads, rows.size(1) / kv_heads * rows.size(2), rows.size(3)});
 }
 
-// What merge.parts reads of rows whose largest logit and sum of weights these are, [.., 1]. Score units are
-// natural here.
+// Packs the largest logit and the sum of weights of rows, [.., 1], for merge.parts. Scores are in natural
+// units here.
 Tensor sums_of(const Tensor& logit, const Tensor& sum) {
   return at::cat({logit, logit, sum, at::full_like(sum, kLog2E)}, -1);
 }
@@ -231,7 +230,7 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
 
   const Tensor sinks = sink_logits(call);
   const Tensor top = at::maximum(at::amax(scores, -1, /*keepdim=*/true), sinks);
-  const Tensor shift = top.masked_fill(top.eq(-kInfinity), 0.0);  // a row without keys must not make NaN
+  const Tensor shift = top.masked_fill(top.eq(-kInfinity), 0.0);  // keeps rows without keys from NaN
   const Tensor weights = at::where(visible, at::exp(scores.sub(shift).to(at::kFloat)), 0.0);
   const Tensor sum = weights.sum(-1, /*keepdim=*/true).add(at::exp(sinks.sub(shift)));
   const Tensor weighed =
@@ -240,7 +239,7 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
   if (!problem.part) {
     return {weighed.div(sum.masked_fill(sum.eq(0.0), 1.0)), at::log(sum).add(shift).squeeze(-1)};
   }
-  // What float32 takes from the logit goes to the weights.
+  // The weights absorb what rounding to float32 takes from the logit.
   const Tensor logit = top.to(at::kFloat);
   const Tensor rounded_off = top.sub(logit);
   const Tensor factor = at::where(rounded_off.abs().lt(1.0), rounded_off.exp(), 1.0);
@@ -249,11 +248,11 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
 
 }  // namespace
 
-// What rows that see no key have: out 0, lse that of the sinks. In memory of their own: they are written.
+// Rows that see no key have out 0 and the log-sum-exp of the sinks.
 std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
   const ResultSizes sizes = result_sizes(call.problem);
   const Tensor logits = sink_logits(call).view({-1, 1});
-  const Tensor sinks = logits.masked_fill(logits.eq(kInfinity), kNaN);  // inf - inf, as where there are keys
+  const Tensor sinks = logits.masked_fill(logits.eq(kInfinity), kNaN);  // inf - inf, as for rows with keys
   const auto options = call.problem.part ? call.query.options().dtype(at::kFloat) : call.query.options();
   const Tensor out = at::empty_strided(sizes.out, sizes.out_strides, options).zero_();
   if (call.problem.options.sinks) {
@@ -264,8 +263,7 @@ std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
   return {out, at::empty(sizes.lse, sums.options()).copy_(sums)};
 }
 
-// Into out and lse, [batch, q_heads, q_len, value_dim] and without value_dim, which hold what rows without
-// keys have.
+// Leaves out and lse as they are if there are no keys.
 void attend(const Rows& query, const Tensor& out, const Tensor& lse) {
   const Call& call = query.call;
   const Problem& problem = call.problem;
@@ -274,8 +272,8 @@ void attend(const Rows& query, const Tensor& out, const Tensor& lse) {
 
   Keys keys = keys_of(call);
   keys.key = dequantised(keys.key, keys.key_scales, problem.kv_format);
-  // In float32 a chain of head_dim roundings would be the largest error of the result. Many GPUs have next to
-  // no float64.
+  // In float32, head_dim roundings in a row would be the largest error of the result. Many GPUs are slow in
+  // float64.
   if (problem.dtype == DType::kFloat32 && call.query.is_cpu()) keys.key = keys.key.to(at::kDouble);
   keys.value = dequantised(keys.value, keys.value_scales, problem.kv_format);
   const int64_t slice = std::max<int64_t>(1, kMaxScores / scores_per_row);

@@ -1,4 +1,4 @@
-// The arithmetic of attention in plain PyTorch, for calls whose sequences all have as many query rows.
+// The arithmetic of attention in plain PyTorch, for calls whose sequences have equally many query rows.
 #pragma once
 
 #include <tuple>
@@ -7,18 +7,17 @@
 
 namespace fattn {
 
-// A call whose query is [batch, q_heads, q_len, head_dim], and where its rows are.
+// A call whose query is [batch, q_heads, q_len, head_dim], and the positions of its rows.
 struct Rows {
   const Call& call;
   at::Tensor first_position;  // of query row 0: [batch or 1, 1]
 };
 
-// Where the keys of each sequence begin among the packed ones of all, [batch, 1], and how many each has, cut
-// to the capacity.
+// First packed key of each sequence, and its number of keys, clamped to the capacity: [batch, 1].
 at::Tensor first_packed_keys(const Call& call);
 at::Tensor key_counts(const Call& call);
 
-// (out, lse) of rows that see no key: 0, and the logit of the sink. In memory of their own: `attend` writes
+// (out, lse) of rows that see no key: 0, and the logit of the sink. Newly allocated, for `attend` writes
 // them.
 std::tuple<at::Tensor, at::Tensor> no_key_results(const Call& call);
 

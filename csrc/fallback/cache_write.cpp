@@ -22,7 +22,7 @@ constexpr double kFp8Max = 448.0;
 constexpr double kInt4Max = 15.0;
 constexpr double kHalfMax = 65504.0;
 
-// What a cache stores for some rows.
+// Rows in the format of a cache.
 struct StoredRows {
   Tensor stored;
   Tensor scales{};
@@ -35,8 +35,8 @@ Tensor e4m3_of(const Tensor& x) {
   return codes.masked_fill(codes.eq(0x80), 0).masked_fill(x.isnan(), 0x7f);
 }
 
-// The half beside the nearest one where that is on the wrong side of x. Halves of one sign are in the order
-// of their bits.
+// Rounds to half toward -inf: if the nearest half is above x, its neighbour. Halves of one sign are ordered
+// by their bits.
 Tensor rounded_down(const Tensor& x) {
   const Tensor nearest = x.to(at::kHalf);
   const Tensor bits = nearest.view(at::kShort);
@@ -82,8 +82,8 @@ StoredRows stored_rows(const Tensor& rows, KvFormat format, bool has_scales) {
   return has_scales ? scaled_rows(x, format) : StoredRows{e4m3_of(x)};
 }
 
-// Where the tokens go. Asking which ones to drop would wait for the GPU: a dropped token repeats what another
-// one writes, and where all are dropped, each writes what is there already.
+// Destinations of the tokens. Reading which tokens are dropped would wait for the GPU. Instead a dropped
+// token repeats the write of another token; if all are dropped, each rewrites the present content.
 struct Targets {
   Tensor token;  // whose row to write, [tokens]
   Tensor block;

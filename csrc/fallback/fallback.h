@@ -1,4 +1,4 @@
-// The ops in plain PyTorch, for CPU and CUDA tensors, with the meaning that the kernels have.
+// The ops in plain PyTorch, for CPU and CUDA tensors, with the semantics of the kernels.
 #pragma once
 
 #include <tuple>
@@ -7,9 +7,9 @@
 
 namespace fattn {
 
-// (out, lse) of a call that the planner has accepted. `may_wait`: numbers on the device can be read at no
-// cost, as on the CPU. Then a sequence's result does not depend on the others, nor on the capacity, in any
-// bit.
+// Returns (out, lse) of a call that the planner has accepted. `may_wait`: reading lengths from the device is
+// cheap, as on the CPU. Then the result of a sequence does not depend on the other sequences or on the
+// capacity in any bit.
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const Call& call, bool may_wait);
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
 at::Tensor run_in_torch(const LogitsCall& call);

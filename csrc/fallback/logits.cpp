@@ -15,7 +15,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Tensor softcapped(const Tensor& logits, double cap) { return logits.div(cap).tanh().mul(cap); }
 
-// -inf hides its column whatever the cap, and a row of nothing else weighs nothing.
+// -inf hides its column at any cap. A row of -inf only gets zeros.
 Tensor softmax(const Tensor& logits, double cap) {
   const Tensor hidden = logits.eq(-kInfinity);
   const Tensor capped = cap > 0.0 ? at::where(hidden, logits, softcapped(logits, cap)) : logits;

@@ -10,8 +10,8 @@ namespace {
 
 using at::Tensor;
 
-// Whether all entries of each cell are set, by its keys: [.., row of cells, column of cells, key]. Rows that
-// there are not count as set, keys as it says.
+// Whether all rows of each cell are set, for each key: [.., row of cells, column of cells, key]. Missing rows
+// count as set, missing keys as `missing_keys`.
 Tensor all_rows_of_cells(const Tensor& entries, const MaskMapProblem& p, bool missing_keys) {
   const auto missing = [](int64_t length, int64_t cell) { return (cell - length % cell) % cell; };
   const Tensor rows = at::constant_pad_nd(entries.to(at::kByte), {0, 0, 0, missing(p.rows, kCellRows)}, 1);
@@ -19,8 +19,7 @@ Tensor all_rows_of_cells(const Tensor& entries, const MaskMapProblem& p, bool mi
   return padded.unflatten(3, {-1, kCellKeys}).unflatten(2, {-1, kCellRows}).eq(1).all(3);
 }
 
-// A bit for each key fragment of which no row of a cell sees a key. Where there is but one key, it stands for
-// all.
+// A bit for each key fragment that no row of the cell sees. A mask with one key broadcasts it.
 Tensor hidden_fragments(const Tensor& hidden, const MaskMapProblem& p) {
   const Tensor fragments = all_rows_of_cells(hidden, p, false).unflatten(4, {-1, kFragment}).all(5);
   Tensor bits = fragments.select(4, 0).to(at::kByte);

@@ -1,4 +1,4 @@
-// Attention in plain PyTorch: the sequences of a call, all at once or one after the other.
+// Attention in plain PyTorch over the sequences of a call, all at once or one after the other.
 #include "fallback.h"
 
 #include <algorithm>
@@ -18,10 +18,10 @@ namespace {
 
 using at::Tensor;
 
-// Where the keys of a packed call end, the last row of each sequence stands at its last key.
+// Whether the last row of each sequence is at its last key.
 bool ends_meet(const Problem& problem) { return !problem.packed_keys || problem.last_rows_meet; }
 
-// The position of row 0. Where windows and slopes ask for more than who sees whom, it is not beyond these.
+// The position of row 0. Clamping changes nothing: the checks bound it for windows and slopes.
 int64_t first_row(const Problem& problem) { return std::clamp(problem.q_offset, -kMaxLength, kMaxLength); }
 
 // ---- all sequences at once: nothing waits to know what is on the device
@@ -48,7 +48,7 @@ std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   const auto [out, lse] = no_key_results(padded);
   attend({.call = padded, .first_position = first_position}, out, lse);
 
-  // Back: where each row of the call is among the padded ones, if it belongs to a sequence.
+  // Unpads: finds the padded row of each row that belongs to a sequence.
   const Tensor row = at::arange(problem.q_len, ends.options());
   const Tensor sequence = at::searchsorted(ends, row, /*out_int32=*/false, /*right=*/true).sub(1);
   const Tensor owner = sequence.clamp(0, problem.batch - 1);
@@ -87,7 +87,7 @@ struct Run {
   int64_t count;
 };
 
-// The rows of each sequence among the packed ones of all.
+// The packed rows of each sequence.
 std::vector<Run> runs_of_rows(const Call& call) {
   std::vector<Run> runs;
   int64_t begin = 0;
@@ -100,7 +100,7 @@ std::vector<Run> runs_of_rows(const Call& call) {
   return runs;
 }
 
-// The keys of each sequence, among the packed ones of all or from its own first on.
+// The keys of each sequence, packed or from its first key on.
 std::vector<Run> runs_of_keys(const Call& call) {
   const Problem& problem = call.problem;
   std::vector<Run> runs;
@@ -112,7 +112,7 @@ std::vector<Run> runs_of_keys(const Call& call) {
   return runs;
 }
 
-// The call of sequence `b` alone, but for its query. The keys of a pool are whole blocks.
+// The call restricted to sequence `b`, except its query. Keys of a pool come in whole blocks.
 Call with_own_keys(const Call& call, int64_t b, Run keys) {
   Call own = call;
   Problem& problem = own.problem;

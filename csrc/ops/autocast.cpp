@@ -1,7 +1,6 @@
 // Under torch.autocast the attention ops cast query, key and value as F.scaled_dot_product_attention does. A
-// float attn_mask keeps its dtype: the kernels add it in float32. merge has one operand to cast and no
-// counterpart, and runs as it is; so do softmax and softcap, whose arithmetic is in float32 at any dtype, and
-// mask_map.
+// float attn_mask keeps its dtype: the kernels add it in float32. merge, softmax, softcap and mask_map keep
+// their dtypes: merge has a single operand, and softmax and softcap compute in float32.
 #include <string>
 
 #include <ATen/autocast_mode.h>
@@ -28,7 +27,7 @@ void run_with_casts(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 template <c10::DeviceType device>
 void register_casts(torch::Library& library) {
   for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"}) {
-    // What explain shows is what the call would run.
+    // explain shows the plan of the call under autocast.
     for (const std::string& op :
          {std::string(name), std::string(name) + ".part", std::string("_plan_") + name}) {
       library.impl(op.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_with_casts<device>>());

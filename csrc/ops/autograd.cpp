@@ -1,6 +1,6 @@
-// The ops have no gradient. Their results still belong to the graph, so that a backward which reaches them is
-// refused instead of leaving gradients None with a warning, as torch does for ops without an autograd kernel.
-// An op that writes has no results: it refuses to write what belongs to a graph.
+// The ops have no gradient. Their results still belong to the graph, so that a backward through them is
+// refused. Without an autograd kernel torch would leave gradients None with a warning. An op that writes has
+// no results: it refuses to write tensors of a graph.
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,8 +19,8 @@ namespace {
 using at::Tensor;
 using torch::autograd::variable_list;
 
-// The refusal is an op of its own, with a fake: torch.compile calls every backward ahead of time to trace it,
-// and must not be stopped before anyone has asked for a gradient.
+// The refusal is a separate op with a fake: torch.compile traces every backward ahead of time, which must not
+// raise before a gradient is needed.
 Tensor refuse(const Tensor& grad) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("fattn::_refuse_backward", "")
@@ -113,8 +113,8 @@ void refuse_inference_tensors(const c10::OperatorHandle& op, const torch::jit::S
   });
 }
 
-// The autograd kernel of an op that writes: what it writes must not be part of a graph. The rows may require
-// a gradient, which ends here.
+// The autograd kernel of an op that writes. The written tensors must not be part of a graph. The rows may
+// require a gradient, which ends here.
 void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                             torch::jit::Stack* stack) {
   for_each_written(op, *stack, [&](const std::string& name, const Tensor& written) {
@@ -126,8 +126,8 @@ void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet k
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// Tells autograd that these tensors have changed, so that a graph which has saved one notices. It runs
-// outside of inference mode, where tensors of that mode have no version to tell.
+// Bumps the versions of the written tensors, so that a graph that has saved one notices. Runs outside of
+// inference mode only; inference tensors have no version.
 void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   refuse_inference_tensors(op, *stack);
   std::vector<Tensor> written;
@@ -139,7 +139,7 @@ void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
   for (const Tensor& tensor : written) torch::autograd::impl::bump_version(tensor);
 }
 
-// A lazily negated view (.imag of a conjugate) would be written through a copy of its own.
+// Writing a lazily negated view (.imag of a conjugate) would write a copy.
 void refuse_negated(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   for_each_written(op, *stack, [](const std::string& name, const Tensor& written) {
     TORCH_CHECK_VALUE(!written.is_neg(), "fattn.cache_write: ", name,

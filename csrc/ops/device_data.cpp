@@ -41,7 +41,7 @@ void check_block_tables(const Problem& problem, const int32_t* lens, const int32
   }
 }
 
-// What a map of a mask says is hidden of each cell: a bit for each key fragment.
+// The hidden key fragments of each cell of a map, as bits.
 at::Tensor hidden_fragments(const at::Tensor& map) {
   const at::Tensor mixed = map.remainder(1 << kCellKindBits).eq(int{kCellMixed});
   const at::Tensor bits = map.div(1 << kCellKindBits, "floor");
@@ -49,7 +49,7 @@ at::Tensor hidden_fragments(const at::Tensor& map) {
       .masked_fill(map.eq(int{kCellHidden}), kAllCellFragments);
 }
 
-// A cell may say less than the mask: kCellMixed is true of any.
+// A cell may be less exact than the mask: kCellMixed is valid for every cell.
 void check_mask_map(const Call& call) {
   const at::Tensor right = run_in_torch(describe_mask_map(on_host(call.mask)));
   const at::Tensor map = on_host(call.mask_map);
@@ -59,13 +59,13 @@ void check_mask_map(const Call& call) {
                     ": mask_map is not that of attn_mask; make it anew with torch_fattn.mask_map(attn_mask)");
 }
 
-// Where the rows, of query or of key, of each sequence begin.
+// Limits for the starts of the sequences among the rows of query or key.
 struct Starts {
   const char* name;
   const char* most_name;
-  int64_t most;  // of a sequence
+  int64_t most;  // rows per sequence
   const char* rows_name;
-  int64_t rows;  // of all
+  int64_t rows;  // rows in all
 };
 
 void check_cu_seqlens(const Problem& problem, const Starts& of, const int32_t* starts) {

@@ -1,4 +1,4 @@
-// The GPU, system and torch of this process as the planner sees them, and what was timed on that GPU.
+// The GPU, system and torch of this process for the planner, with the sizes that were timed on that GPU.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,7 +11,7 @@ namespace fattn {
 const DeviceFacts& gpu_facts();
 #endif
 
-// The facts of the GPU that holds a tensor, else those of the smallest supported one.
+// The facts of the GPU that holds a tensor; for other devices those of the smallest supported GPU.
 const DeviceFacts& facts_of(const c10::Device& device);
 
 }  // namespace fattn

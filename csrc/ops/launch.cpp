@@ -1,4 +1,4 @@
-// Allocates what a plan writes and tells the executor where everything lies.
+// Allocates results and scratch of a plan, and binds all buffers.
 #include "launch.h"
 
 #include <ATen/ops/empty.h>
@@ -15,8 +15,7 @@ using metal::Bindings;
 using metal::BufferView;
 
 // An operand without elements may have no buffer, or begin at the end of one. No kernel reads it, but Metal
-// wants something bound: `stand_in`. Asking for mutable data would copy an operand that is shared until
-// written.
+// needs a bound buffer: `stand_in`. Mutable access would copy an operand that is shared until written.
 BufferView view_of(const Tensor& tensor, const Tensor& stand_in) {
   const Tensor& bound = tensor.numel() > 0 ? tensor : stand_in;
   return {const_cast<void*>(bound.storage().data()),
@@ -99,7 +98,7 @@ std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
       at::empty(sizes.slice(0, 3), call.lses.options())};
   if (plan.pass_count == 0) return {results.out, results.lse};
 
-  // The partial results lie where decode's own second pass has its scratch.
+  // The partial results take the place of the scratch of decode's second pass.
   const Tensor outs = call.outs.contiguous();
   const Tensor lses = call.lses.contiguous();
   Bindings bindings;

@@ -1,5 +1,4 @@
-// The way to the kernels for MPS tensors: allocation, binding, execution. Part of the build only where there
-// is Metal.
+// Runs plans on MPS tensors: allocation, binding, execution. Compiled only with Metal.
 #pragma once
 
 #include <tuple>
@@ -8,7 +7,7 @@
 
 namespace fattn {
 
-// Runs a planned call and returns what the op does: (out, lse), one tensor, or nothing where the call writes.
+// Runs a planned call and returns the results of the op: (out, lse), one tensor, or none if the op writes.
 std::tuple<at::Tensor, at::Tensor> launch(const Call& call, const Plan& plan);
 std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& plan);
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan);

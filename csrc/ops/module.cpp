@@ -1,5 +1,5 @@
-// Lets Python import the extension and ask which torch it was built against. The ops register themselves when
-// the library is loaded.
+// The Python module of the extension, with the version of torch it was built against. Loading the library
+// registers the ops.
 #include <Python.h>
 
 #include <torch/headeronly/version.h>

@@ -1,5 +1,4 @@
-// The ops as torch sees them: schemas, registration, and the one way that every call takes: describe, plan,
-// run.
+// Schemas and registration of the ops. Every call is described, planned and run.
 #include <array>
 #include <atomic>
 #include <optional>
@@ -41,7 +40,7 @@ Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
   return std::get<Plan>(planned);
 }
 
-// Returns what the op returns: (out, lse), one tensor, or nothing. `may_wait`: see fallback.h.
+// Returns the results of the op: (out, lse), one tensor, or none. `may_wait`: see fallback.h.
 template <typename AnyCall>
 auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
   [[maybe_unused]] const Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
@@ -56,7 +55,8 @@ auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
     return results;
   }
 #endif
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // of our own steps
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);  // for the ops that we call
   if constexpr (std::is_same_v<AnyCall, Call>) {
     return run_in_torch(call, may_wait);
   } else {
@@ -80,9 +80,8 @@ std::string compiled_pipelines() {
 #endif
 }
 
-// What torch calls, made from the function that describes a call: `run` has the signature of the op,
-// `explain` the same with the facts of another device to plan for, or with the wish to compile it for the GPU
-// of this process.
+// The functions that torch calls, made from the one that describes a call. `run` has the signature of the op.
+// `explain` also takes the facts of another device to plan for, and can compile for the GPU of this process.
 template <auto describe>
 struct OpOf;
 
@@ -108,7 +107,7 @@ struct OpOf<describe> {
     if (device_name) facts.name = *device_name;
     if (family) facts.family = static_cast<int>(*family);
     if (cores) facts.cores = static_cast<int>(*cores);
-    if (device_name || family || cores) facts.tuned = nullptr;  // of the GPU of this process alone
+    if (device_name || family || cores) facts.tuned = nullptr;  // they belong to the GPU of this process
     const Plan plan = plan_or_raise(call.problem, facts);
     if (compiles) compile(plan);
     return to_json(plan, facts);
@@ -221,7 +220,7 @@ TORCH_LIBRARY(fattn, library) {
   define("paged_prefill(" + kPagedPrefillArguments + ")" + kResults);
   define("varlen_prefill(" + kVarlenPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
-  // Attention over a part of the keys, unrounded, and parts put together: shared prefixes.
+  // Attention over a part of the keys, not rounded, and the merge of parts: shared prefixes.
   define("prefill.part(" + kPrefillArguments + ")" + kPart);
   define("decode.part(" + kDecodeArguments + ")" + kPart);
   define("paged_decode.part(" + kPagedDecodeArguments + ")" + kPart);
