@@ -38,6 +38,11 @@ DEMO = ByTest("tests/test_demo.py::test_tokens_agree")
 # `python` stands for the one that runs the tests.
 COMMANDS: dict[str, Kind] = {
     "make build": MAKE,
+    "make build DEBUG=1": ByTest("tests/test_setup.py::test_the_mode_of_make"),
+    "make build SANITIZE=address": ByTest("tests/test_setup.py::test_the_mode_of_make"),
+    "make compile-commands": ByTest("tests/test_setup.py::test_compile_commands"),
+    "LD_PRELOAD=$(clang++-19 -print-file-name=libclang_rt.asan-x86_64.so) ASAN_OPTIONS=detect_leaks=0 "
+    "pytest tests/test_cpu.py": NotRun("it needs an extension built with the sanitizer"),
     "source .venv/bin/activate": MAKE,
     "make first-mac": ByTest("tests/test_first_mac.py::test_rehearsal"),
     "make demo": DEMO,
