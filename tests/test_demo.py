@@ -22,8 +22,13 @@ def run_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return demo.main(None, "float32", NEW_TOKENS)
 
 
-def test_tokens_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_in(tmp_path, monkeypatch) == 0
+    printed = capsys.readouterr().out
+    places = [printed.index(each) for each in ("OK: 8 tokens agree", "sequence 0", "launches ", "plans ")]
+    assert places == sorted(places) and "pass 1" not in printed, printed
     report = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert report["agree"] and report["tokens"]["fattn"] == report["tokens"]["eager"]
     assert report["launches"]["fattn_prefill"] == LAYERS
@@ -32,9 +37,12 @@ def test_tokens_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "out" / "demo.png").stat().st_size > 10_000
 
 
-def test_one_token_is_a_prefill_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_token_is_a_prefill_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert demo.main(None, "float32", 1) == 0
+    assert demo.main(None, "float32", 1, verbose=True) == 0
+    assert "  pass 1       fattn_prefill from prefill.metal" in capsys.readouterr().out
     report = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert report["agree"] and report["launches"] == {"fattn_prefill": LAYERS}
 
@@ -100,10 +108,10 @@ def test_a_mac_is_told_tokens_per_second_of_both(
     said = capsys.readouterr().out
     assert "speed        fattn  100.0 tokens per second; prompt 200.0 ms" in said, said
     assert "             sdpa   40.0 tokens per second; prompt 500.0 ms" in said
-    assert "fattn makes 2.50 times the tokens of sdpa" in said
+    assert "fattn generates 2.50 times the tokens per second of sdpa" in said
     speed = json.loads((tmp_path / "out" / "demo.json").read_text())["speed"]
     assert speed["ratio"] == pytest.approx(2.5) and speed["sdpa"]["tokens_per_second"] == pytest.approx(40)
-    assert demo_picture._speed(speed) == "tokens per second: fattn 100.0, sdpa 40.0"
+    assert demo_picture._speed(speed) == "Tokens per second: fattn 100.0, sdpa 40.0."
 
 
 def made_up(seconds: dict[str, list[list[float]]]) -> Any:
@@ -123,7 +131,7 @@ def test_a_prompt_alone_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_speed.sys, "platform", "darwin")
     found = demo_speed.compare(lambda _: [0.25], batch=2)
     assert found.ratio is None and found.lines[0] == "speed        fattn  prompt 250.0 ms"
-    assert demo_picture._speed(found.data) == "no tokens per second"
+    assert demo_picture._speed(found.data) == "No tokens per second."
 
 
 def test_what_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,4 +147,4 @@ def test_what_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         "speed        fattn  4.0 tokens per second; prompt 500.0 ms",
         "             sdpa   does not run here: T5 does not support sdpa",
     ]
-    assert demo_picture._speed(found.data) == "tokens per second: fattn 4.0"
+    assert demo_picture._speed(found.data) == "Tokens per second: fattn 4.0."
