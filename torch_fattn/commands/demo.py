@@ -72,7 +72,7 @@ class Comparison:
 
     agree: bool
     first_difference: list[int | None]  # per sequence: the step of the first token that differs
-    logit_difference: list[float]  # per step: the largest over sequences and vocabulary
+    logit_difference: list[float]  # per step: maximum over sequences and vocabulary
     margin: list[float]  # per step: the reference's smallest gap between the best two tokens
     problems: list[str] = field(default_factory=list)
 
@@ -148,7 +148,7 @@ def check_folder(path: str) -> None:
 def is_cached(hub_id: str) -> bool:
     try:
         return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
-    except ValueError:  # not the form of an id
+    except ValueError:  # not a valid repository id
         return False
 
 
@@ -190,7 +190,7 @@ def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
                 local_files_only=True,
                 trust_remote_code=False,
             ).eval()
-        except Exception as error:  # every library that reads a damaged checkpoint has errors of its own
+        except Exception as error:  # each library raises its own errors for a damaged checkpoint
             raise ArgumentError(
                 f"--model {path!r} cannot be loaded as a causal language model ({first_line(error)}); "
                 "give another checkpoint"
@@ -217,8 +217,8 @@ def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
 
 
 def randomise(model: PreTrainedModel) -> None:
-    """Weights for which attention matters: scores that tell keys apart, logits with clear winners. The usual
-    initialisation gives nearly uniform attention, and any mask would do."""
+    """Initialises weights so that attention matters: distinct scores, and logits with a clear maximum. Under
+    the usual initialisation attention is nearly uniform and a wrong mask changes no token."""
     gains = {"q_proj": 1.6, "k_proj": 1.6, "lm_head": 4.0}
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
@@ -250,7 +250,7 @@ def make_prompt(model: PreTrainedModel, tokenizer: Any) -> dict[str, Tensor]:
 
 
 def load_tokenizer(path: str | None) -> Any:
-    """None for a model that comes without one: random tokens will do."""
+    """None for a model without a tokenizer, whose prompts are random tokens."""
     if path is None:
         return None
     try:
@@ -260,7 +260,7 @@ def load_tokenizer(path: str | None) -> Any:
 
 
 def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, progress: Progress | None) -> Run:
-    """Greedy generation of exactly `new_tokens` tokens, with progress shown on the way."""
+    """Generates exactly `new_tokens` greedy tokens and shows progress."""
     reset_launch_counts()
     recorder = StepRecorder(progress, launch_counts)
     with torch.no_grad():
@@ -287,7 +287,7 @@ def compare(ours: Run, theirs: Run) -> Comparison:
     for mine, expected in zip(ours.tokens, theirs.tokens, strict=True):
         different = [step for step, pair in enumerate(zip(mine, expected, strict=True)) if pair[0] != pair[1]]
         first.append(different[0] if different else None)
-    # The logits of a step follow from the tokens before it.
+    # The logits of a step depend only on earlier tokens.
     steps = min((step + 1 for step in first if step is not None), default=len(ours.logits))
     best_two = theirs.logits.topk(2, dim=-1).values
     comparison = Comparison(
@@ -307,8 +307,8 @@ def compare(ours: Run, theirs: Run) -> Comparison:
 
 
 def launch_problems(ours: Run, plans: PlanRecorder) -> list[str]:
-    """Every pass that was planned must have been launched, and both kinds of attention must have run: the
-    prompt is a prefill, every further token a decode."""
+    """Checks that every planned pass was launched, and that both prefill (the prompt) and decode (every
+    further token) ran."""
     launched = total_launches(ours)
     expected = ["fattn_prefill"] + ["fattn_decode"] * (len(ours.launches) > 1)
     problems = [
