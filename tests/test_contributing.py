@@ -47,7 +47,7 @@ class Change:
 
 
 def changes_of(heading: str) -> Iterator[Change]:
-    """Those of the diff in a section."""
+    """The pieces of the diff in a section."""
     section = re.split(r"^## ", GUIDE, flags=re.MULTILINE)
     text = next(part for part in section if part.startswith(heading + "\n"))
     (diff,) = re.findall(r"^```diff\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
@@ -147,7 +147,7 @@ int main() {
 
 
 def planned(root: Path) -> list[dict[str, Any]]:
-    """What the planner in `root` makes of a decode, for an M2 and for an M3."""
+    """The plans of a decode by the planner in `root`, for an M2 and an M3."""
     compiler = os.environ.get("CXX") or shutil.which("clang++") or shutil.which("clang++-19") or "c++"
     (root / "main.cpp").write_text(PRINT_PLAN)
     program = root / "print_plan"
@@ -208,7 +208,7 @@ def test_the_files_that_it_names() -> None:
 
 
 def rooms_imported(path: Path, text: str) -> set[str]:
-    """What a file of torch_fattn imports from the package, by the first part of its name there."""
+    """The parts of the package that a file of torch_fattn imports."""
     folder = path.relative_to(ROOT / "torch_fattn").parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(text)):
@@ -273,7 +273,7 @@ def test_the_lists_of_options() -> None:
         str(p.relative_to(ROOT)) for p in files if "softcap" in p.read_text() and "generated" not in p.parts
     }
     having = {name for name in having - OF_LOGITS if "logits" not in name}
-    # Those that have others' lists of options.
+    # Files with the options of other operators.
     callers = ("torch_fattn/integrations/transformers/", "torch_fattn/flash_attn/")
     others = {name for name in having if name.startswith(callers)}
     assert named <= having

@@ -66,8 +66,8 @@ def test_kernels_that_did_not_run_are_noticed(
 ) -> None:
     monkeypatch.setattr(demo, "launch_counts", dict)
     assert run_in(tmp_path, monkeypatch) == 1
-    said = capsys.readouterr().out
-    assert "FAILED: fattn_decode was planned" in said and "FAILED: fattn_decode did not run" in said
+    message = capsys.readouterr().out
+    assert "FAILED: fattn_decode was planned" in message and "FAILED: fattn_decode did not run" in message
 
 
 # ---- tokens per second: no test takes a time; these are made up
@@ -79,8 +79,8 @@ def test_software_is_not_timed(
     """The test below is the control: the same run as on a Mac."""
     monkeypatch.setattr(demo_speed.sys, "platform", "linux")
     assert run_in(tmp_path, monkeypatch) == 0
-    said = capsys.readouterr().out
-    assert "time means nothing" in said and "timing  " not in said
+    message = capsys.readouterr().out
+    assert "time means nothing" in message and "timing  " not in message
     assert list(json.loads((tmp_path / "out" / "demo.json").read_text())["speed"]) == ["not_timed"]
 
 
@@ -105,10 +105,10 @@ def test_a_mac_is_told_tokens_per_second_of_both(
     assert run_in(tmp_path, monkeypatch) == 0
     rounds = 1 + demo_speed.ROUNDS
     assert counted == {"fattn": [LAYERS * NEW_TOKENS] * rounds, "sdpa": [0] * rounds}
-    said = capsys.readouterr().out
-    assert "speed        fattn  100.0 tokens per second; prompt 200.0 ms" in said, said
-    assert "             sdpa   40.0 tokens per second; prompt 500.0 ms" in said
-    assert "fattn generates 2.50 times the tokens per second of sdpa" in said
+    message = capsys.readouterr().out
+    assert "speed        fattn  100.0 tokens per second; prompt 200.0 ms" in message, message
+    assert "             sdpa   40.0 tokens per second; prompt 500.0 ms" in message
+    assert "fattn generates 2.50 times the tokens per second of sdpa" in message
     speed = json.loads((tmp_path / "out" / "demo.json").read_text())["speed"]
     assert speed["ratio"] == pytest.approx(2.5) and speed["sdpa"]["tokens_per_second"] == pytest.approx(40)
     assert demo_picture._speed(speed) == "Tokens per second: fattn 100.0, sdpa 40.0."
@@ -134,7 +134,7 @@ def test_a_prompt_alone_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert demo_picture._speed(found.data) == "No tokens per second."
 
 
-def test_what_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implementation_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_speed.sys, "platform", "darwin")
 
     def generate(name: str) -> list[float]:

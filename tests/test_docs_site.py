@@ -170,7 +170,7 @@ def test_titles_in_the_sidebar_are_unique() -> None:
 
 
 def undocumented(names: list[str]) -> set[str]:
-    """Of the package's names those that no page of docs/ describes by `::: torch_fattn.name`."""
+    """The names of the package that no page of docs/ documents with `::: torch_fattn.name`."""
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     return set(names) - set(re.findall(r"^::: torch_fattn\.(\w+)", pages, re.MULTILINE))
 

@@ -19,7 +19,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def assert_same_as_exact(out: Tensor, lse: Tensor, exact_out: Tensor, exact_lse: Tensor) -> None:
-    """Where there is a NaN or an infinity, too."""
+    """Also with a NaN or an infinity."""
     tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[out.dtype]
     torch.testing.assert_close(out.double(), exact_out, rtol=0, atol=tolerance, equal_nan=True)
     # The float64 result may be beyond float32.

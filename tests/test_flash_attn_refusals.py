@@ -205,7 +205,7 @@ def test_refused_untouched(wrong: str) -> None:
     check_refusal(refusal, "flash_attn_with_kvcache")
 
 
-def test_the_twin_is_taken() -> None:
+def test_the_same_call_without_the_fault() -> None:
     angles = {name: torch.ones(shape, device="mps") for name, shape in ANGLES.items()}
     assert call(**angles, window_size=[3, -1], cache_leftpad=long(0, 1)).shape == (2, 3, 2, 16)
 

@@ -241,7 +241,7 @@ def test_a_benign_change_is_not_reported() -> None:
 
 @pytest.mark.parametrize("problem", [SUMS, replace(TILES_INT8, head_dim=264)], ids=str)
 def test_values_that_are_asked_for_early(problem: Problem) -> None:
-    """As the planner has it for newer GPUs than the one of the other tests."""
+    """The plan for GPUs newer than that of the other tests."""
     case = problems.build(problem)
     plan = torch_fattn.explain(problem.op, **case.arguments("cpu")[0], family=9, cores=8).data
     assert plan["passes"][0]["macros"]["FATTN_EARLY_LOADS"] == "true"

@@ -130,7 +130,7 @@ def pipelines(kernel: str, dtype: torch.dtype) -> list[Pipeline]:
 
 @cache
 def why_not(standard: str) -> str | None:
-    """What keeps `metal -std=standard` from compiling an empty file."""
+    """Why `metal -std=standard` cannot compile an empty file; empty if it can."""
     command = [*METAL, f"-std={standard}", "-x", "metal", "-c", os.devnull, "-o", os.devnull]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -138,10 +138,10 @@ def why_not(standard: str) -> str | None:
         return "xcrun does not exist: Apple's offline Metal compiler is part of Xcode"
     if done.returncode == 0:
         return None
-    said = (done.stderr.strip().splitlines() or ["nothing"])[0]
+    message = (done.stderr.strip().splitlines() or ["nothing"])[0]
     return (
         f"`{' '.join(METAL)} -std={standard}` does not compile (the command-line tools alone have no Metal "
-        f"compiler; with Xcode 26 run xcodebuild -downloadComponent MetalToolchain): {said}"
+        f"compiler; with Xcode 26 run xcodebuild -downloadComponent MetalToolchain): {message}"
     )
 
 

@@ -49,7 +49,7 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
         assert (tiles - 1) * tile_rows < pairs <= tiles * tile_rows
         assert (heads, batch) == (p.kv_heads if grouped else p.q_heads, p.batch)
         assert grouped <= (group > 1 and p.mask is None)
-        # Where a sequence fills the GPU with tiles, or a part would have few keys, it is not cut.
+        # A sequence is not cut if its tiles fill the GPU or a part would have few keys.
         held = plan["device"]["cores"] * max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
         least = params["least_part"] * int(macros["FATTN_TILE_KEYS"])
         assert least >= 8 * tile_rows and (parts - 1) * least < p.kv_len
@@ -289,8 +289,8 @@ def test_on_such_a_gpu(family: int) -> None:
     diagnosed = run("-m", "torch_fattn", "doctor")
     if family == 5:
         for command in (["tune", "--anyway", "--dry-run"], ["demo"], ["doctor"]):
-            said = diagnosed if command == ["doctor"] else run("-m", "torch_fattn", *command)
-            assert "use a Mac with an M1 or newer" in said and "on the CPU" not in said, said
+            message = diagnosed if command == ["doctor"] else run("-m", "torch_fattn", *command)
+            assert "use a Mac with an M1 or newer" in message and "on the CPU" not in message, message
     refusal = "is of Apple family 5 and the kernels need simdgroup matrices"
     for output in (called, tested, diagnosed):
         assert (refusal in output) == (family == 5), output

@@ -56,7 +56,7 @@ def table(document: dict[str, Any]) -> str:
         f"{counts['not used']} run as under eager without using `fattn`, and {counts['not built']} do not "
         "build or run from a small generic config and inputs; "
         f"{len(verdicts) - sum(counts.values())} differ. Of those refused, "
-        f"{sum(len(names) for names in document['elsewhere'].values())} match under "
+        f"{sum(len(names) for names in document['under_sdpa'].values())} match under "
         '`register(on_unsupported="sdpa")`, through other attention.',
         "",
     ]
