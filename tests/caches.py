@@ -16,8 +16,8 @@ POISON = {"float": torch.nan, "int8": 127, "fp8_e4m3": 0x7F, "int4": 0xFF}
 
 @dataclass
 class Cache:
-    """The rows of a key or value [B, Hkv, Lk, *] as a cache holds them, with their scales [B, Hkv, Lk, *] in
-    one dimension, and the numbers that both stand for."""
+    """The rows of a key or value [B, Hkv, Lk, *] as a cache stores them, their scales [B, Hkv, Lk, *] in one
+    dimension, and the numbers that both represent."""
 
     stored: Tensor
     scales: Tensor | None

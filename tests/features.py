@@ -61,9 +61,9 @@ def row_class(packed_rows: int) -> int:
 def types_for(
     rng: random.Random, seed: int, op: str, dims: int, packed_rows: int, formats: Sequence[str]
 ) -> tuple[int, str]:
-    """Dtype, as a number, and format of the cache. Of what a pipeline is compiled for (these two, head dims,
-    and rows) any two meet, but for one seed head dims and rows decide the others: there would be many times
-    as many pipelines, and compiling takes longer than running."""
+    """Dtype, as a number, and format of the cache. A pipeline is compiled for these two, head dims, and rows.
+    Any two of them occur together, but with one seed head dims and rows decide the others, because every
+    combination would need many more pipelines, and compiling takes longer than running."""
     other = row_class(packed_rows) if op in ("decode", "paged_decode") else rng.randint(0, 2)
     kv_format = formats[(dims + 2 * other + seed // 3) % len(formats)]
     if kv_format == "fp8_e4m3" and rng.random() < 0.5:  # the same pipeline

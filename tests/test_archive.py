@@ -112,7 +112,7 @@ def test_a_broken_file_is_made_again(damage: str, folder: Path) -> None:
 
 
 def test_what_cannot_be_removed_is_passed_by(folder: Path) -> None:
-    """Folders in the place of archives, some of which come before the archive in any order of the folder."""
+    """Folders instead of archives, some of which sort before the archive."""
     for archive in archives(folder):
         for number in range(16):
             in_its_place = archive.with_name(f"{archive.name.split('-')[0]}-{number:016x}.metalarchive")

@@ -1,4 +1,4 @@
-"""The bench's commands: wrong arguments in a sentence before anything runs, and what a run writes."""
+"""The bench's commands: wrong arguments are refused before anything runs, and a run writes its files."""
 
 from __future__ import annotations
 

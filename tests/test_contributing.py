@@ -176,7 +176,7 @@ def test_a_tile_size(copy: Path) -> None:
 @needs_emulator
 @pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e4m3_unscaled"])
 def test_a_cache_format(kv_format: str, copy: Path) -> None:
-    """Bytes of e5m2 in the place of e4m3, and the number of the new format in that of the old one."""
+    """e5m2 bytes instead of e4m3, and the number of the new format instead of the old one."""
     for change in changes_of("A cache format"):
         change.apply(copy)
     for name in ("keys.h", "params.h"):

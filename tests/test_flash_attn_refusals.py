@@ -210,7 +210,7 @@ def test_the_same_call_without_the_fault() -> None:
     assert call(**angles, window_size=[3, -1], cache_leftpad=long(0, 1)).shape == (2, 3, 2, 16)
 
 
-# Of flash_attn_func and flash_attn_varlen_func: those that take packed operands share their code.
+# Calls of flash_attn_func and flash_attn_varlen_func, whose code the functions with packed operands share.
 DENSE: dict[str, tuple[Any, type[Exception], str]] = {
     "no key": (lambda q: (q, None, q), TYPE, "k is None; pass a tensor"),
     "a window of 3": (lambda q: (q, q, q, 0.0, None, False, 3), TYPE, "window_size is of type int"),

@@ -57,7 +57,7 @@ MAPPED = Problem(
     mask_map=True,
     causality="bottom_right",
 )
-# Of prefill_wide: columns that do not divide evenly, two simdgroups for a key fragment, two groups of rows.
+# prefill_wide: columns that do not divide evenly, two simdgroups for a key fragment, two groups of rows.
 TILES = Problem(0, "prefill", f16, 1, 2, 1, 43, 100, 136, 200, causality="bottom_right", sinks=True)
 SUMS = Problem(1, "prefill", f16, 1, 1, 1, 20, 70, 280, 264)
 GROUPS = Problem(2, "prefill", f32, 1, 1, 1, 20, 75, 136, 24, causality="bottom_right")

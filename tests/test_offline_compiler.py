@@ -30,7 +30,7 @@ pytestmark = pytest.mark.host_only
 
 TUNING = Path(__file__).resolve().parent.parent / "csrc" / "plan" / "tuning.h"
 METAL = ("xcrun", "-sdk", "macosx", "metal")
-LANGUAGE = "metal3.1"  # what csrc/metal/pipelines.mm asks for
+LANGUAGE = "metal3.1"  # the version in csrc/metal/pipelines.mm
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
 KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "merge", "cache", "logits", "mask_map")
 FAMILIES = range(7, 12)

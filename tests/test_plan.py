@@ -94,8 +94,8 @@ def scale_bytes(p: Problem, keys: int) -> int:
 
 
 def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
-    """A step of keys and values with their padding and scales, a flag for each simdgroup, and what stands
-    aside."""
+    """The bytes of a step of keys and values with padding and scales, a flag for each simdgroup, and the
+    saved state."""
     kv_format, tile_keys = p.kv_format.removesuffix("_unscaled"), int(macros["FATTN_TILE_KEYS"])
     element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
     tiles = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + 16 + 64)
@@ -105,7 +105,7 @@ def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
 
 
 def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
-    """The query in pieces of 16 bytes, the products and scales of two steps, and what stands aside."""
+    """The bytes of the query in pieces of 16, the products and scales of two steps, and the saved state."""
     tile_keys = int(macros["FATTN_TILE_KEYS"])
     column_shares = int(macros["FATTN_SIMDGROUPS"]) // int(macros["FATTN_ROW_GROUPS"])
     sums = max(1, column_shares * 8 // tile_keys)  # shares of the columns that a product is the sum of

@@ -179,7 +179,7 @@ def test_the_rule_can_fail() -> None:
 
 
 def test_the_rule_of_packed_calls_can_fail() -> None:
-    """A row of one sequence in the place of another's, and a value in a row of no sequence."""
+    """The faults: rows of two sequences exchanged, and a value in a row of no sequence."""
     problem = next(
         p for p in PROBLEMS if p.spare_rows and sum(n > 0 for n in p.rows) > 1 and p.window_left < 0
     )

@@ -1,4 +1,4 @@
-"""tools/rooms.py: each house of its table is in order, and a small house that is not is refused."""
+"""tools/rooms.py and tools/check_sources.py: the sources follow their rules, and violations are found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import rooms
+from tools import check_sources, rooms
 
 pytestmark = pytest.mark.host_only
 
@@ -72,3 +72,18 @@ def test_the_drawing() -> None:
     lines = list(rooms.drawing("house", arrows, rooms.floors_of(arrows)))
     assert lines[:2] == ["house: 5 rooms on 3 floors, 6 arrows", "  2  a  b, c"]
     assert lines[-1] in ("  a cycle: d -> e -> d", "  a cycle: e -> d -> e")
+
+
+@pytest.mark.parametrize(
+    ("line", "flagged"),
+    [
+        ("# " + "Of the rows the last one sees all keys.", True),
+        ('"""' + "Of those, the newest.", True),
+        ("It is refused " + "in one sentence.", True),
+        ("The call is " + "asked for early, by who" + "ever needs it.", True),
+        ("The last of the rows sees all keys. Often two do.", False),
+        ("It raises an error that names the value.", False),
+    ],
+)
+def test_phrases_are_flagged(line: str, flagged: bool) -> None:
+    assert bool(list(check_sources.phrases(line))) == flagged

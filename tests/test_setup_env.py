@@ -99,7 +99,7 @@ def test_a_mac_that_will_do(system: str, tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_mac_that_cannot_build(mac: dict[str, object], message: str, instead: str, tmp_path: Path) -> None:
-    """It stops with one sentence before anything is installed."""
+    """It stops before anything is installed."""
     done = set_up(tmp_path, **mac)  # type: ignore[arg-type]
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.startswith("setup_env: ") and done.stderr.count("\n") == 1

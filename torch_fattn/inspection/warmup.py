@@ -20,7 +20,7 @@ from .sizes import operands_of
 
 __all__ = ["Warmup", "warmup"]
 
-# Of keys: within a chunk of decode, and in several.
+# Numbers of keys: within one chunk of decode, and in several.
 LENGTHS = (64, 4096)
 _SIZES = tuple(name for name in inspect.signature(operands_of).parameters if name != "op")
 _DTYPES = {"dtype": False, "mask": True}  # None is valid
@@ -66,7 +66,7 @@ def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any,
             sizes: dtype (float16), batch (1), heads (32), kv_heads (as heads), head_dim (128), value_dim (as
             head_dim), q_len (1, or as kv_len), kv_len (64 and 4096), block_size (16), kv_format, parts (2),
             seq_lens (of decode; True and False), mask (of prefill: the dtype of an attn_mask; none). A list
-            or tuple of these stands for each of its members.
+            or tuple means one call for each member.
 
     Returns the kernels that the calls launch, those that were compiled now, and the seconds.
 

@@ -208,7 +208,7 @@ def decode(
     Args:
         query: `[B, Hq, Lq, D]`, Lq 1 to 16. Row i is the token at position `seq_len - Lq + i`.
         key, value: `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`, any strides; a cache is never
-            copied. Of the dtype of query, or quantised.
+            copied. The dtype is that of query, or that of a quantised cache.
         seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
             tokens included. Default: all of them. Memory after them is never read. A length below 0 or above
             the capacity is clamped; with FATTN_CHECK=1 in the environment it raises ValueError.

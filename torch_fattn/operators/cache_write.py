@@ -42,8 +42,7 @@ def cache_write(
             unchanged, bit by bit, and int8 is "int8". uint8 storage needs "fp8_e4m3" or "int4" (which needs D
             and Dv to be multiples of 32).
 
-    | kv_format | a stored q stands for | at most this far from x |
-    |---|---|---|
+    | kv_format | number of a stored q | largest distance from x | |---|---|---|
     | int8 | `q * scale`, scale = max abs of the row / 127 | `max abs / 253` |
     | fp8_e4m3 | `q` | `abs(x) / 16` or `2 ** -10`, the larger; beyond +-448: +-448 |
     | fp8_e4m3 | `q * scale`, scale = max abs of the row / 448 | `abs(x) / 15.9` or `max abs / 450_000` |
