@@ -1,5 +1,5 @@
-"""What the kernels move and multiply, counted exactly: the bounds of tests/counts_bounds.json, and the ratios
-to the least possible."""
+"""Exact counts of the bytes and products of the kernels: the bounds of tests/counts_bounds.json, and the
+ratios to the least possible."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_sinks_of_any_size(op: str, options: dict[str, Any], sinks: tuple[float,
 
 
 def test_huge_sinks_survive_a_merge(device: str) -> None:
-    """As they do the merge of a decode's parts, and that of a shared prefix."""
+    """The same for the merge of a decode's parts, and that of a shared prefix."""
     sinks = torch.tensor([LARGEST, -LARGEST, 2.4e38, 0.0])
     query, key, value = dense(1, 600, torch.float32)
     prefix_key, prefix_value = key[:1, :, :500], value[:1, :, :500]

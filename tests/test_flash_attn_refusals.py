@@ -1,4 +1,4 @@
-"""What torch_fattn.flash_attn refuses: one sentence that names the function, before anything is launched or
+"""Errors of torch_fattn.flash_attn: one sentence that names the function, before anything is launched or
 written."""
 
 from __future__ import annotations

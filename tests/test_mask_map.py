@@ -72,7 +72,7 @@ def results(case: problems.Case, *, mapped: bool, cells: Tensor | None = None) -
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_map_changes_no_bit(shape: str, option: str, checked: Checked) -> None:
-    """And is right; NaN lies in all keys that no row sees."""
+    """The result is right, with NaN in all keys that no row sees."""
     problem = replace(SHAPES[shape], mask_pattern="patches", mask_map=True, **OPTIONS[option])
     case = problems.build(problem)
     kernel = "fattn_prefill_wide" if shape.startswith("wide") else "fattn_prefill"

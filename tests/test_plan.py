@@ -215,7 +215,7 @@ def test_the_plan_is_what_is_launched(problem: Problem) -> None:
 
 @pytest.mark.host_only
 def test_cuts_depend_on_no_capacity() -> None:
-    """Where keys are cut decides how results round: the same sequence gives the same bits in any cache."""
+    """The cuts between keys decide the rounding: the same sequence gives the same bits in any cache."""
     problem = GOLDEN_CALLS["decode_long"][0]
     spans = []
     for kv_len, batch in ((problem.kv_len, 1), (2 * problem.kv_len, 1), (10**6, 7)):

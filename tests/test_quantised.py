@@ -428,7 +428,7 @@ def test_scales_of_a_float_cache(op: str) -> None:
 
 @pytest.mark.parametrize("groups", [0, 1, 2])
 def test_int4_needs_groups_of_32_columns(groups: int) -> None:
-    """And says so whatever number of groups one may have taken a head of 40 for."""
+    """The error is the same for any number of groups of a head of 40."""
     query = torch.randn(1, 1, 1, 40, device="mps")
     stored = torch.zeros(1, 1, 4, 20, dtype=torch.uint8, device="mps")
     scales = torch.zeros(1, 1, 4, groups, 2, dtype=f16, device="mps")

@@ -1,5 +1,4 @@
-"""What mutants are tried on: a call of an op, small, with its answer and with bounds of what it may cost
-(counts.txt)."""
+"""Trials for mutants: a small call of an op, with the right result and bounds of its counts (counts.txt)."""
 
 from __future__ import annotations
 

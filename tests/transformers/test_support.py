@@ -1,5 +1,5 @@
-"""Which model classes are accepted, and in which form they get their masks: a rule on what a class declares
-and on whether its module ever looks the attention interface up, tried on classes made up here."""
+"""Supported model classes and the form of their masks: a rule on what a class declares and on whether its
+module ever looks the attention interface up, tried on classes made up here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels cannot run: an error by default, sdpa attention under that policy, and always for
+"""Layers that the kernels cannot run: an error by default, sdpa attention under that policy, and always for
 training."""
 
 from __future__ import annotations
