@@ -80,8 +80,8 @@ def test_the_drawing() -> None:
     [
         ("# " + "Of the rows the last one sees all keys.", True),
         ('"""' + "Of those, the newest.", True),
-        ("It is refused " + "in one sentence.", True),
-        ("The call is " + "asked for early, by who" + "ever needs it.", True),
+        ("It is refused in " + "one sentence.", True),
+        ("The call is " + "asked " + "for early, by who" + "ever needs it.", True),
         ("The last of the rows sees all keys. Often two do.", False),
         ("It raises an error that names the value.", False),
     ],
