@@ -1,5 +1,5 @@
-"""Every command of the documents, and how it is known to work: it is run as it stands, a test runs what it
-runs, or it is not run here, with the reason."""
+"""Every command of the documents, and how it is tested: it is run verbatim, another test covers it, or it is
+not run, with the reason."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Run:
-    """As it stands, by test_docs_commands.py."""
+    """Run verbatim by test_docs_commands.py."""
 
 
 @dataclass(frozen=True)
 class ByTest:
-    """By a test of its own, FILE::FUNCTION."""
+    """Covered by another test, FILE::FUNCTION."""
 
     by: str
 
@@ -35,7 +35,7 @@ DOCTOR = ByTest("tests/test_package.py::test_doctor_is_content")
 AIMS = ByTest("tests/test_bench_aims.py::test_the_command")
 DEMO = ByTest("tests/test_demo.py::test_tokens_agree")
 
-# `python` stands for the one that runs the tests.
+# `python` is the interpreter that runs the tests.
 COMMANDS: dict[str, Kind] = {
     "make build": MAKE,
     "make build DEBUG=1": ByTest("tests/test_setup.py::test_the_mode_of_make"),

@@ -49,7 +49,7 @@ class Change:
 
 
 def changes_of(heading: str) -> Iterator[Change]:
-    """Those of the diff in a section."""
+    """The pieces of the diff in a section."""
     section = re.split(r"^## ", GUIDE, flags=re.MULTILINE)
     text = next(part for part in section if part.startswith(heading + "\n"))
     (diff,) = re.findall(r"^```diff\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
@@ -149,7 +149,7 @@ int main() {
 
 
 def planned(root: Path) -> list[dict[str, Any]]:
-    """What the planner in `root` makes of a decode, for an M2 and for an M3."""
+    """The plans of a decode by the planner in `root`, for an M2 and an M3."""
     main = root / "main.cpp"
     main.write_text(PRINT_PLAN)
     with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +175,7 @@ def test_a_tile_size(copy: Path) -> None:
 @needs_emulator
 @pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e4m3_unscaled"])
 def test_a_cache_format(kv_format: str, copy: Path) -> None:
-    """Bytes of e5m2 in the place of e4m3, and the number of the new format in that of the old one."""
+    """e5m2 bytes instead of e4m3, and the number of the new format instead of the old one."""
     for change in changes_of("A cache format"):
         change.apply(copy)
     for name in ("keys.h", "params.h"):
@@ -217,7 +217,7 @@ def test_the_rooms_of_csrc() -> None:
 
 
 def rooms_imported(path: Path, text: str) -> set[str]:
-    """What a file of torch_fattn imports from the package, by the first part of its name there."""
+    """The parts of the package that a file of torch_fattn imports."""
     folder = path.relative_to(ROOT / "torch_fattn").parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(text)):
@@ -282,7 +282,7 @@ def test_the_lists_of_options() -> None:
         str(p.relative_to(ROOT)) for p in files if "softcap" in p.read_text() and "generated" not in p.parts
     }
     having = {name for name in having - OF_LOGITS if "logits" not in name}
-    # Those that have others' lists of options.
+    # Files with the options of other operators.
     callers = ("torch_fattn/integrations/transformers/", "torch_fattn/flash_attn/")
     others = {name for name in having if name.startswith(callers)}
     assert named <= having

@@ -1,4 +1,4 @@
-"""What README and docs say: numbers of bench/results and no others, the environment variables, commands."""
+"""README and docs are true: the numbers of bench/results, the environment variables, commands."""
 
 from __future__ import annotations
 

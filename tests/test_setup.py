@@ -296,7 +296,7 @@ def test_compile_options_of_both_sdks(sdk: list[str], wrong: bool, tmp_path: Pat
 def test_one_architecture_on_macos(
     configured: Any, monkeypatch: pytest.MonkeyPatch, given: str | None
 ) -> None:
-    """A universal2 Python asks for two. What the caller asks for stands."""
+    """A universal2 Python requests two architectures. The caller's choice has priority."""
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
     monkeypatch.setenv("ARCHFLAGS", given or "")

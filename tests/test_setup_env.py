@@ -76,7 +76,7 @@ def test_a_mac_that_will_do(system: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mac", "said", "instead"),
+    ("mac", "message", "instead"),
     [
         ({"system": "13.7.8"}, "this is macOS 13.7.8", "update macOS"),
         ({"machine": "x86_64", "translated": "1"}, "under Rosetta", "run arch -arm64 make build"),
@@ -98,12 +98,12 @@ def test_a_mac_that_will_do(system: str, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_mac_that_will_not(mac: dict[str, object], said: str, instead: str, tmp_path: Path) -> None:
-    """In one sentence, before anything is installed."""
+def test_a_mac_that_cannot_build(mac: dict[str, object], message: str, instead: str, tmp_path: Path) -> None:
+    """It stops before anything is installed."""
     done = set_up(tmp_path, **mac)  # type: ignore[arg-type]
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.startswith("setup_env: ") and done.stderr.count("\n") == 1
-    assert said in done.stderr and instead in done.stderr
+    assert message in done.stderr and instead in done.stderr
 
 
 def make(target: str) -> str:
@@ -142,7 +142,7 @@ sys.exit(int(sys.argv[2]))
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_progress(status: int) -> None:
-    """A line for each file; what the compiler said is of interest where it failed."""
+    """Prints a line for each file, and the compiler's output only if it failed."""
     shown = [sys.executable, "tools/show_progress.py", sys.executable, "-c", COMPILE, str(ROOT), str(status)]
     done = subprocess.run(shown, cwd=ROOT, capture_output=True, text=True, env=os.environ)
     assert done.returncode == status

@@ -1,5 +1,5 @@
-"""Tuned rows in the planner: whom they are for, that every legal one computes what it should, and that no
-result goes by what is tuned by length."""
+"""Tuned rows in the planner: the GPU they apply to, right results with every legal row, and results that do
+not depend on sizes tuned by length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_tuned(plan: torch_fattn.Explanation) -> bool:
     return bool(plan.data["tuning"] == PROVENANCE)
 
 
-def test_whom_they_are_for(install: Install) -> None:
+def test_rows_apply_to_one_gpu(install: Install) -> None:
     short, long = (row("prefill", simdgroups=n, max_length=m) for n, m in ((2, 512), (8, None)))
     wide = replace(row("prefill_wide"), min_dim=200, max_dim=300)
     install(short, long, replace(row("decode", simdgroups=8), max_dim=64), wide)
@@ -83,7 +83,7 @@ def test_decode_sizes_reach_the_plan(install: Install) -> None:
 
 
 def legal_rows(kernel: str, dtype: str) -> list[TunedRow]:
-    """Of every subject of the kernel."""
+    """The legal rows of every subject of the kernel."""
     chosen = [s for s in tuning.subjects() if s.kernel == kernel and s.dtype == dtype]
     return [subject.row(sizes) for subject in chosen for sizes in tuning.candidates(subject)]
 
@@ -98,7 +98,7 @@ def test_there_are_candidates(kernel: str) -> None:
 
 
 def problem_for(one: TunedRow, chooser: random.Random) -> Problem:
-    """With the features of some drawn problem, and large heads of the row."""
+    """A drawn problem with large heads of the row."""
     op = one.kernel.removesuffix("_wide")
     fitting = [
         p

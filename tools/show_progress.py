@@ -1,5 +1,5 @@
-"""Runs a command that compiles, and prints a line for each file in the place of its output, whose end follows
-if it fails.
+"""Runs a compile command and prints a line for each file instead of its output. If it fails, the end of the
+output follows.
 
 Usage: tools/show_progress.py COMMAND...
 """

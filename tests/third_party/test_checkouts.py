@@ -50,7 +50,7 @@ def checkout(name: str) -> Path:
 def run(
     folder: Path, libraries: Path, *arguments: str, installed: bool, paths: tuple[str, ...] = (".",)
 ) -> tuple[str, dict]:
-    """What it printed, and the report."""
+    """Its output, and the report."""
     script = RUN.format(
         packages=str(libraries), arguments=list(arguments), checkout=str(folder), installed=installed,
         paths=[str(folder / path) for path in paths],

@@ -1,4 +1,4 @@
-"""flash-attn's functions of dense tensors."""
+"""flash-attn's functions for dense tensors."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """q `[B, Lq, Hq, D]`, k and v `[B, Lk, Hkv, D]`: out like q. With return_attn_probs also the log-sum-exp
-    `[B, Hq, Lq]` and, as flash-attn does without dropout, an empty tensor."""
+    """Attention of q `[B, Lq, Hq, D]` over k and v `[B, Lk, Hkv, D]`. Returns out, shaped like q; with
+    return_attn_probs also the log-sum-exp `[B, Hq, Lq]` and an empty tensor, as flash-attn does without
+    dropout."""
     return _dense(
         "flash_attn_func", q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
         return_attn_probs,
