@@ -165,9 +165,9 @@ def test_what_stays_of_a_link() -> None:
 def emulator_flags() -> dict[str, str]:
     if not EMULATED:
         return {}
-    from softmetal.__main__ import environment
+    from softmetal.testing import build_environment
 
-    return dict(environment())
+    return dict(build_environment())
 
 
 def runpy_links() -> Any:

@@ -28,9 +28,11 @@ MergeCall describe_merge(const Tensor& outs, const Tensor& lses) {
 }
 
 MergeCall describe_merge_parts(const Tensor& outs, const Tensor& sums, at::ScalarType dtype) {
-  TORCH_CHECK_VALUE(sums.dim() == 5 && sums.size(4) == kSumFloats, "fattn.merge: sums has shape ",
-                    sums.sizes(),
-                    " and must be [parts, batch, heads, length, 4]; pass what the parts returned");
+  TORCH_CHECK_VALUE(
+      sums.dim() == 5 && sums.size(4) == kSumFloats, "fattn.merge: sums has shape ", sums.sizes(),
+      " and must be [parts, batch, heads, length, 4]; pass the sums that the overloads part return");
+  TORCH_CHECK_TYPE(is_float(dtype_of(dtype)), "fattn.merge: dtype is ", dtype,
+                   " and must be torch.float32, torch.float16 or torch.bfloat16");
   MergeCall call = describe_merge(outs, sums.select(4, 0));
   call.lses = sums;
   call.problem.sums = true;
