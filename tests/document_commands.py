@@ -42,7 +42,15 @@ COMMANDS: dict[str, Kind] = {
     "make first-mac": ByTest("tests/test_first_mac.py::test_rehearsal"),
     "make demo": DEMO,
     "make demo MODEL=path": ByTest("tests/test_demo.py::test_a_checkpoint_to_its_last_position"),
+    "make check": SUITE,
     "make test": SUITE,
+    "make test-all": SUITE,
+    "make test-slow": SUITE,
+    "make coverage": SUITE,
+    "python -m pytest --tier first --costs tests/costs.txt": NotRun(
+        "it runs these tests; tests/test_tiers.py holds the names that it writes"
+    ),
+    "pip install pre-commit": FETCHED,
     "make test-newest": SUITE,
     "make wheel": INSTALL,
     "make check-wheel": INSTALL,

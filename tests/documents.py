@@ -11,10 +11,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = (
     *("README.md", "CONTRIBUTING.md", "csrc/README.md", "softmetal/README.md", "softmetal/cuda/README.md"),
-    *("bench/NOTES.md", "bench/APPLE.md", "CHANGELOG.md"),
+    *("bench/NOTES.md", "bench/APPLE.md", "CHANGELOG.md", "SECURITY.md"),
 )
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [*PAGES, *(ROOT / name for name in OTHERS if (ROOT / name).exists())]
+TEMPLATES = sorted((ROOT / ".github").rglob("*.md"))
+DOCUMENTS = [*PAGES, *(ROOT / name for name in OTHERS if (ROOT / name).exists()), *TEMPLATES]
 # Commands within a sentence.
 INLINE = re.compile(
     r"`((?:python -m|python examples|python tools|make|mkdocs|pip install|pip wheel|hf|xcrun) [^`]*)`"

@@ -155,4 +155,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if path := session.config.getoption("--costs"):
         spent = session.config.stash.get(SPENT, {})
         rows = sorted(spent.items(), key=lambda row: (-row[1], row[0]))
-        path.write_text("".join(f"{seconds:7.1f} {name}\n" for name, seconds in rows))
+        path.write_text("".join(f"{seconds:5.1f} {name}\n" for name, seconds in rows if seconds >= 1))
