@@ -1,4 +1,4 @@
-"""The tests of `make test` have every operator, dtype, option, refusal and integration of `make test-all`."""
+"""`make test` tries every operator, dtype, option, refusal and integration that `make test-all` tries."""
 
 from __future__ import annotations
 
@@ -75,13 +75,25 @@ def values_of(items: Iterable[pytest.Item]) -> dict[tuple[str, str, str], set[st
     return found
 
 
-def test_every_function_and_every_value_of_every_parameter(every: Items, chosen: Items) -> None:
-    assert names_of(every) == names_of(chosen)
-    assert values_of(every) == values_of(chosen)
+def files_of(items: Iterable[pytest.Item]) -> set[str]:
+    return {tiers.file_of(item.nodeid) for item in items}
+
+
+def test_every_file_and_every_function_that_is_short(every: Items, chosen: Items) -> None:
+    assert files_of(every) == files_of(chosen)
+    costs = tiers.costs()
+    assert all(costs[name] > tiers.LONGEST["test"] for name in names_of(every) - names_of(chosen))
+    assert names_of(chosen) >= set(tiers.ALWAYS)
     assert len(chosen) < 0.6 * len(every)
-    lost = chosen.pop(next(n for n, item in enumerate(chosen) if "dtype" in tiers.parameters(item)))
-    assert values_of(every) != values_of(chosen), f"the control: without {lost.nodeid}"
-    chosen.append(lost)
+
+
+def test_every_value_of_every_parameter(every: Items, chosen: Items) -> None:
+    long = {name for name, seconds in tiers.costs().items() if seconds > tiers.LONGEST_OF_A_SET}
+    short = [item for item in every if tiers.function_of(item.nodeid) not in long]
+    of_them = [item for item in chosen if tiers.function_of(item.nodeid) not in long]
+    assert values_of(short) == values_of(of_them)
+    lost = next(item for item in of_them if "dtype" in tiers.parameters(item))
+    assert values_of(item for item in of_them if item is not lost) != values_of(short), "the control"
 
 
 @pytest.mark.parametrize("name", REFUSALS)
@@ -92,8 +104,7 @@ def test_every_refusal(every: Items, chosen: Items, name: str) -> None:
 
 def test_every_integration(chosen: Items) -> None:
     """Some file of the tests that are chosen imports each of them."""
-    files = {ROOT / item.nodeid.partition("::")[0] for item in chosen}
-    text = "".join(file.read_text() for file in files)
+    text = "".join((ROOT / file).read_text() for file in files_of(chosen))
     folder = ROOT / "torch_fattn" / "integrations"
     rooms = {f"integrations.{path.stem}" for path in folder.iterdir() if not path.name.startswith("_")}
     for room in rooms | {"flash_attn", "PagedKVCache", "StaticKVCache", "varlen_attn", "installed", "sdpa"}:

@@ -1,13 +1,14 @@
 """Which tests run: `--tier check`, `test` or `all`, of `make check`, `make test` and `make test-all`.
 
-Of each test function
+tests/costs.txt has the processor seconds of the longest case of each test function. Of each function
 
-- `check` runs the first case, unless tests/costs.txt says that it takes too long;
-- `test` runs a set of cases in which every value of every parameter occurs, on each device. A random problem
-  counts as its operator with each of its options, and a seed as nothing;
+- `check` runs the first case, if it takes at most 2 seconds;
+- `test` runs a set of cases in which every value of every parameter occurs, on each device, if they take at
+  most half a second; else the first case, if it takes at most 2.5 seconds, or if the file had none. ALWAYS
+  has no limit. A random problem counts as its operator with each of its options, and a seed as nothing;
 - `all`, which is the default, runs every case.
 
-SWEEPS are in no tier: `-m slow` runs them. `--tier first` is `check` without the limit on time.
+SWEEPS are in no tier: `-m slow` runs them. `--tier first` runs the first case of every function.
 """
 
 from __future__ import annotations
@@ -34,17 +35,30 @@ SWEEPS = {
     "tests/transformers/test_families.py::test_every_family": "584 model families",
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
 }
+# In `test` whatever they take: every operator with every option, every check with its faults, the types.
+ALWAYS = (
+    "tests/test_random.py::test_problem",
+    "tests/test_shared_prefix.py::test_random",
+    "tests/test_cache_write.py::test_problem",
+    "tests/test_logits.py::test_problem",
+    "tests/test_mutants.py::test_mutant_is_reported",
+    "tests/test_typing.py::test_ten_lines",
+)
+LONGEST = {"check": 2.0, "first": float("inf"), "test": 2.5}
+LONGEST_OF_A_SET = 0.5
+COSTS = Path(__file__).parent / "costs.txt"
 # A field of random problems that has more values than these is a size, of which any will do.
 MOST_VALUES = 24
-COSTS = Path(__file__).parent / "costs.txt"
-# Of processor time, with no kernel compiled before.
-CHECK_SECONDS = 2.0
 
 Feature = tuple[str, Any]
 
 
 def function_of(nodeid: str) -> str:
     return nodeid.partition("[")[0]
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 def is_drawn(value: object) -> bool:
@@ -95,21 +109,27 @@ def grouped(items: Iterable[pytest.Item], key: Callable[[pytest.Item], Any]) -> 
 
 
 def costs() -> dict[str, float]:
-    lines = (line for line in COSTS.read_text().splitlines() if not line.startswith("#"))
-    return {name: float(seconds) for seconds, name in (line.split(maxsplit=1) for line in lines)}
+    lines = (line.split(maxsplit=1) for line in COSTS.read_text().splitlines())
+    return {name: float(seconds) for seconds, name in lines}
 
 
 def select(items: Sequence[pytest.Item], tier: str) -> set[pytest.Item]:
     if tier == "all":
         return set(items)
+    chosen: set[pytest.Item] = set()
+    longest = costs()
+    for cases in grouped(items, lambda item: function_of(item.nodeid)):
+        name = function_of(cases[0].nodeid)
+        if tier == "test" and (name in ALWAYS or longest.get(name, 0.0) <= LONGEST_OF_A_SET):
+            for part in grouped(cases, lambda item: str(parameters(item).get("device"))):
+                chosen |= {part[n] for n in choose([*map(parameters, part)])}
+        elif longest.get(name, 0.0) <= LONGEST[tier]:
+            chosen.add(cases[0])
     if tier == "test":
-        groups = grouped(items, lambda item: (function_of(item.nodeid), str(parameters(item).get("device"))))
-        return {group[n] for group in groups for n in choose([*map(parameters, group)])}
-    long = (
-        {name for name, seconds in costs().items() if seconds > CHECK_SECONDS} if tier == "check" else set()
-    )
-    firsts = (group[0] for group in grouped(items, lambda item: function_of(item.nodeid)))
-    return {item for item in firsts if function_of(item.nodeid) not in long}
+        for cases in grouped(items, lambda item: file_of(item.nodeid)):
+            if not chosen.intersection(cases):
+                chosen.add(min(cases, key=lambda item: longest[function_of(item.nodeid)]))
+    return chosen
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -139,20 +159,37 @@ def processor_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-SPENT = pytest.StashKey[dict[str, float]]()
+class Recorder:
+    """Takes the time of the longest case of each function, with the fixtures that it shares with others."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.longest: dict[str, float] = {}
+        self.fixtures: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        start = processor_seconds()
+        result = yield
+        if fixturedef.scope != "function":
+            self.fixtures[fixturedef.argname] = processor_seconds() - start
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        before, start = dict(self.fixtures), processor_seconds()
+        result = yield
+        earlier = sum(before.get(name, 0.0) for name in getattr(item, "fixturenames", ()))
+        seconds, name = processor_seconds() - start + earlier, function_of(item.nodeid)
+        self.longest[name] = max(self.longest.get(name, 0.0), seconds)
+        return result
+
+    def pytest_sessionfinish(self) -> None:
+        rows = sorted(self.longest.items(), key=lambda row: (-row[1], row[0]))
+        lines = (f"{seconds:5.1f} {name}\n" for name, seconds in rows if seconds > LONGEST_OF_A_SET)
+        self.path.write_text("".join(lines))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    spent, start = item.config.stash.setdefault(SPENT, {}), processor_seconds()
-    result = yield
-    name = function_of(item.nodeid)
-    spent[name] = spent.get(name, 0.0) + processor_seconds() - start
-    return result
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if path := session.config.getoption("--costs"):
-        spent = session.config.stash.get(SPENT, {})
-        rows = sorted(spent.items(), key=lambda row: (-row[1], row[0]))
-        path.write_text("".join(f"{seconds:5.1f} {name}\n" for name, seconds in rows if seconds >= 1))
+def pytest_configure(config: pytest.Config) -> None:
+    if path := config.getoption("--costs"):
+        config.pluginmanager.register(Recorder(path))
