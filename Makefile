@@ -13,10 +13,13 @@ LINUX  := $(filter Linux,$(shell uname -s))
 find_sources = $(shell find $(1) -type f \( -name CMakeLists.txt $(foreach end,$(2),-o -name '*.$(end)') \) \
                  -not -path '*/_build/*' -not -path '*/generated/*' 2>/dev/null)
 PRODUCT_SOURCES   := setup.py pyproject.toml tools/embed_kernels.py $(call find_sources,csrc,cpp h mm metal)
-SOFTMETAL_SOURCES := softmetal/pyproject.toml $(call find_sources,softmetal,cpp h mm S)
-SOFTMETAL_HEADERS := $(call find_sources,softmetal/framework/include,h)
+SOFTMETAL_SOURCES := softmetal/pyproject.toml $(call find_sources,softmetal/src,cpp h mm S)
+SOFTMETAL_HEADERS := $(call find_sources,softmetal/src/softmetal/framework/include,h)
 # The conformance programs are written as people write them.
-FORMATTED         := $(filter-out %.txt softmetal/tests/msl/conformance/%,$(call find_sources,csrc softmetal bench,cpp h mm cu metal))
+FORMATTED         := $(filter-out %.txt softmetal/tests/msl/conformance/%,$(call find_sources,csrc softmetal bench tests,cpp h mm cu metal))
+
+# How the extension is compiled: DEBUG=1 for a debugger, SANITIZE=address (or undefined, thread) with a sanitizer.
+MODE := $(strip $(if $(filter-out 0,$(DEBUG)),FATTN_DEBUG=1) $(if $(SANITIZE),FATTN_SANITIZE=$(SANITIZE)))
 
 # softmetal's part of the build: nothing of it is needed, or exists, on a Mac.
 SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
@@ -28,12 +31,15 @@ FOR_DEMO := $(STAMPS)/demo
 FOR_DOCS := $(STAMPS)/docs
 FOR_TEST := $(STAMPS)/test
 
-.PHONY: help build first-mac demo docs check test test-all test-newest coverage wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
+.PHONY: FORCE help build compile-commands first-mac demo docs check test test-all test-newest coverage wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-build: $(STAMPS)/product  ## the environment and the extension
+build: $(STAMPS)/product  ## the environment and the extension (DEBUG=1, SANITIZE=address)
+
+compile-commands: $(STAMPS)/product  ## how each C++ source is compiled, for editors and clang-tidy
+	$(BUILD_ENV) $(MODE) $(PY) tools/compile_commands.py compile_commands.json
 
 first-mac: $(FOR_TEST)  ## ten minutes on a Mac: doctor, tests, times, tuning, in one archive to send
 	$(PY) tools/first_mac.py
@@ -100,7 +106,7 @@ bench-host: build  ## host cost of planning and encoding one call
 	$(PY) -m bench host-cost
 
 clean:  ## remove what was built, keep the environment
-	rm -rf build dist out softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/*.egg-info
+	rm -rf build dist out softmetal/src/softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/src/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/softmetal $(STAMPS)/product
 
 $(STAMPS)/python: tools/setup_env.sh $(VERSIONS)
@@ -112,8 +118,12 @@ $(STAMPS)/softmetal: $(STAMPS)/python $(SOFTMETAL_SOURCES)
 	$(PY) -m softmetal build
 	@touch $@
 
-$(STAMPS)/product: $(STAMPS)/python $(PRODUCT_SOURCES) $(if $(LINUX),$(SOFTMETAL_HEADERS)) | $(SOFTMETAL_STAMP)
-	$(BUILD_ENV) $(PY) tools/show_progress.py $(PY) -m pip install --verbose --no-build-isolation -e .
+# Changes with the mode only.
+$(STAMPS)/mode: FORCE
+	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(MODE)" ] && [ -f $@ ] || echo "$(MODE)" > $@; }
+
+$(STAMPS)/product: $(STAMPS)/python $(STAMPS)/mode $(PRODUCT_SOURCES) $(if $(LINUX),$(SOFTMETAL_HEADERS)) | $(SOFTMETAL_STAMP)
+	$(BUILD_ENV) $(MODE) $(PY) tools/show_progress.py $(PY) -m pip install --verbose --no-build-isolation -e .
 	@touch $@
 
 # The product is there: pip takes the extra's names from it, and builds nothing anew.

@@ -38,6 +38,11 @@ DEMO = ByTest("tests/test_demo.py::test_tokens_agree")
 # `python` stands for the one that runs the tests.
 COMMANDS: dict[str, Kind] = {
     "make build": MAKE,
+    "make build DEBUG=1": ByTest("tests/test_setup.py::test_the_mode_of_make"),
+    "make build SANITIZE=address": ByTest("tests/test_setup.py::test_the_mode_of_make"),
+    "make compile-commands": ByTest("tests/test_setup.py::test_compile_commands"),
+    "LD_PRELOAD=$(clang++-19 -print-file-name=libclang_rt.asan-x86_64.so) ASAN_OPTIONS=detect_leaks=0 "
+    "pytest tests/test_cpu.py": NotRun("it needs an extension built with the sanitizer"),
     "source .venv/bin/activate": MAKE,
     "make first-mac": ByTest("tests/test_first_mac.py::test_rehearsal"),
     "make demo": DEMO,
@@ -47,9 +52,6 @@ COMMANDS: dict[str, Kind] = {
     "make test-all": SUITE,
     "make test-slow": SUITE,
     "make coverage": SUITE,
-    "python -m pytest --tier first --costs tests/costs.txt": NotRun(
-        "it runs these tests; tests/test_tiers.py holds the names that it writes"
-    ),
     "pip install pre-commit": FETCHED,
     "make test-newest": SUITE,
     "make wheel": INSTALL,
@@ -63,6 +65,9 @@ COMMANDS: dict[str, Kind] = {
     "make golden": NotRun("it rewrites tests/golden, which tests/test_golden.py compares"),
     "make docs": ByTest("tests/test_docs_site.py::test_the_site_builds_without_a_warning"),
     "pip install --no-build-isolation -e softmetal": INSTALL,
+    "pip install ./softmetal": INSTALL,
+    "make -C softmetal test": SUITE,
+    "make -C softmetal check-wheel": INSTALL,
     "pip install --no-build-isolation -e .": INSTALL,
     "pip install torch==2.13.0 --index-url <torch's CPU wheels>": INSTALL,
     "apt-get install clang-19 libclang-19-dev libclang-rt-19-dev llvm-19 llvm-19-dev libobjc-12-dev "
@@ -74,7 +79,7 @@ COMMANDS: dict[str, Kind] = {
         "softmetal/tests/test_arguments.py::test_a_corpus_and_its_file"
     ),
     "python -m softmetal.msl compile": NotRun("every dispatch of the tests compiles through it"),
-    "python tools/fetch_corpus.py sources": FETCHED,
+    "python softmetal/tools/fetch_corpus.py sources": FETCHED,
     "python -m tests.third_party.run out/third_party-2.13.0 --markdown": FETCHED,
     "python -m pytest softmetal/tests": SUITE,
     "python -m torch_fattn doctor": DOCTOR,

@@ -174,3 +174,13 @@ def test_bits_do_go_by_the_keys_of_a_step(install: Install) -> None:
     problem = Problem(0, "prefill", torch.float16, 1, 4, 2, 90, 200, 64, 64)
     two = [results(problem, row("prefill", tile_keys=keys), install) for keys in (16, 32)]
     assert not same(*two)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("field", ["tile_key", "dim"])
+def test_a_field_that_a_row_has_not(field: str) -> None:
+    """Fields cross to the planner by name, and a wrong one is not ignored."""
+    named = row("decode").named()
+    assert torch.ops.fattn._tuning_fault([named], []) == "", "the control"
+    with pytest.raises(ValueError, match=f"a tuned row has no field '{field}'"):
+        torch.ops.fattn._tuning_fault([named | {field: "16"}], [])

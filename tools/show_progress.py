@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 
-# ninja: [3/35] clang++ ... -c /path/to/csrc/ops.cpp -o ...
+# ninja: [3/35] clang++ ... -c /path/to/csrc/ops/ops.cpp -o ...
 COMPILES = re.compile(r" -c (\S+\.(?:cpp|mm))\b")
 COUNT = re.compile(r"\[\d+/\d+\] ")
 LAST_LINES = 200

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..operators.attention import MAX_DECODE_ROWS
 from ..operators.head_padding import pad_heads, without_padding
+from ..operators.parts import result_dtype
 from ..runtime.signatures import public
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
@@ -177,7 +178,8 @@ def flash_attn_with_kvcache(
         if alibi_slopes is None or sees_no_later_key(causal, options):
             out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
         else:
-            out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], q.dtype, options)
+            of_rows = alibi_slopes[..., None]
+            out, lse = attend_by_distance(attend, alibi_slopes, of_rows, result_dtype(q), options)
     out = without_padding(out, value_dim)
     return (out, lse.contiguous()) if return_softmax_lse else out
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..integrations.pytorch.routing import is_plain, torchs
 from ..operators.attention import MAX_DECODE_ROWS
 from ..operators.head_padding import pad_heads, without_padding
+from ..operators.parts import result_dtype
 from ..runtime.signatures import public
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
@@ -109,7 +110,7 @@ def _dense(
     elif alibi_slopes is None or sees_no_later_key(causal, options):
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
     else:
-        out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], q.dtype, options)
+        out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], result_dtype(q), options)
     return result(without_padding(out, value_dim), lse, return_attn_probs)
 
 

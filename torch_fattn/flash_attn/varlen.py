@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..operators.head_padding import pad_heads, without_padding
+from ..operators.parts import result_dtype
 from ..runtime.signatures import public
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
@@ -161,7 +162,7 @@ def _packed(
     if by_distance:
         assert alibi_slopes is not None
         of_rows = _slopes_of_rows(alibi_slopes, cu_seqlens_q, q.shape[0])
-        out, lse = attend_by_distance(attend, alibi_slopes, of_rows, q.dtype, options)
+        out, lse = attend_by_distance(attend, alibi_slopes, of_rows, result_dtype(q), options)
     else:
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
     return result(without_padding(out, value_dim), lse, return_attn_probs)

@@ -68,8 +68,8 @@ def check_writable(name: str, **written: Tensor) -> None:
             )
         if tensor.is_neg():
             raise ValueError(
-                f"{name}: {what} is a negated view, whose memory holds other numbers; make it a cache of its "
-                "own with .resolve_neg()"
+                f"{name}: {what} is a negated view and is written in place; pass what its "
+                ".resolve_neg() returns"
             )
 
 
@@ -256,7 +256,7 @@ class Signature:
             if not self._takes_call(arguments, keywords):
                 return error  # Python's own words name the function
             self._check_strictly(arguments, keywords)
-            if re.search(r"\bmeta tensor|is on meta\b", str(error)):
+            if " is on meta" in str(error) or torch.ops.fattn._torch_error(str(error)) == "no_data":
                 self._refuse_meta(arguments, keywords)
             if self._refused_by is not None:
                 error = _refusal(self._refused_by, self._given(arguments, keywords)) or error

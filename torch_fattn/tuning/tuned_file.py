@@ -33,7 +33,7 @@ SIZES = {
 OPS = ("prefill", "decode")
 TAKERS = ("fattn", "torch")
 
-Named = dict[str, str]  # a row as csrc/gpu.cpp takes it
+Named = dict[str, str]  # a row as csrc/ops/gpu.cpp takes it
 
 
 class BadFileError(ValueError):

@@ -1,7 +1,7 @@
 """Routes plain `F.scaled_dot_product_attention` on mps tensors to torch_fattn, and takes that back.
 
 torch's own switch is used: "fattn" is one of `torch.nn.attention.list_flash_attention_impls()`, and what is
-activated there is a pair of kernels in torch's dispatcher (csrc/install.cpp).
+activated there is a pair of kernels in torch's dispatcher (csrc/dropin/install.cpp).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 
 __all__ = ["REASONS", "Fallback", "Report", "report", "reset_report"]
 
-# A sentence for each reason that csrc/routing.cpp names.
+# A sentence for each reason that csrc/dropin/routing.cpp names.
 REASONS = {
     "gradients": "gradients are needed, and torch_fattn has no backward: run inference under torch.no_grad()",
     "forward_mode": "forward-mode gradients are needed, and torch_fattn has none",
