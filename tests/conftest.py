@@ -57,19 +57,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", default="1-40", help="FIRST-LAST: of the sweep in test_random.py (slow)")
     parser.addoption("--problems", type=int, default=500, help="of each seed of that sweep")
-    parser.addoption("--one-each", action="store_true", help="the first parameters of each test only")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Last, so that the first parameters are those of a test that was not deselected before."""
-    if config.getoption("--one-each"):
-        first: dict[str, pytest.Item] = {}
-        for item in items:
-            first.setdefault(item.nodeid.partition("[")[0], item)
-        kept = list(first.values())
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        items[:] = kept
 
 
 @cache

@@ -21,10 +21,11 @@ OTHERS = (
         "softmetal/docs/cuda.md",
         "softmetal/docs/msl.md",
     ),
-    *("bench/NOTES.md", "bench/APPLE.md", "CHANGELOG.md"),
+    *("bench/NOTES.md", "bench/APPLE.md", "CHANGELOG.md", "SECURITY.md"),
 )
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [*PAGES, *(ROOT / name for name in OTHERS if (ROOT / name).exists())]
+TEMPLATES = sorted((ROOT / ".github").rglob("*.md"))
+DOCUMENTS = [*PAGES, *(ROOT / name for name in OTHERS if (ROOT / name).exists()), *TEMPLATES]
 # Commands within a sentence.
 INLINE = re.compile(
     r"`((?:python -m|python examples|python tools|make|mkdocs|pip install|pip wheel|hf|xcrun) [^`]*)`"

@@ -133,7 +133,6 @@ assert kernel.launch_counts()["fattn_prefill"] == 3 and torch_fattn.launch_count
 """
 
 
-@pytest.mark.slow
 def test_transformers_takes_it_from_a_local_folder(tmp_path: Path) -> None:
     """A build in the layout of `kernels`, under the name of a repository."""
     if reason := why_no_gpu():

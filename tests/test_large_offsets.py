@@ -1,4 +1,4 @@
-"""Caches beyond 2^32 elements: offsets are 64-bit all the way. Needs 9 GB of memory, hence slow.
+"""Caches beyond 2^32 elements: offsets are 64-bit all the way. Needs 9 GB of memory, hence a sweep.
 
 Only the kernels under test use such offsets. The cache is filled by copies of small contiguous pieces, which
 torch makes as blits: its strided copies into views past 4 GiB have been seen to abort on Macs.
@@ -14,8 +14,6 @@ import torch
 
 import torch_fattn
 from tests.conftest import counted_launches
-
-pytestmark = pytest.mark.slow
 
 ELEMENTS = 2**32 + 2**20
 HEAD_DIM = 64

@@ -59,13 +59,13 @@ def outcomes(environment: dict[str, str], *arguments: str) -> tuple[dict[str, in
 @needs_emulator
 @pytest.mark.parametrize(
     "environment",
-    [HOSTED_RUNNER, pytest.param({"SOFTMETAL": "0"}, marks=pytest.mark.slow)],
+    [HOSTED_RUNNER, {"SOFTMETAL": "0"}],
     ids=["hosted runner", "no mps"],
 )
 def test_nothing_fails(environment: dict[str, str]) -> None:
-    """One test of each function, the slow ones too."""
+    """One test of each function, those of the sweeps too."""
     ignored = [f"--ignore=tests/{name}" for name in LENGTHY]
-    found, message = outcomes(environment, "--one-each", "-m", "slow or not slow", *ignored, "tests")
+    found, message = outcomes(environment, "--tier", "first", "-m", "slow or not slow", *ignored, "tests")
     assert not found.keys() & {"failed", "error"}, message
     assert found["passed"] > 100 and found["skipped"] > 400
 

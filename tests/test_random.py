@@ -64,7 +64,6 @@ def test_problem(problem: problems.Problem, device: str, checked: Checked) -> No
     run_and_check(problem, 0, checked, device)
 
 
-@pytest.mark.slow
 def test_sweep(sweep_seed: int, device: str, checked: Checked, pytestconfig: pytest.Config) -> None:
     failed = []
     for problem in drawing.draw(pytestconfig.getoption("--problems"), sweep_seed):

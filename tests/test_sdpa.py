@@ -38,7 +38,6 @@ def batches(first: int, last: int) -> list[range]:
     return [range(i, i + 10) for i in range(first, last, 10)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seeds", batches(1000, 3000), ids=lambda seeds: str(seeds[0]))
 def test_more_random_calls(seeds: range) -> None:
     test_random_calls(seeds)

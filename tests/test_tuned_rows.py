@@ -131,7 +131,6 @@ def test_a_candidate_is_right(kernel: str, dtype: str, install: Install, checked
     check(one, problem_for(one, chooser), install, checked)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", tuning.SIZES)
 def test_every_candidate_is_right(kernel: str, dtype: str, install: Install, checked: Checked) -> None:

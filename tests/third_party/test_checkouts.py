@@ -18,8 +18,6 @@ import pytest
 
 from tests.third_party.test_third_party import ROOT, packages  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.slow
-
 # Runs a script, or pytest, as `python SCRIPT ARGUMENTS` does; then prints what was routed.
 RUN = """
 import sys; sys.path.insert(0, {packages!r})

@@ -1,4 +1,4 @@
-"""No model family of transformers differs silently: a sample here, every family in the slow test.
+"""No model family of transformers differs silently: a sample here, and every family in a sweep.
 
 families.txt (family_table.py) holds what the sweep found with the oldest and the newest transformers that are
 supported; the list of models is made of it.
@@ -60,7 +60,6 @@ def test_family(kind: str, name: str) -> None:
         assert found == RECORDED["families"][kind][name]
 
 
-@pytest.mark.slow
 @of_the_recorded
 @pytest.mark.parametrize(("kind", "name"), families())
 def test_every_family(kind: str, name: str) -> None:
@@ -74,7 +73,6 @@ def test_refused_families_run_under_sdpa(kind: str, name: str) -> None:
     assert runs_under_sdpa(kind, name, DEVICE, CASES)
 
 
-@pytest.mark.slow
 @of_the_recorded
 @pytest.mark.parametrize(("kind", "name"), families())
 def test_every_refused_family(kind: str, name: str) -> None:
