@@ -117,7 +117,7 @@ def drawn(items: Items, function: str, name: str, device: str) -> list[Any]:
 
 
 def met(found: Iterable[Problem]) -> set[tuple[str, str, Any]]:
-    """Each operator with each feature. Of head dims the two apart: there are too many pairs."""
+    """Each operator with each feature. The two head dims count apart: there are too many pairs."""
     return {
         (problem.op, axis, value)
         for problem in found

@@ -1,6 +1,6 @@
 """Which tests run: `--tier check`, `test` or `all`, of `make check`, `make test` and `make test-all`.
 
-tests/costs.txt has the processor seconds of the longest case of each test function. Of each function
+tests/costs.txt has the processor seconds of the longest case of each test function. For each function
 
 - `check` runs the first case, if it takes at most 2 seconds;
 - `test` runs a set of cases in which every value of every parameter occurs, on each device, if they take at
@@ -154,7 +154,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def processor_seconds() -> float:
-    """Of this process and of those that it has waited for."""
+    """Used by this process and by those that it has waited for."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
