@@ -161,7 +161,7 @@ def described(what: str, value: Any) -> list[str]:
     elif isinstance(value, list):
         words += map(str, value)
     elif value is not None:
-        words.append(str(value))
+        words += [str(value), repr(value)[:50]]
     return words
 
 
