@@ -173,7 +173,7 @@ def test_bytes_are_those_counted_by_hand() -> None:
     decode, merge = counts.dispatches
     assert decode.read["key"] == decode.read["value"] == 2 * head
     assert decode.read["query"] == 11 * row * 8
-    assert decode.written["partial"] == 8 * 11 * (128 + 1) * 4
+    assert decode.written["partial"] == 8 * 11 * (128 + 4) * 4
     assert merge.written["out"] == 8 * row
 
 

@@ -135,7 +135,7 @@ MUTANTS = [
         f"{PUT}\n  simdgroup_barrier(mem_flags::mem_threadgroup);", PUT, "race"),
     decode("forgets_a_maximum", SPLIT, "if (at.pair == 0) {\n      row_max[row]",
         "if (at.pair == 0 && at.row != 1) {\n      row_max[row]", "uninit"),
-    Mutant("merge_reads_a_part_too_many", SPLIT, "fattn_merge", "own < parts.count ?", "own <= parts.count ?",
+    Mutant("merge_reads_a_part_too_many", SPLIT, "fattn_merge", "own_part < parts.count ?", "own_part <= parts.count ?",
         "bounds"),
     *removed_barriers("decode_wide", WIDE),
     wide("reads_past_the_last_column", FULL_WIDE, "kEven || column < kTo", "kEven || column <= kTo",

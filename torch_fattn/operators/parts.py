@@ -16,7 +16,8 @@ NO_KEYS = (-math.inf, -math.inf, 0.0)
 def result_dtype(query: Tensor) -> torch.dtype:
     """The dtype of a result over all keys, which autocast decides."""
     device = query.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    is_cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_cast else query.dtype
 
 
 def merge_parts(outs: Sequence[Tensor], sums: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
