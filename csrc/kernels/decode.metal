@@ -41,7 +41,7 @@ inline void store_row(thread const OnlineAttention& attention, thread const Resu
 #pragma clang loop unroll(full)
   for (int i = 0; i < kValueDim / 4; i++) {
     const float element = attention.out[0][i / 2].thread_elements()[i & 1];
-    results.put(row, value_column(i, at.pair), element * scale);
+    results.put(row, value_column(i, at.pair), scaled_result(element, scale));
   }
   if (at.pair == 0) {
     results.put_sum(row, sum_of_row(attention.row_max[0], attention.row_sum[0], row, aside_words));
@@ -104,7 +104,7 @@ struct SharedStates {
         const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + column;
         values += weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
       }
-      results.put(row, column, values * scale);
+      results.put(row, column, scaled_result(values, scale));
     }
     if (thread_of_row == 0) {
       results.put_sum(row, sum_of_row(largest, sum, row, aside_words));

@@ -50,26 +50,24 @@ inline void score_step(thread OnlineAttention& attention, thread const QueryRegi
   scale_products(attention, tiles.scales, at);
 }
 
-// kHidden: some row may not see some key.
-template <bool kHidden>
 inline void value_step(thread OnlineAttention& attention, thread const StepTiles& tiles,
-                       StepFragments fragments, bool special, LanePosition at) {
+                       StepFragments fragments, SeenKeys seen, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     if (!fragments.has(k)) {
       continue;
     }
-    scale_weights<kHidden>(attention, tiles.scales, k, at);
+    scale_weights(attention, tiles.scales, k, seen, at);
     const threadgroup TileElement* row = tiles.values + (k * 8 + at.row) * kValuePitch;
 #pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i += kValueRun) {
       Operand run[kValueRun];
-      read_value(row + i * 4, true, at, run);
-      if (special) {
-        attention.multiply_special_values(k, run, at, i / 2);
+      if (seen.value(k)) {
+        read_value(row + i * 4, true, at, run);
       } else {
-        attention.multiply_values(k, run, i / 2);
+        fill_run(run, 0.0f);
       }
+      attention.multiply_values(k, run, i / 2);
     }
   }
 }
@@ -81,7 +79,7 @@ inline void whole_step(thread OnlineAttention& attention, thread const QueryRegi
   score_step(attention, query, tiles, all_fragments(), at);
   modify_scores(attention, modifiers, first_key, at);
   attention.weigh();
-  value_step<false>(attention, tiles, all_fragments(), false, at);
+  value_step(attention, tiles, all_fragments(), all_seen(), at);
 }
 
 }  // namespace fattn
@@ -115,7 +113,6 @@ using namespace fattn;
   threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kTileChunk];
   threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];
   threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
-  threadgroup uint special_values_in_tile[kSimdgroups];
   threadgroup long key_starts[kStartLongs];
   threadgroup long aside_longs[kTileRows * kAsideLongs];
   threadgroup int aside_words[kTileRows * kAsideWords];
@@ -150,7 +147,7 @@ using namespace fattn;
   }
   const KeyRanges own_ranges = rows.ranges_of(simdgroup_row, kRowFragments * 8, params);
   const KeySource source =
-      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end, key_starts);
+      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges, key_starts);
 
   OnlineAttention attention;
   QueryRegisters query_rows;
@@ -187,7 +184,7 @@ using namespace fattn;
 
   for (; !fc_alternating && next.is_whole(ranges, first_key); first_key += kTileKeys) {
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
-    next.place<true>(tiles, source, params, first_key, false, thread_index);
+    next.place<true>(tiles, source, params, first_key, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int next_key = first_key + kTileKeys;
     if (next.is_whole(ranges, next_key)) {
@@ -208,11 +205,7 @@ using namespace fattn;
     const bool whole = fc_alternating && next.is_whole(ranges, first_key) && steps.leaves_whole(first_key);
     const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const bool special_value = next.place<false>(tiles, source, params, first_key, !whole, thread_index);
-    const bool any_special = !whole && simd_any(special_value);
-    if (lane == 0) {
-      special_values_in_tile[simdgroup_index] = any_special;
-    }
+    next.place<false>(tiles, source, params, first_key, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int next_key = steps.after(first_key, rows, params, mask_map, lane);
     if (kEarlyLoads && next_key < ranges.end) {
@@ -229,16 +222,13 @@ using namespace fattn;
     if (fc_mask_map ? own_whole : whole) {
       whole_step(attention, query_rows, modifiers, tiles, first_key, at);
     } else {
-      uint special = 0;
-      for (int i = 0; i < kSimdgroups; i++) {
-        special |= special_values_in_tile[i];
-      }
       score_step(attention, query_rows, tiles, fragments, at);
       modify_scores(attention, modifiers, first_key, at);
       const Visibility visible = aside.visible(params);
       hide_scores(attention, visible, mask, first_key, present, at);
+      const SeenKeys seen = attention.seen_keys(at);
       attention.weigh();
-      value_step<true>(attention, tiles, fragments, special != 0, at);
+      value_step(attention, tiles, fragments, seen, at);
     }
   }
 
@@ -252,7 +242,7 @@ using namespace fattn;
     const float scale = result_scale(attention.row_sum[r]);
 #pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i++) {
-      const float result = attention.out[r][i / 2].thread_elements()[i & 1] * scale;
+      const float result = scaled_result(attention.out[r][i / 2].thread_elements()[i & 1], scale);
       put_result(out, partial_out, place + value_column(i, at.pair), result);
     }
     if (at.pair == 0) {

@@ -136,10 +136,11 @@ struct TileRows {
     starts[2] = max(tile.batch, 0L) * params.block_table_batch_stride;
   }
 
-  // `end`: no row of the tile sees that key or one behind it.
+  // `ranges`: of the tile.
   KeySource source(constant PrefillParams& params, const device Stored* key, const device Stored* value,
                    const device Scale* key_scales, const device Scale* value_scales,
-                   const device int* block_tables, int end, volatile threadgroup long* starts) const thread {
+                   const device int* block_tables, KeyRanges ranges, volatile threadgroup long* starts) const
+      thread {
     KeySource source;
     source.key.elements = key;
     source.value.elements = value;
@@ -148,7 +149,9 @@ struct TileRows {
       source.key.scales = key_scales;
       source.value.scales = value_scales;
     }
-    source.table.length = end;
+    source.table.length = ranges.end;
+    source.table.begin = ranges.begin;
+    source.table.sink_end = ranges.sink_end;
     if (fc_paged) {
       source.table.blocks = block_tables;
       source.table.entry_stride = params.block_table_entry_stride;

@@ -67,9 +67,9 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
     simdgroups *= 2;
   }
   const int64_t tile_keys = std::max<int64_t>(row.tile_keys / row_groups, kFragment);
-  // The products of every simdgroup, the scores, a byte that says who sees whom, and the scales of a step.
+  // The products of every simdgroup, the scores, and the scales of a step.
   const int64_t scores = row_groups * kFragment * tile_keys;
-  const int64_t score_bytes = scores * ((simdgroups + 1) * int64_t(sizeof(float)) + 1);
+  const int64_t score_bytes = scores * (simdgroups + 1) * int64_t(sizeof(float));
   const int64_t scale_bytes = (has_row_scales(p.kv_format) ? tile_keys : 1) * 2 * int64_t(sizeof(float));
   return {
       .kernel = Kernel::kDecodeWide,
@@ -164,7 +164,6 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.split = parts > 1 || p.part;
   pass.spec.token_major_out = token_major_out && parts == 1;
   pass.spec.window = p.options.window_left >= 0;
-  pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
   pass.grid = {uint32_t(shares), uint32_t(columns), 1};
   if (sliced) cut_into_slices(pass, held);
   pass.threads = {uint32_t(shape.simdgroups * kSimdWidth), 1, 1};

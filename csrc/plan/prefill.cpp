@@ -75,13 +75,13 @@ int64_t aside_bytes(const Tile& tile) {
   return tile.rows() * of_row + kStartLongs * int64_t(sizeof(int64_t));
 }
 
-// The K tile, the V tile, the scales of their rows, and one flag per simdgroup.
+// The K tile, the V tile, and the scales of their rows.
 int64_t bytes_of_rows(const Problem& p, const Tile& tile) {
   const int64_t element_bytes = size_of(tile_element(p));
   const int64_t key_bytes = p.head_dim * element_bytes + kKeyPadBytes;
   const int64_t value_bytes = p.value_dim * element_bytes + kValuePadBytes;
   return tile.tile_keys * (key_bytes + value_bytes) + scale_bytes(p, tile.tile_keys) +
-         tile.simdgroups * int64_t(sizeof(uint32_t)) + aside_bytes(tile);
+         aside_bytes(tile);
 }
 
 // The query, in pieces of 16 bytes for each lane; the products and the scales of two steps.

@@ -91,7 +91,7 @@ def prefill(
             one the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). Cells of
             the mask that hide everything are then left out, as are any 8 keys that a cell hides, and cells
             that hide nothing are not read. Larger calls make a map for themselves; give one to make it once
-            for all layers. It changes no bit of the result, unless keys or values hold infinities or NaN.
+            for all layers. It changes no bit of a result that is defined.
         is_causal: row i sees the keys up to position `q_offset + i`.
         q_offset: absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
             0 is the alignment of `F.scaled_dot_product_attention`.
