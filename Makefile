@@ -13,8 +13,8 @@ LINUX  := $(filter Linux,$(shell uname -s))
 find_sources = $(shell find $(1) -type f \( -name CMakeLists.txt $(foreach end,$(2),-o -name '*.$(end)') \) \
                  -not -path '*/_build/*' -not -path '*/generated/*' 2>/dev/null)
 PRODUCT_SOURCES   := setup.py pyproject.toml tools/embed_kernels.py $(call find_sources,csrc,cpp h mm metal)
-SOFTMETAL_SOURCES := softmetal/pyproject.toml $(call find_sources,softmetal,cpp h mm S)
-SOFTMETAL_HEADERS := $(call find_sources,softmetal/framework/include,h)
+SOFTMETAL_SOURCES := softmetal/pyproject.toml $(call find_sources,softmetal/src,cpp h mm S)
+SOFTMETAL_HEADERS := $(call find_sources,softmetal/src/softmetal/framework/include,h)
 # The conformance programs are written as people write them.
 FORMATTED         := $(filter-out %.txt softmetal/tests/msl/conformance/%,$(call find_sources,csrc softmetal bench,cpp h mm cu metal))
 
@@ -89,7 +89,7 @@ bench-host: build  ## host cost of planning and encoding one call
 	$(PY) -m bench host-cost
 
 clean:  ## remove what was built, keep the environment
-	rm -rf build dist out softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/*.egg-info
+	rm -rf build dist out softmetal/src/softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/src/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/softmetal $(STAMPS)/product
 
 $(STAMPS)/python: tools/setup_env.sh $(VERSIONS)

@@ -23,11 +23,14 @@ os.environ["FATTN_TUNING"] = os.environ["FATTN_ARCHIVE"] = "0"
 
 import torch_fattn  # noqa: E402
 
+# Where softmetal is not installed, its folder in the checkout is a namespace package, without an origin.
+_SOFTMETAL = importlib.util.find_spec("softmetal")
 # On a Mac with softmetal's sources in reach, the GPU is still Apple's.
 EMULATED = (
     sys.platform == "linux"
     and os.environ.get("SOFTMETAL") != "0"
-    and importlib.util.find_spec("softmetal") is not None
+    and _SOFTMETAL is not None
+    and _SOFTMETAL.origin is not None
 )
 
 needs_emulator = pytest.mark.skipif(

@@ -30,7 +30,7 @@ def build(folder: Path, cores: int) -> int:
     """Compiles the plans and stores operands, expected results and limits beside them."""
     import torch_fattn
     from bench.peers.fattn import FAMILY, pass_of
-    from softmetal.cuda.compile import compile_all
+    from softmetal.testing.cuda import compile_all
 
     from . import drawing, problems
     from .accuracy import EXTRA_ERROR, expected, packed, sdpa_error
@@ -87,7 +87,7 @@ def _bound(name: str, base: torch.Tensor, operand: torch.Tensor) -> tuple[torch.
 
 def run_problem(folder: Path, one: dict[str, Any]) -> tuple[float, float]:
     """Returns the largest errors of out and lse."""
-    from softmetal.cuda.launch import Arguments, Kernel
+    from softmetal.testing.cuda import Arguments, Kernel
 
     bases = {name: base.cuda() for name, base in one["bases"].items()}
     addresses = {name: base.data_ptr() + one["offsets"][name] for name, base in bases.items()}

@@ -21,7 +21,7 @@ import torch_fattn
 from tests.problems import Case
 
 if TYPE_CHECKING:
-    from softmetal.simt.harness import Library
+    from softmetal.testing import Library
 
 EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 # The function constants by index, as in params.h.
@@ -99,7 +99,7 @@ def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> d
 
 @functools.lru_cache(maxsize=8)
 def _library(text: str, macros: tuple[tuple[str, str], ...], mode: str, cache: Path | None) -> Library:
-    from softmetal.simt.harness import Library
+    from softmetal.testing import Library
 
     return Library(text, defines=dict(macros), mode=mode, cache=cache)
 

@@ -55,6 +55,9 @@ COMMANDS: dict[str, Kind] = {
     "make golden": NotRun("it rewrites tests/golden, which tests/test_golden.py compares"),
     "make docs": ByTest("tests/test_docs_site.py::test_the_site_builds_without_a_warning"),
     "pip install --no-build-isolation -e softmetal": INSTALL,
+    "pip install ./softmetal": INSTALL,
+    "make -C softmetal test": SUITE,
+    "make -C softmetal check-wheel": INSTALL,
     "pip install --no-build-isolation -e .": INSTALL,
     "pip install torch==2.13.0 --index-url <torch's CPU wheels>": INSTALL,
     "apt-get install clang-19 libclang-19-dev libclang-rt-19-dev llvm-19 llvm-19-dev libobjc-12-dev "
@@ -66,7 +69,7 @@ COMMANDS: dict[str, Kind] = {
         "softmetal/tests/test_arguments.py::test_a_corpus_and_its_file"
     ),
     "python -m softmetal.msl compile": NotRun("every dispatch of the tests compiles through it"),
-    "python tools/fetch_corpus.py sources": FETCHED,
+    "python softmetal/tools/fetch_corpus.py sources": FETCHED,
     "python -m tests.third_party.run out/third_party-2.13.0 --markdown": FETCHED,
     "python -m pytest softmetal/tests": SUITE,
     "python -m torch_fattn doctor": DOCTOR,

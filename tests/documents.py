@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +10,17 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# For processes that run elsewhere.
+PYTHONPATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 OTHERS = (
-    *("README.md", "CONTRIBUTING.md", "csrc/README.md", "softmetal/README.md", "softmetal/cuda/README.md"),
+    *(
+        "README.md",
+        "CONTRIBUTING.md",
+        "csrc/README.md",
+        "softmetal/README.md",
+        "softmetal/docs/cuda.md",
+        "softmetal/docs/msl.md",
+    ),
     *("bench/NOTES.md", "bench/APPLE.md", "CHANGELOG.md"),
 )
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

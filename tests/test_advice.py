@@ -46,6 +46,7 @@ NOT_FOLLOWED = {
     "it must not end behind them": LIMIT,
     "both must have the same dtype": LIMIT,
     "its shape must be": LIMIT,
+    "pass the sums that the overloads part return": LIMIT,
     "they must be equal": LIMIT,
     "its shape must be [batch, heads, rows, head_dim]": LIMIT,
     "its shape must be [tokens, heads, head_dim]": LIMIT,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("softmetal", reason="the counts come from softmetal, which is for Linux")
+pytest.importorskip("softmetal.testing", reason="the counts come from softmetal, which is for Linux")
 
 from bench import __main__ as bench
 from bench.backends import counting, record, samples

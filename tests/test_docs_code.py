@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import needs_emulator
-from tests.documents import PAGES, ROOT, blocks_of
+from tests.documents import PAGES, PYTHONPATH, ROOT, blocks_of
 
 WITH_CODE = [
     path
-    for path in (*PAGES, ROOT / "README.md", ROOT / "softmetal/README.md", ROOT / "softmetal/cuda/README.md")
+    for path in (*PAGES, ROOT / "README.md", ROOT / "softmetal/README.md", ROOT / "softmetal/docs/cuda.md")
     if any(block.language in ("python", "py") for block in blocks_of(path.read_text(encoding="utf-8")))
 ]
 
 
 def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(folder)}
     command = [sys.executable, "-m", "tests.run_page", str(page)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import needs_emulator
 from tests.document_commands import COMMANDS, ByTest, Run
-from tests.documents import DOCUMENTS, ROOT, blocks_of, commands_of, inline_commands_of
+from tests.documents import DOCUMENTS, PYTHONPATH, ROOT, blocks_of, commands_of, inline_commands_of
 from tests.run_page import output_of, same_output
 
 
@@ -58,7 +58,7 @@ def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": PYTHONPATH,
         "COLUMNS": "100",
     }
     command = command.replace(".venv/bin/python", "python")

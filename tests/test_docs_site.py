@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import DOCUMENTS, ROOT, broken_links
+from tests.documents import DOCUMENTS, PYTHONPATH, ROOT, broken_links
 
 pytestmark = pytest.mark.host_only
 
@@ -43,7 +43,7 @@ def test_a_broken_link_is_noticed(link: str, broken: bool) -> None:
 
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
     """The hooks need the package, not a device."""
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": PYTHONPATH}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     return subprocess.run(
         [*command, "--config-file", str(source / "mkdocs.yml")],
@@ -116,12 +116,12 @@ def test_a_warning_would_be_noticed(site: Path, tmp_path: Path) -> None:
         ("docs/api/operators.md", None, "[a](../options.md#q_offset)", "[a](../options.md#q_offset)"),
         ("docs/measured.md", None, "[a](../bench/NOTES.md)", "[a](notes.md)"),
         ("docs/models.md", None, "[a](../setup.py)", "[a](https://x.org/y/blob/main/setup.py)"),
-        ("softmetal/README.md", "softmetal.md", "[a](cuda/README.md)", "[a](softmetal-cuda.md)"),
+        ("softmetal/README.md", "softmetal.md", "[a](docs/cuda.md)", "[a](softmetal-cuda.md)"),
         (
             "softmetal/README.md",
             "softmetal.md",
-            "[`a`](simt/abi.h)",
-            "[`a`](https://x.org/y/blob/main/softmetal/simt/abi.h)",
+            "[`a`](src/softmetal/simt/abi.h)",
+            "[`a`](https://x.org/y/blob/main/softmetal/src/softmetal/simt/abi.h)",
         ),
         ("README.md", "index.md", "![a](bench/results/nvidia-h200.png)", "![a](pictures/nvidia-h200.png)"),
         ("docs/options.md", None, "[a](#scale) [b](https://c.org)", "[a](#scale) [b](https://c.org)"),

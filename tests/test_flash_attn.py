@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -233,6 +234,19 @@ def test_head_sizes_that_are_padded(dims: tuple[int, int]) -> None:
         out, lse, _ = fa.flash_attn_varlen_func(*packed, *starts, 9, 20, causal=True, return_attn_probs=True)
         check(out, lse, exact, exact_lse)
     assert sum(count for kernel, count in launches.items() if "prefill" in kernel or "decode" in kernel) >= 3
+
+
+def test_alibi_on_both_sides_rounds_once() -> None:
+    """The keys before a row and those behind it are two calls."""
+    randn = partial(torch.randn, generator=torch.Generator().manual_seed(2))
+    query, key, value = (randn(2, length, 2, 64).half() for length in (20, 33, 33))
+    slopes = torch.tensor([0.5, 0.1])
+    out = fa.flash_attn_func(*(t.to("mps") for t in (query, key, value)), alibi_slopes=slopes.to("mps"))
+    distance = (torch.arange(20)[:, None] + 13 - torch.arange(33)).abs()
+    scores = torch.einsum("blhd,bkhd->bhlk", query.double(), key.double()) / 8
+    weights = (scores - slopes.double()[:, None, None] * distance).softmax(-1)
+    exact = torch.einsum("bhlk,bkhd->blhd", weights, value.double())
+    assert (out.cpu() - exact).abs().max() <= 1.1 * (exact.half() - exact).abs().max()
 
 
 def test_no_limit_may_be_none() -> None:

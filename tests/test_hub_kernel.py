@@ -143,9 +143,9 @@ def test_transformers_takes_it_from_a_local_folder(tmp_path: Path) -> None:
         pytest.skip("transformers takes another version of kernels: pip install 'transformers[kernels]'")
     flags = {}
     if EMULATED:
-        from softmetal.__main__ import environment
+        from softmetal.testing import build_environment
 
-        flags = environment()
+        flags = build_environment()
     environ = {**os.environ, **flags, "HF_HUB_OFFLINE": "1", "LOCAL_KERNELS": f"a/b={tmp_path / 'hub'}"}
     build = [sys.executable, str(TOOL), "build", str(tmp_path / "hub")]
     subprocess.run(build, check=True, env=environ)

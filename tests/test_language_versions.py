@@ -10,13 +10,9 @@ import re
 import pytest
 import torch
 
-pytest.importorskip("softmetal", reason="the language is checked by softmetal, which is for Linux")
+pytest.importorskip("softmetal.testing", reason="the language is checked by softmetal, which is for Linux")
 
-from softmetal.msl.compile import Compiler
-from softmetal.msl.diagnostics import readable
-from softmetal.msl.language import LANGUAGES
-from softmetal.msl.preprocess import preprocess
-from softmetal.msl.translate import translate
+from softmetal.testing import compile_errors
 from tests import problems
 from tests.direct_launch import kernel_text
 from tests.test_offline_compiler import KERNELS, LANGUAGE, NEWER, Pipeline, pipelines, plans
@@ -36,11 +32,7 @@ def one_of_each_tuning() -> dict[tuple[str, str], Pipeline]:
 
 
 def refusals(source: str, macros: tuple[str, ...], standard: str) -> str:
-    language = LANGUAGES[standard]
-    preprocessed = preprocess(source, "kernel.metal", macros, (), language)
-    program = translate(preprocessed, checked=False, language=language)
-    messages = Compiler(program.cpp, preprocessed, language).messages()
-    return readable(messages, lambda file, line: "", language)
+    return compile_errors(source, macros, standard, name="kernel.metal")
 
 
 @pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])

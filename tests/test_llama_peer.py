@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("softmetal", reason="the peers run on softmetal, which is for Linux")
+pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, which is for Linux")
 
 from bench.backends import counting, samples
 from bench.cases import buffers
@@ -17,7 +17,7 @@ from bench.cases.case import Case, UnsupportedCaseError
 from bench.cases.shapes import SHAPES
 from bench.peers import llama_metal, llama_prefill, llama_source, registry
 from bench.peers.launch import Launch
-from softmetal.simt.harness import KernelError
+from softmetal.testing import KernelError
 
 from .conftest import needs_emulator
 

@@ -204,7 +204,7 @@ def test_the_trials_are_silent_and_right(trial: Trial) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant_is_reported(mutant: Mutant) -> None:
-    from softmetal.simt.harness import KernelError
+    from softmetal.testing import KernelError
 
     with pytest.raises(KernelError, match=f"(?i){mutant.finding}") as caught:
         mutant.run()

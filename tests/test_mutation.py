@@ -151,12 +151,17 @@ def test_a_fault_that_only_costs_time_is_killed_by_counts(name: str) -> None:
 @pytest.mark.parametrize(
     ("mutant", "by"),
     [
-        (changed("merge.metal", "simd_max(lse)", "lse"), "result"),
+        (changed("merge.metal", "simd_max(own.score)", "own.score"), "result"),
         (
             changed("merge.metal", "weight * shared_weighted[s *", "weight * shared_weighted[(s + 1) *"),
             "report",
         ),
-        (changed("merge.metal", "float total = 0.0f;", "double total = 0.0;"), "compiler"),
+        (
+            changed(
+                "merge.metal", "const float scale = params.puts_part", "const double scale = params.puts_part"
+            ),
+            "compiler",
+        ),
     ],
 )
 def test_kills(mutant: Mutant, by: str) -> None:

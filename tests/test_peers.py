@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import sys
 import tarfile
 from dataclasses import replace
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("softmetal", reason="the peers run on softmetal, which is for Linux")
+pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, which is for Linux")
 
 from bench.backends import counting, metal
 from bench.backends.cuda import build
@@ -21,6 +24,8 @@ from bench.cases.arguments import WrongArgumentError
 from bench.cases.calls import Call
 from bench.cases.case import Case, UnsupportedCaseError
 from bench.peers import fattn, llama_metal, llama_source, mlx_metal, registry, torch_metal
+from softmetal.testing import KernelError
+from softmetal.testing.cuda import compile_pipeline
 
 from .conftest import needs_emulator
 
@@ -323,6 +328,52 @@ def test_parameters_of_torch_are_read_from_its_header(
 def test_torch_prefill_is_fed_what_it_reads() -> None:
     counts, error, _ = counting.count_peer(torch_metal, Call("prefill", 2, 2, 64, 64, 64))
     assert counts is not None and error < 2e-3
+
+
+BARRIER = re.compile(r"threadgroup_barrier\([^)]*\);")
+TORCH_CASES = {
+    "PrefillAttention.h": (Case("prefill", 1, 1, 1, 64, 32, 96, dtype="float32"), {1, 2, 3, 4}, {0, 5}),
+    "DecodeAttention.h": (Case("decode", 1, 1, 1, 64, 1, 100, dtype="float32"), {0, 1, 2}, set()),
+}
+
+
+def run_checked(header: str, without_barrier: int | None) -> None:
+    """A kernel of torch under every check; raises KernelError for a finding, AssertionError for a result."""
+    case = TORCH_CASES[header][0]
+    launch = registry.launch(torch_metal, case)
+    text = (torch_metal.INCLUDE / "ATen/native/mps/kernels" / header).read_text()
+    if without_barrier is not None:
+        barrier = list(BARRIER.finditer(text))[without_barrier]
+        text = text[: barrier.start()] + text[barrier.end() :]
+    (step,) = launch.passes
+    source = step.pipeline.source.replace(f"#include <ATen/native/mps/kernels/{header}>", text)
+    step = replace(step, pipeline=replace(step.pipeline, source=source))
+    description = {**vars(case), "scale": case.scale}
+    made = buffers.make(description, (), launch.scratch, "cpu", seed=1)
+    counting.run_on_harness(replace(launch, passes=[step]), made, "race,bounds,uninit")
+    assert buffers.errors(description, made, launch.out_rows_first, "cpu")[1] < 2e-5
+
+
+@needs_emulator
+@pytest.mark.parametrize("header", TORCH_CASES)
+def test_torch_needs_its_barriers(header: str) -> None:
+    _, needed, redundant = TORCH_CASES[header]
+    for barrier in (None, *redundant):
+        run_checked(header, barrier)
+    for barrier in needed:
+        with pytest.raises(KernelError, match="race: .* races with the "):
+            run_checked(header, barrier)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize(
+    "case",
+    [Case("decode", 1, 1, 1, 64, 1, 64), Case("prefill", 1, 1, 1, 64, 64, 64, causal=True, dtype="bfloat16")],
+    ids=str,
+)
+def test_torch_kernels_have_no_stack_on_nvidia(case: Case, tmp_path: Path) -> None:
+    cubin = tmp_path / compile_pipeline(registry.launch(torch_metal, case).passes[0].pipeline, tmp_path)
+    assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.2", "0.33.0"])

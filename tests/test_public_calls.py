@@ -3,7 +3,6 @@ that begins with the function's name, and no error of anything inside."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -14,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 import torch_fattn
 from tests.public_calls import LEFT_OUT, VALID, Arguments, Public, find
-from tests.test_inputs_kept import tensors_in
 
 PUBLIC = find()
 WITH_ARGUMENTS = sorted(name for name, public in PUBLIC.items() if public.parameters and name not in LEFT_OUT)
@@ -252,85 +249,6 @@ def test_a_wrong_type_is_one_sentence(name: str) -> None:
     public, valid = PUBLIC[name], VALID[name]
     assert outcome(public, valid()) is None, "the control"
     assert not (faults := faults_of_strangers(public, valid)), "\n".join(faults)
-
-
-@contextlib.contextmanager
-def default_dtype() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
-def checked() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FATTN_CHECK", "1")
-        yield
-
-
-# What is set for a whole process or thread, and is none of a call's business.
-SETTINGS: dict[str, Callable[[], Any]] = {
-    "default device": lambda: torch.device("meta"),
-    "default dtype": default_dtype,
-    "deterministic": deterministic,
-    "inference mode": torch.inference_mode,
-    "FATTN_CHECK": checked,
-}
-
-
-def results_of(public: Public, arguments: Arguments) -> list[Tensor]:
-    """What it returns, and then what it may have written."""
-    owner = arguments.get("self")
-    rest = {name: value for name, value in arguments.items() if name != "self"}
-    function = public.made or public.function if owner is None else public.function.__get__(owner)
-    return [*tensors_in(function(**rest)), *tensors_in(rest), *tensors_in(vars(owner) if owner else ())]
-
-
-UNWRITTEN = {"PagedKVCache", "StaticKVCache", "StaticKVCache.keys", "StaticKVCache.values"}  # memory
-
-
-@pytest.mark.host_only
-@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
-@pytest.mark.parametrize("name", sorted({*WITH_ARGUMENTS} - UNWRITTEN))
-def test_what_is_set_elsewhere_changes_no_result(name: str) -> None:
-    public, valid = PUBLIC[name], VALID[name]
-    expected = results_of(public, valid())
-    for setting in SETTINGS.values():
-        arguments = valid()
-        with setting():
-            results = results_of(public, arguments)
-        assert len(results) == len(expected)
-        for result, wanted in zip(results, expected, strict=True):
-            torch.testing.assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize(
-    "name",
-    sorted(n for n in VALID if n.startswith("fattn.") and n not in ("fattn.cache_write", "fattn.mask_map")),
-)
-def test_a_forward_mode_tangent_is_refused(name: str) -> None:
-    """Dropped, it would be a derivative of 0."""
-    public, arguments = PUBLIC[name], VALID[name]()
-    with forward_ad.dual_level():
-        public.function(**arguments)
-        for what, given in arguments.items():
-            if isinstance(given, Tensor) and given.is_floating_point():
-                dual = forward_ad.make_dual(given, torch.ones_like(given))
-                with pytest.raises(NotImplementedError, match=f"^{name}: {what} has a forward-mode tangent"):
-                    public.function(**arguments | {what: dual})
 
 
 @pytest.mark.host_only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -333,6 +334,18 @@ def test_token_major_out(rows: int) -> None:
     same, same_lse = torch_fattn.shared_prefix_decode(**given, token_major_out=True, return_lse=True)
     assert torch.equal(out, same) and torch.equal(lse, same_lse)
     assert same.transpose(1, 2).is_contiguous() and out.is_contiguous()
+
+
+def test_large_logits_do_not_hide_how_many_keys_a_part_has(device: str) -> None:
+    """Over keys that are all equally unlikely, finfo.min in float32, the result is the mean."""
+    randn = partial(torch.randn, generator=torch.Generator().manual_seed(1))
+    query, key, value = (randn(3, 2, length, 64) for length in (1, 5, 5))
+    prefix_key, prefix_value = randn(1, 2, 30, 64), randn(1, 2, 30, 64)
+    mask = torch.full((1, 1, 1, 35), torch.finfo(torch.float32).min)
+    operands = [t.to(device) for t in (query, prefix_key, prefix_value, key, value)]
+    out = shared_prefix_decode(*operands, attn_mask=mask.to(device))
+    mean = torch.cat((prefix_value.expand(3, -1, -1, -1), value), dim=2).mean(dim=2, keepdim=True)
+    torch.testing.assert_close(out.cpu(), mean, rtol=0, atol=1e-6)
 
 
 def test_an_unknown_option() -> None:

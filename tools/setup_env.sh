@@ -27,8 +27,8 @@ has_package() { [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2
 has_header() { "$1" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; }
 
 install_system_packages() {
-  local wanted=(clang-19 libclang-19-dev libclang-rt-19-dev llvm-19 llvm-19-dev libobjc-12-dev
-                libblocksruntime-dev libgnustep-base-dev cmake ninja-build) missing=() package python
+  local wanted missing=() package python
+  mapfile -t wanted < "$(dirname "${BASH_SOURCE[0]}")/../softmetal/src/softmetal/debian-packages.txt"
   python=$(find_python)
   if [ -z "$python" ]; then
     wanted+=(python3 python3-venv python3-dev)

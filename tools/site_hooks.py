@@ -24,7 +24,8 @@ PAGE_OF = {
     "bench/NOTES.md": "notes.md",
     "bench/APPLE.md": "apple.md",
     "softmetal/README.md": "softmetal.md",
-    "softmetal/cuda/README.md": "softmetal-cuda.md",
+    "softmetal/docs/cuda.md": "softmetal-cuda.md",
+    "softmetal/docs/msl.md": "softmetal-msl.md",
 }
 PICTURES = ("bench/results/nvidia-h200.png", "bench/results/nvidia-h200-summary.png")
 

@@ -226,7 +226,7 @@ def run_on_harness(launch: Launch, buffers: Mapping[str, Tensor], checks: str = 
 
     `checks` names its checks ("race", "bounds", "uninit") and its counters ("bytes", "distinct").
     """
-    from softmetal.simt.harness import Library
+    from softmetal.testing import Library
 
     dispatches = []
     for step in launch.passes:

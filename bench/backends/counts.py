@@ -19,7 +19,7 @@ class CountsBackend:
 
     def __init__(self) -> None:
         try:
-            from softmetal.control import device_facts
+            from softmetal.testing import device_facts
 
             self._device = device_facts()
         except ImportError as error:

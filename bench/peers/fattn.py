@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import torch_fattn
-from softmetal.cuda.compile import Pipeline
+from softmetal.testing.cuda import Pipeline
 
 from ..cases.case import METAL_TYPES, Case
 from .launch import OURS, OURS_ON_M1, Launch, Pass

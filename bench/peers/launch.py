@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from softmetal.cuda.compile import Pipeline
+    from softmetal.testing.cuda import Pipeline
 
 OURS = "fattn"
 OURS_ON_M1 = "fattn-m1"  # our plans for M1 and M2, where those for later chips differ

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from softmetal.cuda.compile import Pipeline
+from softmetal.testing.cuda import Pipeline
 
 from ..cases.arguments import WrongArgumentError
 from ..cases.case import METAL_TYPES, Case

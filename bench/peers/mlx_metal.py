@@ -17,7 +17,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-from softmetal.cuda.compile import Pipeline
+from softmetal.testing.cuda import Pipeline
 
 from ..cases.arguments import WrongArgumentError
 from ..cases.case import BYTES, METAL_TYPES, Case

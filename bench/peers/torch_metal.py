@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from softmetal.cuda.compile import Pipeline
+from softmetal.testing.cuda import Pipeline
 
 from ..cases.case import METAL_TYPES, Case
 from .launch import Launch, Pass

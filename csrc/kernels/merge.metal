@@ -14,17 +14,16 @@ typedef FATTN_OUT_T Result;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
-// Of a row of a part or of some, as RowSum::of_part() has it: the sum of the weights, relative to the largest
-// logit. 0 where no key was seen.
+// The sum of the weights of a row of a part, or of some parts, relative to the largest logit. 0 where no key
+// was seen.
 struct SumOfKeys {
-  float score;
-  float logit;
+  float score;  // that logit in score units
+  float logit;  // and natural
   float sum;
-  float log2_per_score;
 };
 
 inline SumOfKeys no_keys() {
-  SumOfKeys sum = {-INFINITY, -INFINITY, 0.0f, 1.0f};
+  SumOfKeys sum = {-INFINITY, -INFINITY, 0.0f};
   return sum;
 }
 
@@ -44,9 +43,10 @@ struct PartSum {
 // Where the parts of a row lie, from this lane's columns on.
 struct Parts {
   const device Partial* out;
-  const device float* sum;  // of one call, as RowSum::of_part() has it; else its log-sum-exp
+  const device float* sum;  // as RowSum::of_part() has it, or the log-sum-exp
   long out_stride;          // from part to part
   long sum_stride;
+  float log2_per_score;  // log2 of the weight that a score unit makes: the same in all parts
   int count;
   int columns;  // that this lane has: up to 4
 
@@ -57,11 +57,9 @@ struct Parts {
       keys.score = stored.x;
       keys.logit = stored.y;
       keys.sum = stored.z;
-      keys.log2_per_score = stored.w;
     } else {
       keys.score = keys.logit = sum[part * sum_stride];
-      keys.sum = keys.score == -INFINITY ? 0.0f : 1.0f;
-      keys.log2_per_score = M_LOG2E_F;
+      keys.sum = keys.score == -INFINITY ? 0.0f : keys.score < INFINITY ? 1.0f : NAN;
     }
     return keys;
   }
@@ -79,19 +77,19 @@ struct Parts {
   }
 };
 
-// Of the parts that this simdgroup has.
-inline PartSum sum_of(thread const Parts& parts, int simdgroup_index, ushort lane) {
+// Of the parts that this simdgroup has. The logit is found if it is asked for.
+inline PartSum sum_of(thread const Parts& parts, bool with_logit, int simdgroup_index, ushort lane) {
   PartSum sum = {float4(0.0f), no_keys()};
   for (int first = simdgroup_index; first < parts.count; first += kSimdgroups * kSimdWidth) {
     const int own_part = first + lane * kSimdgroups;  // a lane weighs one part
     const SumOfKeys own = own_part < parts.count ? parts.sum_of(own_part) : no_keys();
     const float largest = fmax(sum.keys.score, simd_max(own.score));
-    const float log2_per_score = fmax(sum.keys.log2_per_score, simd_max(own.log2_per_score));
-    const float weight = shift_of(own.score, largest, log2_per_score);
-    const float shrink = shift_of(sum.keys.score, largest, log2_per_score);
+    const float weight = shift_of(own.score, largest, parts.log2_per_score);
+    const float shrink = shift_of(sum.keys.score, largest, parts.log2_per_score);
     sum.keys.score = largest;
-    sum.keys.logit = fmax(sum.keys.logit, simd_max(own.logit));
-    sum.keys.log2_per_score = log2_per_score;
+    if (with_logit) {
+      sum.keys.logit = fmax(sum.keys.logit, simd_max(own.logit));
+    }
     sum.keys.sum = sum.keys.sum * shrink + simd_sum(own.sum * weight);
     sum.weighted *= shrink;
     // Up to the last part that saw a key: those behind it may be parts that nobody had to write.
@@ -128,6 +126,7 @@ using namespace fattn;
   const long sum_floats = fc_split ? kSumFloats : 1;
   parts.sum_stride = sum_floats * params.rows;
   parts.sum = partial_sum + sum_floats * row;
+  parts.log2_per_score = fc_split ? parts.sum[kSumFloats - 1] : M_LOG2E_F;
   parts.out_stride = params.rows * params.head_dim;
   parts.count = params.parts;
   if (params.span.chunk_unit > 0) {  // of decode: as many as the sequence has chunks
@@ -142,7 +141,7 @@ using namespace fattn;
     parts.out = partial_out + row * params.head_dim + column;
     parts.columns = params.head_dim - column;
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the columns before have been read
-    const PartSum sum = sum_of(parts, simdgroup_index, lane);
+    const PartSum sum = sum_of(parts, first_column == 0, simdgroup_index, lane);
     shared_weighted[simdgroup_index * kSimdWidth + lane] = sum.weighted;
     if (lane == 0) {
       shared_keys[simdgroup_index] = sum.keys;
@@ -155,11 +154,10 @@ using namespace fattn;
     for (int s = 0; s < kSimdgroups; s++) {
       keys.score = fmax(keys.score, shared_keys[s].score);
       keys.logit = fmax(keys.logit, shared_keys[s].logit);
-      keys.log2_per_score = fmax(keys.log2_per_score, shared_keys[s].log2_per_score);
     }
     float4 weighted = 0.0f;
     for (int s = 0; s < kSimdgroups; s++) {
-      const float weight = shift_of(shared_keys[s].score, keys.score, keys.log2_per_score);
+      const float weight = shift_of(shared_keys[s].score, keys.score, parts.log2_per_score);
       weighted += weight * shared_weighted[s * kSimdWidth + lane];
       keys.sum += weight * shared_keys[s].sum;
     }
@@ -172,7 +170,7 @@ using namespace fattn;
     }
     if (first_column == 0 && lane == 0) {
       if (params.puts_part) {
-        const float4 of_part = float4(keys.score, keys.logit, keys.sum, keys.log2_per_score);
+        const float4 of_part = float4(keys.score, keys.logit, keys.sum, parts.log2_per_score);
         *reinterpret_cast<device float4*>(lse + kSumFloats * row) = of_part;
       } else {
         lse[row] = keys.sum == 0.0f ? -INFINITY : keys.logit + log(keys.sum);

@@ -238,10 +238,11 @@ inline void put_sum(device float* lse, device float4* partial_sum, long place, R
 // not look at what the part has for results.
 inline void put_empty_part(thread const TileRows& rows, constant PrefillParams& params, int part,
                            device float4* partial_sum, ushort thread_index) {
+  const RowSum nothing = row_sum_of_no_keys();
   for (int i = thread_index; i < kTileRows; i += kThreads) {
     const QueryRow row = rows.row(rows.tile.begin + i, params);
     if (row.exists) {
-      partial_sum[rows.result_of(row, part, params).lse] = float4(-INFINITY, -INFINITY, 0.0f, 1.0f);
+      partial_sum[rows.result_of(row, part, params).lse] = nothing.of_part();
     }
   }
 }

@@ -297,6 +297,11 @@ struct RowSum {
   float4 of_part() const thread { return float4(score, logit, sum, fc_additive_mask ? M_LOG2E_F : 1.0f); }
 };
 
+inline RowSum row_sum_of_no_keys() {
+  RowSum row = {-INFINITY, -INFINITY, 0.0f};
+  return row;
+}
+
 inline RowSum row_sum_of_weights(float row_max, float sum) {
   RowSum row;
   row.score = row_max;

@@ -80,8 +80,7 @@ int64_t bytes_of_rows(const Problem& p, const Tile& tile) {
   const int64_t element_bytes = size_of(tile_element(p));
   const int64_t key_bytes = p.head_dim * element_bytes + kKeyPadBytes;
   const int64_t value_bytes = p.value_dim * element_bytes + kValuePadBytes;
-  return tile.tile_keys * (key_bytes + value_bytes) + scale_bytes(p, tile.tile_keys) +
-         aside_bytes(tile);
+  return tile.tile_keys * (key_bytes + value_bytes) + scale_bytes(p, tile.tile_keys) + aside_bytes(tile);
 }
 
 // The query, in pieces of 16 bytes for each lane; the products and the scales of two steps.

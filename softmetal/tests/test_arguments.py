@@ -1,4 +1,4 @@
-"""`python -m softmetal` with wrong arguments: one sentence on standard error, exit status 2, no process."""
+"""Wrong arguments of `python -m softmetal`: one sentence on standard error, exit status 2, no process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from softmetal import __main__ as command_line
+from softmetal import native
 
 
 def status_of(words: str) -> int | str | None:
@@ -27,8 +28,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         started.append(command)
         return subprocess.CompletedProcess(command, returncode=0)
 
-    monkeypatch.setattr(command_line.subprocess, "run", run)
-    monkeypatch.setattr(command_line.shutil, "which", lambda tool: f"/bin/{tool}")
+    monkeypatch.setattr(native.subprocess, "run", run)
+    monkeypatch.setattr(native.shutil, "which", lambda tool: f"/bin/{tool}")
     return started
 
 
@@ -37,21 +38,21 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     [
         ("", "required: command"),
         ("buld", "invalid choice: 'buld'"),
-        ("build -j 0", "-j/--jobs: '0' is not a whole number from 1 on; give one"),
-        ("build -j -2", "-j/--jobs: '-2' is not a whole number"),
-        ("build -j many", "-j/--jobs: 'many' is not a whole number"),
+        ("build -j 0", "-j/--jobs: '0' is not a positive whole number; give one"),
+        ("build -j -2", "-j/--jobs: '-2' is not a positive whole number"),
+        ("build -j many", "-j/--jobs: 'many' is not a positive whole number"),
         ("build --job 2", "unrecognized arguments: --job"),
         ("build all", "unrecognized arguments: all"),
         ("config", "required: --env"),
         ("config --env x", "unrecognized arguments: x"),
         ("doctor x", "unrecognized arguments: x"),
         ("corpus", "required: DIR"),
-        ("corpus /nowhere", "'/nowhere' is no folder; name one"),
-        ("corpus /dev/null", "'/dev/null' is no folder; name one"),
-        ("corpus {empty}", "holds no .metal file"),
-        ("corpus {full} --json /nowhere/x", "'/nowhere/x' is no file in an existing folder"),
-        ("corpus {full} --json {full}", "is no file in an existing folder"),
-        ("corpus {full} --seconds 0", "--seconds: '0' is not a whole number"),
+        ("corpus /nowhere", "'/nowhere' is not a folder; name one"),
+        ("corpus /dev/null", "'/dev/null' is not a folder; name one"),
+        ("corpus {empty}", "contains no .metal file"),
+        ("corpus {full} --json /nowhere/x", "'/nowhere/x' is not a file in an existing folder"),
+        ("corpus {full} --json {full}", "is not a file in an existing folder"),
+        ("corpus {full} --seconds 0", "--seconds: '0' is not a positive whole number"),
     ],
 )
 def test_wrong_arguments(
@@ -83,6 +84,6 @@ def test_a_failing_build_is_a_sentence(commands: list[list[str]], monkeypatch: p
     def fail(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, returncode=int(command[0] == "ninja"))
 
-    monkeypatch.setattr(command_line.subprocess, "run", fail)
+    monkeypatch.setattr(native.subprocess, "run", fail)
     said = status_of("build")
     assert isinstance(said, str) and said.startswith("softmetal: ninja failed")

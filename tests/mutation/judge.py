@@ -85,7 +85,7 @@ class Judge:
         return mutant.apply(text) != text
 
     def _try(self, mutant: Mutant | None, trial: Trial, scratch: Path | None) -> Verdict:
-        from softmetal.simt.harness import KernelError
+        from softmetal.testing import KernelError
 
         try:
             counts = trial.run(mutant.apply if mutant else None, scratch)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# The sums of a row that saw no key: its largest logit in score units and in natural ones, the sum of its
-# weights, and log2 of the weight that a score unit makes.
-NO_KEYS = (-math.inf, -math.inf, 0.0, 1.0)
+# The sums of a row: its largest logit in score units and in natural ones, the sum of its weights, and log2 of
+# the weight that a score unit makes. The first three of a row that saw no key:
+NO_KEYS = (-math.inf, -math.inf, 0.0)
 
 
 def merge_parts(outs: Sequence[Tensor], sums: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -19,6 +19,11 @@ def merge_parts(outs: Sequence[Tensor], sums: Sequence[Tensor], dtype: torch.dty
     lse would be rounded to the logit."""
     out, lse = torch.ops.fattn.merge.parts(torch.stack(list(outs)), torch.stack(list(sums)), dtype)
     return out, lse
+
+
+def without_keys(sums: Tensor, rows: Tensor) -> Tensor:
+    """The sums where `rows`, which can be broadcast to `[.., 1]`, have seen no key after all."""
+    return torch.cat((sums[..., :3].where(~rows, sums.new_tensor(NO_KEYS)), sums[..., 3:]), -1)
 
 
 def shifted(sums: Tensor, distance: Tensor) -> Tensor:

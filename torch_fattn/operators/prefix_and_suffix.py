@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parts import NO_KEYS, merge_parts, shifted
+from .parts import merge_parts, shifted, without_keys
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
 # every core of most GPUs; below it, decode, which splits the keys, reads more but waits less.
@@ -184,7 +184,7 @@ def attend(
         distance = alibi_slopes.float()[..., None] * _beyond_prefix(rows, suffix)
         sums = shifted(sums, distance)
     if is_empty is not None:
-        sums = sums.where(~is_empty[:, None, None, None], sums.new_tensor(NO_KEYS))
+        sums = without_keys(sums, is_empty[:, None, None, None])
     return merge_parts((out, own_out), (sums, own_sums), rows.query.dtype)
 
 

@@ -68,8 +68,8 @@ def check_writable(name: str, **written: Tensor) -> None:
             )
         if tensor.is_neg():
             raise ValueError(
-                f"{name}: {what} is a negated view, whose memory holds other numbers; make it a cache of its "
-                "own with .resolve_neg()"
+                f"{name}: {what} is a negated view and is written in place; pass what its "
+                ".resolve_neg() returns"
             )
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from softmetal.cuda.compile import Pipeline, compile_all
+from softmetal.testing.cuda import Pipeline, compile_all
 
 from ...cases.arguments import Parser, WrongArgumentError, positive
 from ...cases.case import Case, UnsupportedCaseError

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from softmetal.cuda.launch import Arguments, Kernel
+from softmetal.testing.cuda import Arguments, Kernel
 
 from ...cases.arguments import Parser, output_file, positive
 from ...cases.buffers import OUTPUTS, TOLERANCE, errors

@@ -288,28 +288,3 @@ def test_what_nvcc_refuses_is_reported_at_the_metal_line(tmp_path: Path) -> None
     wrong = PRELUDE + "kernel void f(device float* out [[buffer(0)]]) {\n  out[0] = missing;\n}\n"
     with pytest.raises(CompileError, match=r"own\.metal\(5\): error: identifier \"missing\""):
         compile_pipeline(Pipeline(wrong, "f", 32, name="own.metal"), tmp_path)
-
-
-TORCH = """#include <metal_stdlib>
-using namespace metal;
-#include <c10/metal/common.h>
-#include <c10/metal/utils.h>
-#include <ATen/native/mps/kernels/{header}.h>
-"""
-
-
-@needs_nvcc
-@pytest.mark.parametrize(
-    ("header", "kernel"),
-    [
-        ("DecodeAttention", "sdpa_vector_half_64_64_masknone"),
-        ("PrefillAttention", "prefill_attention_bfloat16_bq32_bk32_bd64_wm4_wn1_hm0_dc1_maskbfloat16"),
-    ],
-)
-def test_kernels_that_torch_ships(header: str, kernel: str, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    include = Path(torch.__file__).parent / "include"
-    pipeline = Pipeline(
-        TORCH.format(header=header), kernel, 128 if "prefill" in kernel else 1024, include=(str(include),)
-    )
-    assert resources(pipeline, tmp_path)["stack_bytes"] == 0

@@ -1,4 +1,4 @@
-// Binary archives as a program uses them: each step, and what it gave.
+// Uses binary archives as a program does; returns the result of each step.
 #include "kit.h"
 
 namespace kit {

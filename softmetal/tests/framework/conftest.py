@@ -17,15 +17,15 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     torch = pytest.importorskip("torch")
     from torch.utils import cpp_extension
 
-    import softmetal.control
-    from softmetal.__main__ import environment
+    from softmetal.paths import BUILD, LIBRARY
+    from softmetal.testing import build_environment
 
-    if not softmetal.control.LIBRARY.exists():
+    if not LIBRARY.exists():
         pytest.skip("libsoftmetal.so is not built (python -m softmetal build)")
-    flags = environment()
+    flags = build_environment()
     patch = pytest.MonkeyPatch()
     patch.setenv("CXX", flags["CXX"])
-    patch.setenv("TORCH_EXTENSIONS_DIR", str(HERE.parent.parent / "_build" / "test_extensions"))
+    patch.setenv("TORCH_EXTENSIONS_DIR", str(BUILD / "test_extensions"))
     cpp_extension.load(
         "softmetal_kit",
         [str(HERE / name) for name in ("kit.mm", "misuse.mm", "archives.mm")],

@@ -21,14 +21,14 @@ std::string reason(NSError* error) {
   return error ? [[error localizedDescription] UTF8String] : "(no error text)";
 }
 
-// The macro KIT_LANGUAGE stands for a version of the language.
+// The macro KIT_LANGUAGE is a version of the language.
 static void set_language(MTLCompileOptions* options, const std::string& name) {
   options.languageVersion = name == "3.1"   ? MTLLanguageVersion3_1
                             : name == "3.2" ? MTLLanguageVersion3_2
                                             : MTLLanguageVersion4_0;
 }
 
-// The macro KIT_MATH stands for one use of the math options.
+// The macro KIT_MATH is one combination of math options.
 static void set_math(MTLCompileOptions* options, const std::string& name) {
   options.mathMode = name == "no mode" ? MTLMathMode(7) : MTLMathModeSafe;
   if (name == "precise functions") options.mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPrecise;

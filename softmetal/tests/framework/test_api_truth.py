@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-HEADERS = Path(__file__).resolve().parents[2] / "framework" / "include" / "Metal"
+from softmetal.paths import PACKAGE
+
+HEADERS = PACKAGE / "framework" / "include" / "Metal"
 REQUIREMENT = "mlx-metal==0.32.4"
 
 

@@ -183,7 +183,7 @@ def test_convolution() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention(causal: bool) -> None:
+def test_scaled_dot_product_attention(causal: bool) -> None:
     q, k, v = (torch.randn(2, 4, 5, 8) for _ in range(3))
     expected = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     m = [t.to("mps") for t in (q, k, v)]
@@ -201,12 +201,12 @@ def test_attention(causal: bool) -> None:
     torch.testing.assert_close(together[0].cpu(), functional.scaled_dot_product_attention(q, k, v))
 
 
-def test_attention_is_a_composite_as_on_a_mac() -> None:
-    """So that whoever puts a kernel under a key of mps finds none there, and torch's composite before."""
+def test_scaled_dot_product_attention_is_a_composite_as_on_a_mac() -> None:
+    """An extension that registers an mps kernel for it replaces none."""
     script = """
 import torch
-attention = "scaled_dot_product_attention"
-for op, key in ((attention, "MPS"), (attention, "AutogradMPS"), ("copy_", "MPS")):
+op_of_a_composite = "scaled_dot_product_attention"
+for op, key in ((op_of_a_composite, "MPS"), (op_of_a_composite, "AutogradMPS"), ("copy_", "MPS")):
     print(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", key))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -224,8 +224,8 @@ def test_sparse_tensors_are_held_and_converted() -> None:
     assert not doubled.is_coalesced() and doubled.coalesce().values().tolist() == [3]
 
     module = torch.nn.Linear(2, 2)
-    module.register_buffer("heads", dense.to_sparse().bool(), persistent=False)
-    assert torch.equal(module.to("mps").to(torch.float16).heads.to_dense().cpu(), dense.bool())
+    module.register_buffer("flags", dense.to_sparse().bool(), persistent=False)
+    assert torch.equal(module.to("mps").to(torch.float16).flags.to_dense().cpu(), dense.bool())
     with pytest.raises(TypeError, match="float64"):
         dense.double().to_sparse().to("mps")
     with pytest.raises(NotImplementedError, match="SparseMPS"):

@@ -23,7 +23,7 @@ MISUSES = {
     "setBytes 4097": "length 4097 at index 2 is not 1..4096",
     "setBytes 0": "length 0 at index 2 is not 1..4096",
     "index 31": "index 31 is above 30",
-    "no buffer object": "is no MTLBuffer of this device",
+    "no buffer object": "is not an MTLBuffer of this device",
     "threadgroup memory of 100": "100 at index 0 is not a multiple of 16",
     "threadgroup memory of 64 KiB": "65536 exceeds the device's 32768",
     "static and dynamic threadgroup memory": r"36192 bytes of threadgroup memory \(28000 static\) exceed",

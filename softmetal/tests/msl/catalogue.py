@@ -27,9 +27,9 @@ policy   softmetal's own choice, whatever Apple's compiler does
 of the Metal Shading Language Specification, "slang #4129" an issue of that project. PRELUDE precedes every
 program that does not include <metal_stdlib> itself.
 
-    python -m softmetal.tests.msl.catalogue                 print the table of rules
-    python -m softmetal.tests.msl.catalogue c_cast          compile the programs with that in their names
-    python -m softmetal.tests.msl.catalogue --write DIR     write the programs as files, for Apple's compiler
+    python softmetal/tests/msl/catalogue.py                 print the table of rules
+    python softmetal/tests/msl/catalogue.py c_cast          compile the programs with that in their names
+    python softmetal/tests/msl/catalogue.py --write DIR     write the programs as files, for Apple's compiler
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def find(name: str, verdict: str) -> Entry:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m softmetal.tests.msl.catalogue",
+        prog="python softmetal/tests/msl/catalogue.py",
         description="The table of rules, or with a name: compile its programs.",
     )
     parser.add_argument("name", nargs="?", help="a part of topic/name")

@@ -1,4 +1,4 @@
-"""The compile driver: command line, cache, and Metal programs that nobody here wrote."""
+"""The compile driver: command line, cache, and Metal programs of others."""
 
 from __future__ import annotations
 
@@ -114,32 +114,23 @@ def test_concurrent_compiles_of_one_program(tmp_path: Path) -> None:
     assert len(set(paths)) == 1 and [p.name for p in tmp_path.iterdir()] == [paths[0].name]
 
 
-# ---- programs that nobody here wrote: kernels in the headers of torch's wheel --------------------------
+# ---- programs of others: the sorts in the headers of torch's wheel --------------------------------------
 
+TORCH_PROLOGUE = "#include <c10/metal/common.h>\n#include <c10/metal/utils.h>\n"
 TORCH_PROGRAMS = {
-    "PrefillAttention.h": (
-        "#include <metal_simdgroup_matrix>\n#include <c10/metal/utils.h>\n",
-        "prefill_attention_(float32|bfloat16)_bq32_bk32_bd64_.*_hm0_dc1",
-        2,
-    ),
-    "DecodeAttention.h": (
-        "#include <c10/metal/common.h>\n#include <c10/metal/utils.h>\n",
-        "^sdpa_vector_(half|bfloat)_64_64_mask",
-        8,
-    ),
+    ("SortMerge.h",): (r"^(sort_block|mb_merge)_(half|bfloat)_tptg64", 8),
+    ("SortMerge.h", "SortRadix.h"): (r"^radix_.*_float_8bit(_mb4)?$", 6),
 }
 
 
 @pytest.mark.parametrize("mode", ["fast", "checked"])
-@pytest.mark.parametrize("header", TORCH_PROGRAMS)
-def test_torch_headers(header: str, mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("headers", TORCH_PROGRAMS)
+def test_torch_headers(headers: tuple[str, ...], mode: str, tmp_path: Path) -> None:
     torch = importlib.util.find_spec("torch")
     assert torch is not None and torch.origin is not None
-    prologue, only, kernels = TORCH_PROGRAMS[header]
-    source = (
-        f"#include <metal_stdlib>\n{prologue}using namespace metal;\n"
-        f"#include <ATen/native/mps/kernels/{header}>\n"
-    )
+    only, kernels = TORCH_PROGRAMS[headers]
+    source = f"#include <metal_stdlib>\nusing namespace metal;\n{TORCH_PROLOGUE}"
+    source += "".join(f"#include <ATen/native/mps/kernels/{header}>\n" for header in headers)
     program = Program(source, include=(str(Path(torch.origin).parent / "include"),), only=only)
     path = compile_program(program, mode, tmp_path)
     assert len(_Loaded(path, {}).kernels) == kernels

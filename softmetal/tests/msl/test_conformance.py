@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from catalogue import ENTRIES, Entry, parse
 
 from softmetal.msl.compile import CompileError, Program, compile_program
-from softmetal.tests.msl.catalogue import ENTRIES, Entry, parse
 
 ACCEPTED = [entry for entry in ENTRIES if entry.verdict == "accepted"]
 REJECTED = [entry for entry in ENTRIES if entry.verdict == "rejected"]

@@ -83,7 +83,7 @@ def test_command(tmp_path: Path) -> None:
     assert (rows["a.metal"]["compiled"], rows["b.metal"]["compiled"]) == (1, 0)
     absent = subprocess.run([*command[:4], str(tmp_path / "absent")], capture_output=True, text=True)
     assert absent.returncode == 2
-    assert "is no folder" in absent.stderr
+    assert "is not a folder" in absent.stderr
 
 
 HOSTS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from catalogue import find
 
 from softmetal.msl.compile import CompileError, Program, compile_program
 from softmetal.simt.harness import Library
-from softmetal.tests.msl.catalogue import find
 
 PRELUDE = "#include <metal_stdlib>\nusing namespace metal;\n"
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from elementwise import PRECISE, WORST, evaluate
 
 from softmetal.msl.arithmetic import Arithmetic
-from softmetal.tests.msl.elementwise import PRECISE, WORST, evaluate
 
 RNG = np.random.default_rng(5)
 Function = Callable[[np.ndarray], np.ndarray]

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from elementwise import evaluate
 
 from softmetal.msl.angles import template_brackets
 from softmetal.msl.lexer import TokenList
-from softmetal.tests.msl.elementwise import evaluate
 
 RNG = np.random.default_rng(0)
 A = RNG.integers(-2, 3, 64).astype(np.float32)

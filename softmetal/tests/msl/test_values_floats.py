@@ -9,8 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
-from softmetal.tests.msl.elementwise import PRECISE, evaluate, pairs
+from elementwise import PRECISE, evaluate, pairs
 
 RNG = np.random.default_rng(3)
 EDGES = [

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-
-from softmetal.tests.msl.elementwise import TYPES, evaluate, integers, pairs
+from elementwise import TYPES, evaluate, integers, pairs
 
 KINDS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong")
 

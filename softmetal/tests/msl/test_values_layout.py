@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-
-from softmetal.tests.msl.elementwise import evaluate
+from elementwise import evaluate
 
 SCALARS = {
     "bool": 1, "char": 1, "uchar": 1, "int8_t": 1, "uint8_t": 1, "short": 2, "ushort": 2, "int16_t": 2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from softmetal.tests.simt.programs import (
+from programs import (
     BINARY,
     NEVER_UNDEFINED,
     OPERATIONS,

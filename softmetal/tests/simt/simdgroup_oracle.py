@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from softmetal.tests.simt.programs import BINARY, MASK, Program
+from programs import BINARY, MASK, Program
 
 
 def product(values: list[int]) -> int:

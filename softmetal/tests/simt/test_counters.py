@@ -91,7 +91,7 @@ def test_bytes(library: Library) -> None:
 
 
 def test_distinct_bytes(library: Library) -> None:
-    """A byte counts once in each threadgroup that reads it, whoever else has and through whichever slot."""
+    """A byte counts once per threadgroup that reads it, for all its threads and slots."""
     out, q = np.zeros(96 * 7, np.float32), np.full(96 * 7 * 8, 0x3C, np.uint8)
     scale = np.array([0, 2], np.float32).tobytes()
 

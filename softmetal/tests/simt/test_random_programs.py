@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from programs import Program
+from random_programs import Generate
+from simdgroup_oracle import oracle
 
 from softmetal.simt import KernelError, Library
-from softmetal.tests.simt.programs import Program
-from softmetal.tests.simt.random_programs import Generate
-from softmetal.tests.simt.simdgroup_oracle import oracle
 
 HEAD = """#include <metal_stdlib>
 using namespace metal;

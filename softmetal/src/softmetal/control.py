@@ -1,0 +1,146 @@
+"""Checks, counters and records of the running softmetal, through the C functions of its native library.
+
+Nothing here imports torch, and the library is loaded at first use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .paths import LIBRARY, RUNTIME_LIBRARY
+
+_ORDERS = {"forward": 0, "reverse": 1, "random": 2}
+_RACE, _BOUNDS, _UNINIT, _COUNT_BYTES, _COUNT_DISTINCT = 1, 2, 4, 8, 16
+
+
+class SoftmetalMissingError(ImportError):
+    """The native library is not built."""
+
+
+class _Settings(ctypes.Structure):  # softmetal_settings in simt/abi.h
+    _fields_ = [
+        ("threads", ctypes.c_uint32),
+        ("order", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
+        ("checks", ctypes.c_uint32),
+    ]
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The native library. Its symbols become global: compiled kernels are linked against them when loaded."""
+    if not LIBRARY.exists():
+        raise SoftmetalMissingError(f"{LIBRARY.name} is not built; run `python -m softmetal build`.")
+    os.environ.setdefault("SOFTMETAL_PYTHON", sys.executable)
+    ctypes.CDLL(str(RUNTIME_LIBRARY), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(LIBRARY), mode=ctypes.RTLD_GLOBAL)
+    for name in ("stop_recording", "totals", "live_objects", "device_facts"):
+        getattr(library, f"softmetal_{name}").restype = ctypes.c_void_p
+    library.softmetal_free.argtypes = [ctypes.c_void_p]
+    library.softmetal_free.restype = None
+    library.softmetal_current_settings.restype = ctypes.POINTER(_Settings)
+    return library
+
+
+def _json(function: str) -> Any:
+    text = getattr(load(), f"softmetal_{function}")()
+    try:
+        return json.loads(ctypes.string_at(text))
+    finally:
+        load().softmetal_free(text)
+
+
+def _finish_stream() -> None:
+    """Run the encoded commands under the settings that were current when they were encoded."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.mps.synchronize()
+
+
+@contextmanager
+def checks(
+    race: bool = False,
+    bounds: bool = False,
+    uninit: bool = False,
+    count_bytes: bool = False,
+    count_distinct: bool = False,
+    order: str | None = None,
+    seed: int | None = None,
+    threads: int | None = None,
+) -> Iterator[None]:
+    """Run the kernels launched inside with these checks; a finding raises RuntimeError by the exit.
+
+    `order` of the threads of a threadgroup: "forward", "reverse" or "random" (with `seed`). Checked kernels
+    are compiled at their first use. `count_distinct` counts the bytes that a threadgroup reads, each once
+    however often it is loaded.
+    """
+    if order is not None and order not in _ORDERS:
+        raise ValueError(f"checks(order={order!r}): use one of {', '.join(_ORDERS)}.")
+    settings = load().softmetal_current_settings().contents
+    _finish_stream()
+    saved = (settings.threads, settings.order, settings.seed, settings.checks)
+    checks = {_RACE: race, _BOUNDS: bounds, _UNINIT: uninit, _COUNT_BYTES: count_bytes}
+    settings.checks = sum(bit for bit, on in checks.items() if on) | count_distinct * _COUNT_DISTINCT
+    if order is not None:
+        settings.order = _ORDERS[order]
+    if seed is not None:
+        settings.seed = seed
+    if threads is not None:
+        settings.threads = threads
+    try:
+        yield
+        _finish_stream()
+    finally:
+        settings.threads, settings.order, settings.seed, settings.checks = saved
+
+
+@contextmanager
+def record() -> Iterator[list[dict[str, Any]]]:
+    """Record the dispatches that run inside: kernel, grid, threads, threadgroup_bytes, counters and, if bytes
+    are counted, bytes read and written (and bytes read counted once per threadgroup) by buffer slot.
+
+    The list is filled on exit.
+    """
+    launched: list[dict[str, Any]] = []
+    _finish_stream()
+    load().softmetal_start_recording()
+    try:
+        yield launched
+        _finish_stream()
+    finally:
+        launched.extend(_json("stop_recording"))
+
+
+def counters() -> dict[str, Any]:
+    """Sums over all dispatches since the start or the last reset_counters()."""
+    _finish_stream()
+    return dict(_json("totals")["counters"])
+
+
+def launches() -> dict[str, int]:
+    """The number of launches of each kernel since the start or the last reset_counters()."""
+    _finish_stream()
+    return dict(_json("totals")["launches"])
+
+
+def reset_counters() -> None:
+    _finish_stream()
+    load().softmetal_reset_totals()
+
+
+def live_objects() -> dict[str, int]:
+    """The number of live Metal objects, by class."""
+    _finish_stream()
+    return dict(_json("live_objects"))
+
+
+def device_facts() -> dict[str, Any]:
+    """Name, GPU cores and memory of the device."""
+    return dict(_json("device_facts"))

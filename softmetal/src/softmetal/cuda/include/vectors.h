@@ -1,0 +1,207 @@
+// metal::vec<T, 2..4>: the sizes and alignments of Metal, so that a vector load is one instruction.
+#pragma once
+
+#include "numbers.h"
+
+namespace metal {
+
+template <typename T, int N>
+struct vec;
+
+#define SOFTMETAL_ELEMENT_ACCESS                                      \
+  SOFTMETAL_INLINE constexpr T& operator[](int i) { return (&x)[i]; } \
+  SOFTMETAL_INLINE constexpr const T& operator[](int i) const { return (&x)[i]; }
+
+template <typename T>
+struct alignas(2 * sizeof(T)) vec<T, 2> {
+  T x, y;
+
+  vec() = default;
+  template <softmetal::Scalar A>
+  SOFTMETAL_INLINE constexpr vec(A s) : x(T(s)), y(T(s)) {}
+  template <softmetal::Scalar A, softmetal::Scalar B>
+  SOFTMETAL_INLINE constexpr vec(A a, B b) : x(T(a)), y(T(b)) {}
+  template <typename U>
+  SOFTMETAL_INLINE constexpr explicit vec(vec<U, 2> v) : x(T(v.x)), y(T(v.y)) {}
+  SOFTMETAL_ELEMENT_ACCESS
+};
+
+template <typename T>
+struct alignas(4 * sizeof(T)) vec<T, 3> {
+  T x, y, z;
+
+  vec() = default;
+  template <softmetal::Scalar A>
+  SOFTMETAL_INLINE constexpr vec(A s) : x(T(s)), y(T(s)), z(T(s)) {}
+  template <softmetal::Scalar A, softmetal::Scalar B, softmetal::Scalar C>
+  SOFTMETAL_INLINE constexpr vec(A a, B b, C c) : x(T(a)), y(T(b)), z(T(c)) {}
+  template <typename U>
+  SOFTMETAL_INLINE constexpr explicit vec(vec<U, 3> v) : x(T(v.x)), y(T(v.y)), z(T(v.z)) {}
+  template <softmetal::Scalar C>
+  SOFTMETAL_INLINE constexpr vec(vec<T, 2> v, C c) : x(v.x), y(v.y), z(T(c)) {}
+  SOFTMETAL_ELEMENT_ACCESS
+};
+
+template <typename T>
+struct alignas(4 * sizeof(T)) vec<T, 4> {
+  T x, y, z, w;
+
+  vec() = default;
+  template <softmetal::Scalar A>
+  SOFTMETAL_INLINE constexpr vec(A s) : x(T(s)), y(T(s)), z(T(s)), w(T(s)) {}
+  template <softmetal::Scalar A, softmetal::Scalar B, softmetal::Scalar C, softmetal::Scalar D>
+  SOFTMETAL_INLINE constexpr vec(A a, B b, C c, D d) : x(T(a)), y(T(b)), z(T(c)), w(T(d)) {}
+  template <typename U>
+  SOFTMETAL_INLINE constexpr explicit vec(vec<U, 4> v) : x(T(v.x)), y(T(v.y)), z(T(v.z)), w(T(v.w)) {}
+  SOFTMETAL_INLINE constexpr vec(vec<T, 2> a, vec<T, 2> b) : x(a.x), y(a.y), z(b.x), w(b.y) {}
+  template <softmetal::Scalar D>
+  SOFTMETAL_INLINE constexpr vec(vec<T, 3> v, D d) : x(v.x), y(v.y), z(v.z), w(T(d)) {}
+  SOFTMETAL_ELEMENT_ACCESS
+};
+#undef SOFTMETAL_ELEMENT_ACCESS
+
+#define SOFTMETAL_VECTOR_OPERATOR(op)                                          \
+  template <typename T, int N>                                                 \
+  SOFTMETAL_INLINE constexpr vec<T, N> operator op(vec<T, N> a, vec<T, N> b) { \
+    _Pragma("unroll") for (int i = 0; i < N; ++i) a[i] = T(a[i] op b[i]);      \
+    return a;                                                                  \
+  }                                                                            \
+  template <typename T, int N, softmetal::Scalar S>                            \
+  SOFTMETAL_INLINE constexpr vec<T, N> operator op(vec<T, N> a, S b) {         \
+    return a op vec<T, N>(b);                                                  \
+  }                                                                            \
+  template <typename T, int N, softmetal::Scalar S>                            \
+  SOFTMETAL_INLINE constexpr vec<T, N> operator op(S a, vec<T, N> b) {         \
+    return vec<T, N>(a) op b;                                                  \
+  }                                                                            \
+  template <typename T, int N, typename U>                                     \
+  SOFTMETAL_INLINE constexpr vec<T, N>& operator op##=(vec<T, N>& a, U b) {    \
+    return a = a op b;                                                         \
+  }
+SOFTMETAL_VECTOR_OPERATOR(+)
+SOFTMETAL_VECTOR_OPERATOR(-)
+SOFTMETAL_VECTOR_OPERATOR(*)
+SOFTMETAL_VECTOR_OPERATOR(/)
+SOFTMETAL_VECTOR_OPERATOR(&)
+SOFTMETAL_VECTOR_OPERATOR(|)
+SOFTMETAL_VECTOR_OPERATOR(^)
+#undef SOFTMETAL_VECTOR_OPERATOR
+
+// Two halves are one operation.
+#define SOFTMETAL_HALF2_OPERATOR(op, instruction)                              \
+  SOFTMETAL_INLINE vec<half, 2> operator op(vec<half, 2> a, vec<half, 2> b) {  \
+    uint result;                                                               \
+    asm(instruction " %0, %1, %2;"                                             \
+        : "=r"(result)                                                         \
+        : "r"(__builtin_bit_cast(uint, a)), "r"(__builtin_bit_cast(uint, b))); \
+    return __builtin_bit_cast(vec<half, 2>, result);                           \
+  }
+SOFTMETAL_HALF2_OPERATOR(+, "add.rn.f16x2")
+SOFTMETAL_HALF2_OPERATOR(-, "sub.rn.f16x2")
+SOFTMETAL_HALF2_OPERATOR(*, "mul.rn.f16x2")
+#undef SOFTMETAL_HALF2_OPERATOR
+
+template <typename T, int N>
+SOFTMETAL_INLINE constexpr vec<T, N> operator-(vec<T, N> a) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) a[i] = -a[i];
+  return a;
+}
+
+template <typename T, int N>
+SOFTMETAL_INLINE constexpr T dot(vec<T, N> a, vec<T, N> b) {
+  T sum = a.x * b.x;
+#pragma unroll
+  for (int i = 1; i < N; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+#define SOFTMETAL_VECTOR_NAMES(T) \
+  typedef vec<T, 2> T##2;         \
+  typedef vec<T, 3> T##3;         \
+  typedef vec<T, 4> T##4;
+SOFTMETAL_VECTOR_NAMES(bool)
+SOFTMETAL_VECTOR_NAMES(char)
+SOFTMETAL_VECTOR_NAMES(uchar)
+SOFTMETAL_VECTOR_NAMES(short)
+SOFTMETAL_VECTOR_NAMES(ushort)
+SOFTMETAL_VECTOR_NAMES(int)
+SOFTMETAL_VECTOR_NAMES(uint)
+SOFTMETAL_VECTOR_NAMES(long)
+SOFTMETAL_VECTOR_NAMES(ulong)
+SOFTMETAL_VECTOR_NAMES(half)
+SOFTMETAL_VECTOR_NAMES(bfloat)
+SOFTMETAL_VECTOR_NAMES(float)
+#undef SOFTMETAL_VECTOR_NAMES
+
+}  // namespace metal
+
+namespace softmetal {
+
+// Whole chunks of read-only memory. Not volatile: of equal loads the compiler keeps one.
+template <int bytes>
+struct Chunk;
+template <>
+struct Chunk<4> {
+  uint words[1];
+  SOFTMETAL_INLINE explicit Chunk(const void* address) {
+    asm("ld.global.nc.u32 %0, [%1];" : "=r"(words[0]) : "l"(__cvta_generic_to_global(address)));
+  }
+};
+template <>
+struct Chunk<8> {
+  uint words[2];
+  SOFTMETAL_INLINE explicit Chunk(const void* address) {
+    asm("ld.global.nc.v2.u32 {%0, %1}, [%2];"
+        : "=r"(words[0]), "=r"(words[1])
+        : "l"(__cvta_generic_to_global(address)));
+  }
+};
+template <>
+struct Chunk<16> {
+  uint words[4];
+  SOFTMETAL_INLINE explicit Chunk(const void* address) {
+    asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+        : "l"(__cvta_generic_to_global(address)));
+  }
+};
+
+// n neighbours that are aligned to their size, or 16 bytes, and that no thread writes: the translator's
+// promise (runs.py). Each element is taken from a load of its chunk.
+template <int n, typename T>
+struct Run {
+  const T* start;
+
+  SOFTMETAL_INLINE T operator[](int i) const {
+    constexpr int run_bytes = (n & -n) * int(sizeof(T));
+    constexpr int bytes = run_bytes < 16 ? run_bytes : 16;
+    if constexpr (bytes < 4 || sizeof(T) > 4) {
+      return start[i];
+    } else {
+      constexpr int elements = bytes / int(sizeof(T));
+      const int at = i % elements * int(sizeof(T));
+      const uint word = Chunk<bytes>(start + i / elements * elements).words[at / 4];
+      if constexpr (sizeof(T) == 4) {
+        return __builtin_bit_cast(T, word);
+      } else if constexpr (sizeof(T) == 1) {
+        return __builtin_bit_cast(T, uchar(word >> (8 * (at % 4))));
+      } else {
+        return __builtin_bit_cast(T, ushort(word >> (8 * (at % 4))));
+      }
+    }
+  }
+};
+
+template <int n, typename T>
+SOFTMETAL_INLINE Run<n, T> run(const T* start) {
+  return {start};
+}
+
+}  // namespace softmetal
+
+template <typename To, typename From>
+SOFTMETAL_INLINE constexpr To as_type(From from) {
+  static_assert(sizeof(To) == sizeof(From), "as_type needs two types of one size");
+  return __builtin_bit_cast(To, from);
+}

@@ -1,0 +1,10 @@
+"""Where the package is, and what `python -m softmetal build` builds in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+BUILD = PACKAGE / "_build"
+LIBRARY = BUILD / "libsoftmetal.so"
+RUNTIME_LIBRARY = BUILD / "libsoftmetal_simt.so"

@@ -1,0 +1,39 @@
+// Findings as sentences: who did what to which memory, at which line of the .metal source.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "worker.h"
+
+namespace softmetal {
+
+struct Module;
+
+// Return addresses, innermost first; zeros behind them.
+using CallChain = std::array<uintptr_t, 8>;
+// Those of a fiber's frames, which code compiled with frame pointers links, from `frame` on: into
+// chain[first...].
+void walk_frames(const Fiber&, void** frame, size_t first, CallChain& chain);
+
+// "file.metal:12", from an address of code in the module (and its callers, innermost first). When `line` is
+// known only a frame at that line will do; without debug information the answer is "line 12" or the offset in
+// the module.
+std::string source_of(const Module*, const std::vector<uintptr_t>& return_addresses, int line = 0);
+std::string source_of(const Module*, const Fiber&);  // of the operation that the fiber waits in
+
+std::string to_string(softmetal_uint3);
+std::string thread_name(const Worker&, const Fiber&);
+std::string lane_list(uint32_t lanes);  // "0-15, 20"
+
+std::string divergence_message(const Worker&, const Simdgroup&, uint32_t lanes, const Fiber& representative);
+// A shuffle gave lanes the value of an inactive lane.
+std::string inactive_source_message(const Worker&, const Simdgroup&);
+std::string barrier_mismatch_message(const Worker&, const Fiber& late);
+// A thread waits at a barrier that others never reach: either `me` returned, or `me` waits and others
+// returned.
+std::string barrier_missed_message(const Worker&, const Fiber& me);
+std::string threadgroup_memory_message(const Worker&, const char* name, int line);
+
+}  // namespace softmetal
