@@ -156,9 +156,9 @@ inline void put_scales(thread const SharedScales& scales, thread const KeySource
     return;
   }
   const KeyPlace place = places.own(source.table, thread_index);
-  scales.put_key(thread_index, place.exists ? float(*source.key.scales_at(place, params.key_scales)) : 1.0f);
-  scales.put_value(thread_index,
-                   place.exists ? float(*source.value.scales_at(place, params.value_scales)) : 1.0f);
+  const bool read = place.exists;
+  scales.put_key(thread_index, read ? float(*source.key.scales_at(place, params.key_scales)) : 1.0f);
+  scales.put_value(thread_index, read ? float(*source.value.scales_at(place, params.value_scales)) : 1.0f);
 }
 
 }  // namespace fattn
