@@ -53,7 +53,9 @@ struct SeenKeys {
 };
 
 inline SeenKeys all_seen() {
-  SeenKeys seen = {~0u, ~0u};
+  SeenKeys seen;
+  seen.scored = ~0u;
+  seen.read = ~0u;
   return seen;
 }
 
@@ -200,7 +202,8 @@ struct AttentionState {
     if (!fc_hides_any) {
       return all_seen();
     }
-    SeenKeys seen = {0, 0};
+    SeenKeys seen;
+    seen.scored = 0;
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeys; k++) {
 #pragma clang loop unroll(full)
