@@ -94,28 +94,26 @@ def scale_bytes(p: Problem, keys: int) -> int:
 
 
 def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
-    """A step of keys and values with their padding and scales, a flag for each simdgroup, and what stands
-    aside."""
+    """A step of keys and values with their padding and scales, and what is saved of the rows."""
     kv_format, tile_keys = p.kv_format.removesuffix("_unscaled"), int(macros["FATTN_TILE_KEYS"])
     element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
     tiles = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + 16 + 64)
-    simdgroups = int(macros["FATTN_SIMDGROUPS"])
-    rows = simdgroups * int(macros["FATTN_ROW_FRAGMENTS"]) * 8
-    return tiles + scale_bytes(p, tile_keys) + 4 * simdgroups + aside_bytes(rows)
+    rows = int(macros["FATTN_SIMDGROUPS"]) * int(macros["FATTN_ROW_FRAGMENTS"]) * 8
+    return tiles + scale_bytes(p, tile_keys) + saved_bytes(rows)
 
 
 def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
-    """The query in pieces of 16 bytes, the products and scales of two steps, and what stands aside."""
+    """The query in pieces of 16 bytes, products and scales of two steps, and what is saved of the rows."""
     tile_keys = int(macros["FATTN_TILE_KEYS"])
     column_shares = int(macros["FATTN_SIMDGROUPS"]) // int(macros["FATTN_ROW_GROUPS"])
     sums = max(1, column_shares * 8 // tile_keys)  # shares of the columns that a product is the sum of
     columns = -(-p.head_dim // 8 // sums) * 8
     share_bytes = -(-columns * ELEMENT_BYTES[macros["FATTN_T"]] // 64) * 64
     of_row = sums * (share_bytes + 2 * tile_keys * 4)
-    return tile_rows * of_row + scale_bytes(p, 2 * tile_keys) + aside_bytes(tile_rows)
+    return tile_rows * of_row + scale_bytes(p, 2 * tile_keys) + saved_bytes(tile_rows)
 
 
-def aside_bytes(tile_rows: int) -> int:
+def saved_bytes(tile_rows: int) -> int:
     """Three offsets and three keys of each row, and where the keys begin."""
     return tile_rows * (3 * 8 + 3 * 4) + 3 * 8
 

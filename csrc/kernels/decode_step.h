@@ -1,9 +1,9 @@
 // One step of decode: a few keys and values, from the cache through registers into the online state.
 #pragma once
 
+#include "decode_state.h"
 #include "query.h"
 #include "scales.h"
-#include "set_aside.h"
 
 namespace fattn {
 
@@ -187,13 +187,13 @@ inline void multiply_values(thread OnlineAttention& attention, thread const Stor
 template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
                         thread Sequence& sequence, thread const SharedScales& scales,
-                        thread const StepBlocks& blocks, thread const SetAside& aside,
+                        thread const StepBlocks& blocks, thread const DecodeState& state,
                         constant DecodeParams& params, int first_key, ushort lane, LanePosition at) {
   QuantisedStep stored;
   uint present = 0;
-  aside.take_first_key(sequence);
+  state.take_key_start(sequence);
   if (kKvFormat != kKvFloat) {
-    aside.take_first_value(sequence);
+    state.take_value_start(sequence);
     present = stored.read<kEdge>(sequence, blocks, params, first_key, lane, at);
   }
   if (kRowScales && fc_scales) {
@@ -212,16 +212,16 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     }
   }
   scale_products(attention, scales, at);
-  const ScoreModifiers modifiers = aside.modifiers(params, at);
+  const ScoreModifiers modifiers = state.modifiers(params, at);
   modify_scores(attention, modifiers, first_key, at);
   if (kEdge) {
-    const Visibility visible = aside.visible(params, at);
+    const Visibility visible = state.visible(params, at);
     hide_scores(attention, visible, sequence.mask, first_key, present, at);
   }
   const SeenKeys seen = kEdge ? attention.seen_keys(at) : all_seen();
   attention.weigh();
   if (kKvFormat == kKvFloat) {
-    aside.take_first_value(sequence);
+    state.take_value_start(sequence);
   }
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {

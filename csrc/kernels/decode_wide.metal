@@ -261,7 +261,7 @@ using namespace fattn;
 
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   for (;;) {
-    const ChunkNumber next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
+    const ChunkIndex next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
     if (next.batch < 0) {
       return;
     }

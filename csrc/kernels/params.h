@@ -247,7 +247,6 @@ FATTN_CHECK_SIZE(MergeParams, 72);
 FATTN_CHECK_SIZE(CacheWriteParams, 160);
 FATTN_CHECK_SIZE(MaskMapParams, 56);
 FATTN_CHECK_SIZE(LogitsParams, 112);
-#undef FATTN_CHECK_SIZE
 
 // Tile arithmetic. A simdgroup works on 8-row fragments.
 FATTN_CONSTEXPR int kFragment = 8;
@@ -269,13 +268,7 @@ FATTN_CONSTEXPR int kNoLimit = 0x7fffffff;
 // Chunks of decode (schedule.h): a sequence has at most kFewChunks until they are of kLargeChunk keys.
 FATTN_CONSTEXPR int kFewChunks = 32;
 FATTN_CONSTEXPR int kLargeChunk = 512;
-// What a simdgroup of decode puts aside while it works on a chunk.
-FATTN_CONSTEXPR int kSetAsideWords = 16 + 6 * kFragment;
-FATTN_CONSTEXPR int kSetAsideLongs = 4;
 // Columns of a row of an int4 cache that share a scale and a minimum.
-FATTN_CONSTEXPR int kAsideLongs = 3;
-FATTN_CONSTEXPR int kAsideWords = 3;
-FATTN_CONSTEXPR int kStartLongs = 3;
 FATTN_CONSTEXPR int kInt4Group = 32;
 // Columns that softmax and softcap read and write at once.
 FATTN_CONSTEXPR int kLogitsVector = 4;

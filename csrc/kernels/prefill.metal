@@ -1,6 +1,5 @@
-// Prefill: many query rows over dense keys and values, of one sequence or packed, or over a paged pool, which
-// may be quantised
-// (FlashAttention-2: Dao 2023; the tile is of the kind MLX calls steel).
+// Prefill: many query rows over keys and values that are dense, packed, or in a paged pool, which may be
+// quantised (FlashAttention-2: Dao 2023; the tile is of the kind that MLX calls steel).
 //
 // A threadgroup owns kSimdgroups * kRowFragments * 8 query rows of one head, or of the heads that share a
 // key-value head (packed.h), and walks the keys in steps of kTileKeys. K and V of a step are staged once in
@@ -113,9 +112,9 @@ using namespace fattn;
   threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kTileChunk];
   threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];
   threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
-  threadgroup long key_starts[kStartLongs];
-  threadgroup long aside_longs[kTileRows * kAsideLongs];
-  threadgroup int aside_words[kTileRows * kAsideWords];
+  threadgroup SavedStarts starts;
+  threadgroup SavedPlaces saved_places[kTileRows];
+  threadgroup SavedLimits saved_limits[kTileRows];
 
   StepTiles tiles;
   tiles.keys = reinterpret_cast<threadgroup TileElement*>(key_storage);
@@ -132,7 +131,7 @@ using namespace fattn;
   TileRows rows;
   rows.set(tile, params, seq_lens, cu_seqlens_k);
   if (thread_index == 0) {
-    rows.put_starts(params, key_starts);
+    rows.put_starts(params, &starts);
   }
   const LanePosition at = lane_position(lane);
   const int simdgroup_row = tile.begin + simdgroup_index * (kRowFragments * 8);
@@ -147,13 +146,13 @@ using namespace fattn;
   }
   const KeyRanges own_ranges = rows.ranges_of(simdgroup_row, kRowFragments * 8, params);
   const KeySource source =
-      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges, key_starts);
+      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges, &starts);
 
   OnlineAttention attention;
   QueryRegisters query_rows;
   ScoreModifiers modifiers;
-  RowsAside aside;
-  aside.set(aside_longs, aside_words, simdgroup_index * (kRowFragments * 8) + at.row);
+  TileState state;
+  state.set(saved_places, saved_limits, simdgroup_index * (kRowFragments * 8) + at.row);
   attention.clear();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
@@ -161,7 +160,7 @@ using namespace fattn;
     query_rows.load(r, rows.query_row(row, params, query), at);
     rows.set_modifiers(r, row, params, alibi_slopes, modifiers);
     if (at.pair == 0) {
-      rows.put_aside(r, row, part, params, aside);
+      rows.save(r, row, part, params, state);
     }
     if (fc_sinks && part == 0 && row.exists) {
       attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
@@ -216,15 +215,14 @@ using namespace fattn;
     if (!fragments.any()) {
       continue;
     }
-    // Where the map says of each simdgroup's rows what they see, one may have no tests where others do. Not
-    // &&: with a window, the branch took 74 half registers and spilled.
-    const bool own_whole = (cell == kCellWhole) & own_ranges.all_see(first_key, first_key + 1);
+    // Where the map says of each simdgroup's rows what they see, one may have no tests where others do.
+    const bool own_whole = cell == kCellWhole && own_ranges.all_see(first_key, first_key + 1);
     if (fc_mask_map ? own_whole : whole) {
       whole_step(attention, query_rows, modifiers, tiles, first_key, at);
     } else {
       score_step(attention, query_rows, tiles, fragments, at);
       modify_scores(attention, modifiers, first_key, at);
-      const Visibility visible = aside.visible(params);
+      const Visibility visible = state.visible(params);
       hide_scores(attention, visible, mask, first_key, present, at);
       const SeenKeys seen = attention.seen_keys(at);
       attention.weigh();
@@ -235,7 +233,7 @@ using namespace fattn;
   attention.finish();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const long place = aside.out(r);
+    const long place = state.out(r);
     if (place < 0) {
       continue;
     }
@@ -250,7 +248,7 @@ using namespace fattn;
       if (is_huge_sink(attention.row_max[r])) {
         sum.logit = natural_sink_of(rows.row(simdgroup_row + r * 8 + at.row, params), params, sinks);
       }
-      put_sum(lse, partial_sum, aside.lse(r), sum);
+      put_sum(lse, partial_sum, state.lse(r), sum);
     }
   }
 }

@@ -191,9 +191,9 @@ using namespace fattn;
   threadgroup uint4 shared_query[kRowGroups * kGroupPieces * kSimdWidth];
   threadgroup float2 shared_products[kRowGroups * kGroupScores];  // in two places
   threadgroup float2 shared_scales[kRowScales ? 2 * kTileKeys : 1];
-  threadgroup long key_starts[kStartLongs];
-  threadgroup long aside_longs[kTileRows * kAsideLongs];
-  threadgroup int aside_words[kTileRows * kAsideWords];
+  threadgroup SavedStarts starts;
+  threadgroup SavedPlaces saved_places[kTileRows];
+  threadgroup SavedLimits saved_limits[kTileRows];
 
   const GridPlace here = place_in_grid(params, group_in_grid(group_in_dispatch, slice));
   const int part = here.part;
@@ -205,7 +205,7 @@ using namespace fattn;
   TileRows rows;
   rows.set(tile, params, seq_lens, cu_seqlens_k);
   if (thread_index == 0) {
-    rows.put_starts(params, key_starts);
+    rows.put_starts(params, &starts);
   }
   const LanePosition at = lane_position(lane);
   const ushort row_group = simdgroup_index / kColumnShares;
@@ -221,7 +221,7 @@ using namespace fattn;
     }
   }
   TileKeys keys;
-  keys.source = rows.source(params, key, value, key_scales, value_scales, block_tables, ranges, key_starts);
+  keys.source = rows.source(params, key, value, key_scales, value_scales, block_tables, ranges, &starts);
   keys.ranges = rows.ranges_of(group_row, kRowFragments * 8, params);
 
   GroupQuery group_query;
@@ -229,8 +229,8 @@ using namespace fattn;
                        row_group * (kGroupPieces * kSimdWidth * kPieceElements);
   WideAttention attention;
   ScoreModifiers modifiers;
-  RowsAside aside;
-  aside.set(aside_longs, aside_words, row_group * (kRowFragments * 8) + at.row);
+  TileState state;
+  state.set(saved_places, saved_limits, row_group * (kRowFragments * 8) + at.row);
   attention.clear();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
@@ -240,7 +240,7 @@ using namespace fattn;
       attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
     }
     if (share == 0 && at.pair == 0) {
-      rows.put_aside(r, row, part, params, aside);
+      rows.save(r, row, part, params, state);
     }
     const int pair = group_row + r * 8 + at.pair * 2;
     group_query.stage(r, rows.query_row(rows.row(pair, params), params, query),
@@ -288,7 +288,7 @@ using namespace fattn;
       scores.take(attention, fragments, at);
       scale_products(attention, scales, at);
       modify_scores(attention, modifiers, first_key, at);
-      const Visibility visible = aside.visible(params);
+      const Visibility visible = state.visible(params);
       hide_scores(attention, visible, mask, first_key, places.present(at.pair), at);
       const SeenKeys seen = attention.seen_keys(at);
       attention.weigh();
@@ -299,7 +299,7 @@ using namespace fattn;
   attention.finish();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const long place = aside.out(r);
+    const long place = state.out(r);
     if (place < 0) {
       continue;
     }
@@ -317,7 +317,7 @@ using namespace fattn;
       if (is_huge_sink(attention.row_max[r])) {
         sum.logit = natural_sink_of(rows.row(group_row + r * 8 + at.row, params), params, sinks);
       }
-      put_sum(lse, partial_sum, aside.lse(r), sum);
+      put_sum(lse, partial_sum, state.lse(r), sum);
     }
   }
 }
