@@ -16,7 +16,10 @@ PRODUCT_SOURCES   := setup.py pyproject.toml tools/embed_kernels.py $(call find_
 SOFTMETAL_SOURCES := softmetal/pyproject.toml $(call find_sources,softmetal/src,cpp h mm S)
 SOFTMETAL_HEADERS := $(call find_sources,softmetal/src/softmetal/framework/include,h)
 # The conformance programs are written as people write them.
-FORMATTED         := $(filter-out %.txt softmetal/tests/msl/conformance/%,$(call find_sources,csrc softmetal bench,cpp h mm cu metal))
+FORMATTED         := $(filter-out %.txt softmetal/tests/msl/conformance/%,$(call find_sources,csrc softmetal bench tests,cpp h mm cu metal))
+
+# How the extension is compiled: DEBUG=1 for a debugger, SANITIZE=address (or undefined, thread) with a sanitizer.
+MODE := $(strip $(if $(filter-out 0,$(DEBUG)),FATTN_DEBUG=1) $(if $(SANITIZE),FATTN_SANITIZE=$(SANITIZE)))
 
 # softmetal's part of the build: nothing of it is needed, or exists, on a Mac.
 SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
@@ -28,12 +31,15 @@ FOR_DEMO := $(STAMPS)/demo
 FOR_DOCS := $(STAMPS)/docs
 FOR_TEST := $(STAMPS)/test
 
-.PHONY: help build first-mac demo docs test test-newest wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
+.PHONY: FORCE help build compile-commands first-mac demo docs check test test-all test-newest coverage wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-build: $(STAMPS)/product  ## the environment and the extension
+build: $(STAMPS)/product  ## the environment and the extension (DEBUG=1, SANITIZE=address)
+
+compile-commands: $(STAMPS)/product  ## how each C++ source is compiled, for editors and clang-tidy
+	$(BUILD_ENV) $(MODE) $(PY) tools/compile_commands.py compile_commands.json
 
 first-mac: $(FOR_TEST)  ## ten minutes on a Mac: doctor, tests, times, tuning, in one archive to send
 	$(PY) tools/first_mac.py
@@ -44,14 +50,25 @@ demo: $(FOR_DEMO)  ## a transformers model generates on device="mps" through tor
 docs: $(FOR_DOCS)  ## the documentation as a site, in out/site
 	$(PY) -m mkdocs build --strict
 
-test: lint pytest  ## lint, types and every test that is not marked slow
+check: TIER := check
+check: lint pytest  ## lint, types and a cross-section of the tests: 4 minutes on 2 cores
 
+test: TIER := test
+test: lint pytest  ## lint, types and every operator, option, refusal and integration: 8 minutes on 2 cores
+
+test-all: TIER := all
+test-all: lint pytest  ## lint, types and every test but the sweeps, as CI runs them
+
+# TIER=check, test or all: which of their cases (tests/tiers.py).
 pytest: $(FOR_TEST)
-	$(PY) -m pytest -n 2 --dist worksteal $(TESTS)
+	$(PY) -m pytest -n 2 --dist worksteal $(if $(TIER),--tier $(TIER)) $(TESTS)
 
-test-newest:  ## the tests once more with the newest torch and transformers, in a copy of the sources in .newest
+test-newest:  ## the tests of make test with the newest torch and transformers, in a copy of the sources in .newest
 	tools/copy_tree.sh .newest
-	$(MAKE) -C .newest VERSIONS=requirements/newest.txt pytest
+	$(MAKE) -C .newest VERSIONS=requirements/newest.txt TIER=$(or $(TIER),test) pytest
+
+coverage: $(FOR_TEST)  ## the share of the lines of torch_fattn that the tests of make test run
+	$(PY) -m pytest -n 2 --dist worksteal --tier test --cov --cov-report=term $(TESTS)
 
 wheel: $(FOR_TEST)  ## the source archive and from it the wheel for this torch, in dist
 	rm -rf dist
@@ -61,13 +78,13 @@ check-wheel: wheel  ## that wheel in a bare environment: doctor, and 30 families
 	tools/check_wheel.sh out/bare $(VERSIONS)
 
 sweep: $(FOR_TEST)  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
-	$(PY) -m pytest -n 2 --dist worksteal -m slow tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
+	$(PY) -m pytest -n 2 --dist worksteal -m slow --timeout 0 tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
 
 mutants: $(FOR_TEST)  ## every operator and constant of the kernels changed in turn (SAMPLE=200 SEED=1: a sample)
 	$(PY) -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
-test-slow: $(FOR_TEST)  ## the longer sweeps
-	$(PY) -m pytest -m slow $(TESTS)
+test-slow: $(FOR_TEST)  ## the sweeps, hours of them (SWEEPS in tests/tiers.py)
+	$(PY) -m pytest -m slow --timeout 0 $(TESTS)
 
 lint: $(FOR_TEST)  ## ruff, mypy, clang-format and the rules of the repository
 	$(PY) -m ruff check .
@@ -101,8 +118,12 @@ $(STAMPS)/softmetal: $(STAMPS)/python $(SOFTMETAL_SOURCES)
 	$(PY) -m softmetal build
 	@touch $@
 
-$(STAMPS)/product: $(STAMPS)/python $(PRODUCT_SOURCES) $(if $(LINUX),$(SOFTMETAL_HEADERS)) | $(SOFTMETAL_STAMP)
-	$(BUILD_ENV) $(PY) tools/show_progress.py $(PY) -m pip install --verbose --no-build-isolation -e .
+# Changes with the mode only.
+$(STAMPS)/mode: FORCE
+	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(MODE)" ] && [ -f $@ ] || echo "$(MODE)" > $@; }
+
+$(STAMPS)/product: $(STAMPS)/python $(STAMPS)/mode $(PRODUCT_SOURCES) $(if $(LINUX),$(SOFTMETAL_HEADERS)) | $(SOFTMETAL_STAMP)
+	$(BUILD_ENV) $(MODE) $(PY) tools/show_progress.py $(PY) -m pip install --verbose --no-build-isolation -e .
 	@touch $@
 
 # The product is there: pip takes the extra's names from it, and builds nothing anew.

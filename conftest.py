@@ -7,3 +7,5 @@ import os
 # Several processes share the cores, and tensors are small: the threads of torch's CPU kernels would spend a
 # third of all processor time spinning for work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+pytest_plugins = ["tests.tiers"]

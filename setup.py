@@ -103,10 +103,21 @@ def find_ninja() -> None:
     os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")))
 
 
+def mode_flags() -> tuple[list[str], list[str]]:
+    """Flags of compiler and linker: optimised, or those of `make build DEBUG=1 SANITIZE=address`."""
+    sanitizers = os.environ.get("FATTN_SANITIZE", "")
+    sanitize = [f"-fsanitize={sanitizers}"] if sanitizers else []
+    if os.environ.get("FATTN_DEBUG", "0") not in ("", "0"):
+        optimise = ["-O0", "-g", "-UNDEBUG", "-D_GLIBCXX_ASSERTIONS"]
+    else:
+        optimise = ["-O1", "-g"] if sanitizers else ["-O2", "-g0"]
+    return [*optimise, *sanitize, *(["-fno-omit-frame-pointer"] if sanitizers else [])], sanitize
+
+
 def extension(torch: Any) -> CppExtension:
-    sources = sorted(ROOT.glob("csrc/*.cpp")) + sorted(ROOT.glob("csrc/plan/*.cpp"))
+    sources = sorted(ROOT.glob("csrc/*/*.cpp"))
     macros: list[tuple[str, str | None]] = []
-    link_args: list[str] = []
+    compile_args, link_args = mode_flags()
     if torch.backends.mps.is_built():
         if not compiler_finds_metal():
             sys.exit(
@@ -122,12 +133,12 @@ def extension(torch: Any) -> CppExtension:
             configure_macos()
             link_args += ["-framework", "Metal", "-framework", "Foundation"]
     else:
-        sources.remove(ROOT / "csrc" / "launch.cpp")
+        sources.remove(ROOT / "csrc" / "ops" / "launch.cpp")
     return torch.utils.cpp_extension.CppExtension(
         "torch_fattn._C",
         [str(source.relative_to(ROOT)) for source in sources],
         define_macros=macros,
-        extra_compile_args={"cxx": ["-std=c++20", "-O2", "-g0", "-Wall", "-fvisibility=hidden"]},
+        extra_compile_args={"cxx": ["-std=c++20", "-Wall", "-fvisibility=hidden", *compile_args]},
         extra_link_args=link_args,
         depends=[str(header.relative_to(ROOT)) for header in ROOT.glob("csrc/**/*.h")]
         + ["csrc/generated/kernel_sources.inc"],

@@ -1,9 +1,10 @@
-"""Documents of a training or scoring batch, packed side by side under one causal document mask.
+"""Packs documents side by side under one causal document mask.
 
     python examples/document_mask.py [--device mps] [--documents 4] [--shortest 128]
 
-Two layers of attention with seeded random weights. What a mask hides of a pack is most of it: the map, made
-once for both layers, says where. At the end each document is computed again alone, and must be the same.
+Two layers of attention with seeded random weights. The mask hides most of the pack; the map, made once for
+both layers, lets prefill skip those cells. At the end each document is computed again alone, and must be the
+same.
 """
 
 from __future__ import annotations

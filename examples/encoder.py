@@ -1,4 +1,4 @@
-"""A batch of clips of their own lengths through an encoder, padded under a mask, and packed.
+"""Runs clips of different lengths through an encoder: padded, with a mask, and packed.
 
     python examples/encoder.py [--device mps] [--clips 6] [--longest 150]
 
@@ -6,8 +6,8 @@ The encoder is of Whisper's shape: every frame sees every other frame of its cli
 output projection with seeded random weights.
 
 Padded, the batch is `[B, L, width]` and a bool mask `[B, 1, 1, L]` hides the padding, read where it is for
-all heads and rows. Results are asked for as `[B, L, H, D]` in memory, where the projection reads them, and
-nothing copies them. Packed, there is no padding: no frame is computed that nobody wants. At the end each clip
+all heads and rows. Results are `[B, L, H, D]` in memory (`token_major_out`), so that the projection reads
+them without a copy. The packed batch has no padding and computes no superfluous frame. At the end each clip
 is encoded alone, with torch's own attention on the CPU, and must be the same.
 """
 

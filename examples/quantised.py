@@ -1,4 +1,4 @@
-"""The same decode over one cache in four formats: what each takes, and how far its result is from float32.
+"""Decodes over one cache in four formats, and prints the size of each and the error of its result.
 
     python examples/quantised.py [--device mps] [--keys 2048]
 

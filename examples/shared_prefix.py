@@ -1,10 +1,10 @@
-"""Many answers to one prompt: forks of a paged cache attend to the prompt's blocks together.
+"""Generates many answers to one prompt: forks of a paged cache read the prompt's blocks together.
 
     python examples/shared_prefix.py [--device mps] [--answers 6] [--prompt 400] [--tokens 12]
 
 One layer of attention whose queries, keys and values are seeded random numbers. Every token is decoded twice,
-with and without `shared_prefix`: the results are the same but for rounding. How often each way reads a key is
-written beside them.
+with and without `shared_prefix`: the results are the same but for rounding. The output also shows how often
+each way reads a key.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A batch of sentences of their own lengths through a bidirectional encoder, packed instead of padded.
+"""Runs sentences of different lengths through a bidirectional encoder, packed instead of padded.
 
     python examples/varlen.py [--device mps] [--sentences 12] [--longest 200]
 
 The "encoder" is two layers of attention with seeded random weights. The packed batch holds no padding: every
-sentence attends to itself, by where it begins. At the end each is computed again alone, and must be the same.
+sentence attends to itself. At the end each is computed again alone, and must be the same.
 """
 
 from __future__ import annotations

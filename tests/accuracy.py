@@ -21,7 +21,7 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
     """out and lse in float64, from the clean dense operands (also for the paged op)."""
     problem, clean = case.problem, case.clean
     options = {name: clean[name] for name in EXTRA_TENSORS if name in clean} | case.options
-    options.pop("kv_format", None)  # what is clean is not quantised
+    options.pop("kv_format", None)  # the clean operands are not quantised
     operands = (clean["query"], clean["key"], clean["value"])
     if problem.op == "prefill":
         return reference.prefill(*operands, clean.get("attn_mask"), **options)
@@ -32,7 +32,7 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def _expected_of_each(case: Case, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Every sequence of a packed call by itself. Rows that it does not have are 0, and -inf."""
+    """Each sequence of a packed call separately. Missing rows are 0 and -inf."""
     problem, clean = case.problem, case.clean
     left_out = ("max_seqlen_q", "max_seqlen_k", "q_offset")
     options = {name: value for name, value in options.items() if name not in left_out}

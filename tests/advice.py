@@ -1,4 +1,4 @@
-"""What refusals advise, and calls that follow it: each is compared with the float64 reference."""
+"""Advice of error messages, with calls that follow it, each compared with the float64 reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_fattn import reference
 @dataclass(frozen=True)
 class Advice:
     source: str  # as tests/advice_sources.py finds it
-    said: str  # as the sentence has it
+    message: str  # as the sentence has it
     refused: Callable[[], Any]
     followed: Callable[[], Any]
     expected: Callable[[], Any]
@@ -51,10 +51,10 @@ def _pad_heads(op: str, key: str, **options: Any) -> Advice:
     odd = _cut(op, "query", key, columns=60)
     padded = {name: _padded(operand, 64) for name, operand in odd.items()}
     scale = options or {"scale": 60**-0.5}
-    said = f"pad query and {key} with zeros to 64" + ("" if options else " and pass scale=60 ** -0.5")
+    message = f"pad query and {key} with zeros to 64" + ("" if options else " and pass scale=60 ** -0.5")
     return Advice(
         "pad {} with zeros to",
-        said,
+        message,
         run(op, **odd, **options),
         run(op, **padded, **scale),
         exact(op, **odd, **options),
@@ -63,11 +63,11 @@ def _pad_heads(op: str, key: str, **options: Any) -> Advice:
 
 def _pad_values(op: str, value: str) -> Advice:
     odd = _cut(op, value, columns=36)
-    said = f"pad {value} with zeros to 40 and cut the result to 36 columns"
+    message = f"pad {value} with zeros to 40 and cut the result to 36 columns"
     padded = {value: _padded(odd[value], 40)}
     return Advice(
         "pad {} with zeros to",
-        said,
+        message,
         run(op, **odd),
         lambda: run(op, **padded)()[..., :36],
         exact(op, **odd),

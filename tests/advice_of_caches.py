@@ -1,4 +1,4 @@
-"""As tests/advice.py: of caches and shared prefixes."""
+"""Advice about caches and shared prefixes; see tests/advice.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _cache(of_what: Any = PagedKVCache, **changes: Any) -> Any:
 
 
 def _through_cache(dim: int, value_dim: int, padded: int, padded_values: int) -> Tensor:
-    """Four tokens by a cache that is wider than they are."""
+    """Four tokens, written to a cache with wider heads."""
     cache = _cache(head_dim=padded, value_dim=padded_values)
     step = cache.extend([cache.allocate()], 4)
     key, value = heads(4, 2, dim), heads(4, 2, value_dim, seed=1)
@@ -48,7 +48,7 @@ def _without_cache(dim: int, value_dim: int) -> Tensor:
 
 
 def _used(make: Callable[[Any, Any], Any], tokens: int = 4) -> Callable[[], Any]:
-    """Something done with a cache that holds a step's tokens."""
+    """A call of a method on a cache that holds the tokens of a step."""
 
     def call() -> Any:
         cache = _cache()

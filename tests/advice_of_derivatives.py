@@ -1,4 +1,4 @@
-"""As tests/advice.py: of derivatives, which the operators do not have."""
+"""Advice about derivatives, which the operators lack; see tests/advice.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _tangent(attention: Callable[..., Tensor]) -> Callable[[], Tensor]:
 
 
 def _difference() -> Tensor:
-    """What `_tangent` is, from the reference."""
+    """The result of `_tangent`, from the reference."""
     query, key = heads(1, 2, 3, 8).double(), heads(1, 2, 5, 8, seed=1)
     above, below = (reference.prefill(query * (1 + step), key, key)[0] for step in (1e-4, -1e-4))
     return (above - below) / 2e-4

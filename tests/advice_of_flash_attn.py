@@ -1,4 +1,4 @@
-"""As tests/advice.py: of flash-attn's functions, compared with tests/flash_attn_oracle.py."""
+"""Advice about flash-attn's functions, compared with tests/flash_attn_oracle.py; see tests/advice.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def packed(**changes: Any) -> Callable[[], Tensor]:
 
 
 def cached(arguments: Arguments, **changes: Any) -> Callable[[], Tensor]:
-    """Of caches that no other call has written."""
+    """A call with fresh caches."""
 
     def call() -> Tensor:
         given = arguments | changes
@@ -135,12 +135,12 @@ ADVICE: list[Advice] = [
     *(
         Advice(
             "use {} of the transposed [batch, heads, length, head_dim], with an attn_mask",
-            said,
+            message,
             dense(**WIDE, causal=True, softcap=softcap, alibi_slopes=slopes),
             followed,
             exact_dense(Options(causal=True, softcap=softcap, slopes=slopes), **WIDE),
         )
-        for said, softcap, slopes, followed in (
+        for message, softcap, slopes, followed in (
             (
                 "of the keys that each row sees, and enable_gqa=True",
                 0.0,
@@ -230,7 +230,7 @@ ADVICE: list[Advice] = [
         dense(k=DENSE["k"].flatten(0, 1).view(2, 5, 2, 16)),
         exact_dense(),
     ),
-    # Of a cache.
+    # Advice about caches.
     *(
         Advice(
             "pass a cache of as many sequences, or cache_batch_idx",

@@ -1,4 +1,4 @@
-"""As tests/advice.py: of `explain`, `warmup` and the formats of the reference."""
+"""Advice of `explain`, `warmup` and the formats of the reference; see tests/advice.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""As tests/advice.py: of too many rows, wide heads, layouts, and sizes and dtypes that differ."""
+"""Advice about too many rows, wide heads, layouts, and different sizes and dtypes; see tests/advice.py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _tree_as_mask() -> Tensor:
 
 
 def _by_torch(keys: int = 5) -> Callable[[], Tensor]:
-    """F.scaled_dot_product_attention with what the sentence names: the last row sees all these keys."""
+    """F.scaled_dot_product_attention as the message advises: the last row sees all these keys."""
     mask = torch.ones(3, 5, dtype=torch.bool).tril(keys - 3)
     return lambda: F.scaled_dot_product_attention(**GROUPED, attn_mask=mask, enable_gqa=True)
 

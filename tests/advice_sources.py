@@ -1,4 +1,4 @@
-"""The advice in the sources: what the sentence of a refusal says behind its semicolon."""
+"""Finds the advice in the sources: the part of an error message after its semicolon."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Sentences of commands: tests/test_command_line.py, test_tune.py, test_demo.py and test_bench_command.py.
+# Messages of commands are tested in test_command_line.py, test_tune.py, test_demo.py and
+# test_bench_command.py.
 COMMANDS = re.compile(r"torch_fattn/(commands/|tuning/|runtime/versions\.py$)|/__main__\.py$")
 REFUSALS = re.compile(r"\b(?:refuse|TORCH_CHECK\w*)\(")
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def find() -> dict[str, str]:
-    """Every advice, with {} for what is put in, and the file that it is in."""
+    """Every advice, with {} for inserted values, and its file."""
     found: dict[str, str] = {}
     for path in sorted((*ROOT.glob("csrc/**/*.cpp"), *ROOT.glob("csrc/**/*.mm"))):
         for sentence in of_cpp(path.read_text(encoding="utf-8")):
@@ -28,7 +29,7 @@ def find() -> dict[str, str]:
 
 
 def _advice_in(sentence: str) -> list[str]:
-    """Without what follows the last word."""
+    """The advice without the punctuation at its end."""
     return [advice.strip(" {}") for advice in sentence.split("; ")[1:] if re.search("[a-z]", advice)]
 
 
@@ -44,7 +45,7 @@ def of_cpp(text: str) -> Iterator[str]:
 
 
 def of_python(text: str) -> Iterator[str]:
-    """The strings of each `raise`, and of each call of a function that refuses."""
+    """The strings of each `raise`, and of each call of a function that raises."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _name(node).startswith("refuse")):
             pieces: set[ast.AST] = set()

@@ -10,14 +10,14 @@ from torch import Tensor
 from tests.layouts import Operand
 from torch_fattn.reference import dequantise, quantise
 
-# What poisons the elements of a cache: all of them are large, and NaN where the format has one.
+# Poison for the elements of a cache: large numbers, and NaN if the format has one.
 POISON = {"float": torch.nan, "int8": 127, "fp8_e4m3": 0x7F, "int4": 0xFF}
 
 
 @dataclass
 class Cache:
-    """The rows of a key or value [B, Hkv, Lk, *] as a cache holds them, with their scales [B, Hkv, Lk, *] in
-    one dimension, and the numbers that both stand for."""
+    """The rows of a key or value [B, Hkv, Lk, *] as a cache stores them, their scales [B, Hkv, Lk, *] in one
+    dimension, and the numbers that both represent."""
 
     stored: Tensor
     scales: Tensor | None
@@ -42,6 +42,6 @@ def as_scales(operand: Operand, kv_format: str) -> Operand:
 
 
 def first_scales(scales: Operand, dim: int, kv_format: str) -> Operand:
-    """Those of the first columns of each row."""
+    """The scales of the first columns of each row."""
     size = (*scales.size[:-2], dim // 32, 2) if kv_format == "int4" else scales.size
     return Operand(scales.base, size, scales.stride, scales.offset)

@@ -1,4 +1,4 @@
-"""What the tests share: the device, launch counts, and the emulator's checks where there is an emulator.
+"""Fixtures of all tests: the device, launch counts, and the emulator's checks if there is an emulator.
 
 The same files run on a Mac and on Linux. `softmetal` is imported only to look closer; without it `checked`
 does nothing and the tests that need it are skipped.
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-# What this machine has tuned or compiled before is none of the tests' business.
+# The tests must not use tuned sizes or archives of this machine.
 os.environ["FATTN_TUNING"] = os.environ["FATTN_ARCHIVE"] = "0"
 
 import torch_fattn  # noqa: E402
@@ -34,7 +34,7 @@ EMULATED = (
 )
 
 needs_emulator = pytest.mark.skipif(
-    not EMULATED, reason="a real GPU cannot be asked for data races or for reads outside a buffer"
+    not EMULATED, reason="a real GPU does not report data races or reads outside a buffer"
 )
 
 Checked = Callable[..., contextlib.AbstractContextManager[Any]]
@@ -57,19 +57,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", default="1-40", help="FIRST-LAST: of the sweep in test_random.py (slow)")
     parser.addoption("--problems", type=int, default=500, help="of each seed of that sweep")
-    parser.addoption("--one-each", action="store_true", help="the first parameters of each test only")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Last, so that the first parameters are those of a test that was not deselected before."""
-    if config.getoption("--one-each"):
-        first: dict[str, pytest.Item] = {}
-        for item in items:
-            first.setdefault(item.nodeid.partition("[")[0], item)
-        kept = list(first.values())
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        items[:] = kept
 
 
 @cache
@@ -97,13 +84,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(params=["mps", pytest.param("cpu", marks=pytest.mark.host_only)])
 def device(request: pytest.FixtureRequest) -> str:
-    """A test that asks for it runs on both."""
+    """A test that uses this fixture runs on both devices."""
     return str(request.param)
 
 
 @pytest.fixture
 def checked() -> Checked:
-    """A context in which races, reads outside a buffer and uninitialised reads raise, if anyone can tell."""
+    """A context in which races, reads outside a buffer and uninitialised reads raise, on the emulator."""
 
     @contextlib.contextmanager
     def run(order: str = "forward", seed: int = 0) -> Iterator[None]:

@@ -78,7 +78,7 @@ def plan_of(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> dict[str, Tensor]:
-    """What the bindings of a plan name: the operands, and results and partial results full of NaN."""
+    """The tensors of a plan's bindings: the operands, and results and partial results full of NaN."""
     buffers = {name.removesuffix("_cache"): a for name, a in arguments.items() if isinstance(a, Tensor)}
     if op == "merge":  # its operands are partial results
         buffers["partial_out"], buffers["partial_sum"] = arguments["outs"], arguments["lses"]

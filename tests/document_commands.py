@@ -1,5 +1,5 @@
-"""Every command of the documents, and how it is known to work: it is run as it stands, a test runs what it
-runs, or it is not run here, with the reason."""
+"""Every command of the documents, and how it is tested: it is run verbatim, another test covers it, or it is
+not run, with the reason."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Run:
-    """As it stands, by test_docs_commands.py."""
+    """Run verbatim by test_docs_commands.py."""
 
 
 @dataclass(frozen=True)
 class ByTest:
-    """By a test of its own, FILE::FUNCTION."""
+    """Covered by another test, FILE::FUNCTION."""
 
     by: str
 
@@ -35,14 +35,24 @@ DOCTOR = ByTest("tests/test_package.py::test_doctor_is_content")
 AIMS = ByTest("tests/test_bench_aims.py::test_the_command")
 DEMO = ByTest("tests/test_demo.py::test_tokens_agree")
 
-# `python` stands for the one that runs the tests.
+# `python` is the interpreter that runs the tests.
 COMMANDS: dict[str, Kind] = {
     "make build": MAKE,
+    "make build DEBUG=1": ByTest("tests/test_setup.py::test_the_mode_of_make"),
+    "make build SANITIZE=address": ByTest("tests/test_setup.py::test_the_mode_of_make"),
+    "make compile-commands": ByTest("tests/test_setup.py::test_compile_commands"),
+    "LD_PRELOAD=$(clang++-19 -print-file-name=libclang_rt.asan-x86_64.so) ASAN_OPTIONS=detect_leaks=0 "
+    "pytest tests/test_cpu.py": NotRun("it needs an extension built with the sanitizer"),
     "source .venv/bin/activate": MAKE,
     "make first-mac": ByTest("tests/test_first_mac.py::test_rehearsal"),
     "make demo": DEMO,
     "make demo MODEL=path": ByTest("tests/test_demo.py::test_a_checkpoint_to_its_last_position"),
+    "make check": SUITE,
     "make test": SUITE,
+    "make test-all": SUITE,
+    "make test-slow": SUITE,
+    "make coverage": SUITE,
+    "pip install pre-commit": FETCHED,
     "make test-newest": SUITE,
     "make wheel": INSTALL,
     "make check-wheel": INSTALL,

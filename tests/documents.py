@@ -21,10 +21,11 @@ OTHERS = (
         "softmetal/docs/cuda.md",
         "softmetal/docs/msl.md",
     ),
-    *("bench/NOTES.md", "bench/APPLE.md", "CHANGELOG.md"),
+    *("bench/NOTES.md", "bench/APPLE.md", "CHANGELOG.md", "SECURITY.md"),
 )
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [*PAGES, *(ROOT / name for name in OTHERS if (ROOT / name).exists())]
+TEMPLATES = sorted((ROOT / ".github").rglob("*.md"))
+DOCUMENTS = [*PAGES, *(ROOT / name for name in OTHERS if (ROOT / name).exists()), *TEMPLATES]
 # Commands within a sentence.
 INLINE = re.compile(
     r"`((?:python -m|python examples|python tools|make|mkdocs|pip install|pip wheel|hf|xcrun) [^`]*)`"
@@ -33,7 +34,7 @@ SHELL = ("sh", "bash", "shell", "console")
 NOT_RUN = re.compile(r"<!-- not run: (\S.*) -->")
 EXIT_STATUS = re.compile(r"<!-- exit status: (\d+) -->")
 OUTPUT = "<!-- output -->"
-# Of pages that say `::: module.name`, which the site fills in.
+# A line that the site replaces with the documentation of a name.
 GENERATED = re.compile(r"^::: \S+", re.MULTILINE)
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
@@ -44,7 +45,7 @@ class Block:
 
     language: str
     text: str
-    line: int  # of its first line of text, from 1
+    line: int  # number of its first line of text, from 1
     comment: str
 
     @property
@@ -55,7 +56,7 @@ class Block:
 
     @property
     def is_output(self) -> bool:
-        """Of the block before."""
+        """Whether it is the output of the block before."""
         return self.comment == OUTPUT
 
     @property
@@ -87,7 +88,8 @@ def blocks_of(markdown: str) -> list[Block]:
 
 
 def commands_of(markdown: str) -> Iterator[tuple[str, Block]]:
-    """Those of the shell blocks that are to be run, without comments and prompts, continued lines joined."""
+    """The commands of shell blocks that should run, without comments and prompts, with continued lines
+    joined."""
     for block in blocks_of(markdown):
         if block.language not in SHELL or block.not_run:
             continue
@@ -107,7 +109,7 @@ def inline_commands_of(markdown: str) -> set[str]:
 
 
 def prose_of(markdown: str) -> str:
-    """Without fenced blocks and code between backticks, which hold no links."""
+    """The text without fenced blocks and inline code, which hold no links."""
     text = re.sub(r"^( *)```.*?^\1```\s*$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"`[^`\n]*`", "", text)
 
@@ -117,7 +119,7 @@ def links_of(markdown: str) -> list[str]:
 
 
 def anchors_of(markdown: str) -> set[str]:
-    """Of its headings, as GitHub and mkdocs name them."""
+    """The anchors of its headings, as GitHub and mkdocs name them."""
     text = re.sub(r"^( *)```.*?^\1```\s*$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     found: set[str] = set()
     for heading in re.findall(r"^#{1,6} +(.*?) *#*$", text, flags=re.MULTILINE):
@@ -128,7 +130,7 @@ def anchors_of(markdown: str) -> set[str]:
 
 @cache
 def made_for_the_site() -> frozenset[str]:
-    """What the site has below docs/ without there being a file."""
+    """Pages and pictures that only the site has."""
     import sys
 
     sys.path.insert(0, str(ROOT / "tools"))
@@ -138,7 +140,7 @@ def made_for_the_site() -> frozenset[str]:
 
 
 def broken_links(path: Path, markdown: str) -> list[str]:
-    """Targets within the repository that are not there, or have no such heading."""
+    """Targets within the repository that do not exist or lack the heading."""
     broken = []
     for target in links_of(markdown):
         if re.match(r"[a-z]+:", target):

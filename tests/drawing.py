@@ -1,4 +1,4 @@
-"""Draws random problems (problems.py) that bring together what can meet."""
+"""Draws random problems (problems.py) that cover combinations of features."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.problems import (
     Problem,
 )
 
-# Of the prefills, so that their dims can meet all else.
+# Only for prefills, so that their dims occur with all other features.
 WIDE_PREFILLS = WIDE_HEAD_DIMS[:3] + WIDE_HEAD_DIMS[5:6]
 
 
 def draw(count: int, seed: int = 0) -> list[Problem]:
-    """`count` problems that bring together as many pairs of features as they can (features.py)."""
+    """`count` problems that cover as many pairs of features as possible (features.py)."""
     of = 48
     chosen = features.choose(_candidates(of * (count + 4), seed), of)
     return [replace(problem, index=i) for i, problem in zip(range(count), chosen, strict=False)]

@@ -20,7 +20,7 @@ Pair = tuple[str, tuple[str, Any], tuple[str, Any]]  # op, feature, feature
 
 _SIZES = {"index", "op", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"}
 _OF_MASK = {"mask_broadcast", "mask_layout", "mask_pattern", "mask_map"}
-# Of these axes one decides what the other can be.
+# In each of these pairs, one axis restricts the other.
 _TIED = {
     *(("heads", "rows"), ("queries", "rows"), ("causality", "q_offset"), ("block_size", "keys")),
     *(("dims", "value_in_key"), ("dims", "kv_format"), ("kv_format", "value_in_key"), ("batch", "q_lens")),
@@ -54,16 +54,16 @@ def features(problem: Problem) -> dict[str, Any]:
 
 
 def row_class(packed_rows: int) -> int:
-    """Of decode: how many simdgroups share the rows of a key-value head: one, two, or more."""
+    """For decode: whether one, two or more simdgroups share the rows of a key-value head."""
     return 0 if packed_rows <= 8 else 1 if packed_rows <= 16 else 2
 
 
 def types_for(
     rng: random.Random, seed: int, op: str, dims: int, packed_rows: int, formats: Sequence[str]
 ) -> tuple[int, str]:
-    """Dtype, as a number, and format of the cache. Of what a pipeline is compiled for (these two, head dims,
-    and rows) any two meet, but for one seed head dims and rows decide the others: there would be many times
-    as many pipelines, and compiling takes longer than running."""
+    """Dtype, as a number, and format of the cache. A pipeline is compiled for these two, head dims, and rows.
+    Any two of them occur together, but with one seed head dims and rows decide the others, because every
+    combination would need many more pipelines, and compiling takes longer than running."""
     other = row_class(packed_rows) if op in ("decode", "paged_decode") else rng.randint(0, 2)
     kv_format = formats[(dims + 2 * other + seed // 3) % len(formats)]
     if kv_format == "fp8_e4m3" and rng.random() < 0.5:  # the same pipeline
@@ -101,7 +101,7 @@ def missing(problems: Iterable[Problem]) -> tuple[set[Pair], int]:
 
 
 def choose(candidates: Iterable[Problem], of: int) -> Iterator[Problem]:
-    """Of every `of` candidates of an op, the one with the most pairs that are new."""
+    """Picks from every `of` candidates of an op the one with the most new pairs."""
     met: set[Pair] = set()
     waiting: dict[str, list[Problem]] = defaultdict(list)
     for candidate in candidates:

@@ -1,4 +1,4 @@
-"""What flash-attn documents, in float64 and one sequence at a time."""
+"""flash-attn's documented behaviour, in float64 and one sequence at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WINDOWS = ((-1, -1), (-1, -1), (4, 0), (3, 5), (-1, 2), (7, -1), (0, 3))
 
 @dataclass(frozen=True)
 class Options:
-    """What all functions have in common."""
+    """The options of all functions."""
 
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
@@ -52,7 +52,7 @@ class Options:
         scores = scores.masked_fill(~seen, -torch.inf)
         lse = torch.logsumexp(scores, dim=-1)
         weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0)[..., None])
-        # What nobody sees may hold anything.
+        # Hidden keys may hold anything.
         return (weights @ v.masked_fill(~seen.any(0)[:, None], 0.0)).transpose(0, 1), lse
 
 
@@ -88,5 +88,5 @@ def check(out: Tensor, lse: Tensor, exact: Tensor, exact_lse: Tensor, slack: flo
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """To compare NaN with NaN."""
+    """Replaces NaN, so that NaN equals NaN."""
     return tensor.cpu().contiguous().view(torch.uint8)

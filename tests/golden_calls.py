@@ -17,7 +17,7 @@ f32, f16, bf16 = problems.DTYPES
 
 
 def on_meta(problem: Problem) -> dict[str, Any]:
-    """Arguments without memory, with the strides that the problem asks for."""
+    """Arguments on "meta" with the strides of the problem."""
     p = problem
 
     def tensor(shape: tuple[int, ...], dtype: torch.dtype = p.dtype) -> torch.Tensor:

@@ -92,7 +92,7 @@ def difference(kept: str, now: str) -> str:
 
 
 def golden_texts() -> dict[str, str]:
-    """What each file should say, by operator."""
+    """The expected text of each file, by operator."""
     blocks: dict[str, list[str]] = defaultdict(list)
     for name in (*GOLDEN_CALLS, *OTHER_GOLDEN_CALLS):
         op, plan = golden_plan(name)

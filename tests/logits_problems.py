@@ -61,7 +61,7 @@ class LogitsCase:
         problem = self.problem
         exact = getattr(reference, problem.op)(**problem.call(self.values))
         assert result.dtype == problem.dtype and result.shape == exact.shape
-        assert torch.equal(result.isnan(), exact.isnan()), "NaN elsewhere"
+        assert torch.equal(result.isnan(), exact.isnan()), "NaN in another place"
         numbers = ~exact.isnan()
         logits = self.values.float()
         capped = torch.tanh(logits / problem.cap) * problem.cap if problem.cap else logits
@@ -114,7 +114,7 @@ def build(problem: LogitsProblem, seed: int = 0) -> LogitsCase:
 
 
 def lay_out(values: Tensor, layout: str) -> Operand:
-    """In a storage that holds NaN wherever the tensor has no element."""
+    """Puts the tensor into a storage with NaN between its elements."""
     sizes = list(values.shape)
     order = list(range(len(sizes)))  # of the dimensions in memory, outermost first
     gaps, step, offset, expanded = [0] * len(sizes), 1, 0, -1

@@ -203,7 +203,7 @@ def patches(size: Sequence[int], generator: torch.Generator) -> Tensor:
     cuts of each is alike: hidden, neither, or whole."""
 
     def numbers(length: int) -> Tensor:
-        """Of the pieces that rows or keys are cut into, about 40 long."""
+        """Lengths of the pieces of rows or keys, about 40 each."""
         every = 8 if torch.rand((), generator=generator) < 0.3 else 1  # some where tiles do
         cuts = torch.rand(length, generator=generator) < every / 40
         return (cuts & (torch.arange(length) % every == 0)).cumsum(0)

@@ -19,13 +19,13 @@ from torch_fattn.integrations import comfyui
 
 Arguments = dict[str, Any]
 OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge")
-# Whose public names are those of torch_fattn.
+# Modules whose public names are those of torch_fattn.
 INNER = tuple(
     f"torch_fattn.{room}"
     for room in ("commands", "inspection", "integrations.pytorch", "operators", "runtime", "tuning")
 )
 CACHES = {"PagedKVCache", "StaticKVCache"}
-# What only the library makes: nobody calls these with arguments of their own.
+# Classes that only the library instantiates.
 MADE_BY_THE_LIBRARY = {"CacheStep", "CompiledKernel", "Explanation", "Fallback", "Report", "Warmup"}
 
 
@@ -40,7 +40,8 @@ class Public:
 
     @property
     def names(self) -> set[str]:
-        """With one of which its errors begin. `explain` and `warmup` refuse a call as its operator does."""
+        """The names with which its errors may begin. `explain` and `warmup` raise the errors of the
+        operator."""
         if self.name in ("torch_fattn.explain", "torch_fattn.warmup"):
             return {self.name, "fattn.prefill"}
         return {self.name, "fattn attention in _Attention"} if ".transformers." in self.name else {self.name}
@@ -51,7 +52,7 @@ class Public:
         own.pop("self", None)
         if self.options is not None:
             theirs = inspect.signature(self.options).parameters
-            # Which take more than keywords of the other.
+            # These take more than the keywords of the other function.
             every = self.name in (
                 "torch_fattn.explain",
                 "torch_fattn.integrations.comfyui.attention_override",
@@ -73,7 +74,7 @@ OPTIONS = {
 
 
 def find() -> dict[str, Public]:
-    """By walking the package: a module, class or function that is added is found."""
+    """Walks the package, so that a new module, class or function is found."""
     found: dict[int, Public] = {}
     for module in _modules():
         for name in getattr(module, "__all__", ()):
@@ -190,7 +191,7 @@ def _transformers() -> Arguments:
 
 
 _CACHE_SIZES = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 16, "device": "cpu"}
-# Of each a call that works on the CPU; of a method also the object, under "self".
+# A valid call of each on the CPU; for a method also the object, under "self".
 VALID: dict[str, Callable[[], Arguments]] = {
     **{f"fattn.{op}": lambda op=op: wrong_calls.valid(op, "cpu") for op in OPERATORS},  # type: ignore[misc]
     **{
@@ -257,7 +258,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error"},
     "torch_fattn.integrations.transformers.use_packed": lambda: {"model": _model()},
 }
-# Of those that change the process, take nothing, or are called by others alone, and why.
+# Functions without such a call, and why: they change the process, take no arguments, or are internal.
 WITHOUT_ARGUMENTS = "takes no argument"
 LEFT_OUT = {
     "torch_fattn.integrations.transformers.attend_paged": "transformers alone calls it, with its own cache",

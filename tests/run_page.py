@@ -1,7 +1,7 @@
 """python -m tests.run_page PAGE: the python blocks of a page, in order, in one namespace; what a block prints
 is compared with the block of output behind it.
 
-It is a process of its own, for pages that register or install something do so for good.
+Each page needs its own process, because registering or installing something is permanent.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def same_output(wanted: str, printed: str) -> bool:
-    """`...` in a document stands for anything."""
+    """`...` in a document matches any text."""
     return doctest.OutputChecker().check_output(wanted, printed, FLAGS)
 
 
 def output_of(blocks: list[Block], number: int) -> Block | None:
-    """What a document says that a block prints."""
+    """The documented output of a block."""
     after = blocks[number + 1] if number + 1 < len(blocks) else None
     return after if after is not None and after.is_output else None
 
 
 def run(name: str, markdown: str) -> str | None:
-    """What went wrong, if anything did."""
+    """The first problem, if there is one."""
     blocks = blocks_of(markdown)
     namespace = {"__name__": "__main__", **names_of_the_reader(markdown)}
     for number, block in enumerate(blocks):
@@ -53,7 +53,7 @@ def run(name: str, markdown: str) -> str | None:
 
 
 def names_of_the_reader(markdown: str) -> dict[str, Any]:
-    """What the documents take for granted: a checkpoint, an operator of an extension."""
+    """Names that the documents assume: a checkpoint, an operator of an extension."""
     names: dict[str, Any] = {}
     if "(path," in markdown:
         names["path"] = _checkpoint()

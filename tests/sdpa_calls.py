@@ -107,7 +107,7 @@ def a_call(seed: int) -> SdpaCall:
         "key": [batch, kv_heads, kv_len, head_dim],
         "value": [batch, kv_heads, kv_len, value_dim],
     }
-    # What is empty is not broadcast by torch either.
+    # torch does not broadcast empty tensors either.
     broadcast = rng.random() if q_len and kv_len else 1.0
     if broadcast < 0.15:  # one batch for all
         sizes[rng.choice(list(sizes))][0] = 1
@@ -136,7 +136,7 @@ def a_call(seed: int) -> SdpaCall:
     mask_rank = options["attn_mask"].dim() if "attn_mask" in options else 2
     while operands[0].dim() > max(rank, mask_rank) and all(len(operand) == 1 for operand in operands):
         if operands[0].dim() == 3 and "enable_gqa" in options:
-            break  # torch wants a dimension of heads
+            break  # torch requires a dimension of heads
         operands = [operand[0] for operand in operands]
     return SdpaCall((operands[0], operands[1], operands[2]), options)
 

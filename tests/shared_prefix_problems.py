@@ -32,6 +32,10 @@ class SharedProblem:
         return f"{self.kind}{self.prefix}-{self.whole}"
 
     @property
+    def index(self) -> int:
+        return self.whole.index
+
+    @property
     def capacity(self) -> int:
         return self.whole.kv_len - self.prefix
 

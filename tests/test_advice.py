@@ -1,4 +1,4 @@
-"""The advice of a refusal is right: whoever follows it gets what the reference computes."""
+"""The advice of an error message is right: a call that follows it gives the reference's result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADVICE = [
     *advice_of_plans.ADVICE,
     *advice_of_shapes.ADVICE,
 ]
-CHECKED = {  # what only FATTN_CHECK=1 looks at
+CHECKED = {  # checked only with FATTN_CHECK=1
     "make it anew with torch_fattn.mask_map(attn_mask)",
     "pass the most rows that a sequence has",
     "give every token a slot of its own, or -1 to drop it",
@@ -91,7 +91,7 @@ def test_who_follows_gets_the_right_result(case: Advice, monkeypatch: pytest.Mon
     with pytest.raises(Exception) as refused:  # noqa: PT011 - the kind is tests/test_public_calls.py's
         case.refused()
     sentence = str(refused.value)
-    assert case.said in sentence.partition("; ")[2] and "\n" not in sentence, sentence
+    assert case.message in sentence.partition("; ")[2] and "\n" not in sentence, sentence
     assert agrees(case.followed(), case.expected())
 
 
@@ -107,8 +107,8 @@ def agrees(result: Any, expected: Any) -> bool:
 
 @pytest.mark.host_only
 def test_padding_without_the_scale_is_noticed() -> None:
-    """The control: what the advice of padding left out once."""
-    case = next(case for case in ADVICE if "scale=60" in case.said)
+    """The control: padding without the scale, which the advice once omitted."""
+    case = next(case for case in ADVICE if "scale=60" in case.message)
     assert agrees(case.followed(), case.expected())
     padded = advice.run(
         "prefill", **{n: advice._padded(advice.of("prefill")[n][..., :60], 64) for n in ("query", "key")}

@@ -30,7 +30,7 @@ print(json.dumps([(k.kernel, k.archived) for k in torch_fattn.compiled_kernels()
 
 
 def run(folder: Path, script: str = SCRIPT, **environment: str) -> dict[str, bool]:
-    """By kernel: whether its pipeline had been kept."""
+    """Maps each kernel to whether its pipeline came from an archive."""
     done = start(folder, script, **environment)
     out, err = done.communicate()
     assert done.returncode == 0 and not err, err
@@ -112,7 +112,7 @@ def test_a_broken_file_is_made_again(damage: str, folder: Path) -> None:
 
 
 def test_what_cannot_be_removed_is_passed_by(folder: Path) -> None:
-    """Folders in the place of archives, some of which come before the archive in any order of the folder."""
+    """Folders instead of archives, some of which sort before the archive."""
     for archive in archives(folder):
         for number in range(16):
             in_its_place = archive.with_name(f"{archive.name.split('-')[0]}-{number:016x}.metalarchive")
@@ -132,7 +132,7 @@ def fnv(data: bytes) -> str:
 @needs_emulator
 @pytest.mark.parametrize("damage", ["no archive", "of another pipeline"])
 def test_a_whole_file_that_metal_refuses(damage: str, folder: Path) -> None:
-    """Its name says that it is as it was written; Metal finds no archive in it, or not this pipeline."""
+    """The hash in its name is right, but Metal finds no archive in it, or another pipeline."""
     first, second = archives(folder)
     content = second.read_bytes() if damage == "of another pipeline" else b"no archive"
     first.rename(first.with_name(f"{first.name.split('-')[0]}-{fnv(content)}.metalarchive"))
@@ -151,7 +151,7 @@ def test_those_of_another_gpu_are_not_looked_at(folder: Path) -> None:
 
 @needs_emulator
 def test_those_of_another_gpu_are_refused_by_metal(folder: Path) -> None:
-    """Even in the place of our own."""
+    """Also in place of this package's own files."""
     assert run(folder, SOFTMETAL_GPU_FAMILY="9") == NONE
     eight, nine = sorted({path.parent for path in archives(folder)})
     shutil.rmtree(eight)
@@ -173,7 +173,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
 def test_where_nothing_can_be_written(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert run(tmp_path / "file") == NONE and (tmp_path / "file").read_text() == ""
-    if os.geteuid() == 0:  # whom no permission stops
+    if os.geteuid() == 0:  # root ignores permissions
         return
     for path in (p for p in folder.rglob("*") if p.is_dir()):
         path.chmod(0o500)

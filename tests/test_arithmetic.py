@@ -31,7 +31,8 @@ ARITHMETICS: dict[str, dict[str, str]] = {
 
 
 def small_problems() -> list[Problem]:
-    """Of every op and dtype one without a mask and one with; of one head size, for few kernels to compile."""
+    """One problem with a mask and one without for every op and dtype; one head size, to compile few
+    kernels."""
     chosen = []
     for op, dtype in itertools.product(("prefill", "decode", "paged_decode"), problems.DTYPES):
         for mask in (None, torch.float32):
@@ -80,7 +81,7 @@ def check_all() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def digests() -> dict[str, dict[str, str]]:
-    """What each arithmetic gave; a process that failed has its last words instead."""
+    """The results of each arithmetic; for a process that failed, its last output."""
     started = {
         name: subprocess.Popen(
             [sys.executable, "-m", "tests.test_arithmetic"],

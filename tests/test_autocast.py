@@ -13,11 +13,12 @@ import torch_fattn
 from tests import cache_problems
 from tests.cache_problems import FORMATS
 from tests.test_compile import arguments_of
-from torch_fattn.flash_attn import flash_attn_with_kvcache
+from torch_fattn.flash_attn import flash_attn_func, flash_attn_with_kvcache
 
 fattn = torch.ops.fattn
 HALVES = [torch.float16, torch.bfloat16]
 DEVICES = ["mps", "cpu"]
+SHARED = [(2, 4, 1, 16), (1, 2, 30, 16), (2, 2, 9, 16)]
 
 
 def operands(device: str, *dtypes: torch.dtype) -> list[Tensor]:
@@ -60,6 +61,22 @@ def test_every_attention_op(op: str, device: str) -> None:
         out, _ = getattr(fattn, op)(**arguments)
     assert out.dtype == torch.float16
     assert torch.equal(out.cpu(), getattr(fattn, op)(**halves)[0].cpu())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_calls_that_are_made_of_parts(device: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, prefix, own = (torch.randn(shape, generator=generator).to(device) for shape in SHARED)
+
+    def calls(query: Tensor, prefix: Tensor, own: Tensor) -> list[Tensor]:
+        shared = torch_fattn.shared_prefix_decode(query, prefix, prefix, own, own)
+        slopes = torch.ones(own.shape[2], device=device)
+        return [shared, flash_attn_func(own, own, own, alibi_slopes=slopes)]
+
+    with torch.autocast(device, dtype=torch.float16):
+        results = calls(query, prefix, own)
+    for out, plain in zip(results, calls(query.half(), prefix.half(), own.half()), strict=True):
+        assert out.dtype == torch.float16 and torch.equal(out.cpu(), plain.cpu())
 
 
 @pytest.mark.parametrize("device", DEVICES)

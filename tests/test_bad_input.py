@@ -89,7 +89,7 @@ def test_the_control_works_without_data(op: str) -> None:
 @pytest.mark.host_only
 @pytest.mark.parametrize("order", [("cpu", "meta"), ("meta", "cpu")])
 def test_data_and_no_data_do_not_mix(order: tuple[str, str]) -> None:
-    """The op must not make a result out of memory that nobody wrote."""
+    """The op must not return uninitialised memory."""
     query, key = (torch.randn(1, 2, 4, 16, device=device) for device in order)
     error, sentence = refusal_of("prefill", {"query": query, "key": key, "value": key})
     assert error is ValueError
@@ -102,7 +102,7 @@ def test_data_and_no_data_do_not_mix(order: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("order", [("cpu", "mps"), ("mps", "cpu")])
 def test_what_is_on_the_cpu_moves(order: tuple[str, str]) -> None:
-    """To where the keys are: a cache is larger than a query."""
+    """The advice moves tensors to the device of the keys: a cache is larger than a query."""
     query, key = (torch.randn(1, 2, 4, 16, device=device) for device in order)
     stays, moves = ("key", "query") if order[0] == "cpu" else ("query", "key")
     for call in (
@@ -116,8 +116,8 @@ def test_what_is_on_the_cpu_moves(order: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5, 1e-30, 1e30])
-def test_every_finite_scale_is_taken(scale: float) -> None:
-    """As F.scaled_dot_product_attention has it: 0 averages, a negative one prefers what is unlike."""
+def test_every_finite_scale_is_accepted(scale: float) -> None:
+    """As in F.scaled_dot_product_attention: 0 averages, a negative scale reverses the order."""
     arguments = valid("prefill") | {"scale": scale}
     if scale == 1e30:
         arguments["query"] = arguments["query"] * 1e-30
@@ -128,7 +128,7 @@ def test_every_finite_scale_is_taken(scale: float) -> None:
 
 
 @pytest.mark.parametrize("softcap", [1e-30, 1e30])
-def test_softcaps_up_to_the_limits_are_taken(softcap: float) -> None:
+def test_softcaps_up_to_the_limits_are_accepted(softcap: float) -> None:
     arguments = valid("prefill") | {"softcap": softcap}
     out, lse = call("prefill", arguments)
     exact_out, exact_lse = torch_fattn.reference.prefill(**arguments)
@@ -143,7 +143,7 @@ def test_none_where_a_tensor_is_needed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "wrong", "said"),
+    ("op", "wrong", "message"),
     [
         ("prefill", {"query": [1.0]}, "query is of type list; pass a tensor"),
         ("prefill", {"scale": "half"}, "scale is of type str; pass a number or None"),
@@ -153,8 +153,8 @@ def test_none_where_a_tensor_is_needed(name: str) -> None:
         ("varlen_prefill", {"is_causal": "yes"}, "is_causal is of type str; pass True or False"),
     ],
 )
-def test_another_type(op: str, wrong: dict[str, Any], said: str) -> None:
-    """torch's own words are the whole value and the schema of the operator."""
+def test_another_type(op: str, wrong: dict[str, Any], message: str) -> None:
+    """torch's own message would contain the whole value and the schema of the operator."""
     with pytest.raises(TypeError) as caught:
         call(op, valid(op) | wrong)
-    assert str(caught.value) == f"fattn.{op}: {said}"
+    assert str(caught.value) == f"fattn.{op}: {message}"

@@ -43,7 +43,7 @@ def test_an_uneven_batch_moves_the_keys_of_its_lengths() -> None:
 
 
 def test_every_decode_of_the_bench_is_a_case() -> None:
-    """With the same bytes, by which the table and the aims go."""
+    """The calls have the same least bytes, on which the table and the aims are based."""
     for call in SHAPES["decode"]:
         assert call.case().least_bytes == call.least_bytes
         assert str(call) not in [str(other) for other in SHAPES["decode"] if other is not call]

@@ -1,4 +1,4 @@
-"""The bench's commands: wrong arguments in a sentence before anything runs, and what a run writes."""
+"""The bench's commands: wrong arguments are refused before anything runs, and a run writes its files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_emulator
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize(
-    ("refused", "said", "accepted"),
+    ("refused", "message", "accepted"),
     [
         ("--op merge", "--op: invalid choice: 'merge'", "--op decode"),
         ("--op paged_decode", "no such call in --shapes standard", "--op paged_decode --shapes all"),
@@ -65,7 +65,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_bench(
     refused: str,
-    said: str,
+    message: str,
     accepted: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -74,7 +74,7 @@ def test_bench(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "taken.png").mkdir()
-    assert said in refusal_of(command_line.main, f"bench {refused}", capsys)
+    assert message in refusal_of(command_line.main, f"bench {refused}", capsys)
     assert status_of(command_line.main, f"bench {accepted}") == 0
 
 
@@ -95,7 +95,7 @@ def test_torch_fattn_runs_the_bench_of_its_checkout(
 
 @pytest.mark.host_only
 @pytest.mark.parametrize(
-    ("command", "refused", "said"),
+    ("command", "refused", "message"),
     [
         ("readme", "--upd", "unrecognized arguments: --upd"),
         ("readme", "README.md", "unrecognized arguments: README.md"),
@@ -114,8 +114,8 @@ def test_torch_fattn_runs_the_bench_of_its_checkout(
         ("cuda-run", "--reference gpu", "--reference: invalid choice: 'gpu'"),
     ],
 )
-def test_other_commands(command: str, refused: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in refusal_of(bench.main, f"{command} {refused}", capsys)
+def test_other_commands(command: str, refused: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refusal_of(bench.main, f"{command} {refused}", capsys)
 
 
 @pytest.mark.host_only
@@ -197,7 +197,7 @@ def test_counts_that_are_no_polynomial_are_noticed() -> None:
 
 @pytest.mark.host_only
 def test_lengths_at_which_other_kernels_run_are_passed_over() -> None:
-    """As where one head alone is cut into parts, which the heads of the whole call are not."""
+    """One head alone is cut into parts, but the heads of the whole call are not."""
     call = Call("prefill", 6, 3, 64, 8192, 8192)
 
     def count(one: Call, split: tuple[int, ...]) -> counting.Counts:
@@ -256,7 +256,7 @@ def test_a_stem_with_a_dot_keeps_it(tmp_path: Path) -> None:
 
 
 def test_prefills_that_can_be_counted() -> None:
-    """All but chunks of a prompt, which are refused in words and not counted as something else."""
+    """All calls but chunks of a prompt, which are refused and not counted as another call."""
     for name, calls in SHAPES.items():
         for call in calls:
             assert call.is_decode or (call.q_len == call.kv_len) == (name != "chunked")

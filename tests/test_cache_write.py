@@ -140,7 +140,7 @@ def test_nothing_to_write(empty: str, device: str) -> None:
 
 
 def test_past_2_to_the_31_elements() -> None:
-    """int8, for it to be 2.4 GB; memory that nobody touches costs nothing where the system allows it."""
+    """int8, to stay at 2.4 GB; untouched memory is free if the system overcommits."""
     blocks, block_size, dim = 2**17, 32, 576
     pools = [torch.empty(blocks, block_size, 1, d, dtype=torch.int8, device="mps") for d in (dim, 8)]
     assert pools[0].numel() > 2**31

@@ -135,7 +135,7 @@ def test_prefill_of_a_paged_cache(kv_format: str, device: str, checked: Checked)
 @pytest.mark.parametrize("kv_format", FORMATS[1:])
 @pytest.mark.parametrize("make", [static, paged])
 def test_what_a_quantised_cache_stores(make: Any, kv_format: str) -> None:
-    """Also after a copy on write, which takes the scales along."""
+    """Also after a copy on write, which copies the scales too."""
     cache, dense = make("mps", kv_format=kv_format), Dense(kv_format)
     sequences = [cache.allocate()] if isinstance(cache, PagedKVCache) else [0, 1, 2]
     for _ in range(3):

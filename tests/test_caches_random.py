@@ -14,7 +14,7 @@ pytestmark = pytest.mark.host_only
 
 
 class Model:
-    """What a paged cache must do, as lists of tokens: a sequence is what it holds."""
+    """A model of a paged cache, in which a sequence is a list of its tokens."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size

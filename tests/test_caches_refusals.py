@@ -64,7 +64,7 @@ def test_an_old_step_of_a_static_cache() -> None:
 
 
 def step_of(cache: StaticKVCache | PagedKVCache, tokens: int) -> CacheStep:
-    """Of three sequences; their tokens are there in layer 0."""
+    """A cache of three sequences, with their tokens in layer 0."""
     if isinstance(cache, PagedKVCache):
         step = cache.extend([cache.allocate() for _ in range(3)], tokens)
     else:
@@ -103,7 +103,8 @@ def test_no_more_rows_than_new_tokens(make: Any, device: str) -> None:
 
 @pytest.mark.parametrize("make", [static, paged])
 def test_new_tokens_are_of_the_cache(make: Any) -> None:
-    """Each is wrong in one thing, which the sentence says of the cache, not of tensors within it."""
+    """Each call has one fault; the message describes it in terms of the cache, not of the tensors within
+    it."""
 
     def refusals_of(what: str, right: Tensor) -> list[tuple[Tensor, type[Exception], str]]:
         heads = f"2 key-value heads of {right.shape[-1]}"
@@ -119,22 +120,22 @@ def test_new_tokens_are_of_the_cache(make: Any) -> None:
     step = step_of(cache, 1)
     key, value = new_rows(3, torch.ones(()))
     query = torch.zeros(3, HEADS, 1, DIM)
-    for wrong, error, said in refusals_of("key", key):
-        with pytest.raises(error, match=f"append: {said}"):
+    for wrong, error, message in refusals_of("key", key):
+        with pytest.raises(error, match=f"append: {message}"):
             cache.append(0, step, wrong, value)
-    for wrong, error, said in (
+    for wrong, error, message in (
         *refusals_of("value", value),
         (value[0], ValueError, r"value has shape \[2, 64\]"),
         (value[:, :1], ValueError, r"value has shape \[3, 1, 64\] and the cache 2 key-value heads of 64"),
         (value[:2], ValueError, "value has 2 tokens and the step 3; pass the step's 3 tokens"),
     ):
-        with pytest.raises(error, match=f"append: {said}"):
+        with pytest.raises(error, match=f"append: {message}"):
             cache.append(0, step, key, wrong)
-    for wrong, error, said in refusals_of("query", query):
-        with pytest.raises(error, match=f"decode: {said}"):
+    for wrong, error, message in refusals_of("query", query):
+        with pytest.raises(error, match=f"decode: {message}"):
             cache.decode(0, step, wrong)
         if make is paged:
-            with pytest.raises(error, match=f"prefill: {said}"):
+            with pytest.raises(error, match=f"prefill: {message}"):
                 cache.prefill(0, step, wrong[:, :, 0])
     cache.append(0, step, key, value)
     cache.decode(0, step, query)

@@ -16,7 +16,7 @@ from torch_fattn.integrations.comfyui import apply, attention_override
 
 
 class Patcher:
-    """What a ModelPatcher has of it."""
+    """The attributes of a ModelPatcher that the override uses."""
 
     def __init__(self, **transformer_options: Any) -> None:
         self.model_options: dict[str, Any] = {"transformer_options": transformer_options}
@@ -127,13 +127,13 @@ def test_what_is_no_model() -> None:
     no_options, no_dict = Patcher(), Patcher()
     no_options.model_options = None  # type: ignore[assignment]
     no_dict.model_options = {"transformer_options": 3}
-    for wrong, said in (
+    for wrong, message in (
         (Patcher, "model is the class Patcher"),
         (no_options, "its model_options are of type NoneType, not a dict"),
         (no_dict, "its transformer_options are of type int, not a dict"),
         (3, "model is of type int"),
     ):
-        with pytest.raises(TypeError, match=f"comfyui.apply: {said}; pass a ModelPatcher"):
+        with pytest.raises(TypeError, match=f"comfyui.apply: {message}; pass a ModelPatcher"):
             apply(wrong)
     apply(Patcher())
 

@@ -1,5 +1,5 @@
-"""Wrong arguments: one sentence on standard error and exit status 2, before anything runs. Every one has a
-near twin that is accepted."""
+"""Wrong arguments: one sentence on standard error and exit status 2, before anything runs. Each has a similar
+command that is accepted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.host_only
 
 
 def status_of(main: Callable[[list[str]], int], arguments: str | list[str]) -> int:
-    """What a shell would see; argparse leaves by SystemExit."""
+    """The exit status; argparse raises SystemExit."""
     try:
         return main(arguments.split() if isinstance(arguments, str) else arguments)
     except SystemExit as leaving:
@@ -54,14 +54,14 @@ SIZES = {
 @pytest.mark.parametrize(("op", "option"), [(op, option) for op in SIZES for option in SIZES[op].split()])
 def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in ("0", "-1", "-5", "1.5", "eight", "", "1e3", "99999999999999999999999"):
-        said = refusal_of(command_line.main, ["explain", op, f"--{option}={value}"], capsys)
-        assert f"--{option}" in said and value[:20] in said and "give" in said, said
+        message = refusal_of(command_line.main, ["explain", op, f"--{option}={value}"], capsys)
+        assert f"--{option}" in message and value[:20] in message and "give" in message, message
     shape = ["--heads=8"] if op == "merge" else ["--heads=8", "--kv-len=64"]
     assert status_of(command_line.main, ["explain", op, *shape, f"--{option}=8"]) == 0
 
 
 @pytest.mark.parametrize(
-    ("refused", "said", "accepted"),
+    ("refused", "message", "accepted"),
     [
         ("", "required: command", "explain merge"),
         ("explian merge", "'explian'", "explain merge"),
@@ -142,9 +142,9 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_explain_and_doctor(
-    refused: str, said: str, accepted: str, capsys: pytest.CaptureFixture[str]
+    refused: str, message: str, accepted: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in refusal_of(command_line.main, refused, capsys)
+    assert message in refusal_of(command_line.main, refused, capsys)
     assert status_of(command_line.main, accepted) == 0
 
 
@@ -153,8 +153,8 @@ def test_doctor_names_a_switch_that_is_neither(
     value: str, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FATTN_TUNING", value)
-    said = ["FATTN_TUNING is 'off', which counts as 1; set it to 0 or 1, or unset it"]
-    assert doctor.advice_about_environment() == (said if named else [])
+    message = ["FATTN_TUNING is 'off', which counts as 1; set it to 0 or 1, or unset it"]
+    assert doctor.advice_about_environment() == (message if named else [])
 
 
 def test_a_name_that_no_terminal_can_show(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,11 +173,14 @@ def test_a_plan_for_another_gpu_does_not_call_it_an_m1(op: str, capsys: pytest.C
 
 def test_the_plan_of_a_masked_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of(command_line.main, ["explain", "prefill", "--mask", "bool", "--causal"]) == 0
-    said = capsys.readouterr().out
-    assert "pass 1       fattn_mask_map from mask_map.metal" in said and "pass 2       fattn_prefill" in said
+    message = capsys.readouterr().out
+    assert (
+        "pass 1       fattn_mask_map from mask_map.metal" in message
+        and "pass 2       fattn_prefill" in message
+    )
     assert status_of(command_line.main, ["explain", "prefill", "--kv-len", "64", "--mask", "float32"]) == 0
-    said = capsys.readouterr().out
-    assert "fattn_mask_map" not in said and "mask=2" in said
+    message = capsys.readouterr().out
+    assert "fattn_mask_map" not in message and "mask=2" in message
     assert "it belongs to prefill, mask_map" in refusal_of(
         command_line.main, ["explain", "decode", "--mask", "bool"], capsys
     )
@@ -193,7 +196,7 @@ def test_explain_function(figure: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"device_name": "Apple M5 Max"}, "is only a name, .* give family and cores with it"),
         ({"device_name": "Apple M3 Max", "family": 9}, "give family and cores with it"),
@@ -201,16 +204,16 @@ def test_explain_function(figure: dict[str, int]) -> None:
         ({"device_name": "\n", "family": 9, "cores": 40}, "is not a printable name"),
     ],
 )
-def test_explain_function_refuses_a_name_without_its_figures(wrong: dict[str, Any], said: str) -> None:
+def test_explain_function_refuses_a_name_without_its_figures(wrong: dict[str, Any], message: str) -> None:
     query = torch.empty(1, 1, 1, 8, device="meta")
-    with pytest.raises(ValueError, match=f"^torch_fattn.explain: device_name .*{said}"):
+    with pytest.raises(ValueError, match=f"^torch_fattn.explain: device_name .*{message}"):
         explain("prefill", query, query, query, **wrong)
     figures = {"device_name": "Apple M3 Max", "family": 9, "cores": 40}
     assert explain("prefill", query, query, query, **figures).device_name == "Apple M3 Max"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("demo --new-tokens 0", "--new-tokens: '0' is below 1"),
         ("demo --new-tokens -3", "--new-tokens: '-3' is below 1"),
@@ -229,7 +232,7 @@ def test_explain_function_refuses_a_name_without_its_figures(wrong: dict[str, An
 )
 def test_demo(
     arguments: str,
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -241,7 +244,7 @@ def test_demo(
     (tmp_path / "folder" / "file").touch()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("[1]")
-    assert said in refusal_of(command_line.main, arguments, capsys)
+    assert message in refusal_of(command_line.main, arguments, capsys)
 
 
 def test_demo_knows_how_many_positions_a_model_has(
@@ -251,8 +254,8 @@ def test_demo_knows_how_many_positions_a_model_has(
     monkeypatch.setattr("torch_fattn.commands.demo.advice_about_device", list)
     save_checkpoint(tmp_path / "model", positions=128)
     assert status_of(command_line.main, "demo --model model --new-tokens 29") == 2
-    said = capsys.readouterr().err.splitlines()[-1]  # after transformers' progress bar
-    assert "passes the 128 positions of this model; give at most 28" in said
+    message = capsys.readouterr().err.splitlines()[-1]  # after transformers' progress bar
+    assert "passes the 128 positions of this model; give at most 28" in message
 
 
 def save_checkpoint(folder: Path, positions: int) -> None:
@@ -279,7 +282,7 @@ def test_demo_finds_out_first_that_it_cannot_write(
 
 
 def test_a_reader_that_has_read_enough() -> None:
-    """As `explain ... | head -1` does; the whole output is the control."""
+    """`explain ... | head -1`; the whole output is the control."""
     explained = [sys.executable, "-m", "torch_fattn", "explain", "decode", "--json"]
     whole = subprocess.run(explained, capture_output=True, text=True)
     assert whole.returncode == 0 and json.loads(whole.stdout) and not whole.stderr

@@ -83,7 +83,7 @@ def test_compile_without_graph_break(op: str, dynamic: bool, grad: bool) -> None
 @pytest.mark.host_only
 @pytest.mark.parametrize("name", [*OPS, "shared_prefix_decode"])
 def test_the_python_functions_compile_without_graph_break(name: str) -> None:
-    """What looks at the types of arguments is no part of a graph."""
+    """Checks of argument types do not appear in a graph."""
     if name == "shared_prefix_decode":
         prefix, own = torch.randn(1, 2, 6, 16), torch.randn(2, 2, 4, 16)
         arguments = {"query": torch.randn(2, 4, 1, 16), "prefix_key": prefix, "prefix_value": prefix}

@@ -6,7 +6,6 @@ test_offline_compiler.py is about Apple's other compiler, which needs no GPU.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from tests.problems import Problem
 
 ALL_DIMS = range(8, 129, 8)
 WIDE_DIMS = range(136, 577, 8)
-# Sizes and features that the other tests compile anyway are slow repeats here.
-OFTEN_COMPILED = {8, 40, 64, 72, 80, 96, 112, 128}
 
 
 def run(op: str, dtype: torch.dtype, **fields: Any) -> None:
@@ -34,35 +31,20 @@ def run(op: str, dtype: torch.dtype, **fields: Any) -> None:
     assert_close(case, out.cpu(), lse.cpu())
 
 
-def head_dims() -> list[Any]:
-    cases = []
-    for dim, dtype, op in itertools.product(ALL_DIMS, problems.DTYPES, ("prefill", "decode")):
-        one_of_three = problems.DTYPES[dim // 8 % 3] == dtype
-        slow = dim in OFTEN_COMPILED or not one_of_three
-        name = f"{op}-{problems.SHORT[dtype]}-{dim}"
-        cases.append(pytest.param(op, dtype, dim, id=name, marks=[pytest.mark.slow] if slow else []))
-    return cases
-
-
-@pytest.mark.parametrize(("op", "dtype", "dim"), head_dims())
+@pytest.mark.parametrize("op", ["prefill", "decode"])
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+@pytest.mark.parametrize("dim", ALL_DIMS)
 def test_head_dim(op: str, dtype: torch.dtype, dim: int) -> None:
     run(op, dtype, head_dim=dim, value_dim=dim)
 
 
-@pytest.mark.parametrize(
-    ("op", "value_in_key", "dim"),
-    [
-        pytest.param(*form, dim, marks=[] if (dim // 8 + 3 * i) % 9 == 0 else [pytest.mark.slow])
-        for i, form in enumerate((("decode", False), ("decode", True), ("prefill", False)))
-        for dim in WIDE_DIMS
-    ],
-)
+@pytest.mark.parametrize("dim", WIDE_DIMS)
+@pytest.mark.parametrize(("op", "value_in_key"), [("decode", False), ("decode", True), ("prefill", False)])
 def test_wide_head_dim(op: str, value_in_key: bool, dim: int) -> None:
     dtype = problems.DTYPES[dim // 8 // 9 % 3]
     run(op, dtype, head_dim=dim, value_dim=dim - 8 * value_in_key, value_in_key=value_in_key)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("value_dim", ALL_DIMS)
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
 @pytest.mark.parametrize("op", ["prefill", "decode"])

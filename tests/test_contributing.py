@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,9 @@ from tests import direct_launch, problems
 from tests.accuracy import assert_close, expected
 from tests.conftest import needs_emulator
 from tests.layouts import flat
+from tests.plan_program import PlanProgram
 from tests.problems import Case, Problem
+from tools import rooms
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -47,7 +49,7 @@ class Change:
 
 
 def changes_of(heading: str) -> Iterator[Change]:
-    """Those of the diff in a section."""
+    """The pieces of the diff in a section."""
     section = re.split(r"^## ", GUIDE, flags=re.MULTILINE)
     text = next(part for part in section if part.startswith(heading + "\n"))
     (diff,) = re.findall(r"^```diff\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
@@ -147,15 +149,12 @@ int main() {
 
 
 def planned(root: Path) -> list[dict[str, Any]]:
-    """What the planner in `root` makes of a decode, for an M2 and for an M3."""
-    compiler = os.environ.get("CXX") or shutil.which("clang++") or shutil.which("clang++-19") or "c++"
-    (root / "main.cpp").write_text(PRINT_PLAN)
-    program = root / "print_plan"
-    sources = [str(root / "main.cpp"), *map(str, sorted((root / "csrc/plan").glob("*.cpp")))]
-    subprocess.run(
-        [*compiler.split(), "-std=c++20", "-I", str(root / "csrc"), *sources, "-o", str(program)], check=True
-    )
-    lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+    """The plans of a decode by the planner in `root`, for an M2 and an M3."""
+    main = root / "main.cpp"
+    main.write_text(PRINT_PLAN)
+    with tempfile.TemporaryDirectory() as folder:
+        program = PlanProgram(root / "csrc", main, Path(folder)).link()
+        lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -176,7 +175,7 @@ def test_a_tile_size(copy: Path) -> None:
 @needs_emulator
 @pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e4m3_unscaled"])
 def test_a_cache_format(kv_format: str, copy: Path) -> None:
-    """Bytes of e5m2 in the place of e4m3, and the number of the new format in that of the old one."""
+    """e5m2 bytes instead of e4m3, and the number of the new format instead of the old one."""
     for change in changes_of("A cache format"):
         change.apply(copy)
     for name in ("keys.h", "params.h"):
@@ -207,8 +206,18 @@ def test_the_files_that_it_names() -> None:
     assert set(re.findall(r"`([\w.]+)`", table)) == kernels
 
 
+@pytest.mark.host_only
+def test_the_rooms_of_csrc() -> None:
+    """Highest first; beside them are only the README and what a build generates."""
+    table = GUIDE.split("| `csrc/` |")[1].split("\n\n")[0]
+    named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
+    floors = rooms.floors_in_order(rooms.FLOORS["csrc"])
+    assert {*named} == {*floors} and [floors[room] for room in named] == sorted(floors.values(), reverse=True)
+    assert {path.name for path in (ROOT / "csrc").iterdir()} - {"generated"} == {*named, "README.md"}
+
+
 def rooms_imported(path: Path, text: str) -> set[str]:
-    """What a file of torch_fattn imports from the package, by the first part of its name there."""
+    """The parts of the package that a file of torch_fattn imports."""
     folder = path.relative_to(ROOT / "torch_fattn").parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(text)):
@@ -221,12 +230,12 @@ def rooms_imported(path: Path, text: str) -> set[str]:
 @pytest.mark.host_only
 def test_a_room_imports_those_above_it() -> None:
     table = GUIDE.split("| `torch_fattn/` |")[1].split("\n\n")[0]
-    rooms = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
+    named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
     package = ROOT / "torch_fattn"
-    assert {*rooms} == {path.parent.name for path in package.glob("*/__init__.py")}
-    for number, room in enumerate(rooms):
+    assert {*named} == {path.parent.name for path in package.glob("*/__init__.py")}
+    for number, room in enumerate(named):
         for path in (package / room).rglob("*.py"):
-            wrong = rooms_imported(path, path.read_text()) - {*rooms[: number + 1]}
+            wrong = rooms_imported(path, path.read_text()) - {*named[: number + 1]}
             assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
@@ -249,7 +258,7 @@ def test_an_import_is_noticed(line: str, room: str | None) -> None:
 
 # Files where softcap is an operator, and no option of attention.
 OF_LOGITS = {
-    *("csrc/autocast.cpp", "csrc/autograd.cpp", "csrc/kernels/softcap.h", "csrc/plan/supported.h"),
+    *("csrc/kernels/softcap.h", "csrc/ops/autocast.cpp", "csrc/ops/autograd.cpp", "csrc/plan/supported.h"),
     *(
         "torch_fattn/__init__.py",
         "torch_fattn/reference/__init__.py",
@@ -273,7 +282,7 @@ def test_the_lists_of_options() -> None:
         str(p.relative_to(ROOT)) for p in files if "softcap" in p.read_text() and "generated" not in p.parts
     }
     having = {name for name in having - OF_LOGITS if "logits" not in name}
-    # Those that have others' lists of options.
+    # Files with the options of other operators.
     callers = ("torch_fattn/integrations/transformers/", "torch_fattn/flash_attn/")
     others = {name for name in having if name.startswith(callers)}
     assert named <= having

@@ -1,5 +1,5 @@
-"""What the kernels move and multiply, counted exactly: the bounds of tests/counts_bounds.json, and the ratios
-to the least possible."""
+"""Exact counts of the bytes and products of the kernels: the bounds of tests/counts_bounds.json, and the
+ratios to the least possible."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_values_that_are_columns_of_the_keys_are_read_once(op: str, rows: int) -
 
 
 def test_a_copy_of_the_columns_is_another_value() -> None:
-    """The control: equal numbers elsewhere are read where they are."""
+    """The control: equal numbers in separate memory are read separately."""
     import softmetal
     import torch_fattn
 
@@ -201,7 +201,7 @@ LONG = [
 
 @pytest.mark.parametrize(("call", "most"), LONG, ids=str)
 def test_long_prefills(call: Call, most: float) -> None:
-    """Little is multiplied that nobody sees. Barriers: two for a tile of keys, and one behind the query."""
+    """Few products are of hidden pairs. Barriers: two per tile of keys, and one after the query."""
     count = functools.partial(counting.count_ours, count_bytes=False)
     counts = samples.count_prefill(call, count)
     assert [dispatch.kernel for dispatch in counts.dispatches] == ["fattn_prefill"]

@@ -22,8 +22,13 @@ def run_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return demo.main(None, "float32", NEW_TOKENS)
 
 
-def test_tokens_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_in(tmp_path, monkeypatch) == 0
+    printed = capsys.readouterr().out
+    places = [printed.index(each) for each in ("OK: 8 tokens agree", "sequence 0", "launches ", "plans ")]
+    assert places == sorted(places) and "pass 1" not in printed, printed
     report = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert report["agree"] and report["tokens"]["fattn"] == report["tokens"]["eager"]
     assert report["launches"]["fattn_prefill"] == LAYERS
@@ -32,9 +37,12 @@ def test_tokens_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "out" / "demo.png").stat().st_size > 10_000
 
 
-def test_one_token_is_a_prefill_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_token_is_a_prefill_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert demo.main(None, "float32", 1) == 0
+    assert demo.main(None, "float32", 1, verbose=True) == 0
+    assert "  pass 1       fattn_prefill from prefill.metal" in capsys.readouterr().out
     report = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert report["agree"] and report["launches"] == {"fattn_prefill": LAYERS}
 
@@ -58,8 +66,8 @@ def test_kernels_that_did_not_run_are_noticed(
 ) -> None:
     monkeypatch.setattr(demo, "launch_counts", dict)
     assert run_in(tmp_path, monkeypatch) == 1
-    said = capsys.readouterr().out
-    assert "FAILED: fattn_decode was planned" in said and "FAILED: fattn_decode did not run" in said
+    message = capsys.readouterr().out
+    assert "FAILED: fattn_decode was planned" in message and "FAILED: fattn_decode did not run" in message
 
 
 # ---- tokens per second: no test takes a time; these are made up
@@ -71,8 +79,8 @@ def test_software_is_not_timed(
     """The test below is the control: the same run as on a Mac."""
     monkeypatch.setattr(demo_speed.sys, "platform", "linux")
     assert run_in(tmp_path, monkeypatch) == 0
-    said = capsys.readouterr().out
-    assert "time means nothing" in said and "timing  " not in said
+    message = capsys.readouterr().out
+    assert "time means nothing" in message and "timing  " not in message
     assert list(json.loads((tmp_path / "out" / "demo.json").read_text())["speed"]) == ["not_timed"]
 
 
@@ -97,13 +105,13 @@ def test_a_mac_is_told_tokens_per_second_of_both(
     assert run_in(tmp_path, monkeypatch) == 0
     rounds = 1 + demo_speed.ROUNDS
     assert counted == {"fattn": [LAYERS * NEW_TOKENS] * rounds, "sdpa": [0] * rounds}
-    said = capsys.readouterr().out
-    assert "speed        fattn  100.0 tokens per second; prompt 200.0 ms" in said, said
-    assert "             sdpa   40.0 tokens per second; prompt 500.0 ms" in said
-    assert "fattn makes 2.50 times the tokens of sdpa" in said
+    message = capsys.readouterr().out
+    assert "speed        fattn  100.0 tokens per second; prompt 200.0 ms" in message, message
+    assert "             sdpa   40.0 tokens per second; prompt 500.0 ms" in message
+    assert "fattn generates 2.50 times the tokens per second of sdpa" in message
     speed = json.loads((tmp_path / "out" / "demo.json").read_text())["speed"]
     assert speed["ratio"] == pytest.approx(2.5) and speed["sdpa"]["tokens_per_second"] == pytest.approx(40)
-    assert demo_picture._speed(speed) == "tokens per second: fattn 100.0, sdpa 40.0"
+    assert demo_picture._speed(speed) == "Tokens per second: fattn 100.0, sdpa 40.0."
 
 
 def made_up(seconds: dict[str, list[list[float]]]) -> Any:
@@ -123,10 +131,10 @@ def test_a_prompt_alone_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_speed.sys, "platform", "darwin")
     found = demo_speed.compare(lambda _: [0.25], batch=2)
     assert found.ratio is None and found.lines[0] == "speed        fattn  prompt 250.0 ms"
-    assert demo_picture._speed(found.data) == "no tokens per second"
+    assert demo_picture._speed(found.data) == "No tokens per second."
 
 
-def test_what_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implementation_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_speed.sys, "platform", "darwin")
 
     def generate(name: str) -> list[float]:
@@ -139,4 +147,4 @@ def test_what_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         "speed        fattn  4.0 tokens per second; prompt 500.0 ms",
         "             sdpa   does not run here: T5 does not support sdpa",
     ]
-    assert demo_picture._speed(found.data) == "tokens per second: fattn 4.0"
+    assert demo_picture._speed(found.data) == "Tokens per second: fattn 4.0."

@@ -54,7 +54,7 @@ def test_the_tests_that_it_names_are_there(by: str) -> None:
 
 
 def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """In a shell, where `python` is the one that runs this."""
+    """Runs a command in a shell whose `python` is this interpreter."""
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -76,18 +76,20 @@ def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_commands_that_run_as_they_stand(command: str, tmp_path: Path) -> None:
-    """And what they print is what stands behind them, on every page."""
-    said = run(command, tmp_path)
+    """Commands run, and print the documented output, on every page."""
+    message = run(command, tmp_path)
     for path in DOCUMENTS:
         markdown = path.read_text(encoding="utf-8")
         blocks = blocks_of(markdown)
         for written, block in commands_of(markdown):
             if written != command:
                 continue
-            assert said.returncode == block.exit_status, said.stderr
+            assert message.returncode == block.exit_status, message.stderr
             wanted = output_of(blocks, blocks.index(block))
             if wanted is not None:
-                assert same_output(wanted.text, said.stdout + said.stderr), said.stdout + said.stderr
+                assert same_output(wanted.text, message.stdout + message.stderr), (
+                    message.stdout + message.stderr
+                )
 
 
 @pytest.mark.host_only
@@ -103,10 +105,10 @@ def test_another_output_would_be_noticed() -> None:
 def test_an_output_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests import update_outputs
 
-    said = "# Page\n\n```sh\necho 4\n```\n\n<!-- output -->\n```text\n{}```\n\nAnd more.\n"
+    message = "# Page\n\n```sh\necho 4\n```\n\n<!-- output -->\n```text\n{}```\n\nAnd more.\n"
     page = tmp_path / "page.md"
     monkeypatch.setitem(COMMANDS, "echo 4", Run())
     for old, written in (("3\nand 2\n", True), ("4\n", False), ("...\n", False)):
-        page.write_text(said.format(old))
+        page.write_text(message.format(old))
         assert update_outputs.update(page) == written
-        assert page.read_text() == said.format("4\n" if written else old)
+        assert page.read_text() == message.format("4\n" if written else old)

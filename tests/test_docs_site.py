@@ -156,8 +156,21 @@ def test_what_is_fetched_would_be_noticed() -> None:
     assert not FETCHED.search('<a href="https://example.com">') and not FETCHED.search("<script src=x.js>")
 
 
+def repeated(settings: str) -> set[str]:
+    """Titles that two entries of the sidebar share."""
+    titles = re.findall(r"^ *- ([^:]+):", settings[settings.index("\nnav:") :], re.MULTILINE)
+    assert len(titles) > 2
+    return {title for title in titles if titles.count(title) > 1}
+
+
+def test_titles_in_the_sidebar_are_unique() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert not repeated(settings)
+    assert repeated(settings.replace("Cache classes", "Caches")) == {"Caches"}
+
+
 def undocumented(names: list[str]) -> set[str]:
-    """Of the package's names those that no page of docs/ describes by `::: torch_fattn.name`."""
+    """The names of the package that no page of docs/ documents with `::: torch_fattn.name`."""
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     return set(names) - set(re.findall(r"^::: torch_fattn\.(\w+)", pages, re.MULTILINE))
 

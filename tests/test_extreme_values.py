@@ -19,7 +19,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def assert_same_as_exact(out: Tensor, lse: Tensor, exact_out: Tensor, exact_lse: Tensor) -> None:
-    """Where there is a NaN or an infinity, too."""
+    """Also with a NaN or an infinity."""
     tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[out.dtype]
     torch.testing.assert_close(out.double(), exact_out, rtol=0, atol=tolerance, equal_nan=True)
     # The float64 result may be beyond float32.
@@ -50,7 +50,7 @@ def test_sinks_of_any_size(op: str, options: dict[str, Any], sinks: tuple[float,
 
 
 def test_huge_sinks_survive_a_merge(device: str) -> None:
-    """As they do the merge of a decode's parts, and that of a shared prefix."""
+    """The same for the merge of a decode's parts, and that of a shared prefix."""
     sinks = torch.tensor([LARGEST, -LARGEST, 2.4e38, 0.0])
     query, key, value = dense(1, 600, torch.float32)
     prefix_key, prefix_value = key[:1, :, :500], value[:1, :, :500]

@@ -1,4 +1,4 @@
-"""tools/first_mac.py: it goes on when a step fails, hangs or is missing, names nobody, and was rehearsed."""
+"""tools/first_mac.py goes on when a step fails, hangs or is missing, hides names, and runs in software."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_rehearsal(tmp_path: Path) -> None:
     files = contents(tmp_path / "mac.zip")
     names = ["summary.md", "bench.json", "bench.txt", "doctor.txt", "facts.txt", "tests.txt", "tune.txt"]
     assert list(files) == names
-    for name, said in (("doctor", "All is well."), ("tests", "1 passed"), ("tune", "written")):
-        assert said in files[f"{name}.txt"]
-        assert f"| {name} | ok |" in files["summary.md"] and said in files["summary.md"]
+    for name, message in (("doctor", "All is well."), ("tests", "1 passed"), ("tune", "written")):
+        assert message in files[f"{name}.txt"]
+        assert f"| {name} | ok |" in files["summary.md"] and message in files["summary.md"]
     assert "torch 2." in files["summary.md"] and "name a fault of the GPU: 0" in files["summary.md"]
     assert json.loads(files["bench.json"])
     assert files["summary.md"] in done.stdout and "attach" in done.stdout.splitlines()[-1]
@@ -86,22 +86,22 @@ def test_it_removes_nothing_but_an_earlier_run(
     )
     (folder / "thesis.tex").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for out, said in ((folder, "holds thesis.tex"), (tmp_path / "file", "Not a directory")):
+    for out, message in ((folder, "holds thesis.tex"), (tmp_path / "file", "Not a directory")):
         with pytest.raises(SystemExit, match="2"):
             first_mac.main(["--out", str(out)])
         words = capsys.readouterr().err
-        assert said in words and words.count("\n") == 1 and "give a new folder" in words
+        assert message in words and words.count("\n") == 1 and "give a new folder" in words
     assert (folder / "thesis.tex").read_text() == (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.host_only
-def test_it_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_hides_names(monkeypatch: pytest.MonkeyPatch) -> None:
     users = "/Users"
     monkeypatch.setattr(getpass, "getuser", lambda: "anna")
     monkeypatch.setattr(socket, "gethostname", lambda: "Annas-Mac.local")
     monkeypatch.setattr(Path, "home", lambda: Path(users, "anna"))
-    said = f"{ROOT}/tests {users}/anna/x {users}/ben/y anna@Annas-Mac.local Annas-Mac: annals of Hanna"
-    assert first_mac.anonymous(said) == f"./tests ~/x {users}/USER/y USER@HOST HOST: annals of Hanna"
+    message = f"{ROOT}/tests {users}/anna/x {users}/ben/y anna@Annas-Mac.local Annas-Mac: annals of Hanna"
+    assert first_mac.anonymous(message) == f"./tests ~/x {users}/USER/y USER@HOST HOST: annals of Hanna"
 
 
 @pytest.mark.host_only

@@ -219,7 +219,7 @@ def test_no_backward() -> None:
 
 @pytest.mark.parametrize("dims", [(60, 60), (20, 13), (64, 30)])
 def test_head_sizes_that_are_padded(dims: tuple[int, int]) -> None:
-    """By the caller in flash-attn's own code too: the scale is that of the true size."""
+    """As a caller of flash-attn pads heads: the scale is that of the true size."""
     dim, value_dim = dims
     q, k, v = (torch.randn(1, rows, 2, d) for rows, d in ((9, dim), (20, dim), (20, value_dim)))
     exact, exact_lse = Options(causal=True).attend(0, q[0], k[0], v[0])

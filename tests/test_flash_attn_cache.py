@@ -34,7 +34,7 @@ class Problem:
     options: Options = field(default_factory=Options)
 
     def sequence(self, pool: Tensor, picked: Tensor | None, table: Tensor | None, b: int) -> Tensor:
-        """Where the keys of a sequence are in the pool, as indices of `[-1, Hkv, D]`."""
+        """The slots of a sequence's keys in the pool, as indices of `[-1, Hkv, D]`."""
         if table is not None:
             return (table[b].long()[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
         return torch.arange(CAPACITY) + CAPACITY * (b if picked is None else int(picked[b]))
@@ -80,7 +80,7 @@ class Problem:
             for pool, added in zip(written, (keys, fresh[1][b]), strict=True):
                 pool.flatten(0, 1)[place[filled:end]] = added[: end - filled]
             first = 0 if self.leftpad is None else self.leftpad[b]
-            # What the sequence does not have is NaN: it has no influence.
+            # Slots outside the sequence are NaN and have no influence.
             for pool in (*pools, *written):
                 pool.flatten(0, 1)[place[end:]] = torch.nan
                 pool.flatten(0, 1)[place[: min(first, filled)]] = torch.nan
@@ -98,7 +98,7 @@ class Problem:
         check(out, lse, exact, exact_lse, slack=2.0)
         for cache, pool, before in zip(caches, written, pools, strict=True):
             kept, given = (bits(c.cpu().flatten(0, 1)[untouched]) for c in (cache, before))
-            assert torch.equal(kept, given), "written elsewhere"
+            assert torch.equal(kept, given), "written to another place"
             limit = LIMITS[self.dtype]
             assert torch.allclose(cache.cpu().float(), pool.float(), atol=limit, rtol=limit, equal_nan=True)
         for name, tensor in on_device.items():

@@ -1,4 +1,4 @@
-"""What torch_fattn.flash_attn refuses: one sentence that names the function, before anything is launched or
+"""Errors of torch_fattn.flash_attn: one sentence that names the function, before anything is launched or
 written."""
 
 from __future__ import annotations
@@ -205,12 +205,12 @@ def test_refused_untouched(wrong: str) -> None:
     check_refusal(refusal, "flash_attn_with_kvcache")
 
 
-def test_the_twin_is_taken() -> None:
+def test_the_same_call_without_the_fault() -> None:
     angles = {name: torch.ones(shape, device="mps") for name, shape in ANGLES.items()}
     assert call(**angles, window_size=[3, -1], cache_leftpad=long(0, 1)).shape == (2, 3, 2, 16)
 
 
-# Of flash_attn_func and flash_attn_varlen_func: those that take packed operands share their code.
+# Calls of flash_attn_func and flash_attn_varlen_func, whose code the functions with packed operands share.
 DENSE: dict[str, tuple[Any, type[Exception], str]] = {
     "no key": (lambda q: (q, None, q), TYPE, "k is None; pass a tensor"),
     "a window of 3": (lambda q: (q, q, q, 0.0, None, False, 3), TYPE, "window_size is of type int"),

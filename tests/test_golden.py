@@ -55,7 +55,7 @@ def test_every_change_of_a_plan_shows(name: str) -> None:
 
 
 def words_of(number: float) -> list[list[int]]:
-    """What is not 0 of the 32-bit words of a number, as an integer of 32 or 64 bits and as a float."""
+    """The nonzero 32-bit words of a number, as an integer of 32 or 64 bits and as a float."""
     forms = [struct.pack("<q" if number >= 2**31 else "<i", number)] if isinstance(number, int) else []
     return [
         [word for (word,) in struct.iter_unpack("<i", form) if word]

@@ -18,7 +18,7 @@ from tests.conftest import counted_launches, needs_emulator
 
 MASK_DTYPES = [torch.bool, *problems.DTYPES]
 OPS = ("prefill", "decode", "paged_decode")
-# With the size of the heads: wide ones have a kernel of their own.
+# With the head size: wide heads have a separate kernel.
 SIZED_OPS = [(op, dim) for dim in (64, 136) for op in OPS]
 BLOCK = 16
 BAD_KEY = 21  # not the first of its tile, block or fragment

@@ -133,9 +133,8 @@ assert kernel.launch_counts()["fattn_prefill"] == 3 and torch_fattn.launch_count
 """
 
 
-@pytest.mark.slow
 def test_transformers_takes_it_from_a_local_folder(tmp_path: Path) -> None:
-    """Built as `kernels` wants it, and named as a repository of the Hub."""
+    """A build in the layout of `kernels`, under the name of a repository."""
     if reason := why_no_gpu():
         pytest.skip(reason)
     pytest.importorskip("kernels", reason="pip install 'transformers[kernels]'")

@@ -63,7 +63,7 @@ def tensors_in(found: Any) -> Iterator[Tensor]:
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """Of the whole storage."""
+    """A copy of the whole storage."""
     storage = tensor.untyped_storage()
     whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
     return whole.cpu().clone()
@@ -228,7 +228,7 @@ def test_python_functions(name: str, size: str, device: str) -> None:
     elif name == "shared_prefix_paged_decode":
         arguments["shared_blocks"] = 1 if size == "ones" else 0
         if size == "ones":
-            del arguments["tree_mask"]  # asks for keys behind the prefix
+            del arguments["tree_mask"]  # needs keys after the prefix
     check_kept(function, arguments, written_by(op) if not prefixed else ())
 
 
@@ -385,7 +385,7 @@ def test_integrations(size: str, device: str) -> None:
 
 
 def theirs(*_: Any, **__: Any) -> Tensor:
-    """What the other library would call; none of ours."""
+    """A function that stands in for the other library's own."""
     return torch.zeros(1)
 
 

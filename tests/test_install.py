@@ -118,7 +118,7 @@ thread.join()
 
 
 def test_other_threads_may_call_while_it_is_turned() -> None:
-    """In a process of its own: kernels that leave torch's table while it is read crash it."""
+    """In a separate process: removing kernels from torch's table during a call crashes it."""
     done = subprocess.run(
         [sys.executable, "-c", CALLS_WHILE_IT_IS_TURNED], capture_output=True, text=True, check=False
     )
@@ -178,7 +178,7 @@ def test_another_implementation_comes_back() -> None:
     torch.nn.attention.restore_flash_attention_impl()
 
 
-def test_nothing_is_said_and_nothing_changes_at_import(caplog: pytest.LogCaptureFixture) -> None:
+def test_import_changes_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     script = (
         "import warnings; warnings.simplefilter('error'); import torch; "
         f"a = torch._C._dispatch_dump('{SDPA}'); import torch_fattn; "
@@ -436,7 +436,7 @@ def test_the_report_reads_well() -> None:
     assert torch_fattn.report().calls == 0 and not torch_fattn.report().fallbacks
 
 
-def test_every_reason_has_its_sentence() -> None:
+def test_every_reason_has_a_message() -> None:
     from torch_fattn.integrations.pytorch.report import REASONS
 
     assert list(REASONS) == list(torch.ops.fattn._fallbacks(traced=False))

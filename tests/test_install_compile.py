@@ -102,7 +102,7 @@ class Attention(torch.nn.Module):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_is_torchs_and_runs_ours(strict: bool) -> None:
-    """What export keeps is torch's op, so that the program runs anywhere."""
+    """An exported program holds torch's op, so that it runs anywhere."""
     with torch_fattn.installed():
         program = torch.export.export(Attention(), tuple(operands()), strict=strict)
     targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
@@ -135,14 +135,14 @@ print(dict(torch._dynamo.utils.counters["aot_autograd"]))
 def test_what_torch_keeps_on_disk_is_kept_apart(tmp_path: Path) -> None:
     """A process that does not install must not be given the graph of one that does: it may lack our ops."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    said = [
+    message = [
         subprocess.run(
             [sys.executable, "-c", ONE_COMPILED_CALL, how],
             capture_output=True, text=True, check=True, env=environment,
         ).stdout
         for how in ("installed", "plain", "installed")
     ]  # fmt: skip
-    assert ["autograd_cache_hit" in text for text in said] == [False, False, True], said
+    assert ["autograd_cache_hit" in text for text in message] == [False, False, True], message
 
 
 def test_the_tag_of_caches_is_that_of_every_thread() -> None:

@@ -57,7 +57,7 @@ def scale_dimensions(arguments: dict[str, Any]) -> dict[str, int]:
 
 
 def kept_in_key(arguments: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
-    """With values that are columns of the keys again, where they were."""
+    """With values that are a view of the keys, if they were one before."""
     if "key" in arguments and arguments["value"].data_ptr() == arguments["key"].data_ptr():
         chosen["value"] = chosen["key"][..., : arguments["value"].shape[-1]]
     return chosen
@@ -86,7 +86,7 @@ def with_capacity(problem: Problem, arguments: dict[str, Any], more: int) -> dic
 
 
 def same(a: Results, b: Results) -> bool:
-    """In every bit."""
+    """Whether two results are bit-identical."""
     return all(
         torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
         for x, y in zip(a, b, strict=True)
@@ -126,7 +126,7 @@ def test_run_to_run(problem: Problem, device: str) -> None:
 # ---- controls
 
 
-def test_the_same_keys_cut_elsewhere_round_differently() -> None:
+def test_the_same_keys_cut_at_other_places_round_differently() -> None:
     """Why bits tell: right by any tolerance, but cut and merged at another key."""
     generator = torch.Generator().manual_seed(3)
     query, key, value = (
@@ -151,7 +151,7 @@ def test_another_sequence_is_noticed() -> None:
 
 
 def test_a_key_more_is_noticed() -> None:
-    """Of the larger cache, NaN: what the capacity adds is there to be seen."""
+    """The additional slots of the larger cache are NaN, so that a read of them shows."""
     problem = Problem(0, "decode", torch.float16, 1, 2, 1, 1, 40, 64, 64, seq_lens=(40,))
     arguments, _ = problems.build(problem, seed=9).arguments("mps")
     larger = with_capacity(problem, arguments, 8)

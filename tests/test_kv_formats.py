@@ -107,7 +107,7 @@ def test_of_two_neighbours_the_nearer(kv_format: str, scales: bool) -> None:
 
 
 def code_value(kv_format: str, code: int) -> Fraction | None:
-    """What one stored element is, by the definition of the format."""
+    """The value of one stored element, by the definition of the format."""
     if kv_format != "fp8_e4m3":
         return Fraction(code)
     exponent, mantissa = code >> 3 & 15, code & 7

@@ -76,8 +76,8 @@ def test_versions_are_read_differently() -> None:
 
 
 def structs_of_fragments(text: str) -> dict[str, bool]:
-    """Of the structs with a member that is a fragment, or an array of them: whether the constructor is
-    `thread`, which softmetal does not ask for."""
+    """For each struct with a member that holds fragments: whether its constructor is `thread`, which
+    softmetal does not require."""
     structs = re.findall(r"^struct (\w+) \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL)
     member = re.compile(r"^  (?:OperandFragment|simdgroup_float8x8) \w+(?:\[.*\])?;", re.MULTILINE)
     return {name: f"  {name}() thread {{" in body for name, body in structs if member.search(body)}

@@ -1,7 +1,7 @@
-"""Caches beyond 2^32 elements: offsets are 64-bit all the way. Needs 9 GB of memory, hence slow.
+"""Caches beyond 2^32 elements: offsets are 64-bit all the way. Needs 9 GB of memory, hence a sweep.
 
-Only the kernels under test are asked for such offsets. The cache is filled by copies of small contiguous
-pieces, which torch makes as blits: its strided copies into views past 4 GiB have been seen to abort on Macs.
+Only the kernels under test use such offsets. The cache is filled by copies of small contiguous pieces, which
+torch makes as blits: its strided copies into views past 4 GiB have been seen to abort on Macs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import torch
 import torch_fattn
 from tests.conftest import counted_launches
 
-pytestmark = pytest.mark.slow
-
 ELEMENTS = 2**32 + 2**20
 HEAD_DIM = 64
 
 
 @pytest.fixture(scope="module")
 def memory() -> torch.Tensor:
-    # On a Mac the GPU may use about two thirds of the memory, and the system wants some of it.
+    # On a Mac the GPU may use about two thirds of the memory, some of which the system needs.
     needed = 24 if sys.platform == "darwin" else 14
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if present < 0.9 * needed:

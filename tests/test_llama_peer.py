@@ -95,7 +95,7 @@ def test_llama_reads_keys_for_every_query_head(group: int) -> None:
 
 
 def test_llama_runs_other_families_tiles_beside_ours() -> None:
-    """Where its table names some; the fastest is quoted, so that none of them is a handicap."""
+    """The variants of its table; the fastest is reported, so that none is a handicap."""
     short, long = (
         registry.launch(llama_metal, Case("decode", 1, 8, 2, 128, 1, keys)) for keys in (256, 131072)
     )
@@ -158,7 +158,7 @@ def test_the_tiles_compute_attention(call: Call) -> None:
 
 
 def changed(launch: Launch, **changes: Any) -> Launch:
-    """With another pipeline for the last pass."""
+    """The last pass has another pipeline."""
     *before, last = launch.passes
     return replace(launch, passes=[*before, replace(last, pipeline=replace(last.pipeline, **changes))])
 
@@ -230,7 +230,7 @@ def test_which_kernel_runs(q_len: int, head_dim: int, is_vector: bool) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_head_sizes_of_the_tiles(dtype: str) -> None:
-    """Those of 320 and 576 have values of 256 and 512 only."""
+    """Heads of 320 and 576 have only values of 256 and 512."""
     for head_dim in (40, 48, 64, 72, 80, 96, 112, 128, 192, 256, 512):
         launch = launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
         assert launch.passes[-1].threads == (32, 8 if head_dim == 512 else 4, 1)
@@ -239,7 +239,7 @@ def test_head_sizes_of_the_tiles(dtype: str) -> None:
             launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
 
 
-def test_every_prefill_that_is_timed_is_taken() -> None:
+def test_every_timed_prefill_is_accepted() -> None:
     for name in ("standard", "prefill", "chunked"):
         for call in SHAPES[name]:
             if call.op == "prefill":

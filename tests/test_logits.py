@@ -60,7 +60,8 @@ def test_no_finding(columns: int, order: str, checked: Checked) -> None:
     ids=["worst", "uncontracted"],
 )
 def test_other_arithmetic(variables: dict[str, str]) -> None:
-    """With the largest errors that Metal permits its functions, subnormal numbers flushed; without FMA."""
+    """Results are right with the largest errors that Metal permits its functions, flushed subnormal numbers,
+    and no FMA."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.test_logits"],
         env={**os.environ, **variables},
@@ -131,7 +132,7 @@ def test_a_number(device: str) -> None:
 
 
 def test_past_2_to_the_31_elements() -> None:
-    """Of the operand, which is made once: the emulator fills it."""
+    """The memory of the operand, allocated once because the emulator fills it."""
     memory = torch.empty(2**31 + 2**17, dtype=f16, device="mps")
     view = memory.as_strided((3, 2, 40), (2**30, 2**16, 1), 8)
     x = torch.randn(3, 2, 40).to(f16)

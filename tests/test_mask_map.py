@@ -72,7 +72,7 @@ def results(case: problems.Case, *, mapped: bool, cells: Tensor | None = None) -
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_map_changes_no_bit(shape: str, option: str, checked: Checked) -> None:
-    """And is right; NaN lies in all keys that no row sees."""
+    """The result is right, with NaN in all keys that no row sees."""
     problem = replace(SHAPES[shape], mask_pattern="patches", mask_map=True, **OPTIONS[option])
     case = problems.build(problem)
     kernel = "fattn_prefill_wide" if shape.startswith("wide") else "fattn_prefill"
@@ -114,7 +114,7 @@ def test_strides_of_the_map(strides: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_that_see_no_key(shape: str) -> None:
-    """By whole cells, and by less; with a sink they have its logit."""
+    """Rows are hidden by whole cells and by parts of them; with a sink their lse is its logit."""
     problem = replace(SHAPES[shape], sinks=shape == "rows16")
     mask = torch.ones(problem.q_len, problem.kv_len, dtype=torch.bool)
     mask[13:60] = False
@@ -131,7 +131,7 @@ def test_rows_that_see_no_key(shape: str) -> None:
 @pytest.mark.parametrize("special", [torch.nan, torch.inf])
 @pytest.mark.parametrize("shape", ["rows16", "rows8-keys16", "wide"])
 def test_special_values_reach_the_rows_that_see_them(shape: str, special: float) -> None:
-    """In cells that are whole to some simdgroups of a tile and mixed or hidden to others. No row sees the
+    """Rows in cells that are whole for some simdgroups of a tile and mixed or hidden for others. No row sees the
     value of key 90."""
     problem = replace(SHAPES[shape], q_len=100, kv_len=100)
     mask = documents([40, 37, 23])
@@ -203,7 +203,7 @@ def test_hidden_fragments_are_left_out(shape: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_byte_that_no_map_has_says_nothing(shape: str, checked: Checked) -> None:
-    """Those above 63 and those whose kind is 3, or is hidden or whole with fragments."""
+    """Invalid cells: above 63, of kind 3, or hidden or whole but with fragments."""
     p = replace(SHAPES[shape], mask_pattern="patches", causality="bottom_right")
     case = problems.build(p)
     size = (p.batch, 1, -(-p.q_len // 16), -(-p.kv_len // 32))
@@ -218,8 +218,8 @@ def test_a_byte_that_no_map_has_says_nothing(shape: str, checked: Checked) -> No
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_map_of_any_bytes_shows_no_hidden_key(shape: str, checked: Checked) -> None:
-    """By position: behind the diagonal lie NaN, in values behind that of the last row, and no access is out
-    of bounds."""
+    """Keys hidden by position: memory after the diagonal is NaN, values too after that of the last row, and no
+    access is out of bounds."""
     p = replace(SHAPES[shape], causality="offset", q_offset=SHAPES[shape].kv_len - SHAPES[shape].q_len - 1)
     case = with_mask(p, torch.ones(p.q_len, p.kv_len, dtype=torch.bool))
     for name, first in (("key", p.kv_len - 2), ("value", p.kv_len - 1)):

@@ -57,7 +57,7 @@ def test_every_cell(dtype: torch.dtype, size: tuple[int, ...], device: str, chec
 @pytest.mark.parametrize("row", [0, 15, 16, 39])
 @pytest.mark.parametrize("key", [0, 31, 32, 69])
 def test_one_entry_changes_its_cell_alone(row: int, key: int, device: str) -> None:
-    """The last column of cells has 6 keys, less than a fragment, of which nothing is said."""
+    """The last column of cells has 6 keys, less than a fragment, so no fragment bit is set for it."""
     for background in (True, False):
         mask = torch.full((40, 70), background)
         mask[row, key] = not background
@@ -86,7 +86,7 @@ def test_what_is_added(dtype: torch.dtype, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_hidden_fragments(device: str) -> None:
-    """Of a mixed cell, those of which no row sees a key: any of the four."""
+    """The fragments of a mixed cell that no row sees: any of the four."""
     for shown in range(1, 16):
         mask = torch.tensor([bool(shown >> key // 8 & 1) for key in range(32)]).expand(40, 32).clone()
         mask[[5, 30]] = False
@@ -99,7 +99,7 @@ def test_hidden_fragments(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("keys", [1, 7])
 def test_a_fragment_without_all_of_its_keys(keys: int, device: str) -> None:
-    """Nothing is said of it: one key may stand for all."""
+    """No fragment bit is set: one key may be expanded to all."""
     mask = torch.ones(20, keys, dtype=torch.bool)
     mask[3] = mask[:, 1:] = False
     assert torch_fattn.mask_map(mask.to(device)).flatten().tolist() == [1, 2 if keys == 1 else 1]

@@ -57,7 +57,7 @@ MAPPED = Problem(
     mask_map=True,
     causality="bottom_right",
 )
-# Of prefill_wide: columns that do not divide evenly, two simdgroups for a key fragment, two groups of rows.
+# prefill_wide: columns that do not divide evenly, two simdgroups for a key fragment, two groups of rows.
 TILES = Problem(0, "prefill", f16, 1, 2, 1, 43, 100, 136, 200, causality="bottom_right", sinks=True)
 SUMS = Problem(1, "prefill", f16, 1, 1, 1, 20, 70, 280, 264)
 GROUPS = Problem(2, "prefill", f32, 1, 1, 1, 20, 75, 136, 24, causality="bottom_right")
@@ -241,7 +241,7 @@ def test_a_benign_change_is_not_reported() -> None:
 
 @pytest.mark.parametrize("problem", [SUMS, replace(TILES_INT8, head_dim=264)], ids=str)
 def test_values_that_are_asked_for_early(problem: Problem) -> None:
-    """As the planner has it for newer GPUs than the one of the other tests."""
+    """The plan for GPUs newer than that of the other tests."""
     case = problems.build(problem)
     plan = torch_fattn.explain(problem.op, **case.arguments("cpu")[0], family=9, cores=8).data
     assert plan["passes"][0]["macros"]["FATTN_EARLY_LOADS"] == "true"

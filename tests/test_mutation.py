@@ -67,7 +67,7 @@ def test_a_sample_is_killed() -> None:
 STEPS = "Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);"
 TILE = "KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);"
 SCALE = "sequence.value.scales_at(place, params.value_scales)"
-# Of each, a trial that it passes, but for the counts.
+# For each mutant, a trial that it passes except for the counts.
 SLOW = {
     "decode_loads_elements": (
         "decode-edges",

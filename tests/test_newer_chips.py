@@ -52,7 +52,7 @@ def test_counts_of_long_prefills() -> None:
 
 
 def macros(family: int, op: str, dtype: torch.dtype, dim: int, stored: torch.dtype | None = None) -> Any:
-    """Of the kernel that a call of `op` takes on such a GPU; `stored`: what its cache is quantised to."""
+    """The plan of a call of `op` on such a GPU; `stored` is the format of its cache."""
     query = torch.empty(1, 4, 1 if "decode" in op else 64, dim, dtype=dtype, device="meta")
     if stored is None:
         plan = torch_fattn.explain(op, query, query[:, :2], query[:, :2], family=family, cores=10)

@@ -45,7 +45,7 @@ def test_with_a_fixture_that_needs_one(result):
 
 
 def outcomes(environment: dict[str, str], *arguments: str) -> tuple[dict[str, int], str]:
-    """Tests by outcome, and all that pytest said."""
+    """Tests by outcome, and the output of pytest."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=short"]
     done = subprocess.run(
         [*command, *arguments], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
@@ -59,14 +59,14 @@ def outcomes(environment: dict[str, str], *arguments: str) -> tuple[dict[str, in
 @needs_emulator
 @pytest.mark.parametrize(
     "environment",
-    [HOSTED_RUNNER, pytest.param({"SOFTMETAL": "0"}, marks=pytest.mark.slow)],
+    [HOSTED_RUNNER, {"SOFTMETAL": "0"}],
     ids=["hosted runner", "no mps"],
 )
 def test_nothing_fails(environment: dict[str, str]) -> None:
-    """One test of each function, the slow ones too."""
+    """One test of each function, those of the sweeps too."""
     ignored = [f"--ignore=tests/{name}" for name in LENGTHY]
-    found, said = outcomes(environment, "--one-each", "-m", "slow or not slow", *ignored, "tests")
-    assert not found.keys() & {"failed", "error"}, said
+    found, message = outcomes(environment, "--tier", "first", "-m", "slow or not slow", *ignored, "tests")
+    assert not found.keys() & {"failed", "error"}, message
     assert found["passed"] > 100 and found["skipped"] > 400
 
 
@@ -75,12 +75,12 @@ def test_a_failure_would_be_noticed(tmp_path: Path) -> None:
     """Two tests that are wrongly marked; the first one skips before its fixture tries to use the GPU."""
     (tmp_path / "test_twin.py").write_text(TWIN)
     twin = ["-p", "tests.conftest", "--rootdir", str(tmp_path), str(tmp_path)]
-    found, said = outcomes(HOSTED_RUNNER, *twin)
+    found, message = outcomes(HOSTED_RUNNER, *twin)
     assert {name: found[name] for name in ("skipped", "failed", "error")} == dict.fromkeys(
         ("skipped", "failed", "error"), 1
-    ), said
-    found, said = outcomes({}, *twin)
-    assert found["passed"] == 3, said
+    ), message
+    found, message = outcomes({}, *twin)
+    assert found["passed"] == 3, message
 
 
 @needs_emulator

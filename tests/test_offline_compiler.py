@@ -30,7 +30,7 @@ pytestmark = pytest.mark.host_only
 
 TUNING = Path(__file__).resolve().parent.parent / "csrc" / "plan" / "tuning.h"
 METAL = ("xcrun", "-sdk", "macosx", "metal")
-LANGUAGE = "metal3.1"  # what csrc/metal/pipelines.mm asks for
+LANGUAGE = "metal3.1"  # the version in csrc/metal/pipelines.mm
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
 KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "merge", "cache", "logits", "mask_map")
 FAMILIES = range(7, 12)
@@ -130,7 +130,7 @@ def pipelines(kernel: str, dtype: torch.dtype) -> list[Pipeline]:
 
 @cache
 def why_not(standard: str) -> str | None:
-    """What keeps `metal -std=standard` from compiling an empty file."""
+    """Why `metal -std=standard` cannot compile an empty file; empty if it can."""
     command = [*METAL, f"-std={standard}", "-x", "metal", "-c", os.devnull, "-o", os.devnull]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -138,10 +138,10 @@ def why_not(standard: str) -> str | None:
         return "xcrun does not exist: Apple's offline Metal compiler is part of Xcode"
     if done.returncode == 0:
         return None
-    said = (done.stderr.strip().splitlines() or ["nothing"])[0]
+    message = (done.stderr.strip().splitlines() or ["nothing"])[0]
     return (
         f"`{' '.join(METAL)} -std={standard}` does not compile (the command-line tools alone have no Metal "
-        f"compiler; with Xcode 26 run xcodebuild -downloadComponent MetalToolchain): {said}"
+        f"compiler; with Xcode 26 run xcodebuild -downloadComponent MetalToolchain): {message}"
     )
 
 

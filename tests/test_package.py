@@ -42,7 +42,7 @@ def test_torch_outside_the_range(version: str, monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_versions_are_said_once() -> None:
+def test_versions_are_stated_once() -> None:
     """pyproject.toml cannot read them from the package."""
     extras = re.findall(r'"transformers(?:\[serving\])?(>[^"]*)"', (ROOT / "pyproject.toml").read_text())
     assert {"transformers" + extra for extra in extras} == {
@@ -62,8 +62,8 @@ def test_version_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         command_line.main(["--version"])
     assert caught.value.code == 0
-    said = f"torch_fattn {torch_fattn.__version__}, built for torch {torch_fattn.built_for_torch}\n"
-    assert capsys.readouterr().out == said
+    message = f"torch_fattn {torch_fattn.__version__}, built for torch {torch_fattn.built_for_torch}\n"
+    assert capsys.readouterr().out == message
 
 
 def test_extension_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +153,9 @@ def test_doctor_notices_that_a_kernel_was_given_up(
 
     monkeypatch.setattr(torch.ops.fattn, "prefill", given_up)
     assert doctor.main() == 1
-    said = capsys.readouterr().out
-    assert "-> results that differ from run to run in prefill float32" in said
-    assert doctor.FIND_FAULTS in said and "in decode" not in said
+    message = capsys.readouterr().out
+    assert "-> results that differ from run to run in prefill float32" in message
+    assert doctor.FIND_FAULTS in message and "in decode" not in message
 
 
 @pytest.mark.parametrize(("version", "silent"), [("2.13.0", True), ("2.14.1+cpu", True), ("2.15.0", False)])

@@ -119,7 +119,7 @@ def test_empty_results_launch_nothing(empty: str) -> None:
 @pytest.mark.parametrize("block_size", [1, 3, 8, 12, 16, 24, 32, 64, 100, 256])
 @pytest.mark.parametrize("head_dim", [16, 128])
 def test_block_sizes(block_size: int, head_dim: int) -> None:
-    """That divide a step, are multiples of one, or neither; in both orders of heads and slots."""
+    """Block sizes that divide a step, are multiples of one, or neither; in both orders of heads and slots."""
     for head_major in (False, True):
         check(
             head_dim=head_dim,
@@ -148,7 +148,7 @@ def test_sequences_share_blocks(device: str) -> None:
 @pytest.mark.parametrize("block_size", [4, 16, 32])
 @pytest.mark.parametrize("bad", [-1, 99, -(2**31), 2**31 - 1])
 def test_a_block_that_the_pool_has_not_is_no_key(bad: int, block_size: int, checked: Checked) -> None:
-    """In the first, in the middle and in the last place, among keys that every row sees."""
+    """The sequence is the first, in the middle, and the last, among keys that every row sees."""
     generator = torch.Generator().manual_seed(3)
     blocks = 160 // block_size
     pool = torch.randn(2, blocks, block_size, 2, 16, generator=generator).to("mps")
@@ -282,7 +282,7 @@ def test_sequences_without_rows_cost_nothing() -> None:
     """Nor do spare rows: their tiles exist, but see no key."""
     few = case_of(q_lens=(40, 1), seq_lens=(64, 100))
     many = case_of(q_lens=(0, 40, *[0] * 40, 1, 0), seq_lens=(96, 64, *[80] * 40, 100, 9), spare_rows=100)
-    # Of the same tiles, whether the rows fill the GPU or not.
+    # The tiles are the same whether or not the rows fill the GPU.
     with tiles_of_large_calls(few.problem):
         assert counters(few.arguments("mps")[0])[:2] == counters(many.arguments("mps")[0])[:2]
 

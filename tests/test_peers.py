@@ -157,7 +157,7 @@ SQUARE = Case("prefill", 1, 2, 2, 256, 2048, 2048, causal=True)
     ids=str,
 )
 def test_what_mlx_has_a_fused_kernel_for(change: dict[str, Any], is_taken: bool) -> None:
-    """As libmlx of 0.32.4 chooses without matrix units of the GPU's own."""
+    """The choice of libmlx 0.32.4 on GPUs without matrix units."""
     needs(mlx_metal)
     assert (mlx_metal.launch(replace(SQUARE, **change)) is not None) == is_taken
 
@@ -259,7 +259,7 @@ TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
 
 
 @pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
-def test_what_a_peer_does_not_take_is_a_sentence(peer: ModuleType) -> None:
+def test_calls_that_a_peer_refuses(peer: ModuleType) -> None:
     needs(peer)
     assert registry.launch(peer, Case("decode", 2, 8, 2, 128, 1, 512)).passes
     for feature, case in FEATURES.items():

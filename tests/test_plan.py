@@ -49,7 +49,7 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
         assert (tiles - 1) * tile_rows < pairs <= tiles * tile_rows
         assert (heads, batch) == (p.kv_heads if grouped else p.q_heads, p.batch)
         assert grouped <= (group > 1 and p.mask is None)
-        # Where a sequence fills the GPU with tiles, or a part would have few keys, it is not cut.
+        # A sequence is not cut if its tiles fill the GPU or a part would have few keys.
         held = plan["device"]["cores"] * max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
         least = params["least_part"] * int(macros["FATTN_TILE_KEYS"])
         assert least >= 8 * tile_rows and (parts - 1) * least < p.kv_len
@@ -94,7 +94,7 @@ def scale_bytes(p: Problem, keys: int) -> int:
 
 
 def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
-    """A step of keys and values with their padding and scales, and what is saved of the rows."""
+    """The bytes of a step of keys and values with padding and scales, and of the saved state."""
     kv_format, tile_keys = p.kv_format.removesuffix("_unscaled"), int(macros["FATTN_TILE_KEYS"])
     element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
     tiles = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + 16 + 64)
@@ -103,7 +103,7 @@ def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
 
 
 def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
-    """The query in pieces of 16 bytes, products and scales of two steps, and what is saved of the rows."""
+    """The bytes of the query in pieces of 16, the products and scales of two steps, and the saved state."""
     tile_keys = int(macros["FATTN_TILE_KEYS"])
     column_shares = int(macros["FATTN_SIMDGROUPS"]) // int(macros["FATTN_ROW_GROUPS"])
     sums = max(1, column_shares * 8 // tile_keys)  # shares of the columns that a product is the sum of
@@ -212,7 +212,7 @@ def test_the_plan_is_what_is_launched(problem: Problem) -> None:
 
 @pytest.mark.host_only
 def test_cuts_depend_on_no_capacity() -> None:
-    """Where keys are cut decides how results round: the same sequence gives the same bits in any cache."""
+    """The cuts between keys decide the rounding: the same sequence gives the same bits in any cache."""
     problem = GOLDEN_CALLS["decode_long"][0]
     spans = []
     for kv_len, batch in ((problem.kv_len, 1), (2 * problem.kv_len, 1), (10**6, 7)):
@@ -286,8 +286,8 @@ def test_on_such_a_gpu(family: int) -> None:
     diagnosed = run("-m", "torch_fattn", "doctor")
     if family == 5:
         for command in (["tune", "--anyway", "--dry-run"], ["demo"], ["doctor"]):
-            said = diagnosed if command == ["doctor"] else run("-m", "torch_fattn", *command)
-            assert "use a Mac with an M1 or newer" in said and "on the CPU" not in said, said
+            message = diagnosed if command == ["doctor"] else run("-m", "torch_fattn", *command)
+            assert "use a Mac with an M1 or newer" in message and "on the CPU" not in message, message
     refusal = "is of Apple family 5 and the kernels need simdgroup matrices"
     for output in (called, tested, diagnosed):
         assert (refusal in output) == (family == 5), output

@@ -133,7 +133,7 @@ def test_everything_with_a_mask(mask: torch.dtype) -> None:
 @pytest.mark.parametrize("length", [0, 5, 100])
 @pytest.mark.parametrize("logit", [-4.0, 12.0, -torch.inf])
 def test_a_sink_counts_once(logit: float, length: int, device: str) -> None:
-    """With equal logits lse is log(length + exp(sink)); of a row without keys it is the sink."""
+    """With equal logits lse is log(length + exp(sink)); for a row without keys it is the sink."""
     query, key = torch.zeros(1, 2, 9, 16).to(device), torch.randn(1, 2, length, 16).to(device)
     out, lse = fattn.prefill(query, key, key, sinks=torch.full((2,), logit, device=device))
     exact = torch.log(length + torch.tensor(logit).exp())

@@ -22,7 +22,7 @@ from tests.problems import Problem
 f32, f16, bf16 = problems.DTYPES
 Results = tuple[Tensor, ...]
 
-# Few rows over many keys; what is said of them here is that the planner cuts them.
+# Few rows over many keys, whose keys the planner cuts into parts.
 ROWS = Problem(0, "prefill", f16, 1, 4, 1, 12, 1500, 64, 40, causality="bottom_right")
 MASKED = replace(ROWS, mask=torch.bool, mask_pattern="patches", causality="none")
 WIDE = replace(ROWS, q_heads=2, kv_len=700, head_dim=192, value_dim=128)
@@ -85,7 +85,7 @@ def test_parts_give_the_result(name: str, order: str, checked: Checked) -> None:
 
 
 def test_rows_without_keys(checked: Checked) -> None:
-    """Of the whole call, and of all parts but one; with a sink and without."""
+    """Rows without keys in the whole call, and in all parts but one; with a sink and without."""
     mask = torch.zeros(1, 1, 12, 1500, dtype=torch.bool)
     mask[:, :, 3:7, 1300] = True
     mask[:, :, 8:, 5] = True
@@ -165,7 +165,7 @@ def test_one_wave_of_threadgroups() -> None:
 
 @pytest.mark.host_only
 def test_what_is_not_cut() -> None:
-    """Sequences that fill the GPU, few keys, keys that nobody sees; and the batch says nothing."""
+    """Sequences that fill the GPU, few keys, and hidden keys are not cut; the batch does not matter."""
     assert parts_of(LONG, cores=8) == 1 < parts_of(LONG, cores=40)
     assert parts_of(replace(LONG, q_len=9, kv_len=480)) == 1 < parts_of(replace(LONG, q_len=9, kv_len=512))
     assert parts_of(replace(LONG, kv_len=480), cores=40) == 1
@@ -193,7 +193,7 @@ def test_a_tile_over_too_many_keys_is_cut() -> None:
 
 @pytest.mark.host_only
 def test_packed_parts_are_of_one_size_whatever_the_batch() -> None:
-    """And of all capacities that there are in practice, there is one."""
+    """The part size is the same for all practical capacities."""
     packed = Problem(
         0, "paged_prefill", f16, 2, 32, 8, 900, 2**24, 128, 128, causality="bottom_right",
         q_lens=(900, 1), seq_lens=(9, 9), block_size=16,
@@ -289,12 +289,12 @@ def packed_in_parts(parts: int, least: int, mutate: direct_launch.Mutate | None 
 
 @needs_emulator
 def test_parts_behind_the_last_key_change_no_bit() -> None:
-    """As a larger capacity has them; nor does a merge of one part."""
+    """Empty parts, as in a larger capacity, change nothing; nor does a merge of one part."""
     few, many = packed_in_parts(3, 4), packed_in_parts(40, 4)
     of_five, of_one = packed_in_parts(5, 1000), packed_in_parts(1, 1000)
     assert same(few, many) and same(of_five, of_one)
     assert same(of_one, direct_launch.run(problems.build(PAGED))), "as without a merge"
-    assert not same(few, of_one), "the control: cut elsewhere"
+    assert not same(few, of_one), "the control: cut at another key"
 
 
 @needs_emulator

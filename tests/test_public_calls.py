@@ -1,5 +1,5 @@
-"""Every public function, each argument in turn of a wrong type, shape, dtype, device or range: one sentence
-that begins with the function's name, and no error of anything inside."""
+"""Every public function, with each argument in turn of a wrong type, shape, dtype, device or range: one
+sentence that begins with the function's name, and no error of anything inside."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RAW = (
 HANDED_ON = {"torch_fattn.sdpa", "torch_fattn.integrations.comfyui.attention_override"}
 # transformers calls these, with what models give them: only what is used is looked at.
 CALLED_BY_TRANSFORMERS = {name for name in PUBLIC if name.endswith((".attend", ".flash_attn_forward"))}
-# Of the oracle, wrong numbers mean what they mean: it has fewer limits than the operators.
+# The reference has fewer limits than the operators and accepts such numbers.
 LENIENT = {name for name in PUBLIC if name.startswith("torch_fattn.reference.")} | HANDED_ON
 
 # Names of tensors, and of no other things.
@@ -132,7 +132,7 @@ def outcome(public: Public, arguments: Arguments) -> Exception | None:
 
 
 def fault_of(public: Public, error: Exception, words: list[str]) -> str:
-    """What is wrong with the error; empty if it is a sentence as it should be."""
+    """What is wrong with the error message; empty if it follows the rules."""
     text = str(error)
     if not isinstance(error, ERRORS) or isinstance(error, (AttributeError, RecursionError)):
         return f"{type(error).__name__}: {text}"
@@ -143,11 +143,11 @@ def fault_of(public: Public, error: Exception, words: list[str]) -> str:
         return f"nameless {type(error).__name__}: {text}"
     if not any(word in text.removeprefix(named) for word in words):
         return f"none of {words} in: {text}"
-    said = re.findall(
+    message = re.findall(
         r"(?<!-)\b\w+\b(?!-)", text.removeprefix(named).replace("be stored", "").partition("; ")[0]
     )
-    said = [] if named.startswith("fattn attention") else said  # mask, as transformers calls it
-    if foreign := [word for word in said if word in _TENSORS - public.parameters.keys()]:
+    message = [] if named.startswith("fattn attention") else message  # mask, as transformers calls it
+    if foreign := [word for word in message if word in _TENSORS - public.parameters.keys()]:
         return f"{foreign[0]} is no argument of it: {text}"
     return ""
 
@@ -161,7 +161,7 @@ def described(what: str, value: Any) -> list[str]:
     elif isinstance(value, list):
         words += map(str, value)
     elif value is not None:
-        words.append(str(value))
+        words += [str(value), repr(value)[:50]]
     return words
 
 
@@ -245,7 +245,7 @@ def test_every_public_function_has_a_call_that_works() -> None:
 @pytest.mark.host_only
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
 @pytest.mark.parametrize("name", WITH_ARGUMENTS)
-def test_a_wrong_type_is_one_sentence(name: str) -> None:
+def test_a_wrong_type(name: str) -> None:
     public, valid = PUBLIC[name], VALID[name]
     assert outcome(public, valid()) is None, "the control"
     assert not (faults := faults_of_strangers(public, valid)), "\n".join(faults)
@@ -254,7 +254,7 @@ def test_a_wrong_type_is_one_sentence(name: str) -> None:
 @pytest.mark.host_only
 @pytest.mark.filterwarnings("ignore:.*(prototype|beta|deprecated|quantized)")
 @pytest.mark.parametrize("name", [name for name in WITH_ARGUMENTS if name != "torch_fattn.sdpa"])
-def test_a_tensor_without_strides_is_one_sentence(name: str) -> None:
+def test_a_tensor_without_strides(name: str) -> None:
     public, valid = PUBLIC[name], VALID[name]
     faults = []
     for what in [what for what, given in valid().items() if isinstance(given, Tensor)]:
@@ -271,7 +271,7 @@ def test_a_tensor_without_strides_is_one_sentence(name: str) -> None:
 @pytest.mark.host_only
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
 @pytest.mark.parametrize("name", WITH_ARGUMENTS)
-def test_what_does_not_fit_is_one_sentence(name: str) -> None:
+def test_shapes_that_do_not_fit(name: str) -> None:
     assert not (faults := faults_of_misfits(PUBLIC[name], VALID[name])), "\n".join(faults)
 
 
@@ -298,7 +298,7 @@ def _signature(public: Public) -> Any:
 
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
 @pytest.mark.parametrize("name", [n for n in WITH_ARGUMENTS if n not in LENIENT])
-def test_a_tensor_elsewhere_is_one_sentence(name: str) -> None:
+def test_a_tensor_on_another_device(name: str) -> None:
     assert not (faults := faults_of_misfits(PUBLIC[name], VALID[name], on="mps")), "\n".join(faults)
 
 
@@ -354,10 +354,10 @@ TWINS: list[tuple[Callable[..., Any], Any, str]] = [
 
 
 @pytest.mark.host_only
-@pytest.mark.parametrize(("twin", "value", "said"), TWINS)
-def test_a_twin_is_caught(twin: Callable[..., Any], value: Any, said: str) -> None:
+@pytest.mark.parametrize(("twin", "value", "message"), TWINS)
+def test_a_twin_is_caught(twin: Callable[..., Any], value: Any, message: str) -> None:
     faults = faults_of_strangers(Public("twin", twin), lambda: {"scores": torch.ones(2, 3)})
-    assert any(said in fault for fault in faults if f"{value}" in fault), faults
+    assert any(message in fault for fault in faults if f"{value}" in fault), faults
 
 
 @pytest.mark.host_only

@@ -43,7 +43,7 @@ def checked() -> Iterator[None]:
         yield
 
 
-# What is set for a whole process or thread, and is none of a call's business.
+# Settings of a process or thread that must not affect a call.
 SETTINGS: dict[str, Callable[[], Any]] = {
     "default device": lambda: torch.device("meta"),
     "default dtype": default_dtype,
@@ -54,7 +54,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def results_of(public: Public, arguments: Arguments) -> list[Tensor]:
-    """What it returns, and then what it may have written."""
+    """The results, and then the tensors that it may have written."""
     owner = arguments.get("self")
     rest = {name: value for name, value in arguments.items() if name != "self"}
     function = public.made or public.function if owner is None else public.function.__get__(owner)
@@ -67,7 +67,7 @@ UNWRITTEN = {"PagedKVCache", "StaticKVCache", "StaticKVCache.keys", "StaticKVCac
 @pytest.mark.host_only
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
 @pytest.mark.parametrize("name", sorted({*WITH_ARGUMENTS} - UNWRITTEN))
-def test_what_is_set_elsewhere_changes_no_result(name: str) -> None:
+def test_settings_of_a_process_change_no_result(name: str) -> None:
     public, valid = PUBLIC[name], VALID[name]
     expected = results_of(public, valid())
     for setting in SETTINGS.values():

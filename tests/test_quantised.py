@@ -44,7 +44,7 @@ def on(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def sizes_of(op: str) -> dict[str, Any]:
-    """What a problem of two sequences needs besides, to be one of that op."""
+    """The further fields of a problem of that op with two sequences."""
     sizes: dict[str, Any] = {"block_size": 0 if op == "decode" else 16}
     if op == "paged_prefill":
         sizes |= {"q_lens": (2, 1), "causality": "bottom_right"}
@@ -329,7 +329,7 @@ def test_autocast_leaves_the_cache_alone() -> None:
 @needs_emulator
 @pytest.mark.parametrize(("kv_format", "most"), [("int8", 0.54), ("fp8_e4m3", 0.54), ("int4", 0.35)])
 def test_bytes_read(kv_format: str, most: float) -> None:
-    """Of those of float16, elements and scales together; every lane counts that loads a scale."""
+    """Bytes of elements and scales relative to float16; each lane that loads a scale counts."""
     from bench.backends import counting
     from bench.cases.calls import Call
 
@@ -390,7 +390,7 @@ WRONG: list[tuple[str, str, Any, type[Exception], list[str]]] = [
     ),
     (
         "int8",
-        "scales elsewhere",
+        "scales on another device",
         lambda a: {"key_scales": a["key_scales"].cpu()},
         ValueError,
         ["key_scales", "cpu", "mps"],
@@ -432,7 +432,7 @@ def test_scales_of_a_float_cache(op: str) -> None:
 
 @pytest.mark.parametrize("groups", [0, 1, 2])
 def test_int4_needs_groups_of_32_columns(groups: int) -> None:
-    """And says so whatever number of groups one may have taken a head of 40 for."""
+    """The error is the same for any number of groups of a head of 40."""
     query = torch.randn(1, 1, 1, 40, device="mps")
     stored = torch.zeros(1, 1, 4, 20, dtype=torch.uint8, device="mps")
     scales = torch.zeros(1, 1, 4, groups, 2, dtype=f16, device="mps")

@@ -64,7 +64,6 @@ def test_problem(problem: problems.Problem, device: str, checked: Checked) -> No
     run_and_check(problem, 0, checked, device)
 
 
-@pytest.mark.slow
 def test_sweep(sweep_seed: int, device: str, checked: Checked, pytestconfig: pytest.Config) -> None:
     failed = []
     for problem in drawing.draw(pytestconfig.getoption("--problems"), sweep_seed):
@@ -153,7 +152,7 @@ def test_the_problems_cover_every_axis() -> None:
 
 @pytest.mark.host_only
 def test_some_prefills_are_cut_into_parts() -> None:
-    """By the planner, for the smallest GPU: with every option and of every head size."""
+    """The planner cuts calls for the smallest GPU, with every option and head size."""
     cut = [p for p in PROBLEMS if p.op == "prefill" and plan_of(p)["passes"][-1]["kernel"] == "fattn_merge"]
     assert len(cut) >= 30
     assert {p.dtype for p in cut} == set(problems.DTYPES) and {p.sinks for p in cut} == {False, True}
@@ -179,7 +178,7 @@ def test_the_rule_can_fail() -> None:
 
 
 def test_the_rule_of_packed_calls_can_fail() -> None:
-    """A row of one sequence in the place of another's, and a value in a row of no sequence."""
+    """The faults: rows of two sequences exchanged, and a value in a row of no sequence."""
     problem = next(
         p for p in PROBLEMS if p.spare_rows and sum(n > 0 for n in p.rows) > 1 and p.window_left < 0
     )

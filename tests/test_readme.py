@@ -1,4 +1,4 @@
-"""What README and docs say: numbers of bench/results and no others, the environment variables, commands."""
+"""README and docs are true: the numbers of bench/results, the environment variables, commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def variables_that_are_read() -> set[str]:
     found = {name for path in files for names in reads.findall(path.read_text()) for name in names if name}
     set_by_us = {"_PYTHON_HOST_PLATFORM", "OMP_NUM_THREADS"}
     return (
-        {name for name in found if not name.startswith("SOFTMETAL_")} - set_by_us - {"PATH", "XDG_CACHE_HOME"}
+        {name for name in found if not name.startswith("SOFTMETAL_")}
+        - set_by_us
+        - {"PATH", "PYTHONPATH", "XDG_CACHE_HOME"}
     )
 
 

@@ -1,4 +1,4 @@
-"""Who computes a plain call of torch's attention: the rule for made-up machines, and everybody who asks."""
+"""The route of a plain call of torch's attention: the rule on made-up machines, and all its callers."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def test_each_way_of_torchs_has_its_reason() -> None:
         route(machine=old, dim=112).why,
         route(machine=old, op="decode", q_len=1).why,
     ]
-    said = ["tensor units of M5", "64 rows", "before M5", "baseline", "all scores", "torch's decode"]
-    assert all(words in why for words, why in zip(said, reasons, strict=True)), reasons
+    message = ["tensor units of M5", "64 rows", "before M5", "baseline", "all scores", "torch's decode"]
+    assert all(words in why for words, why in zip(message, reasons, strict=True)), reasons
     assert len(set(reasons)) == len(reasons)
 
 
 @pytest.mark.host_only
 def test_calls_that_torch_has_not() -> None:
-    """Nothing is said of them: whoever asks for these asks for the operator."""
+    """They have no route: such a call needs the operator."""
     query, key = (torch.empty(1, 8, n, 128, dtype=torch.float16, device="meta") for n in (512, 600))
     for options in (
         {"window_left": 5},
@@ -227,7 +227,7 @@ def in_a_new_process(*arguments: str, **environment: str) -> subprocess.Complete
 
 @pytest.mark.host_only
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("FATTN_ROUTE", "", "torch torch's prefill"),
         ("FATTN_ROUTE", "always", "fattn FATTN_ROUTE=always"),
@@ -236,20 +236,23 @@ def in_a_new_process(*arguments: str, **environment: str) -> subprocess.Complete
         ("PYTORCH_MPS_DISABLE_PREFILL_ATTENTION", "1", "fattn torch holds all scores"),
     ],
 )
-def test_the_environment(name: str, value: str, said: str) -> None:
+def test_the_environment(name: str, value: str, message: str) -> None:
     done = in_a_new_process(**{name: value})
-    assert done.returncode == 0 and done.stdout.startswith(said), done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.startswith(message), done.stdout + done.stderr
 
 
 @pytest.mark.host_only
 def test_another_policy() -> None:
     """Refused where it is needed, and by every command."""
-    said = "FATTN_ROUTE is 'never' and must be one of auto, always; unset it for auto"
+    message = "FATTN_ROUTE is 'never' and must be one of auto, always; unset it for auto"
     asked = in_a_new_process(FATTN_ROUTE="never")
-    assert asked.returncode == 1 and asked.stderr.endswith(f"ValueError: torch_fattn: {said}\n")
+    assert asked.returncode == 1 and asked.stderr.endswith(f"ValueError: torch_fattn: {message}\n")
     for arguments in (("explain", "merge"), ("bench", "--shapes", "qwen3-0.6b")):
         done = in_a_new_process("-m", "torch_fattn", *arguments, FATTN_ROUTE="never")
-        assert (done.returncode, done.stderr) == (2, f"python -m torch_fattn: {said}\n") and not done.stdout
+        assert (done.returncode, done.stderr) == (
+            2,
+            f"python -m torch_fattn: {message}\n",
+        ) and not done.stdout
 
 
 def test_another_policy_is_refused_by_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +327,7 @@ TAKERS = (by_install, by_sdpa, by_comfyui, by_flash_attn, by_transformers)
 
 
 @pytest.mark.parametrize("taker", TAKERS)
-def test_everybody_asks(taker: Callable[..., Tensor], tuned: Callable[..., None]) -> None:
+def test_every_caller_uses_the_rule(taker: Callable[..., Tensor], tuned: Callable[..., None]) -> None:
     def launches_of(dim: int) -> int:
         call = operands(dim)
         with counted_launches() as launches:
@@ -350,7 +353,7 @@ def test_everybody_asks(taker: Callable[..., Tensor], tuned: Callable[..., None]
 
 
 def test_an_operator_is_not_asked_twice(tuned: Callable[..., None]) -> None:
-    """Who calls an operator wants it, and what torch has not, torch is not given."""
+    """A call of an operator by name runs it, and calls that torch lacks are never handed to torch."""
     query, key, value = operands()
     with counted_launches() as launches:
         torch_fattn.prefill(query, key, value)
@@ -376,7 +379,7 @@ def test_a_timed_route_is_of_its_system_torch_and_calls(tuned: Callable[..., Non
 
 
 def test_a_timed_route_may_be_ours() -> None:
-    """In front of a row of the table that is torch's: few rows of padded heads."""
+    """A tuned route overrides a row of the table that goes to torch: few rows of padded heads."""
     query, key, value = operands(dim=60, length=256)
     versions = routing.system_and_torch()
     call = (query[:, :, :1], key, value, None, False)

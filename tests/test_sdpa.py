@@ -38,7 +38,6 @@ def batches(first: int, last: int) -> list[range]:
     return [range(i, i + 10) for i in range(first, last, 10)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seeds", batches(1000, 3000), ids=lambda seeds: str(seeds[0]))
 def test_more_random_calls(seeds: range) -> None:
     test_random_calls(seeds)
@@ -165,7 +164,7 @@ FALLS_BACK: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", FALLS_BACK)
 def test_what_goes_to_torch(case: str) -> None:
-    """With one warning for each reason in a process, and with torch's result and gradient."""
+    """The fallback gives torch's result and gradient, with one warning for each reason in a process."""
     reason = {"dtype": "device"}.get(case, case.split()[0])
     tensors, options = FALLS_BACK[case][0](), dict(FALLS_BACK[case][1])
     options = {name: v() if callable(v) else v for name, v in options.items()}
@@ -175,9 +174,9 @@ def test_what_goes_to_torch(case: str) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             ours = torch_fattn.sdpa(*tensors, **options)
-        said = [str(w.message) for w in caught if "torch_fattn.sdpa" in str(w.message)]
-        assert len(said) == (1 if repetition == 0 else 0)
-        assert repetition or said[0].startswith("torch_fattn.sdpa: ") and said[0].endswith(" is used")
+        words = [str(w.message) for w in caught if "torch_fattn.sdpa" in str(w.message)]
+        assert len(words) == (1 if repetition == 0 else 0)
+        assert repetition or words[0].startswith("torch_fattn.sdpa: ") and words[0].endswith(" is used")
         torch.manual_seed(repetition)
         theirs = F.scaled_dot_product_attention(*tensors, **options)
         assert torch.equal(ours.cpu(), theirs.cpu())

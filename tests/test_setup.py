@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -19,7 +20,7 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 import torch_fattn
-from tests.conftest import needs_emulator
+from tests.conftest import EMULATED, needs_emulator
 
 SETUP = Path(__file__).resolve().parent.parent / "setup.py"
 pytestmark = pytest.mark.host_only
@@ -161,6 +162,14 @@ def test_what_stays_of_a_link() -> None:
     )
 
 
+def emulator_flags() -> dict[str, str]:
+    if not EMULATED:
+        return {}
+    from softmetal.testing import build_environment
+
+    return dict(build_environment())
+
+
 def runpy_links() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setuptools, "setup", lambda **_: None)
@@ -186,6 +195,64 @@ def test_with_its_flags_it_builds(configured: Any, monkeypatch: pytest.MonkeyPat
     assert any(source.endswith(".mm") for source in extension.sources)
     assert "ARCHFLAGS" not in os.environ
     assert sysconfig.get_path("scripts") in os.environ["PATH"].split(os.pathsep), "where pip puts ninja"
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags"),
+    [
+        ({}, {"-O2", "-g0"}),
+        ({"FATTN_DEBUG": "1"}, {"-O0", "-g", "-UNDEBUG"}),
+        ({"FATTN_SANITIZE": "address"}, {"-O1", "-fsanitize=address"}),
+        ({"FATTN_DEBUG": "1", "FATTN_SANITIZE": "undefined"}, {"-O0", "-fsanitize=undefined"}),
+    ],
+)
+def test_modes_of_a_build(
+    environment: dict[str, str], flags: set[str], configured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
+    for name in ("FATTN_DEBUG", "FATTN_SANITIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (extension,) = configured()["ext_modules"]
+    given = extension.extra_compile_args["cxx"]
+    assert flags <= {*given} and sum(flag.startswith("-O") for flag in given) == 1
+    assert extension.extra_link_args == [flag for flag in given if flag.startswith("-fsanitize")]
+
+
+def test_the_mode_of_make(tmp_path: Path) -> None:
+    """The stamp changes with the mode only, and has the variables that setup.py reads."""
+    mode = tmp_path / "mode"
+
+    def make(*variables: str) -> tuple[str, int]:
+        command = ["make", "--silent", str(mode), f"STAMPS={tmp_path}", *variables]
+        subprocess.run(command, cwd=SETUP.parent, check=True, env=os.environ | {"MAKEFLAGS": ""})
+        return mode.read_text().strip(), mode.stat().st_mtime_ns
+
+    release = make()
+    assert release[0] == "" and make() == release == make("DEBUG=0")
+    debug = make("DEBUG=1")
+    assert debug[0] == "FATTN_DEBUG=1" and make("DEBUG=1") == debug
+    assert make("DEBUG=1", "SANITIZE=address")[0] == "FATTN_DEBUG=1 FATTN_SANITIZE=address"
+    assert make()[1] > debug[1]
+
+
+def test_compile_commands(tmp_path: Path) -> None:
+    """Each command compiles its source, up to the machine code; the control lacks an include folder."""
+    tool = [sys.executable, str(SETUP.parent / "tools" / "compile_commands.py"), str(tmp_path / "commands")]
+    environ = {**os.environ, **emulator_flags()}
+    subprocess.run(tool, check=True, env=environ)
+    commands = {c["file"]: c for c in json.loads((tmp_path / "commands").read_text())}
+    assert {*commands} >= {"csrc/plan/check.cpp", "csrc/ops/module.cpp"}
+    command = commands["csrc/ops/module.cpp"]
+    for arguments, works in (
+        (command["arguments"], True),
+        ([a for a in command["arguments"] if not a.startswith("-I")], False),
+    ):
+        done = subprocess.run(
+            [*arguments, "-fsyntax-only"], cwd=command["directory"], capture_output=True, env=environ
+        )
+        assert (done.returncode == 0) == works, done.stderr
 
 
 def test_without_an_mps_device(configured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +296,7 @@ def test_compile_options_of_both_sdks(sdk: list[str], wrong: bool, tmp_path: Pat
 def test_one_architecture_on_macos(
     configured: Any, monkeypatch: pytest.MonkeyPatch, given: str | None
 ) -> None:
-    """A universal2 Python asks for two. What the caller asks for stands."""
+    """A universal2 Python requests two architectures. The caller's choice has priority."""
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
     monkeypatch.setenv("ARCHFLAGS", given or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_a_mac_that_will_do(system: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mac", "said", "instead"),
+    ("mac", "message", "instead"),
     [
         ({"system": "13.7.8"}, "this is macOS 13.7.8", "update macOS"),
         ({"machine": "x86_64", "translated": "1"}, "under Rosetta", "run arch -arm64 make build"),
@@ -98,12 +99,12 @@ def test_a_mac_that_will_do(system: str, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_mac_that_will_not(mac: dict[str, object], said: str, instead: str, tmp_path: Path) -> None:
-    """In one sentence, before anything is installed."""
+def test_a_mac_that_cannot_build(mac: dict[str, object], message: str, instead: str, tmp_path: Path) -> None:
+    """It stops before anything is installed."""
     done = set_up(tmp_path, **mac)  # type: ignore[arg-type]
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.startswith("setup_env: ") and done.stderr.count("\n") == 1
-    assert said in done.stderr and instead in done.stderr
+    assert message in done.stderr and instead in done.stderr
 
 
 def make(target: str) -> str:
@@ -142,9 +143,65 @@ sys.exit(int(sys.argv[2]))
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_progress(status: int) -> None:
-    """A line for each file; what the compiler said is of interest where it failed."""
+    """Prints a line for each file, and the compiler's output only if it failed."""
     shown = [sys.executable, "tools/show_progress.py", sys.executable, "-c", COMPILE, str(ROOT), str(status)]
     done = subprocess.run(shown, cwd=ROOT, capture_output=True, text=True, env=os.environ)
     assert done.returncode == status
     assert done.stdout == "  [1/2] csrc/ops.cpp\n  [2/2] csrc/metal/launch.mm\n"
     assert ("a long one" in done.stderr) == (status != 0)
+
+
+ENDINGS = (".cpp", ".h", ".mm", ".cu", ".metal")
+
+
+@pytest.mark.parametrize(("target", "tier"), [("check", "check"), ("test", "test"), ("test-all", "all")])
+def test_a_target_runs_its_tier(target: str, tier: str) -> None:
+    commands = make(target)
+    assert f"pytest -n 2 --dist worksteal --tier {tier} tests" in commands
+    assert commands.index("-m mypy") < commands.index("-m pytest")
+
+
+def test_pre_commit_runs_what_make_lint_runs() -> None:
+    yaml = pytest.importorskip("yaml")
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = {hook["entry"].removesuffix(" --force-exclude") for hook in local["hooks"]}
+    commands = make("lint").replace("/nowhere", ".venv")
+    first = commands.index(".venv/bin/python -m ruff")
+    lint = re.findall(r"^\.venv/bin/.*$", commands[first:], re.MULTILINE)
+    programs = {line.partition(" -Werror ")[0].removesuffix(" .") for line in lint}
+    assert programs == {entry.removesuffix(" -Werror") for entry in entries}
+
+    (hook,) = (hook for hook in local["hooks"] if hook["id"] == "clang-format")
+    files = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.suffix in ENDINGS}
+    built = re.compile(r"(^|/)(_build|generated|build|out|\..*)/")
+    chosen = {name for name in files if re.search(hook["files"], name) and not built.search(name)}
+    (formatted,) = (line.partition(" -Werror ")[2].split() for line in lint if "clang-format" in line)
+    assert {name for name in chosen if not re.search(hook["exclude"], name)} == set(formatted)
+
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", [ROOT / ".ci/run", *WORKFLOWS], ids=lambda path: path.name)
+def test_the_targets_that_ci_makes_are_there(path: Path) -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony
+    target = r"(?:run: |^|^exec )make (?:--no-print-directory )?([a-z][a-z-]*)"
+    made = set(re.findall(target, path.read_text(), re.MULTILINE))
+    assert made <= set(phony[1].split())
+    assert made or path.name == "wheels.yml"
+
+
+def test_a_pull_request_runs_on_no_mac_of_ours() -> None:
+    """Anybody can open one, and its code would run there."""
+    yaml = pytest.importorskip("yaml")
+    of_ours = []
+    for path in WORKFLOWS:
+        workflow = yaml.safe_load(path.read_text())
+        runners = [str(job["runs-on"]) for job in workflow["jobs"].values()]
+        if any("self-hosted" in runner for runner in runners):
+            of_ours.append(path.name)
+            triggers = workflow[True]  # YAML's `on`
+            assert set(triggers) == {"push", "workflow_dispatch"}
+            assert all("APPLE_SILICON_RUNNER" in job["if"] for job in workflow["jobs"].values())
+    assert of_ours == ["mac.yml"]

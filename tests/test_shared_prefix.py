@@ -79,7 +79,7 @@ def test_random(
 
 @pytest.mark.host_only
 def test_the_problems_have_it_all() -> None:
-    """The control: what the test above may say of prefill and of every option is said of some problem."""
+    """The control: the problems of the test above include prefill and every option."""
     for index in (0, 1):
         some = [s for s in PROBLEMS if s.whole.index % 2 == index and s.prefix]
         assert sum(takes_prefill(s, 1) for s in some) >= 3
@@ -135,7 +135,7 @@ def keys_read(call: Any, kv_heads: int = 2) -> float:
     [(4, 4, 1), (8, 4, 1), (10, 4, 2), (3, 1, 1)],
 )
 def test_the_prefix_is_read_once(batch: int, group: int, times: int) -> None:
-    """Of all threadgroups: once for up to 32 rows. decode reads it once for every sequence."""
+    """All threadgroups together read the prefix once per 32 rows. decode reads it once for every sequence."""
     tensors = {name: t.to("mps") for name, t in operands(batch, group, 512, 32).items()}
     assert keys_read(lambda: shared_prefix_decode(**tensors)) == times * 512 + batch * 32
     key, value = whole(tensors, "key"), whole(tensors, "value")
@@ -219,7 +219,7 @@ def test_forks_of_a_cache(device: str, rows: int) -> None:
     append(cache, step)
     check(forks, step, 5)
     step = cache.extend(forks[:1], 0)
-    check(forks[:1], step, 7 - 1, sharing=False)  # with whom
+    check(forks[:1], step, 7 - 1, sharing=False)  # with no other sequence
     other = cache.allocate()
     append(cache, cache.extend([other], 3))
     mixed = [forks[1], other]
@@ -384,7 +384,7 @@ def test_lengths_and_tables_are_checked_when_asked(monkeypatch: pytest.MonkeyPat
     in_pool(3, 16, 0)
     nothing = torch.zeros(2, dtype=torch.int32)
     out = shared_prefix_paged_decode(tensors["query"], *pools, table.fill_(-1), nothing, 2)
-    assert not out.any(), "blocks that nobody has are not looked at"
+    assert not out.any(), "blocks outside all sequences are not checked"
     table.copy_(torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]]))
     no_prefix = {name: prefix[:, :, :0] for name, prefix in tensors.items() if "prefix" in name}
     shared_prefix_decode(**tensors | no_prefix, seq_lens=nothing)

@@ -20,7 +20,8 @@ from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.problems import Problem
 
 f16 = torch.float16
-# Of a core: half a second at half of what one of M1's can do, which makes 128 products per cycle of 1.28 GHz.
+# Limit per core: half a second at half the rate of an M1 core, which makes 128 products per cycle at 1.28
+# GHz.
 MOST_PRODUCTS_PER_CORE = 0.5 * 0.5 * 128 * 1.28e9
 LONGEST = 2**20  # keys
 
@@ -58,7 +59,7 @@ def plan_of(op: str, sizes: Sizes, cores: int, dtype: torch.dtype = f16, **optio
 
 
 def visible_keys(rows: int, kv_len: int, options: dict[str, Any]) -> int:
-    """By neighbouring rows, at most."""
+    """Only neighbouring rows share memory."""
     window = options.get("window_left", kv_len) + 1
     return min(kv_len, window + rows * (window < kv_len) + options.get("sink_tokens", 0))
 

@@ -53,7 +53,7 @@ def test_two_threads_at_once(ops: tuple[str, str]) -> None:
 
 
 def resources() -> dict[str, int]:
-    """What is alive on the device: Metal objects by class where they can be counted, else allocated bytes."""
+    """The live objects on the device: Metal objects by class if they can be counted, else allocated bytes."""
     gc.collect()
     torch.mps.synchronize()
     if not EMULATED:

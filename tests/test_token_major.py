@@ -82,7 +82,7 @@ def test_the_reference_has_it_too(name: str) -> None:
 )
 @pytest.mark.parametrize("op", [PREFILL, DECODE])
 def test_strides(op: str, sizes: tuple[int, int, int, int], device: str) -> None:
-    """Those of the transposed view of a fresh tensor, sizes of 0 and 1 included."""
+    """The strides of the transposed view of a fresh tensor, including sizes of 0 and 1."""
     batch, heads, q_len, kv_len = sizes
     query = torch.randn(batch, heads, q_len, 16, device=device)
     key, value = (torch.randn(batch, heads, kv_len, dim, device=device) for dim in (16, 24))
@@ -140,7 +140,7 @@ def test_opcheck(op: str, device: str) -> None:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ["prefill", "decode_merge"])
 def test_compile(name: str, dynamic: bool) -> None:
-    """What follows may rely on the layout: a view of it is traced, and is one."""
+    """Later operations may rely on the layout: a view is traced and is one."""
     problem = replace(PROBLEMS[name], token_major_out=True)
     arguments, _ = problems.build(problem).arguments("mps")
 

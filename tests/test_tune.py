@@ -58,7 +58,7 @@ def test_a_gain_within_the_noise_is_none() -> None:
 
 @pytest.mark.host_only
 def test_what_gains_at_one_length_only() -> None:
-    """With the same order of sums each length has its own; else neither may lose."""
+    """With the same order of sums each length has its own sizes; otherwise neither length may lose."""
     assert chosen({SAME_ORDER: (0.8, 1.5)}) == [(SAME_ORDER, 512, 1.25), (BASE, None, 1.0)]
     assert chosen({SAME_ORDER: (1.5, 0.8)}) == [(BASE, 512, 1.0), (SAME_ORDER, None, 1.25)]
     assert chosen({OTHER_ORDER: (0.5, 1.1)}) == []
@@ -156,9 +156,9 @@ def test_it_writes_what_the_planner_then_reads(
     made_up(monkeypatch, half_with_eight)
     assert "tuned" not in plan_of("prefill", 40, 40, 64).data["tuning"]
     assert status_of(command_line.main, f"tune {ONE}") == 0
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     path = path_of(this_chip())
-    assert str(path) in said and said.count("2.00 times as fast") == 2 and str(this_chip()) in said
+    assert str(path) in message and message.count("2.00 times as fast") == 2 and str(this_chip()) in message
     rows = json.loads(path.read_text())["rows"]
     assert [(row["kernel"], row["sizes"]["simdgroups"]) for row in rows] == [("prefill", 8), ("decode", 8)]
     plan = plan_of("prefill", 40, 40, 64)
@@ -246,9 +246,11 @@ def test_it_stops_when_the_time_is_over(
     clock = iter([0.0, *([3600.0] * 1000)])
     monkeypatch.setattr(tune.time, "monotonic", lambda: next(clock))
     assert status_of(command_line.main, f"tune {ONE}") == 0
-    said = capsys.readouterr().out
-    assert "not reached  2, from prefill float16 D 1 to 64 on" in said and "timed        0 kinds" in said
-    assert "nothing: nothing was timed; give more --seconds" in said and "as fast as any" not in said
+    message = capsys.readouterr().out
+    assert (
+        "not reached  2, from prefill float16 D 1 to 64 on" in message and "timed        0 kinds" in message
+    )
+    assert "nothing: nothing was timed; give more --seconds" in message and "as fast as any" not in message
     assert "tuned" not in plan_of("prefill", 40, 40, 64).data["tuning"]
 
 
@@ -272,15 +274,17 @@ def test_the_real_way(
     monkeypatch.setattr(timing, "batch_seconds", batch_seconds)
     with counted_launches() as launches:
         assert status_of(command_line.main, f"tune {ONE} --op prefill") == 0
-    said = capsys.readouterr().out
-    assert "timed        1 kinds of calls" in said and "dropped      1 that this GPU does not run" in said
+    message = capsys.readouterr().out
+    assert (
+        "timed        1 kinds of calls" in message and "dropped      1 that this GPU does not run" in message
+    )
     assert launches["fattn_prefill"] >= 2 * 3
     assert status_of(command_line.main, "tune --show") == 0
 
 
 @pytest.mark.host_only
 @pytest.mark.parametrize(
-    ("refused", "said"),
+    ("refused", "message"),
     [
         ("tune now", "unrecognized arguments: now"),
         ("tune --seconds 0", "--seconds: '0' is below 1"),
@@ -295,10 +299,12 @@ def test_the_real_way(
         ("tune --show --anyway", "--show times nothing and takes no --anyway"),
     ],
 )
-def test_wrong_arguments(refused: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments(
+    refused: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The tests above have those that are accepted."""
     with counted_launches() as launches:
-        assert said in refusal_of(command_line.main, refused, capsys)
+        assert message in refusal_of(command_line.main, refused, capsys)
     assert not launches and not folder.exists()
 
 

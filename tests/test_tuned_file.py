@@ -141,13 +141,13 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_file_with_a_fault_is_not(fault: str, folder: Path) -> None:
     """test_a_file_is_used is the control."""
-    break_it, said = FAULTS[fault]
+    break_it, words = FAULTS[fault]
     path = tuned_file.write(file_of([row("prefill")], [ROUTE]))
     data = json.loads(path.read_text())
     break_it(data)
     path.write_text(json.dumps(data))
     (warning,) = load()
-    assert said in warning and str(path) in warning and "python -m torch_fattn tune" in warning
+    assert words in warning and str(path) in warning and "python -m torch_fattn tune" in warning
     assert "\n" not in warning and "tuned" not in tuning()
 
 
@@ -238,8 +238,8 @@ def test_a_new_process_reads_it(folder: Path) -> None:
     built_in = in_a_new_process(folder, FATTN_TUNING="0")
     assert "tuned" not in built_in[0] and not built_in[1]
     path.write_text("{}")
-    said, warned = in_a_new_process(folder)
-    assert said == built_in[0] and warned.count("RuntimeWarning") == 1
+    words, warned = in_a_new_process(folder)
+    assert words == built_in[0] and warned.count("RuntimeWarning") == 1
 
 
 def test_without_a_home(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

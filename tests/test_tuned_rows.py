@@ -1,5 +1,5 @@
-"""Tuned rows in the planner: whom they are for, that every legal one computes what it should, and that no
-result goes by what is tuned by length."""
+"""Tuned rows in the planner: the GPU they apply to, right results with every legal row, and results that do
+not depend on sizes tuned by length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_tuned(plan: torch_fattn.Explanation) -> bool:
     return bool(plan.data["tuning"] == PROVENANCE)
 
 
-def test_whom_they_are_for(install: Install) -> None:
+def test_rows_apply_to_one_gpu(install: Install) -> None:
     short, long = (row("prefill", simdgroups=n, max_length=m) for n, m in ((2, 512), (8, None)))
     wide = replace(row("prefill_wide"), min_dim=200, max_dim=300)
     install(short, long, replace(row("decode", simdgroups=8), max_dim=64), wide)
@@ -83,7 +83,7 @@ def test_decode_sizes_reach_the_plan(install: Install) -> None:
 
 
 def legal_rows(kernel: str, dtype: str) -> list[TunedRow]:
-    """Of every subject of the kernel."""
+    """The legal rows of every subject of the kernel."""
     chosen = [s for s in tuning.subjects() if s.kernel == kernel and s.dtype == dtype]
     return [subject.row(sizes) for subject in chosen for sizes in tuning.candidates(subject)]
 
@@ -98,7 +98,7 @@ def test_there_are_candidates(kernel: str) -> None:
 
 
 def problem_for(one: TunedRow, chooser: random.Random) -> Problem:
-    """With the features of some drawn problem, and large heads of the row."""
+    """A drawn problem with large heads of the row."""
     op = one.kernel.removesuffix("_wide")
     fitting = [
         p
@@ -131,7 +131,6 @@ def test_a_candidate_is_right(kernel: str, dtype: str, install: Install, checked
     check(one, problem_for(one, chooser), install, checked)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", tuning.SIZES)
 def test_every_candidate_is_right(kernel: str, dtype: str, install: Install, checked: Checked) -> None:
@@ -175,3 +174,13 @@ def test_bits_do_go_by_the_keys_of_a_step(install: Install) -> None:
     problem = Problem(0, "prefill", torch.float16, 1, 4, 2, 90, 200, 64, 64)
     two = [results(problem, row("prefill", tile_keys=keys), install) for keys in (16, 32)]
     assert not same(*two)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("field", ["tile_key", "dim"])
+def test_a_field_that_a_row_has_not(field: str) -> None:
+    """Fields cross to the planner by name, and a wrong one is not ignored."""
+    named = row("decode").named()
+    assert torch.ops.fattn._tuning_fault([named], []) == "", "the control"
+    with pytest.raises(ValueError, match=f"a tuned row has no field '{field}'"):
+        torch.ops.fattn._tuning_fault([named | {field: "16"}], [])

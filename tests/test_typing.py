@@ -96,7 +96,7 @@ register(on_unsupported="eager")
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What mypy says of each script, with the package lying where pip puts it."""
+    """mypy's output for each script, with the package where pip installs it."""
     folder = tmp_path_factory.mktemp("typing")
     builder = venv.EnvBuilder(symlinks=True)
     builder.create(folder / "venv")

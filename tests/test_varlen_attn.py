@@ -115,7 +115,7 @@ def test_lse_and_out() -> None:
 
 
 def test_the_result_has_the_order_of_the_query() -> None:
-    """As torch's own, whose fake kernel tells torch.compile so."""
+    """The same layout as torch's own, which its fake kernel declares to torch.compile."""
     (query, key, value), cu = operands()
     by_head = query.transpose(0, 1).contiguous().transpose(0, 1)
     torch.compiler.reset()
@@ -155,7 +155,7 @@ def test_compiled() -> None:
     assert torch.equal(out.cpu(), model(*tensors, cu).cpu())
 
 
-def test_backward_is_refused_in_one_sentence() -> None:
+def test_backward_is_refused() -> None:
     tensors, cu = operands()
     out = varlen_attn(tensors[0].requires_grad_(), *tensors[1:], cu, cu, 9, 9)
     with pytest.raises(NotImplementedError, match=r"varlen_attn has no backward on mps; .*no_grad"):

@@ -83,7 +83,8 @@ def test_many_sequences(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("q_lens", "seq_lens"), [((3, 0, 20), (9, 40, 0)), ((0, 4, 0), (0, 0, 7))])
 def test_empty_sequences(q_lens: tuple[int, ...], seq_lens: tuple[int, ...], device: str) -> None:
-    """Of rows, of keys, of both: rows without keys are 0, and have the sink's logit as lse."""
+    """Sequences without rows, without keys, or without both: rows without keys are 0, with the sink's logit
+    as lse."""
     check(device, q_lens=q_lens, seq_lens=seq_lens, spare_rows=2, sinks=True)
 
 
@@ -115,7 +116,8 @@ def test_empty_results_launch_nothing(empty: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("q_offset", [None, 0, 7, -3])
 def test_where_the_rows_are(q_offset: int | None, device: str) -> None:
-    """By default the last row of each sequence is at its last key; else row 0 of each at the offset."""
+    """By default the last row of each sequence is at its last key; otherwise row 0 of each is at the
+    offset."""
     causality = "bottom_right" if q_offset is None else "offset"
     for options in ({}, {"window_left": 9, "sink_tokens": 2}, {"alibi_slopes": True}):
         check(
@@ -217,7 +219,7 @@ def counters(case: problems.Case) -> tuple[int, int]:
 
 
 def needed_products(problem: Problem) -> int:
-    """That touch a visible pair, (row, head) pairs that share keys taken eight at a time."""
+    """The products that touch a visible pair, with eight (row, head) pairs that share keys per fragment."""
     group = problem.q_heads // problem.kv_heads
     blocks = 0
     for rows, keys, first in zip(problem.rows, problem.lengths, problem.first_positions, strict=True):
@@ -248,7 +250,7 @@ def test_no_work_on_padding(q_heads: int, kv_heads: int, causal: dict[str, Any],
 def test_sequences_without_rows_cost_nothing() -> None:
     few = case_of(q_lens=(40, 1), seq_lens=(64, 100))
     many = case_of(q_lens=(0, 40, *[0] * 40, 1, 0), seq_lens=(96, 64, *[80] * 40, 100, 9), spare_rows=100)
-    # Of the same tiles, whether the rows fill the GPU or not.
+    # The tiles are the same whether or not the rows fill the GPU.
     with tiles_of_large_calls(few.problem):
         assert counters(few) == counters(many)
 

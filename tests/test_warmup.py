@@ -44,7 +44,7 @@ def test_calls_after_it_compile_nothing() -> None:
         assert not newly_compiled(lambda: torch_fattn.decode(*operands(1, 600)))
         assert not newly_compiled(lambda: torch_fattn.decode(*operands(1, 100), lengths))
     assert launches["fattn_prefill"] == 1 and launches["fattn_decode"] == 2
-    # The control: a feature that was not asked for.
+    # The control: a feature that was not warmed up.
     assert newly_compiled(lambda: torch_fattn.prefill(*prompt, softcap=3.0)) == ["fattn_prefill"]
     exact = reference.prefill(*(t.cpu() for t in prompt), is_causal=True)[0]
     assert (torch_fattn.prefill(*prompt, is_causal=True).cpu() - exact).abs().max() < 5e-3
@@ -81,19 +81,19 @@ def test_every_operator_by_sizes(op: str) -> None:
 
 @pytest.mark.host_only
 def test_refusals() -> None:
-    for calls, options, said in (
+    for calls, options, message in (
         ("gemm", {}, "torch_fattn.warmup: 'gemm' is not an operator"),
         ("softmax", {}, "softmax is not described by sizes"),
         ([("decode", {})], {"heads": 2}, "write (op, keywords) for each"),
     ):
         with pytest.raises(ValueError) as refused:
             torch_fattn.warmup(calls, **options)
-        assert said in str(refused.value)
+        assert message in str(refused.value)
 
 
 @pytest.mark.host_only
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"dtype": "float16"}, TypeError, "dtype 'float16' is not a torch.dtype; pass torch.float16, say"),
         ({"mask": "bool"}, TypeError, "mask 'bool' is not a torch.dtype"),
@@ -107,13 +107,13 @@ def test_refusals() -> None:
         ({"kv_format": "int8"}, ValueError, "is of a quantised cache, and prefill takes none"),
     ],
 )
-def test_wrong_sizes(options: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_wrong_sizes(options: dict[str, Any], error: type[Exception], message: str) -> None:
     right: dict[str, Any] = {"dtype": f16, "heads": [2], "kv_heads": None, "head_dim": 24, "is_causal": True}
     for calls, keywords in (("prefill", right | options), ([("prefill", right | options)], {})):
         with pytest.raises(error) as refused:
             torch_fattn.warmup(calls, **keywords)
         sentence = str(refused.value)
-        assert sentence.startswith("torch_fattn.warmup: ") and said in sentence and "\n" not in sentence
+        assert sentence.startswith("torch_fattn.warmup: ") and message in sentence and "\n" not in sentence
 
 
 @pytest.mark.host_only

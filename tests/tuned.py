@@ -1,4 +1,4 @@
-"""What the tests of tuned sizes share: rows for the GPU at hand, and the built-in table again behind them."""
+"""Helpers for tests of tuned sizes: installs rows for this GPU and restores the built-in table afterwards."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def tiles_of_large_calls(problem: Problem) -> Iterator[None]:
 def plan_of(
     op: str, q_len: int, kv_len: int, dim: int, dtype: torch.dtype = torch.float16, **options: Any
 ) -> Any:
-    """Of a call on the GPU at hand."""
+    """The plan of a call on this GPU."""
     one = torch.empty(1, 1, 1, dim, dtype=dtype, device="mps")
     query, key = one.expand(1, 4, q_len, -1), one.expand(1, 2, kv_len, -1)
     return torch_fattn.explain(op, query, key, torch.empty_like(one).expand(1, 2, kv_len, -1), **options)

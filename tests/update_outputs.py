@@ -30,9 +30,9 @@ def update(path: Path) -> bool:
         if wanted is None or len(commands) != 1 or not isinstance(COMMANDS.get(commands[0]), Run):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            said = run(commands[0], Path(folder))
-        if not same_output(wanted.text, said.stdout + said.stderr):
-            markdown = with_output(markdown, wanted, said.stdout + said.stderr)
+            message = run(commands[0], Path(folder))
+        if not same_output(wanted.text, message.stdout + message.stderr):
+            markdown = with_output(markdown, wanted, message.stdout + message.stderr)
     path.write_text(markdown, encoding="utf-8")
     return markdown != before
 

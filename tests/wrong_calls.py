@@ -1,4 +1,4 @@
-"""Calls that work, and what makes each of them wrong."""
+"""Valid calls, and the faults that make each of them wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rules of this repository that no linter knows: file length, machine paths, unfinished marks, layers, rooms.
+"""Rules of this repository that no linter knows: file length, machine paths, unfinished marks, layers, rooms,
+and phrases that plain English avoids.
 
 Prints one line per violation and exits with 1 if there is any.
 """
@@ -52,6 +53,20 @@ INSIDE_EMULATOR = re.compile(
     r"|^\s*from softmetal import .*\b(?:__main__|arguments|autoload|control|cuda|msl|native|paths|simt)\b"
 )
 
+# Prose is checked here, with the advice. The patterns are spelled so that this file does not match itself.
+PROSE_FOLDERS = ("bench", "docs", "examples", "tests", "tools", "torch_fattn")
+PHRASES = {
+    re.compile(r'(?:^\s*(?:#\s|[-*]\s)?|[.:;?!|]\s|"""|#\s)Of\s[a-z]'): "begin with the subject",
+    re.compile(r"\b[Ww]ho[e]ver\b|\bto whom it\b"): "name the person or the program",
+    re.compile(r"\b(?:in|with) (?:one|a)\ssentence\b"): "quote the message, or name the error",
+    re.compile(r"\bgo(?:es)?\sby the\b|\bgoes\sby\b"): "depends on, is derived from",
+    re.compile(r"\bstands?\s(?:aside|for|in the place)\b"): "means, represents, replaces",
+    re.compile(r"\bask(?:s|ed)\sfor\b|\bwant[s]\b"): "requests, needs, requires",
+    re.compile(r"\bfor want\sof\b|\bwithout a\sword\b"): "without, silently",
+    re.compile(r"\bin the place\sof\b"): "instead of",
+    re.compile(r"\b(?:is|are) no multiples?\sof\b"): "is not a multiple of",
+}
+
 
 def source_files() -> Iterator[Path]:
     for path in sorted(ROOT.rglob("*")):
@@ -79,6 +94,14 @@ def violations(path: Path) -> Iterator[str]:
             yield f"{path}:{number}: softmetal must not know of attention"
         if path.parts[0] in EMULATOR_USERS and INSIDE_EMULATOR.search(line):
             yield f"{path}:{number}: only `softmetal` and `softmetal.testing` are public"
+        if path.suffix in (".py", ".md") and (len(path.parts) == 1 or path.parts[0] in PROSE_FOLDERS):
+            yield from (f"{path}:{number}: {fault}" for fault in phrases(line))
+
+
+def phrases(line: str) -> Iterator[str]:
+    for pattern, advice in PHRASES.items():
+        if found := pattern.search(line):
+            yield f"{found[0].strip()!r}: write {advice!r}"
 
 
 def main() -> int:

@@ -116,7 +116,7 @@ def steps(folder: Path, since: datetime.datetime, rehearse: bool) -> list[Step]:
     found = [
         Step("facts", ("sh", "-c", FACTS), 60),
         Step("doctor", (*FATTN, "doctor"), 180),
-        Step("tests", (*PYTEST, "--one-each", "-m", "not host_only and not slow", *tests), 300),
+        Step("tests", (*PYTEST, "--tier", "first", "-m", "not host_only and not slow", *tests), 300),
         Step("bench", (*FATTN, "bench", *bench, "--json", str(folder / "bench.json")), 300),
         Step("tune", (*FATTN, "tune", *(tune if rehearse else [])), 300),
     ]

@@ -197,7 +197,11 @@ def build(folder: Path) -> Path:
     with_objects.mkdir(parents=True, exist_ok=True)
     (with_objects / "registration.h").write_text(REGISTRATION)
     sources = [folder / "torch-ext" / "torch_binding.cpp"]
-    sources += [path for path in sorted((folder / "csrc").rglob("*")) if path.suffix in (".cpp", ".mm")]
+    # torch names an object after its source alone, and rooms have files of the same name.
+    for path in sorted(path for path in (folder / "csrc").rglob("*") if path.suffix in (".cpp", ".mm")):
+        unit = with_objects / "_".join(path.relative_to(folder / "csrc").parts)
+        unit.write_text(f'#include "{path}"\n')
+        sources.append(unit)
     flags = shlex.split(os.environ.get("CPPFLAGS", ""))
     frameworks = ["-framework", "Metal", "-framework", "Foundation"] if sys.platform == "darwin" else []
     cpp_extension.load(

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The rooms of each floor, lowest first and separated by spaces. Rooms of one floor do not use each other.
 FLOORS: dict[str, tuple[str, ...]] = {
     "bench": ("cases", "peers", "backends", "models", "report", "__main__"),
+    "csrc": ("kernels", "plan", "describe metal", "fallback", "ops", "dropin"),
 }
 CPP_ENDINGS = {".cpp", ".h", ".mm", ".metal"}
 INCLUDE = re.compile(r'^\s*#\s*(?:include|import)\s+"([^"]+)"', re.MULTILINE)

@@ -1,5 +1,5 @@
-"""Runs a command that compiles, and prints a line for each file in the place of its output, whose end follows
-if it fails.
+"""Runs a compile command and prints a line for each file instead of its output. If it fails, the end of the
+output follows.
 
 Usage: tools/show_progress.py COMMAND...
 """
@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 
-# ninja: [3/35] clang++ ... -c /path/to/csrc/ops.cpp -o ...
+# ninja: [3/35] clang++ ... -c /path/to/csrc/ops/ops.cpp -o ...
 COMPILES = re.compile(r" -c (\S+\.(?:cpp|mm))\b")
 COUNT = re.compile(r"\[\d+/\d+\] ")
 LAST_LINES = 200

@@ -20,6 +20,7 @@ FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 PAGE_OF = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
     "csrc/README.md": "first-mac.md",
     "bench/NOTES.md": "notes.md",
     "bench/APPLE.md": "apple.md",

@@ -1,16 +1,15 @@
-"""Attention for PyTorch on Apple GPUs: prefill, split-K decode, both also paged, merge, as Metal kernels.
+"""Attention for PyTorch on Apple GPUs, as Metal kernels: prefill and decode, dense, paged and quantised.
 
     import torch_fattn
     out = torch_fattn.prefill(query, key, value, is_causal=True)
 
 The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain PyTorch implementation.
 `StaticKVCache` and `PagedKVCache` hold the keys and values of a model that generates.
-`explain` shows how a call would run on the GPU, `warmup` compiles its kernels ahead, `compiled_kernels`
-says what compiling took. `sdpa` is `F.scaled_dot_product_attention` by these kernels, `install` makes plain
-calls of that use them, and `report` says how many did.
-`torch_fattn.reference` defines what the operators must compute,
-`torch_fattn.integrations.transformers.register()` makes transformers models use it, and
-`python -m torch_fattn doctor` says whether all is well.
+`explain` shows how a call would run on the GPU, `warmup` compiles its kernels ahead of time, and
+`compiled_kernels` lists compile times. `sdpa` is `F.scaled_dot_product_attention` on these kernels, `install`
+routes a program's calls of that function to them, and `report` counts those calls. `torch_fattn.reference`
+defines what the operators must compute, `torch_fattn.integrations.transformers.register()` makes transformers
+models use it, and `python -m torch_fattn doctor` says whether all is well.
 """
 
 from __future__ import annotations

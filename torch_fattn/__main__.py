@@ -1,6 +1,6 @@
 """`python -m torch_fattn doctor | explain | demo | tune | bench`.
 
-Exit status: 0 all is well, 1 something was found wrong, 2 the arguments ask for what cannot be done.
+Exit status: 0 success, 1 a check failed, 2 a wrong argument.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .commands import explain, tune
 from .commands.arguments import DTYPES, ArgumentError, Parser, whole
 from .integrations.pytorch.routing import check_policy
 
-MOST_TOKENS = 1_000_000  # a model's own positions end long before
+MOST_TOKENS = 1_000_000  # more positions than any model has
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         status = _run(arguments)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # `| head` has read enough; nothing may be left to flush at exit
+    except BrokenPipeError:  # a reader such as `| head` has closed the pipe; leave nothing to flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -42,7 +42,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["bench"]:
         return _bench(arguments[1:])
     options, unknown = parser.parse_known_args(arguments)
-    if unknown:  # which argparse says in the name of the whole program, whose --help has the commands alone
+    if unknown:  # argparse would name the program, whose --help lists only the commands
         commands[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command == "doctor":
         from .commands import doctor
@@ -55,7 +55,7 @@ def _run(arguments: list[str]) -> int:
             return tune.run(options)
         from .commands import demo
 
-        return demo.main(options.model, options.dtype, options.new_tokens)
+        return demo.main(options.model, options.dtype, options.new_tokens, options.verbose)
     except ArgumentError as refusal:
         commands[options.command].refuse(str(refusal))
 
@@ -78,6 +78,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     )
     demo.add_argument("--dtype", choices=DTYPES, default="float32")
     demo.add_argument("--new-tokens", type=whole(1, MOST_TOKENS), default=48, metavar="N")
+    demo.add_argument("--verbose", action="store_true", help="print every distinct plan whole")
 
     plan = commands.add_parser("explain", help="how a call of these shapes would run on a GPU")
     explain.add_arguments(plan)
@@ -94,7 +95,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _bench(arguments: list[str]) -> int:
-    """Runs the bench of the checkout that this package is in, which prints its path. A wheel has no bench."""
+    """Runs the bench of the checkout that contains this package. A wheel has no bench."""
     checkout = Path(__file__).resolve().parent.parent
     if not (checkout / "pyproject.toml").exists() or not (checkout / "bench" / "__main__.py").exists():
         print(

@@ -1,4 +1,5 @@
-"""Arguments of the bench's commands: a wrong argument ends in one sentence on standard error and status 2.
+"""Arguments of the bench's commands: a wrong argument prints an error to standard error and exits with status
+2.
 
 torch_fattn has the same, but need not be built where an NVIDIA GPU is timed.
 """

@@ -22,7 +22,7 @@ def versions() -> dict[str, str]:
 
 
 def launch(peer: ModuleType, case: Case) -> Launch:
-    """Returns the peer's launch of the case, or raises UnsupportedCaseError with one sentence."""
+    """Returns the peer's launch of the case, or raises UnsupportedCaseError with the reason."""
     chosen: Launch | None = peer.launch(case)
     if chosen is None:
         why = "is not installed" if peer.version() == "not installed" else "has no fused kernel for this"

@@ -21,6 +21,7 @@ struct SumOfKeys {
   float logit;  // and natural
   float sum;
 };
+static_assert(sizeof(SumOfKeys) == kMergeSumFloats * sizeof(float), "as the plan counts threadgroup memory");
 
 inline SumOfKeys no_keys() {
   SumOfKeys sum = {-INFINITY, -INFINITY, 0.0f};

@@ -275,6 +275,8 @@ FATTN_CONSTEXPR int kLogitsVector = 4;
 // Of a row of a part: its largest logit in score units, the same in natural ones, the sum of its weights, and
 // log2 of the weight that a score unit makes.
 FATTN_CONSTEXPR int kSumFloats = 4;
+// The same without the last, which all parts share: what merge keeps of a row.
+FATTN_CONSTEXPR int kMergeSumFloats = 3;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read

@@ -1,6 +1,5 @@
-// Compiled pipelines kept between runs, each in a binary archive of its own. What is found there is used only
-// if it is of this GPU, this system and these sources, and whole; else it is made again. Nothing here can
-// make a call fail.
+// Compiled pipelines kept between runs, one per binary archive. An archive is used only if it is intact and
+// made for this GPU, this system and these sources; else it is made again. Nothing here can make a call fail.
 #pragma once
 
 #import <Metal/Metal.h>
@@ -11,7 +10,7 @@
 
 namespace fattn::metal {
 
-// The pipeline that the descriptor describes, or nil where it is not kept. `what` identifies it.
+// Returns the pipeline of the descriptor, or nil if it is not kept. `what` identifies it.
 id<MTLComputePipelineState> new_archived_pipeline(MTLComputePipelineDescriptor* descriptor,
                                                   const std::string& what) noexcept;
 

@@ -1,6 +1,6 @@
-// A file is named by what is in it: <hash of what it is>-<hash of its bytes>.metalarchive, in a folder named
-// by GPU, system and sources. So a file that was cut off or changed is noticed before Metal reads it, and two
-// processes that write the same one do no harm: each writes its own and renames it.
+// A file name is <hash of its description>-<hash of its bytes>.metalarchive, in a folder named by GPU, system
+// and sources. So a truncated or changed file is noticed before Metal reads it. Each process writes a
+// temporary file and renames it, so several may write the same archive.
 #include "archive.h"
 
 #include <unistd.h>
@@ -55,7 +55,7 @@ std::string words_of(NSString* text) {
   return words;
 }
 
-// Of this GPU, system and sources. Empty: nothing is kept.
+// The folder for this GPU, system and sources. Empty: nothing is kept.
 fs::path folder() {
   Folder& chosen = chosen_folder();
   std::lock_guard lock(chosen.mutex);
@@ -126,7 +126,7 @@ id<MTLComputePipelineState> new_archived_pipeline(MTLComputePipelineDescriptor* 
         fs::remove(entry.path(), ignored);  // keep_pipeline writes another
       }
     }
-  } catch (...) {  // no folder, no permission; on macOS also what Objective-C throws
+  } catch (...) {  // no folder, no permission; on macOS also Objective-C exceptions
     descriptor.binaryArchives = nil;
   }
   return nil;

@@ -28,21 +28,20 @@ class Bindings {
 // The GPU of this process.
 const DeviceFacts& device_facts();
 
-// Encodes the passes of a plan, in order, on the current MPS stream. Nothing is committed and nobody waits;
-// the memory behind the bindings must stay allocated until this returns, as torch's allocator frees it in
-// stream order.
+// Encodes the passes of a plan, in order, on the current MPS stream. It neither commits nor waits. The memory
+// behind the bindings must stay allocated until this returns, as torch's allocator frees it in stream order.
 void execute(const Plan& plan, const Bindings& bindings);
 
-// Compiles what a plan launches, and launches nothing.
+// Compiles the pipelines of a plan without a launch.
 void prepare(const Plan& plan);
 
-// The pipelines that this process has, in the order in which they were made.
+// The pipelines of this process, in the order of compilation.
 std::vector<Compiled> compiled_pipelines();
 
 // Where compiled pipelines are kept between runs; empty: nowhere.
 void set_archive_folder(const std::string& folder);
 
-// Of all that kernels and plans are made from: what was measured with other sources says nothing of these.
+// Digest of kernels and planner: measurements with other sources do not apply.
 const char* source_digest();
 
 }  // namespace fattn::metal

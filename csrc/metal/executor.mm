@@ -11,7 +11,7 @@
 namespace fattn::metal {
 namespace {
 
-constexpr int kNewestFamily = 20;  // leaves room for GPUs that this code does not know yet
+constexpr int kNewestFamily = 20;  // leaves room for future GPUs
 
 int apple_family(id<MTLDevice> device) {
   int family = kNewestFamily;
@@ -55,7 +55,7 @@ void encode(const Pass& pass, const Pipeline& pipeline, const Bindings& bindings
   [encoder dispatchThreadgroups:size_of(pass.grid) threadsPerThreadgroup:size_of(pass.threads)];
 }
 
-// One slice after the other, each in a command buffer of its own.
+// Encodes each slice in its own command buffer.
 void encode_slices(const Pass& whole, const Pipeline& pipeline, const Bindings& bindings,
                    const SharedEncoder& encoder) {
   Pass pass = whole;
@@ -69,7 +69,7 @@ void encode_slices(const Pass& whole, const Pipeline& pipeline, const Bindings& 
   }
 }
 
-// Compiles what is missing, which can take seconds and must not hold up the stream's queue.
+// Compiles a missing pipeline, which can take seconds, before the stream's queue is held.
 const Pipeline* prepare_pass(const Pass& pass) {
   const Pipeline& pipeline = pipeline_for(pass.spec);
   const uint32_t threads = pass.threads[0] * pass.threads[1] * pass.threads[2];

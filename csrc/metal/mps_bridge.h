@@ -1,5 +1,4 @@
-// The one place that includes torch's MPS headers, which are internal to torch and may change with it:
-// ../README.md says what to look at when they do.
+// The only include of torch's MPS headers, which are internal to torch and may change: see ../README.md.
 #pragma once
 
 #import <Metal/Metal.h>
@@ -15,21 +14,21 @@ inline id<MTLDevice> metal_device() { return at::mps::MPSDevice::getInstance()->
 
 inline int gpu_core_count() { return static_cast<int>(at::mps::MPSDevice::getInstance()->getCoreCount()); }
 
-// The compute encoder that torch's own ops share. It runs its dispatches one after the other, each seeing
-// what the ones before it wrote, also across command buffers.
+// The compute encoder that torch's own ops share. Dispatches run serially: each sees the writes of those
+// before it, also across command buffers.
 class SharedEncoder {
  public:
   explicit SharedEncoder(at::mps::MPSStream* stream) : stream_(stream) {}
   id<MTLComputeCommandEncoder> get() const { return stream_->commandEncoder(); }
-  // Sends off what has been encoded; the next command goes into a new command buffer.
+  // Commits the encoded commands; the next command begins a new command buffer.
   void commit() const { stream_->synchronize(at::mps::SyncType::COMMIT); }
 
  private:
   at::mps::MPSStream* stream_;
 };
 
-// Calls encode(shared_encoder) on the queue that guards the stream: so our work keeps its place among that of
-// torch's ops.
+// Calls encode(shared_encoder) on the queue that guards the stream, so that our commands keep their order
+// among those of torch's ops.
 template <typename Encode>
 void with_shared_encoder(const Encode& encode) {
   at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();

@@ -9,9 +9,9 @@
 
 namespace fattn::metal {
 
-// Values are pointers that live as long as the process. Two callers that want the same missing key make it
-// once and both get it; callers that want different keys do not wait for each other. A maker that throws
-// leaves nothing behind, so the next caller tries again.
+// Values are pointers that live as long as the process. Concurrent callers of one missing key get the value
+// that one of them makes; callers of different keys do not wait for each other. If `make` throws, the next
+// caller tries again.
 template <typename Key, typename Value, typename Hash = std::hash<Key>>
 class OnceMap {
  public:

@@ -9,7 +9,7 @@ namespace fattn::metal {
 
 struct Pipeline {
   id<MTLComputePipelineState> state = nil;
-  uint32_t max_threads = 0;  // per threadgroup, as the compiler found it
+  uint32_t max_threads = 0;  // per threadgroup, as Metal reports it
 };
 
 // Thread-safe. Raises a RuntimeError with the Metal compiler's text if the kernel does not compile.

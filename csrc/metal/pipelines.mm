@@ -42,7 +42,7 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
-// What was compiled, and how long it took.
+// The compiled pipelines and their compile times.
 class Record {
  public:
   void add(const Compiled& pipeline) {
@@ -115,8 +115,8 @@ MTLCompileOptions* compile_options(const Macros& macros) {
   NSMutableDictionary* values = [NSMutableDictionary dictionaryWithCapacity:macros.size()];
   for (const auto& [name, value] : macros) [values setObject:to_nsstring(value) forKey:to_nsstring(name)];
   options.preprocessorMacros = values;
-  // NaN and infinities have a meaning here; the kernels ask for fast functions by name where those will do.
-  // The one switch of macOS 14 became two, of which each is fast by default.
+  // NaN and infinities carry meaning, so fast math is off; the kernels call fast functions by name. macOS 15
+  // split the switch into two options, both fast by default.
 #ifdef __MAC_15_0
   if (@available(macOS 15.0, *)) {
     options.mathMode = MTLMathModeSafe;

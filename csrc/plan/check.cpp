@@ -17,7 +17,7 @@ namespace {
 
 using Kind = Refusal::Kind;
 
-// `more`: what padding asks for besides.
+// `more`: further advice about padding.
 std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t dim,
                                       const std::string& padded, const std::string& more,
                                       const std::string& instead) {
@@ -41,7 +41,7 @@ std::string inverse_root(int64_t dim) { return std::to_string(dim) + " ** -0.5";
 
 std::string columns_cut(int64_t dim) { return " and cut the result to " + std::to_string(dim) + " columns"; }
 
-// The likeliest cause: flash-attn has the length before the heads.
+// Names the likely cause: flash-attn has the length before the heads.
 std::string layout_of_heads(const Problem& p) {
   if (p.packed_keys) return "query and key are [rows, heads, head_dim]: transpose them if yours are not";
   if (p.op == Op::kPagedPrefill) {
@@ -62,8 +62,8 @@ const char* names_of_keys(const Problem& p) { return is_paged(p) ? "query/key_ca
 
 const char* name_of_values(const Problem& p) { return is_paged(p) ? "value_cache" : "value"; }
 
-// What torch's function needs to compute the same: its causal is that of the upper left corner, and it has
-// no lengths, windows or trees.
+// The call of torch that computes the same. torch aligns causal to the upper left corner and has no lengths,
+// windows or trees.
 std::string call_of_torch(const Problem& p) {
   const ScoreOptions& options = p.options;
   if (p.kv_format != kKvFloat || options.sinks || options.alibi_slopes || options.softcap != 0.0) {
@@ -87,7 +87,7 @@ std::string call_of_torch(const Problem& p) {
 std::optional<Refusal> check_head_dims(const Problem& p) {
   const char* op = name_of(p.op);
   const std::string instead = call_of_torch(p);
-  // A scale that is given stays as it is.
+  // An explicit scale stays.
   const bool default_scale = p.scale == 1.0 / std::sqrt(static_cast<double>(p.head_dim));
   const std::string scale = default_scale ? " and pass scale=" + inverse_root(p.head_dim) : std::string();
   if (auto refusal = check_head_dim(op, names_of_keys(p), p.head_dim,
@@ -272,7 +272,7 @@ std::optional<Refusal> check(const LogitsProblem& p) {
   const char* op = name_of(p.op);
   const bool is_softmax = p.op == Op::kSoftmax;
   const bool has_cap = !is_softmax || p.softcap != 0.0;
-  // In float32: what a GPU flushes to 0 cannot be divided by.
+  // In float32, for a GPU flushes subnormal numbers to 0 and would divide by it.
   const float cap = static_cast<float>(p.softcap);
   if (has_cap && !(std::isfinite(cap) && cap >= std::numeric_limits<float>::min())) {
     return refuse(Kind::kValue, op, is_softmax ? "softcap " : "cap ", p.softcap,

@@ -1,4 +1,4 @@
-// Whether a problem is one that the kernels can run, and a GPU one that can run them.
+// Refuses problems that the kernels cannot run, and GPUs that cannot run the kernels.
 #pragma once
 
 #include <optional>

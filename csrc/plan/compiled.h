@@ -1,4 +1,4 @@
-// What compiling a pipeline took, as plain data.
+// A compiled pipeline and its compile times, as plain data.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@ namespace fattn {
 
 struct Compiled {
   KernelSpec spec;
-  double library_seconds = 0.0;   // source to library; 0 where an earlier pipeline has the same library
-  double pipeline_seconds = 0.0;  // library to what the GPU runs, and keeping it
-  bool archived = false;          // that was kept by an earlier process
+  double library_seconds = 0.0;   // source to library; 0 if an earlier pipeline made the library
+  double pipeline_seconds = 0.0;  // library to pipeline, and writing the archive
+  bool archived = false;          // read from the archive of an earlier process
 };
 
 // As JSON text, a list.

@@ -1,4 +1,4 @@
-// Plans fattn.decode and fattn.paged_decode: one pass over the chunks of all sequences, and one that merges
+// Plans fattn.decode and fattn.paged_decode: a pass over the chunks of all sequences, then a pass that merges
 // the chunks of each.
 #include "planners.h"
 #include "slices.h"
@@ -7,7 +7,7 @@
 namespace fattn {
 namespace {
 
-// Groups of eight rows in a threadgroup, as many as the rows need: 1, 2 or 4.
+// Groups of eight rows in a threadgroup: the smallest power of 2 that holds the rows, at most `most`.
 int64_t row_groups_for(int64_t packed_rows, int64_t most) {
   int64_t groups = 1;
   while (groups < most && groups * kFragment < packed_rows) groups *= 2;
@@ -21,13 +21,13 @@ struct Shape {
   int64_t tile_keys;
   int64_t simdgroups;
   int64_t chunk_unit;
-  int64_t least_chunk;  // more rows make a partial result larger, so it should stand for more keys
+  int64_t least_chunk;  // grows with the rows, as the partial result does
   int64_t threadgroups_per_core;
   int64_t threadgroup_bytes;
   const char* provenance;
 };
 
-// Simdgroups with whole rows: decode.metal.
+// decode.metal: each simdgroup has whole rows.
 Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   DecodeRow row = tuned_or(tuning_row(kDecodeTuning, device, p.dtype, dim), Kernel::kDecode, device, p);
@@ -37,7 +37,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
     row.provenance = quantised.provenance;
   }
   const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
-  // The packed rows of the query, the states of simdgroups that share rows, and the scales of their steps.
+  // Packed query rows, the states of simdgroups that share rows, and the scales of their steps.
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p, device));
   const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
   const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
@@ -55,7 +55,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
           .provenance = row.provenance};
 }
 
-// Simdgroups with columns of all rows: decode_wide.metal.
+// decode_wide.metal: each simdgroup has some columns of all rows.
 Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const DecodeRow row = tuned_or(tuning_row(kDecodeWideTuning, device, operand_dtype(p, device), dim),
@@ -82,7 +82,7 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
       .provenance = row.provenance};
 }
 
-// Keys of a sequence that some row may see.
+// Upper bound of the visible keys of a sequence.
 int64_t most_visible_keys(const Problem& p) {
   if (p.options.window_left < 0) return p.kv_len;
   const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
@@ -94,8 +94,8 @@ int64_t products_per_key(const Problem& p, const Shape& shape) {
   return shape.row_groups * kFragment * (p.head_dim + p.value_dim);
 }
 
-// At least as many chunks as any sequence can have: chunks_of in kernels/schedule.h. A window's two ranges
-// may begin and end within a chunk.
+// Upper bound of the chunks of a sequence: chunks_of in kernels/schedule.h. Both ranges of a window may begin
+// and end within a chunk.
 int64_t parts_of(const Problem& p, const CausalSpan& span) {
   const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);
   const int64_t most =
@@ -147,7 +147,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t parts = parts_of(p, span);
   // With one row or one head both layouts are the same memory.
   const bool token_major_out = p.token_major_out && !p.part && p.q_len > 1 && p.q_heads > 1;
-  // Of one column.
+  // Products of one column of the grid.
   const double products = double(p.batch) * double(most_visible_keys(p)) * double(products_per_key(p, shape));
   const bool sliced = products * double(columns) > most_products(device);
   const int64_t wanted = sliced ? int64_t(std::ceil(products / most_products_of_group)) : workers;
@@ -189,7 +189,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t rows = p.batch * p.q_heads * p.q_len;
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_sum_floats = parts * rows * kSumFloats;
-  // The same number of simdgroups whatever the capacity: they decide the order of the sum.
+  // The number of simdgroups decides the order of the sum, so it must not depend on the capacity.
   Pass& merge = add_merge_pass(plan, parts_of_call(p, parts, rows), merge_simdgroups(span.most_chunks));
   merge.spec.token_major_out = token_major_out;
   merge.spec.has_seq_lens = p.has_seq_lens;

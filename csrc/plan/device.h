@@ -1,4 +1,4 @@
-// What the planner knows of a GPU. Filled in by the Metal executor, or by hand in tests and in `explain`.
+// Facts of a GPU for the planner. The Metal executor fills them in; tests and `explain` make them up.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@ struct TunedRows;
 struct DeviceFacts {
   std::string name = "Apple M1";
   int family = 7;  // n of MTLGPUFamilyApple<n>
-  int cores = 8;   // 0: not known, as in a virtual machine
+  int cores = 8;   // 0: unknown, as in a virtual machine
   int64_t max_threadgroup_bytes = 32768;
-  const TunedRows* tuned = nullptr;  // of this very GPU (tuned.h); lives as long as the process
+  const TunedRows* tuned = nullptr;  // for exactly this GPU (tuned.h); lives as long as the process
 
-  // The system, and the torch whose own attention is the alternative (route.h).
+  // The system and torch, whose own attention is the alternative (route.h).
   int macos = 0;              // 26.2 as 2602; 0: another system
   int torch = 0;              // 2.14 as 214
   bool torch_metal4 = true;   // false: PYTORCH_MPS_METAL_VERSION asks for an older language
   bool torch_prefill = true;  // false: PYTORCH_MPS_DISABLE_PREFILL_ATTENTION
 
-  // From M3 on; before, its arithmetic is emulated.
+  // M3 and later; older GPUs emulate its arithmetic.
   bool multiplies_bfloat() const { return family >= 9; }
 };
 

@@ -9,7 +9,7 @@
 namespace fattn {
 namespace {
 
-// Writes values one after the other; sees to commas and quotes.
+// Writes values in order, with commas and quotes.
 class JsonWriter {
  public:
   void open(char bracket) {
@@ -253,7 +253,7 @@ void write_params(JsonWriter& json, const Pass& pass) {
   }
 }
 
-// The parameter structure as it is bound, for whoever runs the plan elsewhere.
+// The bytes of the bound parameter struct, for tools that run the plan elsewhere.
 std::string hex_of(const Pass& pass) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string text;
@@ -265,7 +265,7 @@ std::string hex_of(const Pass& pass) {
   return text;
 }
 
-// The fields that say which pipeline it is.
+// The fields that identify the pipeline.
 void write_fields(JsonWriter& json, const KernelSpec& spec) {
   json.field("kernel", function_name(spec.kernel));
   json.field("source", std::string(source_name(spec.kernel)) + ".metal");

@@ -20,10 +20,10 @@ namespace fattn {
 
 const char* name_of(KvFormat format);
 
-// "auto" goes by the dtype of the cache; storage of uint8 needs the format named.
+// "auto" chooses by the dtype of the cache; uint8 needs an explicit format.
 std::variant<KvFormat, Refusal> kv_format_of(const char* op, std::string_view kv_format, DType cache_dtype);
 
-// Whether `head_dim` columns can be stored so; `what` they are of, such as "key" or "value_cache".
+// Refuses a head_dim that the format cannot store. `what` names the operand, such as "key".
 std::optional<Refusal> check_format_dim(const char* op, const char* what, KvFormat format, int64_t head_dim);
 
 // Elements of storage per row, and back.
@@ -34,7 +34,7 @@ inline int64_t head_dim_of(KvFormat format, int64_t columns) {
   return format == kKvInt4 ? columns * 2 : columns;
 }
 
-// The dtype of a cache of rows of `rows`.
+// The dtype of a cache whose rows have the dtype `rows`.
 inline DType storage_dtype(KvFormat format, DType rows) {
   if (format == kKvFloat) return rows;
   return format == kKvInt8 ? DType::kInt8 : DType::kUInt8;

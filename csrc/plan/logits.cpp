@@ -5,9 +5,9 @@
 namespace fattn {
 namespace {
 
-constexpr uint16_t kSimdgroups = 8;      // of a threadgroup whose simdgroups work alone
-constexpr int64_t kMostVectors = 4;      // that a thread holds
-constexpr int64_t kMostSimdgroups = 32;  // of a threadgroup
+constexpr uint16_t kSimdgroups = 8;      // of a threadgroup whose simdgroups share no row
+constexpr int64_t kMostVectors = 4;      // per thread
+constexpr int64_t kMostSimdgroups = 32;  // per threadgroup
 
 // Elements of one dispatch. Read and written as float32 they are 2 GiB, a thirtieth of a second of M1's
 // 68 GB/s; about half a second where each is in a cache line of its own.
@@ -20,7 +20,7 @@ int64_t power_of_2(int64_t n) {
   return power;
 }
 
-// Few columns for one simdgroup, with few vectors; more for so many simdgroups as can hold them.
+// One simdgroup holds a short row; a longer one is shared by as many simdgroups as can hold it.
 void share_rows(KernelSpec& spec, int64_t columns) {
   const int64_t simdgroup_vectors = ceil_div(columns, kSimdWidth * kLogitsVector);
   spec.vectors = uint16_t(std::min(power_of_2(simdgroup_vectors), kMostVectors));
@@ -54,7 +54,7 @@ Plan plan_logits(const LogitsProblem& p) {
   pass.grid = {uint32_t(groups), 1, 1};
   pass.threads = {spec.simdgroups * uint32_t(kSimdWidth), 1, 1};
   if (elements > kMostElements) cut_into_slices(pass, kMostElements / group_elements);
-  // The largest and the sum of each simdgroup that shares a row.
+  // Maximum and sum of each simdgroup that shares a row.
   if (is_softmax)
     pass.threadgroup_bytes = uint32_t(ceil_div(spec.row_simdgroups * 2 * sizeof(float), 16) * 16);
   pass.bind(Buffer::kLogits, kSlotLogits);

@@ -13,12 +13,12 @@ constexpr int64_t kMostElements = int64_t(1) << 28;
 // Products that a GPU makes in the time of a byte from memory: a core of M1 128 in a cycle of 1.28 GHz, at an
 // eighth of 68 GB/s; M3 Max nearly as many.
 constexpr double kProductsPerByte = 20.0;
-// A map may cost this share of the time that the products take if the mask hides nothing.
+// Largest cost of a map, as a share of the products' time if the mask hides nothing.
 constexpr double kMostShare = 1.0 / 16;
-// Products of a core, in the call without a mask, from which on one more pass is small beside them: a tenth
-// of a millisecond on M1, where a dispatch that waits for another takes some microseconds.
+// Fewest products per core that pay for another pass: a tenth of a millisecond on M1, where a dispatch that
+// waits for another takes some microseconds.
 constexpr double kLeastProductsPerCore = 1e7;
-// Up to so many keys there is next to nothing to leave out.
+// Up to this many keys a map saves next to nothing.
 constexpr int64_t kLeastKeys = 4 * kCellKeys;
 
 // The problem's mask without the dimensions in which it is broadcast.
@@ -35,7 +35,7 @@ double elements(const MaskMapProblem& p) {
   return double(p.batch) * double(p.heads) * double(p.rows) * double(p.keys);
 }
 
-// Of a mask, by cells; threadgroups of one row of cells, and of all.
+// Cells of a mask, and threadgroups of one row of cells and of all.
 struct MapShape {
   int64_t row_cells;
   int64_t key_cells;
@@ -76,10 +76,9 @@ void add_pass(Plan& plan, const MaskMapProblem& p) {
 
 double map_groups(const MaskMapProblem& p) { return shape_of(p).groups; }
 
-// Making the map reads every element of the mask once, however many heads and sequences share it. What it may
-// save are the products of the cells that hide everything, and in the others the tests, and the reading of
-// the mask by each head. How many cells there are of each kind only the GPU knows, so the cost has to be
-// small beside a call in which there is none.
+// Making the map reads every element of the mask once, however many heads and sequences share it. It may save
+// the products of fully hidden cells, and in fully visible ones the tests and the reads of the mask by each
+// head. Only the GPU knows how many there are, so the cost must be small even if there are none.
 bool pays_for_map(const Problem& p, const DeviceFacts& device) {
   if (p.mask_dtype == DType::kOther || p.has_mask_map) return false;
   const MaskMapProblem mask = mask_of(p);

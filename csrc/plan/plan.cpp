@@ -14,7 +14,7 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& p, uint16_t simdgroups) {
   pass.grid = {uint32_t(p.rows), 1, 1};  // a threadgroup per row
   pass.threads = {uint32_t(pass.spec.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes =
-      uint32_t(ceil_div(simdgroups * (kSimdWidth * 4 + kSumFloats) * sizeof(float), 16) * 16);
+      uint32_t(ceil_div(simdgroups * (kSimdWidth * 4 + kMergeSumFloats) * sizeof(float), 16) * 16);
   pass.bind(Buffer::kScratchOut, kSlotPartialOut);
   pass.bind(Buffer::kScratchSum, kSlotPartialSum);
   pass.bind(Buffer::kOut, kSlotOut);

@@ -76,7 +76,7 @@ struct KernelSpec {
 // The name of the kernel function, and of the .metal file (without its ending) that holds it.
 const char* function_name(Kernel kernel);
 const char* source_name(Kernel kernel);
-// Everything that #define must say before the source is compiled.
+// The macros to define when the source is compiled.
 std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spec);
 
 struct ConstantValue {

@@ -1,4 +1,4 @@
-// What the planners share. Internal to csrc/plan.
+// Shared by the planners. Internal to csrc/plan.
 #pragma once
 
 #include <algorithm>
@@ -29,19 +29,19 @@ inline MergeProblem parts_of_call(const Problem& p, int64_t parts, int64_t rows)
           .head_dim = p.value_dim};
 }
 
-// Whether making a map of the problem's mask is worth its cost. If so the pass that makes it comes first, and
-// the problem has one.
+// Whether a map of the problem's mask is worth its cost. add_mask_map adds the pass that makes it, and sets
+// the map of the problem.
 bool pays_for_map(const Problem& problem, const DeviceFacts& device);
 void add_mask_map(Plan& plan, Problem& problem);
-// Threadgroups of such a pass.
+// Threadgroups of that pass.
 double map_groups(const MaskMapProblem& problem);
 
-// A few parts for each.
+// A few parts per simdgroup.
 inline uint16_t merge_simdgroups(int64_t parts) { return parts > 16 ? 8 : parts > 4 ? 4 : 1; }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Packed rows of no sequence have results all the same: those of rows that see no key.
+// Packed rows of no sequence still have results: those of rows that see no key.
 inline bool is_empty(const Problem& p) {
   return (p.batch == 0 && !p.packed) || p.q_heads == 0 || p.q_len == 0;
 }
@@ -64,14 +64,14 @@ inline MaskKind mask_kind(DType dtype) {
   return kMaskNone;
 }
 
-// What Q, K and V are multiplied as: OperandOf in kernels/config.h.
+// The dtype in which Q, K and V are multiplied: OperandOf in kernels/config.h.
 inline DType operand_dtype(const Problem& p, const DeviceFacts& device) {
   if (p.dtype == DType::kFloat16 && p.kv_format != kKvInt4) return p.dtype;
   if (device.multiplies_bfloat() && p.dtype == DType::kBFloat16 && p.kv_format == kKvFloat) return p.dtype;
   return DType::kFloat32;
 }
 
-// What prefill's tiles are made of: TileElementOf.
+// The element dtype of prefill's tiles: TileElementOf in kernels/config.h.
 inline DType tile_element(const Problem& p) {
   if (p.kv_format == kKvFloat) return p.dtype;
   return p.kv_format == kKvInt4 ? DType::kFloat32 : DType::kFloat16;

@@ -1,6 +1,6 @@
-// Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill: one pass, a threadgroup per tile of
-// query rows, or several where its keys are cut into parts; then one that merges these. First of all, where
-// that pays, one that makes a map of the mask.
+// Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill: a pass with a threadgroup per tile of
+// query rows, or per part of the keys of a tile. A pass that merges the parts follows. A pass that makes a
+// map of the mask comes first if it pays.
 #include "planners.h"
 #include "slices.h"
 #include "tuned.h"
@@ -8,19 +8,19 @@
 namespace fattn {
 namespace {
 
-// A core has room for so many simdgroups of a prefill, by their registers.
+// Simdgroups of a prefill that a core has registers for.
 constexpr int64_t kSimdgroupsPerCore = 16;
-// Keys of a part at least: for each row of its tile, and in all.
+// Fewest keys of a part: per row of its tile, and in all.
 constexpr int64_t kLeastKeysPerRow = 8;
 constexpr int64_t kLeastPartKeys = 256;
-// Of threadgroups, in which the end does not count.
+// Waves of threadgroups beyond which a partly filled last wave does not matter.
 constexpr int64_t kManyWaves = 16;
-// That read a staged tile together.
+// Fewest simdgroups that share a staged tile.
 constexpr int64_t kFewestSimdgroups = 4;
 
-// Packed rows are (row, head) pairs, and every sequence begins a tile of its own. As many tiles are enough
-// whatever cu_seqlens says, which only the GPU knows; the rows before and behind the sequences have theirs.
-// At most batch + 1 tiles are too many; their threadgroups return at once.
+// Packed rows are (row, head) pairs, and every sequence begins a new tile. Only the GPU knows cu_seqlens, so
+// this is an upper bound; rows before and behind the sequences have tiles too. At most batch + 1 tiles are
+// surplus, and their threadgroups return at once.
 int64_t most_tiles(const Problem& p, bool grouped, int64_t tile_rows) {
   const int64_t pairs = p.q_len * (p.q_heads / p.kv_heads);
   if (!p.packed) return ceil_div(grouped ? pairs : p.q_len, tile_rows);
@@ -31,26 +31,26 @@ int64_t most_tiles(const Problem& p, bool grouped, int64_t tile_rows) {
 struct Tile {
   Kernel kernel;
   int64_t row_fragments;
-  int64_t row_groups;  // of so many fragments
+  int64_t row_groups;  // of row_fragments each
   int64_t tile_keys;
   int64_t simdgroups;
   bool early_loads;
   const char* provenance;
-  bool tuned;  // on the user's own machine
+  bool tuned;  // by rows that were timed on this machine
 
   int64_t rows() const { return row_groups * row_fragments * kFragment; }
 };
 
-// The dtype whose rows a tile takes. That of int4 is of float32, as its operands are; and a GPU that
-// multiplies bfloat as such has rows for that, which those of a quantised cache are not.
+// The dtype that selects a row of the tuning table. int4 is multiplied in float32. On a GPU that multiplies
+// bfloat natively, the bfloat16 rows assume that, and a quantised cache is multiplied in float32.
 DType tile_dtype(const Problem& p, const DeviceFacts& device) {
   if (p.kv_format == kKvInt4) return DType::kFloat32;
   if (device.multiplies_bfloat() && operand_dtype(p, device) == DType::kFloat32) return DType::kFloat32;
   return p.dtype;
 }
 
-// Of the tables of tuning.h: simdgroups with whole rows (prefill.metal), or such that share out the columns
-// of their rows (prefill_wide.metal).
+// Selects from the tables of tuning.h. Each simdgroup has whole rows (prefill.metal) or some columns of its
+// rows (prefill_wide.metal).
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   if (dim > kMaxRowDim) {
@@ -69,7 +69,7 @@ int64_t scale_bytes(const Problem& p, int64_t keys) {
   return (has_row_scales(p.kv_format) ? keys : 1) * 2 * int64_t(sizeof(float));
 }
 
-// What is saved of each row, and where the keys begin.
+// State of each row that is kept in threadgroup memory, and where the keys begin.
 int64_t saved_bytes(const Tile& tile) {
   return tile.rows() * int64_t(sizeof(SavedPlaces) + sizeof(SavedLimits)) + int64_t(sizeof(SavedStarts));
 }
@@ -85,7 +85,7 @@ int64_t bytes_of_rows(const Problem& p, const Tile& tile) {
 // The query, in pieces of 16 bytes for each lane; the products and the scales of two steps.
 int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
   const int64_t fragments = tile.row_groups * tile.row_fragments;
-  // Where simdgroups of a group outnumber the key fragments, each sums a share of the columns.
+  // If a group has more simdgroups than key fragments, each sums a share of the columns.
   const int64_t sum_shares =
       std::max<int64_t>(tile.simdgroups / tile.row_groups * kFragment / tile.tile_keys, 1);
   const int64_t pair_bytes = 2 * size_of(p.dtype);
@@ -97,9 +97,9 @@ int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
   return query_bytes + product_bytes + scale_bytes(p, 2 * tile.tile_keys) + saved_bytes(tile);
 }
 
-// Whether a tile has (row, head) pairs of all query heads that share a key-value head, as packed ones do:
-// where that makes fewer tiles by an eighth, each of which reads the keys. Not under a mask: a map of it is
-// by rows of one head, and whether there is one must not decide where keys are cut.
+// Whether a tile has (row, head) pairs of all query heads that share a key-value head, as packed tiles do. It
+// pays if it saves an eighth of the tiles, each of which reads the keys. Never under a mask: its map has rows
+// of one head, and the presence of a map must not decide where keys are cut.
 bool pays_to_group(const Problem& p, int64_t tile_rows) {
   const int64_t group_size = p.q_heads / p.kv_heads;
   if (p.packed || group_size == 1 || p.mask_dtype != DType::kOther) return false;
@@ -107,7 +107,7 @@ bool pays_to_group(const Problem& p, int64_t tile_rows) {
   return ceil_div(p.q_len * group_size, tile_rows) * 8 <= by_head * 7;
 }
 
-// Keys that the rows of a tile see between them.
+// Upper bound of the keys that the rows of a tile see together.
 int64_t most_visible_keys(const Problem& p, int64_t tile_rows) {
   const ScoreOptions& options = p.options;
   const bool causal = p.is_causal && !p.packed;
@@ -121,14 +121,14 @@ int64_t most_visible_keys(const Problem& p, int64_t tile_rows) {
   return std::min(keys, window_keys + std::min(options.sink_tokens, p.kv_len));
 }
 
-// The parts that the steps of a tile are cut into, each for a threadgroup: take_part in kernels/steps.h.
+// The parts of the steps of a tile, one threadgroup each: take_part in kernels/steps.h.
 struct Parts {
   int64_t count;
   int64_t least;  // steps
 };
 
-// The fewest that leave no more than an eighth of the last wave of threadgroups idle, else those that leave
-// the least.
+// The fewest parts that leave at most an eighth of the last wave of threadgroups idle; else the number that
+// leaves least idle.
 int64_t parts_that_fill(int64_t tiles, int64_t held, int64_t most) {
   int64_t fullest = 1;
   double share = 0.0;
@@ -141,14 +141,14 @@ int64_t parts_that_fill(int64_t tiles, int64_t held, int64_t most) {
   return fullest;
 }
 
-// Threadgroups that the GPU holds at a time.
+// Threadgroups that are resident on the GPU at a time.
 int64_t held_by(const DeviceFacts& device, const Tile& tile) {
   return cores_of(device) * std::max<int64_t>(kSimdgroupsPerCore / tile.simdgroups, 1);
 }
 
-// Makes more tiles of the rows, each with half of them, if the tile allows: no bit of a result depends on how
-// many rows it has. Tiles that do not fill one wave of threadgroups, over too few keys to be cut into parts,
-// leave cores idle; smaller ones read the keys more often instead.
+// Halves the rows of a tile if it can; no bit of a result depends on them. Tiles that do not fill one wave of
+// threadgroups, with too few keys to cut into parts, leave cores idle; smaller tiles read the keys more often
+// instead.
 bool halve(Tile& tile) {
   if (tile.kernel == Kernel::kPrefill && tile.simdgroups > kFewestSimdgroups) {
     tile.simdgroups /= 2;
@@ -160,32 +160,32 @@ bool halve(Tile& tile) {
   return halves;
 }
 
-// Whether the longest tiles of all heads start first. The last head's would leave cores idle at the end, the
-// more so the fewer waves of threadgroups there are; but the tiles of one head read the same keys.
+// Whether the longest tiles of all heads start first. Else those of the last head would leave cores idle at
+// the end, which matters with few waves of threadgroups. With many, tiles of one head stay together, as they
+// read the same keys.
 bool longest_first(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t threadgroups) {
   return p.is_causal && !p.packed && threadgroups < kManyWaves * held_by(device, tile);
 }
 
-// A sequence whose tiles are too few to keep the GPU busy has several parts of each. That is decided by one
-// sequence, as if it were alone: its result does not depend on the others of the batch. And no part has more
-// keys than a dispatch may have for each core, whatever the rows of its tile.
+// If the tiles of a sequence do not fill the GPU, each is cut into parts. One sequence decides, as if it
+// were alone, so that its result does not depend on the rest of the batch. And no part has more keys than
+// a dispatch may have per core.
 //
-// Packed tiles are cut for that second reason alone, at multiples of one number of keys, so that neither the
-// batch nor the capacity changes a bit. How many rows a sequence has, and over how many keys, only the GPU
-// knows; here room for partial results would have to be made for all rows of the call times the parts that
-// one row over the whole capacity would like to have. Their tiles have the rows of all heads that share keys,
-// and the sequences of a batch fill the GPU together. The capacity may be far beyond every length, so a part
-// may keep a core busy four times as long.
+// Packed tiles are cut for that second reason only, at multiples of a fixed number of keys, so that
+// neither the batch nor the capacity changes a bit. Only the GPU knows the rows and keys of a sequence, so
+// filling the GPU would need scratch for all rows of the call times the parts of one row over the whole
+// capacity. The sequences of a batch fill the GPU together instead. The capacity may be far above every
+// length, so a part may keep a core busy four times as long.
 Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t most_rows,
                int64_t tiles) {
   const int64_t dims = p.head_dim + p.value_dim;
   const int64_t most_of_part = int64_t(kMostProductsPerCore) * (p.packed ? 4 : 1);  // products
   const int64_t most_steps = std::max<int64_t>(most_of_part / (most_rows * dims) / tile.tile_keys, 1);
   const int64_t steps = ceil_div(most_visible_keys(p, most_rows), tile.tile_keys);
-  // The ends of a window and of the sink tokens may take a step more each.
+  // Window and sink tokens may each end with a partial step.
   const int64_t needed = std::max<int64_t>(ceil_div(steps + 2, most_steps), 1);
   if (p.packed) return {needed, most_steps};
-  // A part's results are written, and read again by the merge: they should be few beside its keys.
+  // The results of a part are written and read by the merge, so they should be small against its keys.
   const int64_t least = std::max(kLeastKeysPerRow * tile.rows(), kLeastPartKeys) / tile.tile_keys;
   const int64_t held = held_by(device, tile);
   const int64_t wanted = tiles < held ? parts_that_fill(tiles, held, std::max<int64_t>(steps / least, 1)) : 1;
@@ -197,14 +197,15 @@ void add_merge(Plan& plan, const Problem& p, int64_t parts) {
   const int64_t rows = (p.packed ? 1 : p.batch) * p.q_heads * p.q_len;
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_sum_floats = parts * rows * kSumFloats;
-  // The number of simdgroups decides the order of the sum; the parts of packed tiles go by the capacity.
+  // The number of simdgroups decides the order of the sum, and the parts of packed tiles depend on the
+  // capacity.
   const uint16_t simdgroups = p.packed ? 1 : merge_simdgroups(parts);
   Pass& pass = add_merge_pass(plan, parts_of_call(p, parts, rows), simdgroups);
   MergeParams params{};
   params.rows = rows;
   params.parts = int32_t(parts);
   params.head_dim = int32_t(p.value_dim);
-  // Packed rows are token-major always, and lse and the parts are not.
+  // Packed rows are always token-major; lse and the parts never are.
   pass.spec.token_major_out = (p.packed || p.token_major_out) && !p.part && p.q_len > 1 && p.q_heads > 1;
   params.rows_per_sequence = p.q_heads * p.q_len;
   params.span.q_len = int32_t(p.q_len);
@@ -226,8 +227,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   const int64_t group_size = p.q_heads / p.kv_heads;
   const bool grouped = pays_to_group(p, most_rows);
   if (pays_for_map(p, device)) add_mask_map(plan, p);
-  // Where no sequence has more rows than fill one fragment of each group, a second would stay empty. No bit
-  // of a result depends on how many rows a tile has.
+  // If one fragment of each group holds all rows of a sequence, a second would stay empty. No bit of a result
+  // depends on the rows of a tile.
   const int64_t rows = p.packed ? most_sequence_rows(p) * group_size : p.q_len * (grouped ? group_size : 1);
   if (rows <= tile.row_groups * kFragment) tile.row_fragments = 1;
   const bool wide = tile.kernel == Kernel::kPrefillWide;
@@ -282,8 +283,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   params.cu_seqlens_k_stride = p.cu_seqlens_k_stride;
   params.q_len = int32_t(p.q_len);
   params.kv_len = int32_t(p.kv_len);
-  // Where position only decides what is causal, every row beyond these bounds sees all keys, or none; else
-  // the checks keep it in 32 bits.
+  // If only causality depends on positions, rows beyond these bounds see all keys or none. Otherwise the
+  // checks keep q_offset in 32 bits.
   params.q_offset =
       int32_t(pass.spec.window || options.alibi_slopes ? p.q_offset
                                                        : std::clamp<int64_t>(p.q_offset, -p.q_len, p.kv_len));

@@ -1,4 +1,4 @@
-// What a call asks for, as plain data: the planner's input. No torch, no Metal.
+// Problems: calls as plain data, the input of the planner. No torch, no Metal.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ enum class Op : uint8_t {
 };
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8, kOther };
 
-// "fattn.prefill" and so on: how an op is named to the user.
+// The public name: "fattn.prefill" and so on.
 const char* name_of(Op op);
 const char* name_of(DType dtype);
 int size_of(DType dtype);
@@ -31,8 +31,8 @@ inline bool is_float(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
-// What changes scores or hides keys by position. Tensors are float32 [q_heads], slopes also [batch, q_heads],
-// and int64 [batch, q_len], by their strides in elements.
+// Options that change scores or hide keys by position. sinks are float32 [q_heads], slopes also [batch,
+// q_heads], the tree mask int64 [batch, q_len]; strides are in elements.
 struct ScoreOptions {
   int64_t window_left = -1;  // -1: no limit
   int64_t window_right = -1;
@@ -107,11 +107,11 @@ struct Problem {
   ScoreOptions options;
 };
 
-// Packed: rows that a sequence has at most, whatever the caller said.
+// Packed: upper bound of the rows of a sequence, also if max_seqlen_q is too large.
 inline int64_t most_sequence_rows(const Problem& p) { return std::min(p.max_seqlen_q, p.q_len); }
 
-// How `out` lies in memory: by batch, head and row; or token-major, by batch, row and head, as packed rows
-// always do. A size of 0 counts as 1, as in torch's strides.
+// The strides of `out`: batch, head, row; or token-major, batch, row, head, as always for packed rows. A size
+// of 0 counts as 1, as in torch's strides.
 inline Strides3 out_strides(const Problem& p) {
   const int64_t rows = std::max<int64_t>(p.q_len, 1);
   const int64_t heads = std::max<int64_t>(p.q_heads, 1);
@@ -124,7 +124,7 @@ inline Strides3 out_strides(const Problem& p) {
 }
 
 // N partial results over disjoint keys: outs [parts, ..., head_dim] of `dtype`, lses [parts, ...] of float32,
-// contiguous. With `sums`, those of a part's weights are in place of lses, two numbers each.
+// contiguous. With `sums`, the sums of a part's weights take the place of lses (kSumFloats).
 struct MergeProblem {
   DType dtype = DType::kFloat32;
   DType out_dtype = DType::kFloat32;

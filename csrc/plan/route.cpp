@@ -31,7 +31,7 @@ bool is_of(const TunedRoute& route, const DeviceFacts& device) {
 }
 
 const TunedRoute* find(const PlainCall& call, const DeviceFacts& device) {
-  // Nothing else was timed.
+  // Only such calls were timed.
   const bool was_timed = call.mask_dtype == DType::kOther && call.head_dim == call.value_dim;
   if (device.tuned == nullptr || !was_timed) return nullptr;
   const bool is_decode = call.q_len == 1 && !call.is_causal;

@@ -1,6 +1,6 @@
-// Who computes a plain call of torch's attention: our kernels, or torch's own. A call is ours only where it
-// is not expected to take longer. What torch would run, and what is known of both sides, is data: the first
-// row that matches wins, and the last row of each table matches everything.
+// Routes plain calls of torch's attention to our kernels or to torch's own. A call is ours unless it is
+// expected to take longer. The kernels of torch and the comparisons are tables: the first row that matches
+// wins, and the last row of each table matches everything.
 #pragma once
 
 #include <array>
@@ -16,13 +16,13 @@ namespace fattn {
 struct PlainCall {
   DType dtype = DType::kFloat32;
   DType mask_dtype = DType::kOther;  // kOther: no attn_mask
-  int64_t q_len = 0;                 // kAnyNumber: not known while the call is traced
+  int64_t q_len = 0;                 // kAnyNumber: unknown while the call is traced
   int64_t kv_len = 0;
   int64_t head_dim = 0;
   int64_t value_dim = 0;
   bool is_causal = false;
 
-  bool is_padded() const {  // before our kernels take it
+  bool is_padded() const {  // for our kernels
     return head_dim % kHeadDimMultiple != 0 || value_dim % kHeadDimMultiple != 0;
   }
 };
@@ -39,7 +39,7 @@ inline constexpr int64_t kAnyNumber = int64_t(1) << 62;
 using Dims = std::array<uint16_t, 7>;  // head sizes; all 0: any
 inline constexpr Dims kAnyDims{};
 
-// torch's kernels want values as wide as keys, and a mask that is bool or of the query's dtype.
+// torch's kernels need values as wide as keys, and a mask that is bool or of the query's dtype.
 struct TorchKernelRow {
   TorchWay way;
   int min_torch;  // 2.14 as 214
@@ -60,7 +60,7 @@ inline constexpr std::array<TorchKernelRow, 4> kTorchKernels{{
 struct RouteRow {
   uint8_t ways;  // as bits 1 << TorchWay
   int min_family;
-  bool padded;  // only calls whose heads we would have to pad
+  bool padded;  // only calls whose heads our kernels need padded
   int64_t min_rows;
   int64_t max_rows;
   int64_t min_keys;
@@ -70,8 +70,8 @@ struct RouteRow {
 constexpr uint8_t set_of(TorchWay way) { return uint8_t(1u << unsigned(way)); }
 inline constexpr uint8_t kAnyWay = 0xff;
 
-// No row was measured with our kernels on an Apple GPU. The H200 ran the same Metal sources, translated; what
-// is published is of other kernels that work in the same way.
+// No row was measured with our kernels on an Apple GPU. The H200 ran the same Metal sources, translated.
+// Published figures are for other kernels of the same design.
 inline constexpr std::array<RouteRow, 7> kRoutes{{
     {set_of(TorchWay::kTensor), 10, false, 64, kAnyNumber, 1, true,
      "torch's prefill runs on the tensor units of M5 and ours does not; kernels on them are published at 1.5 "
@@ -100,9 +100,9 @@ inline constexpr std::array<RouteRow, 7> kRoutes{{
      "GPU"},
 }};
 
-// What was timed on the very GPU, system and torch (tuned.h); in front of the table.
+// A route that was timed on exactly this GPU, system and torch (tuned.h); precedes the table.
 struct TunedRoute {
-  Op op = Op::kPrefill;  // of ours: prefill, or decode for one row
+  Op op = Op::kPrefill;  // our op: prefill, or decode for one row
   DType dtype = DType::kFloat32;
   int64_t dim = 0;         // of keys and values
   int64_t min_length = 0;  // rows of a prefill, keys of a decode

@@ -1,7 +1,6 @@
-// Bounds what one dispatch does. macOS kills a command buffer that keeps the GPU for some seconds ("Caused
-// GPU Timeout Error", "Impacting Interactivity"), and nothing preempts a dispatch: a pass with more work is
-// run in slices of its grid, each in a command buffer of its own. No bit of a result depends on how it is
-// sliced.
+// Bounds the work of a dispatch. macOS kills a command buffer that keeps the GPU busy for some seconds
+// ("Caused GPU Timeout Error", "Impacting Interactivity"), and nothing preempts a dispatch. A pass with more
+// work runs in slices of its grid, each in its own command buffer. No bit of a result depends on the slices.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +14,7 @@ namespace fattn {
 // least; and for half a second when eight packed rows of decode wait for an eighth of M1's 68 GB/s.
 inline constexpr double kMostProductsPerCore = 2e10;
 
-// Where the number of cores is not known, as in a virtual machine, they are as few as they can be.
+// An unknown number of cores, as in a virtual machine, counts as the smallest.
 inline int64_t cores_of(const DeviceFacts& device) {
   static const int fewest = DeviceFacts().cores;
   return device.cores > 0 ? device.cores : fewest;
@@ -25,7 +24,7 @@ inline double most_products(const DeviceFacts& device) {
   return kMostProductsPerCore * double(cores_of(device));
 }
 
-// Lets a dispatch have at most `most_groups` threadgroups of the pass.
+// Limits a dispatch to `most_groups` threadgroups of the pass.
 inline void cut_into_slices(Pass& pass, int64_t most_groups) {
   pass.spec.sliced = true;
   pass.slice = uint32_t(std::clamp<int64_t>(most_groups, 1, pass.groups()));

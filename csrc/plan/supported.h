@@ -1,5 +1,4 @@
-// What the kernels support, written once: read by the checks, by `explain`, by tests and by the README's
-// table.
+// The limits of the kernels, for the checks, `explain`, the tests and the README's table.
 #pragma once
 
 #include "problem.h"
@@ -10,7 +9,7 @@ namespace fattn {
 inline constexpr int kMinFamily = 7;
 inline constexpr int64_t kHeadDimMultiple = 8;
 inline constexpr int64_t kMaxHeadDim = 576;
-// Of scores. A quotient of a score and a larger cap would be lost below the normal numbers of float32.
+// With a larger cap, the quotient of a score and the cap could be subnormal in float32.
 inline constexpr double kMaxSoftcap = 1e30;
 inline constexpr int64_t kMaxDecodeRows = 16;  // q_len of decode and paged_decode
 // Lengths and block counts travel as 32-bit integers; offsets are 64-bit.

@@ -13,7 +13,7 @@ namespace {
 bool is_decode(Kernel kernel) { return kernel == Kernel::kDecode || kernel == Kernel::kDecodeWide; }
 bool is_wide(Kernel kernel) { return kernel == Kernel::kPrefillWide || kernel == Kernel::kDecodeWide; }
 
-// Rows that a sequence has at most, as prefill packs them.
+// Upper bound of the rows of a sequence, as prefill packs them.
 int64_t length_of(const Problem& p) {
   return p.packed ? most_sequence_rows(p) * (p.q_heads / p.kv_heads) : p.q_len;
 }
@@ -35,7 +35,7 @@ bool is_one_of(int64_t value, std::initializer_list<int64_t> allowed) {
   return std::find(allowed.begin(), allowed.end(), value) != allowed.end();
 }
 
-// What the static_asserts of the kernels, and their fragments, ask for.
+// The static_asserts of the kernels and their fragments require these sizes.
 const char* fault_of_sizes(const TunedRow& row) {
   if (!is_one_of(row.tile_keys, {8, 16, 32})) return "tile_keys is not 8, 16 or 32";
   if (!is_one_of(row.simdgroups, {2, 4, 8, 16})) return "simdgroups is not 2, 4, 8 or 16";
@@ -103,8 +103,8 @@ const char* fault_of_memory(const TunedRow& row) {
   return nullptr;
 }
 
-// What the order of a sum follows from, of a prefill: keys of a step, and how many simdgroups share the
-// columns of a product.
+// Identifies the order of the sums of a prefill: keys per step, and simdgroups that share the columns of a
+// product.
 int64_t order_of(const TunedRow& row) {
   const int64_t groups = std::max<int64_t>(row.row_groups, 1);
   const int64_t shares = row.kernel == Kernel::kPrefillWide
@@ -117,7 +117,7 @@ bool overlap(const TunedRow& a, const TunedRow& b) {
   return a.kernel == b.kernel && a.dtype == b.dtype && a.min_dim <= b.max_dim && b.min_dim <= a.max_dim;
 }
 
-// Rows for some lengths stand before one for all, of the same head sizes, and add in the same order.
+// A row for some lengths precedes one for all lengths, with the same head sizes and the same order of sums.
 const char* fault_of_lengths(const std::vector<TunedRow>& rows) {
   for (auto row = rows.begin(); row != rows.end(); ++row) {
     if (row->max_length == kAnyLength) continue;

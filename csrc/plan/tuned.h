@@ -1,9 +1,9 @@
-// Tiles that were timed on the GPU at hand, in front of the tables of tuning.h. Plain data: who timed them,
-// and where they are kept, is torch_fattn/tuning/tuned_file.py.
+// Tiles that were timed on this GPU. They precede the tables of tuning.h; torch_fattn/tuning/tuned_file.py
+// keeps them in a file.
 //
-// What decides the order of a sum may not go by length: a sequence's result would depend on the others that
-// it is packed with, or on the capacity of its cache. So rows of the same kernel, dtype and head sizes that
-// differ by length have the same keys per step, and decode has one row for all lengths.
+// The order of a sum may not depend on lengths: else the result of a sequence would depend on those that it
+// is packed with, or on the capacity of its cache. So rows of one kernel, dtype and head size have the same
+// keys per step at all lengths, and decode has one row for all lengths.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace fattn {
 
 inline constexpr int32_t kAnyLength = 0;
 
-// For calls of one kernel and dtype whose larger head size is in [min_dim, max_dim]. What a kernel has no use
-// for is 0.
+// For calls of one kernel and dtype whose larger head size is in [min_dim, max_dim]. Sizes that the kernel
+// does not have are 0. torch_fattn/tuning/tuned_file.py has the same names.
 struct TunedRow {
   Kernel kernel = Kernel::kPrefill;
   DType dtype = DType::kFloat32;
@@ -41,11 +41,11 @@ struct TunedRows {
   std::vector<TunedRoute> routes;
 };
 
-// Why the kernels could not run with these rows, or an empty string: sizes that they do not have, more
-// threadgroup memory than there is, sums whose order would go by length.
+// Why the kernels cannot run with these rows, or an empty string. Faults are unknown sizes, too much
+// threadgroup memory, and sums whose order would depend on lengths.
 std::string fault_of(const std::vector<TunedRow>& rows);
 
-// The same of what was timed against torch: kernels, sizes or lengths that no plain call has.
+// The same for routes that were timed against torch: kernels, sizes or lengths that no plain call has.
 std::string fault_of(const std::vector<TunedRoute>& routes);
 
 // The row of the built-in table, or the sizes that were timed for such a call on this GPU.

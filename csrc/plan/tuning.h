@@ -1,6 +1,5 @@
-// Selection as data: tiles and chunks per GPU family, dtype and head size. The first row that matches wins;
-// the last row of each table is the baseline and matches everything. Every row says where its numbers come
-// from.
+// Tables of tiles and chunks by GPU family, dtype and head size. The first row that matches wins; the last
+// row of each table is the baseline and matches everything. Every row names the source of its numbers.
 #pragma once
 
 #include <array>
@@ -31,12 +30,11 @@ struct PrefillRow {
   const char* provenance;
 };
 
-// K and V of a step together stay below 20 KB, so that three threadgroups fit in the 60 KB of an M1 core.
-// M1 and M2 have 256 half registers for a lane, of which the largest part of a step wants 230 at most, as
-// Mesa counts (bench/NOTES.md has the table): there, K and V are asked for late and multiplied piece by
-// piece, and four simdgroups share a tile, of which three fit on a core. Newer GPUs share out their registers
-// as kernels ask for them; there the rows are those that an NVIDIA H200 likes best. Nothing here was measured
-// on an Apple GPU.
+// K and V of a step together stay below 20 KB, so that three threadgroups fit in the 60 KB of an M1 core. M1
+// and M2 have 256 half registers per lane, and the largest part of a step needs at most 230 by Mesa's count
+// (table in bench/NOTES.md). There K and V are loaded late and multiplied piece by piece, and four simdgroups
+// share a tile, so that three threadgroups fit on a core. Newer GPUs allocate registers dynamically; their
+// rows are the fastest on an NVIDIA H200. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<PrefillRow, 11> kPrefillTuning{{
     {9, k16Bit, 64, 2, 32, 4, true,
      "16-bit, D <= 64: 16 rows per simdgroup, 32 keys per step, loads far ahead (H200)"},
@@ -64,20 +62,19 @@ struct PrefillWideRow {
   int min_family;
   uint8_t dtypes;
   uint16_t max_dim;
-  uint16_t row_fragments;  // of a group
-  uint16_t row_groups;     // in a threadgroup; its simdgroups share out the columns of each
+  uint16_t row_fragments;  // of a row group
+  uint16_t row_groups;     // per threadgroup; its simdgroups divide the columns of each
   uint16_t tile_keys;
   uint16_t simdgroups;
   bool early_loads;  // of V
   const char* provenance;
 };
 
-// Heads above kMaxRowDim take the kernel whose simdgroups share out the columns, prefill_wide.metal. In 16
-// bits a simdgroup holds 16 rows of as many columns of the output as take 64 half registers of a lane: a step
-// without hidden keys then wants 229 of M1's and M2's 256 at most, as Mesa counts, and nothing is spilled.
-// Values that are asked for early want 34 more. The query, in threadgroup memory, leaves float32 fewer rows.
-// The choices among what fits by timing on an NVIDIA H200 (bench/NOTES.md); nothing was measured on an Apple
-// GPU.
+// Heads above kMaxRowDim use prefill_wide.metal, whose simdgroups divide the columns. In 16 bits the output
+// of a simdgroup, 16 rows, takes 64 half registers per lane: a step without hidden keys then needs at most
+// 229 of the 256 of M1 and M2 by Mesa's count, without spills. Early loads of values need 34 more. The query
+// in threadgroup memory leaves room for fewer rows in float32. Sizes that fit were chosen by timing on an
+// NVIDIA H200 (bench/NOTES.md); nothing was measured on an Apple GPU.
 inline constexpr std::array<PrefillWideRow, 5> kPrefillWideTuning{{
     {kAnyFamily, k16Bit, 256, 2, 1, 32, 4, false,
      "16-bit, D <= 256: 16 rows, columns over 4 simdgroups (registers of M1/M2 as Mesa counts; H200)"},
@@ -102,12 +99,11 @@ struct DecodeRow {
   const char* provenance;
 };
 
-// The keys of a step are few enough to leave registers for four threadgroups on a core of M1 and M2, whatever
-// the options and however many packed rows: of a lane's 256 halves the largest part of a step wants 208 at
-// most, counted with Mesa's open compiler for these GPUs, and nothing is spilled there. For D = 128 that is
-// 171 in float16, 170 in bfloat16 and 163 in float32 without options, and 199, 205 and 187 with all that fit
-// together (bench/NOTES.md has the table). The H200 likes these numbers of keys best too. Nothing here was
-// measured on an Apple GPU.
+// The keys of a step leave registers for four threadgroups on a core of M1 and M2, for all options and
+// numbers of packed rows: the largest part of a step needs at most 208 of a lane's 256 halves by the count of
+// Mesa's compiler for these GPUs, without spills. D = 128 needs 171 in float16, 170 in bfloat16 and 163 in
+// float32 without options, and 199, 205 and 187 with all compatible ones (table in bench/NOTES.md). These
+// numbers of keys are also the fastest on an H200. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
     {kAnyFamily, k16Bit, 96, 32, 4, 128, 3,
      "16-bit, D <= 96: 32 keys per step (registers of M1/M2 as Mesa counts; H200)"},
@@ -117,11 +113,11 @@ inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
      "16-bit: 16 keys per step (registers of M1/M2 as Mesa counts; H200)"},
 }};
 
-// The keys of a step over a quantised cache, by the same count: its scales and what decodes its elements take
-// registers too. All else is that of a DecodeRow.
+// The keys of a step over a quantised cache, by the same count: scales and decoding take registers too. A
+// DecodeRow has the other sizes.
 struct QuantisedRow {
   int min_family;
-  uint8_t dtypes;   // of the query
+  uint8_t dtypes;   // of query
   uint8_t formats;  // as bits 1 << KvFormat
   uint16_t tile_keys;
   const char* provenance;
@@ -142,11 +138,11 @@ inline const QuantisedRow& quantised_row(const DeviceFacts& device, DType dtype,
   return kQuantisedTuning.back();
 }
 
-// Heads above this take the kernel that shares out their columns, decode_wide.metal. Here `tile_keys` and
-// `simdgroups` are those of up to eight packed rows; more rows take fewer keys and more simdgroups. Sizes as
-// above: in float16 213 halves or less for up to 16 rows. Widened to float32, 16 rows of 512 columns want 240
-// and spill (bench/NOTES.md). A quantised cache wants as many as one of the operands' size, and twelve more
-// for the scales of its rows.
+// Heads above this use decode_wide.metal, whose simdgroups divide the columns. `tile_keys` and `simdgroups`
+// are for up to eight packed rows; more rows take fewer keys and more simdgroups. Counted as above: at most
+// 213 halves in float16 for up to 16 rows. Widened to float32, 16 rows of 512 columns need 240 and spill
+// (bench/NOTES.md). A quantised cache needs as many as one of the operands' dtype, and twelve more for the
+// scales of its rows.
 inline constexpr int64_t kMaxRowDim = 128;
 inline constexpr std::array<DecodeRow, 5> kDecodeWideTuning{{
     {kAnyFamily, k16Bit, 192, 32, 4, 128, 4,
@@ -159,9 +155,9 @@ inline constexpr std::array<DecodeRow, 5> kDecodeWideTuning{{
     {kAnyFamily, kAnyDType, kAnyDim, 16, 16, 128, 1,
      "baseline: 16 keys per step, columns over 16 simdgroups"},
 }};
-inline constexpr int64_t kMaxRowGroups = 4;        // of eight rows, in a threadgroup
-inline constexpr int64_t kMaxGroupColumns = 64;    // of the output, in a simdgroup, times its row groups
-inline constexpr int64_t kMaxWideSimdgroups = 16;  // whatever follows from that
+inline constexpr int64_t kMaxRowGroups = 4;        // of eight rows, per threadgroup
+inline constexpr int64_t kMaxGroupColumns = 64;    // output columns of a simdgroup, times its row groups
+inline constexpr int64_t kMaxWideSimdgroups = 16;  // upper bound for the above
 
 template <typename Table>
 const auto& tuning_row(const Table& table, const DeviceFacts& device, DType dtype, int64_t dim) {

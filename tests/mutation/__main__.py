@@ -30,7 +30,8 @@ def all_mutants() -> list[Mutant]:
 
 
 def sample(mutants: list[Mutant], count: int | None, seed: int) -> list[Mutant]:
-    """In an order that is random, but in which the change of a line leaves all other mutants as they are."""
+    """A random order that depends only on each mutant, so that changing a line does not reorder the
+    others."""
 
     def place(mutant: Mutant) -> str:
         return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()

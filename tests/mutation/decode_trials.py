@@ -85,7 +85,7 @@ def decode() -> Iterator[Trial]:
 
 
 def other_decode() -> Iterator[Trial]:
-    """Of float32 and bfloat16, more packed rows than eight, heads of every kind of chunk."""
+    """float32 and bfloat16, more than eight packed rows, heads of every kind of chunk."""
     yield of_problem("decode-18-rows", "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
     yield of_problem("decode-f32-chunks", "decode", f32, 1, 16, 1, 2, 2100, 40, 24, layouts=PADDED)
     yield of_problem("decode-32-rows", "decode", f32, 1, 16, 1, 3, 70, 40, 24, sinks=True, tree="shared")
@@ -100,7 +100,7 @@ def other_decode() -> Iterator[Trial]:
         "paged-bf16", "paged_decode", bf16, 2, 2, 1, 2, 320, 72, 16, seq_lens=(300, 9), block_size=16
     )
     yield of_problem("decode-16-rows", "decode", f16, 1, 16, 1, 1, 600, 8, 8, seq_lens=(600,))
-    # Of one chain of 128 roundings, the accuracy rule would have too much.
+    # One chain of 128 roundings would exceed the accuracy rule.
     yield of_problem("decode-f32-long-sums", "decode", f32, 1, 2, 1, 1, 60, 128, 16, scale=1.0)
     yield of_problem("decode-long-head", "decode", f16, 1, 2, 1, 1, 60, 16, 128, seq_lens=(60,))
     yield from _quantised()

@@ -73,7 +73,7 @@ class Judge:
         return Verdict(SURVIVED)
 
     def judge_kernels(self) -> Verdict:
-        """Of the kernels as they are, which must survive."""
+        """Runs the unmutated kernels, which must pass."""
         for trial, _ in _trials():
             if (verdict := self._try(None, trial, None)).killed:
                 return verdict

@@ -38,7 +38,7 @@ _ASSIGNMENTS = ("=", "+=", "-=", "*=", "/=", "|=", "&=", "<<=", ">>=")
 
 @dataclass(frozen=True)
 class Key:
-    """What a mutant is known by, whatever happens to other lines."""
+    """The identity of a mutant, which changes of other lines do not affect."""
 
     file: str
     function: str
@@ -53,7 +53,7 @@ class Key:
 
     @staticmethod
     def of(text: str) -> Key:
-        """What `str` made of it."""
+        """Parses the result of `str`."""
         if not (match := _KEY.fullmatch(text)):
             raise ValueError(f"{text!r} is not FILE FUNCTION: LINE => WHAT IT BECOMES")
         file, function, nth, line, becomes = match.groups()
@@ -150,7 +150,7 @@ def _replacements(source: Source, i: int) -> Iterator[str]:
 
 
 def _is_array_size(source: Source, i: int) -> bool:
-    """Of an array that is declared."""
+    """Whether this is the size of a declared array."""
     opening = i - 1
     while opening >= 0 and source.at(opening) not in ("[", ";", "{", "}"):
         opening = (source.partner[opening] if source.at(opening) in (")", "]") else opening) - 1

@@ -49,7 +49,7 @@ class _Worker:
 
 
 def verdicts(mutants: Iterable[Mutant], jobs: int) -> Iterator[tuple[Mutant, Verdict]]:
-    """In the order in which they are found."""
+    """Yields verdicts in the order in which they are found."""
     waiting = iter(mutants)
     workers: list[_Worker] = []
     try:

@@ -46,7 +46,7 @@ def prefill() -> Iterator[Trial]:
 
 
 def other_prefill() -> Iterator[Trial]:
-    """Of float32 and bfloat16, and of quantised pools."""
+    """float32, bfloat16 and quantised pools."""
     causal: dict[str, Any] = {"causality": "bottom_right"}
     yield of_problem("prefill-f32", "prefill", f32, 1, 2, 1, 43, 75, 40, 24, mask=f32, **causal)
     yield hidden_nan("prefill", f32, 40, 24)

@@ -45,7 +45,7 @@ def other_prefill_wide() -> Iterator[Trial]:
     half = ("prefill", f16)
     yield of_problem("prefill-wide-192", *half, 1, 2, 1, 40, 90, 192, 128, **CAUSAL)
     yield of_problem("prefill-wide-shares", *half, 1, 1, 1, 20, 70, 280, 264, layouts=OFF)
-    # The narrow columns of keys begin with the first; the planner asks for values early on M3 and later.
+    # The narrow columns of keys begin with the first; on M3 and later, values are loaded early.
     yield of_problem(
         "prefill-wide-early-values", *half, 1, 2, 1, 40, 90, 24, 264, change=as_newer_chips, **CAUSAL
     )

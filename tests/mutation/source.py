@@ -107,7 +107,7 @@ class Source:
         return ""
 
     def is_binary(self, index: int) -> bool:
-        """Of an operator: the sources are formatted, so that binary operators alone have space on both
+        """Whether an operator is binary. In formatted sources only binary operators have space on both
         sides."""
         token = self.tokens[index]
         after = self.text[token.end : token.end + 1]

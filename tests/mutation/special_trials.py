@@ -46,7 +46,7 @@ def hidden_nan(
 
 
 def hidden_scales(op: str, dtype: torch.dtype, head_dim: int, value_dim: int, group: int) -> Trial:
-    """Of the keys that a mask hides from all rows the scales are NaN."""
+    """The scales of keys that a mask hides from all rows are NaN."""
     return of_problem(
         f"{op}-hidden-scales-{head_dim}", op, dtype, 1, group, 1, 3, 75, head_dim, value_dim, seq_lens=(70,),
         mask=torch.bool, mask_broadcast=(True, True, True, False), kv_format="int8",

@@ -1,5 +1,4 @@
-"""What mutants are tried on: a call of an op, small, with its answer and with bounds of what it may cost
-(counts.txt)."""
+"""Trials for mutants: a small call of an op, with the right result and bounds of its counts (counts.txt)."""
 
 from __future__ import annotations
 
@@ -107,8 +106,8 @@ def of_operands(name: str, op: str, tolerance: float = 0.02, **arguments: Any) -
 
 
 def of_write(kv_format: str, dtype: torch.dtype, *sizes: int, name: str = "", **options: Any) -> Trial:
-    """Of cache_write. `sizes` are those of WriteProblem: tokens, kv_heads, head_dim, value_dim, num_blocks,
-    block_size."""
+    """A trial of cache_write. `sizes` are those of WriteProblem: tokens, kv_heads, head_dim, value_dim,
+    num_blocks, block_size."""
     problem = WriteProblem(0, kv_format, dtype, *sizes, **options)  # type: ignore[arg-type]
     case = cache_problems.build(problem, seed=7)
 
@@ -131,7 +130,7 @@ def of_logits(
     slice_size: int = 0,
     change: Callable[[Plan], None] = lambda plan: None,
 ) -> Trial:
-    """Of softmax and softcap, in dispatches of `slice_size` threadgroups if there is one."""
+    """A trial of softmax or softcap, in dispatches of `slice_size` threadgroups if it is given."""
     problem = LogitsProblem(7, op, dtype, shape, layout, cap)
 
     def plan() -> Plan:
@@ -152,7 +151,7 @@ def of_logits(
 
 
 def of_map(dtype: torch.dtype, *size: int, slice_size: int = 0, layout: str = "padded_rows") -> Trial:
-    """Of mask_map, of a mask `[batch, heads, rows, keys]` in patches."""
+    """A trial of mask_map, with a patchy mask `[batch, heads, rows, keys]`."""
     problem = Problem(
         0, "prefill", f16, size[0], size[1], size[1], *size[2:], 8, 8, mask=dtype, mask_pattern="patches"
     )  # fmt: skip

@@ -84,7 +84,7 @@ def timm_vit() -> Case:
 
 
 def timm_eva() -> Case:
-    """With rotary positions."""
+    """A model with rotary positions."""
     import timm
 
     model = timm.create_model("eva02_tiny_patch14_224", img_size=56, depth=3, num_classes=10)

@@ -18,8 +18,6 @@ import pytest
 
 from tests.third_party.test_third_party import ROOT, packages  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.slow
-
 # Runs a script, or pytest, as `python SCRIPT ARGUMENTS` does; then prints what was routed.
 RUN = """
 import sys; sys.path.insert(0, {packages!r})
@@ -50,7 +48,7 @@ def checkout(name: str) -> Path:
 def run(
     folder: Path, libraries: Path, *arguments: str, installed: bool, paths: tuple[str, ...] = (".",)
 ) -> tuple[str, dict]:
-    """What it printed, and the report."""
+    """Its output, and the report."""
     script = RUN.format(
         packages=str(libraries), arguments=list(arguments), checkout=str(folder), installed=installed,
         paths=[str(folder / path) for path in paths],

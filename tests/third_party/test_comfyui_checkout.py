@@ -11,8 +11,6 @@ import pytest
 
 from tests.third_party.test_third_party import ROOT, packages  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = """
 import sys; sys.argv = ["comfyui"]; sys.path.insert(0, {packages!r})
 from tests.third_party import torchvision_stub; torchvision_stub.install()

@@ -16,7 +16,6 @@ import torch
 from tests.third_party.cases import CASES
 from tests.third_party.run import PACKAGES
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).parent / "packages.txt"
 # Both sides are errors of whole models, in which the same roundings add up in other ways.

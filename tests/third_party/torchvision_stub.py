@@ -47,7 +47,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Where there is no torchvision."""
+    """Installs the stub if torchvision is missing."""
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError):

@@ -1,8 +1,8 @@
-"""What the sweep (sweep.py) found: families.txt, one table for all versions of transformers that were swept.
+"""The results of the sweep (sweep.py): families.txt, one table for all tested versions of transformers.
 
 A line has a kind, the versions, a verdict, the families that have it, and the reason if there is one. Where
 two versions differ, each has lines of its own. A verdict names its cases in brackets if other cases of the
-family have a better one. It says "runs elsewhere" if a refused family matches under
+family have a better one. It says "runs under sdpa" if a refused family matches under
 `register(on_unsupported="sdpa")`.
 """
 
@@ -21,10 +21,10 @@ FILE = Path(__file__).with_name("families.txt")
 HEAD = "kind | transformers | verdict | families | why"
 WIDTH = 70  # of the families of a line
 VERDICTS = ("matches", "refuses", "not used", "not built", "differs", "fails")
-_VERDICT = re.compile(r"([a-z ]+?)(?: \((.*)\))?(, runs elsewhere)?")
+_VERDICT = re.compile(r"([a-z ]+?)(?: \((.*)\))?(, runs under sdpa)?")
 
 # {"transformers": version, "families": {kind: {name: {"verdict", "only", "why"}}},
-#  "elsewhere": {kind: [name]}}
+#  "under_sdpa": {kind: [name]}}
 Document = dict[str, Any]
 
 
@@ -33,17 +33,17 @@ class Row(NamedTuple):
     versions: str
     verdict: str
     only: str
-    elsewhere: bool
+    under_sdpa: bool
     why: str
 
 
 def all_recorded() -> list[Document]:
-    """What was found with each version, the oldest first."""
+    """The results of each version, the oldest first."""
     return read(FILE.read_text())
 
 
 def recorded(version: str) -> Document | None:
-    """What was found with this version, if it was swept."""
+    """The results of this version, if it was tested."""
     return next((found for found in all_recorded() if found["transformers"] == version), None)
 
 
@@ -63,19 +63,22 @@ def read(text: str) -> list[Document]:
         kind, versions, cell, families, *why = line.split(" | ", 4)
         if not (match := _VERDICT.fullmatch(cell)):
             raise ValueError(f"{FILE.name} has a verdict {cell!r}")
-        verdict, only, elsewhere = match.groups()
+        verdict, only, under_sdpa = match.groups()
         found = {"verdict": verdict, "only": only, "why": why[0] if why else ""}
         for version in versions.split():
             document = documents.setdefault(
-                version, {"transformers": version, "families": {}, "elsewhere": {}}
+                version, {"transformers": version, "families": {}, "under_sdpa": {}}
             )
             group = document["families"].setdefault(kind, {})
-            group |= {name: {word: said for word, said in found.items() if said} for name in families.split()}
-            document["elsewhere"].setdefault(kind, []).extend(families.split() if elsewhere else [])
+            group |= {
+                name: {word: message for word, message in found.items() if message}
+                for name in families.split()
+            }
+            document["under_sdpa"].setdefault(kind, []).extend(families.split() if under_sdpa else [])
     for document in documents.values():
         for kind, group in document["families"].items():
             document["families"][kind] = dict(sorted(group.items()))
-            document["elsewhere"][kind].sort()
+            document["under_sdpa"][kind].sort()
     return _oldest_first(documents.values())
 
 
@@ -86,22 +89,25 @@ def text_of(documents: Iterable[Document]) -> str:
     for document in documents:
         for kind, group in document["families"].items():
             for name, found in group.items():
-                elsewhere = name in document["elsewhere"].get(kind, ())
-                row = Row(kind, "", found["verdict"], found.get("only", ""), elsewhere, found.get("why", ""))
+                under_sdpa = name in document["under_sdpa"].get(kind, ())
+                row = Row(kind, "", found["verdict"], found.get("only", ""), under_sdpa, found.get("why", ""))
                 versions[name, row].append(document["transformers"])
     families: dict[Row, list[str]] = defaultdict(list)
     for (name, row), having in versions.items():
         families[row._replace(versions=" ".join(having))].append(name)
 
     def place(row: Row) -> tuple[Any, ...]:
-        where = kinds.index(row.kind), VERDICTS.index(row.verdict), row.only, row.elsewhere
+        where = kinds.index(row.kind), VERDICTS.index(row.verdict), row.only, row.under_sdpa
         return *where, -len(row.versions), row.versions, min(families[row])
 
     lines = [HEAD]
     for row in sorted(families, key=place):
-        cases, elsewhere = f" ({row.only})" if row.only else "", ", runs elsewhere" if row.elsewhere else ""
+        cases, under_sdpa = (
+            f" ({row.only})" if row.only else "",
+            ", runs under sdpa" if row.under_sdpa else "",
+        )
         for names in textwrap.wrap(" ".join(sorted(families[row])), WIDTH, break_on_hyphens=False):
-            cells = [row.kind, row.versions, f"{row.verdict}{cases}{elsewhere}", names, row.why]
+            cells = [row.kind, row.versions, f"{row.verdict}{cases}{under_sdpa}", names, row.why]
             lines.append(" | ".join(cell for cell in cells if cell))
     return "\n".join(lines) + "\n"
 

@@ -55,8 +55,8 @@ def table(document: dict[str, Any]) -> str:
         f"{counts['matches']} match eager attention, {counts['refuses']} are refused, "
         f"{counts['not used']} run as under eager without using `fattn`, and {counts['not built']} do not "
         "build or run from a small generic config and inputs; "
-        f"{len(verdicts) - sum(counts.values())} differ. Of those refused, "
-        f"{sum(len(names) for names in document['elsewhere'].values())} match under "
+        f"{len(verdicts) - sum(counts.values())} differ. "
+        f"{sum(len(names) for names in document['under_sdpa'].values())} of those refused match under "
         '`register(on_unsupported="sdpa")`, through other attention.',
         "",
     ]

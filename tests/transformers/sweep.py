@@ -16,7 +16,7 @@ Families are the entries of transformers' Auto mappings. The same weights run ea
     fails       any other exception: loud, but not a refusal
 
 and a family is what its cases are; `not built` if eager attention itself does not build or run. What is
-refused runs again under `register(on_unsupported="sdpa")`; "elsewhere" in the file says which of them then
+refused runs again under `register(on_unsupported="sdpa")`; "under_sdpa" in the file says which of them then
 give what eager attention gives.
 """
 
@@ -58,7 +58,7 @@ LARGEST_MODEL = 20_000_000
 SECONDS_PER_FAMILY = 60
 # Initial weights are so small that a wrong attention hardly moves the outputs.
 WEIGHT_GAIN = 3.0
-# Of the largest output, in float32; attention without its mask must move the output VISIBLE times as much.
+# Relative to the largest output, in float32; dropping the mask must change the output VISIBLE times as much.
 TOLERANCE = 1e-4
 VISIBLE = 10
 
@@ -259,7 +259,7 @@ def relative_error(mine: Tensor, theirs: Tensor, case: str, inputs: dict[str, Te
     return (error.max() / theirs.abs().max().clamp(min=1e-6)).item()
 
 
-def runs_elsewhere(kind: str, name: str, device: str, only: list[str] | None = None) -> bool:
+def runs_under_sdpa(kind: str, name: str, device: str, only: list[str] | None = None) -> bool:
     """Whether a family that is refused gives eager's outputs once other attention may run it."""
     register(on_unsupported="sdpa")
     try:
@@ -340,9 +340,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)  # the models are too small for more
-    before = recorded(transformers.__version__) or {"families": {kind: {} for kind in KINDS}, "elsewhere": {}}
+    before = recorded(transformers.__version__) or {
+        "families": {kind: {} for kind in KINDS},
+        "under_sdpa": {},
+    }
     found: dict[str, dict[str, dict[str, str]]] = {kind: {} for kind in KINDS}
-    elsewhere: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    under_sdpa: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for kind, name in families():
         register()
         old = before["families"][kind].get(name, {})
@@ -353,9 +356,9 @@ def main() -> None:
             continue
         cases = sweep_family(kind, name, args.device)
         found[kind][name] = verdict_of(cases)
-        if found[kind][name]["verdict"] == "refuses" and runs_elsewhere(kind, name, args.device):
-            elsewhere[kind].append(name)
-        runs = "runs elsewhere" if name in elsewhere[kind] else ""
+        if found[kind][name]["verdict"] == "refuses" and runs_under_sdpa(kind, name, args.device):
+            under_sdpa[kind].append(name)
+        runs = "runs under sdpa" if name in under_sdpa[kind] else ""
         print(kind, name, json.dumps(found[kind][name]), " ".join(cases), runs, flush=True)
     if not args.only:
         kinds = [args.kind] if args.kind else list(KINDS)
@@ -364,7 +367,7 @@ def main() -> None:
             {
                 "transformers": transformers.__version__,
                 "families": kept | {kind: found[kind] for kind in kinds},
-                "elsewhere": before["elsewhere"] | {kind: elsewhere[kind] for kind in kinds},
+                "under_sdpa": before["under_sdpa"] | {kind: under_sdpa[kind] for kind in kinds},
             }
         )
 

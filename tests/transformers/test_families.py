@@ -1,4 +1,4 @@
-"""No model family of transformers differs silently: a sample here, every family in the slow test.
+"""No model family of transformers differs silently: a sample here, and every family in a sweep.
 
 families.txt (family_table.py) holds what the sweep found with the oldest and the newest transformers that are
 supported; the list of models is made of it.
@@ -19,7 +19,7 @@ from tests.transformers.family_table import all_recorded, recorded
 from tests.transformers.sweep import (
     KINDS,
     families,
-    runs_elsewhere,
+    runs_under_sdpa,
     sweep_family,
     verdict_of,
 )
@@ -60,7 +60,6 @@ def test_family(kind: str, name: str) -> None:
         assert found == RECORDED["families"][kind][name]
 
 
-@pytest.mark.slow
 @of_the_recorded
 @pytest.mark.parametrize(("kind", "name"), families())
 def test_every_family(kind: str, name: str) -> None:
@@ -69,18 +68,17 @@ def test_every_family(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("causal", "falcon"), ("masked", "mpnet"), ("base", "canine")])
-def test_refused_families_run_elsewhere(kind: str, name: str) -> None:
-    assert all(name in document["elsewhere"][kind] for document in all_recorded())
-    assert runs_elsewhere(kind, name, DEVICE, CASES)
+def test_refused_families_run_under_sdpa(kind: str, name: str) -> None:
+    assert all(name in document["under_sdpa"][kind] for document in all_recorded())
+    assert runs_under_sdpa(kind, name, DEVICE, CASES)
 
 
-@pytest.mark.slow
 @of_the_recorded
 @pytest.mark.parametrize(("kind", "name"), families())
 def test_every_refused_family(kind: str, name: str) -> None:
     assert RECORDED
     if RECORDED["families"][kind][name]["verdict"] == "refuses":
-        assert runs_elsewhere(kind, name, DEVICE) == (name in RECORDED["elsewhere"][kind])
+        assert runs_under_sdpa(kind, name, DEVICE) == (name in RECORDED["under_sdpa"][kind])
 
 
 @pytest.mark.parametrize("document", all_recorded(), ids=lambda document: document["transformers"])
@@ -105,7 +103,7 @@ def test_control_lost_padding(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(("name", "case"), [("bloom", "plain"), ("mpt", "single"), ("roformer", "left")])
 def test_control_unlisted_classes(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the question what a class declares, its own attention takes our mask for its own."""
+    """Without the check of a class's declarations, its own attention would misread the mask."""
 
     def accept(config: PreTrainedConfig) -> support.MaskForm:
         return support.MaskForm.BOOL
@@ -132,7 +130,7 @@ def test_what_is_recorded_is_read_again() -> None:
     older = {
         "transformers": "5.9.1",
         "families": {"causal": {"a": matches, "b": refuses, "gone": matches}, "base": {"c": refuses}},
-        "elsewhere": {"causal": ["b"], "base": []},
+        "under_sdpa": {"causal": ["b"], "base": []},
     }
     newer = {
         "transformers": "5.10.0",
@@ -140,9 +138,9 @@ def test_what_is_recorded_is_read_again() -> None:
             "causal": {"a": matches, "b": matches, "new": {"verdict": "not built", "why": reason}},
             "base": {"c": {"verdict": "refuses", "only": "left generate", "why": reason}},
         },
-        "elsewhere": {"causal": [], "base": ["c"]},
+        "under_sdpa": {"causal": [], "base": ["c"]},
     }
     text = family_table.text_of([newer, older])
     assert "\ncausal | 5.9.1 5.10.0 | matches | a\n" in text
-    assert f"\nbase | 5.10.0 | refuses (left generate), runs elsewhere | c | {reason}\n" in text
+    assert f"\nbase | 5.10.0 | refuses (left generate), runs under sdpa | c | {reason}\n" in text
     assert family_table.read(text) == [older, newer]

@@ -1,4 +1,4 @@
-"""As a kernel from the Hub: transformers' own way of loading one finds what it needs, whatever has fetched
+"""The kernel from the Hub: transformers' own loader finds the names that it needs, whichever program fetched
 it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The result of a layer is made where the model wants it, `[B, L, H, D]`: nothing copies it."""
+"""The result of a layer has the layout that the model needs, `[B, L, H, D]`, without a copy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Copies(TorchDispatchMode):
 
 
 def token_major(heads: int, length: int) -> Tensor:
-    """As a layer's projections lie."""
+    """Operands in the layout of a layer's projections."""
     return torch.randn(BATCH, length, heads, DIM).to(DEVICE).transpose(1, 2)
 
 
@@ -80,7 +80,7 @@ def test_control_heads_first(op: str, rows: int) -> None:
 
 @pytest.mark.parametrize("length", [5, 20])
 def test_a_whole_model(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the output projection multiplies is the operator's own memory, in every layer."""
+    """In every layer, the output projection reads the operator's own memory."""
     ours, _ = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
     results, multiplied = [], []
 

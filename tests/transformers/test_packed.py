@@ -85,8 +85,8 @@ def test_sequences_of_one_token() -> None:
 
 @pytest.mark.parametrize("longest", [True, False])
 def test_lengths_that_are_given(longest: bool, calls: list[Call]) -> None:
-    """As a collator for FlashAttention passes them, positions included; without the positions too, which
-    eager attention needs."""
+    """Lengths from a collator for FlashAttention, with positions; also without the positions, which eager
+    attention needs."""
     ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
     ids, _ = prompt(length=24, batch=1)
     lens = torch.tensor([0, 13, 14, 24], dtype=torch.int32)

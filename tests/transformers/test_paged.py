@@ -107,7 +107,7 @@ def test_the_name_with_its_prefix() -> None:
 
 
 def test_odd_heads(calls: list[Call]) -> None:
-    """Heads that are no multiple of 8 are padded, and the cache's keys gathered for it."""
+    """Heads that are not multiples of 8 are padded, and the cache's keys are gathered."""
     ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**{**COMMON, "head_dim": 20}))
     mine = tokens_of(ours, NAME)
     assert {call.op for call in calls} == {"paged_prefill", "paged_decode"}

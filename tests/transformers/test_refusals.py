@@ -1,4 +1,4 @@
-"""What the kernels cannot express is refused with a sentence, never silently ignored, and before any work."""
+"""Arguments that the kernels cannot express are refused before any work, and never silently ignored."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def refusal(error: type[Exception] = NotImplementedError, **options: Any) -> str
 )
 def test_keyword_that_changes_attention(name: str) -> None:
     assert name in refusal(**{name: torch.zeros(1, dtype=torch.int32)})
-    assert call(**{name: None}).shape == (1, ROWS, 4, 16), "None asks for nothing"
+    assert call(**{name: None}).shape == (1, ROWS, 4, 16), "None has no effect"
 
 
 def test_harmless_keywords_are_accepted() -> None:
@@ -116,7 +116,7 @@ def test_position_bias() -> None:
 
 
 def test_a_selection_of_keys() -> None:
-    """Of every row, for all heads, within what the mask lets it see; DeepSeek V3.2 makes it."""
+    """A selection of keys for every row and all heads, within the mask; DeepSeek V3.2 makes it."""
     query = torch.randn(2, 4, ROWS, 16, device=DEVICE)
     indices = torch.tensor(
         [[[0, 3], [1, 0], [2, 2], [3, 1]], [[0, 1], [0, 1], [3, 1], [2, 3]]], device=DEVICE
@@ -167,7 +167,7 @@ def test_sinks_of_other_heads() -> None:
     assert call(s_aux=torch.zeros(4, device=DEVICE)).shape == (1, ROWS, 4, 16)
 
 
-def test_nobody_says_whether_the_layer_is_causal() -> None:
+def test_a_layer_that_is_not_declared_causal_or_not() -> None:
     query = torch.randn(1, 4, ROWS, 16, device=DEVICE)
     with pytest.raises(NotImplementedError, match="neither a mask nor is_causal"):
         attend(nn.Module(), query, query, query, None)
@@ -195,7 +195,7 @@ def test_refusals_of_the_operator_have_transformers_advice() -> None:
 
 
 def test_inference_without_no_grad() -> None:
-    """What everyone does: eval mode, parameters that require gradients. Only a backward is refused."""
+    """The usual case: eval mode, and parameters that require gradients. Only a backward is refused."""
     ours, _ = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
     loss = ours(prompt()[0].to(DEVICE)).logits.sum()
     assert loss.requires_grad

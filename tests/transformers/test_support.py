@@ -1,5 +1,5 @@
-"""Which model classes are accepted, and in which form they get their masks: a rule on what a class declares
-and on whether its module ever looks the attention interface up, tried on classes made up here."""
+"""Supported model classes and the form of their masks: a rule on what a class declares and on whether its
+module ever looks the attention interface up, tried on classes made up here."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def loaded(name: str, text: str, monkeypatch: pytest.MonkeyPatch, path: Path, **
 def test_declared_sdpa_without_the_interface(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: int, base: str, body: str, accepted: bool
 ) -> None:
-    """What a class declares it may have inherited, and the layers may be in a file beside the model's."""
+    """A class may inherit its declarations, and the layers may be in a file beside the model's."""
     name = f"own_{files}_{base.partition('.')[0]}_{abs(hash(body))}"
     config = type("OwnConfig", (PreTrainedConfig,), {"model_type": name})
     attention = OWN_ATTENTION.format(base=base, body=body)
@@ -174,7 +174,7 @@ def test_a_config_of_a_part() -> None:
 def test_a_config_that_an_auto_class_builds_another_family_for(
     builds: str, accepted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As transformers 5.23 does for InternLM3."""
+    """The case of InternLM3 in transformers 5.23."""
     monkeypatch.setitem(MODEL_MAPPING_NAMES, "mapped", builds)
     mapped = type("MappedConfig", (PreTrainedConfig,), {"model_type": "mapped"})
     if accepted:

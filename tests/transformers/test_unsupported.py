@@ -1,4 +1,4 @@
-"""What the kernels cannot run: an error by default, sdpa attention under that policy, and always for
+"""Layers that the kernels cannot run: an error by default, sdpa attention under that policy, and always for
 training."""
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def test_models_of_their_own_way(
 
 
 @pytest.mark.parametrize("name", OF_THEIR_OWN)
-def test_models_of_their_own_way_are_refused_in_one_sentence(name: str) -> None:
+def test_models_outside_the_interface_are_refused(name: str) -> None:
     with pytest.raises(NotImplementedError, match="fattn attention.*; use attn_implementation="):
         ours, _ = pair(AutoModelForCausalLM, OF_THEIR_OWN[name])
         ours(prompt()[0].to(DEVICE))
@@ -236,7 +236,7 @@ def test_training_mode_without_gradients_is_inference() -> None:
 
 
 def test_masks_without_patterns() -> None:
-    """What the fallback makes of each form is the mask that sdpa would have got."""
+    """The fallback converts each form to the mask that sdpa would have got."""
     rows, keys, filled, window = 20, 24, 22, 5
     padding = torch.rand(2, keys, generator=torch.Generator().manual_seed(3)) > 0.3
     position = torch.arange(rows)[:, None] + filled - rows
@@ -338,7 +338,7 @@ def test_t5_runs_with_its_bias() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast(dtype: torch.dtype) -> None:
-    """As sdpa attention does: operands of mixed dtypes are cast, and the logits are as near to float32's."""
+    """Operands of mixed dtypes are cast as in sdpa attention, and the logits are as near to float32's."""
     errors = []
     ours, exact_model = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
     ids, mask = prompt(padding=3)

@@ -125,7 +125,7 @@ def _small_number(name: str, value: int, layers: int, heads: int) -> int:
 
 
 def _one_of_each_kind(per_layer: list[Any], layers: int) -> list[Any]:
-    """As many entries as there are layers, and as different as they come."""
+    """One entry for each layer, with as many kinds as possible."""
     kinds: list[Any] = []
     for entry in per_layer:
         if entry not in kinds:

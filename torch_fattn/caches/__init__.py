@@ -1,5 +1,5 @@
-"""Key-value caches to generate with: `StaticKVCache` for a fixed batch, `PagedKVCache` for sequences that
-come, go and share prefixes. Both hold all layers of a model and are used alike:
+"""Key-value caches for generation: `StaticKVCache` for a fixed batch, `PagedKVCache` for sequences that come,
+go and share prefixes. Both hold all layers of a model and have the same interface:
 
     step = cache.extend(...)                     # room for new tokens of some sequences, once for all layers
     for layer, block in enumerate(model):
@@ -7,11 +7,11 @@ come, go and share prefixes. Both hold all layers of a model and are used alike:
         cache.append(layer, step, key, value)    # [tokens, kv_heads, dim]: the new tokens, packed
         out = cache.decode(layer, step, query)   # [batch, heads, rows, dim]: the newest rows of each sequence
 
-`decode` takes up to 16 rows of each sequence. `PagedKVCache.prefill` takes all new tokens of a step, whole
-prompts among them; beside a `StaticKVCache`, prompts are the business of `torch_fattn.prefill`.
+`decode` takes up to 16 rows of each sequence. `PagedKVCache.prefill` takes all new tokens of a step,
+including whole prompts; with a `StaticKVCache`, use `torch_fattn.prefill` for prompts.
 
-What belongs to whom is decided on the host. Lengths and block tables are on the device and changed there, so
-that nothing here waits for the GPU. The classes are not for use from several threads at once.
+The host assigns blocks to sequences. Lengths and block tables are updated on the device, so no method waits
+for the GPU. The classes are not thread-safe.
 """
 
 from .paged import PagedKVCache

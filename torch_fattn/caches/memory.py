@@ -1,6 +1,5 @@
-"""What the cache classes share: the memory of the layers, and numbers that come to be on the device.
-
-A copy from the host waits for an "mps" device, so numbers are made there, in runs of consecutive ones.
+"""Memory of the layers, and index tensors made on the device, for both cache classes. A copy from the host
+waits for an "mps" device, so index tensors are made there, as runs of consecutive numbers.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ def _check_device(name: str, device: torch.device | str) -> None:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The sizes of a cache: `[*shape, dim]` for the keys or values of a layer, where shape is blocks,
-    kv_heads, slots."""
+    """The sizes of a cache. A layer's keys or values have the shape `[blocks, kv_heads, slots, dim]`."""
 
     num_layers: int
     shape: tuple[int, ...]
@@ -95,7 +93,7 @@ class CacheShape:
             )
 
     def memory(self, dim: int) -> tuple[Tensor, Tensor | None]:
-        """Of keys or values of that size, and of their scales."""
+        """Shapes and dtypes of keys or values of that size, and of their scales."""
         dtype = STORAGES.get(self.kv_format, self.dtype)
         columns = dim // 2 if self.kv_format == "int4" else dim
         stored = torch.empty(*self.shape, columns, dtype=dtype, device=self.device)
@@ -108,8 +106,8 @@ class CacheShape:
 
 
 class Layers:
-    """The keys and values of every layer, slots before heads as `cache_write` and `paged_decode` take them.
-    In memory the slots of a head lie together."""
+    """The keys and values of every layer, with slots before heads as `cache_write` and `paged_decode` take
+    them. In memory, the slots of a head are contiguous."""
 
     def __init__(self, name: str, shape: CacheShape) -> None:
         shape.check(name)
@@ -117,7 +115,7 @@ class Layers:
         self._options: list[dict[str, Any]] = []
         self._shape = shape
         for _ in range(shape.num_layers):
-            with torch.inference_mode(False):  # the cache outlives the mode
+            with torch.inference_mode(False):  # the cache must outlive inference mode
                 key, key_scales = shape.memory(shape.head_dim)
                 value, value_scales = shape.memory(shape.value_dim)
             self._operands.append((key.transpose(1, 2), value.transpose(1, 2)))
@@ -131,7 +129,7 @@ class Layers:
                 self._write_nothing(shape)
 
     def _write_nothing(self, shape: CacheShape) -> None:
-        """So that what `cache_write` refuses is refused before all of the memory is there."""
+        """Refuses what `cache_write` would refuse, before all memory is allocated."""
         key, value = (
             torch.empty(0, shape.shape[1], dim, dtype=shape.dtype, device=shape.device)
             for dim in (shape.head_dim, shape.value_dim)
@@ -149,7 +147,7 @@ class Layers:
         return self._operands[layer]
 
     def options(self, layer: int) -> dict[str, Any]:
-        """How they are stored, as keyword arguments: nothing if they are as they are."""
+        """Scales and format as keyword arguments; empty for an unquantised cache."""
         return self._options[layer]
 
     def tensors(self) -> Iterator[Tensor]:
@@ -158,8 +156,8 @@ class Layers:
             yield from (option for option in options.values() if isinstance(option, Tensor))
 
     def check_new(self, method: str, key: Tensor, value: Tensor, tokens: int) -> None:
-        """Raises for keys and values that are not those of so many new tokens. The operator has words for
-        tensors that the caller of a cache never sees."""
+        """Raises unless keys and values are those of `tokens` new tokens. The operator's own message would
+        name tensors that the caller of a cache never sees."""
         heads = self._shape.shape[1]
         for what, rows, dim in (("key", key, self._shape.head_dim), ("value", value, self._shape.value_dim)):
             self.check_kind(method, what, rows)
@@ -189,7 +187,7 @@ class Layers:
             )
 
     def check_kind(self, method: str, what: str, rows: Tensor) -> None:
-        """Of device and dtype. A quantised cache takes rows of every dtype that it can be made for."""
+        """Checks device and dtype. A quantised cache takes rows of every supported dtype."""
         device = self._operands[0][0].device
         if rows.device != device and rows.is_meta:
             raise ValueError(f"{method}: {what} is on meta, which holds no numbers; pass them")
@@ -210,7 +208,7 @@ class Layers:
 
 
 def fill(out: Tensor, numbers: Sequence[int]) -> None:
-    """The numbers into a device's tensor."""
+    """Writes the numbers into a tensor on the device."""
     start = 0
     for end in range(1, len(numbers) + 1):
         if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
@@ -228,12 +226,12 @@ def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class NewTokens:
-    """Tokens of several sequences, packed. On the device, except for the counts."""
+    """Packed tokens of several sequences. All fields but the counts are on the device."""
 
-    counts: Tensor | int  # int64 [batch], or of every sequence
+    counts: Tensor | int  # int64 [batch]; an int is for every sequence
     sequence: Tensor  # the index of each token's sequence in the batch
-    offset: Tensor  # which of its sequence's new tokens it is
-    starts: Tensor  # of each sequence's tokens, and the end of all: int32 [batch + 1]
+    offset: Tensor  # its index among the new tokens of its sequence
+    starts: Tensor  # start of each sequence's tokens, and the end: int32 [batch + 1]
 
 
 def new_tokens(counts: Sequence[int], device: torch.device) -> NewTokens:

@@ -32,8 +32,7 @@ FIRST_ROWS = 256  # of a new cache's tables
 
 
 def _common_beginning(lists: list[list[int]]) -> int:
-    """How many leading numbers are the same in all lists. The least and the greatest have no more in common
-    than any two."""
+    """The length of the common prefix of all lists: that of the least and the greatest."""
     if not lists:
         return 0
     least, greatest = min(lists), max(lists)
@@ -43,7 +42,7 @@ def _common_beginning(lists: list[list[int]]) -> int:
 
 @dataclass
 class _PagedSequence:
-    row: int  # of the device's tables
+    row: int  # row in the device's tables
     length: int = 0
     blocks: list[int] = field(default_factory=list)
 
@@ -56,7 +55,7 @@ class PagedKVCache:
         num_layers, num_blocks, num_kv_heads, head_dim: sizes; every layer has `num_blocks` blocks.
         block_size: tokens per block.
         value_dim: default `head_dim`.
-        max_sequences: the most that are allocated at once.
+        max_sequences: the largest number of sequences allocated at one time.
         dtype: of keys and values, and of the memory unless `kv_format` says otherwise.
         device: default "mps".
         kv_format: as in `StaticKVCache`.
@@ -91,7 +90,7 @@ class PagedKVCache:
         self._sequences: dict[int, _PagedSequence] = {}
         self._next = 0
         self._change = 0
-        self._users = Counter[int]()  # of every block that is not free
+        self._users = Counter[int]()  # for every block in use
         self._free_blocks = list(range(num_blocks - 1, -1, -1))
         self._max_sequences = max_sequences
         self._free_rows: list[int] = []
@@ -125,9 +124,9 @@ class PagedKVCache:
 
     @public("PagedKVCache.fork")
     def fork(self, sequence: int) -> int:
-        """A new sequence with the tokens of this one, in the same blocks. Whichever first appends to a block
-        that is shared and partly filled gets a copy of it, so what `extend` made room for is to be appended
-        before. CacheFullError: there are max_sequences already.
+        """A new sequence with the tokens of this one, in the same blocks. The first sequence that appends to
+        a shared, partly filled block gets a copy of the block, so append the tokens of the last `extend`
+        before you fork. CacheFullError: there are max_sequences already.
         """
         source = self._get("fork", sequence)
         copy = _PagedSequence(row=-1, length=source.length, blocks=list(source.blocks))
@@ -139,7 +138,7 @@ class PagedKVCache:
 
     @public("PagedKVCache.free")
     def free(self, sequence: int) -> None:
-        """Gives the sequence up, and its blocks unless others share them. ValueError: it is not allocated."""
+        """Frees the sequence, and its blocks unless others share them. ValueError: it is not allocated."""
         gone = self._get("free", sequence)
         del self._sequences[sequence]
         self._change += 1
@@ -149,10 +148,10 @@ class PagedKVCache:
 
     @public("PagedKVCache.extend")
     def extend(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> CacheStep:
-        """Room for that many new tokens of these sequences, or of each its own number.
+        """Makes room for new tokens of these sequences: one number for all, or one for each.
 
-        CacheFullError: the pool has too few free blocks. ValueError: a sequence that is not allocated or
-        given twice, or not a number for each. Nothing has changed then.
+        CacheFullError: the pool has too few free blocks. ValueError: a sequence is not allocated or given
+        twice, or the numbers are not one for each. The cache is unchanged after an error.
         """
         name = "PagedKVCache.extend"
         if len(set(sequences)) != len(sequences):
@@ -242,9 +241,9 @@ class PagedKVCache:
         """`torch_fattn.paged_decode` of query `[batch, heads, rows, head_dim]`, the newest tokens of the
         step's sequences, with its options and result.
 
-        With `shared_prefix` the leading blocks that all these sequences have in common are read once for the
-        batch (`torch_fattn.shared_prefix_paged_decode`): for forks of a long prompt. It costs a second decode
-        and a merge, if there are such blocks.
+        With `shared_prefix`, the leading blocks common to all these sequences are read once for the batch
+        (`torch_fattn.shared_prefix_paged_decode`). Use it for forks of a long prompt: it adds a second decode
+        and a merge if there are such blocks.
         """
         self._check("decode", layer, step)
         step._check_appended("PagedKVCache.decode", layer)
@@ -324,9 +323,9 @@ class PagedKVCache:
         self._next += 1
         return self._next - 1
 
-    @torch.inference_mode(False)  # they outlive the mode, and are written outside of it too
+    @torch.inference_mode(False)  # they outlive inference mode and are written outside it too
     def _add_rows(self, count: int) -> None:
-        """To the tables, which grow as sequences come: `max_sequences` alone costs nothing."""
+        """Adds rows to the tables. `max_sequences` by itself allocates nothing."""
         first = len(self._seq_lens)
         self._tables = torch.cat((self._tables, self._tables.new_full((count, self._num_blocks), -1)))
         self._seq_lens = torch.cat((self._seq_lens, self._seq_lens.new_zeros(count)))
@@ -352,7 +351,8 @@ class PagedKVCache:
         return sequence.length % self._block_size != 0 and users[sequence.blocks[-1]] > 1
 
     def _blocks_needed(self, sequences: list[_PagedSequence], counts: list[int]) -> int:
-        """New blocks, and copies of shared ends: of those that share one, the last keeps it."""
+        """How many blocks are needed: new ones, and copies of shared, partly filled ones, which the last of
+        their sequences keeps."""
         users, needed = Counter[int](), 0
         for sequence, count in zip(sequences, counts, strict=True):
             if count == 0:
@@ -367,7 +367,7 @@ class PagedKVCache:
         return needed
 
     def _grow(self, sequence: _PagedSequence, count: int) -> None:
-        """There are enough free blocks."""
+        """Takes free blocks; the caller has checked that there are enough."""
         if count == 0:
             return
         if self._shares_its_end(sequence, self._users):

@@ -17,7 +17,7 @@ __all__ = ["StaticKVCache"]
 
 
 class StaticKVCache:
-    """A dense cache of a fixed batch: every sequence has room for `capacity` tokens from the beginning.
+    """A dense cache for a fixed batch, with room for `capacity` tokens of each sequence.
 
     Args:
         num_layers, batch_size, capacity, num_kv_heads, head_dim: sizes.
@@ -64,9 +64,10 @@ class StaticKVCache:
 
     @public("StaticKVCache.extend")
     def extend(self, tokens: int | Sequence[int]) -> CacheStep:
-        """Room for that many new tokens of every sequence, or of each its own number.
+        """Makes room for new tokens of every sequence: one number for all, or one for each.
 
-        CacheFullError: a sequence would pass the capacity. ValueError: not a number for each sequence.
+        CacheFullError: a sequence would exceed the capacity. ValueError: the numbers are not one for each
+        sequence.
         """
         name = "StaticKVCache.extend"
         counts = counts_of(name, tokens, len(self._lengths))
@@ -84,7 +85,7 @@ class StaticKVCache:
         self._last = CacheStep(
             sequences=tuple(range(len(lengths))),
             lengths=tuple(lengths),
-            seq_lens=self._seq_lens.clone(),  # the caller's, who may write it
+            seq_lens=self._seq_lens.clone(),  # the caller may write to it
             positions=positions,
             slot_mapping=new.sequence * self._capacity + positions,
             max_seqlen_q=max(counts, default=0),

@@ -1,4 +1,4 @@
-"""What a cache says of new tokens, and that it has no room for them."""
+"""`CacheStep`, the new tokens of a step, and `CacheFullError`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ __all__ = ["CacheFullError", "CacheStep"]
 
 
 class CacheFullError(RuntimeError):
-    """There is no room for what was asked. The cache is as it was before."""
+    """The cache has no room for the new tokens. It is unchanged."""
 
 
 @dataclass(frozen=True, eq=False)
 class CacheStep:
-    """New tokens of some sequences, packed in their order, and what the kernels must know of them."""
+    """New tokens of some sequences, packed in the order of the sequences, with the numbers that the kernels
+    need."""
 
     sequences: tuple[int, ...]
     lengths: tuple[int, ...]  # with the new tokens
     seq_lens: Tensor  # the same on the device, int32 [batch]
-    positions: Tensor  # of the new tokens in their sequences, int64 [tokens]
-    slot_mapping: Tensor  # where they go, int64 [tokens]
+    positions: Tensor  # of each new token in its sequence, int64 [tokens]
+    slot_mapping: Tensor  # slot of each new token, int64 [tokens]
     block_tables: Tensor | None = None  # paged: int32 [batch, blocks of the longest]
     cu_seqlens_q: Tensor | None = None  # paged: where each sequence's new tokens begin, int32 [batch + 1]
     max_seqlen_q: int = 0  # the most new tokens of a sequence
     shared_blocks: int = 0  # paged: leading blocks that are the same in all sequences
-    _cache: Any = None  # whose step it is: a paged cache, or the memory of a static one, which holds its step
-    _change: int = 0  # of the cache, when this was made
+    _cache: Any = None  # a paged cache, or the memory of a static one
+    _change: int = 0  # the count of changes to the cache when this step was made
     _appended: set[int] = field(default_factory=set)
 
     def _check_appended(self, method: str, layer: int) -> None:
@@ -49,7 +50,7 @@ class CacheStep:
                 f"{method}: query has batch size {query.shape[0]} and the step {len(self.sequences)} "
                 "sequences; pass the rows of each"
             )
-        most = max(self.max_seqlen_q, 1)  # the newest token again in a step without new ones
+        most = max(self.max_seqlen_q, 1)  # a step without new tokens may repeat the newest one
         if query.shape[2] > most:
             raise ValueError(
                 f"{method}: query has {query.shape[2]} rows of each sequence and the step at most "

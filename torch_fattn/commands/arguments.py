@@ -1,4 +1,4 @@
-"""What the commands share: a wrong argument is one sentence on standard error, and exit status 2."""
+"""Arguments of the commands. A wrong one prints one sentence to standard error and exits with status 2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 class ArgumentError(ValueError):
-    """A sentence: the option, its value, the limit, and what to give instead."""
+    """Its message names the option, its value, the limit, and what to give instead."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,11 +1,10 @@
-"""`python -m torch_fattn demo`: a transformers model generates text through the kernels, and again without
-them.
+"""`python -m torch_fattn demo`: a transformers model generates text with and without the kernels.
 
 The same greedy generation runs twice: on device "mps" with `attn_implementation="fattn"`, and on the CPU with
-transformers' own eager attention. The tokens must be the same, one by one. Two prompts of different length,
-padded to one batch, see to it that masks are part of the run.
+transformers' eager attention. Every token must be the same. The two prompts have different lengths and are
+padded to one batch, so that the run includes masks.
 
-On a Mac the model then generates some more, with `fattn` and with `sdpa` in turns: tokens per second.
+On a Mac the model then generates again, alternating between `fattn` and `sdpa`, to measure tokens per second.
 """
 
 from __future__ import annotations
@@ -73,12 +72,12 @@ class Comparison:
 
     agree: bool
     first_difference: list[int | None]  # per sequence: the step of the first token that differs
-    logit_difference: list[float]  # per step: the largest over sequences and vocabulary
+    logit_difference: list[float]  # per step: maximum over sequences and vocabulary
     margin: list[float]  # per step: the reference's smallest gap between the best two tokens
     problems: list[str] = field(default_factory=list)
 
 
-def main(model_path: str | None, dtype_name: str, new_tokens: int) -> int:
+def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool = False) -> int:
     """Runs the demo, writes out/demo.json and out/demo.png and returns the exit status."""
     if model_path is not None:
         check_folder(model_path)
@@ -118,19 +117,17 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int) -> int:
         return generate(model, inputs, new_tokens, None).seconds
 
     speed = demo_speed.compare(seconds_of, len(ours.tokens))
-    print_result(ours, theirs, comparison, plans, tokenizer)
+    print_verdict(ours, comparison)
+    print_text(ours, theirs, tokenizer)
+    print_facts(ours, comparison, plans)
     print_times(ours, speed, compiled)
-    print_plans(plans)
-    for problem in comparison.problems:
-        print(f"FAILED: {problem}")
-    if not comparison.problems:
-        print(f"OK: {sum(map(len, ours.tokens))} tokens agree exactly")
+    print_plans(plans, verbose)
     write_result(ours, theirs, comparison, plans, f"{description}, {dtype_name}", speed)
     return 1 if comparison.problems else 0
 
 
 def check_folder(path: str) -> None:
-    """What can be said of --model before anything is loaded."""
+    """Checks --model before anything is loaded."""
     if not path:
         raise ArgumentError("--model '' names nothing; give the folder of a checkpoint or leave it out")
     folder = Path(path)
@@ -151,12 +148,12 @@ def check_folder(path: str) -> None:
 def is_cached(hub_id: str) -> bool:
     try:
         return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
-    except ValueError:  # not the form of an id
+    except ValueError:  # not a valid repository id
         return False
 
 
 def make_output_folder() -> None:
-    """Before the run, which would be lost otherwise."""
+    """Checks that the results can be written, before the run."""
     try:
         OUTPUT.mkdir(exist_ok=True)
         for name in ("demo.json", "demo.png"):
@@ -193,7 +190,7 @@ def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
                 local_files_only=True,
                 trust_remote_code=False,
             ).eval()
-        except Exception as error:  # every library that reads a damaged checkpoint has errors of its own
+        except Exception as error:  # each library raises its own errors for a damaged checkpoint
             raise ArgumentError(
                 f"--model {path!r} cannot be loaded as a causal language model ({first_line(error)}); "
                 "give another checkpoint"
@@ -220,8 +217,8 @@ def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
 
 
 def randomise(model: PreTrainedModel) -> None:
-    """Weights for which attention matters: scores that tell keys apart, logits with clear winners. The usual
-    initialisation gives nearly uniform attention, and any mask would do."""
+    """Initialises weights so that attention matters: distinct scores, and logits with a clear maximum. Under
+    the usual initialisation attention is nearly uniform and a wrong mask changes no token."""
     gains = {"q_proj": 1.6, "k_proj": 1.6, "lm_head": 4.0}
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
@@ -253,7 +250,7 @@ def make_prompt(model: PreTrainedModel, tokenizer: Any) -> dict[str, Tensor]:
 
 
 def load_tokenizer(path: str | None) -> Any:
-    """None for a model that comes without one: random tokens will do."""
+    """None for a model without a tokenizer, whose prompts are random tokens."""
     if path is None:
         return None
     try:
@@ -263,7 +260,7 @@ def load_tokenizer(path: str | None) -> Any:
 
 
 def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, progress: Progress | None) -> Run:
-    """Greedy generation of exactly `new_tokens` tokens, with progress shown on the way."""
+    """Generates exactly `new_tokens` greedy tokens and shows progress."""
     reset_launch_counts()
     recorder = StepRecorder(progress, launch_counts)
     with torch.no_grad():
@@ -290,7 +287,7 @@ def compare(ours: Run, theirs: Run) -> Comparison:
     for mine, expected in zip(ours.tokens, theirs.tokens, strict=True):
         different = [step for step, pair in enumerate(zip(mine, expected, strict=True)) if pair[0] != pair[1]]
         first.append(different[0] if different else None)
-    # The logits of a step follow from the tokens before it.
+    # The logits of a step depend only on earlier tokens.
     steps = min((step + 1 for step in first if step is not None), default=len(ours.logits))
     best_two = theirs.logits.topk(2, dim=-1).values
     comparison = Comparison(
@@ -310,8 +307,8 @@ def compare(ours: Run, theirs: Run) -> Comparison:
 
 
 def launch_problems(ours: Run, plans: PlanRecorder) -> list[str]:
-    """Every pass that was planned must have been launched, and both kinds of attention must have run: the
-    prompt is a prefill, every further token a decode."""
+    """Checks that every planned pass was launched, and that both prefill (the prompt) and decode (every
+    further token) ran."""
     launched = total_launches(ours)
     expected = ["fattn_prefill"] + ["fattn_decode"] * (len(ours.launches) > 1)
     problems = [
@@ -327,36 +324,49 @@ def total_launches(run: Run) -> dict[str, int]:
     return {kernel: sum(step.get(kernel, 0) for step in run.launches) for kernel in kernels}
 
 
-def print_result(ours: Run, theirs: Run, comparison: Comparison, plans: PlanRecorder, tokenizer: Any) -> None:
-    print(f"\ndevice       {plans.device_name}")
+def print_verdict(ours: Run, comparison: Comparison) -> None:
+    print()
+    for problem in comparison.problems:
+        print(f"FAILED: {problem}")
+    if not comparison.problems:
+        print(f"OK: {sum(map(len, ours.tokens))} tokens agree exactly")
+
+
+def print_text(ours: Run, theirs: Run, tokenizer: Any) -> None:
     for row, (mine, expected) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
         print(f"\nsequence {row}   {len(set(mine))} different tokens among {len(mine)}")
-        print(f"  fattn      {' '.join(map(str, mine))}")
-        if mine == expected:
-            print(f"  eager      the same {len(expected)} tokens")
-        else:
-            print(f"  eager      {' '.join(map(str, expected))}")
-        if tokenizer is not None:
-            print(f"  text       {tokenizer.decode(mine)!r}")
+        print(f"  fattn      {_text(mine, tokenizer)}")
+        print(f"  eager      {'the same' if mine == expected else _text(expected, tokenizer)}")
+
+
+def _text(tokens: list[int], tokenizer: Any) -> str:
+    return " ".join(map(str, tokens)) if tokenizer is None else repr(tokenizer.decode(tokens))
+
+
+def print_facts(ours: Run, comparison: Comparison, plans: PlanRecorder) -> None:
+    print(f"\ndevice       {plans.device_name}")
     worst, closest = max(comparison.logit_difference), min(comparison.margin)
-    print(f"\nlogits       differ by at most {worst:.2e}; the closest choice was decided by {closest:.2e}")
-    print(
-        "launches     " + ", ".join(f"{count} x {kernel}" for kernel, count in total_launches(ours).items())
-    )
+    print(f"logits       differ by at most {worst:.2e}; the best two tokens are at least {closest:.2e} apart")
+    launches = (f"{count} x {kernel}" for kernel, count in total_launches(ours).items())
+    print(f"launches     {', '.join(launches)}")
 
 
 def print_times(ours: Run, speed: demo_speed.Comparison, compiled: str) -> None:
-    """The first generation, with what compiling took of it; then the speed, without."""
-    print(f"first run    {sum(ours.seconds):.1f} s, of which the first step {ours.seconds[0]:.1f} s")
-    print(f"compiled     {compiled}; only the first run waits for it")
+    print(f"first run    {sum(ours.seconds):.1f} s; its first step took {ours.seconds[0]:.1f} s")
+    print(f"compiled     {compiled}; only the first run waits for this")
     print("\n".join(speed.lines))
 
 
-def print_plans(plans: PlanRecorder) -> None:
-    print(f"\n{len(plans.distinct)} distinct plans; of each the first call:")
-    for plan in plans.distinct:
-        print(f"\n{plan.first}\n  calls        {plan.calls}")
-    print()
+def print_plans(plans: PlanRecorder, verbose: bool) -> None:
+    for number, plan in enumerate(plans.distinct):
+        label = "" if number else "plans"
+        print(f"{label:<13}{plan.calls:3} x fattn.{plan.first.op}: {plan.summary}")
+    if verbose:
+        for plan in plans.distinct:
+            print(f"\n{plan.first}\n  calls        {plan.calls}")
+        print()
+    elif plans.distinct:
+        print(f"{'':<13}--verbose prints them whole")
 
 
 def write_result(
@@ -375,6 +385,7 @@ def write_result(
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
+        "prompt_length": PROMPT_LENGTH,
         "agree": comparison.agree,
         "problems": comparison.problems,
         "tokens": {"fattn": ours.tokens, "eager": theirs.tokens},

@@ -1,4 +1,4 @@
-"""The demo's picture: how far the logits are apart, and what was launched, step by step."""
+"""Draws the demo's picture: differences of the logits and kernel launches in each step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """Draws the report that the demo writes as JSON."""
     plt.rcParams.update({"font.size": 10, "axes.edgecolor": MUTED, "text.color": INK})
     figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(9.5, 6.6), sharex=True, height_ratios=(3, 2), layout="constrained"
+        2, 1, figsize=(9.5, 7.2), sharex=True, height_ratios=(3, 2), layout="constrained"
     )
     verdict = "all tokens agree" if report["agree"] else "TOKENS DIFFER"
     device = report["device"]["name"] if report["device"] else "no GPU"
     figure.suptitle(
-        f"Generation through torch.ops.fattn on {device}: {verdict}", fontweight="bold", x=0.01, ha="left"
+        f"fattn on {device}\nagainst eager attention on the CPU: {verdict}",
+        fontweight="bold",
+        x=0.01,
+        ha="left",
     )
     _draw_logits(top, report)
     _draw_launches(bottom, report)
@@ -41,15 +44,24 @@ def _draw_logits(axes: Any, report: dict[str, Any]) -> None:
         ms=2,
         color=MUTED,
         lw=1.2,
-        label="gap between the best two tokens (eager)",
+        label="gap between the best two tokens (eager on CPU)",
     )
     # An exact match has no place on a logarithmic axis.
     shown = [value or float("nan") for value in difference]
     axes.semilogy(
-        _steps(difference), shown, "o-", ms=3.5, lw=1, color=ACCENT, label="largest |fattn - eager on CPU|"
+        _steps(difference),
+        shown,
+        "o-",
+        ms=3.5,
+        lw=1,
+        color=ACCENT,
+        label="largest difference, fattn to eager",
     )
-    axes.set_ylabel("logits (natural log units)")
-    axes.set_title(f"{report['model']}\n{_speed(report['speed'])}", fontsize=9, color=MUTED, loc="left")
+    axes.set_ylabel("difference of logits")
+    note = "A greedy token can only change where the red line comes near the grey one."
+    axes.set_title(
+        f"{report['model']}\n{_speed(report['speed'])}\n{note}", fontsize=9, color=MUTED, loc="left"
+    )
     low, high = axes.get_ylim()
     axes.set_ylim(low / 3, high * 8)
     axes.legend(loc="upper right", frameon=False, ncols=2)
@@ -70,26 +82,41 @@ def _draw_launches(axes: Any, report: dict[str, Any]) -> None:
             label=f"{kernel}: {total}",
         )
         base = [below + count for below, count in zip(base, counts, strict=True)]
-    axes.set_ylabel("kernel launches")
-    axes.set_xlabel("generation step (step 1 is the prompt)")
+    axes.set_ylabel("kernel launches per step")
+    axes.set_xlabel(
+        f"step: 1 processes the prompt of {report['prompt_length']} tokens, each other one adds a token"
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(steps) == 1:
         axes.set_xlim(0, 2)
-    axes.set_ylim(0, max(1, *base) * 1.35)
+    axes.set_ylim(0, max(1, *base) * 1.6)
+    axes.set_title(_about_launches(report), fontsize=9, color=MUTED, loc="left")
     if report["launches"]:
         axes.legend(loc="upper right", frameon=False, ncols=3)
     _tidy(axes)
 
 
+def _about_launches(report: dict[str, Any]) -> str:
+    """Why the steps differ: the kernels of the prompt, of a token, and of a cache that is split."""
+    merges = [number for number, step in enumerate(report["launches_per_step"]) if step.get("fattn_merge")]
+    if not merges:
+        return "One launch per layer."
+    keys = report["prompt_length"] + merges[0]
+    return (
+        "One prefill or decode launch per layer. "
+        f"From {keys} keys on, threadgroups share a sequence's keys and fattn_merge joins their results."
+    )
+
+
 def _speed(speed: dict[str, Any]) -> str:
     if speed.get("not_timed"):
-        return "not timed: Metal is software here"
+        return "Not timed: Metal is software here."
     rates = [
         f"{name} {speed[name]['tokens_per_second']:,.1f}"
         for name in ("fattn", "sdpa")
         if isinstance(speed[name], dict) and speed[name]["tokens_per_second"]
     ]
-    return f"tokens per second: {', '.join(rates)}" if rates else "no tokens per second"
+    return f"Tokens per second: {', '.join(rates)}." if rates else "No tokens per second."
 
 
 def _steps(values: list[Any]) -> range:

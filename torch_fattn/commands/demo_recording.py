@@ -1,4 +1,4 @@
-"""What the demo watches while a model generates: steps, launches and plans."""
+"""Records steps, launches and plans while a model generates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..operators import OPERATORS
 
 
 class Progress:
-    """One line that grows on a terminal; elsewhere a line now and then."""
+    """On a terminal, one line that is updated in place; otherwise a line every 12 tokens."""
 
     def __init__(self, label: str, total: int, note: str) -> None:
         self.label, self.total, self.start = label, total, time.perf_counter()
@@ -39,7 +39,7 @@ class Progress:
 
 
 class StepRecorder(LogitsProcessor):
-    """Called by `generate` with the logits of every step, which it leaves alone."""
+    """Records each step of `generate`. It returns the logits unchanged."""
 
     def __init__(self, progress: Progress | None, launch_counts: Callable[[], dict[str, int]]) -> None:
         self.progress, self.launch_counts = progress, launch_counts
@@ -52,7 +52,7 @@ class StepRecorder(LogitsProcessor):
         counts = Counter(self.launch_counts())
         self.launches.append(dict(counts - self._seen))
         self._seen = counts
-        scores[0, 0].item()  # waits for the device, so that the time is this step's
+        scores[0, 0].item()  # waits for the device: the time must include this step's work
         now = time.perf_counter()
         self.seconds.append(now - self._last)
         self._last = now
@@ -66,10 +66,19 @@ class DistinctPlan:
     first: Explanation
     calls: int = 0
 
+    @property
+    def summary(self) -> str:
+        """The kernels of the plan, the features of the first and the grid of its first call."""
+        launches = self.first.passes
+        kernels = " + ".join(launch["kernel"] for launch in launches)
+        features = (name for name, value in launches[0]["constants"].items() if value)
+        grid = " x ".join(map(str, launches[0]["grid"]))
+        return f"{kernels} ({', '.join(features)}), grid {grid} in the first call"
+
 
 class PlanRecorder(TorchDispatchMode):
-    """Asks for the plan of every call to an operator. Plans are distinct if they differ in a kernel, its
-    macros or its constants: lengths, and with them grids, differ from step to step."""
+    """Records the plan of every operator call. Two plans are distinct if their kernels, macros or constants
+    differ. Grids may differ: they follow the lengths, which change with each step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How fast the demo's model generates through `fattn` and through `sdpa`, on the GPU, in one run."""
+"""Measures how fast the demo's model generates on the GPU with `fattn` and with `sdpa`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of each implementation its speed, or why there is none; or why nothing was timed."""
+    """The speed of each implementation, or the reason why it has none, or why nothing was timed."""
 
     speeds: dict[str, Speed | str]
     why_not: str | None = None
@@ -33,11 +33,11 @@ class Comparison:
         if self.why_not is not None:
             return [f"speed        {self.why_not}"]
         lines = [
-            f"{'speed' if not number else '':<13}{name:<6} {_said(speed)}"
+            f"{'speed' if not number else '':<13}{name:<6} {_shown(speed)}"
             for number, (name, speed) in enumerate(self.speeds.items())
         ]
         if (ratio := self.ratio) is not None:
-            lines.append(f"{'':<13}fattn makes {ratio:.2f} times the tokens of sdpa, in the same run")
+            lines.append(f"{'':<13}fattn generates {ratio:.2f} times the tokens per second of sdpa")
         return lines
 
     @property
@@ -54,14 +54,14 @@ class Comparison:
 def compare(generate: Callable[[str], Seconds], batch: int) -> Comparison:
     """`generate(implementation)` generates once and returns the seconds of every step, the prompt first.
 
-    Where Metal is software nothing is timed. Elsewhere each has a round that is not counted, for what is
-    compiled and allocated then; in the others they take turns, so that a GPU that grows warm is so for both.
+    Nothing is timed where Metal is software. On a GPU, the first round of each implementation is discarded
+    because it compiles and allocates; the other rounds alternate, so that both see the same GPU temperature.
     """
     if sys.platform != "darwin":
         return Comparison(
             {},
-            f"Metal is software on {sys.platform}, where time means nothing: no tokens per second; "
-            "on a Mac they stand here, beside those of sdpa",
+            f"not timed: Metal is software on {sys.platform}, where time means nothing; "
+            "on a Mac, tokens per second of fattn and sdpa",
         )
     rounds: dict[str, list[Seconds]] = {name: [] for name in IMPLEMENTATIONS}
     refused: dict[str, str] = {}
@@ -85,7 +85,7 @@ def _speed(rounds: list[Seconds], batch: int) -> Speed:
     return Speed(median(seconds[0] for seconds in rounds), batch / median(steps) if steps else None)
 
 
-def _said(speed: Speed | str) -> str:
+def _shown(speed: Speed | str) -> str:
     if isinstance(speed, str):
         return speed
     prompt = f"prompt {1e3 * speed.prompt_seconds:.1f} ms"

@@ -1,5 +1,4 @@
-"""`python -m torch_fattn doctor`: what is installed, which GPU this is, whether each operator works, and what
-to do about what does not."""
+"""`python -m torch_fattn doctor`: prints versions and the GPU, tests each operator, and gives advice."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ SWITCHES = ("FATTN_ARCHIVE", "FATTN_CHECK", "FATTN_TUNING")
 RAISES_FAULTS = (2, 15)
 SILENT_FAULTS = "torch {} raises nothing when the GPU faults or macOS stops a kernel: only results tell"
 FIND_FAULTS = (
-    "if the GPU faulted, a line with `command buffer` or `kIOGPU` may stand above: run this again with "
+    "if the GPU faulted, there may be a line with `command buffer` or `kIOGPU` above: run this again with "
     "MTL_SHADER_VALIDATION=1 MTL_SHADER_VALIDATION_REPORT_TO_STDERR=1 to see which kernel"
 )
 KERNEL_OF = {
@@ -54,7 +53,7 @@ class Case:
     options: dict[str, Any]
 
     def run(self, device: str) -> tuple[Tensor, ...]:
-        return taken(
+        return copied_and_cleared(
             *getattr(torch.ops.fattn, self.op)(*(t.to(device) for t in self.operands), **self.options)
         )
 
@@ -68,7 +67,7 @@ class Case:
 
 
 class CacheWriteCase(Case):
-    """What two caches hold after rows were written into them."""
+    """Writes rows into two caches and returns the caches."""
 
     def run(self, device: str) -> tuple[Tensor, ...]:
         operands = [t.clone().to(device) for t in self.operands]
@@ -89,16 +88,16 @@ class LogitsCase(Case):
 
     def run(self, device: str) -> tuple[Tensor, ...]:
         operands = (t.to(device) for t in self.operands)
-        return taken(getattr(torch.ops.fattn, self.op)(*operands, **self.options))
+        return copied_and_cleared(getattr(torch.ops.fattn, self.op)(*operands, **self.options))
 
     def error(self, results: tuple[Tensor, ...]) -> float:
         exact = getattr(reference, self.op)(*self.operands, **self.options)
         return float((results[0].double() - exact).abs().max())
 
 
-def taken(*results: Tensor) -> tuple[Tensor, ...]:
-    """Copies of these. What they leave is NaN, which the next run finds in its results if its kernel wrote
-    nothing: before torch 2.15 a kernel that the GPU has given up raises no error."""
+def copied_and_cleared(*results: Tensor) -> tuple[Tensor, ...]:
+    """Copies the results and fills their memory with NaN. The next run gets the same memory and returns NaN
+    if its kernel wrote nothing: before torch 2.15 a GPU fault raises no error."""
     copies = tuple(result.to("cpu", copy=True) for result in results)
     for result in results:
         result.view(torch.uint8).fill_(0xFF)
@@ -132,7 +131,7 @@ def report_versions() -> list[str]:
 
 
 def advice_about_environment() -> list[str]:
-    """A switch that says neither 0 nor 1."""
+    """Advice about switches that are neither 0 nor 1."""
     given = {name: os.environ.get(name, "") for name in SWITCHES}
     return [
         f"{name} is {shown(value)}, which counts as 1; set it to 0 or 1, or unset it"
@@ -142,7 +141,7 @@ def advice_about_environment() -> list[str]:
 
 
 def advice_about_device() -> list[str]:
-    """What keeps the operators off the GPU."""
+    """Reasons why the operators cannot run on the GPU."""
     if not torch.backends.mps.is_built():
         return [
             "this torch has no MPS backend, so the operators run as plain PyTorch: "
@@ -159,7 +158,7 @@ def advice_about_device() -> list[str]:
     try:
         _plan_for_this_gpu()
     except NotImplementedError as refusal:
-        fault = str(refusal).partition("; ")[0]  # what follows is for calls of the operators
+        fault = str(refusal).partition("; ")[0]  # the rest of the message is about calls of the operators
         return [f"{fault}; use a Mac with an M1 or newer"]
     return []
 
@@ -214,7 +213,7 @@ def self_test(device: str) -> list[str]:
 
 
 def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
-    """A verdict, OK or what is wrong, and the line that says why."""
+    """The verdict, OK or a fault, and the line to print."""
     kernel = KERNEL_OF[case.op]
     launched = launch_counts()[kernel]
     start = time.perf_counter()

@@ -29,9 +29,9 @@ USED_BY = {
     "mask": ("prefill", "mask_map"),
 }
 WHY_NOT = {
-    ("decode", "causal"): "its rows are the last ones of their sequences and causal always",
+    ("decode", "causal"): "its rows are the last ones of their sequences and always causal",
     ("paged_prefill", "causal"): "its rows are causal by default",
-    ("paged_decode", "causal"): "its rows are the last ones of their sequences and causal always",
+    ("paged_decode", "causal"): "its rows are the last ones of their sequences and always causal",
 }
 
 
@@ -47,7 +47,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--value-dim", type=size, help="default: --head-dim")
     parser.add_argument("--block-size", type=size, help="the paged ones: keys per block; default: 16")
     parser.add_argument(
-        "--kv-format", choices=("int8", "fp8_e4m3", "int4"), help="of a quantised cache; default: --dtype"
+        "--kv-format",
+        choices=("int8", "fp8_e4m3", "int4"),
+        help="format of a quantised cache; default: --dtype",
     )
     parser.add_argument("--parts", type=size, help="merge: partial results; default: 2")
     parser.add_argument("--dtype", choices=DTYPES, default="float16")
@@ -57,16 +59,16 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--family", type=whole(FAMILIES[0], FAMILIES[-1]), help="n of MTLGPUFamilyApple<n>")
     parser.add_argument(
-        "--cores", type=whole(1, MOST_CORES), help="of the GPU; default: those of an Apple M1"
+        "--cores", type=whole(1, MOST_CORES), help="figures of the GPU; default: those of an Apple M1"
     )
-    parser.add_argument("--device-name", help="what to call that GPU; needs --family and --cores")
-    parser.add_argument("--macos", metavar="26.2", help="of the route of a plain call; default: this system")
-    parser.add_argument("--torch", metavar="2.14", help="of the route of a plain call; default: this torch")
+    parser.add_argument("--device-name", help="name of that GPU; needs --family and --cores")
+    parser.add_argument("--macos", metavar="26.2", help="macOS version for the route; default: this system")
+    parser.add_argument("--torch", metavar="2.14", help="torch version for the route; default: this torch")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(parser: Parser, options: argparse.Namespace) -> int:
-    """Prints the plan. A call that the planner refuses is a wrong argument too."""
+    """Prints the plan. A call that the planner refuses counts as a wrong argument."""
     _check_use(parser, options)
     _check_device(parser, options)
     sizes = {name: getattr(options, name) for name in SIZES if getattr(options, name) is not None}
@@ -127,5 +129,5 @@ def _check_device(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _option(argument: str) -> str:
-    """That gives this argument of `explain`."""
+    """The option of the command for this argument of `explain`."""
     return "--" + argument.removesuffix("_version").replace("_", "-")

@@ -23,7 +23,7 @@ class Progress:
         self._write("")
 
     def step(self, label: str) -> None:
-        """The previous step is done; this one begins."""
+        """Ends the previous step and begins this one."""
         self._done += 1
         filled = WIDTH * self._done // self._total
         seconds = time.monotonic() - self._start

@@ -1,6 +1,5 @@
-"""`python -m torch_fattn tune`: times the sizes of tiles on the GPU at hand, and torch's own attention beside
-the best of them; what is faster than the built-in choice it keeps in a file of this user, which the planner
-then reads."""
+"""`python -m torch_fattn tune`: times tile sizes and torch's own attention on this GPU, and keeps those that
+are faster than the built-in choice in a file of the user, which the planner reads."""
 
 from __future__ import annotations
 
@@ -43,28 +42,28 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--seconds",
         type=whole(1, 3600),
-        help=f"stop after so many; what was not reached keeps the built-in sizes; default: {DEFAULT_SECONDS}",
+        help=f"time limit; calls not reached keep the built-in sizes; default: {DEFAULT_SECONDS}",
     )
     parser.add_argument("--op", choices=("prefill", "decode"), help="only these calls")
     parser.add_argument("--dtype", choices=DTYPES, help="only this dtype")
-    parser.add_argument("--head-dim", type=whole(1, 576), help="only heads of the range that holds this size")
-    parser.add_argument("--dry-run", action="store_true", help="time and tell, but write nothing")
     parser.add_argument(
-        "--show", action="store_true", help="what the file of this GPU says; nothing is timed"
+        "--head-dim", type=whole(1, 576), help="only the range of head sizes that contains this one"
     )
+    parser.add_argument("--dry-run", action="store_true", help="time and print, but write nothing")
+    parser.add_argument("--show", action="store_true", help="print the file of this GPU; nothing is timed")
     parser.add_argument("--reset", action="store_true", help="remove the file of this GPU; nothing is timed")
     parser.add_argument(
         "--anyway",
         action="store_true",
-        help="also where Metal is software: tiny calls, times without meaning",
+        help="run even where Metal is software: tiny calls, meaningless times",
     )
 
 
 @dataclass
 class Outcome:
-    """What became of the subjects."""
+    """Results of the timing."""
 
-    rows: dict[Subject, list[TunedRow]] = field(default_factory=dict)  # of those that were timed
+    rows: dict[Subject, list[TunedRow]] = field(default_factory=dict)  # of the calls that were timed
     routes: dict[Subject, list[TunedRoute]] = field(default_factory=dict)
     not_reached: list[Subject] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -79,7 +78,7 @@ class Outcome:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Raises ArgumentError, before anything runs, for arguments that ask for what cannot be done."""
+    """Raises ArgumentError for impossible arguments, before anything runs."""
     _check(options)
     if obstacles := advice_about_device():
         print(f"torch_fattn tune: it needs the GPU: {obstacles[0]}", file=sys.stderr)
@@ -133,12 +132,12 @@ def _check(options: argparse.Namespace) -> None:
     if timed and sys.platform != "darwin" and not options.anyway:
         raise ArgumentError(
             f"Metal is software on {sys.platform}, whose times say nothing of a GPU; run it on a Mac, or "
-            "give --anyway to go the whole way with tiny calls"
+            "give --anyway to rehearse with tiny calls"
         )
 
 
 def _make_folder() -> None:
-    """Before the timing, which would be lost otherwise."""
+    """Checks that the file can be written, before the timing."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -245,7 +244,7 @@ def _route_described(route: TunedRoute) -> str:
 
 
 def _kept(chip: Chip, timed: list[Subject]) -> TunedFile:
-    """What the file has of calls that were not timed now."""
+    """Rows of the file for calls that were not timed now."""
     try:
         before = read(path_of(chip), VERSION)
     except BadFileError:

@@ -1,5 +1,5 @@
-"""The arguments and results that flash-attn's functions share, and what they say of wrong ones, before
-anything is launched or written."""
+"""Checks of arguments, and results, for all of flash-attn's functions. A check raises before anything is
+launched or written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Window = tuple[int | None, int | None]
 ROWS = "[batch, length, heads, head_dim]"
 MAX_SOFTCAP = 1e30
 MAX_SCALE = 1e38  # with what the kernels multiply it by, finite in float32
-NO_LIMIT = 2**31  # of a window: more keys than a sequence can have
+NO_LIMIT = 2**31  # a window of more keys than a sequence can have
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -129,7 +129,7 @@ def check_integers(
 
 
 def whole(op: str, what: str, number: int | Tensor, meaning: str) -> int:
-    """A tensor of one number is taken, as by flash-attn."""
+    """Accepts a tensor of one number, as flash-attn does."""
     if isinstance(number, Tensor) and (number.dim() or number.dtype not in (torch.int32, torch.int64)):
         raise TypeError(
             f"{name_of(op)}: {what} is {number.dtype} of shape {list(number.shape)}; pass {meaning}"
@@ -171,13 +171,13 @@ def refuse_dropout(op: str, dropout_p: float) -> None:
 
 
 def window(size: Window) -> dict[str, int]:
-    """The options of the operators. Of a side, -1, and in later versions of flash-attn None, is no limit."""
+    """The options of the operators. A side of -1, or in later versions of flash-attn None, has no limit."""
     left, right = (-1 if side is None else min(max(operator.index(side), -1), NO_LIMIT) for side in size)
     return {"window_left": left, "window_right": right}
 
 
 def check_between(op: str, what: str, numbers: Tensor, most: int | Tensor) -> None:
-    """Of numbers on the device, if they are to be looked at."""
+    """Checks the range of numbers on the device, if FATTN_CHECK is on."""
     if not is_checked():
         return
     limits = most.tolist() if isinstance(most, Tensor) else [most] * numbers.shape[0]
@@ -189,7 +189,7 @@ def check_between(op: str, what: str, numbers: Tensor, most: int | Tensor) -> No
 
 
 def check_blocks(op: str, what: str, table: Tensor, lens: Tensor, new: int, pool: Tensor) -> None:
-    """Of the entries of a block table that sequences of these lengths and `new` keys use, likewise."""
+    """Checks the block table entries that sequences of these lengths and `new` keys use."""
     if not is_checked():
         return
     num_blocks, block_size = pool.shape[:2]
@@ -206,7 +206,7 @@ def check_blocks(op: str, what: str, table: Tensor, lens: Tensor, new: int, pool
 def _check_apart(
     op: str, what: str, table: list[list[int]], lens: list[int], new: int, block_size: int
 ) -> None:
-    """New keys are written: no two to one place."""
+    """Checks that no two new keys are written to one slot."""
     owner: dict[tuple[int, int], int] = {}
     for b, (row, length) in enumerate(zip(table, lens, strict=True)):
         for position in range(length, length + new):

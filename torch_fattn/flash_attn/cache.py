@@ -1,5 +1,5 @@
-"""`flash_attn_with_kvcache`, and what it does to keys before it attends: rotary embedding, the append, and
-keys that begin behind a padding. A dense cache is one whose sequences are a block each."""
+"""`flash_attn_with_kvcache`: rotary embedding, append to the cache, left padding, attention. A dense cache is
+treated as a pool with one block per sequence."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..operators.attention import MAX_DECODE_ROWS
 from ..operators.head_padding import pad_heads, without_padding
+from ..operators.parts import result_dtype
 from ..runtime.signatures import public
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
@@ -88,17 +89,16 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention over a cache, to which k and v `[B, Lnew, Hkv, D]` are first appended, in place, at
-    cache_seqlens; with rotary_cos and rotary_sin `[positions, rotary_dim / 2]` they and q are rotated.
+    """Attention over a cache. First appends k and v `[B, Lnew, Hkv, D]` in place at cache_seqlens; with
+    rotary_cos and rotary_sin `[positions, rotary_dim / 2]`, k and q are rotated.
 
-    q `[B, Lq, Hq, D]`; the caches are `[batch, capacity, Hkv, D]`, of which cache_batch_idx `[B]` may pick,
-    or with a block_table `[B, blocks]` pools of blocks of any size. The keys of a sequence are those from
-    cache_leftpad `[B]` on, if that is given. Returns out like q, and the log-sum-exp `[B, Hq, Lq]` if asked
-    for.
+    q is `[B, Lq, Hq, D]`. The caches are `[batch, capacity, Hkv, D]`, optionally selected by cache_batch_idx
+    `[B]`, or with a block_table `[B, blocks]` pools of blocks of any size. With cache_leftpad `[B]`, the keys
+    of a sequence begin there. Returns out, shaped like q, and on request the log-sum-exp `[B, Hq, Lq]`.
 
-    A length on the device that is negative or above the capacity is clamped, and a key that has no place in
-    the cache is dropped; an int that leaves no room for k raises ValueError. rotary_cos and rotary_sin have
-    at least as many positions as the cache has room for; a query row behind those is NaN.
+    A length on the device that is negative or above the capacity is clamped, and a key beyond the cache is
+    dropped; an int that leaves no room for k raises ValueError. rotary_cos and rotary_sin must have at least
+    as many positions as the cache has slots; a query row at a later position is NaN.
     """
     op = "flash_attn_with_kvcache"
     check_shape(op, "q", q, ROWS)
@@ -126,7 +126,7 @@ def flash_attn_with_kvcache(
     table_name = "cache_batch_idx" if block_table is None else "block_table"
     check_blocks(op, table_name, table, lens, new, k_cache)
 
-    if capacity == 0:  # no place for a key, and none to see
+    if capacity == 0:  # an empty cache: no slot to write, no key to see
         out = q.new_zeros(*q.shape[:-1], value_dim)
         lse = q.new_full((batch, q.shape[2], q_len), -torch.inf, dtype=torch.float32)
         return (out, lse.contiguous()) if return_softmax_lse else out
@@ -134,7 +134,7 @@ def flash_attn_with_kvcache(
     if k is not None and v is not None:
         lens = lens.clamp(0, capacity)
         if rotary_cos is not None and rotary_sin is not None:
-            # Rows that see the same keys are all at the position of the first.
+            # Rows that see the same keys all have the position of the first.
             by_position = causal or max(options["window_left"], options["window_right"]) >= 0
             last = rotary_cos.shape[0] - (q_len if by_position else min(q_len, 1))
             check_between(op, "cache_seqlens", lens, last)
@@ -177,7 +177,8 @@ def flash_attn_with_kvcache(
         if alibi_slopes is None or sees_no_later_key(causal, options):
             out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
         else:
-            out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], q.dtype, options)
+            of_rows = alibi_slopes[..., None]
+            out, lse = attend_by_distance(attend, alibi_slopes, of_rows, result_dtype(q), options)
     out = without_padding(out, value_dim)
     return (out, lse.contiguous()) if return_softmax_lse else out
 
@@ -185,9 +186,9 @@ def flash_attn_with_kvcache(
 def rotate(
     x: Tensor, first: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, *, advances: bool
 ) -> Tensor:
-    """x `[B, L, H, D]`, of which row i is at position first[b] + i, or, if the position does not advance, at
-    first[b]. The first 2 * cos.shape[1] columns are rotated, in float32. A row at a position that cos and sin
-    do not have is NaN."""
+    """Rotates x `[B, L, H, D]`. Row i is at position first[b] + i, or at first[b] if the position does not
+    advance. Rotates the first 2 * cos.shape[1] columns, in float32. A row beyond the positions of cos and sin
+    is NaN."""
     steps = (
         torch.arange(x.shape[1], device=x.device) if advances else x.new_zeros(x.shape[1], dtype=torch.int64)
     )
@@ -209,8 +210,8 @@ def rotate(
 def append(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, lens: Tensor, table: Tensor
 ) -> None:
-    """Writes `[B, Lnew, Hkv, D]` behind the first lens[b] keys of each sequence, whose blocks the table says.
-    What has no block is dropped."""
+    """Writes `[B, Lnew, Hkv, D]` after the first lens[b] keys of each sequence, in the blocks of the table.
+    Drops keys that have no block."""
     slots = _slots(lens, key.shape[1], table, key_cache.shape[1])
     torch.ops.fattn.cache_write(
         key.flatten(0, 1), value.flatten(0, 1), key_cache, value_cache, slots.flatten()
@@ -220,8 +221,8 @@ def append(
 def without_padding_on_the_left(
     key_cache: Tensor, value_cache: Tensor, table: Tensor, first: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The caches in blocks of one key, and a table of those from first[b] on. A cache whose blocks do not lie
-    one behind the other is copied."""
+    """The caches as blocks of one key, and a table of the keys from first[b] on. Copies a cache whose blocks
+    are not contiguous."""
     capacity = table.shape[1] * key_cache.shape[1]
     slots = _slots(first, capacity, table, key_cache.shape[1])
     keys, values = (cache.flatten(0, 1)[:, None] for cache in (key_cache, value_cache))
@@ -229,8 +230,8 @@ def without_padding_on_the_left(
 
 
 def _slots(first: Tensor, count: int, table: Tensor, block_size: int) -> Tensor:
-    """Where in the cache the keys first[b] to first[b] + count - 1 of each sequence are, `[B, count]`; -1 if
-    they have no block."""
+    """The slots of the keys first[b] to first[b] + count - 1 of each sequence, `[B, count]`; -1 for a key
+    without a block."""
     positions = first[:, None].long() + torch.arange(count, device=table.device)
     column = torch.div(positions, block_size, rounding_mode="floor")
     block = table.long().gather(1, column.clamp(max=table.shape[1] - 1))

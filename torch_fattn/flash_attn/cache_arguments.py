@@ -1,4 +1,4 @@
-"""The arguments that only flash_attn_with_kvcache has: where the keys are, how many, what is appended."""
+"""Checks of the arguments that only flash_attn_with_kvcache has: slots, lengths, new keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANGLES = "[positions, rotary_dim / 2]"
 def table_of(
     op: str, q: Tensor, k_cache: Tensor, cache_batch_idx: Tensor | None, block_table: Tensor | None
 ) -> Tensor:
-    """int32 `[B, blocks]`. Every sequence of a dense cache is one block."""
+    """The block table, int32 `[B, blocks]`. Every sequence of a dense cache is one block."""
     batch = q.shape[0]
     if block_table is not None:
         check_integers(op, "block_table", block_table, f"[{batch}, blocks]", q)
@@ -112,7 +112,7 @@ def check_written(op: str, **caches: Tensor) -> None:
 
 
 def lengths(op: str, given: int | Tensor | None, q: Tensor, k: Tensor | None, capacity: int) -> Tensor:
-    """int32 `[B]`, as given: not clamped."""
+    """The lengths, int32 `[B]`, not clamped."""
     batch = q.shape[0]
     if given is None:
         if k is not None:

@@ -1,4 +1,4 @@
-"""flash-attn's functions of dense tensors."""
+"""flash-attn's functions for dense tensors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from ..integrations.pytorch.routing import is_plain, torchs
 from ..operators.attention import MAX_DECODE_ROWS
 from ..operators.head_padding import pad_heads, without_padding
+from ..operators.parts import result_dtype
 from ..runtime.signatures import public
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
@@ -68,8 +69,9 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """q `[B, Lq, Hq, D]`, k and v `[B, Lk, Hkv, D]`: out like q. With return_attn_probs also the log-sum-exp
-    `[B, Hq, Lq]` and, as flash-attn does without dropout, an empty tensor."""
+    """Attention of q `[B, Lq, Hq, D]` over k and v `[B, Lk, Hkv, D]`. Returns out, shaped like q; with
+    return_attn_probs also the log-sum-exp `[B, Hq, Lq]` and an empty tensor, as flash-attn does without
+    dropout."""
     return _dense(
         "flash_attn_func", q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
         return_attn_probs,
@@ -109,7 +111,7 @@ def _dense(
     elif alibi_slopes is None or sees_no_later_key(causal, options):
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
     else:
-        out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], q.dtype, options)
+        out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], result_dtype(q), options)
     return result(without_padding(out, value_dim), lse, return_attn_probs)
 
 

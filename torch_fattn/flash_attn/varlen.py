@@ -1,4 +1,4 @@
-"""flash-attn's functions of packed sequences."""
+"""flash-attn's functions for packed sequences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..operators.head_padding import pad_heads, without_padding
+from ..operators.parts import result_dtype
 from ..runtime.signatures import public
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
@@ -85,9 +86,10 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     seqused_k: Tensor | None = None,
 ) -> Result:
-    """Packed sequences: q `[Tq, Hq, D]`, k and v `[Tk, Hkv, D]`, or with a block_table `[B, blocks]` pools
-    `[num_blocks, block_size, Hkv, D]`; out like q, log-sum-exp `[Hq, Tq]`. seqused_k `[B]` says how many keys
-    of each sequence are used, as in vLLM; with it and a block_table cu_seqlens_k may be None."""
+    """Attention of packed sequences: q `[Tq, Hq, D]`; k and v `[Tk, Hkv, D]`, or with a block_table `[B,
+    blocks]` pools `[num_blocks, block_size, Hkv, D]`. Returns out, shaped like q, and on request the
+    log-sum-exp `[Hq, Tq]`. seqused_k `[B]` is the number of keys of each sequence that are used, as in vLLM;
+    with it and a block_table, cu_seqlens_k may be None."""
     return _packed(
         "flash_attn_varlen_func", q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
         softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, block_table, seqused_k,
@@ -161,7 +163,7 @@ def _packed(
     if by_distance:
         assert alibi_slopes is not None
         of_rows = _slopes_of_rows(alibi_slopes, cu_seqlens_q, q.shape[0])
-        out, lse = attend_by_distance(attend, alibi_slopes, of_rows, q.dtype, options)
+        out, lse = attend_by_distance(attend, alibi_slopes, of_rows, result_dtype(q), options)
     else:
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
     return result(without_padding(out, value_dim), lse, return_attn_probs)
@@ -174,7 +176,7 @@ def _lengths(op: str, cu_seqlens: Tensor, most: int) -> Tensor:
 
 
 def _slopes_of_rows(slopes: Tensor, cu_seqlens_q: Tensor, rows: int) -> Tensor:
-    """As they are broadcast to `[Hq, Tq]`. Which ones a row of no sequence has is all the same."""
+    """The slopes broadcast to `[Hq, Tq]`. A row that belongs to no sequence may have any of them."""
     if slopes.dim() == 1 or slopes.shape[0] == 0:
         return slopes.new_zeros(()) if slopes.dim() == 2 else slopes[:, None]
     row = torch.arange(rows, device=slopes.device, dtype=torch.int32)

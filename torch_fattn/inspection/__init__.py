@@ -1,1 +1,1 @@
-"""What a call would do and what calls have done: plans, compiled kernels, warm-up."""
+"""Plans, compiled kernels, launch counts and warm-up."""

@@ -1,4 +1,4 @@
-"""What this process has compiled for the GPU, and how long it took."""
+"""The pipelines that this process has compiled, and their compile times."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["CompiledKernel", "compiled_kernels"]
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A pipeline that this process has: a kernel function, specialised."""
+    """A pipeline of this process: a specialised kernel function."""
 
     kernel: str
     source: str
     macros: Mapping[str, str]
     constants: Mapping[str, Any]
-    library_seconds: float  # source to library; 0 where an earlier pipeline has the same library
-    pipeline_seconds: float  # library to what the GPU runs, and keeping it
-    archived: bool  # an earlier process has kept the pipeline; its library was compiled again
+    library_seconds: float  # from source to library; 0 if an earlier pipeline uses the same library
+    pipeline_seconds: float  # from library to machine code, and writing the archive
+    archived: bool  # read from the archive of an earlier process; the library was compiled again
 
     @property
     def seconds(self) -> float:
@@ -32,7 +32,7 @@ class CompiledKernel:
 
     @public("CompiledKernel.is_launched_by")
     def is_launched_by(self, launch: Mapping[str, Any]) -> bool:
-        """Whether it is the pipeline of this pass of a plan."""
+        """Whether this pass of a plan uses this pipeline."""
         return all(launch.get(name) == getattr(self, name) for name in ("kernel", "macros", "constants"))
 
     @property
@@ -47,7 +47,7 @@ class CompiledKernel:
 
 
 def compiled_kernels() -> list[CompiledKernel]:
-    """What this process has compiled for the GPU so far, in order, with the seconds that each took."""
+    """The pipelines that this process has compiled so far, in order, with their compile times."""
     return [CompiledKernel(**entry) for entry in json.loads(torch.ops.fattn._compiled_pipelines())]
 
 

@@ -1,4 +1,4 @@
-"""What a call would do, and what the calls so far have done: `explain` and the launch counts."""
+"""`explain`, the plan of a call, and the launch counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .compiled import compiled_kernels
 
 __all__ = ["Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
-FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner says from which on there are kernels
+FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner refuses those without kernels
 MOST_CORES = 1024
 FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10}
 
@@ -31,7 +31,7 @@ class Explanation:
         self.op = op
         self.json = text
         self.data: dict[str, Any] = json.loads(text)
-        self.route = route  # of the plain call of torch's attention that means the same, if there is one
+        self.route = route  # of the equivalent plain call of torch's attention, if there is one
 
     @property
     def passes(self) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ class Explanation:
 
     @property
     def device_name(self) -> str:
-        """The GPU that the plan is for, by the name that Metal gives it."""
+        """Metal's name of the GPU that the plan is for."""
         return self.data["device"]["name"]
 
     def __str__(self) -> str:
@@ -108,8 +108,8 @@ def check_machine(
     default: str = "an Apple M1",
     spelled: Callable[[str], str] = str,
 ) -> None:
-    """Raises ValueError for a machine that a plan cannot be made for. `asker` begins the sentence, `spelled`
-    says how its user writes the name of an argument."""
+    """Raises ValueError for a machine that cannot be planned for. The message begins with `asker`; `spelled`
+    maps an argument to the name that its user writes."""
     for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(MOST_CORES + 1))):
         if value is not None and value not in allowed:
             raise ValueError(
@@ -173,8 +173,8 @@ def explain(
         macos, torch_version: the versions, such as "26.2" and "2.15" or `torch.__version__`, on which
             `.route` depends. The default is those of this machine.
 
-    `.route` of the result says whether `sdpa` and `install` take such a call or leave it to torch's own
-    attention, and why. It is None for a call that torch's attention does not have, such as one that returns
+    `.route` of the result says whether `sdpa` and `install` run such a call or leave it to torch's own
+    attention, and why. It is None for a call that torch's attention cannot express, such as one that returns
     the log-sum-exp.
 
     A call that the operator refuses is refused here with the same error.
@@ -194,7 +194,7 @@ def explain(
     if device_name is None and (family is not None or cores is not None):
         device_name = "an Apple GPU"
     SIGNATURES[f"fattn.{op}"].check_call(operands, options)
-    with_lse = options.pop("return_lse", False)  # which changes no plan
+    with_lse = options.pop("return_lse", False)  # this option changes no plan
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
     text = plan(*operands, **options, device_name=device_name, family=family, cores=cores)
     plan_family = json.loads(text)["device"]["family"] if device_name is not None else None

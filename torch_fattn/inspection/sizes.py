@@ -1,4 +1,4 @@
-"""A call by its sizes: operands on "meta", of the shapes that the operator takes."""
+"""Makes a call from sizes: operands on "meta" with the shapes of the operator."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def operands_of(
     seq_lens: bool = True,
     mask: torch.dtype | None = None,
 ) -> tuple[list[Tensor], dict[str, Any]]:
-    """Operands without memory, and the keywords that go with them. The defaults: as many key-value heads as
-    query heads, values as wide as keys, one query row, or for the prefills and maps as many as keys. `mask`:
-    the dtype of an attn_mask for all heads."""
+    """Operands on "meta" and their keywords. Defaults: as many key-value heads as query heads, values as wide
+    as keys, and one query row (prefills and maps: as many as keys). `mask` is the dtype of an attn_mask for
+    all heads."""
     q_len = q_len or (kv_len if op.endswith(("prefill", "map")) else 1)
     kv_heads, value_dim = kv_heads or heads, value_dim or head_dim
     masks = [_tensor("mask", mask or torch.bool, batch, 1, q_len, kv_len)] if mask or op == "mask_map" else []

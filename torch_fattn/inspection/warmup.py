@@ -20,10 +20,10 @@ from .sizes import operands_of
 
 __all__ = ["Warmup", "warmup"]
 
-# Of keys: within a chunk of decode, and in several.
+# Numbers of keys: within one chunk of decode, and in several.
 LENGTHS = (64, 4096)
 _SIZES = tuple(name for name in inspect.signature(operands_of).parameters if name != "op")
-_DTYPES = {"dtype": False, "mask": True}  # whether None will do
+_DTYPES = {"dtype": False, "mask": True}  # None is valid
 _NUMBERS = {"kv_heads": True, "q_len": True, "value_dim": True} | dict.fromkeys(
     ("batch", "heads", "kv_len", "head_dim", "block_size", "parts"), False
 )
@@ -34,8 +34,8 @@ _FORMATS = ("int8", "fp8_e4m3", "int4")
 class Warmup:
     """What `warmup` did."""
 
-    kernels: list[CompiledKernel] = field(default_factory=list)  # all that the calls launch
-    compiled: list[CompiledKernel] = field(default_factory=list)  # those that were not there before
+    kernels: list[CompiledKernel] = field(default_factory=list)  # all kernels of the calls
+    compiled: list[CompiledKernel] = field(default_factory=list)  # those compiled by this warm-up
     seconds: float = 0.0  # of the whole warm-up
 
     def __str__(self) -> str:
@@ -46,13 +46,13 @@ class Warmup:
 
 @public("torch_fattn.warmup", renames=False)
 def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any, **options: Any) -> Warmup:
-    """Compiles the kernels of calls that will come, so that the first of them is as fast as the others.
+    """Compiles the kernels of future calls, so that the first call is as fast as the others.
 
-    Nothing is computed, launched or allocated. A kernel is compiled once per process, on its first use or
-    here, for a combination of dtype, head dims, tile and features; lengths matter little, but that a prefill
-    of few rows (`q_len=16`), and one whose keys are cut into parts (the same with kv_len=4096), have kernels
-    of their own. Call it from a thread to go on meanwhile: a call that needs a kernel which is being compiled
-    waits for that one alone.
+    Nothing is computed, launched or allocated. A kernel is compiled once per process for a combination of
+    dtype, head dims, tile and features, on its first use or here. Lengths matter in two cases: a prefill of
+    few rows (`q_len=16`) and one whose keys are cut into parts (the same with kv_len=4096) have their own
+    kernels. warmup may run in a thread: a call that needs a kernel under compilation waits only for that
+    kernel.
 
         warmup("decode", heads=32, kv_heads=8, head_dim=128, dtype=torch.float16)
         warmup("prefill", query, key, value, is_causal=True)
@@ -60,15 +60,15 @@ def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any,
 
     Args:
         calls: an operator as `explain` takes it; or a list of (operator, keywords).
-        operands: example tensors, on any device; those on "meta" cost nothing. They say more than sizes do:
-            rows that are not aligned to 16 bytes have kernels of their own.
+        operands: example tensors, on any device; those on "meta" cost nothing. Unlike sizes, they have an
+            alignment: rows that are not aligned to 16 bytes have their own kernels.
         options: those of the operator; tensors among them may be on "meta" too. Without `operands` also
             sizes: dtype (float16), batch (1), heads (32), kv_heads (as heads), head_dim (128), value_dim (as
             head_dim), q_len (1, or as kv_len), kv_len (64 and 4096), block_size (16), kv_format, parts (2),
             seq_lens (of decode; True and False), mask (of prefill: the dtype of an attn_mask; none). A list
-            or tuple of these stands for each of its members.
+            or tuple means one call for each member.
 
-    Returns what the calls launch, what of it was compiled now, and how long that took.
+    Returns the kernels that the calls launch, those that were compiled now, and the seconds.
 
     Raises:
         TypeError: a keyword that is neither a size nor an option of the operator; a size of another type.
@@ -84,7 +84,7 @@ def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any,
 
 
 def _warm(plans: Iterable[Explanation]) -> Warmup:
-    """Compiles, for the plans are made as they are asked for."""
+    """Compiles the kernels of the plans, which are made on demand."""
     before = len(compiled_kernels())
     start = time.perf_counter()
     launches = [launch for plan in plans for launch in plan.passes]
@@ -102,7 +102,7 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
     _check_names(op, options, () if operands else _SIZES)
     signature = SIGNATURES[f"fattn.{op}"]
-    options.pop("return_lse", None)  # which has no kernels of its own
+    options.pop("return_lse", None)  # it has no kernels of its own
     if operands:
         signature.check_call(operands, options)
         yield Explanation(op, plan(*operands, **options, compile=True))
@@ -149,27 +149,27 @@ def _option_names(op: str) -> set[str]:
 
 
 def _check_names(op: str, options: dict[str, Any], sizes: tuple[str, ...]) -> None:
-    """torch's own word for an unknown keyword is the schema of the operator that makes plans."""
+    """Refuses an unknown keyword. torch's own message would show the schema of the planning operator."""
     for name in options.keys() - {*sizes} - _option_names(op):
         known = f"the sizes are {', '.join(sizes)}" if sizes else "sizes go with calls that have no operands"
         raise TypeError(f"torch_fattn.warmup: {op} has no option {name!r}; {known}")
 
 
 def _check_size(op: str, name: str, value: Any) -> None:
-    """One value of a size; a number by any type that Python counts with."""
-    said = f"torch_fattn.warmup: {name} {shown(value)}"
+    """One value of a size: a number of any type with `__index__`."""
+    given = f"torch_fattn.warmup: {name} {shown(value)}"
     if name in _DTYPES:
         if not (isinstance(value, torch.dtype) or (value is None and _DTYPES[name])):
-            raise TypeError(f"{said} is not a torch.dtype; pass torch.float16, say")
+            raise TypeError(f"{given} is not a torch.dtype; pass torch.float16, say")
     elif name in _NUMBERS:
         if value is None and _NUMBERS[name]:
             return
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise TypeError(f"{said} is not a whole number; pass one from 1 on")
+            raise TypeError(f"{given} is not a whole number; pass one from 1 on")
         if value < 1:
-            raise ValueError(f"{said} is below 1, the least; pass a number from 1 on")
+            raise ValueError(f"{given} is below 1, the least; pass a number from 1 on")
     elif name == "kv_format" and value is not None:
         if value not in _FORMATS:
-            raise ValueError(f"{said} is not one of {', '.join(_FORMATS)}; leave it out for keys of dtype")
+            raise ValueError(f"{given} is not one of {', '.join(_FORMATS)}; leave it out for keys of dtype")
         if op in OPERATORS and op != "merge" and "kv_format" not in _option_names(op):
-            raise ValueError(f"{said} is of a quantised cache, and {op} takes none; leave it out")
+            raise ValueError(f"{given} is of a quantised cache, and {op} takes none; leave it out")

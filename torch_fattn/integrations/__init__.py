@@ -1,1 +1,1 @@
-"""Other libraries' hooks for `torch_fattn`. Each module is imported only by whom uses it."""
+"""Integrations with other libraries. Import each module only if you use its library."""

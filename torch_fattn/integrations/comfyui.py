@@ -3,8 +3,8 @@
     from torch_fattn.integrations import comfyui
     model = comfyui.apply(model)  # a clone; the model that is given stays as it was
 
-On a Mac ComfyUI computes attention in slices unless it is started with --use-pytorch-cross-attention, and
-plain `torch_fattn.install()` never sees it. Its `optimized_attention_override` does.
+On a Mac, ComfyUI computes attention in slices unless it is started with --use-pytorch-cross-attention, and
+`torch_fattn.install()` never sees those calls. This module uses its `optimized_attention_override`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["apply", "attention_override"]
 
 _OVERRIDE = "optimized_attention_override"
 _OVERRIDE_NAME = "torch_fattn.integrations.comfyui.attention_override"
-# The options of ComfyUI's functions that ask nothing of a kernel as exact as this.
+# Options of ComfyUI's functions that these kernels may ignore.
 _NO_EFFECT = {"transformer_options", "_inside_attn_wrapper", "low_precision_attention"}
 
 
 def apply(model: Any) -> Any:
-    """A clone of a ModelPatcher whose attention is torch_fattn's. An override that the model has comes first,
-    as it may change the call; it is given torch_fattn in the place of ComfyUI's function."""
+    """Returns a clone of a ModelPatcher that uses torch_fattn's attention. An existing override of the model
+    runs first, since it may change the call; it gets torch_fattn instead of ComfyUI's function."""
     if fault := _fault_of(model):
         raise TypeError(
             f"torch_fattn.integrations.comfyui.apply: {fault}; pass a ModelPatcher, which ComfyUI's loaders "
@@ -52,7 +52,7 @@ def apply(model: Any) -> Any:
 
 
 def _fault_of(model: Any) -> str:
-    """Why it is no ModelPatcher; empty if it is one."""
+    """Why `model` is not a ModelPatcher; empty if it is one."""
     if isinstance(model, type):
         return f"model is the class {model.__name__}"
     if not (callable(getattr(model, "clone", None)) and hasattr(model, "model_options")):
@@ -73,7 +73,7 @@ def _attention(
     v: Tensor,
     heads: int,
     mask: Tensor | None = None,
-    attn_precision: torch.dtype | None = None,  # sums and softmax are in float32 as it is
+    attn_precision: torch.dtype | None = None,  # sums and softmax are always in float32
     skip_reshape: bool = False,
     skip_output_reshape: bool = False,
     *more: Any,
@@ -81,8 +81,8 @@ def _attention(
     enable_gqa: bool = False,
     **others: Any,
 ) -> Tensor | None:
-    """q `[B, L, H * D]`, or `[B, H, L, D]` with skip_reshape; out `[B, L, H * D]`, or `[B, H, L, D]` with
-    skip_output_reshape. None where there is no kernel, and for options that are not known here."""
+    """Attention of q `[B, L, H * D]`, or `[B, H, L, D]` with skip_reshape; out is `[B, L, H * D]`, or `[B, H,
+    L, D]` with skip_output_reshape. None if there is no kernel or an option is unknown."""
     asked = (value for name, value in others.items() if name not in _NO_EFFECT)
     if any(value is not None and value is not False for value in (*more, *asked)):
         return None
@@ -93,12 +93,12 @@ def _attention(
         if k.shape[-1] % head_dim or v.shape[-1] % head_dim:
             return None
         q, k, v = (tensor.unflatten(-1, (-1, head_dim)).transpose(1, 2) for tensor in (q, k, v))
-    if mask is not None and mask.dim() < 2:  # ComfyUI's own functions do not agree on what it means
+    if mask is not None and mask.dim() < 2:  # ComfyUI's own functions disagree on its meaning
         return None
     if mask is not None and mask.dim() == 3:  # [B, Lq, Lk]; others broadcast from the last dimension
         mask = mask[:, None]
     arguments = (q, k, v, mask, 0.0, False)
-    # A compiled graph has no way back to ComfyUI's function; in it `sdpa` does the rest with torch's. Where
+    # A compiled graph cannot call ComfyUI's function; there `sdpa` falls back to torch's attention. Where
     # torch is faster than these kernels, it is also faster than ComfyUI's slices.
     if not torch.compiler.is_compiling():
         reason = torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa)
@@ -112,8 +112,8 @@ def _attention(
 def attention_override(
     func: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """What `transformer_options["optimized_attention_override"]` is called with: `func` is the function that
-    ComfyUI has chosen, and does what torch_fattn has no kernel for."""
+    """The value of `transformer_options["optimized_attention_override"]`. `func` is the function that ComfyUI
+    has chosen; it computes calls for which torch_fattn has no kernel."""
     out = _attention(q, k, v, heads, *args, **kwargs)
     return func(q, k, v, heads, *args, **kwargs) if out is None else out
 

@@ -3,10 +3,10 @@
     from torch_fattn.integrations import diffusers
     diffusers.register()
 
-diffusers' names of backends are a closed list, so its "native" one, which is also its default, is wrapped:
-on mps it is `torch_fattn.sdpa`, elsewhere what it was. That serves the models whose attention goes through
-diffusers' dispatcher (Flux, Wan, LTX and most other transformers), not those that call torch's function
-themselves (UNets, most VAEs): `torch_fattn.install()` serves these, too, and every other library.
+diffusers has a fixed list of backend names, so this wraps its "native" backend, the default: on mps it
+becomes `torch_fattn.sdpa`, on other devices it is unchanged. This covers models whose attention goes through
+diffusers' dispatcher (Flux, Wan, LTX and most other transformers). UNets and most VAEs call torch's function
+directly: use `torch_fattn.install()` for those and for other libraries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["register", "unregister"]
 
 
 class _Attention:
-    """In the place of `before`, until it is turned off."""
+    """Replaces `before` until it is turned off."""
 
     def __init__(self, before: Callable[..., Any]) -> None:
         self.before = before
@@ -40,12 +40,12 @@ class _Attention:
         enable_gqa: bool = False,
         **others: Any,
     ) -> Any:
-        """`[B, L, H, D]`, as diffusers has it. A mask `[B, Lk]` is of keys. The other arguments, where they
-        are set, ask for what only diffusers' own function does."""
+        """Attention of `[B, L, H, D]`, diffusers' layout. A mask `[B, Lk]` hides keys. If any other argument
+        is set, diffusers' own function runs."""
         asked = any(option is not None and option is not False for option in others.values())
         operands = (query, key, value)
         if any(not isinstance(operand, Tensor) or operand.dim() != 4 for operand in operands):
-            asked = True  # what is wrong with it diffusers' own function says
+            asked = True  # diffusers' own function reports the error
         if asked or not self.on or query.device.type != "mps":
             return self.before(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, **others
@@ -69,8 +69,8 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """Puts back what was there before. A function that others have put over this one stays, and reaches what
-    was there before."""
+    """Restores the previous function. A wrapper that others have put around this one stays and calls the
+    previous function."""
     global _attention
     if _attention is not None:
         backends, native = _registry()

@@ -1,4 +1,4 @@
-"""The operators as Python functions, and what `torch.compile` needs of them."""
+"""The operators as Python functions, and their fakes for `torch.compile`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The attention operators as Python functions, documented. All work is in `torch.ops.fattn`.
 
-Numbers that lie on the device (seq_lens, block_tables) cannot be checked without waiting for it: the kernels
-clamp lengths to the capacity and take a block outside the pool for no key. With FATTN_CHECK=1 in the
-environment every call waits, looks, and raises ValueError instead.
+Numbers on the device (seq_lens, block_tables) cannot be checked without waiting for it: the kernels clamp
+lengths to the capacity and skip blocks outside the pool. With FATTN_CHECK=1 in the environment every call
+waits, checks them, and raises ValueError instead.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def prefill(
         attn_mask: broadcastable to `[B, Hq, Lq, Lk]` and read through its strides, never expanded. bool: True
             = attend. float32, float16, bfloat16: added to the score in float32; -inf hides the key, whatever
             its memory holds.
-        mask_map: what `torch_fattn.mask_map(attn_mask)` has made of this very mask; with the map of another
-            one the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). Cells of
-            the mask that hide everything are then left out, as are any 8 keys that a cell hides, and cells
-            that hide nothing are not read. Larger calls make a map for themselves; give one to make it once
-            for all layers. It changes no bit of a result that is defined.
+        mask_map: the result of `torch_fattn.mask_map(attn_mask)` for this mask; with the map of another mask
+            the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). The kernel
+            skips cells of the mask that hide everything and groups of 8 keys that a cell hides, and does not
+            read cells that hide nothing. Larger calls make a map themselves; pass one to make it once for all
+            layers. It changes no bit of a result that is defined.
         is_causal: row i sees the keys up to position `q_offset + i`.
         q_offset: absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
             0 is the alignment of `F.scaled_dot_product_attention`.
@@ -106,14 +106,14 @@ def prefill(
         softcap: c > 0, up to 1e30, turns a score s into `c * tanh(s / c)`, before all that is added to it.
             0: none.
         scale: factor of the score, finite. Default `D ** -0.5`.
-        token_major_out: out lies in memory as `[B, Lq, Hq, Dv]`, of which it is the transposed view: the same
-            numbers, and `out.transpose(1, 2).flatten(2)`, what an output projection multiplies, is no copy.
+        token_major_out: out is the transposed view of `[B, Lq, Hq, Dv]` in memory, with the same numbers, so
+            that `out.transpose(1, 2).flatten(2)`, the input of an output projection, is not a copy.
         return_lse: also return the logarithm of each row's softmax denominator.
 
     Under torch.autocast query, key and value are cast as `F.scaled_dot_product_attention` casts them.
 
-    Few rows over many keys fill the GPU too: those of all query heads that share a key-value head are taken
-    together, and the keys are cut into parts that a last pass merges, as `decode` does. No bit of the result
+    Few rows over many keys also fill the GPU: the rows of all query heads that share a key-value head form
+    one tile, and the keys are cut into parts that a last pass merges, as in `decode`. No bit of the result
     of a sequence depends on the rest of the batch.
 
     Returns:
@@ -128,8 +128,8 @@ def prefill(
         RuntimeError: from `backward`; the operators have no gradient.
 
     The method is FlashAttention (Dao et al. 2022, 2023): online softmax (Milakov & Gimelshein 2018; Rabe &
-    Staats 2021) over tiles of keys, so that the score matrix never reaches memory. Keeping scores and result
-    in simdgroup matrix registers follows ideas of MLX's "steel" attention and of llama.cpp's Metal kernels.
+    Staats 2021) over tiles of keys, so that the score matrix is never written to memory. Scores and result
+    stay in simdgroup matrix registers, as in MLX's "steel" attention and llama.cpp's Metal kernels.
     """
     out, lse = torch.ops.fattn.prefill(
         query,
@@ -208,19 +208,19 @@ def decode(
     Args:
         query: `[B, Hq, Lq, D]`, Lq 1 to 16. Row i is the token at position `seq_len - Lq + i`.
         key, value: `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`, any strides; a cache is never
-            copied. Of the dtype of query, or quantised.
+            copied. The dtype is that of query, or that of a quantised cache.
         seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
-            tokens included. Default: all of them. What lies behind them is never read. A length below 0 or
-            above the capacity is clamped; with FATTN_CHECK=1 in the environment it raises ValueError.
+            tokens included. Default: all of them. Memory after them is never read. A length below 0 or above
+            the capacity is clamped; with FATTN_CHECK=1 in the environment it raises ValueError.
         attn_mask: broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`.
         tree_mask: int64 `[Lq]` or `[B, Lq]`, for drafts that branch: bit t of row i says whether it sees the
-            t-th of the newest Lq tokens, itself included. It hides more, and shows nothing that the other
-            rules hide.
+            t-th of the newest Lq tokens, itself included. It only hides keys, and never shows a key that
+            another rule hides.
         window_right: without effect here, since rows are causal.
-        key_scales, value_scales: of a quantised cache, of the shape of key and value without the last
-            dimension, or with more in its place; on int8 and fp8_e4m3 any strides.
-        kv_format: how key and value are stored. "auto" goes by their dtype: torch.int8 is "int8". A
-            torch.uint8 cache needs its format named:
+        key_scales, value_scales: scales of a quantised cache, with the shapes given under kv_format. For int8
+            and fp8_e4m3, any strides.
+        kv_format: how key and value are stored. "auto" derives it from their dtype: torch.int8 is "int8". A
+            torch.uint8 cache needs an explicit format:
 
             "int8": int8, scales float32 `[B, Hkv, capacity]`: an element is `q * scale`.
             "fp8_e4m3": uint8, the bits of a torch.float8_e4m3fn; scales as for int8, or none.
@@ -228,15 +228,15 @@ def decode(
             `[B, Hkv, capacity, D / 32, 2]`, scale and minimum of 32 columns: `minimum + q * scale`. D and Dv
             are multiples of 32.
 
-            `torch_fattn.reference.quantise` makes such caches, and says how far their elements are from what
-            was quantised: e of a key moves a score by at most `scale * sum(abs(query)) * e`, e of a value the
-            result by at most e. Reading adds no error to that: elements are multiplied as they are, or in
+            `torch_fattn.reference.quantise` makes such caches and documents the error of their elements. An
+            error e of a key changes a score by at most `scale * sum(abs(query)) * e`; an error e of a value
+            changes the result by at most e. Reading adds no error: elements are multiplied as they are, or in
             float32.
 
-    D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, is read with it
-    and not again: the latent vectors of multi-head latent attention (DeepSeek) are both. In an int4 cache its
-    scales must be a view too, `key_scales[..., :Dv // 32, :]`. Dtypes, the remaining arguments, results and
-    errors are those of `prefill`.
+    D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, is read only
+    once: in multi-head latent attention (DeepSeek), the latent vectors are both. In an int4 cache its scales
+    must be a view too, `key_scales[..., :Dv // 32, :]`. Dtypes, the remaining arguments, results and errors
+    are those of `prefill`.
 
     The keys are cut into chunks whose partial results a second pass merges by log-sum-exp, so that a batch of
     one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
@@ -320,7 +320,7 @@ def paged_decode(
     token_major_out: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`decode` over a cache whose sequences lie scattered over the blocks of a common pool.
+    """`decode` over a paged cache: the keys of a sequence are in blocks of a common pool.
 
     Args:
         query: `[B, Hq, Lq, D]`, Lq 1 to 16.
@@ -332,10 +332,10 @@ def paged_decode(
         attn_mask: broadcastable to `[B, Hq, Lq, max_blocks * block_size]`.
         key_scales, value_scales: `[num_blocks, block_size, Hkv]`, and for int4 `[.., D / 32, 2]` behind that.
 
-    Everything else is as in `decode`. A table entry that the pool does not have counts as no key; with
-    FATTN_CHECK=1 in the environment it raises ValueError.
+    Everything else is as in `decode`. A table entry outside the pool holds no keys; with FATTN_CHECK=1 in the
+    environment it raises ValueError.
 
-    Block tables are vLLM's PagedAttention (Kwon et al. 2023).
+    Block tables are those of vLLM's PagedAttention (Kwon et al. 2023).
     """
     out, lse = torch.ops.fattn.paged_decode(
         query,
@@ -426,14 +426,14 @@ def paged_prefill(
     `paged_decode`: prompts, chunks of prompts and single tokens in one batch.
 
     Args:
-        query: `[T, Hq, D]`, the rows of one sequence after those of another.
-        key_cache, value_cache, block_tables, seq_lens: as in `paged_decode`; keys and values of the query's
-            own tokens have been written there.
+        query: `[T, Hq, D]`, sequence after sequence.
+        key_cache, value_cache, block_tables, seq_lens: as in `paged_decode`; they already contain the keys
+            and values of the query's tokens.
         cu_seqlens_q: int32 `[B + 1]` on the device of query: sequence b has the rows from `cu_seqlens_q[b]`
-            to `cu_seqlens_q[b + 1]`, of any number, 0 included. Row i of `n` is the token at position
+            to `cu_seqlens_q[b + 1]`, which may be none. Row i of `n` is the token at position
             `seq_lens[b] - n + i`.
-        max_seqlen_q: the most rows that a sequence has; a larger number will do.
-        is_causal: True unless you say otherwise.
+        max_seqlen_q: the largest number of rows of a sequence; it may be larger.
+        is_causal: default True.
         window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap, scale, return_lse: as in
             `prefill`.
         key_scales, value_scales, kv_format: as in `paged_decode`.
@@ -533,13 +533,13 @@ def varlen_prefill(
     of a batch, the images of an encoder, the samples of a document.
 
     Args:
-        query: `[Tq, Hq, D]`, the rows of one sequence after those of another.
+        query: `[Tq, Hq, D]`, sequence after sequence.
         key, value: `[Tk, Hkv, D]` and `[Tk, Hkv, Dv]`, likewise. Strides, dtypes and head dims are those of
             `prefill`.
         cu_seqlens_q, cu_seqlens_k: int32 `[B + 1]` on the device of query: sequence b has the rows from
             `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, and the keys likewise, any number of either, 0
             included.
-        max_seqlen_q, max_seqlen_k: the most rows, and keys, that a sequence has; larger numbers will do.
+        max_seqlen_q, max_seqlen_k: the largest numbers of rows and keys of a sequence; they may be larger.
         is_causal: row i of a sequence sees its keys up to position `q_offset + i`.
         q_offset: absolute position of row 0 of every sequence. Default: the number of its keys less that of
             its rows, which aligns its last row with its last key; 0 aligns the first ones.
@@ -552,12 +552,12 @@ def varlen_prefill(
         result of a row that sees no key.
 
     Entries of cu_seqlens_q that decrease, or lie beyond Tq, are cut to those before them, or to Tq. A
-    sequence whose entries of cu_seqlens_k decrease has no key; those beyond Tk are cut to it, and of a
-    sequence of more than max_seqlen_k keys the first are taken. With FATTN_CHECK=1 in the environment all of
-    them raise ValueError, as do first entries other than 0 and a sequence of more than max_seqlen_q rows.
+    sequence whose entries of cu_seqlens_k decrease has no key; those beyond Tk are cut to it, and a sequence
+    of more than max_seqlen_k keys is cut to the first max_seqlen_k. With FATTN_CHECK=1 in the environment all
+    of them raise ValueError, as do first entries other than 0 and a sequence of more than max_seqlen_q rows.
 
-    No work is spent on padding. A launch has at most B + 1 threadgroups for each key-value head more than
-    there are tiles of rows; they end at once.
+    No work is done for padding. For each key-value head, a launch has at most B + 1 threadgroups more than
+    tiles of rows; these end at once.
     """
     out, lse = torch.ops.fattn.varlen_prefill(
         query,
@@ -592,7 +592,7 @@ def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | t
 
     Args:
         outs: `[N, B, H, L, D]`, the `out` of N calls, float32, float16 or bfloat16.
-        lses: float32 `[N, B, H, L]`, their `lse`. A part whose lse is -inf saw no key and counts for nothing.
+        lses: float32 `[N, B, H, L]`, their `lse`. A part whose lse is -inf saw no key and has no weight.
 
     Returns:
         out `[B, H, L, D]` of the dtype of outs; with `return_lse` also lse `[B, H, L]`, float32.

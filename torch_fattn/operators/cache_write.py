@@ -33,17 +33,16 @@ def cache_write(
             `[B, Hkv, capacity, D]` likewise. For int4 the last dimension holds D / 2 bytes.
         slot_mapping: int32 or int64 `[T]`, `block * block_size + slot` of each token. A negative one drops
             the token, as does one beyond the cache; with FATTN_CHECK=1 in the environment the latter raises
-            ValueError, and so do two tokens with one slot, of which otherwise either may win, column by
+            ValueError, and so do two tokens with one slot, which otherwise race: either may win, column by
             column.
         key_scales, value_scales: of a quantised cache, written in place: float32 `[num_blocks, block_size,
             Hkv]`, any strides; for int4 float16 `[num_blocks, block_size, Hkv, D / 32, 2]` whose last two
-            dimensions are contiguous. fp8_e4m3 also goes without: every scale is 1.
-        kv_format: "auto" goes by the dtype of the caches: that of key stores the rows as they are, bit by
-            bit, and int8 is "int8". uint8 storage needs "fp8_e4m3" or "int4" (which needs D and Dv to be
-            multiples of 32).
+            dimensions are contiguous. For fp8_e4m3 they may be omitted: every scale is 1.
+        kv_format: "auto" derives it from the dtype of the caches: with the dtype of key, rows are stored
+            unchanged, bit by bit, and int8 is "int8". uint8 storage needs "fp8_e4m3" or "int4" (which needs D
+            and Dv to be multiples of 32).
 
-    | kv_format | a stored q stands for | at most this far from x |
-    |---|---|---|
+    | kv_format | number of a stored q | largest distance from x | |---|---|---|
     | int8 | `q * scale`, scale = max abs of the row / 127 | `max abs / 253` |
     | fp8_e4m3 | `q` | `abs(x) / 16` or `2 ** -10`, the larger; beyond +-448: +-448 |
     | fp8_e4m3 | `q * scale`, scale = max abs of the row / 448 | `abs(x) / 15.9` or `max abs / 450_000` |
@@ -51,13 +50,13 @@ def cache_write(
 
     A row is a token and head. One with a NaN or an infinity becomes NaN as a whole (in int4 the group of 32
     columns, in fp8 without scales the NaN alone), and no other row does. `torch_fattn.reference.quantise` is
-    the definition, to the bit, and says the rest: rounding, saturation, subnormal numbers.
+    the exact definition, with rounding, saturation and subnormal numbers.
 
     The value of multi-head latent attention is the first columns of its key: then pass value, value_cache and
     value_scales as views of their key counterparts, which are written once.
 
-    No gradient goes through a cache: one that requires grad raises RuntimeError unless gradients are off.
-    Other errors are those of `prefill`; nothing has been written then.
+    Caches have no gradient: a cache that requires grad raises RuntimeError unless gradients are off. Other
+    errors are those of `prefill`; nothing has been written then.
     """
     torch.ops.fattn.cache_write(
         key,

@@ -1,5 +1,5 @@
-"""The operators on tensors without data (meta tensors, torch.compile, export): the same refusals, and the
-shapes of the results."""
+"""The operators on tensors without data (meta tensors, torch.compile, export): the same errors, and results
+of the same shapes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _part_fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
     def part_fake(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
         out, lse = fake(*arguments, **options)
-        if out.dim() == 3:  # of packed rows: in the order of lse
+        if out.dim() == 3:  # packed rows, in the order of lse
             part = out.new_empty(out.transpose(0, 1).shape, dtype=torch.float32).transpose(0, 1)
         else:
             part = out.new_empty(out.shape, dtype=torch.float32)
@@ -72,8 +72,8 @@ def _attention_result(
     token_major_out: bool = False,
     **__: Any,
 ) -> tuple[Tensor, Tensor]:
-    """value is `[B, Hkv, Lk, Dv]`, or a pool `[num_blocks, block_size, Hkv, Dv]`: Dv is last either way, and
-    of int4 there are two in a byte."""
+    """The value head dim: the last dimension of `[B, Hkv, Lk, Dv]` or a pool `[num_blocks, block_size, Hkv,
+    Dv]`, twice that for int4, which has two elements per byte."""
     batch, heads, q_len, _head_dim = query.shape
     value_dim = value.shape[-1] * (2 if kv_format == "int4" else 1)
     if token_major_out:
@@ -116,9 +116,8 @@ def _cache_write(*arguments: Any, **options: Any) -> None:
 
 
 def _check(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Raises what the operator itself would raise. It is asked to plan the call with meta tensors of these
-    shapes; only where tensors are must be compared here. A size that is not known yet is the operator's to
-    judge, when it runs."""
+    """Raises the errors of the operator, by planning the call with meta tensors of these shapes. Only devices
+    are compared here. A size that is unknown now is checked when the operator runs."""
     schema = getattr(torch.ops.fattn, op).default._schema
     named = dict(zip((argument.name for argument in schema.arguments), arguments, strict=False)) | options
     if all(number.node.has_hint() for value in named.values() for number in _symbols_of(value)):
@@ -131,7 +130,7 @@ def _check_devices(op: str, tensors: dict[str, Tensor]) -> None:
     first, *others = tensors
     for name in others:
         if tensors[name].device != tensors[first].device:
-            # What is on the CPU moves to the GPU, where the rest is.
+            # Advise to move tensors from the CPU to the GPU.
             is_far = tensors[first].device.type == "cpu" and tensors[name].device.type != "meta"
             moved, other = (first, name) if is_far else (name, first)
             raise ValueError(
@@ -146,7 +145,7 @@ def _symbols_of(value: Any) -> Iterator[Any]:
 
 
 def _concrete(value: Any) -> Any:
-    """The argument without symbols; a tensor becomes one without memory."""
+    """The argument without symbolic sizes; a tensor becomes a meta tensor."""
     if isinstance(value, Tensor):
         sizes, strides = ([_concrete(n) for n in numbers] for numbers in (value.shape, value.stride()))
         return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")

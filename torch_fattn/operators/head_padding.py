@@ -1,4 +1,4 @@
-"""Heads whose sizes the operators do not take, in sizes that they do."""
+"""Padding of heads to sizes that the operators support."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_HEAD_DIM = 576  # and at most that
 def pad_heads(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor, float | None]:
-    """Operands whose head dims are multiples of HEAD_STEP, and the scale. Zeros behind query and key change
-    no score; those behind value are columns of the result that `without_padding` cuts off. Others are copied
-    on every call."""
+    """Pads head dims to multiples of HEAD_STEP and returns the operands and the scale. Zeros after query and
+    key change no score; those after value become columns of the result that `without_padding` cuts off.
+    Padding copies the operand on every call."""
     dim = query.shape[-1]
     if dim % HEAD_STEP and dim == key.shape[-1]:
         scale = dim**-0.5 if scale is None else scale

@@ -15,15 +15,15 @@ def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
     """Softmax over the last dimension, read once and written once for rows of up to 16,384 columns.
 
     Args:
-        scores: of any shape, float32, float16 or bfloat16. Any strides, 0 included; only a tensor of more
-            than five dimensions, beside the last, that cannot be taken together is copied. A row has at most
-            2^30 columns, and a call 2^33 elements.
+        scores: any shape and strides, float32, float16 or bfloat16. A tensor is copied only if it has more
+            than five dimensions beside the last that cannot be merged. A row has at most 2^30 columns, and a
+            call 2^33 elements.
         softcap: c > 0 turns a score s into `c * tanh(s / c)` first. 0: none.
 
-    The arithmetic is in float32. An entry of -inf is hidden: it weighs exactly 0, under a softcap too (which
-    would make -c of the number). A row of nothing but -inf is 0, as the attention operators have it for a row
-    that sees no key; `torch.softmax` makes it NaN. A row with a NaN, or without softcap with +inf, is NaN as
-    a whole, as that of `torch.softmax`.
+    The arithmetic is in float32. An entry of -inf is hidden: its weight is exactly 0, even with a softcap
+    (which would turn it into -c). A row with only -inf is 0, like a row of the attention operators that sees
+    no key; `torch.softmax` returns NaN. A row with a NaN, or with +inf and no softcap, is NaN in every
+    column, as in `torch.softmax`.
 
     Under torch.autocast it keeps the dtype of scores.
 

@@ -12,26 +12,26 @@ __all__ = ["mask_map"]
 
 @public("fattn.mask_map")
 def mask_map(attn_mask: Tensor) -> Tensor:
-    """What a mask hides and what it leaves as it is, cell by cell of 16 query rows and 32 keys, so that
-    `prefill` can leave out whole cells: of packed documents, of a prefix, of a block-sparse pattern.
+    """Classifies a mask by cells of 16 query rows and 32 keys, so that `prefill` can skip whole cells. Useful
+    for packed documents, prefixes and block-sparse patterns.
 
         cells = torch_fattn.mask_map(mask)
         for layer in layers:
             ... torch_fattn.prefill(query, key, value, mask, mask_map=cells)
 
-    `prefill` makes a map itself where that is small beside the call. Give it one that is used again, by
-    the next layer or the next call: it is then made once.
+    `prefill` makes a map itself where that is cheap relative to the call. Pass a map to reuse it for the next
+    layer or call.
 
     Args:
         attn_mask: as `prefill` takes it, of up to four dimensions `[B, Hq, Lq, Lk]`: bool, float32, float16
-            or bfloat16, of any strides. A dimension in which it is expanded is read once.
+            or bfloat16, of any strides. An expanded dimension is read once.
 
     Returns:
         uint8 `[B, Hq, ceil(Lq / 16), ceil(Lk / 32)]`, with 1 for each dimension in which the mask has 1 or is
         expanded. 0: no row of the cell sees a key, every entry is False or -inf. 2: every row sees every key
-        and nothing is added, every entry is True or 0. Anything else: 1, and `4 << f` more for each of the
-        cell's fragments f of 8 keys of which no row sees a key. A 1 may stand in the place of any of them. It
-        is to be made anew when the mask changes.
+        and nothing is added, every entry is True or 0. Otherwise: 1, plus `4 << f` for each fragment f of 8
+        keys in the cell that no row sees. A 1 is valid in place of any other value. Make a new map when the
+        mask changes.
 
     Raises:
         TypeError: dtypes; no tensor.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class ScoreOptions(TypedDict, total=False):
-    """What changes scores, or hides keys by their position."""
+    """Options that change scores or hide keys by position."""
 
     window_left: int
     window_right: int
@@ -20,7 +20,7 @@ class ScoreOptions(TypedDict, total=False):
 
 
 class StorageOptions(TypedDict, total=False):
-    """How keys and values are stored."""
+    """Options that describe how keys and values are stored."""
 
     key_scales: Tensor | None
     value_scales: Tensor | None

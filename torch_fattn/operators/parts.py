@@ -1,4 +1,4 @@
-"""Attention over a part of the keys, and parts put together: what the operators' overloads `part` return."""
+"""Merges attention over parts of the keys: the results of the operators' overloads `part`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from torch import Tensor
 NO_KEYS = (-math.inf, -math.inf, 0.0)
 
 
+def result_dtype(query: Tensor) -> torch.dtype:
+    """The dtype of a result over all keys, which autocast decides."""
+    device = query.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+
+
 def merge_parts(outs: Sequence[Tensor], sums: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """out of `dtype` `[B, H, L, D]` and lse of what the operators' overloads `part` returned, float32 out
-    `[B, H, L, D]` and sums `[B, H, L, 4]`. Parts count as they should even where logits are so large that an
-    lse would be rounded to the logit."""
+    """Merges results of the overloads `part`, float32 out `[B, H, L, D]` and sums `[B, H, L, 4]`, into out of
+    `dtype` and lse. Weights are right even if logits are so large that an lse would be rounded to the
+    logit."""
     out, lse = torch.ops.fattn.merge.parts(torch.stack(list(outs)), torch.stack(list(sums)), dtype)
     return out, lse
 
@@ -27,7 +33,7 @@ def without_keys(sums: Tensor, rows: Tensor) -> Tensor:
 
 
 def shifted(sums: Tensor, distance: Tensor) -> Tensor:
-    """The sums of rows whose logits are all smaller by `distance`."""
+    """The sums of rows after `distance` is subtracted from all their logits."""
     score, logit, total, log2_per_score = sums.unbind(-1)
     scores = distance * (math.log2(math.e) / log2_per_score)
     return torch.stack((score - scores, logit - distance, total, log2_per_score), -1)

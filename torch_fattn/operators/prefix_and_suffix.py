@@ -1,8 +1,8 @@
-"""The parts of `torch_fattn.shared_prefix_decode`: a prefix for all sequences, and what each has of its own.
+"""The two parts of `torch_fattn.shared_prefix_decode`: the prefix of all sequences, and the suffix of each.
 
-In the call over the prefix the rows of all sequences stand as heads that share a key-value head: `decode`
-packs such heads, 32 to a threadgroup, and keeps the GPU busy with few of them. Many rows go to the prefills,
-whose tiles hold more. What tells rows apart there, an attn_mask or a window, becomes a mask.
+In the call over the prefix, the rows of all sequences are heads that share a key-value head: `decode` packs
+such heads, 32 to a threadgroup, and fills the GPU even with few of them. Many rows run on the prefills, whose
+tiles hold more. An attn_mask or window that differs between rows becomes a mask.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parts import merge_parts, shifted, without_keys
+from .parts import merge_parts, result_dtype, shifted, without_keys
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
 # every core of most GPUs; below it, decode, which splits the keys, reads more but waits less.
 PREFILL_ROWS = 2048
 # Rows of a key-value head that a threadgroup of decode holds: no more read the prefix once either way.
 DECODE_ROWS = 32
-# Of wider heads a threadgroup of prefill has no more rows than one of decode.
+# With wider heads, a threadgroup of prefill has no more rows than one of decode.
 PREFILL_HEAD_DIM = 128
-# Arguments of `decode`, in its refusals.
+# Arguments of `decode`, by their names in its errors.
 _OF_KEYS = re.compile(r"\b(?<!-)(?:(?:key|value)(?:_scales)?|kv_format)\b(?!-)")
 _OF_POOLS = re.compile(r"\b(key|value)_cache\b")
 
@@ -38,11 +38,11 @@ class Keys:
     seq_lens: Tensor | None = None
     block_tables: Tensor | None = None
     stored: dict[str, Any] = field(default_factory=dict)  # scales and format
-    is_separate_prefix: bool = False  # whose arguments have names of their own
-    is_named_key: bool = False  # as it is where a pool is an argument of `shared_prefix_decode`
+    is_separate_prefix: bool = False  # name of each argument
+    is_named_key: bool = False  # a pool passed to `shared_prefix_decode`
 
     def decode(self, query: Tensor, *, part: bool = True, **options: Any) -> tuple[Tensor, Tensor]:
-        """Out and sums for `merge_parts`; or out and lse, if these are all keys."""
+        """Returns out and sums for `merge_parts`; or out and lse, if there are no other keys."""
         options |= self.stored
         try:
             return self._decode(query, part, options)
@@ -64,25 +64,25 @@ class Keys:
 
 @dataclass
 class Rows:
-    """The query rows of all sequences, and how they stand as heads `[1, Hkv * B * group * Lq, 1, *]`."""
+    """The query rows of all sequences, and their layout as heads `[1, Hkv * B * group * Lq, 1, *]`."""
 
     query: Tensor  # [B, Hq, Lq, D]
     kv_heads: int
 
     @property
     def sharing(self) -> int:
-        """Those that share a key-value head."""
+        """The number of rows that share a key-value head."""
         batch, heads, q_len, _ = self.query.shape
         return batch * (heads // self.kv_heads) * q_len
 
     def as_heads(self, x: Tensor) -> Tensor:
-        """Of anything that can be broadcast to `[B, Hq, Lq, *]`."""
+        """A tensor that broadcasts to `[B, Hq, Lq, *]`, in the layout of heads."""
         columns = x.shape[-1]
         x = x.expand(*self.query.shape[:3], columns)
         return x.unflatten(1, (self.kv_heads, -1)).transpose(0, 1).reshape(1, -1, 1, columns)
 
     def from_heads(self, x: Tensor) -> Tensor:
-        """`[B, Hq, Lq, *]` again."""
+        """Undoes `as_heads`: `[B, Hq, Lq, *]`."""
         batch, heads, q_len, _ = self.query.shape
         shape = (self.kv_heads, batch, heads // self.kv_heads, q_len, x.shape[-1])
         return x.reshape(shape).transpose(0, 1).flatten(1, 2)
@@ -129,7 +129,7 @@ def attend(
     softcap: float = 0.0,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`is_empty` `[B]`: sequences that do not even have the prefix."""
+    """Masks sequences that do not even have the prefix: `is_empty` `[B]`."""
     keys = prefix.length + suffix.length
     whole = (*rows.query.shape[:3], keys)
     if attn_mask is not None and not _is_broadcastable(attn_mask, whole):
@@ -180,12 +180,12 @@ def attend(
         )
         out, sums = rows.from_heads(out), rows.from_heads(sums)
     if alibi_slopes is not None:
-        # decode took all rows for the token that ends the prefix. All scores of a row are off by as much.
+        # decode placed all rows at the last token of the prefix, so all scores of a row have the same offset.
         distance = alibi_slopes.float()[..., None] * _beyond_prefix(rows, suffix)
         sums = shifted(sums, distance)
     if is_empty is not None:
         sums = without_keys(sums, is_empty[:, None, None, None])
-    return merge_parts((out, own_out), (sums, own_sums), rows.query.dtype)
+    return merge_parts((out, own_out), (sums, own_sums), result_dtype(rows.query))
 
 
 def _beyond_prefix(rows: Rows, suffix: Keys) -> Tensor:
@@ -198,7 +198,7 @@ def _beyond_prefix(rows: Rows, suffix: Keys) -> Tensor:
 
 
 def _in_window(rows: Rows, prefix: Keys, suffix: Keys, window_left: int, sink_tokens: int) -> Tensor:
-    """Which keys of the prefix each row's window holds, bool `[B or 1, 1, Lq, P]`."""
+    """Which keys of the prefix are in each row's window, bool `[B or 1, 1, Lq, P]`."""
     key = torch.arange(prefix.length, device=rows.query.device)
     begin = _beyond_prefix(rows, suffix)[..., None] + (prefix.length - 1 - window_left)
     return (key >= begin) | (key < sink_tokens)
@@ -216,7 +216,7 @@ def _is_broadcastable(mask: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def _columns(mask: Tensor | None, first: int, end: int | None) -> Tensor | None:
-    """Those of a part of the keys, in four dimensions."""
+    """The mask of a part of the keys, in four dimensions."""
     if mask is None:
         return None
     mask = mask[(None,) * (4 - mask.dim())]

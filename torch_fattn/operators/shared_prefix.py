@@ -1,6 +1,6 @@
-"""Decode of a batch whose sequences begin with the same keys: all its rows attend to the prefix in one call,
-which reads it for the whole batch, then each sequence to keys of its own, and `merge` makes one result of the
-two. Hydragen (Juravsky et al. 2024) and the cascade inference of FlashInfer (Ye et al. 2025) do the same.
+"""Decode of a batch whose sequences begin with the same keys. One call attends to the prefix and reads it
+once for the whole batch; a second attends to each sequence's own keys; a merge combines both. Hydragen
+(Juravsky et al. 2024) and the cascade inference of FlashInfer (Ye et al. 2025) do the same.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def shared_prefix_decode(
     return_lse: bool = False,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`decode` of sequences that are a common prefix and a suffix of their own each: the prefix is stored
-    once, and read once for all.
+    """`decode` of sequences with a common prefix and separate suffixes. The prefix is stored once and read
+    once for all sequences.
 
     Args:
         query: `[B, Hq, Lq, D]`, Lq 1 to 16. Row i of sequence b is the token at position
@@ -98,7 +98,7 @@ def shared_prefix_decode(
         key, value: the keys from P on, `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`; with
             block_tables pools as in `paged_decode`.
         seq_lens: int32 `[B]` on the device of query: how many keys of each suffix are filled. Default: all;
-            with block_tables they are needed.
+            required with block_tables.
         block_tables: int32 `[B, max_blocks]`, the blocks of each suffix.
         prefix_key_scales, prefix_value_scales, prefix_kv_format: of prefix_key and prefix_value, as
             `key_scales`, `value_scales` and `kv_format` are of key and value. The two parts need not be
@@ -112,17 +112,17 @@ def shared_prefix_decode(
         token_major_out is a copy here.
 
     Raises:
-        ValueError: a prefix that is not one for all; the rest is as in `decode`.
+        ValueError: prefix_key or prefix_value has a batch size other than 1; others as in `decode`.
 
-    The newest Lq tokens are the suffix's own, but the oldest of them may be the prefix's last, unless there
-    is a tree_mask: seq_lens is at least Lq - 1, or Lq. Rows of tokens further back would see the whole
+    The newest Lq tokens must be in the suffix; without a tree_mask, the oldest of them may be the last of the
+    prefix. So seq_lens is at least Lq with a tree_mask and Lq - 1 without. Earlier rows would see the whole
     prefix; with FATTN_CHECK=1 in the environment shorter suffixes raise ValueError.
 
-    The prefix is read once for up to 32 rows of a key-value head (there are `B * Hq / Hkv * Lq`), once for
-    each 32 of more, and once per tile of prefill for thousands, where `decode` reads it B times. An attn_mask
-    that differs from row to row, and a window that begins in the prefix, are written out for every row and
-    key of the prefix. The number of rows decides where sums are cut: unlike those of `decode`, the results of
-    a sequence may differ in their last bits with the batch.
+    A key-value head has `B * Hq / Hkv * Lq` rows. The prefix is read once per 32 of them, or with thousands
+    of rows once per tile of prefill, where `decode` would read it B times. An attn_mask that differs between
+    rows, or a window that begins in the prefix, is expanded to every row and key of the prefix. The number of
+    rows decides where sums are cut: unlike in `decode`, the last bits of a sequence's result may depend on
+    the batch.
     """
     name = "torch_fattn.shared_prefix_decode"
     if block_tables is None:
@@ -224,7 +224,8 @@ def shared_prefix_paged_decode(
     return_lse: bool = False,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`paged_decode` of sequences whose first blocks are the same: these are read once for all.
+    """`paged_decode` of sequences whose first blocks are the same. Those blocks are read once for all
+    sequences.
 
     Args:
         query, key_cache, value_cache, block_tables, seq_lens, options: as in `paged_decode`.
@@ -237,8 +238,8 @@ def shared_prefix_paged_decode(
     Returns:
         As `paged_decode`.
 
-    `PagedKVCache.decode(..., shared_prefix=True)` finds the number itself. What `shared_prefix_decode` says
-    of its rounding and of what it reads holds here too.
+    `PagedKVCache.decode(..., shared_prefix=True)` finds the number itself. Rounding and reads are as in
+    `shared_prefix_decode`.
     """
     name = "torch_fattn.shared_prefix_paged_decode"
     _check_shape(name, "key_cache", key_cache, *POOL, "D")
@@ -264,7 +265,7 @@ def shared_prefix_paged_decode(
     length = shared_blocks * block_size
     _check_lengths(name, seq_lens, length + _least_own(query, options), or_zero=True)
     _check_shared(name, block_tables[:, :shared_blocks], seq_lens)
-    # A sequence that sees nothing need not have the blocks.
+    # A sequence that sees nothing may lack the blocks.
     has_prefix = (seq_lens > 0).int()
     prefix = Keys(
         key_cache,
@@ -290,19 +291,20 @@ def shared_prefix_paged_decode(
 
 
 def _apart(options: DecodeOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of scores, and what says how key and value are stored."""
+    """The options of scores, and those that describe the storage of key and value."""
     rest: dict[str, Any] = dict(options)
     names = ("key_scales", "value_scales", "kv_format")
     return rest, {name: rest.pop(name) for name in names if name in rest}
 
 
 def _token_major(out: Tensor) -> Tensor:
-    """What was merged lies by batch, head and row; one row lies so as well."""
+    """Converts a merged result, which is contiguous as `[B, H, L, D]`; with one row that is token-major
+    too."""
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _least_own(query: Tensor, options: DecodeOptions) -> int:
-    """How many keys behind the prefix a sequence has at least: a tree_mask is about all rows' own keys."""
+    """The least length of a suffix. With a tree_mask, the keys of all rows must be in it."""
     return query.shape[2] - (options.get("tree_mask") is None)
 
 
@@ -337,7 +339,7 @@ def _columns(stored: Tensor, kv_format: str) -> int:
 
 
 def _refuse_heads(query: Tensor, kv_heads: int, keys: Keys) -> None:
-    """Raises for query heads that cannot share the key-value heads. The operator has the words."""
+    """Raises the operator's error if query heads cannot share the key-value heads."""
     if query.shape[1] % max(kv_heads, 1) != 0:
         keys.decode(query)
 

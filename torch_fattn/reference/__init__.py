@@ -1,9 +1,9 @@
-"""The contract of the operators as float64 PyTorch on the CPU: what `torch_fattn` must compute, written to be
-read.
+"""The contract of the operators: a readable float64 implementation in PyTorch on the CPU.
 
 Every function takes the arguments of the operator of the same name, on any device and in any dtype, and
-returns what it returns, `(out, lse)` or one tensor, in float64 on the CPU; `cache_write` writes what
-`quantise` and `dequantise` define. The whole score matrix is materialised: use it on small problems.
+returns the same results, `(out, lse)` or one tensor, in float64 on the CPU. `quantise` and `dequantise`
+define the contents of the caches that `cache_write` writes. The whole score matrix is materialised: use it on
+small problems.
 
 How a row of scores becomes a row of the result:
 
@@ -11,11 +11,11 @@ How a row of scores becomes a row of the result:
     lse   = log(sum_j exp(s[j]) + exp(sink))
     out   = sum_j exp(s[j] - lse) * v[j]
 
-A key that a row may not see is selected away, never multiplied by 0, so NaN in a key reaches the rows that
-see it and no other. What no row sees, keys and values, has no influence. Where some row sees a NaN or an
-infinity in a value, the result of that row is not finite, and those of the other rows of the same sequence
-and key-value head are undefined. A row that sees no key has out = 0 and lse = -inf (the sink logit, if there
-is one). A sink of +inf or NaN makes all rows of its head NaN, one of -inf is none.
+A hidden key is removed by selection, never multiplied by 0, so NaN in a key reaches the rows that see it and no
+other. Keys and values that no row sees have no influence. Where some row sees a NaN or an infinity in a value,
+the result of that row is not finite, and those of the other rows of the same sequence and key-value head are
+undefined. A row that sees no key has out = 0 and lse = -inf (the sink logit, if there is one). A sink of +inf or
+NaN makes all rows of its head NaN; a sink of -inf has no effect.
 """
 
 from .attention import (

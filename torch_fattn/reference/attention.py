@@ -32,9 +32,11 @@ def prefill(
     scale: float | None = None,
     token_major_out: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` says nothing new."""
+    """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` has no effect."""
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
-    first = kv_len - q_len if q_offset is None else max(-(2**60), min(q_offset, 2**60))  # int64 has room
+    first = (
+        kv_len - q_len if q_offset is None else max(-(2**60), min(q_offset, 2**60))
+    )  # int64 cannot overflow
     positions = (first + torch.arange(q_len, device="cpu")).expand(batch, q_len)
     visible = _visible(
         positions,
@@ -118,7 +120,7 @@ def paged_decode(
     token_major_out: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`decode` over pools `[num_blocks, block_size, Hkv, D]`; `block_tables` `[B, max_blocks]` names the
-    blocks of each sequence in order. A key in a block that the pool does not have is no key."""
+    blocks of each sequence in order. Keys in blocks outside the pool do not exist."""
     key_cache = dequantise(key_cache, key_scales, kv_format)
     value_cache = dequantise(value_cache, value_scales, kv_format)
     num_blocks, block_size = key_cache.shape[:2]
@@ -274,8 +276,8 @@ def cache_write(
     value_scales: Tensor | None = None,
     kv_format: str = "auto",
 ) -> None:
-    """The rows of key `[T,Hkv,D]` and value `[T,Hkv,Dv]` into the slots of the caches
-    `[num_blocks, block_size, Hkv, D]`, in place. A token whose slot the cache does not have is dropped."""
+    """Writes the rows of key `[T,Hkv,D]` and value `[T,Hkv,Dv]` into the slots of the caches `[num_blocks,
+    block_size, Hkv, D]`, in place. A token whose slot the cache does not have is dropped."""
     check_writable("torch_fattn.reference.cache_write", key_cache=key_cache, value_cache=value_cache)
     kv_format = "int8" if kv_format == "auto" and key_cache.dtype == torch.int8 else kv_format
     sides = ((key, key_cache, key_scales), (value, value_cache, value_scales))
@@ -347,7 +349,7 @@ def _attend(
     softcap: float,
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """The score, in the order that the contract gives, then the softmax over the visible keys."""
+    """The scores, in the order of the contract, then the softmax over the visible keys."""
     heads, head_dim, kv_len = query.shape[1], query.shape[3], key.shape[2]
     q = query.detach().cpu().double()
     k, v = (_share_heads(t.detach().cpu().double(), heads) for t in (key, value))
@@ -378,7 +380,7 @@ def _attend(
 
 
 def _token_major(out: Tensor) -> Tensor:
-    """The same numbers, as the view of a tensor `[B,Lq,Hq,Dv]`."""
+    """The same numbers, as a view of a tensor `[B,Lq,Hq,Dv]`."""
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -402,7 +404,7 @@ def _share_heads(x: Tensor, q_heads: int) -> Tensor:
 
 
 def _finite_top(top: Tensor) -> Tensor:
-    """A maximum that can be subtracted: 0 for a row that has nothing to take a maximum of."""
+    """The row maximum, or 0 for a row without a finite score, so that it can be subtracted."""
     return top.masked_fill(top == -_INF, 0.0)
 
 

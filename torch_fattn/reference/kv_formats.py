@@ -1,5 +1,5 @@
-"""The formats of quantised caches, in plain PyTorch: what `cache_write` stores for a row of keys or values,
-bit by bit, and which numbers that stands for.
+"""The formats of quantised caches, in plain PyTorch: the exact bits that `cache_write` stores for a row of
+keys or values, and the numbers that they represent.
 
 | kv_format | storage of a row of D | scales of a row | a stored element q is |
 |---|---|---|---|
@@ -15,12 +15,12 @@ arithmetic, where `max abs` is that of its row and min and max are those of its 
 | fp8 with scales | `abs(x) / 15.9` or `max abs / 450_000`, the larger |
 | int4 | `scale / 1.99`, where scale is at most `(max - min) / 14.9 + abs(min) / 15_000 + 2 ** -23` |
 
-What is not an ordinary number:
-- A row of int8 or scaled fp8, or a group of int4, that holds a NaN or an infinity becomes NaN as a whole, and
-  nothing else does. fp8 without scales keeps each NaN where it is, and stores an infinity as 448.
+Special values:
+- A NaN or an infinity makes its whole row (int8, scaled fp8) or group (int4) NaN, and nothing else. fp8
+  without scales keeps each NaN where it is, and stores an infinity as 448.
 - Numbers below float32's smallest normal, 2**-126, count as 0, as they do on GPUs. So does a scale: a row
   whose largest number is below about 1e-36 becomes 0.
-- int4 has float16 scales: what is beyond +-65504 is stored as +-65504.
+- int4 has float16 scales: values beyond +-65504 are stored as +-65504.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 @public("torch_fattn.reference.quantise")
 def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor, Tensor | None]:
-    """What a cache of that format holds for the rows `[..., D]`, and their scales; `scales=False` is for
+    """The stored form of the rows `[..., D]` in that format, and their scales. `scales=False` is for
     fp8_e4m3."""
     _check_format("quantise", kv_format, FORMATS)
     if not x.is_floating_point() or x.dim() == 0:
@@ -75,8 +75,8 @@ def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor,
 
 @public("torch_fattn.reference.dequantise")
 def dequantise(stored: Tensor, scales: Tensor | None = None, kv_format: str = "auto") -> Tensor:
-    """The numbers that a cache `[..., columns]` stands for, in float64 on the CPU: `[..., D]`. A cache of a
-    floating dtype stands for itself."""
+    """The numbers of a cache `[..., columns]`, in float64 on the CPU: `[..., D]`. A cache of a floating dtype
+    holds its numbers directly."""
     _check_format("dequantise", kv_format, ("auto", *FORMATS))
     _check_stored(stored, scales, kv_format)
     stored = stored.detach().cpu()
@@ -122,13 +122,13 @@ def _flushed(x: Tensor) -> Tensor:
 
 
 def _fp8_of(x: Tensor) -> Tensor:
-    """The nearest e4m3; what is beyond its range saturates. The only NaN is 0x7f, and 0 is never -0."""
+    """The nearest e4m3; values beyond its range saturate. The only NaN is 0x7f, and 0 is never -0."""
     codes = x.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
     return codes.masked_fill(codes == 0x80, 0).masked_fill(x.isnan(), 0x7F)
 
 
 def _int4_of(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The minimum is rounded down and the scale up, so that 0 to 15 reach over the whole group."""
+    """Rounds the minimum down and the scale up, so that 0 to 15 cover the whole group."""
     groups = rows.unflatten(-1, (-1, INT4_GROUP))
     good = groups.isfinite().all(-1)
     groups = groups.clamp(-_HALF_MAX, _HALF_MAX).nan_to_num(0.0)
@@ -137,7 +137,8 @@ def _int4_of(rows: Tensor) -> tuple[Tensor, Tensor]:
     scale = _to_half(width, towards=_HALF_MAX)
     q = (groups - minimum.float()[..., None]) / scale.float()[..., None]
     q = q.where((good & (scale > 0))[..., None], 0.0).round().to(torch.uint8).flatten(-2)
-    scales = torch.stack((scale.float(), minimum.float()), dim=-1).half()  # autocast may not stack halves
+    # Under autocast, stack would convert float16.
+    scales = torch.stack((scale.float(), minimum.float()), dim=-1).half()
     scales = scales.masked_fill(~good[..., None], float("nan"))
     return q[..., 0::2] | q[..., 1::2] << 4, scales
 

@@ -16,8 +16,8 @@ _INF = float("inf")
 
 @public("torch_fattn.reference.mask_map", refused_by="mask_map")
 def mask_map(attn_mask: Tensor) -> Tensor:
-    """Of each cell of 16 rows and 32 keys: 0 if every entry hides, 2 if every entry is True or 0, else 1, and
-    `4 << f` more if key fragment f, 8 keys, hides everything."""
+    """For each cell of 16 rows and 32 keys: 0 if every entry hides, 2 if every entry is True or 0, else 1,
+    plus `4 << f` for each fragment f of 8 keys that hides everything."""
     mask = attn_mask.detach().cpu()[(None,) * (4 - attn_mask.dim())]
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, device="cpu").masked_fill(~mask, -_INF)
@@ -28,7 +28,7 @@ def mask_map(attn_mask: Tensor) -> Tensor:
         hidden, whole = (cell == -_INF).all(2), (cell == 0).all(2)
         mixed = torch.ones(hidden.shape, dtype=torch.float64, device="cpu")
         for f, fragment in enumerate(mask[:, :, 16 * i : 16 * i + 16, 32 * j : 32 * j + 32].split(8, 3)):
-            if fragment.shape[3] == 8:  # where there is but one key, it stands for all
+            if fragment.shape[3] == 8:  # a single key is expanded to all
                 mixed += (fragment == -_INF).flatten(2).all(2) * (4 << f)
         cells[:, :, i, j] = mixed.masked_fill(whole, 2.0).masked_fill(hidden, 0.0)
     return cells
@@ -36,7 +36,8 @@ def mask_map(attn_mask: Tensor) -> Tensor:
 
 @public("torch_fattn.reference.softmax", refused_by="softmax")
 def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
-    """Over the last dimension. -inf is hidden from the cap as from the sum: a row of nothing else is 0."""
+    """Softmax over the last dimension. -inf is hidden from the softcap and the sum; a row with only -inf is
+    0."""
     scores = scores.detach().cpu().double()
     hidden = scores == -_INF
     if (softcap := float(softcap)) > 0:

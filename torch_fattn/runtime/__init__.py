@@ -1,1 +1,1 @@
-"""What every room stands on: the compiled extension, its folder for caches, versions, and argument checks."""
+"""The lowest layer: the compiled extension, its cache folder, versions, and argument checks."""

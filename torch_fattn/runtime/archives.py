@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between runs: csrc/metal/archive.mm does it."""
+"""Sets the folder in which csrc/metal/archive.mm keeps compiled kernels between runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .cache_folder import archives_are_off, cache_folder
 
 
 def use_folder(version: str) -> None:
-    """From now on. Nothing is made there before there is something to keep."""
+    """Sets the folder for new kernels. It is created with the first file."""
     if archives_are_off():
         return
     try:

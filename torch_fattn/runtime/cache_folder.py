@@ -1,4 +1,4 @@
-"""Where torch_fattn keeps what can be made again: tuned sizes, compiled kernels."""
+"""The folder for tuned sizes and compiled kernels, which can be made again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Loads the compiled part. One built for another torch than the running one fails in ways that nobody can
-read, so every such case gets a sentence."""
+"""Loads the extension. If it was built for another torch, the loader's errors are unreadable, so each case
+gets a message of its own."""
 
 from __future__ import annotations
 

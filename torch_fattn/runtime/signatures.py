@@ -1,7 +1,7 @@
-"""What a public function says of a wrong call: one sentence, which begins with the name that was called.
+"""Errors of public functions: each is one sentence that begins with the name of the called function.
 
-`public` looks at the types of the arguments before the function runs. Where a function calls another public
-one, it also puts its own name in the place of the other's in an error.
+`public` checks the types of the arguments before the function runs. If a function calls another public one,
+`public` replaces the inner name in an error with the outer one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SYMBOLS: dict[Any, tuple[type, ...]] = {
     float: (torch.SymInt, torch.SymFloat),
 }
 _LARGEST = 2**63
-_LONGEST = 100  # characters of a word that a sentence quotes
+_LONGEST = 100  # characters of a value that a message quotes
 
 
 def check_tensor(name: str, what: str, operand: Any, shape: str = "") -> None:
@@ -54,7 +54,7 @@ def check_tensor(name: str, what: str, operand: Any, shape: str = "") -> None:
 
 
 def check_writable(name: str, **written: Tensor) -> None:
-    """Raises for memory that torch itself would refuse to write, in words without a name."""
+    """Raises for memory that torch would refuse to write. torch's own message does not name the argument."""
     for what, tensor in written.items():
         if tensor.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
@@ -74,13 +74,13 @@ def check_writable(name: str, **written: Tensor) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value within a sentence."""
+    """A value as quoted in a message."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
 def is_checked() -> bool:
-    """Whether numbers on the device are to be looked at, as in the operators."""
+    """Whether to check numbers on the device, as the operators do."""
     return not torch.compiler.is_compiling() and os.environ.get("FATTN_CHECK", "") not in ("", "0")
 
 
@@ -92,12 +92,13 @@ def _refuse(name: str, what: str, value: Any, wanted: str) -> NoReturn:
 
 
 def _stands_in(value: Any) -> bool:
-    """For any argument, while torch.fx traces. The class of tensors is none."""
+    """Whether this is a tracer's proxy for any argument, as torch.fx passes it. The class of tensors is
+    not."""
     return not isinstance(value, (Tensor, type)) and is_tensor_like(value)
 
 
 def _without_strides(value: Any) -> tuple[str, str] | None:
-    """What a tensor is that no kernel reads, and what to pass instead."""
+    """Describes a tensor that no kernel can read, and what to pass instead."""
     if not isinstance(value, Tensor):
         return None
     if value.is_nested:
@@ -115,7 +116,7 @@ class _Kind:
         self.parts = get_args(annotation) if _is_union(annotation) else (annotation,)
         self.any = Any in self.parts
         classes = {part for part in self.parts if isinstance(part, type)}
-        self.exact = frozenset(classes | ({int} if float in classes else set()))  # the usual types
+        self.exact = frozenset(classes | ({int} if float in classes else set()))  # a fast path
 
     @property
     def words(self) -> str:
@@ -125,7 +126,7 @@ class _Kind:
         return self.any or any(_takes(part, value) for part in self.parts) or _stands_in(value)
 
     def stranger_in(self, value: Any) -> list[Any]:
-        """The first member of a list that has no place in it."""
+        """The first member of a list that has a wrong type."""
         members = [get_args(part)[0] for part in self.parts if get_origin(part) is Sequence]
         if not members or not _is_list(value):
             return []
@@ -155,7 +156,7 @@ def _words_of(part: Any) -> str:
 def _takes(part: Any, value: Any) -> bool:
     of = get_origin(part) or part
     if of in (Iterable, Literal):
-        return True  # the function has words for others
+        return True  # the function has its own message for others
     if of is Sequence:
         return _is_list(value) and all(_takes(get_args(part)[0], member) for member in value)
     if of is tuple:
@@ -164,7 +165,7 @@ def _takes(part: Any, value: Any) -> bool:
     if of is bool:
         return isinstance(value, _SYMBOLS[bool]) or type(value).__name__ in ("bool", "bool_")  # numpy's too
     if of is int or of is float:
-        if isinstance(value, Tensor):  # torch takes one for a number
+        if isinstance(value, Tensor):  # torch accepts one as a number
             is_number = value.dim() == 0 and not value.is_complex() and not value.is_meta
             return of is float and is_number
         numbers = (Integral if of is int else Real, *_SYMBOLS[of])
@@ -173,7 +174,7 @@ def _takes(part: Any, value: Any) -> bool:
 
 
 class Signature:
-    """The arguments of a public function; with `options`, the keywords of another one among them."""
+    """The arguments of a public function; with `options`, also the keywords of another one."""
 
     def __init__(
         self,
@@ -202,7 +203,7 @@ class Signature:
             if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
         )
         self._keywords = self._kinds | (options._only_by_name() if options else {})
-        # An operator names the shape that it wants in the place of None.
+        # The operator's message for None contains the shape.
         judges_none = name.startswith("fattn.")
         self._exact = {
             what: kind.exact | {_NONE} if judges_none and Tensor in kind.exact else kind.exact
@@ -234,7 +235,7 @@ class Signature:
                 self._look_closer(what, value)
 
     def check_call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        """Raises TypeError also for an argument that is missing, or one too many."""
+        """Raises TypeError also for a missing or superfluous argument."""
         try:
             self._arguments.bind(*arguments, **keywords)
         except TypeError as error:
@@ -245,18 +246,18 @@ class Signature:
         self._check_strictly(arguments, keywords)
 
     def of(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], error: Exception) -> Exception:
-        """The error in this function's name. One that has no name is a fault of ours or of torch, unless an
+        """The error with this function's name. An error without a name is a bug here or in torch, unless an
         argument explains it."""
         self._check_layouts(arguments, keywords)
         self._check_lengths(arguments, keywords)
-        if str(error).startswith("fattn attention in "):  # the name of a layer
+        if str(error).startswith("fattn attention in "):  # followed by the name of a layer
             return error
         named = _NAMED.match(str(error))
         if named is None or self._refused_by is not None:
             if not self._takes_call(arguments, keywords):
-                return error  # Python's own words name the function
+                return error  # Python's own message names the function
             self._check_strictly(arguments, keywords)
-            if re.search(r"\bmeta tensor|is on meta\b", str(error)):
+            if " is on meta" in str(error) or torch.ops.fattn._torch_error(str(error)) == "no_data":
                 self._refuse_meta(arguments, keywords)
             if self._refused_by is not None:
                 error = _refusal(self._refused_by, self._given(arguments, keywords)) or error
@@ -291,7 +292,7 @@ class Signature:
                 yield what, self._keywords[what], value
 
     def _check_layouts(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        """Of these torch's own words are its whole table of kernels."""
+        """Refuses layouts for which torch's own message would be its whole table of kernels."""
         if self._any_layout:
             return
         for what, _kind, value in self._given(arguments, keywords):
@@ -305,7 +306,7 @@ class Signature:
         self._check_lengths(arguments, keywords)
 
     def _check_lengths(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        """Of numbers and words that no sentence has room for, and that C++ cannot take."""
+        """Refuses numbers and strings that are too long for a message, or for C++."""
         for what, _kind, value in self._given(arguments, keywords):
             if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
                 raise ValueError(
@@ -325,7 +326,8 @@ class Signature:
         _refuse(self.name, what, value, kind.words)
 
     def _refuse_unknown(self, what: str) -> None:
-        """Python itself has words for it unless the function takes keywords for another one."""
+        """Refuses an unknown keyword. Python does this itself unless the function takes another one's
+        keywords."""
         if self._options is not None:
             raise TypeError(
                 f"{self.name}: there is no option {what!r}; the options are "
@@ -333,7 +335,7 @@ class Signature:
             )
 
 
-SIGNATURES: dict[str, Signature] = {}  # by the name that errors begin with
+SIGNATURES: dict[str, Signature] = {}  # keyed by the name in errors
 
 
 def public(
@@ -348,12 +350,12 @@ def public(
 ) -> Callable[[_Function], _Function]:
     """Decorates a function whose errors begin with `name`.
 
-    options: the public function whose keywords it takes beside its own.
-    refused_by: the operator that has words for shapes that do not fit.
-    ahead: False: types are looked at only after an error.
+    options: the public function whose keywords it takes in addition to its own.
+    refused_by: the operator whose message covers shapes that do not fit.
+    ahead: False: types are checked only after an error.
     renames: False: an error in the name of another public function stays.
-    names: what this function calls an argument of the functions that it calls.
-    any_layout: True: torch takes sparse and nested tensors here, and has its own words for others.
+    names: this function's names for arguments of the functions that it calls.
+    any_layout: True: torch accepts sparse and nested tensors here, and raises its own errors for others.
     """
 
     def decorate(function: _Function) -> _Function:

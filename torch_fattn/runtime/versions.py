@@ -1,9 +1,9 @@
-"""Which versions of the packages around it this one is made for. setup.py reads this file without torch."""
+"""The supported versions of torch and transformers. setup.py reads this file without torch."""
 
 from __future__ import annotations
 
 VERSION = "0.1.0"
-# By minor version, both ends included.
+# Ranges of minor versions, both ends included.
 TORCH = ((2, 13), (2, 15))
 TRANSFORMERS = ((5, 17), (5, 23))
 

@@ -1,1 +1,1 @@
-"""Sizes that were timed on one GPU: candidates, timing, choice, and the file that keeps them."""
+"""Tile sizes timed on one GPU: candidates, timing, choice, and the file that keeps them."""

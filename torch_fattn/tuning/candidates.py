@@ -1,4 +1,5 @@
-"""What `python -m torch_fattn tune` tries: kernels, dtypes, head sizes, and for each the sizes of tiles."""
+"""The candidates of `python -m torch_fattn tune`: kernels, dtypes and head sizes, with tile sizes for
+each."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ import torch
 from ..inspection.plans import Explanation, explain
 from .tuned_file import SIZES, TunedRoute, TunedRow, fault_of
 
-# Prefills of up to so many rows are timed, and tuned, apart from longer ones.
+# Prefills of up to this many rows are timed and tuned separately.
 SHORT_PREFILL = 512
 
-Sizes = tuple[tuple[str, int], ...]  # of a tile, by name
+Sizes = tuple[tuple[str, int], ...]  # sizes of a tile, by name
 
 
 @dataclass(frozen=True)
 class Calls:
-    """By operator: query and key-value heads, and the (rows, keys) of the calls by which sizes are chosen;
-    rows up to SHORT_PREFILL come first."""
+    """Per operator: query and key-value heads, and the (rows, keys) of the calls that are timed. Rows up to
+    SHORT_PREFILL come first."""
 
     heads: dict[str, tuple[int, int]]
     lengths: dict[str, tuple[tuple[int, int], ...]]
@@ -39,13 +40,13 @@ TINY = Calls(
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tuned together: the calls of one kernel and dtype whose larger head size is in a range."""
+    """Calls that are tuned together: one kernel, one dtype, and a range for the larger head size."""
 
     kernel: str
     dtype: str
     min_dim: int
     max_dim: int
-    dim: int  # that is timed
+    dim: int  # head size that is timed
 
     @property
     def op(self) -> str:
@@ -66,7 +67,7 @@ class Subject:
         )
 
     def operands(self, calls: Calls, i: int, device: str) -> list[torch.Tensor]:
-        """Of the call of length number i."""
+        """Operands of the call with length i."""
         (heads, kv_heads), (q_len, kv_len) = calls.heads[self.op], calls.lengths[self.op][i]
         dtype = getattr(torch, self.dtype)
         generator = torch.Generator().manual_seed(1)
@@ -84,7 +85,7 @@ class Subject:
         return {"is_causal": True} if self.op == "prefill" else {}
 
     def plan(self, calls: Calls, i: int) -> Explanation:
-        """Of the call of length number i on this GPU, as it is tuned now."""
+        """The plan of the call with length i on this GPU, with the current tuning."""
         (heads, kv_heads), (q_len, kv_len) = calls.heads[self.op], calls.lengths[self.op][i]
 
         def tensor(heads: int, rows: int) -> torch.Tensor:
@@ -96,7 +97,7 @@ class Subject:
 
 
 def subjects() -> list[Subject]:
-    """In the order in which they are worth the time."""
+    """All subjects, the most useful first."""
     ranges = {"": ((97, 128, 128), (1, 64, 64), (65, 96, 96)), "_wide": ((129, 256, 256), (257, 576, 512))}
     return [
         Subject(f"{op}{kind}", dtype, *dims)
@@ -127,7 +128,7 @@ def _combinations(kernel: str) -> Iterator[Sizes]:
 
 
 def order_of(kernel: str, sizes: Sizes) -> Sizes:
-    """What the order of sums follows from: it may not go by length (csrc/plan/tuned.h)."""
+    """The sizes that decide the order of sums, which may not depend on the length (csrc/plan/tuned.h)."""
     if kernel.startswith("decode"):
         return sizes
     chosen = dict(sizes)
@@ -138,7 +139,7 @@ def order_of(kernel: str, sizes: Sizes) -> Sizes:
 
 
 def sizes_of_plan(kernel: str, plan: Explanation) -> Sizes:
-    """Of a prefill: what the planner took."""
+    """The sizes that the planner chose for a prefill."""
     macros = plan.passes[0]["macros"]
     sizes = {name: macros[f"FATTN_{name.upper()}"] for name in SIZES[kernel]}
     return tuple(

@@ -1,5 +1,5 @@
-"""Which of the timed sizes are taken: those that gain more than the noise, and the same order of sums for all
-lengths; and which calls torch's own attention takes. Numbers in, rows out."""
+"""Chooses among the timed sizes those that gain more than the noise and have one order of sums for all
+lengths, and the calls that torch's own attention gets. A pure function from times to rows."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from .candidates import SHORT_PREFILL, Sizes, Subject, order_of
 from .tuned_file import TunedRoute, TunedRow
 
 LEAST_GAIN = 0.03
-# What the lengths that are timed stand for: rows of a prefill, of which fewer than a tile of torch's are
-# another matter, and keys of a decode.
+# The range that each timed length represents: rows of a prefill, without those below a tile of torch's
+# kernel, and keys of a decode.
 SCOPES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "prefill": ((64, SHORT_PREFILL), (SHORT_PREFILL + 1, None)),
     "decode": ((1, 4096), (4097, None)),
 }
 
-Seconds = Mapping[int, float]  # of a call, by the index of its length
+Seconds = Mapping[int, float]  # seconds of a call, by the index of its length
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Of one subject: the built-in sizes twice, and every candidate that ran at every length."""
+    """Times of one subject: the built-in sizes twice, and every candidate that ran at every length."""
 
     base: Seconds
     base_again: Seconds
-    base_sizes: Sizes | None  # None where it is not known (decode)
+    base_sizes: Sizes | None  # None if it is unknown (decode)
     candidates: Mapping[Sizes, Seconds]
 
     @property
     def noise(self) -> float:
-        """How far apart two measurements of the same are."""
+        """The relative difference between two measurements of the same sizes."""
         return max(abs(self.base_again[i] / self.base[i] - 1) for i in self.base)
 
 
 def choose(subject: Subject, timed: Timed) -> list[TunedRow]:
-    """The rows of this subject, or none if the built-in ones are as good."""
+    """The rows of this subject; empty if the built-in sizes are as good."""
     lengths = sorted(timed.base)
     least_gain = max(LEAST_GAIN, 2 * timed.noise)
     ratios = {
@@ -77,14 +77,14 @@ def _best_at(
     base: Sizes | None,
     least_gain: float,
 ) -> Sizes:
-    """Of sizes with one order of sums the fastest at a length; the built-in ones unless it gains."""
+    """The fastest sizes at a length, among those with one order of sums; the built-in ones if none gains."""
     fastest = min(members, key=lambda sizes: ratios[sizes][i])
     return base if base in members and ratios[fastest][i] > 1 - least_gain else fastest
 
 
 def confirmed(rows: list[TunedRow], base: Seconds, tuned: Seconds, noise: float) -> list[TunedRow]:
-    """The rows with what they gained when they were timed once more, or none: the fastest of many was also
-    the luckiest."""
+    """The rows with their gains in a second timing, or none if they did not gain again: the fastest of many
+    candidates may only have been lucky."""
     lengths = sorted(base)
     gains = [base[i] / tuned[i] for i in lengths]
     if max(gains) < 1 / (1 - LEAST_GAIN) or min(gains) < 1 - noise:
@@ -102,8 +102,8 @@ def against_torch(
     noise: float,
     versions: tuple[str, str],
 ) -> list[TunedRoute]:
-    """Where the faster one, by more than the noise, is not the one that the built-in table has. `versions`:
-    those of macOS and torch."""
+    """Routes where the faster implementation, by more than the noise, is not that of the built-in table.
+    `versions` are those of macOS and torch."""
     least_gain = max(LEAST_GAIN, 2 * noise)
     routes = []
     for i, scope in zip(sorted(ours), SCOPES[subject.op], strict=True):

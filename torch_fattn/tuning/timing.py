@@ -1,4 +1,4 @@
-"""Timing on the GPU: candidates take turns, so that what warms the machine warms all of them alike."""
+"""Timing on the GPU. Candidates alternate, so that the temperature of the GPU affects all of them alike."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from .tuned_file import Chip, TunedRow, install
 PROVENANCE = "being tuned"
 TORCH = "torch"  # the name of torch's own attention among the candidates
 ROUNDS = 7
-HOPELESS = 1.25  # times as slow as the fastest, after a round
+HOPELESS = 1.25  # drop a candidate this many times as slow as the fastest, after one round
 BATCH_SECONDS = 0.02
-ROTATED_BYTES = 128 << 20  # past the system-level cache of every chip
+ROTATED_BYTES = 128 << 20  # exceeds the system-level cache of every chip
 # Largest difference from the float64 reference for operands of about 1.
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
 
 
 class OutOfTimeError(Exception):
-    """The seconds of the whole run are over."""
+    """The time limit of the whole run has passed."""
 
 
 @dataclass
 class Stopwatch:
-    """Seconds of calls on this GPU under other sizes. `tiny`: one short call at a time, to try the way."""
+    """Times calls on this GPU with given sizes. `tiny`: one short call at a time, for a rehearsal."""
 
     chip: Chip
-    deadline: float  # of time.monotonic()
+    deadline: float  # in time.monotonic()
     tiny: bool = False
     dropped: list[str] = field(default_factory=list)  # candidates that did not run, and why
 
@@ -71,7 +71,7 @@ class Stopwatch:
         )
 
     def medians(self, subject: Subject, wanted: Mapping[str, list[TunedRow]]) -> dict[str, Seconds]:
-        """Of those that can run and are not hopeless at every length."""
+        """Times of the candidates that can run and are not far too slow at every length."""
         runs = {i: self._call(subject, i) for i in self.lengths(subject)}
         torchs = {i: self._call(subject, i, torchs=True) for i in runs if TORCH in wanted}
         left = dict(wanted)
@@ -86,7 +86,7 @@ class Stopwatch:
                     run = torchs[i] if name == TORCH else runs[i]
                     try:
                         if turn == 0:
-                            batch_seconds(run, 1)  # compiles what is missing
+                            batch_seconds(run, 1)  # compiles missing kernels
                         seconds = batch_seconds(run, calls[i])
                     except RuntimeError as error:
                         if name.startswith("base"):
@@ -109,7 +109,7 @@ class Stopwatch:
         }
 
     def _call(self, subject: Subject, i: int, torchs: bool = False) -> Callable[[], object]:
-        """Over rotating copies of the operands, as the layers of a model have each their own."""
+        """Times calls over rotating copies of the operands, since each layer of a model has its own."""
         first = subject.operands(self.calls, i, "mps")
         copies = max(1, min(16, ROTATED_BYTES // sum(t.nbytes for t in first)))
         rotating = cycle(
@@ -145,7 +145,7 @@ class Stopwatch:
 
 
 def batch_seconds(run: Callable[[], object], calls: int) -> float:
-    """Of one call of a batch between two synchronisations."""
+    """Seconds of one call, from a batch between two synchronisations."""
     torch.mps.synchronize()
     start = time.perf_counter()
     for _ in range(calls):

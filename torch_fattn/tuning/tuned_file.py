@@ -1,6 +1,5 @@
-"""The file in which `python -m torch_fattn tune` keeps what was timed on one GPU, sizes of tiles and where
-torch's own attention was faster, and its way to the planner. A file that is not exactly of this GPU, this
-version and these sources is not used."""
+"""Writes, reads and checks the file of `python -m torch_fattn tune`: tile sizes and routes for one GPU. A
+file for another GPU, version or other sources is not used."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ SIZES = {
 OPS = ("prefill", "decode")
 TAKERS = ("fattn", "torch")
 
-Named = dict[str, str]  # a row as csrc/gpu.cpp takes it
+Named = dict[str, str]  # a row in the form of csrc/ops/gpu.cpp
 
 
 class BadFileError(ValueError):
@@ -62,7 +61,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class TunedRow:
-    """Sizes for calls of one kernel and dtype whose larger head size is in a range; of prefill also by the
+    """Sizes for calls of one kernel and dtype with the larger head size in a range; for prefill also by the
     number of rows. csrc/plan/tuned.h has the rules."""
 
     kernel: str
@@ -70,7 +69,7 @@ class TunedRow:
     min_dim: int
     max_dim: int
     sizes: dict[str, int]
-    max_length: int | None = None  # of the rows of a prefill; None: any
+    max_length: int | None = None  # most rows of a prefill; None: any
     gain: float = 1.0  # how many times as fast as the built-in sizes, when it was timed
 
     def named(self) -> Named:
@@ -80,8 +79,8 @@ class TunedRow:
 
 @dataclass(frozen=True)
 class TunedRoute:
-    """Who computes plain calls without a mask of one dtype and head size, by the rows of a prefill or the
-    keys of a decode, on this system and with this torch (csrc/plan/route.h)."""
+    """The route of plain calls without a mask, for one dtype and head size and a range of rows (prefill) or
+    keys (decode), on this system and torch (csrc/plan/route.h)."""
 
     op: str
     dtype: str
@@ -130,7 +129,7 @@ def path_of(chip: Chip) -> Path:
 
 
 def fault_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> str:
-    """Why the kernels could not run with these rows, or "": csrc/plan/tuned.cpp has the rules."""
+    """Why the kernels cannot run with these rows, or "". csrc/plan/tuned.cpp has the rules."""
     try:
         fault: str = torch.ops.fattn._tuning_fault(_named(rows), _named(routes or []))
     except ValueError as error:
@@ -141,7 +140,7 @@ def fault_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> st
 def install(
     chip: Chip, rows: list[TunedRow], provenance: str, routes: list[TunedRoute] | None = None
 ) -> None:
-    """From now on the planner uses them on this GPU; without rows, the built-in table."""
+    """Hands the rows to the planner for this GPU. An empty list restores the built-in table."""
     named = _named(rows), _named(routes or [])
     torch.ops.fattn._set_tuning(chip.name, chip.family, chip.cores, *named, provenance)
     forget()
@@ -152,13 +151,13 @@ def _named(rows: Sequence[TunedRow | TunedRoute]) -> list[Named]:
 
 
 def source_digest() -> str:
-    """Of the kernels and the planner of this build."""
+    """A hash of the kernels and the planner of this build."""
     digest: str = torch.ops.fattn._source_digest()
     return digest
 
 
 def read(path: Path, version: str) -> TunedFile:
-    """Raises BadFileError unless every field is one that could have been written by this very build."""
+    """Raises BadFileError unless this build could have written every field."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise BadFileError(f"it is larger than {MOST_BYTES} bytes")
@@ -172,13 +171,13 @@ def read(path: Path, version: str) -> TunedFile:
     for name, mine in (("torch_fattn", version), ("sources", source_digest())):
         if data.get(name) != mine:
             raise BadFileError(f"it was made with {name} {data.get(name)!r}, and this is {mine!r}")
-    entries = _taken(data, TunedFile, extra=("format",))
+    entries = _checked_fields(data, TunedFile, extra=("format",))
     for name in ("rows", "routes"):
         if not isinstance(entries[name], list):
             raise BadFileError(f"its {name} are not a list")
     rows = [_row(entry) for entry in entries.pop("rows")]
     routes = [_route(entry) for entry in entries.pop("routes")]
-    chip = Chip(**_taken(entries.pop("chip"), Chip))
+    chip = Chip(**_checked_fields(entries.pop("chip"), Chip))
     file = TunedFile(**entries, chip=chip, rows=rows, routes=routes)
     if path.name != chip.file_name:
         raise BadFileError(f"its name is not that of the file of {chip}")
@@ -195,8 +194,9 @@ TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _taken(data: Any, of: type, extra: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields of a dataclass, all of them and no others, with values of their types."""
+def _checked_fields(data: Any, of: type, extra: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Checks that `data` has exactly the fields of a dataclass, with values of their types, and returns
+    them."""
     if not isinstance(data, dict):
         raise BadFileError(f"its {of.__name__} is no object")
     known = {each.name: str(each.type) for each in fields(of)}
@@ -207,13 +207,13 @@ def _taken(data: Any, of: type, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         value = data[name]
         if kind in TYPES and (isinstance(value, bool) or not isinstance(value, TYPES[kind])):
             raise BadFileError(f"its {name} {value!r} is not of type {kind}")
-        if isinstance(value, str) and not value.isprintable():  # half a surrogate pair is no text for C++
+        if isinstance(value, str) and not value.isprintable():  # C++ cannot take half a surrogate pair
             raise BadFileError(f"its {name} {value!r} is no text")
     return {name: data[name] for name in known}
 
 
 def _row(entry: Any) -> TunedRow:
-    row = TunedRow(**_taken(entry, TunedRow))
+    row = TunedRow(**_checked_fields(entry, TunedRow))
     if row.kernel not in KERNELS or row.dtype not in DTYPES:
         raise BadFileError(f"no kernel {row.kernel!r} of {row.dtype!r} is tuned")
     sizes = row.sizes
@@ -226,7 +226,7 @@ def _row(entry: Any) -> TunedRow:
 
 
 def _route(entry: Any) -> TunedRoute:
-    route = TunedRoute(**_taken(entry, TunedRoute))
+    route = TunedRoute(**_checked_fields(entry, TunedRoute))
     if route.op not in OPS or route.dtype not in DTYPES or route.to not in TAKERS:
         raise BadFileError(f"no {route.op!r} of {route.dtype!r} goes to {route.to!r}")
     for version in (route.macos, route.torch):
@@ -236,7 +236,7 @@ def _route(entry: Any) -> TunedRoute:
 
 
 def write(file: TunedFile) -> Path:
-    """Whole or not at all."""
+    """Writes the file atomically."""
     path = path_of(file.chip)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuned-", suffix=".json")
@@ -252,8 +252,8 @@ def write(file: TunedFile) -> Path:
 
 
 def load_all(version: str) -> None:
-    """Hands every tuned file of this user to the planner, which uses that of the GPU it plans for. One that
-    cannot be used never costs a call, but a warning if it is of this GPU; no other reason to look for a GPU.
+    """Hands every tuned file of this user to the planner, which uses the one of the GPU it plans for. An
+    invalid file never fails a call; it causes a warning if it is for this GPU. Only then is the GPU queried.
     """
     if tuning_is_off():
         return

@@ -1,1 +1,1 @@
-"""The drop-in for torch's own attention: `sdpa`, `install`, the report, and the route of a call."""
+"""Drop-in replacement of torch's attention: `sdpa`, `install`, the report, and the route of a call."""

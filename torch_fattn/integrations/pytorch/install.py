@@ -1,7 +1,7 @@
-"""Routes plain `F.scaled_dot_product_attention` on mps tensors to torch_fattn, and takes that back.
+"""Routes `F.scaled_dot_product_attention` on mps tensors to torch_fattn, and undoes that.
 
-torch's own switch is used: "fattn" is one of `torch.nn.attention.list_flash_attention_impls()`, and what is
-activated there is a pair of kernels in torch's dispatcher (csrc/install.cpp).
+The switch is torch's own: "fattn" is one of `torch.nn.attention.list_flash_attention_impls()`, and activating
+it registers a pair of kernels in torch's dispatcher (csrc/dropin/install.cpp).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .routing import check_policy
 __all__ = ["install", "installed", "uninstall"]
 
 NAME = "fattn"
-# torch.compile keeps what it compiled on disk, by the program's text. What it compiled while installed holds
-# our ops, which a process without torch_fattn does not have; and what it compiled before holds torch's.
+# torch.compile caches compiled graphs on disk by the program's text. Graphs compiled while installed hold
+# torch_fattn's ops, which other processes may lack, so they need a cache key of their own.
 _CACHE_TAG = f";torch_fattn {VERSION}"
 
 _lock = threading.RLock()
 _by_install = False
 _by_contexts = 0
-_followed = False  # what was wanted last time
-_before: str | None = None  # the implementation that was active when ours was first wanted
+_followed = False  # the state last set
+_before: str | None = None  # the implementation that was active before the first install
 
 
 class _Handle:
-    """What torch's switch calls when another implementation, or none, is to be active."""
+    """Called by torch's switch when it activates another implementation or none."""
 
     def remove(self) -> None:
         torch.ops.fattn._uninstall()
@@ -53,23 +53,23 @@ def _activate() -> _Handle:
 
 
 def _tag_caches(tag: str) -> None:
-    """In all threads: what is assigned to an option of torch.compile holds in the assigning thread alone, so
-    its default is what changes, where torch keeps that of the environment."""
+    """Sets the cache key in all threads. An assignment to an option of torch.compile is local to its thread,
+    so this changes the default, which torch reads from the environment."""
     option: Any = compiler_config._config["cache_key_tag"]  # type: ignore[attr-defined]
     given = option.env_value_default if isinstance(option.env_value_default, str) else option.default
     option.env_value_default = given.replace(_CACHE_TAG, "") + tag
 
 
 def register() -> None:
-    """Makes the name known to torch; nothing else changes."""
+    """Registers the name with torch; nothing else changes."""
     register_flash_attention_impl(NAME, register_fn=_activate)
 
 
 def install() -> None:
-    """From now on `F.scaled_dot_product_attention` on mps tensors runs torch_fattn's kernels where they have
-    its meaning, in all threads, for every caller: models, `nn.MultiheadAttention` with `need_weights=False`,
-    code that is compiled from now on. Everything else goes where it went before; `report()` says what and
-    why. The packed attention of `torch.nn.attention.varlen`, which has no implementation on mps, gets one.
+    """Routes `F.scaled_dot_product_attention` on mps tensors to torch_fattn's kernels. This holds in all
+    threads and for every caller: models, `nn.MultiheadAttention` with `need_weights=False`, code compiled
+    from now on. Calls that the kernels cannot compute run as before, and `report()` lists them with the
+    reason. The packed attention of `torch.nn.attention.varlen`, which has no implementation on mps, gets one.
 
     Calling it again changes nothing.
     """
@@ -81,11 +81,11 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undoes `install()`; inside `with installed():` that takes effect at the end of the block."""
+    """Undoes `install()`. Inside `with installed():` this takes effect at the end of the block."""
     global _before, _by_install
     with _lock:
         _by_install = False
-        if _before == NAME:  # torch's switch turned it on, and that is undone too
+        if _before == NAME:  # torch's switch turned it on; undo that too
             _before = None
         _follow()
 
@@ -110,7 +110,7 @@ def installed() -> Iterator[None]:
 
 
 def _follow() -> None:
-    """Makes torch's switch say what is wanted. It may have been turned by others."""
+    """Sets torch's switch to the wanted state. Other code may have changed it."""
     global _before, _followed
     wanted = _by_install or _by_contexts > 0
     active = current_flash_attention_impl()

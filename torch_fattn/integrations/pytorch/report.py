@@ -1,4 +1,5 @@
-"""What became of the calls of `F.scaled_dot_product_attention` that torch_fattn has seen, and why."""
+"""Counts the calls of `F.scaled_dot_product_attention` by the kernel that ran them, or by the reason for the
+fallback."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ import torch
 
 __all__ = ["REASONS", "Fallback", "Report", "report", "reset_report"]
 
-# A sentence for each reason that csrc/routing.cpp names.
+# A sentence for each reason that csrc/dropin/routing.cpp names.
 REASONS = {
     "gradients": "gradients are needed, and torch_fattn has no backward: run inference under torch.no_grad()",
     "forward_mode": "forward-mode gradients are needed, and torch_fattn has none",
-    "dropout": "dropout is asked for: model.eval() turns it off",
+    "dropout": "dropout is not built: model.eval() turns it off",
     "nested": "a nested tensor has no kernel: torch_fattn.varlen_prefill takes packed sequences",
-    "layout": "a tensor is sparse or of another layout than strided: .to_dense() makes it one",
+    "layout": "a tensor is sparse or has another layout than strided: convert it with .to_dense()",
     "subclass": "a tensor subclass has its own meaning of this call",
-    "transform": "a transform of torch.func (vmap, grad, jvp) is at work",
-    "rank": "query, key and value have not all the same number of dimensions, from two to four",
+    "transform": "a transform of torch.func (vmap, grad, jvp) is active",
+    "rank": "query, key and value do not all have the same number of dimensions, from two to four",
     "device": "a tensor is not on mps",
     "dtype": "query, key and value are not all float32, all float16 or all bfloat16",
     "mask_dtype": "the dtype of attn_mask is neither bool nor float32 nor that of the query",
@@ -45,11 +46,11 @@ UNSEEN = (
 
 @dataclass(frozen=True)
 class Fallback:
-    """Calls that went to torch's own implementation for one reason, the first of them as an example."""
+    """Calls that ran on torch's own implementation for one reason, with the first as an example."""
 
     reason: str
     count: int
-    traced: int  # while a graph was traced, beside the count
+    traced: int  # calls while a graph was traced, not part of the count
     example: str
 
     def __str__(self) -> str:
@@ -63,7 +64,7 @@ class Report:
 
     installed: bool
     routed_by: dict[str, int]
-    traced: int  # into a graph of torch.compile or export, which takes several passes over one call
+    traced: int  # while torch.compile or export traced a graph, which visits one call several times
     fallbacks: tuple[Fallback, ...]
 
     @property
@@ -80,7 +81,7 @@ class Report:
 
     @property
     def share(self) -> float:
-        """Of the calls, how many were routed: 0 to 1, and 0 where there were none."""
+        """The fraction of calls that were routed, 0 to 1; 0 if there were no calls."""
         return self.routed / self.calls if self.calls else 0.0
 
     def fallbacks_by_reason(self) -> dict[str, int]:
@@ -97,7 +98,7 @@ class Report:
         return "\n".join([*lines, UNSEEN])
 
     def _headline(self) -> str:
-        """Whether it is installed says nothing of the calls before, nor of those of `sdpa`."""
+        """The first line. The state of `install` now says nothing about earlier calls or those of `sdpa`."""
         counted = f"{self.routed} of {self.calls} attention calls routed ({self.share:.0%})"
         if self.installed:
             return f"torch_fattn is installed: {counted}"
@@ -105,12 +106,12 @@ class Report:
 
 
 def report() -> Report:
-    """How many calls went to torch_fattn's kernels, how many to torch's own implementation, and why.
+    """Counts the calls that ran on torch_fattn's kernels and those that fell back to torch, with the reasons.
 
-    Counted are calls of `F.scaled_dot_product_attention` and of `torch.nn.attention.varlen` on mps while
-    `install`ed, and all calls of `torch_fattn.sdpa`; of torch.func.vmap nothing is seen. Nor is attention
-    that a program multiplies out itself: `nn.MultiheadAttention` does so where it is asked for weights, which
-    is its default; with `need_weights=False` it calls torch's function and is counted.
+    The report counts calls of `F.scaled_dot_product_attention` and of `torch.nn.attention.varlen` on mps
+    while installed, and all calls of `torch_fattn.sdpa`. It does not see calls under torch.func.vmap, nor
+    attention that a program computes from matrix products. `nn.MultiheadAttention` does that by default; with
+    `need_weights=False` it calls torch's function and is counted.
     """
     routed = dict(torch.ops.fattn._routed())
     examples = dict(torch.ops.fattn._fallback_examples())
@@ -129,5 +130,5 @@ def report() -> Report:
 
 
 def reset_report() -> None:
-    """Sets all counts of `report` to 0 and forgets its examples."""
+    """Sets all counts of `report` to 0 and drops its examples."""
     torch.ops.fattn._reset_routing()

@@ -1,5 +1,5 @@
-"""Who computes a plain call of torch's attention: these kernels, or torch's own where that is expected to be
-faster. csrc/plan/route.h has the rule and where each part of it comes from."""
+"""Decides whether a plain call of torch's attention runs on these kernels or on torch's own, where that is
+expected to be faster. csrc/plan/route.h has the rule and its sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from ...operators.head_padding import HEAD_STEP
 
 POLICIES = ("auto", "always")
-# What torch's attention has not, and the value by which a call does without. Other options are tensors.
+# Options that torch's attention lacks, with the value that turns each off. Other options are tensors.
 LACKING_IN_TORCH = {
     "window_left": -1,
     "window_right": -1,
@@ -24,13 +24,13 @@ LACKING_IN_TORCH = {
     **dict.fromkeys(("sinks", "alibi_slopes", "tree_mask", "key_scales", "value_scales")),
 }
 
-_may_be_torchs: bool | None = None  # None: to be asked
-_wrong_policy = ""  # what the environment has in the place of one
+_may_be_torchs: bool | None = None  # None: not yet queried
+_wrong_policy = ""  # an invalid value of the environment variable
 
 
 @dataclass(frozen=True)
 class Route:
-    """Of a plain call: `to` whom it goes, and `why`."""
+    """The route of a plain call: `to` is "fattn" or "torch", `why` the reason."""
 
     to: Literal["fattn", "torch"]
     why: str
@@ -41,7 +41,8 @@ class Route:
 
 
 def use_policy() -> None:
-    """That of the environment. A wrong one is refused where it is first needed: importing does not fail."""
+    """Reads the policy from the environment. A wrong one is refused on first use, so that the import
+    succeeds."""
     global _wrong_policy
     policy = os.environ.get("FATTN_ROUTE") or "auto"
     _wrong_policy = "" if policy in POLICIES else policy
@@ -58,7 +59,7 @@ def check_policy(asker: str = "torch_fattn: ") -> None:
 
 
 def forget() -> None:
-    """After the rule has changed."""
+    """Call this after the rule has changed."""
     global _may_be_torchs
     _may_be_torchs = None
 
@@ -68,7 +69,7 @@ def is_version(text: object) -> bool:
 
 
 def is_torch_version(text: object) -> bool:
-    """Also one as `torch.__version__` has it: "2.13.0+cpu", "2.16.0.dev20261001"."""
+    """Also accepts versions like `torch.__version__`: "2.13.0+cpu", "2.16.0.dev20261001"."""
     if not isinstance(text, str):
         return False
     return is_version(re.sub(r"(?:a0|rc\d+|\.dev\d+)?(?:\+[\w.]+)?$", "", text, count=1))
@@ -81,13 +82,13 @@ def version_number(version: str) -> int:
 
 
 def system_and_torch() -> tuple[str, str]:
-    """The versions of macOS, 0.0 elsewhere, and of torch that what is timed belongs to."""
+    """The versions of macOS (0.0 on other systems) and torch, to which timings belong."""
     macos, torch_version = torch.ops.fattn._system_and_torch()
     return f"{macos // 100}.{macos % 100}", f"{torch_version // 100}.{torch_version % 100}"
 
 
 def is_plain(options: dict[str, Any]) -> bool:
-    """Whether an operator's options are ones that torch's attention has."""
+    """Whether torch's attention has all these options of an operator."""
     given = ((options.get(name), default) for name, default in LACKING_IN_TORCH.items())
     return all(value is None or (default is not None and value == default) for value, default in given)
 
@@ -101,8 +102,8 @@ def torchs(
     is_causal: bool,
     scale: float | None,
 ) -> Tensor | None:
-    """The result of torch's own attention where the rule gives it this call, `[B, H, L, D]`; else None.
-    Causal rows are those of the lower right corner, which torch has only for as many rows as keys."""
+    """The result of torch's own attention, `[B, H, L, D]`, if the rule leaves this call to torch; else None.
+    Causal masks are aligned to the lower right corner, which torch supports only for as many rows as keys."""
     if query.device.type != "mps" or not query.dim() == key.dim() == 4:
         return None
     check_policy()
@@ -115,7 +116,7 @@ def torchs(
         return None
     arguments = (query, key, value, mask, 0.0, is_causal)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
-    # A graph has no way to ask; `sdpa` decides when it is traced.
+    # A graph cannot query the rule; `sdpa` decides when it is traced.
     if not compiling:
         reason = torch.ops.fattn._sdpa_reason(*arguments, **options)
         if torch.ops.fattn._reason_name(reason) != "torch_is_faster":
@@ -139,8 +140,8 @@ def route_of(
     macos: str | None = None,
     torch_version: str | None = None,
 ) -> Route | None:
-    """Of the plain call of torch's attention that means what this call of an operator means; None if there is
-    none. The filled length of a cache counts as its capacity."""
+    """The route of the plain call of torch's attention that is equivalent to this operator call; None if
+    there is none. The filled length of a cache counts as its capacity."""
     names = {
         "prefill": ("query", "key", "value", "attn_mask"),
         "decode": ("query", "key", "value", "seq_lens"),
@@ -152,7 +153,7 @@ def route_of(
     if not is_plain(call):
         return None
     is_causal = bool(call.get("is_causal"))
-    if op == "decode" and query.shape[2] > 1:  # causal by the lower right corner
+    if op == "decode" and query.shape[2] > 1:  # causal, aligned to the lower right corner
         return None
     if is_causal:
         offset = call.get("q_offset")

@@ -1,5 +1,5 @@
-"""`F.scaled_dot_product_attention` by torch_fattn's kernels where they have its meaning, by torch's own
-implementation everywhere else."""
+"""`F.scaled_dot_product_attention` on torch_fattn's kernels, with a fallback to torch's own
+implementation."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def sdpa(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, argument for argument.
 
-    Causal is torch's: query row i sees the keys up to i, whatever the lengths are. A row that sees no key is
-    0. What there are no kernels for goes to torch's own implementation, with one warning for each reason in a
-    process: gradients, dropout, nested and sparse tensors, more than four dimensions, other devices than
-    "mps", other dtypes, head sizes above 576 (`report` counts them). So does, without a warning, what torch
-    is expected to compute faster. Head sizes that are no multiple of 8 are padded. What torch refuses is
-    refused by torch, in its words.
+    Causal means what it means in torch: query row i sees the keys up to i, for any lengths. A row that sees
+        no key is 0. Calls without a kernel run on torch's own implementation, with one warning per reason and
+        process: gradients, dropout, nested and sparse tensors, more than four dimensions, other devices than
+        "mps", other dtypes, head sizes above 576 (`report` counts them). Calls that torch is expected to
+        compute faster do so without a warning. Head sizes that are not multiples of 8 are padded. torch
+        raises its own errors for calls that it refuses.
     """
     if torch.compiler.is_compiling():
         return torch.ops.fattn.sdpa(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     check_policy()
-    # A subclass has its own idea of this function, and finds it by its identity.
+    # A subclass may override torch's function, which it recognises by identity.
     operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if any(type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter for tensor in operands):
         reason = "nested" if getattr(query, "is_nested", False) else "subclass"

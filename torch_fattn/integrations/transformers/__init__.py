@@ -1,23 +1,22 @@
 """Hugging Face transformers: `register()`, then load a model with `attn_implementation="fattn"`.
 
-Two functions meet here. transformers calls the *mask function* (`make_mask`) once per forward and layer
-pattern and hands what it returns to the *attention function* (`attend`) of every layer. A model takes part
-only if its layers really go through transformers' attention interface; `support` finds out and refuses the
-others, whose own attention would misread the mask. Such a model is refused in its first forward, when it asks
-for a mask: the registry that `from_pretrained` consults knows names, not models. A model that asks for no
-mask and never calls the attention function computes what it computes under "eager"; nothing is refused,
-nothing is accelerated.
+transformers calls the *mask function* (`make_mask`) once per forward and layer pattern, and passes its result
+to the *attention function* (`attend`) of every layer. A model is supported only if its layers go through
+transformers' attention interface. `support` checks this and refuses other models, whose own attention would
+misread the mask. The refusal comes in the first forward, when the model requests a mask, because the registry
+that `from_pretrained` consults has names and no models. A model that requests no mask and never calls the
+attention function runs as under "eager", with no refusal and no speedup.
 
-What cannot run raises, in one sentence; `register(on_unsupported="sdpa")` lets transformers' sdpa attention
-run it instead, layer by layer, with one warning for each kind of layer and reason. Training, for which the
-kernels have no backward, always does. Refused all the same is what sdpa would drop without a word.
+A layer that cannot run raises. With `register(on_unsupported="sdpa")`, transformers' sdpa attention runs it
+instead, with one warning for each kind of layer and reason. Training always runs on sdpa attention, because
+the kernels have no backward. Arguments that sdpa would silently ignore are refused in any case.
 
 `model.generate_batch` (continuous batching) runs under this name too.
 
 Causal layers pass windows, soft caps, sinks and the filled length of static caches to the operators as such.
 
-A row that a bool mask leaves no key gives 0 here, where eager attention gives the mean of all values: such
-rows are left padding, and a model's output does not use them. Recurrent models do, and get eager's mask.
+A row whose bool mask hides every key is 0 here and the mean of all values in eager attention. Such rows are
+left padding, which the output of most models does not use. Recurrent models do use them and get eager's mask.
 """
 
 from __future__ import annotations
@@ -54,6 +53,6 @@ __all__ = [
 
 @public("torch_fattn.integrations.transformers.use_packed", ahead=False)
 def use_packed(model: PreTrainedModel) -> None:
-    """Lets a model take all its packed sequences in one call of every layer, as it does for flash attention:
-    the vision tower of a Qwen2-VL, say, which otherwise calls its attention once for each image."""
+    """Makes a model pass all its packed sequences in one call per layer, as it does for flash attention. The
+    vision tower of a Qwen2-VL, for example, otherwise calls its attention once for each image."""
     model.config._attn_implementation = FLASH_NAME

@@ -1,10 +1,10 @@
-"""transformers' own command line with `fattn` in it:
+"""transformers' own command line, with `fattn` registered:
 
 python -m torch_fattn.integrations.transformers serve MODEL --continuous-batching
 
-`transformers serve` takes the names that it knows and repositories of kernels; started like this it also
-takes `--attn-implementation fattn`, which is the default here. What the kernels cannot run goes through sdpa
-attention, with one warning.
+`transformers serve` accepts only its own names and repositories of kernels. Started like this it also accepts
+`--attn-implementation fattn`, the default here. Layers that the kernels cannot run use sdpa attention, with
+one warning.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The attention function: from what a layer passes to one call of an operator, or to another attention, or to
-a refusal."""
+"""The attention function: turns the arguments of a layer into a call of an operator, of another attention
+function, or a refusal."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def attend(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """query `[B,Hq,Lq,D]`, key and value `[B,Hkv,Lk,..]` with any strides; attention_mask in one of the forms
-    of `masks`, or None from a model that asked for no mask: then `is_causal`, or the layer's attribute of
-    that name, decides. `s_aux [Hq]`: the learned sinks; `position_bias`, broadcastable to `[B,Hq,Lq,Lk]`, is
-    added to the scores (T5); `cu_seq_lens_q` and `cu_seq_lens_k` cut packed sequences. Returns
-    `([B,Lq,Hq,Dv], None)`.
+    """Attention of query `[B,Hq,Lq,D]` over key and value `[B,Hkv,Lk,..]`, with any strides. attention_mask
+    has one of the forms of `masks`; it is None if the model requested no mask, and then `is_causal`, or the
+    layer's attribute of that name, decides. `s_aux [Hq]` are the learned sinks; `position_bias`,
+    broadcastable to `[B,Hq,Lq,Lk]`, is added to the scores (T5); `cu_seq_lens_q` and `cu_seq_lens_k` cut
+    packed sequences. Returns `([B,Lq,Hq,Dv], None)`.
 
-    Training runs transformers' sdpa attention, and so does, under `register(on_unsupported="sdpa")`, what is
-    not built. Otherwise that raises NotImplementedError, ValueError or TypeError before anything is computed.
-    A keyword that is not known to be harmless is refused unless it is None or False.
+    Training runs transformers' sdpa attention. Unsupported layers run it too under
+    `register(on_unsupported="sdpa")`; otherwise they raise NotImplementedError, ValueError or TypeError
+    before anything is computed. An unknown keyword is refused unless it is None or False.
     """
     of_layer: dict[str, Any] = {"softcap": softcap, "s_aux": s_aux}
     of_call: dict[str, Any] = {
@@ -65,7 +65,7 @@ def attend(
         "position_bias": position_bias,
         **kwargs,
     }
-    if cache is not None:  # continuous batching after transformers 5.17 has no other name for its function
+    if cache is not None:  # transformers after 5.17 finds the function for continuous batching by this name
         return attend_paged(module, query, key, value, attention_mask, cache=cache, **of_layer, **of_call)
     indices = kwargs.get("indices")
     if indices is not None and attention_mask is not None and attention_mask.ndim == 4:
@@ -107,8 +107,8 @@ def _packing(
     scaling: float | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, int, int] | None:
-    """The lengths of packed sequences, if it is for them to say what a row may see. Refuses what neither the
-    kernels nor another attention function would compute."""
+    """The lengths of packed sequences, if they decide which keys a row sees. Refuses arguments that neither
+    the kernels nor another attention function supports."""
     _refuse_shapes(module, query, key, value, mask)
     _refuse_bias(module, query, key, position_bias, softcap)
     q_len, kv_len = query.shape[2], key.shape[2]
@@ -189,8 +189,8 @@ def _attend(
 
 
 def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
-    """Whether a mask says nothing but that rows are causal, perhaps within a window, so that lengths of
-    packed sequences besides are what cuts them."""
+    """Whether a mask is only causal, perhaps with a window, so that the lengths of packed sequences decide
+    where they are cut."""
     if mask is None or not is_pattern(mask):
         return mask is None or (mask.ndim == 2 and hides_nothing(mask))
     pattern = None if is_packed(mask) else read_pattern(mask, q_len, kv_len)
@@ -198,8 +198,7 @@ def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
 
 
 def _of_selected(mask: Tensor, indices: Tensor, q_len: int, kv_len: int) -> Tensor:
-    """`indices [B, Lq, n]`: the keys that a row of any head may see (DeepSeek V3.2), as far as the mask lets
-    it."""
+    """`mask` restricted to `indices [B, Lq, n]`: the keys that a row of any head may see (DeepSeek V3.2)."""
     whole, _ = without_patterns(mask, q_len, kv_len)
     shape = (*indices.shape[:2], kv_len)
     selected = torch.zeros(shape, dtype=torch.bool, device=mask.device).scatter_(-1, indices.long(), True)[
@@ -211,7 +210,7 @@ def _of_selected(mask: Tensor, indices: Tensor, q_len: int, kv_len: int) -> Tens
 
 
 def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:
-    """Both as what is added to the scores."""
+    """The sum of both as an additive mask."""
     return torch.where(mask, bias, -torch.inf) if mask.dtype is torch.bool else bias + mask
 
 
@@ -271,8 +270,8 @@ def _refuse_pattern(module: nn.Module, mask: Tensor, q_len: int, kv_len: int) ->
 
 
 def _causal_without_mask(module: nn.Module, is_causal: bool | None, q_len: int, kv_len: int) -> bool:
-    """Without a mask someone else must say whether the layer is causal; transformers' sdpa function would
-    take a silent layer for causal, eager attention for bidirectional."""
+    """Whether a layer without a mask is causal. If neither the keyword nor the layer decides, it is refused:
+    transformers' sdpa function would make it causal, eager attention bidirectional."""
     if is_causal is None:
         is_causal = getattr(module, "is_causal", None)
     if is_causal is None:

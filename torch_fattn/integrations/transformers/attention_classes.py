@@ -1,8 +1,8 @@
-"""Models that pick their attention from a table of classes by the implementation's name: GPT-J, Falcon, Bark.
+"""Models that choose an attention class from a table by the implementation's name: GPT-J, Falcon, Bark.
 
-Their attention never calls an attention function, and a name that is not in the table is a bare KeyError
-while the model is built. The name is put in: with what says in one sentence what to do, or, under
-`on_unsupported="sdpa"`, with the class that "sdpa" or "eager" has there.
+Their attention never calls an attention function, and an unknown name raises a bare KeyError while the model
+is built. This module adds the name to those tables: with an entry that raises an error with advice, or, under
+`on_unsupported="sdpa"`, with the class of "sdpa" or "eager".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from .policy import falls_back, warn_once
 from .support import NAME, USE_ANOTHER
 
-# Some of them only in newer or older transformers.
+# Some exist only in newer or older transformers.
 _MODULES = (
     "bark.modeling_bark",
     "data2vec.modeling_data2vec_vision",

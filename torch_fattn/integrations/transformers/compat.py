@@ -1,4 +1,4 @@
-"""What transformers 5.17 and 5.23 do differently, and the little that no public name of theirs reaches."""
+"""Differences between transformers 5.17 and 5.23, and all uses of their private names."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _OF_ONE_TOKEN = torch.zeros(1, 1, dtype=torch.long)
 
 
 def and_parts(mask_function: MaskFunction) -> tuple[MaskFunction, ...]:
-    """What `and_masks` put together; empty for what it did not make."""
+    """The functions that `and_masks` combined; empty for any other function."""
     if not made_like(mask_function, sliding_window_causal_mask_function(1)):
         return ()
     return tuple(closed_over(mask_function, "mask_functions"))
 
 
 def made_like(mask_function: MaskFunction, other: MaskFunction) -> bool:
-    """Whether the same lines of transformers made both."""
+    """Whether both functions come from the same lines of transformers."""
     code = getattr(mask_function, "__code__", None)
     return code is not None and code is getattr(other, "__code__", None)
 
 
 def packed_parts(mask_function: MaskFunction) -> tuple[MaskFunction, Tensor] | None:
-    """The function of one sequence and the numbers `[B, L]` of the sequences that tokens belong to, where
-    transformers has found packed sequences. 5.17 adds the condition that both be of one sequence behind the
-    function; later versions put it before, and let the function count from the beginning of each."""
+    """The mask function of one sequence and the sequence ids `[B, L]` of the tokens, if transformers has
+    found packed sequences. 5.17 adds the condition on sequence ids after the function; later versions add it
+    before, and the function counts from the start of each sequence."""
     for_ids = packed_sequence_mask_function(_OF_ONE_TOKEN)
     parts = and_parts(mask_function)
     if len(parts) != 2:
@@ -53,16 +53,17 @@ def closed_over(function: Any, name: str) -> Any:
 class PagedLayer(NamedTuple):
     """A layer of the cache of continuous batching."""
 
-    group: int  # its place in the lists of indices
+    group: int  # its position in the lists of indices
     kind: str  # its key in the dicts of lengths
-    pools: tuple[Tensor, Tensor] | None  # [slots, Hkv, D], where the indices point to; None: out of reach
-    block_size: int  # of the slots of one request that follow each other
+    pools: tuple[Tensor, Tensor] | None  # [slots, Hkv, D], indexed by the indices; None: not accessible
+    block_size: int  # number of consecutive slots of one request
     window: int | None
 
 
 def paged_layer(cache: Any, layer: int) -> PagedLayer:
-    """The cache of 5.17 has one pool for each place of a layer in its group; a sliding layer goes round in
-    it. Later there is an allocator for each kind of layer, which shows the pages of full layers alone."""
+    """Finds the layer in transformers' cache. In 5.17 there is one pool for each position of a layer in its
+    group, and a sliding layer uses it as a ring. Later versions have an allocator for each kind of layer,
+    which exposes only the pages of full layers."""
     if hasattr(cache, "layer_to_allocator"):
         allocator = cache.layer_to_allocator[layer]
         pools = None
@@ -73,7 +74,7 @@ def paged_layer(cache: Any, layer: int) -> PagedLayer:
     group, place = cache.layer_index_to_group_indices[layer]
     pools = cache.key_cache[place], cache.value_cache[place]
     window = cache.sliding_windows[layer]
-    if window == 1:  # its word for none
+    if window == 1:  # it means no window
         return PagedLayer(group, "full_attention", pools, cache.block_size, None)
     return PagedLayer(group, "sliding_attention", pools, 1, window)
 
@@ -81,8 +82,8 @@ def paged_layer(cache: Any, layer: int) -> PagedLayer:
 def update_paged(
     cache: Any, layer: int, key: Tensor, value: Tensor, keywords: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The keys and values of all requests, `[keys, Hkv, D]`, the new ones of which are written. 5.17 takes
-    the indices; later the keywords as they are, which it changes to what concerns the layer."""
+    """Writes the new keys and values and returns those of all requests, `[keys, Hkv, D]`. 5.17 takes the
+    indices; later versions take the keywords and select those of the layer."""
     arguments = {"key_states": key, "value_states": value, "layer_idx": layer}
     if hasattr(cache, "layer_to_allocator"):
         key, value = cache.update(**arguments, kwargs=dict(keywords))
@@ -92,17 +93,17 @@ def update_paged(
     return updated
 
 
-# `generate_batch` of 5.23 takes an implementation for flash attention, which it hands the lengths and its
-# cache, by its name alone; 5.17 puts "paged|" before any other name. A name with "flash" in it cannot be
-# chosen through `set_attn_implementation`, which then looks for a package or a kernel of that name.
+# `generate_batch` of 5.23 passes lengths and its cache only to an implementation with "flash" in its name;
+# 5.17 prefixes other names with "paged|". `set_attn_implementation` does not accept a name with "flash" in
+# it: it looks for a package or a kernel of that name.
 BATCHES_BY_NAME = "auto_switch_to_flash" in (
     inspect.signature(continuous_api.ContinuousBatchingManager.switch_to_cb_friendly_attn).parameters
 )
 
 
 def switch_batching(name: str, flash_name: str) -> Callable[[], None]:
-    """Lets `generate_batch` run a model of the implementation `name` as `flash_name`, and back when it ends.
-    Returns what undoes this."""
+    """Makes `generate_batch` run a model of the implementation `name` as `flash_name`, and restore the name
+    at the end. Returns a function that undoes this."""
     manager: Any = continuous_api.ContinuousBatchingManager
     if not BATCHES_BY_NAME:
         return lambda: None
@@ -112,7 +113,7 @@ def switch_batching(name: str, flash_name: str) -> Callable[[], None]:
         if model.config._attn_implementation != name:
             return switch(self, model, *arguments, **options)
         model.config._attn_implementation = flash_name
-        self._original_attn_impl = name  # which `stop` sets again
+        self._original_attn_impl = name  # `stop` restores this one
 
     manager.switch_to_cb_friendly_attn = switch_or_rename
 
@@ -124,12 +125,13 @@ def switch_batching(name: str, flash_name: str) -> Callable[[], None]:
 
 
 def entry(interface: Any, name: str) -> Any:
-    """What is registered under a name, or None."""
+    """The function registered under a name, or None."""
     return interface._global_mapping.get(name)
 
 
 def restore(interface: Any, name: str, before: Any) -> None:
-    """Their `register` has no counterpart."""
+    """Restores the previous function of a name or removes the name, for which transformers has no
+    function."""
     if before is None:
         interface._global_mapping.pop(name, None)
     else:
@@ -137,7 +139,7 @@ def restore(interface: Any, name: str, before: Any) -> None:
 
 
 def let_serve_take(name: str) -> None:
-    """`transformers serve` knows the names of its own implementations alone."""
+    """Adds the name to those that `transformers serve` accepts."""
     from transformers.cli.serving import model_manager
 
     class ModelManager(model_manager.ModelManager):

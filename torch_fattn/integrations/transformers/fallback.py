@@ -1,4 +1,4 @@
-"""The attention that runs where `fattn` cannot: transformers' sdpa function, with the mask that sdpa gets.
+"""The attention that runs when `fattn` cannot: transformers' sdpa function, with the mask that sdpa gets.
 
 sdpa silently drops soft caps and learned sinks, so a layer with either runs its model's own eager function.
 """
@@ -30,9 +30,9 @@ def run_fallback(
     s_aux: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None] | None:
-    """The arguments are those of the attention function, keywords included. None where there is no other
-    function that computes what is asked for. `lengths`, cumulated, of packed sequences in queries and keys
-    become a mask: neither of the other functions reads them."""
+    """Takes the arguments of the attention function, with its keywords. Returns None if no other function
+    computes this layer. The cumulative `lengths` of packed sequences become a mask, because the other
+    functions do not read lengths."""
     attention: Callable[..., Any] | None = sdpa_attention_forward
     name = "sdpa"
     if softcap or s_aux is not None:
@@ -51,8 +51,10 @@ def run_fallback(
         window = (options.get("sliding_window") or 0) - 1
         if mask is not None and is_pattern(mask):
             window = read_pattern(mask, rows, keys).window_left  # type: ignore[union-attr]
-        said = options.get("is_causal")
-        causal = mask is not None or bool(getattr(module, "is_causal", True) if said is None else said)
+        declared = options.get("is_causal")
+        causal = mask is not None or bool(
+            getattr(module, "is_causal", True) if declared is None else declared
+        )
         query, key, value = (
             t.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for t in (query, key, value)
         )
@@ -70,8 +72,8 @@ def run_fallback(
 
 
 def without_patterns(mask: Tensor, rows: int, keys: int) -> tuple[Tensor | None, bool]:
-    """What the attention function gets from `masks`, as the 4D mask that sdpa takes; or None, and whether the
-    layer is causal, where sdpa's own convention (row i sees key i) says the same."""
+    """Converts the mask of the attention function to the 4D mask of sdpa. Returns None and whether the layer
+    is causal if sdpa's own convention (row i sees key i) is equivalent."""
     if mask.dtype is torch.bool and not any(mask.stride()):  # hides nothing
         causal = mask.ndim == 2 and rows > 1
         if not causal or rows == keys:
@@ -90,7 +92,7 @@ def without_patterns(mask: Tensor, rows: int, keys: int) -> tuple[Tensor | None,
 def _causal(
     like: Tensor, rows: int, keys: int, filled: Tensor | int | None = None, window: int = -1
 ) -> Tensor:
-    """bool `[1 or B, 1, rows, keys]`; the last row is that of the newest of the keys that are filled."""
+    """bool `[1 or B, 1, rows, keys]`; the last row belongs to the newest filled key."""
     last = keys if filled is None else filled
     position = torch.arange(rows, device=like.device)[:, None] + (last - rows)
     key = torch.arange(keys, device=like.device)
@@ -124,8 +126,8 @@ def _of_packed(mask: Tensor, rows: int, keys: int) -> Tensor:
 
 
 def _of_lengths(cu_q: Tensor, cu_k: Tensor, rows: int, keys: int, causal: bool, window: int) -> Tensor:
-    """bool `[1, 1, rows, keys]`, each row seeing keys of its own sequence. Those past the last sequence see
-    one another, so that no row is without a key."""
+    """bool `[1, 1, rows, keys]`: each row sees the keys of its own sequence. Rows past the last sequence see
+    one another, so that every row has a key."""
     row, key = (torch.arange(n, device=cu_q.device) for n in (rows, keys))
     sequence_of_row, sequence_of_key = (
         torch.searchsorted(cu[1:].contiguous(), at, right=True) for cu, at in ((cu_q, row), (cu_k, key))
@@ -152,7 +154,7 @@ def _additive(mask: Tensor | None, query: Tensor, rows: int, keys: int, causal: 
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any] | None:
-    """That of the file in which the layer's class, or the first of its bases that has one, is written."""
+    """The eager function in the file of the layer's class, or of its first base class that has one."""
     for ancestor in type(module).__mro__:
         found = vars(sys.modules.get(ancestor.__module__, sys)).get("eager_attention_forward")
         if found is not None:

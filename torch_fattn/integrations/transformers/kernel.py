@@ -1,8 +1,9 @@
-"""What transformers looks for in a kernel from the Hub: `flash_attn_forward`, and that there is one.
+"""The names that transformers looks up in a kernel from the Hub: `flash_attn_forward` and
+`supports_flash_attn`.
 
-A package of the `kernels` library that has these two names becomes an attention implementation under the name
-of its repository, without `register()`, and is handed the masks of sdpa attention. transformers from 5.23 on
-batches continuously with it if "flash" is in that name.
+A package of the `kernels` library with these two names is an attention implementation under the name of its
+repository, without `register()`. It receives the masks of sdpa attention. From transformers 5.23 on,
+continuous batching works with it if its name contains "flash".
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def flash_attn_forward(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """`attend`, where no mask means what it means to sdpa attention: a layer that says nothing is causal, and
-    row i sees the keys up to i, of which a static cache has more."""
+    """`attend` with sdpa's meaning of a missing mask: the layer is causal by default, and row i sees the keys
+    up to i. A static cache has more keys than that."""
     fits = query.dim() == key.dim() == value.dim() == 4  # else `attend` refuses
     rows = query.shape[2] if fits else 0
     packed = options.get("cache") is not None or options.get("cu_seq_lens_q") is not None

@@ -1,21 +1,20 @@
-"""The mask function: says a layer pattern and the padding in the shortest form that its model can take.
+"""The mask function: encodes a layer pattern and the padding in the shortest form that the model accepts.
 
     2D bool  `[B, Lk]`, True = a real token: the pattern is causal, rows aligned to the newest key
     4D int32 a `CausalPattern`: causal, with a window or over a cache that is filled in part; or a
              `PackedPattern`: causal in each of the sequences that are packed into one
-    4D       `[B or 1, H or 1, Lq or 1, Lk]`, bool or additive: the whole truth, causality included
+    4D `[B or 1, H or 1, Lq or 1, Lk]`, bool or additive: complete, causality included
 
-Whichever it is, it says the pattern: whether a layer calls itself causal, or has a window, no longer matters,
-as it does not under eager attention. `None` says nothing and is never returned; a mask that hides no key is a
-single True, expanded, which the attention function recognises by its strides and does not read.
+Every form contains the pattern. As under eager attention, a layer's own causal flag or window no longer
+matters. `None` is ambiguous and never returned: a mask that hides no key is a single expanded True, which the
+attention function recognises by its strides and does not read.
 
-Only the patterns that are plainly causal, or causal within a window, take the first two forms, and only for
-models that declare flash attention and so expect no 4D truth table. Everything else (chunks, prefix tuning,
-padding with many rows after what a static cache already holds) is the 4D mask that transformers builds for
-its own implementations. Recurrent models get their padding as additive 4D masks, which hide by a finite
-number: a row that sees no key is then the mean of all values, as under eager attention, and reaches later
-tokens through the state. Without a mask function of its own, an attention function would silently lose
-padding.
+The first two forms are only for causal patterns, with or without a window, and only for models that declare
+flash attention and so expect no 4D mask. All others (chunks, prefix tuning, padding with many rows after the
+keys of a static cache) are the 4D masks that transformers builds for its own implementations. Recurrent
+models get their padding as additive 4D masks, which hide by a finite number: a row that sees no key is then
+the mean of all values, as under eager attention, and affects later tokens through the state. An attention
+function without a mask function would silently lose padding.
 """
 
 from __future__ import annotations
@@ -60,9 +59,8 @@ def make_mask(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> Tensor:
-    """Called by transformers' `create_*_mask` with keywords only. A model that does not go through the
-    attention interface gets what its own attention understands, an additive mask, under
-    `on_unsupported="sdpa"`; otherwise NotImplementedError is raised."""
+    """Called by transformers' `create_*_mask` with keywords only. For a model outside the attention interface
+    it returns an additive mask under `on_unsupported="sdpa"` and raises NotImplementedError otherwise."""
     form, refusal = MaskForm.ADDITIVE, falls_back() and refusal_of_model(config)
     if refusal:
         warn_once(type(config).__name__, type(config).__name__, f"{refusal}; its own attention runs instead")
@@ -112,8 +110,8 @@ def make_mask(
 
 
 def hides_nothing(mask: Tensor) -> bool:
-    """Whether this is the expanded True of `_nothing_hidden`; known without a look at the device's memory. An
-    expanded False would leave no row a key, which no model means."""
+    """Whether this is the expanded True of `_nothing_hidden`, decided without reading device memory. An
+    expanded False would hide every key, which no model does."""
     return mask.dtype is torch.bool and not any(mask.stride())
 
 
@@ -122,8 +120,8 @@ def _nothing_hidden(device: torch.device | str, *shape: int) -> Tensor:
 
 
 def _covers(padding: Tensor, kv_offset: int, kv_length: int, filled: int | Tensor) -> bool:
-    """Whether the padding is about the keys that are present, and says something about each that is filled;
-    of a length that is on the device, `_padding_or_none` finds out."""
+    """Whether the padding covers every filled key and no absent one. For a length on the device,
+    `_padding_or_none` checks this."""
     known = padding.shape[-1] - kv_offset
     if isinstance(filled, Tensor):
         return known <= kv_length
@@ -131,8 +129,8 @@ def _covers(padding: Tensor, kv_offset: int, kv_length: int, filled: int | Tenso
 
 
 def _padding_or_none(padding: Tensor | None, kv_offset: int, filled: int | Tensor) -> Tensor | None:
-    """The padding of the keys that are filled, or None where it hides nothing. Looking costs one wait for the
-    device per forward; a graph that is being traced cannot look and keeps the mask."""
+    """The padding of the filled keys, or None if it hides nothing. The check waits for the device once per
+    forward; a graph under tracing cannot check and keeps the mask."""
     if padding is None:
         return None
     if isinstance(filled, Tensor):
@@ -145,8 +143,8 @@ def _padding_or_none(padding: Tensor | None, kv_offset: int, filled: int | Tenso
 
 
 def _packed(mask_function: Callable[..., Any]) -> Tensor | None:
-    """The pattern of packed sequences, if the function is causal, or causal within a window, in each of
-    them."""
+    """The pattern of packed sequences, if the mask function is causal in each of them, with or without a
+    window."""
     parts = None if torch.compiler.is_compiling() else packed_parts(mask_function)
     if parts is None:
         return None
@@ -158,11 +156,11 @@ def _packed(mask_function: Callable[..., Any]) -> Tensor | None:
 
 
 def _causal_window(mask_function: Callable[..., Any]) -> int | None:
-    """How many keys a row sees, itself included, if the function is causal or causal within a window: then
-    it is made as transformers makes these two. None for any other."""
+    """How many keys a row sees, itself included, if the mask function is one of transformers' own causal or
+    sliding-window functions. None for any other."""
     if mask_function is causal_mask_function:
         return sys.maxsize
-    if torch.compiler.is_compiling():  # which cannot look into a function
+    if torch.compiler.is_compiling():  # the tracer cannot inspect a function
         return None
     parts = and_parts(mask_function)
     like = and_parts(sliding_window_causal_mask_function(1))

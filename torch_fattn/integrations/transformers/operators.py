@@ -1,4 +1,4 @@
-"""Which operator computes what a layer asks for."""
+"""Chooses the operator for a layer's attention."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def compute(
     causal: bool,
     **options: Any,
 ) -> Tensor:
-    """Query, key and value `[B, H, L, ..]`; out `[B, Lq, Hq, Dv]`, contiguous. A causal mask is
-    `[B, 1, 1, Lk]`; seq_lens is about a causal query, which has a mask besides only if decode takes it
-    whole."""
+    """Attention of query, key and value `[B, H, L, ..]`; out `[B, Lq, Hq, Dv]` is contiguous. A causal mask
+    is `[B, 1, 1, Lk]`. seq_lens belongs to a causal query, which also has a mask only if decode takes all its
+    rows."""
     if seq_lens is None and is_plain(options):
         torchs_out = torchs(query, key, value, mask, is_causal=causal, scale=options.get("scale"))
         if torchs_out is not None:
@@ -32,7 +32,7 @@ def compute(
     q_len = query.shape[2]
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
-    # A single row sees every key whether or not it is causal.
+    # A single row sees every key, causal or not.
     if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
         out, _lse = torch.ops.fattn.decode(
             query, key, value, seq_lens, attn_mask=mask, token_major_out=True, **options

@@ -1,4 +1,4 @@
-"""Packed sequences: tokens of many in one row of the batch, cut by cumulated lengths, without a mask."""
+"""Packed sequences: several in one row of the batch, cut by cumulative lengths, without a mask."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def compute_packed(
     max_seqlen_k: int,
     **options: Any,
 ) -> Tensor:
-    """Query, key and value `[B, H, L, ..]`, the rows of the batch one after the other; out `[B, L, Hq,
-    Dv]`."""
+    """Attention of query, key and value `[B, H, L, ..]`, packed row by row; out is `[B, L, Hq, Dv]`."""
     batch, _heads, length, _dim = query.shape
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
@@ -38,7 +37,7 @@ def compute_packed(
 
 
 def compute_pattern(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
-    """Of a mask in the form of `patterns` for packed sequences."""
+    """The packed sequences of a mask, if it is a `PackedPattern`."""
     pattern = read_packed(mask)
     lens, longest = pattern.cu_seqlens, pattern.max_seqlen
     options |= {"is_causal": True, "window_left": pattern.window_left}
@@ -46,8 +45,8 @@ def compute_pattern(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **o
 
 
 def lengths_of(keywords: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor, int, int] | None:
-    """The arguments of `compute_packed` from FlashAttention's keywords, as a model passes them along; None
-    where they are not given. A longest length that is not costs one wait for the device."""
+    """The arguments of `compute_packed` from FlashAttention's keywords; None if they are absent. A missing
+    longest length costs one wait for the device."""
     cu_q, cu_k = keywords.get("cu_seq_lens_q"), keywords.get("cu_seq_lens_k")
     if cu_q is None or cu_k is None:
         return None

@@ -1,13 +1,13 @@
 """Continuous batching: attention over the cache of `generate_batch`.
 
-The query holds the new tokens of many requests one after the other, and the keys lie in transformers' own
-cache. Its `read_index`, the slots of every key of every request, is all that a block table needs, so the
-operators read the cache where it is and nothing is gathered. What must be gathered are new tokens of a
-sliding layer that come several at once, since they overwrite slots that the first of them still sees; sliding
-layers of later transformers, whose cache is out of reach; and heads that must be padded.
+The query holds the packed new tokens of many requests, and the keys are in transformers' own cache. Its
+`read_index`, the slots of every key of every request, serves as a block table, so the operators read the
+cache in place. Keys are gathered in three cases: several new tokens of a sliding layer, which overwrite slots
+that the first of them still sees; sliding layers of later transformers, whose cache is not accessible; and
+heads that must be padded.
 
-After transformers 5.17 the model also asks for a mask of the new tokens alone, as it does without a cache;
-the lengths say what it says and more.
+After transformers 5.17 the model also requests a mask of the new tokens alone, as it does without a cache;
+the lengths already contain that information.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _OF_THE_BATCH = frozenset(
         "write_index",
     }
 )
-# The block tables of a batch serve all layers of a group; they live as long as its write index.
+# The block tables of a batch serve all layers of a group, and are cached as long as the write index exists.
 _tables_of: Any = WeakTensorKeyDictionary()
 
 
 class _Keys(NamedTuple):
-    """The first arguments of the paged operators, after the query."""
+    """The arguments of the paged operators that follow the query."""
 
     key_cache: Tensor  # [blocks, block_size, Hkv, D]
     value_cache: Tensor
@@ -70,9 +70,9 @@ def attend_paged(
     cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """query `[1,Hq,T,D]`, key and value `[1,Hkv,T,..]` of the new tokens, which are written to `cache`.
-    Returns `([1,T,Hq,Dv], None)`. Rows are causal whatever `is_causal` says. What the kernels cannot run goes
-    elsewhere as it does without the cache."""
+    """Attention of query `[1,Hq,T,D]`; writes key and value `[1,Hkv,T,..]` of the new tokens to `cache`.
+    Returns `([1,T,Hq,Dv], None)`. Rows are causal for any `is_causal`. Layers that the kernels cannot run
+    fall back as they do without the cache."""
     refuse_training(module, query, key, value, dropout=dropout)
     if cache is None:
         refuse(module, "there is no cache of continuous batching", 'use attn_implementation="fattn"')
@@ -88,7 +88,7 @@ def attend_paged(
     max_seqlen_q = int(_either(kwargs, "max_seqlen_q", "max_length_q"))
     layer_idx: Any = module.layer_idx
     layer = paged_layer(cache, layer_idx)
-    if sliding_window != 1:  # of 1 the cache of 5.17 knows nothing
+    if sliding_window != 1:  # the cache of 5.17 does not represent a window of 1
         sliding_window = layer.window
     keys = _write_and_locate(cache, layer, layer_idx, key, value, sliding_window, max_seqlen_q, kwargs)
 
@@ -132,12 +132,12 @@ def _run_fallback(
     sliding_window: int | None,
     **options: Any,
 ) -> tuple[Tensor, None] | None:
-    """Over all keys of all requests in one row, and a mask. What lies in the cache past the end of a request
-    may be anything, NaN too, and is made 0."""
+    """Another attention function over all keys of all requests in one row, with a mask. Slots past the end of
+    a request may hold anything, even NaN, and are set to 0."""
     longest = keys.block_tables.shape[1] * keys.key_cache.shape[1]
     position = torch.arange(longest, device=query.device)
     filled = position < keys.seq_lens[:, None]
-    blocks = keys.block_tables.long().clamp(max=keys.key_cache.shape[0] - 1)  # of absent keys, there is none
+    blocks = keys.block_tables.long().clamp(max=keys.key_cache.shape[0] - 1)  # absent keys have no slot
     key, value = (
         cache[blocks].flatten(1, 2).masked_fill(~filled[:, :, None, None], 0)
         for cache in (keys.key_cache, keys.value_cache)
@@ -169,9 +169,9 @@ def _write_and_locate(
     max_seqlen_q: int,
     kwargs: dict[str, Any],
 ) -> _Keys:
-    """What the `update` of transformers' PagedAttentionCache does, less the copy of all keys where there is
-    no need for one. That of 5.17 takes a window of 1 for none and would read what was never written: tokens
-    that see nothing but themselves need no cache."""
+    """Does the work of `PagedAttentionCache.update`, without the copy of all keys where it is not needed. The
+    method of 5.17 treats a window of 1 as no window and would read unwritten slots; tokens that see only
+    themselves need no cache."""
     kind = layer.kind if window is None else "sliding_attention"
     ends: Tensor = _of_kind(kwargs["cu_seq_lens_k"], kind)
     max_seqlen_k = int(_of_kind(_either(kwargs, "max_seqlen_k", "max_length_k"), kind))
@@ -204,8 +204,9 @@ def _block_tables(
     max_seqlen_k: int,
     block_size: int,
 ) -> Tensor:
-    """From the slots of all keys. Those of a full layer follow each other within a block; those of a sliding
-    layer go round, and the newest key of each request has none but in the write index."""
+    """Block tables from the slots of all keys. The slots of a full layer are consecutive within a block.
+    Those of a sliding layer form a ring, and only the write index has the slot of each request's newest
+    key."""
     firsts = torch.arange(0, max_seqlen_k, block_size, device=read_index.device)
     at = (ends[:-1, None] + firsts).clamp_(max=read_index.shape[0] - 1)
     slots = read_index[at]
@@ -215,7 +216,7 @@ def _block_tables(
 
 
 def _in_order(key: Tensor, value: Tensor, ends: Tensor, max_seqlen_k: int) -> _Keys:
-    """`[keys, Hkv, D]`, those of one request after those of another, as a pool of blocks of one key."""
+    """The packed keys `[keys, Hkv, D]` of all requests, as a pool of blocks of one key."""
     keys = torch.arange(max_seqlen_k, dtype=torch.int32, device=key.device)
     return _Keys(key[:, None], value[:, None], ends[:-1, None] + keys, ends.diff())
 

@@ -1,8 +1,8 @@
-"""What the mask function tells the attention function of a causal layer, in one small tensor.
+"""Causal patterns, encoded by the mask function in one small tensor for the attention function.
 
-A mask passes through code of the models that knows tensors only, so the pattern is written as one: int32,
-which no other mask is, and 4D, which transformers takes for a mask that is ready. Numbers that the host knows
-are sizes of dimensions; what only the device knows is in the elements:
+A mask passes through code of the models that handles only tensors, so the pattern is a tensor too: int32,
+    unlike any other mask, and 4D, which transformers treats as a finished mask. Numbers known to the host are
+    sizes of dimensions; numbers known only to the device are elements:
 
     `[B, W, 1, 1]`          how many keys are filled
     `[B, W, 1, 1 + Lk]`     the same and the padding, of up to MAX_DECODE_ROWS rows
@@ -10,9 +10,8 @@ are sizes of dimensions; what only the device knows is in the elements:
     `[B, W, 0, filled]`     that there is none
     `[rows, W, 2, n + 1]`   where n packed sequences begin and end, none of more than `rows`
 
-W is 1, or 1 more than the window. The padding is the bits of an additive float32 mask, so that reading it
-costs no kernel. Nothing is read from strides: for static caches, later transformers copy what they take for a
-mask.
+W is 1, or 1 more than the window. The padding is stored as the bits of an additive float32 mask, so that
+reading it needs no kernel. Strides carry no information: for static caches, later transformers copy masks.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from ...operators.attention import MAX_DECODE_ROWS
 
 class CausalPattern(NamedTuple):
     window_left: int  # as the operators take it
-    keys: int  # how many keys to look at
-    seq_lens: Tensor | None  # int32 [B]: how many of these are filled, where the host does not know
+    keys: int  # number of keys
+    seq_lens: Tensor | None  # int32 [B]: how many of these are filled, if only the device knows
     padding: Tensor | None  # additive [B, 1, 1, keys]
 
 
@@ -47,7 +46,7 @@ def write_pattern(
     padding: Tensor | None,
     device: torch.device | str,
 ) -> Tensor:
-    """`padding`: bool `[B, n]`, True = a real token; a key beyond its end is hidden."""
+    """Encodes a pattern. `padding` is bool `[B, n]`, True = a real token; keys beyond its end are hidden."""
     window_size = 1 if window >= kv_length else window + 1
     if q_length > MAX_DECODE_ROWS and not isinstance(filled, Tensor):
         if padding is None:
@@ -68,13 +67,13 @@ def is_pattern(mask: Tensor) -> bool:
 
 
 def write_packed(sequence_ids: Tensor, window: int) -> Tensor | None:
-    """`sequence_ids [B, L]`: tokens of one number that follow each other are one sequence. Looking for their
-    ends costs one wait for the device. None where every token is a sequence, which has no room to say so."""
+    """Encodes `sequence_ids [B, L]`: consecutive tokens with the same id are one sequence. Finding their ends
+    costs one wait for the device. None if every token is a sequence, which this form cannot encode."""
     batch, length = sequence_ids.shape
     begins = torch.ones_like(sequence_ids, dtype=torch.bool)
     begins[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
     first = begins.flatten().nonzero()[:, 0]
-    if first.shape[0] >= length:  # models may cut what they take for a mask to the number of keys
+    if first.shape[0] >= length:  # models may cut a mask to the number of keys
         return None
     ends = first.new_full((1,), batch * length)
     cu_seqlens = torch.cat((first, ends)).to(torch.int32)
@@ -96,7 +95,7 @@ def _window_left(window_size: int) -> int:
 
 
 def read_pattern(mask: Tensor, q_length: int, kv_length: int) -> CausalPattern | None:
-    """None if the mask has not the size of a pattern for these lengths."""
+    """Decodes a pattern; None if the mask does not have the size of a pattern for these lengths."""
     _batch, window_size, rows, elements = mask.shape
     window_left = _window_left(window_size)
     if rows > 1 or window_left >= kv_length:

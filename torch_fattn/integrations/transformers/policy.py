@@ -1,4 +1,4 @@
-"""What happens to a layer, or a model, that `fattn` cannot run: `register(on_unsupported=...)`."""
+"""The policy for layers and models that `fattn` cannot run: `register(on_unsupported=...)`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def choose(on_unsupported: OnUnsupported) -> None:
-    """Also forgets what was warned about."""
+    """Sets the policy and resets the warnings."""
     global _chosen
     if not isinstance(on_unsupported, str) or on_unsupported not in get_args(OnUnsupported):
         raise ValueError(
@@ -33,8 +33,8 @@ def falls_back() -> bool:
 
 
 def warn_once(who: str, where: str, why: str) -> None:
-    """One warning per kind of layer and reason, whatever the numbers in it and the operator that gives it;
-    none from a graph that is being traced, which cannot count."""
+    """Warns once per kind of layer and reason, ignoring the numbers and the operator's name in the reason. A
+    graph under tracing cannot count and does not warn."""
     if torch.compiler.is_compiling():
         return
     kind = (who, re.sub(r"\d+", "#", re.sub(r"^fattn\.\w+: ", "", why)))

@@ -1,4 +1,4 @@
-"""What no attention function of this package computes is refused, in one sentence, before any work."""
+"""Refuses arguments that no attention function of this package supports, before any work."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from .support import USE_ANOTHER, USE_EAGER
 
-# Keywords that change what is computed and that the operators cannot express, and what to do about each.
+# Keywords that change the result and that the operators cannot express, with advice for each.
 _UNBUILT = {
     "head_mask": ("a mask of whole heads", USE_EAGER),
     "position_bias": ("a position bias over the cache of continuous batching", USE_ANOTHER),
     "indices": ("a sparse selection of keys without a 4D mask", USE_ANOTHER),
     "block_indices": ("a sparse selection of key blocks", USE_ANOTHER),
 }
-# Packed sequences: their boundaries are in a 4D mask, or in the lengths that `packed` takes, or nowhere that
-# the operators could see.
+# Keywords of packed sequences. The operators need the boundaries, from a 4D mask or from the lengths of
+# `packed`.
 _PACKING = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_k", "seq_idx"})
-# What models pass along on the way through and attention does not need.
+# Keywords that models pass through and attention does not need.
 _HARMLESS = frozenset(
     {
         "cache_position",
@@ -38,25 +38,24 @@ _HARMLESS = frozenset(
         "output_router_logits",
         "position_ids",
         "return_dict",
-        "tokenizer",  # which `generate` lets through
+        "tokenizer",  # `generate` passes it through
         "use_cache",
     }
 )
 
 
 class MeaningRefusedError(NotImplementedError):
-    """Nothing else runs instead: transformers' sdpa function would drop what is refused, and compute
-    something else without a word."""
+    """A refusal under either policy: transformers' sdpa function would silently ignore the argument."""
 
 
 def refusal_of_operator(module: nn.Module, refusal: Exception, advice: str = USE_ANOTHER) -> Exception:
-    """The operator's own advice is for who calls it directly."""
+    """The message without the operator's advice, which is for direct callers."""
     what, _, _advice = str(refusal).splitlines()[0].partition("; ")
     return type(refusal)(f"{_who(module)}: {what}; {advice}")
 
 
 def reason_of(refusal: Exception) -> str:
-    """Without the layer and without the advice."""
+    """The reason without the layer and the advice."""
     return str(refusal).partition(": ")[2].rpartition("; ")[0]
 
 
@@ -73,10 +72,9 @@ def refuse_meaning(module: nn.Module, what: str, advice: str) -> NoReturn:
 
 
 def training(module: nn.Module, *inputs: Tensor, dropout: float) -> str:
-    """Why the kernels, which have no backward and no dropout, are not what a layer in training mode asks for;
-    empty where they are. The line is training mode *and* inputs that require gradients *and* gradients
-    enabled: someone is about to call backward. `model(ids)` after eval(), without no_grad, has the last two
-    as well and goes on."""
+    """Why the kernels, which have no backward and no dropout, cannot run a layer in training mode; empty if
+    they can. They cannot if the layer is in training mode, its inputs require gradients, and gradients are
+    enabled. After eval(), `model(ids)` without no_grad runs: only the last two hold."""
     if not module.training:
         return ""
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
@@ -96,7 +94,7 @@ def refuse_training(module: nn.Module, *inputs: Tensor, dropout: float) -> None:
 def refuse_keywords(
     module: nn.Module, mask: Tensor | None, keywords: dict[str, Any], packed: bool = False
 ) -> None:
-    """`packed`: the lengths of packed sequences are taken from the keywords."""
+    """Refuses unknown keywords. `packed`: the keywords contain the lengths of packed sequences."""
     for name, value in keywords.items():
         if value is None or value is False or name in _HARMLESS:
             continue

@@ -1,4 +1,4 @@
-"""What transformers is told, and how it forgets."""
+"""Registers `fattn` with transformers, and unregisters it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ _undo: list[Callable[[], None]] = []
 
 @public("torch_fattn.integrations.transformers.register")
 def register(on_unsupported: OnUnsupported = "error") -> None:
-    """Make `attn_implementation="fattn"` known to transformers. May be called again, with another policy too.
+    """Registers `attn_implementation="fattn"` with transformers. May be called again, also with another
+    policy.
 
     Args:
-        on_unsupported: what happens to a layer that the kernels cannot run, and to a model whose attention
-            never goes through transformers' attention interface. "error": one sentence is raised. "sdpa":
-            transformers' sdpa attention runs the layer (its model's eager attention, if it has a soft cap or
-            learned sinks, which sdpa would drop), the model runs its own attention, and one warning says
-            which and why.
+        on_unsupported: the policy for layers that the kernels cannot run, and for models whose attention does
+            not go through transformers' attention interface. "error": raise an error. "sdpa": run the layer
+            with transformers' sdpa attention (with its model's eager attention if it has a soft cap or
+            learned sinks, which sdpa ignores), run the model with its own attention, and warn once with the
+            reason.
 
-    Raises ImportError where transformers is older than what this is made for; a newer one costs a warning.
+    Raises ImportError if transformers is older than the supported versions. A newer one causes a warning.
     """
     version = transformers.__version__
     if (fault := versions.fault("transformers", version, versions.TRANSFORMERS)) is not None:
@@ -60,9 +61,8 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
 
 
 def unregister() -> None:
-    """Put transformers back as it was before `register`. A model that still has the name must be given
-    another one, `model.set_attn_implementation("sdpa")`, before it runs again. May be called more than
-    once."""
+    """Restores transformers to its state before `register`. Before a model with this implementation runs
+    again, give it another one: `model.set_attn_implementation("sdpa")`. May be called more than once."""
     while _undo:
         _undo.pop()()
     policy.choose("error")

@@ -1,9 +1,9 @@
-"""Which models take part, and in which form their layers expect a mask.
+"""Decides which models are supported, and which form of mask their layers expect.
 
-A mask function is told nothing of the model but its config. The classes that run with this config are
-therefore looked up among all model classes that are loaded, remote code included. What a class declares about
-itself (`_supports_sdpa`, `_supports_flash_attn`, `_supports_attention_backend`) is what transformers goes by
-for its own implementations.
+A mask function gets only the config of a model. The classes of this config are therefore looked up among all
+loaded model classes, remote code included. The declarations of a class (`_supports_sdpa`,
+`_supports_flash_attn`, `_supports_attention_backend`) are those that transformers uses for its own
+implementations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 NAME = "fattn"
-# The same where transformers asks for "flash" in the name: see `compat.switch_batching` and `use_packed`.
+# The name for uses where transformers requires "flash" in it: see `compat.switch_batching` and `use_packed`.
 FLASH_NAME = "fattn_flash"
 PAGED_NAME = f"paged|{NAME}"
 USE_EAGER = 'use attn_implementation="eager" for this model'
@@ -30,15 +30,15 @@ USE_ANOTHER = 'use attn_implementation="sdpa" or "eager" for this model'
 
 
 class MaskForm(enum.Enum):
-    """What the layers of a class can be handed, by the implementations that it declares."""
+    """The form of mask that the layers of a class accept, by the implementations that it declares."""
 
-    PADDING = "flash"  # a 2D padding mask; the pattern goes without saying
+    PADDING = "flash"  # a 2D padding mask; the pattern is implied
     BOOL = "sdpa"  # 4D, True = attend
     ADDITIVE = "eager"  # 4D, added to the scores
 
 
 def mask_form(config: PreTrainedConfig) -> MaskForm:
-    """The form for the models of this config. Raises NotImplementedError for those that do not go through the
+    """The mask form for models of this config. Raises NotImplementedError if they do not go through the
     attention interface."""
     form, refusal = _form_or_refusal(type(config))
     if refusal:
@@ -47,17 +47,17 @@ def mask_form(config: PreTrainedConfig) -> MaskForm:
 
 
 def refusal_of_model(config: PreTrainedConfig) -> str:
-    """Why `mask_form` refuses the models of this config, without advice; empty where it does not."""
+    """Why `mask_form` refuses the models of this config, without advice; empty if it accepts them."""
     return _form_or_refusal(type(config))[1].removeprefix("fattn attention: ").rpartition("; ")[0]
 
 
 def is_recurrent(config: PreTrainedConfig) -> bool:
-    """Whether models of this config carry a state from token to token, padding included, so that what
-    attention gives at a padding token is not lost."""
+    """Whether models of this config carry a state from token to token, so that the attention result of a
+    padding token affects later tokens."""
     return _is_recurrent(type(config))
 
 
-# torch.compile takes the answers as constants of the graph instead of tracing through the class tree.
+# torch.compile uses the answers as constants of the graph instead of tracing through the class tree.
 @torch._dynamo.assume_constant_result
 def _is_recurrent(config_class: type[PreTrainedConfig]) -> bool:
     return any(model_class._is_stateful for model_class in _base_classes(config_class))
@@ -85,9 +85,9 @@ def _form_or_refusal(config_class: type[PreTrainedConfig]) -> tuple[str, str]:
 
 
 def _base_classes(config_class: type[PreTrainedConfig]) -> list[type[PreTrainedModel]]:
-    """The loaded model classes of a config whose own bases have another: `LlamaPreTrainedModel` for
-    `LlamaConfig`. A config class without models of its own runs those of the class that it extends; or those
-    of the config that it is a part of (T5Gemma); or those that the Auto classes build for it (InternLM3)."""
+    """The loaded base model classes of a config: `LlamaPreTrainedModel` for `LlamaConfig`. For a config class
+    without models, these are the models of its base class, of the config that contains it (T5Gemma), or of
+    the Auto classes (InternLM3)."""
     loaded = list(dict.fromkeys(_subclasses(PreTrainedModel)))
     for ancestor in config_class.__mro__:
         if ancestor is PreTrainedConfig:
@@ -132,7 +132,7 @@ def _modules_of(model_class: type[PreTrainedModel]) -> list[str]:
     """The module of a class and those beside it whose layers it imports: remote code may be several files."""
     package = _package(model_class.__module__)
     found = [model_class.__module__]
-    for name in found:  # grows on the way
+    for name in found:  # grows during the loop
         beside = {layer.__module__ for layer in _layers_in(name) if _package(layer.__module__) == package}
         found += sorted(beside - set(found))
     return found
@@ -149,11 +149,11 @@ def _layers_in(module_name: str) -> tuple[type[nn.Module], ...]:
 
 @functools.cache
 def _has_attention_of_its_own(module_name: str, layers: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module defines how attention layers compute and never looks the interface up: with
-    `_supports_sdpa` a class may mean that it calls F.scaled_dot_product_attention by itself (Falcon), or may
-    have inherited it. `PreTrainedModel.set_attn_implementation` also has nothing but the source to go by. The
-    layers are an argument because a script or a notebook defines more of them as it goes. A layer that is put
-    into a finished model from outside is not found."""
+    """Whether a module defines attention layers that never use the interface. `_supports_sdpa` does not tell:
+    a class may call F.scaled_dot_product_attention directly (Falcon) or may have inherited the flag.
+    `PreTrainedModel.set_attn_implementation` reads the source, too. The layers are an argument because a
+    script or notebook may define more of them later. A layer that is inserted into a finished model is not
+    found."""
     if not any(layer.__module__ == module_name and _computes(layer) for layer in layers):
         return False
     module = sys.modules[module_name]
@@ -164,7 +164,7 @@ def _has_attention_of_its_own(module_name: str, layers: tuple[type[nn.Module], .
 
 
 def _computes(layer: type[nn.Module]) -> bool:
-    """Whether this is an attention layer with a `forward` that does not leave the work to its base."""
+    """Whether this is an attention layer whose `forward` does the work itself, without its base class."""
     code = getattr(vars(layer).get("forward"), "__code__", None)
     if code is None or not re.search("attention|attn", layer.__name__, re.IGNORECASE):
         return False

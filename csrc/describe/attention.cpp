@@ -1,0 +1,429 @@
+// Tensors -> Problem. The planner checks everything that the Problem alone can answer: head dims, head
+// counts, lengths, options.
+#include "calls.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "options.h"
+#include "tensor_checks.h"
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+
+constexpr std::string_view kHeadsFirst = "[batch, heads, length, head_dim]";
+constexpr std::string_view kPacked = "[rows, heads, head_dim]";
+constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
+constexpr int64_t kVectorBytes = 16;  // that the kernels load at once
+
+void check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key, const Tensor& value,
+                          const char* key_name = "key", const char* value_name = "value") {
+  check_float(op, "query", query);
+  if (key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type()) return;
+  // The elements of a quantised cache are codes, so no conversion helps there.
+  const bool all_float = at::isFloatingType(key.scalar_type()) && at::isFloatingType(value.scalar_type());
+  const std::string both = std::string(key_name) + " and " + value_name;
+  TORCH_CHECK_TYPE(false, op, ": query is ", dtype_name(query), ", ", key_name, " ", dtype_name(key), " and ",
+                   value_name, " ", dtype_name(value), "; all three must have the same dtype",
+                   all_float ? ": convert " + both + " with .to(query.dtype)" : std::string());
+}
+
+// Checks the dtypes of query and cache, and returns the format of the cache, which may be quantised.
+KvFormat check_cache_dtypes(const char* op, std::string_view kv_format, const Tensor& query,
+                            const Tensor& key, const char* key_name, const Tensor& value,
+                            const char* value_name) {
+  const DType stored = dtype_of(key.scalar_type());
+  if (kv_format == "auto" && stored != DType::kInt8 && stored != DType::kUInt8) {
+    check_operand_dtypes(op, query, key, value, key_name, value_name);
+    return kKvFloat;
+  }
+  check_operand_dtypes(op, query, query, query);
+  return check_kv_format(op, kv_format, key, value, key_name, value_name);
+}
+
+bool has_contiguous_rows(const Tensor& operand) { return operand.stride(-1) == 1; }
+
+// Layout of an operand after with_contiguous_rows().
+struct Layout {
+  std::array<int64_t, 3> strides;  // all dimensions but the last; missing ones come first
+  bool vector_aligned;
+};
+
+Layout layout_of(const Tensor& operand) {
+  const auto sizes = operand.sizes();
+  const int64_t vector = kVectorBytes / operand.element_size();
+  const bool is_copied = !has_contiguous_rows(operand);
+  Layout layout{{}, is_copied || operand.storage_offset() % vector == 0};
+  int64_t step = sizes.back();  // stride in a copy
+  for (int64_t dim = operand.dim() - 2, place = 2; dim >= 0; --dim, --place) {
+    const int64_t stride = is_copied ? step : operand.stride(dim);
+    layout.strides[place] = stride;
+    layout.vector_aligned = layout.vector_aligned && (sizes[dim] <= 1 || stride % vector == 0);
+    step *= sizes[dim];
+  }
+  return layout;
+}
+
+// Whether `value` is the first columns of `key`, as in multi-head latent attention.
+bool is_in_key(const Tensor& value, const Tensor& key) {
+  bool is = value.is_alias_of(key) && value.storage_offset() == key.storage_offset() &&
+            value.size(3) <= key.size(3) && has_contiguous_rows(key) && has_contiguous_rows(value);
+  for (int dim = 0; dim < 3; ++dim) {
+    is = is && (value.size(dim) <= 1 || value.stride(dim) == key.stride(dim));
+  }
+  return is;
+}
+
+// Reads query, key and value of a dense op.
+Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor& value,
+                    std::string_view kv_format = "auto") {
+  const char* name = name_of(op);
+  check_rank(name, "query", query, 4, kHeadsFirst);
+  check_rank(name, "key", key, 4, kHeadsFirst);
+  check_rank(name, "value", value, 4, kHeadsFirst);
+  check_device(name, "key", key, query);
+  check_device(name, "value", value, query);
+  KvFormat format = kKvFloat;
+  if (op == Op::kPrefill) {
+    check_operand_dtypes(name, query, key, value);
+  } else {
+    format = check_cache_dtypes(name, kv_format, query, key, "key", value, "value");
+  }
+  check_same_size(name, "batch size", "query", query.size(0), "key", key.size(0));
+  check_same_size(name, "batch size", "query", query.size(0), "value", value.size(0));
+  check_same_size(name, "head count", "key", key.size(1), "value", value.size(1));
+  check_same_size(name, "length", "key", key.size(2), "value", value.size(2));
+  check_head_dim(name, "query", query.size(3), "key", key, format);
+
+  const Layout q = layout_of(query), k = layout_of(key), v = layout_of(value);
+  Problem problem;
+  problem.op = op;
+  problem.dtype = dtype_of(query.scalar_type());
+  problem.batch = query.size(0);
+  problem.q_heads = query.size(1);
+  problem.kv_heads = key.size(1);
+  problem.q_len = query.size(2);
+  problem.kv_len = key.size(2);
+  problem.head_dim = query.size(3);
+  problem.value_dim = head_dim_of(format, value.size(3));
+  problem.kv_format = format;
+  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
+  problem.key = {k.strides[0], k.strides[1], k.strides[2]};
+  problem.value = {v.strides[0], v.strides[1], v.strides[2]};
+  problem.value_in_key = is_in_key(value, key);
+  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
+  return {.problem = problem, .query = query, .key = key, .value = value};
+}
+
+// Reads query, the two pools and their block table. The op adds the rows of query.
+Call describe_paged(Op op, const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                    const Tensor& block_tables, std::string_view kv_format) {
+  const char* name = name_of(op);
+  check_rank(name, "key_cache", key_cache, 4, kPool);
+  check_rank(name, "value_cache", value_cache, 4, kPool);
+  check_rank(name, "block_tables", block_tables, 2, "[batch, max_blocks]");
+  check_device(name, "key_cache", key_cache, query);
+  check_device(name, "value_cache", value_cache, query);
+  check_device(name, "block_tables", block_tables, query);
+  const KvFormat format =
+      check_cache_dtypes(name, kv_format, query, key_cache, "key_cache", value_cache, "value_cache");
+  check_int32(name, "block_tables", block_tables);
+  check_same_size(name, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));
+  check_same_size(name, "block_size", "key_cache", key_cache.size(1), "value_cache", value_cache.size(1));
+  check_same_size(name, "head count", "key_cache", key_cache.size(2), "value_cache", value_cache.size(2));
+  check_head_dim(name, "query", query.size(-1), "key_cache", key_cache, format);
+
+  const Layout q = layout_of(query), k = layout_of(key_cache), v = layout_of(value_cache);
+  Problem problem;
+  problem.op = op;
+  problem.dtype = dtype_of(query.scalar_type());
+  problem.batch = block_tables.size(0);
+  problem.q_heads = query.size(1);
+  problem.kv_heads = key_cache.size(2);
+  problem.kv_len = block_tables.size(1) * key_cache.size(1);
+  problem.head_dim = query.size(-1);
+  problem.value_dim = head_dim_of(format, value_cache.size(3));
+  problem.kv_format = format;
+  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
+  // The kernels index block, head, slot; the pool is stored as block, slot, head.
+  problem.key = {k.strides[0], k.strides[2], k.strides[1]};
+  problem.value = {v.strides[0], v.strides[2], v.strides[1]};
+  problem.value_in_key = is_in_key(value_cache, key_cache);
+  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
+  problem.block_size = key_cache.size(1);
+  problem.num_blocks = key_cache.size(0);
+  problem.max_blocks = block_tables.size(1);
+  problem.block_table_batch_stride = block_tables.stride(0);
+  problem.block_table_entry_stride = block_tables.stride(1);
+  return {.problem = problem,
+          .query = query,
+          .key = key_cache,
+          .value = value_cache,
+          .block_tables = block_tables};
+}
+
+// The strides of a cache's scales by batch or block, head, and row or slot.
+Strides3 scale_strides(const Call& call, const Tensor& scales) {
+  const auto strides = scales.strides();
+  if (call.block_tables.defined()) return {strides[0], strides[2], strides[1]};
+  return {strides[0], strides[1], strides[2]};
+}
+
+// Whether a single load can read scale and minimum of a group.
+bool has_aligned_pairs(const Tensor& scales) {
+  bool aligned = scales.storage_offset() % 2 == 0;
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    aligned = aligned && (scales.size(dim) <= 1 || scales.stride(dim) % 2 == 0);
+  }
+  return aligned;
+}
+
+void add_scales(Call& call, const OptionalTensor& key_scales, const OptionalTensor& value_scales) {
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  const bool paged = call.block_tables.defined();
+  const bool of_keys =
+      check_scales(name, "key_scales", key_scales, paged ? "key_cache" : "key", call.key, problem.kv_format);
+  const bool of_values = check_scales(name, "value_scales", value_scales, paged ? "value_cache" : "value",
+                                      call.value, problem.kv_format);
+  TORCH_CHECK_VALUE(of_keys == of_values, name, ": ", of_keys ? "key_scales" : "value_scales",
+                    " is given and ", of_keys ? "value_scales" : "key_scales",
+                    " is not; pass both, or neither for fp8_e4m3 that needs no scales");
+  if (!of_keys) return;
+  problem.has_scales = true;
+  // int8 and fp8_e4m3 elements are multiplied before they are scaled. int4 elements are equal only if their
+  // groups are.
+  if (problem.kv_format == kKvInt4) {
+    problem.value_in_key = problem.value_in_key && is_in_key(*value_scales, *key_scales);
+  }
+  problem.key_scales = scale_strides(call, *key_scales);
+  problem.value_scales = scale_strides(call, *value_scales);
+  if (problem.kv_format == kKvInt4) {
+    problem.vector_aligned =
+        problem.vector_aligned && has_aligned_pairs(*key_scales) && has_aligned_pairs(*value_scales);
+  }
+  call.key_scales = *key_scales;
+  call.value_scales = *value_scales;
+}
+
+void add_seq_lens(Call& call, const Tensor& seq_lens) {
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  check_rank(name, "seq_lens", seq_lens, 1, "[batch]");
+  check_device(name, "seq_lens", seq_lens, call.query);
+  check_int32(name, "seq_lens", seq_lens);
+  check_same_size(name, "batch size", problem.packed ? "block_tables" : "query", problem.batch, "seq_lens",
+                  seq_lens.size(0));
+  problem.has_seq_lens = true;
+  problem.seq_lens_stride = seq_lens.stride(0);
+  call.seq_lens = seq_lens;
+}
+
+// Where each sequence begins among the rows of all, and where the last one ends.
+void check_starts(const Call& call, const char* starts_name, const Tensor& starts) {
+  const char* name = name_of(call.problem.op);
+  check_rank(name, starts_name, starts, 1, "[batch + 1]");
+  check_device(name, starts_name, starts, call.query);
+  check_int32(name, starts_name, starts);
+}
+
+// The rows of all sequences in one query [rows, heads, head_dim].
+void add_packing(Call& call, const Tensor& cu_seqlens_q, int64_t max_seqlen_q) {
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  check_starts(call, "cu_seqlens_q", cu_seqlens_q);
+  const int64_t entries = cu_seqlens_q.size(0), wanted = problem.batch + 1;
+  TORCH_CHECK_VALUE(entries == wanted || !problem.packed_keys, name, ": cu_seqlens_q has ", entries,
+                    " entries and cu_seqlens_k has ", wanted,
+                    "; pass one entry more than there are sequences in both");
+  TORCH_CHECK_VALUE(entries == wanted, name, ": cu_seqlens_q has ", entries, " entries and must have ",
+                    wanted, ", one more than block_tables has rows");
+  problem.packed = true;
+  problem.q_len = call.query.size(0);
+  // The kernels index head, row; packed queries are stored as row, head.
+  std::swap(problem.query.head, problem.query.row);
+  problem.max_seqlen_q = max_seqlen_q;
+  problem.cu_seqlens_stride = cu_seqlens_q.stride(0);
+  call.cu_seqlens_q = cu_seqlens_q;
+}
+
+// The keys of all sequences in one key and one value [rows, heads, head_dim].
+Call describe_packed(Op op, const Tensor& query, const Tensor& key, const Tensor& value,
+                     const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t max_seqlen_q,
+                     int64_t max_seqlen_k) {
+  const char* name = name_of(op);
+  check_rank(name, "query", query, 3, kPacked);
+  check_rank(name, "key", key, 3, kPacked);
+  check_rank(name, "value", value, 3, kPacked);
+  check_device(name, "key", key, query);
+  check_device(name, "value", value, query);
+  check_operand_dtypes(name, query, key, value);
+  check_same_size(name, "row count", "key", key.size(0), "value", value.size(0));
+  check_same_size(name, "head count", "key", key.size(1), "value", value.size(1));
+  check_same_size(name, "head_dim", "query", query.size(2), "key", key.size(2));
+
+  const Layout q = layout_of(query), k = layout_of(key), v = layout_of(value);
+  Call call{.problem = {.op = op}, .query = query, .key = key, .value = value};
+  Problem& problem = call.problem;
+  problem.dtype = dtype_of(query.scalar_type());
+  problem.q_heads = query.size(1);
+  problem.kv_heads = key.size(1);
+  problem.head_dim = query.size(2);
+  problem.value_dim = value.size(2);
+  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
+  // The kernels index head, row; packed keys are stored as row, head.
+  problem.key = {0, k.strides[2], k.strides[1]};
+  problem.value = {0, v.strides[2], v.strides[1]};
+  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
+  problem.packed_keys = true;
+  problem.kv_rows = key.size(0);
+  problem.max_seqlen_k = max_seqlen_k;
+  problem.kv_len = std::min(max_seqlen_k, problem.kv_rows);
+
+  check_starts(call, "cu_seqlens_k", cu_seqlens_k);
+  TORCH_CHECK_VALUE(cu_seqlens_k.size(0) > 0, name,
+                    ": cu_seqlens_k has no entries and must have one more than there are sequences");
+  problem.batch = cu_seqlens_k.size(0) - 1;
+  problem.cu_seqlens_k_stride = cu_seqlens_k.stride(0);
+  call.cu_seqlens_k = cu_seqlens_k;
+  add_packing(call, cu_seqlens_q, max_seqlen_q);
+  return call;
+}
+
+}  // namespace
+
+Call describe_prefill(const Tensor& query, const Tensor& key, const Tensor& value,
+                      const OptionalTensor& attn_mask, const OptionalTensor& mask_map, bool is_causal,
+                      std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
+                      int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
+                      double softcap, std::optional<double> scale, bool token_major_out) {
+  Call call = describe_dense(Op::kPrefill, query, key, value);
+  call.problem.is_causal = is_causal;
+  call.problem.q_offset = q_offset.value_or(call.problem.kv_len - call.problem.q_len);
+  add_window(call, window_left, window_right, sink_tokens);
+  add_modifiers(call, sinks, alibi_slopes, softcap);
+  add_mask(call, attn_mask);
+  add_mask_map(call, mask_map);
+  add_scale(call, scale);
+  call.problem.token_major_out = token_major_out;
+  return call;
+}
+
+Call describe_decode(const Tensor& query, const Tensor& key, const Tensor& value,
+                     const OptionalTensor& seq_lens, const OptionalTensor& attn_mask,
+                     const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
+                     int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
+                     double softcap, std::optional<double> scale, const OptionalTensor& key_scales,
+                     const OptionalTensor& value_scales, std::string_view kv_format, bool token_major_out) {
+  Call call = describe_dense(Op::kDecode, query, key, value, kv_format);
+  add_scales(call, key_scales, value_scales);
+  call.problem.is_causal = true;
+  add_window(call, window_left, window_right, sink_tokens);
+  add_modifiers(call, sinks, alibi_slopes, softcap);
+  add_tree_mask(call, tree_mask);
+  if (seq_lens.has_value()) add_seq_lens(call, *seq_lens);
+  add_mask(call, attn_mask);
+  add_scale(call, scale);
+  call.problem.token_major_out = token_major_out;
+  return call;
+}
+
+Call describe_paged_decode(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                           const Tensor& block_tables, const Tensor& seq_lens,
+                           const OptionalTensor& attn_mask, const OptionalTensor& tree_mask,
+                           int64_t window_left, int64_t window_right, int64_t sink_tokens,
+                           const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
+                           std::optional<double> scale, const OptionalTensor& key_scales,
+                           const OptionalTensor& value_scales, std::string_view kv_format,
+                           bool token_major_out) {
+  const char* name = name_of(Op::kPagedDecode);
+  check_rank(name, "query", query, 4, kHeadsFirst);
+  Call call = describe_paged(Op::kPagedDecode, query, key_cache, value_cache, block_tables, kv_format);
+  check_same_size(name, "batch size", "query", query.size(0), "block_tables", call.problem.batch);
+  add_scales(call, key_scales, value_scales);
+  call.problem.q_len = query.size(2);
+  call.problem.is_causal = true;
+  add_window(call, window_left, window_right, sink_tokens);
+  add_modifiers(call, sinks, alibi_slopes, softcap);
+  add_tree_mask(call, tree_mask);
+  add_seq_lens(call, seq_lens);
+  add_mask(call, attn_mask);
+  add_scale(call, scale);
+  call.problem.token_major_out = token_major_out;
+  return call;
+}
+
+Call describe_paged_prefill(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                            const Tensor& block_tables, const Tensor& seq_lens, const Tensor& cu_seqlens_q,
+                            int64_t max_seqlen_q, bool is_causal, int64_t window_left, int64_t window_right,
+                            int64_t sink_tokens, const OptionalTensor& sinks,
+                            const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale,
+                            const OptionalTensor& key_scales, const OptionalTensor& value_scales,
+                            std::string_view kv_format) {
+  check_rank(name_of(Op::kPagedPrefill), "query", query, 3, kPacked);
+  Call call = describe_paged(Op::kPagedPrefill, query, key_cache, value_cache, block_tables, kv_format);
+  add_scales(call, key_scales, value_scales);
+  add_packing(call, cu_seqlens_q, max_seqlen_q);
+  call.problem.is_causal = is_causal;
+  add_window(call, window_left, window_right, sink_tokens);
+  add_modifiers(call, sinks, alibi_slopes, softcap);
+  add_seq_lens(call, seq_lens);
+  add_scale(call, scale);
+  return call;
+}
+
+Call describe_varlen_prefill(const Tensor& query, const Tensor& key, const Tensor& value,
+                             const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t max_seqlen_q,
+                             int64_t max_seqlen_k, bool is_causal, std::optional<int64_t> q_offset,
+                             int64_t window_left, int64_t window_right, int64_t sink_tokens,
+                             const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
+                             std::optional<double> scale) {
+  Call call = describe_packed(Op::kVarlenPrefill, query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+                              max_seqlen_k);
+  call.problem.is_causal = is_causal;
+  call.problem.last_rows_meet = !q_offset.has_value();
+  call.problem.q_offset = q_offset.value_or(0);
+  add_window(call, window_left, window_right, sink_tokens);
+  add_modifiers(call, sinks, alibi_slopes, softcap);
+  add_scale(call, scale);
+  return call;
+}
+
+ResultSizes result_sizes(const Problem& p) {
+  const Strides3 out = out_strides(p);
+  ResultSizes sizes;
+  if (p.packed) {
+    sizes = {{p.q_len, p.q_heads, p.value_dim}, {out.row, out.head, 1}, {p.q_heads, p.q_len}};
+  } else {
+    sizes = {{p.batch, p.q_heads, p.q_len, p.value_dim},
+             {out.batch, out.head, out.row, 1},
+             {p.batch, p.q_heads, p.q_len}};
+  }
+  if (p.part) sizes.lse.push_back(kSumFloats);
+  return sizes;
+}
+
+Tensor with_contiguous_rows(const Tensor& operand) {
+  return has_contiguous_rows(operand) ? operand : operand.contiguous();
+}
+
+void raise(const Refusal& refusal) {
+  switch (refusal.kind) {
+    case Refusal::Kind::kValue:
+      C10_THROW_ERROR(ValueError, refusal.message);
+    case Refusal::Kind::kType:
+      C10_THROW_ERROR(TypeError, refusal.message);
+    case Refusal::Kind::kNotImplemented:
+      C10_THROW_ERROR(NotImplementedError, refusal.message);
+  }
+  C10_THROW_ERROR(Error, refusal.message);
+}
+
+}  // namespace fattn

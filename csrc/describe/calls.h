@@ -1,0 +1,145 @@
+// From tensors to plain data: the checks that only tensors can answer (rank, shape, dtype, device), and the
+// Problem that the planner judges and plans. All devices share them, so that all refuse with the same
+// sentence.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include "../plan/plan.h"
+
+namespace fattn {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// An attention call: its problem and its tensors. An absent operand is an undefined tensor.
+struct Call {
+  Problem problem;
+  at::Tensor query;
+  at::Tensor key;
+  at::Tensor value;
+  at::Tensor mask{};
+  at::Tensor mask_map{};
+  at::Tensor seq_lens{};
+  at::Tensor block_tables{};
+  at::Tensor sinks{};
+  at::Tensor alibi_slopes{};
+  at::Tensor tree_mask{};
+  at::Tensor cu_seqlens_q{};
+  at::Tensor cu_seqlens_k{};
+  at::Tensor key_scales{};
+  at::Tensor value_scales{};
+
+  at::Device device() const { return query.device(); }
+};
+
+struct MergeCall {
+  MergeProblem problem;
+  at::Tensor outs;
+  at::Tensor lses;  // or sums
+
+  at::Device device() const { return outs.device(); }
+};
+
+// Rows to write into a cache. Either both scales are present or neither.
+struct CacheWriteCall {
+  CacheWriteProblem problem{};
+  at::Tensor key;
+  at::Tensor value;
+  at::Tensor key_cache;
+  at::Tensor value_cache;
+  at::Tensor slot_mapping;
+  at::Tensor key_scales{};
+  at::Tensor value_scales{};
+  bool copy_key = false;  // its columns are not contiguous, or it lies in the cache that is written
+  bool copy_value = false;
+
+  at::Device device() const { return key.device(); }
+};
+
+// softmax or softcap of one tensor.
+struct LogitsCall {
+  LogitsProblem problem;
+  at::Tensor logits;
+  bool copy = false;  // it has more separate dimensions than the kernels take
+
+  at::Device device() const { return logits.device(); }
+};
+
+struct MaskMapCall {
+  MaskMapProblem problem;
+  at::Tensor mask;
+
+  at::Device device() const { return mask.device(); }
+};
+
+// The signatures are those of the ops.
+Call describe_prefill(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                      const OptionalTensor& attn_mask, const OptionalTensor& mask_map, bool is_causal,
+                      std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
+                      int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
+                      double softcap, std::optional<double> scale, bool token_major_out);
+Call describe_decode(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const OptionalTensor& seq_lens, const OptionalTensor& attn_mask,
+                     const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
+                     int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
+                     double softcap, std::optional<double> scale, const OptionalTensor& key_scales,
+                     const OptionalTensor& value_scales, std::string_view kv_format, bool token_major_out);
+Call describe_paged_decode(const at::Tensor& query, const at::Tensor& key_cache,
+                           const at::Tensor& value_cache, const at::Tensor& block_tables,
+                           const at::Tensor& seq_lens, const OptionalTensor& attn_mask,
+                           const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
+                           int64_t sink_tokens, const OptionalTensor& sinks,
+                           const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale,
+                           const OptionalTensor& key_scales, const OptionalTensor& value_scales,
+                           std::string_view kv_format, bool token_major_out);
+Call describe_paged_prefill(const at::Tensor& query, const at::Tensor& key_cache,
+                            const at::Tensor& value_cache, const at::Tensor& block_tables,
+                            const at::Tensor& seq_lens, const at::Tensor& cu_seqlens_q, int64_t max_seqlen_q,
+                            bool is_causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
+                            const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
+                            std::optional<double> scale, const OptionalTensor& key_scales,
+                            const OptionalTensor& value_scales, std::string_view kv_format);
+Call describe_varlen_prefill(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                             const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
+                             int64_t max_seqlen_q, int64_t max_seqlen_k, bool is_causal,
+                             std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
+                             int64_t sink_tokens, const OptionalTensor& sinks,
+                             const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale);
+MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
+MergeCall describe_merge_parts(const at::Tensor& outs, const at::Tensor& sums, at::ScalarType dtype);
+
+CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& value,
+                                    const at::Tensor& key_cache, const at::Tensor& value_cache,
+                                    const at::Tensor& slot_mapping, const OptionalTensor& key_scales,
+                                    const OptionalTensor& value_scales, std::string_view kv_format);
+MaskMapCall describe_mask_map(const at::Tensor& attn_mask);
+LogitsCall describe_softmax(const at::Tensor& scores, double softcap);
+LogitsCall describe_softcap(const at::Tensor& x, double cap);
+
+// Returns the rows, or a contiguous copy if the call needs one.
+at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
+
+// Shapes of out and lse, and the strides of out. lse is contiguous. A part has sums in place of lse, with one
+// more dimension.
+struct ResultSizes {
+  c10::SmallVector<int64_t, 4> out;
+  c10::SmallVector<int64_t, 4> out_strides;
+  c10::SmallVector<int64_t, 4> lse;
+};
+ResultSizes result_sizes(const Problem& problem);
+std::array<int64_t, 4> map_sizes(const MaskMapProblem& problem);
+
+// Returns the tensor, or a copy if its last dimension is not contiguous. The strides in Problem describe the
+// result.
+at::Tensor with_contiguous_rows(const at::Tensor& operand);
+
+// Raises the refusal as a Python exception of its kind.
+[[noreturn]] void raise(const Refusal& refusal);
+
+}  // namespace fattn

@@ -1,0 +1,105 @@
+// Adds attn_mask and its map to a Call, and describes the op that makes a map.
+#include <algorithm>
+#include <array>
+
+#include <c10/util/Exception.h>
+
+#include "options.h"
+#include "tensor_checks.h"
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+
+DType mask_dtype(const char* op, const Tensor& mask) {
+  const DType dtype = dtype_of(mask.scalar_type());
+  TORCH_CHECK_TYPE(
+      dtype == DType::kBool || is_float(dtype), op, ": attn_mask is ", dtype_name(mask),
+      " and must be torch.bool (True = attend), torch.float32, torch.float16 or torch.bfloat16 (added)");
+  return dtype;
+}
+
+int64_t cells_of(int64_t length, int64_t cell) { return (length + cell - 1) / cell; }
+
+}  // namespace
+
+void add_mask(Call& call, const OptionalTensor& attn_mask) {
+  if (!attn_mask.has_value()) return;
+  const Tensor& mask = *attn_mask;
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  check_device(name, "attn_mask", mask, call.query);
+  const DType dtype = mask_dtype(name, mask);
+
+  const std::array<int64_t, 4> target = {problem.batch, problem.q_heads, problem.q_len, problem.kv_len};
+  std::array<int64_t, 4> strides{};
+  bool broadcastable = mask.dim() <= 4;
+  for (int64_t dim = 0; broadcastable && dim < mask.dim(); ++dim) {
+    const int64_t target_dim = dim + 4 - mask.dim();
+    if (mask.size(dim) == 1) continue;
+    strides[target_dim] = mask.stride(dim);
+    broadcastable = mask.size(dim) == target[target_dim];
+  }
+  TORCH_CHECK_VALUE(
+      broadcastable, name, ": attn_mask has shape ", mask.sizes(),
+      " and must be broadcastable to [batch, heads, q_len, kv_len] = ", at::IntArrayRef(target));
+  problem.mask_dtype = dtype;
+  problem.mask = {strides[0], strides[1], strides[2], strides[3]};
+  call.mask = mask;
+}
+
+void add_mask_map(Call& call, const OptionalTensor& mask_map) {
+  if (!mask_map.has_value()) return;
+  const Tensor& map = *mask_map;
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  TORCH_CHECK_VALUE(call.mask.defined(), name,
+                    ": mask_map is given without attn_mask; pass the mask that it is the map of, too");
+  check_device(name, "mask_map", map, call.query);
+  TORCH_CHECK_TYPE(map.scalar_type() == at::kByte, name, ": mask_map is ", dtype_name(map),
+                   " and must be torch.uint8; make it with torch_fattn.mask_map(attn_mask)");
+  const std::array<int64_t, 4> target = {problem.batch, problem.q_heads, cells_of(problem.q_len, kCellRows),
+                                         cells_of(problem.kv_len, kCellKeys)};
+  std::array<int64_t, 4> strides{};
+  bool broadcastable = map.dim() == 4;
+  for (int64_t dim = 0; broadcastable && dim < 4; ++dim) {
+    if (map.size(dim) == 1) continue;
+    strides[dim] = map.stride(dim);
+    broadcastable = map.size(dim) == target[dim];
+  }
+  TORCH_CHECK_VALUE(broadcastable, name, ": mask_map has shape ", map.sizes(),
+                    " and must be broadcastable to [batch, heads, q_len / 16, kv_len / 32], rounded up = ",
+                    at::IntArrayRef(target), "; make it with torch_fattn.mask_map(attn_mask)");
+  problem.has_mask_map = true;
+  problem.mask_map = {strides[0], strides[1], strides[2], strides[3]};
+  call.mask_map = map;
+}
+
+MaskMapCall describe_mask_map(const Tensor& attn_mask) {
+  const char* name = name_of(Op::kMaskMap);
+  TORCH_CHECK_TYPE(attn_mask.defined(), name, ": attn_mask is None; pass a tensor");
+  const DType dtype = mask_dtype(name, attn_mask);
+  TORCH_CHECK_VALUE(attn_mask.dim() <= 4, name, ": attn_mask has ", attn_mask.dim(),
+                    " dimensions and must have at most 4, [batch, heads, q_len, kv_len]");
+  std::array<int64_t, 4> sizes = {1, 1, 1, 1};
+  std::array<int64_t, 4> strides{};
+  for (int64_t dim = 0; dim < attn_mask.dim(); ++dim) {
+    const int64_t target_dim = dim + 4 - attn_mask.dim();
+    sizes[target_dim] = attn_mask.size(dim);
+    strides[target_dim] = attn_mask.stride(dim);
+  }
+  MaskMapCall call{.problem = {.dtype = dtype}, .mask = attn_mask};
+  call.problem.batch = sizes[0];
+  call.problem.heads = sizes[1];
+  call.problem.rows = sizes[2];
+  call.problem.keys = sizes[3];
+  call.problem.mask = {strides[0], strides[1], strides[2], strides[3]};
+  return call;
+}
+
+std::array<int64_t, 4> map_sizes(const MaskMapProblem& p) {
+  return {p.batch, p.heads, cells_of(p.rows, kCellRows), cells_of(p.keys, kCellKeys)};
+}
+
+}  // namespace fattn

@@ -1,0 +1,43 @@
+// Counts the calls of torch's attention that went to our ops, and those that went to torch's own, by reason.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <c10/util/FunctionRef.h>
+
+namespace fattn {
+
+// Why a call goes to torch's own implementation. In the order of the report.
+enum class Reason : int64_t {
+  kNone,  // it goes to ours
+  kGradients,
+  kForwardMode,
+  kDropout,
+  kNested,
+  kLayout,
+  kSubclass,
+  kTransform,
+  kRank,
+  kDevice,
+  kDType,
+  kMaskDType,
+  kMaskWithCausal,
+  kHeadDim,
+  kShapes,
+  kScale,
+  kUnknownSizes,
+  kMathAsked,
+  kNoKernel,
+  kTorchIsFaster,
+  kRefused,
+  kCount
+};
+
+enum class Taken : int64_t { kPrefill, kDecode, kPacked, kPaged, kTraced, kCount };
+
+void count(Taken taken);
+// Counts a reason, traced calls separately, and keeps the first call as an example.
+void count(Reason reason, bool traced, c10::function_ref<std::string()> example);
+
+}  // namespace fattn

@@ -1,0 +1,414 @@
+// torch_fattn.sdpa, and the routing that it shares with the kernels that install() turns on.
+#include "sdpa.h"
+
+#include <atomic>
+#include <cmath>
+#include <sstream>
+#include <string_view>
+#include <tuple>
+
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/SymInt.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/library.h>
+
+#include "../ops/gpu.h"
+#include "../ops/torch_errors.h"
+#include "../plan/check.h"
+#include "../plan/route.h"
+#include "../plan/supported.h"
+#include "../describe/tensor_checks.h"
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+
+constexpr int kRank = 4;
+thread_local bool next_is_torchs = false;
+std::atomic<RoutePolicy> policy{RoutePolicy::kAuto};
+
+// A tensor of a Python class. While torch.compile or export traces, every tensor has a class of torch's, and
+// the call becomes a node of the graph.
+bool is_subclass(const Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python); }
+
+bool is_traced() {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  using Mode = c10::impl::TorchDispatchModeKey;
+  return Modes::get_mode(Mode::FAKE) || Modes::get_mode(Mode::PROXY) || Modes::get_mode(Mode::FUNCTIONAL);
+}
+
+bool in_transform(const Tensor& tensor) {
+  constexpr c10::DispatchKeySet kTransforms = c10::DispatchKeySet(c10::DispatchKey::FuncTorchBatched) |
+                                              c10::DispatchKeySet(c10::DispatchKey::FuncTorchGradWrapper) |
+                                              c10::DispatchKeySet(c10::DispatchKey::BatchedNestedTensor);
+  return tensor.key_set().has_any(kTransforms);
+}
+
+bool has_tangent(const Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
+
+bool has_unknown_size(const Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return false;
+  for (const SymInt& size : tensor.sym_sizes()) {
+    if (size.is_heap_allocated() && !size.toSymNode()->has_hint()) return true;
+  }
+  return false;
+}
+
+template <typename Predicate>
+bool any_operand(const SdpaCall& call, const Predicate& holds) {
+  return holds(call.query) || holds(call.key) || holds(call.value) ||
+         (call.attn_mask && call.attn_mask->defined() && holds(*call.attn_mask));
+}
+
+bool is_kernel_dtype(at::ScalarType type) {
+  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+}
+
+// After padding, if it is needed.
+bool has_kernel_for(const SymInt& head_dim) { return head_dim > 0 && head_dim <= kMaxHeadDim; }
+
+// A size of a tensor of two to four dimensions, with leading 1s as if it had four.
+SymInt size_of(const Tensor& tensor, int64_t dim) {
+  const int64_t own = dim + tensor.dim() - kRank;
+  return own < 0 ? SymInt(1) : tensor.sym_size(own);
+}
+
+// The size that torch broadcasts both to, if any.
+std::optional<SymInt> broadcast(const SymInt& a, const SymInt& b) {
+  if (a == b || b == 1) return a;
+  if (a == 1) return b;
+  return std::nullopt;
+}
+
+// Batch and query heads of the result, and the heads that key and value must have for our ops.
+struct Sizes {
+  SymInt batch, q_heads, kv_heads;
+};
+
+bool is_broadcast(const Tensor& tensor, const SymInt& batch, const SymInt& heads) {
+  return size_of(tensor, 0) != batch || size_of(tensor, 1) != heads;
+}
+
+std::optional<Sizes> sizes_of(const SdpaCall& call) {
+  const auto &q = call.query, &k = call.key, &v = call.value;
+  if (size_of(q, 3) != size_of(k, 3) || size_of(k, 2) != size_of(v, 2)) return std::nullopt;
+  auto batch = broadcast(size_of(q, 0), size_of(k, 0));
+  if (batch) batch = broadcast(*batch, size_of(v, 0));
+  if (!batch) return std::nullopt;
+  if (call.enable_gqa) {
+    if (q.dim() < 3) return std::nullopt;
+    const SymInt heads = size_of(k, 1);
+    if (heads != size_of(v, 1) || heads == 0 || size_of(q, 1) % heads != 0) return std::nullopt;
+    return Sizes{*batch, size_of(q, 1), heads};
+  }
+  const auto kv_heads = broadcast(size_of(k, 1), size_of(v, 1));
+  const auto q_heads = kv_heads ? broadcast(size_of(q, 1), *kv_heads) : std::nullopt;
+  if (!q_heads) return std::nullopt;
+  return Sizes{*batch, *q_heads, *kv_heads};
+}
+
+// torch refuses to broadcast a call without elements.
+bool broadcasts_nothing(const SdpaCall& call, const Sizes& sizes) {
+  const bool broadcast = is_broadcast(call.query, sizes.batch, sizes.q_heads) ||
+                         is_broadcast(call.key, sizes.batch, sizes.kv_heads) ||
+                         is_broadcast(call.value, sizes.batch, sizes.kv_heads);
+  return broadcast &&
+         (size_of(call.query, 2) == 0 || size_of(call.key, 2) == 0 || sizes.batch == 0 || sizes.q_heads == 0);
+}
+
+// Whether the mask broadcasts to the scores, rather than the scores to it.
+bool mask_fits(const SdpaCall& call, const Sizes& sizes) {
+  if (!call.attn_mask) return true;
+  const Tensor& mask = *call.attn_mask;
+  if (mask.dim() > call.query.dim()) return false;
+  const SymInt scores[kRank] = {sizes.batch, sizes.q_heads, size_of(call.query, 2), size_of(call.key, 2)};
+  for (int64_t i = 1; i <= mask.dim(); ++i) {
+    const SymInt mine = mask.sym_size(-i);
+    if (mine != 1 && mine != scores[kRank - i]) return false;
+  }
+  return true;
+}
+
+bool only_math_is_asked() {
+  const at::Context& context = at::globalContext();
+  return !context.userEnabledFlashSDP() && !context.userEnabledMemEfficientSDP();
+}
+
+bool gpu_has_kernels() {
+#ifdef FATTN_WITH_METAL
+  return !check(gpu_facts(), Op::kPrefill);
+#else
+  return false;
+#endif
+}
+
+DType plain(at::ScalarType type) {
+  return type == at::kFloat      ? DType::kFloat32
+         : type == at::kHalf     ? DType::kFloat16
+         : type == at::kBFloat16 ? DType::kBFloat16
+         : type == at::kBool     ? DType::kBool
+                                 : DType::kOther;
+}
+
+// A symbolic length counts as long: the route must not add a guard to the graph.
+PlainCall plain(const SdpaCall& call) {
+  const auto known = [](const SymInt& size, int64_t otherwise) {
+    return size.maybe_as_int().value_or(otherwise);
+  };
+  PlainCall described;
+  described.dtype = plain(call.query.scalar_type());
+  if (call.attn_mask) described.mask_dtype = plain(call.attn_mask->scalar_type());
+  described.q_len = known(size_of(call.query, 2), kAnyNumber);
+  described.kv_len = known(size_of(call.key, 2), kAnyNumber);
+  described.head_dim = known(size_of(call.query, 3), 0);
+  described.value_dim = known(size_of(call.value, 3), 0);
+  described.is_causal = call.is_causal;
+  return described;
+}
+
+// Each check relies on those before it.
+Reason why_not(const SdpaCall& call, Autograd autograd) {
+  const auto &q = call.query, &k = call.key, &v = call.value;
+  if (any_operand(call, [](const Tensor& t) { return t.is_nested(); })) return Reason::kNested;
+  if (any_operand(call, [](const Tensor& t) { return t.layout() != at::kStrided; })) return Reason::kLayout;
+  if (any_operand(call, in_transform)) return Reason::kTransform;
+  if (any_operand(call, is_subclass) && !is_traced()) return Reason::kSubclass;
+  if (call.dropout_p != 0.0) return Reason::kDropout;
+  if (autograd == Autograd::kHere && c10::GradMode::is_enabled() &&
+      any_operand(call, [](const Tensor& t) { return t.requires_grad(); }))
+    return Reason::kGradients;
+  if (autograd == Autograd::kHere && c10::AutogradState::get_tls_state().get_fw_grad_mode() &&
+      any_operand(call, has_tangent))
+    return Reason::kForwardMode;
+  if (any_operand(call, [](const Tensor& t) { return !t.device().is_mps(); })) return Reason::kDevice;
+  if (!is_kernel_dtype(q.scalar_type()) || k.scalar_type() != q.scalar_type() ||
+      v.scalar_type() != q.scalar_type())
+    return Reason::kDType;
+  if (call.attn_mask) {
+    const at::ScalarType dtype = call.attn_mask->scalar_type();
+    if (dtype != at::kBool && dtype != at::kFloat && dtype != q.scalar_type()) return Reason::kMaskDType;
+    if (call.is_causal) return Reason::kMaskWithCausal;
+  }
+  if (q.dim() < 2 || q.dim() > kRank || k.dim() != q.dim() || v.dim() != q.dim()) return Reason::kRank;
+  if (any_operand(call, has_unknown_size)) return Reason::kUnknownSizes;
+  if (!has_kernel_for(size_of(q, 3)) || !has_kernel_for(size_of(v, 3))) return Reason::kHeadDim;
+  const auto sizes = sizes_of(call);
+  if (!sizes || !mask_fits(call, *sizes) || broadcasts_nothing(call, *sizes)) return Reason::kShapes;
+  if (call.scale && !std::isfinite(static_cast<float>(2.0 * *call.scale))) return Reason::kScale;
+  if (only_math_is_asked()) return Reason::kMathAsked;
+  if (!gpu_has_kernels()) return Reason::kNoKernel;
+  if (route_of(plain(call), facts_of(at::kMPS), policy).to_torch) return Reason::kTorchIsFaster;
+  return Reason::kNone;
+}
+
+// Converts an operand for our ops: four dimensions, broadcast, head size padded to a multiple of 8.
+Tensor operand_of(const Tensor& given, const SymInt& batch, const SymInt& heads) {
+  Tensor tensor = given;
+  while (tensor.dim() < kRank) tensor = tensor.unsqueeze(0);
+  const SymInt excess = tensor.sym_size(3) % kHeadDimMultiple;
+  if (excess != 0)
+    tensor = at::constant_pad_nd_symint(tensor, {SymInt(0), SymInt(kHeadDimMultiple) - excess});
+  if (!is_broadcast(tensor, batch, heads)) return tensor;
+  return tensor.expand_symint({batch, heads, tensor.sym_size(2), tensor.sym_size(3)});
+}
+
+// The scale of the heads before padding.
+std::optional<double> scale_of(const SdpaCall& call) {
+  const SymInt head_dim = size_of(call.query, 3);
+  if (call.scale || head_dim % kHeadDimMultiple == 0) return call.scale;
+  return 1.0 / std::sqrt(double(head_dim.guard_int(__FILE__, __LINE__)));
+}
+
+// Undoes operand_of() on the result.
+Tensor result_of(Tensor out, const SdpaCall& call) {
+  const SymInt value_dim = size_of(call.value, 3);
+  if (out.sym_size(3) != value_dim) out = out.slice_symint(3, 0, value_dim).contiguous();
+  while (out.dim() > call.query.dim()) out = out.squeeze(0);
+  return out;
+}
+
+using Results = std::tuple<Tensor, Tensor>;
+using Optional = const std::optional<Tensor>&;
+
+Tensor prefill(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("fattn::prefill", "")
+                             .typed<Results(const Tensor&, const Tensor&, const Tensor&, Optional, Optional,
+                                            bool, std::optional<int64_t>, int64_t, int64_t, int64_t, Optional,
+                                            Optional, double, std::optional<double>, bool)>();
+  const std::optional<int64_t> q_offset =  // torch aligns causal to the upper left corner
+      call.is_causal ? std::optional<int64_t>(0) : std::nullopt;
+  return std::get<0>(op.call(query, key, value, call.attn_mask, std::nullopt, call.is_causal, q_offset, -1,
+                             -1, 0, std::nullopt, std::nullopt, 0.0, scale_of(call), false));
+}
+
+Tensor decode(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("fattn::decode", "")
+          .typed<Results(const Tensor&, const Tensor&, const Tensor&, Optional, Optional, Optional, int64_t,
+                         int64_t, int64_t, Optional, Optional, double, std::optional<double>, Optional,
+                         Optional, c10::string_view, bool)>();
+  return std::get<0>(op.call(query, key, value, std::nullopt, call.attn_mask, std::nullopt, -1, -1, 0,
+                             std::nullopt, std::nullopt, 0.0, scale_of(call), std::nullopt, std::nullopt,
+                             "auto", false));
+}
+
+Tensor run(const SdpaCall& call) {
+  const Sizes sizes = *sizes_of(call);
+  const Tensor query = operand_of(call.query, sizes.batch, sizes.q_heads);
+  const Tensor key = operand_of(call.key, sizes.batch, sizes.kv_heads);
+  const Tensor value = operand_of(call.value, sizes.batch, sizes.kv_heads);
+  const bool traced = any_operand(call, is_subclass);
+  // Decode cuts the keys of a single row into parts.
+  if (!call.is_causal && query.sym_size(2) == 1) {
+    Tensor out = result_of(decode(query, key, value, call), call);
+    count(traced ? Taken::kTraced : Taken::kDecode);
+    return out;
+  }
+  Tensor out = result_of(prefill(query, key, value, call), call);
+  count(traced ? Taken::kTraced : Taken::kPrefill);
+  return out;
+}
+
+std::tuple<Tensor, int64_t> sdpa_and_reason(const Tensor& query, const Tensor& key, const Tensor& value,
+                                            const std::optional<Tensor>& attn_mask, double dropout_p,
+                                            bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  const SdpaCall call{query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa};
+  Reason reason = Reason::kNone;
+  if (auto out = routed_sdpa(call, Autograd::kHere, reason)) return {*out, 0};
+  const NextSdpaIsTorchs decided;
+  return {
+      at::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa),
+      static_cast<int64_t>(reason)};
+}
+
+Tensor sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
+            const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
+            std::optional<double> scale, bool enable_gqa) {
+  return std::get<0>(sdpa_and_reason(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa));
+}
+
+// For callers with a fallback of their own; counts nothing.
+int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
+                    const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
+                    std::optional<double> scale, bool enable_gqa) {
+  const SdpaCall call{query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa};
+  return static_cast<int64_t>(why_not(call, Autograd::kHere));
+}
+
+// Whether a plain call of these shapes goes to torch, and why: on the GPU that holds them, or on one of this
+// family, system and torch.
+std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor& key, const Tensor& value,
+                                              const std::optional<Tensor>& attn_mask, bool is_causal,
+                                              std::optional<int64_t> family, std::optional<int64_t> macos,
+                                              std::optional<int64_t> torch) {
+  DeviceFacts facts = facts_of(query.device());
+  if (family) {
+    facts.family = static_cast<int>(*family);
+    facts.tuned = nullptr;  // they belong to the GPU of this process
+  }
+  if (macos) facts.macos = static_cast<int>(*macos);
+  if (torch) facts.torch = static_cast<int>(*torch);
+  const SdpaCall call{query, key, value, attn_mask, 0.0, is_causal, std::nullopt, false};
+  const Route route = route_of(plain(call), facts, policy);
+  return {route.to_torch, route.provenance};
+}
+
+// torch may append its whole table of kernels.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+void append_text_of(std::ostream& text, const char* name, const Tensor& tensor) {
+  text << name << ' ';
+  if (tensor.is_nested()) {
+    text << "nested ";
+  } else if (tensor.layout() != at::kStrided) {
+    text << tensor.layout() << ' ' << tensor.sym_sizes() << ' ';
+  } else {
+    text << tensor.sym_sizes() << ' ';
+  }
+  text << dtype_name(tensor);
+  if (!tensor.device().is_mps()) text << " on " << tensor.device();
+}
+
+}  // namespace
+
+NextSdpaIsTorchs::NextSdpaIsTorchs() : before_(next_is_torchs) { next_is_torchs = true; }
+NextSdpaIsTorchs::~NextSdpaIsTorchs() { next_is_torchs = before_; }
+bool NextSdpaIsTorchs::consume() {
+  const bool was = next_is_torchs;
+  next_is_torchs = false;
+  return was;
+}
+
+std::string text_of(const SdpaCall& call) {
+  std::ostringstream text;
+  append_text_of(text, "query", call.query);
+  append_text_of(text, ", key", call.key);
+  append_text_of(text, ", value", call.value);
+  if (call.attn_mask && call.attn_mask->defined()) append_text_of(text, ", attn_mask", *call.attn_mask);
+  if (call.dropout_p != 0.0) text << ", dropout_p " << call.dropout_p;
+  if (call.is_causal) text << ", is_causal";
+  if (call.scale) text << ", scale " << *call.scale;
+  if (call.enable_gqa) text << ", enable_gqa";
+  return text.str();
+}
+
+std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reason& reason) {
+  reason = why_not(call, autograd);
+  if (reason == Reason::kNone) {
+    try {
+      return run(call);
+    } catch (const c10::Error& error) {  // no check above foresaw it, and the caller asked torch: not raised
+      // The caller may free memory and call again; torch's own implementation needs no less.
+      if (torch_error_of(error) == TorchError::kOutOfMemory) throw;
+      reason = Reason::kRefused;
+      count(reason, any_operand(call, is_subclass),
+            [&] { return text_of(call) + ": " + first_line(error.what_without_backtrace()); });
+      return std::nullopt;
+    }
+  }
+  count(reason, reason != Reason::kSubclass && any_operand(call, is_subclass), [&] {
+    if (reason != Reason::kTorchIsFaster) return text_of(call);
+    return text_of(call) + ": " + route_of(plain(call), facts_of(at::kMPS), policy).provenance;
+  });
+  return std::nullopt;
+}
+
+TORCH_LIBRARY_FRAGMENT(fattn, library) {
+  const std::string arguments =
+      "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
+      "bool is_causal=False, *, float? scale=None, bool enable_gqa=False";
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  library.def(("sdpa(" + arguments + ") -> Tensor").c_str(), tags);
+  library.def(("_sdpa_and_reason(" + arguments + ") -> (Tensor, int)").c_str(), tags);
+  library.def(("_sdpa_reason(" + arguments + ") -> int").c_str(), tags);
+  library.def(
+      "_route(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, int? family=None, "
+      "int? macos=None, int? torch=None) -> (bool, str)",
+      explained_route);
+  library.def("_may_be_torchs() -> bool", [] { return may_be_torchs(facts_of(at::kMPS), policy); });
+  library.def("_route_always_here(bool on) -> ()",
+              [](bool on) { policy = on ? RoutePolicy::kAlways : RoutePolicy::kAuto; });
+}
+
+// Composed of ops that torch differentiates, traces and transforms.
+TORCH_LIBRARY_IMPL(fattn, CompositeImplicitAutograd, library) {
+  library.impl("sdpa", sdpa);
+  library.impl("_sdpa_and_reason", sdpa_and_reason);
+  library.impl("_sdpa_reason", sdpa_reason);
+}
+TORCH_LIBRARY_IMPL(fattn, FuncTorchBatchedDecomposition, library) {
+  library.impl("sdpa", sdpa);
+  library.impl("_sdpa_and_reason", sdpa_and_reason);
+  library.impl("_sdpa_reason", sdpa_reason);
+}
+
+}  // namespace fattn

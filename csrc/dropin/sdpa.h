@@ -1,0 +1,47 @@
+// Routes a call of torch's scaled_dot_product_attention to our ops if they compute the same.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "routing.h"
+
+namespace fattn {
+
+struct SdpaCall {
+  const at::Tensor& query;
+  const at::Tensor& key;
+  const at::Tensor& value;
+  const std::optional<at::Tensor>& attn_mask;
+  double dropout_p;
+  bool is_causal;
+  std::optional<double> scale;
+  bool enable_gqa;
+};
+
+// kAbove: autograd has already run, so gradients need no check.
+enum class Autograd { kAbove, kHere };
+
+// Returns the result and counts the call as routed; or returns none and counts the reason.
+std::optional<at::Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reason& reason);
+
+// "query [1, 8, 128, 64] float32, ..." for the report.
+std::string text_of(const SdpaCall& call);
+
+// While one lives, the next call of torch's op in this thread goes to torch: the decision has been made.
+class NextSdpaIsTorchs {
+ public:
+  NextSdpaIsTorchs();
+  ~NextSdpaIsTorchs();
+  NextSdpaIsTorchs(const NextSdpaIsTorchs&) = delete;
+  NextSdpaIsTorchs& operator=(const NextSdpaIsTorchs&) = delete;
+  // Returns true once.
+  static bool consume();
+
+ private:
+  bool before_;
+};
+
+}  // namespace fattn

@@ -1,0 +1,182 @@
+// Attention in plain PyTorch over the sequences of a call, all at once or one after the other.
+#include "fallback.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/where.h>
+
+#include "attention.h"
+#include "../plan/supported.h"
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+
+// Whether the last row of each sequence is at its last key.
+bool ends_meet(const Problem& problem) { return !problem.packed_keys || problem.last_rows_meet; }
+
+// The position of row 0. Clamping changes nothing: the checks bound it for windows and slopes.
+int64_t first_row(const Problem& problem) { return std::clamp(problem.q_offset, -kMaxLength, kMaxLength); }
+
+// ---- all sequences at once: nothing waits to know what is on the device
+
+// Packed rows are padded to max_seqlen_q per sequence.
+std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
+  const Problem& problem = call.problem;
+  const auto [no_key_out, no_key_lse] = no_key_results(call);
+  Call padded = call;
+  padded.problem.packed = false;
+  padded.problem.q_len = most_sequence_rows(problem);
+  const int64_t q_len = padded.problem.q_len;
+  if (no_key_out.numel() == 0 || problem.batch == 0 || q_len == 0) return {no_key_out, no_key_lse};
+
+  const auto ends = std::get<0>(call.cu_seqlens_q.to(at::kLong).clamp(0, problem.q_len).cummax(0));
+  const Tensor starts = ends.slice(0, 0, problem.batch);
+  const Tensor lengths = ends.slice(0, 1).sub(starts).unsqueeze(1);
+  const Tensor index =
+      at::arange(q_len, ends.options()).add(starts.unsqueeze(1)).clamp_max(problem.q_len - 1);
+  padded.query = call.query.index_select(0, index.flatten()).unflatten(0, {problem.batch, q_len});
+  padded.query = padded.query.transpose(1, 2);
+  const Tensor first_position =
+      ends_meet(problem) ? key_counts(call).sub(lengths) : at::full_like(lengths, first_row(problem));
+  const auto [out, lse] = no_key_results(padded);
+  attend({.call = padded, .first_position = first_position}, out, lse);
+
+  // Unpads: finds the padded row of each row that belongs to a sequence.
+  const Tensor row = at::arange(problem.q_len, ends.options());
+  const Tensor sequence = at::searchsorted(ends, row, /*out_int32=*/false, /*right=*/true).sub(1);
+  const Tensor owner = sequence.clamp(0, problem.batch - 1);
+  const Tensor place = row.sub(starts.index_select(0, owner));
+  const Tensor owned = sequence.eq(owner).logical_and(place.lt(q_len));
+  const Tensor source = owner.mul(q_len).add(place.clamp(0, q_len - 1));
+  const Tensor rows_out = out.transpose(1, 2).flatten(0, 1).index_select(0, source);
+  const Tensor rows_lse = lse.transpose(0, 1).flatten(1, 2).index_select(1, source);
+  const Tensor owned_lse = problem.part ? owned.view({1, -1, 1}) : owned.unsqueeze(0);
+  return {at::where(owned.view({-1, 1, 1}), rows_out, no_key_out),
+          at::where(owned_lse, rows_lse, no_key_lse)};
+}
+
+std::tuple<Tensor, Tensor> attend_together(const Call& call) {
+  const Problem& problem = call.problem;
+  if (problem.packed) return attend_packed(call);
+  const auto [out, lse] = no_key_results(call);
+  const Tensor first_position =
+      problem.op == Op::kPrefill ? at::full({1, 1}, first_row(problem), call.query.options().dtype(at::kLong))
+                                 : key_counts(call).sub(problem.q_len);
+  attend({.call = call, .first_position = first_position}, out, lse);
+  return {out, lse};
+}
+
+// ---- one sequence after the other, over the keys that it has: what it gives depends on nothing else, and
+// what a cache has room for costs nothing
+
+std::vector<int64_t> numbers_of(const Tensor& tensor) {
+  const Tensor numbers = tensor.to(at::kLong).contiguous();
+  return {numbers.const_data_ptr<int64_t>(), numbers.const_data_ptr<int64_t>() + numbers.numel()};
+}
+
+// Rows of a call, or keys, that are neighbours in memory.
+struct Run {
+  int64_t first;
+  int64_t count;
+};
+
+// The packed rows of each sequence.
+std::vector<Run> runs_of_rows(const Call& call) {
+  std::vector<Run> runs;
+  int64_t begin = 0;
+  for (const int64_t given : numbers_of(call.cu_seqlens_q)) {
+    const int64_t end = std::max(begin, std::clamp<int64_t>(given, 0, call.problem.q_len));
+    runs.push_back({begin, end - begin});
+    begin = end;
+  }
+  runs.erase(runs.begin());  // rows before the first sequence
+  return runs;
+}
+
+// The keys of each sequence, packed or from its first key on.
+std::vector<Run> runs_of_keys(const Call& call) {
+  const Problem& problem = call.problem;
+  std::vector<Run> runs;
+  const auto counts = numbers_of(key_counts(call));
+  const auto starts = problem.packed_keys ? numbers_of(first_packed_keys(call)) : std::vector<int64_t>();
+  for (int64_t b = 0; b < problem.batch; ++b) {
+    runs.push_back({problem.packed_keys ? starts[b] : 0, counts[b]});
+  }
+  return runs;
+}
+
+// The call restricted to sequence `b`, except its query. Keys of a pool come in whole blocks.
+Call with_own_keys(const Call& call, int64_t b, Run keys) {
+  Call own = call;
+  Problem& problem = own.problem;
+  problem.batch = 1;
+  problem.kv_len = keys.count;
+  if (call.block_tables.defined()) {
+    problem.max_blocks = (keys.count + problem.block_size - 1) / problem.block_size;
+    problem.kv_len = problem.max_blocks * problem.block_size;
+    own.block_tables = call.block_tables.narrow(0, b, 1).narrow(1, 0, problem.max_blocks);
+    own.seq_lens = call.seq_lens.narrow(0, b, 1);
+  } else {
+    problem.has_seq_lens = problem.packed_keys = false;
+    for (Tensor* operand : {&own.key, &own.value, &own.key_scales, &own.value_scales}) {
+      if (!operand->defined()) continue;
+      *operand = call.problem.packed_keys
+                     ? operand->narrow(0, keys.first, keys.count).transpose(0, 1).unsqueeze(0)
+                     : operand->narrow(0, b, 1).narrow(2, 0, keys.count);
+    }
+  }
+  if (call.mask.defined()) {
+    if (call.mask.dim() == 4 && call.mask.size(0) > 1) own.mask = own.mask.narrow(0, b, 1);
+    if (call.mask.dim() > 0 && call.mask.size(-1) > 1) own.mask = own.mask.narrow(-1, 0, problem.kv_len);
+  }
+  const auto narrow_to_sequence = [b](Tensor& option) {
+    if (option.defined() && option.dim() == 2) option = option.narrow(0, b, 1);
+  };
+  narrow_to_sequence(own.tree_mask);
+  narrow_to_sequence(own.alibi_slopes);
+  return own;
+}
+
+std::tuple<Tensor, Tensor> attend_one_by_one(const Call& call) {
+  const Problem& problem = call.problem;
+  const auto [out, lse] = no_key_results(call);
+  if (out.numel() == 0) return {out, lse};
+  const auto keys = runs_of_keys(call);
+  const auto rows = problem.packed ? runs_of_rows(call) : std::vector<Run>(problem.batch, {0, problem.q_len});
+  for (int64_t b = 0; b < problem.batch; ++b) {
+    const bool at_end = problem.packed ? ends_meet(problem) : problem.op != Op::kPrefill;
+    const int64_t position = at_end ? keys[b].count - rows[b].count : first_row(problem);
+    const int64_t count =
+        problem.packed ? std::min(rows[b].count, most_sequence_rows(problem)) : problem.q_len;
+    Call own = with_own_keys(call, b, keys[b]);
+    own.problem.packed = false;
+    own.problem.q_len = count;
+    const auto of_sequence = [&](const Tensor& tensor, int64_t row_dim) {
+      if (!problem.packed) return tensor.narrow(0, b, 1);
+      return tensor.narrow(row_dim, rows[b].first, count).unsqueeze(0);
+    };
+    const auto heads_first = [&](const Tensor& tensor) {
+      return problem.packed ? tensor.transpose(1, 2) : tensor;
+    };
+    own.query = heads_first(of_sequence(call.query, 0));
+    const Tensor first_position = at::full({1, 1}, position, call.query.options().dtype(at::kLong));
+    attend({.call = own, .first_position = first_position}, heads_first(of_sequence(out, 0)),
+           of_sequence(lse, 1));
+  }
+  return {out, lse};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> run_in_torch(const Call& call, bool may_wait) {
+  return may_wait ? attend_one_by_one(call) : attend_together(call);
+}
+
+}  // namespace fattn

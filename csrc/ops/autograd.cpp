@@ -1,0 +1,176 @@
+// The ops have no gradient. Their results still belong to the graph, so that a backward through them is
+// refused. Without an autograd kernel torch would leave gradients None with a warning. An op that writes has
+// no results: it refuses to write tensors of a graph.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/AutogradState.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+// The refusal is a separate op with a fake: torch.compile traces every backward ahead of time, which must not
+// raise before a gradient is needed.
+Tensor refuse(const Tensor& grad) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("fattn::_refuse_backward", "")
+                             .typed<Tensor(const Tensor&)>();
+  return op.call(grad);
+}
+
+class RefuseBackward : public torch::autograd::Node {
+ public:
+  explicit RefuseBackward(const variable_list& inputs) : Node(torch::autograd::collect_next_edges(inputs)) {
+    for (const Tensor& input : inputs) {
+      const c10::SymIntArrayRef sizes = input.sym_sizes();
+      input_sizes_.emplace_back(sizes.begin(), sizes.end());
+    }
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const Tensor refused = refuse(grads.front().defined() ? grads.front() : grads.back()).sum();
+    variable_list input_grads;
+    for (const auto& sizes : input_sizes_) input_grads.push_back(refused.expand_symint(sizes));
+    return input_grads;
+  }
+
+  std::string name() const override { return "FattnRefuseBackward"; }
+
+ private:
+  std::vector<std::vector<c10::SymInt>> input_sizes_;
+};
+
+variable_list inputs_that_require_grad(const torch::jit::Stack& stack, size_t argument_count) {
+  variable_list inputs;
+  if (!at::GradMode::is_enabled()) return inputs;
+  for (const c10::IValue& argument : torch::jit::last(stack, argument_count)) {
+    if (argument.isTensor() && argument.toTensor().requires_grad()) inputs.push_back(argument.toTensor());
+  }
+  return inputs;
+}
+
+std::string public_name(const c10::OperatorHandle& op) {  // "fattn::prefill" is "fattn.prefill" to a caller
+  std::string name = op.schema().name();
+  return name.replace(name.find("::"), 2, ".");
+}
+
+// A result without a tangent would count as a derivative of 0.
+void refuse_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (!c10::AutogradState::get_tls_state().get_fw_grad_mode()) return;
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool has_tangent = values[i].isTensor() && values[i].toTensor()._fw_grad(/*level=*/0).defined();
+    TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent, public_name(op), ": ", arguments[i].name(),
+                                " has a forward-mode tangent and there is no derivative; use torch.matmul "
+                                "and torch.softmax where one is needed");
+  }
+}
+
+// The autograd kernel of every op, whatever its signature.
+void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  refuse_tangents(op, *stack);
+  const variable_list inputs = inputs_that_require_grad(*stack, op.schema().arguments().size());
+  {
+    at::AutoDispatchBelowAutograd below_autograd;
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  }
+  if (inputs.empty()) return;
+  const c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<RefuseBackward>(inputs);
+  for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
+    torch::autograd::set_history(result.toTensor(), node);
+  }
+}
+
+// The operands that an op writes, which its schema marks.
+template <typename Function>
+void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Function function) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->isWrite() && values[i].isTensor()) {
+      function(arguments[i].name(), values[i].toTensor());
+    }
+  }
+}
+
+void refuse_inference_tensors(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  for_each_written(op, stack, [](const std::string& name, const Tensor& written) {
+    TORCH_CHECK(!written.is_inference(), "fattn.cache_write: ", name,
+                " is an inference tensor, which is written in inference mode alone; call under "
+                "torch.inference_mode(), or allocate it outside of the mode");
+  });
+}
+
+// The autograd kernel of an op that writes. The written tensors must not be part of a graph. The rows may
+// require a gradient, which ends here.
+void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                            torch::jit::Stack* stack) {
+  for_each_written(op, *stack, [&](const std::string& name, const Tensor& written) {
+    TORCH_CHECK(!(at::GradMode::is_enabled() && written.requires_grad()), "fattn.cache_write: ", name,
+                " requires grad, and no gradient goes through a cache; pass ", name,
+                ".detach(), or call under torch.no_grad()");
+  });
+  at::AutoDispatchBelowAutograd below_autograd;
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+// Bumps the versions of the written tensors, so that a graph that has saved one notices. Runs outside of
+// inference mode only; inference tensors have no version.
+void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  refuse_inference_tensors(op, *stack);
+  std::vector<Tensor> written;
+  for_each_written(op, *stack, [&](const std::string&, const Tensor& tensor) { written.push_back(tensor); });
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  }
+  for (const Tensor& tensor : written) torch::autograd::impl::bump_version(tensor);
+}
+
+// Writing a lazily negated view (.imag of a conjugate) would write a copy.
+void refuse_negated(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  for_each_written(op, *stack, [](const std::string& name, const Tensor& written) {
+    TORCH_CHECK_VALUE(!written.is_neg(), "fattn.cache_write: ", name,
+                      " is a negated view and is written in place; pass what its .resolve_neg() returns");
+  });
+  const size_t count = op.schema().arguments().size();
+  for (size_t i = 0; i < count; ++i) {
+    c10::IValue& argument = torch::jit::peek(*stack, i, count);
+    if (argument.isTensor()) argument = argument.toTensor().resolve_neg();
+  }
+  op.callBoxed(stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fattn, ADInplaceOrView, library) {
+  library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&bump_versions>());
+}
+
+TORCH_LIBRARY_IMPL(fattn, Negative, library) {
+  library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&refuse_negated>());
+}
+
+TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
+  library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&write_without_gradient>());
+  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill",
+                           "prefill.part", "decode.part", "paged_decode.part", "paged_prefill.part",
+                           "varlen_prefill.part", "merge", "merge.parts", "softmax", "softcap"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
+  }
+  library.impl("mask_map", torch::CppFunction::makeFallthrough());  // bytes belong to no graph
+}
+
+}  // namespace fattn

@@ -1,0 +1,128 @@
+// The checks of FATTN_CHECK=1, on copies in host memory.
+#include "device_data.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <unordered_map>
+
+#include <c10/util/Exception.h>
+
+#include "../fallback/fallback.h"
+
+namespace fattn {
+namespace {
+
+bool is_asked() {
+  const char* value = std::getenv("FATTN_CHECK");
+  return value != nullptr && std::string_view(value) != "" && std::string_view(value) != "0";
+}
+
+at::Tensor on_host(const at::Tensor& tensor) { return tensor.to(at::kCPU).contiguous(); }
+
+void check_seq_lens(const Problem& problem, const int32_t* lens) {
+  for (int64_t batch = 0; batch < problem.batch; ++batch) {
+    TORCH_CHECK_VALUE(lens[batch] >= 0 && lens[batch] <= problem.kv_len, name_of(problem.op), ": seq_lens[",
+                      batch, "] is ", lens[batch], " and must be between 0 and the capacity ",
+                      problem.kv_len);
+  }
+}
+
+void check_block_tables(const Problem& problem, const int32_t* lens, const int32_t* tables) {
+  for (int64_t batch = 0; batch < problem.batch; ++batch) {
+    const int64_t used = (lens[batch] + problem.block_size - 1) / problem.block_size;
+    for (int64_t entry = 0; entry < used; ++entry) {
+      const int32_t block = tables[batch * problem.max_blocks + entry];
+      TORCH_CHECK_VALUE(block >= 0 && block < problem.num_blocks, name_of(problem.op), ": block_tables[",
+                        batch, ", ", entry, "] is ", block,
+                        " and must be between 0 and num_blocks - 1 = ", problem.num_blocks - 1,
+                        " (the sequence uses ", used, " blocks)");
+    }
+  }
+}
+
+// The hidden key fragments of each cell of a map, as bits.
+at::Tensor hidden_fragments(const at::Tensor& map) {
+  const at::Tensor mixed = map.remainder(1 << kCellKindBits).eq(int{kCellMixed});
+  const at::Tensor bits = map.div(1 << kCellKindBits, "floor");
+  return bits.masked_fill(mixed.logical_and(map.lt(kCellBytes)).logical_not(), 0)
+      .masked_fill(map.eq(int{kCellHidden}), kAllCellFragments);
+}
+
+// A cell may be less exact than the mask: kCellMixed is valid for every cell.
+void check_mask_map(const Call& call) {
+  const at::Tensor right = run_in_torch(describe_mask_map(on_host(call.mask)));
+  const at::Tensor map = on_host(call.mask_map);
+  const at::Tensor shown = hidden_fragments(right).bitwise_not().bitwise_and(hidden_fragments(map));
+  const at::Tensor changed = right.ne(int{kCellWhole}).logical_and(map.eq(int{kCellWhole}));
+  TORCH_CHECK_VALUE(!shown.ne(0).logical_or(changed).any().item<bool>(), name_of(call.problem.op),
+                    ": mask_map is not that of attn_mask; make it anew with torch_fattn.mask_map(attn_mask)");
+}
+
+// Limits for the starts of the sequences among the rows of query or key.
+struct Starts {
+  const char* name;
+  const char* most_name;
+  int64_t most;  // rows per sequence
+  const char* rows_name;
+  int64_t rows;  // rows in all
+};
+
+void check_cu_seqlens(const Problem& problem, const Starts& of, const int32_t* starts) {
+  const char* op = name_of(problem.op);
+  TORCH_CHECK_VALUE(starts[0] == 0, op, ": ", of.name, "[0] is ", starts[0],
+                    " and must be 0: the first sequence begins at row 0");
+  for (int64_t batch = 0; batch < problem.batch; ++batch) {
+    const int64_t rows = int64_t{starts[batch + 1]} - starts[batch];
+    TORCH_CHECK_VALUE(rows >= 0, op, ": ", of.name, "[", batch + 1, "] is ", starts[batch + 1],
+                      " and must not be below the entry before it, ", starts[batch]);
+    TORCH_CHECK_VALUE(rows <= of.most, op, ": sequence ", batch, " has ", rows, " ", of.rows_name,
+                      " rows and ", of.most_name, " is ", of.most,
+                      "; pass the most rows that a sequence has");
+  }
+  TORCH_CHECK_VALUE(starts[problem.batch] <= of.rows, op, ": ", of.name, " ends at ", starts[problem.batch],
+                    " and ", of.rows_name, " has ", of.rows, " rows; it must not end behind them");
+}
+
+}  // namespace
+
+void check_device_data_if_asked(const Call& call) {
+  if (!is_asked()) return;
+  if (call.cu_seqlens_q.defined()) {
+    const Starts of = {"cu_seqlens_q", "max_seqlen_q", call.problem.max_seqlen_q, "query",
+                       call.problem.q_len};
+    check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_q).const_data_ptr<int32_t>());
+  }
+  if (call.cu_seqlens_k.defined()) {
+    const Starts of = {"cu_seqlens_k", "max_seqlen_k", call.problem.max_seqlen_k, "key",
+                       call.problem.kv_rows};
+    check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_k).const_data_ptr<int32_t>());
+  }
+  if (call.mask_map.defined()) check_mask_map(call);
+  if (!call.seq_lens.defined() || call.problem.batch == 0) return;
+  const at::Tensor lens = on_host(call.seq_lens);
+  check_seq_lens(call.problem, lens.const_data_ptr<int32_t>());
+  if (!call.block_tables.defined()) return;
+  const at::Tensor tables = on_host(call.block_tables);
+  check_block_tables(call.problem, lens.const_data_ptr<int32_t>(), tables.const_data_ptr<int32_t>());
+}
+
+void check_device_data_if_asked(const CacheWriteCall& call) {
+  const CacheWriteProblem& problem = call.problem;
+  if (problem.tokens == 0 || !is_asked()) return;
+  const at::Tensor mapping = on_host(call.slot_mapping.to(at::kLong));
+  const int64_t* slots = mapping.const_data_ptr<int64_t>();
+  const int64_t count = problem.num_blocks * problem.block_size;
+  std::unordered_map<int64_t, int64_t> token_of;
+  for (int64_t token = 0; token < problem.tokens; ++token) {
+    if (slots[token] < 0) continue;
+    TORCH_CHECK_VALUE(slots[token] < count, name_of(Op::kCacheWrite), ": slot_mapping[", token, "] is ",
+                      slots[token], " and must be below num_blocks * block_size = ", count,
+                      ", or -1 to drop the token");
+    const auto [other, is_new] = token_of.try_emplace(slots[token], token);
+    TORCH_CHECK_VALUE(is_new, name_of(Op::kCacheWrite), ": slot_mapping[", other->second, "] and [", token,
+                      "] are both ", slots[token], "; give every token a slot of its own, or -1 to drop it");
+  }
+}
+
+}  // namespace fattn

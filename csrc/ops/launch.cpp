@@ -1,0 +1,149 @@
+// Allocates results and scratch of a plan, and binds all buffers.
+#include "launch.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include "../metal/executor.h"
+#include "../describe/tensor_checks.h"
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+using metal::Bindings;
+using metal::BufferView;
+
+// An operand without elements may have no buffer, or begin at the end of one. No kernel reads it, but Metal
+// needs a bound buffer: `stand_in`. Mutable access would copy an operand that is shared until written.
+BufferView view_of(const Tensor& tensor, const Tensor& stand_in) {
+  const Tensor& bound = tensor.numel() > 0 ? tensor : stand_in;
+  return {const_cast<void*>(bound.storage().data()),
+          bound.storage_offset() * static_cast<int64_t>(bound.element_size())};
+}
+
+// A tensor that is written; this may copy an operand that is shared until written.
+BufferView writable_view_of(const Tensor& tensor) {
+  return {tensor.storage().mutable_data(),
+          tensor.storage_offset() * static_cast<int64_t>(tensor.element_size())};
+}
+
+struct Results {
+  Tensor out;
+  Tensor lse;
+};
+
+Tensor empty_floats(at::IntArrayRef sizes, const Tensor& like) {
+  return at::empty(sizes, like.options().dtype(at::kFloat));
+}
+
+// Binds results and scratch, and executes. Freeing the scratch on return is safe: torch's allocator gives
+// memory to later work of the same stream only.
+std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const Results& results) {
+  bindings[Buffer::kOut] = view_of(results.out, results.out);
+  bindings[Buffer::kLse] = view_of(results.lse, results.out);
+  Tensor scratch_out, scratch_lse;
+  if (plan.scratch_out_floats > 0) {
+    scratch_out = empty_floats({plan.scratch_out_floats}, results.out);
+    scratch_lse = empty_floats({plan.scratch_sum_floats}, results.out);
+    bindings[Buffer::kScratchOut] = view_of(scratch_out, results.out);
+    bindings[Buffer::kScratchSum] = view_of(scratch_lse, results.out);
+  }
+  Tensor map;
+  if (plan.scratch_map_bytes > 0) {
+    map = at::empty({plan.scratch_map_bytes}, results.out.options().dtype(at::kByte));
+    bindings[Buffer::kMaskMap] = view_of(map, results.out);
+  }
+  metal::execute(plan, bindings);
+  return {results.out, results.lse};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
+  const ResultSizes sizes = result_sizes(call.problem);
+  const auto options = call.problem.part ? call.query.options().dtype(at::kFloat) : call.query.options();
+  const Results results = {at::empty_strided(sizes.out, sizes.out_strides, options),
+                           empty_floats(sizes.lse, call.query)};
+  if (plan.pass_count == 0) return {results.out, results.lse};
+
+  const Tensor query = with_contiguous_rows(call.query);
+  const Tensor key = with_contiguous_rows(call.key);
+  const Tensor value = with_contiguous_rows(call.value);
+  Bindings bindings;
+  bindings[Buffer::kQuery] = view_of(query, results.out);
+  bindings[Buffer::kKey] = view_of(key, results.out);
+  bindings[Buffer::kValue] = view_of(value, results.out);
+  const auto bind_if_present = [&](Buffer buffer, const Tensor& tensor) {
+    if (tensor.defined()) bindings[buffer] = view_of(tensor, results.out);
+  };
+  bind_if_present(Buffer::kMask, call.mask);
+  bind_if_present(Buffer::kMaskMap, call.mask_map);
+  bind_if_present(Buffer::kSeqLens, call.seq_lens);
+  bind_if_present(Buffer::kBlockTables, call.block_tables);
+  bind_if_present(Buffer::kSinks, call.sinks);
+  bind_if_present(Buffer::kAlibiSlopes, call.alibi_slopes);
+  bind_if_present(Buffer::kTreeMask, call.tree_mask);
+  bind_if_present(Buffer::kCuSeqlens, call.cu_seqlens_q);
+  bind_if_present(Buffer::kCuSeqlensK, call.cu_seqlens_k);
+  bind_if_present(Buffer::kKeyScales, call.key_scales);
+  bind_if_present(Buffer::kValueScales, call.value_scales);
+  return execute(plan, bindings, results);
+}
+
+std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
+  const auto sizes = call.outs.sizes().slice(1);
+  const Results results = {
+      at::empty(sizes, call.outs.options().dtype(scalar_type_of(call.problem.out_dtype))),
+      at::empty(sizes.slice(0, 3), call.lses.options())};
+  if (plan.pass_count == 0) return {results.out, results.lse};
+
+  // The partial results take the place of the scratch of decode's second pass.
+  const Tensor outs = call.outs.contiguous();
+  const Tensor lses = call.lses.contiguous();
+  Bindings bindings;
+  bindings[Buffer::kScratchOut] = view_of(outs, results.out);
+  bindings[Buffer::kScratchSum] = view_of(lses, results.out);
+  return execute(plan, bindings, results);
+}
+
+std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {
+  if (plan.pass_count == 0) return {};
+  const Tensor key = rows_to_read(call.key, call.copy_key);
+  const Tensor value = rows_to_read(call.value, call.copy_value);
+  Bindings bindings;
+  bindings[Buffer::kKey] = view_of(key, key);
+  bindings[Buffer::kValue] = view_of(value, key);
+  bindings[Buffer::kSlotMapping] = view_of(call.slot_mapping, key);
+  bindings[Buffer::kKeyCache] = writable_view_of(call.key_cache);
+  bindings[Buffer::kValueCache] = writable_view_of(call.value_cache);
+  if (call.problem.has_scales) {
+    bindings[Buffer::kKeyScales] = writable_view_of(call.key_scales);
+    bindings[Buffer::kValueScales] = writable_view_of(call.value_scales);
+  }
+  metal::execute(plan, bindings);
+  return {};
+}
+
+Tensor launch(const MaskMapCall& call, const Plan& plan) {
+  const Tensor map = at::empty(map_sizes(call.problem), call.mask.options().dtype(at::kByte));
+  if (plan.pass_count == 0) return map;
+  Bindings bindings;
+  bindings[Buffer::kMask] = view_of(call.mask, map);
+  bindings[Buffer::kMaskMap] = view_of(map, map);
+  metal::execute(plan, bindings);
+  return map;
+}
+
+Tensor launch(const LogitsCall& call, const Plan& plan) {
+  const Tensor out = at::empty(call.logits.sizes(), call.logits.options());
+  if (plan.pass_count == 0) return out;
+  const Tensor logits = rows_to_read(call.logits, call.copy);
+  Bindings bindings;
+  bindings[Buffer::kLogits] = view_of(logits, out);
+  bindings[Buffer::kOut] = view_of(out, out);
+  metal::execute(plan, bindings);
+  return out;
+}
+
+}  // namespace fattn

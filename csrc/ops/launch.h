@@ -1,0 +1,17 @@
+// Runs plans on MPS tensors: allocation, binding, execution. Compiled only with Metal.
+#pragma once
+
+#include <tuple>
+
+#include "../describe/calls.h"
+
+namespace fattn {
+
+// Runs a planned call and returns the results of the op: (out, lse), one tensor, or none if the op writes.
+std::tuple<at::Tensor, at::Tensor> launch(const Call& call, const Plan& plan);
+std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& plan);
+std::tuple<> launch(const CacheWriteCall& call, const Plan& plan);
+at::Tensor launch(const LogitsCall& call, const Plan& plan);
+at::Tensor launch(const MaskMapCall& call, const Plan& plan);
+
+}  // namespace fattn

@@ -1,0 +1,271 @@
+// Schemas and registration of the ops. Every call is described, planned and run.
+#include <array>
+#include <atomic>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "../describe/calls.h"
+#include "device_data.h"
+#include "../fallback/fallback.h"
+#include "gpu.h"
+#include "../plan/compiled.h"
+#include "../plan/plan.h"
+
+#ifdef FATTN_WITH_METAL
+#include "launch.h"
+#include "../metal/executor.h"
+#endif
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+constexpr std::array kKernels = {Kernel::kPrefill,    Kernel::kPrefillWide, Kernel::kDecode,
+                                 Kernel::kDecodeWide, Kernel::kMerge,       Kernel::kCacheWrite,
+                                 Kernel::kSoftmax,    Kernel::kSoftcap,     Kernel::kMaskMap};
+std::array<std::atomic<int64_t>, kKernels.size()> launches{};
+
+template <typename AnyProblem>
+Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
+  auto planned = plan(problem, facts);
+  if (const Refusal* refusal = std::get_if<Refusal>(&planned)) raise(*refusal);
+  return std::get<Plan>(planned);
+}
+
+// Returns the results of the op: (out, lse), one tensor, or none. `may_wait`: see fallback.h.
+template <typename AnyCall>
+auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
+  [[maybe_unused]] const Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
+  if constexpr (requires { check_device_data_if_asked(call); }) check_device_data_if_asked(call);
+#ifdef FATTN_WITH_METAL
+  if (call.device().is_mps()) {
+    auto results = launch(call, plan);
+    for (uint32_t i = 0; i < plan.pass_count; ++i) {
+      const Pass& pass = plan.passes[i];
+      launches[static_cast<size_t>(pass.spec.kernel)].fetch_add(pass.dispatches(), std::memory_order_relaxed);
+    }
+    return results;
+  }
+#endif
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);  // for the ops that we call
+  if constexpr (std::is_same_v<AnyCall, Call>) {
+    return run_in_torch(call, may_wait);
+  } else {
+    return run_in_torch(call);
+  }
+}
+
+void compile([[maybe_unused]] const Plan& plan) {
+#ifdef FATTN_WITH_METAL
+  metal::prepare(plan);
+#else
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "fattn has nothing to compile: it was built without its Metal part");
+#endif
+}
+
+std::string compiled_pipelines() {
+#ifdef FATTN_WITH_METAL
+  return to_json(metal::compiled_pipelines());
+#else
+  return to_json(std::vector<Compiled>());
+#endif
+}
+
+// The functions that torch calls, made from the one that describes a call. `run` has the signature of the op.
+// `explain` also takes the facts of another device to plan for, and can compile for the GPU of this process.
+template <auto describe>
+struct OpOf;
+
+template <typename AnyCall, typename... Args, AnyCall (*describe)(Args...)>
+struct OpOf<describe> {
+  template <bool may_wait>
+  static auto run(Args... args) {
+    return fattn::run(describe(args...), may_wait);
+  }
+
+  // The same over a part of the keys: (out, sums) for merge.parts.
+  template <bool may_wait>
+  static auto run_part(Args... args) {
+    AnyCall call = describe(args...);
+    call.problem.part = true;
+    return fattn::run(call, may_wait);
+  }
+
+  static std::string explain(Args... args, std::optional<std::string_view> device_name,
+                             std::optional<int64_t> family, std::optional<int64_t> cores, bool compiles) {
+    const AnyCall call = describe(args...);
+    DeviceFacts facts = facts_of(compiles ? at::Device(at::kMPS) : call.device());
+    if (device_name) facts.name = *device_name;
+    if (family) facts.family = static_cast<int>(*family);
+    if (cores) facts.cores = static_cast<int>(*cores);
+    if (device_name || family || cores) facts.tuned = nullptr;  // they belong to the GPU of this process
+    const Plan plan = plan_or_raise(call.problem, facts);
+    if (compiles) compile(plan);
+    return to_json(plan, facts);
+  }
+};
+
+using Prefill = OpOf<describe_prefill>;
+using Decode = OpOf<describe_decode>;
+using PagedDecode = OpOf<describe_paged_decode>;
+using PagedPrefill = OpOf<describe_paged_prefill>;
+using VarlenPrefill = OpOf<describe_varlen_prefill>;
+using Merge = OpOf<describe_merge>;
+using MergeParts = OpOf<describe_merge_parts>;
+using CacheWrite = OpOf<describe_cache_write>;
+using MaskMap = OpOf<describe_mask_map>;
+using Softmax = OpOf<describe_softmax>;
+using Softcap = OpOf<describe_softcap>;
+
+Tensor refuse_backward(const Tensor&) {
+  TORCH_CHECK(
+      false,
+      "fattn has no backward; use torch.nn.functional.scaled_dot_product_attention where gradients are "
+      "needed");
+}
+
+c10::Dict<std::string, int64_t> launch_counts() {
+  c10::Dict<std::string, int64_t> counts;
+  for (const Kernel kernel : kKernels) {
+    counts.insert(function_name(kernel), launches[static_cast<size_t>(kernel)].load());
+  }
+  return counts;
+}
+
+void reset_launch_counts() {
+  for (auto& count : launches) count = 0;
+}
+
+const std::string kOptions =
+    "int window_left=-1, int window_right=-1, int sink_tokens=0, Tensor? sinks=None, "
+    "Tensor? alibi_slopes=None, float softcap=0.0, float? scale=None";
+const std::string kLayout = ", bool token_major_out=False";
+const std::string kPrefillArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, Tensor? mask_map=None, "
+    "bool is_causal=False, int? q_offset=None, " +
+    kOptions + kLayout;
+const std::string kFormat = ", Tensor? key_scales=None, Tensor? value_scales=None, str kv_format=\"auto\"";
+const std::string kDecodeArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor? seq_lens=None, *, Tensor? attn_mask=None, "
+    "Tensor? tree_mask=None, " +
+    kOptions + kFormat + kLayout;
+const std::string kPagedDecodeArguments =
+    "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, *, "
+    "Tensor? attn_mask=None, Tensor? tree_mask=None, " +
+    kOptions + kFormat + kLayout;
+const std::string kPagedPrefillArguments =
+    "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
+    "Tensor cu_seqlens_q, int max_seqlen_q, *, bool is_causal=True, " +
+    kOptions + kFormat;
+const std::string kVarlenPrefillArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
+    "int max_seqlen_k, *, bool is_causal=False, int? q_offset=None, " +
+    kOptions;
+const std::string kMergeArguments = "Tensor outs, Tensor lses";
+const std::string kMaskMapArguments = "Tensor attn_mask";
+const std::string kSoftmaxArguments = "Tensor scores, *, float softcap=0.0";
+const std::string kSoftcapArguments = "Tensor x, float cap";
+const std::string kDeviceArguments =
+    "str? device_name=None, int? family=None, int? cores=None, bool compile=False";
+const std::string kResults = " -> (Tensor out, Tensor lse)";
+// float32: out before it is divided by the sum of the weights, and sums [.., 4] as kSumFloats says.
+const std::string kPart = " -> (Tensor out, Tensor sums)";
+
+// A call changes the caches; planning one changes nothing.
+std::string cache_write_arguments(bool writes) {
+  const auto tensor = [&](char alias) { return writes ? std::string("Tensor(") + alias + "!)" : "Tensor"; };
+  return "Tensor key, Tensor value, " + tensor('a') + " key_cache, " + tensor('b') +
+         " value_cache, Tensor slot_mapping, *, " + tensor('c') + "? key_scales=None, " + tensor('d') +
+         "? value_scales=None, str kv_format=\"auto\"";
+}
+
+template <bool may_wait>
+void register_ops(torch::Library& library) {
+  library.impl("prefill", Prefill::run<may_wait>);
+  library.impl("decode", Decode::run<may_wait>);
+  library.impl("paged_decode", PagedDecode::run<may_wait>);
+  library.impl("paged_prefill", PagedPrefill::run<may_wait>);
+  library.impl("varlen_prefill", VarlenPrefill::run<may_wait>);
+  library.impl("merge", Merge::run<may_wait>);
+  library.impl("prefill.part", Prefill::run_part<may_wait>);
+  library.impl("decode.part", Decode::run_part<may_wait>);
+  library.impl("paged_decode.part", PagedDecode::run_part<may_wait>);
+  library.impl("paged_prefill.part", PagedPrefill::run_part<may_wait>);
+  library.impl("varlen_prefill.part", VarlenPrefill::run_part<may_wait>);
+  library.impl("merge.parts", MergeParts::run<may_wait>);
+  library.impl("cache_write", CacheWrite::run<may_wait>);
+  library.impl("mask_map", MaskMap::run<may_wait>);
+  library.impl("softmax", Softmax::run<may_wait>);
+  library.impl("softcap", Softcap::run<may_wait>);
+  library.impl("_refuse_backward", refuse_backward);
+}
+
+}  // namespace
+
+TORCH_LIBRARY(fattn, library) {
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  const auto define = [&](const std::string& schema) { library.def(schema.c_str(), tags); };
+  define("prefill(" + kPrefillArguments + ")" + kResults);
+  define("decode(" + kDecodeArguments + ")" + kResults);
+  define("paged_decode(" + kPagedDecodeArguments + ")" + kResults);
+  define("paged_prefill(" + kPagedPrefillArguments + ")" + kResults);
+  define("varlen_prefill(" + kVarlenPrefillArguments + ")" + kResults);
+  define("merge(" + kMergeArguments + ")" + kResults);
+  // Attention over a part of the keys, not rounded, and the merge of parts: shared prefixes.
+  define("prefill.part(" + kPrefillArguments + ")" + kPart);
+  define("decode.part(" + kDecodeArguments + ")" + kPart);
+  define("paged_decode.part(" + kPagedDecodeArguments + ")" + kPart);
+  define("paged_prefill.part(" + kPagedPrefillArguments + ")" + kPart);
+  define("varlen_prefill.part(" + kVarlenPrefillArguments + ")" + kPart);
+  define("merge.parts(Tensor outs, Tensor sums, ScalarType dtype)" + kResults);
+  define("cache_write(" + cache_write_arguments(true) + ") -> ()");
+  define("mask_map(" + kMaskMapArguments + ") -> Tensor");
+  define("softmax(" + kSoftmaxArguments + ") -> Tensor");
+  define("softcap(" + kSoftcapArguments + ") -> Tensor");
+  define("_refuse_backward(Tensor grad) -> Tensor");
+
+  define("_plan_prefill(" + kPrefillArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_decode(" + kDecodeArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_paged_decode(" + kPagedDecodeArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_paged_prefill(" + kPagedPrefillArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_varlen_prefill(" + kVarlenPrefillArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
+  define("_plan_mask_map(" + kMaskMapArguments + ", *, " + kDeviceArguments + ") -> str");
+  define("_plan_softmax(" + kSoftmaxArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_softcap(" + kSoftcapArguments + ", *, " + kDeviceArguments + ") -> str");
+  define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
+
+  library.def("_compiled_pipelines() -> str", compiled_pipelines);
+  library.def("_launch_counts() -> Dict(str, int)", launch_counts);
+  library.def("_reset_launch_counts() -> ()", reset_launch_counts);
+}
+
+TORCH_LIBRARY_IMPL(fattn, CPU, library) { register_ops<true>(library); }
+TORCH_LIBRARY_IMPL(fattn, CUDA, library) { register_ops<false>(library); }
+#ifdef FATTN_WITH_METAL
+TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops<false>(library); }
+#endif
+
+TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
+  library.impl("_plan_prefill", Prefill::explain);
+  library.impl("_plan_decode", Decode::explain);
+  library.impl("_plan_paged_decode", PagedDecode::explain);
+  library.impl("_plan_paged_prefill", PagedPrefill::explain);
+  library.impl("_plan_varlen_prefill", VarlenPrefill::explain);
+  library.impl("_plan_merge", Merge::explain);
+  library.impl("_plan_cache_write", CacheWrite::explain);
+  library.impl("_plan_mask_map", MaskMap::explain);
+  library.impl("_plan_softmax", Softmax::explain);
+  library.impl("_plan_softcap", Softcap::explain);
+}
+
+}  // namespace fattn
