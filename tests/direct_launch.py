@@ -27,7 +27,7 @@ EMBED = Path(__file__).resolve().parent.parent / "tools" / "embed_kernels.py"
 # The function constants by index, as in params.h.
 CONSTANTS = (
     *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
-    *("window", "softcap", "alibi", "sinks", "tree", "one_row", "scales", "packed", "sliced"),
+    *("window", "softcap", "alibi", "sinks", "tree", "scales", "packed", "sliced"),
     *("packed_keys", "mask_map", "token_major_out", "grouped"),
 )
 ALL_CHECKS = "race,bounds,uninit"

@@ -94,14 +94,12 @@ def scale_bytes(p: Problem, keys: int) -> int:
 
 
 def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
-    """The bytes of a step of keys and values with padding and scales, a flag for each simdgroup, and the
-    saved state."""
+    """The bytes of a step of keys and values with padding and scales, and of the saved state."""
     kv_format, tile_keys = p.kv_format.removesuffix("_unscaled"), int(macros["FATTN_TILE_KEYS"])
     element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
     tiles = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + 16 + 64)
-    simdgroups = int(macros["FATTN_SIMDGROUPS"])
-    rows = simdgroups * int(macros["FATTN_ROW_FRAGMENTS"]) * 8
-    return tiles + scale_bytes(p, tile_keys) + 4 * simdgroups + aside_bytes(rows)
+    rows = int(macros["FATTN_SIMDGROUPS"]) * int(macros["FATTN_ROW_FRAGMENTS"]) * 8
+    return tiles + scale_bytes(p, tile_keys) + saved_bytes(rows)
 
 
 def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
@@ -112,10 +110,10 @@ def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
     columns = -(-p.head_dim // 8 // sums) * 8
     share_bytes = -(-columns * ELEMENT_BYTES[macros["FATTN_T"]] // 64) * 64
     of_row = sums * (share_bytes + 2 * tile_keys * 4)
-    return tile_rows * of_row + scale_bytes(p, 2 * tile_keys) + aside_bytes(tile_rows)
+    return tile_rows * of_row + scale_bytes(p, 2 * tile_keys) + saved_bytes(tile_rows)
 
 
-def aside_bytes(tile_rows: int) -> int:
+def saved_bytes(tile_rows: int) -> int:
     """Three offsets and three keys of each row, and where the keys begin."""
     return tile_rows * (3 * 8 + 3 * 4) + 3 * 8
 
@@ -163,7 +161,6 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
         p.alibi_slopes,
         p.tree is not None,
     )
-    assert constants["one_row"] == (p.q_len == 1 and p.mask is None and p.tree is None)
     token_major = p.token_major_out and p.q_len > 1 and p.q_heads > 1
     assert [step["constants"]["token_major_out"] for step in plan["passes"]] == [False] * (parts > 1) + [
         token_major

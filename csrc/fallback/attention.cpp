@@ -1,5 +1,5 @@
 // Attention in float32 with whole score matrices, a slice of query rows at a time.
-// F.scaled_dot_product_attention is not used: it returns no log-sum-exp, and a hidden key that holds NaN
+// F.scaled_dot_product_attention is not used: it returns no log-sum-exp, and NaN in a key that no row sees
 // would reach every row through it.
 #include "attention.h"
 
@@ -16,8 +16,6 @@
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/isnan.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/maximum.h>
@@ -181,17 +179,9 @@ Tensor sink_logits(const Call& call) {
   return at::full({1, 1, 1, 1}, -kInfinity, call.query.options().dtype(at::kFloat));
 }
 
-// weights @ value. Hidden keys have weight 0 and may hold NaN or inf, which must not reach the result; those
-// that a row sees must reach that row and no other.
+// weights @ value. A value that no row sees has no influence: a weight of 0 times NaN would be NaN.
 Tensor weigh_values(const Tensor& weights, const Tensor& visible, const Tensor& value) {
-  const Tensor finite = at::isfinite(value);
-  // Only the CPU answers this without waiting for a GPU.
-  if (value.is_cpu() && finite.all().item<bool>()) return at::matmul(weights, value);
-  const Tensor sum = at::matmul(weights, at::where(finite, value, 0.0));
-  const Tensor kinds = at::cat({at::isnan(value), value.eq(kInfinity), value.eq(-kInfinity)}, -1);
-  const auto seen = at::matmul(visible.to(at::kFloat), kinds.to(at::kFloat)).gt(0).chunk(3, -1);
-  const Tensor nan = seen[0].logical_or(seen[1].logical_and(seen[2]));  // inf - inf is NaN
-  return sum.masked_fill(seen[1], kInfinity).masked_fill(seen[2], -kInfinity).masked_fill(nan, kNaN);
+  return at::matmul(weights, at::where(visible.any(-2).unsqueeze(-1), value, 0.0));
 }
 
 // Query heads that share a key-value head become more rows of that head: [B, Hq, R, X] -> [B, Hkv, G * R, X].
@@ -237,7 +227,7 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
       weigh_values(fold_heads(weights, problem.kv_heads), fold_heads(visible, problem.kv_heads), keys.value)
           .view({problem.batch, problem.q_heads, rows, problem.value_dim});
   if (!problem.part) {
-    return {weighed.div(sum.masked_fill(sum.eq(0.0), 1.0)), at::log(sum).add(shift).squeeze(-1)};
+    return {weighed.div(sum).masked_fill(sum.eq(0.0), 0.0), at::log(sum).add(shift).squeeze(-1)};
   }
   // The weights absorb what rounding to float32 takes from the logit.
   const Tensor logit = top.to(at::kFloat);

@@ -19,7 +19,6 @@ constant bool fc_softcap [[function_constant(fattn::kConstSoftcap)]];
 constant bool fc_alibi [[function_constant(fattn::kConstAlibi)]];
 constant bool fc_sinks [[function_constant(fattn::kConstSinks)]];
 constant bool fc_tree [[function_constant(fattn::kConstTree)]];
-constant bool fc_one_row [[function_constant(fattn::kConstOneRow)]];
 constant bool fc_scales [[function_constant(fattn::kConstScales)]];
 constant bool fc_packed [[function_constant(fattn::kConstPacked)]];
 constant bool fc_sliced [[function_constant(fattn::kConstSliced)]];
@@ -33,6 +32,8 @@ constant bool fc_has_mask = fc_mask != fattn::kMaskNone;
 constant bool fc_additive_mask = fc_mask > fattn::kMaskBool;
 constant bool fc_paged = fc_block_size != 0;
 constant bool fc_whole = !fc_split;
+// Whether a key may be hidden from all rows that see it by position.
+constant bool fc_hides_any = fc_has_mask || fc_tree;
 
 // The rows of a tile of prefill are (row, head) pairs.
 constant bool fc_pairs = fc_packed || fc_grouped;

@@ -26,34 +26,34 @@ inline int first_packed_row(constant DecodeParams& params, int column) {
 }
 
 // The sum of a row of the threadgroup.
-inline RowSum sum_of_row(float row_max, float sum, int row, const volatile threadgroup int* aside_words) {
+inline RowSum sum_of_row(float row_max, float sum, int row, const threadgroup SavedWork* saved) {
   RowSum of_row = row_sum_of_weights(row_max, sum);
   if (is_huge_sink(row_max)) {
-    of_row.logit = SetAside::sink_of(row, aside_words);
+    of_row.logit = DecodeState::sink_of(row, saved);
   }
   return of_row;
 }
 
 // This lane's part of a row whose keys no other simdgroup has.
 inline void store_row(thread const OnlineAttention& attention, thread const ResultRows& results, int row,
-                      const volatile threadgroup int* aside_words, LanePosition at) {
+                      const threadgroup SavedWork* saved, LanePosition at) {
   const float scale = result_scale(attention.row_sum[0]);
 #pragma clang loop unroll(full)
   for (int i = 0; i < kValueDim / 4; i++) {
     const float element = attention.out[0][i / 2].thread_elements()[i & 1];
-    results.put(row, value_column(i, at.pair), element * scale);
+    results.put(row, value_column(i, at.pair), scaled_result(element, scale));
   }
   if (at.pair == 0) {
-    results.put_sum(row, sum_of_row(attention.row_max[0], attention.row_sum[0], row, aside_words));
+    results.put_sum(row, sum_of_row(attention.row_max[0], attention.row_sum[0], row, saved));
   }
 }
 
-inline ResultPlace result_place(constant DecodeParams& params, int column, thread const WorkItem& item) {
+inline ChunkResults chunk_results(constant DecodeParams& params, int column, thread const WorkItem& item) {
   const int skipped = first_packed_row(params, column);
-  ResultPlace place;
-  place.first_row = first_result_row(params, column / params.row_blocks, item) + skipped;
-  place.rows = params.group_size * params.span.q_len - skipped;
-  return place;
+  ChunkResults results;
+  results.first_row = first_result_row(params, column / params.row_blocks, item) + skipped;
+  results.rows = params.group_size * params.span.q_len - skipped;
+  return results;
 }
 
 // The rows of simdgroups that share them and have different keys, which become one result.
@@ -77,7 +77,7 @@ struct SharedStates {
   // Adds up the states of row `row` of the threadgroup. kRowThreads threads do it, of which this is number
   // `thread_of_row`.
   void store(thread const ResultRows& results, int row, int thread_of_row,
-             const volatile threadgroup int* aside_words) const thread {
+             const threadgroup SavedWork* saved) const thread {
     float weights[kKeyGroups];
     float largest = -INFINITY;
 #pragma clang loop unroll(full)
@@ -104,10 +104,10 @@ struct SharedStates {
         const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + column;
         values += weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
       }
-      results.put(row, column, values * scale);
+      results.put(row, column, scaled_result(values, scale));
     }
     if (thread_of_row == 0) {
-      results.put_sum(row, sum_of_row(largest, sum, row, aside_words));
+      results.put_sum(row, sum_of_row(largest, sum, row, saved));
     }
   }
 };
@@ -141,13 +141,11 @@ using namespace fattn;
   threadgroup float4 shared_out[kSharedRows * kOutPitch / 4];  // as it is read, for its alignment
   threadgroup float shared_max[kSharedRows];
   threadgroup float shared_sum[kSharedRows];
-  threadgroup int shared_aside[kSimdgroups * kSetAsideWords];
-  threadgroup long shared_first[kSimdgroups * kSetAsideLongs];
+  threadgroup SavedWork saved[kSimdgroups];
 
   const LanePosition at = lane_position(lane);
-  SetAside aside;
-  aside.words = shared_aside + simdgroup_index * kSetAsideWords;
-  aside.first = shared_first + simdgroup_index * kSetAsideLongs;
+  DecodeState state;
+  state.saved = saved + simdgroup_index;
   const ushort row_group = simdgroup_index % kRowGroups;
   const ushort row = row_group * 8 + at.row;  // of this lane, in the threadgroup
   const ushort key_group = simdgroup_index / kRowGroups;
@@ -165,12 +163,12 @@ using namespace fattn;
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   int column = int(group.y);
   if (at.pair == 0) {
-    aside.put_head(packed_row(params, column / params.row_blocks, first_packed_row(params, column) + row),
+    state.put_head(packed_row(params, column / params.row_blocks, first_packed_row(params, column) + row),
                    params, sinks, at);
   }
   int query_batch = -1;
   for (;;) {
-    const ChunkNumber next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
+    const ChunkIndex next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
     if (next.batch < 0) {
       return;
     }
@@ -182,13 +180,13 @@ using namespace fattn;
     // The query is there, and the chunk before has been stored.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (lane == 0) {
-      aside.put_work(column, next.batch, next.part, share);
+      state.put_work(column, next.batch, next.part, share);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
 
     // From what is read back, so that nothing of how the chunk was found is held on to.
-    const CutSequence cut = cut_sequence(seq_lens, params.span, aside.batch());
-    const WorkItem item = cut.item(aside.part());
+    const CutSequence cut = cut_sequence(seq_lens, params.span, state.batch());
+    const WorkItem item = cut.item(state.part());
     Sequence sequence;
     sequence.set_keys(params, key, value, kv_head, item);
     if (fc_scales) {
@@ -200,17 +198,17 @@ using namespace fattn;
     OnlineAttention attention;
     attention.clear();
     if (fc_sinks && item.part == 0 && key_group == 0 && packed.exists) {
-      attention.add_sink(0, sink_score(aside.sink(at)), at.pair == 0);
+      attention.add_sink(0, sink_score(state.sink(at)), at.pair == 0);
     }
     if (lane == 0) {
-      aside.put_place(result_place(params, column, item));
-      aside.put_limits(limits_of(item, params.span));
-      aside.put_first(sequence, item.batch * params.block_table_batch_stride);
+      state.put_results(chunk_results(params, column, item));
+      state.put_limits(limits_of(item, params.span));
+      state.put_starts(sequence, item.batch * params.block_table_batch_stride);
     }
     if (at.pair == 0) {
-      aside.put_row(sequence, at);
+      state.put_row(sequence, at);
       if (fc_alibi) {
-        aside.put_slope(slope_of(packed, item.batch, params, alibi_slopes), at);
+        state.put_slope(slope_of(packed, item.batch, params, alibi_slopes), at);
       }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -218,29 +216,29 @@ using namespace fattn;
     const int end_step = steps.first + steps.count;
     for (int step = steps.first + key_group; step < end_step; step += kKeyGroups) {
       const int first_key = steps.behind_gap(step) * kTileKeys;
-      sequence.set_table(params, block_tables, aside.first_entry());
+      sequence.set_table(params, block_tables, state.first_block_entry());
       StepBlocks blocks;
       const bool exist = blocks.look_up(sequence.table, first_key, lane);
       if (exist & !fc_has_mask & item.ranges.all_see(first_key, first_key + kTileKeys)) {
-        decode_step<false>(attention, query_rows, sequence, scales, blocks, aside, params, first_key, lane,
+        decode_step<false>(attention, query_rows, sequence, scales, blocks, state, params, first_key, lane,
                            at);
       } else {
-        sequence.set_limits(aside.limits());
-        decode_step<true>(attention, query_rows, sequence, scales, blocks, aside, params, first_key, lane,
+        sequence.set_limits(state.limits());
+        decode_step<true>(attention, query_rows, sequence, scales, blocks, state, params, first_key, lane,
                           at);
       }
     }
     attention.finish();
 
-    column = aside.column();
-    query_batch = aside.batch();
-    share = aside.share();
-    const ResultPlace place = aside.place();
+    column = state.column();
+    query_batch = state.batch();
+    share = state.share();
+    const ChunkResults chunk = state.results();
     ResultRows results;
-    results.set(out, lse, partial_out, partial_sum, place.first_row, params);
+    results.set(out, lse, partial_out, partial_sum, chunk.first_row, params);
     if (kKeyGroups == 1) {
-      if (row < place.rows) {
-        store_row(attention, results, row, shared_aside, at);
+      if (row < chunk.rows) {
+        store_row(attention, results, row, saved, at);
       }
       continue;
     }
@@ -248,8 +246,8 @@ using namespace fattn;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int thread_index = simdgroup_index * kSimdWidth + lane;
     const int stored_row = thread_index / kRowThreads;
-    if (stored_row < place.rows) {
-      states.store(results, stored_row, thread_index % kRowThreads, shared_aside);
+    if (stored_row < chunk.rows) {
+      states.store(results, stored_row, thread_index % kRowThreads, saved);
     }
   }
 }

@@ -37,9 +37,6 @@ struct KeyLimits {
   int window_left;
   int sink_tokens;
   int first_draft;
-
-  // Whether some row sees a key of the sequence.
-  bool hold(int key) const thread { return key >= begin || key < sink_end; }
 };
 
 inline KeyLimits limits_of(thread const WorkItem& item, constant CausalSpan& span) {
@@ -103,6 +100,8 @@ struct Sequence {
   void set_limits(KeyLimits of_sequence) thread {
     limits = of_sequence;
     table.length = limits.length;
+    table.begin = limits.begin;
+    table.sink_end = limits.sink_end;
   }
 };
 

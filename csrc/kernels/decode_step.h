@@ -1,9 +1,9 @@
 // One step of decode: a few keys and values, from the cache through registers into the online state.
 #pragma once
 
+#include "decode_state.h"
 #include "query.h"
 #include "scales.h"
-#include "set_aside.h"
 
 namespace fattn {
 
@@ -28,7 +28,7 @@ inline uint key_rows(thread const Sequence& sequence, thread const StepBlocks& b
   for (int e = 0; e < 2; e++) {
     const int key = first_key + k * 8 + at.pair * 2 + e;
     const KeyPlace place = blocks.find(sequence.table, key, k);
-    present |= uint(!kEdge || (place.exists && sequence.limits.hold(key))) << e;
+    present |= uint(!kEdge || place.exists) << e;
     rows[e] = sequence.key.row_at(place, params.key, params.key_scales);
   }
   return present;
@@ -42,7 +42,7 @@ inline bool value_row(thread const Sequence& sequence, thread const StepBlocks& 
   const int key = first_key + k * 8 + at.row;
   const KeyPlace place = blocks.find(sequence.table, key, k);
   row = sequence.value.row_at(place, params.value, params.value_scales);
-  return !kEdge || (place.exists && sequence.limits.hold(key));
+  return !kEdge || place.exists;
 }
 
 // What a lane reads of a step over a quantised cache, which is a half or a quarter of the bytes of another.
@@ -58,10 +58,8 @@ struct QuantisedStep {
   uint read(thread const Sequence& sequence, thread const StepBlocks& blocks, constant DecodeParams& params,
             int first_key, ushort lane, LanePosition at) thread {
     if (kRowScales && fc_scales) {
-      const int own_key = lane % kTileKeys;
       const KeyPlace place = blocks.find_own(sequence.table, first_key, lane);
-      const bool read =
-          lane < kTileKeys && (!kEdge || (place.exists && sequence.limits.hold(first_key + own_key)));
+      const bool read = lane < kTileKeys && (!kEdge || place.exists);
       key_scale = read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f;
       value_scale = read ? float(*sequence.value.scales_at(place, params.value_scales)) : 1.0f;
     }
@@ -115,26 +113,14 @@ struct QuantisedStep {
   }
 
   template <bool kEdge>
-  void multiply_values(thread OnlineAttention& attention, int k, LanePosition at) const thread {
+  void multiply_values(thread OnlineAttention& attention, int k, bool seen) thread {
     constexpr int kPiece = ValueChunk::kPieceElements;
     constexpr int kPieces = kValueDim / 4 / kPiece;
     constexpr int kChunkPieces = kPieces / kValueChunks;
-    if (kEdge && kSpecialElements && !fc_one_row) {
-      float special = 0.0f;
-      Operand run[kValueDim / 4];
+    if (kEdge && !seen) {
 #pragma clang loop unroll(full)
-      for (int p = 0; p < kPieces; p++) {
-        Operand piece[kPiece];
-        values[k][p / kChunkPieces].unpack(p % kChunkPieces, piece);
-        special = special_values(piece, special);
-#pragma clang loop unroll(full)
-        for (int i = 0; i < kPiece; i++) {
-          run[p * kPiece + i] = piece[i];
-        }
-      }
-      if (simd_any(isnan(special))) {
-        attention.multiply_special_values(k, run, at);
-        return;
+      for (int c = 0; c < kValueChunks; c++) {
+        values[k][c].clear();
       }
     }
 #pragma clang loop unroll(full)
@@ -179,11 +165,7 @@ inline void multiply_value_run(thread OnlineAttention& attention, thread const S
   } else {
     fill_run(run, 0.0f);
   }
-  if (kEdge && !fc_one_row && simd_any(isnan(special_values(run, 0.0f)))) {
-    attention.multiply_special_values(k, run, at, kFrom / 2);
-  } else {
-    attention.multiply_values(k, run, kFrom / 2);
-  }
+  attention.multiply_values(k, run, kFrom / 2);
 }
 
 // A run of more than 64 bytes of operands is taken in two parts, of whole chunks: it would fill the
@@ -205,13 +187,13 @@ inline void multiply_values(thread OnlineAttention& attention, thread const Stor
 template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
                         thread Sequence& sequence, thread const SharedScales& scales,
-                        thread const StepBlocks& blocks, thread const SetAside& aside,
+                        thread const StepBlocks& blocks, thread const DecodeState& state,
                         constant DecodeParams& params, int first_key, ushort lane, LanePosition at) {
   QuantisedStep stored;
   uint present = 0;
-  aside.take_first_key(sequence);
+  state.take_key_start(sequence);
   if (kKvFormat != kKvFloat) {
-    aside.take_first_value(sequence);
+    state.take_value_start(sequence);
     present = stored.read<kEdge>(sequence, blocks, params, first_key, lane, at);
   }
   if (kRowScales && fc_scales) {
@@ -230,25 +212,26 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     }
   }
   scale_products(attention, scales, at);
-  const ScoreModifiers modifiers = aside.modifiers(params, at);
+  const ScoreModifiers modifiers = state.modifiers(params, at);
   modify_scores(attention, modifiers, first_key, at);
   if (kEdge) {
-    const Visibility visible = aside.visible(params, at);
+    const Visibility visible = state.visible(params, at);
     hide_scores(attention, visible, sequence.mask, first_key, present, at);
   }
+  const SeenKeys seen = kEdge ? attention.seen_keys(at) : all_seen();
   attention.weigh();
   if (kKvFormat == kKvFloat) {
-    aside.take_first_value(sequence);
+    state.take_value_start(sequence);
   }
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-    scale_weights<kEdge>(attention, scales, k, at);
+    scale_weights(attention, scales, k, seen, at);
     if (kKvFormat == kKvFloat) {
       StoredRow row;
       const bool there = value_row<kEdge>(sequence, blocks, params, first_key, k, at, row);
-      multiply_values<kEdge>(attention, row, k, there, at);
+      multiply_values<kEdge>(attention, row, k, there && seen.value(k), at);
     } else {
-      stored.multiply_values<kEdge>(attention, k, at);
+      stored.multiply_values<kEdge>(attention, k, seen.value(k));
     }
   }
 }

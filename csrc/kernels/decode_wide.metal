@@ -78,7 +78,6 @@ FATTN_CONSTEXPR int kStepScores = kPackedRows * kTileKeys;
 struct SharedScores {
   threadgroup float* products;  // [simdgroup][key fragment][row group][key][row], of its columns
   threadgroup float* scores;    // [row group][key fragment][row][key]
-  threadgroup uchar* seen;      // the same, of a step with hidden keys
 
   void put_products(thread const ColumnAttention& attention, ushort simdgroup, LanePosition at) const thread {
 #pragma clang loop unroll(full)
@@ -102,20 +101,6 @@ struct SharedScores {
 #pragma clang loop unroll(full)
         for (int e = 0; e < 2; e++) {
           attention.score[r][k].thread_elements()[e] = scores[index_of(r, k, e, at)];
-        }
-      }
-    }
-  }
-
-  void take_seen(thread ColumnAttention& attention, LanePosition at) const thread {
-#pragma clang loop unroll(full)
-    for (int r = 0; r < kRowGroups; r++) {
-      attention.seen[r] = 0;
-#pragma clang loop unroll(full)
-      for (int k = 0; k < kKeyFragments; k++) {
-#pragma clang loop unroll(full)
-        for (int e = 0; e < 2; e++) {
-          attention.seen[r] |= uint(seen[index_of(r, k, e, at)]) << (2 * k + e);
         }
       }
     }
@@ -155,10 +140,9 @@ inline void finish_scores(thread const SharedScores& shared, thread const Shared
     const int to = (i / 64 % kRowGroups * kKeyFragments + k) * 64 + i % 8 * 8 + key_in_fragment;
     float score = modified_score(product, sequence.modifiers, 0, key);
     if (kEdge) {
-      const bool exists = sequence.table.block_of(key) >= 0 && sequence.limits.hold(key);
+      const bool exists = sequence.table.block_of(key) >= 0 && sequence.table.holds(key);
       const bool seen = sees_key(score, sequence.visible, sequence.mask, 0, key, exists);
       score = seen ? score : -INFINITY;
-      shared.seen[to] = seen;
     }
     shared.scores[to] = score;
   }
@@ -176,7 +160,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   if (kRowScales && fc_scales && thread_index < kTileKeys) {
     const KeyPlace place = blocks.find_own(sequence.table, first_key, thread_index);
     float key_scale = 1.0f;
-    if (!kEdge || (place.exists && sequence.limits.hold(first_key + thread_index))) {
+    if (!kEdge || place.exists) {
       key_scale = float(*sequence.key.scales_at(place, params.key_scales));
       value_scale = float(*sequence.value.scales_at(place, params.value_scales));
     }
@@ -188,7 +172,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   for (int k = 0; k < kKeyFragments; k++) {
     const int key = first_key + k * 8 + at.row;
     const KeyPlace place = blocks.find(sequence.table, key, k);
-    const bool read = !kEdge || (place.exists && sequence.limits.hold(key));
+    const bool read = !kEdge || place.exists;
     KeyRun keys;
     if (read) {
       const StoredRow row = sequence.key.row_at(place, params.key, params.key_scales);
@@ -219,21 +203,17 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   shared.take_scores(attention, at);
+  const SeenKeys seen = kEdge ? attention.seen_keys(at) : all_seen();
   attention.weigh();
-  if (kEdge && kRowScales && fc_scales) {
-    shared.take_seen(attention, at);
-  }
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
-    scale_weights<kEdge>(attention, scales, k, at);
+    scale_weights(attention, scales, k, seen, at);
+    if (kEdge && !seen.value(k)) {
+      values[k].clear();
+    }
     Operand run[ValueRun::kElements];
     values[k].unpack(run);
-    if (kEdge && kSpecialElements && !fc_one_row && simd_any(isnan(special_values(run, 0.0f)))) {
-      shared.take_seen(attention, at);
-      attention.multiply_special_values(k, run, at);
-    } else {
-      attention.multiply_values(k, run);
-    }
+    attention.multiply_values(k, run);
   }
 }
 
@@ -264,7 +244,6 @@ using namespace fattn;
     ushort thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float shared_products[kSimdgroups * kStepScores];
   threadgroup float shared_scores[kStepScores];
-  threadgroup uchar shared_seen[kStepScores];
   threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
 
   const LanePosition at = lane_position(lane);
@@ -275,7 +254,6 @@ using namespace fattn;
   SharedScores shared;
   shared.products = shared_products;
   shared.scores = shared_scores;
-  shared.seen = shared_seen;
   SharedScales scales;
   scales.pairs = shared_scales;
   QueryColumns columns;
@@ -283,7 +261,7 @@ using namespace fattn;
 
   Share share = share_of(seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   for (;;) {
-    const ChunkNumber next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
+    const ChunkIndex next = take_chunk(share, seq_lens, params.span, params.batch, params.shares, lane);
     if (next.batch < 0) {
       return;
     }
@@ -353,7 +331,8 @@ using namespace fattn;
       for (int i = 0; i < 2 * kOutFragments; i++) {
         const int column = ValueColumns::column_of(i, at.pair, simdgroup_index);
         if (column >= 0) {
-          results.put(row, column, attention.out[r][i / 2].thread_elements()[i & 1] * scale);
+          const float element = attention.out[r][i / 2].thread_elements()[i & 1];
+          results.put(row, column, scaled_result(element, scale));
         }
       }
       if (simdgroup_index == 0 && at.pair == 0) {

@@ -23,7 +23,12 @@ struct KeyTable {
   const device int* blocks;  // this sequence's row of the block table
   long entry_stride;
   int num_blocks;
-  int length;  // keys of this sequence
+  int length;  // some row sees keys [begin, length) and [0, sink_end) of this sequence
+  int begin;
+  int sink_end;
+
+  // Whether some row sees a key by its position.
+  bool holds(int key) const thread { return key < length && (!fc_window || key >= begin || key < sink_end); }
 
   // The block that holds a key; -1 for a key that does not exist. A table entry outside the pool holds no
   // key: nothing is read through it. The block size is a function constant, so the division is a
@@ -43,7 +48,7 @@ struct KeyTable {
     KeyPlace place;
     place.block = block;
     place.slot = fc_paged ? int(uint(key) % fc_block_size) : key;
-    place.exists = key < length && block >= 0;
+    place.exists = holds(key) && block >= 0;
     return place;
   }
 };
@@ -156,8 +161,6 @@ typedef StorageOf<kKvFormat>::scale Scale;
 
 FATTN_CONSTEXPR int kStoredWordElements = kKvFormat == kKvInt4 ? 8 : 4 / sizeof(Stored);
 FATTN_CONSTEXPR bool kRowScales = kKvFormat == kKvInt8 || kKvFormat == kKvFp8E4M3;
-// Whether a stored element can stand for an infinity or NaN; a scale can in any format.
-FATTN_CONSTEXPR bool kSpecialElements = kKvFormat != kKvInt8;
 
 // Of the n elements in a word those with numbers k and k + n / 2. Exact: all of them are halves.
 inline half2 stored_pair(uint word, int k) {

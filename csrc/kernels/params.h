@@ -62,14 +62,13 @@ enum FunctionConstant {
   kConstAlibi = 8,           // bool
   kConstSinks = 9,           // bool: a learned logit per head
   kConstTree = 10,           // bool: the newest keys are draft tokens under a tree mask
-  kConstOneRow = 11,         // bool: all rows of a key-value head see the same keys
-  kConstScales = 12,         // bool: quantised K and V have scales
-  kConstPacked = 13,         // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
-  kConstSliced = 14,         // bool: the grid takes several dispatches (plan/slices.h)
-  kConstPackedKeys = 15,     // bool: so do the keys of all sequences, cut by cu_seqlens_k
-  kConstMaskMap = 16,        // bool: there is a map of the mask
-  kConstTokenMajorOut = 17,  // bool: decode, merge: `out` is [batch, row, head] in memory
-  kConstGrouped = 18,        // bool: a dense tile has rows of all query heads that share a key-value head
+  kConstScales = 11,         // bool: quantised K and V have scales
+  kConstPacked = 12,         // bool: the query rows of all sequences lie in one tensor, cut by cu_seqlens
+  kConstSliced = 13,         // bool: the grid takes several dispatches (plan/slices.h)
+  kConstPackedKeys = 14,     // bool: so do the keys of all sequences, cut by cu_seqlens_k
+  kConstMaskMap = 15,        // bool: there is a map of the mask
+  kConstTokenMajorOut = 16,  // bool: decode, merge: `out` is [batch, row, head] in memory
+  kConstGrouped = 17,        // bool: a dense tile has rows of all query heads that share a key-value head
 };
 
 // How a cache stores a row of keys or values: see plan/kv_format.h.
@@ -248,7 +247,6 @@ FATTN_CHECK_SIZE(MergeParams, 72);
 FATTN_CHECK_SIZE(CacheWriteParams, 160);
 FATTN_CHECK_SIZE(MaskMapParams, 56);
 FATTN_CHECK_SIZE(LogitsParams, 112);
-#undef FATTN_CHECK_SIZE
 
 // Tile arithmetic. A simdgroup works on 8-row fragments.
 FATTN_CONSTEXPR int kFragment = 8;
@@ -270,13 +268,7 @@ FATTN_CONSTEXPR int kNoLimit = 0x7fffffff;
 // Chunks of decode (schedule.h): a sequence has at most kFewChunks until they are of kLargeChunk keys.
 FATTN_CONSTEXPR int kFewChunks = 32;
 FATTN_CONSTEXPR int kLargeChunk = 512;
-// What a simdgroup of decode puts aside while it works on a chunk.
-FATTN_CONSTEXPR int kSetAsideWords = 16 + 6 * kFragment;
-FATTN_CONSTEXPR int kSetAsideLongs = 4;
 // Columns of a row of an int4 cache that share a scale and a minimum.
-FATTN_CONSTEXPR int kAsideLongs = 3;
-FATTN_CONSTEXPR int kAsideWords = 3;
-FATTN_CONSTEXPR int kStartLongs = 3;
 FATTN_CONSTEXPR int kInt4Group = 32;
 // Columns that softmax and softcap read and write at once.
 FATTN_CONSTEXPR int kLogitsVector = 4;

@@ -1,6 +1,5 @@
-// Prefill: many query rows over dense keys and values, of one sequence or packed, or over a paged pool, which
-// may be quantised
-// (FlashAttention-2: Dao 2023; the tile is of the kind MLX calls steel).
+// Prefill: many query rows over keys and values that are dense, packed, or in a paged pool, which may be
+// quantised (FlashAttention-2: Dao 2023; the tile is of the kind that MLX calls steel).
 //
 // A threadgroup owns kSimdgroups * kRowFragments * 8 query rows of one head, or of the heads that share a
 // key-value head (packed.h), and walks the keys in steps of kTileKeys. K and V of a step are staged once in
@@ -50,26 +49,24 @@ inline void score_step(thread OnlineAttention& attention, thread const QueryRegi
   scale_products(attention, tiles.scales, at);
 }
 
-// kHidden: some row may not see some key.
-template <bool kHidden>
 inline void value_step(thread OnlineAttention& attention, thread const StepTiles& tiles,
-                       StepFragments fragments, bool special, LanePosition at) {
+                       StepFragments fragments, SeenKeys seen, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     if (!fragments.has(k)) {
       continue;
     }
-    scale_weights<kHidden>(attention, tiles.scales, k, at);
+    scale_weights(attention, tiles.scales, k, seen, at);
     const threadgroup TileElement* row = tiles.values + (k * 8 + at.row) * kValuePitch;
 #pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i += kValueRun) {
       Operand run[kValueRun];
-      read_value(row + i * 4, true, at, run);
-      if (special) {
-        attention.multiply_special_values(k, run, at, i / 2);
+      if (seen.value(k)) {
+        read_value(row + i * 4, true, at, run);
       } else {
-        attention.multiply_values(k, run, i / 2);
+        fill_run(run, 0.0f);
       }
+      attention.multiply_values(k, run, i / 2);
     }
   }
 }
@@ -81,7 +78,7 @@ inline void whole_step(thread OnlineAttention& attention, thread const QueryRegi
   score_step(attention, query, tiles, all_fragments(), at);
   modify_scores(attention, modifiers, first_key, at);
   attention.weigh();
-  value_step<false>(attention, tiles, all_fragments(), false, at);
+  value_step(attention, tiles, all_fragments(), all_seen(), at);
 }
 
 }  // namespace fattn
@@ -115,10 +112,9 @@ using namespace fattn;
   threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kTileChunk];
   threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];
   threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
-  threadgroup uint special_values_in_tile[kSimdgroups];
-  threadgroup long key_starts[kStartLongs];
-  threadgroup long aside_longs[kTileRows * kAsideLongs];
-  threadgroup int aside_words[kTileRows * kAsideWords];
+  threadgroup SavedStarts starts;
+  threadgroup SavedPlaces saved_places[kTileRows];
+  threadgroup SavedLimits saved_limits[kTileRows];
 
   StepTiles tiles;
   tiles.keys = reinterpret_cast<threadgroup TileElement*>(key_storage);
@@ -135,7 +131,7 @@ using namespace fattn;
   TileRows rows;
   rows.set(tile, params, seq_lens, cu_seqlens_k);
   if (thread_index == 0) {
-    rows.put_starts(params, key_starts);
+    rows.put_starts(params, &starts);
   }
   const LanePosition at = lane_position(lane);
   const int simdgroup_row = tile.begin + simdgroup_index * (kRowFragments * 8);
@@ -150,13 +146,13 @@ using namespace fattn;
   }
   const KeyRanges own_ranges = rows.ranges_of(simdgroup_row, kRowFragments * 8, params);
   const KeySource source =
-      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end, key_starts);
+      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges, &starts);
 
   OnlineAttention attention;
   QueryRegisters query_rows;
   ScoreModifiers modifiers;
-  RowsAside aside;
-  aside.set(aside_longs, aside_words, simdgroup_index * (kRowFragments * 8) + at.row);
+  TileState state;
+  state.set(saved_places, saved_limits, simdgroup_index * (kRowFragments * 8) + at.row);
   attention.clear();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
@@ -164,7 +160,7 @@ using namespace fattn;
     query_rows.load(r, rows.query_row(row, params, query), at);
     rows.set_modifiers(r, row, params, alibi_slopes, modifiers);
     if (at.pair == 0) {
-      rows.put_aside(r, row, part, params, aside);
+      rows.save(r, row, part, params, state);
     }
     if (fc_sinks && part == 0 && row.exists) {
       attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
@@ -187,7 +183,7 @@ using namespace fattn;
 
   for (; !fc_alternating && next.is_whole(ranges, first_key); first_key += kTileKeys) {
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
-    next.place<true>(tiles, source, params, first_key, false, thread_index);
+    next.place<true>(tiles, source, params, first_key, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int next_key = first_key + kTileKeys;
     if (next.is_whole(ranges, next_key)) {
@@ -208,11 +204,7 @@ using namespace fattn;
     const bool whole = fc_alternating && next.is_whole(ranges, first_key) && steps.leaves_whole(first_key);
     const uint present = fc_paged ? next.places.present(at.pair) : ~0u;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const bool special_value = next.place<false>(tiles, source, params, first_key, !whole, thread_index);
-    const bool any_special = !whole && simd_any(special_value);
-    if (lane == 0) {
-      special_values_in_tile[simdgroup_index] = any_special;
-    }
+    next.place<false>(tiles, source, params, first_key, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int next_key = steps.after(first_key, rows, params, mask_map, lane);
     if (kEarlyLoads && next_key < ranges.end) {
@@ -223,36 +215,32 @@ using namespace fattn;
     if (!fragments.any()) {
       continue;
     }
-    // Where the map says of each simdgroup's rows what they see, one may have no tests where others do. Not
-    // &&: with a window, the branch took 74 half registers and spilled.
-    const bool own_whole = (cell == kCellWhole) & own_ranges.all_see(first_key, first_key + 1);
+    // Where the map says of each simdgroup's rows what they see, one may have no tests where others do.
+    const bool own_whole = cell == kCellWhole && own_ranges.all_see(first_key, first_key + 1);
     if (fc_mask_map ? own_whole : whole) {
       whole_step(attention, query_rows, modifiers, tiles, first_key, at);
     } else {
-      uint special = 0;
-      for (int i = 0; i < kSimdgroups; i++) {
-        special |= special_values_in_tile[i];
-      }
       score_step(attention, query_rows, tiles, fragments, at);
       modify_scores(attention, modifiers, first_key, at);
-      const Visibility visible = aside.visible(params);
+      const Visibility visible = state.visible(params);
       hide_scores(attention, visible, mask, first_key, present, at);
+      const SeenKeys seen = attention.seen_keys(at);
       attention.weigh();
-      value_step<true>(attention, tiles, fragments, special != 0, at);
+      value_step(attention, tiles, fragments, seen, at);
     }
   }
 
   attention.finish();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const long place = aside.out(r);
+    const long place = state.out(r);
     if (place < 0) {
       continue;
     }
     const float scale = result_scale(attention.row_sum[r]);
 #pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i++) {
-      const float result = attention.out[r][i / 2].thread_elements()[i & 1] * scale;
+      const float result = scaled_result(attention.out[r][i / 2].thread_elements()[i & 1], scale);
       put_result(out, partial_out, place + value_column(i, at.pair), result);
     }
     if (at.pair == 0) {
@@ -260,7 +248,7 @@ using namespace fattn;
       if (is_huge_sink(attention.row_max[r])) {
         sum.logit = natural_sink_of(rows.row(simdgroup_row + r * 8 + at.row, params), params, sinks);
       }
-      put_sum(lse, partial_sum, aside.lse(r), sum);
+      put_sum(lse, partial_sum, state.lse(r), sum);
     }
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "packed.h"
+#include "saved.h"
 #include "scores.h"
 #include "steps.h"
 
@@ -15,75 +16,64 @@ FATTN_CONSTEXPR bool kEarlyLoads = FATTN_EARLY_LOADS;
 struct KeySource {
   StoredOperand key;  // without their first element
   StoredOperand value;
-  KeyTable table;                     // of the first sequence
-  volatile threadgroup long* starts;  // first elements of K and V, and first entry of the block table
+  KeyTable table;  // of the first sequence
+  threadgroup SavedStarts* starts;
 
   StoredOperand keys() const thread {
     StoredOperand operand = key;
-    operand.first = starts[0];
+    operand.first = starts->key;
     return operand;
   }
   StoredOperand values() const thread {
     StoredOperand operand = value;
-    operand.first = starts[1];
+    operand.first = starts->value;
     return operand;
   }
   KeyTable blocks() const thread {
     KeyTable of_sequence = table;
     if (fc_paged) {
-      of_sequence.blocks += starts[2];
+      of_sequence.blocks += starts->blocks;
     }
     return of_sequence;
   }
 };
 
-struct ResultPlace {
-  long out;  // first element of the row
-  long lse;
-};
-
-// What stands aside in threadgroup memory while a tile's steps run, which want the registers: of each row,
-// what only steps with hidden keys ask for, and where its results go.
-struct RowsAside {
-  threadgroup long* longs;  // of this lane's first row
-  threadgroup int* words;
+// What is saved of the rows of a tile while its steps run.
+struct TileState {
+  threadgroup SavedPlaces* places;  // from this lane's first row on
+  threadgroup SavedLimits* limits;
 
   // `row`: of the tile, this lane's first.
-  void set(threadgroup long* all_longs, threadgroup int* all_words, int row) thread {
-    longs = all_longs + row * kAsideLongs;
-    words = all_words + row * kAsideWords;
+  void set(threadgroup SavedPlaces* all_places, threadgroup SavedLimits* all_limits, int row) thread {
+    places = all_places + row;
+    limits = all_limits + row;
   }
 
   // Of row fragment r, by one lane of each row.
-  void put_visible(int r, RowKeys keys, long mask_row) const thread {
-    threadgroup int* to = words + r * 8 * kAsideWords;
-    to[0] = keys.end;
-    to[1] = keys.begin;
-    to[2] = keys.sink_end;
-    longs[r * 8 * kAsideLongs] = mask_row;
-  }
-  void put_results(int r, long out, long lse) const thread {
-    threadgroup long* to = longs + r * 8 * kAsideLongs;
-    to[1] = out;
-    to[2] = lse;
+  void put(int r, SavedPlaces row_places, SavedLimits row_limits) const thread {
+    places[r * 8].mask_row = row_places.mask_row;
+    places[r * 8].out = row_places.out;
+    places[r * 8].lse = row_places.lse;
+    limits[r * 8].limit = row_limits.limit;
+    limits[r * 8].window_begin = row_limits.window_begin;
+    limits[r * 8].sink_end = row_limits.sink_end;
   }
 
   Visibility visible(constant PrefillParams& params) const thread {
     Visibility visible;
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
-      const threadgroup int* from = words + r * 8 * kAsideWords;
-      visible.limit[r] = from[0];
-      visible.window_begin[r] = from[1];
-      visible.sink_end[r] = from[2];
-      visible.mask_row[r] = longs[r * 8 * kAsideLongs];
+      visible.limit[r] = limits[r * 8].limit;
+      visible.window_begin[r] = limits[r * 8].window_begin;
+      visible.sink_end[r] = limits[r * 8].sink_end;
+      visible.mask_row[r] = places[r * 8].mask_row;
     }
     visible.mask_key_stride = params.mask.key;
     return visible;
   }
   // First element of the row's result; -1 for a row that does not exist.
-  long out(int r) const thread { return longs[r * 8 * kAsideLongs + 1]; }
-  long lse(int r) const thread { return longs[r * 8 * kAsideLongs + 2]; }
+  long out(int r) const thread { return places[r * 8].out; }
+  long lse(int r) const thread { return places[r * 8].lse; }
 };
 
 struct TileRows {
@@ -129,17 +119,19 @@ struct TileRows {
   }
 
   // By one thread.
-  void put_starts(constant PrefillParams& params, volatile threadgroup long* starts) const thread {
+  void put_starts(constant PrefillParams& params, threadgroup SavedStarts* starts) const thread {
     const long batch = fc_paged || fc_packed_keys ? 0 : tile.batch;
-    starts[0] = tile.kv_head * params.key.head + batch * params.key.batch + first_key * params.key.row;
-    starts[1] = tile.kv_head * params.value.head + batch * params.value.batch + first_key * params.value.row;
-    starts[2] = max(tile.batch, 0L) * params.block_table_batch_stride;
+    starts->key = tile.kv_head * params.key.head + batch * params.key.batch + first_key * params.key.row;
+    starts->value =
+        tile.kv_head * params.value.head + batch * params.value.batch + first_key * params.value.row;
+    starts->blocks = max(tile.batch, 0L) * params.block_table_batch_stride;
   }
 
-  // `end`: no row of the tile sees that key or one behind it.
+  // `ranges`: of the tile.
   KeySource source(constant PrefillParams& params, const device Stored* key, const device Stored* value,
                    const device Scale* key_scales, const device Scale* value_scales,
-                   const device int* block_tables, int end, volatile threadgroup long* starts) const thread {
+                   const device int* block_tables, KeyRanges ranges, threadgroup SavedStarts* starts) const
+      thread {
     KeySource source;
     source.key.elements = key;
     source.value.elements = value;
@@ -148,7 +140,9 @@ struct TileRows {
       source.key.scales = key_scales;
       source.value.scales = value_scales;
     }
-    source.table.length = end;
+    source.table.length = ranges.end;
+    source.table.begin = ranges.begin;
+    source.table.sink_end = ranges.sink_end;
     if (fc_paged) {
       source.table.blocks = block_tables;
       source.table.entry_stride = params.block_table_entry_stride;
@@ -184,34 +178,34 @@ struct TileRows {
   }
 
   // By one lane of each row of fragment r.
-  void put_aside(int r, QueryRow at, int part, constant PrefillParams& params,
-                 thread const RowsAside& aside) const thread {
-    RowKeys keys = keys_of_row(params, first_position + at.row, length);
-    keys.end = at.exists ? keys.end : 0;
-    keys.sink_end = at.exists ? keys.sink_end : 0;
-    aside.put_visible(r, keys,
-                      tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row);
-    const ResultPlace place = result_of(at, part, params);
-    aside.put_results(r, at.exists ? place.out : -1, place.lse);
+  void save(int r, QueryRow at, int part, constant PrefillParams& params, thread const TileState& state) const
+      thread {
+    const RowKeys keys = keys_of_row(params, first_position + at.row, length);
+    SavedLimits limits;
+    limits.limit = at.exists ? keys.end : 0;
+    limits.window_begin = keys.begin;
+    limits.sink_end = at.exists ? keys.sink_end : 0;
+    SavedPlaces places;
+    places.mask_row = tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row;
+    places.lse = lse_of(at, part, params);
+    places.out = at.exists ? out_of(at, places.lse, params) : -1;
+    state.put(r, places, limits);
   }
 
-  // Results of a part of the keys are in the order of lse, those of all parts one after the other.
-  ResultPlace result_of(QueryRow at, int part, constant PrefillParams& params) const thread {
+  // Where the row's log-sum-exp goes, or its part; the parts lie one after the other.
+  long lse_of(QueryRow at, int part, constant PrefillParams& params) const thread {
     const long heads = params.q_heads;
-    ResultPlace place;
-    if (fc_packed) {
-      place.lse = at.head * params.q_len + tile.first_row + at.row;
-    } else {
-      place.lse = (tile.batch * heads + at.head) * params.q_len + at.row;
-    }
+    const long row = fc_packed ? at.head * params.q_len + tile.first_row + at.row
+                               : (tile.batch * heads + at.head) * params.q_len + at.row;
+    return fc_split ? row + part * ((fc_packed ? 1 : params.batch) * heads * params.q_len) : row;
+  }
+  // And its result: those of parts are in the order of lse.
+  long out_of(QueryRow at, long lse, constant PrefillParams& params) const thread {
     if (fc_split) {
-      place.lse += part * ((fc_packed ? 1 : params.batch) * heads * params.q_len);
-      place.out = place.lse * kValueDim;
-    } else {
-      place.out = (fc_packed ? 0 : tile.batch * params.out.batch) + at.head * params.out.head +
-                  (tile.first_row + at.row) * params.out.row;
+      return lse * kValueDim;
     }
-    return place;
+    return (fc_packed ? 0 : tile.batch * params.out.batch) + at.head * params.out.head +
+           (tile.first_row + at.row) * params.out.row;
   }
 };
 
@@ -239,7 +233,7 @@ inline void put_empty_part(thread const TileRows& rows, constant PrefillParams& 
   for (int i = thread_index; i < kTileRows; i += kThreads) {
     const QueryRow row = rows.row(rows.tile.begin + i, params);
     if (row.exists) {
-      partial_sum[rows.result_of(row, part, params).lse] = nothing.of_part();
+      partial_sum[rows.lse_of(row, part, params)] = nothing.of_part();
     }
   }
 }

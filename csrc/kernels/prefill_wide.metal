@@ -88,7 +88,7 @@ inline void put_products(thread const GroupScores& scores, thread const GroupQue
       continue;
     }
     const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
-    const bool there = !kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row));
+    const bool there = !kEdge || place.exists;
     const StoredRow row = stored.row_at(place, params.key, params.key_scales);
     float2 totals[kRowFragments];
 #pragma clang loop unroll(full)
@@ -109,9 +109,9 @@ struct StepValues {
 
   template <bool kEdge>
   void read(int k, thread const TileKeys& keys, thread const StagedKeys& places,
-            constant PrefillParams& params, ushort share, LanePosition at) thread {
+            constant PrefillParams& params, SeenKeys seen, ushort share, LanePosition at) thread {
     const KeyPlace place = places.find(keys.source.table, k * 8 + at.row);
-    if (!kEdge || (place.exists && keys.ranges.hold(places.first_key + k * 8 + at.row))) {
+    if (!kEdge || (place.exists && seen.value(k))) {
       const StoredOperand values = keys.source.values();
       const StoredRow row = values.row_at(place, params.value, params.value_scales);
       runs[k].read(row, share, at);
@@ -123,7 +123,7 @@ struct StepValues {
                 ushort share, LanePosition at) thread {
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
-      read<false>(k, keys, places, params, share, at);
+      read<false>(k, keys, places, params, all_seen(), share, at);
     }
   }
 };
@@ -133,35 +133,30 @@ template <bool kEdge>
 inline void add_values(thread WideAttention& attention, thread StepValues& values,
                        thread const SharedScales& scales, thread const TileKeys& keys,
                        thread const StagedKeys& places, constant PrefillParams& params,
-                       StepFragments fragments, ushort share, LanePosition at) {
+                       StepFragments fragments, SeenKeys seen, ushort share, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     if (kEdge && !fragments.has(k)) {
       continue;
     }
-    scale_weights<kEdge>(attention, scales, k, at);
+    scale_weights(attention, scales, k, seen, at);
     if (kEdge || !kEarlyLoads) {
-      values.read<kEdge>(k, keys, places, params, share, at);
+      values.read<kEdge>(k, keys, places, params, seen, share, at);
     }
     Operand run[ValueRun::kElements];
     values.runs[k].unpack(run);
-    if (kEdge && kSpecialElements && simd_any(isnan(special_values(run, 0.0f)))) {
-      attention.multiply_special_values(k, run, at);
-    } else {
-      attention.multiply_values(k, run);
-    }
+    attention.multiply_values(k, run);
   }
 }
 
 // The scales of a step, by the threads that look after a key each.
 inline void put_scales(thread const SharedScales& scales, thread const KeySource& source,
-                       thread const KeyRanges& ranges, thread const StagedKeys& places,
-                       constant PrefillParams& params, ushort thread_index) {
+                       thread const StagedKeys& places, constant PrefillParams& params, ushort thread_index) {
   if (!kRowScales || !fc_scales || thread_index >= kTileKeys) {
     return;
   }
   const KeyPlace place = places.own(source.table, thread_index);
-  const bool read = place.exists && ranges.hold(places.first_key + thread_index);
+  const bool read = place.exists;
   scales.put_key(thread_index, read ? float(*source.key.scales_at(place, params.key_scales)) : 1.0f);
   scales.put_value(thread_index, read ? float(*source.value.scales_at(place, params.value_scales)) : 1.0f);
 }
@@ -196,9 +191,9 @@ using namespace fattn;
   threadgroup uint4 shared_query[kRowGroups * kGroupPieces * kSimdWidth];
   threadgroup float2 shared_products[kRowGroups * kGroupScores];  // in two places
   threadgroup float2 shared_scales[kRowScales ? 2 * kTileKeys : 1];
-  threadgroup long key_starts[kStartLongs];
-  threadgroup long aside_longs[kTileRows * kAsideLongs];
-  threadgroup int aside_words[kTileRows * kAsideWords];
+  threadgroup SavedStarts starts;
+  threadgroup SavedPlaces saved_places[kTileRows];
+  threadgroup SavedLimits saved_limits[kTileRows];
 
   const GridPlace here = place_in_grid(params, group_in_grid(group_in_dispatch, slice));
   const int part = here.part;
@@ -210,7 +205,7 @@ using namespace fattn;
   TileRows rows;
   rows.set(tile, params, seq_lens, cu_seqlens_k);
   if (thread_index == 0) {
-    rows.put_starts(params, key_starts);
+    rows.put_starts(params, &starts);
   }
   const LanePosition at = lane_position(lane);
   const ushort row_group = simdgroup_index / kColumnShares;
@@ -226,8 +221,7 @@ using namespace fattn;
     }
   }
   TileKeys keys;
-  keys.source =
-      rows.source(params, key, value, key_scales, value_scales, block_tables, ranges.end, key_starts);
+  keys.source = rows.source(params, key, value, key_scales, value_scales, block_tables, ranges, &starts);
   keys.ranges = rows.ranges_of(group_row, kRowFragments * 8, params);
 
   GroupQuery group_query;
@@ -235,8 +229,8 @@ using namespace fattn;
                        row_group * (kGroupPieces * kSimdWidth * kPieceElements);
   WideAttention attention;
   ScoreModifiers modifiers;
-  RowsAside aside;
-  aside.set(aside_longs, aside_words, row_group * (kRowFragments * 8) + at.row);
+  TileState state;
+  state.set(saved_places, saved_limits, row_group * (kRowFragments * 8) + at.row);
   attention.clear();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
@@ -246,7 +240,7 @@ using namespace fattn;
       attention.add_sink(r, sink_of(row, params, sinks), at.pair == 0);
     }
     if (share == 0 && at.pair == 0) {
-      rows.put_aside(r, row, part, params, aside);
+      rows.save(r, row, part, params, state);
     }
     const int pair = group_row + r * 8 + at.pair * 2;
     group_query.stage(r, rows.query_row(rows.row(pair, params), params, query),
@@ -272,7 +266,7 @@ using namespace fattn;
     const uint cell = steps.own_cell(first_key);
     const StepFragments fragments = step_fragments(keys.ranges, first_key, cell);
     const bool whole = cell == kCellWhole && keys.whole_at(first_key, places);
-    put_scales(scales, keys.source, ranges, places, params, thread_index);
+    put_scales(scales, keys.source, places, params, thread_index);
     if (whole) {
       put_products<false>(scores, group_query, keys, places, params, all_fragments(), share, lane, at);
     } else if (fragments.any()) {
@@ -288,22 +282,24 @@ using namespace fattn;
       scale_products(attention, scales, at);
       modify_scores(attention, modifiers, first_key, at);
       attention.weigh();
-      add_values<false>(attention, values, scales, keys, places, params, all_fragments(), share, at);
+      add_values<false>(attention, values, scales, keys, places, params, all_fragments(), all_seen(), share,
+                        at);
     } else if (fragments.any()) {
       scores.take(attention, fragments, at);
       scale_products(attention, scales, at);
       modify_scores(attention, modifiers, first_key, at);
-      const Visibility visible = aside.visible(params);
+      const Visibility visible = state.visible(params);
       hide_scores(attention, visible, mask, first_key, places.present(at.pair), at);
+      const SeenKeys seen = attention.seen_keys(at);
       attention.weigh();
-      add_values<true>(attention, values, scales, keys, places, params, fragments, share, at);
+      add_values<true>(attention, values, scales, keys, places, params, fragments, seen, share, at);
     }
   }
 
   attention.finish();
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const long place = aside.out(r);
+    const long place = state.out(r);
     if (place < 0) {
       continue;
     }
@@ -312,7 +308,7 @@ using namespace fattn;
     for (int i = 0; i < ValueColumns::kAll; i++) {
       const int column = ValueColumns::column_of(i, at.pair, share);
       if (column >= 0) {
-        const float result = attention.out[r][i / 2].thread_elements()[i & 1] * scale;
+        const float result = scaled_result(attention.out[r][i / 2].thread_elements()[i & 1], scale);
         put_result(out, partial_out, place + column, result);
       }
     }
@@ -321,7 +317,7 @@ using namespace fattn;
       if (is_huge_sink(attention.row_max[r])) {
         sum.logit = natural_sink_of(rows.row(group_row + r * 8 + at.row, params), params, sinks);
       }
-      put_sum(lse, partial_sum, aside.lse(r), sum);
+      put_sum(lse, partial_sum, state.lse(r), sum);
     }
   }
 }

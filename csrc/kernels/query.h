@@ -42,8 +42,8 @@ FATTN_CONSTEXPR int kQueryWords = kHeadDim / 8 * kPairWords * kSimdWidth;
 // Eight query rows in threadgroup memory: a pair of elements per lane and fragment. Where registers are few
 // (M1 and M2), they would take a quarter of them.
 struct SharedQuery {
-  // Of this lane. Volatile, or the compiler would read the pairs once and hold them in registers all the
-  // same.
+  // Of this lane. Volatile, or the compiler reads the pairs once and holds them in registers all the same:
+  // 12 half registers more, and 512 threads for 640 in paged decode (float16, D = 64, as Mesa counts).
   volatile threadgroup uint* pairs;
 
   // `row` is this lane's row; null when the call has fewer rows. By one of the simdgroups that share the

@@ -2,7 +2,7 @@
 // elements.
 #pragma once
 
-#include "tile.h"
+#include "softmax.h"
 
 namespace fattn {
 
@@ -36,13 +36,13 @@ inline void scale_products(thread Attention& attention, thread const SharedScale
   }
 }
 
-// The weights of key fragment k, by the scales of the values. kHidden: some row may not see some key.
-template <bool kHidden, typename Attention>
+// The weights of key fragment k, by the scales of the values; 0 for a key that no row of this lane sees.
+template <typename Attention>
 inline void scale_weights(thread Attention& attention, thread const SharedScales& scales, int k,
-                          LanePosition at) {
+                          SeenKeys seen, LanePosition at) {
   if (kRowScales && fc_scales) {
     const float2 pair = scales.of_values(k, at);
-    attention.template scale_weights<kHidden>(k, pair[0], pair[1]);
+    attention.scale_weights(k, pair[0], pair[1], seen);
   }
 }
 

@@ -147,16 +147,16 @@ inline int next_dealt(const device int* seq_lens, constant CausalSpan& span, int
   return next;
 }
 
-struct ChunkNumber {
+struct ChunkIndex {
   int batch;  // -1: there is none
   int part;
 };
 
 // Takes the next chunk out of a share. With one way out: to return from the loops takes 40 half registers
 // more, which stay taken in the steps.
-inline ChunkNumber take_chunk(thread Share& share, const device int* seq_lens, constant CausalSpan& span,
-                              int batch_size, int shares, ushort lane) {
-  ChunkNumber taken;
+inline ChunkIndex take_chunk(thread Share& share, const device int* seq_lens, constant CausalSpan& span,
+                             int batch_size, int shares, ushort lane) {
+  ChunkIndex taken;
   taken.batch = -1;
   taken.part = 0;
   while (taken.batch < 0 && share.dealing == 0 && share.left > 0 && share.batch < batch_size) {

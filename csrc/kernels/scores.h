@@ -89,7 +89,6 @@ inline void hide_scores(thread Attention& attention, thread const Visibility& vi
                         const device uchar* mask, int first_key, uint present, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    attention.seen[r] = 0;
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
 #pragma clang loop unroll(full)
@@ -99,7 +98,6 @@ inline void hide_scores(thread Attention& attention, thread const Visibility& vi
         float s = attention.score[r][k].thread_elements()[e];
         const bool seen = sees_key(s, visible, mask, r, key, exists);
         attention.score[r][k].thread_elements()[e] = seen ? s : -INFINITY;
-        attention.seen[r] |= uint(seen) << (2 * k + e);
       }
     }
   }

@@ -43,6 +43,22 @@ inline StepFragments all_fragments() {
   return fragments;
 }
 
+// Which keys of a step some row sees, as far as a lane asks.
+struct SeenKeys {
+  uint scored;  // by some row of this lane: bit 2k + e is key 2 * pair + e of fragment k
+  uint read;    // by some row at all: bit 2k is key `row` of fragment k, whose value this lane reads
+
+  // A value that no row sees must not be multiplied, not even by 0.
+  bool value(int k) const thread { return (read >> (2 * k)) & 1; }
+};
+
+inline SeenKeys all_seen() {
+  SeenKeys seen;
+  seen.scored = ~0u;
+  seen.read = ~0u;
+  return seen;
+}
+
 // The state of one simdgroup: kRows x 8 query rows, one step of kKeys x 8 keys at a time, kColumns x 8
 // columns of the output. `Query` below is a type with a member `rows(r, f)`: fragment f of D / 8 of row
 // fragment r, from registers or from threadgroup memory.
@@ -52,7 +68,6 @@ struct AttentionState {
   simdgroup_float8x8 out[kRows][kColumns];
   float row_max[kRows];
   float row_sum[kRows];  // of this lane's columns only, until `finish`
-  uint seen[kRows];      // of a step with hidden keys: bit 2k + e, as in `hide_scores`
 
   // Written out because an implicit one belongs to the generic address space from MSL 4.1 on, and those of
   // the fragments may be `thread` only.
@@ -154,16 +169,14 @@ struct AttentionState {
     }
   }
 
-  // After `weigh`: the same for the weights, whose sums are those of the weights alone. kHidden: a row's
-  // weight of a key that it does not see stays 0 whatever the scale.
-  template <bool kHidden>
-  void scale_weights(int k, float first, float second) thread {
+  // After `weigh`: the same for the weights, whose sums are those of the weights alone.
+  void scale_weights(int k, float first, float second, SeenKeys seen) thread {
+    const float first_scale = (seen.scored >> (2 * k)) & 1 ? first : 0.0f;
+    const float second_scale = (seen.scored >> (2 * k + 1)) & 1 ? second : 0.0f;
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRows; r++) {
-      const bool sees_first = !kHidden || (seen[r] >> (2 * k)) & 1;
-      const bool sees_second = !kHidden || (seen[r] >> (2 * k + 1)) & 1;
-      set_elements(score[r][k], sees_first ? score[r][k].thread_elements()[0] * first : 0.0f,
-                   sees_second ? score[r][k].thread_elements()[1] * second : 0.0f);
+      set_elements(score[r][k], score[r][k].thread_elements()[0] * first_scale,
+                   score[r][k].thread_elements()[1] * second_scale);
     }
   }
 
@@ -182,6 +195,34 @@ struct AttentionState {
     } else {
       score = sum;
     }
+  }
+
+  // Before `weigh`. Only a mask or a tree mask hides a key from all rows that see it by position.
+  SeenKeys seen_keys(LanePosition at) const thread {
+    if (!fc_hides_any) {
+      return all_seen();
+    }
+    SeenKeys seen;
+    seen.scored = 0;
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeys; k++) {
+#pragma clang loop unroll(full)
+      for (int e = 0; e < 2; e++) {
+        bool some = false;
+#pragma clang loop unroll(full)
+        for (int r = 0; r < kRows; r++) {
+          some |= score[r][k].thread_elements()[e] != -INFINITY;
+        }
+        seen.scored |= uint(some) << (2 * k + e);
+      }
+    }
+    // The eight lanes of a column differ in bits 1, 2 and 4 of the lane number.
+    uint column = seen.scored;
+    column |= simd_shuffle_xor(column, ushort(2));
+    column |= simd_shuffle_xor(column, ushort(4));
+    column |= simd_shuffle_xor(column, ushort(16));
+    seen.read = simd_shuffle(column, lane_at(0, at.row / 2)) >> (at.row & 1);
+    return seen;
   }
 
   // Turns the finished scores of a step into weights, and the state over to the new running maximum.
@@ -234,40 +275,6 @@ struct AttentionState {
     }
   }
 
-  // The same for fragments that hold an infinity or NaN which some rows may not see: 0 * NaN must not reach
-  // those rows, so what is hidden is skipped, not multiplied; what is seen counts even at a weight of 0.
-  // Slow, and only taken when such a value was met in a partly masked step.
-  template <int N>
-  void multiply_special_values(int k, thread const Operand (&run)[N], LanePosition at, int first_fragment = 0)
-      thread {
-    for (ushort key = 0; key < 8; key++) {
-      const ushort value_lane = (at.lane & 9) | lane_at(key, 0);
-      const ushort weight_lane = (at.lane & 22) | lane_at(0, key / 2);
-      float weight[kRows];
-      bool sees[kRows];
-#pragma clang loop unroll(full)
-      for (int r = 0; r < kRows; r++) {
-        // Not indexed by key: registers have no addresses, and an index that varies moves all scores to
-        // memory.
-        const float own = key & 1 ? score[r][k].thread_elements()[1] : score[r][k].thread_elements()[0];
-        weight[r] = simd_shuffle(own, weight_lane);
-        sees[r] = (simd_shuffle(seen[r], weight_lane) >> (2 * k + (key & 1))) & 1;
-      }
-#pragma clang loop unroll(full)
-      for (int i = 0; i < N; i++) {
-        const int f = first_fragment + i / 2;
-        const float value = simd_shuffle(float(run[i]), value_lane);
-#pragma clang loop unroll(full)
-        for (int r = 0; r < kRows; r++) {
-          if (sees[r]) {
-            const float sum = out[r][f].thread_elements()[i & 1];
-            out[r][f].thread_elements()[i & 1] = fma(weight[r], value, sum);
-          }
-        }
-      }
-    }
-  }
-
   // After the last step: every lane of a row gets the row's whole sum.
   void finish() thread {
 #pragma clang loop unroll(full)
@@ -310,8 +317,14 @@ inline RowSum row_sum_of_weights(float row_max, float sum) {
 // log-sum-exp, and is read again.
 inline bool is_huge_sink(float row_max) { return fc_sinks && !fc_additive_mask && fabs(row_max) == FLT_MAX; }
 
-// From a weighted sum of values to the result. A row that saw no key has sum 0 and result 0. Parts are
+// From a weighted sum of values to the result. A row that saw no key has sum 0, and a scale of 0. Parts are
 // divided when they are merged.
 inline float result_scale(float sum) { return fc_split ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum; }
+
+// Selected, not multiplied: other rows may have seen a NaN, and then the weighted sum is one.
+template <typename T>
+inline T scaled_result(T weighted, float scale) {
+  return scale == 0.0f ? T(0.0f) : weighted * scale;
+}
 
 }  // namespace fattn

@@ -48,12 +48,6 @@ struct StagedWords {
 
   void clear() thread { words = uint4(0); }
   void read(thread const StoredRow& row, int column) thread { words = wide_chunk(row.floats() + column); }
-  void unpack(thread Operand (&run)[kWideChunk]) const thread {
-#pragma clang loop unroll(full)
-    for (int w = 0; w < 4; w++) {
-      fattn::unpack(words[w], run, w * kWordElements, Element(0.0f));
-    }
-  }
   void put(threadgroup TileElement* to) const thread { *reinterpret_cast<threadgroup uint4*>(to) = words; }
 };
 
@@ -72,7 +66,8 @@ struct StagedRows {
   StoredOperand operand;  // dense: from the step's first key on
   const constant Strides3* strides;
   const constant Strides3* scale_strides;
-  int count;  // dense: as many there are
+  int first_key;  // of the step
+  int count;      // keys from there to the end
 };
 
 // One thread's share of kTileKeys rows of N elements.
@@ -86,8 +81,8 @@ struct TileShare {
 
   Chunk chunks[kEarlyLoads ? (kTileChunks + kThreads - 1) / kThreads : 1];
 
-  // Of a dense operand the rows that there are, of a pool the keys that exist; the others become 0, and are
-  // not read. kWhole: all kTileKeys of them.
+  // The rows of keys that some row of the tile sees by position; the others become 0, and are not read.
+  // kWhole: all kTileKeys of them.
   template <bool kWhole>
   void fetch(thread const StagedRows& rows, thread const KeyTable& table, thread const StagedKeys& keys,
              ushort thread_index) thread {
@@ -97,13 +92,10 @@ struct TileShare {
     }
   }
 
-  // What was fetched; or, late, what is fetched piece by piece. Returns whether there are infinities or NaN
-  // in it, if they are `looked_for`.
+  // What was fetched; or, late, what is fetched piece by piece.
   template <bool kWhole>
-  bool place(threadgroup TileElement* tile, int pitch, thread const StagedRows& rows,
-             thread const KeyTable& table, thread const StagedKeys& keys, bool looked_for,
-             ushort thread_index) const thread {
-    float seen = 0.0f;
+  void place(threadgroup TileElement* tile, int pitch, thread const StagedRows& rows,
+             thread const KeyTable& table, thread const StagedKeys& keys, ushort thread_index) const thread {
 #pragma clang loop unroll(full)
     for (int i = 0; i < kTileChunks; i += kThreads) {
       const int row = (i + thread_index) / kRowChunks;
@@ -117,13 +109,7 @@ struct TileShare {
       if (kTileChunks % kThreads == 0 || row < kTileKeys) {
         own.put(tile + row * pitch + column);
       }
-      if (kSpecialElements && looked_for) {
-        Operand elements[Chunk::kColumns];
-        own.unpack(elements);
-        seen = special_values(elements, seen);
-      }
     }
-    return isnan(seen);
   }
 
  private:
@@ -134,6 +120,9 @@ struct TileShare {
     const int row = (i + thread_index) / kRowChunks;
     const int column = (i + thread_index) % kRowChunks * Chunk::kColumns;
     bool exists = row < (kWhole ? kTileKeys : min(rows.count, kTileKeys));
+    if (!kWhole && fc_window) {
+      exists = exists && table.holds(rows.first_key + row);
+    }
     StoredRow from;
     if (fc_paged) {
       const KeyPlace place = keys.find(table, min(row, kTileKeys - 1));
@@ -196,11 +185,10 @@ struct StepShare {
     }
   }
 
-  // Puts the step where all simdgroups read it. Returns whether a value of it is infinite or NaN, if such are
-  // `looked_for`.
+  // Puts the step where all simdgroups read it.
   template <bool kWhole>
-  bool place(thread const StepTiles& tiles, thread const KeySource& source, constant PrefillParams& params,
-             int first_key, bool looked_for, ushort thread_index) thread {
+  void place(thread const StepTiles& tiles, thread const KeySource& source, constant PrefillParams& params,
+             int first_key, ushort thread_index) thread {
     StagedRows late_keys;
     StagedRows late_values;
     if (!kEarlyLoads) {
@@ -212,9 +200,8 @@ struct StepShare {
       tiles.scales.put_key(thread_index, key_scale);
       tiles.scales.put_value(thread_index, value_scale);
     }
-    keys.place<kWhole>(tiles.keys, kKeyPitch, late_keys, source.table, places, false, thread_index);
-    return values.place<kWhole>(tiles.values, kValuePitch, late_values, source.table, places, looked_for,
-                                thread_index);
+    keys.place<kWhole>(tiles.keys, kKeyPitch, late_keys, source.table, places, thread_index);
+    values.place<kWhole>(tiles.values, kValuePitch, late_values, source.table, places, thread_index);
   }
 
  private:
@@ -234,7 +221,8 @@ struct StepShare {
     rows.operand.first += fc_paged ? 0 : first_key * strides.row;
     rows.strides = &strides;
     rows.scale_strides = &scale_strides;
-    rows.count = (fc_packed_keys ? source.table.length : params.kv_len) - first_key;
+    rows.first_key = first_key;
+    rows.count = source.table.length - first_key;
     return rows;
   }
 

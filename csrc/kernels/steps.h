@@ -19,8 +19,6 @@ struct KeyRanges {
   int all_end;
   int all_sink_end;
 
-  // Whether some row sees a key of the sequence by its position.
-  bool hold(int key) const thread { return key >= begin || key < sink_end; }
   // Whether some row may see a key of [from, to), which ends before no range does.
   bool meet(int from, int to) const thread { return !fc_window || to > begin || from < sink_end; }
   // Whether every row sees all keys of [from, to). Not && and ||: branches of their own cost registers.

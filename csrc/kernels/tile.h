@@ -266,14 +266,4 @@ struct StoredChunk {
 typedef StoredChunk<kKeyChunk> KeyChunk;
 typedef StoredChunk<kValueChunk> ValueChunk;
 
-// Becomes (and stays) NaN as soon as an element is infinite or NaN; stays 0 otherwise. One FMA per element.
-template <int N>
-inline float special_values(thread const Operand (&run)[N], float seen) {
-#pragma clang loop unroll(full)
-  for (int i = 0; i < N; i++) {
-    seen = fma(float(run[i]), 0.0f, seen);
-  }
-  return seen;
-}
-
 }  // namespace fattn

@@ -41,8 +41,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p, device));
   const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
   const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
-  const int64_t aside_bytes = row.simdgroups * (kSetAsideWords * int64_t(sizeof(int32_t)) +
-                                                kSetAsideLongs * int64_t(sizeof(int64_t)));
+  const int64_t saved_bytes = row.simdgroups * int64_t(sizeof(SavedWork));
   const int64_t scale_pairs = has_row_scales(p.kv_format) ? row.simdgroups * row.tile_keys : 1;
   const int64_t scale_bytes = scale_pairs * 2 * int64_t(sizeof(float));
   return {.kernel = Kernel::kDecode,
@@ -52,7 +51,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
           .chunk_unit = row.tile_keys * row.simdgroups,
           .least_chunk = row.least_chunk * row_groups,
           .threadgroups_per_core = row.threadgroups_per_core,
-          .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes + aside_bytes, 16) * 16,
+          .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes + saved_bytes, 16) * 16,
           .provenance = row.provenance};
 }
 
@@ -67,9 +66,9 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
     simdgroups *= 2;
   }
   const int64_t tile_keys = std::max<int64_t>(row.tile_keys / row_groups, kFragment);
-  // The products of each simdgroup, the scores, a byte of visibility each, and the scales of a step.
+  // The products of every simdgroup, the scores, and the scales of a step.
   const int64_t scores = row_groups * kFragment * tile_keys;
-  const int64_t score_bytes = scores * ((simdgroups + 1) * int64_t(sizeof(float)) + 1);
+  const int64_t score_bytes = scores * (simdgroups + 1) * int64_t(sizeof(float));
   const int64_t scale_bytes = (has_row_scales(p.kv_format) ? tile_keys : 1) * 2 * int64_t(sizeof(float));
   return {
       .kernel = Kernel::kDecodeWide,
@@ -164,7 +163,6 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.split = parts > 1 || p.part;
   pass.spec.token_major_out = token_major_out && parts == 1;
   pass.spec.window = p.options.window_left >= 0;
-  pass.spec.one_row = p.q_len == 1 && pass.spec.mask == kMaskNone && !p.options.tree_mask;
   pass.grid = {uint32_t(shares), uint32_t(columns), 1};
   if (sliced) cut_into_slices(pass, held);
   pass.threads = {uint32_t(shape.simdgroups * kSimdWidth), 1, 1};

@@ -60,7 +60,6 @@ struct KernelSpec {
   bool alibi = false;
   bool sinks = false;
   bool tree = false;
-  bool one_row = false;
   bool packed = false;
   bool packed_keys = false;
   KvFormat kv_format = kKvFloat;

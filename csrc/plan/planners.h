@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "../kernels/saved.h"
 #include "kv_format.h"
 #include "plan.h"
 #include "supported.h"

@@ -70,18 +70,16 @@ int64_t scale_bytes(const Problem& p, int64_t keys) {
 }
 
 // State of each row that is kept in threadgroup memory, and where the keys begin.
-int64_t aside_bytes(const Tile& tile) {
-  const int64_t of_row = kAsideLongs * int64_t(sizeof(int64_t)) + kAsideWords * int64_t(sizeof(int32_t));
-  return tile.rows() * of_row + kStartLongs * int64_t(sizeof(int64_t));
+int64_t saved_bytes(const Tile& tile) {
+  return tile.rows() * int64_t(sizeof(SavedPlaces) + sizeof(SavedLimits)) + int64_t(sizeof(SavedStarts));
 }
 
-// The K tile, the V tile, the scales of their rows, and one flag per simdgroup.
+// The K tile, the V tile, and the scales of their rows.
 int64_t bytes_of_rows(const Problem& p, const Tile& tile) {
   const int64_t element_bytes = size_of(tile_element(p));
   const int64_t key_bytes = p.head_dim * element_bytes + kKeyPadBytes;
   const int64_t value_bytes = p.value_dim * element_bytes + kValuePadBytes;
-  return tile.tile_keys * (key_bytes + value_bytes) + scale_bytes(p, tile.tile_keys) +
-         tile.simdgroups * int64_t(sizeof(uint32_t)) + aside_bytes(tile);
+  return tile.tile_keys * (key_bytes + value_bytes) + scale_bytes(p, tile.tile_keys) + saved_bytes(tile);
 }
 
 // The query, in pieces of 16 bytes for each lane; the products and the scales of two steps.
@@ -96,7 +94,7 @@ int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
       fragments * sum_shares * ceil_div(share_columns * pair_bytes, 16) * 16 * kSimdWidth;
   const int64_t product_bytes =
       2 * fragments * sum_shares * kFragment * tile.tile_keys * int64_t(sizeof(float));
-  return query_bytes + product_bytes + scale_bytes(p, 2 * tile.tile_keys) + aside_bytes(tile);
+  return query_bytes + product_bytes + scale_bytes(p, 2 * tile.tile_keys) + saved_bytes(tile);
 }
 
 // Whether a tile has (row, head) pairs of all query heads that share a key-value head, as packed tiles do. It

@@ -190,8 +190,6 @@ const char* constant_name(FunctionConstant index) {
       return "sinks";
     case kConstTree:
       return "tree";
-    case kConstOneRow:
-      return "one_row";
     case kConstScales:
       return "scales";
     case kConstPacked:
@@ -284,7 +282,6 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
       {kConstAlibi, true, spec.alibi},
       {kConstSinks, true, spec.sinks},
       {kConstTree, true, spec.tree},
-      {kConstOneRow, true, spec.one_row},
       {kConstScales, true, spec.scales},
       {kConstPacked, true, spec.packed},
       {kConstSliced, true, spec.sliced},

@@ -1,5 +1,5 @@
-"""Trials with numbers that must not spread: NaN and infinities behind keys that are hidden from some rows or
-all, and scores far below 0."""
+"""Trials with numbers that must not spread: NaN and infinities in keys that are hidden from some rows and in
+values that are hidden from all, and scores far below 0."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from .trial import Trial, of_call, of_operands, of_problem, randn
 def hidden_nan(
     op: str, dtype: torch.dtype, head_dim: int, value_dim: int, group: int = 2, kv_format: str = "float"
 ) -> Trial:
-    """Keys 21, 40 and 67, in three steps of prefill and staged by three simdgroups, are NaN or infinite; some
-    rows see them, in part at a weight of 0. An fp8 cache has NaN alone, and an int4 cache in whole groups."""
+    """The values of keys 21, 40 and 67, in three steps of prefill and staged by three simdgroups, are NaN or
+    infinite, and no row sees them; key 50 is NaN, and some rows do. An fp8 cache has NaN alone, and an int4
+    cache in whole groups."""
     rows, length = (40, 70) if op == "prefill" else (3, 70)
     query = randn(dtype, 1, group, rows, head_dim)
     key, value = randn(dtype, 1, 1, length, head_dim), randn(dtype, 1, 1, length, value_dim)
     mask = torch.zeros(1, group, rows, length)
-    mask[:, 0, :, 21] = -torch.inf
-    mask[:, 1:, 0, 21] = -1e4
-    mask[:, 1:, 1, 21] = -torch.inf
-    mask[:, 0, 1:, 40] = -torch.inf
-    mask[:, 1:, :, 40] = -torch.inf
-    mask[..., 67] = -torch.inf
-    mask[:, 0, 0, 67] = 0.0
+    mask[..., [21, 40, 67]] = -torch.inf
+    mask[:, 0, :, 50] = mask[:, 1:, 1, 50] = -torch.inf
+    mask[:, 1:, 0, 30:] = -1e4
+    key[:, :, 50, ::3] = torch.nan
     value[:, :, 67, 2::3] = torch.nan
     value[:, :, 21, ::3] = torch.nan
     value[:, :, 40, 1::2] = torch.inf

@@ -91,7 +91,7 @@ def prefill(
             the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). The kernel
             skips cells of the mask that hide everything and groups of 8 keys that a cell hides, and does not
             read cells that hide nothing. Larger calls make a map themselves; pass one to make it once for all
-            layers. It changes no bit of the result, unless keys or values hold infinities or NaN.
+            layers. It changes no bit of a result that is defined.
         is_causal: row i sees the keys up to position `q_offset + i`.
         q_offset: absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
             0 is the alignment of `F.scaled_dot_product_attention`.

@@ -409,12 +409,6 @@ def _finite_top(top: Tensor) -> Tensor:
 
 
 def _weighted_values(weights: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """`weights @ value`, where a NaN or inf in a value reaches exactly the rows that may see its key."""
-    if value.isfinite().all():
-        return weights @ value
-    seen = visible.double()
-    out = weights @ value.nan_to_num(0.0, 0.0, 0.0)
-    rises, falls = ((seen @ (value == sign * _INF).double()) > 0 for sign in (1, -1))
-    undefined = ((seen @ value.isnan().double()) > 0) | (rises & falls)
-    out = torch.where(rises, out + _INF, torch.where(falls, out - _INF, out))
-    return out.masked_fill(undefined, float("nan"))
+    """`weights @ value`. A value that no row sees has no influence. NaN in one that some row sees reaches
+    that row, and leaves the others undefined."""
+    return weights @ value.masked_fill(~visible.any(-2)[..., None], 0.0)

@@ -1,0 +1,137 @@
+// The state of a simdgroup of decode that its steps do not hold in registers (saved.h): what the end of the
+// chunk and the next one ask for, what only steps with hidden keys do, and what a step asks for once.
+#pragma once
+
+#include "decode_rows.h"
+#include "saved.h"
+
+// Whether steps have so much else to hold that they read back where K and V begin.
+constant bool fc_saved_starts = fc_has_mask || fc_paged;
+
+namespace fattn {
+
+// Where a threadgroup's results of a chunk go.
+struct ChunkResults {
+  uint first_row;  // of all results
+  int rows;        // as many of the threadgroup's rows as there are
+};
+
+struct DecodeState {
+  threadgroup SavedWork* saved;  // of this simdgroup
+
+  // By one lane, as all that is put here but rows.
+  void put_work(int column, int batch, int part, thread const Share& share) const thread {
+    saved->column = column;
+    saved->batch = batch;
+    saved->part = part;
+    saved->share_index = share.index;
+    saved->share_batch = share.batch;
+    saved->share_part = share.part;
+    saved->share_left = share.left;
+    saved->share_dealing = share.dealing;
+  }
+  int column() const thread { return saved->column; }
+  int batch() const thread { return saved->batch; }
+  int part() const thread { return saved->part; }
+  Share share() const thread {
+    Share share;
+    share.index = saved->share_index;
+    share.batch = saved->share_batch;
+    share.part = saved->share_part;
+    share.left = saved->share_left;
+    share.dealing = saved->share_dealing;
+    return share;
+  }
+
+  void put_results(ChunkResults results) const thread {
+    saved->first_row = int(results.first_row);
+    saved->result_rows = results.rows;
+  }
+  ChunkResults results() const thread {
+    ChunkResults results;
+    results.first_row = uint(saved->first_row);
+    results.rows = saved->result_rows;
+    return results;
+  }
+
+  void put_limits(KeyLimits limits) const thread {
+    saved->length = limits.length;
+    saved->begin = limits.begin;
+    saved->sink_end = limits.sink_end;
+    saved->window_left = limits.window_left;
+    saved->sink_tokens = limits.sink_tokens;
+    saved->first_draft = limits.first_draft;
+  }
+  KeyLimits limits() const thread {
+    KeyLimits limits;
+    limits.length = saved->length;
+    limits.begin = saved->begin;
+    limits.sink_end = saved->sink_end;
+    limits.window_left = saved->window_left;
+    limits.sink_tokens = saved->sink_tokens;
+    limits.first_draft = saved->first_draft;
+    return limits;
+  }
+
+  // `block_entry`: the sequence's first entry of the block table.
+  void put_starts(thread const Sequence& sequence, long block_entry) const thread {
+    if (fc_saved_starts) {
+      saved->starts.key = sequence.key.first;
+      saved->starts.value = sequence.value.first;
+      saved->starts.blocks = block_entry;
+    }
+  }
+  long first_block_entry() const thread { return fc_paged ? saved->starts.blocks : 0; }
+  void take_key_start(thread Sequence& sequence) const thread {
+    if (fc_saved_starts) {
+      sequence.key.first = saved->starts.key;
+    }
+  }
+  void take_value_start(thread Sequence& sequence) const thread {
+    if (fc_saved_starts) {
+      sequence.value.first = saved->starts.value;
+    }
+  }
+
+  // By one lane of each row: what belongs to its head, which is the same for all chunks.
+  void put_head(PackedRow packed, constant DecodeParams& params, const device float* sinks,
+                LanePosition at) const thread {
+    if (fc_sinks && packed.exists) {
+      saved->rows[at.row].sink = sinks[packed.head * params.sinks_stride];
+    }
+  }
+  float sink(LanePosition at) const thread { return saved->rows[at.row].sink; }
+  // The sink of row `row` of the threadgroup, from what all simdgroups have saved.
+  static float sink_of(int row, const threadgroup SavedWork* all) { return all[row / 8].rows[row % 8].sink; }
+
+  // By one lane of each row: what belongs to its head and to the chunk's sequence.
+  void put_slope(float slope, LanePosition at) const thread { saved->rows[at.row].slope = slope; }
+
+  // By one lane of each row: what it sees of the chunk's sequence.
+  void put_row(thread const Sequence& sequence, LanePosition at) const thread {
+    saved->rows[at.row].limit = sequence.visible.limit[0];
+    if (fc_tree) {
+      saved->rows[at.row].drafts = int(sequence.visible.drafts[0]);
+    }
+    if (fc_has_mask) {
+      saved->rows[at.row].mask_row = sequence.visible.mask_row[0];
+    }
+  }
+  Visibility visible(constant DecodeParams& params, LanePosition at) const thread {
+    Visibility visible;
+    visible.limit[0] = saved->rows[at.row].limit;
+    if (fc_tree) {
+      visible.drafts[0] = uint(saved->rows[at.row].drafts);
+    }
+    if (fc_has_mask) {
+      visible.mask_row[0] = saved->rows[at.row].mask_row;
+    }
+    set_visible(visible, params, limits());
+    return visible;
+  }
+  ScoreModifiers modifiers(constant DecodeParams& params, LanePosition at) const thread {
+    return modifiers_of(params, saved->rows[at.row].limit, fc_alibi ? saved->rows[at.row].slope : 0.0f);
+  }
+};
+
+}  // namespace fattn

@@ -1,0 +1,66 @@
+// What a kernel saves in threadgroup memory while its steps need the registers. The planner counts the bytes.
+#pragma once
+
+#include "params.h"
+
+namespace fattn {
+
+// Where K, V and the block table of a sequence begin.
+struct SavedStarts {
+  fattn_i64 key;
+  fattn_i64 value;
+  fattn_i64 blocks;
+};
+
+// A row of a tile of prefill: what only steps with hidden keys ask for, and where its results go.
+struct SavedPlaces {
+  fattn_i64 mask_row;
+  fattn_i64 out;  // first element; -1 for a row that does not exist
+  fattn_i64 lse;
+};
+struct SavedLimits {
+  fattn_i32 limit;  // as of Visibility
+  fattn_i32 window_begin;
+  fattn_i32 sink_end;
+};
+
+// A row of a simdgroup of decode: what it sees, and what its head has.
+struct SavedDecodeRow {
+  fattn_i32 limit;
+  fattn_i32 drafts;
+  fattn_i64 mask_row;
+  fattn_f32 sink;
+  fattn_f32 slope;
+};
+
+// What a simdgroup of decode works on.
+struct SavedWork {
+  SavedStarts starts;
+  SavedDecodeRow rows[kFragment];
+  fattn_i32 column;  // of the grid: a key-value head and a row block
+  fattn_i32 batch;
+  fattn_i32 part;
+  // Share (schedule.h)
+  fattn_i32 share_index;
+  fattn_i32 share_batch;
+  fattn_i32 share_part;
+  fattn_i32 share_left;
+  fattn_i32 share_dealing;
+  // ResultPlace and KeyLimits (decode_rows.h)
+  fattn_i32 first_row;
+  fattn_i32 result_rows;
+  fattn_i32 length;
+  fattn_i32 begin;
+  fattn_i32 sink_end;
+  fattn_i32 window_left;
+  fattn_i32 sink_tokens;
+  fattn_i32 first_draft;
+};
+
+FATTN_CHECK_SIZE(SavedStarts, 24);
+FATTN_CHECK_SIZE(SavedPlaces, 24);
+FATTN_CHECK_SIZE(SavedLimits, 12);
+FATTN_CHECK_SIZE(SavedDecodeRow, 24);
+FATTN_CHECK_SIZE(SavedWork, 280);
+
+}  // namespace fattn
