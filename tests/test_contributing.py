@@ -118,7 +118,7 @@ def test_a_score_modifier(problem: Problem, copy: Path) -> None:
     assert error() > 1e-2, "the control: without the change"
     for change in changes_of("A score modifier"):
         change.apply(copy)
-    assert is_formatted(copy / "csrc/kernels/scores.h")
+    assert is_formatted(copy / "csrc/kernels/common/scores.h")
     assert error() < 2e-5
 
 
@@ -179,7 +179,7 @@ def test_a_cache_format(kv_format: str, copy: Path) -> None:
     for change in changes_of("A cache format"):
         change.apply(copy)
     for name in ("keys.h", "params.h"):
-        assert is_formatted(copy / "csrc/kernels" / name)
+        assert is_formatted(copy / "csrc/kernels/common" / name)
     case = problems.build(Problem(0, "decode", f32, 2, 4, 2, 2, 75, 40, 24, kv_format=kv_format))
     for name in ("key", "value"):
         numbers = torch.randn(case.clean[name].shape).to(torch.float8_e5m2)
@@ -201,7 +201,7 @@ def test_the_files_that_it_names() -> None:
     named = set(re.findall(r"`((?:csrc|torch_fattn|tests|tools)/[\w./]*\w)`", GUIDE))
     assert len(named) > 20
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
-    kernels = {path.name for path in (ROOT / "csrc/kernels").iterdir()}
+    kernels = {path.name for path in (ROOT / "csrc/kernels").glob("*/*")}
     table = GUIDE.split("| `csrc/kernels/` |")[1].split("\n\n")[0]
     assert set(re.findall(r"`([\w.]+)`", table)) == kernels
 
@@ -258,7 +258,12 @@ def test_an_import_is_noticed(line: str, room: str | None) -> None:
 
 # Files where softcap is an operator, and no option of attention.
 OF_LOGITS = {
-    *("csrc/kernels/softcap.h", "csrc/ops/autocast.cpp", "csrc/ops/autograd.cpp", "csrc/plan/supported.h"),
+    *(
+        "csrc/kernels/common/softcap.h",
+        "csrc/ops/autocast.cpp",
+        "csrc/ops/autograd.cpp",
+        "csrc/plan/supported.h",
+    ),
     *(
         "torch_fattn/__init__.py",
         "torch_fattn/reference/__init__.py",
@@ -286,4 +291,4 @@ def test_the_lists_of_options() -> None:
     callers = ("torch_fattn/integrations/transformers/", "torch_fattn/flash_attn/")
     others = {name for name in having if name.startswith(callers)}
     assert named <= having
-    assert having - named - others == {"csrc/kernels/scores.h"}, "where the mathematics is"
+    assert having - named - others == {"csrc/kernels/common/scores.h"}, "where the mathematics is"

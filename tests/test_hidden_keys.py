@@ -172,7 +172,7 @@ def test_merge_counts_a_part_by_its_lse(device: str) -> None:
 # ---- random problems
 
 FINITE = 0.75  # in place of each NaN that lies where no row looks
-# Of the problems of test_random some in which keys between others are often hidden from all rows.
+# Some problems of test_random. In them all rows often hide keys that lie between others.
 UNSEEN = [p for p in drawing.draw(600) if p.tree or p.sink_tokens or (p.mask and p.mask_broadcast[2])][:60]
 
 

@@ -131,8 +131,8 @@ def test_rows_that_see_no_key(shape: str) -> None:
 @pytest.mark.parametrize("special", [torch.nan, torch.inf])
 @pytest.mark.parametrize("shape", ["rows16", "rows8-keys16", "wide"])
 def test_special_values_reach_the_rows_that_see_them(shape: str, special: float) -> None:
-    """Rows in cells that are whole for some simdgroups of a tile and mixed or hidden for others. No row sees the
-    value of key 90."""
+    """Rows in cells that are whole for some simdgroups of a tile and mixed or hidden for others. No row sees
+    the value of key 90."""
     problem = replace(SHAPES[shape], q_len=100, kv_len=100)
     mask = documents([40, 37, 23])
     mask[:, 90] = False
@@ -218,8 +218,8 @@ def test_a_byte_that_no_map_has_says_nothing(shape: str, checked: Checked) -> No
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_map_of_any_bytes_shows_no_hidden_key(shape: str, checked: Checked) -> None:
-    """Keys hidden by position: memory after the diagonal is NaN, values too after that of the last row, and no
-    access is out of bounds."""
+    """Keys hidden by position: memory after the diagonal is NaN, values too after that of the last row, and
+    no access is out of bounds."""
     p = replace(SHAPES[shape], causality="offset", q_offset=SHAPES[shape].kv_len - SHAPES[shape].q_len - 1)
     case = with_mask(p, torch.ones(p.q_len, p.kv_len, dtype=torch.bool))
     for name, first in (("key", p.kv_len - 2), ("value", p.kv_len - 1)):

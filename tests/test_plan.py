@@ -119,7 +119,7 @@ def saved_bytes(tile_rows: int) -> int:
 
 
 def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
-    """How many chunks a sequence has (csrc/kernels/schedule.h)."""
+    """How many chunks a sequence has (csrc/kernels/common/schedule.h)."""
     begin = 0 if p.window_left < 0 else min(max(length - p.q_len - p.window_left, 0), length)
     sinks = range(min(p.sink_tokens, begin))  # none without a window
     units = -(-(length - begin + len(sinks)) // span["chunk_unit"])

@@ -1,5 +1,5 @@
 """Threadgroups of a decode have even shares of the keys, however uneven the sequences are
-(csrc/kernels/schedule.h): each is run alone, and its products are counted."""
+(csrc/kernels/common/schedule.h): each is run alone, and its products are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns csrc/kernels/*.metal into self-contained sources that the extension carries as strings.
+"""Turns csrc/kernels/*/*.metal into self-contained sources that the extension carries as strings.
 
 Metal's run-time compiler sees one string and no include path, so every `#include "x.h"` is replaced by that
 file's text, once; `#include <...>` stays for the compiler. `#line` directives make its errors name the real
@@ -21,32 +21,32 @@ LOCAL_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
 DELIMITER = "FATTN"
 # What tiles were timed with, and what a compiled kernel was made from and by.
-DIGESTED = ("kernels/*", "plan/*", "metal/*")
+DIGESTED = ("kernels/*/*", "plan/*", "metal/*")
 
 
-def flatten(name: str, seen: set[str] | None = None) -> str:
-    """The text of csrc/kernels/`name` with its local includes in place."""
+def flatten(path: Path, seen: set[Path] | None = None) -> str:
+    """The text of a kernel or header with its local includes in place."""
     seen = set() if seen is None else seen
-    seen.add(name)
-    path = KERNELS / name
-    out = [f'#line 1 "{name}"']
+    seen.add(path)
+    out = [f'#line 1 "{path.name}"']
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         include = LOCAL_INCLUDE.match(line)
         if include is None:
             # One flat file has no use for the pragma, and compilers warn about it there.
             out.append("" if PRAGMA_ONCE.match(line) else line)
             continue
-        included = include.group(1)
-        if not (KERNELS / included).is_file():
-            raise FileNotFoundError(f'{path}:{number}: no file "{included}" in {KERNELS}')
+        included = (path.parent / include.group(1)).resolve()
+        if not included.is_file():
+            raise FileNotFoundError(f'{path}:{number}: no file "{include.group(1)}"')
         if included not in seen:
             out.append(flatten(included, seen).rstrip("\n"))
-        out.append(f'#line {number + 1} "{name}"')
+        out.append(f'#line {number + 1} "{path.name}"')
     return "\n".join(out) + "\n"
 
 
-def kernel_names() -> list[str]:
-    return sorted(path.stem for path in KERNELS.glob("*.metal"))
+def kernels() -> dict[str, Path]:
+    """The file of each kernel, by its name."""
+    return {path.stem: path for path in sorted(KERNELS.glob("*/*.metal"), key=lambda path: path.name)}
 
 
 def digest() -> str:
@@ -57,11 +57,11 @@ def digest() -> str:
     return sources.hexdigest()[:16]
 
 
-def as_initializers(names: list[str]) -> str:
+def as_initializers() -> str:
     """A list of {name, source} initialisers for csrc/metal/pipelines.mm, and the digest of all sources."""
     entries = []
-    for name in names:
-        source = flatten(f"{name}.metal")
+    for name, path in kernels().items():
+        source = flatten(path)
         if f"){DELIMITER}" in source:
             raise ValueError(f"{name}.metal: contains the raw string delimiter )" + DELIMITER)
         entries.append(f'{{"{name}", R"{DELIMITER}({source}){DELIMITER}"}},\n')
@@ -84,12 +84,12 @@ def main(argv: list[str]) -> None:
     action.add_argument("--output", metavar="FILE", type=Path, help="write all kernels as C++ initialisers")
     arguments = parser.parse_args(argv)
     if arguments.output is not None:
-        write_if_changed(arguments.output, as_initializers(kernel_names()))
+        write_if_changed(arguments.output, as_initializers())
         return
     name = arguments.print.removesuffix(".metal")
-    if name not in kernel_names():
-        parser.error(f"no kernel {name!r} (there are: {', '.join(kernel_names())})")
-    sys.stdout.write(flatten(f"{name}.metal"))
+    if name not in kernels():
+        parser.error(f"no kernel {name!r} (there are: {', '.join(kernels())})")
+    sys.stdout.write(flatten(kernels()[name]))
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ from .launch import OURS, OURS_ON_M1, Launch, Pass
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from embed_kernels import flatten  # noqa: E402
+from embed_kernels import flatten, kernels  # noqa: E402
 
 IMPL = OURS
 FAMILY = 9  # Apple GPUs from M3 on; their rows of the tuning table were chosen by time on an NVIDIA GPU
 # M1 and M2 (families 7 and 8) have fewer registers, and rows of their own.
 OLDER_IMPL = OURS_ON_M1
 OLDER_FAMILY = 7
-KV_INT4 = "3"  # kKvInt4 of csrc/kernels/params.h, as a macro
+KV_INT4 = "3"  # kKvInt4 of csrc/kernels/common/params.h, as a macro
 
 
 def launch(case: Case, cores: int, family: int = FAMILY) -> Launch:
@@ -77,7 +77,7 @@ def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
         slot: params if name == "params" else name for name, slot in plan["bindings"].items()
     }
     pipeline = Pipeline(
-        source=flatten(plan["source"]),
+        source=flatten(kernels()[Path(plan["source"]).stem]),
         name=plan["source"],
         kernel=plan["kernel"],
         max_threads=plan["threads"][0],

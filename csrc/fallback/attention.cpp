@@ -28,7 +28,7 @@ namespace fattn {
 
 using at::Tensor;
 
-// Reads cu_seqlens_k as csrc/kernels/packed.h does.
+// Reads cu_seqlens_k as csrc/kernels/prefill/packed.h does.
 Tensor first_packed_keys(const Call& call) {
   const Tensor starts = call.cu_seqlens_k.to(at::kLong).narrow(0, 0, call.problem.batch);
   return starts.clamp(0, call.problem.kv_rows).unsqueeze(1);
@@ -158,7 +158,7 @@ Tensor visible_keys(const Rows& query, const Keys& keys, int64_t first, int64_t 
   return visible.unsqueeze(1).expand({problem.batch, 1, rows, problem.kv_len});
 }
 
-// Applies scale, softcap and ALiBi as csrc/kernels/scores.h does. A large bias would round away the
+// Applies scale, softcap and ALiBi as csrc/kernels/common/scores.h does. A large bias would round away the
 // differences between keys in float32, so the sum is in float64.
 Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t rows) {
   const Call& call = query.call;

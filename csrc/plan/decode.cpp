@@ -94,7 +94,7 @@ int64_t products_per_key(const Problem& p, const Shape& shape) {
   return shape.row_groups * kFragment * (p.head_dim + p.value_dim);
 }
 
-// Upper bound of the chunks of a sequence: chunks_of in kernels/schedule.h. Both ranges of a window may begin
+// Upper bound of the chunks of a sequence: chunks_of in kernels/common/schedule.h. Both ranges of a window may begin
 // and end within a chunk.
 int64_t parts_of(const Problem& p, const CausalSpan& span) {
   const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);

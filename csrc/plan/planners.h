@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "../kernels/saved.h"
+#include "../kernels/common/saved.h"
 #include "kv_format.h"
 #include "plan.h"
 #include "supported.h"
@@ -64,20 +64,20 @@ inline MaskKind mask_kind(DType dtype) {
   return kMaskNone;
 }
 
-// The dtype in which Q, K and V are multiplied: OperandOf in kernels/config.h.
+// The dtype in which Q, K and V are multiplied: OperandOf in kernels/common/config.h.
 inline DType operand_dtype(const Problem& p, const DeviceFacts& device) {
   if (p.dtype == DType::kFloat16 && p.kv_format != kKvInt4) return p.dtype;
   if (device.multiplies_bfloat() && p.dtype == DType::kBFloat16 && p.kv_format == kKvFloat) return p.dtype;
   return DType::kFloat32;
 }
 
-// The element dtype of prefill's tiles: TileElementOf in kernels/config.h.
+// The element dtype of prefill's tiles: TileElementOf in kernels/common/config.h.
 inline DType tile_element(const Problem& p) {
   if (p.kv_format == kKvFloat) return p.dtype;
   return p.kv_format == kKvInt4 ? DType::kFloat32 : DType::kFloat16;
 }
 
-// The kernels' score units per natural unit: see kernels/softmax.h.
+// The kernels' score units per natural unit: see kernels/common/softmax.h.
 inline double score_unit(const Problem& p) {
   return mask_kind(p.mask_dtype) > kMaskBool ? 1.0 : std::numbers::log2e;
 }

@@ -121,7 +121,7 @@ int64_t most_visible_keys(const Problem& p, int64_t tile_rows) {
   return std::min(keys, window_keys + std::min(options.sink_tokens, p.kv_len));
 }
 
-// The parts of the steps of a tile, one threadgroup each: take_part in kernels/steps.h.
+// The parts of the steps of a tile, one threadgroup each: take_part in kernels/common/steps.h.
 struct Parts {
   int64_t count;
   int64_t least;  // steps

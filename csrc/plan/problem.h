@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "../kernels/params.h"
+#include "../kernels/common/params.h"
 
 namespace fattn {
 

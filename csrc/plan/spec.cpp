@@ -1,4 +1,4 @@
-// Names, macros and function constants of a KernelSpec: the host's side of kernels/config.h.
+// Names, macros and function constants of a KernelSpec: the host's side of kernels/common/config.h.
 #include "kv_format.h"
 #include "plan.h"
 

@@ -54,7 +54,7 @@ class Results:
 
     def __init__(self, path: Path = RESULTS) -> None:
         self._path = path
-        self._kernels = _digest(KERNELS.iterdir())
+        self._kernels = _digest(KERNELS.glob("*/*"))
         self._trials = _digest([*Path(__file__).parent.glob("*trial*.py"), COUNTS])
         self.known: dict[Key, Verdict] = {}
         self.last: dict[Key, Verdict] = {}  # by whatever kernels and trials

@@ -128,5 +128,5 @@ def _without_assertions(tokens: list[Token]) -> list[Token]:
 
 
 def kernel_sources() -> list[Source]:
-    paths = sorted([*KERNELS.glob("*.h"), *KERNELS.glob("*.metal")])
+    paths = sorted(KERNELS.glob("*/*"), key=lambda path: path.name)
     return [Source(path.name, path.read_text()) for path in paths]

@@ -24,9 +24,9 @@ def hidden_nan(
     query = randn(dtype, 1, group, rows, head_dim)
     key, value = randn(dtype, 1, 1, length, head_dim), randn(dtype, 1, 1, length, value_dim)
     mask = torch.zeros(1, group, rows, length)
+    mask[:, 1:, 0, 30:] = -1e4
     mask[..., [21, 40, 67]] = -torch.inf
     mask[:, 0, :, 50] = mask[:, 1:, 1, 50] = -torch.inf
-    mask[:, 1:, 0, 30:] = -1e4
     key[:, :, 50, ::3] = torch.nan
     value[:, :, 67, 2::3] = torch.nan
     value[:, :, 21, ::3] = torch.nan

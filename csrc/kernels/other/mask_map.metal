@@ -3,8 +3,8 @@
 //
 // A simdgroup has a cell, a lane one of its keys; the simdgroups of a threadgroup have neighbouring cells, so
 // that together they read whole lines of a mask whose keys lie side by side.
-#include "grid.h"
-#include "mask.h"
+#include "../common/grid.h"
+#include "../common/mask.h"
 
 namespace fattn {
 

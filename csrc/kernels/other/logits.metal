@@ -5,8 +5,8 @@
 // kBlockColumns columns of it in registers: a row that is no longer than that is read once and written once.
 // Of a longer one the first block is; the blocks behind it are read twice, for the row's sum and to be
 // written.
-#include "params.h"
-#include "softcap.h"
+#include "../common/params.h"
+#include "../common/softcap.h"
 
 using namespace metal;
 

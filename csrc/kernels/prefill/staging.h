@@ -4,7 +4,7 @@
 #pragma once
 
 #include "prefill_rows.h"
-#include "scales.h"
+#include "../common/scales.h"
 
 namespace fattn {
 

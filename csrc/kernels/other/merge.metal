@@ -3,8 +3,8 @@
 //
 // Serves the last pass of decode and of a prefill whose keys are cut into parts (float32 partials), and
 // fattn::merge.
-#include "out_rows.h"
-#include "schedule.h"
+#include "../common/out_rows.h"
+#include "../common/schedule.h"
 
 namespace fattn {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "decode_rows.h"
-#include "saved.h"
+#include "../common/saved.h"
 
 // Whether steps have so much else to hold that they read back where K and V begin.
 constant bool fc_saved_starts = fc_has_mask || fc_paged;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "decode_state.h"
-#include "query.h"
-#include "scales.h"
+#include "../common/query.h"
+#include "../common/scales.h"
 
 namespace fattn {
 

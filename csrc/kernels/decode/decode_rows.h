@@ -2,10 +2,10 @@
 // their sequence, and where their results go.
 #pragma once
 
-#include "keys.h"
-#include "out_rows.h"
-#include "schedule.h"
-#include "scores.h"
+#include "../common/keys.h"
+#include "../common/out_rows.h"
+#include "../common/schedule.h"
+#include "../common/scores.h"
 
 namespace fattn {
 

@@ -13,7 +13,7 @@
 #define FATTN_STAGED 1
 
 #include "mapped_steps.h"
-#include "query.h"
+#include "../common/query.h"
 #include "staging.h"
 
 // Whether steps that are seen whole can follow others that are not. Else they have a loop of their own, which

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "packed.h"
-#include "saved.h"
-#include "scores.h"
-#include "steps.h"
+#include "../common/saved.h"
+#include "../common/scores.h"
+#include "../common/steps.h"
 
 namespace fattn {
 

@@ -2,8 +2,8 @@
 // a group of rows share out the keys of a step, and each reads its own from the cache.
 #pragma once
 
-#include "columns.h"
-#include "softmax.h"
+#include "../common/columns.h"
+#include "../common/softmax.h"
 
 namespace fattn {
 

@@ -14,9 +14,9 @@
 // values that are columns of the key are multiplied from the same registers.
 #define FATTN_COLUMN_SHARES FATTN_SIMDGROUPS
 
-#include "columns.h"
+#include "../common/columns.h"
 #include "decode_rows.h"
-#include "scales.h"
+#include "../common/scales.h"
 
 namespace fattn {
 

@@ -16,7 +16,7 @@
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
 #include "mapped_steps.h"
-#include "scales.h"
+#include "../common/scales.h"
 #include "wide_products.h"
 
 namespace fattn {

@@ -1,7 +1,7 @@
 // Writes rows of keys and values into the slots of a cache, quantised on the way: what
 // torch_fattn/reference/kv_formats.py defines, bit by bit. A simdgroup writes one row: a token, a head, key
 // or value.
-#include "params.h"
+#include "../common/params.h"
 
 using namespace metal;
 

@@ -9,7 +9,7 @@
 // tile of a dense call is the same; the planner has them where they are fewer.
 #pragma once
 
-#include "config.h"
+#include "../common/config.h"
 
 namespace fattn {
 
