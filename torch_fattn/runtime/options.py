@@ -17,24 +17,27 @@ import torch
 
 from . import extension
 
-__all__ = ["show", "with_defaults"]
+__all__ = ["defaults_of", "show", "with_defaults"]
 
 _Options = TypeVar("_Options", bound=Mapping[str, Any])
 _ARGS = re.compile(r"(?<=^Args:\n)(?: {4}.*\n| *\n(?= {4}))+", re.MULTILINE)
+_DEFAULTS: dict[str, dict[str, Any]] = {}  # of the operators asked for
 
 
-_defaults: dict[str, dict[str, Any]] = {}  # of each operator, in the order of its schema
+def defaults_of(op: str) -> dict[str, Any]:
+    """The defaults of an operator's arguments, in the order of its schema."""
+    if op not in _DEFAULTS:
+        extension.load()
+        schema = getattr(torch.ops.fattn, op).default._schema
+        _DEFAULTS[op] = {
+            each.name: each.default_value for each in schema.arguments if each.has_default_value()
+        }
+    return _DEFAULTS[op]
 
 
 def with_defaults(op: str, options: _Options) -> _Options:
     """The given options, and the operator's defaults of the others."""
-    if op not in _defaults:
-        extension.load()
-        schema = getattr(torch.ops.fattn, op).default._schema
-        _defaults[op] = {
-            each.name: each.default_value for each in schema.arguments if each.has_default_value()
-        }
-    return cast("_Options", {**_defaults[op], **options})
+    return cast("_Options", {**defaults_of(op), **options})
 
 
 def show(function: Callable[..., Any], op: str) -> tuple[str, ...]:
@@ -43,10 +46,9 @@ def show(function: Callable[..., Any], op: str) -> tuple[str, ...]:
     *own, last = inspect.signature(function).parameters.values()
     typed = function.__globals__[str(last.annotation).removeprefix("Unpack[").removesuffix("]")]
     types = {name: getattr(each, "__forward_arg__", each) for name, each in typed.__annotations__.items()}
-    defaults: dict[str, Any] = with_defaults(op, {})
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
-        for name, default in defaults.items()
+        for name, default in defaults_of(op).items()
         if name in types
     ]
     shown = sorted((*own, *options), key=lambda each: each.name == "return_lse")
