@@ -85,10 +85,6 @@ SLOW = {
         "decode-whole-steps",
         changed("decode.metal", "if (exist & !fc_has_mask &", "if (false &"),
     ),
-    "wide_takes_no_step_as_whole": (
-        "wide-192",
-        changed("decode_wide.metal", "if (exist & !fc_has_mask &", "if (false &"),
-    ),
     "prefill_takes_no_step_as_whole": (
         "prefill-causal",
         changed("steps.h", "unknown ? 0 : ranges.all_end - ranges.all_end % unit;", "0;"),
