@@ -78,7 +78,7 @@ check-wheel: wheel  ## that wheel in a bare environment: doctor, and 30 families
 	tools/check_wheel.sh out/bare $(VERSIONS)
 
 sweep: $(FOR_TEST)  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
-	$(PY) -m pytest -n 2 --dist worksteal -m slow --timeout 0 tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
+	$(PY) -m pytest -n 2 --dist worksteal -m slow --timeout 0 tests/operators/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
 
 mutants: $(FOR_TEST)  ## every operator and constant of the kernels changed in turn (SAMPLE=200 SEED=1: a sample)
 	$(PY) -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
@@ -100,7 +100,7 @@ format: $(FOR_TEST)  ## let ruff and clang-format rewrite the sources
 	@$(VENV)/bin/clang-format -i $(FORMATTED)
 
 golden: $(FOR_TEST)  ## rewrite tests/golden from the planner as it is now
-	$(PY) -m tests.golden_plans
+	$(PY) -m tests.golden.__main__
 
 bench-host: build  ## host cost of planning and encoding one call
 	$(PY) -m bench host-cost

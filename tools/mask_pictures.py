@@ -1,7 +1,7 @@
 """The pictures of docs/: which keys each query row sees under an option, and with what weight.
 
 A picture is a call whose values are the columns of the identity, so that the result is the weights
-themselves. The site draws what `torch_fattn.reference` makes of it; tests/test_docs_pictures.py asks the
+themselves. The site draws what `torch_fattn.reference` makes of it; tests/docs/test_pictures.py asks the
 kernels for the same.
 """
 

@@ -2,7 +2,7 @@
 
 Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
 databases (clocks of later chips). Every figure is a limit of the hardware, units times clock, and not the
-rate of a program, which the next program may exceed. tests/test_apple_bounds.py compares each with the
+rate of a program, which the next program may exceed. tests/bench/test_apple_bounds.py compares each with the
 measurements in published.csv.
 """
 
