@@ -100,7 +100,7 @@ format: $(FOR_TEST)  ## let ruff and clang-format rewrite the sources
 	@$(VENV)/bin/clang-format -i $(FORMATTED)
 
 golden: $(FOR_TEST)  ## rewrite tests/golden from the planner as it is now
-	$(PY) -m tests.golden.__main__
+	$(PY) -m tests.golden
 
 bench-host: build  ## host cost of planning and encoding one call
 	$(PY) -m bench host-cost

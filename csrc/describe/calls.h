@@ -17,23 +17,15 @@ namespace fattn {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// An attention call: its problem and its tensors. An absent operand is an undefined tensor.
+// An attention call: its problem, and its tensors by the names of kernels/common/params.h. An absent operand
+// is an undefined tensor.
 struct Call {
   Problem problem;
-  at::Tensor query;
-  at::Tensor key;
-  at::Tensor value;
-  at::Tensor mask{};
-  at::Tensor mask_map{};
-  at::Tensor seq_lens{};
-  at::Tensor block_tables{};
-  at::Tensor sinks{};
-  at::Tensor alibi_slopes{};
-  at::Tensor tree_mask{};
-  at::Tensor cu_seqlens_q{};
-  at::Tensor cu_seqlens_k{};
-  at::Tensor key_scales{};
-  at::Tensor value_scales{};
+#define FATTN_TENSOR(slot, name) at::Tensor name{};
+#define FATTN_NOTHING(slot, name)
+  FATTN_OPERANDS(FATTN_TENSOR, FATTN_NOTHING)
+#undef FATTN_TENSOR
+#undef FATTN_NOTHING
 
   at::Device device() const { return query.device(); }
 };

@@ -46,7 +46,7 @@ void add_mask(Call& call, const OptionalTensor& attn_mask) {
       " and must be broadcastable to [batch, heads, q_len, kv_len] = ", at::IntArrayRef(target));
   problem.mask_dtype = dtype;
   problem.mask = {strides[0], strides[1], strides[2], strides[3]};
-  call.mask = mask;
+  call.attn_mask = mask;
 }
 
 void add_mask_map(Call& call, const OptionalTensor& mask_map) {
@@ -54,7 +54,7 @@ void add_mask_map(Call& call, const OptionalTensor& mask_map) {
   const Tensor& map = *mask_map;
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
-  TORCH_CHECK_VALUE(call.mask.defined(), name,
+  TORCH_CHECK_VALUE(call.attn_mask.defined(), name,
                     ": mask_map is given without attn_mask; pass the mask that it is the map of, too");
   check_device(name, "mask_map", map, call.query);
   TORCH_CHECK_TYPE(map.scalar_type() == at::kByte, name, ": mask_map is ", dtype_name(map),

@@ -206,8 +206,8 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
       fold_heads(call.query.narrow(2, first, rows).to(keys.key.scalar_type()), problem.kv_heads);
   const Tensor products = at::matmul(query, keys.key.transpose(2, 3)).view(shape);
   Tensor scores = modify_scores(query_rows, products, first, rows);
-  if (call.mask.defined()) {
-    const Tensor mask = call.mask.expand({problem.batch, problem.q_heads, problem.q_len, problem.kv_len})
+  if (call.attn_mask.defined()) {
+    const Tensor mask = call.attn_mask.expand({problem.batch, problem.q_heads, problem.q_len, problem.kv_len})
                             .narrow(2, first, rows);
     if (problem.mask_dtype == DType::kBool) {
       visible = visible.logical_and(mask);

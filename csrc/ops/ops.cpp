@@ -244,6 +244,7 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_softcap(" + kSoftcapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
 
+  library.def("_kernel_interface() -> str", kernel_interface);
   library.def("_compiled_pipelines() -> str", compiled_pipelines);
   library.def("_launch_counts() -> Dict(str, int)", launch_counts);
   library.def("_reset_launch_counts() -> ()", reset_launch_counts);

@@ -18,7 +18,8 @@ Plan plan_decode(const Problem& problem, const DeviceFacts& device);
 Plan plan_cache_write(const CacheWriteProblem& problem);
 Plan plan_logits(const LogitsProblem& problem);
 Plan plan_mask_map(const MaskMapProblem& problem);
-// Appends the pass that merges partial results (kScratchOut, kScratchSum) into kOut and kLse.
+// Appends the pass that merges partial results (kSlotPartialOut, kSlotPartialSum) into kSlotOut and
+// kSlotLse.
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, uint16_t simdgroups);
 // The partial results of a call whose keys are split.
 inline MergeProblem parts_of_call(const Problem& p, int64_t parts, int64_t rows) {
@@ -107,22 +108,22 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p, const DeviceFa
 }
 
 inline void bind_attention(Pass& pass, const Problem& p) {
-  pass.bind(Buffer::kQuery, kSlotQuery);
-  pass.bind(Buffer::kKey, kSlotKey);
-  pass.bind(Buffer::kValue, kSlotValue);
+  pass.bind(kSlotQuery);
+  pass.bind(kSlotKey);
+  pass.bind(kSlotValue);
   if (p.has_scales) {
-    pass.bind(Buffer::kKeyScales, kSlotKeyScales);
-    pass.bind(Buffer::kValueScales, kSlotValueScales);
+    pass.bind(kSlotKeyScales);
+    pass.bind(kSlotValueScales);
   }
-  if (p.mask_dtype != DType::kOther) pass.bind(Buffer::kMask, kSlotMask);
-  if (p.has_mask_map) pass.bind(Buffer::kMaskMap, kSlotMaskMap);
-  if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
-  if (p.block_size > 0) pass.bind(Buffer::kBlockTables, kSlotBlockTables);
-  if (p.options.sinks) pass.bind(Buffer::kSinks, kSlotSinks);
-  if (p.options.alibi_slopes) pass.bind(Buffer::kAlibiSlopes, kSlotAlibiSlopes);
-  if (p.options.tree_mask) pass.bind(Buffer::kTreeMask, kSlotTreeMask);
-  if (p.packed) pass.bind(Buffer::kCuSeqlens, kSlotCuSeqlens);
-  if (p.packed_keys) pass.bind(Buffer::kCuSeqlensK, kSlotCuSeqlensK);
+  if (p.mask_dtype != DType::kOther) pass.bind(kSlotMask);
+  if (p.has_mask_map) pass.bind(kSlotMaskMap);
+  if (p.has_seq_lens) pass.bind(kSlotSeqLens);
+  if (p.block_size > 0) pass.bind(kSlotBlockTables);
+  if (p.options.sinks) pass.bind(kSlotSinks);
+  if (p.options.alibi_slopes) pass.bind(kSlotAlibiSlopes);
+  if (p.options.tree_mask) pass.bind(kSlotTreeMask);
+  if (p.packed) pass.bind(kSlotCuSeqlens);
+  if (p.packed_keys) pass.bind(kSlotCuSeqlensK);
 }
 
 // The parameters that the attention kernels have in common.

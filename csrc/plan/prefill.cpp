@@ -271,8 +271,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
 
   bind_attention(pass, p);
   const bool merged = parts.count > 1;
-  pass.bind(merged ? Buffer::kScratchOut : Buffer::kOut, pass.spec.split ? kSlotPartialOut : kSlotOut);
-  pass.bind(merged ? Buffer::kScratchSum : Buffer::kLse, pass.spec.split ? kSlotPartialSum : kSlotLse);
+  pass.bind(merged ? kSlotPartialOut : kSlotOut, pass.spec.split ? kSlotPartialOut : kSlotOut);
+  pass.bind(merged ? kSlotPartialSum : kSlotLse, pass.spec.split ? kSlotPartialSum : kSlotLse);
 
   PrefillParams params{};
   set_attention_params(params, p);

@@ -262,6 +262,7 @@ OF_LOGITS = {
         "csrc/kernels/common/softcap.h",
         "csrc/ops/autocast.cpp",
         "csrc/ops/autograd.cpp",
+        "csrc/plan/spec.cpp",
         "csrc/plan/supported.h",
     ),
     *(
