@@ -65,7 +65,7 @@ def on_cpu(name: str) -> Change:
     return lambda a: {name: a[name].cpu()}
 
 
-def zeros(name: str, *shape: int, device: str = "mps", **options: Any) -> Change:
+def zeros_for(name: str, *shape: int, device: str = "mps", **options: Any) -> Change:
     return lambda _: {name: torch.zeros(shape, device=device, **options)}
 
 
@@ -118,10 +118,10 @@ WRONG: dict[str, list[Fault]] = {
         mistyped("integer query", cast("query", torch.int32), "int32"),
         mistyped("mixed dtypes", cast("value", torch.float16), "float32", "float16"),
         fault("key on the CPU", on_cpu("key"), "key", "cpu", "mps"),
-        mistyped("integer mask", zeros("attn_mask", 9, 24, dtype=torch.int64), "attn_mask", "int64"),
-        fault("mask of another length", zeros("attn_mask", 9, 23), "attn_mask", "23", "24"),
-        fault("mask of rank 5", zeros("attn_mask", 1, 1, 1, 9, 24), "attn_mask"),
-        fault("mask on the CPU", zeros("attn_mask", 9, 24, device="cpu"), "attn_mask", "cpu"),
+        mistyped("integer mask", zeros_for("attn_mask", 9, 24, dtype=torch.int64), "attn_mask", "int64"),
+        fault("mask of another length", zeros_for("attn_mask", 9, 23), "attn_mask", "23", "24"),
+        fault("mask of rank 5", zeros_for("attn_mask", 1, 1, 1, 9, 24), "attn_mask"),
+        fault("mask on the CPU", zeros_for("attn_mask", 9, 24, device="cpu"), "attn_mask", "cpu"),
         fault("negative window", option(window_left=-2), "window_left", "-2"),
         fault("negative sink tokens", option(sink_tokens=-1), "sink_tokens", "-1"),
         fault("negative softcap", option(softcap=-3.0), "softcap", "-3"),
@@ -143,7 +143,7 @@ WRONG: dict[str, list[Fault]] = {
             "q_offset -1099511627776",
             "1073741824",
         ),
-        fault("sinks of 3 heads", zeros("sinks", 3), "sinks", "3", "4"),
+        fault("sinks of 3 heads", zeros_for("sinks", 3), "sinks", "3", "4"),
         fault(
             "the length before the heads",
             lambda a: {n: a[n].transpose(1, 2) for n in ("query", "key", "value")},
@@ -169,20 +169,25 @@ WRONG: dict[str, list[Fault]] = {
         fault("seq_lens of rank 2", sliced("seq_lens", None), "seq_lens", "2"),
         fault("seq_lens on the CPU", on_cpu("seq_lens"), "seq_lens", "cpu"),
         fault("5 query heads on 2", lambda a: {"query": a["query"].repeat(1, 2, 1, 1)[:, :5]}, "5", "2"),
-        mistyped("int32 tree mask", zeros("tree_mask", 2, dtype=torch.int32), "tree_mask", "int32", "int64"),
-        fault(
-            "tree mask on the CPU", zeros("tree_mask", 2, dtype=torch.int64, device="cpu"), "tree_mask", "cpu"
+        mistyped(
+            "int32 tree mask", zeros_for("tree_mask", 2, dtype=torch.int32), "tree_mask", "int32", "int64"
         ),
-        fault("sinks of 3 heads", zeros("sinks", 3), "sinks", "3", "4"),
-        fault("sinks on the CPU", zeros("sinks", 4, device="cpu"), "sinks", "cpu"),
+        fault(
+            "tree mask on the CPU",
+            zeros_for("tree_mask", 2, dtype=torch.int64, device="cpu"),
+            "tree_mask",
+            "cpu",
+        ),
+        fault("sinks of 3 heads", zeros_for("sinks", 3), "sinks", "3", "4"),
+        fault("sinks on the CPU", zeros_for("sinks", 4, device="cpu"), "sinks", "cpu"),
         fault(
             "slopes of rank 3",
-            zeros("alibi_slopes", 1, 2, 4),
+            zeros_for("alibi_slopes", 1, 2, 4),
             "alibi_slopes",
             "3",
             "[query heads] or [batch, query heads]",
         ),
-        fault("slopes of another batch", zeros("alibi_slopes", 7, 4), "alibi_slopes", "batch size", "7"),
+        fault("slopes of another batch", zeros_for("alibi_slopes", 7, 4), "alibi_slopes", "batch size", "7"),
         fault("window of -2", option(window_left=-2), "window_left", "-2"),
         fault("NaN softcap", option(softcap=float("nan")), "softcap", "nan"),
         fault("negative right window", option(window_right=-7), "window_right", "-7"),
@@ -193,12 +198,12 @@ WRONG: dict[str, list[Fault]] = {
         unsupported("17 query rows", query_rows(17), "17", "16", "fattn.paged_prefill"),
         fault(
             "tree mask of another length",
-            zeros("tree_mask", 2, 3, dtype=torch.int64),
+            zeros_for("tree_mask", 2, 3, dtype=torch.int64),
             "tree_mask",
             "[2, 3]",
             "[2, 2]",
         ),
-        mistyped("integer slopes", zeros("alibi_slopes", 4, dtype=torch.int32), "alibi_slopes", "int32"),
+        mistyped("integer slopes", zeros_for("alibi_slopes", 4, dtype=torch.int32), "alibi_slopes", "int32"),
         mistyped("float block table", cast("block_tables", torch.float32), "block_tables", "float32"),
         mistyped("int64 block table", cast("block_tables", torch.int64), "block_tables", "int64"),
         fault("block table of rank 1", sliced("block_tables", 0), "block_tables", "1"),
