@@ -10,6 +10,18 @@ import torch
 from torch import Tensor
 
 from tests.conftest import counted_launches
+from tests.helpers.wrong_calls import (
+    Arguments,
+    Change,
+    Fault,
+    cast,
+    fault,
+    mistyped,
+    option,
+    sliced,
+    unsupported,
+    zeros_for,
+)
 from torch_fattn import flash_attn as fa
 
 
@@ -37,172 +49,136 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32, device: str = "mps") 
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
+def angles(*shape: int, **options: Any) -> Change:
+    return lambda _: dict.fromkeys(ANGLES, zeros(*shape, **options))
+
+
+def odd(k_cache: Tensor, v_cache: Tensor) -> Arguments:
+    """Heads of an odd size, whose caches are padded."""
+    return {name: zeros(2, 3, 2, 15) for name in "qkv"} | {"k_cache": k_cache, "v_cache": v_cache}
+
+
 ANGLES = {"rotary_cos": (12, 4), "rotary_sin": (12, 4)}
 VALUE, TYPE, NOT_BUILT = ValueError, TypeError, NotImplementedError
-REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "no query": (lambda: {"q": None}, TYPE, "q is None; pass a tensor"),
-    "a list": (lambda: {"k_cache": [1.0]}, TYPE, "k_cache is of type list; pass a tensor"),
-    "rank": (lambda: {"q": zeros(2, 2, 16)}, VALUE, r"q has shape \[2, 2, 16\]; pass \[batch"),
-    "integers": (lambda: {"q": zeros(2, 3, 2, 16, dtype=torch.int32)}, TYPE, r"q is torch\.int32"),
-    "cache dtype": (
-        lambda: {"v_cache": zeros(2, 12, 2, 16, dtype=torch.float16)},
-        TYPE,
-        r"v_cache is torch\.float16 and q",
+REFUSED = [
+    mistyped("no query", option(q=None), "q is None; pass a tensor"),
+    mistyped("a list", option(k_cache=[1.0]), "k_cache is of type list; pass a tensor"),
+    fault("rank", zeros_for("q", 2, 2, 16), "q has shape [2, 2, 16]; pass [batch"),
+    mistyped("integers", zeros_for("q", 2, 3, 2, 16, dtype=torch.int32), "q is torch.int32"),
+    mistyped(
+        "cache dtype",
+        zeros_for("v_cache", 2, 12, 2, 16, dtype=torch.float16),
+        "v_cache is torch.float16 and q",
     ),
-    "cache on the CPU": (
-        lambda: {"k_cache": zeros(2, 12, 2, 16, device="cpu")},
-        VALUE,
-        r"k_cache is on cpu .* move k_cache",
+    fault(
+        "cache on the CPU",
+        zeros_for("k_cache", 2, 12, 2, 16, device="cpu"),
+        "k_cache is on cpu",
+        "move k_cache",
     ),
-    "query on the CPU": (
-        lambda: {"q": zeros(2, 3, 2, 16, device="cpu")},
-        VALUE,
-        r"move q with \.to\('mps:0'\)",
-    ),
-    "heads": (lambda: {"q": zeros(2, 3, 3, 16)}, VALUE, "3 heads of q cannot share 2 of k_cache"),
-    "head size": (lambda: {"q": zeros(2, 3, 2, 24)}, VALUE, "q has head size 24 and k_cache 16"),
-    "value cache": (lambda: {"v_cache": zeros(2, 11, 2, 16)}, VALUE, "capacity 12 and v_cache 11"),
-    "few sequences": (
-        lambda: {"q": zeros(3, 3, 2, 16), "cache_seqlens": long(1, 1, 1), "k": None, "v": None},
-        VALUE,
+    fault("query on the CPU", zeros_for("q", 2, 3, 2, 16, device="cpu"), "move q with .to('mps:0')"),
+    fault("heads", zeros_for("q", 2, 3, 3, 16), "3 heads of q cannot share 2 of k_cache"),
+    fault("head size", zeros_for("q", 2, 3, 2, 24), "q has head size 24 and k_cache 16"),
+    fault("value cache", zeros_for("v_cache", 2, 11, 2, 16), "capacity 12 and v_cache 11"),
+    fault(
+        "few sequences",
+        lambda _: {"q": zeros(3, 3, 2, 16), "cache_seqlens": long(1, 1, 1), "k": None, "v": None},
         "q has batch size 3 and k_cache 2",
     ),
-    "wide heads": (
-        lambda: {name: zeros(2, 3, 2, 584) for name in ("q", "k", "v", "k_cache", "v_cache")},
-        NOT_BUILT,
+    unsupported(
+        "wide heads",
+        lambda _: dict.fromkeys(("q", "k", "v", "k_cache", "v_cache"), zeros(2, 3, 2, 584)),
         "q has head size 584",
     ),
-    "a gradient": (
-        lambda: {"k_cache": zeros(2, 12, 2, 16).requires_grad_()},
-        RuntimeError,
-        r"k_cache requires grad.* pass k_cache\.detach\(\)",
+    fault(
+        "a gradient",
+        lambda _: {"k_cache": zeros(2, 12, 2, 16).requires_grad_()},
+        "k_cache requires grad",
+        "pass k_cache.detach()",
+        error=RuntimeError,
     ),
-    "an odd one expanded": (
-        lambda: {
-            **{name: zeros(2, 3, 2, 15) for name in ("q", "k", "v")},
-            **{"k_cache": zeros(2, 12, 2, 15), "v_cache": zeros(1, 12, 2, 15).expand(2, -1, -1, -1)},
-        },
-        VALUE,
-        r"v_cache has shape .* and strides \[0, 30, 15, 1\]",
+    fault(
+        "an odd one expanded",
+        lambda _: odd(zeros(2, 12, 2, 15), zeros(1, 12, 2, 15).expand(2, -1, -1, -1)),
+        "v_cache has shape",
+        "and strides [0, 30, 15, 1]",
     ),
-    "no value": (lambda: {"v": None}, VALUE, "one of k and v is None"),
-    "new batch": (lambda: {"k": zeros(1, 3, 2, 16)}, VALUE, "q has batch size 2 and k 1"),
-    "new heads": (lambda: {"v": zeros(2, 3, 1, 16)}, VALUE, "k has head count 2 and v 1"),
-    "no lengths": (lambda: {"cache_seqlens": None}, VALUE, "appended at cache_seqlens, which is None"),
-    "float lengths": (lambda: {"cache_seqlens": zeros(2)}, TYPE, r"cache_seqlens is torch\.float32"),
-    "bool lengths": (
-        lambda: {"cache_seqlens": zeros(2, dtype=torch.bool)},
-        TYPE,
-        r"cache_seqlens is torch\.bool",
+    fault("no value", option(v=None), "one of k and v is None"),
+    fault("new batch", zeros_for("k", 1, 3, 2, 16), "q has batch size 2 and k 1"),
+    fault("new heads", zeros_for("v", 2, 3, 1, 16), "k has head count 2 and v 1"),
+    fault("no lengths", option(cache_seqlens=None), "appended at cache_seqlens, which is None"),
+    mistyped("float lengths", zeros_for("cache_seqlens", 2), "cache_seqlens is torch.float32"),
+    mistyped("bool lengths", zeros_for("cache_seqlens", 2, dtype=torch.bool), "cache_seqlens is torch.bool"),
+    mistyped("a float", option(cache_seqlens=3.0), "cache_seqlens is of type float; pass a whole number"),
+    mistyped("a string", option(cache_seqlens="x"), "cache_seqlens is of type str; pass a whole"),
+    mistyped("a bool", option(cache_seqlens=True), "cache_seqlens is of type bool"),
+    fault("negative", option(cache_seqlens=-1), "cache_seqlens -1 is negative"),
+    fault("too long", option(cache_seqlens=13), "cache_seqlens 13 and 3 new keys", "pass at most 9"),
+    fault(
+        "no room for the new keys",
+        option(cache_seqlens=10),
+        "3 new keys are above the capacity 12 of the cache; pass at most 9",
     ),
-    "a float": (lambda: {"cache_seqlens": 3.0}, TYPE, "cache_seqlens is of type float; pass a whole number"),
-    "a string": (lambda: {"cache_seqlens": "x"}, TYPE, "cache_seqlens is of type str; pass a whole"),
-    "a bool": (lambda: {"cache_seqlens": True}, TYPE, "cache_seqlens is of type bool"),
-    "negative": (lambda: {"cache_seqlens": -1}, VALUE, "cache_seqlens -1 is negative"),
-    "too long": (lambda: {"cache_seqlens": 13}, VALUE, "cache_seqlens 13 and 3 new keys .* pass at most 9"),
-    "no room for the new keys": (
-        lambda: {"cache_seqlens": 10},
-        VALUE,
-        "cache_seqlens 10 and 3 new keys are above the capacity 12 of the cache; pass at most 9",
-    ),
-    "one cache for both": (
-        lambda: {
-            **{name: zeros(2, 3, 2, 15) for name in ("q", "k", "v")},
-            **dict.fromkeys(("k_cache", "v_cache"), zeros(2, 12, 2, 15)),
-        },
-        VALUE,
+    fault(
+        "one cache for both",
+        lambda _: odd(*[zeros(2, 12, 2, 15)] * 2),
         "k_cache and v_cache begin at the same memory",
     ),
-    "lengths of 3": (
-        lambda: {"cache_seqlens": long(1, 2, 3)},
-        VALUE,
-        r"cache_seqlens has shape \[3\]; pass \[2\]",
+    fault(
+        "lengths of 3", lambda _: {"cache_seqlens": long(1, 2, 3)}, "cache_seqlens has shape [3]; pass [2]"
     ),
-    "lengths on the CPU": (
-        lambda: {"cache_seqlens": long(1, 2).cpu()},
-        VALUE,
+    fault(
+        "lengths on the CPU",
+        lambda _: {"cache_seqlens": long(1, 2).cpu()},
         "cache_seqlens is on cpu and q on mps:0",
     ),
-    "float padding": (lambda: {"cache_leftpad": zeros(2)}, TYPE, r"cache_leftpad is torch\.float32"),
-    "float index": (lambda: {"cache_batch_idx": zeros(2)}, TYPE, r"cache_batch_idx is torch\.float32"),
-    "float table": (lambda: {"block_table": zeros(2, 1)}, TYPE, r"block_table is torch\.float32"),
-    "table rank": (
-        lambda: {"block_table": long(0, 1)},
-        VALUE,
-        r"block_table has shape \[2\]; pass \[2, blocks\]",
-    ),
-    "table and index": (
-        lambda: {"block_table": long(0, 1)[:, None], "cache_batch_idx": long(0, 1)},
-        VALUE,
+    mistyped("float padding", zeros_for("cache_leftpad", 2), "cache_leftpad is torch.float32"),
+    mistyped("float index", zeros_for("cache_batch_idx", 2), "cache_batch_idx is torch.float32"),
+    mistyped("float table", zeros_for("block_table", 2, 1), "block_table is torch.float32"),
+    fault("table rank", lambda _: {"block_table": long(0, 1)}, "block_table has shape [2]; pass [2, blocks]"),
+    fault(
+        "table and index",
+        lambda _: {"block_table": long(0, 1)[:, None], "cache_batch_idx": long(0, 1)},
         "leave out cache_batch_idx",
     ),
-    "no sine": (lambda: {"rotary_cos": zeros(12, 4)}, VALUE, "rotary_cos needs rotary_sin"),
-    "no cosine": (lambda: {"rotary_sin": zeros(12, 4)}, VALUE, "rotary_cos needs rotary_sin"),
-    "nothing to rotate": (
-        lambda: {"k": None, "v": None} | {name: zeros(*shape) for name, shape in ANGLES.items()},
-        VALUE,
-        "both need k and v",
+    fault("no sine", zeros_for("rotary_cos", 12, 4), "rotary_cos needs rotary_sin"),
+    fault("no cosine", zeros_for("rotary_sin", 12, 4), "rotary_cos needs rotary_sin"),
+    fault("nothing to rotate", lambda a: angles(12, 4)(a) | {"k": None, "v": None}, "both need k and v"),
+    fault(
+        "sine of another shape",
+        lambda _: {"rotary_cos": zeros(12, 4), "rotary_sin": zeros(12, 3)},
+        "[12, 4] and rotary_sin [12, 3]",
     ),
-    "sine of another shape": (
-        lambda: {"rotary_cos": zeros(12, 4), "rotary_sin": zeros(12, 3)},
-        VALUE,
-        r"\[12, 4\] and rotary_sin \[12, 3\]",
+    fault("wide rotation", angles(12, 9), "rotates 18 of the 16 columns of a head; pass at most 8"),
+    fault("angles of rank 3", angles(1, 12, 4), "rotary_cos has shape"),
+    mistyped("integer angles", angles(12, 4, dtype=torch.int32), "rotary_cos is torch.int32"),
+    fault("a short rotary table", angles(11, 4), "11 positions and the cache has room for 12 keys"),
+    mistyped(
+        "window", option(window_size=3), "window_size is of type int; pass a tuple (a whole number or None, a"
     ),
-    "wide rotation": (
-        lambda: dict.fromkeys(ANGLES, zeros(12, 9)),
-        VALUE,
-        "rotates 18 of the 16 columns of a head; pass at most 8",
+    mistyped("window of one", option(window_size=(3,)), "window_size is (3,); pass a tuple (a whole number"),
+    mistyped("no window", option(window_size=None), "window_size is None"),
+    mistyped("window of floats", option(window_size=(1.0, 2.0)), "window_size is (1.0, 2.0)"),
+    mistyped("scale", option(softmax_scale="x"), "softmax_scale is of type str; pass a number or None"),
+    fault("infinite scale", option(softmax_scale=float("inf")), "softmax_scale inf is not finite"),
+    mistyped("softcap", option(softcap=None), "softcap is None; pass a number"),
+    fault("NaN softcap", option(softcap=float("nan")), "softcap nan is negative, not finite"),
+    fault("tiny softcap", option(softcap=1e-300), "softcap 1e-300 is"),
+    mistyped("causal", option(causal="yes"), "causal is of type str; pass True or False"),
+    fault("slopes", zeros_for("alibi_slopes", 3), "alibi_slopes has shape [3]; pass", "[2], or", "[2, 2]"),
+    mistyped("slopes of a number", option(alibi_slopes=0.5), "alibi_slopes is of type float"),
+    mistyped(
+        "integer slopes", zeros_for("alibi_slopes", 2, dtype=torch.int32), "alibi_slopes is torch.int32"
     ),
-    "angles of rank 3": (lambda: dict.fromkeys(ANGLES, zeros(1, 12, 4)), VALUE, "rotary_cos has shape"),
-    "integer angles": (
-        lambda: dict.fromkeys(ANGLES, zeros(12, 4, dtype=torch.int32)),
-        TYPE,
-        r"rotary_cos is torch\.int32",
-    ),
-    "a short rotary table": (
-        lambda: dict.fromkeys(ANGLES, zeros(11, 4)),
-        VALUE,
-        "11 positions and the cache has room for 12 keys",
-    ),
-    "window": (
-        lambda: {"window_size": 3},
-        TYPE,
-        "window_size is of type int; pass a tuple .a whole number or None, a",
-    ),
-    "window of one": (
-        lambda: {"window_size": (3,)},
-        TYPE,
-        r"window_size is \(3,\); pass a tuple .a whole number",
-    ),
-    "no window": (lambda: {"window_size": None}, TYPE, "window_size is None"),
-    "window of floats": (lambda: {"window_size": (1.0, 2.0)}, TYPE, r"window_size is \(1\.0, 2\.0\)"),
-    "scale": (lambda: {"softmax_scale": "x"}, TYPE, "softmax_scale is of type str; pass a number or None"),
-    "infinite scale": (lambda: {"softmax_scale": float("inf")}, VALUE, "softmax_scale inf is not finite"),
-    "softcap": (lambda: {"softcap": None}, TYPE, "softcap is None; pass a number"),
-    "NaN softcap": (lambda: {"softcap": float("nan")}, VALUE, "softcap nan is negative, not finite"),
-    "tiny softcap": (lambda: {"softcap": 1e-300}, VALUE, "softcap 1e-300 is"),
-    "causal": (lambda: {"causal": "yes"}, TYPE, "causal is of type str; pass True or False"),
-    "slopes": (
-        lambda: {"alibi_slopes": zeros(3)},
-        VALUE,
-        r"alibi_slopes has shape \[3\]; pass .* \[2\], or .* \[2, 2\]",
-    ),
-    "slopes of a number": (lambda: {"alibi_slopes": 0.5}, TYPE, "alibi_slopes is of type float"),
-    "integer slopes": (
-        lambda: {"alibi_slopes": zeros(2, dtype=torch.int32)},
-        TYPE,
-        r"alibi_slopes is torch\.int32",
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("wrong", REFUSED)
-def test_refused_untouched(wrong: str) -> None:
-    changes, kind, words = REFUSED[wrong]
-    with counted_launches() as launches, pytest.raises(kind, match=words) as refusal:
-        call(**changes())
+@pytest.mark.parametrize("fault", REFUSED, ids=lambda fault: fault.what)
+def test_refused_untouched(fault: Fault) -> None:
+    with counted_launches() as launches, pytest.raises(fault.error) as refusal:
+        call(**fault.change({}))
     assert not launches
-    check_refusal(refusal, "flash_attn_with_kvcache")
+    check_refusal(refusal, "flash_attn_with_kvcache", *fault.words)
 
 
 def test_the_same_call_without_the_fault() -> None:
@@ -222,48 +198,39 @@ DENSE: dict[str, tuple[Any, type[Exception], str]] = {
     "rank": (lambda q: (q, q, q[0]), VALUE, r"v has shape \[20, 2, 32\]"),
     "slopes": (lambda q: (q, q, q, 0.0, None, True, (-1, -1), 0.0, q), VALUE, "alibi_slopes has shape"),
 }
-PACKED: dict[str, tuple[Any, type[Exception], str]] = {
-    "no value": (lambda q, cu: {"v": None}, TYPE, "v is None; pass a tensor"),
-    "float lengths": (lambda q, cu: {"cu_seqlens_q": cu.float()}, TYPE, r"cu_seqlens_q is torch\.float32"),
-    "float key lengths": (
-        lambda q, cu: {"cu_seqlens_k": cu.float()},
-        TYPE,
-        r"cu_seqlens_k is torch\.float32",
+PACKED = [
+    mistyped("no value", option(v=None), "v is None; pass a tensor"),
+    mistyped("float lengths", cast("cu_seqlens_q", torch.float32), "cu_seqlens_q is torch.float32"),
+    mistyped("float key lengths", cast("cu_seqlens_k", torch.float32), "cu_seqlens_k is torch.float32"),
+    mistyped("no lengths", option(cu_seqlens_k=None), "cu_seqlens_k is None; pass a tensor"),
+    fault("another batch", sliced("cu_seqlens_k", slice(2)), "cu_seqlens_k has shape [2]; pass [3]"),
+    fault("nothing at all", sliced("cu_seqlens_q", slice(0)), "cu_seqlens_q is empty"),
+    mistyped("a float", option(max_seqlen_q=12.0), "max_seqlen_q is of type float; pass a whole number"),
+    mistyped(
+        "two numbers",
+        lambda a: {"max_seqlen_q": a["cu_seqlens_q"][:2]},
+        "max_seqlen_q is torch.int32 of shape [2]; pass the most rows",
     ),
-    "no lengths": (lambda q, cu: {"cu_seqlens_k": None}, TYPE, "cu_seqlens_k is None; pass a tensor"),
-    "another batch": (
-        lambda q, cu: {"cu_seqlens_k": cu[:2]},
-        VALUE,
-        r"cu_seqlens_k has shape \[2\]; pass \[3\]",
+    fault("many bits", option(max_seqlen_q=2**70), "max_seqlen_q is a number of 71 bits"),
+    fault("negative", option(max_seqlen_k=-1), "max_seqlen_k -1 is negative"),
+    mistyped(
+        "float use", lambda a: {"seqused_k": a["cu_seqlens_q"][1:].float()}, "seqused_k is torch.float32"
     ),
-    "nothing at all": (lambda q, cu: {"cu_seqlens_q": cu[:0]}, VALUE, "cu_seqlens_q is empty"),
-    "a float": (
-        lambda q, cu: {"max_seqlen_q": 12.0},
-        TYPE,
-        "max_seqlen_q is of type float; pass a whole number",
+    mistyped("bool use", lambda a: {"seqused_k": a["cu_seqlens_q"][1:].bool()}, "seqused_k is torch.bool"),
+    fault("use of three", lambda a: {"seqused_k": a["cu_seqlens_q"]}, "seqused_k has shape [3]; pass [2]"),
+    fault("slopes", lambda a: {"alibi_slopes": a["q"][0]}, "alibi_slopes has shape"),
+    fault(
+        "a table without pools",
+        lambda a: {"block_table": a["cu_seqlens_q"][:2, None]},
+        "k has shape [20, 2, 32]; pass [num_blocks",
     ),
-    "two numbers": (
-        lambda q, cu: {"max_seqlen_q": cu[:2]},
-        TYPE,
-        r"max_seqlen_q is torch\.int32 of shape \[2\]; pass the most rows",
-    ),
-    "many bits": (lambda q, cu: {"max_seqlen_q": 2**70}, VALUE, "max_seqlen_q is a number of 71 bits"),
-    "negative": (lambda q, cu: {"max_seqlen_k": -1}, VALUE, "max_seqlen_k -1 is negative"),
-    "float use": (lambda q, cu: {"seqused_k": cu[1:].float()}, TYPE, r"seqused_k is torch\.float32"),
-    "bool use": (lambda q, cu: {"seqused_k": cu[1:].bool()}, TYPE, r"seqused_k is torch\.bool"),
-    "use of three": (lambda q, cu: {"seqused_k": cu}, VALUE, r"seqused_k has shape \[3\]; pass \[2\]"),
-    "slopes": (lambda q, cu: {"alibi_slopes": q[0]}, VALUE, "alibi_slopes has shape"),
-    "a table without pools": (
-        lambda q, cu: {"block_table": cu[:2, None]},
-        VALUE,
-        r"k has shape \[20, 2, 32\]; pass \[num_blocks",
-    ),
-}
+]
 
 
-def check_refusal(refusal: pytest.ExceptionInfo[Exception], name: str) -> None:
+def check_refusal(refusal: pytest.ExceptionInfo[Exception], name: str, *words: str) -> None:
     message = str(refusal.value)
     assert message.startswith(f"torch_fattn.{name}: ") and "\n" not in message
+    assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize("wrong", DENSE)
@@ -276,16 +243,15 @@ def test_dense(wrong: str) -> None:
     check_refusal(refusal, "flash_attn_func")
 
 
-@pytest.mark.parametrize("wrong", PACKED)
-def test_packed(wrong: str) -> None:
-    changes, kind, words = PACKED[wrong]
+@pytest.mark.parametrize("fault", PACKED, ids=lambda fault: fault.what)
+def test_packed(fault: Fault) -> None:
     q, cu = zeros(20, 2, 32), long(0, 8, 20)
     arguments: dict[str, Any] = {"q": q, "k": q, "v": q, "cu_seqlens_q": cu, "cu_seqlens_k": cu}
     arguments |= {"max_seqlen_q": 12, "max_seqlen_k": 12}
-    with counted_launches() as launches, pytest.raises(kind, match=words) as refusal:
-        fa.flash_attn_varlen_func(**arguments | changes(q, cu))
+    with counted_launches() as launches, pytest.raises(fault.error) as refusal:
+        fa.flash_attn_varlen_func(**arguments | fault.change(arguments))
     assert not launches
-    check_refusal(refusal, "flash_attn_varlen_func")
+    check_refusal(refusal, "flash_attn_varlen_func", *fault.words)
 
 
 @pytest.mark.parametrize("name", [name for name in fa.__all__ if "packed" in name])

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 Arguments = dict[str, Any]
-UNSUPPORTED = NotImplementedError
+Change = Callable[[Arguments], Arguments]
+
+
+class Fault(NamedTuple):
+    """A change that makes a valid call wrong, and words of the error: the value and the limit."""
+
+    what: str
+    change: Change
+    words: tuple[str, ...]
+    error: type[Exception]
+
+
+def fault(what: str, change: Change, *words: str, error: type[Exception] = ValueError) -> Fault:
+    return Fault(what, change, words, error)
+
+
+mistyped = partial(fault, error=TypeError)
+unsupported = partial(fault, error=NotImplementedError)
 
 
 def valid(op: str, device: str = "mps") -> Arguments:
@@ -39,23 +57,39 @@ def valid(op: str, device: str = "mps") -> Arguments:
     return arguments | pools | {"block_tables": int32([3, 1], [0, 4])}
 
 
-def sliced(name: str, *index: Any) -> Callable[[Arguments], Arguments]:
+def sliced(name: str, *index: Any) -> Change:
     return lambda a: {name: a[name][index]}
 
 
-def cast(name: str, dtype: torch.dtype) -> Callable[[Arguments], Arguments]:
+def on_cpu(name: str) -> Change:
+    return lambda a: {name: a[name].cpu()}
+
+
+def zeros_for(name: str, *shape: int, device: str = "mps", **options: Any) -> Change:
+    return lambda _: {name: torch.zeros(shape, device=device, **options)}
+
+
+def query_rows(count: int) -> Change:
+    return lambda a: {"query": a["query"].repeat(1, 1, count, 1)[:, :, :count]}
+
+
+def cast(name: str, dtype: torch.dtype) -> Change:
     return lambda a: {name: a[name].to(dtype)}
 
 
-def option(**values: Any) -> Callable[[Arguments], Arguments]:
+def option(**values: Any) -> Change:
     return lambda _: values
 
 
-def head_dim(dim: int, *names: str) -> Callable[[Arguments], Arguments]:
+def without(*names: str) -> Change:
+    return lambda _: dict.fromkeys(names)
+
+
+def head_dim(dim: int, *names: str) -> Change:
     return lambda a: {n: torch.zeros(*a[n].shape[:-1], dim, device="mps") for n in names}
 
 
-def int8_caches(dim: int) -> Callable[[Arguments], Arguments]:
+def int8_caches(dim: int) -> Change:
     def change(a: Arguments) -> Arguments:
         rows = {n: a[n].new_zeros(*a[n].shape[:-1], dim) for n in ("query", "key", "value")}
         scales = {f"{n}_scales": rows[n][..., 0].float() for n in ("key", "value")}
@@ -65,334 +99,175 @@ def int8_caches(dim: int) -> Callable[[Arguments], Arguments]:
 
 
 ALL = slice(None)
-# op, what is wrong, the exception, and words that the sentence must hold: the value and the limit.
-WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], list[str]]] = [
-    ("prefill", "query of rank 3", sliced("query", 0), ValueError, ["query", "3"]),
-    ("prefill", "key of rank 3", sliced("key", 0), ValueError, ["key", "3"]),
-    ("prefill", "value of rank 5", lambda a: {"value": a["value"][None]}, ValueError, ["value", "5"]),
-    ("prefill", "batch sizes differ", sliced("key", slice(1)), ValueError, ["batch", "2", "1"]),
-    ("prefill", "key and value heads differ", sliced("value", ALL, slice(1)), ValueError, ["head", "2", "1"]),
-    (
-        "prefill",
-        "key and value lengths differ",
-        sliced("value", ALL, ALL, slice(23)),
-        ValueError,
-        ["24", "23"],
-    ),
-    ("prefill", "head dims differ", sliced("key", ..., slice(56)), ValueError, ["head_dim", "64", "56"]),
-    ("prefill", "3 query heads on 2", sliced("query", ALL, slice(3)), ValueError, ["3", "2", "Hq % Hkv"]),
-    ("prefill", "D not a multiple of 8", head_dim(60, "query", "key"), ValueError, ["60", "8"]),
-    ("prefill", "Dv not a multiple of 8", head_dim(12, "value"), ValueError, ["12", "8"]),
-    ("prefill", "D of 0", head_dim(0, "query", "key"), ValueError, ["0", "8"]),
-    ("prefill", "D above 576", head_dim(584, "query", "key"), UNSUPPORTED, ["584", "576"]),
-    ("prefill", "D above 576, and odd", head_dim(580, "query", "key"), UNSUPPORTED, ["580", "576"]),
-    ("prefill", "Dv above 576", head_dim(640, "value"), UNSUPPORTED, ["640", "576"]),
-    ("decode", "D above 576", head_dim(584, "query", "key"), UNSUPPORTED, ["584", "576"]),
-    ("decode", "Dv above 576", head_dim(640, "value"), UNSUPPORTED, ["640", "576"]),
-    (
-        "paged_decode",
-        "D above 576",
-        head_dim(1024, "query", "key_cache", "value_cache"),
-        UNSUPPORTED,
-        ["1024", "576"],
-    ),
-    ("decode", "int8 of D above 576", int8_caches(584), UNSUPPORTED, ["584", "576"]),
-    ("prefill", "integer query", cast("query", torch.int32), TypeError, ["int32"]),
-    ("prefill", "mixed dtypes", cast("value", torch.float16), TypeError, ["float32", "float16"]),
-    ("prefill", "key on the CPU", lambda a: {"key": a["key"].cpu()}, ValueError, ["key", "cpu", "mps"]),
-    (
-        "prefill",
-        "integer mask",
-        lambda _: {"attn_mask": torch.ones(9, 24, dtype=torch.int64, device="mps")},
-        TypeError,
-        ["attn_mask", "int64"],
-    ),
-    (
-        "prefill",
-        "mask of another length",
-        lambda _: {"attn_mask": torch.ones(9, 23, device="mps")},
-        ValueError,
-        ["attn_mask", "23", "24"],
-    ),
-    (
-        "prefill",
-        "mask of rank 5",
-        lambda _: {"attn_mask": torch.ones(1, 1, 1, 9, 24, device="mps")},
-        ValueError,
-        ["attn_mask"],
-    ),
-    (
-        "prefill",
-        "mask on the CPU",
-        lambda _: {"attn_mask": torch.ones(9, 24)},
-        ValueError,
-        ["attn_mask", "cpu"],
-    ),
-    ("prefill", "negative window", option(window_left=-2), ValueError, ["window_left", "-2"]),
-    ("prefill", "negative sink tokens", option(sink_tokens=-1), ValueError, ["sink_tokens", "-1"]),
-    ("prefill", "negative softcap", option(softcap=-3.0), ValueError, ["softcap", "-3"]),
-    ("prefill", "NaN softcap", option(softcap=float("nan")), ValueError, ["softcap", "nan"]),
-    ("prefill", "infinite softcap", option(softcap=float("inf")), ValueError, ["softcap", "inf"]),
-    ("prefill", "softcap beyond float32", option(softcap=1e39), ValueError, ["softcap 1e+39", "above 1e+30"]),
-    ("prefill", "softcap below float32", option(softcap=1e-60), ValueError, ["softcap 1e-60", "0.125"]),
-    ("prefill", "NaN scale", option(scale=float("nan")), ValueError, ["scale nan", "finite"]),
-    ("decode", "infinite scale", option(scale=float("-inf")), ValueError, ["scale -inf", "finite"]),
-    ("paged_decode", "scale beyond float32", option(scale=1e39), ValueError, ["scale 1e+39", "finite"]),
-    ("prefill", "key on meta", lambda a: {"key": a["key"].to("meta")}, ValueError, ["key", "meta", "mps"]),
-    ("merge", "lses on the CPU", lambda a: {"lses": a["lses"].cpu()}, ValueError, ["lses", "cpu", "outs"]),
-    (
-        "prefill",
-        "window far from all keys",
-        option(window_left=4, q_offset=2**30 + 1),
-        ValueError,
-        ["q_offset 1073741825", "1073741824"],
-    ),
-    (
-        "prefill",
-        "distances from far away",
-        lambda _: {"alibi_slopes": torch.ones(4, device="mps"), "q_offset": -(2**40)},
-        ValueError,
-        ["q_offset -1099511627776", "1073741824"],
-    ),
-    (
-        "prefill",
-        "sinks of 3 heads",
-        lambda _: {"sinks": torch.zeros(3, device="mps")},
-        ValueError,
-        ["sinks", "3", "4"],
-    ),
-    ("paged_prefill", "query of rank 4", lambda a: {"query": a["query"][None]}, ValueError, ["query", "4"]),
-    (
-        "paged_prefill",
-        "int64 cu_seqlens",
-        cast("cu_seqlens_q", torch.int64),
-        TypeError,
-        ["cu_seqlens_q", "int64", "int32"],
-    ),
-    (
-        "paged_prefill",
-        "cu_seqlens without an end",
-        sliced("cu_seqlens_q", slice(2)),
-        ValueError,
-        ["cu_seqlens_q has 2", "3", "block_tables"],
-    ),
-    (
-        "paged_prefill",
-        "cu_seqlens of rank 2",
-        lambda a: {"cu_seqlens_q": a["cu_seqlens_q"][None]},
-        ValueError,
-        ["cu_seqlens_q", "2"],
-    ),
-    (
-        "paged_prefill",
-        "cu_seqlens on the CPU",
-        lambda a: {"cu_seqlens_q": a["cu_seqlens_q"].cpu()},
-        ValueError,
-        ["cu_seqlens_q", "cpu"],
-    ),
-    (
-        "paged_prefill",
-        "seq_lens of another batch",
-        sliced("seq_lens", slice(1)),
-        ValueError,
-        ["block_tables", "2", "seq_lens", "1"],
-    ),
-    ("varlen_prefill", "query of rank 4", lambda a: {"query": a["query"][None]}, ValueError, ["query", "4"]),
-    ("varlen_prefill", "key of rank 4", lambda a: {"key": a["key"][None]}, ValueError, ["key", "4"]),
-    ("varlen_prefill", "mixed dtypes", cast("value", torch.float16), TypeError, ["float32", "float16"]),
-    ("varlen_prefill", "fewer values", sliced("value", slice(21)), ValueError, ["row count", "22", "21"]),
-    ("varlen_prefill", "value heads", sliced("value", ALL, slice(1)), ValueError, ["head count", "2", "1"]),
-    ("varlen_prefill", "head dims", sliced("key", ..., slice(56)), ValueError, ["head_dim", "64", "56"]),
-    (
-        "varlen_prefill",
-        "starts of one sequence and of two",
-        sliced("cu_seqlens_q", slice(2)),
-        ValueError,
-        ["cu_seqlens_q has 2", "cu_seqlens_k has 3"],
-    ),
-    (
-        "decode",
-        "int4 of another head size",
-        lambda a: {n: a[n].new_zeros(2, 2, 32, 64).byte() for n in ("key", "value")} | {"kv_format": "int4"},
-        ValueError,
-        ["query has head_dim 64 and key has 64 bytes (128 columns of int4)"],
-    ),
-    (
-        "prefill",
-        "the length before the heads",
-        lambda a: {n: a[n].transpose(1, 2) for n in ("query", "key", "value")},
-        ValueError,
-        ["9 query heads cannot share 24", ".transpose(1, 2)"],
-    ),
-    ("varlen_prefill", "3 heads on 2", sliced("query", ALL, slice(3)), ValueError, ["3", "2", "Hq % Hkv"]),
-    ("varlen_prefill", "D above 576", head_dim(584, "query", "key"), UNSUPPORTED, ["584", "576"]),
-    (
-        "varlen_prefill",
-        "int64 starts",
-        cast("cu_seqlens_k", torch.int64),
-        TypeError,
-        ["cu_seqlens_k", "int64"],
-    ),
-    ("varlen_prefill", "batches", sliced("cu_seqlens_q", slice(2)), ValueError, ["cu_seqlens_q has 2", "3"]),
-    ("varlen_prefill", "no entries", sliced("cu_seqlens_k", slice(0)), ValueError, ["cu_seqlens_k", "no"]),
-    ("varlen_prefill", "negative rows", option(max_seqlen_q=-1), ValueError, ["max_seqlen_q -1", "most"]),
-    ("varlen_prefill", "negative keys", option(max_seqlen_k=-7), ValueError, ["max_seqlen_k -7", "most"]),
-    (
-        "varlen_prefill",
-        "starts on the CPU",
-        lambda a: {"cu_seqlens_k": a["cu_seqlens_k"].cpu()},
-        ValueError,
-        ["cu_seqlens_k", "cpu"],
-    ),
-    (
-        "varlen_prefill",
-        "far q_offset",
-        option(q_offset=2**40, window_left=3),
-        ValueError,
-        ["q_offset", "position"],
-    ),
-    ("paged_prefill", "negative rows", option(max_seqlen_q=-1), ValueError, ["max_seqlen_q -1", "most"]),
-    ("paged_prefill", "window of -2", option(window_left=-2), ValueError, ["window_left", "-2"]),
-    ("paged_prefill", "half value pool", cast("value_cache", torch.float16), TypeError, ["float16"]),
-    (
-        "paged_prefill",
-        "3 query heads on 2",
-        sliced("query", ALL, slice(3)),
-        ValueError,
-        ["3", "2", "Hq % Hkv"],
-    ),
-    (
-        "paged_decode",
-        "17 query rows",
-        lambda a: {"query": a["query"].repeat(1, 1, 9, 1)[:, :, :17]},
-        UNSUPPORTED,
-        ["17", "16", "fattn.paged_prefill"],
-    ),
-    (
-        "decode",
-        "17 query rows",
-        lambda a: {"query": a["query"].repeat(1, 1, 9, 1)[:, :, :17]},
-        UNSUPPORTED,
-        ["17", "16"],
-    ),
-    ("decode", "int64 seq_lens", cast("seq_lens", torch.int64), TypeError, ["seq_lens", "int64", "int32"]),
-    ("decode", "seq_lens of another batch", sliced("seq_lens", slice(1)), ValueError, ["seq_lens", "1", "2"]),
-    (
-        "decode",
-        "seq_lens of rank 2",
-        lambda a: {"seq_lens": a["seq_lens"][None]},
-        ValueError,
-        ["seq_lens", "2"],
-    ),
-    (
-        "decode",
-        "seq_lens on the CPU",
-        lambda a: {"seq_lens": a["seq_lens"].cpu()},
-        ValueError,
-        ["seq_lens", "cpu"],
-    ),
-    (
-        "decode",
-        "5 query heads on 2",
-        lambda a: {"query": a["query"].repeat(1, 2, 1, 1)[:, :5]},
-        ValueError,
-        ["5", "2"],
-    ),
-    (
-        "decode",
-        "int32 tree mask",
-        lambda _: {"tree_mask": torch.ones(2, dtype=torch.int32, device="mps")},
-        TypeError,
-        ["tree_mask", "int32", "int64"],
-    ),
-    (
-        "paged_decode",
-        "tree mask of another length",
-        lambda _: {"tree_mask": torch.ones(2, 3, dtype=torch.int64, device="mps")},
-        ValueError,
-        ["tree_mask", "[2, 3]", "[2, 2]"],
-    ),
-    (
-        "decode",
-        "tree mask on the CPU",
-        lambda _: {"tree_mask": torch.ones(2, dtype=torch.int64)},
-        ValueError,
-        ["tree_mask", "cpu"],
-    ),
-    (
-        "decode",
-        "sinks of 3 heads",
-        lambda _: {"sinks": torch.zeros(3, device="mps")},
-        ValueError,
-        ["sinks", "3", "4"],
-    ),
-    (
-        "decode",
-        "sinks on the CPU",
-        lambda _: {"sinks": torch.zeros(4)},
-        ValueError,
-        ["sinks", "cpu"],
-    ),
-    (
-        "paged_decode",
-        "integer slopes",
-        lambda _: {"alibi_slopes": torch.zeros(4, dtype=torch.int32, device="mps")},
-        TypeError,
-        ["alibi_slopes", "int32"],
-    ),
-    (
-        "decode",
-        "slopes of rank 3",
-        lambda _: {"alibi_slopes": torch.zeros(1, 2, 4, device="mps")},
-        ValueError,
-        ["alibi_slopes", "3", "[query heads] or [batch, query heads]"],
-    ),
-    (
-        "decode",
-        "slopes of another batch",
-        lambda _: {"alibi_slopes": torch.zeros(7, 4, device="mps")},
-        ValueError,
-        ["alibi_slopes", "batch size", "7"],
-    ),
-    ("decode", "window of -2", option(window_left=-2), ValueError, ["window_left", "-2"]),
-    ("decode", "NaN softcap", option(softcap=float("nan")), ValueError, ["softcap", "nan"]),
-    ("decode", "negative right window", option(window_right=-7), ValueError, ["window_right", "-7"]),
-    (
-        "paged_decode",
-        "float block table",
-        cast("block_tables", torch.float32),
-        TypeError,
-        ["block_tables", "float32"],
-    ),
-    (
-        "paged_decode",
-        "int64 block table",
-        cast("block_tables", torch.int64),
-        TypeError,
-        ["block_tables", "int64"],
-    ),
-    ("paged_decode", "block table of rank 1", sliced("block_tables", 0), ValueError, ["block_tables", "1"]),
-    (
-        "paged_decode",
-        "block table of another batch",
-        sliced("block_tables", slice(1)),
-        ValueError,
-        ["block_tables"],
-    ),
-    ("paged_decode", "pools of different sizes", sliced("value_cache", slice(4)), ValueError, ["5", "4"]),
-    ("paged_decode", "block sizes differ", sliced("value_cache", ALL, slice(8)), ValueError, ["16", "8"]),
-    ("paged_decode", "pool of rank 3", sliced("key_cache", 0), ValueError, ["key_cache", "3"]),
-    (
-        "paged_decode",
-        "blocks of 0 keys",
-        lambda a: {n: a[n][:, :0] for n in ("key_cache", "value_cache")},
-        ValueError,
-        ["block_size", "0"],
-    ),
-    ("paged_decode", "half pools", cast("key_cache", torch.float16), TypeError, ["float16", "float32"]),
-    ("merge", "lses of another shape", sliced("lses", ALL, slice(1)), ValueError, ["lses"]),
-    ("merge", "half lses", cast("lses", torch.float16), TypeError, ["lses", "float16", "float32"]),
-    ("merge", "outs of rank 4", sliced("outs", 0), ValueError, ["outs", "4"]),
-    ("merge", "no parts", lambda a: {"outs": a["outs"][:0], "lses": a["lses"][:0]}, ValueError, ["0 parts"]),
-    ("merge", "integer outs", cast("outs", torch.int64), TypeError, ["outs", "int64"]),
-]
+WRONG: dict[str, list[Fault]] = {
+    "prefill": [
+        fault("query of rank 3", sliced("query", 0), "query", "3"),
+        fault("key of rank 3", sliced("key", 0), "key", "3"),
+        fault("value of rank 5", sliced("value", None), "value", "5"),
+        fault("batch sizes differ", sliced("key", slice(1)), "batch", "2", "1"),
+        fault("key and value heads differ", sliced("value", ALL, slice(1)), "head", "2", "1"),
+        fault("key and value lengths differ", sliced("value", ALL, ALL, slice(23)), "24", "23"),
+        fault("head dims differ", sliced("key", ..., slice(56)), "head_dim", "64", "56"),
+        fault("3 query heads on 2", sliced("query", ALL, slice(3)), "3", "2", "Hq % Hkv"),
+        fault("D not a multiple of 8", head_dim(60, "query", "key"), "60", "8"),
+        fault("Dv not a multiple of 8", head_dim(12, "value"), "12", "8"),
+        fault("D of 0", head_dim(0, "query", "key"), "0", "8"),
+        unsupported("D above 576", head_dim(584, "query", "key"), "584", "576"),
+        unsupported("D above 576, and odd", head_dim(580, "query", "key"), "580", "576"),
+        unsupported("Dv above 576", head_dim(640, "value"), "640", "576"),
+        mistyped("integer query", cast("query", torch.int32), "int32"),
+        mistyped("mixed dtypes", cast("value", torch.float16), "float32", "float16"),
+        fault("key on the CPU", on_cpu("key"), "key", "cpu", "mps"),
+        mistyped("integer mask", zeros_for("attn_mask", 9, 24, dtype=torch.int64), "attn_mask", "int64"),
+        fault("mask of another length", zeros_for("attn_mask", 9, 23), "attn_mask", "23", "24"),
+        fault("mask of rank 5", zeros_for("attn_mask", 1, 1, 1, 9, 24), "attn_mask"),
+        fault("mask on the CPU", zeros_for("attn_mask", 9, 24, device="cpu"), "attn_mask", "cpu"),
+        fault("negative window", option(window_left=-2), "window_left", "-2"),
+        fault("negative sink tokens", option(sink_tokens=-1), "sink_tokens", "-1"),
+        fault("negative softcap", option(softcap=-3.0), "softcap", "-3"),
+        fault("NaN softcap", option(softcap=float("nan")), "softcap", "nan"),
+        fault("infinite softcap", option(softcap=float("inf")), "softcap", "inf"),
+        fault("softcap beyond float32", option(softcap=1e39), "softcap 1e+39", "above 1e+30"),
+        fault("softcap below float32", option(softcap=1e-60), "softcap 1e-60", "0.125"),
+        fault("NaN scale", option(scale=float("nan")), "scale nan", "finite"),
+        fault("key on meta", lambda a: {"key": a["key"].to("meta")}, "key", "meta", "mps"),
+        fault(
+            "window far from all keys",
+            option(window_left=4, q_offset=2**30 + 1),
+            "q_offset 1073741825",
+            "1073741824",
+        ),
+        fault(
+            "distances from far away",
+            lambda _: {"alibi_slopes": torch.ones(4, device="mps"), "q_offset": -(2**40)},
+            "q_offset -1099511627776",
+            "1073741824",
+        ),
+        fault("sinks of 3 heads", zeros_for("sinks", 3), "sinks", "3", "4"),
+        fault(
+            "the length before the heads",
+            lambda a: {n: a[n].transpose(1, 2) for n in ("query", "key", "value")},
+            "9 query heads cannot share 24",
+            ".transpose(1, 2)",
+        ),
+    ],
+    "decode": [
+        unsupported("D above 576", head_dim(584, "query", "key"), "584", "576"),
+        unsupported("Dv above 576", head_dim(640, "value"), "640", "576"),
+        unsupported("int8 of D above 576", int8_caches(584), "584", "576"),
+        fault("infinite scale", option(scale=float("-inf")), "scale -inf", "finite"),
+        fault(
+            "int4 of another head size",
+            lambda a: (
+                {n: a[n].new_zeros(2, 2, 32, 64).byte() for n in ("key", "value")} | {"kv_format": "int4"}
+            ),
+            "query has head_dim 64 and key has 64 bytes (128 columns of int4)",
+        ),
+        unsupported("17 query rows", query_rows(17), "17", "16"),
+        mistyped("int64 seq_lens", cast("seq_lens", torch.int64), "seq_lens", "int64", "int32"),
+        fault("seq_lens of another batch", sliced("seq_lens", slice(1)), "seq_lens", "1", "2"),
+        fault("seq_lens of rank 2", sliced("seq_lens", None), "seq_lens", "2"),
+        fault("seq_lens on the CPU", on_cpu("seq_lens"), "seq_lens", "cpu"),
+        fault("5 query heads on 2", lambda a: {"query": a["query"].repeat(1, 2, 1, 1)[:, :5]}, "5", "2"),
+        mistyped(
+            "int32 tree mask", zeros_for("tree_mask", 2, dtype=torch.int32), "tree_mask", "int32", "int64"
+        ),
+        fault(
+            "tree mask on the CPU",
+            zeros_for("tree_mask", 2, dtype=torch.int64, device="cpu"),
+            "tree_mask",
+            "cpu",
+        ),
+        fault("sinks of 3 heads", zeros_for("sinks", 3), "sinks", "3", "4"),
+        fault("sinks on the CPU", zeros_for("sinks", 4, device="cpu"), "sinks", "cpu"),
+        fault(
+            "slopes of rank 3",
+            zeros_for("alibi_slopes", 1, 2, 4),
+            "alibi_slopes",
+            "3",
+            "[query heads] or [batch, query heads]",
+        ),
+        fault("slopes of another batch", zeros_for("alibi_slopes", 7, 4), "alibi_slopes", "batch size", "7"),
+        fault("window of -2", option(window_left=-2), "window_left", "-2"),
+        fault("NaN softcap", option(softcap=float("nan")), "softcap", "nan"),
+        fault("negative right window", option(window_right=-7), "window_right", "-7"),
+    ],
+    "paged_decode": [
+        unsupported("D above 576", head_dim(1024, "query", "key_cache", "value_cache"), "1024", "576"),
+        fault("scale beyond float32", option(scale=1e39), "scale 1e+39", "finite"),
+        unsupported("17 query rows", query_rows(17), "17", "16", "fattn.paged_prefill"),
+        fault(
+            "tree mask of another length",
+            zeros_for("tree_mask", 2, 3, dtype=torch.int64),
+            "tree_mask",
+            "[2, 3]",
+            "[2, 2]",
+        ),
+        mistyped("integer slopes", zeros_for("alibi_slopes", 4, dtype=torch.int32), "alibi_slopes", "int32"),
+        mistyped("float block table", cast("block_tables", torch.float32), "block_tables", "float32"),
+        mistyped("int64 block table", cast("block_tables", torch.int64), "block_tables", "int64"),
+        fault("block table of rank 1", sliced("block_tables", 0), "block_tables", "1"),
+        fault("block table of another batch", sliced("block_tables", slice(1)), "block_tables"),
+        fault("pools of different sizes", sliced("value_cache", slice(4)), "5", "4"),
+        fault("block sizes differ", sliced("value_cache", ALL, slice(8)), "16", "8"),
+        fault("pool of rank 3", sliced("key_cache", 0), "key_cache", "3"),
+        fault(
+            "blocks of 0 keys",
+            lambda a: {n: a[n][:, :0] for n in ("key_cache", "value_cache")},
+            "block_size",
+            "0",
+        ),
+        mistyped("half pools", cast("key_cache", torch.float16), "float16", "float32"),
+    ],
+    "merge": [
+        fault("lses on the CPU", on_cpu("lses"), "lses", "cpu", "outs"),
+        fault("lses of another shape", sliced("lses", ALL, slice(1)), "lses"),
+        mistyped("half lses", cast("lses", torch.float16), "lses", "float16", "float32"),
+        fault("outs of rank 4", sliced("outs", 0), "outs", "4"),
+        fault("no parts", lambda a: {"outs": a["outs"][:0], "lses": a["lses"][:0]}, "0 parts"),
+        mistyped("integer outs", cast("outs", torch.int64), "outs", "int64"),
+    ],
+    "paged_prefill": [
+        fault("query of rank 4", sliced("query", None), "query", "4"),
+        mistyped("int64 cu_seqlens", cast("cu_seqlens_q", torch.int64), "cu_seqlens_q", "int64", "int32"),
+        fault(
+            "cu_seqlens without an end",
+            sliced("cu_seqlens_q", slice(2)),
+            "cu_seqlens_q has 2",
+            "3",
+            "block_tables",
+        ),
+        fault("cu_seqlens of rank 2", sliced("cu_seqlens_q", None), "cu_seqlens_q", "2"),
+        fault("cu_seqlens on the CPU", on_cpu("cu_seqlens_q"), "cu_seqlens_q", "cpu"),
+        fault(
+            "seq_lens of another batch", sliced("seq_lens", slice(1)), "block_tables", "2", "seq_lens", "1"
+        ),
+        fault("negative rows", option(max_seqlen_q=-1), "max_seqlen_q -1", "most"),
+        fault("window of -2", option(window_left=-2), "window_left", "-2"),
+        mistyped("half value pool", cast("value_cache", torch.float16), "float16"),
+        fault("3 query heads on 2", sliced("query", ALL, slice(3)), "3", "2", "Hq % Hkv"),
+    ],
+    "varlen_prefill": [
+        fault("query of rank 4", sliced("query", None), "query", "4"),
+        fault("key of rank 4", sliced("key", None), "key", "4"),
+        mistyped("mixed dtypes", cast("value", torch.float16), "float32", "float16"),
+        fault("fewer values", sliced("value", slice(21)), "row count", "22", "21"),
+        fault("value heads", sliced("value", ALL, slice(1)), "head count", "2", "1"),
+        fault("head dims", sliced("key", ..., slice(56)), "head_dim", "64", "56"),
+        fault(
+            "starts of one sequence and of two",
+            sliced("cu_seqlens_q", slice(2)),
+            "cu_seqlens_q has 2",
+            "cu_seqlens_k has 3",
+        ),
+        fault("3 heads on 2", sliced("query", ALL, slice(3)), "3", "2", "Hq % Hkv"),
+        unsupported("D above 576", head_dim(584, "query", "key"), "584", "576"),
+        mistyped("int64 starts", cast("cu_seqlens_k", torch.int64), "cu_seqlens_k", "int64"),
+        fault("batches", sliced("cu_seqlens_q", slice(2)), "cu_seqlens_q has 2", "3"),
+        fault("no entries", sliced("cu_seqlens_k", slice(0)), "cu_seqlens_k", "no"),
+        fault("negative rows", option(max_seqlen_q=-1), "max_seqlen_q -1", "most"),
+        fault("negative keys", option(max_seqlen_k=-7), "max_seqlen_k -7", "most"),
+        fault("starts on the CPU", on_cpu("cu_seqlens_k"), "cu_seqlens_k", "cpu"),
+        fault("far q_offset", option(q_offset=2**40, window_left=3), "q_offset", "position"),
+    ],
+}

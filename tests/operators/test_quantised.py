@@ -17,6 +17,7 @@ from tests.conftest import counted_launches, needs_emulator
 from tests.helpers import problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.problems import Problem
+from tests.helpers.wrong_calls import Fault, fault, mistyped, on_cpu, option, sliced, without
 from torch_fattn.reference import dequantise, quantise
 
 fattn = torch.ops.fattn
@@ -363,60 +364,47 @@ def valid(op: str, kv_format: str) -> dict[str, Any]:
     return problems.build(problem).arguments("mps")[0] | {"kv_format": kv_format}
 
 
-def dropped(*names: str) -> Any:
-    return lambda a: dict.fromkeys(names)
-
-
-WRONG: list[tuple[str, str, Any, type[Exception], list[str]]] = [
-    ("int8", "no scales", dropped("key_scales", "value_scales"), ValueError, ["int8", "key_scales"]),
-    ("int4", "no value scales", dropped("value_scales"), ValueError, ["int4", "value_scales"]),
-    ("fp8_e4m3", "half of the scales", dropped("value_scales"), ValueError, ["key_scales", "value_scales"]),
-    ("fp8_e4m3", "an unnamed uint8", lambda _: {"kv_format": "auto"}, ValueError, ["uint8", "fp8_e4m3"]),
-    ("int8", "another storage", lambda _: {"kv_format": "int4"}, TypeError, ["int4", "uint8", "int8"]),
-    ("int8", "no such format", lambda _: {"kv_format": "int3"}, ValueError, ["int3", "int8"]),
-    (
-        "int8",
-        "scales of another dtype",
-        lambda a: {"key_scales": a["key_scales"].half()},
-        TypeError,
-        ["key_scales", "float16", "float32"],
-    ),
-    (
-        "int8",
-        "scales of another shape",
-        lambda a: {"value_scales": a["value_scales"][:, :1]},
-        ValueError,
-        ["value_scales", "shape"],
-    ),
-    (
-        "int8",
-        "scales on another device",
-        lambda a: {"key_scales": a["key_scales"].cpu()},
-        ValueError,
-        ["key_scales", "cpu", "mps"],
-    ),
-    (
-        "int4",
-        "head dims differ",
-        lambda a: {"query": a["query"][..., :32]},
-        ValueError,
-        ["head_dim", "32", "64"],
-    ),
-    ("int8", "an integer query", lambda a: {"query": a["query"].int()}, TypeError, ["query", "int32"]),
-]
+WRONG: dict[str, list[Fault]] = {
+    "int8": [
+        fault("no scales", without("key_scales", "value_scales"), "int8", "key_scales"),
+        mistyped("another storage", option(kv_format="int4"), "int4", "uint8", "int8"),
+        fault("no such format", option(kv_format="int3"), "int3", "int8"),
+        mistyped(
+            "scales of another dtype",
+            lambda a: {"key_scales": a["key_scales"].half()},
+            "key_scales",
+            "float16",
+            "float32",
+        ),
+        fault(
+            "scales of another shape", sliced("value_scales", slice(None), slice(1)), "value_scales", "shape"
+        ),
+        fault("scales on another device", on_cpu("key_scales"), "key_scales", "cpu", "mps"),
+        mistyped("an integer query", lambda a: {"query": a["query"].int()}, "query", "int32"),
+    ],
+    "int4": [
+        fault("no value scales", without("value_scales"), "int4", "value_scales"),
+        fault("head dims differ", sliced("query", ..., slice(32)), "head_dim", "32", "64"),
+    ],
+    "fp8_e4m3": [
+        fault("half of the scales", without("value_scales"), "key_scales", "value_scales"),
+        fault("an unnamed uint8", option(kv_format="auto"), "uint8", "fp8_e4m3"),
+    ],
+}
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(
-    ("kv_format", "change", "error", "words"), [w[:1] + w[2:] for w in WRONG], ids=[w[1] for w in WRONG]
+    ("kv_format", "fault"),
+    [pytest.param(f, fault, id=fault.what) for f, faults in WRONG.items() for fault in faults],
 )
-def test_wrong_calls(op: str, kv_format: str, change: Any, error: type[Exception], words: list[str]) -> None:
+def test_wrong_calls(op: str, kv_format: str, fault: Fault) -> None:
     arguments = valid(op, kv_format)
     getattr(fattn, op)(**arguments)  # the control
-    with counted_launches() as launches, pytest.raises(error) as caught:
-        getattr(fattn, op)(**(arguments | change(arguments)))
+    with counted_launches() as launches, pytest.raises(fault.error) as caught:
+        getattr(fattn, op)(**(arguments | fault.change(arguments)))
     sentence = str(caught.value).splitlines()[0]
-    assert sentence.startswith(f"fattn.{op}: ") and all(word in sentence for word in words), sentence
+    assert sentence.startswith(f"fattn.{op}: ") and all(word in sentence for word in fault.words), sentence
     assert launches == {}
 
 

@@ -18,6 +18,7 @@ def violations(path: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPat
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "check_sources", tool)
+    monkeypatch.syspath_prepend(str(TOOL.parent))
     spec.loader.exec_module(tool)
     monkeypatch.setattr(tool, "ROOT", folder)
     (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,7 @@ def test_who_follows_gets_the_right_result(case: Advice, monkeypatch: pytest.Mon
     with pytest.raises(Exception) as refused:  # noqa: PT011 - the kind is test_public_calls.py's
         case.refused()
     sentence = str(refused.value)
-    assert case.message in sentence.partition("; ")[2] and "\n" not in sentence, sentence
+    assert case.words in sentence.partition("; ")[2] and "\n" not in sentence, sentence
     assert agrees(case.followed(), case.expected())
 
 
@@ -100,7 +100,7 @@ def agrees(result: Any, expected: Any) -> bool:
 @pytest.mark.host_only
 def test_padding_without_the_scale_is_noticed() -> None:
     """The control: padding without the scale, which the advice once omitted."""
-    case = next(case for case in ADVICE if "scale=60" in case.message)
+    case = next(case for case in ADVICE if "scale=60" in case.words)
     assert agrees(case.followed(), case.expected())
     padded = advice.run(
         "prefill", **{n: advice._padded(advice.of("prefill")[n][..., :60], 64) for n in ("query", "key")}

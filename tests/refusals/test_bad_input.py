@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import torch_fattn
 from tests.conftest import counted_launches
 from tests.helpers.accuracy import assert_lse_close
-from tests.helpers.wrong_calls import WRONG, Arguments, valid
+from tests.helpers.wrong_calls import WRONG, Arguments, Fault, valid
 from torch_fattn.operators import OPERATORS
 
 
@@ -30,7 +29,7 @@ def call(op: str, arguments: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def test_there_are_enough_wrong_calls() -> None:
-    assert len({(op, what) for op, what, *_ in WRONG}) >= 30
+    assert sum(map(len, WRONG.values())) >= 30
 
 
 @pytest.mark.parametrize("op", OPERATORS)
@@ -41,22 +40,20 @@ def test_the_control_works(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "change", "error", "words"),
-    [pytest.param(op, change, error, words, id=f"{op}-{what}") for op, what, change, error, words in WRONG],
+    ("op", "fault"),
+    [pytest.param(op, fault, id=f"{op}-{fault.what}") for op, faults in WRONG.items() for fault in faults],
 )
-def test_wrong_call(
-    op: str, change: Callable[[Arguments], Arguments], error: type[Exception], words: list[str]
-) -> None:
+def test_wrong_call(op: str, fault: Fault) -> None:
     arguments = valid(op)
-    arguments |= change(arguments)
+    arguments |= fault.change(arguments)
     tensors = {name: a for name, a in arguments.items() if isinstance(a, Tensor) and not a.is_meta}
     before = {name: a.cpu().clone() for name, a in tensors.items()}
-    with counted_launches() as launches, pytest.raises(error) as caught:
+    with counted_launches() as launches, pytest.raises(fault.error) as caught:
         call(op, arguments)
     sentence = str(caught.value)
-    assert type(caught.value) is error
+    assert type(caught.value) is fault.error
     assert sentence.startswith(f"fattn.{op}: ") and "\n" not in sentence and len(sentence) < 300, sentence
-    for word in words:
+    for word in fault.words:
         assert word in sentence
     assert launches == {}
     for name, tensor in before.items():
@@ -64,13 +61,13 @@ def test_wrong_call(
 
 
 @pytest.mark.parametrize(
-    ("op", "change"),
-    [pytest.param(op, change, id=f"{op}-{what}") for op, what, change, *_ in WRONG],
+    ("op", "fault"),
+    [pytest.param(op, fault, id=f"{op}-{fault.what}") for op, faults in WRONG.items() for fault in faults],
 )
-def test_wrong_call_without_data(op: str, change: Callable[[Arguments], Arguments]) -> None:
+def test_wrong_call_without_data(op: str, fault: Fault) -> None:
     """torch.compile and export see the refusal of the op itself, word for word."""
     arguments = valid(op)
-    arguments |= change(arguments)
+    arguments |= fault.change(arguments)
     with FakeTensorMode() as mode:
         fakes = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in arguments.items()}
         refused = refusal_of(op, fakes)

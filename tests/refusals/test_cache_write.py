@@ -12,125 +12,116 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import torch_fattn
 from tests.conftest import counted_launches
 from tests.helpers.cache_problems import FORMATS, Arguments, valid
+from tests.helpers.wrong_calls import (
+    Change,
+    Fault,
+    fault,
+    mistyped,
+    on_cpu,
+    option,
+    sliced,
+    unsupported,
+    without,
+)
 
 
-def without(*names: str) -> Callable[[Arguments], Arguments]:
-    return lambda _: dict.fromkeys(names)
-
-
-def change(name: str, function: Callable[[Tensor], Tensor]) -> Callable[[Arguments], Arguments]:
+def change(name: str, function: Callable[[Tensor], Tensor]) -> Change:
     return lambda a: {name: function(a[name])}
 
 
-def both(function: Callable[[Tensor], Tensor], *names: str) -> Callable[[Arguments], Arguments]:
+def both(function: Callable[[Tensor], Tensor], *names: str) -> Change:
     return lambda a: {name: function(a[name]) for name in names}
 
 
-def dims(dim: int) -> Callable[[Arguments], Arguments]:
+def dims(dim: int) -> Change:
     return both(lambda x: torch.zeros(*x.shape[:-1], dim, dtype=x.dtype, device=x.device), "key", "key_cache")
 
 
 CACHES = ("key_cache", "value_cache")
-# The format of the call, what is wrong, the exception, and words that the sentence must hold.
-WRONG: list[tuple[str, str, Callable[[Arguments], Arguments], type[Exception], list[str]]] = [
-    ("float", "key of rank 4", change("key", lambda x: x[None]), ValueError, ["key", "4"]),
-    ("float", "cache of rank 3", change("key_cache", lambda x: x[0]), ValueError, ["key_cache", "3"]),
-    (
-        "float",
-        "slots of rank 2",
-        change("slot_mapping", lambda x: x[None]),
-        ValueError,
-        ["slot_mapping", "2"],
-    ),
-    ("float", "float slots", change("slot_mapping", lambda x: x.float()), TypeError, ["float32", "int64"]),
-    ("float", "two slots", change("slot_mapping", lambda x: x[:2]), ValueError, ["token count", "3", "2"]),
-    ("float", "two values", change("value", lambda x: x[:2]), ValueError, ["token count", "3", "2"]),
-    ("float", "one head", change("key", lambda x: x[:, :1]), ValueError, ["head count", "1", "2"]),
-    ("float", "D differs", change("key", lambda x: x[..., :56]), ValueError, ["head_dim", "56", "64"]),
-    ("float", "blocks differ", change("value_cache", lambda x: x[:3]), ValueError, ["num_blocks", "4", "3"]),
-    (
-        "float",
-        "sizes differ",
-        change("value_cache", lambda x: x[:, :1]),
-        ValueError,
-        ["block_size", "2", "1"],
-    ),
-    ("float", "D of 12", dims(12), ValueError, ["12", "8"]),
-    ("float", "D of 584", dims(584), NotImplementedError, ["584", "576"]),
-    ("float", "blocks of 0", both(lambda x: x[:, :0], *CACHES), ValueError, ["block_size", "0"]),
-    ("float", "integer key", change("key", lambda x: x.int()), TypeError, ["int32"]),
-    ("float", "float32 value", change("value", lambda x: x.float()), TypeError, ["float16", "float32"]),
-    ("float", "float32 rows", both(lambda x: x.float(), "key", "value"), TypeError, ["float32", "float16"]),
-    ("float", "half a pair", change("key_cache", lambda x: x.float()), TypeError, ["float32", "float16"]),
-    ("float", "cache on the CPU", change("key_cache", lambda x: x.cpu()), ValueError, ["key_cache", "cpu"]),
-    ("float", "slots on the CPU", change("slot_mapping", lambda x: x.cpu()), ValueError, ["cpu", "mps"]),
-    (
-        "float",
-        "expanded cache",
-        change("key_cache", lambda x: x[:1].expand(4, -1, -1, -1)),
-        ValueError,
-        ["key_cache", "share memory", "[0, 128, 64, 1]"],
-    ),
-    (
-        "float",
-        "overlapping slots",
-        change("value_cache", lambda x: x.as_strided((4, 2, 2, 96), (384, 190, 95, 1))),
-        ValueError,
-        ["value_cache", "share memory"],
-    ),
-    (
-        "float",
-        "columns apart",
-        change("key_cache", lambda x: torch.zeros(4, 2, 64, 2, device="mps").half().mT),
-        ValueError,
-        ["key_cache", "contiguous"],
-    ),
-    ("float", "scales", lambda a: scales_of(a), ValueError, ["key_scales", "float16", "leave it out"]),
-    ("float", "unknown format", lambda _: {"kv_format": "int3"}, ValueError, ["int3", "fp8_e4m3"]),
-    ("float", "format of halves", lambda _: {"kv_format": "int4"}, TypeError, ["int4", "uint8", "float16"]),
-    ("float", "int16 caches", both(lambda x: x.short(), *CACHES), TypeError, ["dtype"]),
-    ("int8", "no scales", without("key_scales", "value_scales"), ValueError, ["int8", "key_scales"]),
-    ("int8", "half scales", change("key_scales", lambda x: x.half()), TypeError, ["float16", "float32"]),
-    ("int8", "scales for one", without("value_scales"), ValueError, ["key_scales", "both"]),
-    (
-        "int8",
-        "scales too few",
-        change("value_scales", lambda x: x[:3]),
-        ValueError,
-        ["[3, 2, 2]", "[4, 2, 2]"],
-    ),
-    ("int8", "scales on the CPU", change("key_scales", lambda x: x.cpu()), ValueError, ["key_scales", "cpu"]),
-    (
-        "int8",
-        "expanded scales",
-        change("key_scales", lambda x: x[:1].expand(4, -1, -1)),
-        ValueError,
-        ["key_scales", "share memory"],
-    ),
-    ("fp8_e4m3", "format not named", lambda _: {"kv_format": "auto"}, ValueError, ["uint8", "name it"]),
-    ("int4", "no scales", without("key_scales", "value_scales"), ValueError, ["int4", "key_scales"]),
-    (
-        "int4",
-        "scales apart",
-        change("key_scales", lambda x: torch.zeros(4, 2, 2, 2, 2, device="mps").half().mT),
-        ValueError,
-        ["key_scales", "last two dimensions"],
-    ),
-    (
-        "int4",
-        "half a group",
-        lambda a: {"value": a["value"][..., :80], "value_cache": a["value_cache"][..., :40]},
-        ValueError,
-        ["head_dim 80", "int4", "32"],
-    ),
-    (
-        "int4",
-        "scales of a larger head",
-        lambda a: {"value": a["value"][..., :64], "value_cache": a["value_cache"][..., :32]},
-        ValueError,
-        ["[4, 2, 2, 3, 2]", "[4, 2, 2, 2, 2]"],
-    ),
-]
+WRONG: dict[str, list[Fault]] = {
+    "float": [
+        fault("key of rank 4", sliced("key", None), "key", "4"),
+        fault("cache of rank 3", sliced("key_cache", 0), "key_cache", "3"),
+        fault("slots of rank 2", sliced("slot_mapping", None), "slot_mapping", "2"),
+        mistyped("float slots", change("slot_mapping", lambda x: x.float()), "float32", "int64"),
+        fault("two slots", sliced("slot_mapping", slice(2)), "token count", "3", "2"),
+        fault("two values", sliced("value", slice(2)), "token count", "3", "2"),
+        fault("one head", change("key", lambda x: x[:, :1]), "head count", "1", "2"),
+        fault("D differs", change("key", lambda x: x[..., :56]), "head_dim", "56", "64"),
+        fault("blocks differ", sliced("value_cache", slice(3)), "num_blocks", "4", "3"),
+        fault("sizes differ", change("value_cache", lambda x: x[:, :1]), "block_size", "2", "1"),
+        fault("D of 12", dims(12), "12", "8"),
+        unsupported("D of 584", dims(584), "584", "576"),
+        fault("blocks of 0", both(lambda x: x[:, :0], *CACHES), "block_size", "0"),
+        mistyped("integer key", change("key", lambda x: x.int()), "int32"),
+        mistyped("float32 value", change("value", lambda x: x.float()), "float16", "float32"),
+        mistyped("float32 rows", both(lambda x: x.float(), "key", "value"), "float32", "float16"),
+        mistyped("half a pair", change("key_cache", lambda x: x.float()), "float32", "float16"),
+        fault("cache on the CPU", on_cpu("key_cache"), "key_cache", "cpu"),
+        fault("slots on the CPU", on_cpu("slot_mapping"), "cpu", "mps"),
+        fault(
+            "expanded cache",
+            change("key_cache", lambda x: x[:1].expand(4, -1, -1, -1)),
+            "key_cache",
+            "share memory",
+            "[0, 128, 64, 1]",
+        ),
+        fault(
+            "overlapping slots",
+            change("value_cache", lambda x: x.as_strided((4, 2, 2, 96), (384, 190, 95, 1))),
+            "value_cache",
+            "share memory",
+        ),
+        fault(
+            "columns apart",
+            change("key_cache", lambda x: torch.zeros(4, 2, 64, 2, device="mps").half().mT),
+            "key_cache",
+            "contiguous",
+        ),
+        fault("scales", lambda a: scales_of(a), "key_scales", "float16", "leave it out"),
+        fault("unknown format", option(kv_format="int3"), "int3", "fp8_e4m3"),
+        mistyped("format of halves", option(kv_format="int4"), "int4", "uint8", "float16"),
+        mistyped("int16 caches", both(lambda x: x.short(), *CACHES), "dtype"),
+    ],
+    "int8": [
+        fault("no scales", without("key_scales", "value_scales"), "int8", "key_scales"),
+        mistyped("half scales", change("key_scales", lambda x: x.half()), "float16", "float32"),
+        fault("scales for one", without("value_scales"), "key_scales", "both"),
+        fault("scales too few", sliced("value_scales", slice(3)), "[3, 2, 2]", "[4, 2, 2]"),
+        fault("scales on the CPU", on_cpu("key_scales"), "key_scales", "cpu"),
+        fault(
+            "expanded scales",
+            change("key_scales", lambda x: x[:1].expand(4, -1, -1)),
+            "key_scales",
+            "share memory",
+        ),
+    ],
+    "fp8_e4m3": [
+        fault("format not named", option(kv_format="auto"), "uint8", "name it"),
+    ],
+    "int4": [
+        fault("no scales", without("key_scales", "value_scales"), "int4", "key_scales"),
+        fault(
+            "scales apart",
+            change("key_scales", lambda x: torch.zeros(4, 2, 2, 2, 2, device="mps").half().mT),
+            "key_scales",
+            "last two dimensions",
+        ),
+        fault(
+            "half a group",
+            lambda a: {"value": a["value"][..., :80], "value_cache": a["value_cache"][..., :40]},
+            "head_dim 80",
+            "int4",
+            "32",
+        ),
+        fault(
+            "scales of a larger head",
+            lambda a: {"value": a["value"][..., :64], "value_cache": a["value_cache"][..., :32]},
+            "[4, 2, 2, 3, 2]",
+            "[4, 2, 2, 2, 2]",
+        ),
+    ],
+}
 
 
 def scales_of(arguments: Arguments) -> Arguments:
@@ -145,21 +136,19 @@ def refusal_of(arguments: Arguments) -> tuple[type[Exception], str]:
 
 
 @pytest.mark.parametrize(
-    ("kv_format", "function", "error", "words"),
-    [pytest.param(f, c, e, w, id=f"{f}-{what}") for f, what, c, e, w in WRONG],
+    ("kv_format", "fault"),
+    [pytest.param(f, fault, id=f"{f}-{fault.what}") for f, faults in WRONG.items() for fault in faults],
 )
-def test_wrong_call(
-    kv_format: str, function: Callable[[Arguments], Arguments], error: type[Exception], words: list[str]
-) -> None:
+def test_wrong_call(kv_format: str, fault: Fault) -> None:
     arguments = valid(kv_format)
-    arguments |= function(arguments)
+    arguments |= fault.change(arguments)
     tensors = {name: a for name, a in arguments.items() if isinstance(a, Tensor)}
     before = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
     with counted_launches() as launches:
         raised, sentence = refusal_of(arguments)
-    assert raised is error, sentence
+    assert raised is fault.error, sentence
     assert sentence.startswith("fattn.cache_write: ") and "\n" not in sentence and len(sentence) < 300
-    for word in words:
+    for word in fault.words:
         assert word in sentence, sentence
     assert launches == {}
     for name, tensor in before.items():

@@ -44,14 +44,12 @@ def _by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 ADVICE: list[Advice] = [
     Advice(
         "use torch.nn.functional.scaled_dot_product_attention where gradients are needed",
-        "scaled_dot_product_attention",
         _gradient(torch_fattn.prefill),
         _gradient(F.scaled_dot_product_attention),
         _gradient(_by_hand),
     ),
     Advice(
         "use torch.matmul and torch.softmax where one is needed",
-        "torch.matmul and torch.softmax",
         _tangent(torch_fattn.prefill),
         _tangent(_by_hand),
         _difference,

@@ -106,28 +106,26 @@ NOTHING = PACKED["cu_seqlens_q"][:0]
 ADVICE: list[Advice] = [
     Advice(
         "move {} with .to('{}')",
-        "move q with .to('mps:0')",
         dense(k=DENSE["k"].to("mps"), v=DENSE["v"].to("mps")),
         dense(**{name: DENSE[name].to("mps:0") for name in "qkv"}),
         exact_dense(),
+        message="move q with .to('mps:0')",
     ),
     Advice(
         "pass torch.float32, torch.float16 or torch.bfloat16",
-        "pass torch.float32",
         dense(q=DENSE["q"].double()),
         dense(q=DENSE["q"].double().to(torch.float32)),
         exact_dense(),
     ),
     Advice(
         "pass one dtype for all",
-        "convert with .to(q.dtype)",
         dense(k=DENSE["k"].double()),
         dense(k=DENSE["k"].double().to(DENSE["q"].dtype)),
         exact_dense(),
+        message="convert with .to(q.dtype)",
     ),
     Advice(
         "pass a multiple of them, and transpose q and the keys if yours have the heads before the length",
-        "a multiple of them",
         dense(q=DENSE["q"][:, :, :3]),
         dense(q=DENSE["q"][:, :, :2]),
         exact_dense(q=DENSE["q"][:, :, :2]),
@@ -135,10 +133,10 @@ ADVICE: list[Advice] = [
     *(
         Advice(
             "use {} of the transposed [batch, heads, length, head_dim], with an attn_mask",
-            message,
             dense(**WIDE, causal=True, softcap=softcap, alibi_slopes=slopes),
             followed,
             exact_dense(Options(causal=True, softcap=softcap, slopes=slopes), **WIDE),
+            message=message,
         )
         for message, softcap, slopes, followed in (
             (
@@ -164,15 +162,14 @@ ADVICE: list[Advice] = [
     *(
         Advice(
             "pass one slope for each head, [{}], or also for each sequence, [{}, {}]",
-            "[4], or also for each sequence, [2, 4]",
             dense(alibi_slopes=SLOPES[0, :3]),
             dense(alibi_slopes=slopes),
             exact_dense(Options(slopes=slopes)),
+            message="[4], or also for each sequence, [2, 4]",
         )
         for slopes in (SLOPES, SLOPES[0])
     ),
     Advice(
-        "convert it with .float()",
         "convert it with .float()",
         dense(alibi_slopes=SLOPES.double()),
         dense(alibi_slopes=SLOPES.double().float()),
@@ -181,29 +178,26 @@ ADVICE: list[Advice] = [
     *(
         Advice(
             "pass a number up to {}, or 0.0 for none",
-            "a number up to 1e+30, or 0.0 for none",
             dense(softcap=1e39),
             dense(softcap=cap),
             exact_dense(),
+            message="a number up to 1e+30, or 0.0 for none",
         )
         for cap in (1e30, 0.0)
     ),
     Advice(
         "pass None for the default, 1 / sqrt(head size)",
-        "None for the default",
         dense(softmax_scale=float("nan")),
         dense(softmax_scale=None),
         exact_dense(Options(scale=0.25)),
     ),
     Advice(
         "pass a multiple of them, and transpose q and the keys if yours have the heads before the length",
-        "transpose q and the keys",
         dense(**{name: DENSE[name].transpose(1, 2) for name in "qkv"}),
         dense(),
         exact_dense(),
     ),
     Advice(
-        "convert it with .to(torch.int32)",
         "convert it with .to(torch.int32)",
         packed(cu_seqlens_k=PACKED["cu_seqlens_k"].long()),
         packed(cu_seqlens_k=PACKED["cu_seqlens_k"].long().to(torch.int32)),
@@ -211,30 +205,28 @@ ADVICE: list[Advice] = [
     ),
     Advice(
         "it begins with 0",
-        "it begins with 0",
         packed(cu_seqlens_q=NOTHING),
         packed(cu_seqlens_q=torch.cat((torch.tensor([0]), torch.tensor([3, 1]).cumsum(0))).int()),
         exact_packed,
     ),
     Advice(
         "pass",
-        "pass the most keys that a sequence has",
         packed(max_seqlen_k=-1),
         packed(max_seqlen_k=5),
         exact_packed,
+        message="pass the most keys that a sequence has",
     ),
     Advice(
         "pass",
-        "pass [batch, length, heads, head_dim]",
         dense(k=DENSE["k"].flatten(0, 1)),
         dense(k=DENSE["k"].flatten(0, 1).view(2, 5, 2, 16)),
         exact_dense(),
+        message="pass [batch, length, heads, head_dim]",
     ),
     # Advice about caches.
     *(
         Advice(
             "pass a cache of as many sequences, or cache_batch_idx",
-            "as many sequences, or cache_batch_idx",
             cached(FILLED, **THREE),
             cached(FILLED, **THREE, **right),
             exact_cached((3, 5, 4), (0, 1, 0)),
@@ -244,22 +236,14 @@ ADVICE: list[Advice] = [
             {name: FILLED[name][[0, 1, 0]] for name in ("k_cache", "v_cache")},
         )
     ),
+    Advice("pass both or neither", cached(FILLED, k=APPENDED["k"]), cached(FILLED), exact_cached()),
     Advice(
         "pass both or neither",
-        "neither",
-        cached(FILLED, k=APPENDED["k"]),
-        cached(FILLED),
-        exact_cached(),
-    ),
-    Advice(
-        "pass both or neither",
-        "both",
         cached(FILLED, v=APPENDED["v"]),
         cached(FILLED, **APPENDED),
         exact_cached(appended=True),
     ),
     Advice(
-        "pass all four",
         "pass all four",
         cached(FILLED, **ROTARY),
         cached(FILLED, **ROTARY, **APPENDED),
@@ -267,13 +251,12 @@ ADVICE: list[Advice] = [
     ),
     Advice(
         "pass a table of at least",
-        "at least 8",
         cached(CACHE, **{name: angles[:7] for name, angles in ROTARY.items()}),
         cached(CACHE, **{name: angles[:8] for name, angles in ROTARY.items()}),
         exact_cached(appended=True, turned=True),
+        message="at least 8",
     ),
     Advice(
-        "convert it with .to(q.dtype)",
         "convert it with .to(q.dtype)",
         cached(CACHE, rotary_cos=torch.ones(8, 4).int(), rotary_sin=torch.zeros(8, 4)),
         cached(CACHE, rotary_cos=torch.ones(8, 4).int().to(CACHE["q"].dtype), rotary_sin=torch.zeros(8, 4)),
@@ -281,41 +264,38 @@ ADVICE: list[Advice] = [
     ),
     Advice(
         "pass at most",
-        "pass at most 8",
         cached(FILLED, cache_seqlens=9),
         cached(FILLED, cache_seqlens=8),
         exact_cached((8, 8)),
+        message="pass at most 8",
     ),
     Advice(
         "pass",
-        "pass at most 7",
         cached(FILLED, **APPENDED, cache_seqlens=8),
         cached(FILLED, **APPENDED, cache_seqlens=7),
         exact_cached((7, 7), appended=True),
+        message="pass at most 7",
     ),
     Advice(
         "pass memory of its own for each",
-        "memory of its own for each",
         lambda: flash_attn.flash_attn_with_kvcache(**ODD, v_cache=ODD["k_cache"]),
         lambda: flash_attn.flash_attn_with_kvcache(**ODD, v_cache=ODD["k_cache"].clone()),
         lambda: cached(ODD, v_cache=ODD["k_cache"].clone())(),
     ),
     Advice(
         "pass it",
-        "pass it",
         cached(FILLED, **APPENDED, cache_seqlens=None),
         cached(FILLED, **APPENDED),
         exact_cached(appended=True),
     ),
     Advice(
-        "give each sequence entries of its own in",  # with FATTN_CHECK=1
-        "entries of its own in cache_batch_idx",
+        "give each sequence entries of its own in",
         cached(FILLED | APPENDED, cache_seqlens=SEVEN, cache_batch_idx=torch.tensor([1, 1])),
         cached(FILLED | APPENDED, cache_seqlens=SEVEN, cache_batch_idx=torch.tensor([0, 1])),
         exact_cached((7, 7), appended=True),
+        message="entries of its own in cache_batch_idx",
     ),
     Advice(
-        "leave out cache_batch_idx",
         "leave out cache_batch_idx",
         cached(FILLED, block_table=BOTH_IN_ONE, cache_batch_idx=BOTH_IN_ONE[:, 0]),
         cached(FILLED, block_table=BOTH_IN_ONE),
@@ -323,14 +303,13 @@ ADVICE: list[Advice] = [
     ),
     Advice(
         "pass {}.detach(), or call under torch.no_grad()",
-        "pass k_cache.detach()",
         cached(FILLED, **APPENDED, k_cache=WITH_GRADIENT),
         cached(FILLED, **APPENDED, k_cache=WITH_GRADIENT.detach()),
         exact_cached(appended=True),
+        message="pass k_cache.detach()",
     ),
     Advice(
         "pass memory of its own, without .expand()",
-        "without .expand()",
         cached(FILLED, **APPENDED, v_cache=CACHE["v_cache"][:1].expand(2, -1, -1, -1)),
         cached(FILLED, **APPENDED, v_cache=CACHE["v_cache"].clone()),
         exact_cached(appended=True),

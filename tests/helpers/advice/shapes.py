@@ -10,7 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_fattn
-from tests.helpers.advice import LONG, QUANTISED, SLOPES, WIDE, WRITTEN, Advice, exact, of, run, written
+from tests.helpers.advice import (
+    LONG,
+    QUANTISED,
+    SLOPES,
+    WIDE,
+    WRITTEN,
+    Advice,
+    exact,
+    of,
+    of_op,
+    of_write,
+    run,
+    written,
+)
 from tests.helpers.public_calls import heads
 from torch_fattn import reference
 
@@ -49,7 +62,6 @@ ADVICE: list[Advice] = [
     *(
         Advice(
             "split them into calls, each with the seq_lens up to its last row",
-            "split them into calls, each with the seq_lens up to its last row",
             run(op, query=LONG, **options),
             _long_by_parts(op, **options),
             exact(op, query=LONG, **options),
@@ -60,94 +72,85 @@ ADVICE: list[Advice] = [
         Advice(
             "split them into calls, each with the seq_lens up to its last row{} and an attn_mask in place of "
             "tree_mask",
-            "up to its last row and an attn_mask in place of tree_mask",
             run(op, query=LONG, tree_mask=TREE, **options),
             _long_by_parts(op, attn_mask=_tree_as_mask(), **options),
             exact(op, query=LONG, tree_mask=TREE, **options),
+            message="up to its last row and an attn_mask in place of tree_mask",
         )
         for op, options in (("decode", {}), ("decode", QUANTISED), ("paged_decode", {}))
     ),
     Advice(
         "use F.scaled_dot_product_attention for this layer",
-        "for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees",
         lambda: torch_fattn.prefill(**GROUPED, is_causal=True),
         _by_torch(),
         lambda: reference.prefill(**GROUPED, is_causal=True)[0],
+        message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees",
     ),
     Advice(
         "use F.scaled_dot_product_attention for this layer",
-        "for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees",
         lambda: torch_fattn.decode(**GROUPED, seq_lens=FOUR),
         _by_torch(keys=4),
         lambda: reference.decode(**GROUPED, seq_lens=FOUR)[0],
+        message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees",
     ),
     *(
         Advice(
             "use torch_fattn.reference.decode for this layer, in float64",
-            "use torch_fattn.reference.decode for this layer, in float64",
-            lambda options=options: torch_fattn.decode(**GROUPED, **options),  # type: ignore[misc]
-            lambda options=options: reference.decode(**GROUPED, **options)[0],  # type: ignore[misc]
-            lambda options=options: reference.decode(**GROUPED, **options)[0],  # type: ignore[misc]
+            lambda options=options: torch_fattn.decode(**GROUPED, **options),
+            lambda options=options: reference.decode(**GROUPED, **options)[0],
+            lambda options=options: reference.decode(**GROUPED, **options)[0],
         )
         for options in ({"softcap": 3.0}, {"alibi_slopes": SLOPES}, {"sinks": SLOPES})
     ),
-    Advice(
+    of_op(
         "use .transpose(1, 2) if yours have the length before the heads",
-        "query and key are [batch, heads, length, head_dim]: use .transpose(1, 2)",
-        run("prefill", **{n: of("prefill")[n].transpose(1, 2) for n in ("query", "key", "value")}),
-        run("prefill"),
-        exact("prefill"),
+        "prefill",
+        {n: of("prefill")[n].transpose(1, 2) for n in ("query", "key", "value")},
+        message="query and key are [batch, heads, length, head_dim]: use .transpose(1, 2)",
     ),
     Advice(
         "transpose them if yours are not",
-        "key_cache [num_blocks, block_size, kv_heads, head_dim]: transpose",
         run("paged_decode", **HEADS_FIRST),
         run("paged_decode", **{n: pool.transpose(1, 2) for n, pool in HEADS_FIRST.items()}),
         exact("paged_decode"),
+        message="key_cache [num_blocks, block_size, kv_heads, head_dim]: transpose",
     ),
     Advice(
         "they must be equal",
-        ".expand() key to 2 sequences",
         run("prefill", **{n: of("prefill")[n][:1] for n in ("key", "value")}),
         run("prefill", **{n: of("prefill")[n][:1].expand(2, -1, -1, -1) for n in ("key", "value")}),
         exact("prefill", **{n: of("prefill")[n][[0, 0]] for n in ("key", "value")}),
+        message=".expand() key to 2 sequences",
     ),
     *(
         Advice(
             "all three must have the same dtype{}: convert {} with .to(query.dtype)",
-            f"convert {names[0]} and {names[1]} with .to(query.dtype)",
             run(op, **{n: of(op)[n].double() for n in names}),
             run(op, **{n: of(op)[n].double().to(torch.float32) for n in names}),
             exact(op),
+            message=f"convert {names[0]} and {names[1]} with .to(query.dtype)",
         )
         for op, names in (("prefill", ("key", "value")), ("paged_decode", ("key_cache", "value_cache")))
     ),
     Advice(
         "convert it with .float()",
-        "convert it with .float()",
         run("prefill", query=of("prefill")["query"].double()),
         run("prefill", query=of("prefill")["query"].double().float()),
         exact("prefill"),
     ),
-    Advice(
-        "convert value with .to(key.dtype)",
+    of_write(
         "convert value with .to(key.dtype)",
         written(value=WRITTEN["value"].float()),
         written(value=WRITTEN["value"].float().to(WRITTEN["key"].dtype)),
-        lambda: WRITTEN["key"][[0, 2]],
     ),
-    Advice(
-        "convert it with .to(torch.int64)",
+    of_write(
         "convert it with .to(torch.int64)",
         written(slot_mapping=WRITTEN["slot_mapping"].short()),
         written(slot_mapping=WRITTEN["slot_mapping"].short().to(torch.int64)),
-        lambda: WRITTEN["key"][[0, 2]],
     ),
-    Advice(
+    of_op(
         "pass one entry more than there are sequences in both",
-        "one entry more than there are sequences",
-        run("varlen_prefill", cu_seqlens_q=of("varlen_prefill")["cu_seqlens_q"][:2]),
-        run("varlen_prefill"),
-        exact("varlen_prefill"),
+        "varlen_prefill",
+        {"cu_seqlens_q": of("varlen_prefill")["cu_seqlens_q"][:2]},
     ),
 ]
