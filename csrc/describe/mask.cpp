@@ -24,7 +24,8 @@ int64_t cells_of(int64_t length, int64_t cell) { return (length + cell - 1) / ce
 
 }  // namespace
 
-void add_mask(Call& call, const OptionalTensor& attn_mask) {
+void add_mask(Call& call, const Arguments& arguments) {
+  const OptionalTensor attn_mask = arguments.optional_tensor("attn_mask");
   if (!attn_mask.has_value()) return;
   const Tensor& mask = *attn_mask;
   Problem& problem = call.problem;
@@ -49,7 +50,8 @@ void add_mask(Call& call, const OptionalTensor& attn_mask) {
   call.attn_mask = mask;
 }
 
-void add_mask_map(Call& call, const OptionalTensor& mask_map) {
+void add_mask_map(Call& call, const Arguments& arguments) {
+  const OptionalTensor mask_map = arguments.optional_tensor("mask_map");
   if (!mask_map.has_value()) return;
   const Tensor& map = *mask_map;
   Problem& problem = call.problem;

@@ -165,7 +165,7 @@ Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t ro
   const ScoreOptions& options = call.problem.options;
   scores = scores.mul(call.problem.scale);
   if (options.softcap > 0.0) scores = scores.div(options.softcap).tanh().mul(options.softcap);
-  if (options.alibi_slopes) {
+  if (options.alibi_slopes.given) {
     const Tensor key = at::arange(call.problem.kv_len, call.query.options().dtype(at::kLong));
     const Tensor distance = key.sub(row_positions(query, first, rows).unsqueeze(2)).unsqueeze(1);
     scores = scores.add(call.alibi_slopes.to(at::kDouble).unsqueeze(-1).unsqueeze(-1).mul(distance));
@@ -175,7 +175,7 @@ Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t ro
 
 // The logits of the sinks, or -inf without sinks: [1, q_heads or 1, 1, 1].
 Tensor sink_logits(const Call& call) {
-  if (call.problem.options.sinks) return call.sinks.view({1, -1, 1, 1});
+  if (call.problem.options.sinks.given) return call.sinks.view({1, -1, 1, 1});
   return at::full({1, 1, 1, 1}, -kInfinity, call.query.options().dtype(at::kFloat));
 }
 
@@ -245,7 +245,7 @@ std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
   const Tensor sinks = logits.masked_fill(logits.eq(kInfinity), kNaN);  // inf - inf, as for rows with keys
   const auto options = call.problem.part ? call.query.options().dtype(at::kFloat) : call.query.options();
   const Tensor out = at::empty_strided(sizes.out, sizes.out_strides, options).zero_();
-  if (call.problem.options.sinks) {
+  if (call.problem.options.sinks.given) {
     out.masked_fill_(call.problem.packed ? sinks.isnan() : sinks.isnan().unsqueeze(2), kNaN);
   }
   if (!call.problem.part) return {out, at::empty(sizes.lse, sinks.options()).copy_(sinks)};

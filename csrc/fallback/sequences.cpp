@@ -142,7 +142,11 @@ Call with_own_keys(const Call& call, int64_t b, Run keys) {
     if (option.defined() && option.dim() == 2) option = option.narrow(0, b, 1);
   };
   narrow_to_sequence(own.tree_mask);
-  narrow_to_sequence(own.alibi_slopes);
+#define FATTN_NUMBER(type, name, value)
+#define FATTN_PER_HEAD(slot, name, by_sequence) narrow_to_sequence(own.name);
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
+#undef FATTN_NUMBER
+#undef FATTN_PER_HEAD
   return own;
 }
 
