@@ -16,10 +16,9 @@ from torch.nn.functional import pad
 
 from ..operators.cache_write import cache_write
 from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
-from ..reference.kv_formats import INT4_GROUP
+from ..operators.kv_formats import INT4_GROUP, KV_FORMATS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-STORAGES = {"int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
 
 
 def check_sizes(name: str, least: int, **sizes: int) -> None:
@@ -78,8 +77,8 @@ class CacheShape:
             _check_dim(name, what, dim)
             check_bytes(name, 4, self.num_layers, *self.shape, dim)
         _check_device(name, self.device)
-        if self.kv_format != "auto" and self.kv_format not in STORAGES:
-            known = ", ".join(("auto", *STORAGES))
+        if self.kv_format != "auto" and self.kv_format not in KV_FORMATS:
+            known = ", ".join(("auto", *KV_FORMATS))
             raise ValueError(f"{name}: kv_format {self.kv_format!r} is not known; use one of {known}")
         if self.dtype not in DTYPES:
             raise TypeError(
@@ -94,15 +93,14 @@ class CacheShape:
 
     def memory(self, dim: int) -> tuple[Tensor, Tensor | None]:
         """Shapes and dtypes of keys or values of that size, and of their scales."""
-        dtype = STORAGES.get(self.kv_format, self.dtype)
-        columns = dim // 2 if self.kv_format == "int4" else dim
-        stored = torch.empty(*self.shape, columns, dtype=dtype, device=self.device)
         if self.kv_format == "auto":
-            return stored, None
-        if self.kv_format == "int4":
-            groups = (*self.shape, dim // INT4_GROUP, 2)
-            return stored, torch.empty(groups, dtype=torch.float16, device=self.device)
-        return stored, torch.empty(self.shape, dtype=torch.float32, device=self.device)
+            return torch.empty(*self.shape, dim, dtype=self.dtype, device=self.device), None
+        kind = KV_FORMATS[self.kv_format]
+        shape, dtype = kind.scales(self.shape, dim)
+        return (
+            torch.empty(*self.shape, kind.columns(dim), dtype=kind.dtype, device=self.device),
+            torch.empty(shape, dtype=dtype, device=self.device),
+        )
 
 
 class Layers:
