@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..operators import DTYPES
 from ..operators.cache_write import cache_write
 from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
-from ..operators.kv_formats import INT4_GROUP, KV_FORMATS
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+from ..operators.kv_formats import INT4_GROUP, KV_FORMATS, check_format
 
 
 def check_sizes(name: str, least: int, **sizes: int) -> None:
@@ -77,10 +76,8 @@ class CacheShape:
             _check_dim(name, what, dim)
             check_bytes(name, 4, self.num_layers, *self.shape, dim)
         _check_device(name, self.device)
-        if self.kv_format != "auto" and self.kv_format not in KV_FORMATS:
-            known = ", ".join(("auto", *KV_FORMATS))
-            raise ValueError(f"{name}: kv_format {self.kv_format!r} is not known; use one of {known}")
-        if self.dtype not in DTYPES:
+        check_format(name, self.kv_format, "auto")
+        if self.dtype not in DTYPES.values():
             raise TypeError(
                 f"{name}: dtype {self.dtype} is not torch.float32, torch.float16 or torch.bfloat16; give one "
                 "of them, and a kv_format to store keys and values in fewer bits"
@@ -195,7 +192,7 @@ class Layers:
                 f'.to("{device}"), the cache\'s device'
             )
         dtype = self._shape.dtype
-        if rows.dtype != dtype and (self._shape.kv_format == "auto" or rows.dtype not in DTYPES):
+        if rows.dtype != dtype and (self._shape.kv_format == "auto" or rows.dtype not in DTYPES.values()):
             raise TypeError(
                 f"{method}: {what} is {rows.dtype} and the cache {dtype}; convert it with .to({dtype}), the "
                 "cache's dtype"

@@ -11,13 +11,12 @@ import torch
 
 from ..inspection.plans import FAMILIES, MOST_CORES, check_machine, explain
 from ..inspection.sizes import SIZES, operands_of
-from ..operators import OPERATORS
+from ..operators import ATTENTION, DTYPES, OPERATORS
 from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
 from ..operators.kv_formats import KV_FORMATS
-from .arguments import DTYPES, Parser, whole
+from .arguments import Parser, whole
 
 MOST = 2**31 - 1
-ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
 # Options that not every operator has; the others refuse them.
 USED_BY = {
     "kv_heads": ATTENTION,

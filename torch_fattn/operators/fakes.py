@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from . import LOGITS_OPERATORS, OPERATORS
+from . import ATTENTION, LOGITS_OPERATORS, OPERATORS
 from .kv_formats import head_dim
 
-# The operators that also attend to a part of the keys, for merge.parts.
-PARTS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -23,7 +21,7 @@ def register() -> None:
         torch.library.register_fake(f"fattn::{op}", _fake(op))
     for op in LOGITS_OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _logits_fake(op))
-    for op in PARTS:
+    for op in ATTENTION:
         torch.library.register_fake(f"fattn::{op}.part", _part_fake(op))
     torch.library.register_fake("fattn::merge.parts", _merged_parts)
     torch.library.register_fake("fattn::mask_map", _mask_map)

@@ -33,6 +33,13 @@ KV_FORMATS = {
 INT4_GROUP = KV_FORMATS["int4"].group
 
 
+def check_format(name: str, kv_format: str, *others: str) -> None:
+    """Raises unless it is one of these formats or of the others."""
+    known = (*others, *KV_FORMATS)
+    if kv_format not in known:
+        raise ValueError(f"{name}: kv_format {kv_format!r} is not known; use one of {', '.join(known)}")
+
+
 def head_dim(columns: int, kv_format: str | None) -> int:
     """The elements of a row of so many columns, in a format or in none."""
     return columns * (KV_FORMATS[kv_format].packed if kv_format in KV_FORMATS else 1)
