@@ -163,8 +163,7 @@ def explain(
     """The plan of `torch_fattn.<op>(*operands, **options)`; nothing is computed and nothing is launched.
 
     Args:
-        op: "prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge", "softmax",
-            "softcap", "mask_map" or "cache_write".
+        op: the name of an operator, such as "prefill".
         operands, options: as for the operator. Tensors on any device will do; those on "meta" cost nothing.
         device_name, family, cores: plan for this GPU (family n of `MTLGPUFamilyApple<n>`; 0 cores where the
             number is unknown, as in a virtual machine: planned as for an M1). The default is the

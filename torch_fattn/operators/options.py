@@ -1,7 +1,7 @@
 """The options of the attention operators, each stated once: its name, its type, and what it means.
 
 Defaults and order are those of the operators' schemas. A function that takes `**options: Unpack[...]` of one
-of these shows them in its signature and documentation (`runtime/options.py`).
+of these shows them in its signature, and the text below each in its documentation (`runtime/options.py`).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ class PointwiseOptions(TypedDict, total=False):
     """c > 0, up to 1e30, turns a score s into `c * tanh(s / c)`, before all that is added to it.
     0: none."""
     scale: float | None
-    """Factor of the score, finite. Default `D ** -0.5`."""
+    """factor of the score, finite. Default `D ** -0.5`."""
 
 
 class ScoreOptions(PointwiseOptions, total=False):
     """Options that change scores or hide keys by position."""
 
     window_left: int
-    """A row at position p sees keys from `p - window_left` on; -1: all. Keys outside the windows
+    """a row at position p sees keys from `p - window_left` on; -1: all. Keys outside the windows
     of all rows of a tile are never loaded."""
     window_right: int
-    """And up to `p + window_right`; -1: all. Without effect on causal rows, such as those of
+    """and up to `p + window_right`; -1: all. Without effect on causal rows, such as those of
     `decode`."""
     sink_tokens: int
-    """This many keys at the beginning stay visible outside the window."""
+    """this many keys at the beginning stay visible outside the window."""
     sinks: Tensor | None
     """`[Hq]`, a logit per query head that takes part in the softmax and has no value. A row that
     sees no key has it as its lse. Any finite float32; -inf is none, +inf and NaN make the head
@@ -45,14 +45,14 @@ class CausalOptions(TypedDict, total=False):
     """Options of the prefills; rows of the decodes are always causal."""
 
     is_causal: bool
-    """A row at position p sees the keys up to p."""
+    """a row at position p sees the keys up to p."""
 
 
 class OffsetOptions(TypedDict, total=False):
     """Options of the prefills whose rows need not be the newest."""
 
     q_offset: int | None
-    """Absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
+    """absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
     0 is the alignment of `F.scaled_dot_product_attention`."""
 
 
@@ -60,12 +60,12 @@ class StorageOptions(TypedDict, total=False):
     """Options that describe how keys and values are stored."""
 
     key_scales: Tensor | None
-    """The scales of a quantised cache, `[B, Hkv, capacity]`, and for int4 `[.., D / 32, 2]`
+    """the scales of a quantised cache, `[B, Hkv, capacity]`, and for int4 `[.., D / 32, 2]`
     behind that. For int8 and fp8_e4m3, any strides."""
     value_scales: Tensor | None
-    """The same for the values."""
+    """the same for the values."""
     kv_format: str
-    """How key and value are stored. "auto" derives it from their dtype: torch.int8 is "int8". A
+    """how key and value are stored. "auto" derives it from their dtype: torch.int8 is "int8". A
     torch.uint8 cache needs an explicit format:
 
     "int8": int8, and a float32 scale for each row of D: an element is `q * scale`.
@@ -91,7 +91,7 @@ class PrefillOptions(CausalOptions, OffsetOptions, ScoreOptions, LayoutOptions, 
     """The options of `torch_fattn.prefill`."""
 
     mask_map: Tensor | None
-    """The result of `torch_fattn.mask_map(attn_mask)` for this mask; with the map of another mask
+    """the result of `torch_fattn.mask_map(attn_mask)` for this mask; with the map of another mask
     the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). The kernel
     skips cells of the mask that hide everything and groups of 8 keys that a cell hides, and does
     not read cells that hide nothing. Larger calls make a map themselves; pass one to make it once
@@ -102,7 +102,7 @@ class DecodeOptions(ScoreOptions, StorageOptions, LayoutOptions, total=False):
     """The options of `torch_fattn.decode` and `torch_fattn.paged_decode`."""
 
     attn_mask: Tensor | None
-    """Broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`."""
+    """broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`."""
     tree_mask: Tensor | None
     """int64 `[Lq]` or `[B, Lq]`, for drafts that branch: bit t of row i says whether it sees the
     t-th of the newest Lq tokens, itself included. It only hides keys, and never shows a key that

@@ -87,7 +87,7 @@ def _documented(doc: str, texts: Mapping[str, str], order: list[str]) -> str:
     if args is None or "options" in by_name:  # which says where they are documented
         return doc
     for name, text in texts.items():
-        lines = textwrap.indent(f"{text[0].lower()}{text[1:]}", " " * 8).strip()
+        lines = textwrap.indent(text, " " * 8).strip()
         by_name.setdefault(name, f"{name}: {lines}\n")
     listed = dict.fromkeys(by_name[name] for name in sorted(by_name, key=order.index))
     return f"{doc[: args.start()]}{''.join(f'    {each}' for each in listed)}{doc[args.end() :]}"
