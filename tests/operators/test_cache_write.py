@@ -153,11 +153,7 @@ def test_past_2_to_the_31_elements() -> None:
         for block, place in places:
             pool[block, place].zero_()
     torch_fattn.cache_write(
-        *(r.to("mps") for r in rows),
-        *pools,
-        slots.to("mps"),
-        key_scales=scales[0],
-        value_scales=scales[1],
+        *(r.to("mps") for r in rows), *pools, slots.to("mps"), key_scales=scales[0], value_scales=scales[1]
     )
     for row, pool, scale in zip(rows, pools, scales, strict=True):
         q, exact = reference.quantise(row, "int8")

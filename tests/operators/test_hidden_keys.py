@@ -55,13 +55,7 @@ class Call:
             for name, dense in (("key", self.key), ("value", self.value))
         }
         lengths = torch.full((batch,), length, dtype=torch.int32)
-        return {
-            "query": self.query,
-            **pools,
-            "block_tables": tables,
-            "seq_lens": lengths,
-            "attn_mask": mask,
-        }
+        return {"query": self.query, **pools, "block_tables": tables, "seq_lens": lengths, "attn_mask": mask}
 
 
 def call(op: str, dtype: torch.dtype, kv_len: int = 64, dim: int = 64) -> Call:

@@ -308,9 +308,7 @@ PAGED_METHODS = {
     *("allocate", "append", "blocks", "decode", "extend", "fork", "free", "free_blocks", "length"),
     *("prefill", "sequences"),
 }
-STATIC_METHODS = {
-    *("append", "capacity", "decode", "extend", "keys", "lengths", "reset", "values"),
-}
+STATIC_METHODS = {*("append", "capacity", "decode", "extend", "keys", "lengths", "reset", "values")}
 
 
 def memory_of(cache: PagedKVCache | StaticKVCache) -> list[Tensor]:

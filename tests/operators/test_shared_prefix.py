@@ -130,10 +130,7 @@ def keys_read(call: Any, kv_heads: int = 2) -> float:
 
 
 @needs_emulator
-@pytest.mark.parametrize(
-    ("batch", "group", "times"),
-    [(4, 4, 1), (8, 4, 1), (10, 4, 2), (3, 1, 1)],
-)
+@pytest.mark.parametrize(("batch", "group", "times"), [(4, 4, 1), (8, 4, 1), (10, 4, 2), (3, 1, 1)])
 def test_the_prefix_is_read_once(batch: int, group: int, times: int) -> None:
     """All threadgroups together read the prefix once per 32 rows. decode reads it once for every sequence."""
     tensors = {name: t.to("mps") for name, t in operands(batch, group, 512, 32).items()}
