@@ -1,5 +1,4 @@
-"""Decode and its options at their edges: windows, sinks, tree masks, many rows, chunks of keys, and that a
-sequence's result depends on nothing but the sequence."""
+"""Decode and its options at their edges: windows, sinks, tree masks, many rows, chunks of keys."""
 
 from __future__ import annotations
 
@@ -163,26 +162,3 @@ def test_many_uneven_sequences(device: str) -> None:
         kv_len=600,
         seq_lens=lengths,
     )
-
-
-@pytest.mark.parametrize("window_left", [-1, 300])
-@pytest.mark.parametrize("length", [40, 256, 700])
-def test_a_result_depends_on_its_sequence_alone(length: int, window_left: int, device: str) -> None:
-    """Bit by bit: alone, in any place of a batch, and whatever the capacity."""
-    generator = torch.Generator().manual_seed(length)
-    query = torch.randn(1, 8, 2, 32, generator=generator).to(f16)
-    key, value = torch.randn(2, 1, 2, length, 32, generator=generator).to(f16)
-    options = {"window_left": window_left, "sink_tokens": 3, "sinks": torch.randn(8).to(device)}
-
-    def run(others: list[int], place: int, capacity: int) -> list[Tensor]:
-        lengths = [*others[:place], length, *others[place:]]
-        batch = len(lengths)
-        queries = torch.randn(batch, 8, 2, 32).to(f16)
-        keys, values = torch.randn(2, batch, 2, capacity, 32).to(f16)
-        queries[place], keys[place, :, :length], values[place, :, :length] = query[0], key[0], value[0]
-        operands = (t.to(device) for t in (queries, keys, values, torch.tensor(lengths, dtype=torch.int32)))
-        return [result[place].cpu() for result in fattn.decode(*operands, **options)]
-
-    alone = run([], 0, length)
-    for others, place, capacity in (([], 0, 1500), ([1, 900], 1, 900), ([0, 700, 3, 1000], 4, 1300)):
-        assert all(torch.equal(a, b) for a, b in zip(alone, run(others, place, capacity), strict=True))
