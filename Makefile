@@ -1,8 +1,8 @@
 # The commands of this repository; `make help` lists them. Everything happens in .venv.
 # On Linux the Metal side runs on softmetal, which is built first; on macOS it is Apple's Metal.
 
-# The versions of torch and transformers that everything is built and tested with. torch stands first in an
-# environment; all else is built against it.
+# The versions of torch and transformers for builds and tests. An environment gets torch first; everything else is built
+# against it.
 VERSIONS := requirements/oldest.txt
 
 VENV   := .venv
@@ -15,18 +15,18 @@ find_sources = $(shell find $(1) -type f \( -name CMakeLists.txt $(foreach end,$
 PRODUCT_SOURCES   := setup.py pyproject.toml tools/embed_kernels.py $(call find_sources,csrc,cpp h mm metal)
 SOFTMETAL_SOURCES := softmetal/pyproject.toml $(call find_sources,softmetal/src,cpp h mm S)
 SOFTMETAL_HEADERS := $(call find_sources,softmetal/src/softmetal/framework/include,h)
-# The conformance programs are written as people write them.
+# clang-format must not change the conformance programs.
 FORMATTED         := $(filter-out %.txt softmetal/tests/msl/conformance/%,$(call find_sources,csrc softmetal bench tests,cpp h mm cu metal))
 
 # How the extension is compiled: DEBUG=1 for a debugger, SANITIZE=address (or undefined, thread) with a sanitizer.
 MODE := $(strip $(if $(filter-out 0,$(DEBUG)),FATTN_DEBUG=1) $(if $(SANITIZE),FATTN_SANITIZE=$(SANITIZE)))
 
-# softmetal's part of the build: nothing of it is needed, or exists, on a Mac.
+# softmetal's part of the build, which a Mac does not need.
 SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
 BUILD_ENV       := $(if $(LINUX),eval "$$($(PY) -m softmetal config --env)";)
 TESTS           := tests $(if $(LINUX),softmetal/tests)
 
-# make build installs what a build needs; these are the extras of pyproject.toml, with which the other targets begin.
+# The extras of pyproject.toml that the other targets install; `make build` installs its own requirements.
 FOR_DEMO := $(STAMPS)/demo
 FOR_DOCS := $(STAMPS)/docs
 FOR_TEST := $(STAMPS)/test
@@ -59,7 +59,7 @@ test: lint pytest  ## lint, types and every operator, option, refusal and integr
 test-all: TIER := all
 test-all: lint pytest  ## lint, types and every test but the sweeps, as CI runs them
 
-# TIER=check, test or all: which of their cases (tests/tiers.py).
+# TIER=check, test or all selects their cases (tests/tiers.py).
 pytest: $(FOR_TEST)
 	$(PY) -m pytest -n 2 --dist worksteal $(if $(TIER),--tier $(TIER)) $(TESTS)
 
@@ -100,7 +100,7 @@ format: $(FOR_TEST)  ## let ruff and clang-format rewrite the sources
 	@$(VENV)/bin/clang-format -i $(FORMATTED)
 
 golden: $(FOR_TEST)  ## rewrite tests/golden from the planner as it is now
-	$(PY) -m tests.golden.__main__
+	$(PY) -m tests.golden
 
 bench-host: build  ## host cost of planning and encoding one call
 	$(PY) -m bench host-cost
@@ -118,7 +118,7 @@ $(STAMPS)/softmetal: $(STAMPS)/python $(SOFTMETAL_SOURCES)
 	$(PY) -m softmetal build
 	@touch $@
 
-# Changes with the mode only.
+# Changes only with the mode.
 $(STAMPS)/mode: FORCE
 	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(MODE)" ] && [ -f $@ ] || echo "$(MODE)" > $@; }
 
@@ -126,7 +126,7 @@ $(STAMPS)/product: $(STAMPS)/python $(STAMPS)/mode $(PRODUCT_SOURCES) $(if $(LIN
 	$(BUILD_ENV) $(MODE) $(PY) tools/show_progress.py $(PY) -m pip install --verbose --no-build-isolation -e .
 	@touch $@
 
-# The product is there: pip takes the extra's names from it, and builds nothing anew.
+# The product is installed: pip reads the extra's names from it, and rebuilds nothing.
 $(FOR_DEMO) $(FOR_DOCS) $(FOR_TEST): pyproject.toml $(VERSIONS) | $(STAMPS)/product
 	@echo "installing what make $(@F) needs: the extra [$(@F)] of pyproject.toml"
 	$(PY) -m pip install --quiet 'torch-fattn[$(@F)]' $(if $(filter docs,$(@F)),,-r $(VERSIONS))

@@ -3,8 +3,7 @@
     python examples/document_mask.py [--device mps] [--documents 4] [--shortest 128]
 
 Two layers of attention with seeded random weights. The mask hides most of the pack; the map, made once for
-both layers, lets prefill skip those cells. At the end each document is computed again alone, and must be the
-same.
+both layers, lets prefill skip those cells. At the end each document is computed again alone and compared.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Decoder:
         self.projections = [(torch.randn(HEADS * DIM, width * DIM) * 0.04).to(device) for _ in range(LAYERS)]
 
     def run(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Under a mask `[tokens, tokens]`, or causal."""
+        """Attends under a mask `[tokens, tokens]`; default: causal."""
         x = self.embedding[tokens]
         cells = None if mask is None else torch_fattn.mask_map(mask)
         for projection in self.projections:
@@ -39,7 +38,7 @@ class Decoder:
 
 
 def document_mask(lengths: list[int]) -> Tensor:
-    """Tokens see those before them in their own document."""
+    """A token sees the earlier tokens of its document."""
     document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     return (document[:, None] == document).tril()
 

@@ -2,13 +2,13 @@
 
     python examples/encoder.py [--device mps] [--clips 6] [--longest 150]
 
-The encoder is of Whisper's shape: every frame sees every other frame of its clip. Two layers of attention and
+The encoder is like Whisper's: every frame sees every frame of its clip. It has two layers of attention and
 output projection with seeded random weights.
 
-Padded, the batch is `[B, L, width]` and a bool mask `[B, 1, 1, L]` hides the padding, read where it is for
-all heads and rows. Results are `[B, L, H, D]` in memory (`token_major_out`), so that the projection reads
-them without a copy. The packed batch has no padding and computes no superfluous frame. At the end each clip
-is encoded alone, with torch's own attention on the CPU, and must be the same.
+Padded, the batch is `[B, L, width]` and a bool mask `[B, 1, 1, L]` hides the padding; it is broadcast over
+heads and rows without a copy. Results are `[B, L, H, D]` in memory (`token_major_out`), which the projection
+reads without a copy. The packed batch computes no padding. At the end each clip is encoded alone, with
+torch's own attention on the CPU, and compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Encoder:
         return (x @ self.into[layer]).unflatten(-1, (3, HEADS, DIM)).unbind(-3)
 
     def padded(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Clips `[B, L, width]`; `mask` `[B, 1, 1, L]` is True at what is no padding."""
+        """Encodes clips `[B, L, width]`; `mask` `[B, 1, 1, L]` is False at padding."""
         for layer in range(LAYERS):
             query, key, value = (part.transpose(1, 2) for part in self.heads(layer, x))
             out = torch_fattn.prefill(query, key, value, mask, token_major_out=True)
@@ -44,7 +44,8 @@ class Encoder:
         return x
 
     def packed(self, x: Tensor, starts: Tensor, longest: int) -> Tensor:
-        """All frames `[frames, width]`; `starts` says where each clip begins, and where the last one ends."""
+        """Encodes all frames `[frames, width]`; `starts` has the first frame of each clip, and the end of the
+        last."""
         for layer in range(LAYERS):
             query, key, value = self.heads(layer, x)
             out = torch_fattn.varlen_prefill(query, key, value, starts, starts, longest, longest)
@@ -52,7 +53,7 @@ class Encoder:
         return x
 
     def alone(self, x: Tensor) -> Tensor:
-        """One clip `[frames, width]`."""
+        """Encodes one clip `[frames, width]`."""
         for layer in range(LAYERS):
             query, key, value = (part.transpose(0, 1) for part in self.heads(layer, x))
             out = F.scaled_dot_product_attention(query, key, value)

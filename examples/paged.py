@@ -1,9 +1,10 @@
-"""One prompt, several continuations: a paged cache whose sequences share the blocks of their prompt.
+"""Generates several continuations of one prompt: a paged cache whose sequences share the blocks of the
+prompt.
 
     python examples/paged.py [--device mps] [--continuations 4] [--tokens 24]
 
 The "model" is two layers of attention with seeded random weights over a vocabulary of 64. Every continuation
-draws its own tokens; at the end each is computed again without a cache, and must have the same logits.
+draws its own tokens. At the end each is computed again without a cache, and its logits are compared.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Model:
         return torch.nn.functional.normalize(x, dim=-1) @ self.embedding.T
 
     def step(self, cache: PagedKVCache, sequences: list[int], tokens: Tensor) -> Tensor:
-        """The next token's logits, `[sequences, vocabulary]`, after the same number of new tokens of each."""
+        """Returns the next token's logits, `[sequences, vocabulary]`; each sequence adds the same number of
+        tokens."""
         count = len(tokens) // len(sequences)
         new = cache.extend(sequences, count)
         x = self.embedding[tokens]

@@ -2,9 +2,8 @@
 
     python examples/quantised.py [--device mps] [--keys 2048]
 
-Keys and values are those of a layer with a few large channels, as models have them. They are quantised by
-`torch_fattn.reference.quantise`, the definition of the formats; a model writes its cache with
-`torch_fattn.cache_write`.
+A few channels of the keys and values are large, as in real models. `torch_fattn.reference.quantise`, the
+definition of the formats, quantises them; a model writes its cache with `torch_fattn.cache_write`.
 """
 
 from __future__ import annotations

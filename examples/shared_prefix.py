@@ -2,9 +2,9 @@
 
     python examples/shared_prefix.py [--device mps] [--answers 6] [--prompt 400] [--tokens 12]
 
-One layer of attention whose queries, keys and values are seeded random numbers. Every token is decoded twice,
-with and without `shared_prefix`: the results are the same but for rounding. The output also shows how often
-each way reads a key.
+The model is one layer of attention with seeded random queries, keys and values. Every token is decoded twice,
+with and without `shared_prefix`; the results differ only by rounding. The output also shows how often each
+decode reads a key.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/varlen.py [--device mps] [--sentences 12] [--longest 200]
 
-The "encoder" is two layers of attention with seeded random weights. The packed batch holds no padding: every
-sentence attends to itself. At the end each is computed again alone, and must be the same.
+The "encoder" is two layers of attention with seeded random weights. The packed batch has no padding: every
+sentence attends to itself. At the end each is computed again alone and compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Encoder:
         return heads.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
 
     def packed(self, tokens: Tensor, starts: Tensor, longest: int) -> Tensor:
-        """All sentences at once; `starts` says where each begins, and where the last one ends."""
+        """Encodes all sentences at once; `starts` has the first token of each, and the end of the last."""
         x = self.embedding[tokens]
         for layer in range(LAYERS):
             query, key, value = self.project(layer, x)

@@ -1,5 +1,5 @@
-"""Rules of this repository that no linter knows: file length, machine paths, unfinished marks, layers, rooms,
-and phrases that plain English avoids.
+"""Checks rules that no linter has: file length, machine paths, unfinished marks, layers, rooms, and phrases
+that are not plain English.
 
 Prints one line per violation and exits with 1 if there is any.
 """
@@ -33,12 +33,12 @@ SKIPPED_FOLDERS = {".git", ".venv", ".newest", "build", "_build", "dist", "out",
 MAX_LINES = 450
 LONGER = {Path("torch_fattn/operators/attention.py"): 620}  # five operators, each with its documentation
 
-# Spelled so that this file does not match itself.
+# The pattern must not match this file.
 MACHINE_PATH = re.compile("/" + r"(work|farm|tmp|root|home|Users)/\w")
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
 PRODUCT_FOLDERS = ("csrc", "torch_fattn")
 EMULATOR = re.compile("softmetal", re.IGNORECASE)
-# softmetal runs any Metal program. An operator of torch, and a file that a rule cites, keep their names.
+# softmetal runs any Metal program. Names of torch's operators and of cited files are allowed.
 ATTENTION = re.compile(
     r"attention|attn|prefill|(?<![.\w])decod(?:e|ing)\b|head_?dim|\bsdpa|kv_?cache|softmax weight",
     re.IGNORECASE,
@@ -46,14 +46,14 @@ ATTENTION = re.compile(
 NOT_OURS = re.compile(
     r"\w*scaled_dot_product_attention\w*|\battn_mask\b|\b(?:Prefill|Decode)Attention\.h\b|\bsteel/attn\b"
 )
-# Tests and tools know softmetal by its public modules.
+# Tests and tools use only softmetal's public modules.
 EMULATOR_USERS = ("tests", "bench", "tools", "examples", "conftest.py", "setup.py")
 INSIDE_EMULATOR = re.compile(
     r"^\s*(?:from|import) softmetal\.(?!testing\b)"
     r"|^\s*from softmetal import .*\b(?:__main__|arguments|autoload|control|cuda|msl|native|paths|simt)\b"
 )
 
-# Prose is checked here, with the advice. The patterns are spelled so that this file does not match itself.
+# Prose in these folders must not contain these phrases. The patterns must not match this file.
 PROSE_FOLDERS = ("bench", "docs", "examples", "tests", "tools", "torch_fattn")
 PHRASES = {
     re.compile(r'(?:^\s*(?:#\s|[-*]\s)?|[.:;?!|]\s|"""|#\s)Of\s[a-z]'): "begin with the subject",

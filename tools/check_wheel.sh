@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the wheel in dist into a bare environment, away from the sources, and tries it: the versions it names,
-# `doctor`, 30 families of transformers against eager attention, and a user's script under mypy --strict. On Linux
-# softmetal, as it is built here, is the mps device.
-# Usage: tools/check_wheel.sh DIRECTORY VERSIONS (a file of requirements/; the directory is made anew)
+# Installs the wheel in dist into a bare environment, away from the sources, and tests it: its versions, `doctor`,
+# 30 families of transformers against eager attention, and a user's script under mypy --strict. On Linux the softmetal
+# of this checkout provides the mps device.
+# Usage: tools/check_wheel.sh DIRECTORY VERSIONS (a file of requirements/; the directory is recreated)
 set -euo pipefail
 usage="usage: tools/check_wheel.sh DIRECTORY VERSIONS"
 folder=${1:?$usage} versions=$(realpath "${2:?$usage}")
@@ -24,7 +24,7 @@ if [ "$(uname -s)" = Linux ]; then
   "$python" -m pip install --quiet 'setuptools>=77'
   "$python" -m pip install --quiet --no-build-isolation -e "$root/softmetal"
 fi
-# The tests as they are, and nothing else of the sources.
+# Copy only the tests.
 cp -R "$root/tests" "$folder/tests"
 cd "$folder"
 "$python" - "$minor" <<'END'

@@ -1,4 +1,4 @@
-"""Writes compile_commands.json, from which editors and clang-tidy learn how the extension is compiled.
+"""Writes compile_commands.json, the compile commands of the extension for editors and clang-tidy.
 
 python tools/compile_commands.py compile_commands.json
 """
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def extension() -> setuptools.Extension:
-    """As setup.py configures it."""
+    """The extension as setup.py configures it."""
     configured: dict[str, Any] = {}
     setuptools.setup, sys.argv = configured.update, ["setup.py", "build_ext"]  # type: ignore[assignment]
     os.chdir(ROOT)

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Brings a copy of the sources up to date, so that another torch can be built for without touching what is built
-# here: files that git tracks or would track, with their times; what is gone here goes there too, and what was
-# built there stays.
+# Updates a copy of the sources for builds against another torch, which must not touch the build here. Copies files
+# that git tracks or would track, with their times, and removes files that are gone here. Build outputs in the copy stay.
 # Usage: tools/copy_tree.sh DIRECTORY
 set -euo pipefail
 target=${1:?usage: tools/copy_tree.sh DIRECTORY}

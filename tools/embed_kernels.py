@@ -1,8 +1,8 @@
-"""Turns csrc/kernels/*/*.metal into self-contained sources that the extension carries as strings.
+"""Turns csrc/kernels/*/*.metal into self-contained sources, which the extension embeds as strings.
 
-Metal's run-time compiler sees one string and no include path, so every `#include "x.h"` is replaced by that
-file's text, once; `#include <...>` stays for the compiler. `#line` directives make its errors name the real
-file and line.
+Metal's run-time compiler gets one string and no include path. Every `#include "x.h"` is therefore replaced by
+that file's text, once; `#include <...>` is left to the compiler. `#line` directives make its errors name the
+original file and line.
 
     python tools/embed_kernels.py --output csrc/generated/kernel_sources.inc
     python tools/embed_kernels.py --print decode
@@ -20,19 +20,19 @@ KERNELS = Path(__file__).resolve().parent.parent / "csrc" / "kernels"
 LOCAL_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
 DELIMITER = "FATTN"
-# What tiles were timed with, and what a compiled kernel was made from and by.
+# Tuned tiles and compiled kernels are valid only for the same contents of these files.
 DIGESTED = ("kernels/*/*", "plan/*", "metal/*")
 
 
 def flatten(path: Path, seen: set[Path] | None = None) -> str:
-    """The text of a kernel or header with its local includes in place."""
+    """Returns the text of a kernel or header with its local includes expanded."""
     seen = set() if seen is None else seen
     seen.add(path)
     out = [f'#line 1 "{path.name}"']
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         include = LOCAL_INCLUDE.match(line)
         if include is None:
-            # One flat file has no use for the pragma, and compilers warn about it there.
+            # Compilers warn about the pragma in a main file.
             out.append("" if PRAGMA_ONCE.match(line) else line)
             continue
         included = (path.parent / include.group(1)).resolve()
@@ -45,12 +45,12 @@ def flatten(path: Path, seen: set[Path] | None = None) -> str:
 
 
 def kernels() -> dict[str, Path]:
-    """The file of each kernel, by its name."""
+    """The file of each kernel, by name."""
     return {path.stem: path for path in sorted(KERNELS.glob("*/*.metal"), key=lambda path: path.name)}
 
 
 def digest() -> str:
-    """Differs wherever kernels, planner or compile options do."""
+    """Returns a digest of kernels, planner and compile options."""
     sources = hashlib.sha256()
     for path in sorted(path for pattern in DIGESTED for path in KERNELS.parent.glob(pattern)):
         sources.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
@@ -58,7 +58,7 @@ def digest() -> str:
 
 
 def as_initializers() -> str:
-    """A list of {name, source} initialisers for csrc/metal/pipelines.mm, and the digest of all sources."""
+    """Returns {name, source} initialisers for csrc/metal/pipelines.mm, and the digest of all sources."""
     entries = []
     for name, path in kernels().items():
         source = flatten(path)
@@ -70,7 +70,7 @@ def as_initializers() -> str:
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Leaves an up-to-date file alone, so that nothing is recompiled because of its time stamp."""
+    """Does not touch an up-to-date file, because a new time stamp would cause a recompile."""
     if path.is_file() and path.read_text() == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

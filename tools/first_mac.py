@@ -1,8 +1,8 @@
-"""Ten minutes on a Mac in one command: what it is, doctor, a cross-section of the tests, times, tuning, and
-what macOS logged about the GPU. All of it goes into one archive for an issue, without names of people and
-machines.
+"""Tests torch_fattn on a Mac in ten minutes: describes the machine, runs doctor, a cross-section of the
+tests, the bench and tune, and collects the GPU messages from macOS' log. Writes one archive to attach to an
+issue, without names of users and machines.
 
-Usage: tools/first_mac.py [--out DIR] [--rehearse]   (in the environment that make build has made)
+Usage: tools/first_mac.py [--out DIR] [--rehearse] (in the environment of `make build`)
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FATTN = (sys.executable, "-m", "torch_fattn")
-# A test that takes a minute says which it is.
+# Prints a traceback if a test takes a minute.
 PYTEST = (
     *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--durations=10"),
     *("-o", "faulthandler_timeout=60"),
 )
-# What Metal prints, and macOS logs, where the GPU faults or is held too long. `log` repeats its question.
+# Messages of Metal and macOS about GPU faults and timeouts, but not the query that `log` prints.
 FAULT = re.compile(
     r"^(?!Filtering the log data).*"
     r"(kIO(GPU|Accel)CommandBuffer\w*Error|command buffer (exited|was aborted)|GPU (restart|reset|hang))",
@@ -62,7 +62,7 @@ class Step:
     seconds: int  # the limit
 
     def run(self, folder: Path) -> Result:
-        """Its output goes to NAME.txt. Nothing that it does ends this program."""
+        """Writes the output to NAME.txt. A failure or timeout of the step does not end this program."""
         path, start = folder / f"{self.name}.txt", time.monotonic()
         path_of_programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FATTN_")}
@@ -88,10 +88,10 @@ class Step:
                 for stop in (
                     signal.SIGINT,
                     signal.SIGKILL,
-                ):  # pytest tells what it found when it is interrupted
+                ):  # pytest reports its results when it is interrupted
                     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                         os.killpg(process.pid, stop)
-                        process.wait(10)  # what waits for a GPU that hangs may stay for ever
+                        process.wait(10)  # a process that waits for a hung GPU may never end
         said = path.read_text(errors="replace")
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         faults = sum(FAULT.search(line) is not None for line in lines)
@@ -104,11 +104,11 @@ class Result:
     outcome: str
     seconds: float
     last_line: str
-    faults: int  # lines that name one
+    faults: int  # lines that mention a GPU fault
 
 
 def steps(folder: Path, since: datetime.datetime, rehearse: bool) -> list[Step]:
-    """`rehearse`: as little as possible of each, in software if need be."""
+    """With `rehearse`, each step does as little as possible, in software if there is no GPU."""
     tests = ["tests/operators/test_edges.py", "-k", "fully_masked"] if rehearse else ["tests"]
     bench = ["--shapes", "whisper", "--backend", "counts", "--peers"] if rehearse else []
     tune = ["--anyway", "--op", "prefill", "--dtype", "float16", "--head-dim", "64", "--seconds", "1"]
@@ -128,7 +128,7 @@ def steps(folder: Path, since: datetime.datetime, rehearse: bool) -> list[Step]:
 
 
 def anonymous(text: str) -> str:
-    """Without the names of this user and this machine, and without paths that hold them."""
+    """Removes the names of this user and this machine, and paths that contain them."""
     for path in (ROOT, Path(tempfile.gettempdir()), Path.home()):
         name = {ROOT: ".", Path.home(): "~"}.get(path, "TMP")
         for form in {str(path.resolve()), str(path)} - {"/"}:
@@ -142,7 +142,7 @@ def anonymous(text: str) -> str:
 
 
 def summary(results: list[Result], facts: str) -> str:
-    """What stands on top: Markdown, to be pasted into an issue."""
+    """The report's summary, in Markdown, to paste into an issue."""
     faults = sum(result.faults for result in results)
     rows = [
         f"| {r.name} | {r.outcome} | {r.seconds:.0f} s | {r.last_line[:100].replace('|', '/')} |"
@@ -162,7 +162,7 @@ def summary(results: list[Result], facts: str) -> str:
 
 
 def pack(folder: Path, results: list[Result]) -> Path:
-    """The summary first, then all that was written."""
+    """Writes the archive: the summary first, then all output files."""
     facts = folder / "facts.txt"
     (folder / "summary.md").write_text(
         summary(results, facts.read_text(errors="replace") if facts.exists() else "")
@@ -176,7 +176,8 @@ def pack(folder: Path, results: list[Result]) -> Path:
 
 
 def fault_of(folder: Path) -> str:
-    """Why nothing can be written there. A folder that holds anything but an earlier run is not removed."""
+    """Returns why the folder cannot be used, or "". A folder with anything other than an earlier run is not
+    removed."""
     ours = re.compile(r"(\w+\.txt|bench\.json|summary\.md|tuned-.*|\.tuned-.*|pipelines|\.DS_Store)")
     try:
         others = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))

@@ -1,11 +1,11 @@
-"""Lays the sources out as a kernel of the Hugging Face Hub, and builds that for the torch at hand.
+"""Lays out the sources as a kernel of the Hugging Face Hub, and builds it for the installed torch.
 
     python tools/hub_kernel.py layout DIR   build.toml, flake.nix, torch-ext and csrc, for `kernel-builder`
-    python tools/hub_kernel.py build DIR    the layout, and in DIR/build the variant that it would make
+    python tools/hub_kernel.py build DIR    the layout, and in DIR/build what `kernel-builder` would build
 
-Nothing is kept twice: the layout is the sources with their operators in the namespace that the builder gives,
-so that several versions of a kernel live in one process. What Python code uses is in a package below the
-module that `kernels` imports, which itself has what transformers looks for.
+The layout is generated from the sources. The operators move to the builder's namespace, so several versions
+of a kernel can coexist in one process. `kernels` imports a module with the functions that transformers looks
+up; the Python package is below it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "torch-fattn"
 MODULE = "torch_fattn"
 REPOSITORY = "torch-fattn/torch-fattn"
-VERSION = 1  # of the kernel: raised when a caller of the one before would break
+VERSION = 1  # of the kernel: increase it for incompatible changes
 LICENSE = "Apache-2.0"
 NAMESPACE = re.compile(r"\b(TORCH_LIBRARY(?:_FRAGMENT|_IMPL)?)\(fattn\b")
-# The extension's own module, which the builder makes, and commands that only a terminal starts.
+# The extension's module, which the builder generates, and command-line entry points.
 LEFT_OUT = {"module.cpp", "__main__.py"}
 
 FLAKE = """{
@@ -63,7 +63,7 @@ BINDING = """#include "registration.h"
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
 """
-# In place of the builder's own, for a variant that is built here.
+# Replaces the builder's own header in a variant that is built here.
 REGISTRATION = """#pragma once
 #include <Python.h>
 #define JOINED_(a, b) a##b
@@ -109,7 +109,7 @@ def lay_out(folder: Path) -> None:
 
 
 def lay_out_extension(folder: Path) -> list[str]:
-    """Returns what is compiled."""
+    """Returns the compiled sources."""
     compiled = []
     for file in sorted((ROOT / "csrc").rglob("*")):
         name = file.relative_to(ROOT / "csrc")
@@ -143,7 +143,8 @@ def lay_out_package(folder: Path) -> None:
 
 
 def in_the_namespace(text: str, up: str) -> str:
-    """torch.ops.fattn is the `ops` of the builder's _ops.py, and a name gets its prefix there."""
+    """Replaces torch.ops.fattn with the `ops` of the builder's _ops.py, which also prefixes operator
+    names."""
     text, uses = re.subn(r"(?<!`)torch\.ops\.fattn\b(?!\.\*)", "_hub.ops", text)
     text, names = re.subn(r'(f?)"fattn::([^"]*)"', r'_hub.add_op_namespace_prefix(\1"\2")', text)
     if not uses and not names:
@@ -181,7 +182,7 @@ src = [
 
 
 def build(folder: Path) -> Path:
-    """The variant for this torch and this machine; on Linux the Metal part runs in software."""
+    """Builds the variant for this torch and machine; on Linux the Metal part runs in software."""
     import torch
     from torch.utils import cpp_extension
 
@@ -197,7 +198,7 @@ def build(folder: Path) -> Path:
     with_objects.mkdir(parents=True, exist_ok=True)
     (with_objects / "registration.h").write_text(REGISTRATION)
     sources = [folder / "torch-ext" / "torch_binding.cpp"]
-    # torch names an object after its source alone, and rooms have files of the same name.
+    # torch names an object after its source file only, and folders have files of the same name.
     for path in sorted(path for path in (folder / "csrc").rglob("*") if path.suffix in (".cpp", ".mm")):
         unit = with_objects / "_".join(path.relative_to(folder / "csrc").parts)
         unit.write_text(f'#include "{path}"\n')

@@ -1,8 +1,8 @@
-"""The pictures of docs/: which keys each query row sees under an option, and with what weight.
+"""The pictures in docs/: the keys that each query row sees under an option, and their weights.
 
-A picture is a call whose values are the columns of the identity, so that the result is the weights
-themselves. The site draws what `torch_fattn.reference` makes of it; tests/docs/test_pictures.py asks the
-kernels for the same.
+A picture is a call whose values are the columns of the identity matrix, so its result is the matrix of
+weights. The site draws the weights of `torch_fattn.reference`; tests/docs/test_pictures.py compares the
+kernels' weights with them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch_fattn import reference
 CELL, GAP, TOP, LEFT = 20, 6, 46, 78
 INK, MUTED, HIDDEN, SEEN, LINE = "#1b1f24", "#67707b", "#eceff2", "#3949ab", "#c4cad1"
 FONT = "font-family='system-ui, sans-serif'"
-Groups = Sequence[tuple[str, int]]  # what stands over some columns, or beside some rows, and how many
+Groups = Sequence[tuple[str, int]]  # label of neighbouring columns or rows, and their number
 Operator = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A call, and what to write beside its rows and columns."""
+    """A call, and the labels of its rows and columns."""
 
     caption: str
     op: str
@@ -38,7 +38,7 @@ class Picture:
     column_groups: Groups = field(default_factory=list)
 
     def weights(self, operator: Operator, device: str = "cpu") -> Tensor:
-        """`[rows, columns]`, by the operator that it is given: that of the reference, or of the kernels."""
+        """Returns `[rows, columns]` from the given operator of the reference or of the kernels."""
         moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.options.items()}
         out = operator(*(t.to(device) for t in self.operands), **moved)
         out = (out[0] if isinstance(out, tuple) else out).cpu().double()
@@ -51,7 +51,7 @@ class Picture:
         weights = self.exact()
         rows, columns = list(self.rows), list(self.columns)
         column_groups = list(self.column_groups) or [("key", len(columns))]
-        if "sinks" in self.options:  # what the keys leave is its share
+        if "sinks" in self.options:  # the sink has the rest of the weight
             weights = torch.cat((weights, 1 - weights.sum(-1, keepdim=True)), dim=1)
             columns.append("")
             column_groups.append(("sink", 1))
@@ -67,7 +67,7 @@ def draw(
     column_groups: Groups,
     title: str,
 ) -> str:
-    """A grid of cells: grey is hidden, the darker the blue the larger the weight within the picture."""
+    """Draws a grid of cells: grey is hidden, and a darker blue is a larger weight."""
     across, down = _places(column_groups, LEFT), _places(row_groups, TOP)
     width, height = across[-1] + CELL + 8, down[-1] + CELL + 8
     parts = [
@@ -112,7 +112,7 @@ def _text(x: float, y: float, text: str, colour: str, anchor: str = "middle") ->
     return f"<text x='{x:g}' y='{y:g}' fill='{colour}' text-anchor='{anchor}'>{escape(text)}</text>"
 
 
-# ---- operands: head dim 8, one head, values that tell the keys apart
+# ---- operands: head dim 8, one head, a different value for each key
 
 
 def _values(columns: int) -> Tensor:
@@ -120,7 +120,7 @@ def _values(columns: int) -> Tensor:
 
 
 def _queries(*shape: int) -> Tensor:
-    """Without a direction: all scores are 0, and what a row sees has equal weights."""
+    """Zero queries: all scores are 0, so visible keys have equal weights."""
     return torch.zeros(*shape, 8)
 
 
@@ -136,7 +136,7 @@ def _prefill(caption: str, q_len: int = 6, kv_len: int = 10, **options: Any) -> 
 
 
 def _scored(caption: str, **options: Any) -> Picture:
-    """Scores that grow from key to key, the more the later the row."""
+    """Scores that grow from key to key, more steeply in later rows."""
     query, key = _queries(1, 1, 4), torch.zeros(1, 1, 10, 8)
     query[0, 0, :, 0], key[0, 0, :, 0] = torch.tensor([0.0, 1.0, 2.0, 4.0]), torch.linspace(-1, 1, 10)
     operands, options = (query, key, _values(10)[None, None]), options | {"scale": 1.0}
@@ -166,7 +166,7 @@ def _pool() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _slots() -> tuple[list[str], Groups]:
-    """The position that each slot of the pool holds, and the blocks."""
+    """Returns the position in each slot of the pool, and the blocks."""
     names = [""] * (POOL * BLOCK)
     for table, length in zip(TABLES.tolist(), LENGTHS.tolist(), strict=True):
         for position in range(length):
@@ -204,7 +204,7 @@ def _varlen() -> Picture:
 
 
 def _shared_prefix() -> Picture:
-    """As one decode of three sequences whose first 8 keys are the same ones."""
+    """One decode of three sequences that share their first 8 keys."""
     prefix, suffixes = 8, [3, 1, 2]
     starts = [prefix, prefix + 3, prefix + 4]
     value = torch.zeros(3, 1, prefix + 3, 16)
@@ -222,13 +222,14 @@ def _shared_prefix() -> Picture:
 
 
 def prefix_mask(q_len: int = 8, prefix: int = 4) -> Tensor:
-    """The first keys for everybody, the others causal."""
+    """Every row sees the first keys; the others are causal."""
     i, j = torch.arange(q_len)[:, None], torch.arange(q_len)
     return (j < prefix) | (j <= i)
 
 
 def position_bias(q_len: int = 8) -> Tensor:
-    """Nearer keys count for more, on the left more than on the right, and the last key is hidden."""
+    """Nearer keys have larger weights, keys on the left larger ones than on the right; the last key is
+    hidden."""
     i, j = torch.arange(q_len)[:, None], torch.arange(q_len)
     bias = -torch.where(j <= i, 0.35 * (i - j), 0.9 * (j - i)).float()
     bias[:, -1] = -torch.inf
@@ -247,13 +248,13 @@ DOCUMENTS = (40, 24, 32)
 
 
 def documents_mask() -> Tensor:
-    """Packed documents, each of which sees itself."""
+    """Packed documents; a token sees its own document."""
     document = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS))
     return document[:, None] == document
 
 
 def map_svg() -> str:
-    """The cells of 16 rows and 32 keys that `mask_map` finds in the mask of packed documents."""
+    """Draws the cells of 16 rows and 32 keys that `mask_map` returns for packed documents."""
     cells = reference.mask_map(documents_mask())[0, 0]
     scale, top, left = 3, 28, 56
     size = scale * sum(DOCUMENTS)
@@ -316,6 +317,6 @@ PICTURES: dict[str, Picture] = {
 
 
 def files() -> dict[str, str]:
-    """The path of each picture below docs/, and what is in it."""
+    """The path of each picture in docs/, and its content."""
     pictures = {f"pictures/{name}.svg": picture.svg() for name, picture in PICTURES.items()}
     return pictures | {"pictures/mask-map.svg": map_svg()}

@@ -1,11 +1,12 @@
-"""Draws the rooms of a package, the floor of each and the arrows between them, and checks their order.
+"""Checks the layers of a package and prints its rooms, their floors, and the arrows between them.
 
-    python tools/rooms.py                      # check every house of FLOORS
-    python tools/rooms.py bench torch_fattn    # draw these, check those that FLOORS names
+    python tools/rooms.py                      # check every package in FLOORS
+    python tools/rooms.py bench torch_fattn    # print these, and check the ones in FLOORS
 
-A room is a folder or a single file at the root of a house; a C++ source and its header are one room. An
-arrow is an import, also one inside a function, or a quoted `#include`. Violations are an arrow to the same or
-a higher floor, a cycle of files, and a room without a floor. Prints one line for each and exits with 1.
+A house is a package. A room is a folder or a file at its root; a C++ source and its header are one room. A
+floor is a layer. An arrow is an import (also inside a function) or a quoted `#include`. Violations are arrows
+to the same or a higher floor, cycles of files, and rooms without a floor. Prints one line for each and exits
+with 1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# The rooms of each floor, lowest first and separated by spaces. Rooms of one floor do not use each other.
+# The rooms of each floor, lowest first and separated by spaces. Rooms on one floor do not use each other.
 FLOORS: dict[str, tuple[str, ...]] = {
     "bench": ("cases", "peers", "backends", "models", "report", "__main__"),
     "csrc": ("kernels", "plan", "describe metal", "fallback", "ops", "dropin"),
@@ -27,11 +28,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
 CPP_ENDINGS = {".cpp", ".h", ".mm", ".metal"}
 INCLUDE = re.compile(r'^\s*#\s*(?:include|import)\s+"([^"]+)"', re.MULTILINE)
 
-Arrows = dict[str, set[str]]  # from each file or room to those that it uses
+Arrows = dict[str, set[str]]  # each file or room, and the ones that it uses
 
 
 def files_of(house: Path) -> list[Path]:
-    """Python and C++ sources, by their path in the house."""
+    """Returns Python and C++ sources as paths in the house."""
     endings = CPP_ENDINGS | {".py"}
     found = (path.relative_to(house) for path in sorted(house.rglob("*")) if path.suffix in endings)
     return [path for path in found if "generated" not in path.parts]
@@ -78,7 +79,7 @@ def _used(house: Path, file: Path) -> Iterator[Path]:
 
 
 def _imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The full name of each imported module, and of each imported name, which may be a module too."""
+    """Yields the full name of each imported module, and of each imported name, which may also be a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -94,7 +95,7 @@ def _imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ..
 
 
 def _module(house: Path, name: tuple[str, ...]) -> Path | None:
-    """The file of a module of the house, or of the module that the last part of the name belongs to."""
+    """Returns the file of a module in the house, or of the module that defines the last part of the name."""
     if name[0] != house.name:
         return None
     for parts in (name[1:], name[1:-1]):
@@ -106,7 +107,7 @@ def _module(house: Path, name: tuple[str, ...]) -> Path | None:
 
 
 def cycle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
-    """One cycle of arrows; empty if there is none."""
+    """Returns one cycle of arrows, or an empty list."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
@@ -115,7 +116,7 @@ def cycle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def floors_of(arrows: Mapping[str, set[str]]) -> dict[str, int]:
-    """The lowest floor on which each room can be; the rooms of a cycle share one."""
+    """Returns the lowest possible floor of each room; the rooms of a cycle share one."""
     reached = {room: set(used) for room, used in arrows.items()}
     for between in arrows:
         for room in arrows:
@@ -146,7 +147,7 @@ def floors_in_order(order: Sequence[str]) -> dict[str, int]:
 
 
 def violations(name: str, files: Arrows, order: Sequence[str]) -> Iterator[str]:
-    """`order` has the rooms of each floor, lowest first, separated by spaces."""
+    """Yields the violations; `order` lists the rooms as FLOORS does."""
     floors = floors_in_order(order)
     for room in sorted(arrows_of_rooms(files).keys() - floors):
         yield f"{name}/{room} has no floor: add it to FLOORS in tools/rooms.py"

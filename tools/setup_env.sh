@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with torch and what a build needs in it. On Debian and Ubuntu, first installs those of
-# the compilers and libraries that softmetal needs and the machine lacks; on macOS the Xcode command-line tools are enough.
+# Creates a virtual environment with torch and the build's requirements. On Debian and Ubuntu, first installs missing
+# compilers and libraries for softmetal; on macOS the Xcode command-line tools are enough.
 # Usage: tools/setup_env.sh DIRECTORY VERSIONS (a file of requirements/)
 set -euo pipefail
 venv=${1:?usage: tools/setup_env.sh DIRECTORY VERSIONS}
@@ -11,9 +11,9 @@ refuse() { echo "setup_env: $*" >&2; exit 1; }
 grep -q '^torch==' "$versions" 2>/dev/null ||
   refuse "$versions does not say which torch to install: give a file of requirements/"
 
-find_python() {  # the first from 3.10 on, of any architecture or of the one that is given
+find_python() {  # prints the first Python 3.10 or newer, of the given architecture or any
   local name machine=${1:-} names=(python3.11 python3.12 python3.13 python3.14 python3.10 python3)
-  [ -z "${PYTHON:-}" ] || names=("$PYTHON")  # another than the one that was asked for would be no help
+  [ -z "${PYTHON:-}" ] || names=("$PYTHON")  # do not replace the requested Python
   for name in "${names[@]}"; do
     if "$name" -c 'import platform, sys; sys.exit(sys.version_info < (3, 10) or
       platform.machine() != (sys.argv[1] or platform.machine()))' "$machine" 2>/dev/null; then
@@ -96,7 +96,7 @@ fi
 PYTHON=$venv/bin/python
 [ -n "$(find_python $machine)" ] ||
   refuse "$venv was made with a Python for Intel processors: remove it, and run this again"
-# torch first: everything else is built against it.
+# Install torch first: everything else is built against it.
 echo "setup_env: installing $(grep '^torch==' "$versions") and what a build needs into $venv"
 "$PYTHON" -m pip install --disable-pip-version-check "$(grep '^torch==' "$versions")"
 "$PYTHON" -m pip install --disable-pip-version-check --quiet 'setuptools>=77' ninja numpy

@@ -1,5 +1,5 @@
-"""What mkdocs is told beyond mkdocs.yml: pages that are files elsewhere in the repository, links to files
-that are no pages, and the pictures of masks."""
+"""Hooks of mkdocs: pages from files outside docs/, links to files that are not pages, and pictures of
+masks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
-# Which page shows a file of the repository.
+# The page of each file outside docs/.
 PAGE_OF = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -32,8 +32,9 @@ PICTURES = ("bench/results/nvidia-h200.png", "bench/results/nvidia-h200-summary.
 
 
 def repository() -> str | None:
-    """Where the files are that are no pages, as pyproject.toml has it; without, a link becomes its text. Not
-    mkdocs' `repo_url`, for which the theme asks GitHub whenever a page is read."""
+    """Returns the repository's URL in pyproject.toml, for links to files that are not pages. Without a URL,
+    such a link becomes its text. mkdocs' `repo_url` is not set, because the theme would query GitHub from
+    every page."""
     found = re.search(r'^Repository = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     return found[1] if found else None
 
@@ -54,12 +55,13 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 
 def included(name: str, page: str, url: str | None) -> str:
-    """The file, its links as they must be on that page."""
+    """Returns the file with its links rewritten for that page."""
     return rewritten((ROOT / name).read_text(encoding="utf-8"), name, url, page)
 
 
 def rewritten(markdown: str, source: str, url: str | None, page: str | None = None) -> str:
-    """Links of the file `source` as the page shows them: to a page, a picture or the repository at `url`."""
+    """Rewrites the links of the file `source` for the page: to a page, a picture or the repository at
+    `url`."""
     shown_in = posixpath.dirname(page or source.removeprefix("docs/"))
 
     def link(found: re.Match[str]) -> str:

@@ -18,9 +18,9 @@ class Backend(Protocol):
     """Measures calls on one kind of machine.
 
     `measure` returns the fields of a row: ms_median, ms_min, ms_max, rate, rate_unit, ceiling_fraction and
-    max_error if it times, counts and counted_as if it counts. It raises NotImplementedError, with one
-    sentence, for a call that the implementation refuses. `ceilings` returns those of this run,
-    {"read": GB/s, "products": TFLOP/s}, or nothing.
+    max_error if it times, counts and counted_as if it counts. It raises NotImplementedError, with the reason,
+    for a call that the implementation refuses. `ceilings` returns the ceilings of this run, {"read": GB/s,
+    "products": TFLOP/s}, or nothing.
     """
 
     name: str

@@ -33,7 +33,7 @@ _ROLE_OF_BINDING = {
     "partial_out": "partial",
     "partial_sum": "partial",
 }
-MANY = 64  # so many heads fill a GPU
+MANY = 64  # enough heads to fill a GPU
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class Counts:
 
 @contextlib.contextmanager
 def tile_of_prefill(query: Tensor, key: Tensor, value: Tensor) -> Iterator[None]:
-    """Inside this context, every prefill of that dtype and head size uses the tile that this one would, even
-    if it has few rows."""
+    """Inside this context, every prefill of that dtype and head size uses the tile of this one, even if it
+    has few rows."""
     import torch_fattn
     from torch_fattn.commands import doctor
     from torch_fattn.tuning import candidates, tuned_file
@@ -171,7 +171,7 @@ def tile_of_prefill(query: Tensor, key: Tensor, value: Tensor) -> Iterator[None]
 
 @contextlib.contextmanager
 def tile_of_many_heads(call: Call) -> Iterator[None]:
-    """Inside this context, a prefill uses the tile of a call with many heads, which it is a sample of. The
+    """Inside this context, a prefill uses the tile of a call with many heads, of which it is a sample. The
     planner would choose smaller tiles for a few heads, which do not fill the GPU."""
     if call.op != "prefill":
         yield
@@ -263,8 +263,8 @@ def _role(buffer: str) -> str:
 def count_peer(peer: ModuleType, call: Call, whole_rows: int = 0) -> tuple[Counts, float, str]:
     """Returns the counts of a peer's kernels, the largest error of their result, and the launch rule's note.
 
-    With `whole_rows`, the rule chooses as for a prompt of so many rows, which this call is a sample of.
-    Raises NotImplementedError if the peer has no kernel of its own for the call, or a wrong result.
+    With `whole_rows`, the rule chooses for a prompt of that many rows, of which this call is a sample. Raises
+    NotImplementedError if the peer has no kernel of its own for the call, or a wrong result.
     """
     from ..peers import registry
 

@@ -1,7 +1,7 @@
 """Arguments of the bench's commands: a wrong argument prints an error to standard error and exits with status
 2.
 
-torch_fattn has the same, but need not be built where an NVIDIA GPU is timed.
+This does not use torch_fattn's arguments: a machine that times an NVIDIA GPU need not have torch_fattn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 
 class WrongArgumentError(ValueError):
-    """One sentence: the option, its value, the limit, and a value that works."""
+    """The message names the option, its value, the limit, and a value that works."""
 
 
 class Parser(argparse.ArgumentParser):

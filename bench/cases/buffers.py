@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Up to so many scores, every head is compared with the reference; above, four heads.
+# Up to this many scores, every head is compared with the reference; above, four heads.
 MOST_SCORES = 1 << 20
 OUTPUTS = {"out", "out_float32"}
 # The largest relative error (L2 norm, against float64) of a correct implementation.
@@ -23,8 +23,8 @@ Case = Mapping[str, Any]  # the fields of case.py's Case, and its scale
 
 
 def make(case: Case, names: Collection[str], scratch: Mapping[str, int], device: str, seed: int) -> Buffers:
-    """Makes random operands, and those buffers of `names` that are derived from them. Outputs and scratch are
-    NaN, which shows an element that was never written."""
+    """Makes random operands, and the derived buffers in `names`. Outputs and scratch are NaN, which exposes
+    elements that were never written."""
     buffers = _operands(case, torch.Generator(device).manual_seed(seed))
     buffers["out"] = torch.full_like(buffers["query"], math.nan)
     for name, size in scratch.items():

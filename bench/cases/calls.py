@@ -1,4 +1,4 @@
-"""An attention call as plain data: its operands, and the least work that it can be done with."""
+"""An attention call as plain data: its operands and its minimum work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Call:
     op: str
     q_heads: int
     kv_heads: int
-    head_dim: int  # of query and key; of value too, but for latent_dim
+    head_dim: int  # of query and key; also of value, unless latent_dim is set
     q_len: int
     kv_len: int
     batch: int = 1

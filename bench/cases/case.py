@@ -10,7 +10,7 @@ METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
 
 
 class UnsupportedCaseError(NotImplementedError):
-    """One sentence: the feature of a case that a peer's kernels lack. Only this row is refused."""
+    """The message names the feature that a peer's kernels lack. Only this row is refused."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Case:
     block_size: int = 0  # paged_decode: keys per block
     kv_format: str = ""  # "int8": a quantised cache, with a float32 scale per key and head
     lengths: tuple[int, ...] = ()  # keys of each sequence, if not all have kv_len
-    whole_rows: int = 0  # rows of the prompt that this case is a sample of; launch rules depend on them
+    whole_rows: int = 0  # rows of the prompt of which this case is a sample; launch rules depend on them
 
     @property
     def features(self) -> list[str]:

@@ -155,7 +155,7 @@ def _timed(rows: Sequence[Row], call: Call) -> dict[str, Row]:
 def _speedup(
     call: Call, peer: Row | None, name: str, timed: Mapping[str, Row], impl: str, required: float
 ) -> Verdict:
-    row = timed.get(impl) or timed.get(OURS)  # M1 has no row of its own where all chips have one plan
+    row = timed.get(impl) or timed.get(OURS)  # M1 has no separate row if all chips have the same plan
     speedup = peer["ms_median"] / row["ms_median"] if peer and row else 0.0
     aim = f"prefill {call}: time of {peer['impl'] if peer else name} over {impl}"
     return Verdict(aim, f">= {required:.2f}x", _shown(row and peer, f"{speedup:.2f}x"), speedup >= required)

@@ -1,8 +1,8 @@
 """Published figures of Apple GPUs, for roofline.py. This project measured none of them.
 
 Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
-databases (clocks of later chips). Every figure is a limit of the hardware, units times clock, and not the
-rate of a program, which the next program may exceed. tests/bench/test_apple_bounds.py compares each with the
+databases (clocks of later chips). Every figure is a limit of the hardware (units times clock), not the rate
+of a program, which another program may exceed. tests/bench/test_apple_bounds.py compares each with the
 measurements in published.csv.
 """
 

@@ -89,7 +89,7 @@ def save(bounds: Mapping[str, Mapping[str, int]], file: Path) -> None:
 
 
 def exceeded(bounds: Mapping[str, int], counted: Mapping[str, int]) -> list[str]:
-    """Returns one sentence for each count above its bound; a count without a bound exceeds nothing."""
+    """Returns a message for each count above its bound; a count without a bound never exceeds it."""
     return [
         f"{what} rose from {bounds[what]:,} to {count:,}"
         for what, count in counted.items()

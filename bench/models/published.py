@@ -41,7 +41,7 @@ def load() -> list[Measurement]:
 
 
 def beaten(chips: Iterable[Chip], measurements: Iterable[Measurement]) -> Iterator[str]:
-    """Yields one sentence for each figure that a measurement exceeds."""
+    """Yields a message for each figure that a measurement exceeds."""
     known = {chip.name: chip for chip in chips}
     for measured in measurements:
         chip = known.get(measured.chip)

@@ -21,7 +21,7 @@ from embed_kernels import flatten, kernels  # noqa: E402
 
 IMPL = OURS
 FAMILY = 9  # Apple GPUs from M3 on; their rows of the tuning table were chosen by time on an NVIDIA GPU
-# M1 and M2 (families 7 and 8) have fewer registers, and rows of their own.
+# M1 and M2 (families 7 and 8) have fewer registers, and separate rows.
 OLDER_IMPL = OURS_ON_M1
 OLDER_FAMILY = 7
 KV_INT4 = "3"  # kKvInt4 of csrc/kernels/common/params.h, as a macro

@@ -70,7 +70,7 @@ def _ratio(row: Row, ours: Row | None) -> str:
 
 
 def _over_bytes(row: Row, ours: Row | None) -> str:
-    """Time over that of reading the bytes, for a decode, whose rate counts bytes."""
+    """Time divided by the time to read the bytes, for a decode, whose rate counts bytes."""
     return "" if row["op"] == "prefill" else f"{1 / row['ceiling_fraction']:.2f}"
 
 

@@ -1,4 +1,5 @@
-"""Wrong arguments of `python -m softmetal`: one sentence on standard error, exit status 2, no process."""
+"""Wrong arguments of `python -m softmetal`: one error line on standard error, exit status 2, no process
+started."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def status_of(words: str) -> int | str | None:
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What would have been started."""
+    """Records commands instead of starting them."""
     started: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -74,7 +75,7 @@ def test_right_arguments(commands: list[list[str]], capsys: pytest.CaptureFixtur
 
 
 def test_a_corpus_and_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The control: an accepted folder, and the file is written."""
+    """Control: an accepted folder, and the file is written."""
     (tmp_path / "a.metal").touch()
     assert status_of(f"corpus {tmp_path} --jobs 1 --json {tmp_path / 'result.json'}") == 0
     assert (tmp_path / "result.json").exists() and capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The wheel contains what `python -m softmetal build` and the MSL compiler read, and nothing built."""
+"""The wheel contains the inputs of `python -m softmetal build` and the MSL compiler, but no build output."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ For mutants: a kernel with a seeded fault cannot come through the extension, whi
 from __future__ import annotations
 
 import functools
+import json
 import math
 import struct
 import subprocess
@@ -24,14 +25,20 @@ if TYPE_CHECKING:
     from softmetal.testing import Library
 
 EMBED = Path(__file__).resolve().parents[2] / "tools" / "embed_kernels.py"
-# The function constants by index, as in params.h.
-CONSTANTS = (
-    *("mask", "causal", "vector_loads", "split", "has_seq_lens", "block_size"),
-    *("window", "softcap", "alibi", "sinks", "tree", "scales", "packed", "sliced"),
-    *("packed_keys", "mask_map", "token_major_out", "grouped"),
-)
+# The lists of csrc/kernels/common/params.h: operands and constants by number, and where parameters lie.
+INTERFACE: dict[str, Any] = json.loads(torch.ops.fattn._kernel_interface())
+CONSTANTS: list[str] = INTERFACE["constants"]
+SLOTS = {name: slot for slot, name in enumerate(INTERFACE["operands"])}
+PARAMS = {
+    "fattn_prefill": "PrefillParams",
+    "fattn_prefill_wide": "PrefillParams",
+    "fattn_decode": "DecodeParams",
+    "fattn_decode_wide": "DecodeParams",
+    "fattn_merge": "MergeParams",
+    "fattn_softmax": "LogitsParams",
+    "fattn_softcap": "LogitsParams",
+}
 ALL_CHECKS = "race,bounds,uninit"
-SLOTS = 25
 
 Mutate = Callable[[str], str]
 Counters = dict[str, Any]
@@ -136,7 +143,7 @@ def launches(
     kept_in = cache if changed != text else None
     library = _library(changed, tuple(step["macros"].items()), "checked" if checks else "fast", kept_in)
     constants = {CONSTANTS.index(name): value for name, value in step["constants"].items()}
-    bound: list[Any] = [None] * SLOTS
+    bound: list[Any] = [None] * len(SLOTS)
     for name, slot in step["bindings"].items():
         if name != "slice":
             bound[slot] = bytes.fromhex(step["params_bytes"]) if name == "params" else buffers[name]
@@ -157,20 +164,25 @@ def dispatches(step: Mapping[str, Any]) -> Iterator[tuple[int, list[int]]]:
         yield first, [min(step["slice"], groups - first), 1, 1]
 
 
+def set_params(step: dict[str, Any], numbers: Mapping[str, float]) -> None:
+    """Changes parameters that a pass is launched with; "span.q_len" is in its CausalSpan."""
+    structs, params = INTERFACE["params"], bytearray.fromhex(step["params_bytes"])
+    for name, number in numbers.items():
+        *outer, field = name.split(".")
+        offset, code = structs["CausalSpan" if outer else PARAMS[step["kernel"]]][field]
+        if outer:
+            offset += structs[PARAMS[step["kernel"]]]["span"][0]
+        struct.pack_into(f"<{code}", params, offset, number)
+    step["params_bytes"] = params.hex()
+
+
 def cut(plan: dict[str, Any], largest_chunk: int, size: int) -> None:
     """Gives the plan chunks of at most that many keys, as it has them for sequences too long to
     be tried here, and slices."""
     decode, merge = plan["passes"]
     parts = -(-decode["params"]["span"]["capacity"] // largest_chunk)
-    for step in (decode, merge):
-        span = step["params"]["span"]
-        params = bytearray.fromhex(step["params_bytes"])
-        at = params.index(struct.pack("<2i", span["most_chunks"], span["largest_chunk"]))
-        struct.pack_into("<i", params, at + 4, largest_chunk)
-        if step is merge:
-            at = params.index(struct.pack("<2i", merge["params"]["parts"], merge["params"]["head_dim"]))
-            struct.pack_into("<i", params, at, parts)
-        step["params_bytes"] = params.hex()
+    set_params(decode, {"span.largest_chunk": largest_chunk})
+    set_params(merge, {"span.largest_chunk": largest_chunk, "parts": parts})
     plan["scratch_bytes"] = plan["scratch_bytes"] // merge["params"]["parts"] * parts
     merge["params"]["parts"] = parts
     cut_into_slices(decode, size)
@@ -180,14 +192,11 @@ def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: i
     """Gives the plan of a prefill that many parts, of that many steps at least, and the pass that merges
     them, as it has them where keys are too many to be tried here."""
     (step,) = plan["passes"]
-    params = bytearray.fromhex(step["params_bytes"])
-    planned = struct.pack("<2i", step["params"]["parts"], step["params"]["least_part"])
-    struct.pack_into("<2i", params, params.rindex(planned), parts, least_part)
-    step["params_bytes"] = params.hex()
+    set_params(step, {"parts": parts, "least_part": least_part})
     step["grid"][step["params"]["heads_first"]] = step["params"]["q_tiles"] * parts
     step["constants"]["split"] = True
     del step["bindings"]["out"], step["bindings"]["lse"]
-    step["bindings"] |= {"partial_out": 9, "partial_sum": 10}
+    step["bindings"] |= {name: SLOTS[name] for name in ("partial_out", "partial_sum")}
 
     packed = step["constants"]["packed"]
     heads, tokens = (step["params"][name] for name in ("q_heads", "q_len"))
@@ -197,24 +206,19 @@ def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: i
     (merge,) = plan_of("merge", {"outs": outs, "lses": lses})["passes"]
     merge["macros"] |= {"FATTN_OUT_T": step["macros"]["FATTN_T"], "FATTN_SIMDGROUPS": str(simdgroups)}
     merge["threads"] = [32 * simdgroups, 1, 1]
-    params = bytearray.fromhex(merge["params_bytes"])
-    struct.pack_into("<qi", params, 16, heads * tokens, tokens)  # rows_per_sequence, span.q_len
+    set_params(merge, {"rows_per_sequence": heads * tokens, "span.q_len": tokens})
     merge["constants"] |= {"token_major_out": packed, "split": True}
-    merge["params_bytes"] = params.hex()
     plan["passes"].append(merge)
     plan["scratch_bytes"] = 4 * parts * rows * (columns + 4)
 
 
 def lengthen_rows(step: dict[str, Any], columns: int) -> None:
     """Tells a pass of a logits op that its rows have so many columns, of which the first are launched."""
-    params = bytearray.fromhex(step["params_bytes"])
-    sizes = step["params"]["rows"], step["params"]["columns"]
-    struct.pack_into("<q", params, params.index(struct.pack("<2q", *sizes)) + 8, columns)
-    step["params_bytes"] = params.hex()
+    set_params(step, {"columns": columns})
 
 
 def cut_into_slices(step: dict[str, Any], size: int) -> None:
     """Gives a pass dispatches of at most that many threadgroups."""
     step["constants"]["sliced"] = True
-    step["bindings"]["slice"] = 17
+    step["bindings"]["slice"] = SLOTS["slice"]
     step["slice"] = size

@@ -85,10 +85,6 @@ SLOW = {
         "decode-whole-steps",
         changed("decode.metal", "if (exist & !fc_has_mask &", "if (false &"),
     ),
-    "wide_takes_no_step_as_whole": (
-        "wide-192",
-        changed("decode_wide.metal", "if (exist & !fc_has_mask &", "if (false &"),
-    ),
     "prefill_takes_no_step_as_whole": (
         "prefill-causal",
         changed("steps.h", "unknown ? 0 : ranges.all_end - ranges.all_end % unit;", "0;"),
@@ -119,7 +115,7 @@ SLOW = {
             "return false && ranges.all_see(first_key, first_key + 1) &&",
         ),
     ),
-    "merge_is_narrow": ("merge", changed("params.h", "= 4 * kSimdWidth", "= 1 * kSimdWidth")),
+    "merge_is_narrow": ("merge", changed("sizes.h", "= 4 * kSimdWidth", "= 1 * kSimdWidth")),
     "table_is_read_for_every_fragment": (
         "paged-64",
         changed("keys.h", "k > 0 && (fc_block_size % kTileKeys", "false && (fc_block_size % kTileKeys"),

@@ -1,5 +1,6 @@
 """Prefill whose keys are cut into parts (csrc/kernels/common/steps.h: take_part), and tiles of several heads:
-right with every option, bits that depend on the sequence alone, one launch of the parts and one of the merge."""
+right with every option, bits that depend on the sequence alone, one launch of the parts and one of the
+merge."""
 
 from __future__ import annotations
 

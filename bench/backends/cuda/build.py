@@ -29,7 +29,8 @@ from . import FOLDER
 CEILINGS = Path(__file__).parents[1] / "ceilings.metal"
 H200_CORES = 132
 # Threadgroups per multiprocessor for which ptxas allocates registers and orders instructions (0: it chooses).
-# The choice changes the time of a kernel by up to 20 %: every row is timed with each, and the fastest counts.
+# The choice changes the time of a kernel by up to 20 %: every row is timed with each, and the fastest is
+# kept.
 GROUPS = (0, 1, 3)
 IMPLS = (fattn.IMPL, fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS))
 
@@ -88,12 +89,12 @@ def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
 
 
 def registers(pipeline: Pipeline, groups: int) -> Pipeline:
-    """Returns the pipeline for so many threadgroups per multiprocessor, or for as many as fit."""
+    """Returns the pipeline for this number of threadgroups per multiprocessor, or for as many as fit."""
     return replace(pipeline, min_groups=min(groups, 2048 // pipeline.max_threads))
 
 
 def distinct(variants: Sequence[list[str]], folder: Path) -> list[list[str]]:
-    """Drops the variants whose machine code is that of an earlier one."""
+    """Drops variants with the machine code of an earlier one."""
     variants_by_code: dict[tuple[bytes, ...], list[str]] = {}
     for cubins in variants:
         variants_by_code.setdefault(tuple((folder / cubin).read_bytes() for cubin in cubins), cubins)

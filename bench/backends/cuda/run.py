@@ -102,9 +102,9 @@ def time_graph(enqueues: Sequence[Callable[[], None]], repeats: int) -> list[flo
 
 def measure_ceilings(runner: Runner, repeats: int) -> dict[str, Any]:
     """Measures reading in GB/s, and 8x8 products from registers in TFLOP/s: with a new B each, with four
-    products to a B, and with half operands.
+    products per B, and with half operands.
 
-    The fastest of several passes counts, and reading is measured last and longest: a GPU takes a while to
+    The fastest of several passes is used, and reading is measured last and longest: a GPU takes a while to
     reach its clocks, and a low ceiling would flatter every rate.
     """
     cubins = runner.manifest["ceilings"]

@@ -1,6 +1,6 @@
-"""softmetal: Metal compute in software, so that Metal code for PyTorch builds and runs on Linux.
+"""softmetal: Metal compute in software. Metal code for PyTorch builds and runs on Linux.
 
-With it installed, `import torch` makes device="mps" work: see README.md.
+When it is installed, `import torch` provides device="mps": see README.md.
 """
 
 from __future__ import annotations

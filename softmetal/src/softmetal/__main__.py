@@ -33,7 +33,7 @@ def folder_of_sources(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """Checked before the work whose result is written there."""
+    """The type of an option that names an output file, checked before the work."""
     file = Path(text)
     if file.is_dir() or not file.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a file in an existing folder; name one")

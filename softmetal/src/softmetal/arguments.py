@@ -1,4 +1,5 @@
-"""Arguments of softmetal's commands: an error prints one sentence on standard error and exits with 2."""
+"""Arguments of softmetal's commands: a wrong one prints an error to standard error and exits with status
+2."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """The type of a count."""
+    """The type of an option that is a positive integer."""
     try:
         number = int(text)
     except ValueError:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def register() -> None:
-    """Called by torch at the end of `import torch`. Off with SOFTMETAL=0, and on macOS."""
+    """torch calls this at the end of `import torch`. Does nothing with SOFTMETAL=0 and on macOS."""
     if sys.platform != "linux" or os.environ.get("SOFTMETAL") == "0":
         return
     from . import control
@@ -25,7 +25,7 @@ def register() -> None:
     import torch
 
     control.load()
-    torch._C._has_mps = True  # what torch.backends.mps.is_built() and torch.mps.device_count() look at
+    torch._C._has_mps = True  # read by torch.backends.mps.is_built() and torch.mps.device_count()
     # Compiled out of the Linux wheel:
     torch._C._mps_get_name = lambda: control.device_facts()["name"]
     torch._C._mps_get_core_count = lambda: control.device_facts()["cores"]

@@ -75,11 +75,12 @@ def checks(
     seed: int | None = None,
     threads: int | None = None,
 ) -> Iterator[None]:
-    """Run the kernels launched inside with these checks; a finding raises RuntimeError by the exit.
+    """Run the kernels launched in this context with these checks; a finding raises RuntimeError, on exit at
+    the latest.
 
-    `order` of the threads of a threadgroup: "forward", "reverse" or "random" (with `seed`). Checked kernels
-    are compiled at their first use. `count_distinct` counts the bytes that a threadgroup reads, each once
-    however often it is loaded.
+    `order` is the order of the threads in a threadgroup: "forward", "reverse" or "random" (with `seed`).
+    Checked kernels are compiled at their first use. `count_distinct` counts each byte that a threadgroup
+    reads once, however often it is loaded.
     """
     if order is not None and order not in _ORDERS:
         raise ValueError(f"checks(order={order!r}): use one of {', '.join(_ORDERS)}.")
@@ -103,8 +104,8 @@ def checks(
 
 @contextmanager
 def record() -> Iterator[list[dict[str, Any]]]:
-    """Record the dispatches that run inside: kernel, grid, threads, threadgroup_bytes, counters and, if bytes
-    are counted, bytes read and written (and bytes read counted once per threadgroup) by buffer slot.
+    """Record the dispatches that run in this context: kernel, grid, threads, threadgroup_bytes, counters and,
+    if bytes are counted, bytes read and written (and bytes read counted once per threadgroup) by buffer slot.
 
     The list is filled on exit.
     """

@@ -1,4 +1,4 @@
-"""`torch.mps.Stream` and what selects one: from torch 2.15 on the wheel for Linux has their names only."""
+"""`torch.mps.Stream` and its selectors, which the Linux wheel of torch 2.15 and later only declares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MPS = 13  # c10::DeviceType
 
 
 class Stream(torch.Stream):
-    """A stream of the pool, or the one of this number."""
+    """A stream of the pool, or the stream with this number."""
 
     def __new__(cls, stream_id: int | None = None, **_: Any) -> Stream:
         if stream_id is None:

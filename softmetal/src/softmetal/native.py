@@ -1,4 +1,4 @@
-"""Builds the native libraries, and gives the flags that an extension is built with."""
+"""Builds the native libraries, and returns the flags for building an extension."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OBJC_FLAGS = [
     "-DGNUSTEP_BASE_LIBRARY=1",
     "-DGNU_RUNTIME=1",
 ]
-# Of Debian 12.
+# Packages of Debian 12.
 APT_PACKAGES = " ".join((PACKAGE / "debian-packages.txt").read_text().split())
 
 
@@ -49,7 +49,7 @@ def build(jobs: int | None) -> None:
                 f"softmetal: {command[0]} failed (its message is above); if the package was moved or copied, "
                 f"delete {folder} and build again."
             )
-    # Each compilation of a program starts an interpreter, which may not be allowed to write byte code.
+    # Each compilation of a program starts an interpreter, which may lack permission to write byte code.
     compileall.compile_dir(PACKAGE, maxlevels=1, quiet=1)
 
 

@@ -1,4 +1,4 @@
-"""Where the package is, and what `python -m softmetal build` builds in it."""
+"""Paths of the package, and of the libraries that `python -m softmetal build` builds in it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""MSL to CUDA C++: what the translation says, and that nvcc takes it without memory that the kernel did not
-ask for."""
+"""MSL to CUDA C++: the translated text, and that nvcc compiles it without extra memory."""
 
 from __future__ import annotations
 
@@ -240,7 +239,7 @@ kernel void f(constant uint& count, device float* out, threadgroup half* a [[thr
 
 @needs_nvcc
 def test_threadgroup_arguments_have_the_bytes_that_are_given(tmp_path: Path) -> None:
-    """And pointers without an attribute the buffer indices that are left, as in Metal."""
+    """Pointers without an attribute get the remaining buffer indices, as in Metal."""
     pipeline = program(THREADGROUP_ARGUMENTS, threadgroup_memory={0: 128, 2: 1024})
     assert "ThreadgroupArgument<(second), " in translated(pipeline)
     assert resources(pipeline, tmp_path)["shared_bytes"] == 128 + 1024

@@ -1,4 +1,4 @@
-// Uses binary archives as a program does; returns the result of each step.
+// Uses binary archives like a program; returns the result of each step.
 #include "kit.h"
 
 namespace kit {

@@ -1,4 +1,4 @@
-"""Builds the test extension as a user would: `python -m softmetal config` and torch's cpp_extension."""
+"""Builds the test extension like a user: with `python -m softmetal config` and torch's cpp_extension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// A Metal extension for torch as one writes it on a Mac, with the ops that the tests of the framework call.
+// A Metal extension for torch, written as on a Mac, with the ops for the framework's tests.
 #include <ATen/core/Tensor.h>
 #include <ATen/mps/MPSStream.h>
 #include <ATen/ops/empty.h>
@@ -21,14 +21,14 @@ std::string reason(NSError* error) {
   return error ? [[error localizedDescription] UTF8String] : "(no error text)";
 }
 
-// The macro KIT_LANGUAGE is a version of the language.
+// Sets the language version from the macro KIT_LANGUAGE.
 static void set_language(MTLCompileOptions* options, const std::string& name) {
   options.languageVersion = name == "3.1"   ? MTLLanguageVersion3_1
                             : name == "3.2" ? MTLLanguageVersion3_2
                                             : MTLLanguageVersion4_0;
 }
 
-// The macro KIT_MATH is one combination of math options.
+// Sets a combination of math options from the macro KIT_MATH.
 static void set_math(MTLCompileOptions* options, const std::string& name) {
   options.mathMode = name == "no mode" ? MTLMathMode(7) : MTLMathModeSafe;
   if (name == "precise functions") options.mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPrecise;

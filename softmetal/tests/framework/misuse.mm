@@ -28,7 +28,7 @@ kernel void big(device float* y [[buffer(0)]], threadgroup float* extra [[thread
 }
 )";
 
-// A correct dispatch of 32 threads, which each misuse changes in one point.
+// A correct dispatch of 32 threads; each misuse changes one thing.
 struct Bench {
   id<MTLBuffer> x = nil, y = nil;
   id<MTLLibrary> compiled = nil;
@@ -61,7 +61,7 @@ struct Bench {
 
 using Encoder = id<MTLComputeCommandEncoder>;
 
-// Misuses of an encoder that is otherwise right.
+// Misuses of an otherwise correct encoder.
 const std::map<std::string, std::function<void(const Bench&, Encoder)>>& encoder_misuses() {
   static const std::map<std::string, std::function<void(const Bench&, Encoder)>> misuses = {
       {"nothing", [](const Bench&, Encoder e) { Bench::dispatch(e); }},
@@ -126,7 +126,7 @@ const std::map<std::string, std::function<void(const Bench&, Encoder)>>& encoder
   return misuses;
 }
 
-// Misuses of command buffers, on a queue of their own.
+// Misuses of command buffers, on a separate queue.
 void command_buffer_misuse(const std::string& what) {
   Bench bench;
   id<MTLCommandQueue> queue = [[device() newCommandQueue] autorelease];
@@ -134,7 +134,7 @@ void command_buffer_misuse(const std::string& what) {
   Encoder encoder = [commands computeCommandEncoder];
   bench.bind(encoder);
   Bench::dispatch(encoder);
-  struct End {  // whatever happened, leave the encoder ended
+  struct End {  // always ends the encoder
     Encoder encoder;
     bool open = true;
     ~End() {
@@ -151,7 +151,7 @@ void command_buffer_misuse(const std::string& what) {
   if (what == "encoder after commit") [commands computeCommandEncoder];
 }
 
-// An exception that leaves @autoreleasepool leaves the pool behind, on Apple's runtime as on this one.
+// An exception that leaves @autoreleasepool leaks the pool, here as in Apple's runtime.
 void in_pool(const std::function<void()>& work) {
   std::exception_ptr exception;
   @autoreleasepool {

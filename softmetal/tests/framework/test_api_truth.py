@@ -1,8 +1,8 @@
-"""Every class, selector, property and enum value of the stand-in Metal headers exists in Apple's own.
+"""Every class, selector, property and enum value of softmetal's Metal headers exists in Apple's headers.
 
-Apple's side is metal-cpp, which the wheel `mlx-metal` carries: MTLHeaderBridge.hpp gives the selectors, the
-class headers say which class has which, and the enums have their values. Downloaded at test time, never kept
-in the repository.
+The reference is Apple's metal-cpp in the wheel `mlx-metal`: MTLHeaderBridge.hpp has the selectors, the class
+headers assign them to classes, and the enums have their values. The test downloads it; it is not in the
+repository.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def test_stand_in_headers_are_true(truth: Api) -> None:
 
 
 def test_made_up_api_is_reported(truth: Api, tmp_path: Path) -> None:
-    """Control: wrong arity, wrong class, a setter too many, wrong values, a made-up class are all seen."""
+    """Control: wrong arity, a wrong class, an extra setter, wrong values and a made-up class are detected."""
     (tmp_path / "Wrong.h").write_text(
         """
         @protocol MTLDevice <NSObject>

@@ -1,4 +1,4 @@
-"""torch's "mps" device on softmetal: what `import torch` alone gives."""
+"""torch's "mps" device on softmetal, after `import torch` alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def both(make: Callable[..., Any], *tensors: Any) -> None:
-    """`make` gives the same on the CPU and on mps."""
+    """Checks that `make` gives the same result on the CPU and on mps."""
     expected = make(*tensors)
     actual = make(*(t.to("mps") for t in tensors))
     assert actual.device.type == "mps"
@@ -202,7 +202,7 @@ def test_scaled_dot_product_attention(causal: bool) -> None:
 
 
 def test_scaled_dot_product_attention_is_a_composite_as_on_a_mac() -> None:
-    """An extension that registers an mps kernel for it replaces none."""
+    """An extension's mps kernel for it does not replace another kernel."""
     script = """
 import torch
 op_of_a_composite = "scaled_dot_product_attention"

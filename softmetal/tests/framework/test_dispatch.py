@@ -182,7 +182,7 @@ def test_out_of_bounds_is_found(kit: ModuleType) -> None:
 def test_a_library_is_compiled_as_it_runs(
     kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With checks the variant that has them, without them the other; both only where both run."""
+    """The variant with or without checks is compiled as needed; both only if both run."""
     monkeypatch.setenv("SOFTMETAL_CACHE", str(tmp_path))
     neighbours(kit, barrier=False)
     torch.mps.synchronize()
@@ -196,7 +196,7 @@ def test_a_library_is_compiled_as_it_runs(
 
 
 def test_a_library_that_was_compiled_without_checks_gets_them(kit: ModuleType) -> None:
-    """And one that was compiled with them runs without: `scale` has one pipeline for all its calls."""
+    """A library compiled with checks also runs without them: `scale` has one pipeline for all its calls."""
     x = torch.ones(64, device="mps")
     for counted in (False, True, False):
         with softmetal.checks(count_bytes=counted), softmetal.record() as launches:

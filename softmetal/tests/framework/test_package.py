@@ -1,4 +1,4 @@
-"""The Python package: what importing does, and building an extension with setuptools as on a Mac."""
+"""The Python package: the effects of importing it, and building an extension with setuptools as on a Mac."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ extern "C" PyObject* PyInit_kit_product() {
   return PyModule_Create(&module);
 }
 """
-# The process ends right behind a `backward` that raises.
+# The process ends right after a `backward` that raises.
 REFUSED = """
 import torch
 class Refuses(torch.autograd.Function):
@@ -91,7 +91,7 @@ def test_not_built_is_one_warning() -> None:
 
 
 def test_process_ends_behind_a_refused_backward() -> None:
-    """Five times: which thread is the last to let go of the error is a matter of luck."""
+    """Repeated five times: the thread that releases the error last is random."""
     for _ in range(5):
         assert python(REFUSED) == ""
 

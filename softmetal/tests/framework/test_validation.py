@@ -1,4 +1,4 @@
-"""Metal's API rules: each misuse is reported, and the same code without the misuse is not."""
+"""Metal's API rules: each misuse is reported, and the corrected code is not."""
 
 from __future__ import annotations
 

@@ -18,16 +18,16 @@ Lines that end with `// accepted` make a second program, the control: it has the
 name.
 
 certain  the specification or a message of Apple's compiler in a public issue says so
-likely   they suggest it
+likely   the specification or such a message suggests it
 unsure   no public source shows what Apple's compiler does: rejected with SOFTMETAL_REFUSE=unsure only
-policy   softmetal's own choice, whatever Apple's compiler does
+policy   softmetal's own choice, independent of Apple's compiler
 
-`rejected (likely, metal4.1)` names another version of the language than 3.1. Sources: "MSL 4.2" is a section
-of the Metal Shading Language Specification, "slang #4129" an issue of that project. PRELUDE precedes every
-program that does not include <metal_stdlib> itself.
+`rejected (likely, metal4.1)` names a language version other than 3.1. Sources: "MSL 4.2" is a section of the
+Metal Shading Language Specification, "slang #4129" an issue of that project. PRELUDE precedes every program
+that does not include <metal_stdlib> itself.
 
     python softmetal/tests/msl/catalogue.py                 print the table of rules
-    python softmetal/tests/msl/catalogue.py c_cast          compile the programs with that in their names
+    python softmetal/tests/msl/catalogue.py c_cast          compile the programs with this text in their names
     python softmetal/tests/msl/catalogue.py --write DIR     write the programs as files, for Apple's compiler
 """
 

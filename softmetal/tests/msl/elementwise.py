@@ -27,8 +27,8 @@ def evaluate(
     mode: str = "fast",
     **inputs: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """{expression: its values}, where `expressions` gives the type of each result and `inputs` are the arrays
-    whose elements the expressions name.
+    """Returns {expression: its values}. `expressions` has the type of each result, and `inputs` the arrays
+    whose elements the expressions use.
     """
     count = len(next(iter(inputs.values())))
     kinds = list(dict.fromkeys(expressions.values()))  # a buffer of results for each: a kernel has only 31
@@ -53,7 +53,7 @@ def evaluate(
 
 
 def integers(kind: str, count: int = 200, seed: int = 0) -> np.ndarray:
-    """The extremes, small numbers, single bits and random ones of an integer type."""
+    """Extremes, small numbers, single bits and random numbers of an integer type."""
     limits = np.iinfo(TYPES[kind])
     rng = np.random.default_rng(seed)
     edges = [limits.min, limits.min + 1, limits.max, limits.max - 1, 0, 1, 2, 3]
@@ -66,7 +66,7 @@ def integers(kind: str, count: int = 200, seed: int = 0) -> np.ndarray:
 
 
 def pairs(values: np.ndarray, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of the first 12 values, and the others against a shuffle of themselves."""
+    """All pairs of the first 12 values, and pairs of the others with a shuffle of themselves."""
     first = values[:12]
     rest = values[12:]
     shuffled = np.random.default_rng(seed).permutation(values)[: len(rest)]

@@ -1,4 +1,4 @@
-"""The compile driver: command line, cache, and Metal programs of others."""
+"""The compile driver: command line, cache, and third-party Metal programs."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_concurrent_compiles_of_one_program(tmp_path: Path) -> None:
     assert len(set(paths)) == 1 and [p.name for p in tmp_path.iterdir()] == [paths[0].name]
 
 
-# ---- programs of others: the sorts in the headers of torch's wheel --------------------------------------
+# ---- third-party programs: the sorts in the headers of torch's wheel ------------------------------------
 
 TORCH_PROLOGUE = "#include <c10/metal/common.h>\n#include <c10/metal/utils.h>\n"
 TORCH_PROGRAMS = {
@@ -137,14 +137,14 @@ def test_torch_headers(headers: tuple[str, ...], mode: str, tmp_path: Path) -> N
 
 
 def test_plugins_are_the_same_in_every_folder() -> None:
-    """They are a part of every kernel's key in the cache, which several checkouts share."""
+    """They are part of every kernel's key in the cache, which several checkouts share."""
     here = str(RULES.parent.parent).encode()
     assert not [path.name for path in (RULES, PASSES, SIMT_PASSES) if here in path.read_bytes()]
-    assert here in (RULES.parent / "libsoftmetal_simt.so").read_bytes()  # which is in no key
+    assert here in (RULES.parent / "libsoftmetal_simt.so").read_bytes()  # not part of a key
 
 
 def test_loops_are_unrolled_without_checks_only() -> None:
-    """With checks no array becomes registers. Lines stay where they are."""
+    """With checks, arrays are not kept in registers. Line numbers do not change."""
     source = (
         "kernel void k(device int* a) {\n"
         '  _Pragma("clang loop unroll(full)")\n'

@@ -1,4 +1,4 @@
-"""Each program of the conformance catalogues is accepted, or rejected at its line, as its header says."""
+"""Each program in the conformance catalogues is accepted, or rejected at its line, as its header says."""
 
 from __future__ import annotations
 

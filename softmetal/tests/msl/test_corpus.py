@@ -1,4 +1,4 @@
-"""The gauge for foreign kernels counts by kernel function, and says why one fails."""
+"""`softmetal corpus` counts kernel functions in foreign sources, and reports why one fails."""
 
 from __future__ import annotations
 

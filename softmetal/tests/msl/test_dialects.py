@@ -1,4 +1,4 @@
-"""Idioms of foreign programs give the values that Metal gives: of code generators and of kernel libraries."""
+"""Idioms of code generators and kernel libraries give the same values as Metal."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ struct UnsafeArray {
 
 
 def test_array_structs_indexed_in_every_space() -> None:
-    """As SPIRV-Cross writes arrays."""
+    """SPIRV-Cross writes arrays this way."""
     body = (
         UNSAFE_ARRAY
         + """
@@ -151,7 +151,7 @@ def test_array_structs_indexed_in_every_space() -> None:
 
 
 def test_values_that_convert_to_any_type() -> None:
-    """As naga reads out of bounds, and how it divides."""
+    """naga reads out of bounds and divides this way."""
     body = """
     struct Default { template <typename T> operator T() && { return T {}; } };
     float read(uint i, device float const* a, uint n) { return i < n ? a[i] : Default(); }
@@ -184,7 +184,7 @@ def test_member_overloads_that_templates_tell_apart() -> None:
 
 
 def test_matrix_helpers_of_generated_kernels() -> None:
-    """As tinygrad writes them: a product of 8x8 matrices by the elements that each thread holds."""
+    """tinygrad writes a product of 8x8 matrices with the elements that each thread holds."""
     body = """
     float2 wmma(float2 a, float2 b, float2 c) {
       simdgroup_float8x8 x, y; simdgroup_float8x8 z;
@@ -220,7 +220,7 @@ def test_logs_are_of_3_2(std: str) -> None:
 
 
 def test_kernels_named_as_library_functions() -> None:
-    """Kernels of one name with functions of the library are told apart."""
+    """Kernels are distinguished from library functions with the same name."""
     body = """
     kernel void log(device float* x) { x[0] = metal::log(x[0]) + 7; }
     template <typename T> kernel void dot(device T* x, device T* y) { y[0] = x[0] + 1; }

@@ -23,7 +23,7 @@ class Argument(ctypes.Structure):
 
 
 def describe(path: Path, name: str, constants: dict[int, bool | int | float] | None = None) -> dict:
-    loaded = _Loaded(path, constants or {})  # unloads the module, and the table with it, when it goes
+    loaded = _Loaded(path, constants or {})  # unloads the module and its table when it is destroyed
     kernel = loaded.kernels[name]
     rows = ctypes.cast(kernel.arguments, ctypes.POINTER(Argument))
     arguments = [
@@ -101,7 +101,7 @@ def test_limits_follow_template_arguments(tmp_path: Path) -> None:
     )
     half4, float2 = describe(path, "half4"), describe(path, "float2")
     assert (half4["max_threads"], float2["max_threads"]) == (128, 64)
-    assert half4["threadgroup_bytes"] == 4 * 16 * 2 + 6 * 8 + 8 + 8  # the last: rounded to a multiple of 16
+    assert half4["threadgroup_bytes"] == 4 * 16 * 2 + 6 * 8 + 8 + 8  # the last 8 round it to a multiple of 16
     assert float2["threadgroup_bytes"] == 2 * 12 * 4 + 6 * 16 + 16
 
 

@@ -35,7 +35,8 @@ def check(table: dict[str, float], body: str = "") -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("columns", [2, 3, 4])
 def test_matrix_products(kind: str, columns: int) -> None:
-    """Against numpy, for every number of rows, with small integers so that no order of summation rounds."""
+    """Compares with numpy for every number of rows, with small integers, whose sums are exact in any
+    order."""
     random = np.random.default_rng(columns)
     lines, inputs = "", random.integers(-4, 5, 64).astype(KINDS[kind])
     expected: list[Any] = []
@@ -92,7 +93,7 @@ def test_determinant(size: int) -> None:
 
 
 def test_matrices_in_memory() -> None:
-    """A row of three takes the place of four; the diagonal constructor; conversion of the element type."""
+    """A row of three occupies the space of four; the diagonal constructor; conversion of the element type."""
     values = np.arange(32, dtype=np.float32)
     out = np.zeros(8, np.float32)
     body = """
@@ -365,7 +366,7 @@ def test_comparisons_in_template_arguments() -> None:
 
 
 def test_names_and_numbers_first() -> None:
-    """Programs define names that C++'s library has and Metal's has not; a number converts to a vector."""
+    """Programs define names that are in C++'s library but not in Metal's; a number converts to a vector."""
     check(
         {
             "forward ? 1 : 0": 1,

@@ -1,4 +1,4 @@
-"""Language and library features give the values that MSL defines."""
+"""Language and library features return the values that MSL defines."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""fast::, precise:: and default functions: what the tables of the specification permit, and what the worst
-permitted results are.
+"""fast::, precise:: and default functions: errors within the specification's tables, and the worst permitted
+results.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_fast_functions_flush_and_have_the_domains_of_their_formulas() -> None:
 
 @pytest.mark.parametrize("name", ("exp", "log", "sin", "tanh", "rsqrt"))
 def test_half_functions_err_by_one_ulp_at_most(name: str) -> None:
-    """In either math mode: the table of half has no column for fast functions."""
+    """In both math modes: the table of half has no column for fast functions."""
     x = (2.0 ** RNG.uniform(-8, 3, 500)).astype(np.float16)
     oracle = {"rsqrt": lambda v: 1 / np.sqrt(v)}.get(name, getattr(np, name, None))
     assert oracle is not None

@@ -1,5 +1,5 @@
-"""Comparisons and logical operators: of vectors they are vectors of bool, whose elements are 0 and 1 wherever
-they go; of everything else they are what C++ makes of them.
+"""Comparisons and logical operators of vectors return vectors of bool with elements 0 and 1; all others
+return the same as in C++.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Floating point: contraction, rounding of half and bfloat, the common functions and their edges, against
-numpy and exact fractions.
+"""Floating point: contraction, rounding of half and bfloat, common functions and their edge cases, compared
+with numpy and exact fractions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNCONTRACTED = replace(PRECISE, contract=False)
 
 
 def nearest(exact: Fraction, kind: type) -> np.floating:
-    """The number of that type nearest to a fraction, ties to even."""
+    """Returns the number of that type nearest to a fraction, ties to even."""
     guess = kind(float(exact))
     neighbours = [guess, np.nextafter(guess, kind(np.inf)), np.nextafter(guess, kind(-np.inf))]
     return min(neighbours, key=lambda x: (abs(Fraction(float(x)) - exact), int(x.view(f"u{x.itemsize}")) & 1))
@@ -42,7 +42,7 @@ CONTRACTED = {
 @pytest.mark.parametrize("mode", ("fast", "checked"))
 @pytest.mark.parametrize("kind", ("float", "half"))
 def test_contraction_rounds_once(kind: str, mode: str) -> None:
-    """Also across statements and by element of vectors; without contraction, every operation rounds."""
+    """Also across statements and for each element of vectors; without contraction, every operation rounds."""
     body = f"{kind} separated({kind} a, {kind} b, {kind} c) {{ {kind} product = a * b; return product + c; }}"
     dtype = np.float32 if kind == "float" else np.float16
     a, b = (1 + RNG.random((2, 300))).astype(dtype)

@@ -1,5 +1,5 @@
-"""Integer functions, shifts, divisions and conversions against Python's integers, at the extremes of every
-type.
+"""Integer functions, shifts, divisions and conversions, compared with Python's integers at the extremes of
+every type.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_functions(kind: str) -> None:
     width = Width(kind)
     a, b = pairs(integers(kind))
     unsigned = kind if kind.startswith("u") else f"u{kind}"
-    # By element of a vector too; absdiff is unsigned, also of signed numbers.
+    # Also by element of a vector. absdiff returns an unsigned number for signed arguments.
     kinds = dict.fromkeys(ORACLES, kind)
     vectors = {
         text: text.replace("(a, b", f"({kind}3(a), {kind}3(b)", 1).replace("(a)", f"({kind}3(a))", 1) + ".y"
@@ -138,7 +138,7 @@ def test_shifts_take_the_low_bits_of_the_amount(kind: str) -> None:
 @pytest.mark.parametrize("mode", ("fast", "checked"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_division_never_faults(kind: str, mode: str) -> None:
-    """Quotients and remainders towards zero; what Metal leaves open has a value all the same."""
+    """Quotients round towards zero; cases that Metal leaves unspecified also have a value."""
     a, b = pairs(integers(kind))
     texts = {
         "a / b": kind,

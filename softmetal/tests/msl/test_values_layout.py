@@ -1,4 +1,4 @@
-"""Sizes and alignments of all types, by the tables of the specification."""
+"""Sizes and alignments of all types, compared with the specification's tables."""
 
 from __future__ import annotations
 

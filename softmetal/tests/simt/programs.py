@@ -1,9 +1,10 @@
 """Random structured SIMT programs, as MSL text and as an oracle that runs them lane by lane.
 
 A node of a program writes its MSL (`text`) and executes itself for one lane: a generator that yields a
-request (place, operation, operands) for each operation among lanes. The place says where the lane is: the
-evaluation order of the nodes around it and the iterations of the loops, outermost first. A lane's places only
-grow in lexicographic order, so the lanes at the least place are all that will ever get there: they take part.
+request (place, operation, operands) for each operation among lanes. The place is the lane's position: the
+evaluation order of the enclosing nodes and the iterations of the loops, outermost first. A lane's places only
+grow in lexicographic order, so no further lane can reach the smallest place: the lanes at this place take
+part.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ OPERATIONS = {
     },
 }  # fmt: skip
 
-# A shuffle may ask for the value of a lane that takes no part.
+# A shuffle may read an inactive lane.
 NEVER_UNDEFINED = [name for name in OPERATIONS if "_shuffle" not in name]
 
 
@@ -373,7 +374,7 @@ class Jump:
 
 @dataclass
 class Exchange:
-    """Threads pass values on through threadgroup memory."""
+    """Threads exchange values through threadgroup memory."""
 
     value: Any
     step: int

@@ -1,4 +1,4 @@
-"""Random programs of the nodes in programs.py, the same for the same seed."""
+"""Random programs of the nodes in programs.py, determined by a seed."""
 
 from __future__ import annotations
 

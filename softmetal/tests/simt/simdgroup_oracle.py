@@ -1,4 +1,5 @@
-"""What a program of programs.py computes: lanes one at a time, operations among those at the least place."""
+"""Interprets a program of programs.py: runs lanes one at a time, and operations for the lanes at the smallest
+place."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def combine(name: str, values: list[int]) -> int:
 
 
 def source(name: str, lane: int, index: int, width: int) -> int | None:
-    """The lane whose value a shuffle takes; None: beyond the ends, where a lane keeps its own."""
+    """The lane that a shuffle reads, or None beyond the ends, where a lane keeps its own value."""
     first, at = lane // width * width, lane % width
     target = {
         "shuffle": index % width, "shuffle_xor": at ^ index, "shuffle_up": at - index,
@@ -40,7 +41,7 @@ def source(name: str, lane: int, index: int, width: int) -> int | None:
 
 
 def operate(name: str, operands: dict[int, tuple[int, ...]]) -> tuple[dict[int, int], bool]:
-    """The lanes' results, and whether one took the value of a lane that takes no part."""
+    """Returns the lanes' results, and whether one read an inactive lane."""
     group, _, kind = name.partition("_")
     width = 32 if group == "simd" else 4
     results, undefined = {}, False
@@ -84,7 +85,7 @@ def oracle(program: Program) -> tuple[list[int], bool]:
     for t in range(program.threads):
         go_on(t, None)
     while waiting:
-        # Each simdgroup goes on by itself until its first place is a barrier.
+        # Each simdgroup runs separately until its smallest place is a barrier.
         ready = False
         for first in range(0, program.threads, 32):
             mine = {t: waiting[t] for t in range(first, first + 32) if t in waiting}

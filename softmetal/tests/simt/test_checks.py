@@ -1,4 +1,4 @@
-"""Every check finds its fault, names it and its places, and is silent on the corrected kernel next to it."""
+"""Every check finds its fault, names the fault and its lines, and is silent on the corrected kernel."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def findings(library: Library, name: str, buffers: list, **options: Any) -> list
 
 
 def line_of(text: str) -> str:
-    """ "kernel.metal:N" for the only line of the source that holds this text."""
+    """Returns "kernel.metal:N" for the only line of the source with this text."""
     numbers = [i for i, line in enumerate(SOURCE.split("\n"), 1) if text in line]
     assert len(numbers) == 1, numbers
     return f"kernel.metal:{numbers[0]}"
@@ -366,7 +366,7 @@ kernel void slots(device float* a [[buffer(0)]], const device char* b [[buffer(1
 @pytest.mark.parametrize("checks", ["", ALL, "bounds"])
 @pytest.mark.parametrize("offset", [0, 16, -16])
 def test_slots_of_one_buffer_have_its_addresses(offset: int, checks: str) -> None:
-    """ggml binds the queries where it has no sinks, and compares."""
+    """ggml binds the queries in place of absent sinks, and compares the pointers."""
     memory, out = np.arange(64, dtype=np.float32), np.zeros(5, np.int64)
     pipeline = Library(SLOTS).pipeline("slots")
 

@@ -1,8 +1,8 @@
-"""Which lanes take part in a simdgroup operation, for every construct that lanes can part at.
+"""The lanes that take part in a simdgroup operation, for every construct where lanes can diverge.
 
-Each kernel has a twin in Python: a generator per lane that yields the place of each operation, written down
-by hand as a tuple of branches and iterations in the order of the source, and its operand. A model of the
-simdgroup runs the twins: of all lanes that have not ended, those at the first place take part.
+Each kernel has a twin in Python: a generator per lane that yields the place of each operation and its
+operand. A place is a hand-written tuple of branches and iterations in the order of the source. A model of the
+simdgroup runs the twins: the unfinished lanes at the first place take part.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def test_lanes_that_take_part(library: Library, name: str, checks: str) -> None:
 
 
 def test_the_model_tells_wrong_participation() -> None:
-    """A control: were the branches of the conditional merged, the model would say so."""
+    """Control: the model detects merged branches of a conditional."""
 
     def merged(t: int) -> Twin:
         return (yield (0,), 1) if t < 16 else (yield (0,), 2)
@@ -368,5 +368,5 @@ def test_a_value_of_an_inactive_lane_is_undefined(
     text = str(caught.value)
     assert text.startswith(f"undefined: kernel '{name}': the simdgroup operation at kernel.metal:")
     assert f"gives lane {reader} of simdgroup 0" in text and "which takes no part in it" in text
-    if name.startswith(("fill", "broadcast")):  # in the others each lane has its own source
+    if name.startswith(("fill", "broadcast")):  # in the other operations each lane has its own source
         assert f"the value of lane {source}," in text

@@ -1,4 +1,4 @@
-"""Counters are exact on kernels that one can count by hand."""
+"""Counters are exact on kernels that can be counted by hand."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_distinct_bytes(library: Library) -> None:
     counted = run(np.ones(96, np.uint8), "distinct")
     assert counted[1] == 7 * 96 * 8 and counted[2] == 7 * 96 and 0 not in counted
     assert counted[3] in (7 * 4, 7 * 8)
-    # Where the mask is the first bytes of q, the first threadgroup reads them for q anyway.
+    # If the mask is the first bytes of q, the first threadgroup reads them for q anyway.
     counted = run(q[:96], "distinct")
     assert counted[1] + counted[2] == 7 * 96 * 8 + 6 * 96
 

@@ -1,4 +1,4 @@
-"""Checks of private arrays, of atomics and of overruns into other buffers; each with a twin that is fine."""
+"""Checks of private arrays, of atomics and of overruns into other buffers, each with a correct twin."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ kernel void variables(device float* o [[buffer(0)]], device const float* x [[buf
 
 
 def test_variables_without_a_value_hold_ones() -> None:
-    """NaN as a float; again in each round of a loop. With values there is nothing to see."""
+    """NaN as a float, also in each iteration of a loop. Initialised variables are not reported."""
     given = Library(VARIABLES, mode="checked", defines={"GIVEN": "1"})
     assert launch(given, "variables", [np.zeros(5, np.float32), np.ones(1, np.float32)])[0].tolist() == [
         *(3, 1, 4, 5, 6)
@@ -329,7 +329,7 @@ def test_only_reads_are_ordered_by_a_barrier_that_names_no_memory(library: Libra
 
 @pytest.mark.parametrize("by", [64, 100, -1, -70, 10**6, -(10**9), 2**40, -(2**40)])
 def test_an_overrun_is_one_of_the_buffer_that_it_came_from(library: Library, by: int) -> None:
-    """Wherever in memory it lands: here both buffers lie side by side in one array."""
+    """At any distance: here both buffers are adjacent in one array."""
     memory = np.zeros(256, np.float32)
     near, far = memory[:64], memory[64:128]
     for o, q in ((near, far), (far, near)):

@@ -1,5 +1,5 @@
-"""Random structured programs give each lane the value that an interpreter of single lanes gives it, in every
-order of threads, with checks and without."""
+"""Random structured programs give each lane the value of an interpreter of single lanes, in every order of
+threads, with checks and without."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_faults_are_errors(library: Library) -> None:
     assert "invalid address 0x14 (a buffer that is not bound?)" in text and line_of("p[l] = 2") in text
     assert "thread (5,0,0)" in text
     assert "overrun of the thread's stack" in error(library, "deep", [np.zeros(64, np.int32)])
-    run(library, "unbound", [out, out])  # the runtime works on
+    run(library, "unbound", [out, out])  # the runtime still works
 
 
 def test_vectors_may_lie_anywhere(library: Library) -> None:

@@ -1,6 +1,6 @@
-"""Kernels that torch ships run unmodified, are right, and are quiet under every check.
+"""torch's kernels run unmodified, give correct results, and pass every check.
 
-Without any one of their barriers, the race detector is not.
+If any barrier is removed, the race detector reports it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_the_number_of_barriers() -> None:
 
 @pytest.mark.parametrize("index", range(11))
 def test_without_a_barrier(index: int) -> None:
-    """The first six are those of `sort_block`."""
+    """The first six barriers are in `sort_block`."""
     mutant = library(without_barrier(index), kinds="float", mode="checked")
     problem = Problem(1, BLOCK if index < 6 else 2 * BLOCK)
     with pytest.raises(KernelError, match="race: .* threadgroup array '.*' at kernel.metal:.* races with "):

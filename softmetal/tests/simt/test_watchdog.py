@@ -1,4 +1,5 @@
-"""A kernel that does not end is stopped, with the line it is at; the process and later dispatches go on."""
+"""A kernel that does not end is stopped, and its line is reported; the process and later dispatches
+continue."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def test_an_endless_kernel_is_stopped(library: Library, name: str, order: str, c
 
 
 def test_every_threadgroup_has_its_own_time(library: Library) -> None:
-    """A control: the dispatch as a whole may take longer than one threadgroup."""
+    """Control: the whole dispatch may take longer than the limit of a threadgroup."""
     start = time.thread_time()
     groups = 100
     while time.thread_time() - start < 0.5:

@@ -30,7 +30,7 @@ def library(text: str = TEXT, kinds: str = "float|half|int", mode: str = "fast")
 
 
 def without_barrier(index: int) -> str:
-    """The header with its barrier number `index` blanked; lines stay where they are."""
+    """Returns the header without its barrier number `index`; line numbers do not change."""
     barrier = list(BARRIER.finditer(TEXT))[index]
     return TEXT[: barrier.start()] + " " * len(barrier.group()) + TEXT[barrier.end() :]
 
@@ -51,7 +51,7 @@ class Problem:
         return torch.equal(self.sorted, values) and torch.equal(self.indices, indices)
 
     def run(self, library: Library, **options: Any) -> None:
-        """In one kernel if a row fits in a block; otherwise in blocks, and one merge of two blocks."""
+        """Sorts with one kernel if a row fits in a block; otherwise in blocks, with a merge of two blocks."""
         rows, size = self.values.shape
         suffix = f"{NAMES[self.values.dtype]}_tptg{THREADS}"
         parameters = struct.pack("<i", size), struct.pack("<2q", 1, size), bytes([self.descending])

@@ -1,6 +1,7 @@
-"""Pipelines -> cubins: preprocess, translate, compile with nvcc, in one folder that travels to the GPU.
+"""Compiles pipelines to cubins: preprocess, translate, compile with nvcc. The folder can be copied to the
+GPU's machine.
 
-A pipeline's file is named by its content, so that building a folder again compiles only what changed.
+A pipeline's file is named by its content, so a rebuild compiles only changed pipelines.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class CompileError(Exception):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One kernel of one program, specialised as a Metal pipeline is."""
+    """A kernel of a program, specialised like a Metal pipeline."""
 
     source: str
     kernel: str  # its host name
@@ -45,8 +46,8 @@ class Pipeline:
     # The MSL type that float32 matrix operands were widened from: "half", "bfloat", or "float" for real
     # float32 operands, which cost three times as much (include/simdgroup_matrix.h).
     widened_from: str = "float"
-    aligned_runs: bool = False  # a promise about the data: runs.py
-    min_groups: int = 0  # threadgroups per multiprocessor that registers are planned for; 0: ptxas chooses
+    aligned_runs: bool = False  # the caller's promise about the data: see runs.py
+    min_groups: int = 0  # threadgroups per multiprocessor for which ptxas allocates registers; 0: it chooses
     name: str = "program_source"
 
 
@@ -122,6 +123,6 @@ def _read_resources(kernel: str, log: str) -> Compiled:
 
 
 def compile_all(pipelines: Sequence[Pipeline], folder: Path, jobs: int = 2) -> list[str]:
-    """The cubins' names, in order; each different pipeline is compiled once."""
+    """Returns the cubins' names, in order; each distinct pipeline is compiled once."""
     with ThreadPoolExecutor(jobs) as pool:
         return list(pool.map(lambda pipeline: compile_pipeline(pipeline, folder), pipelines))

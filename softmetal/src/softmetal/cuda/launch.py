@@ -1,4 +1,4 @@
-"""Launches cubins through the CUDA driver. Needs the driver and a current context (torch makes one); no
+"""Launches cubins through the CUDA driver. Needs the driver and a current context (torch makes one), but no
 compiler."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _check(status: int, what: str) -> None:
 
 
 class Arguments:
-    """What a launch binds: device addresses and bytes, by buffer index."""
+    """The arguments of a launch: device addresses and bytes, by buffer index."""
 
     def __init__(self, values: Mapping[int, int | bytes]) -> None:
         self._storage = ctypes.create_string_buffer(SLOTS * SLOT_BYTES)

@@ -1,10 +1,10 @@
 """Runs of neighbouring elements: `for (j = 0; j < N; j++) ... = p[i + j]` with a constant N and a device
 pointer p.
 
-An Apple GPU loads up to four neighbours in one instruction, whatever their alignment; CUDA's compiler joins
-loads only where it knows the address to be aligned. Where the caller promises that every such run starts on a
-multiple of its own size (up to 16 bytes), and that no kernel writes what it reads so, this pass says so in
-the program, and no kernel is slower for having been written with scalar loads.
+An Apple GPU loads up to four neighbours in one instruction at any alignment; CUDA's compiler joins loads only
+if it knows that the address is aligned. If the caller promises that every such run starts on a multiple of
+its size (up to 16 bytes), and that no kernel writes data that it reads as a run, this pass marks the runs in
+the program. Kernels with scalar loads are then not slower.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class _Loop:
 
 
 def declare_runs(tokens: TokenList, program: Outline, generic: Sequence[tuple[int, int]]) -> None:
-    """Must come before address spaces are dropped. Functions in `generic` serve several of them, and are left
-    alone."""
+    """Must run before address spaces are dropped. Skips the functions in `generic`, which serve several
+    spaces."""
     constants = _constant_names(tokens)
     outside = set(range(len(tokens)))
     for function in program.functions:
@@ -69,7 +69,7 @@ def _constant_names(tokens: TokenList) -> set[str]:
 
 
 def _const_pointers(tokens: TokenList, places: Sequence[int]) -> set[str]:
-    """Names declared as `const device T*`, and as nothing else that is a pointer."""
+    """Names declared as `const device T*` and never as another pointer."""
     names: set[str] = set()
     others: set[str] = set()
     for i in places:
@@ -86,7 +86,7 @@ def _const_pointers(tokens: TokenList, places: Sequence[int]) -> set[str]:
 
 
 def _arrays(tokens: TokenList, places: Sequence[int]) -> set[str]:
-    """Names declared as arrays, `T name[n]`, which may be those of pointers elsewhere."""
+    """Names declared as arrays, `T name[n]`; elsewhere they may be names of pointers."""
     names: set[str] = set()
     for i in places:
         is_indexed = tokens.kind(i) == "name" and tokens.text(i + 1) == "[" and not tokens.is_attribute(i + 1)

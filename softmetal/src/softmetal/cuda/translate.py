@@ -1,9 +1,9 @@
-"""MSL to CUDA C++: the passes of softmetal.msl that read a program, and what CUDA needs instead of the
-others.
+"""Translates MSL to CUDA C++, with the passes of softmetal.msl that read a program and CUDA's replacements
+for the others.
 
-CUDA has one address space for pointers, so `device`, `threadgroup`, `constant` and `thread` go, and
-declarations that only they told apart become one. Function constants are compile-time constants: one
-translation per pipeline.
+CUDA has one address space for pointers, so `device`, `threadgroup`, `constant` and `thread` are dropped, and
+declarations that differ only in them become one. Function constants are compile-time constants: each pipeline
+is translated separately.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PRAGMAS = (
     ),
     (re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+(?:METAL|clang|GCC)\b.*$", re.M), ""),
 )
-# `T x[N] = {[0 ... N - 1] = value};`, which nvcc does not take where N is a template's.
+# `T x[N] = {[0 ... N - 1] = value};`, which nvcc refuses if N is a template parameter.
 _FILLED_ARRAY = re.compile(
     r"\b(\w+)\s+(\w+)\[(\w+)\]\s*=\s*\{\s*\[\s*0\s*\.\.\.\s*\3\s*-\s*1\s*\]\s*=\s*([^,{}]+?)\s*\};"
 )
@@ -57,12 +57,12 @@ def translate(
     threadgroup_memory: Mapping[int, int] | None = None,
     min_groups: int = 0,
 ) -> str:
-    """CUDA C++ for one kernel of a preprocessed MSL program, as the entry point `softmetal_kernel`.
+    """Returns CUDA C++ for one kernel of a preprocessed MSL program, with the entry point `softmetal_kernel`.
 
-    `constants` gives function constants by their names; those not named are undefined. `aligned_runs` is the
-    promise that runs.py speaks of. `threadgroup_memory` gives the bytes of [[threadgroup(n)]] arguments by n.
-    `min_groups` threadgroups per multiprocessor are what registers are planned for; 0 leaves it to ptxas.
-    Raises TranslationError.
+    `constants` sets function constants by name; the others are undefined. `aligned_runs` is the promise in
+    runs.py. `threadgroup_memory` has the bytes of [[threadgroup(n)]] arguments by n. ptxas allocates
+    registers for `min_groups` threadgroups per multiprocessor; 0 leaves the number to ptxas. Raises
+    TranslationError.
     """
     tokens = TokenList(preprocessed)
     program = outline(tokens)
@@ -246,12 +246,12 @@ _VECTOR_NAME = re.compile(rf"(?<![\w:.])(?:{'|'.join(sorted(VECTORS))})\b")
 
 
 def _qualified(designator: str) -> str:
-    """The same for the arguments of a template kernel, as an entry names it."""
+    """Qualifies vectors in the arguments of a template kernel's designator."""
     return _VECTOR_NAME.sub(r"::metal::\g<0>", designator)
 
 
 def _qualify_vectors(tokens: TokenList) -> None:
-    """float4 and the like are Metal's, also where CUDA has a global type of that name."""
+    """Qualifies float4 and the like as Metal's, because CUDA has global types with these names."""
     for i, token in enumerate(tokens.tokens):
         if (
             token.kind == "name"
@@ -265,7 +265,7 @@ def _qualify_vectors(tokens: TokenList) -> None:
 
 
 def _drop_address_spaces(tokens: TokenList) -> None:
-    """What `constant` points to stays const."""
+    """Drops address spaces; the target of a `constant` pointer stays const."""
     for i, token in enumerate(tokens.tokens):
         if token.kind == "name" and token.text in ADDRESS_SPACES:
             word = _word(tokens, i)
@@ -286,7 +286,8 @@ def _stands_with_const(tokens: TokenList, i: int) -> bool:
 
 
 def _drop_twins(tokens: TokenList, begin: int, end: int) -> list[tuple[int, int]]:
-    """Declarations that only address spaces tell apart: the first stays. Returns where the first ones are."""
+    """Removes definitions that differ from an earlier one only in address spaces. Returns the earlier ones'
+    ranges."""
     seen: dict[str, tuple[int, int]] = {}
     kept: list[tuple[int, int]] = []
     for first, last in _declarations(tokens, begin, end):
@@ -307,7 +308,7 @@ def _drop_twins(tokens: TokenList, begin: int, end: int) -> list[tuple[int, int]
 
 
 def _word(tokens: TokenList, i: int) -> str:
-    """The token as CUDA will see it."""
+    """The token in CUDA C++."""
     if tokens.kind(i) != "name" or tokens.text(i) not in ADDRESS_SPACES:
         return tokens.text(i)
     return "const" if tokens.text(i) == "constant" and not _stands_with_const(tokens, i) else ""

@@ -1,5 +1,5 @@
-// MTLBinaryArchive: which pipelines are compiled. Their code is not in it, for the compiler of MSL has a
-// cache of its own; a program sees the same as on a Mac: hits and misses, files read and refused.
+// MTLBinaryArchive: a list of compiled pipelines, without their code, because the MSL compiler has its own
+// cache. A program sees the same as on a Mac: hits and misses, files read and refused.
 //
 // The file is a line of text, then one for each pipeline, then the number of them.
 #include <fstream>
@@ -20,7 +20,7 @@ void report(NSError** error, MTLBinaryArchiveError code, const std::string& text
   if (error) *error = make_error(MTLBinaryArchiveDomain, NSInteger(code), text);
 }
 
-// What decides about the code: the GPU, the compiled source, the function, its constants and its threads.
+// Everything that determines the code: the GPU, the compiled source, the function, its constants and threads.
 std::string archive_key(MTLComputePipelineDescriptor* descriptor) {
   SMFunction* function = (SMFunction*)descriptor.computeFunction;
   const std::string& path = function->_program->module_path(Mode::kFast);
@@ -31,7 +31,7 @@ std::string archive_key(MTLComputePipelineDescriptor* descriptor) {
   return key + text(" threads ", function->_maxThreads, " ", descriptor.maxTotalThreadsPerThreadgroup);
 }
 
-// Nothing if the file is not whole.
+// Returns false if the file is incomplete.
 bool read_archive(const std::string& path, std::set<std::string>& pipelines) {
   std::ifstream file(path);
   std::string line;
@@ -110,7 +110,7 @@ void report_archive_miss(NSError** error) {
                       "the descriptor has no compute function");
     return NO;
   }
-  // As on a Mac, what cannot be compiled cannot be added.
+  // As on a Mac, a pipeline that does not compile cannot be added.
   id<MTLComputePipelineState> state = softmetal::new_pipeline(descriptor, error);
   if (!state) return NO;
   [state release];

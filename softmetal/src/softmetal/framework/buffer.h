@@ -1,4 +1,4 @@
-// Making and recognising buffers.
+// Creates and validates buffers.
 #pragma once
 #include "objects.h"
 
@@ -6,6 +6,6 @@ namespace softmetal {
 SMBuffer* new_buffer(size_t length, MTLResourceOptions options);  // nil when out of memory
 SMBuffer* new_buffer_over(void* memory, size_t length, MTLResourceOptions options,
                           std::function<void()> release);
-// The buffer, if it is a live one: pointers that are not are a common mistake with storage offsets.
+// Returns the buffer if it is live. Passing another pointer is a common mistake with storage offsets.
 SMBuffer* checked_buffer(id<MTLBuffer> buffer, const char* who);
 }  // namespace softmetal

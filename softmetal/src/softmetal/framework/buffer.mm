@@ -1,4 +1,4 @@
-// MTLBuffer, and the C++ face of buffers.
+// MTLBuffer, and the C++ interface of buffers.
 #include <atomic>
 #include <mutex>
 #include <new>

@@ -1,5 +1,5 @@
-// MTLCommandQueue, MTLCommandBuffer, what all encoders share, and the blit encoder. Commands run, in order,
-// when their buffer is committed, on the committing thread; the first that fails ends its command buffer.
+// MTLCommandQueue, MTLCommandBuffer, the base class of encoders, and the blit encoder. Commands run in order
+// when their buffer is committed, on the committing thread; the first failure ends the command buffer.
 #include <chrono>
 #include <cstring>
 #include <mutex>

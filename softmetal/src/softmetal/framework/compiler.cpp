@@ -26,7 +26,7 @@ std::string environment(const char* name, const std::string& fallback) {
   return value && *value ? value : fallback;
 }
 
-// The folder that holds the package `softmetal`, whose _build holds this library.
+// The folder that contains the package `softmetal`; this library is in the package's _build.
 std::string package_parent() {
   Dl_info info;
   if (!dladdr(reinterpret_cast<void*>(&compile_msl), &info)) return ".";

@@ -9,7 +9,7 @@ namespace softmetal {
 enum class Mode { kFast, kChecked };  // kChecked: instrumented for races, bounds, uninitialised reads, bytes
 using Macros = std::map<std::string, std::string>;
 
-struct CompileOptions {  // what MTLCompileOptions say, in the compiler's words
+struct CompileOptions {  // MTLCompileOptions as arguments of the compiler
   std::string language, math_mode, math_functions;
 };
 

@@ -1,5 +1,4 @@
-// MTLCompileOptions, MTLComputePipelineDescriptor, MTLFunctionConstantValues and the resolution of the
-// latter.
+// MTLCompileOptions, MTLComputePipelineDescriptor, MTLFunctionConstantValues and their resolution.
 #include <cstring>
 
 #include "library.h"
@@ -139,7 +138,7 @@ ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Prog
   }
   return self;
 }
-// The older switch for both of its successors.
+// The older switch, which sets both newer options.
 - (void)setFastMathEnabled:(BOOL)enabled {
   _fastMathEnabled = enabled;
   _mathMode = enabled ? MTLMathModeFast : MTLMathModeSafe;

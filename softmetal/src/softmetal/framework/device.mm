@@ -1,4 +1,4 @@
-// MTLDevice: what this machine is, and the maker of everything else.
+// MTLDevice: properties of this machine, and factories of all other objects.
 #include <unistd.h>
 
 #include <cstdlib>

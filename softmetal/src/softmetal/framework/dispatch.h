@@ -1,4 +1,4 @@
-// What the rest of softmetal asks of dispatch queues beyond <dispatch/dispatch.h>.
+// Queries of dispatch queues that <dispatch/dispatch.h> lacks.
 #pragma once
 #include <dispatch/dispatch.h>
 

@@ -41,7 +41,7 @@ class Ownership {
   dispatch_queue_t queue_;
 };
 
-// An exception may not leave a block on Apple's libdispatch either: the process ends.
+// As in Apple's libdispatch, an exception that leaves a block ends the process.
 template <class Work>
 void run_without_exceptions(Work&& work) {
   @autoreleasepool {

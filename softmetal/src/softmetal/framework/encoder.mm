@@ -15,7 +15,7 @@ struct Binding {
   SMBuffer* buffer = nil;  // retained by the command buffer
   NSUInteger offset = 0;
   std::shared_ptr<std::vector<uint64_t>> bytes;  // a copy made by setBytes, in 8-byte units for alignment
-  NSUInteger length = 0;                         // of the copy
+  NSUInteger length = 0;                         // bytes of the copy
   bool bound() const { return buffer || bytes; }
 };
 
@@ -24,7 +24,7 @@ struct Bindings {
   uint32_t threadgroup[SOFTMETAL_MAX_BUFFERS] = {};  // bytes
 };
 
-// One encoded dispatch. The copies that setBytes made live as long as it does.
+// One encoded dispatch. It owns the copies made by setBytes.
 struct Dispatch {
   SMComputePipelineState* pipeline;
   softmetal_arguments arguments;

@@ -19,7 +19,7 @@ struct Log {
   std::map<std::string, uint64_t> launches;
   softmetal_counters totals{};
   std::vector<Launch> records;
-  std::vector<size_t> recordings;  // where each recording under way starts in `records`
+  std::vector<size_t> recordings;  // start of each active recording in `records`
 };
 Log& log() {
   static Log* instance = new Log;
@@ -60,7 +60,7 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-// {"slot": bytes, ...} of the slots that were touched.
+// {"slot": bytes, ...} for the accessed slots.
 std::string slots_json(const uint64_t (&bytes)[SOFTMETAL_MAX_BUFFERS]) {
   std::string json = "{";
   for (int slot = 0; slot < SOFTMETAL_MAX_BUFFERS; ++slot)

@@ -1,4 +1,4 @@
-// A log of what ran: totals always, one record per dispatch while a recording is on.
+// A log of dispatches: totals always, one record per dispatch during a recording.
 #pragma once
 #include <string>
 
@@ -17,7 +17,7 @@ void log_launch(const Launch& launch);
 
 }  // namespace softmetal
 
-// What softmetal/control.py calls. Texts are JSON, and malloc'ed for softmetal_free.
+// Called by softmetal/control.py. The strings are JSON; the caller releases them with softmetal_free.
 extern "C" {
 void softmetal_start_recording(void);
 char* softmetal_stop_recording(void);  // [launch, ...] since the start of the innermost recording

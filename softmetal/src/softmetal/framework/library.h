@@ -1,4 +1,4 @@
-// Making libraries and pipelines.
+// Creates libraries and pipelines.
 #pragma once
 #include "objects.h"
 
@@ -7,10 +7,11 @@ id<MTLLibrary> new_library(NSString* source, MTLCompileOptions* options, NSError
 id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descriptor, NSError** error);
 
 id<MTLBinaryArchive> new_archive(MTLBinaryArchiveDescriptor* descriptor, NSError** error);
-// Whether one of the descriptor's archives has the pipeline that it describes.
+// Whether one of the descriptor's archives contains its pipeline.
 bool is_archived(MTLComputePipelineDescriptor* descriptor);
 void report_archive_miss(NSError** error);
 
-// By index, as a function of `program` gets them. Throws CompileError for a value of the wrong type.
+// Resolves the constants by index for a function of `program`. Throws CompileError for a value of the wrong
+// type.
 ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Program& program);
 }  // namespace softmetal

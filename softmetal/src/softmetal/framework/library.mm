@@ -20,7 +20,7 @@ Macros read_macros(MTLCompileOptions* options) {
   return macros;
 }
 
-// Older versions are compiled as the oldest one that the compiler knows.
+// Versions older than the compiler supports are compiled as its oldest.
 std::string language_of(MTLCompileOptions* options) {
   const NSUInteger version = options.languageVersion;
   if (version <= MTLLanguageVersion3_1) return "metal3.1";
@@ -28,7 +28,7 @@ std::string language_of(MTLCompileOptions* options) {
 }
 
 CompileOptions read_options(MTLCompileOptions* given) {
-  // Without options Metal takes those that a new object has.
+  // Without options Metal uses a new object's defaults.
   MTLCompileOptions* options = given ?: [[[MTLCompileOptions alloc] init] autorelease];
   const char* modes[] = {"safe", "relaxed", "fast"};
   if (options.mathMode < MTLMathModeSafe || options.mathMode > MTLMathModeFast)

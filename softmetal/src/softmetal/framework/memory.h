@@ -1,5 +1,5 @@
-// Device memory: every block lies between two inaccessible pages, ends at the second of them (to 16 bytes),
-// and starts out as all ones, which is a NaN in every float type. Freed blocks are kept for reuse.
+// Device memory: every block is between two inaccessible pages, ends at the second page (rounded to 16
+// bytes), and is initialised to ones, which is NaN in every float type. Freed blocks are kept for reuse.
 #pragma once
 #include <cstddef>
 

@@ -1,4 +1,4 @@
-// MPSCommandBuffer: a command buffer that can commit and go on, which torch's stream hands out.
+// MPSCommandBuffer: a command buffer that can commit and continue, as torch's stream uses it.
 #import <MetalPerformanceShaders/MetalPerformanceShaders.h>
 
 @implementation MPSCommandBuffer

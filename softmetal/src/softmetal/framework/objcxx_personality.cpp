@@ -1,7 +1,7 @@
 // With the GNU Objective-C runtime clang gives every function of an Objective-C++ file the personality
 // __gnu_objc_personality_v0, which does not understand typed C++ catch clauses. Code for Metal throws C++
-// exceptions, so each shared object gets this hidden one, which hands over to C++. (@try/@catch of
-// NSException is not supported.)
+// exceptions, so each shared object gets this hidden one, which calls C++'s. (@try/@catch of NSException is
+// not supported.)
 #include <unwind.h>
 
 extern "C" _Unwind_Reason_Code __gxx_personality_v0(int, _Unwind_Action, _Unwind_Exception_Class,

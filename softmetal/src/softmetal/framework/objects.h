@@ -29,8 +29,8 @@ id<MTLDevice> system_device();  // not retained
   void* _contents;
   NSUInteger _length;
   MTLResourceOptions _options;
-  softmetal::Block _block;         // empty if the memory is someone else's:
-  std::function<void()> _release;  // gives that back
+  softmetal::Block _block;         // empty for memory that the buffer does not own:
+  std::function<void()> _release;  // returns that memory
   NSString* _label;
   softmetal::Counted<softmetal::MetalClass::kBuffer> _counted;
 }
@@ -59,7 +59,7 @@ id<MTLDevice> system_device();  // not retained
 @interface SMComputePipelineState : NSObject <MTLComputePipelineState> {
  @public
   std::unique_ptr<softmetal::Pipeline> _pipeline;
-  std::string _name;  // of the kernel
+  std::string _name;  // the kernel's name
   NSUInteger _maxThreads, _staticThreadgroupBytes;
   NSString* _label;
   softmetal::Counted<softmetal::MetalClass::kComputePipelineState> _counted;
@@ -68,7 +68,7 @@ id<MTLDevice> system_device();  // not retained
 
 @interface SMBinaryArchive : NSObject <MTLBinaryArchive> {
  @public
-  std::set<std::string> _pipelines;  // archive_key of each
+  std::set<std::string> _pipelines;  // their archive_key
   NSString* _label;
   softmetal::Counted<softmetal::MetalClass::kBinaryArchive> _counted;
 }
@@ -85,7 +85,7 @@ id<MTLDevice> system_device();  // not retained
 @interface SMCommandBuffer : NSObject <MTLCommandBuffer> {
  @public
   std::vector<std::function<void()>> _commands;  // each throws when it fails
-  std::vector<id> _retained;                     // what the commands use
+  std::vector<id> _retained;                     // objects that the commands use
   std::vector<id> _handlers;                     // copied blocks
   MTLCommandBufferStatus _status;
   NSError* _error;

@@ -1,4 +1,4 @@
-// Compiling a library's source and loading its modules.
+// Compiles a library's source and loads its modules.
 #include "program.h"
 
 #include <cstdlib>

@@ -19,7 +19,7 @@ struct ConstantValue {
 };
 using ConstantsByIndex = std::map<uint32_t, ConstantValue>;
 
-Mode current_mode();  // as which a dispatch would run now: by the settings
+Mode current_mode();  // the mode for a dispatch under the current settings
 
 class Module {  // a loaded copy; its code sees these constants and no others
  public:
@@ -28,7 +28,7 @@ class Module {  // a loaded copy; its code sees these constants and no others
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
   const softmetal_module_table& table() const;
-  const softmetal_kernel* find(const std::string& kernel) const;  // null if the module has none of that name
+  const softmetal_kernel* find(const std::string& kernel) const;  // null if the module has no such kernel
 
  private:
   softmetal_loaded* loaded_;
@@ -36,7 +36,7 @@ class Module {  // a loaded copy; its code sees these constants and no others
 
 class Program {
  public:
-  // Compiles, as `mode`; throws CompileError. The other module is compiled when it is first wanted.
+  // Compiles in `mode`; throws CompileError. The module of the other mode is compiled at its first use.
   Program(std::string source, Macros macros, CompileOptions options, Mode mode);
   const std::string& module_path(Mode mode);
   Mode first_mode() const { return first_mode_; }
@@ -47,7 +47,7 @@ class Program {
     bool required;
   };
   const std::vector<Constant>& constants() const { return constants_; }
-  // Throws CompileError if `kernel` reads a function constant that must have a value and has none here.
+  // Throws CompileError if `kernel` reads a required function constant that has no value.
   void check_complete(const std::string& kernel, const ConstantsByIndex& values) const;
 
  private:
@@ -66,7 +66,7 @@ class Pipeline {
  public:
   Pipeline(std::shared_ptr<Program> program, std::string kernel, ConstantsByIndex constants);
   const softmetal_kernel& kernel(Mode mode);
-  // For the properties that both modes share: arguments and limits.
+  // For properties that are equal in both modes: arguments and limits.
   const softmetal_kernel& kernel() { return kernel(program_->first_mode()); }
 
  private:

@@ -1,5 +1,5 @@
-// Metal's API validation. A broken rule throws ValidationError, which reaches Python as
-// RuntimeError("Metal validation: ..."); on a Mac with validation switched on the process would stop there.
+// Metal's API validation. A broken rule throws ValidationError, which reaches Python as RuntimeError("Metal
+// validation: ..."); on a Mac with validation enabled the process would stop.
 #pragma once
 #include <sstream>
 #include <stdexcept>
@@ -23,8 +23,7 @@ template <class... Parts>
   throw ValidationError(text(parts...));
 }
 
-// For rules found broken where nothing may be thrown (-dealloc): kept until the next commit or synchronize
-// raises it.
+// Records a broken rule where nothing may be thrown (-dealloc); the next commit or synchronize raises it.
 void violated_in_dealloc(const std::string& rule) noexcept;
 void raise_deferred_violations();
 

@@ -1,4 +1,4 @@
-"""Which '<' and '>' are brackets of template arguments. C++'s rule needs the names of all templates."""
+"""Finds the '<' and '>' that enclose template arguments. C++'s rule needs the names of all templates."""
 
 from __future__ import annotations
 

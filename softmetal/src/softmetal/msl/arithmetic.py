@@ -1,4 +1,5 @@
-"""The arithmetic of a program: what MTLCompileOptions set, and what they leave to the GPU."""
+"""The arithmetic of a program: the settings of MTLCompileOptions, and choices that Metal leaves to the
+GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ PASSES = BUILD / "libsoftmetal_arithmetic.so"
 MATH_MODES = ("safe", "relaxed", "fast")
 FUNCTIONS = ("fast", "precise")
 _FLUSH = "-softmetal-flush-subnormals"
-# What a math mode lets the compiler assume. Two of them allow reordering; only `fast` excludes NaN and
+# The assumptions that each math mode permits. Two of them allow reordering; only `fast` excludes NaN and
 # infinities.
 _ASSUMPTIONS = {
     "safe": (),
@@ -35,10 +36,10 @@ class Arithmetic:
     mode: str = "fast"  # MTLMathMode
     # MTLMathFloatingPointFunctions: which log a call without fast:: and precise:: means
     functions: str = "fast"
-    # a * b + c with one rounding, in float and half, as Apple's compiler has it in every math mode.
+    # a * b + c with one rounding, in float and half, as in every math mode of Apple's compiler.
     contract: bool = field(default_factory=lambda: choice("SOFTMETAL_CONTRACT", ("1", "0")) == "1")
-    # The largest errors that the specification permits, subnormal floats flushed and the assumptions of the
-    # math mode used, instead of the best results that the host can give.
+    # The largest errors that the specification permits, flushed subnormal floats and the assumptions of the
+    # math mode, instead of the host's most accurate results.
     worst: bool = field(default_factory=lambda: choice("SOFTMETAL_FAST_MATH", ("exact", "worst")) == "worst")
 
     def flags(self) -> tuple[str, ...]:

@@ -1,6 +1,4 @@
-"""Attributes that C++ does not have: where Metal allows them. Annotations pass them on to the rules
-(rules/kernels.cpp).
-"""
+"""Metal's attributes: checks where they are allowed, and annotates them for the rules (rules/kernels.cpp)."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ _ALIASES = {
     "dispatch_quadgroups_per_threadgroup": "quadgroups_per_threadgroup",
 }
 _RESOURCES = {"buffer", "threadgroup", "texture", "sampler"}
-# Where a kernel's parameter comes from. Other attributes, unknown ones too, do not change that.
+# Attributes that give the source of a kernel's parameter. Others, including unknown ones, do not.
 _SOURCES = re.compile(
     r"buffer|threadgroup|texture|sampler|stage_in|payload|imageblock_data|grid_(origin|size)"
     r"|\w+_(in|per|index_in)_(grid|threadgroup|simdgroup|quadgroup)|thread_execution_width"

@@ -1,4 +1,4 @@
-"""Comparisons and logical operators of vectors: Metal gives a vector of bool, clang a vector of integers 0
+"""Comparisons and logical operators of vectors: Metal returns a vector of bool, clang a vector of integers 0
 and -1.
 
 `a < b` becomes `::softmetal::truth(a < b)`, the identity for everything but such vectors. The operands of
@@ -74,7 +74,7 @@ class _ComparisonPass:
             t[begin].before = f"::softmetal::{'condition' if is_condition else 'truth'}({t[begin].before}"
             t[end].after += ")"
 
-    # ---- what a token is -------------------------------------------------------------------------
+    # ---- kinds of tokens -------------------------------------------------------------------------
 
     def operator(self, i: int) -> str:
         """The binary operator or '!' at `i`; empty for brackets of templates, halves of a shift, and names of

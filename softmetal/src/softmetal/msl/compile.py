@@ -1,5 +1,5 @@
-"""MSL source -> shared object: preprocess, translate, compile with clang, keep the result in a cache
-keyed by content.
+"""Compiles MSL source to a shared object: preprocess, translate, compile with clang. Results are cached by
+content.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LANGUAGE_FLAGS = [
 ]  # fmt: skip
 _COMMON_FLAGS = [
     "-fPIC", "-fvisibility=hidden", "-Xclang", "-fno-pch-timestamp",
-    # Findings name the place in the kernel that called the runtime, so that call must leave a frame.
+    # Findings name the line in the kernel that called the runtime, so that call must leave a frame.
     "-fno-optimize-sibling-calls",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-strict-aliasing", "-fsigned-char",
     # The element type of vectors of bool (host/types.h).
@@ -44,7 +44,7 @@ _COMMON_FLAGS = [
     # half and bfloat are rounded after every operation; floats out of an integer's range saturate.
     "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
     "-fno-strict-float-cast-overflow",
-    # An endless loop stays one, so that the watchdog finds it; a large frame does not skip the guard page.
+    # Keeps endless loops, for the watchdog; keeps large frames from skipping the guard page.
     "-fno-finite-loops", "-fstack-clash-protection",
     *FLAGS,
     # The runtime's passes (simt/passes) read the names of basic blocks.
@@ -65,14 +65,14 @@ _MODE_FLAGS = {
     ],
 }  # fmt: skip
 MODES = tuple(_MODE_FLAGS)
-# Programs to refuse: those that Apple's compiler refuses, certainly or likely; or also those that it may
+# likely: refuses programs that Apple's compiler refuses, certainly or probably. unsure: also ones that it may
 # refuse.
 REFUSALS = ("likely", "unsure")
 _X86_64_V3 = {"avx2", "bmi2", "f16c", "fma"}
 
 
 class CompileError(Exception):
-    """The program is refused. The text is for its author and names places in the .metal source."""
+    """The program is refused. The text is for its author and names lines of the .metal source."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Program:
     std: str = DEFAULT
     only: str | None = None  # regular expression of the host names to export; None for all
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
-    # Whether to refuse what no public Metal source has: Apple's compiler may accept or refuse it.
+    # Also refuse constructs that no public Metal source has: Apple's compiler may accept or refuse them.
     refuse_unsure: bool = field(default_factory=lambda: choice("SOFTMETAL_REFUSE", REFUSALS) == "unsure")
 
 
@@ -93,7 +93,7 @@ def cache_folder() -> Path:
 
 
 def compile_program(program: Program, mode: str, folder: Path | None = None) -> Path:
-    """The program's shared object, from the cache if it is there. Raises CompileError."""
+    """Returns the program's shared object, from the cache if possible. Raises CompileError."""
     language = LANGUAGES[program.std]
     try:
         preprocessed = preprocess(program.source, program.name, program.macros, program.include, language)
@@ -114,7 +114,7 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
 def compile_errors(
     source: str, macros: Sequence[str] = (), std: str = DEFAULT, name: str = "program_source"
 ) -> str:
-    """The errors of a program (macros: NAME=VALUE), empty if it compiles. No code is generated."""
+    """Returns the errors of a program (macros: NAME=VALUE), or "" if it compiles. No code is generated."""
     language = LANGUAGES[std]
     try:
         preprocessed = preprocess(source, name, macros, (), language)
@@ -157,8 +157,8 @@ def _digest(*parts: str) -> str:
 
 @cache
 def _machine_flags() -> tuple[str, ...]:
-    """x86-64 before v3 has no instructions for half, so conversions would be calls. A level rather than
-    `native`: results are the same on every machine.
+    """x86-64 before v3 has no instructions for half, so conversions would be calls. A level instead of
+    `native` gives the same results on every machine.
     """
     try:
         words = set(Path("/proc/cpuinfo").read_text().split())
@@ -208,7 +208,7 @@ class Compiler:
             _keep(output, target)
 
     def _precompiled_headers(self, mode: str) -> Path:
-        """The headers of every program, from the cache if they are there."""
+        """Returns the headers of every program, from the cache if possible."""
         options = (*_MODE_FLAGS[mode], *self.arithmetic.flags(), *_machine_flags(), str(self.language.cpp))
         parts = (toolchain_version(), str(_PACKAGE), self.language.version_macro, *options)
         target = cache_folder() / f"{_digest(*parts)}.pch"

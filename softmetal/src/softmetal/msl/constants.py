@@ -1,8 +1,8 @@
 """Function constants: `constant T X [[function_constant(N)]];` and the program-scope constants computed
 from them.
 
-Each becomes a variable with a dynamic initialiser that asks the runtime for the pipeline's value. A
-pipeline loads the module anew once its values are known.
+Each becomes a variable whose dynamic initialiser reads the pipeline's value from the runtime. A pipeline
+loads a new copy of the module when its values are known.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class FunctionConstants:
         self.tokens[variable.begin].before += "static const "
 
     def translate_queries(self) -> set[str]:
-        """is_function_constant_defined(X); returns the names asked about."""
+        """Translates is_function_constant_defined(X); returns the names X."""
         t, asked = self.tokens, set()
         for i, token in enumerate(t.tokens):
             if token.kind == "name" and token.text == "is_function_constant_defined" and t.text(i + 1) == "(":
@@ -93,7 +93,7 @@ class FunctionConstants:
         return asked
 
     def check_gate(self, gate: str, where: str, subject: str) -> None:
-        """The X of [[function_constant(X)]] on a kernel's parameter."""
+        """Checks the X of [[function_constant(X)]] on a kernel's parameter."""
         if gate.split("::")[-1].strip() not in self.dynamic:
             raise TranslationError(
                 where,
@@ -101,7 +101,7 @@ class FunctionConstants:
             )
 
     def positions(self, mentioned: set[str]) -> list[int]:
-        """Where the constants of these names are in the exported table."""
+        """Returns the positions of the constants with these names in the exported table."""
         return [i for i, name in enumerate(self.names) if name in mentioned]
 
     def exports(self) -> str:

@@ -1,10 +1,11 @@
 """`python -m softmetal corpus DIR`: how many kernel functions in a folder of Metal sources compile.
 
-It counts the definitions of kernel functions in each .metal file and the headers that it includes; a
-template counts once, whatever its instantiations. A kernel compiles if its program, without the kernels
-that fail, translates to C++ that clang accepts with every explicit instantiation, as MSL 3.1 or 3.2,
-whichever compiles more of its kernels; no code is generated. Sources that include Metal 4's tensor headers
-are left out. A source that needs macros or a prelude from its host counts as a failure with that cause.
+It counts the definitions of kernel functions in each .metal file and the headers that it includes; a template
+counts once, with all its instantiations. A kernel compiles if its program, without the kernels that fail,
+translates to C++ that clang accepts with every explicit instantiation. The program is tried as MSL 3.1 and
+3.2; the version that compiles more kernels is used. No code is generated. Sources that include Metal 4's
+tensor headers are skipped. A source that needs macros or a prelude from its host counts as a failure with
+that cause.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ def _text(path: Path) -> str:
 
 
 def _read(source: str, path: Path, root: Path, language: Language) -> str:
-    """The preprocessed program. Headers are looked up beside the file, in `root`, and in any folder below
-    `root` that holds the named path, the nearest first.
+    """Returns the preprocessed program. Headers are searched beside the file, in `root`, and in any folder
+    below `root` that contains the named path, nearest first.
     """
     folders = [str(path.parent), str(root)]
     while True:
@@ -134,7 +135,7 @@ def _read(source: str, path: Path, root: Path, language: Language) -> str:
 
 
 def _folder_with(header: str, path: Path, root: Path) -> str | None:
-    """The folder to search for `header`, the one that shares most with the path of the source."""
+    """Returns the folder to search for `header`: the one with the longest common path with the source."""
     name = header.split("/")[-1]
     found = [file for file in root.rglob(name) if str(file).endswith(f"/{header}")]
     if not found:
@@ -144,7 +145,7 @@ def _folder_with(header: str, path: Path, root: Path) -> str | None:
 
 
 class _Trial:
-    """Compiles a program again and again, each time without the kernels that failed."""
+    """Compiles a program repeatedly, each time without the kernels that failed."""
 
     def __init__(self, preprocessed: str, language: Language) -> None:
         self.preprocessed, self.language = preprocessed, language
@@ -182,7 +183,7 @@ class _Trial:
             failures.append(Failure(rest, f"{place[0]}:{place[1]}", cause))
 
     def compile(self) -> list[tuple[list[Place], str]]:
-        """Every error: where it is, with the places it was instantiated from, and what it says."""
+        """Returns every error: its location, the locations that instantiated it, and its text."""
         try:
             translation = translate(self.preprocessed, checked=False, language=self.language)
         except TranslationError as error:
@@ -218,8 +219,8 @@ def _kernels(program: Outline) -> list[Function]:
 
 
 def _blame(tokens: TokenList, program: Outline, places: list[Place]) -> list[Function]:
-    """The kernels that an error belongs to: those it is in or was instantiated from. Else the function it is
-    in and every kernel that may reach it.
+    """Returns the kernels to blame for an error: the ones that contain or instantiate it, else the function
+    that contains it and every kernel that may reach that function.
     """
     covered = set(places)
     kernels = [f for f in _kernels(program) if covered & _lines(tokens, *_span(f))]
@@ -260,11 +261,11 @@ def _blank(tokens: TokenList, program: Outline, gone: set[int]) -> None:
             tokens.blank(one.begin, one.end + 1)
 
 
-# ---- all of them ---------------------------------------------------------------------------------
+# ---- all sources ---------------------------------------------------------------------------------
 
 
 def try_folder(root: Path, jobs: int, seconds: int) -> Iterator[Result]:
-    """The largest first, for they take longest."""
+    """Tries the largest sources first, because they take longest."""
     paths = sorted((p for p in root.rglob("*.metal") if p.is_file()), key=lambda p: (-p.stat().st_size, p))
     with ProcessPoolExecutor(jobs) as pool:
         yield from pool.map(partial(try_source, root=root, seconds=seconds), paths)
@@ -294,7 +295,7 @@ def summary(results: Iterable[Result]) -> str:
 
 
 def _pattern(cause: str) -> str:
-    """What errors of one kind have in common: their text without the names in it."""
+    """Returns an error's text without its names, to group errors of one kind."""
     return re.sub(r"'[^']*'", "'...'", cause)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from .language import Language
 
-# Messages have no columns or excerpts, which would show translated text. Warnings are off, except those that
-# clang treats as errors and those about what Apple's compiler does not accept: C++ newer than C++20 (it only
+# Messages have no columns or excerpts, which would show translated text. Warnings are off, except ones that
+# clang treats as errors and ones about code that Apple's compiler refuses: C++ newer than C++20 (it only
 # warns about older extensions) and variable length arrays.
 FLAGS = [
     "-fno-caret-diagnostics", "-fno-show-column", "-fno-diagnostics-show-option", "-fno-elide-type",
@@ -45,7 +45,7 @@ def errors(stderr: str) -> list[list[Message]]:
 
 
 def readable(stderr: str, source_line: SourceLine, language: Language) -> str:
-    """Errors with the place, the line of source and how it was instantiated; empty if there are none."""
+    """Returns errors with the location, the line of source and the instantiations, or ""."""
     blocks = errors(stderr)
     shown = [_block(block, source_line, language) for block in blocks[:_MOST_MESSAGES]]
     if len(blocks) > _MOST_MESSAGES:

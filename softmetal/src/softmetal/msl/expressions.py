@@ -1,4 +1,4 @@
-"""Expressions that mean something else in C++: vector constructors, C-style casts to vectors and
+"""Translates expressions with a different meaning in C++: vector constructors, C-style casts to vectors and
 pointers, floating-point literals.
 """
 
@@ -34,7 +34,7 @@ def translate_literals(tokens: TokenList) -> None:
 
 
 def translate_vectors_of_bool(tokens: TokenList) -> None:
-    """Spelled `vec<bool, N>`: the vector of bool of host/types.h, as bool4 is."""
+    """Replaces `vec<bool, N>` with the vector of bool of host/types.h, like bool4."""
     for i, token in enumerate(tokens.tokens):
         if token.text == "bool" and tokens.text(i - 1) == "<" and tokens.text(i - 2) == "vec":
             tokens.overwrite(i, "::softmetal::Boolean")
@@ -109,7 +109,7 @@ class ExpressionPass:
         return self.tokens.text(i - 1) not in ("operator", "~", "typename", "class", "struct", ".", "->")
 
     def may_start_expression(self, begin: int) -> bool:
-        """Whether what precedes leaves room for an expression rather than a declarator."""
+        """Whether an expression, not a declarator, can follow the preceding tokens."""
         previous = self.tokens[begin - 1]
         if previous.kind == "name":
             return previous.text in _EXPRESSION_KEYWORDS

@@ -1,5 +1,5 @@
-"""Kernel functions: where their arguments come from, the names that they are exported under, and the entry
-points that bind them.
+"""Kernel functions: the sources of their arguments, their exported names, and the entry points that bind
+them.
 
 After the definition of every exported kernel, or at its explicit instantiation, the pass inserts an entry
 point that fetches the arguments and calls the kernel, and a table of its buffers. exports() ends the
@@ -38,7 +38,7 @@ THREAD_ATTRIBUTES = {
     "quadgroup_index_in_threadgroup": "QuadgroupIndexInThreadgroup",
     "quadgroups_per_threadgroup": "QuadgroupsPerThreadgroup",
 }
-# Parameters that need more than memory: a kernel with one compiles, but no pipeline can be made of it.
+# Unsupported parameters: a kernel with one compiles, but its pipeline is refused.
 _UNSUPPORTED_ATTRIBUTES = {"texture", "sampler"}
 _UNSUPPORTED_TYPE = re.compile(r"(texture|depth)(1d|2d|3d|cube|_buffer)\w*$|sampler$")
 
@@ -340,7 +340,7 @@ class KernelPass:
 
 
 def _qualified(function: Function, designator: str) -> str:
-    """The designator with its namespace, so that it does not name a library function."""
+    """Returns the designator with its namespace; without it, it could name a library function."""
     is_qualified = "::" in designator.split("<")[0]
     return designator if is_qualified else f"::{function.namespace}{designator}"
 

@@ -1,4 +1,4 @@
-"""The versions of the language that a program can be compiled as."""
+"""The supported versions of the language."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Language:
 
     @property
     def has_generic_pointers(self) -> bool:
-        """Pointers and references without an address space, to memory of any kind but constant."""
+        """Whether pointers and references without an address space point to any memory except constant."""
         return self.version >= 410
 
 

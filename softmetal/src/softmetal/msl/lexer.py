@@ -1,8 +1,8 @@
 """Tokens of a preprocessed MSL program, and the edits that the translation passes make on them.
 
-The list of tokens never changes length: a pass blanks tokens or overwrites their text. So indices stay
-valid, and every line of the output is the same line of the input: compiler errors, sanitizers and
-__builtin_LINE() name lines of the .metal file.
+The list of tokens never changes length: a pass blanks tokens or overwrites their text. Indices therefore stay
+valid, and lines keep their numbers: compiler errors, sanitizers and __builtin_LINE() name lines of the .metal
+file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# '>' is always a separate token, so that `>>` closes two template argument lists; rendering joins shifts
+# '>' is always a separate token, because `>>` can close two template argument lists; rendering joins shifts
 # again.
 _TOKEN = re.compile(
     r"""
@@ -108,7 +108,7 @@ class TokenList:
         return -1
 
     def may_open_angle(self, index: int) -> bool:
-        """Whether the '<' follows the name of what may be a template; otherwise it is a comparison."""
+        """Whether the '<' follows a name that may be a template's; otherwise it is a comparison."""
         before = self.previous(index)
         return (
             self.kind(before) != "number"

@@ -32,7 +32,7 @@ class Member:
     end: int  # its closing brace or semicolon
     spaces: list[str]
     is_qualified: bool
-    returned_space: str  # of a reference returned, where that is the function's own
+    returned_space: str  # address space of a returned reference, if it is the function's own
     signature: str
     body: str
 

@@ -1,6 +1,4 @@
-"""Keywords of MSL that C++ does not have, and type names of its library: a program cannot use them as
-names.
-"""
+"""Refuses keywords of MSL that C++ does not have, and type names of its library, as a program's names."""
 
 from __future__ import annotations
 
@@ -98,7 +96,7 @@ def _closes_typedef(tokens: TokenList, brace: int) -> bool:
 
 
 def _is_declared(tokens: TokenList, i: int) -> bool:
-    """`float half = 1;`: a type in the place of a name."""
+    """`float half = 1;`: a type used as a name."""
     before = tokens.text(i - 1)
     return before in BUILTIN_TYPES - {"unsigned", "signed", "long", "short", "const"} and tokens.text(
         i + 1

@@ -1,5 +1,5 @@
-"""Kernels that share a name: each gets a different name, as no function calls a kernel. Instantiations get
-the template arguments that C++ would deduce from their parameters.
+"""Gives kernels that share a name different names, since no function calls a kernel. Instantiations get the
+template arguments that C++ would deduce from their parameters.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def separate_overloads(tokens: TokenList, outline: Outline) -> None:
 
 
 def resolve(path: str, namespace: str, names: Collection[str]) -> str:
-    """Which of the qualified names `path` is within the namespace; empty if none."""
+    """Returns the qualified name that `path` refers to within the namespace, or ""."""
     if path.startswith("::"):
         return path[2:] if path[2:] in names else ""
     scope = namespace
@@ -110,12 +110,12 @@ def _chosen(
 
 
 def _opening(tokens: TokenList, index: int) -> int:
-    """What follows the name and its template arguments."""
+    """Returns the token after the name and its template arguments."""
     return tokens.closing_angle(index + 1) + 1 if tokens.text(index + 1) == "<" else index + 1
 
 
 def _checked(tokens: TokenList, index: int, own: str) -> str:
-    """The instantiation in C++, with which clang refuses parameters that the overload does not have."""
+    """Returns the instantiation in C++; clang refuses parameters that the overload does not have."""
     opening = _opening(tokens, index)
     parameters = ", ".join(
         host_text(tokens, begin, min([first - 2 for first, _ in attributes(tokens, begin, end)] + [end]))

@@ -1,5 +1,5 @@
-"""Address spaces and attributes: `device` and the others become clang's opencl_* type attributes; what C++
-cannot express is rewritten.
+"""Address spaces and attributes: `device` and the others become clang's opencl_* type attributes;
+declarations that C++ cannot express are rewritten.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pointers_for_array_parameters(tokens: TokenList, outline: Outline) -> None:
 
 
 def translate_address_spaces(tokens: TokenList, language: Language) -> None:
-    """`thread` stays as a word for the rules where leaving it out would mean something else."""
+    """Keeps `thread` as a word for the rules if omitting it would mean another space."""
     for i, token in enumerate(tokens.tokens):
         if token.kind != "name":
             continue

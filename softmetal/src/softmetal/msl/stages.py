@@ -1,6 +1,5 @@
-"""What a program has besides kernels and the functions that they call: vertex, fragment, mesh and object
-functions, which are removed; built-in variables at program scope, which get the values of the calling
-thread.
+"""Removes vertex, fragment, mesh and object functions, and translates built-in variables at program scope,
+which have the values of the calling thread.
 """
 
 from __future__ import annotations

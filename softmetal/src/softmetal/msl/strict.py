@@ -1,7 +1,7 @@
-"""Rules that tokens and the outline can check: what Metal refuses and clang would accept as C++.
+"""Rules checked on tokens and the outline: code that Metal refuses and clang would accept as C++.
 
 clang itself reports mixed address spaces and writes to constant memory as type errors; rules/,
-passes/recursion.cpp and diagnostics.py hold the rules that need clang's view of the program.
+passes/recursion.cpp and diagnostics.py have the rules that need clang's view of the program.
 """
 
 from __future__ import annotations

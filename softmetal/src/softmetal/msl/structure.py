@@ -55,7 +55,7 @@ class Outline:
     variables: list[Variable] = field(default_factory=list)
     instantiations: list[Instantiation] = field(default_factory=list)
     class_names: set[str] = field(default_factory=set)
-    # Template type parameters and aliases, anywhere in the program: names that may stand for a vector.
+    # Template type parameters and aliases, anywhere in the program: names that may denote a vector.
     type_names: set[str] = field(default_factory=set)
 
     def note_alias(self, name: str, first_word: str) -> None:

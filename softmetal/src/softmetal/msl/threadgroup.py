@@ -1,7 +1,7 @@
 """`threadgroup` variables of kernels: each becomes a reference to storage that the runtime keeps per
 threadgroup.
 
-Every array gets a separate place with guard zones, and the runtime can poison it. A constexpr function
+Every array is placed separately, between guard zones, and the runtime can poison it. A constexpr function
 computes how many bytes a kernel declares, for the pipeline's limit of 32 KiB. It has the kernel's template
 parameters and repeats those declarations of the kernel's body that the variables' types need.
 """
@@ -111,8 +111,7 @@ def _read_statement(tokens: TokenList, begin: int, end: int, block: Block) -> in
 
 def _drop_zeros(tokens: TokenList, begin: int) -> int:
     """Blanks the zero initialisers of the declaration at `begin`, which Apple's compiler accepts and MLX
-    writes; refuses others. The memory starts out undefined all the same. Returns the declaration's
-    semicolon.
+    writes; refuses others. The memory still starts out undefined. Returns the declaration's semicolon.
     """
     i = begin
     while tokens.text(i) not in (";", ""):
@@ -243,7 +242,7 @@ def _insert_bytes_function(tokens: TokenList, function: Function, block: Block) 
 
 
 def _needed_names(tokens: TokenList, block: Block) -> set[str]:
-    """Names in the variables' types and dimensions, and those that their definitions mention in turn."""
+    """Names in the variables' types and dimensions, and the names in their definitions, recursively."""
     needed: set[str] = set()
     for declaration in block.declarations():
         needed |= {

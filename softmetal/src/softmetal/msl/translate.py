@@ -72,9 +72,9 @@ def translate(
     translate_address_spaces(tokens, language)
     text = tokens.render()
     if checked:
-        # Every access of an array is a callback, so the array cannot be kept in registers: unrolling would
-        # only add code to compile. Without checks loops are unrolled, as on a GPU: products meet sums across
-        # statements, so that more of them are rounded once.
+        # Every array access is a callback, so arrays stay in memory, and unrolling would only add code to
+        # compile. Without checks loops are unrolled, as on a GPU: more products then meet sums across
+        # statements, and are rounded once.
         text = _UNROLL.sub(r"\1(disable)", text)
     table = _module_table(kernels, constants, reached, checked)
     return Translation(HEADER + text + table, tokens, program)

@@ -1,4 +1,4 @@
-"""Which function constants a kernel may read, itself or through the functions it calls.
+"""Finds the function constants that a kernel may read, itself or through the functions it calls.
 
 Names decide, so overloads and methods with one name count as one function: the result may hold too many
 constants, never too few.

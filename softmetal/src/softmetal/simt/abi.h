@@ -1,5 +1,4 @@
-// The ABI of softmetal: between compiled kernels and the SIMT runtime, and between the runtime and whoever
-// launches kernels.
+// The ABI of softmetal: between compiled kernels and the SIMT runtime, and between the runtime and its host.
 //
 // A compiled kernel module (a shared object made by softmetal/msl) exports `softmetal_module`. Its code calls
 // the runtime for everything that involves more than one thread: barriers, simdgroup operations, threadgroup
@@ -20,14 +19,14 @@ struct softmetal_uint3 {
   uint32_t x, y, z;
 };
 
-// ---- what a kernel sees
+// ---- for kernels
 
 struct softmetal_simdgroup;
 struct softmetal_threadgroup;
 
-// Where a lane is in the program: the convergent call that it is in, and by `caller` those around it.
-// Compiled code keeps it (simt/passes/convergence.cpp).
-struct softmetal_site {  // of a call, in its function
+// The position of a lane in the program: its convergent call, and through `caller` the enclosing ones.
+// Compiled code maintains it (simt/passes/convergence.cpp).
+struct softmetal_site {  // a call site in a function
   uint32_t position;     // among the function's sites, in the order of the source
   uint32_t depth;        // loops around it
   // uint32_t loops[depth] follow: numbers of the loops, outermost first
@@ -48,15 +47,15 @@ struct softmetal_lane {  // one Metal thread
   const softmetal_call* call;  // valid in a convergent operation
 };
 
-// Operands of the simdgroup operation in progress: each lane leaves its input, the last to arrive computes
-// every lane's output.
+// Operands of the current simdgroup operation: each lane stores its input, and the last one to arrive
+// computes every lane's output.
 struct softmetal_simdgroup {
   alignas(64) uint64_t in[SOFTMETAL_SIMD_WIDTH][4];  // 16 bytes of value, 8 of index, 8 of modulo
   alignas(64) uint64_t filling[SOFTMETAL_SIMD_WIDTH][2];
   alignas(64) uint64_t out[SOFTMETAL_SIMD_WIDTH][2];
   alignas(64) float a[64], b[64], c[64], d[64];  // an 8x8 product d = a * b + c, row-major
-  uint32_t active;                               // lanes taking part in the current operation
-  // Lanes that a shuffle gave the value of a lane that takes no part, and one such lane.
+  uint32_t active;                               // lanes in the current operation
+  // Lanes that read an inactive lane in a shuffle, and one such inactive lane.
   uint32_t undefined, undefined_source;
   uint32_t index;  // in the threadgroup
 };
@@ -83,13 +82,12 @@ enum softmetal_mem_flags {
 
 typedef void (*softmetal_simd_function)(softmetal_simdgroup*);
 
-// The same all the time, as far as a kernel can see.
+// Constant from the kernel's view.
 softmetal_lane* softmetal_current_lane(void) __attribute__((const, returns_nonnull));
 // Waits for the lanes that reach the same operation; the last one runs `function` once (may be null). `line`
 // is for messages.
 void softmetal_rendezvous(softmetal_simd_function function, int line);
-// The same for an operation that needs all 32 lanes (simdgroup_matrix products): with fewer it is an error in
-// every mode.
+// For an operation that needs all 32 lanes (simdgroup_matrix products): fewer are an error in every mode.
 void softmetal_rendezvous_all(softmetal_simd_function function, int line);
 void softmetal_threadgroup_barrier(int mem_flags, int line);
 void softmetal_simdgroup_barrier(int mem_flags, int line);
@@ -102,47 +100,47 @@ void* softmetal_threadgroup_argument(int index);  // [[threadgroup(index)]]
 bool softmetal_function_constant(uint32_t index, uint64_t* bits);
 void softmetal_count_exp(void);
 
-// Calls that only modules compiled in checked mode make (simt/passes/checks.cpp), before each access. They do
-// not return where a finding ends the dispatch.
-enum softmetal_access_kind {  // log2 of the alignment that the code counts on is in bits 8 to 15
+// Modules compiled in checked mode (simt/passes/checks.cpp) call these before each access. They do not return
+// if a finding ends the dispatch.
+enum softmetal_access_kind {  // bits 8 to 15: log2 of the alignment that the code assumes
   SOFTMETAL_ACCESS_WRITE = 1,
   SOFTMETAL_ACCESS_ATOMIC = 2,
   SOFTMETAL_ACCESS_UPDATE = 4,  // reads what it overwrites
   SOFTMETAL_ACCESS_COPY = 8     // a read that moves the value, defined or not
 };
-// Where the bytes are that the kernel knows by this address.
+// Returns the host address of the bytes at the kernel's address.
 void* softmetal_access(void* address, uint64_t size, uint32_t kind);
-// The same in a variable of this size.
+// Accesses a variable of `object_size` bytes.
 void softmetal_object_access(void* address, uint64_t size, uint32_t kind, void* object, uint64_t object_size,
                              const char* name);
-// Code is about to read a part of a vector that it takes to be aligned so.
+// Called before a read of a part of a vector, with the alignment that the code assumes.
 void softmetal_alignment(void* address, uint64_t alignment);
-// A private array comes into being, uninitialised, and ends; code that is not checked has written it; an
-// index into an array is outside of it.
+// A private array is created, uninitialised, and ends; unchecked code has written it; an index is outside an
+// array.
 void softmetal_private_begin(void* array, uint64_t size, const char* name);
 void softmetal_private_end(void* array, uint64_t size);
 void softmetal_private_written(void* array);
 void softmetal_index(void* array, int64_t index, uint64_t count, const char* name);
-// An index into a vector in any memory is outside of it; the name is "" where the vector has none.
+// An index is outside a vector in any memory; the name is "" for an unnamed vector.
 void softmetal_component(int64_t index, uint64_t count, const char* name);
 
-// Counts of the dispatch on this OS thread, kept by the runtime and by the operations themselves. An
-// operation of a simdgroup or threadgroup counts once, exps once a thread.
+// Counts of the dispatch on this OS thread, updated by the runtime and by the operations. An operation of a
+// simdgroup or threadgroup counts once, exps once per thread.
 struct softmetal_counters {
   uint64_t products, simd_reductions, shuffles, threadgroup_barriers, simdgroup_barriers, exps, threadgroups;
-  // Accesses of device memory, however wide; as the bytes, counted in checked mode.
+  // Accesses of device memory of any width; like bytes, counted in checked mode.
   uint64_t device_loads, device_stores;
   // Bytes by address space (other, device, constant, threadgroup), counted in modules compiled in checked
   // mode.
   uint64_t bytes_read[4], bytes_written[4];
-  // The same by buffer slot, of what [[buffer(n)]] arguments point to.
+  // Bytes by buffer slot, in memory of [[buffer(n)]] arguments.
   uint64_t buffer_read[SOFTMETAL_MAX_BUFFERS], buffer_written[SOFTMETAL_MAX_BUFFERS];
-  // What was read, each byte once per threadgroup that read it. Under SOFTMETAL_COUNT_DISTINCT only.
+  // Bytes read, each once per threadgroup that read it. Only under SOFTMETAL_COUNT_DISTINCT.
   uint64_t buffer_distinct[SOFTMETAL_MAX_BUFFERS];
 };
 softmetal_counters* softmetal_thread_counters(void);
 
-// ---- what a module exports
+// ---- exported by a module
 
 typedef void (*softmetal_entry)(const softmetal_arguments*);
 
@@ -151,7 +149,7 @@ enum softmetal_argument_kind {
   SOFTMETAL_ARG_DEVICE_CONST = 1,
   SOFTMETAL_ARG_CONSTANT = 2,
   SOFTMETAL_ARG_THREADGROUP = 3,
-  SOFTMETAL_ARG_UNSUPPORTED = 4  // a texture or sampler: no pipeline is made of the kernel
+  SOFTMETAL_ARG_UNSUPPORTED = 4  // a texture or sampler: the kernel's pipeline is refused
 };
 
 struct softmetal_argument {
@@ -167,7 +165,7 @@ struct softmetal_kernel {
   const softmetal_argument* arguments;
   uint32_t argument_count;
   uint32_t max_threads;        // [[max_total_threads_per_threadgroup(n)]], 0 if absent
-  uint32_t threadgroup_bytes;  // of the kernel's threadgroup variables
+  uint32_t threadgroup_bytes;  // size of the kernel's threadgroup variables
   uint32_t constant_count;
   const uint32_t*
       constants;  // the function constants it may read: positions in the module's function_constants
@@ -177,7 +175,7 @@ struct softmetal_function_constant_info {
   const char* name;
   uint32_t index;
   uint32_t type;      // MTLDataType of the declaration
-  uint32_t required;  // 0 if the source asks is_function_constant_defined() about it
+  uint32_t required;  // 0 if the source queries it with is_function_constant_defined()
 };
 
 struct softmetal_module_table {
@@ -190,7 +188,7 @@ struct softmetal_module_table {
 };
 // extern "C" const softmetal_module_table softmetal_module;
 
-// ---- what a host calls
+// ---- for hosts
 
 struct softmetal_constant {
   uint32_t index;
@@ -218,7 +216,7 @@ struct softmetal_settings {
   uint32_t order;    // softmetal_order
   uint64_t seed;
   uint32_t checks;       // softmetal_check bits; any bit needs a module compiled in checked mode
-  uint32_t watchdog_ms;  // processor time that a threadgroup may take, 0 = any
+  uint32_t watchdog_ms;  // limit of a threadgroup's processor time, 0 = none
 };
 softmetal_settings* softmetal_current_settings(void);  // process-wide, from the environment at first use
 
@@ -227,8 +225,8 @@ struct softmetal_launch {
   const softmetal_arguments* arguments;
   softmetal_uint3 grid, threads;
 };
-// Runs one dispatch to its end. 0, or 1 and *error (malloc'ed, one finding a line) when a check failed or the
-// kernel misbehaved. *counters gets the sums. Any OS thread may call it; dispatches run one after another.
+// Runs one dispatch to its end. Returns 0, or 1 and *error (malloc'ed, one finding per line) if a check or
+// the kernel failed. *counters gets the sums. Any OS thread may call it; dispatches run one after another.
 int softmetal_run(const softmetal_launch*, const softmetal_settings*, softmetal_counters* counters,
                   char** error);
 

@@ -51,7 +51,7 @@ int Arena::place(uint32_t id, size_t size, size_t align, std::string name, int l
   uint32_t offset = (used_ + red_zone_ + to - 1) / to * to;
   uint32_t end = offset + static_cast<uint32_t>(size) + red_zone_;
   if (end > kCapacity) return -1;
-  // The zone behind it and the array itself have not been poisoned in this threadgroup yet.
+  // The array and the zone behind it have not been poisoned yet in this threadgroup.
   memset(base_ + used_, 0xff, end - used_);
   used_ = offset + static_cast<uint32_t>(size);
   arrays_.push_back({offset, static_cast<uint32_t>(size), std::move(name), line});

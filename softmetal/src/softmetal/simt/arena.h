@@ -1,6 +1,5 @@
-// Threadgroup memory of one worker: the variables and arguments of the kernel, placed at first use and apart
-// from each other, so that an overrun hits a red zone instead of the neighbour. Everything is NaN when a
-// threadgroup starts.
+// Threadgroup memory of one worker: the variables and arguments of the kernel, placed at first use. Red zones
+// between them catch overruns. Everything is NaN when a threadgroup starts.
 #pragma once
 
 #include <stddef.h>
@@ -26,9 +25,9 @@ class Arena {
   void begin_dispatch(bool wide_red_zones);
   void poison();  // at the start of a threadgroup
 
-  // Index in arrays() of variable `id`, or -1 if it has no place yet.
+  // Index in arrays() of variable `id`, or -1 if it is not placed yet.
   int find(uint32_t id) const { return id < places_.size() ? places_[id] : -1; }
-  // -1 when the kernel's total goes over the limit of Metal.
+  // Returns -1 if the kernel's total exceeds Metal's limit.
   int place(uint32_t id, size_t size, size_t align, std::string name, int line);
 
   char* address(int array) const { return base_ + arrays_[array].offset; }

@@ -32,7 +32,7 @@ struct sigaction previous[NSIG];
 
 struct Fault {
   int signal;
-  bool unspecific;  // a general protection fault: x86-64 does not tell the address
+  bool unspecific;  // a general protection fault: x86-64 does not report the address
   uintptr_t address, pc, sp;
 };
 thread_local Fault fault;
@@ -74,11 +74,11 @@ std::string describe() {
          source_of(worker.dispatch->module, {fault.pc + 1}) + " by " + thread_name(worker, me);
 }
 
-// Runs on the fiber's stack in place of the instruction that faulted; what was on it is abandoned.
+// Runs on the fiber's stack instead of the faulting instruction; the stack's contents are abandoned.
 void land() { current_worker->fail(current_fiber, describe()); }
 
 void on_signal(int number, siginfo_t* info, void* data) {
-  if (!current_fiber) {  // not ours: as if we had never been there
+  if (!current_fiber) {  // not a kernel's fault: restore the previous handler
     sigaction(number, &previous[number], nullptr);
     if (info->si_code <= 0) raise(number);
     return;  // the instruction faults again
@@ -89,8 +89,8 @@ void on_signal(int number, siginfo_t* info, void* data) {
   continue_at(data, &land);
 }
 
-// Others (Python's faulthandler) may install handlers between dispatches; ours goes on top again and hands
-// their faults on.
+// Others (Python's faulthandler) may install handlers between dispatches; this reinstalls ours, which
+// forwards their faults.
 void install() {
   static std::mutex mutex;
   std::lock_guard lock(mutex);

@@ -6,16 +6,15 @@
 
 namespace softmetal {
 
-// In a signal handler that interrupted a fiber, by the handler's third argument: where it was, its frame, the
-// word on top of its stack, and to let it go on
-// in `landing`, at the top of its stack, what was on it being abandoned.
+// For a signal handler that interrupted a fiber, with the handler's third argument: the fiber's program
+// counter, frame and top word of the stack. continue_at() resumes it in `landing` with an empty stack.
 uintptr_t program_counter(void* context);
 void** frame_pointer(void* context);
 uintptr_t top_of_stack(void* context);
 void continue_at(void* context, void (*landing)());
 
-// While it lives, a fault of a kernel on this OS thread ends the threadgroup with a message. Faults elsewhere
-// go where they went before.
+// During its lifetime, a fault of a kernel on this OS thread ends the threadgroup with a message. Other
+// faults go to the previous handlers.
 class FaultGuard {
  public:
   FaultGuard();

@@ -11,7 +11,7 @@ extern "C" void softmetal_fiber_switch(void** save, void* to);
 
 namespace softmetal {
 
-// What softmetal_fiber_switch leaves on the stack of a suspended fiber, from the stack pointer upwards.
+// The frame of softmetal_fiber_switch on the stack of a suspended fiber, from the stack pointer upwards.
 struct SwitchFrame {
 #if defined(__x86_64__)
   void *r15, *r14, *r13, *r12, *rbx;
@@ -27,7 +27,7 @@ struct SwitchFrame {
 #endif
 };
 
-// A suspended fiber that will call `entry` (which must not return) on the stack that ends at `top`.
+// Creates a suspended fiber that will call `entry` (which must not return) on the stack that ends at `top`.
 inline void* prepare_fiber(char* top, void (*entry)()) {
   uintptr_t end = reinterpret_cast<uintptr_t>(top) & ~uintptr_t{15};
   end -= 16;  // a null return address for `entry`: ends backtraces, and gives x86-64 the alignment that a

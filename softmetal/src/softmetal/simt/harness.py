@@ -38,7 +38,7 @@ _COUNTS = (
 
 
 class KernelError(RuntimeError):
-    """A launch failed or a check found something; `findings` holds one sentence each."""
+    """A launch failed or a check found something; `findings` has a message for each."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -184,7 +184,7 @@ class _Memory:
 
 
 class Library:
-    """A .metal file, or source text if it holds a newline, compiled on demand in the modes that are needed.
+    """A .metal file, or source text if it contains a newline, compiled on demand in each mode.
 
     `include` lists folders of headers; `only` is a regular expression of the kernels to export; `cache`
     replaces the usual cache folder.
@@ -227,7 +227,7 @@ class Library:
         return list(loaded.kernels)
 
     def function_constants(self) -> dict[str, int]:
-        """Their indices by name."""
+        """Indices of function constants, by name."""
         return _Loaded(self.module(self._mode), {}).function_constants
 
     def pipeline(self, name: str, constants: Mapping[int, bool | int | float] | None = None) -> Pipeline:

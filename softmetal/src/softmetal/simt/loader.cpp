@@ -1,5 +1,5 @@
-// Loading of compiled kernel modules. A pipeline is a private copy of the module's image: function constants
-// are read by its dynamic initialisers, so two pipelines with different constants cannot share one.
+// Loads compiled kernel modules. A pipeline is a private copy of the module's image: function constants are
+// read by its dynamic initialisers, so two pipelines with different constants cannot share one.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +33,7 @@ thread_local const PendingConstants* pending_constants =
 std::mutex modules_mutex;
 std::unordered_set<const Module*> modules;
 
-// The dynamic linker identifies libraries by name and inode: the copy needs both to be new.
+// The dynamic linker identifies libraries by name and inode: the copy needs new ones.
 std::string copy_file(const std::string& from) {
   static std::atomic<uint64_t> serial{0};
   const char* directory = getenv("TMPDIR");

@@ -17,7 +17,7 @@ std::vector<const softmetal_call*> outermost_first(const softmetal_call* innermo
 const uint32_t* loops(const softmetal_site* site) { return reinterpret_cast<const uint32_t*>(site + 1); }
 const uint32_t* iterations(const softmetal_call* call) { return reinterpret_cast<const uint32_t*>(call + 1); }
 
-// Negative when `a` is behind, positive when `b` is. Both are calls of one function, in one execution of it.
+// Negative if `a` is behind, positive if `b` is. Both are calls in the same execution of one function.
 int compare(const softmetal_call* a, const softmetal_call* b) {
   uint32_t depth = std::min(a->site->depth, b->site->depth);
   for (uint32_t i = 0; i < depth && loops(a->site)[i] == loops(b->site)[i]; i++)

@@ -1,4 +1,4 @@
-// The OS threads that share a dispatch. The calling thread takes part, so a small dispatch does not wait.
+// The OS threads that share a dispatch. The calling thread also works, so a small dispatch does not wait.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// Findings as sentences, and the source positions in them, which llvm-symbolizer tells.
+// Formats findings, with source positions from llvm-symbolizer.
 #include "report.h"
 
 #include <stdio.h>
@@ -16,7 +16,7 @@ namespace {
 struct Frame {
   std::string file;
   int line;
-  bool vague;  // code of no line, by the call that it was inlined at
+  bool vague;  // code without a line, located by the call that inlined it
 };
 
 const char* symbolizer() {
@@ -35,8 +35,8 @@ std::string shell_quoted(const std::string& text) {
   return quoted + "'";
 }
 
-// Every source position of these offsets, innermost inlined frame first. A process per finding: findings are
-// few.
+// Every source position of these offsets, innermost inlined frame first. Starts a process per finding:
+// findings are few.
 std::vector<Frame> symbolize(const std::string& object, const std::vector<uintptr_t>& offsets) {
   std::vector<Frame> frames;
   if (!*symbolizer() || offsets.empty()) return frames;
@@ -48,7 +48,7 @@ std::vector<Frame> symbolize(const std::string& object, const std::vector<uintpt
   if (!pipe) return frames;
   char text[4096];
   bool innermost = true, vague = false;
-  while (fgets(text, sizeof text, pipe)) {  // file:line:column, and an empty line behind each offset
+  while (fgets(text, sizeof text, pipe)) {  // file:line:column, and an empty line after each offset
     std::string row = text;
     while (!row.empty() && isspace(static_cast<unsigned char>(row.back()))) row.pop_back();
     size_t column = row.rfind(':');
@@ -145,7 +145,7 @@ std::string prefix(const Worker& worker, const char* kind) {
   return std::string(kind) + ": kernel '" + worker.dispatch->launch.kernel->name + "': ";
 }
 
-// Where each group of lanes is, as "lanes 0-15 wait in a simdgroup operation at f.metal:3".
+// Describes each group of lanes, like "lanes 0-15 wait in a simdgroup operation at f.metal:3".
 std::string describe_rest(const Worker& worker, const Simdgroup& group, uint32_t lanes) {
   std::string text;
   auto add = [&](uint32_t mask, const std::string& what) {

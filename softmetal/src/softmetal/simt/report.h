@@ -1,4 +1,4 @@
-// Findings as sentences: who did what to which memory, at which line of the .metal source.
+// Formats findings: the thread, the access, the memory and the line of the .metal source.
 #pragma once
 
 #include <array>
@@ -13,15 +13,15 @@ struct Module;
 
 // Return addresses, innermost first; zeros behind them.
 using CallChain = std::array<uintptr_t, 8>;
-// Those of a fiber's frames, which code compiled with frame pointers links, from `frame` on: into
-// chain[first...].
+// Stores the return addresses of a fiber's frames, starting at `frame`, in chain[first...]. Needs code
+// compiled with frame pointers.
 void walk_frames(const Fiber&, void** frame, size_t first, CallChain& chain);
 
-// "file.metal:12", from an address of code in the module (and its callers, innermost first). When `line` is
-// known only a frame at that line will do; without debug information the answer is "line 12" or the offset in
+// Returns "file.metal:12" for an address in the module (and its callers, innermost first). If `line` is
+// known, only a frame at that line counts; without debug information the result is "line 12" or the offset in
 // the module.
 std::string source_of(const Module*, const std::vector<uintptr_t>& return_addresses, int line = 0);
-std::string source_of(const Module*, const Fiber&);  // of the operation that the fiber waits in
+std::string source_of(const Module*, const Fiber&);  // for the operation that the fiber waits in
 
 std::string to_string(softmetal_uint3);
 std::string thread_name(const Worker&, const Fiber&);

@@ -1,4 +1,4 @@
-// softmetal_run: one dispatch from its validation to its findings.
+// softmetal_run: validates and runs one dispatch, and reports its findings.
 #include <string.h>
 #include <unistd.h>
 
@@ -21,8 +21,8 @@ namespace softmetal {
 namespace {
 
 constexpr uint32_t kMaxThreadsPerThreadgroup = 1024;
-// Threads that pay off; each keeps up to 1,024 stacks, and their guard pages count against the process's
-// limit of mappings.
+// The default number of threads is at most this: more do not pay off, and each keeps up to 1,024 stacks, and
+// their guard pages count against the process's limit of mappings.
 constexpr uint32_t kMaxOsThreads = 16;
 
 uint64_t volume(softmetal_uint3 v) { return uint64_t{v.x} * v.y * v.z; }
@@ -55,7 +55,7 @@ uint32_t os_threads(const Dispatch& d) {
   return std::min(wanted, d.threadgroups);
 }
 
-// Kept from dispatch to dispatch for their stacks and memory. Guarded, like the pool, by dispatch_mutex.
+// Reused by later dispatches for their stacks and memory. Guarded, like the pool, by dispatch_mutex.
 std::mutex dispatch_mutex;
 std::vector<std::unique_ptr<Worker>>& workers() {
   static auto* all = new std::vector<std::unique_ptr<Worker>>;

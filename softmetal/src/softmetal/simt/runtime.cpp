@@ -9,15 +9,16 @@ constinit thread_local softmetal_counters counters __attribute__((tls_model("ini
 
 Worker& worker_of(Fiber* me) { return *static_cast<Worker*>(me->threadgroup); }
 
-// Where the kernel is, for messages. Inlined: __builtin_* refer to the function that the kernel called.
+// Records the kernel's position for messages. Inlined: __builtin_* refer to the function that the kernel
+// called.
 __attribute__((always_inline)) inline void note_caller(Fiber* me) {
   me->pc = __builtin_return_address(0);
   me->frame = worker_of(me).strict ? static_cast<void**>(__builtin_frame_address(0)) : nullptr;
 }
 
-// Nearly every arrival is one of lanes 1 to 30 at the operation where the lanes before it wait, and the next
-// lane runs: that path is here, small enough to need no registers of the caller and to end in a jump to the
-// switch. Worker::rendezvous does the rest.
+// The fast path: nearly always, one of lanes 1 to 30 arrives at the operation where the lanes before it wait,
+// and the next lane runs. It is small enough to save no registers and to end in a jump to the switch.
+// Worker::rendezvous handles the rest.
 __attribute__((always_inline)) inline void arrive(Fiber* me, softmetal_simd_function function, int line,
                                                   Needs needs) {
   Simdgroup& group = me->group();
@@ -89,8 +90,8 @@ void softmetal_threadgroup_barrier(int mem_flags, int line) {
   worker.threadgroup_barrier(me, mem_flags);
 }
 
-// A barrier that orders no memory has no effect that a lane could observe, so outside strict runs nobody
-// waits; the trail keeps what was passed, for the next operation where the lanes meet to compare.
+// A barrier that orders no memory has no observable effect, so lanes wait only in strict runs. The trail
+// records the passed barriers; lanes compare it at the next operation where they meet.
 void softmetal_simdgroup_barrier(int mem_flags, int line) {
   Fiber* me = current_fiber;
   Worker& worker = worker_of(me);

@@ -26,8 +26,8 @@ void Stacks::reserve(size_t count) {
   }
 }
 
-// Stacks start at different offsets in their pages: with equal offsets the hot ends of all stacks fall into
-// the same few cache sets, which makes a switch half as slow again.
+// Stacks start at different offsets in their pages: with equal offsets the hot ends of all stacks map to the
+// same few cache sets, which makes a switch 50 % slower.
 char* Stacks::top(size_t i) const { return lows_[i] + kStackBytes - (i % 61) * 192; }
 
 Stacks::~Stacks() {

@@ -1,5 +1,5 @@
-// The stacks of a worker's fibers: one mapping that grows and is kept from dispatch to dispatch, a guard page
-// below every stack.
+// The stacks of a worker's fibers: a growing mapping that dispatches reuse, with a guard page below every
+// stack.
 #pragma once
 
 #include <stddef.h>

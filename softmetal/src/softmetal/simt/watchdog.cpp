@@ -20,7 +20,7 @@ constexpr int kTicks = 4;  // a threadgroup is stopped at the fourth tick that f
 constexpr long kRetryNanoseconds = 1'000'000;
 
 thread_local timer_t this_timer;
-// Return addresses where the kernel was interrupted: read in the handler, for landing overwrites the stack.
+// Return addresses at the interruption, read in the handler because landing overwrites the stack.
 thread_local CallChain interrupted;
 
 int tick_signal() { return SIGRTMIN + 7; }
@@ -40,8 +40,8 @@ std::string describe() {
 
 void land() { current_worker->fail(current_fiber, describe()); }
 
-// The runtime and the C library may hold locks: only code of the kernel is stopped. Elsewhere the next tick,
-// a moment later, decides.
+// The runtime and the C library may hold locks, so only kernel code is stopped. In other code, the handler
+// retries a moment later.
 void on_tick(int, siginfo_t*, void* data) {
   if (!current_fiber) return;
   Worker& worker = *current_worker;
@@ -54,9 +54,9 @@ void on_tick(int, siginfo_t*, void* data) {
   uintptr_t at = program_counter(data);
   const Module* module = worker.dispatch->module;
   if (!module || module->contains(at)) {
-    // In the first instructions of a function its return address is on top of the stack. The optimiser leaves
-    // instructions without a line: where no frames are linked, the neighbours stand in. Last, in case nothing
-    // else is in the kernel's source: the operation that the thread was in before.
+    // In the first instructions of a function its return address is on top of the stack. Optimised code has
+    // instructions without a line: without linked frames, neighbouring addresses are used. The last fallback
+    // is the thread's previous operation.
     interrupted = {at + 1, top_of_stack(data), at - 1, at - 3, at - 6, at + 5};
     if (worker.strict) walk_frames(*current_fiber, frame_pointer(data), 2, interrupted);
     interrupted.back() = reinterpret_cast<uintptr_t>(current_fiber->pc);

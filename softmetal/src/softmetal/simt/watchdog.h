@@ -1,4 +1,4 @@
-// Kernels that do not end as errors of the dispatch.
+// Turns kernels that do not end into errors of the dispatch.
 #pragma once
 
 #include <time.h>
@@ -7,9 +7,9 @@ namespace softmetal {
 
 struct Worker;
 
-// While it lives, a threadgroup of this OS thread that takes more processor time than the settings allow is
-// stopped, with the line that it was at. Costs a running kernel nothing: a timer of the thread's processor
-// time interrupts it a few times in that span.
+// During its lifetime, a threadgroup on this OS thread that exceeds the processor time in the settings is
+// stopped, and its line is reported. A running kernel pays nothing: a timer of the thread's processor time
+// interrupts it a few times in that span.
 class Watchdog {
  public:
   Watchdog(Worker&, unsigned milliseconds);  // 0: does nothing

@@ -1,5 +1,4 @@
-// The scheduler: which fiber runs next, when a simdgroup operation or a barrier is complete, and what counts
-// as divergence.
+// The scheduler: chooses the next fiber, completes simdgroup operations and barriers, and detects divergence.
 #include "worker.h"
 
 #include <stdlib.h>
@@ -17,8 +16,8 @@ constinit thread_local Worker* current_worker __attribute__((tls_model("initial-
 namespace {
 
 constexpr uint32_t kAllLanes = ~0u;
-// Threadgroup arguments share the arena's table of variables; their identifiers follow those of any
-// translation unit.
+// Threadgroup arguments share the arena's table of variables; their identifiers are above any translation
+// unit's.
 constexpr uint32_t kFirstArgumentId = 1u << 16;
 
 uint32_t lowest(uint32_t mask) { return static_cast<uint32_t>(__builtin_ctz(mask)); }
@@ -128,8 +127,7 @@ Fiber* Worker::first() {
   return next_in_other_group(order == SOFTMETAL_REVERSE ? simdgroups - 1 : 0);
 }
 
-// Stays in the simdgroup while it can: its lanes run in turn up to the next operation, the last of which
-// completes it.
+// Prefers the same simdgroup: its lanes run in turn up to the next operation, and the last one completes it.
 inline Fiber* Worker::next(const Fiber* me) {
   Simdgroup& group = me->group();
   uint32_t ready = group.runnable;
@@ -165,12 +163,12 @@ Fiber* Worker::next_in_other_group(uint32_t start) {
     if (stopped) return nullptr;
     if (group.runnable) return &group.fibers[reverse ? highest(group.runnable) : lowest(group.runnable)];
   }
-  abort();  // not reached: complete_part ends every operation, and a barrier opens when all live threads are
-            // there
+  abort();  // not reached: complete_part ends every operation, and a barrier opens when all live threads wait
+            // at it
 }
 
-// The only caller of softmetal_fiber_switch on fibers: one return address for all of them keeps the return
-// predictor right.
+// The only caller of softmetal_fiber_switch on fibers: a single return address keeps the return predictor
+// accurate.
 __attribute__((noinline)) void Worker::switch_to(Fiber* me, Fiber* to) {
   if (checker) checker->settle();
   current_fiber = to;
@@ -234,8 +232,8 @@ void Worker::rendezvous(Fiber* me) {
   if (order == SOFTMETAL_RANDOM) block(me);
 }
 
-// Runs the operation for these lanes and lets them go on. False: it needs lanes that are not there, or one of
-// them takes a value that is undefined.
+// Runs the operation for these lanes and resumes them. Returns false if required lanes are absent, or if one
+// of them reads an undefined value.
 inline bool Worker::complete(Simdgroup& group, uint32_t lanes, Needs needs, Fiber* representative) {
   uint32_t needed = needs == Needs::all    ? kAllLanes
                     : needs == Needs::live ? (strict ? group.existing : group.live)
@@ -258,9 +256,9 @@ inline bool Worker::complete(Simdgroup& group, uint32_t lanes, Needs needs, Fibe
   return true;
 }
 
-// No lane of the simdgroup can run, and the waiting ones are not all in one operation. An operation in
-// divergent flow involves the lanes that reach it; those that are behind in the program go first, so that
-// they meet the others where the flow joins again.
+// Called if no lane of the simdgroup can run and the waiting lanes are in different operations. An operation
+// in divergent flow involves the lanes that reach it. Lanes that are behind in the program go first, and meet
+// the others where the flow joins again.
 bool Worker::complete_part(Simdgroup& group) {
   Fiber* behind = nullptr;
   for (uint32_t m = group.waiting; m; m &= m - 1) {
@@ -281,7 +279,7 @@ bool Worker::complete_part(Simdgroup& group) {
     return false;
   }
   if (!complete(group, lanes, behind->needs, behind)) return false;
-  group.mixed = true;  // whatever else waits: the next decision is taken here again
+  group.mixed = true;  // makes the next decision happen here again
   return true;
 }
 

@@ -1,5 +1,5 @@
-// The state of one threadgroup in execution: its threads (fibers), simdgroups and memory, and the scheduler
-// that switches between them. A Worker belongs to one OS thread for the length of a dispatch and runs one
+// The state of a running threadgroup: its threads (fibers), simdgroups and memory, and the scheduler that
+// switches between them. A Worker belongs to one OS thread for the duration of a dispatch and runs one
 // threadgroup after another.
 #pragma once
 
@@ -69,7 +69,7 @@ struct Worker : softmetal_threadgroup {
 
   Dispatch* dispatch = nullptr;
   Checker* checker = nullptr;   // set in checked runs
-  softmetal_arguments bound{};  // copy of the launch's, so that it is at a known address
+  softmetal_arguments bound{};  // copy of the launch's arguments at a known address
   uint32_t threadgroup_index = 0;
   uint32_t watched_threadgroup = 0, ticks = 0;  // of the watchdog
   uint32_t alive = 0, barrier_count = 0;
@@ -78,8 +78,8 @@ struct Worker : softmetal_threadgroup {
            device_epoch = 0;     // barriers passed that order threadgroup or device memory
   uint32_t execution_epoch = 0;  // all of them
   uint32_t order = 0;
-  bool in_turn = false;  // lanes run in ascending order and nothing watches the switches
-  bool strict = false;   // a check is on that reports findings
+  bool in_turn = false;  // lanes run in ascending order and no check observes the switches
+  bool strict = false;   // a check that reports findings is enabled
   bool stopped = false;
   std::string error;
   std::vector<Simdgroup> groups;

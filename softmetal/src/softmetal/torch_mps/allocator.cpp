@@ -23,7 +23,7 @@ struct BufferAllocator final : c10::Allocator {
     if (bytes == 0) return {nullptr, kDevice};  // as on a Mac: an empty storage has no buffer
     try {
       return own(make_buffer(bytes));
-    } catch (const std::bad_alloc&) {  // a Mac's words, and its type of error
+    } catch (const std::bad_alloc&) {  // the message and error type of a Mac
       TORCH_CHECK(false, "MPS backend out of memory: tried to allocate ", bytes, " bytes");
     }
   }

@@ -1,5 +1,4 @@
-// Storage of mps tensors: its data pointer is the id<MTLBuffer> itself, as on a Mac, and no address of
-// memory.
+// Storage of mps tensors: its data pointer is the id<MTLBuffer>, as on a Mac, not an address of memory.
 #pragma once
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>

@@ -1,4 +1,4 @@
-// The boxed fallback: every op that has a CPU kernel works on mps tensors, in place of a Metal kernel.
+// The boxed fallback: runs the CPU kernel of any op on mps tensors.
 #include "fallback.h"
 
 #include <ATen/EmptyTensor.h>
@@ -35,7 +35,7 @@ Tensor make_tensor(c10::Storage storage, c10::DispatchKey key, const Tensor& lik
   return tensor;
 }
 
-// An argument that the op writes, with the CPU tensor that stood for it.
+// An argument that the op writes, and its CPU tensor.
 struct Written {
   size_t argument;
   Tensor device, host;
@@ -84,7 +84,7 @@ class Call {
     }
   }
 
-  // Notes the devices: a CPU tensor among mps tensors is an error, unless it is a scalar or (in lists of
+  // Checks devices: a CPU tensor among mps tensors is an error, unless it is a scalar or (in lists of
   // optional tensors) an index.
   Tensor host_of(const Tensor& tensor) {
     if (tensor.is_mps())

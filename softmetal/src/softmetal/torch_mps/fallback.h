@@ -7,23 +7,22 @@
 
 namespace softmetal {
 
-// CPU tensors over the bytes of mps tensors, for the length of one op. Tensors of one storage share one CPU
+// CPU tensors over the bytes of mps tensors, for the duration of one op. Tensors of one storage share one CPU
 // storage.
 class HostView {
  public:
   HostView();                                 // waits for the stream
   at::Tensor host(const at::Tensor& tensor);  // itself, if it is not an mps tensor
-  // The mps tensor of an op's result: over the same storage if the result is a view of an argument, else over
-  // new memory.
+  // Returns the mps tensor for an op's result: over the same storage if the result is a view of an argument,
+  // else over new memory.
   at::Tensor device(const at::Tensor& result);
-  // Takes over what the op did to an argument beyond writing its elements: a resized storage, other sizes or
-  // strides.
+  // Applies the op's changes of an argument's storage size, sizes and strides.
   void update(const at::Tensor& argument, const at::Tensor& host);
 
  private:
   struct Pair {
     c10::Storage device, host;
-    void* bytes;  // of `device` when the pair was made
+    void* bytes;  // the bytes of `device` when the pair was made
   };
   c10::SmallVector<Pair, 4> pairs_;
 };

@@ -1,4 +1,4 @@
-// Random generators of type mps, which draw from a CPU generator.
+// Random generators on mps, which draw from a CPU generator.
 #pragma once
 #include <ATen/core/Generator.h>
 

@@ -1,4 +1,4 @@
-// What torch asks of a device type: the guard, and the hooks behind torch.mps.* and torch::mps::*.
+// torch's interface of a device type: the guard, and the hooks behind torch.mps.* and torch::mps::*.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -48,7 +48,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Stream exchangeStream(Stream stream) const override { return exchange_stream(stream); }
   DeviceIndex deviceCount() const noexcept override { return 1; }
 
-  // A recorded event has happened: recording runs the streams.
+  // A recorded event has already happened, because recording runs the streams.
   void destroyEvent(void*, DeviceIndex) const noexcept override {}
   void record(void**, const Stream&, DeviceIndex, c10::EventFlag) const override { finish_streams(); }
   void block(void*, const Stream&) const override {}
@@ -63,7 +63,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(MPS, Guard)
 
-class Events {  // of torch.mps.Event: when each was recorded
+class Events {  // the recording times of torch.mps.Event
  public:
   uint32_t acquire() {
     std::lock_guard lock(mutex_);
@@ -95,7 +95,7 @@ Events& events() {
   return instance;
 }
 
-// A program that is linked against this library loads it though SOFTMETAL=0 keeps it out of `import torch`.
+// A program linked against this library loads it even with SOFTMETAL=0, which only affects `import torch`.
 bool switched_off() {
   const char* value = std::getenv("SOFTMETAL");
   return value && std::strcmp(value, "0") == 0;
@@ -144,9 +144,9 @@ struct MPSHooks final : at::MPSHooksInterface {
   }
 };
 
-// A torch that was built for CUDA, as its plain wheels for Linux are, counts itself as one kind of
-// accelerator and refuses a second. Where it finds no GPU, its hooks, which exist since it was imported, are
-// made to answer what those of a torch without CUDA answer, by their table of virtual functions.
+// A torch built for CUDA, like the default wheels for Linux, counts CUDA as an accelerator and refuses a
+// second one. If it finds no GPU, its existing hooks get the virtual table of a torch without CUDA, and so
+// its answers.
 const bool g_without_cuda = [] {
   at::CUDAHooksInterface& hooks = const_cast<at::CUDAHooksInterface&>(at::detail::getCUDAHooks());
   static const at::CUDAHooksInterface none;

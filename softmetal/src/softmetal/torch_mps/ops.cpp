@@ -1,5 +1,5 @@
-// The ops that mps needs itself: memory, copies, views, and a few that torch's composites would send
-// elsewhere. Everything else goes to the fallback.
+// The ops that mps implements itself: memory, copies, views, and a few that torch's composites would dispatch
+// elsewhere. All other ops use the fallback.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
@@ -46,7 +46,7 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, optional<at::
   return at::detail::empty_strided_generic(size, stride, allocator(), kMps, dtype);
 }
 
-// A tensor of zeros without memory, which autograd makes; torch materialises it where its values are wanted.
+// A tensor of zeros without memory, which autograd makes; torch materialises it when its values are needed.
 Tensor zero_tensor(at::IntArrayRef size, optional<at::ScalarType> type, optional<at::Layout>,
                    optional<at::Device>, optional<bool>) {
   at::native::ZeroTensorAllocator no_memory(at::Device(at::kMPS, 0));
@@ -134,7 +134,7 @@ class Silence : public c10::WarningHandler {
 };
 
 void replace_scaled_dot_product_attention() {
-  Silence silence;  // torch warns of a kernel in another's place
+  Silence silence;  // torch warns when a kernel replaces another
   const c10::WarningUtils::WarningHandlerGuard silent(&silence);
   for (const auto key :
        {c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::FuncTorchBatchedDecomposition,
@@ -148,7 +148,7 @@ void replace_scaled_dot_product_attention() {
 // ----------------------------------------------------------------------------------------------------------
 
 // Structured ops have a composite kernel that would allocate the result on mps and then call the out=
-// variant. The CPU's kernel does both at once, and its result is taken over without a copy.
+// variant. The CPU kernel does both at once, and its result is used without a copy.
 void register_structured_ops() {
   static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
@@ -182,7 +182,7 @@ TORCH_LIBRARY_IMPL(aten, MPS, m) {
   m.impl("unfold", at::native::unfold);
   m.impl("view_as_real", at::native::view_as_real);
   m.impl("view_as_complex", at::native::view_as_complex);
-  // Composites that choose a backend by device type and know none for mps here: whole on the CPU.
+  // Composites that choose a backend by device type and have none for mps: they run on the CPU as a whole.
   for (const char* composite : {"convolution", "convolution_backward"})
     m.impl(composite, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   register_structured_ops();

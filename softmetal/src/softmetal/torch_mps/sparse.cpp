@@ -1,5 +1,4 @@
-// Sparse COO tensors on mps: what holds, copies and converts them, as a Mac has it. Arithmetic on them stays
-// unknown.
+// Sparse COO tensors on mps: creation, copies and conversions, as on a Mac, but no arithmetic.
 #include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -9,14 +8,13 @@ namespace {
 
 using at::Tensor;
 
-// torch's kernel for CPU tensors where it is the one for mps, too: it calls ops on the indices and the values
-// and touches no memory.
+// torch's kernel for CPU tensors also serves mps: it only calls ops on the indices and the values.
 template <c10::DispatchKey key>
 void run_shared(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(key), stack);
 }
 
-// Where a Mac has a Metal kernel.
+// A Mac has a Metal kernel for this.
 Tensor coalesce(const Tensor& self) { return at::_coalesce(self.cpu()).to(self.device()); }
 
 Tensor to_dense(const Tensor& self, std::optional<at::ScalarType> type, std::optional<bool> masked_grad) {

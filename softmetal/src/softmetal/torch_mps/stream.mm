@@ -1,5 +1,5 @@
-// torch's own MPSStream and MPSDevice (declared by the wheel's headers, defined in libtorch_cpu.dylib on a
-// Mac) on softmetal.
+// Implements torch's MPSStream and MPSDevice (declared by the wheel's headers, defined in libtorch_cpu.dylib
+// on a Mac) on softmetal.
 #include <ATen/mps/MPSDevice.h>
 #include <ATen/mps/MPSStream.h>
 
@@ -19,8 +19,8 @@
 
 namespace {
 
-std::atomic<int> g_pending{0};      // streams with something encoded and not committed
-std::atomic<bool> g_failed{false};  // a committed command buffer failed, and the error is not reported yet
+std::atomic<int> g_pending{0};      // streams with uncommitted commands
+std::atomic<bool> g_failed{false};  // a committed command buffer failed and its error is not yet reported
 std::mutex g_failure_mutex;
 std::string g_failure;
 

@@ -1,4 +1,4 @@
-// Which of torch's MPS streams a thread uses: the default one, or from torch 2.14 on one of a pool of 32.
+// The MPS stream of each thread: the default stream, or from torch 2.14 on one from a pool of 32.
 #include <ATen/mps/MPSStream.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-// What differs between the versions of torch is chosen by these.
+// Macros that select between versions of torch.
 #pragma once
 #include <torch/version.h>
 

@@ -1,4 +1,4 @@
-// Attributes: inputs of kernels, functions, unknown ones. The format of this file: ../catalogue.py
+// Attributes of kernel inputs and functions, and unknown attributes. The format of this file: ../catalogue.py
 
 // --- position_signed | rejected (certain) | MSL 5.2.3 | A position must be ushort or uint, or a vector of them.
 kernel void k(device float* x,

@@ -1,4 +1,4 @@
-// Features of C++ that Metal has, and extensions that it takes. The format of this file: ../catalogue.py
+// Features of C++ that Metal has, and extensions that it accepts. The format of this file: ../catalogue.py
 
 // --- long_integer_literals | accepted (certain) | MSL 2.1 | The suffix L makes a long integer literal.
 kernel void k(device float* o [[buffer(0)]]) { o[0] = 12L + 0x1eL + 3UL; }

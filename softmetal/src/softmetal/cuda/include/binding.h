@@ -1,5 +1,5 @@
-// From the arguments of a launch to the parameters of a kernel. All arguments travel in one structure: a slot
-// per buffer index, which holds a device pointer, or the bytes of a `constant` argument.
+// Binds the arguments of a launch to the parameters of a kernel. All arguments are in one structure: a slot
+// per buffer index, with a device pointer or the bytes of a `constant` argument.
 #pragma once
 
 #include "simdgroup_matrix.h"
@@ -38,8 +38,8 @@ struct ConstantBytes {
   }
 };
 
-// The n-th buffer index that no [[buffer(index)]] of the kernel takes: for pointers and references without
-// one.
+// The n-th buffer index that no [[buffer(index)]] of the kernel uses: for pointers and references without the
+// attribute.
 template <size_t count>
 constexpr uint free_slot(uint n, const uint (&taken)[count]) {
   for (uint slot = 0;; ++slot) {
@@ -62,7 +62,7 @@ constexpr uint length_of(uint index, const Length (&lengths)[count]) {
   return 0;
 }
 
-// `threadgroup T* [[threadgroup(n)]]`: an array of as many bytes as the encoder would be given for it.
+// `threadgroup T* [[threadgroup(n)]]`: an array of the bytes that the launch gives for it.
 template <uint index, uint bytes>
 struct ThreadgroupArgument {
   static_assert(bytes > 0, "threadgroup_memory names no bytes for this [[threadgroup(index)]] argument");
@@ -116,7 +116,7 @@ SOFTMETAL_ATTRIBUTE(ThreadPositionInGrid,
 SOFTMETAL_ATTRIBUTE(ThreadsPerGrid, (gridDim.x * blockDim.x, gridDim.y* blockDim.y, gridDim.z* blockDim.z))
 SOFTMETAL_ATTRIBUTE(ThreadIndexInThreadgroup, (linear_thread()))
 SOFTMETAL_ATTRIBUTE(ThreadIndexInSimdgroup, (linear_thread() & 31u))
-// Taken from lane 0, so that the compiler sees one number per warp, and branches on it as uniform.
+// The value of lane 0 is uniform in the warp for the compiler, and so are branches on it.
 SOFTMETAL_ATTRIBUTE(SimdgroupIndexInThreadgroup, (__shfl_sync(kAllLanes, linear_thread() >> 5, 0)))
 SOFTMETAL_ATTRIBUTE(SimdgroupsPerThreadgroup, ((blockDim.x * blockDim.y * blockDim.z + 31) / 32))
 SOFTMETAL_ATTRIBUTE(ThreadsPerSimdgroup, (32u))

@@ -1,5 +1,5 @@
-// Mathematical functions. All are templates: where CUDA's global functions take the same arguments, an
-// unqualified call means those, which do the same.
+// Mathematical functions. All are templates: an unqualified call prefers CUDA's equivalent global function
+// for the same arguments.
 #pragma once
 
 #include "traits.h"
@@ -39,7 +39,7 @@ namespace precise {
 SOFTMETAL_FLOAT_FUNCTIONS
 }
 
-// One hardware instruction each, as Metal's fast functions are.
+// One hardware instruction each, like Metal's fast functions.
 namespace fast {
 template <softmetal::Scalar T>
 SOFTMETAL_INLINE T exp2(T x) {

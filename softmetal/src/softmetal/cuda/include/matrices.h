@@ -1,4 +1,4 @@
-// metal::matrix<T, 2..4, 2..4>: columns one after the other, converted and copied; no arithmetic.
+// metal::matrix<T, 2..4, 2..4>: consecutive columns, conversions and copies; no arithmetic.
 #pragma once
 
 #include "vectors.h"

@@ -17,7 +17,7 @@ namespace softmetal {
 template <typename T>
 concept Arithmetic = std::is_arithmetic_v<T>;
 
-// Conversions at compile time, where no instruction can be had: round to nearest, ties to even.
+// Conversions at compile time, without instructions: round to nearest, ties to even.
 SOFTMETAL_INLINE constexpr uint32_t float_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 
 SOFTMETAL_INLINE constexpr ushort constant_half(float x) {
@@ -114,8 +114,8 @@ concept Scalar = Arithmetic<T> || Short<T>;
 
 }  // namespace softmetal
 
-// float has more than twice the bits of either type, so rounding its result once more is the correctly
-// rounded 16-bit result. Only two operands of one type meet here: half * float is float * float.
+// float has more than twice the bits of either type, so rounding its result again gives the correctly rounded
+// 16-bit result. Both operands have the same type: half * float is float * float.
 #define SOFTMETAL_SHORT_OPERATOR(op)                         \
   template <softmetal::Short T, softmetal::Short U>          \
     requires std::is_same_v<T, U>                            \

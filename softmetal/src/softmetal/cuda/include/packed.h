@@ -5,7 +5,8 @@
 
 namespace softmetal {
 
-// At any address, in the largest loads that it allows: an Apple GPU reads a packed vector at once.
+// Loads from any address with the largest loads that its alignment allows: an Apple GPU reads a packed vector
+// at once.
 template <typename T, int N>
 SOFTMETAL_INLINE metal::vec<T, N> unpacked(const T (&elements)[N]) {
   metal::vec<T, N> result;

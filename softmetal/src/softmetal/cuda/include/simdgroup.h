@@ -46,7 +46,7 @@ struct ShuffleFrom {
   SOFTMETAL_INLINE uint operator()(uint word) const { return __shfl_sync(kAllLanes, word, lane); }
 };
 struct ShuffleXor {
-  uint mask;  // of CUDA numbers
+  uint mask;  // by CUDA number
   SOFTMETAL_INLINE uint operator()(uint word) const { return __shfl_xor_sync(kAllLanes, word, mask); }
 };
 
@@ -61,7 +61,7 @@ SOFTMETAL_INLINE constexpr mem_flags operator|(mem_flags a, mem_flags b) {
 
 SOFTMETAL_INLINE void threadgroup_barrier(mem_flags) { __syncthreads(); }
 
-// With mem_none it orders no memory, and a warp runs in step: nothing is left to do.
+// mem_none orders no memory, and a warp runs in lockstep: there is nothing to do.
 SOFTMETAL_INLINE void simdgroup_barrier(mem_flags flags) {
   if (flags != mem_flags::mem_none) __syncwarp();
 }

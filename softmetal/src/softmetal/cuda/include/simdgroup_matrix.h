@@ -1,13 +1,11 @@
 // 8x8 simdgroup matrices on tensor cores. A lane of row r and pair p (simdgroup.h) holds elements (r, 2p) and
-// (r, 2p + 1), and that is also what mma.m16n8k8 wants of A, C and D in the lower eight of its rows, once the
-// order of the summed dimension is chosen as 0 2 4 6 1 3 5 7. The upper eight rows are computed from whatever
-// is in the registers, and dropped. Only B has to be transposed between lanes.
-//
-// Two operands of one 16-bit type are multiplied as such, and of two types in tf32, where both are exact;
-// products are summed in float32. float32 operands are split into two tf32 parts each (three instructions),
-// unless SOFTMETAL_WIDENED_FROM says that B was widened from that 16-bit type, as tensors of a 16-bit model
-// are; then B travels between lanes in 16 bits, and A, which may hold any float32, is rounded
-// to tf32.
+// (r, 2p + 1). This is also the layout of A, C and D in the lower eight rows of mma.m16n8k8, if the order of
+// the summed dimension is 0 2 4 6 1 3 5 7. The upper eight rows are computed from arbitrary registers and
+// dropped. Only B has to be transposed between lanes. Two operands of one 16-bit type are multiplied in that
+// type, operands of two types in tf32, where both are exact; products are summed in float32. float32 operands
+// are split into two tf32 parts each (three instructions). If SOFTMETAL_WIDENED_FROM says that B was widened
+// from a 16-bit type, as in a 16-bit model, lanes exchange B in 16 bits, and A, which may be any float32, is
+// rounded to tf32.
 #pragma once
 
 #include "simdgroup.h"
@@ -18,21 +16,21 @@ struct Pair {
   uint first, second;
 };
 
-// Pure functions of their arguments in all lanes: not volatile, so that a transposed operand that is used
-// twice is transposed once.
+// Pure functions of their arguments in all lanes: not volatile, so an operand that is used twice is
+// transposed once.
 SOFTMETAL_INLINE uint shuffle_word(uint word, uint lane) {
   uint result;
   asm("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(result) : "r"(word), "r"(lane));
   return result;
 }
 
-// Lane (r, p) holds B[r][2p] and B[r][2p + 1] and gets B[2p][r] and B[2p + 1][r]. Each lane sends two words
-// and wants two, each time between other partners; two shuffles do if even and odd rows send theirs in
+// Lane (r, p) holds B[r][2p] and B[r][2p + 1] and gets B[2p][r] and B[2p + 1][r]. Each lane sends and
+// receives two words, with different partners; two shuffles suffice if even and odd rows send their words in
 // opposite order.
 SOFTMETAL_INLINE Pair transposed(Pair own) {
   const uint lane = own_cuda_lane();
   const bool odd_row = lane & 4;
-  // Rows 2p and 2p + 1 hold what this lane wants in their pair r / 2: in its first word if r is even.
+  // Rows 2p and 2p + 1 hold this lane's elements in their pair r / 2: in its first word if r is even.
   const uint even_source = (lane & 3) * 8 + (lane >> 3);
   const uint one = odd_row ? own.second : own.first;
   const uint other = odd_row ? own.first : own.second;
@@ -218,7 +216,7 @@ SOFTMETAL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const sim
   simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)));
 }
 
-// Where the caller promised aligned runs (runs.py), two neighbours of a row are one access.
+// If the caller promised aligned runs (runs.py), two neighbours in a row are one access.
 template <typename T>
 SOFTMETAL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, const T* source,
                                      ulong elements_per_row = 8, ulong2 origin = ulong2(0, 0),

@@ -1,4 +1,4 @@
-// metal::vec<T, 2..4>: the sizes and alignments of Metal, so that a vector load is one instruction.
+// metal::vec<T, 2..4> with Metal's sizes and alignments: a vector load is one instruction.
 #pragma once
 
 #include "numbers.h"
@@ -138,7 +138,7 @@ SOFTMETAL_VECTOR_NAMES(float)
 
 namespace softmetal {
 
-// Whole chunks of read-only memory. Not volatile: of equal loads the compiler keeps one.
+// Loads chunks of read-only memory. Not volatile: the compiler merges equal loads.
 template <int bytes>
 struct Chunk;
 template <>
@@ -167,8 +167,8 @@ struct Chunk<16> {
   }
 };
 
-// n neighbours that are aligned to their size, or 16 bytes, and that no thread writes: the translator's
-// promise (runs.py). Each element is taken from a load of its chunk.
+// n neighbours that are aligned to their size, or 16 bytes, and that no thread writes, as the caller promised
+// (runs.py). Each element comes from a load of its chunk.
 template <int n, typename T>
 struct Run {
   const T* start;

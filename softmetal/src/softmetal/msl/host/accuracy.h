@@ -1,10 +1,10 @@
 // Single-precision functions, twice: namespace precise and namespace fast, by tables 8.1 and 8.2 of the Metal
 // Shading Language specification ("Numerical compliance").
 //
-// Fast functions read and write subnormal numbers as zero. Those that the specification defines by formulas
-// have the same formulas here: fast tanh of a large number is NaN, fast pow of a negative one too. compile.py
-// chooses the error of the results: SOFTMETAL_WORST_MATH is 0 for the best that the host can give, 1 for the
-// largest error that the tables permit, up or down by the bits of the argument.
+// Fast functions read and write subnormal numbers as zero. Functions that the specification defines by
+// formulas use these formulas: fast tanh of a large number is NaN, and so is fast pow of a negative one.
+// compile.py chooses the error of the results: SOFTMETAL_WORST_MATH is 0 for the host's most accurate
+// results, 1 for the largest error that the tables permit, up or down depending on the bits of the argument.
 #pragma once
 #pragma clang system_header
 #include "integer.h"
@@ -22,7 +22,7 @@ SOFTMETAL_INLINE float rounds_up(float argument) {
   const uint bits = __builtin_bit_cast(uint, argument) * 0x9E3779B1u;
   return bits >> 31;
 }
-// The float furthest from `exact` within `distance` of it. Zeros, infinities and NaN stay.
+// Returns the float furthest from `exact` within `distance` of it. Zeros, infinities and NaN are unchanged.
 SOFTMETAL_INLINE float off_by_distance(double exact, double distance, float argument) {
   if (exact == 0.0 || !__builtin_isfinite((float)exact)) return (float)exact;
   const bool up = rounds_up(argument);
@@ -38,7 +38,7 @@ SOFTMETAL_INLINE float off_by_ulps(double exact, double ulps, float argument) {
   return off_by_distance(exact, __builtin_ldexp(ulps, (exponent < -126 ? -126 : exponent) - 23), argument);
 }
 
-// What one ulp of error is allowed to do to a half; the tables of half have no fast column.
+// A half result with one ulp of error; the tables of half have no fast column.
 SOFTMETAL_INLINE half half_result(float exact) {
 #if SOFTMETAL_WORST_MATH
   const ushort bits = __builtin_bit_cast(ushort, (half)exact);
@@ -85,7 +85,7 @@ SOFTMETAL_PRECISE(sinh, __builtin_sinhf, __builtin_sinh, 4)
 SOFTMETAL_PRECISE(tan, __builtin_tanf, __builtin_tan, 6)
 SOFTMETAL_PRECISE(tanh, __builtin_tanhf, __builtin_tanh, 5)
 #undef SOFTMETAL_PRECISE
-// Reduced in double, so that multiples of 1/2 are exact: x mod 2 is.
+// Reduces in double: x mod 2 is exact, and so are multiples of 1/2.
 SOFTMETAL_INLINE double reduced(float x) { return x - 2.0 * __builtin_rint(x * 0.5); }
 SOFTMETAL_INLINE double sinpi_of(float x) {
   const double r = reduced(x);
@@ -107,7 +107,7 @@ SOFTMETAL_INLINE float divide(float x, float y) { return x / y; }
 SOFTMETAL_INLINE float pow(float x, float y) {
   return SOFTMETAL_RESULT(__builtin_powf(x, y), __builtin_pow((double)x, (double)y), 16);
 }
-// pow for x >= 0, as exp2(y * log2(x)): 0 to the 0 and infinity to the 0 have no value.
+// pow for x >= 0, as exp2(y * log2(x)): 0 to the 0 and infinity to the 0 are undefined.
 SOFTMETAL_INLINE float powr(float x, float y) {
   const bool undefined = x < 0.0f || (y == 0.0f && (x == 0.0f || __builtin_isinf(x))) ||
                          (x == 1.0f && __builtin_isinf(y)) || __builtin_isnan(x) || __builtin_isnan(y);
@@ -131,7 +131,7 @@ SOFTMETAL_FAST(asin, __builtin_asinf, __builtin_asin, 5)
 SOFTMETAL_FAST(atan, __builtin_atanf, __builtin_atan, 5)
 SOFTMETAL_FAST(rsqrt, precise::rsqrt, 1.0 / __builtin_sqrt, 2)
 #undef SOFTMETAL_FAST
-// Around 1 the bound is absolute: near the zero of the logarithm no digit need be right.
+// Around 1 the bound is absolute: near the zero of the logarithm no digit needs to be correct.
 #define SOFTMETAL_FAST_LOG(NAME, FLOAT, DOUBLE, DISTANCE, ULPS)                                \
   SOFTMETAL_INLINE float NAME(float x) {                                                       \
     x = flushed(x);                                                                            \
@@ -141,7 +141,7 @@ SOFTMETAL_FAST(rsqrt, precise::rsqrt, 1.0 / __builtin_sqrt, 2)
 SOFTMETAL_FAST_LOG(log, __builtin_logf, __builtin_log, 0x1p-21, 3)
 SOFTMETAL_FAST_LOG(log2, __builtin_log2f, __builtin_log2, 0x1p-22, 2)
 #undef SOFTMETAL_FAST_LOG
-// Outside of one period the error is "larger", with no number; here it grows with the argument.
+// Outside one period the specification only says "larger"; here the error grows with the argument.
 #define SOFTMETAL_FAST_PERIODIC(NAME, FLOAT, DOUBLE, PERIOD)                        \
   SOFTMETAL_INLINE float NAME(float x) {                                            \
     x = flushed(x);                                                                 \

@@ -34,7 +34,7 @@ SOFTMETAL_STORAGE(SOFTMETAL_DEVICE)
 SOFTMETAL_STORAGE(SOFTMETAL_THREADGROUP)
 #undef SOFTMETAL_STORAGE
 
-// By bits: the builtin takes no floats.
+// Compares bits, because the builtin does not take floats.
 template <class T>
 SOFTMETAL_INLINE bool compare_exchange(T* object, T* expected, T desired) {
   using Bits = conditional_t<sizeof(T) == 8, ulong, conditional_t<sizeof(T) == 4, uint, uchar>>;

@@ -1,4 +1,4 @@
-// Kernel arguments: how an entry point fetches each and calls the kernel; function constants; threadgroup
+// Kernel arguments, which an entry point fetches before it calls the kernel; function constants; threadgroup
 // variables.
 #pragma once
 #pragma clang system_header
@@ -103,7 +103,7 @@ struct ThreadgroupArgument {
   }
 };
 
-// A texture or sampler: no pipeline can be made of a kernel that takes one.
+// A texture or sampler: a pipeline of a kernel that takes one is refused.
 struct Unsupported {
   template <class P>
   SOFTMETAL_INLINE static P get(const softmetal_arguments*) {

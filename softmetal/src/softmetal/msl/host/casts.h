@@ -4,7 +4,7 @@
 #include "vectors.h"
 
 namespace softmetal {
-// (device T*)p is translated to (device T*)in_space<space::device>(p): the cast stays, and with it the
+// (device T*)p is translated to (device T*)in_space<space::device>(p): the cast stays, and keeps the
 // alignment of packed types.
 #define SOFTMETAL_IN_SPACE(SPACE)                                                                    \
   template <space wanted, class T>                                                                   \

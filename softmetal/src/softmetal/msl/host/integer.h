@@ -98,7 +98,7 @@ SOFTMETAL_INTEGER(long)
 SOFTMETAL_INTEGER(ulong)
 #undef SOFTMETAL_INTEGER
 
-// Products of the low 24 bits, the low 32 bits of them.
+// The low 32 bits of the product of the low 24 bits.
 SOFTMETAL_INLINE constexpr uint mul24(uint a, uint b) { return (a & 0xffffffu) * (b & 0xffffffu); }
 SOFTMETAL_INLINE constexpr int mul24(int a, int b) {
   return int(uint(int(uint(a) << 8) >> 8) * uint(int(uint(b) << 8) >> 8));
@@ -106,7 +106,7 @@ SOFTMETAL_INLINE constexpr int mul24(int a, int b) {
 SOFTMETAL_INLINE constexpr uint mad24(uint a, uint b, uint c) { return mul24(a, b) + c; }
 SOFTMETAL_INLINE constexpr int mad24(int a, int b, int c) { return int(uint(mul24(a, b)) + uint(c)); }
 
-// The same by element.
+// The same functions by element.
 template <class T>
 using if_integer = enable_if_t<is_integral_v<T>, int>;
 #define SOFTMETAL_BY_ELEMENT1(NAME, RESULT)           \

@@ -1,4 +1,4 @@
-// <metal_logging>, from Metal 3.2 on: messages go nowhere, as where the host has set no MTLLogState.
+// <metal_logging>, from Metal 3.2 on: messages are discarded, as without an MTLLogState.
 #pragma once
 #pragma clang system_header
 #include "types.h"

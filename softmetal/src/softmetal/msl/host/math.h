@@ -1,5 +1,5 @@
 // <metal_math>, and <metal_common> on floating-point types. Namespaces fast and precise hold the variants of
-// accuracy.h; namespace metal itself those that the compile options ask for, by SOFTMETAL_FAST_FUNCTIONS.
+// accuracy.h; namespace metal itself the ones that the compile options select with SOFTMETAL_FAST_FUNCTIONS.
 //
 // bfloat versions are templates that return float: Apple has none (a bfloat argument becomes a float there),
 // and programs define their own in namespace metal.
@@ -28,7 +28,7 @@ SOFTMETAL_INLINE float median3(float a, float b, float c) {
   return __builtin_fmaxf(__builtin_fminf(a, b), __builtin_fminf(__builtin_fmaxf(a, b), c));
 }
 SOFTMETAL_INLINE float fma_of(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-// Rounded once: the double before is exact wherever that could matter.
+// Rounded once: the double is exact whenever it matters.
 SOFTMETAL_INLINE half fma_of(half a, half b, half c) {
   return (half)__builtin_fma((double)a, (double)b, (double)c);
 }

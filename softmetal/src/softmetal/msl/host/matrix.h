@@ -1,4 +1,4 @@
-// <metal_matrix>: matrices of 2 to 4 columns, each a vector of 2 to 4 rows, laid out one after the other.
+// <metal_matrix>: matrices of 2 to 4 columns, each a vector of 2 to 4 rows, in consecutive memory.
 #pragma once
 #pragma clang system_header
 #include "geometric.h"

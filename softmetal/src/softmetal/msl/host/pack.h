@@ -1,4 +1,4 @@
-// <metal_pack>: normalised integers in one word, the first element in its lowest bits (of 565: in its
+// <metal_pack>: normalised integers in one word, with the first element in the lowest bits (565: in the
 // highest).
 #pragma once
 #pragma clang system_header

@@ -4,7 +4,7 @@
 #include "simdgroup.h"
 
 namespace softmetal {
-// Each lane's result from the values of its quad's active lanes; `index` is its place in the quad.
+// Each lane's result from the values of its quad's active lanes; `index` is its position in the quad.
 template <class T, class Operation>
 SOFTMETAL_UNCHECKED void quad_reduce(softmetal_simdgroup* group) {
   for (int first = 0; first < SOFTMETAL_SIMD_WIDTH; first += 4) {
@@ -44,7 +44,8 @@ SOFTMETAL_UNCHECKED void quad_first(softmetal_simdgroup* group) {
     if (is_active(group, i))
       for (int k = i / 4 * 4; k < i / 4 * 4 + 4; ++k) result<T>(group, k) = operand<T>(group, i);
 }
-// Within the quad; beyond its ends a lane keeps its own value, or that of the lane it wraps around to.
+// Shifts within the quad; beyond its ends a lane keeps its own value, or gets the value of the lane it wraps
+// around to.
 template <class T, int direction, bool rotates>
 SOFTMETAL_UNCHECKED void quad_move(softmetal_simdgroup* group) {
   for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i) {

@@ -1,5 +1,5 @@
-// Functions of two vectors called with a number first, as `fmax(0, v)`, and select with one number. Apple has
-// an overload for each type, to which the number converts; math.h and relational.h have templates, which
+// Functions of two vectors called with a number first, such as `fmax(0, v)`, and select with one number.
+// Apple has an overload for each type, to which the number converts; the templates in math.h and relational.h
 // deduce their type from the first argument.
 #pragma once
 #pragma clang system_header

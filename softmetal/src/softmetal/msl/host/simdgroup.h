@@ -87,8 +87,8 @@ SOFTMETAL_UNCHECKED void scan_product(softmetal_simdgroup* group) {
   scan<T, Product, inclusive>(group, T(1));
 }
 
-// The lane whose value `lane` takes: itself beyond the ends of the simdgroup, where Metal has no other. The
-// value of an inactive lane is undefined: here it is the lane's own, and recorded for the checks.
+// The lane whose value `lane` takes; beyond the ends of the simdgroup, `lane` itself. The value of an
+// inactive lane is undefined: here it is the lane's own, and recorded for the checks.
 SOFTMETAL_INLINE int source_lane(softmetal_simdgroup* group, int lane, int source) {
   if (is_active(group, source)) return source;
   if (source >= 0 && source < SOFTMETAL_SIMD_WIDTH) {
@@ -126,8 +126,8 @@ SOFTMETAL_UNCHECKED void broadcast_first(softmetal_simdgroup* group) {
   for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i) result<T>(group, i) = first;
 }
 
-// Within each run of `modulo` lanes: where the source would be outside of the run, the fill value of the lane
-// it wraps around to.
+// Shifts within each run of `modulo` lanes. If the source is outside the run, the result is the fill value of
+// the lane it wraps around to.
 template <class T, int direction>
 SOFTMETAL_UNCHECKED void shuffle_and_fill(softmetal_simdgroup* group) {
   ++softmetal_thread_counters()->shuffles;

@@ -4,7 +4,7 @@
 #include "simdgroup.h"
 
 namespace softmetal {
-// The place of this lane's two elements: (row, column) and (row, column + 1), as on Apple's GPUs up to
+// The position of this lane's two elements, (row, column) and (row, column + 1), as on Apple's GPUs up to
 // Metal 3.
 struct Fragment {
   int row, column;
@@ -30,8 +30,8 @@ SOFTMETAL_UNCHECKED inline void multiply(softmetal_simdgroup* group) {
   }
 }
 
-// The result of thread_elements(). Apple's type is a vector of 64 elements, of which a lane holds two: it can
-// be indexed, but does not convert to a vector of two.
+// The result of thread_elements(). Apple's type is a vector of 64 elements, and a lane holds two of them: it
+// can be indexed, but does not convert to a vector of two.
 template <class T>
 struct alignas(2 * sizeof(T)) ThreadElements {
   T values[2];

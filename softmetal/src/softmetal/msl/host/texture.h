@@ -1,5 +1,5 @@
-// <metal_texture>: names only. Kernels that take textures or samplers compile, so that the others of their
-// library can be used, and are refused when a pipeline is made of them.
+// <metal_texture>: names only. Kernels that take textures or samplers compile, which keeps the rest of their
+// library usable; their pipelines are refused.
 #pragma once
 #pragma clang system_header
 #include "vectors.h"
@@ -52,7 +52,7 @@ struct texture_value<T, 1> {
 template <class T, int N>
 using value_of = typename texture_value<T, N>::type;
 
-// No object of such a type is ever used, because no pipeline can be made of a kernel that takes one.
+// No object of such a type is ever used, because pipelines of kernels that take one are refused.
 template <class Value>
 struct Texture {
 #define SOFTMETAL_TEXTURE_METHOD(RESULT, NAME) \

@@ -1,8 +1,6 @@
 // <metal_type_traits>, <metal_limits>, metal::array, and the traits of vectors and pointers that the other
-// headers use.
-//
-// is_empty, void_t and make_void are missing on purpose: Apple does not have them, and programs define them
-// in namespace metal.
+// headers use. is_empty, void_t and make_void are omitted on purpose: Apple does not have them, and programs
+// define them in namespace metal.
 #pragma once
 #pragma clang system_header
 #include "types.h"
@@ -148,7 +146,7 @@ using remove_addrspace_t = typename remove_addrspace<T>::type;
 
 template <class T>
 add_rvalue_reference_t<T> declval() noexcept;
-// Under Apple's private name, which programs specialise. Other types have no limits, as in C++.
+// Has Apple's private name, which programs specialise. Other types have no limits, as in C++.
 template <class T>
 struct _numeric_limits_impl {
   static constexpr bool is_specialized = false;

@@ -3,10 +3,10 @@
 #pragma clang system_header
 #include "../../simt/abi.h"
 
-// Distinct types to the language, address space 0 to the optimiser and the sanitizers. clang's SYCL mode
-// (compile.py) makes the default space, which is Metal's `thread`, one that includes all others: structs are
-// copied between any two, and member functions work on objects in any. Where Metal wants them told apart, the
-// rules do that (../rules).
+// Distinct types for the language, address space 0 for the optimiser and the sanitizers. In clang's SYCL mode
+// (compile.py) the default space, Metal's `thread`, includes all others: structs can be copied between any
+// two, and member functions work on objects in any. The rules (../rules) distinguish the spaces where Metal
+// does.
 #define SOFTMETAL_THREAD
 #define SOFTMETAL_DEVICE __attribute__((opencl_global_device))
 #define SOFTMETAL_THREADGROUP __attribute__((opencl_local))
@@ -74,8 +74,8 @@ SOFTMETAL_VECTORS(float)
 #undef SOFTMETAL_VECTORS_OF
 
 namespace softmetal {
-// Three elements without padding, a layout that clang's vector types do not have. Loads from any address
-// space, stores by element.
+// Three elements without padding, a layout that clang's vector types lack. Loads from any address space,
+// stores by element.
 template <class T>
 struct packed3 {
   T x, y, z;

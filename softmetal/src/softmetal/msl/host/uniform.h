@@ -1,4 +1,4 @@
-// <metal_uniform>: uniform<T>, a value that is the same in every thread of a simdgroup; not checked here.
+// <metal_uniform>: uniform<T>, a value that is equal in all threads of a simdgroup; this is not checked.
 #pragma once
 #pragma clang system_header
 #include "vectors.h"

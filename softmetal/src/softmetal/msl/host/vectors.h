@@ -44,7 +44,7 @@ SOFTMETAL_INLINE constexpr V make_from_one(A a) {
     static_assert(vector_size<A> == vector_size<V>,
                   "a vector can be constructed from one of the same size only");
     const vec<element_of<A>, vector_size<A>> source = a;
-    // By element: clang has no conversion of half to bfloat, and only those of scalars saturate.
+    // By element: clang has no conversion of half to bfloat, and only scalar conversions saturate.
     if constexpr (is_floating_point_v<element_of<A>> || is_same_v<element_of<V>, Boolean>) {
       V converted = V((element_of<V>)0);
       for (int i = 0; i < vector_size<V>; ++i)
@@ -93,7 +93,7 @@ SOFTMETAL_INLINE constexpr T make(A... a) {
 }
 
 // comparisons.py puts these around comparisons and around the operands of !, && and ||. clang's comparisons
-// of vectors give integers, 0 and -1, and its logical operators take vectors of integers, but not of bool.
+// of vectors return integers, 0 and -1, and its logical operators take vectors of integers, but not of bool.
 template <class T>
 SOFTMETAL_INLINE constexpr T truth(T comparison) {
   return comparison;

@@ -21,11 +21,11 @@ namespace {
 cl::opt<bool> flush_subnormals("softmetal-flush-subnormals",
                                cl::desc("Read and write subnormal floats as zero"));
 
-// a * b of a * b + c. It is contracted even if it has other uses, as LLVM does for GPUs, on which a fused
+// The a * b in a * b + c. It is contracted even if it has other uses, as LLVM does for GPUs, where a fused
 // multiply-add costs as much as a sum.
 struct Product {
   BinaryOperator* product = nullptr;
-  UnaryOperator* negation = nullptr;  // of the product, or null
+  UnaryOperator* negation = nullptr;  // the product's, or null
 };
 
 Product contractable(Value* value) {
@@ -42,7 +42,7 @@ Product contractable(Value* value) {
 }
 
 // A fused multiply-add with one rounding. The exact product of two halves fits a double, and so does its sum
-// with a half except where that half alone decides the result.
+// with a half unless that half alone determines the result.
 Value* fused(IRBuilder<>& builder, Value* a, Value* b, Value* c) {
   Type* type = c->getType();
   if (!type->getScalarType()->isHalfTy()) return builder.CreateIntrinsic(Intrinsic::fma, {type}, {a, b, c});
@@ -102,7 +102,7 @@ void flush(Instruction* operation) {
   for (Use* use : uses) use->set(result);
 }
 
-// The library's products of 8x8 matrices have arithmetic of their own.
+// The library's products of 8x8 matrices have their own arithmetic.
 bool is_library(const Function& function) { return function.getName().starts_with("_ZN9softmetal"); }
 
 // Metal uses only the low bits of a shift amount.

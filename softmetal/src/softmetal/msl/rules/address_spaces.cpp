@@ -12,7 +12,7 @@ namespace softmetal::rules {
 namespace {
 using namespace clang;
 
-// The conversion to the default space at the top of an expression, if there is one.
+// The conversion to the default space at the root of an expression, or null.
 const ImplicitCastExpr* conversion(const Expr* e) {
   for (;;) {
     e = e->IgnoreParens();
@@ -56,8 +56,8 @@ bool is_part_of_this(const Expr* e) {
   }
 }
 
-// A conditional expression with arms in two address spaces is a copy. Returns the one that `e` is a part of,
-// or null.
+// A conditional expression with arms in two address spaces is a copy. Returns the one that contains `e`, or
+// null.
 const ConditionalOperator* copied_place(const Expr* e) {
   for (;;) {
     e = e->IgnoreParenImpCasts();
@@ -84,7 +84,7 @@ const ConditionalOperator* copied_place(const Expr* e) {
   return nullptr;
 }
 
-// Whether the type's address space comes from a template argument or `auto` and is not written.
+// Whether the type's address space comes from a template argument or `auto` instead of being written.
 bool space_was_deduced(const ASTContext& context, QualType type) {
   if (space_of(type) == Space::kThread) return false;
   for (;;) {
@@ -101,7 +101,7 @@ bool points_by_deduction(const ASTContext& context, QualType type) {
   return space_was_deduced(context, type->getPointeeType());
 }
 
-// Whether the declaration of that name says `thread` before the name.
+// Whether `thread` precedes the name in its declaration.
 bool says_thread(const SourceManager& sources, SourceLocation name) {
   name = sources.getFileLoc(name);
   StringRef text = sources.getBufferData(sources.getFileID(name)).take_front(sources.getFileOffset(name));
@@ -323,7 +323,7 @@ class AddressSpaces : public Family {
                        method->getNameAsString() + "' with `thread` after its parameters");
   }
 
-  // f(thread T*) given a device pointer: C++ takes `device` into T.
+  // f(thread T*) called with a device pointer: C++ deduces `device` into T.
   void check_instantiation(const FunctionDecl* function) {
     if (!function->isTemplateInstantiation() || function->getPointOfInstantiation().isInvalid()) return;
     if (program.is_library(function->getPointOfInstantiation())) return;

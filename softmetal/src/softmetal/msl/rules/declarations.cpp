@@ -71,7 +71,7 @@ class Declarations : public Family {
                      "Metal has no extern variables ('" + variable->getName() + "')");
   }
 
-  // Section 4.2; the members of a class inside a function are its static variables, too.
+  // Section 4.2; static members of a class inside a function count as static variables, too.
   void check_static(const VarDecl* variable) {
     const bool is_member = variable->isStaticDataMember() && variable->getParentFunctionOrMethod();
     if (!variable->isStaticLocal() && !is_member) return;
@@ -140,8 +140,8 @@ class Declarations : public Family {
       }
   }
 
-  // A constant at program scope. The translator makes function constants, and what depends on them,
-  // variables.
+  // A constant at program scope. The translator turns function constants, and constants that depend on them,
+  // into variables.
   void check_constant(const VarDecl* variable) {
     if (!variable->hasGlobalStorage() || variable->getType()->isDependentType()) return;
     if (space_of(program.context.getBaseElementType(variable->getType())) != Space::kConstant ||
@@ -154,7 +154,7 @@ class Declarations : public Family {
                    "the initialiser of '" + variable->getName() + "' is not a constant expression");
   }
 
-  // Metal's matrices have constructors, even if those of the host headers do not.
+  // Metal's matrices have constructors, even if the host headers' matrices do not.
   bool needs_construction(QualType type) {
     const CXXRecordDecl* record = program.context.getBaseElementType(type)->getAsCXXRecordDecl();
     if (!record || !record->hasDefinition()) return false;

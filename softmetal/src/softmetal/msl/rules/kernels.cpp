@@ -8,8 +8,8 @@ namespace softmetal::rules {
 namespace {
 using namespace clang;
 
-// Positions and sizes in the grid: one to three elements, the same number for all parameters of a kernel.
-// Indices and counts: scalars.
+// Positions and sizes in the grid have one to three elements, the same number for all parameters of a kernel.
+// Indices and counts are scalars.
 enum class Width { kGrid, kScalar };
 const llvm::StringMap<Width> kBuiltins = {
     {"thread_position_in_grid", Width::kGrid},

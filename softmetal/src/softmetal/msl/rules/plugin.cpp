@@ -1,4 +1,4 @@
-// The walk over a program, and the plugin that clang loads.
+// The traversal of a program, and the plugin that clang loads.
 #include <clang/AST/ASTConsumer.h>
 #include <clang/AST/RecursiveASTVisitor.h>
 #include <clang/Frontend/CompilerInstance.h>
@@ -89,7 +89,7 @@ class Walk : public clang::RecursiveASTVisitor<Walk> {
     program_.function = outer;
     return go_on;
   }
-  // The semantic form: the form as written has no conversions.
+  // Visits the semantic form: the syntactic form has no conversions.
   bool TraverseInitListExpr(clang::InitListExpr* list) {
     return TraverseSynOrSemInitListExpr(list->isSemanticForm() ? list : list->getSemanticForm());
   }

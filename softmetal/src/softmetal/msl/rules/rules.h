@@ -1,5 +1,5 @@
-// Rules for what Metal's compiler refuses and clang would accept in the translated program. Each file holds a
-// family of rules; sections are those of the Metal Shading Language specification.
+// Rules for code that Metal's compiler refuses and clang would accept in the translated program. Each file
+// has a family of rules; section numbers refer to the Metal Shading Language specification.
 //
 //   address_spaces.cpp  4 address spaces, 4.x `this` of member functions
 //   constants.cpp       5.8 function constants
@@ -7,7 +7,7 @@
 //   declarations.cpp    1.5 features of C++ that Metal lacks, 4.2 objects in threadgroup and constant memory
 //   kernels.cpp         5.1, 5.2 kernels, their parameters and attributes
 //   library.cpp         6 types and address spaces that library functions take
-//   unsure.cpp          what is refused only on request
+//   unsure.cpp          constructs that are refused only on request
 #pragma once
 #include <clang/AST/ASTContext.h>
 #include <clang/AST/Attr.h>
@@ -29,18 +29,18 @@ class Program {
       : context(context), version(version), refuses_unsure(refuses_unsure) {}
 
   clang::ASTContext& context;
-  const int version;  // of the language: __METAL_VERSION__
+  const int version;  // language version: __METAL_VERSION__
   const bool refuses_unsure;
 
   // The function whose body is being walked; null outside of functions.
   const clang::FunctionDecl* function = nullptr;
 
-  // An error at that place of the .metal source, once.
+  // Reports an error at that place of the .metal source, once.
   void refuse(clang::SourceLocation place, const llvm::Twine& sentence);
 
   bool is_library(clang::SourceLocation place) const;
   bool is_library(const clang::Decl* declaration) const;
-  // The name of a function in the library's namespace metal, else empty.
+  // Returns the name of a function in the library's namespace metal, otherwise "".
   llvm::StringRef library_name(const clang::FunctionDecl* function) const;
 
  private:
@@ -71,15 +71,15 @@ std::unique_ptr<Family> kernels(Program&);
 std::unique_ptr<Family> library(Program&);
 std::unique_ptr<Family> unsure(Program&);
 
-// The translator's annotations of a declaration, __attribute__((annotate("softmetal:KIND TEXT"))): the texts
-// of that kind.
+// Returns the texts of a kind in the translator's annotations, __attribute__((annotate("softmetal:KIND
+// TEXT"))).
 std::vector<llvm::StringRef> annotations(const clang::Decl* declaration, llvm::StringRef kind);
 
 enum class Space { kThread, kDevice, kThreadgroup, kConstant };
 Space space_of(clang::QualType type);
 const char* name_of(Space space);
 
-// The type as Metal spells it.
+// Returns the type in Metal's spelling.
 std::string spelled(const Program& program, clang::QualType type);
 
 }  // namespace softmetal::rules

@@ -1,4 +1,4 @@
-// Where an access goes and whether it may: classification of addresses, bounds, alignment, counts of bytes.
+// Classifies accesses by address, checks bounds and alignment, and counts bytes.
 #include <algorithm>
 
 #include "../dispatch.h"
@@ -13,9 +13,9 @@ namespace {
 
 constexpr uintptr_t kNear = 1 << 20;  // below, an address is an offset from a null pointer
 constexpr size_t kMaxFindings = 32;
-constexpr uint32_t kPiece = 16;  // bytes that one entry of the detector holds
+constexpr uint32_t kPiece = 16;  // bytes per entry of the detector
 
-// The addresses of a buffer, as checker.h has it. Addresses that begin with 01 exist on no machine.
+// Addresses of buffers, described in checker.h. Addresses that begin with 01 exist on no machine.
 constexpr int kRangeShift = 48;
 constexpr uintptr_t kFirst = uintptr_t{1} << 62, kMiddle = uintptr_t{1} << 47, kPage = 4096;
 
@@ -66,7 +66,7 @@ bool Checker::shares_range(const Region& a, const Region& b) {
   return a.name && b.name && a.low + a.size == b.low + b.size;
 }
 
-// Aligned as the buffer is.
+// Has the buffer's alignment.
 uintptr_t Checker::seen_as(const Region& r) const {
   return kFirst + (uintptr_t{r.range} << kRangeShift) + kMiddle + r.first % kPage + (r.low - r.first);
 }
@@ -76,7 +76,7 @@ void Checker::rename(softmetal_arguments& arguments) const {
     if (r.name) arguments.buffer[r.index] = reinterpret_cast<void*>(seen_as(r));
 }
 
-// The slot that an address came from: the one whose binding begins last before it.
+// The slot that an address belongs to: the last one whose binding begins before it.
 const Checker::Region* Checker::nearest(uint32_t range, uintptr_t address) const {
   if (!regions_[range].is_shared) return &regions_[range];
   const Region* found = nullptr;
@@ -122,7 +122,7 @@ Checker::Place Checker::locate(uintptr_t address, uint64_t size) const {
   return {Space::other, belongs_to_runtime(address), true, nullptr, -1, 0, address};
 }
 
-// Code of metal_stdlib for the host reads its lane, its operands and the argument table.
+// The host's metal_stdlib reads its lane, its operands and the argument table.
 bool Checker::belongs_to_runtime(uintptr_t address) const {
   return inside(address, worker_, 1) || inside(address, worker_->groups.data(), worker_->groups.size()) ||
          inside(address, worker_->fibers.data(), worker_->fibers.size()) ||
@@ -180,7 +180,7 @@ void Checker::require_alignment(Fiber& fiber, const Place& place, uint64_t align
   worker_->stop(&fiber);
 }
 
-// Ends the dispatch: going on would corrupt the host's memory.
+// Ends the dispatch: continuing would corrupt the host's memory.
 void Checker::report_stray(Fiber& fiber, const Place& place, uintptr_t address, uint64_t size, uint32_t kind,
                            uintptr_t pc) {
   Access now = date(fiber, place.space, pc, kind);
@@ -201,7 +201,7 @@ std::string Checker::describe(const Place& place) const {
   return text + "buffer " + std::to_string(place.region->index) + " '" + place.region->name + "'";
 }
 
-// An address in no threadgroup array is described by the nearest one.
+// Describes an address outside threadgroup arrays by the nearest one.
 std::string Checker::describe_stray(const Place& place, uintptr_t address, uint64_t size) const {
   std::string text = bytes(size) + " at byte ";
   if (place.space == Space::threadgroup) {

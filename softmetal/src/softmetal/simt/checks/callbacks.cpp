@@ -1,4 +1,4 @@
-// The calls of modules compiled in checked mode.
+// The callbacks of modules compiled in checked mode.
 #include "../worker.h"
 #include "checker.h"
 
@@ -6,7 +6,7 @@ using namespace softmetal;
 
 namespace {
 
-// Null outside of kernels: a module's initialisers run on none.
+// Null outside kernels, for example in a module's initialisers.
 Checker* checker() { return current_fiber ? current_worker->checker : nullptr; }
 
 bool on_stack(const Fiber& me, const void* address) {

@@ -1,27 +1,19 @@
-// The checks of one dispatch whose module was compiled in checked mode: every access of a kernel comes here
-// before it happens.
-//
-// Races. Two accesses of one byte, one of them a write, race unless something orders them. Within a
-// threadgroup only barriers do: threadgroup_barrier orders everything before it with everything after it,
-// simdgroup_barrier does so within its simdgroup, each only for the memory named by its mem_flags. Between
-// threadgroups nothing does. So an access is dated by the barriers passed (its epochs) and a shadow cell
-// keeps the last write and representative reads: this finds a race whatever the order in which threads happen
-// to run.
-//
-// Two writes of the same value are no race. Callbacks come before the store and do not say what it stores, so
-// a conflicting write is held back as *pending* with the bytes that memory holds (the other thread's value:
-// fibers switch only inside the runtime, never between callback and store). At that fiber's next event the
-// store has happened and memory is compared: unchanged means the same value. A conflict of a write with a
-// read is always a race.
-//
-// Two atomic accesses never race with each other, an atomic and a plain one do. A read before a barrier and a
-// write behind it are ordered by the barrier alone, whatever memory it names.
-//
-// Bounds. A kernel does not see the addresses of its buffers: each buffer is a range of 2^48 addresses of its
-// own, which exist on no machine, with the buffer in the middle. An access is translated when it happens, so
-// however far it is from its buffer, it is known which one it missed. Slots that are bound to one buffer
-// share its range, whatever their address space: kernels compare pointers, and what one slot writes another
-// reads.
+// The checks of one dispatch whose module was compiled in checked mode. It is called before every access of a
+// kernel. Races. Two accesses of one byte, one of them a write, race unless they are ordered. Within a
+// threadgroup only barriers order accesses: threadgroup_barrier orders everything before it with everything
+// after it, simdgroup_barrier within its simdgroup, both only for the memory named by their mem_flags.
+// Nothing orders accesses of different threadgroups. An access is therefore dated by the barriers passed (its
+// epochs), and a shadow cell keeps the last write and representative reads. This finds a race for any
+// execution order of the threads. Two writes of the same value are not a race. Callbacks run before the store
+// and do not know its value, so a conflicting write is kept as *pending* with the current bytes of memory
+// (the other thread's value: fibers switch only inside the runtime, never between callback and store). At
+// that fiber's next event the store has happened and memory is compared: unchanged means the same value. A
+// conflict of a write with a read is always a race. Two atomic accesses never race; an atomic and a plain
+// access do. Any barrier orders a read before it with a write after it, even if its mem_flags do not name the
+// memory. Bounds. A kernel does not see the addresses of its buffers: each buffer has its own range of 2^48
+// addresses, which exist on no machine, with the buffer in the middle. Each access is translated, so a stray
+// access is attributed to its buffer at any distance. Slots bound to one buffer share its range in all
+// address spaces, because kernels compare pointers, and one slot may read what another writes.
 #pragma once
 
 #include <set>
@@ -49,9 +41,9 @@ class Checker {
  public:
   explicit Checker(Dispatch&);
   void begin_threadgroup(Worker&);
-  void rename(softmetal_arguments&) const;  // to the addresses that the kernel gets to see
-  // Every access of device, constant or threadgroup memory comes here before it happens, with the return
-  // address of its callback. Returns where the bytes are.
+  void rename(softmetal_arguments&) const;  // to the addresses for the kernel
+  // Called before every access of device, constant or threadgroup memory, with the return address of its
+  // callback. Returns the host address of the bytes.
   void* access(Fiber&, void* address, uint64_t size, uint32_t kind, uintptr_t pc);
   void check_alignment(Fiber&, void* address, uint64_t alignment, uintptr_t pc);
 
@@ -67,19 +59,19 @@ class Checker {
   std::vector<std::string> findings() const;
 
  private:
-  struct Region {       // what one argument gives access to
-    uintptr_t low = 0;  // where it really is
+  struct Region {       // memory accessible through one argument
+    uintptr_t low = 0;  // host address
     uint64_t size = 0;
     Space space = Space::device;
     bool writable = false;  // through a slot of that buffer
     uint32_t index = 0;
     const char* name = nullptr;  // null: no argument of the kernel
-    // The lowest index of the slots bound to its buffer, and where the first of them begins.
+    // The lowest index of the slots bound to its buffer, and the start of the first binding.
     uint32_t range = 0;
     uintptr_t first = 0;
     bool is_shared = false;
   };
-  struct Place {  // where an address is
+  struct Place {  // location of an address
     Space space = Space::other;
     bool valid = false, writable = false;
     const Region* region = nullptr;

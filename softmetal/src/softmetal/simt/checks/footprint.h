@@ -1,4 +1,4 @@
-// Which bytes a threadgroup has touched, so that each is counted once.
+// The bytes that a threadgroup has accessed, to count each once.
 #pragma once
 
 #include <stdint.h>

@@ -1,5 +1,5 @@
-// Private (thread) arrays: their bounds, and which of their bytes hold a value. A byte of state shadows each
-// byte of a fiber's stack.
+// Private (thread) arrays: their bounds, and the initialised bytes. A byte of state shadows each byte of a
+// fiber's stack.
 #include <string.h>
 #include <sys/mman.h>
 

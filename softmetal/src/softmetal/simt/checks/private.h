@@ -1,4 +1,4 @@
-// The private arrays of a threadgroup's threads, and which bytes of them hold a value.
+// The private arrays of a threadgroup's threads, and their initialised bytes.
 #pragma once
 
 #include <stddef.h>
@@ -26,7 +26,7 @@ class PrivateMemory {
   void end(const Fiber&, void* array, uint64_t size);
   void fill(const Fiber&, void* array);
   void write(const Fiber&, const void* address, uint64_t size);
-  bool read(const Fiber&, const void* address, uint64_t size);  // false: some byte has no value
+  bool read(const Fiber&, const void* address, uint64_t size);  // false: some byte is uninitialised
   const Array* find(const Fiber&, const void* address) const;
 
  private:

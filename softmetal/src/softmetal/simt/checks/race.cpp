@@ -1,4 +1,5 @@
-// The epoch detector: what orders two accesses, and what a shadow cell remembers. The rules are in checker.h.
+// The epoch detector: the order of two accesses, and the contents of a shadow cell. The rules are in
+// checker.h.
 #include <string.h>
 
 #include "../dispatch.h"
@@ -42,7 +43,7 @@ Access Checker::date(const Fiber& fiber, Space space, uintptr_t pc, uint32_t kin
   return now;
 }
 
-// Whether `earlier`, which ran first, is also ordered before `now` in every other run.
+// Whether `earlier`, which ran first, is ordered before `now` in every run.
 bool Checker::ordered(const Access& earlier, const Access& now, Space space) const {
   if (earlier.threadgroup == Access::kNone) return true;
   if (earlier.threadgroup != now.threadgroup) return space == Space::threadgroup;  // not the same memory
@@ -60,9 +61,9 @@ bool Checker::races(const Access& earlier, const Access& now, Space space) const
          !(same_simdgroup && earlier.simd_execution < now.simd_execution);
 }
 
-// Keeps two accesses that stand for all since the last write: one that is ordered before a later one adds
-// nothing to it; of three unordered ones, two that lie furthest apart (threadgroups, else simdgroups, else
-// lanes) conflict with every writer that the third conflicts with.
+// Keeps two accesses that represent all accesses since the last write. An access that is ordered before a
+// later one is redundant. With three unordered accesses, the two furthest apart (by threadgroup, else
+// simdgroup, else lane) conflict with every writer that the third conflicts with.
 void Checker::note(Cell& cell, const Access& now, Space space) const {
   if (ordered(cell.another, now, space)) cell.another = Access{};
   if (ordered(cell.other, now, space)) {

@@ -1,5 +1,5 @@
-// Shadow memory of the race detector: who accessed each piece of memory last. Sparse, because a tensor is a
-// small part of a large buffer. A page starts with one cell per 4 bytes and is refined to 2 or 1 when an
+// Shadow memory of the race detector: the last accesses of each piece of memory. Sparse, because a tensor is
+// a small part of a large buffer. A page starts with one cell per 4 bytes and is refined to 2 or 1 when an
 // access needs it, so the result is exact per byte.
 #pragma once
 
@@ -16,13 +16,13 @@ struct Access {
   uint32_t threadgroup = kNone;
   uint32_t epoch = 0;                          // threadgroup barriers before it
   uint32_t simd_epoch = 0;                     // simdgroup barriers before it
-  uint32_t execution = 0, simd_execution = 0;  // the same, whatever memory they order
+  uint32_t execution = 0, simd_execution = 0;  // the same counts, for barriers of any memory
   uint32_t pc = 0;                             // relative to the module
   uint16_t thread = 0;
   bool write = false, atomic = false;
 };
 
-// The last write, and two of the other accesses since that stand for all of them (Checker::note).
+// The last write, and two accesses that represent all accesses since (Checker::note).
 struct Cell {
   Access write, other, another;
 };

@@ -1,5 +1,5 @@
-// Vectors may lie anywhere in memory: the GPU's loads and stores do not trap where the host's would. (In
-// checked modules a misaligned access is a finding: see softmetal/msl/compile.py.)
+// Vectors may be at any address: the GPU's loads and stores do not trap where the host's would. (In checked
+// modules a misaligned access is a finding: see softmetal/msl/compile.py.)
 #include <llvm/Analysis/ValueTracking.h>
 #include <llvm/IR/InstIterator.h>
 #include <llvm/IR/Instructions.h>

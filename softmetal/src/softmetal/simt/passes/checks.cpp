@@ -1,10 +1,9 @@
-// What the checks see of a kernel, in functions that clang marks as sanitised (the checked mode).
-//
-// Early, in the code as clang emits it: where each private array lives and dies, other variables spoiled,
-// every index into one or into a vector against its length, and components of vectors as accesses of their
-// own. Late, in optimised code: every access of memory becomes one of the address that softmetal_access
-// returns. The addresses of buffers that the kernel computes with are no real ones (simt/checks/checker.h),
-// so an access belongs to the buffer that its pointer came from however far off it is.
+// Instruments kernels for the checks, in functions that clang marks as sanitised (the checked mode). Early,
+// in the code as clang emits it, the pass marks the lifetime of each private array, spoils other variables,
+// checks every index into an array or vector against its length, and splits off accesses of vector
+// components. Late, in optimised code, every memory access uses the address that softmetal_access returns.
+// Kernels compute with artificial buffer addresses (simt/checks/checker.h), so a stray access is attributed
+// to its pointer's buffer at any distance.
 #include <llvm/Analysis/ValueTracking.h>
 #include <llvm/Demangle/Demangle.h>
 #include <llvm/IR/DebugInfoMetadata.h>
@@ -36,15 +35,15 @@ bool holds_array(Type* type) {
 constexpr const char* kTracked = "softmetal.private";
 bool is_tracked(const AllocaInst& alloca) { return alloca.hasMetadata(kTracked); }
 
-// The source name of the object that a pointer points to. Clang calls the home of a parameter p "p.addr", and
-// a variable of an inlined function gets a suffix too.
+// The source name of the object that a pointer points to. clang names the storage of a parameter p "p.addr",
+// and adds a suffix to variables of inlined functions.
 std::string name_of(const Value* pointer) {
   const Value* object = getUnderlyingObject(pointer);
   if (auto* load = dyn_cast<LoadInst>(object)) object = load->getPointerOperand();
   return demangle(object->getName().split('.').first);
 }
 
-// Calls in a function with debug information need a place.
+// Calls in a function with debug information need a location.
 void give_place(IRBuilder<>& b, Function& f) {
   if (DISubprogram* program = f.getSubprogram(); program && !b.getCurrentDebugLocation())
     b.SetCurrentDebugLocation(DILocation::get(f.getContext(), program->getLine(), 0, program));
@@ -98,7 +97,7 @@ class Early {
         alignment_, {load.getPointerOperand(), ConstantInt::get(size_, load.getAlign().value())});
   }
 
-  // `v[i]` with an i that is known when it runs. Past the end there is no memory that the code may touch.
+  // `v[i]` with an i that is known at run time. The code may not access memory past the end.
   void check_component(Instruction& i) {
     Value* vector = i.getOperand(0);
     auto* type = cast<FixedVectorType>(vector->getType());
@@ -112,7 +111,7 @@ class Early {
     });
   }
 
-  // `report` is reached where `index`, a number of the source, is not below `limit`.
+  // Calls `report` if `index`, a number in the source, is not below `limit`.
   void report_outside(Instruction& at, Value* index, uint64_t limit,
                       function_ref<void(IRBuilder<>&, Value* number, Value* limit)> report) {
     IRBuilder<> b(&at);
@@ -165,8 +164,8 @@ class Early {
     return found;
   }
 
-  // The bytes of a variable that is not an array are not tracked. Until it is given a value it holds ones, as
-  // fresh buffers do: NaN in every float type. Left open, it would have the value that suits the optimiser.
+  // The bytes of a variable that is not an array are not tracked. It is initialised to ones, like fresh
+  // buffers: NaN in every float type. Otherwise the optimiser could choose its value.
   void spoil(AllocaInst& variable) {
     auto size = variable.getAllocationSize(module_.getDataLayout());
     if (!size) return;
@@ -203,7 +202,7 @@ class Early {
       if (isa<ReturnInst>(block.getTerminator())) insert(block.getTerminator(), end_, false);
   }
 
-  // What the library's own code (unchecked) leaves in a private array is a value.
+  // Values that the library's (unchecked) code writes to a private array count as initialised.
   void note_writes_of(CallBase& call) {
     Function* callee = call.getCalledFunction();
     if (!callee || is_checked(*callee) || callee->getName().starts_with("softmetal_")) return;
@@ -213,8 +212,8 @@ class Early {
           IRBuilder<>(call.getNextNode()).CreateCall(written_, {array});
   }
 
-  // The index of each dimension, by the type that the source declares. One past the end is an address, but no
-  // element.
+  // Checks the index of each dimension against the type declared in the source. One past the end is a valid
+  // address, but not an element.
   void check_indices(GetElementPtrInst& gep) {
     bool accessed = any_of(gep.users(), [&](User* user) {
       return isa<LoadInst>(user) ||
@@ -294,7 +293,7 @@ class Late {
 
   Value* bytes(Type* type) { return ConstantInt::get(size_, layout_.getTypeStoreSize(type)); }
 
-  // Scalars on the stack are the compiler's business.
+  // Scalars on the stack are not checked.
   void operand(Instruction& i, unsigned number, Value* size, uint32_t flags, Align alignment) {
     Value* pointer = i.getOperand(number);
     Value* object = getUnderlyingObject(pointer, 12);

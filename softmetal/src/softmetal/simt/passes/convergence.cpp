@@ -1,11 +1,10 @@
-// Which lanes take part in a simdgroup operation: those that reach the same dynamic instance of it, by the
-// same chain of calls, in the same iteration of every loop around each call (maximal reconvergence).
-//
-// Before every call from which an operation can be reached, the pass stores where the lane is: the call's
-// site and the iterations of the loops around it into a softmetal_call on the lane's stack, and a hash of the
-// whole path into the lane (simt/abi.h). The runtime compares hashes to see whether lanes are in one
-// operation, and paths to see which comes first in the program. The path is data, so whatever the optimiser
-// does to the code later leaves it right.
+// Determines the lanes that take part in a simdgroup operation: the lanes that reach the same dynamic
+// instance of it, by the same chain of calls, in the same iteration of every loop around each call (maximal
+// reconvergence). Before every call that can reach an operation, the pass stores the lane's position: the
+// call site and the iterations of the enclosing loops in a softmetal_call on the lane's stack, and a hash of
+// the whole path in the lane (simt/abi.h). The runtime compares hashes to find lanes in the same operation,
+// and paths to find the lane that comes first in the program. The path is data, so later optimisations do not
+// affect it.
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/MapVector.h>
 #include <llvm/ADT/SetVector.h>
@@ -46,7 +45,7 @@ SmallVector<CallBase*> calls_of(Function& f) {
   return calls;
 }
 
-// The functions from which an operation can be reached, each with the calls in it that lead there.
+// The functions that can reach an operation, each with its calls that lead there.
 using Sites = MapVector<Function*, SetVector<CallBase*>>;
 
 Sites convergent_calls(Module& module) {
@@ -63,8 +62,7 @@ Sites convergent_calls(Module& module) {
   return sites;
 }
 
-// Basic blocks as clang lays them out, which is the order of the source, and the statements that they belong
-// to.
+// Basic blocks in clang's order, which is the order of the source, and their statements.
 class Layout {
  public:
   explicit Layout(Function& f) {
@@ -73,8 +71,9 @@ class Layout {
   }
   uint32_t of(const BasicBlock* block) const { return position_.lookup(block); }
 
-  // The block behind a loop, where its `break` leads: the first one that clang named so, can be reached from
-  // the loop and is not that of a loop inside. Null for a loop that is left by `return` only.
+  // The block after a loop, the target of its `break`: the first block that has clang's name for it, is
+  // reachable from the loop and does not belong to an inner loop. Null for a loop that ends only with
+  // `return`.
   BasicBlock* end_of(const Loop& loop, const DominatorTree& tree) {
     const BasicBlock* header = loop.getHeader();
     for (size_t i = of(header) + 1; i < blocks_.size(); i++) {
@@ -94,8 +93,8 @@ class Layout {
   SmallPtrSet<const BasicBlock*, 8> ends_;
 };
 
-// A loop as the source has it: with the statements that only a last iteration executes, such as those before
-// a `break`.
+// A loop as in the source: it includes statements that only a last iteration executes, for example before a
+// `break`.
 struct SourceLoop {
   BasicBlock* header;
   uint32_t begin, end;  // in the layout
@@ -131,7 +130,7 @@ class Instrumenter {
       depth = std::max(depth, mine.size());
       sites.push_back({call, std::move(mine)});
     }
-    // One call outside of loops leaves nothing to tell apart: the path is that of the caller.
+    // A single call outside loops needs no entry: the caller's path is sufficient.
     if (sites.size() == 1 && !depth) return;
     order(sites, layout);
     enter(f, depth);

@@ -6,19 +6,19 @@
 
 namespace softmetal {
 
-// Tells the runtime where in the program every convergent operation is: see convergence.cpp.
+// Reports the position of every convergent operation to the runtime: see convergence.cpp.
 struct ConvergencePass : llvm::PassInfoMixin<ConvergencePass> {
   llvm::PreservedAnalyses run(llvm::Module&, llvm::ModuleAnalysisManager&);
   static bool isRequired() { return true; }
 };
 
-// Lets vectors lie anywhere in memory: see alignment.cpp.
+// Permits vectors at any address: see alignment.cpp.
 struct AlignmentPass : llvm::PassInfoMixin<AlignmentPass> {
   llvm::PreservedAnalyses run(llvm::Module&, llvm::ModuleAnalysisManager&);
   static bool isRequired() { return true; }
 };
 
-// What the checks see of a kernel: see checks.cpp.
+// Instruments kernels for the checks: see checks.cpp.
 struct EarlyChecksPass : llvm::PassInfoMixin<EarlyChecksPass> {
   llvm::PreservedAnalyses run(llvm::Module&, llvm::ModuleAnalysisManager&);
   static bool isRequired() { return true; }

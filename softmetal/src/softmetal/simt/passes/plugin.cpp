@@ -1,4 +1,4 @@
-// When the passes run.
+// Registers the passes.
 #include <llvm/Passes/PassBuilder.h>
 #include <llvm/Passes/PassPlugin.h>
 
@@ -7,7 +7,7 @@
 extern "C" __attribute__((visibility("default"))) llvm::PassPluginLibraryInfo llvmGetPassPluginInfo() {
   return {
       LLVM_PLUGIN_API_VERSION, "softmetal", "1", [](llvm::PassBuilder& builder) {
-        // Before anything is inlined, merged or unrolled: the code still has the shape of the source.
+        // Before inlining, merging and unrolling: the code still has the structure of the source.
         builder.registerPipelineStartEPCallback([](llvm::ModulePassManager& passes, llvm::OptimizationLevel) {
           passes.addPass(softmetal::AlignmentPass());
           passes.addPass(softmetal::ConvergencePass());

@@ -1,9 +1,8 @@
-// <Foundation/Foundation.h> on Linux: GNUstep's Foundation, adapted to what C++ code written for Apple's
-// expects.
+// <Foundation/Foundation.h> on Linux: GNUstep's Foundation, adapted for C++ code written for Apple's.
 #pragma once
 #include_next <Foundation/Foundation.h>
 
-// GNUstep's MIN, MAX, ABS, _() and __() are macros that break C++ headers; its nil is (id)0, where Apple's
+// GNUstep's MIN, MAX, ABS, _() and __() are macros that break C++ headers; its nil is (id)0, whereas Apple's
 // converts to any pointer.
 #undef MIN
 #undef MAX

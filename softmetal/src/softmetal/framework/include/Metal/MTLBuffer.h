@@ -1,4 +1,4 @@
-// Memory that both sides see.
+// Memory shared by CPU and GPU.
 #pragma once
 #import <Metal/MTLResource.h>
 

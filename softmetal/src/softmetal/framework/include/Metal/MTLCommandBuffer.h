@@ -1,4 +1,4 @@
-// Commands on their way to the device.
+// Command buffers.
 #pragma once
 #import <Metal/MTLComputeCommandEncoder.h>
 

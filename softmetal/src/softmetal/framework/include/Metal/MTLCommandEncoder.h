@@ -1,4 +1,4 @@
-// What all encoders have in common.
+// The protocol of all encoders.
 #pragma once
 #import <Metal/MTLResource.h>
 

@@ -1,4 +1,4 @@
-// Where command buffers come from.
+// Creates command buffers.
 #pragma once
 #import <Metal/MTLCommandBuffer.h>
 

@@ -1,4 +1,4 @@
-// The device: facts, and the maker of everything else.
+// The device: its properties, and factories of all other objects.
 #pragma once
 #import <Metal/MTLBinaryArchive.h>
 #import <Metal/MTLCommandQueue.h>

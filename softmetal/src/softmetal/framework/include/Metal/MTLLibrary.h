@@ -1,5 +1,5 @@
 // Source, compile options, function constants and functions. (Instance variables are softmetal's: the GNU
-// Objective-C runtime wants them in the header.)
+// Objective-C runtime requires them in the header.)
 #pragma once
 #import <Metal/MTLTypes.h>
 

@@ -1,4 +1,4 @@
-// What buffers have in common.
+// The protocol of resources.
 #pragma once
 #import <Metal/MTLTypes.h>
 

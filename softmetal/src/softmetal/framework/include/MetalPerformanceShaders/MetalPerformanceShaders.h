@@ -1,4 +1,4 @@
-// <MetalPerformanceShaders/MetalPerformanceShaders.h>: MPSCommandBuffer, which torch's stream hands out, and
+// <MetalPerformanceShaders/MetalPerformanceShaders.h>: MPSCommandBuffer, which torch's stream returns, and
 // the names that torch's ATen/mps headers mention. There are no MPS kernels here.
 #pragma once
 #import <Metal/Metal.h>

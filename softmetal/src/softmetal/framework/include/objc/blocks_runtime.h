@@ -1,3 +1,3 @@
-// GNUstep includes this when blocks are on; the blocks runtime on Linux is libBlocksRuntime.
+// GNUstep includes this header if blocks are enabled; libBlocksRuntime is the blocks runtime on Linux.
 #pragma once
 #include <Block.h>
