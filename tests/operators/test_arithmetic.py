@@ -17,9 +17,11 @@ import torch
 
 import torch_fattn  # noqa: F401
 from tests.conftest import needs_emulator
-from tests.helpers import problems
+from tests.helpers import cache_problems, logits_problems, problems
 from tests.helpers.accuracy import assert_close, assert_lse_close
+from tests.helpers.cache_problems import WriteProblem, assert_written
 from tests.helpers.problems import Problem
+from tests.operators.test_cache_write import written
 
 pytestmark = needs_emulator
 
@@ -58,7 +60,16 @@ def small_problems() -> list[Problem]:
 
 
 def check_all() -> dict[str, str]:
-    """{op: digest of all its results' bits}, after every result was found right."""
+    """{op: digest of all its results' bits}, after every result was found right. cache_write has one right
+    result, whatever the arithmetic."""
+    for kv_format in cache_problems.FORMATS:
+        write = cache_problems.build(
+            WriteProblem(7, kv_format, torch.float32, 150, 1, 64, 64, 160, 1, "hnd", special=True)
+        )
+        assert_written(write, written(write, "mps"))
+    for one in logits_problems.draw(28, seed=2):
+        logits = logits_problems.build(one, seed=2)
+        logits.assert_close(logits.run("mps"))
     digests: dict[str, hashlib._Hash] = {}
     for problem in small_problems():
         case = problems.build(problem)
