@@ -11,6 +11,7 @@ import itertools
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -38,24 +39,13 @@ def small_problems() -> list[Problem]:
     chosen = []
     for op, dtype in itertools.product(("prefill", "decode", "paged_decode"), problems.DTYPES):
         for mask in (None, torch.float32):
-            chosen.append(
-                Problem(
-                    index=len(chosen),
-                    op=op,
-                    dtype=dtype,
-                    batch=2,
-                    q_heads=4,
-                    kv_heads=2,
-                    q_len=45 if op == "prefill" else 3,
-                    kv_len=96,
-                    head_dim=64,
-                    value_dim=64,
-                    causality="bottom_right" if op == "prefill" else "none",
-                    mask=mask,
-                    seq_lens=None if op == "prefill" else (96, 61),
-                    block_size=16 if op == "paged_decode" else 0,
-                )
+            sizes = (2, 4, 2, 45 if op == "prefill" else 3, 96, 64, 64)
+            fields: dict[str, Any] = (
+                {"causality": "bottom_right"} if op == "prefill" else {"seq_lens": (96, 61)}
             )
+            if op == "paged_decode":
+                fields["block_size"] = 16
+            chosen.append(Problem(len(chosen), op, dtype, *sizes, mask=mask, **fields))
     return chosen
 
 
