@@ -7,38 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.helpers.command_line import refusal_of, save_checkpoint, status_of
 from torch_fattn import __main__ as command_line
 from torch_fattn import explain
 from torch_fattn.commands import doctor
 from torch_fattn.operators import OPERATORS
 
 pytestmark = pytest.mark.host_only
-
-
-def status_of(main: Callable[[list[str]], int], arguments: str | list[str]) -> int:
-    """The exit status; argparse raises SystemExit."""
-    try:
-        return main(arguments.split() if isinstance(arguments, str) else arguments)
-    except SystemExit as leaving:
-        assert isinstance(leaving.code, int), f"a traceback or a bare message: {leaving.code!r}"
-        return leaving.code
-
-
-def refusal_of(
-    main: Callable[[list[str]], int], arguments: str | list[str], capsys: pytest.CaptureFixture[str]
-) -> str:
-    assert status_of(main, arguments) == 2
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert printed.err.count("\n") == 1, printed.err
-    return printed.err
 
 
 SIZES = {
@@ -221,21 +202,6 @@ def test_demo_knows_how_many_positions_a_model_has(
     assert status_of(command_line.main, "demo --model model --new-tokens 29") == 2
     message = capsys.readouterr().err.splitlines()[-1]  # after transformers' progress bar
     assert "passes the 128 positions of this model; give at most 28" in message
-
-
-def save_checkpoint(folder: Path, positions: int) -> None:
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=positions,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 def test_demo_finds_out_first_that_it_cannot_write(

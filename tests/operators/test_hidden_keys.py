@@ -15,6 +15,7 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import counted_launches, needs_emulator
 from tests.helpers import direct_launch, drawing, problems
+from tests.helpers.tensors import same_bits
 
 MASK_DTYPES = [torch.bool, *problems.DTYPES]
 OPS = ("prefill", "decode", "paged_decode")
@@ -213,13 +214,6 @@ FINITE = 0.75  # in place of each NaN that lies where no row looks
 UNSEEN = [p for p in drawing.draw(600) if p.tree or p.sink_tokens or (p.mask and p.mask_broadcast[2])][:60]
 
 
-def same(results: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> bool:
-    return all(
-        torch.equal(a.cpu().view(torch.uint8), b.cpu().view(torch.uint8))
-        for a, b in zip(results, others, strict=True)
-    )
-
-
 def results_with(case: problems.Case, device: str, fill: float) -> tuple[Tensor, Tensor]:
     """With that number in the memory that no row may look at, where `problems.build` has put NaN."""
     arguments, bases = case.arguments(device)
@@ -233,7 +227,7 @@ def results_with(case: problems.Case, device: str, fill: float) -> tuple[Tensor,
 def test_what_no_row_sees_has_no_influence(problem: problems.Problem, device: str) -> None:
     case = problems.build(problem)
     results = results_with(case, device, torch.nan)
-    assert same(results, results_with(case, device, FINITE))
+    assert same_bits(results, results_with(case, device, FINITE))
     assert not any(result.isnan().any() for result in results)
 
 
@@ -261,8 +255,10 @@ def test_what_one_row_sees_has_influence(operand: str, device: str) -> None:
     side = case.operands[operand]
     side.of(side.base)[0, 0, int(visible[0])] = torch.nan
     dirty = results_with(case, device, torch.nan)
-    assert not same(dirty, clean)
-    assert same((dirty[0][:, 1], dirty[1][:, 1]), (clean[0][:, 1], clean[1][:, 1])), "another head's keys"
+    assert not same_bits(dirty, clean)
+    assert same_bits((dirty[0][:, 1], dirty[1][:, 1]), (clean[0][:, 1], clean[1][:, 1])), (
+        "another head's keys"
+    )
 
 
 @pytest.mark.parametrize("dim", [64, 192])
@@ -276,7 +272,7 @@ def test_a_bad_sequence_leaves_the_others_alone(op: str, dim: int, device: str) 
         side = case.operands[name]
         side.of(side.base)[0] = torch.nan
     out, lse = results_with(case, device, torch.nan)
-    assert same((out[1:], lse[1:]), (clean[0][1:], clean[1][1:]))
+    assert same_bits((out[1:], lse[1:]), (clean[0][1:], clean[1][1:]))
     assert out[0, :, 2].eq(0).all() and out[0, :, 3].isnan().all()
 
 

@@ -15,6 +15,7 @@ import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import direct_launch, logits_problems
 from tests.helpers.logits_problems import DTYPES, LogitsProblem
+from tests.helpers.tensors import same_bits
 from torch_fattn import reference
 
 fattn = torch.ops.fattn
@@ -199,7 +200,7 @@ def test_slices_compute_what_one_dispatch_does(op: str) -> None:
         direct_launch.launch(step, buffers)
         case.assert_close(buffers["out"])
         results.append(buffers["out"])
-    assert logits_problems.same_bits(*results)
+    assert same_bits(*results)
 
 
 # ---- what torch sees

@@ -10,13 +10,13 @@ import contextlib
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_fattn
 from tests.conftest import Checked, counted_launches
 from tests.golden.calls import plan_of
 from tests.helpers import drawing, features, problems
 from tests.helpers.accuracy import assert_close, expected, packed
+from tests.helpers.tensors import same_bits
 from tests.helpers.tuned import tiles_of_large_calls
 
 PROBLEMS = drawing.draw(600)
@@ -32,10 +32,6 @@ def kernel_of(problem: problems.Problem) -> str:
     copied = problem.layouts[1] == "every_other" and not problem.block_size
     reads_once = problem.value_in_key and not copied
     return "fattn_decode_wide" if wide or reads_once else "fattn_decode"
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
