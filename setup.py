@@ -104,7 +104,7 @@ def find_ninja() -> None:
 
 
 def mode_flags() -> tuple[list[str], list[str]]:
-    """Flags of compiler and linker: optimised, or those of `make build DEBUG=1 SANITIZE=address`."""
+    """Flags of compiler and linker: optimised, or as `make build DEBUG=1 SANITIZE=address` requests."""
     sanitizers = os.environ.get("FATTN_SANITIZE", "")
     sanitize = [f"-fsanitize={sanitizers}"] if sanitizers else []
     if os.environ.get("FATTN_DEBUG", "0") not in ("", "0"):
