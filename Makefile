@@ -78,7 +78,7 @@ check-wheel: wheel  ## test the wheel in a bare environment: doctor, and 30 fami
 	tools/check_wheel.sh out/bare $(VERSIONS)
 
 sweep: $(FOR_TEST)  ## run 500 random problems for each seed (SEEDS=FIRST-LAST)
-	$(PY) -m pytest -n 2 --dist worksteal -m slow --timeout 0 tests/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
+	$(PY) -m pytest -n 2 --dist worksteal -m slow --timeout 0 tests/operators/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
 
 mutants: $(FOR_TEST)  ## test a mutation of each operator and constant in the kernels (SAMPLE=200 SEED=1: a sample)
 	$(PY) -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
@@ -100,7 +100,7 @@ format: $(FOR_TEST)  ## format the sources with ruff and clang-format
 	@$(VENV)/bin/clang-format -i $(FORMATTED)
 
 golden: $(FOR_TEST)  ## rewrite tests/golden with the current planner
-	$(PY) -m tests.golden_plans
+	$(PY) -m tests.golden
 
 bench-host: build  ## time planning and encoding of a call on the host
 	$(PY) -m bench host-cost

@@ -25,24 +25,24 @@ import pytest
 TIERS = ("check", "first", "test", "all")
 # By the beginning of their names: hours of random problems, or what most machines lack.
 SWEEPS = {
-    "tests/test_random.py::test_sweep": "20,000 random problems",
-    "tests/test_sdpa.py::test_more_random_calls": "2,000 random calls",
-    "tests/test_tuned_rows.py::test_every_candidate_is_right": "every size that tuning may choose",
-    "tests/test_large_offsets.py": "14 GB of memory",
-    "tests/test_hub_kernel.py::test_transformers_takes_it_from_a_local_folder": "builds an extension",
-    "tests/test_no_gpu.py::test_nothing_fails[no mps]": "one test of each function once more",
+    "tests/operators/test_random.py::test_sweep": "20,000 random problems",
+    "tests/pytorch/test_sdpa.py::test_more_random_calls": "2,000 random calls",
+    "tests/plan/test_tuned_rows.py::test_every_candidate_is_right": "every size that tuning may choose",
+    "tests/operators/test_large_offsets.py": "14 GB of memory",
+    "tests/integrations/test_hub_kernel.py::test_transformers_takes_it_from_a_local_folder": "it builds",
+    "tests/project/test_no_gpu.py::test_nothing_fails[no mps]": "one test of each function once more",
     "tests/third_party/": "packages and checkouts that nothing here installs",
     "tests/transformers/test_families.py::test_every_family": "584 model families",
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
 }
 # In `test` whatever they take: every operator with every option, every check with its faults, the types.
 ALWAYS = (
-    "tests/test_random.py::test_problem",
-    "tests/test_shared_prefix.py::test_random",
-    "tests/test_cache_write.py::test_problem",
-    "tests/test_logits.py::test_problem",
-    "tests/test_mutants.py::test_mutant_is_reported",
-    "tests/test_typing.py::test_ten_lines",
+    "tests/operators/test_random.py::test_problem",
+    "tests/operators/test_shared_prefix.py::test_random",
+    "tests/operators/test_cache_write.py::test_problem",
+    "tests/operators/test_logits.py::test_problem",
+    "tests/kernels/test_mutants.py::test_mutant_is_reported",
+    "tests/pytorch/test_typing.py::test_ten_lines",
 )
 LONGEST = {"check": 2.0, "first": float("inf"), "test": 2.5}
 LONGEST_OF_A_SET = 0.5

@@ -40,5 +40,5 @@ END
 "$python" -m torch_fattn --version
 "$python" -m torch_fattn doctor
 "$python" -m pip install --quiet pytest expecttest hypothesis mypy
-"$python" -m pytest -q -p no:cacheprovider tests/transformers/test_families.py tests/test_typing.py -m "not slow"
+"$python" -m pytest -q -p no:cacheprovider tests/transformers/test_families.py tests/pytorch/test_typing.py -m "not slow"
 echo "check_wheel: $(basename "${wheels[0]}") is well"

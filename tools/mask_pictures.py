@@ -1,7 +1,7 @@
 """The pictures in docs/: the keys that each query row sees under an option, and their weights.
 
 A picture is a call whose values are the columns of the identity matrix, so its result is the matrix of
-weights. The site draws the weights of `torch_fattn.reference`; tests/test_docs_pictures.py compares the
+weights. The site draws the weights of `torch_fattn.reference`; tests/docs/test_pictures.py compares the
 kernels' weights with them.
 """
 

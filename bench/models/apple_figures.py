@@ -2,8 +2,8 @@
 
 Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
 databases (clocks of later chips). Every figure is a limit of the hardware (units times clock), not the rate
-of a program, which another program may exceed. tests/test_apple_bounds.py compares each with the measurements
-in published.csv.
+of a program, which another program may exceed. tests/bench/test_apple_bounds.py compares each with the
+measurements in published.csv.
 """
 
 from __future__ import annotations

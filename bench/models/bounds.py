@@ -1,4 +1,4 @@
-"""Upper bounds on the counts of our kernels, in tests/counts_bounds.json. The tests enforce them.
+"""Upper bounds on the counts of our kernels, in tests/kernels/counts_bounds.json. The tests enforce them.
 
 python -m bench bounds                          compares
 python -m bench bounds --update                 lowers bounds; refuses to raise one
@@ -16,7 +16,7 @@ from ..backends import counting
 from ..cases.arguments import Parser
 from ..cases.calls import Call
 
-FILE = Path(__file__).resolve().parents[2] / "tests" / "counts_bounds.json"
+FILE = Path(__file__).resolve().parents[2] / "tests" / "kernels" / "counts_bounds.json"
 
 GROUP_SIZES = (1, 4, 8, 16)
 

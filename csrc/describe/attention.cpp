@@ -82,9 +82,10 @@ bool is_in_key(const Tensor& value, const Tensor& key) {
 }
 
 // Reads query, key and value of a dense op.
-Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor& value,
-                    std::string_view kv_format = "auto") {
+Call describe_dense(Op op, const Arguments& arguments) {
   const char* name = name_of(op);
+  const Tensor &query = arguments.tensor("query"), &key = arguments.tensor("key"),
+               &value = arguments.tensor("value");
   check_rank(name, "query", query, 4, kHeadsFirst);
   check_rank(name, "key", key, 4, kHeadsFirst);
   check_rank(name, "value", value, 4, kHeadsFirst);
@@ -94,7 +95,7 @@ Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor&
   if (op == Op::kPrefill) {
     check_operand_dtypes(name, query, key, value);
   } else {
-    format = check_cache_dtypes(name, kv_format, query, key, "key", value, "value");
+    format = check_cache_dtypes(name, arguments.text("kv_format"), query, key, "key", value, "value");
   }
   check_same_size(name, "batch size", "query", query.size(0), "key", key.size(0));
   check_same_size(name, "batch size", "query", query.size(0), "value", value.size(0));
@@ -123,17 +124,19 @@ Call describe_dense(Op op, const Tensor& query, const Tensor& key, const Tensor&
 }
 
 // Reads query, the two pools and their block table. The op adds the rows of query.
-Call describe_paged(Op op, const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                    const Tensor& block_tables, std::string_view kv_format) {
+Call describe_paged(Op op, const Arguments& arguments) {
   const char* name = name_of(op);
+  const Tensor &query = arguments.tensor("query"), &key_cache = arguments.tensor("key_cache"),
+               &value_cache = arguments.tensor("value_cache"),
+               &block_tables = arguments.tensor("block_tables");
   check_rank(name, "key_cache", key_cache, 4, kPool);
   check_rank(name, "value_cache", value_cache, 4, kPool);
   check_rank(name, "block_tables", block_tables, 2, "[batch, max_blocks]");
   check_device(name, "key_cache", key_cache, query);
   check_device(name, "value_cache", value_cache, query);
   check_device(name, "block_tables", block_tables, query);
-  const KvFormat format =
-      check_cache_dtypes(name, kv_format, query, key_cache, "key_cache", value_cache, "value_cache");
+  const KvFormat format = check_cache_dtypes(name, arguments.text("kv_format"), query, key_cache, "key_cache",
+                                             value_cache, "value_cache");
   check_int32(name, "block_tables", block_tables);
   check_same_size(name, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));
   check_same_size(name, "block_size", "key_cache", key_cache.size(1), "value_cache", value_cache.size(1));
@@ -185,7 +188,9 @@ bool has_aligned_pairs(const Tensor& scales) {
   return aligned;
 }
 
-void add_scales(Call& call, const OptionalTensor& key_scales, const OptionalTensor& value_scales) {
+void add_scales(Call& call, const Arguments& arguments) {
+  const OptionalTensor key_scales = arguments.optional_tensor("key_scales");
+  const OptionalTensor value_scales = arguments.optional_tensor("value_scales");
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
   const bool paged = call.block_tables.defined();
@@ -235,7 +240,8 @@ void check_starts(const Call& call, const char* starts_name, const Tensor& start
 }
 
 // The rows of all sequences in one query [rows, heads, head_dim].
-void add_packing(Call& call, const Tensor& cu_seqlens_q, int64_t max_seqlen_q) {
+void add_packing(Call& call, const Arguments& arguments) {
+  const Tensor& cu_seqlens_q = arguments.tensor("cu_seqlens_q");
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
   check_starts(call, "cu_seqlens_q", cu_seqlens_q);
@@ -249,16 +255,16 @@ void add_packing(Call& call, const Tensor& cu_seqlens_q, int64_t max_seqlen_q) {
   problem.q_len = call.query.size(0);
   // The kernels index head, row; packed queries are stored as row, head.
   std::swap(problem.query.head, problem.query.row);
-  problem.max_seqlen_q = max_seqlen_q;
+  problem.max_seqlen_q = arguments.get<int64_t>("max_seqlen_q");
   problem.cu_seqlens_stride = cu_seqlens_q.stride(0);
   call.cu_seqlens_q = cu_seqlens_q;
 }
 
 // The keys of all sequences in one key and one value [rows, heads, head_dim].
-Call describe_packed(Op op, const Tensor& query, const Tensor& key, const Tensor& value,
-                     const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t max_seqlen_q,
-                     int64_t max_seqlen_k) {
+Call describe_packed(Op op, const Arguments& arguments) {
   const char* name = name_of(op);
+  const Tensor &query = arguments.tensor("query"), &key = arguments.tensor("key"),
+               &value = arguments.tensor("value"), &cu_seqlens_k = arguments.tensor("cu_seqlens_k");
   check_rank(name, "query", query, 3, kPacked);
   check_rank(name, "key", key, 3, kPacked);
   check_rank(name, "value", value, 3, kPacked);
@@ -284,8 +290,8 @@ Call describe_packed(Op op, const Tensor& query, const Tensor& key, const Tensor
   problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
   problem.packed_keys = true;
   problem.kv_rows = key.size(0);
-  problem.max_seqlen_k = max_seqlen_k;
-  problem.kv_len = std::min(max_seqlen_k, problem.kv_rows);
+  problem.max_seqlen_k = arguments.get<int64_t>("max_seqlen_k");
+  problem.kv_len = std::min(problem.max_seqlen_k, problem.kv_rows);
 
   check_starts(call, "cu_seqlens_k", cu_seqlens_k);
   TORCH_CHECK_VALUE(cu_seqlens_k.size(0) > 0, name,
@@ -293,106 +299,72 @@ Call describe_packed(Op op, const Tensor& query, const Tensor& key, const Tensor
   problem.batch = cu_seqlens_k.size(0) - 1;
   problem.cu_seqlens_k_stride = cu_seqlens_k.stride(0);
   call.cu_seqlens_k = cu_seqlens_k;
-  add_packing(call, cu_seqlens_q, max_seqlen_q);
+  add_packing(call, arguments);
   return call;
+}
+
+// What both decodes have behind their keys.
+void add_decode_options(Call& call, const Arguments& arguments, const OptionalTensor& seq_lens) {
+  call.problem.is_causal = true;
+  add_score_options(call, arguments);
+  add_tree_mask(call, arguments);
+  if (seq_lens.has_value()) add_seq_lens(call, *seq_lens);
+  add_mask(call, arguments);
+  call.problem.token_major_out = arguments.get<bool>("token_major_out");
 }
 
 }  // namespace
 
-Call describe_prefill(const Tensor& query, const Tensor& key, const Tensor& value,
-                      const OptionalTensor& attn_mask, const OptionalTensor& mask_map, bool is_causal,
-                      std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
-                      int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                      double softcap, std::optional<double> scale, bool token_major_out) {
-  Call call = describe_dense(Op::kPrefill, query, key, value);
-  call.problem.is_causal = is_causal;
-  call.problem.q_offset = q_offset.value_or(call.problem.kv_len - call.problem.q_len);
-  add_window(call, window_left, window_right, sink_tokens);
-  add_modifiers(call, sinks, alibi_slopes, softcap);
-  add_mask(call, attn_mask);
-  add_mask_map(call, mask_map);
-  add_scale(call, scale);
-  call.problem.token_major_out = token_major_out;
+Call describe_prefill(const Arguments& arguments) {
+  Call call = describe_dense(Op::kPrefill, arguments);
+  Problem& problem = call.problem;
+  problem.is_causal = arguments.get<bool>("is_causal");
+  problem.q_offset =
+      arguments.get<std::optional<int64_t>>("q_offset").value_or(problem.kv_len - problem.q_len);
+  add_score_options(call, arguments);
+  add_mask(call, arguments);
+  add_mask_map(call, arguments);
+  problem.token_major_out = arguments.get<bool>("token_major_out");
   return call;
 }
 
-Call describe_decode(const Tensor& query, const Tensor& key, const Tensor& value,
-                     const OptionalTensor& seq_lens, const OptionalTensor& attn_mask,
-                     const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
-                     int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                     double softcap, std::optional<double> scale, const OptionalTensor& key_scales,
-                     const OptionalTensor& value_scales, std::string_view kv_format, bool token_major_out) {
-  Call call = describe_dense(Op::kDecode, query, key, value, kv_format);
-  add_scales(call, key_scales, value_scales);
-  call.problem.is_causal = true;
-  add_window(call, window_left, window_right, sink_tokens);
-  add_modifiers(call, sinks, alibi_slopes, softcap);
-  add_tree_mask(call, tree_mask);
-  if (seq_lens.has_value()) add_seq_lens(call, *seq_lens);
-  add_mask(call, attn_mask);
-  add_scale(call, scale);
-  call.problem.token_major_out = token_major_out;
+Call describe_decode(const Arguments& arguments) {
+  Call call = describe_dense(Op::kDecode, arguments);
+  add_scales(call, arguments);
+  add_decode_options(call, arguments, arguments.optional_tensor("seq_lens"));
   return call;
 }
 
-Call describe_paged_decode(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                           const Tensor& block_tables, const Tensor& seq_lens,
-                           const OptionalTensor& attn_mask, const OptionalTensor& tree_mask,
-                           int64_t window_left, int64_t window_right, int64_t sink_tokens,
-                           const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
-                           std::optional<double> scale, const OptionalTensor& key_scales,
-                           const OptionalTensor& value_scales, std::string_view kv_format,
-                           bool token_major_out) {
+Call describe_paged_decode(const Arguments& arguments) {
   const char* name = name_of(Op::kPagedDecode);
+  const Tensor& query = arguments.tensor("query");
   check_rank(name, "query", query, 4, kHeadsFirst);
-  Call call = describe_paged(Op::kPagedDecode, query, key_cache, value_cache, block_tables, kv_format);
+  Call call = describe_paged(Op::kPagedDecode, arguments);
   check_same_size(name, "batch size", "query", query.size(0), "block_tables", call.problem.batch);
-  add_scales(call, key_scales, value_scales);
+  add_scales(call, arguments);
   call.problem.q_len = query.size(2);
-  call.problem.is_causal = true;
-  add_window(call, window_left, window_right, sink_tokens);
-  add_modifiers(call, sinks, alibi_slopes, softcap);
-  add_tree_mask(call, tree_mask);
-  add_seq_lens(call, seq_lens);
-  add_mask(call, attn_mask);
-  add_scale(call, scale);
-  call.problem.token_major_out = token_major_out;
+  add_decode_options(call, arguments, arguments.tensor("seq_lens"));
   return call;
 }
 
-Call describe_paged_prefill(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                            const Tensor& block_tables, const Tensor& seq_lens, const Tensor& cu_seqlens_q,
-                            int64_t max_seqlen_q, bool is_causal, int64_t window_left, int64_t window_right,
-                            int64_t sink_tokens, const OptionalTensor& sinks,
-                            const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale,
-                            const OptionalTensor& key_scales, const OptionalTensor& value_scales,
-                            std::string_view kv_format) {
-  check_rank(name_of(Op::kPagedPrefill), "query", query, 3, kPacked);
-  Call call = describe_paged(Op::kPagedPrefill, query, key_cache, value_cache, block_tables, kv_format);
-  add_scales(call, key_scales, value_scales);
-  add_packing(call, cu_seqlens_q, max_seqlen_q);
-  call.problem.is_causal = is_causal;
-  add_window(call, window_left, window_right, sink_tokens);
-  add_modifiers(call, sinks, alibi_slopes, softcap);
-  add_seq_lens(call, seq_lens);
-  add_scale(call, scale);
+Call describe_paged_prefill(const Arguments& arguments) {
+  check_rank(name_of(Op::kPagedPrefill), "query", arguments.tensor("query"), 3, kPacked);
+  Call call = describe_paged(Op::kPagedPrefill, arguments);
+  add_scales(call, arguments);
+  add_packing(call, arguments);
+  call.problem.is_causal = arguments.get<bool>("is_causal");
+  add_score_options(call, arguments);
+  add_seq_lens(call, arguments.tensor("seq_lens"));
   return call;
 }
 
-Call describe_varlen_prefill(const Tensor& query, const Tensor& key, const Tensor& value,
-                             const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t max_seqlen_q,
-                             int64_t max_seqlen_k, bool is_causal, std::optional<int64_t> q_offset,
-                             int64_t window_left, int64_t window_right, int64_t sink_tokens,
-                             const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
-                             std::optional<double> scale) {
-  Call call = describe_packed(Op::kVarlenPrefill, query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-                              max_seqlen_k);
-  call.problem.is_causal = is_causal;
+Call describe_varlen_prefill(const Arguments& arguments) {
+  Call call = describe_packed(Op::kVarlenPrefill, arguments);
+  const auto q_offset = arguments.get<std::optional<int64_t>>("q_offset");
+  call.problem.is_causal = arguments.get<bool>("is_causal");
   call.problem.last_rows_meet = !q_offset.has_value();
   call.problem.q_offset = q_offset.value_or(0);
-  add_window(call, window_left, window_right, sink_tokens);
-  add_modifiers(call, sinks, alibi_slopes, softcap);
-  add_scale(call, scale);
+  add_score_options(call, arguments);
   return call;
 }
 

@@ -11,29 +11,22 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include "arguments.h"
 #include "../plan/plan.h"
 
 namespace fattn {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// An attention call: its problem and its tensors. An absent operand is an undefined tensor.
+// An attention call: its problem, and its tensors by the names of kernels/common/params.h. An absent operand
+// is an undefined tensor.
 struct Call {
   Problem problem;
-  at::Tensor query;
-  at::Tensor key;
-  at::Tensor value;
-  at::Tensor mask{};
-  at::Tensor mask_map{};
-  at::Tensor seq_lens{};
-  at::Tensor block_tables{};
-  at::Tensor sinks{};
-  at::Tensor alibi_slopes{};
-  at::Tensor tree_mask{};
-  at::Tensor cu_seqlens_q{};
-  at::Tensor cu_seqlens_k{};
-  at::Tensor key_scales{};
-  at::Tensor value_scales{};
+#define FATTN_TENSOR(slot, name) at::Tensor name{};
+#define FATTN_NOTHING(slot, name)
+  FATTN_OPERANDS(FATTN_TENSOR, FATTN_NOTHING)
+#undef FATTN_TENSOR
+#undef FATTN_NOTHING
 
   at::Device device() const { return query.device(); }
 };
@@ -78,39 +71,13 @@ struct MaskMapCall {
   at::Device device() const { return mask.device(); }
 };
 
-// The signatures are those of the ops.
-Call describe_prefill(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                      const OptionalTensor& attn_mask, const OptionalTensor& mask_map, bool is_causal,
-                      std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
-                      int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                      double softcap, std::optional<double> scale, bool token_major_out);
-Call describe_decode(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                     const OptionalTensor& seq_lens, const OptionalTensor& attn_mask,
-                     const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
-                     int64_t sink_tokens, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                     double softcap, std::optional<double> scale, const OptionalTensor& key_scales,
-                     const OptionalTensor& value_scales, std::string_view kv_format, bool token_major_out);
-Call describe_paged_decode(const at::Tensor& query, const at::Tensor& key_cache,
-                           const at::Tensor& value_cache, const at::Tensor& block_tables,
-                           const at::Tensor& seq_lens, const OptionalTensor& attn_mask,
-                           const OptionalTensor& tree_mask, int64_t window_left, int64_t window_right,
-                           int64_t sink_tokens, const OptionalTensor& sinks,
-                           const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale,
-                           const OptionalTensor& key_scales, const OptionalTensor& value_scales,
-                           std::string_view kv_format, bool token_major_out);
-Call describe_paged_prefill(const at::Tensor& query, const at::Tensor& key_cache,
-                            const at::Tensor& value_cache, const at::Tensor& block_tables,
-                            const at::Tensor& seq_lens, const at::Tensor& cu_seqlens_q, int64_t max_seqlen_q,
-                            bool is_causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
-                            const OptionalTensor& sinks, const OptionalTensor& alibi_slopes, double softcap,
-                            std::optional<double> scale, const OptionalTensor& key_scales,
-                            const OptionalTensor& value_scales, std::string_view kv_format);
-Call describe_varlen_prefill(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                             const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
-                             int64_t max_seqlen_q, int64_t max_seqlen_k, bool is_causal,
-                             std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
-                             int64_t sink_tokens, const OptionalTensor& sinks,
-                             const OptionalTensor& alibi_slopes, double softcap, std::optional<double> scale);
+// From the arguments of the op of that name.
+Call describe_prefill(const Arguments& arguments);
+Call describe_decode(const Arguments& arguments);
+Call describe_paged_decode(const Arguments& arguments);
+Call describe_paged_prefill(const Arguments& arguments);
+Call describe_varlen_prefill(const Arguments& arguments);
+// The signatures of these are those of the ops.
 MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
 MergeCall describe_merge_parts(const at::Tensor& outs, const at::Tensor& sums, at::ScalarType dtype);
 

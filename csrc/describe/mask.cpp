@@ -24,7 +24,8 @@ int64_t cells_of(int64_t length, int64_t cell) { return (length + cell - 1) / ce
 
 }  // namespace
 
-void add_mask(Call& call, const OptionalTensor& attn_mask) {
+void add_mask(Call& call, const Arguments& arguments) {
+  const OptionalTensor attn_mask = arguments.optional_tensor("attn_mask");
   if (!attn_mask.has_value()) return;
   const Tensor& mask = *attn_mask;
   Problem& problem = call.problem;
@@ -46,15 +47,16 @@ void add_mask(Call& call, const OptionalTensor& attn_mask) {
       " and must be broadcastable to [batch, heads, q_len, kv_len] = ", at::IntArrayRef(target));
   problem.mask_dtype = dtype;
   problem.mask = {strides[0], strides[1], strides[2], strides[3]};
-  call.mask = mask;
+  call.attn_mask = mask;
 }
 
-void add_mask_map(Call& call, const OptionalTensor& mask_map) {
+void add_mask_map(Call& call, const Arguments& arguments) {
+  const OptionalTensor mask_map = arguments.optional_tensor("mask_map");
   if (!mask_map.has_value()) return;
   const Tensor& map = *mask_map;
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
-  TORCH_CHECK_VALUE(call.mask.defined(), name,
+  TORCH_CHECK_VALUE(call.attn_mask.defined(), name,
                     ": mask_map is given without attn_mask; pass the mask that it is the map of, too");
   check_device(name, "mask_map", map, call.query);
   TORCH_CHECK_TYPE(map.scalar_type() == at::kByte, name, ": mask_map is ", dtype_name(map),

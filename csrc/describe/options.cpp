@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <optional>
 
 #include <c10/util/Exception.h>
 
@@ -14,47 +15,42 @@ using at::Tensor;
 namespace {
 
 // One number per query head, or per sequence and query head, in float32 as the kernels read it.
-Tensor per_head(const Call& call, const char* name, const Tensor& numbers, bool by_sequence = false) {
+PerHead add_per_head(const Call& call, const char* name, bool by_sequence, const OptionalTensor& given,
+                     Tensor& numbers) {
+  if (!given.has_value()) return {};
   const char* op = name_of(call.problem.op);
-  if (by_sequence && numbers.dim() == 2) {
-    check_same_size(op, "batch size", "query", call.problem.batch, name, numbers.size(0));
+  const int64_t batch = call.problem.batch;
+  const bool of_sequences = by_sequence && given->dim() == 2;
+  if (of_sequences) {
+    check_same_size(op, "batch size", "query", batch, name, given->size(0));
   } else {
-    check_rank(op, name, numbers, 1, by_sequence ? "[query heads] or [batch, query heads]" : "[query heads]");
+    check_rank(op, name, *given, 1, by_sequence ? "[query heads] or [batch, query heads]" : "[query heads]");
   }
-  check_device(op, name, numbers, call.query);
-  check_float(op, name, numbers);
-  check_same_size(op, "head count", "query", call.problem.q_heads, name, numbers.size(-1));
-  return numbers.to(at::kFloat);
+  check_device(op, name, *given, call.query);
+  check_float(op, name, *given);
+  check_same_size(op, "head count", "query", call.problem.q_heads, name, given->size(-1));
+  numbers = given->to(at::kFloat);
+  return {.given = !of_sequences || batch > 0,  // without sequences, no row has a number
+          .batch_stride = of_sequences ? numbers.stride(0) : 0,
+          .stride = numbers.stride(-1)};
 }
 
 }  // namespace
 
-void add_window(Call& call, int64_t window_left, int64_t window_right, int64_t sink_tokens) {
+void add_score_options(Call& call, const Arguments& arguments) {
   ScoreOptions& options = call.problem.options;
-  options.window_left = window_left;
-  options.window_right = window_right;
-  options.sink_tokens = sink_tokens;
+#define FATTN_NUMBER(type, name, value) options.name = arguments.get<type>(#name);
+#define FATTN_PER_HEAD(slot, name, by_sequence) \
+  options.name = add_per_head(call, #name, by_sequence, arguments.optional_tensor(#name), call.name);
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
+#undef FATTN_NUMBER
+#undef FATTN_PER_HEAD
+  const double usual = 1.0 / std::sqrt(static_cast<double>(call.problem.head_dim));
+  call.problem.scale = arguments.get<std::optional<double>>("scale").value_or(usual);
 }
 
-void add_modifiers(Call& call, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                   double softcap) {
-  ScoreOptions& options = call.problem.options;
-  options.softcap = softcap;
-  if (sinks.has_value()) {
-    call.sinks = per_head(call, "sinks", *sinks);
-    options.sinks = true;
-    options.sinks_stride = call.sinks.stride(0);
-  }
-  if (alibi_slopes.has_value()) {
-    call.alibi_slopes = per_head(call, "alibi_slopes", *alibi_slopes, /*by_sequence=*/true);
-    options.alibi_slopes =
-        call.alibi_slopes.dim() == 1 || call.problem.batch > 0;  // else all rows belong to no sequence
-    options.alibi_slopes_batch_stride = call.alibi_slopes.dim() == 2 ? call.alibi_slopes.stride(0) : 0;
-    options.alibi_slopes_stride = call.alibi_slopes.stride(-1);
-  }
-}
-
-void add_tree_mask(Call& call, const OptionalTensor& tree_mask) {
+void add_tree_mask(Call& call, const Arguments& arguments) {
+  const OptionalTensor tree_mask = arguments.optional_tensor("tree_mask");
   if (!tree_mask.has_value()) return;
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
@@ -71,10 +67,6 @@ void add_tree_mask(Call& call, const OptionalTensor& tree_mask) {
   problem.options.tree_mask_batch_stride = mask.dim() == 2 ? mask.stride(0) : 0;
   problem.options.tree_mask_row_stride = mask.stride(-1);
   call.tree_mask = mask;
-}
-
-void add_scale(Call& call, std::optional<double> scale) {
-  call.problem.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(call.problem.head_dim)));
 }
 
 }  // namespace fattn

@@ -1,21 +1,15 @@
 // Adds the arguments that change scores or hide keys to a Call.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-
 #include "calls.h"
 
 namespace fattn {
 
-void add_mask(Call& call, const OptionalTensor& attn_mask);
+// The options that all attention operators have: FATTN_SCORE_OPTIONS, and scale.
+void add_score_options(Call& call, const Arguments& arguments);
+void add_tree_mask(Call& call, const Arguments& arguments);
+void add_mask(Call& call, const Arguments& arguments);
 // Call it after add_mask.
-void add_mask_map(Call& call, const OptionalTensor& mask_map);
-void add_window(Call& call, int64_t window_left, int64_t window_right, int64_t sink_tokens);
-void add_modifiers(Call& call, const OptionalTensor& sinks, const OptionalTensor& alibi_slopes,
-                   double softcap);
-void add_tree_mask(Call& call, const OptionalTensor& tree_mask);
-// softmax(scale * q.k) with 1 / sqrt(head_dim) if the caller passes no scale.
-void add_scale(Call& call, std::optional<double> scale);
+void add_mask_map(Call& call, const Arguments& arguments);
 
 }  // namespace fattn

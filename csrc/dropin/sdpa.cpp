@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -22,6 +23,7 @@
 #include "../plan/check.h"
 #include "../plan/route.h"
 #include "../plan/supported.h"
+#include "../describe/arguments.h"
 #include "../describe/tensor_checks.h"
 
 namespace fattn {
@@ -234,31 +236,21 @@ Tensor result_of(Tensor out, const SdpaCall& call) {
   return out;
 }
 
-using Results = std::tuple<Tensor, Tensor>;
-using Optional = const std::optional<Tensor>&;
-
 Tensor prefill(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("fattn::prefill", "")
-                             .typed<Results(const Tensor&, const Tensor&, const Tensor&, Optional, Optional,
-                                            bool, std::optional<int64_t>, int64_t, int64_t, int64_t, Optional,
-                                            Optional, double, std::optional<double>, bool)>();
-  const std::optional<int64_t> q_offset =  // torch aligns causal to the upper left corner
-      call.is_causal ? std::optional<int64_t>(0) : std::nullopt;
-  return std::get<0>(op.call(query, key, value, call.attn_mask, std::nullopt, call.is_causal, q_offset, -1,
-                             -1, 0, std::nullopt, std::nullopt, 0.0, scale_of(call), false));
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::prefill", "");
+  Invocation prefill(op);
+  prefill.set("query", query).set("key", key).set("value", value).set("attn_mask", call.attn_mask);
+  prefill.set("is_causal", call.is_causal).set("scale", scale_of(call));
+  if (call.is_causal) prefill.set("q_offset", 0);  // torch aligns causal to the upper left corner
+  return std::move(prefill).call()[0].toTensor();
 }
 
 Tensor decode(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("fattn::decode", "")
-          .typed<Results(const Tensor&, const Tensor&, const Tensor&, Optional, Optional, Optional, int64_t,
-                         int64_t, int64_t, Optional, Optional, double, std::optional<double>, Optional,
-                         Optional, c10::string_view, bool)>();
-  return std::get<0>(op.call(query, key, value, std::nullopt, call.attn_mask, std::nullopt, -1, -1, 0,
-                             std::nullopt, std::nullopt, 0.0, scale_of(call), std::nullopt, std::nullopt,
-                             "auto", false));
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::decode", "");
+  Invocation decode(op);
+  decode.set("query", query).set("key", key).set("value", value).set("attn_mask", call.attn_mask);
+  decode.set("scale", scale_of(call));
+  return std::move(decode).call()[0].toTensor();
 }
 
 Tensor run(const SdpaCall& call) {

@@ -2,6 +2,7 @@
 // fattn.varlen_prefill, calls with a block table by fattn.paged_prefill.
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -16,6 +17,7 @@
 
 #include "install.h"
 #include "routing.h"
+#include "../describe/arguments.h"
 #include "../describe/tensor_checks.h"
 
 namespace fattn {
@@ -23,81 +25,58 @@ namespace {
 
 using at::Tensor;
 using Results = std::tuple<Tensor, Tensor>;
-using Optional = const std::optional<Tensor>&;
 
-// Reads arguments by name: the schema grows from one version of torch to the next.
-class Arguments {
- public:
-  Arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
-      : schema_(op.schema()), values_(torch::jit::last(stack, op.schema().arguments().size())) {}
+// An argument that torch's schema does not have in every version.
+c10::IValue newer(const Arguments& arguments, std::string_view name) {
+  return arguments.has(name) ? arguments[name] : c10::IValue();
+}
+std::optional<Tensor> newer_tensor(const Arguments& arguments, std::string_view name) {
+  return newer(arguments, name).toOptional<Tensor>();
+}
 
-  c10::IValue operator[](const char* name) const {
-    const std::optional<int> index = schema_.argumentIndexWithName(name);
-    return index ? values_[static_cast<size_t>(*index)] : c10::IValue();
-  }
-  Tensor tensor(const char* name) const { return (*this)[name].toTensor(); }
-  std::optional<Tensor> optional_tensor(const char* name) const {
-    const c10::IValue value = (*this)[name];
-    return value.isNone() ? std::nullopt : value.toOptional<Tensor>();
-  }
-  int64_t window(const char* name) const {
-    const c10::IValue value = (*this)[name];
-    return value.isNone() ? -1 : value.toInt();
-  }
-
- private:
-  const c10::FunctionSchema& schema_;
-  at::ArrayRef<c10::IValue> values_;
-};
-
-struct Options {
-  bool is_causal;
-  int64_t window_left, window_right;
-  std::optional<Tensor> alibi_slopes;
-  std::optional<double> scale;
-};
-
-Options options_of(const Arguments& arguments) {
-  Options options{arguments["is_causal"].toBool(), arguments.window("window_size_left"),
-                  arguments.window("window_size_right"), arguments.optional_tensor("alibi_slopes"),
-                  arguments["scale"].toOptional<double>()};
+// The options of torch's op under our names.
+void set_options(Invocation& call, const Arguments& arguments) {
+  const bool is_causal = arguments.get<bool>("is_causal");
+  const auto window_left = newer(arguments, "window_size_left").toOptional<int64_t>();
+  const auto window_right = newer(arguments, "window_size_right").toOptional<int64_t>();
+  const auto alibi_slopes = newer_tensor(arguments, "alibi_slopes");
   TORCH_CHECK_NOT_IMPLEMENTED(
-      arguments["dropout_p"].toDouble() == 0.0,
+      arguments.get<double>("dropout_p") == 0.0,
       "torch_fattn: _flash_attention_forward on mps has no dropout; call it with dropout_p=0.0");
   // flash-attn's ALiBi depends on the absolute distance. Ours is equal if no row sees a later key.
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !options.alibi_slopes || options.is_causal || options.window_right == 0,
+      !alibi_slopes || is_causal || window_right == 0,
       "torch_fattn: _flash_attention_forward on mps takes alibi_slopes only with is_causal=True");
-  return options;
+  call.set("is_causal", is_causal).set("alibi_slopes", alibi_slopes).set("scale", arguments["scale"]);
+  call.set("window_left", window_left.value_or(-1)).set("window_right", window_right.value_or(-1));
 }
 
-Results packed(const Arguments& arguments, const Tensor& key, const Tensor& value, const Options& options) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("fattn::varlen_prefill", "")
-          .typed<Results(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t,
-                         int64_t, bool, std::optional<int64_t>, int64_t, int64_t, int64_t, Optional, Optional,
-                         double, std::optional<double>)>();
-  Results results = op.call(arguments.tensor("query"), key, value, arguments.tensor("cum_seq_q"),
-                            arguments.tensor("cum_seq_k"), arguments["max_q"].toInt(),
-                            arguments["max_k"].toInt(), options.is_causal, std::nullopt, options.window_left,
-                            options.window_right, 0, std::nullopt, options.alibi_slopes, 0.0, options.scale);
+Results results_of(Invocation call) {
+  const torch::jit::Stack results = std::move(call).call();
+  return {results[0].toTensor(), results[1].toTensor()};
+}
+
+Results packed(const Arguments& arguments, const Tensor& key, const Tensor& value) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::varlen_prefill", "");
+  Invocation call(op);
+  set_options(call, arguments);
+  call.set("query", arguments["query"]).set("key", key).set("value", value);
+  call.set("cu_seqlens_q", arguments["cum_seq_q"]).set("cu_seqlens_k", arguments["cum_seq_k"]);
+  call.set("max_seqlen_q", arguments["max_q"]).set("max_seqlen_k", arguments["max_k"]);
+  Results results = results_of(std::move(call));
   count(Taken::kPacked);
   return results;
 }
 
 Results paged(const Arguments& arguments, const Tensor& key, const Tensor& value, const Tensor& block_table,
-              const Tensor& seq_lens, const Options& options) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("fattn::paged_prefill", "")
-          .typed<Results(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                         const Tensor&, int64_t, bool, int64_t, int64_t, int64_t, Optional, Optional, double,
-                         std::optional<double>, Optional, Optional, c10::string_view)>();
-  Results results =
-      op.call(arguments.tensor("query"), key, value, block_table, seq_lens, arguments.tensor("cum_seq_q"),
-              arguments["max_q"].toInt(), options.is_causal, options.window_left, options.window_right, 0,
-              std::nullopt, options.alibi_slopes, 0.0, options.scale, std::nullopt, std::nullopt, "auto");
+              const Tensor& seq_lens) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::paged_prefill", "");
+  Invocation call(op);
+  set_options(call, arguments);
+  call.set("query", arguments["query"]).set("key_cache", key).set("value_cache", value);
+  call.set("block_tables", block_table).set("seq_lens", seq_lens);
+  call.set("cu_seqlens_q", arguments["cum_seq_q"]).set("max_seqlen_q", arguments["max_q"]);
+  Results results = results_of(std::move(call));
   count(Taken::kPaged);
   return results;
 }
@@ -109,50 +88,46 @@ Tensor table_of_keys(const Tensor& cu_seqlens_k, int64_t max_k) {
 }
 
 // Unpacked operands [B, L, H, D].
-Results dense(const Tensor& query, const Tensor& key, const Tensor& value, const Options& options) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("fattn::prefill", "")
-                             .typed<Results(const Tensor&, const Tensor&, const Tensor&, Optional, Optional,
-                                            bool, std::optional<int64_t>, int64_t, int64_t, int64_t, Optional,
-                                            Optional, double, std::optional<double>, bool)>();
-  auto [out, lse] =
-      op.call(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), std::nullopt, std::nullopt,
-              options.is_causal, std::nullopt, options.window_left, options.window_right, 0, std::nullopt,
-              options.alibi_slopes, 0.0, options.scale, /*token_major_out=*/true);
+Results dense(const Arguments& arguments, const Tensor& key, const Tensor& value) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::prefill", "");
+  Invocation call(op);
+  set_options(call, arguments);
+  call.set("query", arguments.tensor("query").transpose(1, 2)).set("key", key.transpose(1, 2));
+  call.set("value", value.transpose(1, 2)).set("token_major_out", true);
+  auto [out, lse] = results_of(std::move(call));
   count(Taken::kPrefill);
   return {out.transpose(1, 2), lse};
 }
 
 void check_types(const Arguments& arguments) {
   for (const char* name : {"cum_seq_q", "cum_seq_k", "seqused_k", "block_table"}) {
-    if (const auto given = arguments.optional_tensor(name))
+    if (const auto given = newer_tensor(arguments, name))
       check_int32("torch_fattn: _flash_attention_forward", name, *given);
   }
 }
 
 Results attend(const Arguments& arguments) {
   check_types(arguments);
-  const Options options = options_of(arguments);
-  const Tensor key = arguments.tensor("key"), value = arguments.tensor("value");
-  const auto seqused_k = arguments.optional_tensor("seqused_k");
-  const auto block_table = arguments.optional_tensor("block_table");
+  const Tensor &key = arguments.tensor("key"), &value = arguments.tensor("value");
+  const auto seqused_k = newer_tensor(arguments, "seqused_k");
+  const auto block_table = newer_tensor(arguments, "block_table");
   if (!arguments.optional_tensor("cum_seq_q")) {
     TORCH_CHECK_NOT_IMPLEMENTED(!seqused_k && !block_table,
                                 "torch_fattn: _flash_attention_forward on mps takes seqused_k and "
                                 "block_table only with cum_seq_q");
-    return dense(arguments.tensor("query"), key, value, options);
+    return dense(arguments, key, value);
   }
   if (block_table) {
     TORCH_CHECK_VALUE(seqused_k,
                       "torch_fattn: _flash_attention_forward with a block_table needs seqused_k, the length "
                       "of each sequence");
-    return paged(arguments, key, value, *block_table, *seqused_k, options);
+    return paged(arguments, key, value, *block_table, *seqused_k);
   }
   TORCH_CHECK_VALUE(arguments.optional_tensor("cum_seq_k"),
                     "torch_fattn: _flash_attention_forward without a block_table needs cum_seq_k");
-  if (!seqused_k) return packed(arguments, key, value, options);
-  const Tensor table = table_of_keys(arguments.tensor("cum_seq_k"), arguments["max_k"].toInt());
-  return paged(arguments, key.unsqueeze(1), value.unsqueeze(1), table, *seqused_k, options);
+  if (!seqused_k) return packed(arguments, key, value);
+  const Tensor table = table_of_keys(arguments.tensor("cum_seq_k"), arguments.get<int64_t>("max_k"));
+  return paged(arguments, key.unsqueeze(1), value.unsqueeze(1), table, *seqused_k);
 }
 
 // Gives out the dimension order of query, as torch does and as its fake kernel promises torch.compile.

@@ -165,7 +165,7 @@ Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t ro
   const ScoreOptions& options = call.problem.options;
   scores = scores.mul(call.problem.scale);
   if (options.softcap > 0.0) scores = scores.div(options.softcap).tanh().mul(options.softcap);
-  if (options.alibi_slopes) {
+  if (options.alibi_slopes.given) {
     const Tensor key = at::arange(call.problem.kv_len, call.query.options().dtype(at::kLong));
     const Tensor distance = key.sub(row_positions(query, first, rows).unsqueeze(2)).unsqueeze(1);
     scores = scores.add(call.alibi_slopes.to(at::kDouble).unsqueeze(-1).unsqueeze(-1).mul(distance));
@@ -175,7 +175,7 @@ Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t ro
 
 // The logits of the sinks, or -inf without sinks: [1, q_heads or 1, 1, 1].
 Tensor sink_logits(const Call& call) {
-  if (call.problem.options.sinks) return call.sinks.view({1, -1, 1, 1});
+  if (call.problem.options.sinks.given) return call.sinks.view({1, -1, 1, 1});
   return at::full({1, 1, 1, 1}, -kInfinity, call.query.options().dtype(at::kFloat));
 }
 
@@ -206,8 +206,8 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
       fold_heads(call.query.narrow(2, first, rows).to(keys.key.scalar_type()), problem.kv_heads);
   const Tensor products = at::matmul(query, keys.key.transpose(2, 3)).view(shape);
   Tensor scores = modify_scores(query_rows, products, first, rows);
-  if (call.mask.defined()) {
-    const Tensor mask = call.mask.expand({problem.batch, problem.q_heads, problem.q_len, problem.kv_len})
+  if (call.attn_mask.defined()) {
+    const Tensor mask = call.attn_mask.expand({problem.batch, problem.q_heads, problem.q_len, problem.kv_len})
                             .narrow(2, first, rows);
     if (problem.mask_dtype == DType::kBool) {
       visible = visible.logical_and(mask);
@@ -245,7 +245,7 @@ std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
   const Tensor sinks = logits.masked_fill(logits.eq(kInfinity), kNaN);  // inf - inf, as for rows with keys
   const auto options = call.problem.part ? call.query.options().dtype(at::kFloat) : call.query.options();
   const Tensor out = at::empty_strided(sizes.out, sizes.out_strides, options).zero_();
-  if (call.problem.options.sinks) {
+  if (call.problem.options.sinks.given) {
     out.masked_fill_(call.problem.packed ? sinks.isnan() : sinks.isnan().unsqueeze(2), kNaN);
   }
   if (!call.problem.part) return {out, at::empty(sizes.lse, sinks.options()).copy_(sinks)};

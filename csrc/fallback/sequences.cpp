@@ -132,15 +132,21 @@ Call with_own_keys(const Call& call, int64_t b, Run keys) {
                      : operand->narrow(0, b, 1).narrow(2, 0, keys.count);
     }
   }
-  if (call.mask.defined()) {
-    if (call.mask.dim() == 4 && call.mask.size(0) > 1) own.mask = own.mask.narrow(0, b, 1);
-    if (call.mask.dim() > 0 && call.mask.size(-1) > 1) own.mask = own.mask.narrow(-1, 0, problem.kv_len);
+  if (call.attn_mask.defined()) {
+    if (call.attn_mask.dim() == 4 && call.attn_mask.size(0) > 1)
+      own.attn_mask = own.attn_mask.narrow(0, b, 1);
+    if (call.attn_mask.dim() > 0 && call.attn_mask.size(-1) > 1)
+      own.attn_mask = own.attn_mask.narrow(-1, 0, problem.kv_len);
   }
   const auto narrow_to_sequence = [b](Tensor& option) {
     if (option.defined() && option.dim() == 2) option = option.narrow(0, b, 1);
   };
   narrow_to_sequence(own.tree_mask);
-  narrow_to_sequence(own.alibi_slopes);
+#define FATTN_NUMBER(type, name, value)
+#define FATTN_PER_HEAD(slot, name, by_sequence) narrow_to_sequence(own.name);
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
+#undef FATTN_NUMBER
+#undef FATTN_PER_HEAD
   return own;
 }
 

@@ -18,11 +18,11 @@ struct BufferView {
 
 class Bindings {
  public:
-  BufferView& operator[](Buffer buffer) { return views_[static_cast<size_t>(buffer)]; }
-  const BufferView& operator[](Buffer buffer) const { return views_[static_cast<size_t>(buffer)]; }
+  BufferView& operator[](Slot operand) { return views_[operand]; }
+  const BufferView& operator[](Slot operand) const { return views_[operand]; }
 
  private:
-  std::array<BufferView, static_cast<size_t>(Buffer::kCount)> views_{};
+  std::array<BufferView, kSlotCount> views_{};
 };
 
 // The GPU of this process.

@@ -45,8 +45,8 @@ void encode(const Pass& pass, const Pipeline& pipeline, const Bindings& bindings
   [encoder setComputePipelineState:pipeline.state];
   for (uint32_t i = 0; i < pass.binding_count; ++i) {
     const Binding& binding = pass.bindings[i];
-    const BufferView& view = bindings[binding.buffer];
-    TORCH_INTERNAL_ASSERT(view.buffer != nullptr, "no memory for ", name_of(binding.buffer));
+    const BufferView& view = bindings[binding.operand];
+    TORCH_INTERNAL_ASSERT(view.buffer != nullptr, "no memory for ", name_of(binding.operand));
     [encoder setBuffer:metal_buffer(view)
                 offset:static_cast<NSUInteger>(view.byte_offset)
                atIndex:binding.slot];

@@ -40,19 +40,19 @@ Tensor empty_floats(at::IntArrayRef sizes, const Tensor& like) {
 // Binds results and scratch, and executes. Freeing the scratch on return is safe: torch's allocator gives
 // memory to later work of the same stream only.
 std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const Results& results) {
-  bindings[Buffer::kOut] = view_of(results.out, results.out);
-  bindings[Buffer::kLse] = view_of(results.lse, results.out);
+  bindings[kSlotOut] = view_of(results.out, results.out);
+  bindings[kSlotLse] = view_of(results.lse, results.out);
   Tensor scratch_out, scratch_lse;
   if (plan.scratch_out_floats > 0) {
     scratch_out = empty_floats({plan.scratch_out_floats}, results.out);
     scratch_lse = empty_floats({plan.scratch_sum_floats}, results.out);
-    bindings[Buffer::kScratchOut] = view_of(scratch_out, results.out);
-    bindings[Buffer::kScratchSum] = view_of(scratch_lse, results.out);
+    bindings[kSlotPartialOut] = view_of(scratch_out, results.out);
+    bindings[kSlotPartialSum] = view_of(scratch_lse, results.out);
   }
   Tensor map;
   if (plan.scratch_map_bytes > 0) {
     map = at::empty({plan.scratch_map_bytes}, results.out.options().dtype(at::kByte));
-    bindings[Buffer::kMaskMap] = view_of(map, results.out);
+    bindings[kSlotMaskMap] = view_of(map, results.out);
   }
   metal::execute(plan, bindings);
   return {results.out, results.lse};
@@ -67,27 +67,19 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
                            empty_floats(sizes.lse, call.query)};
   if (plan.pass_count == 0) return {results.out, results.lse};
 
+  Bindings bindings;
+#define FATTN_BIND(slot, name) \
+  if (call.name.defined()) bindings[kSlot##slot] = view_of(call.name, results.out);
+#define FATTN_NOTHING(slot, name)
+  FATTN_OPERANDS(FATTN_BIND, FATTN_NOTHING)
+#undef FATTN_BIND
+#undef FATTN_NOTHING
   const Tensor query = with_contiguous_rows(call.query);
   const Tensor key = with_contiguous_rows(call.key);
   const Tensor value = with_contiguous_rows(call.value);
-  Bindings bindings;
-  bindings[Buffer::kQuery] = view_of(query, results.out);
-  bindings[Buffer::kKey] = view_of(key, results.out);
-  bindings[Buffer::kValue] = view_of(value, results.out);
-  const auto bind_if_present = [&](Buffer buffer, const Tensor& tensor) {
-    if (tensor.defined()) bindings[buffer] = view_of(tensor, results.out);
-  };
-  bind_if_present(Buffer::kMask, call.mask);
-  bind_if_present(Buffer::kMaskMap, call.mask_map);
-  bind_if_present(Buffer::kSeqLens, call.seq_lens);
-  bind_if_present(Buffer::kBlockTables, call.block_tables);
-  bind_if_present(Buffer::kSinks, call.sinks);
-  bind_if_present(Buffer::kAlibiSlopes, call.alibi_slopes);
-  bind_if_present(Buffer::kTreeMask, call.tree_mask);
-  bind_if_present(Buffer::kCuSeqlens, call.cu_seqlens_q);
-  bind_if_present(Buffer::kCuSeqlensK, call.cu_seqlens_k);
-  bind_if_present(Buffer::kKeyScales, call.key_scales);
-  bind_if_present(Buffer::kValueScales, call.value_scales);
+  bindings[kSlotQuery] = view_of(query, results.out);
+  bindings[kSlotKey] = view_of(key, results.out);
+  bindings[kSlotValue] = view_of(value, results.out);
   return execute(plan, bindings, results);
 }
 
@@ -102,8 +94,8 @@ std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
   const Tensor outs = call.outs.contiguous();
   const Tensor lses = call.lses.contiguous();
   Bindings bindings;
-  bindings[Buffer::kScratchOut] = view_of(outs, results.out);
-  bindings[Buffer::kScratchSum] = view_of(lses, results.out);
+  bindings[kSlotPartialOut] = view_of(outs, results.out);
+  bindings[kSlotPartialSum] = view_of(lses, results.out);
   return execute(plan, bindings, results);
 }
 
@@ -112,14 +104,14 @@ std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {
   const Tensor key = rows_to_read(call.key, call.copy_key);
   const Tensor value = rows_to_read(call.value, call.copy_value);
   Bindings bindings;
-  bindings[Buffer::kKey] = view_of(key, key);
-  bindings[Buffer::kValue] = view_of(value, key);
-  bindings[Buffer::kSlotMapping] = view_of(call.slot_mapping, key);
-  bindings[Buffer::kKeyCache] = writable_view_of(call.key_cache);
-  bindings[Buffer::kValueCache] = writable_view_of(call.value_cache);
+  bindings[kSlotKey] = view_of(key, key);
+  bindings[kSlotValue] = view_of(value, key);
+  bindings[kSlotSlotMapping] = view_of(call.slot_mapping, key);
+  bindings[kSlotKeyCache] = writable_view_of(call.key_cache);
+  bindings[kSlotValueCache] = writable_view_of(call.value_cache);
   if (call.problem.has_scales) {
-    bindings[Buffer::kKeyScales] = writable_view_of(call.key_scales);
-    bindings[Buffer::kValueScales] = writable_view_of(call.value_scales);
+    bindings[kSlotKeyScales] = writable_view_of(call.key_scales);
+    bindings[kSlotValueScales] = writable_view_of(call.value_scales);
   }
   metal::execute(plan, bindings);
   return {};
@@ -129,8 +121,8 @@ Tensor launch(const MaskMapCall& call, const Plan& plan) {
   const Tensor map = at::empty(map_sizes(call.problem), call.mask.options().dtype(at::kByte));
   if (plan.pass_count == 0) return map;
   Bindings bindings;
-  bindings[Buffer::kMask] = view_of(call.mask, map);
-  bindings[Buffer::kMaskMap] = view_of(map, map);
+  bindings[kSlotMask] = view_of(call.mask, map);
+  bindings[kSlotMaskMap] = view_of(map, map);
   metal::execute(plan, bindings);
   return map;
 }
@@ -140,8 +132,8 @@ Tensor launch(const LogitsCall& call, const Plan& plan) {
   if (plan.pass_count == 0) return out;
   const Tensor logits = rows_to_read(call.logits, call.copy);
   Bindings bindings;
-  bindings[Buffer::kLogits] = view_of(logits, out);
-  bindings[Buffer::kOut] = view_of(out, out);
+  bindings[kSlotLogits] = view_of(logits, out);
+  bindings[kSlotOut] = view_of(out, out);
   metal::execute(plan, bindings);
   return out;
 }

@@ -80,8 +80,22 @@ std::string compiled_pipelines() {
 #endif
 }
 
+// The plan of a call for its device, or for another one; compiled for the GPU of this process if that is
+// asked.
+template <typename AnyCall>
+std::string explained(const AnyCall& call, std::optional<std::string_view> device_name,
+                      std::optional<int64_t> family, std::optional<int64_t> cores, bool compiles) {
+  DeviceFacts facts = facts_of(compiles ? at::Device(at::kMPS) : call.device());
+  if (device_name) facts.name = *device_name;
+  if (family) facts.family = static_cast<int>(*family);
+  if (cores) facts.cores = static_cast<int>(*cores);
+  if (device_name || family || cores) facts.tuned = nullptr;  // they belong to the GPU of this process
+  const Plan plan = plan_or_raise(call.problem, facts);
+  if (compiles) compile(plan);
+  return to_json(plan, facts);
+}
+
 // The functions that torch calls, made from the one that describes a call. `run` has the signature of the op.
-// `explain` also takes the facts of another device to plan for, and can compile for the GPU of this process.
 template <auto describe>
 struct OpOf;
 
@@ -92,33 +106,50 @@ struct OpOf<describe> {
     return fattn::run(describe(args...), may_wait);
   }
 
-  // The same over a part of the keys: (out, sums) for merge.parts.
-  template <bool may_wait>
-  static auto run_part(Args... args) {
-    AnyCall call = describe(args...);
-    call.problem.part = true;
-    return fattn::run(call, may_wait);
-  }
-
   static std::string explain(Args... args, std::optional<std::string_view> device_name,
                              std::optional<int64_t> family, std::optional<int64_t> cores, bool compiles) {
-    const AnyCall call = describe(args...);
-    DeviceFacts facts = facts_of(compiles ? at::Device(at::kMPS) : call.device());
-    if (device_name) facts.name = *device_name;
-    if (family) facts.family = static_cast<int>(*family);
-    if (cores) facts.cores = static_cast<int>(*cores);
-    if (device_name || family || cores) facts.tuned = nullptr;  // they belong to the GPU of this process
-    const Plan plan = plan_or_raise(call.problem, facts);
-    if (compiles) compile(plan);
-    return to_json(plan, facts);
+    return explained(describe(args...), device_name, family, cores, compiles);
   }
 };
 
-using Prefill = OpOf<describe_prefill>;
-using Decode = OpOf<describe_decode>;
-using PagedDecode = OpOf<describe_paged_decode>;
-using PagedPrefill = OpOf<describe_paged_prefill>;
-using VarlenPrefill = OpOf<describe_varlen_prefill>;
+// The same of attention. Its many arguments are read by name, so these are boxed kernels.
+template <Call (*describe)(const Arguments&)>
+struct AttentionOf {
+  template <bool may_wait>
+  static void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    return_results(op, stack, fattn::run(describe(Arguments(op, *stack)), may_wait));
+  }
+
+  // The same over a part of the keys: (out, sums) for merge.parts.
+  template <bool may_wait>
+  static void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    Call call = describe(Arguments(op, *stack));
+    call.problem.part = true;
+    return_results(op, stack, fattn::run(call, may_wait));
+  }
+
+  static void explain(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    const Arguments arguments(op, *stack);
+    const auto name = arguments.get<std::optional<std::string>>("device_name");
+    return_results(op, stack,
+                   std::tuple(explained(
+                       describe(arguments), name, arguments.get<std::optional<int64_t>>("family"),
+                       arguments.get<std::optional<int64_t>>("cores"), arguments.get<bool>("compile"))));
+  }
+
+ private:
+  template <typename Results>
+  static void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, Results results) {
+    torch::jit::drop(*stack, op.schema().arguments().size());
+    std::apply([&](auto&... result) { torch::jit::push(*stack, std::move(result)...); }, results);
+  }
+};
+
+using Prefill = AttentionOf<describe_prefill>;
+using Decode = AttentionOf<describe_decode>;
+using PagedDecode = AttentionOf<describe_paged_decode>;
+using PagedPrefill = AttentionOf<describe_paged_prefill>;
+using VarlenPrefill = AttentionOf<describe_varlen_prefill>;
 using Merge = OpOf<describe_merge>;
 using MergeParts = OpOf<describe_merge_parts>;
 using CacheWrite = OpOf<describe_cache_write>;
@@ -145,9 +176,16 @@ void reset_launch_counts() {
   for (auto& count : launches) count = 0;
 }
 
-const std::string kOptions =
-    "int window_left=-1, int window_right=-1, int sink_tokens=0, Tensor? sinks=None, "
-    "Tensor? alibi_slopes=None, float softcap=0.0, float? scale=None";
+const std::string kOptions = [] {
+  std::string text;
+#define FATTN_NUMBER(type, name, value) \
+  text += std::is_same_v<type, double> ? "float " #name "=" #value ", " : "int " #name "=" #value ", ";
+#define FATTN_PER_HEAD(slot, name, by_sequence) text += "Tensor? " #name "=None, ";
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
+#undef FATTN_NUMBER
+#undef FATTN_PER_HEAD
+  return text + "float? scale=None";
+}();
 const std::string kLayout = ", bool token_major_out=False";
 const std::string kPrefillArguments =
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, Tensor? mask_map=None, "
@@ -188,19 +226,24 @@ std::string cache_write_arguments(bool writes) {
          "? value_scales=None, str kv_format=\"auto\"";
 }
 
+template <auto kernel>
+torch::CppFunction boxed() {
+  return torch::CppFunction::makeFromBoxedFunction<kernel>();
+}
+
 template <bool may_wait>
 void register_ops(torch::Library& library) {
-  library.impl("prefill", Prefill::run<may_wait>);
-  library.impl("decode", Decode::run<may_wait>);
-  library.impl("paged_decode", PagedDecode::run<may_wait>);
-  library.impl("paged_prefill", PagedPrefill::run<may_wait>);
-  library.impl("varlen_prefill", VarlenPrefill::run<may_wait>);
+  library.impl("prefill", boxed<Prefill::run<may_wait>>());
+  library.impl("decode", boxed<Decode::run<may_wait>>());
+  library.impl("paged_decode", boxed<PagedDecode::run<may_wait>>());
+  library.impl("paged_prefill", boxed<PagedPrefill::run<may_wait>>());
+  library.impl("varlen_prefill", boxed<VarlenPrefill::run<may_wait>>());
   library.impl("merge", Merge::run<may_wait>);
-  library.impl("prefill.part", Prefill::run_part<may_wait>);
-  library.impl("decode.part", Decode::run_part<may_wait>);
-  library.impl("paged_decode.part", PagedDecode::run_part<may_wait>);
-  library.impl("paged_prefill.part", PagedPrefill::run_part<may_wait>);
-  library.impl("varlen_prefill.part", VarlenPrefill::run_part<may_wait>);
+  library.impl("prefill.part", boxed<Prefill::run_part<may_wait>>());
+  library.impl("decode.part", boxed<Decode::run_part<may_wait>>());
+  library.impl("paged_decode.part", boxed<PagedDecode::run_part<may_wait>>());
+  library.impl("paged_prefill.part", boxed<PagedPrefill::run_part<may_wait>>());
+  library.impl("varlen_prefill.part", boxed<VarlenPrefill::run_part<may_wait>>());
   library.impl("merge.parts", MergeParts::run<may_wait>);
   library.impl("cache_write", CacheWrite::run<may_wait>);
   library.impl("mask_map", MaskMap::run<may_wait>);
@@ -244,6 +287,7 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_softcap(" + kSoftcapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
 
+  library.def("_kernel_interface() -> str", kernel_interface);
   library.def("_compiled_pipelines() -> str", compiled_pipelines);
   library.def("_launch_counts() -> Dict(str, int)", launch_counts);
   library.def("_reset_launch_counts() -> ()", reset_launch_counts);
@@ -256,11 +300,11 @@ TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops<false>(library); }
 #endif
 
 TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
-  library.impl("_plan_prefill", Prefill::explain);
-  library.impl("_plan_decode", Decode::explain);
-  library.impl("_plan_paged_decode", PagedDecode::explain);
-  library.impl("_plan_paged_prefill", PagedPrefill::explain);
-  library.impl("_plan_varlen_prefill", VarlenPrefill::explain);
+  library.impl("_plan_prefill", boxed<Prefill::explain>());
+  library.impl("_plan_decode", boxed<Decode::explain>());
+  library.impl("_plan_paged_decode", boxed<PagedDecode::explain>());
+  library.impl("_plan_paged_prefill", boxed<PagedPrefill::explain>());
+  library.impl("_plan_varlen_prefill", boxed<VarlenPrefill::explain>());
   library.impl("_plan_merge", Merge::explain);
   library.impl("_plan_cache_write", CacheWrite::explain);
   library.impl("_plan_mask_map", MaskMap::explain);

@@ -1,5 +1,5 @@
 // What an error of torch means, where torch says it in the words of its message alone. They may change with
-// torch: tests/test_torch_errors.py provokes each with the torch at hand.
+// torch: tests/refusals/test_torch_errors.py provokes each with the torch at hand.
 #pragma once
 
 #include <c10/util/Exception.h>

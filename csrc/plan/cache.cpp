@@ -29,14 +29,14 @@ Plan plan_cache_write(const CacheWriteProblem& p) {
   pass.grid = {uint32_t(ceil_div(rows, kSimdgroups)), p.value_in_key ? 1u : 2u, 1};
   pass.threads = {kSimdgroups * uint32_t(kSimdWidth), 1, 1};
 
-  pass.bind(Buffer::kKey, kSlotKey);
-  pass.bind(Buffer::kValue, kSlotValue);
-  pass.bind(Buffer::kKeyCache, kSlotKeyCache);
-  pass.bind(Buffer::kValueCache, kSlotValueCache);
-  pass.bind(Buffer::kSlotMapping, kSlotSlotMapping);
+  pass.bind(kSlotKey);
+  pass.bind(kSlotValue);
+  pass.bind(kSlotKeyCache);
+  pass.bind(kSlotValueCache);
+  pass.bind(kSlotSlotMapping);
   if (p.has_scales) {
-    pass.bind(Buffer::kKeyScales, kSlotKeyScales);
-    pass.bind(Buffer::kValueScales, kSlotValueScales);
+    pass.bind(kSlotKeyScales);
+    pass.bind(kSlotValueScales);
   }
 
   CacheWriteParams params{};

@@ -66,7 +66,7 @@ const char* name_of_values(const Problem& p) { return is_paged(p) ? "value_cache
 // windows or trees.
 std::string call_of_torch(const Problem& p) {
   const ScoreOptions& options = p.options;
-  if (p.kv_format != kKvFloat || options.sinks || options.alibi_slopes || options.softcap != 0.0) {
+  if (p.kv_format != kKvFloat || changes_scores(options)) {
     const std::string name = name_of(p.op);  // "fattn.decode"
     return "use torch_fattn.reference" + name.substr(name.find('.')) + " for this layer, in float64";
   }
@@ -95,40 +95,6 @@ std::optional<Refusal> check_head_dims(const Problem& p) {
     return refusal;
   return check_head_dim(op, name_of_values(p), p.value_dim, name_of_values(p), columns_cut(p.value_dim),
                         instead);
-}
-
-std::optional<Refusal> check_options(const Problem& p) {
-  const char* op = name_of(p.op);
-  const ScoreOptions& options = p.options;
-  if (options.window_left < -1 || options.window_right < -1) {
-    const bool left = options.window_left < -1;
-    return refuse(Kind::kValue, op, left ? "window_left " : "window_right ",
-                  left ? options.window_left : options.window_right,
-                  " is negative; use -1 for no limit or a number of keys >= 0");
-  }
-  if (options.sink_tokens < 0) {
-    return refuse(Kind::kValue, op, "sink_tokens ", options.sink_tokens, " is negative; use 0 for none");
-  }
-  if (!(options.softcap >= 0.0 && std::isfinite(options.softcap))) {
-    return refuse(Kind::kValue, op, "softcap ", options.softcap,
-                  " is not a finite number >= 0; use 0 for none");
-  }
-  if (options.softcap > kMaxSoftcap) {
-    return refuse(Kind::kValue, op, "softcap ", options.softcap, " is above ", kMaxSoftcap,
-                  "; use 0 for none");
-  }
-  if (options.softcap > 0.0 && !std::isfinite(static_cast<float>(p.scale / options.softcap))) {
-    return refuse(Kind::kValue, op, "softcap ", options.softcap, " is too small for scale ", p.scale,
-                  ", which is divided by it in float32; use a larger one, or 0 for none");
-  }
-  const bool by_position = options.window_left >= 0 || options.window_right >= 0 || options.alibi_slopes;
-  if (by_position && std::abs(p.q_offset) > kMaxLength) {
-    return refuse(
-        Kind::kValue, op, "q_offset ", p.q_offset, " is beyond ", kMaxLength,
-        ", the last position for windows and alibi_slopes; use one nearer to 0: beyond all keys and ",
-        "windows out stays the same");
-  }
-  return std::nullopt;
 }
 
 // The kernels multiply in float32, in units of log2(e).
@@ -205,7 +171,7 @@ std::optional<Refusal> check(const Problem& p) {
   if (auto refusal = check_format_dim(op, names_of_keys(p), p.kv_format, p.head_dim)) return refusal;
   if (auto refusal = check_format_dim(op, name_of_values(p), p.kv_format, p.value_dim)) return refusal;
   if (auto refusal = check_scale(op, p.scale)) return refusal;
-  if (auto refusal = check_options(p)) return refusal;
+  if (auto refusal = check_score_options(p)) return refusal;
   if (auto refusal = check_decode_rows(p)) return refusal;
   if (p.q_len > kMaxLength) {
     return refuse(Kind::kValue, op, "query length ", p.q_len, " is above ", kMaxLength,

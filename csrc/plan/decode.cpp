@@ -94,8 +94,8 @@ int64_t products_per_key(const Problem& p, const Shape& shape) {
   return shape.row_groups * kFragment * (p.head_dim + p.value_dim);
 }
 
-// Upper bound of the chunks of a sequence: chunks_of in kernels/common/schedule.h. Both ranges of a window may begin
-// and end within a chunk.
+// Upper bound of the chunks of a sequence: chunks_of in kernels/common/schedule.h. Both ranges of a window
+// may begin and end within a chunk.
 int64_t parts_of(const Problem& p, const CausalSpan& span) {
   const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);
   const int64_t most =
@@ -180,12 +180,12 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.set_params(params);
 
   if (parts == 1) {
-    pass.bind(Buffer::kOut, p.part ? kSlotPartialOut : kSlotOut);
-    pass.bind(Buffer::kLse, p.part ? kSlotPartialSum : kSlotLse);
+    pass.bind(kSlotOut, p.part ? kSlotPartialOut : kSlotOut);
+    pass.bind(kSlotLse, p.part ? kSlotPartialSum : kSlotLse);
     return plan;
   }
-  pass.bind(Buffer::kScratchOut, kSlotPartialOut);
-  pass.bind(Buffer::kScratchSum, kSlotPartialSum);
+  pass.bind(kSlotPartialOut);
+  pass.bind(kSlotPartialSum);
   const int64_t rows = p.batch * p.q_heads * p.q_len;
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_sum_floats = parts * rows * kSumFloats;
@@ -194,7 +194,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   merge.spec.token_major_out = token_major_out;
   merge.spec.has_seq_lens = p.has_seq_lens;
   merge.spec.window = pass.spec.window;
-  if (p.has_seq_lens) merge.bind(Buffer::kSeqLens, kSlotSeqLens);
+  if (p.has_seq_lens) merge.bind(kSlotSeqLens);
   MergeParams merge_params{};
   merge_params.rows = rows;
   merge_params.parts = int32_t(parts);

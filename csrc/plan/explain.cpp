@@ -1,7 +1,10 @@
 // A plan as JSON text.
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <string_view>
+#include <type_traits>
 
 #include "compiled.h"
 #include "plan.h"
@@ -79,15 +82,9 @@ class JsonWriter {
 
   void value(const CausalSpan& span) {
     open('{');
-    field("q_len", span.q_len);
-    field("window_left", span.window_left);
-    field("sink_tokens", span.sink_tokens);
-    field("capacity", span.capacity);
-    field("chunk_unit", span.chunk_unit);
-    field("least_chunk", span.least_chunk);
-    field("most_chunks", span.most_chunks);
-    field("largest_chunk", span.largest_chunk);
-    field("seq_lens_stride", span.seq_lens_stride);
+#define FATTN_WRITE(type, name) field(#name, span.name);
+    FATTN_CAUSAL_SPAN(FATTN_WRITE)
+#undef FATTN_WRITE
     close('}');
   }
 
@@ -113,143 +110,46 @@ class JsonWriter {
   bool first_ = true;
 };
 
-#define FATTN_FIELD(name) json.field(#name, params.name)
+// The structs of parameters, each with its list of fields.
+#define FATTN_PARAMS(X)                         \
+  X(PrefillParams, FATTN_PREFILL_PARAMS)        \
+  X(DecodeParams, FATTN_DECODE_PARAMS)          \
+  X(MergeParams, FATTN_MERGE_PARAMS)            \
+  X(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS) \
+  X(LogitsParams, FATTN_LOGITS_PARAMS)          \
+  X(MaskMapParams, FATTN_MASK_MAP_PARAMS)
 
-void write(JsonWriter& json, const PrefillParams& params) {
-  FATTN_FIELD(query);
-  FATTN_FIELD(key);
-  FATTN_FIELD(value);
-  FATTN_FIELD(key_scales);
-  FATTN_FIELD(value_scales);
-  FATTN_FIELD(mask);
-  FATTN_FIELD(mask_map);
-  FATTN_FIELD(out);
-  FATTN_FIELD(block_table_batch_stride);
-  FATTN_FIELD(block_table_entry_stride);
-  FATTN_FIELD(seq_lens_stride);
-  FATTN_FIELD(cu_seqlens_stride);
-  FATTN_FIELD(cu_seqlens_k_stride);
-  FATTN_FIELD(sinks_stride);
-  FATTN_FIELD(alibi_slopes_batch_stride);
-  FATTN_FIELD(alibi_slopes_stride);
-  FATTN_FIELD(batch);
-  FATTN_FIELD(q_len);
-  FATTN_FIELD(kv_len);
-  FATTN_FIELD(q_heads);
-  FATTN_FIELD(group_size);
-  FATTN_FIELD(q_offset);
-  FATTN_FIELD(window_left);
-  FATTN_FIELD(window_right);
-  FATTN_FIELD(sink_tokens);
-  FATTN_FIELD(num_blocks);
-  FATTN_FIELD(q_tiles);
-  FATTN_FIELD(kv_rows);
-  FATTN_FIELD(last_rows_meet);
-  FATTN_FIELD(score_scale);
-  FATTN_FIELD(softcap);
-  FATTN_FIELD(slope_scale);
-  FATTN_FIELD(parts);
-  FATTN_FIELD(least_part);
-  FATTN_FIELD(heads_first);
-}
-
-void write(JsonWriter& json, const DecodeParams& params) {
-  FATTN_FIELD(query);
-  FATTN_FIELD(key);
-  FATTN_FIELD(value);
-  FATTN_FIELD(key_scales);
-  FATTN_FIELD(value_scales);
-  FATTN_FIELD(mask);
-  FATTN_FIELD(block_table_batch_stride);
-  FATTN_FIELD(block_table_entry_stride);
-  FATTN_FIELD(sinks_stride);
-  FATTN_FIELD(alibi_slopes_batch_stride);
-  FATTN_FIELD(alibi_slopes_stride);
-  FATTN_FIELD(tree_mask_batch_stride);
-  FATTN_FIELD(tree_mask_row_stride);
-  FATTN_FIELD(span);
-  FATTN_FIELD(batch);
-  FATTN_FIELD(q_heads);
-  FATTN_FIELD(group_size);
-  FATTN_FIELD(num_blocks);
-  FATTN_FIELD(row_blocks);
-  FATTN_FIELD(score_scale);
-  FATTN_FIELD(softcap);
-  FATTN_FIELD(slope_scale);
-  FATTN_FIELD(shares);
-}
-
-void write(JsonWriter& json, const MergeParams& params) {
-  FATTN_FIELD(rows);
-  FATTN_FIELD(parts);
-  FATTN_FIELD(head_dim);
-  FATTN_FIELD(rows_per_sequence);
-  FATTN_FIELD(span);
-  FATTN_FIELD(puts_part);
-}
-
-void write(JsonWriter& json, const MaskMapParams& params) {
-  FATTN_FIELD(mask);
-  FATTN_FIELD(heads);
-  FATTN_FIELD(rows);
-  FATTN_FIELD(keys);
-  FATTN_FIELD(row_cells);
-  FATTN_FIELD(key_cells);
-  FATTN_FIELD(row_groups);
-}
-
-void write(JsonWriter& json, const LogitsParams& params) {
-  FATTN_FIELD(sizes);
-  FATTN_FIELD(strides);
-  FATTN_FIELD(column_stride);
-  FATTN_FIELD(rows);
-  FATTN_FIELD(columns);
-  FATTN_FIELD(dims);
-  FATTN_FIELD(cap);
-}
-
-void write(JsonWriter& json, const CacheWriteParams& params) {
-  FATTN_FIELD(key_token_stride);
-  FATTN_FIELD(key_head_stride);
-  FATTN_FIELD(value_token_stride);
-  FATTN_FIELD(value_head_stride);
-  FATTN_FIELD(key_cache);
-  FATTN_FIELD(value_cache);
-  FATTN_FIELD(key_scales);
-  FATTN_FIELD(value_scales);
-  FATTN_FIELD(slot_stride);
-  FATTN_FIELD(slots);
-  FATTN_FIELD(rows);
-  FATTN_FIELD(kv_heads);
-  FATTN_FIELD(block_size);
-}
-
-#undef FATTN_FIELD
+#define FATTN_WRITE(type, name) json.field(#name, params.name);
+#define FATTN_WRITER(Params, LIST) \
+  void write(JsonWriter& json, const Params& params) { LIST(FATTN_WRITE) }
+FATTN_PARAMS(FATTN_WRITER)
+#undef FATTN_WRITER
+#undef FATTN_WRITE
 
 template <typename Params>
-void write_params_as(JsonWriter& json, const Pass& pass) {
+Params params_of(const Pass& pass) {
   Params params;
   std::memcpy(&params, pass.params.data(), sizeof params);
-  write(json, params);
+  return params;
 }
 
 void write_params(JsonWriter& json, const Pass& pass) {
   switch (pass.spec.kernel) {
     case Kernel::kPrefill:
     case Kernel::kPrefillWide:
-      return write_params_as<PrefillParams>(json, pass);
+      return write(json, params_of<PrefillParams>(pass));
     case Kernel::kDecode:
     case Kernel::kDecodeWide:
-      return write_params_as<DecodeParams>(json, pass);
+      return write(json, params_of<DecodeParams>(pass));
     case Kernel::kMerge:
-      return write_params_as<MergeParams>(json, pass);
+      return write(json, params_of<MergeParams>(pass));
     case Kernel::kCacheWrite:
-      return write_params_as<CacheWriteParams>(json, pass);
+      return write(json, params_of<CacheWriteParams>(pass));
     case Kernel::kSoftmax:
     case Kernel::kSoftcap:
-      return write_params_as<LogitsParams>(json, pass);
+      return write(json, params_of<LogitsParams>(pass));
     case Kernel::kMaskMap:
-      return write_params_as<MaskMapParams>(json, pass);
+      return write(json, params_of<MaskMapParams>(pass));
   }
 }
 
@@ -295,7 +195,7 @@ void write(JsonWriter& json, const Pass& pass) {
   json.key("bindings");
   json.open('{');
   for (uint32_t i = 0; i < pass.binding_count; ++i) {
-    json.field(name_of(pass.bindings[i].buffer), static_cast<uint32_t>(pass.bindings[i].slot));
+    json.field(name_of(pass.bindings[i].operand), static_cast<uint32_t>(pass.bindings[i].slot));
   }
   json.field("params", static_cast<uint32_t>(kSlotParams));
   if (pass.spec.sliced) json.field("slice", static_cast<uint32_t>(kSlotSlice));
@@ -330,6 +230,56 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
   const int64_t floats = plan.scratch_out_floats + plan.scratch_sum_floats;
   json.field("scratch_bytes", floats * int64_t{sizeof(float)} + plan.scratch_map_bytes);
   json.field("tuning", plan.tuning);
+  json.close('}');
+  return json.take();
+}
+
+namespace {
+
+// The type of a parameter as Python's struct module has it; "" for a struct or an array.
+template <typename T>
+constexpr const char* code_of() {
+  if constexpr (std::is_same_v<T, fattn_i64>) return "q";
+  if constexpr (std::is_same_v<T, fattn_i32>) return "i";
+  if constexpr (std::is_same_v<T, fattn_f32>) return "f";
+  return "";
+}
+
+}  // namespace
+
+std::string kernel_interface() {
+  JsonWriter json;
+  json.open('{');
+  json.key("operands");
+  json.open('[');
+  for (int i = 0; i < kSlotCount; ++i) json.value(name_of(Slot(i)));
+  json.close(']');
+  json.key("constants");
+  json.open('[');
+  for (int i = 0; i < kConstCount; ++i) json.value(constant_name(FunctionConstant(i)));
+  json.close(']');
+  // By struct: the offset and the type of each field.
+  json.key("params");
+  json.open('{');
+#define FATTN_PLACE(type, name)                \
+  json.key(#name);                             \
+  json.open('[');                              \
+  json.value(int64_t(offsetof(Params, name))); \
+  json.value(code_of<type>());                 \
+  json.close(']');
+#define FATTN_PLACES(Type, LIST) \
+  {                              \
+    using Params = Type;         \
+    json.key(#Type);             \
+    json.open('{');              \
+    LIST(FATTN_PLACE)            \
+    json.close('}');             \
+  }
+  FATTN_PARAMS(FATTN_PLACES)
+  FATTN_PLACES(CausalSpan, FATTN_CAUSAL_SPAN)
+#undef FATTN_PLACES
+#undef FATTN_PLACE
+  json.close('}');
   json.close('}');
   return json.take();
 }

@@ -57,8 +57,8 @@ Plan plan_logits(const LogitsProblem& p) {
   // Maximum and sum of each simdgroup that shares a row.
   if (is_softmax)
     pass.threadgroup_bytes = uint32_t(ceil_div(spec.row_simdgroups * 2 * sizeof(float), 16) * 16);
-  pass.bind(Buffer::kLogits, kSlotLogits);
-  pass.bind(Buffer::kOut, kSlotOut);
+  pass.bind(kSlotLogits);
+  pass.bind(kSlotOut);
 
   LogitsParams params{};
   std::copy(p.sizes.begin(), p.sizes.end(), params.sizes);

@@ -58,8 +58,8 @@ void add_pass(Plan& plan, const MaskMapProblem& p) {
   pass.grid = {uint32_t(shape.groups), 1, 1};
   pass.threads = {uint32_t(kGroupCells * kSimdWidth), 1, 1};
   if (pass.groups() > kMostElements / kGroupElements) cut_into_slices(pass, kMostElements / kGroupElements);
-  pass.bind(Buffer::kMask, kSlotMask);
-  pass.bind(Buffer::kMaskMap, kSlotMaskMap);
+  pass.bind(kSlotMask);
+  pass.bind(kSlotMaskMap);
 
   MaskMapParams params{};
   params.mask = p.mask;

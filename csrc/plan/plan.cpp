@@ -15,10 +15,10 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& p, uint16_t simdgroups) {
   pass.threads = {uint32_t(pass.spec.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes =
       uint32_t(ceil_div(simdgroups * (kSimdWidth * 4 + kMergeSumFloats) * sizeof(float), 16) * 16);
-  pass.bind(Buffer::kScratchOut, kSlotPartialOut);
-  pass.bind(Buffer::kScratchSum, kSlotPartialSum);
-  pass.bind(Buffer::kOut, kSlotOut);
-  pass.bind(Buffer::kLse, kSlotLse);
+  pass.bind(kSlotPartialOut);
+  pass.bind(kSlotPartialSum);
+  pass.bind(kSlotOut);
+  pass.bind(kSlotLse);
   MergeParams params{};
   params.rows = p.rows;
   params.parts = int32_t(p.parts);

@@ -31,9 +31,18 @@ enum class Kernel : uint8_t {
 
 inline bool is_prefill(Kernel kernel) { return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide; }
 
+// The function constants of a pipeline.
+struct Features {
+  using uint = uint32_t;
+#define FATTN_FEATURE(type, name) type name{};
+  FATTN_FUNCTION_CONSTANTS(FATTN_FEATURE)
+#undef FATTN_FEATURE
+  bool operator==(const Features&) const = default;
+};
+
 // Identifies one compiled pipeline. The first half becomes preprocessor macros (one small library per
 // combination), the constants become Metal function constants.
-struct KernelSpec {
+struct KernelSpec : Features {
   Kernel kernel = Kernel::kPrefill;
   DType dtype = DType::kFloat32;      // operands; merge: the partial results
   DType out_dtype = DType::kFloat32;  // merge only differs from dtype
@@ -49,26 +58,8 @@ struct KernelSpec {
   uint16_t row_simdgroups = 1;  // softmax: that share a row
   uint16_t vectors = 1;         // softmax: that a thread holds
 
-  MaskKind mask = kMaskNone;
-  bool causal = false;
-  bool vector_loads = false;
-  bool split = false;
-  bool has_seq_lens = false;
-  uint32_t block_size = 0;
-  bool window = false;
-  bool softcap = false;
-  bool alibi = false;
-  bool sinks = false;
-  bool tree = false;
-  bool packed = false;
-  bool packed_keys = false;
   KvFormat kv_format = kKvFloat;
-  bool scales = false;
   bool long_slots = false;  // cache_write: slot_mapping is int64
-  bool sliced = false;
-  bool mask_map = false;
-  bool token_major_out = false;  // decode, merge; prefill has strides
-  bool grouped = false;
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -88,37 +79,14 @@ struct ConstantValue {
 std::vector<ConstantValue> constants_of(const KernelSpec& spec);
 const char* constant_name(FunctionConstant index);
 
-// The buffers of a call. The two scratch buffers, and a mask map that the plan itself makes, live from the
+// What explain calls an operand. Partial results, and a mask map that the plan itself makes, live from the
 // first pass to the last.
-enum class Buffer : uint8_t {
-  kQuery,
-  kKey,
-  kValue,
-  kMask,
-  kMaskMap,
-  kSeqLens,
-  kBlockTables,
-  kSinks,
-  kAlibiSlopes,
-  kTreeMask,
-  kCuSeqlens,
-  kCuSeqlensK,
-  kKeyCache,
-  kValueCache,
-  kSlotMapping,
-  kKeyScales,
-  kValueScales,
-  kLogits,
-  kOut,
-  kLse,
-  kScratchOut,
-  kScratchSum,
-  kCount,
-};
-const char* name_of(Buffer buffer);
+const char* name_of(Slot operand);
 
+// The kernel reads or writes `operand` in `slot`, which differs for a result that is a part: it is written
+// where partial results are.
 struct Binding {
-  Buffer buffer;
+  Slot operand;
   Slot slot;
 };
 
@@ -136,7 +104,8 @@ struct Pass {
 
   int64_t groups() const { return int64_t(grid[0]) * grid[1] * grid[2]; }
   int64_t dispatches() const { return spec.sliced ? (groups() + slice - 1) / slice : 1; }
-  void bind(Buffer buffer, Slot slot) { bindings[binding_count++] = {buffer, slot}; }
+  void bind(Slot operand) { bind(operand, operand); }
+  void bind(Slot operand, Slot slot) { bindings[binding_count++] = {operand, slot}; }
   template <typename Params>
   void set_params(const Params& value) {
     static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= sizeof(params));
@@ -170,5 +139,7 @@ std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFact
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);
+// The lists of kernels/common/params.h: operands and constants by number, and where parameters lie.
+std::string kernel_interface();
 
 }  // namespace fattn

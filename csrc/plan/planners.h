@@ -18,7 +18,8 @@ Plan plan_decode(const Problem& problem, const DeviceFacts& device);
 Plan plan_cache_write(const CacheWriteProblem& problem);
 Plan plan_logits(const LogitsProblem& problem);
 Plan plan_mask_map(const MaskMapProblem& problem);
-// Appends the pass that merges partial results (kScratchOut, kScratchSum) into kOut and kLse.
+// Appends the pass that merges partial results (kSlotPartialOut, kSlotPartialSum) into kSlotOut and
+// kSlotLse.
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, uint16_t simdgroups);
 // The partial results of a call whose keys are split.
 inline MergeProblem parts_of_call(const Problem& p, int64_t parts, int64_t rows) {
@@ -95,10 +96,7 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p, const DeviceFa
   spec.vector_loads = p.vector_aligned;
   spec.has_seq_lens = p.has_seq_lens;
   spec.block_size = uint32_t(p.block_size);
-  spec.softcap = p.options.softcap > 0.0;
-  spec.alibi = p.options.alibi_slopes;
-  spec.sinks = p.options.sinks;
-  spec.tree = p.options.tree_mask;
+  set_score_features(spec, p);
   spec.packed = p.packed;
   spec.packed_keys = p.packed_keys;
   spec.kv_format = p.kv_format;
@@ -107,22 +105,26 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p, const DeviceFa
 }
 
 inline void bind_attention(Pass& pass, const Problem& p) {
-  pass.bind(Buffer::kQuery, kSlotQuery);
-  pass.bind(Buffer::kKey, kSlotKey);
-  pass.bind(Buffer::kValue, kSlotValue);
+  pass.bind(kSlotQuery);
+  pass.bind(kSlotKey);
+  pass.bind(kSlotValue);
   if (p.has_scales) {
-    pass.bind(Buffer::kKeyScales, kSlotKeyScales);
-    pass.bind(Buffer::kValueScales, kSlotValueScales);
+    pass.bind(kSlotKeyScales);
+    pass.bind(kSlotValueScales);
   }
-  if (p.mask_dtype != DType::kOther) pass.bind(Buffer::kMask, kSlotMask);
-  if (p.has_mask_map) pass.bind(Buffer::kMaskMap, kSlotMaskMap);
-  if (p.has_seq_lens) pass.bind(Buffer::kSeqLens, kSlotSeqLens);
-  if (p.block_size > 0) pass.bind(Buffer::kBlockTables, kSlotBlockTables);
-  if (p.options.sinks) pass.bind(Buffer::kSinks, kSlotSinks);
-  if (p.options.alibi_slopes) pass.bind(Buffer::kAlibiSlopes, kSlotAlibiSlopes);
-  if (p.options.tree_mask) pass.bind(Buffer::kTreeMask, kSlotTreeMask);
-  if (p.packed) pass.bind(Buffer::kCuSeqlens, kSlotCuSeqlens);
-  if (p.packed_keys) pass.bind(Buffer::kCuSeqlensK, kSlotCuSeqlensK);
+  if (p.mask_dtype != DType::kOther) pass.bind(kSlotMask);
+  if (p.has_mask_map) pass.bind(kSlotMaskMap);
+  if (p.has_seq_lens) pass.bind(kSlotSeqLens);
+  if (p.block_size > 0) pass.bind(kSlotBlockTables);
+#define FATTN_NUMBER(type, name, value)
+#define FATTN_PER_HEAD(slot, name, by_sequence) \
+  if (p.options.name.given) pass.bind(kSlot##slot);
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
+#undef FATTN_NUMBER
+#undef FATTN_PER_HEAD
+  if (p.options.tree_mask) pass.bind(kSlotTreeMask);
+  if (p.packed) pass.bind(kSlotCuSeqlens);
+  if (p.packed_keys) pass.bind(kSlotCuSeqlensK);
 }
 
 // The parameters that the attention kernels have in common.
@@ -136,17 +138,15 @@ void set_attention_params(Params& params, const Problem& p) {
   params.mask = p.mask;
   params.block_table_batch_stride = p.block_table_batch_stride;
   params.block_table_entry_stride = p.block_table_entry_stride;
-  params.sinks_stride = p.options.sinks_stride;
-  params.alibi_slopes_batch_stride = p.options.alibi_slopes_batch_stride;
-  params.alibi_slopes_stride = p.options.alibi_slopes_stride;
   params.batch = int32_t(p.batch);
   params.q_heads = int32_t(p.q_heads);
   params.group_size = int32_t(p.q_heads / p.kv_heads);
   params.num_blocks = int32_t(p.num_blocks);
-  const double softcap = p.options.softcap;
-  params.score_scale = float(softcap > 0.0 ? p.scale / softcap : p.scale * score_unit(p));
-  params.softcap = float(softcap * score_unit(p));
-  params.slope_scale = float(score_unit(p));
+  const ScoreParams score = score_params(p);
+#define FATTN_COPY(type, name) params.name = score.name;
+  FATTN_SCORE_STRIDES(FATTN_COPY)
+  FATTN_SCORE_PARAMS(FATTN_COPY)
+#undef FATTN_COPY
 }
 
 }  // namespace fattn

@@ -271,8 +271,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
 
   bind_attention(pass, p);
   const bool merged = parts.count > 1;
-  pass.bind(merged ? Buffer::kScratchOut : Buffer::kOut, pass.spec.split ? kSlotPartialOut : kSlotOut);
-  pass.bind(merged ? Buffer::kScratchSum : Buffer::kLse, pass.spec.split ? kSlotPartialSum : kSlotLse);
+  pass.bind(merged ? kSlotPartialOut : kSlotOut, pass.spec.split ? kSlotPartialOut : kSlotOut);
+  pass.bind(merged ? kSlotPartialSum : kSlotLse, pass.spec.split ? kSlotPartialSum : kSlotLse);
 
   PrefillParams params{};
   set_attention_params(params, p);
@@ -285,9 +285,9 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   params.kv_len = int32_t(p.kv_len);
   // If only causality depends on positions, rows beyond these bounds see all keys or none. Otherwise the
   // checks keep q_offset in 32 bits.
-  params.q_offset =
-      int32_t(pass.spec.window || options.alibi_slopes ? p.q_offset
-                                                       : std::clamp<int64_t>(p.q_offset, -p.q_len, p.kv_len));
+  params.q_offset = int32_t(pass.spec.window || reads_positions(options)
+                                ? p.q_offset
+                                : std::clamp<int64_t>(p.q_offset, -p.q_len, p.kv_len));
   params.window_left = window_side(options.window_left);
   params.window_right = window_side(window_right);
   params.sink_tokens = int32_t(std::min<int64_t>(options.sink_tokens, kNoLimit));

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../kernels/common/params.h"
+#include "score_options.h"
 
 namespace fattn {
 
@@ -30,23 +31,6 @@ int size_of(DType dtype);
 inline bool is_float(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
-
-// Options that change scores or hide keys by position. sinks are float32 [q_heads], slopes also [batch,
-// q_heads], the tree mask int64 [batch, q_len]; strides are in elements.
-struct ScoreOptions {
-  int64_t window_left = -1;  // -1: no limit
-  int64_t window_right = -1;
-  int64_t sink_tokens = 0;
-  double softcap = 0.0;  // 0: none
-  bool sinks = false;
-  int64_t sinks_stride = 0;
-  bool alibi_slopes = false;
-  int64_t alibi_slopes_batch_stride = 0;
-  int64_t alibi_slopes_stride = 0;
-  bool tree_mask = false;
-  int64_t tree_mask_batch_stride = 0;
-  int64_t tree_mask_row_stride = 0;
-};
 
 // One attention call over query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]
 // and value [batch, kv_heads, kv_len, value_dim]; the paged forms take the last two from a pool of blocks,

@@ -1,4 +1,8 @@
 // Names, macros and function constants of a KernelSpec: the host's side of kernels/common/config.h.
+#include <initializer_list>
+#include <iterator>
+#include <type_traits>
+
 #include "kv_format.h"
 #include "plan.h"
 
@@ -114,98 +118,18 @@ const char* source_name(Kernel kernel) {
   return "";
 }
 
-const char* name_of(Buffer buffer) {
-  switch (buffer) {
-    case Buffer::kQuery:
-      return "query";
-    case Buffer::kKey:
-      return "key";
-    case Buffer::kValue:
-      return "value";
-    case Buffer::kMask:
-      return "attn_mask";
-    case Buffer::kMaskMap:
-      return "mask_map";
-    case Buffer::kSeqLens:
-      return "seq_lens";
-    case Buffer::kBlockTables:
-      return "block_tables";
-    case Buffer::kSinks:
-      return "sinks";
-    case Buffer::kAlibiSlopes:
-      return "alibi_slopes";
-    case Buffer::kTreeMask:
-      return "tree_mask";
-    case Buffer::kCuSeqlens:
-      return "cu_seqlens_q";
-    case Buffer::kCuSeqlensK:
-      return "cu_seqlens_k";
-    case Buffer::kKeyCache:
-      return "key_cache";
-    case Buffer::kValueCache:
-      return "value_cache";
-    case Buffer::kSlotMapping:
-      return "slot_mapping";
-    case Buffer::kKeyScales:
-      return "key_scales";
-    case Buffer::kValueScales:
-      return "value_scales";
-    case Buffer::kLogits:
-      return "logits";
-    case Buffer::kOut:
-      return "out";
-    case Buffer::kLse:
-      return "lse";
-    case Buffer::kScratchOut:
-      return "partial_out";
-    case Buffer::kScratchSum:
-      return "partial_sum";
-    case Buffer::kCount:
-      break;
-  }
-  return "";
+const char* name_of(Slot operand) {
+#define FATTN_NAME(slot, name) #name,
+  static constexpr const char* kNames[] = {FATTN_OPERANDS(FATTN_NAME, FATTN_NAME)};
+#undef FATTN_NAME
+  return kNames[operand];
 }
 
 const char* constant_name(FunctionConstant index) {
-  switch (index) {
-    case kConstMask:
-      return "mask";
-    case kConstCausal:
-      return "causal";
-    case kConstVectorLoads:
-      return "vector_loads";
-    case kConstSplit:
-      return "split";
-    case kConstHasSeqLens:
-      return "has_seq_lens";
-    case kConstBlockSize:
-      return "block_size";
-    case kConstWindow:
-      return "window";
-    case kConstSoftcap:
-      return "softcap";
-    case kConstAlibi:
-      return "alibi";
-    case kConstSinks:
-      return "sinks";
-    case kConstTree:
-      return "tree";
-    case kConstScales:
-      return "scales";
-    case kConstPacked:
-      return "packed";
-    case kConstSliced:
-      return "sliced";
-    case kConstPackedKeys:
-      return "packed_keys";
-    case kConstMaskMap:
-      return "mask_map";
-    case kConstTokenMajorOut:
-      return "token_major_out";
-    case kConstGrouped:
-      return "grouped";
-  }
-  return "";
+#define FATTN_NAME(type, name) #name,
+  static constexpr const char* kNames[] = {FATTN_FUNCTION_CONSTANTS(FATTN_NAME)};
+#undef FATTN_NAME
+  return kNames[index];
 }
 
 namespace {
@@ -262,34 +186,20 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
 }
 
 std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
-  if (spec.kernel == Kernel::kCacheWrite) {
-    return {{kConstVectorLoads, true, spec.vector_loads}, {kConstScales, true, spec.scales}};
-  }
-  if (spec.kernel == Kernel::kSoftmax || spec.kernel == Kernel::kSoftcap) {
-    return {{kConstVectorLoads, true, spec.vector_loads},
-            {kConstSoftcap, true, spec.softcap},
-            {kConstSliced, true, spec.sliced}};
-  }
-  return {
-      {kConstMask, false, static_cast<uint32_t>(spec.mask)},
-      {kConstCausal, true, spec.causal},
-      {kConstVectorLoads, true, spec.vector_loads},
-      {kConstSplit, true, spec.split},
-      {kConstHasSeqLens, true, spec.has_seq_lens},
-      {kConstBlockSize, false, spec.block_size},
-      {kConstWindow, true, spec.window},
-      {kConstSoftcap, true, spec.softcap},
-      {kConstAlibi, true, spec.alibi},
-      {kConstSinks, true, spec.sinks},
-      {kConstTree, true, spec.tree},
-      {kConstScales, true, spec.scales},
-      {kConstPacked, true, spec.packed},
-      {kConstSliced, true, spec.sliced},
-      {kConstPackedKeys, true, spec.packed_keys},
-      {kConstMaskMap, true, spec.mask_map},
-      {kConstTokenMajorOut, true, spec.token_major_out},
-      {kConstGrouped, true, spec.grouped},
+  using uint = Features::uint;
+#define FATTN_VALUE(type, name) {kConst_##name, std::is_same_v<type, bool>, spec.name},
+  const ConstantValue all[] = {FATTN_FUNCTION_CONSTANTS(FATTN_VALUE)};
+#undef FATTN_VALUE
+  const auto only = [&](std::initializer_list<FunctionConstant> declared) {
+    std::vector<ConstantValue> values;
+    for (const FunctionConstant index : declared) values.push_back(all[index]);
+    return values;
   };
+  if (spec.kernel == Kernel::kCacheWrite) return only({kConst_vector_loads, kConst_scales});
+  if (spec.kernel == Kernel::kSoftmax || spec.kernel == Kernel::kSoftcap) {
+    return only({kConst_vector_loads, kConst_softcap, kConst_sliced});
+  }
+  return {std::begin(all), std::end(all)};
 }
 
 }  // namespace fattn

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tests import direct_launch
+from tests.helpers import direct_launch
 
 from .special_trials import hidden_nan, hidden_scales, huge_sinks, unlikely
 from .trial import Trial, bf16, f16, f32, of_operands, of_problem, randn

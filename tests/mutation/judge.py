@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from bench.models.bounds import exceeded
-from tests import direct_launch
+from tests.helpers import direct_launch
 
 from .operators import Mutant
 from .trial import Counts, Trial

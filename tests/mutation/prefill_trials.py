@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests import direct_launch
+from tests.helpers import direct_launch
 
 from .special_trials import hidden_nan, huge_sinks, unlikely
 from .trial import Plan, Trial, bf16, f16, f32, of_operands, of_problem, randn

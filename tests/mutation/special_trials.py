@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests import problems
+from tests.helpers import problems
 from torch_fattn.reference import quantise
 
 from .trial import Trial, of_call, of_operands, of_problem, randn

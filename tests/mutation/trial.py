@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import torch_fattn.reference as reference
-from tests import cache_problems, direct_launch, logits_problems, problems
-from tests.accuracy import assert_close
-from tests.cache_problems import WriteProblem
-from tests.logits_problems import LogitsProblem
-from tests.problems import Problem
+from tests.helpers import cache_problems, direct_launch, logits_problems, problems
+from tests.helpers.accuracy import assert_close
+from tests.helpers.cache_problems import WriteProblem
+from tests.helpers.logits_problems import LogitsProblem
+from tests.helpers.problems import Problem
 
 CHECKS = "race,bounds,uninit,bytes"
 WATCHDOG = 10.0  # seconds for a threadgroup that takes hundredths of one

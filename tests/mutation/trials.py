@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from tests import direct_launch
+from tests.helpers import direct_launch
 
 from .decode_trials import decode, other_decode
 from .prefill_trials import other_prefill, prefill

@@ -8,24 +8,7 @@
 using namespace metal;
 
 // Function constants stand at global scope, as in every Metal library we know to compile.
-constant uint fc_mask [[function_constant(fattn::kConstMask)]];
-constant bool fc_causal [[function_constant(fattn::kConstCausal)]];
-constant bool fc_vector_loads [[function_constant(fattn::kConstVectorLoads)]];
-constant bool fc_split [[function_constant(fattn::kConstSplit)]];
-constant bool fc_has_seq_lens [[function_constant(fattn::kConstHasSeqLens)]];
-constant uint fc_block_size [[function_constant(fattn::kConstBlockSize)]];
-constant bool fc_window [[function_constant(fattn::kConstWindow)]];
-constant bool fc_softcap [[function_constant(fattn::kConstSoftcap)]];
-constant bool fc_alibi [[function_constant(fattn::kConstAlibi)]];
-constant bool fc_sinks [[function_constant(fattn::kConstSinks)]];
-constant bool fc_tree [[function_constant(fattn::kConstTree)]];
-constant bool fc_scales [[function_constant(fattn::kConstScales)]];
-constant bool fc_packed [[function_constant(fattn::kConstPacked)]];
-constant bool fc_sliced [[function_constant(fattn::kConstSliced)]];
-constant bool fc_packed_keys [[function_constant(fattn::kConstPackedKeys)]];
-constant bool fc_mask_map [[function_constant(fattn::kConstMaskMap)]];
-constant bool fc_token_major_out [[function_constant(fattn::kConstTokenMajorOut)]];
-constant bool fc_grouped [[function_constant(fattn::kConstGrouped)]];
+FATTN_FUNCTION_CONSTANTS(FATTN_DECLARE_CONSTANT)
 
 // Gates of optional buffers.
 constant bool fc_has_mask = fc_mask != fattn::kMaskNone;

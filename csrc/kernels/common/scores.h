@@ -39,6 +39,13 @@ struct ScoreModifiers {
   int position[kRowFragments];
 };
 
+// Sets what is the same for all rows.
+template <typename Params>  // PrefillParams, DecodeParams
+inline void set_uniform(thread ScoreModifiers& modifiers, constant Params& params) {
+  modifiers.scale = params.score_scale;
+  modifiers.softcap = params.softcap;
+}
+
 // The score of a product of row r.
 inline float modified_score(float product, thread const ScoreModifiers& modifiers, int r, int key) {
   float s = product * modifiers.scale;

@@ -124,8 +124,7 @@ inline float slope_of(PackedRow packed, int batch, constant DecodeParams& params
 // `limit` as in Visibility.
 inline ScoreModifiers modifiers_of(constant DecodeParams& params, int limit, float slope) {
   ScoreModifiers modifiers;
-  modifiers.scale = params.score_scale;
-  modifiers.softcap = params.softcap;
+  set_uniform(modifiers, params);
   modifiers.slope[0] = slope;
   modifiers.position[0] = limit - 1;
   return modifiers;

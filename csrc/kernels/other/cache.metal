@@ -6,8 +6,8 @@
 using namespace metal;
 
 // All the features that this kernel has: of the rest of constants.h it needs none.
-constant bool fc_vector_loads [[function_constant(fattn::kConstVectorLoads)]];
-constant bool fc_scales [[function_constant(fattn::kConstScales)]];
+FATTN_DECLARE_CONSTANT(bool, vector_loads)
+FATTN_DECLARE_CONSTANT(bool, scales)
 
 namespace fattn {
 

@@ -11,9 +11,9 @@
 using namespace metal;
 
 // All the features that these kernels have: of the rest of constants.h they need none.
-constant bool fc_vector_loads [[function_constant(fattn::kConstVectorLoads)]];
-constant bool fc_softcap [[function_constant(fattn::kConstSoftcap)]];
-constant bool fc_sliced [[function_constant(fattn::kConstSliced)]];
+FATTN_DECLARE_CONSTANT(bool, vector_loads)
+FATTN_DECLARE_CONSTANT(bool, softcap)
+FATTN_DECLARE_CONSTANT(bool, sliced)
 
 namespace fattn {
 

@@ -166,8 +166,7 @@ struct TileRows {
   // What becomes of the products of row fragment r of this lane.
   void set_modifiers(int r, QueryRow at, constant PrefillParams& params, const device float* alibi_slopes,
                      thread ScoreModifiers& modifiers) const thread {
-    modifiers.scale = params.score_scale;
-    modifiers.softcap = params.softcap;
+    set_uniform(modifiers, params);
     modifiers.position[r] = first_position + at.row;
     if (fc_alibi) {
       const long place =

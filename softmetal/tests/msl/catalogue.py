@@ -5,18 +5,17 @@ A header begins each program of conformance/TOPIC.metal:
     // --- local_pointer | rejected (certain) | MSL 4; slang #4129 | A pointer needs an address space.
     kernel void k(device float* x) {
       float* y = x + 1;  // error: needs an address space
-      *y = 2;
-    }
-    // --- local_pointer | accepted
-    kernel void k(device float* x) {
-      device float* y = x + 1;
+      device float* y = x + 1;  // accepted
       *y = 2;
     }
 
-The columns are name, verdict (and certainty), source and rule. A header inherits omitted columns from the
-header above it. A blank line separates rules. An accepted program with the name of a rejected one is its
-control: the same program without the error. `// error` marks the line that the compiler must name, with a
-part of the message if its text matters.
+The columns are name, verdict (and certainty), source and rule. A header that omits some of them takes them
+from the header above it. A blank line separates rules. `// error` marks the line that the compiler must name,
+with a part of the message where its text matters.
+
+Lines that end with `// accepted` make a second program, the control: it has them instead of the lines marked
+`// error` and `// rejected`, and compiles. A control that differs more is an accepted program of the same
+name.
 
 certain  the specification or a message of Apple's compiler in a public issue says so
 likely   the specification or such a message suggests it
@@ -37,6 +36,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,8 @@ _HEADER = re.compile(
     r"(?: \| (?P<source>[^|]+) \| (?P<rule>[^|]+\.))?"
 )
 _ERROR = re.compile(r"// error(?:: (?P<message>.+))?$")
+# The marks of lines that only one of two programs has.
+_MARKS = {"accepted": re.compile(r"// accepted$"), "rejected": re.compile(r"// rejected$|// error(: .+)?$")}
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,14 @@ class Entry:
         return any(line.startswith(place) and self.message in line for line in message.splitlines())
 
 
+def _programs(verdict: str, body: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The program of an entry, and its control. Lines of the other leave an empty line."""
+    verdicts = (verdict, "accepted") if any(map(_MARKS["accepted"].search, body)) else (verdict,)
+    for one in verdicts:
+        other = _MARKS["rejected" if one == "accepted" else "accepted"]
+        yield one, body if len(verdicts) == 1 else ["" if other.search(line) else line for line in body]
+
+
 def parse(text: str, file: str) -> list[Entry]:
     """The entries of a catalogue. A line of a program keeps its line number in the catalogue."""
     lines = text.splitlines()
@@ -83,33 +93,31 @@ def parse(text: str, file: str) -> list[Entry]:
         if header["certainty"]:
             columns["std"] = header["std"] or DEFAULT
         columns |= {column: value for column, value in header.groupdict().items() if value}
-        body = lines[number + 1 : end]
-        errors = [(at, match) for at, line in enumerate(body, number + 2) if (match := _ERROR.search(line))]
-        if (
-            len(columns) != 6
-            or columns["std"] not in LANGUAGES
-            or len(errors) != (columns["verdict"] == "rejected")
-        ):
-            raise ValueError(
-                f"{file}:{number + 1}: the first header needs all columns, a rejected program one `// error`"
+        for verdict, body in _programs(columns["verdict"], lines[number + 1 : end]):
+            errors = [
+                (at, found) for at, line in enumerate(body, number + 2) if (found := _ERROR.search(line))
+            ]
+            if len(columns) != 6 or columns["std"] not in LANGUAGES or len(errors) != (verdict == "rejected"):
+                raise ValueError(
+                    f"{file}:{number + 1}: the first header needs all columns, "
+                    "a rejected program one `// error`"
+                )
+            prelude = "" if "#include <metal_stdlib>" in body else PRELUDE
+            source = prelude + "\n" * (number + 1 - prelude.count("\n")) + "\n".join(body) + "\n"
+            unsure = columns["certainty"] == "unsure"
+            entries.append(
+                Entry(
+                    name=f"{Path(file).stem}/{columns['name']}",
+                    verdict=verdict,
+                    certainty=columns["certainty"],
+                    std=columns["std"],
+                    source=columns["source"],
+                    rule=columns["rule"],
+                    program=Program(source, name=file, std=columns["std"], refuse_unsure=unsure),
+                    error_line=errors[0][0] if errors else 0,
+                    message=(errors[0][1]["message"] or "") if errors else "",
+                )
             )
-        prelude = "" if "#include <metal_stdlib>" in body else PRELUDE
-        source = prelude + "\n" * (number + 1 - prelude.count("\n")) + "\n".join(body) + "\n"
-        entries.append(
-            Entry(
-                name=f"{Path(file).stem}/{columns['name']}",
-                verdict=columns["verdict"],
-                certainty=columns["certainty"],
-                std=columns["std"],
-                source=columns["source"],
-                rule=columns["rule"],
-                program=Program(
-                    source, name=file, std=columns["std"], refuse_unsure=columns["certainty"] == "unsure"
-                ),
-                error_line=errors[0][0] if errors else 0,
-                message=(errors[0][1]["message"] or "") if errors else "",
-            )
-        )
     return entries
 
 

@@ -51,6 +51,16 @@ constant int x = 1;
 """
 
 
+def test_marked_lines_make_the_control() -> None:
+    text = GOOD.replace(
+        "// --- first | accepted\nconstant int x = 1;", "constant int x = 1;  // accepted\nint y;"
+    )
+    rejected, accepted = parse(text, "topic.metal")
+    assert (rejected.verdict, rejected.error_line, accepted.verdict) == ("rejected", 4, "accepted")
+    assert rejected.program.source.splitlines()[3:] == ["int x;  // error: no space", "", "int y;"]
+    assert accepted.program.source.splitlines()[3:] == ["", "constant int x = 1;  // accepted", "int y;"]
+
+
 def test_a_header_takes_what_it_omits_from_the_one_above() -> None:
     rejected, accepted = parse(GOOD, "topic.metal")
     assert (rejected.name, rejected.error_line, rejected.message) == ("topic/first", 4, "no space")
@@ -72,6 +82,7 @@ def test_a_header_takes_what_it_omits_from_the_one_above() -> None:
         ("  // error: no space", ""),
         ("= 1;", "= 1;  // error"),
         ("first | accepted", "accepted"),
+        ("int x;  // error: no space", "int x;  // accepted"),
     ],
 )
 def test_a_broken_catalogue_is_an_error(good: str, bad: str) -> None:

@@ -1,33 +1,22 @@
 // Conversions between address spaces, and values in them. The format of this file: ../catalogue.py
 
 // --- device_pointer_as_thread_parameter | rejected (certain) | MSL 4; SPIRV-Cross #2064 | A pointer does not convert to another address space.
-void f(thread float* p) { p[0] = 1; }
+void f(thread float* p) { p[0] = 1; }  // rejected
+void f(device float* p) { p[0] = 1; }  // accepted
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   f(x);  // error
-}
-// --- device_pointer_as_thread_parameter | accepted
-void f(device float* p) { p[0] = 1; }
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  f(x);
+  f(x);  // accepted
 }
 // --- device_pointer_as_threadgroup_pointer | rejected
 kernel void k(device float* x [[buffer(0)]]) {
   threadgroup float* p = x;  // error: cannot initialize a variable of type 'threadgroup float *'
-  p[0] = 1;
-}
-// --- device_pointer_as_threadgroup_pointer | accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  device float* p = x;
+  device float* p = x;  // accepted
   p[0] = 1;
 }
 // --- threadgroup_pointer_as_thread_pointer | rejected
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   thread float* p = t;  // error
-  x[0] = *p;
-}
-// --- threadgroup_pointer_as_thread_pointer | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  threadgroup float* p = t;
+  threadgroup float* p = t;  // accepted
   x[0] = *p;
 }
 // --- threadgroup_variable_as_device_pointer | rejected
@@ -42,72 +31,45 @@ void f(device const float* p, device float* o) { o[0] = p[0]; }
 kernel void k(device float* o [[buffer(0)]], constant float* c [[buffer(1)]]) { f(c, o); }  // error
 // --- assigned_pointer | rejected
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float y = 0;
+  float y = 0;  // rejected
+  float y = 0, z = 1;  // accepted
   thread float* p = &y;
   p = x;  // error
-  *p = 1;
-}
-// --- assigned_pointer | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float y = 0, z = 1;
-  thread float* p = &y;
-  p = &z;
-  x[0] = *p;
+  *p = 1;  // rejected
+  p = &z;  // accepted
+  x[0] = *p;  // accepted
 }
 // --- assigned_member_pointer | rejected
-struct S { thread float* p; };
+struct S { thread float* p; };  // rejected
+struct S { device float* p; };  // accepted
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   S s;
   s.p = x;  // error
-  s.p[0] = 1;
-}
-// --- assigned_member_pointer | accepted
-struct S { device float* p; };
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  S s;
-  s.p = x;
+  s.p = x;  // accepted
   s.p[0] = 1;
 }
 // --- aggregate_member_pointer | rejected
-struct S { thread float* p; };
+struct S { thread float* p; };  // rejected
+struct S { threadgroup float* p; };  // accepted
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   S s = {t};  // error
-  x[0] = s.p[0];
-}
-// --- aggregate_member_pointer | accepted
-struct S { threadgroup float* p; };
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  S s = {t};
+  S s = {t};  // accepted
   x[0] = s.p[0];
 }
 // --- auto_pointer | rejected
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   thread auto* y = x;  // error
-  *y = 1;
-}
-// --- auto_pointer | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  device auto* y = x;
+  device auto* y = x;  // accepted
   *y = 1;
 }
 // --- member_of_template | rejected
 template <typename T>
 struct Loader {
-  threadgroup T* to;
+  threadgroup T* to;  // rejected
+  const device T* to;  // accepted
   const device T* from;
   void go() { to = from; }  // error: assigning 'const device float *'
-};
-kernel void k(device float* x [[buffer(0)]]) {
-  Loader<float> loader;
-  loader.from = x;
-  loader.go();
-}
-// --- member_of_template | accepted
-template <typename T>
-struct Loader {
-  const device T* to;
-  const device T* from;
-  void go() { to = from; }
+  void go() { to = from; }  // accepted
 };
 kernel void k(device float* x [[buffer(0)]]) {
   Loader<float> loader;
@@ -148,11 +110,7 @@ kernel void k(device const float* o [[buffer(0)]]) {
 // --- c_cast | rejected (certain) | MSL 4; MLX, llama.cpp | A cast cannot change the address space.
 kernel void k(device float* x [[buffer(0)]]) {
   threadgroup int* p = (threadgroup int*)x;  // error: a cast cannot change the address space of a pointer
-  p[0] = 1;
-}
-// --- c_cast | accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  device int* p = (device int*)x;
+  device int* p = (device int*)x;  // accepted
   p[0] = 1;
 }
 // --- c_cast_beside_variable | rejected
@@ -165,42 +123,30 @@ kernel void k(device float* o [[buffer(0)]]) {
 // --- c_cast_of_expression | rejected
 kernel void k(device float* x [[buffer(0)]]) {
   *(threadgroup int*)(x + 1) = 0;  // error: a cast cannot change the address space of a pointer
-}
-// --- c_cast_of_expression | accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  *(device int*)(x + 1) = 0;
+  *(device int*)(x + 1) = 0;  // accepted
 }
 // --- c_cast_to_thread | rejected
 kernel void k(device float* x [[buffer(0)]]) {
   thread float* p = (thread float*)x;  // error: a cast cannot change the address space of a pointer
-  p[0] = 1;
-}
-// --- c_cast_to_thread | accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  float y = 0;
-  thread float* p = (thread float*)&y;
-  x[0] = *p;
+  p[0] = 1;  // rejected
+  float y = 0;  // accepted
+  thread float* p = (thread float*)&y;  // accepted
+  x[0] = *p;  // accepted
 }
 // --- reinterpret_cast | rejected
 kernel void k(device float* x [[buffer(0)]]) {
   reinterpret_cast<threadgroup int*>(x)[0] = 1;  // error: reinterpret_cast from 'device float *' to 'threadgroup int *' is not allowed
-}
-// --- reinterpret_cast | accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  reinterpret_cast<device int*>(x)[0] = 1;
+  reinterpret_cast<device int*>(x)[0] = 1;  // accepted
 }
 // --- const_cast | rejected
 kernel void k(constant float* c [[buffer(0)]], device float* x [[buffer(1)]]) { device float* p = const_cast<device float*>(c); p[0]=1; x[0]=p[0]; }  // error
 
 // --- device_value_as_thread_reference | rejected (certain) | MSL 4; MLX, llama.cpp | A reference to thread memory does not bind to an object in another address space.
-void f(thread float& x) { x = 1; }
+void f(thread float& x) { x = 1; }  // rejected
+void f(device float& x) { x = 1; }  // accepted
 kernel void k(device float* x [[buffer(0)]]) {
   f(x[0]);  // error: parameter 'x' of 'f' points to thread memory
-}
-// --- device_value_as_thread_reference | accepted
-void f(device float& x) { x = 1; }
-kernel void k(device float* x [[buffer(0)]]) {
-  f(x[0]);
+  f(x[0]);  // accepted
 }
 // --- device_value_as_const_thread_reference | rejected
 float f(const thread float& a) { return a; }
@@ -208,21 +154,14 @@ kernel void k(device float* o [[buffer(0)]]) { o[0] = f(o[1]); }  // error
 // --- auto_reference_to_device | rejected
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   thread auto& y = x[0];  // error
-  y = 1;
-}
-// --- auto_reference_to_device | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  device auto& y = x[0];
+  device auto& y = x[0];  // accepted
   y = 1;
 }
 // --- returned_device_reference | rejected
-thread float& f(device float* p) {
+thread float& f(device float* p) {  // rejected
   return p[1];  // error
-}
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { f(x) = 1; }
-// --- returned_device_reference | accepted
-device float& f(device float* p) {
-  return p[1];
+device float& f(device float* p) {  // accepted
+  return p[1];  // accepted
 }
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { f(x) = 1; }
 
@@ -230,23 +169,16 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
 float f(const thread float& p) { return p; }
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   x[0] = f(c);  // error
-}
-// --- constant_value_as_const_thread_reference | accepted
-float f(const thread float& p) { return p; }
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float l = c;
-  x[0] = f(l);
+  float l = c;  // accepted
+  x[0] = f(l);  // accepted
 }
 
 // --- exponent_of_frexp | rejected (certain) | MSL 6.5 | frexp can store the exponent to thread memory only.
 kernel void k(device float* x [[buffer(0)]], device int* e [[buffer(1)]]) {
   x[0] = frexp(x[0], e[0]);  // error
-}
-// --- exponent_of_frexp | accepted
-kernel void k(device float* x [[buffer(0)]], device int* e [[buffer(1)]]) {
-  int n;
-  x[0] = frexp(x[0], n);
-  e[0] = n;
+  int n;  // accepted
+  x[0] = frexp(x[0], n);  // accepted
+  e[0] = n;  // accepted
 }
 
 // --- temporary_as_reference | rejected (certain) | MSL 4; MLX, llama.cpp | A temporary does not bind to a reference to non-const.
@@ -268,25 +200,19 @@ kernel void k(device float* x [[buffer(0)]], device int* n [[buffer(1)]]) {
 }
 
 // --- deduced_from_pointer | rejected (certain) | MSL 4; MSL 1.5.2 | T in `thread T*` is not deduced from a pointer to another address space.
-template <typename T> void f(thread T* p) { p[0] = 1; }
+template <typename T> void f(thread T* p) { p[0] = 1; }  // rejected
+template <typename T> void f(device T* p) { p[0] = 1; }  // accepted
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   f(x);  // error
-}
-// --- deduced_from_pointer | accepted
-template <typename T> void f(device T* p) { p[0] = 1; }
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  f(x);
+  f(x);  // accepted
 }
 
 // --- deduced_from_reference | rejected (certain) | MSL 4 | T in `const thread T&` is not deduced from an object in another address space.
-template <typename T> T f(const thread T& p) { return p; }
+template <typename T> T f(const thread T& p) { return p; }  // rejected
+template <typename T> T f(const threadgroup T& p) { return p; }  // accepted
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   x[0] = f(t[0]);  // error
-}
-// --- deduced_from_reference | accepted
-template <typename T> T f(const threadgroup T& p) { return p; }
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  x[0] = f(t[0]);
+  x[0] = f(t[0]);  // accepted
 }
 
 // --- references_to_every_space | accepted (certain) | MSL 4; MLX, llama.cpp | A reference parameter can be in any of the four address spaces.

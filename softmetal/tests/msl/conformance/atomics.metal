@@ -35,45 +35,35 @@ kernel void k(device atomic<half>* x [[buffer(0)]]) { atomic_fetch_add_explicit(
 // --- atomic_ushort | rejected (certain) | MSL 2.6 | Metal has no atomic<ushort>.
 kernel void k(
     device atomic<ushort>* x [[buffer(0)]]) {  // error
-}
-// --- atomic_ushort | accepted
-kernel void k(
-    device atomic<uint>* x [[buffer(0)]]) {
+    device atomic<uint>* x [[buffer(0)]]) {  // accepted
 }
 
 // --- atomic_bool_added | rejected (certain) | MSL 6.15.4 | An atomic bool has no arithmetic.
 kernel void k(device atomic_bool* x [[buffer(0)]]) {
   atomic_fetch_add_explicit(x, true, memory_order_relaxed);  // error
-}
-// --- atomic_bool_added | accepted
-kernel void k(device atomic_bool* x [[buffer(0)]]) {
-  atomic_exchange_explicit(x, true, memory_order_relaxed);
+  atomic_exchange_explicit(x, true, memory_order_relaxed);  // accepted
 }
 
 // --- atomic_float_in_threadgroup | rejected (certain) | MSL 6.15 | atomic<float> must be in device memory.
-kernel void k(device float* x [[buffer(0)]]) {
-  threadgroup atomic<float> a;
+kernel void k(device float* x [[buffer(0)]]) {  // rejected
+  threadgroup atomic<float> a;  // rejected
   atomic_store_explicit(&a, 1.0f, memory_order_relaxed);  // error
-  x[0] = 1;
-}
-// --- atomic_float_in_threadgroup | accepted
-kernel void k(device atomic<float>* x [[buffer(0)]]) {
-  threadgroup atomic_uint a;
-  atomic_store_explicit(&a, 1u, memory_order_relaxed);
-  atomic_store_explicit(x, 1.0f, memory_order_relaxed);
+  x[0] = 1;  // rejected
+kernel void k(device atomic<float>* x [[buffer(0)]]) {  // accepted
+  threadgroup atomic_uint a;  // accepted
+  atomic_store_explicit(&a, 1u, memory_order_relaxed);  // accepted
+  atomic_store_explicit(x, 1.0f, memory_order_relaxed);  // accepted
 }
 
 // --- atomic_float_max | rejected (likely) | MSL 6.15.4 | atomic<float> has no maximum.
 kernel void k(device atomic<float>* x [[buffer(0)]]) { atomic_fetch_max_explicit(x, 1.0f, memory_order_relaxed); }  // error
 
 // --- atomic_ulong_added | rejected (certain) | MSL 6.15.4.6 | An atomic ulong has minimum and maximum only.
-kernel void k(device atomic_ulong* x [[buffer(0)]]) {
+kernel void k(device atomic_ulong* x [[buffer(0)]]) {  // rejected
   atomic_fetch_add_explicit(x, 1, memory_order_relaxed);  // error
-}
-// --- atomic_ulong_added | accepted
-kernel void k(device atomic_uint* x [[buffer(0)]]) {
-  atomic_fetch_add_explicit(x, 1, memory_order_relaxed);
-  atomic_max_explicit((device atomic_ulong*)x, 3ul, memory_order_relaxed);
+kernel void k(device atomic_uint* x [[buffer(0)]]) {  // accepted
+  atomic_fetch_add_explicit(x, 1, memory_order_relaxed);  // accepted
+  atomic_max_explicit((device atomic_ulong*)x, 3ul, memory_order_relaxed);  // accepted
 }
 
 // --- order_seq_cst | rejected (likely) | MSL 2.6; MSL 6.15 | Atomic functions take memory_order_relaxed only.

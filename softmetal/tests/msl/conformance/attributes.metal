@@ -3,12 +3,9 @@
 // --- position_signed | rejected (certain) | MSL 5.2.3 | A position must be ushort or uint, or a vector of them.
 kernel void k(device float* x,
   int i [[thread_position_in_grid]]) {  // error: must be uint or ushort
-  x[i] = 1;
-}
-// --- position_signed | accepted
-kernel void k(device float* x,
-  ushort2 i [[thread_position_in_grid]]) {
-  x[i.x] = 1;
+  x[i] = 1;  // rejected
+  ushort2 i [[thread_position_in_grid]]) {  // accepted
+  x[i.x] = 1;  // accepted
 }
 // --- position_signed_with_buffer_index | rejected
 kernel void k(device float* o [[buffer(0)]], int i [[thread_position_in_grid]]) { o[i] = 1; }  // error
@@ -24,11 +21,7 @@ kernel void k(device float* o [[buffer(0)]], device uint* i [[thread_position_in
 // --- position_ulong | rejected (certain) | MSL 5.2.3.6 | A position cannot have 64-bit elements.
 kernel void k(device uint* x [[buffer(0)]],
     ulong p [[thread_position_in_grid]]) {  // error
-  x[p] = 1;
-}
-// --- position_ulong | accepted
-kernel void k(device uint* x [[buffer(0)]],
-    ushort p [[thread_position_in_grid]]) {
+    ushort p [[thread_position_in_grid]]) {  // accepted
   x[p] = 1;
 }
 
@@ -56,15 +49,12 @@ kernel void k(device float* o [[buffer(0)]], ushort3 a [[thread_position_in_thre
 
 // --- mixed_scalar_and_vector | rejected (certain) | MSL 5.2.3; triton-msl #10 | The positions and sizes of a kernel must be all scalars, or all vectors of the same length.
 kernel void k(device uint* x [[buffer(0)]],
-    uint p [[threadgroup_position_in_grid]],
+    uint p [[threadgroup_position_in_grid]],  // rejected
     uint3 l [[thread_position_in_threadgroup]]) {  // error
-  x[p] = l.x;
-}
-// --- mixed_scalar_and_vector | accepted
-kernel void k(device uint* x [[buffer(0)]],
-    uint3 p [[threadgroup_position_in_grid]],
-    uint3 l [[thread_position_in_threadgroup]]) {
-  x[p.x] = l.x;
+  x[p] = l.x;  // rejected
+    uint3 p [[threadgroup_position_in_grid]],  // accepted
+    uint3 l [[thread_position_in_threadgroup]]) {  // accepted
+  x[p.x] = l.x;  // accepted
 }
 // --- mixed_position_and_size | rejected
 kernel void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]],
@@ -74,36 +64,26 @@ kernel void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]],
 // --- mixed_numbers_of_elements | rejected
 kernel void k(device uint* x [[buffer(0)]], uint2 p [[thread_position_in_grid]],
     ushort3 n [[threads_per_grid]]) {  // error
-  x[p.x] = n.x;
-}
-// --- mixed_numbers_of_elements | accepted
-kernel void k(device uint* x [[buffer(0)]], uint2 p [[thread_position_in_grid]],
-    ushort2 n [[threads_per_grid]], uint lane [[thread_index_in_simdgroup]]) {
-  x[p.x] = n.x + lane;
+  x[p.x] = n.x;  // rejected
+    ushort2 n [[threads_per_grid]], uint lane [[thread_index_in_simdgroup]]) {  // accepted
+  x[p.x] = n.x + lane;  // accepted
 }
 // --- mixed_in_template | rejected
 template <typename T> kernel void f(device uint* x [[buffer(0)]], T p [[thread_position_in_grid]],
     uint n [[threads_per_grid]]) {  // error
+    uint n [[threads_per_grid]]) {  // accepted
   x[0] = n;
 }
-template [[host_name("f")]] kernel void f<uint2>(device uint*, uint2, uint);
-// --- mixed_in_template | accepted
-template <typename T> kernel void f(device uint* x [[buffer(0)]], T p [[thread_position_in_grid]],
-    uint n [[threads_per_grid]]) {
-  x[0] = n;
-}
-template [[host_name("f")]] kernel void f<uint>(device uint*, uint, uint);
+template [[host_name("f")]] kernel void f<uint2>(device uint*, uint2, uint);  // rejected
+template [[host_name("f")]] kernel void f<uint>(device uint*, uint, uint);  // accepted
 // --- mixed_behind_alias | rejected
-using position = uint3;
+using position = uint3;  // rejected
+using position = uint;  // accepted
 kernel void k(device uint* x [[buffer(0)]], position p [[thread_position_in_grid]],
     uint n [[threads_per_grid]]) {  // error
-  x[p.x] = n;
-}
-// --- mixed_behind_alias | accepted
-using position = uint;
-kernel void k(device uint* x [[buffer(0)]], position p [[thread_position_in_grid]],
-    uint n [[threads_per_grid]]) {
-  x[p] = n;
+  x[p.x] = n;  // rejected
+    uint n [[threads_per_grid]]) {  // accepted
+  x[p] = n;  // accepted
 }
 
 // --- attribute_twice | rejected (policy) | MSL 5.2.3 | Two parameters cannot have one attribute.
@@ -112,11 +92,7 @@ kernel void k(device int* x [[buffer(0)]], uint i [[thread_position_in_grid]], u
 // --- attribute_twice_under_two_names | rejected (certain) | m1-gpu-cpp #4 | thread_execution_width and threads_per_simdgroup are the same input.
 kernel void k(device uint* x [[buffer(0)]], uint a [[threads_per_simdgroup]],
     uint b [[thread_execution_width]]) {  // error
-  x[a] = b;
-}
-// --- attribute_twice_under_two_names | accepted
-kernel void k(device uint* x [[buffer(0)]], uint a [[threads_per_simdgroup]],
-    uint b [[simdgroups_per_threadgroup]]) {
+    uint b [[simdgroups_per_threadgroup]]) {  // accepted
   x[a] = b;
 }
 // --- attribute_twice_under_two_names_reversed | rejected
@@ -148,20 +124,17 @@ int2 place [[thread_position_in_grid]];  // error
 kernel void k(device float* o [[buffer(0)]]) { o[0] = place.x; }
 
 // --- program_scope_input_written | rejected (likely) | MSL 5.2.3.6 | An input at program scope is read-only.
-uint tid [[thread_position_in_grid]];
+uint tid [[thread_position_in_grid]];  // rejected
+const uint tid [[thread_position_in_grid]];  // accepted
+namespace n { ushort lane [[thread_index_in_simdgroup]]; uint f(uint a = tid) { return a + lane; } }  // accepted
+struct S { uint tid; uint get() const thread { return tid; } };  // accepted
+struct A { uint q; A(uint t) : q(t + tid) {} };  // accepted
 kernel void k(device uint* o) {
   tid = 3;  // error
-  o[0] = tid;
-}
-// --- program_scope_input_written | accepted
-const uint tid [[thread_position_in_grid]];
-namespace n { ushort lane [[thread_index_in_simdgroup]]; uint f(uint a = tid) { return a + lane; } }
-struct S { uint tid; uint get() const thread { return tid; } };
-struct A { uint q; A(uint t) : q(t + tid) {} };
-kernel void k(device uint* o) {
-  S s{3};
-  { uint tid = 4; o[tid] = s.get() + s.tid; }
-  o[1] = tid + ::n::lane + n::f() + A(1).q;
+  o[0] = tid;  // rejected
+  S s{3};  // accepted
+  { uint tid = 4; o[tid] = s.get() + s.tid; }  // accepted
+  o[1] = tid + ::n::lane + n::f() + A(1).q;  // accepted
 }
 
 // --- max_threads_on_templates | accepted (certain) | MSL 5.2.3 | max_total_threads_per_threadgroup can depend on template arguments.

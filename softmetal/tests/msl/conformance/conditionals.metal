@@ -9,17 +9,7 @@ kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], dev
   threadgroup float s;
   if (n == 4) s = v.y;
   (n > 0 ? x[0] : a) = 2;  // error
-  x[1] = a + b + p.a;
-}
-// --- assigned | accepted
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
-  (n > 0 ? x[0] : x[1]) = 2;
+  (n > 0 ? x[0] : x[1]) = 2;  // accepted
   x[1] = a + b + p.a;
 }
 // --- element_assigned | rejected
@@ -31,17 +21,7 @@ kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], dev
   threadgroup float s;
   if (n == 4) s = v.y;
   (n > 0 ? v : u[0]).x = 2;  // error
-  x[1] = a + b + p.a;
-}
-// --- element_assigned | accepted
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
-  (n > 0 ? u[1] : u[0]).x = 2;
+  (n > 0 ? u[1] : u[0]).x = 2;  // accepted
   x[1] = a + b + p.a;
 }
 // --- member_assigned | rejected
@@ -53,17 +33,7 @@ kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], dev
   threadgroup float s;
   if (n == 4) s = v.y;
   (n > 0 ? p : q[0]).a = 2;  // error
-  x[1] = a + b + p.a;
-}
-// --- member_assigned | accepted
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
-  (n > 0 ? q[1] : q[0]).a += 2;
+  (n > 0 ? q[1] : q[0]).a += 2;  // accepted
   x[1] = a + b + p.a;
 }
 // --- incremented | rejected
@@ -75,28 +45,14 @@ kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], dev
   threadgroup float s;
   if (n == 4) s = v.y;
   (n > 0 ? a : s)++;  // error
-  x[1] = a + b + p.a;
-}
-// --- incremented | accepted
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
-  (n > 0 ? a : b)++;
+  (n > 0 ? a : b)++;  // accepted
   x[1] = a + b + p.a;
 }
 // --- assigned_in_template | rejected
 template <typename T> void f(device T* x, int n) {
-  T a = 1;
+  T a = 1;  // rejected
   (n > 0 ? x[0] : a) += 2;  // error
-}
-kernel void k(device float* x [[buffer(0)]], constant int& n [[buffer(1)]]) { f(x, n); }
-// --- assigned_in_template | accepted
-template <typename T> void f(device T* x, int n) {
-  (n > 0 ? x[0] : x[1]) += n > 0 ? x[2] : T(3);
+  (n > 0 ? x[0] : x[1]) += n > 0 ? x[2] : T(3);  // accepted
 }
 kernel void k(device float* x [[buffer(0)]], constant int& n [[buffer(1)]]) { f(x, n); }
 // --- address_taken | rejected
@@ -108,17 +64,7 @@ kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], dev
   threadgroup float s;
   if (n == 4) s = v.y;
   thread float* r = &(n > 0 ? x[0] : a); *r = 2;  // error
-  x[1] = a + b + p.a;
-}
-// --- address_taken | accepted
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
-  thread float* r = &(n > 0 ? b : a); *r = 2;
+  thread float* r = &(n > 0 ? b : a); *r = 2;  // accepted
   x[1] = a + b + p.a;
 }
 // --- bound_to_reference | rejected
@@ -130,17 +76,7 @@ kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], dev
   threadgroup float s;
   if (n == 4) s = v.y;
   thread float& r = n > 0 ? x[0] : a; r = 2;  // error
-  x[1] = a + b + p.a;
-}
-// --- bound_to_reference | accepted
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
-  const thread float& r = n > 0 ? x[0] : a; b = r;
+  const thread float& r = n > 0 ? x[0] : a; b = r;  // accepted
   x[1] = a + b + p.a;
 }
 
@@ -148,14 +84,10 @@ kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], dev
 kernel void k(device float* o, constant int& n) {
   simdgroup_float8x8 m(1.0f);
   thread float& e = n > 0 ? m.thread_elements()[0] : m.thread_elements()[1];  // error
-  e = 1;
-  o[0] = m.thread_elements()[0];
-}
-// --- matrix_elements_as_reference | accepted
-kernel void k(device float* o, constant int& n) {
-  simdgroup_float8x8 m(1.0f);
-  float e = n > 0 ? m.thread_elements()[0] : m.thread_elements()[1];
-  o[0] = e;
+  e = 1;  // rejected
+  o[0] = m.thread_elements()[0];  // rejected
+  float e = n > 0 ? m.thread_elements()[0] : m.thread_elements()[1];  // accepted
+  o[0] = e;  // accepted
 }
 
 // --- device_vector_and_temporary | accepted (certain) | C++ [expr.cond] | One arm can be a vector in memory and the other a temporary.
@@ -166,33 +98,23 @@ kernel void k(const device uint4* h [[buffer(0)]], device uint4* x [[buffer(1)]]
 struct S { float x; };
 S made(float x) { return {x}; }
 kernel void k(device float* o, constant bool& c) {
-  S own = {1};
+  S own = {1};  // rejected
   S s = c ? own : made(o[0]);  // error: a conditional operator between a named object and a temporary of type 'S'
-  o[0] = s.x;
-}
-// --- struct_and_temporary | accepted
-struct S { float x; };
-S made(float x) { return {x}; }
-kernel void k(device float* o, constant bool& c) {
-  S own = {1}, other = made(o[0]);
-  S s = c ? own : other;
-  S t = c ? made(o[1]) : made(o[2]);
-  float4 v = c ? float4(s.x) : float4(t.x) * o[0];
-  o[0] = v.x + (c ? s.x : t.x + 1);
+  o[0] = s.x;  // rejected
+  S own = {1}, other = made(o[0]);  // accepted
+  S s = c ? own : other;  // accepted
+  S t = c ? made(o[1]) : made(o[2]);  // accepted
+  float4 v = c ? float4(s.x) : float4(t.x) * o[0];  // accepted
+  o[0] = v.x + (c ? s.x : t.x + 1);  // accepted
 }
 // --- struct_element_and_temporary | rejected
 template <typename T> struct S { T x; };
-template <typename T> S<T> made(T x) { return {x}; }
+template <typename T> S<T> made(T x) { return {x}; }  // rejected
 template <typename T> float f(bool c, T x) {
-  S<T> own[2] = {{1}, {2}};
+  S<T> own[2] = {{1}, {2}};  // rejected
   return (c ? made(x) : own[1]).x;  // error: a conditional operator between a named object and a temporary of type 'S<float>'
-}
-kernel void k(device float* o, constant bool& c) { o[0] = f(c, o[1]); }
-// --- struct_element_and_temporary | accepted
-template <typename T> struct S { T x; };
-template <typename T> float f(bool c, T x) {
-  S<T> own[2] = {{1}, {x}};
-  return (c ? own[0] : own[1]).x;
+  S<T> own[2] = {{1}, {x}};  // accepted
+  return (c ? own[0] : own[1]).x;  // accepted
 }
 kernel void k(device float* o, constant bool& c) { o[0] = f(c, o[1]); }
 
@@ -200,20 +122,14 @@ kernel void k(device float* o, constant bool& c) { o[0] = f(c, o[1]); }
 struct S { float x; };
 kernel void k(device S* o, constant S* t, constant bool& c) {
   S own = c ? o[0] : t[0];  // error: a conditional operator between objects of types
-  o[1] = own;
-}
-// --- structs_in_two_spaces | accepted
-struct S { float x; };
-kernel void k(device S* o, constant S* t, constant bool& c) {
-  S own = t[0];
-  if (c) own = o[0];
-  o[1] = c ? o[1] : o[2];
+  o[1] = own;  // rejected
+  S own = t[0];  // accepted
+  if (c) own = o[0];  // accepted
+  o[1] = c ? o[1] : o[2];  // accepted
 }
 
 // --- structs_of_two_types | rejected (certain) | C++ [expr.cond] | The arms cannot be structs of different types.
 struct Pair { float a, b; };
-struct Other { float a, b; };
+struct Other { float a, b; };  // rejected
 kernel void k(device Pair* p, device Other* o) { p[0] = p[1].a > 0 ? p[1] : o[1]; }  // error
-// --- structs_of_two_types | accepted
-struct Pair { float a, b; };
-kernel void k(device Pair* p, device Pair* o) { p[0] = p[1].a > 0 ? p[1] : o[1]; }
+kernel void k(device Pair* p, device Pair* o) { p[0] = p[1].a > 0 ? p[1] : o[1]; }  // accepted

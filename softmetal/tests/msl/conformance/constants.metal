@@ -5,30 +5,25 @@ float table[2] = {1, 2};  // error
 kernel void k(device float* o [[buffer(0)]]) { o[0] = table[0]; }
 // --- variable_int | rejected
 int counter = 0;  // error: 'counter' must reside in the constant address space
-// --- variable_int | accepted
-constant int counter = 0;
+constant int counter = 0;  // accepted
 // --- variable_const | rejected
 const float scale = 2.0f;  // error
 kernel void k(device float* o [[buffer(0)]]) { o[0] = scale; }
 // --- variable_constexpr | rejected
 constexpr int n = 3;  // error: 'n' must reside in the constant address space
-// --- variable_constexpr | accepted
-constexpr constant int n = 3;
+constexpr constant int n = 3;  // accepted
 // --- variable_static_const | rejected
 static const float t[2] = {1,2};  // error
 kernel void k(device float* x [[buffer(0)]]) { x[0]=t[0]; }
 
 // --- static_const_array | rejected (certain) | MSL 4.2; slang #4373 | An array at program scope must be in constant memory.
 static const float table[2] = {1, 2};  // error
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = table[1]; }
-// --- static_const_array | accepted
-constant float table[2] = {1, 2};
+constant float table[2] = {1, 2};  // accepted
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = table[1]; }
 
 // --- threadgroup_variable | rejected (certain) | MSL 4.4 | A variable at program scope cannot be in threadgroup memory.
 threadgroup float x[4];  // error: 'x' must reside in the constant address space
-// --- threadgroup_variable | accepted
-constant float x[4] = {1, 2, 3, 4};
+constant float x[4] = {1, 2, 3, 4};  // accepted
 // --- threadgroup_variable_used | rejected
 threadgroup float t[32];  // error
 kernel void k(device float* o [[buffer(0)]]) {
@@ -44,12 +39,10 @@ constant float a;  // error
 kernel void k(device float* o [[buffer(0)]]) { o[0] = a; }
 
 // --- runtime_initialiser | rejected (certain) | MSL 4.2 | The initialiser of a constant at program scope must be a constant expression.
-float f(float a) { return a * a; }
+float f(float a) { return a * a; }  // rejected
 constant float table[2] = {1, f(3)};  // error
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = table[1]; }
-// --- runtime_initialiser | accepted
-constexpr float f(float a) { return a * a; }
-constant float table[2] = {1, f(3)};
+constexpr float f(float a) { return a * a; }  // accepted
+constant float table[2] = {1, f(3)};  // accepted
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = table[1]; }
 
 // --- constant_forms | accepted (certain) | MSL 4.2 | Constants can be declared at program scope, in namespaces, as templates and in classes.
@@ -95,12 +88,10 @@ kernel void k(device float* o [[buffer(0)]]) {
   o[0] = a[0];
 }
 // --- written_pointer | rejected
-kernel void k(constant float* x [[buffer(0)]]) {
+kernel void k(constant float* x [[buffer(0)]]) {  // rejected
   x[0] = 1;  // error: read-only
-}
-// --- written_pointer | accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  x[0] = 1;
+kernel void k(device float* x [[buffer(0)]]) {  // accepted
+  x[0] = 1;  // accepted
 }
 // --- written_member | rejected
 struct P { float a; };
@@ -109,11 +100,7 @@ kernel void k(constant P& p [[buffer(0)]]) { p.a = 1; }  // error
 // --- string_literal | rejected (certain) | MSL 4.2 | A string literal is in constant memory.
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   const thread char* s = "ab";  // error
-  x[0] = s[0];
-}
-// --- string_literal | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  const constant char* s = "ab";
+  const constant char* s = "ab";  // accepted
   x[0] = s[0];
 }
 // --- string_literal_used | rejected (likely)
@@ -125,34 +112,25 @@ kernel void k(device int* x [[buffer(0)]]) { x[0]=S::a; }
 // --- static_member_unused | rejected
 struct S {
   static constexpr int n = 3;  // error: 'n' must reside in the constant address space
-};
-// --- static_member_unused | accepted
-struct S {
-  static constexpr constant int n = 3;
-  int m;
+  static constexpr constant int n = 3;  // accepted
+  int m;  // accepted
 };
 
 // --- static_local | rejected (certain) | MSL 4.2 | A static local variable must be in constant memory.
-kernel void k(device float* o [[buffer(0)]]) {
+kernel void k(device float* o [[buffer(0)]]) {  // rejected
   static int n = 0;  // error
-  n++;
-  o[0] = n;
-}
-// --- static_local | accepted
-kernel void k(device int* x) {
-  const static constant int a = 1;
-  static constant int b[2] = {1, 2};
-  struct L { static int f(int v) { return v + 1; } };
-  x[0] = a + b[x[1]] + L::f(x[2]);
+  n++;  // rejected
+  o[0] = n;  // rejected
+kernel void k(device int* x) {  // accepted
+  const static constant int a = 1;  // accepted
+  static constant int b[2] = {1, 2};  // accepted
+  struct L { static int f(int v) { return v + 1; } };  // accepted
+  x[0] = a + b[x[1]] + L::f(x[2]);  // accepted
 }
 // --- static_local_with_space | rejected
 kernel void k(device int* x) {
   static int n = 0;  // error: 'n' must reside in the constant address space
-  x[0] = n;
-}
-// --- static_local_with_space | accepted
-kernel void k(device int* x) {
-  static constant int n = 0;
+  static constant int n = 0;  // accepted
   x[0] = n;
 }
 // --- static_local_in_case | rejected

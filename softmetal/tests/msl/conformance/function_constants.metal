@@ -49,9 +49,7 @@ kernel void k(device int* x [[buffer(0)]]) { x[0]=f; }
 
 // --- index_above_65535 | rejected (certain) | MSL 5.8 | The index is at most 65535.
 constant int n [[function_constant(65536)]];  // error
-kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
-// --- index_above_65535 | accepted
-constant int n [[function_constant(65535)]];
+constant int n [[function_constant(65535)]];  // accepted
 kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
 
 // --- index_twice | rejected (certain) | MSL 5.8 | Two function constants cannot have one index.
@@ -65,19 +63,15 @@ kernel void k(device int* x [[buffer(0)]]) { x[0]=a+b; }
 // --- index_twice_as_expression | rejected
 constant int a [[function_constant(2)]];
 constant bool b [[function_constant(1 + 1)]];  // error
-kernel void k(device int* x [[buffer(0)]]) { x[0] = a + b; }
-// --- index_twice_as_expression | accepted
-constant int a [[function_constant(2)]];
-constant bool b [[function_constant(1 + 2)]];
+constant bool b [[function_constant(1 + 2)]];  // accepted
 kernel void k(device int* x [[buffer(0)]]) { x[0] = a + b; }
 
 // --- initialised | rejected (certain) | MSL 5.8 | A function constant cannot have an initialiser.
 constant int n [[function_constant(0)]] = 3;  // error
-kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
-// --- initialised | accepted
-constant int n [[function_constant(0)]];
-constant int m = is_function_constant_defined(n) ? n : 3;
-kernel void k(device int* x [[buffer(0)]]) { x[0] = m; }
+kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }  // rejected
+constant int n [[function_constant(0)]];  // accepted
+constant int m = is_function_constant_defined(n) ? n : 3;  // accepted
+kernel void k(device int* x [[buffer(0)]]) { x[0] = m; }  // accepted
 
 // --- written | rejected (certain) | MSL 5.8 | A function constant is read-only.
 constant int kA [[function_constant(2)]];
@@ -118,12 +112,10 @@ template <int N> int f() { return N; }
 constant int n [[function_constant(0)]];
 kernel void k(device int* x [[buffer(0)]]) { x[0]=f<n>(); }  // error
 // --- static_assertion | rejected
-constant int n [[function_constant(0)]];
+constant int n [[function_constant(0)]];  // rejected
 static_assert(n > 0, "n");  // error
-kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
-// --- static_assertion | accepted
-constant int n = 1;
-static_assert(n > 0, "n");
+constant int n = 1;  // accepted
+static_assert(n > 0, "n");  // accepted
 kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
 
 // --- gate_derived | accepted (certain) | MSL 5.8.1 | The gate of an argument can be computed from a function constant.

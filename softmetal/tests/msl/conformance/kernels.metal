@@ -4,11 +4,9 @@
 kernel float k(device float* o [[buffer(0)]]) { return o[0]; }  // error
 // --- returned_value_scalar | rejected
 kernel float k(device float* x [[buffer(0)]]) {  // error: must return void
-  return x[0];
-}
-// --- returned_value_scalar | accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  return;
+  return x[0];  // rejected
+kernel void k(device float* x [[buffer(0)]]) {  // accepted
+  return;  // accepted
 }
 
 // --- member | rejected (certain) | MSL 5.1 | A member function cannot be a kernel.
@@ -24,28 +22,21 @@ kernel void b(device int* x [[buffer(0)]]) { a(x); }  // error
 kernel void a(device float* o [[buffer(0)]]) { o[0] = 1; }
 kernel void k(device float* o [[buffer(0)]]) { a(o); }  // error
 // --- called_by_function | rejected (likely)
-kernel void a(device int* x [[buffer(0)]]) { x[0] = 1; }
+kernel void a(device int* x [[buffer(0)]]) { x[0] = 1; }  // rejected
+void a(device int* x) { x[0] = 1; }  // accepted
 void f(device int* x) {
   a(x);  // error
-}
-kernel void b(device int* x [[buffer(0)]]) { f(x); }
-// --- called_by_function | accepted
-void a(device int* x) { x[0] = 1; }
-void f(device int* x) {
-  a(x);
+  a(x);  // accepted
 }
 kernel void b(device int* x [[buffer(0)]]) { f(x); }
 
 // --- default_argument | rejected (likely) | MSL 5.1 | A kernel cannot have default arguments.
+uint f(uint i = 0) { return i; }  // accepted
 kernel void k(device uint* x [[buffer(0)]],
     uint i [[thread_position_in_grid]] = 0) {  // error
-  x[i] = 1;
-}
-// --- default_argument | accepted
-uint f(uint i = 0) { return i; }
-kernel void k(device uint* x [[buffer(0)]],
-    uint i [[thread_position_in_grid]]) {
-  x[i] = f();
+  x[i] = 1;  // rejected
+    uint i [[thread_position_in_grid]]) {  // accepted
+  x[i] = f();  // accepted
 }
 
 // --- forward_declaration | accepted (certain) | C++ [basic.def] | A kernel can be declared before its definition.
@@ -58,11 +49,7 @@ template [[host_name("f1")]] [[kernel]] void f<int>(device int*);
 // --- value_argument | rejected (certain) | MSL 5.1; MSL 5.2.1 | A kernel parameter without an attribute must be a pointer or a reference.
 kernel void k(device float* x [[buffer(0)]],
   uint i) {  // error: parameter 'i' of kernel 'k' (uint i) is neither a pointer nor a reference
-  x[i] = 1;
-}
-// --- value_argument | accepted
-kernel void k(device float* x [[buffer(0)]],
-  uint i [[thread_position_in_grid]]) {
+  uint i [[thread_position_in_grid]]) {  // accepted
   x[i] = 1;
 }
 // --- value_argument_last | rejected
@@ -70,11 +57,7 @@ kernel void k(device float* o [[buffer(0)]], float s) { o[0] = s; }  // error
 // --- vector_argument | rejected
 kernel void k(device float* x,
   float4 v) {  // error: parameter 'v' of kernel 'k'
-  x[0] = v.x;
-}
-// --- vector_argument | accepted
-kernel void k(device float* x,
-  constant float4& v) {
+  constant float4& v) {  // accepted
   x[0] = v.x;
 }
 // --- value_argument_behind_alias | rejected
@@ -88,10 +71,7 @@ kernel void k(Floats o [[buffer(0)]], Scale s [[buffer(1)]], uint i [[thread_pos
 
 // --- pointer_without_space | rejected (certain) | MSL 4; MSL 5.2.1 | A pointer parameter of a kernel needs an address space.
 kernel void k(float* x [[buffer(0)]]) {  // error: needs an address space
-  x[0] = 1;
-}
-// --- pointer_without_space | accepted
-kernel void k(device float* x [[buffer(0)]]) {
+kernel void k(device float* x [[buffer(0)]]) {  // accepted
   x[0] = 1;
 }
 
@@ -103,15 +83,12 @@ kernel void k(thread float* o [[buffer(0)]]) { o[0] = 1; }  // error
 // --- pointer_to_pointer | rejected (certain) | MSL 5.2.1 | A buffer can hold pointers only in a struct.
 kernel void k(device int* device* x [[buffer(0)]]) { x[0][0]=1; }  // error
 // --- pointer_to_constant_pointer | rejected
+struct S { device float* p; };  // accepted
 kernel void k(
     constant float* device* x [[buffer(0)]]) {  // error
-  x[0] = x[1];
-}
-// --- pointer_to_constant_pointer | accepted
-struct S { device float* p; };
-kernel void k(
-    device S* x [[buffer(0)]]) {
-  x[0].p[0] = 1;
+  x[0] = x[1];  // rejected
+    device S* x [[buffer(0)]]) {  // accepted
+  x[0].p[0] = 1;  // accepted
 }
 
 // --- struct_with_pointer | accepted (certain) | MSL 5.2.1, Metal 3 | A struct in a buffer can hold device pointers.
@@ -135,10 +112,7 @@ kernel void k(device const float* a [[buffer(0)]], const device float* b [[buffe
 
 // --- buffer_index_31 | rejected (certain) | MSL 5.1; MSL 5.2.1 | A buffer index is at most 30.
 kernel void k(device float* x [[buffer(31)]]) {  // error: above 30
-  x[0] = 1;
-}
-// --- buffer_index_31 | accepted
-kernel void k(device float* x [[buffer(30)]]) {
+kernel void k(device float* x [[buffer(30)]]) {  // accepted
   x[0] = 1;
 }
 // --- buffer_index_31_float | rejected
@@ -177,14 +151,12 @@ kernel void k(device float* o, constant float& s, device const float* p, uint i 
 kernel void k(threadgroup int* t [[buffer(0)]], device int* x [[buffer(1)]]) { x[0]=t[0]; }  // error
 
 // --- threadgroup_attribute_on_device_pointer | rejected (certain) | MSL 5.2.1 | Only a threadgroup pointer can have the attribute [[threadgroup]].
-kernel void k(
+kernel void k(  // rejected
     device uint* x [[threadgroup(0)]]) {  // error
-  x[0] = 1;
-}
-// --- threadgroup_attribute_on_device_pointer | accepted
-kernel void k(device uint* x [[buffer(0)]],
-    threadgroup uint* t [[threadgroup(0)]]) {
-  x[0] = t[0];
+  x[0] = 1;  // rejected
+kernel void k(device uint* x [[buffer(0)]],  // accepted
+    threadgroup uint* t [[threadgroup(0)]]) {  // accepted
+  x[0] = t[0];  // accepted
 }
 
 // --- threadgroup_index_31 | rejected (likely) | MSL 5.1; MSL 5.2.1 | A threadgroup index is at most 30.
@@ -216,10 +188,7 @@ kernel void k(volatile coherent(device) device float* o [[buffer(0)]], uint i [[
 template <typename T> kernel void f(device T* x [[buffer(0)]]) { x[0] = 1; }
 template [[host_name("f")]] kernel void f<float>(device float*);
 template [[host_name("f")]] kernel void f<int>(device int*);  // error
-// --- host_name_of_instances_twice | accepted
-template <typename T> kernel void f(device T* x [[buffer(0)]]) { x[0] = 1; }
-template [[host_name("f")]] kernel void f<float>(device float*);
-template [[host_name("g")]] kernel void f<int>(device int*);
+template [[host_name("g")]] kernel void f<int>(device int*);  // accepted
 // --- host_name_of_instances_twice_double_brackets | rejected (certain)
 template <typename T>
 [[kernel]] void k(device T* o [[buffer(0)]]) {

@@ -14,10 +14,7 @@ kernel void k(device float* n [[buffer(0)]]) { n[0] = max(n[1], 0); }  // error
 // --- max_of_float_and_int | rejected
 kernel void k(device float* x, constant int& n) {
   x[0] = max(x[0], n);  // error: ambiguous
-}
-// --- max_of_float_and_int | accepted
-kernel void k(device float* x, constant int& n) {
-  x[0] = max(x[0], float(n));
+  x[0] = max(x[0], float(n));  // accepted
 }
 
 // --- exp_of_int | rejected (certain) | MSL 6.5 | A floating-point function of an integer is ambiguous.
@@ -31,10 +28,7 @@ kernel void k(device float* x [[buffer(0)]]) { x[0]=pow(x[0],2); x[1]=powr(x[0],
 // --- log1p | rejected (certain) | MSL 6.5 | The library lacks some functions of C: log1p, expm1, hypot, memcpy.
 kernel void k(device float* x) {
   x[0] = log1p(x[1]);  // error: undeclared identifier 'log1p'
-}
-// --- log1p | accepted
-kernel void k(device float* x) {
-  x[0] = log(1 + x[1]);
+  x[0] = log(1 + x[1]);  // accepted
 }
 // --- expm1 | rejected
 kernel void k(device float* x [[buffer(0)]]) { x[0]=expm1(x[0]); }  // error

@@ -1,63 +1,46 @@
 // Member functions qualified with an address space. The format of this file: ../catalogue.py
 
 // --- unqualified_on_device | rejected (certain) | MSL 4; -Wmetal-addr-spaces, MLX PR 3963 | A member function without a qualifier can be called on thread objects only.
-struct S { float a; float get() const { return a; } };
+struct S { float a; float get() const { return a; } };  // rejected
+struct S { float a; float get() const device { return a; } };  // accepted
 kernel void k(device S* s [[buffer(0)]], device float* x [[buffer(1)]]) {
   x[0] = s->get();  // error
-}
-// --- unqualified_on_device | accepted
-struct S { float a; float get() const device { return a; } };
-kernel void k(device S* s [[buffer(0)]], device float* x [[buffer(1)]]) {
-  x[0] = s->get();
+  x[0] = s->get();  // accepted
 }
 
 // --- unqualified_on_constant_argument | rejected (certain) | MSL 4; ogre-next #323 | A member function without `constant` cannot be called on an object in constant memory.
 struct S { float a; float get() const { return a; } };
 kernel void k(constant S& s [[buffer(0)]], device float* x [[buffer(1)]]) {
   x[0] = s.get();  // error
-}
-// --- unqualified_on_constant_argument | accepted
-struct S { float a; float get() const { return a; } };
-kernel void k(constant S& s [[buffer(0)]], device float* x [[buffer(1)]]) {
-  S l = s;
-  x[0] = l.get();
+  S l = s;  // accepted
+  x[0] = l.get();  // accepted
 }
 
 // --- unqualified_on_program_constant | rejected (certain) | MSL 4; MLX steel/attn | A member function without `constant` cannot be called on a constant at program scope.
 struct P {
   float a;
-  float get() const { return a; }
+  float get() const { return a; }  // rejected
+  float get() const constant { return a; }  // accepted
 };
 constant P p = {1.0f};
 kernel void k(device float* o [[buffer(0)]]) { o[0] = p.get(); }  // error
-// --- unqualified_on_program_constant | accepted
-struct P {
-  float a;
-  float get() const constant { return a; }
-};
-constant P p = {1.0f};
-kernel void k(device float* o [[buffer(0)]]) { o[0] = p.get(); }
+kernel void k(device float* o [[buffer(0)]]) { o[0] = p.get(); }  // accepted
 
 // --- unqualified_operator_on_threadgroup | rejected (certain) | MSL 4 | A call operator without `threadgroup` cannot be called on an object in threadgroup memory.
-struct S { float a; float operator()(float b) const { return a * b; } };
+struct S { float a; float operator()(float b) const { return a * b; } };  // rejected
+struct S { float a; float operator()(float b) const threadgroup { return a * b; } };  // accepted
 kernel void k(device float* x [[buffer(0)]], threadgroup S& s [[threadgroup(0)]]) {
   x[0] = s(2.0f);  // error
-}
-// --- unqualified_operator_on_threadgroup | accepted
-struct S { float a; float operator()(float b) const threadgroup { return a * b; } };
-kernel void k(device float* x [[buffer(0)]], threadgroup S& s [[threadgroup(0)]]) {
-  x[0] = s(2.0f);
+  x[0] = s(2.0f);  // accepted
 }
 
 // --- device_member_on_threadgroup | rejected (certain) | MSL 4 | A member function qualified `device` cannot be called on an object in threadgroup memory.
-struct S { float a; float get() const device { return a; } };
-kernel void k(device float* x [[buffer(0)]], threadgroup S& s [[threadgroup(0)]]) {
+struct S { float a; float get() const device { return a; } };  // rejected
+kernel void k(device float* x [[buffer(0)]], threadgroup S& s [[threadgroup(0)]]) {  // rejected
   x[0] = s.get();  // error
-}
-// --- device_member_on_threadgroup | accepted
-struct S { float a; float get() const device { return a; } float get() const threadgroup { return a; } };
-kernel void k(device float* x [[buffer(0)]], device S* d [[buffer(1)]], threadgroup S& s [[threadgroup(0)]]) {
-  x[0] = s.get() + d->get();
+struct S { float a; float get() const device { return a; } float get() const threadgroup { return a; } };  // accepted
+kernel void k(device float* x [[buffer(0)]], device S* d [[buffer(1)]], threadgroup S& s [[threadgroup(0)]]) {  // accepted
+  x[0] = s.get() + d->get();  // accepted
 }
 
 // --- device_member_on_thread | rejected (likely) | MSL 4 | A member function qualified `device` cannot be called on a thread object.
@@ -190,33 +173,23 @@ struct S {
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { S s; s.at(0) = 1; x[0] = s.at(0); }
 
 // --- qualified_member_on_temporary | rejected (unsure) | no public Metal source has it | A member function qualified with an address space cannot be called on a temporary.
-struct S { float x; float f() const thread { return x; } };
+struct S { float x; float f() const thread { return x; } };  // rejected
+struct S { float x; float f() const thread { return x; } float operator()(float y) const thread { return x + y; } };  // accepted
 S made(float x) { return {x}; }
+struct Op { template <typename T> T operator()(T x) thread { return x; } };  // accepted
 kernel void k(device float* o) {
   o[0] = made(o[1]).f();  // error: a call of the member function 'f', which is qualified with an address space, on a temporary
-}
-// --- qualified_member_on_temporary | accepted
-struct S { float x; float f() const thread { return x; } float operator()(float y) const thread { return x + y; } };
-S made(float x) { return {x}; }
-struct Op { template <typename T> T operator()(T x) thread { return x; } };
-kernel void k(device float* o) {
-  const S s = made(o[1]);
-  o[0] = s.f() + made(o[2])(1) + Op()(o[3]);
+  const S s = made(o[1]);  // accepted
+  o[0] = s.f() + made(o[2])(1) + Op()(o[3]);  // accepted
 }
 
 // --- temporary_as_thread_reference | rejected (unsure) | no public Metal source has it | A temporary object does not bind to a const thread reference parameter.
 struct S { float x; };
 S made(float x) { return {x}; }
 float f(thread const S& s) { return s.x; }
+float g(S s) { return s.x; }  // accepted
 kernel void k(device float* o) {
   o[0] = f(made(o[1]));  // error: a reference (parameter 's' of 'f') to a temporary object
-}
-// --- temporary_as_thread_reference | accepted
-struct S { float x; };
-S made(float x) { return {x}; }
-float f(thread const S& s) { return s.x; }
-float g(S s) { return s.x; }
-kernel void k(device float* o) {
-  const S s = made(o[1]);
-  o[0] = f(s) + g(made(o[2])) + max(made(o[3]).x, 1.0f);
+  const S s = made(o[1]);  // accepted
+  o[0] = f(s) + g(made(o[2])) + max(made(o[3]).x, 1.0f);  // accepted
 }

@@ -32,32 +32,23 @@ kernel void k(device float* x [[buffer(0)]]) { simdgroup_float8x8 m; set_element
 // --- variable_device | rejected (certain) | MSL 4; MSL 5.1; SPIRV-Cross #2073 | A variable cannot have the name of a keyword.
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   float device = x[0];  // error
-  x[1] = device;
-}
-// --- variable_device | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float device_ = x[0];
-  x[1] = device_;
+  x[1] = device;  // rejected
+  float device_ = x[0];  // accepted
+  x[1] = device_;  // accepted
 }
 // --- variable_threadgroup | rejected
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   float threadgroup = x[0];  // error
-  x[1] = threadgroup;
-}
-// --- variable_threadgroup | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float threadgroup_ = x[0];
-  x[1] = threadgroup_;
+  x[1] = threadgroup;  // rejected
+  float threadgroup_ = x[0];  // accepted
+  x[1] = threadgroup_;  // accepted
 }
 // --- variable_vertex | rejected
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   float vertex = x[0];  // error
-  x[1] = vertex;
-}
-// --- variable_vertex | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float vertex_ = x[0];
-  x[1] = vertex_;
+  x[1] = vertex;  // rejected
+  float vertex_ = x[0];  // accepted
+  x[1] = vertex_;  // accepted
 }
 // --- variable_thread | rejected
 kernel void k(device float* x [[buffer(0)]]) { uint thread = 1; x[thread] = 1; }  // error
@@ -75,11 +66,7 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
 
 // --- struct_kernel | rejected (certain) | MSL 5.1 | A type cannot have the name of a keyword.
 struct kernel {  // error
-  float a;
-};
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = 1; }
-// --- struct_kernel | accepted
-struct kernel_ {
+struct kernel_ {  // accepted
   float a;
 };
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = 1; }
@@ -87,12 +74,9 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
 // --- variable_new | rejected (certain) | naga #264 | A variable cannot be named `new`.
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   float3 new = float3(1);  // error
-  x[0] = 1;
-}
-// --- variable_new | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float3 fresh = float3(1);
-  x[0] = fresh.x;
+  x[0] = 1;  // rejected
+  float3 fresh = float3(1);  // accepted
+  x[0] = fresh.x;  // accepted
 }
 
 // --- struct_complex | rejected (certain) | metal_types; naga #702 | `complex` is a name of metal_types and cannot be redefined at program scope.
@@ -120,12 +104,9 @@ kernel void k(device float* x [[buffer(0)]]) {
 // --- variable_of_function_name | rejected (certain) | SPIRV-Cross #486 | A variable hides the function of its name.
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   float dot = dot(float2(1), float2(2));  // error
-  x[0] = dot;
-}
-// --- variable_of_function_name | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float d = dot(float2(1), float2(2));
-  x[0] = d;
+  x[0] = dot;  // rejected
+  float d = dot(float2(1), float2(2));  // accepted
+  x[0] = d;  // accepted
 }
 
 // --- names_of_library_functions | accepted (likely) | crosstl #1140 | Variables can have the names of library functions and attributes.

@@ -33,10 +33,7 @@ kernel void k(device int* x [[buffer(0)]]) { x[0]=simd_sum(x)[0]; }  // error
 // --- sum_of_bool | rejected (likely) | MSL table 6.13 | simd_sum does not take bool.
 kernel void k(device int* x [[buffer(0)]]) {
   x[0] = simd_sum(x[1] > 2);  // error
-}
-// --- sum_of_bool | accepted
-kernel void k(device int* x [[buffer(0)]]) {
-  x[0] = simd_sum(int(x[1] > 2));
+  x[0] = simd_sum(int(x[1] > 2));  // accepted
 }
 // --- sum_of_bool_by_lane | rejected (certain)
 kernel void k(device float* o [[buffer(0)]], ushort l [[thread_index_in_simdgroup]]) {
@@ -47,23 +44,19 @@ kernel void k(device float* o [[buffer(0)]], ushort l [[thread_index_in_simdgrou
 kernel void k(device long* x [[buffer(0)]]) { x[0]=simd_sum(x[0]); }  // error
 
 // --- max_of_ulong | rejected (likely) | MSL table 6.13; MLX goes through uint2 | Reductions do not take 64-bit integers.
-kernel void k(device ulong* x [[buffer(0)]]) {
+kernel void k(device ulong* x [[buffer(0)]]) {  // rejected
   x[0] = simd_max(x[1]);  // error
-}
-// --- max_of_ulong | accepted
-kernel void k(device uint* x [[buffer(0)]]) {
-  x[0] = simd_max(x[1]);
+kernel void k(device uint* x [[buffer(0)]]) {  // accepted
+  x[0] = simd_max(x[1]);  // accepted
 }
 
 // --- and_of_float | rejected (certain) | MSL table 6.13 | simd_and takes integers.
 kernel void k(device float* o [[buffer(0)]]) { o[0] = simd_and(o[1]); }  // error
 // --- and_of_float_in_braces | rejected
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {  // rejected
   x[0] = simd_and(x[1]);  // error
-}
-// --- and_of_float_in_braces | accepted
-kernel void k(device uint* x [[buffer(0)]]) {
-  x[0] = simd_and(x[1]);
+kernel void k(device uint* x [[buffer(0)]]) {  // accepted
+  x[0] = simd_and(x[1]);  // accepted
 }
 
 // --- sum_of_bfloat | rejected (likely) | MSL tables 6.14 and 6.16 | Reductions and prefix operations do not take bfloat.
@@ -99,19 +92,13 @@ kernel void k(device bfloat* o [[buffer(0)]], ushort i [[thread_index_in_simdgro
 // --- shuffle_of_long | rejected (likely) | MSL table 6.14; MLX goes through uint2 | Shuffles do not take 64-bit integers.
 kernel void k(device long* x [[buffer(0)]]) {
   x[0] = simd_shuffle_down(x[1], 1);  // error
-}
-// --- shuffle_of_long | accepted
-kernel void k(device long* x [[buffer(0)]]) {
-  x[0] = as_type<long>(simd_shuffle_down(as_type<uint2>(x[1]), 1));
+  x[0] = as_type<long>(simd_shuffle_down(as_type<uint2>(x[1]), 1));  // accepted
 }
 
 // --- shuffle_of_pointer | rejected (certain) | MSL table 6.14 | Shuffles do not take pointers.
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   x[0] = simd_shuffle(x, 1)[0];  // error
-}
-// --- shuffle_of_pointer | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  x[0] = simd_shuffle(x[0], 1);
+  x[0] = simd_shuffle(x[0], 1);  // accepted
 }
 
 // --- shuffle_of_struct | rejected (certain) | MSL table 6.14 | Shuffles do not take structs.

@@ -76,14 +76,10 @@ kernel void k(device half* o [[buffer(0)]]) {
 // --- loaded_from_other_type_into_float | rejected
 #include <metal_simdgroup_matrix>
 kernel void k(device half* x) {
-  simdgroup_float8x8 m;
+  simdgroup_float8x8 m;  // rejected
   simdgroup_load(m, x, 8);  // error: element type
-}
-// --- loaded_from_other_type_into_float | accepted
-#include <metal_simdgroup_matrix>
-kernel void k(device half* x) {
-  simdgroup_half8x8 m;
-  simdgroup_load(m, x, 8);
+  simdgroup_half8x8 m;  // accepted
+  simdgroup_load(m, x, 8);  // accepted
 }
 
 // --- stored_to_const | rejected (certain) | MSL 6.7 | simdgroup_store cannot write const memory.
@@ -94,13 +90,10 @@ kernel void k(device simdgroup_float8x8* m [[buffer(0)]], device float* x [[buff
 // --- in_threadgroup_memory | rejected
 kernel void k(device float* x [[buffer(0)]]) {
   threadgroup simdgroup_float8x8 m;  // error
-  x[0] = 1;
-}
-// --- in_threadgroup_memory | accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  simdgroup_float8x8 m;
-  simdgroup_load(m, x);
-  simdgroup_store(m, x);
+  x[0] = 1;  // rejected
+  simdgroup_float8x8 m;  // accepted
+  simdgroup_load(m, x);  // accepted
+  simdgroup_store(m, x);  // accepted
 }
 
 // --- elements_as_pair | rejected (certain) | Apple's header: vec<T, 64> | thread_elements() is not a float2.
@@ -109,12 +102,7 @@ kernel void k(device float* x [[buffer(0)]]) { simdgroup_float8x8 a; simdgroup_l
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   simdgroup_float8x8 m(1.0f);
   thread float2& v = m.thread_elements();  // error
-  x[0] = v.x;
-}
-// --- elements_as_reference_to_pair | accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  simdgroup_float8x8 m(1.0f);
-  thread float2& v = reinterpret_cast<thread float2&>(m.thread_elements());
+  thread float2& v = reinterpret_cast<thread float2&>(m.thread_elements());  // accepted
   x[0] = v.x;
 }
 // --- elements_assigned_pair | rejected

@@ -1,17 +1,15 @@
 // Threadgroup variables. The format of this file: ../catalogue.py
 
 // --- in_function | rejected (certain) | MSL 4.4 | A threadgroup variable must be declared in a kernel.
-void f(device float* x) {
+void f(device float* x) {  // rejected
   threadgroup float y[4];  // error: must be declared in a kernel function
-  y[0] = x[0];
+  y[0] = x[0];  // rejected
+void f(device float* x, threadgroup float* y) { y[0] = x[0]; }  // accepted
+kernel void k(device float* x [[buffer(0)]]) {  // accepted
+  threadgroup float y[4];  // accepted
+  f(x, y);  // accepted
 }
-kernel void k(device float* x [[buffer(0)]]) { f(x); }
-// --- in_function | accepted
-void f(device float* x, threadgroup float* y) { y[0] = x[0]; }
-kernel void k(device float* x [[buffer(0)]]) {
-  threadgroup float y[4];
-  f(x, y);
-}
+kernel void k(device float* x [[buffer(0)]]) { f(x); }  // rejected
 // --- in_function_returning | rejected
 float helper(float x) {
   threadgroup float t[32];  // error
@@ -31,12 +29,8 @@ kernel void k(device float* o [[buffer(0)]]) {
 // --- initialised_by_int | rejected
 kernel void k(device float* x [[buffer(0)]]) {
   threadgroup float y = 1;  // error: cannot have an initialiser
-  x[0] = y;
-}
-// --- initialised_by_int | accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  threadgroup float y;
-  y = 1;
+  threadgroup float y;  // accepted
+  y = 1;  // accepted
   x[0] = y;
 }
 
@@ -97,31 +91,23 @@ struct S { float a; S() : a(0) {} S() threadgroup {} };
 kernel void k(device float* x [[buffer(0)]]) { threadgroup S s[2]; s[0].a = x[0]; x[1] = s[0].a; }
 
 // --- member_initialiser | rejected (likely) | MSL 4.4 | Threadgroup memory runs no member initialiser.
-struct S { float a = 1; };
+struct S { float a = 1; };  // rejected
+struct S { float a; };  // accepted
 kernel void k(device float* x [[buffer(0)]]) {
   threadgroup S s[2];  // error
-  x[0] = s[0].a;
-}
-// --- member_initialiser | accepted
-struct S { float a; };
-kernel void k(device float* x [[buffer(0)]]) {
-  threadgroup S s[2];
-  s[0].a = 1;
+  threadgroup S s[2];  // accepted
+  s[0].a = 1;  // accepted
   x[0] = s[0].a;
 }
 
 // --- matrix | rejected (certain) | llama.cpp #26646 | A matrix in threadgroup memory has no default constructor.
 kernel void k(device float* x [[buffer(0)]]) { threadgroup half4x4 t[2]; t[0][0]=half4(1); x[0]=t[0][0][0]; }  // error
 // --- matrix_member | rejected
-struct S { float4x4 m; };
+struct S { float4x4 m; };  // rejected
+struct S { float4 m[4]; };  // accepted
 kernel void k(device float* x [[buffer(0)]]) {
   threadgroup S s;  // error
-  x[0] = s.m[0][0];
-}
-// --- matrix_member | accepted
-struct S { float4 m[4]; };
-kernel void k(device float* x [[buffer(0)]]) {
-  threadgroup S s;
+  threadgroup S s;  // accepted
   x[0] = s.m[0][0];
 }
 

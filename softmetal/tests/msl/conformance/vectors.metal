@@ -43,27 +43,18 @@ kernel void k(device float* x [[buffer(0)]]) { float2 f = 1; x[0] = f; }  // err
 // --- vector_assigned | rejected (certain) | MSL 2.2; SPIRV-Cross: cannot convert between vector values | Vectors of different types do not convert implicitly.
 kernel void k(device int4* x [[buffer(0)]], device uint4* y [[buffer(1)]]) {
   x[0] = y[0];  // error
-}
-// --- vector_assigned | accepted
-kernel void k(device int4* x [[buffer(0)]], device uint4* y [[buffer(1)]]) {
-  x[0] = int4(y[0]);
+  x[0] = int4(y[0]);  // accepted
 }
 // --- vector_product_of_int_and_uint | rejected
 kernel void k(device int4* x [[buffer(0)]], uint3 g [[thread_position_in_grid]]) {
   x[0] = x[1] * g.xyyx;  // error
-}
-// --- vector_product_of_int_and_uint | accepted
-kernel void k(device int4* x [[buffer(0)]], uint3 g [[thread_position_in_grid]]) {
-  x[0] = x[1] * int4(g.xyyx);
+  x[0] = x[1] * int4(g.xyyx);  // accepted
 }
 
 // --- vector_stored_as_half | rejected (certain) | MSL 2.2 | Vectors of different types do not convert or mix implicitly.
 kernel void k(device float4* x, device half4* y) {
   y[0] = x[0];  // error: half4
-}
-// --- vector_stored_as_half | accepted
-kernel void k(device float4* x, device half4* y) {
-  y[0] = half4(x[0]);
+  y[0] = half4(x[0]);  // accepted
 }
 // --- vector_stored_as_half_in_order | rejected
 kernel void k(device half4* o [[buffer(0)]], device float4* x [[buffer(1)]]) { o[0] = x[0]; }  // error
@@ -71,32 +62,23 @@ kernel void k(device half4* o [[buffer(0)]], device float4* x [[buffer(1)]]) { o
 float f(float4 v) { return v.x; }
 kernel void k(device half4* h [[buffer(0)]], device float* x [[buffer(1)]]) {
   x[0] = f(h[0]);  // error
-}
-// --- vector_argument | accepted
-float f(float4 v) { return v.x; }
-kernel void k(device half4* h [[buffer(0)]], device float* x [[buffer(1)]]) {
-  x[0] = f(float4(h[0]));
+  x[0] = f(float4(h[0]));  // accepted
 }
 // --- vector_sum_of_float_and_half | rejected
 kernel void k(device float4* o [[buffer(0)]], device half4* x [[buffer(1)]]) { o[0] = o[1] + x[0]; }  // error
-// --- vector_sum_of_float_and_half | accepted
-kernel void k(device float4* o [[buffer(0)]], device half4* x [[buffer(1)]]) { o[0] = o[1] + float4(x[0]); }
+kernel void k(device float4* o [[buffer(0)]], device half4* x [[buffer(1)]]) { o[0] = o[1] + float4(x[0]); }  // accepted
 // --- vector_sum_of_int_and_uint | rejected
 kernel void k(device uint4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]+y[0]; }  // error
-// --- vector_sum_of_int_and_uint | accepted
-kernel void k(device uint4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]+uint4(y[0]); }
+kernel void k(device uint4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]+uint4(y[0]); }  // accepted
 // --- vector_product_of_int_and_float | rejected
 kernel void k(device float4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]*y[0]; }  // error
-// --- vector_product_of_int_and_float | accepted
-kernel void k(device float4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]*float4(y[0]); }
+kernel void k(device float4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]*float4(y[0]); }  // accepted
 // --- vector_product_of_int_and_scalar_float | rejected
 kernel void k(device int4* x, constant float& t) { (void)(x[0] * t); }  // error
-// --- vector_product_of_int_and_scalar_float | accepted
-kernel void k(device int4* x, constant float& t) { (void)(x[0] * int(t)); }
+kernel void k(device int4* x, constant float& t) { (void)(x[0] * int(t)); }  // accepted
 // --- vector_comparison_of_float_and_int | rejected
 kernel void k(device float4* x, device int4* y) { (void)(x[0] < y[0]); }  // error
-// --- vector_comparison_of_float_and_int | accepted
-kernel void k(device float4* x, device int4* y) { (void)(x[0] < float4(y[0])); }
+kernel void k(device float4* x, device int4* y) { (void)(x[0] < float4(y[0])); }  // accepted
 
 // --- condition | rejected (certain) | MSL 2.2 | A vector of bool is not a condition.
 kernel void k(device float4* o [[buffer(0)]]) {

@@ -1,0 +1,263 @@
+"""The bench's commands: wrong arguments are refused before anything runs, and a run writes its files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("softmetal.testing", reason="the counts come from softmetal, which is for Linux")
+
+from bench import __main__ as bench
+from bench.backends import counting, record, samples
+from bench.backends.counts import CountsBackend
+from bench.cases.calls import Call
+from bench.cases.shapes import SHAPES
+from bench.report import pictures, readme
+from bench.report import run as bench_run
+from tests.bench import cuda_problems
+from tests.commands.test_command_line import refusal_of, status_of
+from tests.conftest import needs_emulator
+from torch_fattn import __main__ as command_line
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted arguments end here, with an empty record."""
+    empty: dict[str, Any] = {"rows": []}
+    monkeypatch.setattr(bench_run, "measure", lambda *_: empty)
+    monkeypatch.setattr(bench_run.table, "render", lambda _: "")
+    monkeypatch.setattr(pictures, "draw", lambda _, stem: [stem.with_name(f"{stem.name}.png")])
+
+
+@needs_emulator
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    ("refused", "message", "accepted"),
+    [
+        ("--op merge", "--op: invalid choice: 'merge'", "--op decode"),
+        ("--op paged_decode", "no such call in --shapes standard", "--op paged_decode --shapes all"),
+        ("--shapes whisper --op decode", "no such call in --shapes whisper", "--shapes whisper --op prefill"),
+        ("--shapes", "--shapes: expected at least one argument", "--shapes flux"),
+        ("--shapes llama", "--shapes: invalid choice: 'llama'", "--shapes llama-3-8b"),
+        ("--dtype int8", "--dtype: invalid choice: 'int8'", "--dtype bfloat16"),
+        ("--peers torch", "--peers torch: not on the backend 'counts'", "--peers torch-metal"),
+        ("--peers fattn", "--peers fattn: not on the backend 'counts'", "--peers"),
+        ("--backend cpu", "--backend: invalid choice: 'cpu'", "--backend counts"),
+        ("--backend metal", "metal times an Apple GPU, and this machine has none", "--backend counts"),
+        ("--json nowhere/x.json", "'nowhere/x.json' is in no existing folder", "--json x.json"),
+        ("--json=", "'' names no file", "--json x.json"),
+        ("--json folder", "'folder' is a folder", "--json folder/x.json"),
+        ("--picture nowhere/x", "is in no existing folder", "--picture x"),
+        ("--picture taken", "'taken.png' is a folder", "--picture free"),
+        ("--picture folder/", "'folder/' names no file", "--picture folder/x.png"),
+        ("--back counts", "unrecognized arguments: --back", "--backend counts"),
+        ("fast", "unrecognized arguments: fast", ""),
+    ],
+)  # fmt: skip
+def test_bench(
+    refused: str,
+    message: str,
+    accepted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "taken.png").mkdir()
+    assert message in refusal_of(command_line.main, f"bench {refused}", capsys)
+    assert status_of(command_line.main, f"bench {accepted}") == 0
+
+
+@needs_emulator
+@pytest.mark.usefixtures("nothing_runs")
+def test_torch_fattn_runs_the_bench_of_its_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["bench"]) == 0
+    assert capsys.readouterr().out.startswith(f"the bench of the source checkout {readme.ROOT}\n")
+    # A wheel: the folder above the package has no checkout, but perhaps another package of that name.
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__main__.py").touch()
+    monkeypatch.setattr(command_line, "__file__", str(tmp_path / "torch_fattn" / "__main__.py"))
+    assert command_line.main(["bench"]) == 1
+    assert "clone the repository" in capsys.readouterr().err
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("command", "refused", "message"),
+    [
+        ("readme", "--upd", "unrecognized arguments: --upd"),
+        ("readme", "README.md", "unrecognized arguments: README.md"),
+        ("roofline", "--out x", "unrecognized arguments: --out x"),
+        ("bounds", "--allow-raise", "--allow-raise needs --update"),
+        ("bounds", "--raise", "unrecognized arguments: --raise"),
+        ("cuda-build", "--cores 0", "'0' is not a whole number from 1 on"),
+        ("cuda-build", "--cores many", "'many' is not a whole number"),
+        ("cuda-build", "--impls llama", "--impls: invalid choice: 'llama'"),
+        ("cuda-build", "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
+        ("aims", "nowhere.json", "'nowhere.json' is no record of the bench"),
+        ("host-cost", "--calls 1", "unrecognized arguments: --calls 1"),
+        ("cuda-run", "--folder nowhere", "contains no manifest.json; copy the folder"),
+        ("cuda-run", "--repeats 0", "'0' is not a whole number from 1 on"),
+        ("cuda-run", "--json nowhere/x.json", "is in no existing folder"),
+        ("cuda-run", "--reference gpu", "--reference: invalid choice: 'gpu'"),
+    ],
+)
+def test_other_commands(command: str, refused: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refusal_of(bench.main, f"{command} {refused}", capsys)
+
+
+@pytest.mark.host_only
+def test_every_command_is_in_the_help() -> None:
+    assert set(re.findall(r"^    ([a-z-]+)  ", bench.__doc__ or "", re.MULTILINE)) == set(bench.COMMANDS)
+
+
+@pytest.mark.host_only
+def test_random_problems_need_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "contains no problems.pt; make it with --build"
+    assert words in refusal_of(cuda_problems.main, "--folder nowhere", capsys)
+
+
+@pytest.mark.parametrize(("module", "runs"), [("bench.report.run", True), ("torch_fattn", False)])
+def test_an_nvidia_machine_needs_no_torch_fattn(module: str, runs: bool) -> None:
+    """bench/_cuda is what travels there. The control imports what is missing."""
+    code = f"import sys; sys.modules['torch_fattn'] = None; import {module}"
+    root = Path(__file__).resolve().parents[2]
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True).returncode == 0
+    ) == runs
+
+
+def test_readme_without_its_markers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "README.md"
+    monkeypatch.setattr(readme, "README", copy)
+    text = (readme.ROOT / "README.md").read_text()
+    copy.write_text(text.replace(readme.END, ""))
+    assert "put them back" in refusal_of(readme.main, "--update", capsys)
+    copy.write_text(text)
+    assert status_of(readme.main, "") == 0
+
+
+@needs_emulator
+def test_a_whole_prefill_is_counted_exactly() -> None:
+    """Longer than what is counted, ragged, with heads and sequences: the same as counting all of it."""
+    for length, causal, copies in ((640, True, 2), (700, False, 1), (530, True, 1)):
+        call = Call("prefill", copies, 1, 64, length, length, batch=copies, causal=causal)
+        direct = counting.count_ours(call)
+        whole = samples.count_prefill(call, counting.count_ours)
+        assert whole.as_json()["dispatches"][0] | {"grid": ()} == direct.as_json()["dispatches"][0] | {
+            "grid": ()
+        }
+        assert (whole.cache_ratio, whole.products_ratio) == (direct.cache_ratio, direct.products_ratio)
+
+
+@needs_emulator
+def test_ratios_of_long_prefills_are_not_those_of_short_ones() -> None:
+    short, long = (
+        samples.count_prefill(Call("prefill", 1, 1, 64, n, n, causal=True), counting.count_ours).cache_ratio
+        for n in (512, 8192)
+    )
+    assert long > 10 * short
+
+
+def counted_with(products: Callable[[int], int]) -> Callable[[Call], counting.Counts]:
+    """A count of which only the products are not zero."""
+
+    def count(call: Call) -> counting.Counts:
+        roles = dict.fromkeys(counting.ROLES, 0)
+        zeros = {field.name: 0 for field in dataclasses.fields(counting.Dispatch) if field.type == "int"}
+        zeros["products"] = products(call.q_len)
+        traffic = dict.fromkeys(("read", "written", "distinct"), roles)
+        dispatch = counting.Dispatch(kernel="k", grid=(1,), threads=(32,), **traffic, **zeros)
+        return counting.Counts(call, (dispatch,))
+
+    return count
+
+
+@pytest.mark.host_only
+def test_counts_that_are_no_polynomial_are_noticed() -> None:
+    call = Call("prefill", 6, 3, 64, 8192, 8192)
+    assert samples.count_prefill(call, counted_with(lambda n: n * n)).total("products") == 3 * 8192**2
+    with pytest.raises(RuntimeError, match="not values of a quadratic polynomial"):
+        samples.count_prefill(call, counted_with(lambda n: n * n + (n == 256)))
+
+
+@pytest.mark.host_only
+def test_lengths_at_which_other_kernels_run_are_passed_over() -> None:
+    """One head alone is cut into parts, but the heads of the whole call are not."""
+    call = Call("prefill", 6, 3, 64, 8192, 8192)
+
+    def count(one: Call, split: tuple[int, ...]) -> counting.Counts:
+        counts = counted_with(lambda n: n * n + 7 * (n in split))(one)
+        parts = counts.dispatches[0], dataclasses.replace(counts.dispatches[0], kernel="merge")
+        return counting.Counts(one, parts) if one.q_len in split else counts
+
+    found = samples.count_prefill(call, lambda one: count(one, (256, 512)))
+    assert found.total("products") == 3 * 8192**2 and len(found.dispatches) == 1
+    with pytest.raises(RuntimeError, match=r"only \[128, 1024\] take the same kernels"):
+        samples.count_prefill(call, lambda one: count(one, tuple(range(256, 1024, 128))))
+
+
+def overlap(figure: Any, stem: Path) -> bool:
+    """Whether the legend covers the title in what is saved."""
+    figure.savefig(stem.with_suffix(".png"), dpi=150, bbox_inches="tight")
+    title = figure._suptitle.get_window_extent()
+    return any(title.overlaps(legend.get_window_extent()) for legend in figure.legends)
+
+
+@pytest.mark.host_only
+def test_legend_covers_no_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures.plt, "close", figures.append)
+    measured = record.read(readme.RESULTS)
+    for rows in (measured["rows"], measured["rows"][:3]):  # wide and narrow
+        pictures.draw({**measured, "rows": rows}, tmp_path / "rates")
+    counted = [
+        {**row, "counted_as": row["call"], "counts": {"cache_ratio": 4.0, "products_ratio": 1.01}}
+        for row in measured["rows"]
+    ]
+    for rows in (counted, counted[:3]):
+        pictures.draw({**measured, "backend": "counts", "rows": rows}, tmp_path / "counts")
+    assert len(figures) == 4 and not any(overlap(figure, tmp_path / "again") for figure in figures)
+    figures[-1].legends[0].set_loc("upper left")
+    assert overlap(figures[-1], tmp_path / "covered")
+
+
+@pytest.mark.host_only
+def test_a_record_has_one_row_per_line(tmp_path: Path) -> None:
+    rows = [{"impl": "fattn", "ms_median": 1 / 3}, {"impl": "torch-metal", "options": {"seq_lens": [1, 2]}}]
+    path = tmp_path / "record.json"
+    record.write({"machine": "none", "ceilings": {"read": 2 / 3}, "rows": rows}, path)
+    lines = path.read_text().splitlines()
+    rounded = [rows[0] | {"ms_median": 0.3333333}, rows[1]]
+    assert len(lines) == 8 and [json.loads(line.rstrip(",")) for line in lines[4:6]] == rounded
+    assert record.read(path) == {"machine": "none", "ceilings": {"read": 0.6666667}, "rows": rounded}
+    assert readme.RESULTS.read_text() == record.text(record.read(readme.RESULTS))
+
+
+@pytest.mark.host_only
+def test_a_stem_with_a_dot_keeps_it(tmp_path: Path) -> None:
+    written = pictures.draw(record.read(readme.RESULTS), tmp_path / "run-1.5")
+    assert [path.name for path in written] == ["run-1.5.png", "run-1.5.svg"]
+    assert all(path.exists() for path in written)
+
+
+def test_prefills_that_can_be_counted() -> None:
+    """All calls but chunks of a prompt, which are refused and not counted as another call."""
+    for name, calls in SHAPES.items():
+        for call in calls:
+            assert call.is_decode or (call.q_len == call.kv_len) == (name != "chunked")
+    with pytest.raises(NotImplementedError, match="not chunks of prompts"):
+        CountsBackend().measure(SHAPES["chunked"][0], "fattn")

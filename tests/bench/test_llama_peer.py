@@ -1,0 +1,263 @@
+"""llama.cpp's kernels in bench/peers: launched as llama.cpp does, right, and within their memory."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, which is for Linux")
+
+from bench.backends import counting, samples
+from bench.cases import buffers
+from bench.cases.calls import Call
+from bench.cases.case import Case, UnsupportedCaseError
+from bench.cases.shapes import SHAPES
+from bench.peers import llama_metal, llama_prefill, llama_source, registry
+from bench.peers.launch import Launch
+from softmetal.testing import KernelError
+from tests.conftest import needs_emulator
+
+pytestmark = pytest.mark.host_only
+
+# One and several workgroups and simdgroups, whole and partial last blocks, all tiles, causal rows, masks.
+VECTOR = [
+    Call("decode", 8, 2, 128, 1, 512),
+    Call("decode", 8, 2, 64, 1, 77),
+    Call("decode", 4, 2, 96, 3, 1300),
+    Call("decode", 4, 1, 256, 1, 1100, dtype="bfloat16"),
+    Call("decode", 2, 2, 128, 1, 4200),
+    Call("decode", 4, 2, 128, 1, 300, batch=3, lengths=(300, 7, 129)),
+    Call("decode", 4, 1, 64, 2, 2100, batch=2, kv_format="int8"),
+]
+# Whole and partial last steps of keys and tiles of rows, heads that fill no 64 columns, four and eight
+# simdgroups, a row that its vector kernel has not.
+TILES = [
+    *(
+        Call("prefill", 2, 1, head_dim, 40, 100, causal=causal)
+        for head_dim in (64, 128, 256)
+        for causal in (False, True)
+    ),
+    Call("prefill", 2, 1, 128, 40, 128, causal=True, batch=2),
+    Call("prefill", 2, 1, 80, 44, 100, causal=True),
+    Call("prefill", 1, 1, 72, 44, 64),
+    Call("prefill", 1, 1, 512, 24, 100, causal=True),
+    Call("prefill", 1, 1, 128, 40, 100, causal=True, dtype="bfloat16"),
+    Call("decode", 2, 1, 80, 1, 130),
+]
+# Outputs are summed up in float16 in its kernel for bfloat16.
+LARGEST_ERROR = {"float16": 2e-6, "bfloat16": 2e-3}
+
+
+@pytest.fixture(autouse=True)
+def needs_llama() -> None:
+    if llama_source.folder() is None:
+        pytest.skip("LLAMA_CPP_SDIST names no archive of llama-cpp-python")
+
+
+def launched(call: Call) -> Launch:
+    return registry.launch(llama_metal, call.case())
+
+
+def run(call: Call, launch: Launch, checks: str = "") -> float:
+    """The largest error."""
+    case = {**vars(call.case()), "scale": call.case().scale}
+    names = {name for step in launch.passes for name in step.arguments.values() if isinstance(name, str)}
+    operands = buffers.make(case, names, launch.scratch, "cpu", seed=0)
+    counting.run_on_harness(launch, operands, checks)
+    return buffers.errors(case, operands, launch.out_rows_first, "cpu")[0]
+
+
+def kernels(launch: Launch) -> list[str]:
+    return [step.pipeline.kernel.removeprefix("kernel_flash_attn_ext") for step in launch.passes]
+
+
+# ---- the vector kernel ------------------------------------------------------------------------------------
+
+
+@needs_emulator
+@pytest.mark.parametrize("call", VECTOR, ids=str)
+def test_the_vector_kernel_computes_attention(call: Call) -> None:
+    counts, error, note = counting.count_peer(llama_metal, call)
+    assert error < (1e-3 if call.kv_format else 2e-6) and note.startswith("32 x")
+    assert counts.dispatches[-1].kernel == "kernel_flash_attn_ext_vec_reduce"
+    assert (counts.dispatches[0].kernel == "kernel_flash_attn_ext_pad") == (call.kv_len % 32 != 0)
+
+
+@needs_emulator
+@pytest.mark.parametrize("group", [1, 4, 8])
+def test_llama_reads_keys_for_every_query_head(group: int) -> None:
+    counts, _, _ = counting.count_peer(llama_metal, Call("decode", 2 * group, 2, 64, 1, 1024))
+    assert counts.cache_ratio == group
+
+
+def test_llama_runs_other_families_tiles_beside_ours() -> None:
+    """The variants of its table; the fastest is reported, so that none is a handicap."""
+    short, long = (
+        registry.launch(llama_metal, Case("decode", 1, 8, 2, 128, 1, keys)) for keys in (256, 131072)
+    )
+    assert not short.alternatives
+    found = {plan.passes[-2].pipeline.kernel for plan in (long, *long.alternatives)}
+    assert len(found) == 1 + len(long.alternatives) > 1
+    assert {plan.scratch["partials"] for plan in (long, *long.alternatives)} == {4 * 8 * 32 * 130}
+
+
+# Keys side by side and not, a mask, several rows, simdgroups that are put together.
+CHECKED = [
+    Call("decode", 1, 1, 64, 1, 77),
+    Call("decode", 1, 1, 96, 3, 300),
+    Call("decode", 1, 1, 128, 3, 4200),
+    Call("decode", 2, 1, 64, 2, 2100, kv_format="int8"),
+]
+
+
+@needs_emulator
+@pytest.mark.parametrize("call", CHECKED, ids=str)
+def test_the_vector_kernel_stays_in_its_memory_and_in_order(call: Call) -> None:
+    first = launched(call)
+    for launch in (first, *first.alternatives):
+        assert run(call, launch, "race,bounds") < (1e-3 if call.kv_format else 2e-6)
+
+
+@needs_emulator
+@pytest.mark.parametrize("place", range(2))
+def test_each_barrier_that_is_added_is_missed(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [one for i, one in enumerate(llama_metal._BEFORE) if i != place]
+    monkeypatch.setattr(llama_metal, "_BEFORE", left)
+    with pytest.raises(KernelError, match="race: kernel 'kernel_flash_attn_ext_vec"):
+        for call in CHECKED[:3]:
+            run(call, launched(call), "race")
+
+
+@needs_emulator
+def test_llamas_own_threadgroup_memory_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a simdgroup takes several keys side by side, here 4 of D=96: zeros go 256 bytes too far."""
+    call = Call("decode", 1, 1, 96, 1, 300)
+    given = launched(call).passes[-2].pipeline.threadgroup_memory[0]
+    monkeypatch.setattr(llama_metal._Vector, "_overrun_bytes", 0)
+    own = launched(call)
+    assert given == own.passes[-2].pipeline.threadgroup_memory[0] + 256
+    with pytest.raises(KernelError, match=rf"bounds: .*write of 16 bytes.*which has {given - 256} bytes"):
+        run(call, own, "bounds")
+
+
+# ---- the tiles of prefill ---------------------------------------------------------------------------------
+
+
+@needs_emulator
+@pytest.mark.parametrize("call", TILES, ids=str)
+def test_the_tiles_compute_attention(call: Call) -> None:
+    launch = launched(call)
+    suffix = f"_{'bf16' if call.dtype == 'bfloat16' else 'f16'}_dk{call.head_dim}_dv{call.head_dim}"
+    before = ["_pad"] if call.kv_len % 64 else []
+    assert kernels(launch) == [*before, *(["_blk"] if call.causal else []), suffix]
+    assert run(call, launch, "race,bounds") < LARGEST_ERROR[call.dtype]
+
+
+def changed(launch: Launch, **changes: Any) -> Launch:
+    """The last pass has another pipeline."""
+    *before, last = launch.passes
+    return replace(launch, passes=[*before, replace(last, pipeline=replace(last.pipeline, **changes))])
+
+
+@needs_emulator
+def test_what_the_tiles_get_is_what_they_need() -> None:
+    """Each change of it is noticed: threadgroup memory, a barrier, columns behind the last row."""
+    call = Call("prefill", 2, 1, 80, 44, 128, causal=True)
+    launch = launched(call)
+    size, source = launch.passes[-1].pipeline.threadgroup_memory[0], launch.passes[-1].pipeline.source
+    assert size == 2 * 8 * (80 + 2 * 128 + 4 * 64)
+    with pytest.raises(KernelError, match="bounds: .*threadgroup array"):
+        run(call, changed(launch, threadgroup_memory={0: size - 16}), "bounds")
+    barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);\n\n            // online softmax"
+    assert source.count(barrier) == 1
+    with pytest.raises(KernelError, match="race: "):
+        run(call, changed(launch, source=source.replace(barrier, "")), "race")
+    *before, last = launch.passes
+    bare = replace(last, arguments={**last.arguments, 3: "value"})
+    with pytest.raises(KernelError, match="bounds: .*read of 2 bytes.*buffer 3"):
+        run(call, replace(launch, passes=[*before, bare]), "bounds")
+
+
+@needs_emulator
+def test_a_mask_that_is_left_out_is_noticed() -> None:
+    causal = Call("prefill", 1, 1, 64, 40, 100, causal=True)
+    assert run(causal, launched(causal)) < 2e-6
+    assert run(causal, launched(replace(causal, causal=False))) > 0.1
+
+
+@needs_emulator
+def test_what_a_mask_hides_is_not_multiplied() -> None:
+    """The pass over the mask is worth it: of 512 causal rows, half of the steps."""
+    products = [
+        counting.count_peer(llama_metal, Call("prefill", 1, 1, 64, 512, 512, causal=causal))[0].total(
+            "products"
+        )
+        for causal in (False, True)
+    ]
+    assert products[1] / products[0] == (8 + 1) / 16
+
+
+@needs_emulator
+def test_the_pass_over_a_mask_is_counted_once_for_all_heads() -> None:
+    call = Call("prefill", 3, 3, 64, 100, 100, causal=True, batch=2)
+    whole = counting.count_peer(llama_metal, call)[0]
+
+    def count(one: Call) -> counting.Counts:
+        return counting.count_peer(llama_metal, one)[0]
+
+    scaled = samples.count_prefill(call, count, has_shared_passes=True)
+    assert [replace(one, grid=()) for one in scaled.dispatches] == [
+        replace(one, grid=()) for one in whole.dispatches
+    ]
+    assert samples.count_prefill(call, count).dispatches[1] != whole.dispatches[1]
+
+
+# ---- the launch rule --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("q_len", "head_dim", "is_vector"),
+    [(1, 128, True), (19, 128, True), (20, 128, False), (1, 80, False), (19, 80, False), (2048, 64, False)],
+)
+def test_which_kernel_runs(q_len: int, head_dim: int, is_vector: bool) -> None:
+    launch = launched(Call("prefill", 2, 1, head_dim, q_len, 4096, causal=True))
+    assert any("_vec_" in kernel for kernel in kernels(launch)) == is_vector
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_head_sizes_of_the_tiles(dtype: str) -> None:
+    """Heads of 320 and 576 have only values of 256 and 512."""
+    for head_dim in (40, 48, 64, 72, 80, 96, 112, 128, 192, 256, 512):
+        launch = launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
+        assert launch.passes[-1].threads == (32, 8 if head_dim == 512 else 4, 1)
+    for head_dim in (104, 160, 320, 576):
+        with pytest.raises(UnsupportedCaseError, match="llama-metal has no fused kernel for this"):
+            launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
+
+
+def test_every_timed_prefill_is_accepted() -> None:
+    for name in ("standard", "prefill", "chunked"):
+        for call in SHAPES[name]:
+            if call.op == "prefill":
+                assert len(launched(call).passes) >= 1 + call.causal
+
+
+def test_tiles_over_a_quantised_cache_are_refused() -> None:
+    with pytest.raises(UnsupportedCaseError, match="over a cache of int8 by its vector kernel only"):
+        launched(Call("decode", 2, 1, 128, 20, 64, kv_format="int8"))
+
+
+def test_kernel_arguments_lie_where_the_header_says() -> None:
+    fields = llama_prefill.Operands(Case("prefill", 3, 4, 2, 64, 40, 100, causal=True), 64).fields()
+    blocks = (40, 100, 40, 1, 3, 200, 8000, 8000)
+    assert llama_source.kargs("flash_attn_ext_blk", fields) == struct.pack("5i4x3Q", *blocks)
+    query, key = (256, 256 * 40, 256 * 40 * 4), (128, 12800, 25600)
+    head = (40, 4, 3, *query, 100, 2, 3, 64, *key, 64, *key, 40, 1, 3, 200, 8000, 8000, 4, 40, 3)
+    packed = llama_source.kargs("flash_attn_ext", fields)
+    assert packed == struct.pack("3i4x3Q4i3Qi4x3Q3i4x3Q3i4fif4x", *head, 0.125, 0.0, 1.0, 1.0, 4, 0.0)
+    del fields["nb31"]
+    with pytest.raises(AssertionError, match="nb31"):
+        llama_source.kargs("flash_attn_ext", fields)

@@ -1,0 +1,398 @@
+"""The peers' launch rules in bench/peers: which kernel they choose, and for which version they hold."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, which is for Linux")
+
+from bench.backends import counting, metal
+from bench.backends.cuda import build
+from bench.cases import buffers
+from bench.cases.arguments import WrongArgumentError
+from bench.cases.calls import Call
+from bench.cases.case import Case, UnsupportedCaseError
+from bench.peers import fattn, llama_metal, llama_source, mlx_metal, registry, torch_metal
+from softmetal.testing import KernelError
+from softmetal.testing.cuda import compile_pipeline
+from tests.conftest import needs_emulator
+
+pytestmark = pytest.mark.host_only
+
+LONG = 8192
+
+
+def needs(peer: ModuleType) -> None:
+    if peer.version() == "not installed":
+        pytest.skip(f"{peer.IMPL} is not installed, and no archive of it is named")
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 4, 7, 8, 12, 16, 32])
+def test_groups_that_share_keys_in_mlx(group: int, head_dim: int) -> None:
+    """The instantiations in mlx-metal 0.32.4, by the names in its metallib."""
+    shared = {(8, 64): 8, (8, 128): 4, (12, 128): 4, (16, 128): 2}
+    case = Case("decode", 1, 2 * group, 2, head_dim, 1, LONG)
+    assert mlx_metal.heads_per_read(case) == shared.get((group, head_dim))
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "shares"),
+    [(1, LONG, True), (1, LONG - 1, False), (2, LONG, False), (1, 4 * LONG, True)],
+)
+def test_mlx_shares_keys_in_long_caches_for_one_row(q_len: int, kv_len: int, shares: bool) -> None:
+    assert (mlx_metal.heads_per_read(Case("decode", 1, 32, 2, 128, q_len, kv_len)) is not None) == shares
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("group", "kv_len", "notes"),
+    [
+        (4, 256, ["1 pass"]),
+        (1, 8192, ["2 passes, 128 splits", "2 passes, 64 splits", "1 pass"]),
+        (4, 4096, ["2 passes, 128 splits", "2 passes, 64 splits"]),
+        (8, 65536, ["2 passes, 1024 splits", "2 passes, 512 splits", "2 passes, 64 splits"]),
+    ],
+)
+def test_mlx_is_run_as_on_every_class_of_chip(group: int, kv_len: int, notes: list[str]) -> None:
+    needs(mlx_metal)
+    launch = registry.launch(mlx_metal, Case("decode", 1, 2 * group, 2, 64, 1, kv_len))
+    plans = [launch, *launch.alternatives]
+    assert [plan.note for plan in plans] == notes
+    for plan in plans:  # over the same buffers
+        assert plan.scratch == launch.scratch
+        for step in plan.passes:
+            named = {name for name in step.arguments.values() if isinstance(name, str)}
+            assert named <= {"query", "key", "value", "out", *plan.scratch}
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("group", "head_dim", "reads"), [(8, 64, 1), (8, 128, 2), (12, 128, 3), (16, 128, 8)]
+)
+def test_mlx_reads_keys_so_often(group: int, head_dim: int, reads: int) -> None:
+    needs(mlx_metal)
+    shared, error, note = counting.count_peer(mlx_metal, Call("decode", group, 1, head_dim, 1, LONG))
+    assert error < 2e-3 and note.startswith("2 passes")
+    assert shared.cache_ratio == reads
+    shorter = Call("decode", group, 1, head_dim, 1, 1024)
+    assert counting.count_peer(mlx_metal, shorter)[0].cache_ratio == group
+
+
+def error_of_every_plan(peer: ModuleType, case: Case) -> float:
+    """The largest relative error of the launch and its alternatives."""
+    launch, description = registry.launch(peer, case), {**vars(case), "scale": case.scale}
+    found = []
+    for plan in (launch, *launch.alternatives):
+        names = {name for step in plan.passes for name in step.arguments.values() if isinstance(name, str)}
+        made = buffers.make(description, names, plan.scratch, "cpu", seed=2)
+        counting.run_on_harness(plan, made)
+        found.append(buffers.errors(description, made, plan.out_rows_first, "cpu")[1])
+    return max(found)
+
+
+# In one pass (70 keys; as well 1,100 of MLX on small chips) and in two.
+@needs_emulator
+@pytest.mark.parametrize("keys", [70, 1100])
+@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
+def test_rows_of_a_decode_are_causal(peer: ModuleType, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs(peer)
+    for rows in (1, 2, 4, 8):
+        assert error_of_every_plan(peer, Case("decode", 1, 2, 1, 64, rows, keys)) < 2e-3
+    monkeypatch.setattr(Case, "hides_keys", False)
+    with pytest.raises(NotImplementedError, match=f"{peer.IMPL} computes .* wrongly: relative error"):
+        counting.count_peer(peer, Call("decode", 2, 1, 64, 4, keys))
+
+
+@needs_emulator
+@pytest.mark.parametrize(("head_dim", "q_len"), [(64, 40), (256, 24)])
+def test_torch_gets_a_mask_where_causal_rows_begin_later(
+    head_dim: int, q_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = Case("prefill", 1, 2, 1, head_dim, q_len, 100, causal=True)
+    assert "_hm1_dc0_maskbool_" in registry.launch(torch_metal, chunk).passes[0].pipeline.kernel
+    assert error_of_every_plan(torch_metal, chunk) < 2e-3
+    square = registry.launch(torch_metal, replace(chunk, kv_len=q_len)).passes[0]
+    assert "_hm0_dc1_" in square.pipeline.kernel and "seen" not in square.arguments.values()
+    monkeypatch.setattr(torch_metal, "needs_mask", lambda case: False)
+    assert error_of_every_plan(torch_metal, chunk) > 0.1
+
+
+SQUARE = Case("prefill", 1, 2, 2, 256, 2048, 2048, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_taken"),
+    [
+        ({}, True),
+        ({"dtype": "bfloat16"}, True),
+        ({"dtype": "float32"}, False),
+        ({"causal": False}, False),
+        ({"q_len": 2047, "kv_len": 2047}, False),
+        ({"q_len": 72, "kv_len": 72, "whole_rows": 2048}, True),
+        ({"kv_len": 4096}, False),
+        ({"head_dim": 192}, False),
+        ({"head_dim": 512}, False),
+        ({"head_dim": 128, "q_len": 9}, True),
+        ({"head_dim": 128, "kv_len": 1024}, False),
+        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 1}, True),
+        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 2}, False),
+        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 1, "kv_len": 1023}, False),
+        ({"op": "decode", "q_heads": 8, "head_dim": 512, "q_len": 1}, False),
+        ({"op": "decode", "head_dim": 192, "q_len": 1}, False),
+        ({"op": "decode", "head_dim": 128, "q_heads": 16, "q_len": 5}, False),
+    ],
+    ids=str,
+)
+def test_what_mlx_has_a_fused_kernel_for(change: dict[str, Any], is_taken: bool) -> None:
+    """The choice of libmlx 0.32.4 on GPUs without matrix units."""
+    needs(mlx_metal)
+    assert (mlx_metal.launch(replace(SQUARE, **change)) is not None) == is_taken
+
+
+@needs_emulator
+@pytest.mark.parametrize(("rows", "dtype"), [(72, "float16"), (64, "bfloat16")])
+def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
+    needs(mlx_metal)
+    case = replace(SQUARE, q_len=rows, kv_len=rows, dtype=dtype, whole_rows=2048)
+    launch = registry.launch(mlx_metal, case)
+    notes = [plan.note for plan in (launch, *launch.alternatives)]
+    assert notes == [f"32 rows, {keys} keys, 8 simdgroups" for keys in (32, 16)]  # on an Ultra, and others
+    assert error_of_every_plan(mlx_metal, case) < buffers.TOLERANCE[dtype]
+    with pytest.raises(UnsupportedCaseError):
+        counting.count_peer(mlx_metal, Call("prefill", 2, 2, 256, rows, rows, causal=True, dtype=dtype))
+
+
+ROWS = [
+    Call("decode", 4, 2, 64, 1, 40),
+    Call("decode", 4, 2, 64, 4, 40),
+    Call("prefill", 4, 2, 64, 20, 40, causal=True),
+    Call("prefill", 4, 2, 64, 40, 40, causal=True),
+    Call("prefill", 4, 2, 64, 20, 40),
+]
+
+
+@pytest.mark.parametrize("call", ROWS, ids=str)
+def test_peers_on_a_mac_are_asked_for_the_same(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    operands = Call.operands
+    monkeypatch.setattr(Call, "operands", lambda self, device, seed=0: operands(self, "cpu", seed))
+    _, _, results = metal._torch(call, 1, metal.TORCH)
+    assert metal._error(call, results()) < metal.TOLERANCES["float16"]
+    hides = call.visible_pairs < call.q_len * call.kv_len
+    if hides:
+        assert metal._error(call, results().roll(1, 2)) > 0.1
+    asked: list[dict[str, Any]] = []
+    fast = SimpleNamespace(scaled_dot_product_attention=lambda *_, **options: asked.append(options))
+    core = SimpleNamespace(array=torch.from_numpy, eval=lambda _: None, fast=fast, float16=torch.float16)
+    monkeypatch.setattr(torch.Tensor, "astype", torch.Tensor.to, raising=False)
+    monkeypatch.setitem(sys.modules, "mlx", SimpleNamespace(core=core))
+    monkeypatch.setitem(sys.modules, "mlx.core", core)
+    metal._mlx(call, 1)[0](0)
+    assert asked == [{"scale": 0.125, "mask": "causal" if hides else None}]
+
+
+@needs_emulator
+def test_mlx_decode_of_the_widest_heads() -> None:
+    needs(mlx_metal)
+    assert error_of_every_plan(mlx_metal, Case("decode", 2, 8, 1, 512, 1, 1030)) < 2e-3
+
+
+@pytest.mark.parametrize("version", ["0.3.35", "0.4.0"])
+def test_another_llama_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("prefill", 1, 2, 1, 64, 64, 64, dtype="float32")  # not taken: no source is read
+    monkeypatch.setattr(llama_metal, "folder", lambda: object())
+    monkeypatch.setattr(llama_metal, "version", lambda: llama_metal.VERSION)
+    with pytest.raises(UnsupportedCaseError, match="rounds queries to float16"):
+        llama_metal.launch(case)
+    monkeypatch.setattr(llama_metal, "version", lambda: version)
+    with pytest.raises(NotImplementedError, match=rf"llama-cpp-python {version}.*llama-cpp-python==0\.3\.36"):
+        llama_metal.launch(case)
+
+
+def test_an_archive_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("LLAMA_CPP_SDIST", raising=False)
+    assert llama_source.folder.__wrapped__() is None
+    empty = tmp_path / "llama_cpp_python-0.3.36.tar.gz"
+    tarfile.open(empty, "w:gz").close()
+    monkeypatch.setattr(llama_source.tempfile, "gettempdir", lambda: str(tmp_path))
+    for wrong, reason in (("/nonexistent.tar.gz", "no readable archive"), (str(empty), "no sources of ggml")):
+        monkeypatch.setenv("LLAMA_CPP_SDIST", wrong)
+        with pytest.raises(WrongArgumentError, match=f"{reason}; name the archive llama_cpp_python-0.3.36"):
+            llama_source.folder.__wrapped__()
+
+
+SMALL = [case for case in build.CORRECTNESS if case.op != "prefill"]
+
+
+@needs_emulator
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_our_plans_run_over_the_same_buffers(case: Case) -> None:
+    """Every option that the NVIDIA bench checks, by the names that the plan binds."""
+    try:
+        launch = fattn.launch(case, cores=8)
+    except NotImplementedError as refusal:
+        pytest.skip(str(refusal))
+    description = {**vars(case), "scale": case.scale}
+    made = buffers.make(description, (), launch.scratch, "cpu", seed=1)
+    counting.run_on_harness(launch, made)
+    assert buffers.errors(description, made, False, "cpu")[1] < buffers.TOLERANCE[case.dtype]
+
+
+FEATURES = {
+    "a paged cache": Case("paged_decode", 1, 8, 2, 128, 1, 512, block_size=16),
+    "a cache of int8": Case("decode", 1, 8, 2, 128, 1, 512, kv_format="int8"),
+    "sequences of different lengths": Case("decode", 2, 8, 2, 128, 1, 512, lengths=(512, 100)),
+}
+TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
+
+
+@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
+def test_calls_that_a_peer_refuses(peer: ModuleType) -> None:
+    needs(peer)
+    assert registry.launch(peer, Case("decode", 2, 8, 2, 128, 1, 512)).passes
+    for feature, case in FEATURES.items():
+        if feature in TAKEN.get(peer, set()):
+            assert registry.launch(peer, case).passes
+        else:
+            with pytest.raises(UnsupportedCaseError, match=f"{peer.IMPL} has no kernel for {feature}"):
+                registry.launch(peer, case)
+
+
+def test_the_build_names_who_does_not_take_a_case() -> None:
+    found, refused = build.launches(FEATURES["a paged cache"], cores=132)
+    assert [launch.impl for launch in found] == ["fattn"]
+    assert refused.keys() == {fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS)}
+    assert refused["torch-metal"] == "torch-metal has no kernel for a paged cache"
+    found, refused = build.launches(Case("decode", 1, 8, 2, 128, 1, 512), cores=132)
+    assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
+
+
+def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:
+    found, _ = build.launches(Case("prefill", 1, 8, 2, 512, 512, 512), cores=132)
+    ours, older = found[:2]
+    assert (ours.impl, older.impl) == ("fattn", "fattn-m1")
+    early = [launch.passes[0].pipeline.macros["FATTN_EARLY_LOADS"] for launch in (ours, older)]
+    assert early == ["true", "false"]
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.16.0", "2.1.5+cpu", "3.0"])
+def test_another_torch_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("prefill", 1, 2, 1, 64, 64, 64)
+    assert torch_metal.launch(case) is not None
+    monkeypatch.setattr(torch_metal, "version", lambda: version)
+    with pytest.raises(NotImplementedError, match=rf"torch {version.split('+')[0]}.*install torch==2\.15\.0"):
+        torch_metal.launch(case)
+
+
+STRIDES = "{0} Q_strides[3];\n  {0} K_strides[3]; // of keys\n  {0} V_strides[3];\n  {0} O_strides[3];\n"
+SIZES = (
+    "  int B; // batch size\n  int H;\n  int D;\n  int qL;\n  int kL;\n  int gqa_factor;\n  float scale;\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "format"),
+    [
+        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int')}", "6i2f12i"),
+        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int64_t')}", "6i2f12q"),
+        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int64_t').replace('int64_t V', 'int V')}", None),
+        (f"{SIZES}  {STRIDES.format('int64_t')}", None),
+        (f"{SIZES}  float softcapping;\n  bool causal;\n  {STRIDES.format('int64_t')}", None),
+    ],
+)
+def test_parameters_of_torch_are_read_from_its_header(
+    fields: str, format: str | None, tmp_path: Path
+) -> None:
+    header = tmp_path / "PrefillAttention.h"
+    header.write_text(f"struct PrefillAttnParams {{\n{fields}}};\n\nstruct Other {{}};\n")
+    if format:
+        assert torch_metal.params_format(header) == format
+        return
+    with pytest.raises(NotImplementedError, match="PrefillAttnParams of torch .* does not know"):
+        torch_metal.params_format(header)
+
+
+@needs_emulator
+def test_torch_prefill_is_fed_what_it_reads() -> None:
+    counts, error, _ = counting.count_peer(torch_metal, Call("prefill", 2, 2, 64, 64, 64))
+    assert counts is not None and error < 2e-3
+
+
+BARRIER = re.compile(r"threadgroup_barrier\([^)]*\);")
+TORCH_CASES = {
+    "PrefillAttention.h": (Case("prefill", 1, 1, 1, 64, 32, 96, dtype="float32"), {1, 2, 3, 4}, {0, 5}),
+    "DecodeAttention.h": (Case("decode", 1, 1, 1, 64, 1, 100, dtype="float32"), {0, 1, 2}, set()),
+}
+
+
+def run_checked(header: str, without_barrier: int | None) -> None:
+    """A kernel of torch under every check; raises KernelError for a finding, AssertionError for a result."""
+    case = TORCH_CASES[header][0]
+    launch = registry.launch(torch_metal, case)
+    text = (torch_metal.INCLUDE / "ATen/native/mps/kernels" / header).read_text()
+    if without_barrier is not None:
+        barrier = list(BARRIER.finditer(text))[without_barrier]
+        text = text[: barrier.start()] + text[barrier.end() :]
+    (step,) = launch.passes
+    source = step.pipeline.source.replace(f"#include <ATen/native/mps/kernels/{header}>", text)
+    step = replace(step, pipeline=replace(step.pipeline, source=source))
+    description = {**vars(case), "scale": case.scale}
+    made = buffers.make(description, (), launch.scratch, "cpu", seed=1)
+    counting.run_on_harness(replace(launch, passes=[step]), made, "race,bounds,uninit")
+    assert buffers.errors(description, made, launch.out_rows_first, "cpu")[1] < 2e-5
+
+
+@needs_emulator
+@pytest.mark.parametrize("header", TORCH_CASES)
+def test_torch_needs_its_barriers(header: str) -> None:
+    _, needed, redundant = TORCH_CASES[header]
+    for barrier in (None, *redundant):
+        run_checked(header, barrier)
+    for barrier in needed:
+        with pytest.raises(KernelError, match="race: .* races with the "):
+            run_checked(header, barrier)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize(
+    "case",
+    [Case("decode", 1, 1, 1, 64, 1, 64), Case("prefill", 1, 1, 1, 64, 64, 64, causal=True, dtype="bfloat16")],
+    ids=str,
+)
+def test_torch_kernels_have_no_stack_on_nvidia(case: Case, tmp_path: Path) -> None:
+    cubin = tmp_path / compile_pipeline(registry.launch(torch_metal, case).passes[0].pipeline, tmp_path)
+    assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.2", "0.33.0"])
+def test_another_mlx_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("decode", 1, 2, 1, 72, 1, 64)  # a head size without a kernel: nothing is read from headers
+    monkeypatch.setattr(mlx_metal, "include_folder", lambda: object())
+    monkeypatch.setattr(mlx_metal, "version", lambda: mlx_metal.VERSION)
+    assert mlx_metal.launch(case) is None
+    monkeypatch.setattr(mlx_metal, "version", lambda: version)
+    with pytest.raises(NotImplementedError, match=rf"MLX {version}.*mlx-metal==0\.32\.4"):
+        mlx_metal.launch(case)
+
+
+def test_a_wheel_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr(mlx_metal.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.delenv("MLX_METAL_WHEEL", raising=False)
+    assert mlx_metal.include_folder.__wrapped__() is None
+    for wrong in ("/nonexistent.whl", __file__):
+        monkeypatch.setenv("MLX_METAL_WHEEL", wrong)
+        with pytest.raises(
+            WrongArgumentError, match="is no readable wheel; name a wheel of mlx-metal 0.32.4"
+        ):
+            mlx_metal.include_folder.__wrapped__()

@@ -1,0 +1,372 @@
+"""StaticKVCache and PagedKVCache: generation against a plain dense cache, forks, full caches, wrong use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_fattn
+from tests.conftest import Checked, counted_launches
+from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot, static
+from torch_fattn import CacheFullError, CacheStep, PagedKVCache, StaticKVCache, reference
+
+FORMATS = ("auto", "int8", "fp8_e4m3", "int4")
+
+
+class Dense:
+    """The plain cache to compare with: for every sequence and layer its keys and values, token by token, as a
+    cache of that format has them."""
+
+    def __init__(self, kv_format: str = "auto") -> None:
+        self.kv_format = kv_format
+        self.tokens: dict[int, list[list[tuple[Tensor, Tensor]]]] = {}
+        self.generator = torch.Generator().manual_seed(0)
+
+    def rows(self, count: int, heads: int, dim: int) -> Tensor:
+        return torch.randn(count, heads, dim, generator=self.generator)
+
+    def append(
+        self, cache: PagedKVCache | StaticKVCache, step: CacheStep, counts: Sequence[int], device: str
+    ) -> None:
+        for layer in range(LAYERS):
+            key, value = self.rows(sum(counts), KV_HEADS, DIM), self.rows(sum(counts), KV_HEADS, VALUE_DIM)
+            cache.append(layer, step, key.to(device), value.to(device))
+            if self.kv_format != "auto":
+                key, value = (
+                    reference.dequantise(*reference.quantise(rows, self.kv_format), self.kv_format)
+                    for rows in (key, value)
+                )
+            pairs = iter(zip(key, value, strict=True))
+            for sequence, count in zip(step.sequences, counts, strict=True):
+                layers = self.tokens.setdefault(sequence, [[] for _ in range(LAYERS)])
+                layers[layer] += [next(pairs) for _ in range(count)]
+
+    def check(
+        self,
+        cache: PagedKVCache | StaticKVCache,
+        step: CacheStep,
+        device: str,
+        *,
+        rows: int = 1,
+        **options: Any,
+    ) -> None:
+        """Each sequence's newest rows, in every layer."""
+        for layer in range(LAYERS):
+            query = self.rows(len(step.sequences) * HEADS, rows, DIM).view(-1, HEADS, rows, DIM)
+            out = cache.decode(layer, step, query.to(device), **options).cpu()
+            for b, sequence in enumerate(step.sequences):
+                stored = self.tokens.get(sequence, [[]] * LAYERS)[layer]
+                assert len(stored) == step.lengths[b]
+                key = torch.stack([k for k, _ in stored], 1) if stored else torch.empty(KV_HEADS, 0, DIM)
+                value = (
+                    torch.stack([v for _, v in stored], 1) if stored else torch.empty(KV_HEADS, 0, VALUE_DIM)
+                )
+                exact, _ = reference.decode(query[b : b + 1], key[None], value[None], **options)
+                error = (out[b].double() - exact[0]).abs().max()
+                assert error <= 1e-5, f"sequence {sequence} of {step.lengths[b]} tokens, layer {layer}"
+
+
+# ---- generation
+
+
+def generate(cache: StaticKVCache | PagedKVCache, device: str, kv_format: str = "auto") -> None:
+    """Prompts of three lengths, then tokens one by one, then drafts of three, then unequal numbers."""
+    dense = Dense(kv_format)
+    sequences = [cache.allocate() for _ in range(3)] if isinstance(cache, PagedKVCache) else [0, 1, 2]
+    for counts in ((5, 1, 8), *[(1, 1, 1)] * 4, (3, 3, 3), (0, 2, 1)):
+        step = cache.extend(sequences, counts) if isinstance(cache, PagedKVCache) else cache.extend(counts)
+        dense.append(cache, step, counts, device)
+        starts = [length - count for length, count in zip(step.lengths, counts, strict=True)]
+        positions = [s + i for s, count in zip(starts, counts, strict=True) for i in range(count)]
+        assert step.positions.tolist() == positions
+        assert step.seq_lens.tolist() == list(step.lengths)
+        dense.check(cache, step, device, rows=min(counts) or 1)
+    dense.check(cache, step, device, rows=2, window_left=4, sink_tokens=2, softcap=3.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("make", [static, paged])
+def test_generate(make: Any, device: str, checked: Checked) -> None:
+    with counted_launches() as launches, checked():
+        generate(make(device), device)
+    expected = {"fattn_cache_write": 7 * LAYERS, "fattn_decode": 8 * LAYERS}
+    assert launches == (expected if device == "mps" else {})
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("make", [static, paged])
+def test_generate_from_a_quantised_cache(make: Any, kv_format: str, device: str) -> None:
+    generate(make(device, kv_format=kv_format), device, kv_format)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_prefill_of_a_paged_cache(kv_format: str, device: str, checked: Checked) -> None:
+    """Prompts, chunks of them, single tokens and none, in one call; equal numbers and unequal ones."""
+    cache, dense = paged(device, kv_format=kv_format), Dense(kv_format)
+    sequences = [cache.allocate() for _ in range(3)]
+    for counts in ((5, 1, 18), (2, 2, 2), (0, 9, 1)):
+        step = cache.extend(sequences, counts)
+        query = dense.rows(sum(counts), HEADS, DIM)
+        with pytest.raises(
+            ValueError, match=r"PagedKVCache\.prefill: layer 0 has not got this step's tokens"
+        ):
+            cache.prefill(0, step, query.to(device))
+        dense.append(cache, step, counts, device)
+        for layer in range(LAYERS):
+            with checked():
+                out = cache.prefill(layer, step, query.to(device), softcap=3.0).cpu()
+            rows = query.split(counts)
+            for own, result, sequence in zip(rows, out.split(counts), sequences, strict=True):
+                pairs = dense.tokens[sequence][layer]
+                key, value = (torch.stack(side, 1)[None] for side in zip(*pairs, strict=True))
+                exact, _ = reference.prefill(
+                    own.transpose(0, 1)[None], key, value, is_causal=True, softcap=3.0
+                )
+                assert torch.allclose(result.double(), exact[0].transpose(0, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS[1:])
+@pytest.mark.parametrize("make", [static, paged])
+def test_what_a_quantised_cache_stores(make: Any, kv_format: str) -> None:
+    """Also after a copy on write, which copies the scales too."""
+    cache, dense = make("mps", kv_format=kv_format), Dense(kv_format)
+    sequences = [cache.allocate()] if isinstance(cache, PagedKVCache) else [0, 1, 2]
+    for _ in range(3):
+        step = cache.extend(sequences, 2) if isinstance(cache, PagedKVCache) else cache.extend(2)
+        dense.append(cache, step, [2] * len(sequences), "mps")
+    if isinstance(cache, PagedKVCache):
+        copy = cache.fork(sequences[0])
+        dense.tokens[copy] = [list(layer) for layer in dense.tokens[sequences[0]]]
+        step = cache.extend([copy, *sequences], 1)
+        assert cache.blocks(copy)[0] == cache.blocks(sequences[0])[0]
+        assert cache.blocks(copy)[1] != cache.blocks(sequences[0])[1]
+        dense.append(cache, step, [1] * 2, "mps")
+    for layer in range(LAYERS):
+        stored, options = cache._layers.operands(layer), cache._layers.options(layer)
+        for side, name in enumerate(("key_scales", "value_scales")):
+            rows = reference.dequantise(stored[side], options[name], kv_format)
+            for sequence, layers in dense.tokens.items():
+                exact = torch.stack([pair[side] for pair in layers[layer]])
+                if isinstance(cache, PagedKVCache):
+                    mine = torch.cat([rows[block] for block in cache.blocks(sequence)])
+                else:
+                    mine = rows[sequence]
+                assert torch.equal(mine[: len(exact)], exact)
+
+
+def test_a_forked_sequence_goes_its_own_way() -> None:
+    """Ten tokens of three are shared, twelve blocks would not do for copies; both ends are theirs alone."""
+    cache, dense = paged(), Dense()
+    first = cache.allocate()
+    step = cache.extend([first], 10)
+    dense.append(cache, step, [10], "mps")
+    others = [cache.fork(first) for _ in range(5)]
+    for other in others:
+        dense.tokens[other] = [list(layer) for layer in dense.tokens[first]]
+    assert cache.free_blocks == 9
+    dense.check(cache, cache.extend([first, *others], 0), "mps")
+    everyone = [first, *others]
+    step = cache.extend(everyone, 1)
+    assert cache.free_blocks == 4, "five copies of a block that was shared by six"
+    dense.append(cache, step, [1] * 6, "mps")
+    dense.check(cache, step, "mps")
+    assert len({cache.blocks(s)[2] for s in everyone}) == 6
+    assert len({cache.blocks(s)[:2] for s in everyone}) == 1
+    cache.free(first)
+    assert cache.free_blocks == 5, "the others still use the prefix"
+    step = cache.extend(others, 1)
+    dense.append(cache, step, [1] * 5, "mps")
+    dense.check(cache, step, "mps")
+    for other in others:
+        cache.free(other)
+    assert cache.free_blocks == 12
+
+
+def test_a_whole_shared_block_is_not_copied() -> None:
+    cache = paged()
+    first = cache.allocate()
+    cache.extend([first], 8)
+    second = cache.fork(first)
+    cache.extend([first, second], 1)
+    assert cache.blocks(first)[:2] == cache.blocks(second)[:2] and cache.free_blocks == 12 - 4
+
+
+def test_empty_sequences() -> None:
+    cache, dense = paged(), Dense()
+    one, other = cache.allocate(), cache.fork(cache.allocate())
+    step = cache.extend([one, other], 0)
+    out = cache.decode(0, step, torch.randn(2, HEADS, 1, DIM, device="mps"))
+    assert torch.all(out.cpu() == 0)
+    assert cache.free_blocks == 12 and step.block_tables is not None and step.block_tables.shape == (2, 0)
+    step = cache.extend([other, one], (0, 3))
+    dense.append(cache, step, (0, 3), "mps")
+    dense.check(cache, step, "mps")
+    assert cache.extend([], 1).seq_lens.shape == (0,)
+
+
+def test_static_cache_is_reset() -> None:
+    cache = static()
+    generate(cache, "mps")
+    cache.reset()
+    assert cache.lengths == (0, 0, 0)
+    generate(cache, "mps")
+
+
+# ---- full caches, and steps
+
+
+def test_a_full_pool() -> None:
+    cache, dense = paged(), Dense()
+    sequences = [cache.allocate() for _ in range(2)]
+    for tensor in cache._layers.tensors():
+        tensor.zero_()
+    step = cache.extend(sequences, (22, 18))
+    dense.append(cache, step, (22, 18), "mps")
+    fork = cache.fork(sequences[0])
+    dense.tokens[fork] = [list(layer) for layer in dense.tokens[sequences[0]]]
+    before = snapshot(cache)
+    assert cache.free_blocks == 1
+    for wanted, tokens in (
+        ([*sequences, fork], (1, 5, 1)),  # a copy of the shared end, and a block
+        ([sequences[1]], 7),
+        ([fork], 3),
+    ):
+        with pytest.raises(CacheFullError, match=r"2 blocks of 4 tokens are needed and 1 of 12 are free"):
+            cache.extend(wanted, tokens)
+        assert same(snapshot(cache), before)
+    dense.check(cache, cache.extend([*sequences, fork], 0), "mps")
+    step = cache.extend([*sequences, fork], (1, 2, 1))  # the control: the copy alone fits
+    dense.append(cache, step, (1, 2, 1), "mps")
+    dense.check(cache, step, "mps")
+    assert cache.free_blocks == 0
+    cache.free(sequences[1])
+    assert cache.free_blocks == 5
+
+
+def test_too_many_sequences() -> None:
+    cache = paged(max_sequences=2)
+    first = cache.allocate()
+    cache.fork(first)
+    for attempt in (cache.allocate, lambda: cache.fork(first)):
+        with pytest.raises(CacheFullError, match="2 sequences are allocated, the most for this cache"):
+            attempt()
+    cache.free(first)
+    assert cache.allocate() not in (first, None)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
+    """The tables grow with the sequences; what they hold stays."""
+    cache, dense = paged(device, max_sequences=10**9), Dense()
+    assert cache._tables.nbytes + cache._seq_lens.nbytes < 2**20
+    first = cache.allocate()
+    step = cache.extend([first], 6)
+    dense.append(cache, step, [6], device)
+    forks = [cache.fork(first) for _ in range(600)]
+    assert cache._tables.shape[0] == 1024 and len(set(cache.sequences)) == 601
+    last = forks[-1]
+    dense.tokens[last] = [list(layer) for layer in dense.tokens[first]]
+    step = cache.extend([first, last], 1)
+    dense.append(cache, step, [1, 1], device)
+    dense.check(cache, step, device)
+    small = paged(device, max_sequences=300)
+    assert len({small.allocate() for _ in range(300)}) == 300
+    with pytest.raises(CacheFullError, match="300 sequences are allocated"):
+        small.allocate()
+
+
+def test_a_full_static_cache() -> None:
+    cache = static()
+    step = cache.extend((20, 3, 0))
+    with pytest.raises(CacheFullError, match=r"sequence 0 would have 21 tokens and the capacity is 20"):
+        cache.extend(1)
+    assert cache.lengths == (20, 3, 0) and step.seq_lens.tolist() == [20, 3, 0]
+    assert cache.extend((0, 17, 20)).seq_lens.tolist() == [20, 20, 20]
+
+
+def test_a_step_outlives_what_happens_to_others() -> None:
+    cache, dense = paged(), Dense()
+    one, two = cache.allocate(), cache.allocate()
+    step = cache.extend([one], 6)
+    dense.append(cache, step, [6], "mps")
+    other = cache.extend([two], 9)
+    dense.append(cache, other, [9], "mps")
+    cache.free(cache.fork(one))
+    dense.check(cache, step, "mps")
+
+
+# ---- nothing waits for the GPU
+
+
+class Watch(TorchDispatchMode):
+    """Notes every op that waits for the device: it reads numbers back, or copies between host and device."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "equal", "unique", "is_nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [t for t in (*_tensors(args), *_tensors(kwargs), *_tensors(result)) if t.numel()]
+        if len({t.device.type for t in tensors}) > 1 or any(name in func.name() for name in self.WAITS):
+            self.waits.append(func.name())
+        return result
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+@pytest.mark.parametrize("make", [static, paged])
+def test_nothing_waits(make: Any) -> None:
+    cache = make("mps")
+    query = torch.zeros(3, HEADS, 1, DIM, device="mps")
+    key, value = (torch.zeros(9, KV_HEADS, dim, device="mps") for dim in (DIM, VALUE_DIM))
+    with Watch() as watch:
+        sequences = [cache.allocate() for _ in range(3)] if isinstance(cache, PagedKVCache) else None
+        for counts in ((3, 1, 5), (1, 1, 1), (1, 2, 0)):
+            step = cache.extend(counts) if sequences is None else cache.extend(sequences, counts)
+            for layer in range(LAYERS):
+                cache.append(layer, step, key[: sum(counts)], value[: sum(counts)])
+                cache.decode(layer, step, query)
+            if sequences is not None:
+                cache.free(sequences.pop(0))
+                sequences.insert(0, cache.fork(sequences[1]))
+    assert watch.waits == []
+    with Watch() as watch:
+        step.seq_lens.tolist()
+        torch.tensor([1, 2]).to("mps")
+    assert len(watch.waits) >= 2, "the control"
+
+
+def test_the_classes_are_exported() -> None:
+    for name in ("CacheFullError", "CacheStep", "PagedKVCache", "StaticKVCache", "cache_write"):
+        assert name in torch_fattn.__all__ and getattr(torch_fattn, name).__doc__
+
+
+@pytest.mark.host_only
+def test_made_in_inference_mode_and_used_outside() -> None:
+    rows = torch.randn(3, 2, 64)
+    with torch.inference_mode():
+        paged = PagedKVCache(1, 8, 2, 64, device="cpu", dtype=torch.float32)
+        static = StaticKVCache(1, 1, 8, 2, 64, device="cpu", dtype=torch.float32)
+        sequence = paged.allocate()
+    step = paged.extend([sequence], 3)
+    paged.append(0, step, rows, rows)
+    static.append(0, static.extend(3), rows, rows)
+    assert paged.length(sequence) == 3 and torch.equal(static.keys(0)[0, :, :3], rows.transpose(0, 1))

@@ -1,0 +1,293 @@
+"""Wrong arguments: one sentence on standard error and exit status 2, before anything runs. Each has a similar
+command that is accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torch_fattn import __main__ as command_line
+from torch_fattn import explain
+from torch_fattn.commands import doctor
+from torch_fattn.operators import OPERATORS
+
+pytestmark = pytest.mark.host_only
+
+
+def status_of(main: Callable[[list[str]], int], arguments: str | list[str]) -> int:
+    """The exit status; argparse raises SystemExit."""
+    try:
+        return main(arguments.split() if isinstance(arguments, str) else arguments)
+    except SystemExit as leaving:
+        assert isinstance(leaving.code, int), f"a traceback or a bare message: {leaving.code!r}"
+        return leaving.code
+
+
+def refusal_of(
+    main: Callable[[list[str]], int], arguments: str | list[str], capsys: pytest.CaptureFixture[str]
+) -> str:
+    assert status_of(main, arguments) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+SIZES = {
+    "prefill": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
+    "decode": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
+    "paged_decode": "batch heads kv-heads q-len kv-len head-dim value-dim block-size cores",
+    "paged_prefill": "batch heads kv-heads q-len kv-len head-dim value-dim block-size cores",
+    "varlen_prefill": "batch heads kv-heads q-len kv-len head-dim value-dim cores",
+    "merge": "batch heads q-len head-dim parts cores",
+}
+
+
+@pytest.mark.parametrize(("op", "option"), [(op, option) for op in SIZES for option in SIZES[op].split()])
+def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("0", "-1", "-5", "1.5", "eight", "", "1e3", "99999999999999999999999"):
+        message = refusal_of(command_line.main, ["explain", op, f"--{option}={value}"], capsys)
+        assert f"--{option}" in message and value[:20] in message and "give" in message, message
+    shape = ["--heads=8"] if op == "merge" else ["--heads=8", "--kv-len=64"]
+    assert status_of(command_line.main, ["explain", op, *shape, f"--{option}=8"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("refused", "message", "accepted"),
+    [
+        ("", "required: command", "explain merge"),
+        ("explian merge", "'explian'", "explain merge"),
+        ("explain", "required: op", "explain merge"),
+        ("explain gemm", "'gemm' (choose from 'prefill'", "explain merge"),
+        ("explain prefill decode", "unrecognized arguments: decode", "explain prefill"),
+        ("explain prefill --core 8", "unrecognized arguments: --core", "explain prefill --cores 8"),
+        ("explain prefill --caus", "python -m torch_fattn explain --help lists", "explain prefill --causal"),
+        ("explain prefill --torch 2", "explain: --torch '2' is not", "explain prefill --torch 2.15"),
+        ("explain prefill --macos x", "explain: --macos 'x' is not", "explain prefill --macos 26.2"),
+        ("explain prefill --head-dim 60", "give --head-dim 64", "explain prefill --head-dim 64"),
+        ("explain decode --value-dim 60", "give --value-dim 64", "explain decode --value-dim 64"),
+        (
+            "explain prefill --dtype int8",
+            "--dtype: invalid choice: 'int8'",
+            "explain prefill --dtype float32",
+        ),
+        ("explain prefill --dtype", "--dtype: expected one argument", "explain prefill --dtype float32"),
+        ("explain decode --causal", "decode takes no --causal", "explain prefill --causal"),
+        ("explain paged_decode --causal", "paged_decode takes no --causal", "explain paged_decode"),
+        ("explain paged_prefill --causal", "paged_prefill takes no --causal", "explain paged_prefill"),
+        (
+            "explain varlen_prefill --block-size 8",
+            "varlen_prefill takes no --block",
+            "explain varlen_prefill --causal",
+        ),
+        ("explain merge --kv-heads 4", "merge takes no --kv-heads", "explain merge --heads 4"),
+        (
+            "explain decode --block-size 16",
+            "decode takes no --block-size",
+            "explain paged_decode --block-size 16",
+        ),
+        (
+            "explain decode --parts 2",
+            "decode takes no --parts: it belongs to merge",
+            "explain merge --parts 2",
+        ),
+        (
+            "explain prefill --heads 6 --kv-heads 4",
+            "6 query heads cannot share 4",
+            "explain prefill --heads 8 --kv-heads 4",
+        ),
+        ("explain prefill --head-dim 12", "multiple of 8", "explain prefill --head-dim 16"),
+        ("explain decode --q-len 17", "17 query rows", "explain decode --q-len 16"),
+        (
+            "explain prefill --batch 2000000000 --heads 2000000000",
+            "above 2^63 bytes",
+            "explain prefill --batch 20",
+        ),
+        ("explain prefill --family 0", "--family: '0' is below 1", "explain prefill --family 7"),
+        ("explain prefill --family 21", "--family: '21' is above 20", "explain prefill --family 10"),
+        (
+            "explain prefill --device-name M3",
+            "give --family and --cores",
+            "explain prefill --device-name M3 --family 9 --cores 10",
+        ),
+        (
+            "explain prefill --device-name M3 --cores 10",
+            "give --family and --cores",
+            "explain prefill --cores 10",
+        ),
+        (
+            "explain prefill --device-name M1 --family 9 --cores 8",
+            "family 7, not 9",
+            "explain prefill --device-name M1 --family 7 --cores 8",
+        ),
+        (
+            "explain prefill --device-name= --family 9 --cores 8",
+            "'' is not a printable name",
+            "explain prefill --device-name X --family 9 --cores 8",
+        ),
+        ("explain prefill --head-dim 580", "head_dim 580 is above 576", "explain prefill --head-dim 576"),
+        ("explain prefill --torch 2", "'2' is not a version", "explain prefill --torch 2.14+local"),
+        ("doctor now", "unrecognized arguments: now", "explain merge"),
+        ("doctor --verbose", "unrecognized arguments: --verbose", "explain merge"),
+        ("doctor --foo", "python -m torch_fattn doctor --help lists", "explain merge"),
+        ("explian", "(python -m torch_fattn --help lists", "explain merge"),
+    ],
+)
+def test_explain_and_doctor(
+    refused: str, message: str, accepted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refusal_of(command_line.main, refused, capsys)
+    assert status_of(command_line.main, accepted) == 0
+
+
+@pytest.mark.parametrize(("value", "named"), [("off", True), ("0", False), ("1", False), ("", False)])
+def test_doctor_names_a_switch_that_is_neither(
+    value: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FATTN_TUNING", value)
+    message = ["FATTN_TUNING is 'off', which counts as 1; set it to 0 or 1, or unset it"]
+    assert doctor.advice_about_environment() == (message if named else [])
+
+
+def test_a_name_that_no_terminal_can_show(capsys: pytest.CaptureFixture[str]) -> None:
+    device = ["--family", "9", "--cores", "8", "--device-name"]
+    assert "\\udcff" in refusal_of(command_line.main, ["explain", "merge", *device, "\udcff"], capsys)
+    assert status_of(command_line.main, ["explain", "merge", *device, "M3 “new”"]) == 0
+
+
+@pytest.mark.parametrize("op", (*OPERATORS, "mask_map"))
+def test_a_plan_for_another_gpu_does_not_call_it_an_m1(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(command_line.main, ["explain", op, "--family", "9", "--cores", "40"]) == 0
+    assert f"fattn.{op} on an Apple GPU (Apple family 9, 40 cores)" in capsys.readouterr().out
+    assert status_of(command_line.main, ["explain", op]) == 0
+    assert f"fattn.{op} on Apple M1 (Apple family 7, 8 cores)" in capsys.readouterr().out
+
+
+def test_the_plan_of_a_masked_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(command_line.main, ["explain", "prefill", "--mask", "bool", "--causal"]) == 0
+    message = capsys.readouterr().out
+    assert (
+        "pass 1       fattn_mask_map from mask_map.metal" in message
+        and "pass 2       fattn_prefill" in message
+    )
+    assert status_of(command_line.main, ["explain", "prefill", "--kv-len", "64", "--mask", "float32"]) == 0
+    message = capsys.readouterr().out
+    assert "fattn_mask_map" not in message and "mask=2" in message
+    assert "it belongs to prefill, mask_map" in refusal_of(
+        command_line.main, ["explain", "decode", "--mask", "bool"], capsys
+    )
+
+
+@pytest.mark.parametrize("figure", [{"cores": -1}, {"cores": -5}, {"family": 0}, {"family": 2**32 + 9}])
+def test_explain_function(figure: dict[str, int]) -> None:
+    query = torch.empty(1, 1, 1, 8, device="meta")
+    with pytest.raises(ValueError, match=r"is not a whole number from [01] to \d+;"):
+        explain("decode", query, query, query, **figure)
+    accepted = dict.fromkeys(figure, 8)
+    assert explain("decode", query, query, query, **accepted).device_name == "an Apple GPU"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"device_name": "Apple M5 Max"}, "is only a name, .* give family and cores with it"),
+        ({"device_name": "Apple M3 Max", "family": 9}, "give family and cores with it"),
+        ({"device_name": "Apple M3 Max", "family": 7, "cores": 40}, "is of Apple family 9, not 7"),
+        ({"device_name": "\n", "family": 9, "cores": 40}, "is not a printable name"),
+    ],
+)
+def test_explain_function_refuses_a_name_without_its_figures(wrong: dict[str, Any], message: str) -> None:
+    query = torch.empty(1, 1, 1, 8, device="meta")
+    with pytest.raises(ValueError, match=f"^torch_fattn.explain: device_name .*{message}"):
+        explain("prefill", query, query, query, **wrong)
+    figures = {"device_name": "Apple M3 Max", "family": 9, "cores": 40}
+    assert explain("prefill", query, query, query, **figures).device_name == "Apple M3 Max"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("demo --new-tokens 0", "--new-tokens: '0' is below 1"),
+        ("demo --new-tokens -3", "--new-tokens: '-3' is below 1"),
+        ("demo --new-tokens many", "--new-tokens: 'many' is not a whole number"),
+        ("demo --dtype int8", "--dtype: invalid choice: 'int8'"),
+        ("demo --modle x", "unrecognized arguments: --modle x"),
+        ("demo --model=", "--model '' names nothing"),
+        ("demo --model /nonexistent", "'/nonexistent' does not exist"),
+        ("demo --model org/model-1B", "`hf download org/model-1B`"),
+        ("demo --model model", "`hf download model`"),
+        ("demo --model a..b", "a..b"),
+        ("demo --model folder", "'folder' holds no config.json"),
+        ("demo --model folder/file", "'folder/file' is a file"),
+        ("demo --model broken", "cannot be loaded as a causal language model"),
+    ],
+)
+def test_demo(
+    arguments: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """tests/commands/test_demo.py has the arguments that are accepted."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch_fattn.commands.demo.advice_about_device", list)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").touch()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("[1]")
+    assert message in refusal_of(command_line.main, arguments, capsys)
+
+
+def test_demo_knows_how_many_positions_a_model_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch_fattn.commands.demo.advice_about_device", list)
+    save_checkpoint(tmp_path / "model", positions=128)
+    assert status_of(command_line.main, "demo --model model --new-tokens 29") == 2
+    message = capsys.readouterr().err.splitlines()[-1]  # after transformers' progress bar
+    assert "passes the 128 positions of this model; give at most 28" in message
+
+
+def save_checkpoint(folder: Path, positions: int) -> None:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=positions,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def test_demo_finds_out_first_that_it_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").write_text("")
+    assert "results cannot be written" in refusal_of(command_line.main, "demo", capsys)
+
+
+def test_a_reader_that_has_read_enough() -> None:
+    """`explain ... | head -1`; the whole output is the control."""
+    explained = [sys.executable, "-m", "torch_fattn", "explain", "decode", "--json"]
+    whole = subprocess.run(explained, capture_output=True, text=True)
+    assert whole.returncode == 0 and json.loads(whole.stdout) and not whole.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    cut = subprocess.run(explained, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert cut.returncode == 1 and not cut.stderr

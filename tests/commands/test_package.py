@@ -1,0 +1,188 @@
+"""The package around the operators: loading, the command line, the doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import torch_fattn
+from tests.conftest import counted_launches
+from torch_fattn import __main__ as command_line
+from torch_fattn.commands import doctor
+from torch_fattn.runtime import extension, versions
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_extension_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ModuleType("torch_fattn._C")
+    other.torch_version = "2.1.0"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_fattn._C", other)
+    monkeypatch.setattr(extension.importlib.util, "find_spec", lambda _: object())
+    with pytest.raises(ImportError, match=r"built against torch 2\.1\.0 .*pip install --no-build-isolation"):
+        extension.load()
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.16.0.dev20270101+cpu", "3.0.0"])
+def test_torch_outside_the_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(ImportError) as caught:
+        extension.load()
+    assert str(caught.value) == (
+        f"torch_fattn {torch_fattn.__version__} is made for torch 2.13 to 2.15, and this is torch {version}: "
+        "run `pip install 'torch>=2.13,<2.16'`"
+    )
+
+
+def test_versions_are_stated_once() -> None:
+    """pyproject.toml cannot read them from the package."""
+    extras = re.findall(r'"transformers(?:\[serving\])?(>[^"]*)"', (ROOT / "pyproject.toml").read_text())
+    assert {"transformers" + extra for extra in extras} == {
+        versions.requirement("transformers", versions.TRANSFORMERS)
+    }
+    assert len(extras) == 3
+    for name in ("torch", "transformers"):
+        tested = []
+        for file in ("oldest.txt", "newest.txt"):
+            pinned = re.findall(rf"^{name}==(\S+)$", (ROOT / "requirements" / file).read_text(), re.MULTILINE)
+            tested += [versions.minor(version) for version in pinned]
+        assert tuple(tested) == getattr(versions, name.upper())
+    assert f"## {versions.VERSION}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_version_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(["--version"])
+    assert caught.value.code == 0
+    message = f"torch_fattn {torch_fattn.__version__}, built for torch {torch_fattn.built_for_torch}\n"
+    assert capsys.readouterr().out == message
+
+
+def test_extension_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise ImportError("undefined symbol: _ZN3c10")
+
+    monkeypatch.setattr(extension.importlib, "import_module", fail)
+    with pytest.raises(ImportError, match=r"does not load into torch .*undefined symbol"):
+        extension.load()
+
+
+def test_extension_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ImportError, match="torch_fattn is not built"):
+        extension.load()
+
+
+def test_extension_of_this_torch() -> None:
+    """The control of the three tests above."""
+    assert torch.__version__.startswith(extension.load().rsplit(".", 1)[0])
+
+
+def test_import_brings_no_other_package() -> None:
+    """Neither an emulator nor transformers: both are optional."""
+    script = "import sys, torch_fattn; print([m for m in ('softmetal', 'transformers') if m in sys.modules])"
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+@pytest.mark.parametrize(
+    "op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge"]
+)
+def test_explain_command(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["explain", op, "--heads", "8", "--head-dim", "64"]
+    shape += [] if op == "merge" else ["--kv-heads", "2", "--kv-len", "600"]
+    with counted_launches() as launches:
+        assert (
+            command_line.main([*shape, "--family", "9", "--cores", "40", "--device-name", "Apple M3 Max"])
+            == 0
+        )
+        text = capsys.readouterr().out
+        assert command_line.main([*shape, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert f"fattn.{op} on Apple M3 Max (Apple family 9, 40 cores)" in text
+    assert plan["passes"][0]["kernel"] in text
+    assert not launches
+
+
+def test_doctor_is_content(capsys: pytest.CaptureFixture[str]) -> None:
+    with counted_launches() as launches:
+        assert doctor.main() == 0
+    assert "All is well." in capsys.readouterr().out
+    assert {"fattn_prefill", "fattn_decode", "fattn_merge", "fattn_cache_write"} <= launches.keys()
+
+
+def test_doctor_notices_a_wrong_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor.Case, "run", lambda case, _: tuple(1.01 * x for x in _exact(case)))
+    assert doctor.main() == 1
+    assert "-> a wrong result in prefill float32" in capsys.readouterr().out
+
+
+def _exact(case: doctor.Case) -> tuple[torch.Tensor, torch.Tensor]:
+    return getattr(doctor.reference, case.op)(*case.operands, **case.options)
+
+
+def test_doctor_notices_that_nothing_ran(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor.Case, "run", lambda case, _: _exact(case))
+    assert doctor.main() == 1
+    assert "-> no launch of the kernel in prefill float32" in capsys.readouterr().out
+
+
+def test_doctor_notices_that_a_kernel_was_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second run writes nothing, into memory that held the results of the first one."""
+    prefill, results = torch.ops.fattn.prefill, {}
+
+    def given_up(query: torch.Tensor, *rest: torch.Tensor, **options: object) -> tuple[torch.Tensor, ...]:
+        if query.dtype not in results:
+            results[query.dtype] = prefill(query, *rest, **options)
+        return results[query.dtype]
+
+    monkeypatch.setattr(torch.ops.fattn, "prefill", given_up)
+    assert doctor.main() == 1
+    message = capsys.readouterr().out
+    assert "-> results that differ from run to run in prefill float32" in message
+    assert doctor.FIND_FAULTS in message and "in decode" not in message
+
+
+@pytest.mark.parametrize(("version", "silent"), [("2.13.0", True), ("2.14.1+cpu", True), ("2.15.0", False)])
+def test_doctor_says_which_torch_hides_faults(
+    version: str, silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert not doctor.report_device()
+    assert ("raises nothing when the GPU faults" in capsys.readouterr().out) == silent
+
+
+def test_doctor_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
+    assert doctor.main() == 1
+    assert "arm64 wheel" in capsys.readouterr().out
+
+
+def test_explain_refuses_as_the_op_does() -> None:
+    query = torch.empty(1, 5, 3, 64, device="meta")
+    key = torch.empty(1, 2, 9, 64, device="meta")
+    with pytest.raises(ValueError) as of_plan:
+        torch_fattn.explain("prefill", query, key, key)
+    with pytest.raises(ValueError) as of_op:
+        torch_fattn.prefill(
+            query.new_empty(query.shape, device="mps"), *(key.new_empty(key.shape, device="mps"),) * 2
+        )
+    assert str(of_plan.value) == str(of_op.value)
+    assert "5 query heads cannot share 2 key-value heads" in str(of_op.value)
+    with pytest.raises(ValueError, match="not an operator"):
+        torch_fattn.explain("softmin", query)

@@ -1,0 +1,182 @@
+"""The site builds without a warning and fetches nothing; links of every document lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.documents import DOCUMENTS, PYTHONPATH, ROOT, broken_links
+
+pytestmark = pytest.mark.host_only
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links(path: Path) -> None:
+    assert not broken_links(path, path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("link", "broken"),
+    [
+        ("[x](README.md)", False),
+        ("[x](READ.md)", True),
+        ("[x](README.md#what-is-built)", False),
+        ("[x](README.md#what-is-not-built)", True),
+        ("[x](#a-heading)", False),
+        ("[x](#another-heading)", True),
+        ("![x](docs/pictures/causal.svg)", False),
+        ("![x](docs/pictures/casual.svg)", True),
+        ("[x](https://example.com/no)", False),
+        ("`[x](READ.md)`", False),
+        ("```text\n[x](READ.md)\n```", False),
+    ],
+)
+def test_a_broken_link_is_noticed(link: str, broken: bool) -> None:
+    assert bool(broken_links(ROOT / "page.md", f"# A `heading`\n\n{link}\n")) == broken
+
+
+def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """The hooks need the package, not a device."""
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": PYTHONPATH}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    return subprocess.run(
+        [*command, "--config-file", str(source / "mkdocs.yml")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="the documentation's tools: pip install 'torch-fattn[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr, done.stderr
+    return folder
+
+
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    for page in ("index.html", "options.html", "api/operators.html", "softmetal.html", "pictures/causal.svg"):
+        assert (site / page).is_file(), page
+    operators = (site / "api/operators.html").read_text()
+    assert "window_left" in operators and "::: torch_fattn" not in operators
+    assert "Metal compute in software" in (site / "softmetal.html").read_text()
+
+
+def entries_under(title: str, page: str) -> list[list[str]]:
+    """The text of each entry of every list of that title."""
+    lists = re.findall(rf'"doc-section-title">{title}:</span></p>\s*<ul>(.*?)</ul>', page, re.DOTALL)
+    return [
+        [re.sub(r"<[^>]+>|\s+", " ", entry) for entry in re.findall(r"<li\b.*?</li>", one, re.DOTALL)]
+        for one in lists
+    ]
+
+
+def test_what_is_returned_and_raised_is_whole(site: Path) -> None:
+    """The parser of docstrings may take every line for an entry: a sentence of two lines would be cut."""
+    pages = [page.read_text() for page in (site / "api").glob("*.html")]
+    returned = [entries for page in pages for entries in entries_under("Returns", page)]
+    raised = [entries for page in pages for entries in entries_under("Raises", page)]
+    assert len(returned) > 5 and all(len(entries) == 1 for entries in returned)
+    assert len(raised) > 3
+    assert all(len(re.findall(r"[A-Z]\w+Error\b", entry)) == 1 for entries in raised for entry in entries)
+
+
+def test_a_warning_would_be_noticed(site: Path, tmp_path: Path) -> None:
+    """A small site with the same settings, right and then with a link to nowhere."""
+    for name in ("tools", "docs"):
+        (tmp_path / name).mkdir()
+    for name in ("site_hooks.py", "mask_pictures.py"):
+        shutil.copy(ROOT / "tools" / name, tmp_path / "tools")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT / "bench/results", tmp_path / "bench/results")
+    settings = re.sub(r"^nav:.*", "", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "mkdocs.yml").write_text(settings)
+    page = tmp_path / "docs" / "index.md"
+    page.write_text("# Here\n\n[there](#here)\n")
+    assert build(tmp_path, tmp_path / "site").returncode == 0
+    page.write_text("# Here\n\n[there](#there)\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode != 0 and "#there" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "page", "link", "shown"),
+    [
+        ("docs/options.md", None, "[a](api/operators.md)", "[a](api/operators.md)"),
+        ("docs/api/operators.md", None, "[a](../options.md#q_offset)", "[a](../options.md#q_offset)"),
+        ("docs/measured.md", None, "[a](../bench/NOTES.md)", "[a](notes.md)"),
+        ("docs/models.md", None, "[a](../setup.py)", "[a](https://x.org/y/blob/main/setup.py)"),
+        ("softmetal/README.md", "softmetal.md", "[a](docs/cuda.md)", "[a](softmetal-cuda.md)"),
+        (
+            "softmetal/README.md",
+            "softmetal.md",
+            "[`a`](src/softmetal/simt/abi.h)",
+            "[`a`](https://x.org/y/blob/main/softmetal/src/softmetal/simt/abi.h)",
+        ),
+        ("README.md", "index.md", "![a](bench/results/nvidia-h200.png)", "![a](pictures/nvidia-h200.png)"),
+        ("docs/options.md", None, "[a](#scale) [b](https://c.org)", "[a](#scale) [b](https://c.org)"),
+        ("docs/options.md", None, "```text\n[a](../setup.py)\n```", "```text\n[a](../setup.py)\n```"),
+    ],
+)
+def test_links_on_the_site(source: str, page: str | None, link: str, shown: str) -> None:
+    pytest.importorskip("mkdocs", reason="the documentation's tools: pip install 'torch-fattn[docs]'")
+    sys.path.insert(0, str(ROOT / "tools"))
+    import site_hooks
+
+    assert site_hooks.rewritten(link, source, "https://x.org/y", page) == shown
+    without = site_hooks.rewritten(link, source, None, page)
+    assert without == (re.sub(r"\[(.*)\]\(https://x.*", r"\1", shown))
+
+
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?https?:|<link[^>]*rel=["']?(?:stylesheet|preconnect|icon)"""
+    r"""[^>]*href=["']?https?:|@import\s+(?:url\()?["']?https?:"""
+)
+
+
+def test_pages_fetch_nothing(site: Path) -> None:
+    for page in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        found = FETCHED.search(page.read_text(encoding="utf-8"))
+        assert found is None, f"{page.relative_to(site)}: {found and found[0]}"
+
+
+def test_what_is_fetched_would_be_noticed() -> None:
+    assert FETCHED.search('<link rel="stylesheet" href="https://fonts.googleapis.com/css">')
+    assert FETCHED.search("<script defer src=https://unpkg.com/mermaid></script>")
+    assert not FETCHED.search('<a href="https://example.com">') and not FETCHED.search("<script src=x.js>")
+
+
+def repeated(settings: str) -> set[str]:
+    """Titles that two entries of the sidebar share."""
+    titles = re.findall(r"^ *- ([^:]+):", settings[settings.index("\nnav:") :], re.MULTILINE)
+    assert len(titles) > 2
+    return {title for title in titles if titles.count(title) > 1}
+
+
+def test_titles_in_the_sidebar_are_unique() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert not repeated(settings)
+    assert repeated(settings.replace("Cache classes", "Caches")) == {"Caches"}
+
+
+def undocumented(names: list[str]) -> set[str]:
+    """The names of the package that no page of docs/ documents with `::: torch_fattn.name`."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    return set(names) - set(re.findall(r"^::: torch_fattn\.(\w+)", pages, re.MULTILINE))
+
+
+def test_the_reference_has_every_public_name() -> None:
+    import torch_fattn
+
+    assert undocumented(torch_fattn.__all__) == {"__version__", "built_for_torch"}
+    assert undocumented(["prefill", "postfill"]) == {"postfill"}

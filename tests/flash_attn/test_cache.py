@@ -1,0 +1,286 @@
+"""torch_fattn.flash_attn.flash_attn_with_kvcache, against float64: all that its options make together."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import Checked
+from tests.helpers.flash_attn_oracle import LIMITS, Options, bits, check, draw_options, rotated
+from torch_fattn import flash_attn as fa
+
+BATCH, CAPACITY, BLOCK = 2, 24, 8
+
+
+@dataclass
+class Problem:
+    seed: int
+    storage: str = "dense"  # or "picked", or "paged"
+    dtype: torch.dtype = torch.float32
+    heads: tuple[int, int] = (4, 2)
+    dims: tuple[int, int] = (32, 32)
+    q_len: int = 1
+    new: int = 0
+    lens: tuple[int, ...] | None = (20, 9)
+    leftpad: tuple[int, ...] | None = None
+    rotary: str | None = None  # "interleaved" or "halves"
+    angles: int = CAPACITY  # positions of the table
+    options: Options = field(default_factory=Options)
+
+    def sequence(self, pool: Tensor, picked: Tensor | None, table: Tensor | None, b: int) -> Tensor:
+        """The slots of a sequence's keys in the pool, as indices of `[-1, Hkv, D]`."""
+        if table is not None:
+            return (table[b].long()[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+        return torch.arange(CAPACITY) + CAPACITY * (b if picked is None else int(picked[b]))
+
+    def check(self, device: str) -> None:
+        torch.manual_seed(self.seed)
+        heads, kv_heads = self.heads
+        paged = self.storage == "paged"
+        shape = (8, BLOCK) if paged else (4, CAPACITY)
+        pools = [torch.randn(*shape, kv_heads, dim).to(self.dtype) for dim in self.dims]
+        table = torch.randperm(8)[:6].view(BATCH, 3).to(torch.int32) if paged else None
+        picked = torch.tensor([3, 1], dtype=torch.int32) if self.storage == "picked" else None
+        q = torch.randn(BATCH, self.q_len, heads, self.dims[0]).to(self.dtype)
+        fresh = [torch.randn(BATCH, self.new, kv_heads, d).to(self.dtype) for d in self.dims]
+        tensors: dict[str, Tensor | None] = {
+            "q": q,
+            "k": fresh[0] if self.new else None,
+            "v": fresh[1] if self.new else None,
+            "cache_seqlens": None if self.lens is None else torch.tensor(self.lens, dtype=torch.int32),
+            "cache_leftpad": None if self.leftpad is None else torch.tensor(self.leftpad, dtype=torch.int32),
+            "cache_batch_idx": picked,
+            "block_table": table,
+        }
+        rotary: dict[str, Any] = {}
+        if self.rotary and self.new:
+            angle = torch.rand(self.angles, 8) * 6
+            tensors |= {"rotary_cos": angle.cos(), "rotary_sin": angle.sin()}
+            rotary = {"rotary_interleaved": self.rotary == "interleaved"}
+
+        results, written = [], [pool.clone() for pool in pools]
+        untouched = torch.ones(shape[0] * shape[1], dtype=torch.bool)
+        places = [self.sequence(pools[0], picked, table, b) for b in range(BATCH)]
+        for b, place in enumerate(places):
+            filled = min(max(CAPACITY if self.lens is None else self.lens[b], 0), CAPACITY)
+            rows, keys = q[b], fresh[0][b]
+            if rotary:
+                angles = (tensors["rotary_cos"], tensors["rotary_sin"], rotary["rotary_interleaved"])
+                local = self.options.causal or max(self.options.window) >= 0
+                rows = rotated(rows, filled + torch.arange(self.q_len) * local, *angles)
+                keys = rotated(keys, filled + torch.arange(self.new), *angles)
+            end = min(filled + self.new, CAPACITY)
+            untouched[place[filled:end]] = False
+            for pool, added in zip(written, (keys, fresh[1][b]), strict=True):
+                pool.flatten(0, 1)[place[filled:end]] = added[: end - filled]
+            first = 0 if self.leftpad is None else self.leftpad[b]
+            # Slots outside the sequence are NaN and have no influence.
+            for pool in (*pools, *written):
+                pool.flatten(0, 1)[place[end:]] = torch.nan
+                pool.flatten(0, 1)[place[: min(first, filled)]] = torch.nan
+            k, v = (pool.flatten(0, 1)[place[:end]] for pool in written)
+            results.append(self.options.attend(b, rows, k, v, first))
+
+        on_device = {name: None if t is None else t.to(device) for name, t in tensors.items()}
+        caches = [pool.to(device) for pool in pools]
+        query = on_device.pop("q")
+        assert query is not None
+        out, lse = fa.flash_attn_with_kvcache(
+            query, *caches, return_softmax_lse=True, **on_device, **rotary, **self.options.arguments(device)
+        )
+        exact, exact_lse = (torch.stack([r[i] for r in results]) for i in (0, 1))
+        check(out, lse, exact, exact_lse, slack=2.0)
+        for cache, pool, before in zip(caches, written, pools, strict=True):
+            kept, given = (bits(c.cpu().flatten(0, 1)[untouched]) for c in (cache, before))
+            assert torch.equal(kept, given), "written to another place"
+            limit = LIMITS[self.dtype]
+            assert torch.allclose(cache.cpu().float(), pool.float(), atol=limit, rtol=limit, equal_nan=True)
+        for name, tensor in on_device.items():
+            original = tensors[name]
+            assert original is None or (tensor is not None and torch.equal(bits(tensor), bits(original))), (
+                name
+            )
+        assert torch.equal(bits(query), bits(q))
+
+
+def drawn(seed: int) -> Problem:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    heads = rng.choice(((4, 4), (4, 2)))
+    new = rng.choice((0, 1, 3))
+    return Problem(
+        seed,
+        storage=rng.choice(("dense", "picked", "paged")),
+        dtype=rng.choice(list(LIMITS)),
+        heads=heads,
+        dims=rng.choice(((32, 32), (32, 32), (20, 13))),
+        q_len=rng.choice((1, 3, 20)),
+        new=new,
+        lens=None
+        if new == 0 and rng.random() < 0.1
+        else tuple(
+            rng.choice((rng.randint(0, CAPACITY), 0, -3, CAPACITY, CAPACITY + 5)) for _ in range(BATCH)
+        ),
+        leftpad=tuple(rng.randint(0, 9) for _ in range(BATCH)) if rng.random() < 0.3 else None,
+        rotary=rng.choice((None, "interleaved", "halves")),
+        angles=rng.choice((CAPACITY, CAPACITY + 32)),
+        options=draw_options(rng, BATCH, heads[0]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_on_mps(seed: int) -> None:
+    drawn(seed).check("mps")
+
+
+@pytest.mark.host_only
+def test_random_on_the_cpu() -> None:
+    for seed in range(100, 300):
+        drawn(seed).check("cpu")
+
+
+def grid(lengths: list[tuple[int, int]]) -> list[Problem]:
+    """The combinations of flash-attn's own test."""
+    problems = []
+    kinds = ("dense", "picked", "paged", "leftpad")
+    masks = ({}, {"causal": True}, {"window": (5, 2)})
+    for storage, mask, alibi, rotary, (q_len, new) in itertools.product(
+        kinds, masks, (None, (6,), (BATCH, 6)), (None, "interleaved", "halves"), lengths
+    ):
+        options = Options(**mask, slopes=None if alibi is None else torch.rand(*alibi) * 0.3)
+        problems.append(
+            Problem(
+                len(problems),
+                storage="dense" if storage == "leftpad" else storage,
+                heads=(6, (6, 3, 1)[len(problems) % 3]),
+                q_len=q_len,
+                new=new,
+                lens=(4, 13),
+                leftpad=(3, 7) if storage == "leftpad" else None,
+                rotary=rotary if new else None,
+                options=options,
+            )
+        )
+    return problems
+
+
+@pytest.mark.host_only
+def test_grid_on_the_cpu() -> None:
+    for problem in grid([(1, 0), (1, 1), (3, 2), (20, 0)]):
+        problem.check("cpu")
+
+
+@pytest.mark.parametrize("storage", ["dense", "paged"])
+@pytest.mark.parametrize("q_len", [1, 3, 20])
+def test_lengths_out_of_range_on_mps(q_len: int, storage: str, checked: Checked) -> None:
+    """Not followed, by any thread of a kernel either."""
+    for rotary in (None, "halves"):
+        problem = Problem(
+            q_len,
+            storage,
+            q_len=q_len,
+            new=1,
+            lens=(-5, CAPACITY),
+            rotary=rotary,
+            options=Options(causal=True),
+        )
+        with checked():
+            problem.check("mps")
+
+
+def test_a_block_or_a_sequence_that_the_cache_has_not() -> None:
+    q = torch.randn(1, 1, 2, 16, device="mps")
+    for wrong in (-1, 2, 2**30):
+        caches = [torch.zeros(2, 4, 2, 16, device="mps") for _ in range(2)]
+        index = torch.tensor([wrong], dtype=torch.int32, device="mps")
+        for arguments in ({"cache_batch_idx": index}, {"block_table": index[:, None]}):
+            for rows in (1, 20):
+                for leftpad in (None, torch.ones(1, dtype=torch.int32, device="mps")):
+                    out = fa.flash_attn_with_kvcache(
+                        q.expand(1, rows, 2, 16), *caches, q, q, cache_seqlens=3, cache_leftpad=leftpad,
+                        **arguments,
+                    )  # fmt: skip
+                    assert not out.any() and not caches[0].any()
+
+
+def test_odd_sequences_lie_anywhere() -> None:
+    """A cache `[B, H, capacity, D]` under a padding on the left, of which only a copy is in flash-attn's
+    order."""
+    torch.manual_seed(0)
+    heads_first = [torch.randn(BATCH, 2, CAPACITY, 32) for _ in range(2)]
+    q = torch.randn(BATCH, 20, 4, 32)
+    caches = [cache.transpose(1, 2) for cache in heads_first]
+    lens, first = (torch.tensor(n, dtype=torch.int32) for n in ((20, 9), (3, 5)))
+    for device in ("cpu", "mps"):
+        arguments = {"cache_seqlens": lens.to(device), "cache_leftpad": first.to(device)}
+        on_device = [cache.to(device) for cache in heads_first]
+        out = fa.flash_attn_with_kvcache(
+            q.to(device), *(cache.transpose(1, 2) for cache in on_device), causal=True, **arguments
+        )
+        exact = [
+            Options(causal=True).attend(b, q[b], *(c[b, : int(lens[b])] for c in caches), int(first[b]))[0]
+            for b in range(BATCH)
+        ]
+        assert torch.allclose(out.cpu().double(), torch.stack(exact), atol=1e-5)
+
+
+def test_a_row_behind_the_rotary_table_is_nan() -> None:
+    q, k, angle = (torch.randn(shape, device="mps") for shape in ((1, 4, 2, 16), (1, 1, 2, 16), (8, 4)))
+    caches = [torch.randn(1, 8, 2, 16, device="mps") for _ in range(2)]
+    out = fa.flash_attn_with_kvcache(q, *caches, k, k, angle, angle, cache_seqlens=6, causal=True).cpu()
+    assert not out[:, :2].isnan().any() and out[:, 2:].isnan().all()
+    assert not any(cache.cpu().isnan().any() for cache in caches)
+
+
+def test_queries_turn_alike_where_no_window_is_none() -> None:
+    """Rows that see the same keys are rotated as the first; a window of None is none, as -1 is."""
+    q, k, v, *cache = (torch.randn(1, n, 2, 32, device="mps") for n in (3, 3, 3, 16, 16))
+    angles = torch.rand(32, 8, device="mps")
+
+    def call(window: tuple[int | None, int | None]) -> Tensor:
+        caches = [c.clone() for c in cache]
+        return fa.flash_attn_with_kvcache(
+            q, *caches, k, v, angles.cos(), angles.sin(), cache_seqlens=5, window_size=window
+        ).cpu()
+
+    assert torch.equal(call((None, None)), call((-1, -1)))
+    assert not torch.allclose(call((99, 99)), call((-1, -1)), atol=1e-3)  # the control
+
+
+def test_cache_lengths_as_a_number_or_left_out() -> None:
+    q, k, v = (torch.randn(2, n, 2, 32, device="mps") for n in (1, 20, 20))
+    whole = fa.flash_attn_func(q, k, v)
+    assert torch.equal(fa.flash_attn_with_kvcache(q, k, v).cpu(), whole.cpu())
+    assert torch.equal(fa.flash_attn_with_kvcache(q, k, v, cache_seqlens=20).cpu(), whole.cpu())
+    shorter = fa.flash_attn_with_kvcache(q, k, v, cache_seqlens=7)
+    assert torch.allclose(shorter.cpu(), fa.flash_attn_func(q, k[:, :7], v[:, :7]).cpu(), atol=1e-6)
+
+
+def test_keys_beyond_the_cache_are_dropped() -> None:
+    q, new = torch.randn(1, 1, 2, 32, device="mps"), torch.randn(1, 3, 2, 32, device="mps")
+    k, v = (torch.zeros(2, 4, 2, 32, device="mps") for _ in range(2))
+    fa.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=torch.tensor([2], device="mps").int())
+    assert torch.equal(k[0, 2:].cpu(), new[0, :2].cpu()) and not k[1].any(), "the next sequence is untouched"
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_cache_without_room(device: str) -> None:
+    q, cache = torch.randn(1, 2, 2, 16, device=device), torch.zeros(1, 0, 2, 16, device=device)
+    lens = torch.zeros(1, dtype=torch.int32, device=device)
+    out, lse = fa.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=lens, return_softmax_lse=True)
+    assert not out.any() and (lse == -torch.inf).all()
+
+
+@pytest.mark.host_only
+def test_a_cache_without_heads() -> None:
+    """Its strides say nothing."""
+    q, cache = torch.randn(2, 2, 0, 16), torch.zeros(1, 8, 0, 16).expand(2, -1, -1, -1)
+    lens = torch.zeros(2, dtype=torch.int32)
+    out, lse = fa.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=lens, return_softmax_lse=True)
+    assert out.shape == q.shape and lse.shape == (2, 0, 2)

@@ -1,0 +1,298 @@
+"""Errors of torch_fattn.flash_attn: one sentence that names the function, before anything is launched or
+written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import counted_launches
+from tests.helpers.wrong_calls import (
+    Arguments,
+    Change,
+    Fault,
+    cast,
+    fault,
+    mistyped,
+    option,
+    sliced,
+    unsupported,
+    zeros_for,
+)
+from torch_fattn import flash_attn as fa
+
+
+def call(device: str = "mps", **changes: Any) -> Tensor:
+    """One that is right, but for the changes; it must leave the caches alone if it is refused."""
+
+    def of(dtype: torch.dtype, *values: int) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    q, k, v = (torch.ones(2, 3, 2, 16, device=device) for _ in range(3))
+    caches = {name: torch.zeros(2, 12, 2, 16, device=device) for name in ("k_cache", "v_cache")}
+    arguments = {"q": q, **caches, "k": k, "v": v, "cache_seqlens": of(torch.int32, 3, 5), "causal": True}
+    try:
+        return fa.flash_attn_with_kvcache(**arguments | changes)
+    except Exception:
+        assert not any(cache.any() for cache in caches.values()), "written before it was refused"
+        raise
+
+
+def long(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="mps")
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32, device: str = "mps") -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def angles(*shape: int, **options: Any) -> Change:
+    return lambda _: dict.fromkeys(ANGLES, zeros(*shape, **options))
+
+
+def odd(k_cache: Tensor, v_cache: Tensor) -> Arguments:
+    """Heads of an odd size, whose caches are padded."""
+    return {name: zeros(2, 3, 2, 15) for name in "qkv"} | {"k_cache": k_cache, "v_cache": v_cache}
+
+
+ANGLES = {"rotary_cos": (12, 4), "rotary_sin": (12, 4)}
+VALUE, TYPE, NOT_BUILT = ValueError, TypeError, NotImplementedError
+REFUSED = [
+    mistyped("no query", option(q=None), "q is None; pass a tensor"),
+    mistyped("a list", option(k_cache=[1.0]), "k_cache is of type list; pass a tensor"),
+    fault("rank", zeros_for("q", 2, 2, 16), "q has shape [2, 2, 16]; pass [batch"),
+    mistyped("integers", zeros_for("q", 2, 3, 2, 16, dtype=torch.int32), "q is torch.int32"),
+    mistyped(
+        "cache dtype",
+        zeros_for("v_cache", 2, 12, 2, 16, dtype=torch.float16),
+        "v_cache is torch.float16 and q",
+    ),
+    fault(
+        "cache on the CPU",
+        zeros_for("k_cache", 2, 12, 2, 16, device="cpu"),
+        "k_cache is on cpu",
+        "move k_cache",
+    ),
+    fault("query on the CPU", zeros_for("q", 2, 3, 2, 16, device="cpu"), "move q with .to('mps:0')"),
+    fault("heads", zeros_for("q", 2, 3, 3, 16), "3 heads of q cannot share 2 of k_cache"),
+    fault("head size", zeros_for("q", 2, 3, 2, 24), "q has head size 24 and k_cache 16"),
+    fault("value cache", zeros_for("v_cache", 2, 11, 2, 16), "capacity 12 and v_cache 11"),
+    fault(
+        "few sequences",
+        lambda _: {"q": zeros(3, 3, 2, 16), "cache_seqlens": long(1, 1, 1), "k": None, "v": None},
+        "q has batch size 3 and k_cache 2",
+    ),
+    unsupported(
+        "wide heads",
+        lambda _: dict.fromkeys(("q", "k", "v", "k_cache", "v_cache"), zeros(2, 3, 2, 584)),
+        "q has head size 584",
+    ),
+    fault(
+        "a gradient",
+        lambda _: {"k_cache": zeros(2, 12, 2, 16).requires_grad_()},
+        "k_cache requires grad",
+        "pass k_cache.detach()",
+        error=RuntimeError,
+    ),
+    fault(
+        "an odd one expanded",
+        lambda _: odd(zeros(2, 12, 2, 15), zeros(1, 12, 2, 15).expand(2, -1, -1, -1)),
+        "v_cache has shape",
+        "and strides [0, 30, 15, 1]",
+    ),
+    fault("no value", option(v=None), "one of k and v is None"),
+    fault("new batch", zeros_for("k", 1, 3, 2, 16), "q has batch size 2 and k 1"),
+    fault("new heads", zeros_for("v", 2, 3, 1, 16), "k has head count 2 and v 1"),
+    fault("no lengths", option(cache_seqlens=None), "appended at cache_seqlens, which is None"),
+    mistyped("float lengths", zeros_for("cache_seqlens", 2), "cache_seqlens is torch.float32"),
+    mistyped("bool lengths", zeros_for("cache_seqlens", 2, dtype=torch.bool), "cache_seqlens is torch.bool"),
+    mistyped("a float", option(cache_seqlens=3.0), "cache_seqlens is of type float; pass a whole number"),
+    mistyped("a string", option(cache_seqlens="x"), "cache_seqlens is of type str; pass a whole"),
+    mistyped("a bool", option(cache_seqlens=True), "cache_seqlens is of type bool"),
+    fault("negative", option(cache_seqlens=-1), "cache_seqlens -1 is negative"),
+    fault("too long", option(cache_seqlens=13), "cache_seqlens 13 and 3 new keys", "pass at most 9"),
+    fault(
+        "no room for the new keys",
+        option(cache_seqlens=10),
+        "3 new keys are above the capacity 12 of the cache; pass at most 9",
+    ),
+    fault(
+        "one cache for both",
+        lambda _: odd(*[zeros(2, 12, 2, 15)] * 2),
+        "k_cache and v_cache begin at the same memory",
+    ),
+    fault(
+        "lengths of 3", lambda _: {"cache_seqlens": long(1, 2, 3)}, "cache_seqlens has shape [3]; pass [2]"
+    ),
+    fault(
+        "lengths on the CPU",
+        lambda _: {"cache_seqlens": long(1, 2).cpu()},
+        "cache_seqlens is on cpu and q on mps:0",
+    ),
+    mistyped("float padding", zeros_for("cache_leftpad", 2), "cache_leftpad is torch.float32"),
+    mistyped("float index", zeros_for("cache_batch_idx", 2), "cache_batch_idx is torch.float32"),
+    mistyped("float table", zeros_for("block_table", 2, 1), "block_table is torch.float32"),
+    fault("table rank", lambda _: {"block_table": long(0, 1)}, "block_table has shape [2]; pass [2, blocks]"),
+    fault(
+        "table and index",
+        lambda _: {"block_table": long(0, 1)[:, None], "cache_batch_idx": long(0, 1)},
+        "leave out cache_batch_idx",
+    ),
+    fault("no sine", zeros_for("rotary_cos", 12, 4), "rotary_cos needs rotary_sin"),
+    fault("no cosine", zeros_for("rotary_sin", 12, 4), "rotary_cos needs rotary_sin"),
+    fault("nothing to rotate", lambda a: angles(12, 4)(a) | {"k": None, "v": None}, "both need k and v"),
+    fault(
+        "sine of another shape",
+        lambda _: {"rotary_cos": zeros(12, 4), "rotary_sin": zeros(12, 3)},
+        "[12, 4] and rotary_sin [12, 3]",
+    ),
+    fault("wide rotation", angles(12, 9), "rotates 18 of the 16 columns of a head; pass at most 8"),
+    fault("angles of rank 3", angles(1, 12, 4), "rotary_cos has shape"),
+    mistyped("integer angles", angles(12, 4, dtype=torch.int32), "rotary_cos is torch.int32"),
+    fault("a short rotary table", angles(11, 4), "11 positions and the cache has room for 12 keys"),
+    mistyped(
+        "window", option(window_size=3), "window_size is of type int; pass a tuple (a whole number or None, a"
+    ),
+    mistyped("window of one", option(window_size=(3,)), "window_size is (3,); pass a tuple (a whole number"),
+    mistyped("no window", option(window_size=None), "window_size is None"),
+    mistyped("window of floats", option(window_size=(1.0, 2.0)), "window_size is (1.0, 2.0)"),
+    mistyped("scale", option(softmax_scale="x"), "softmax_scale is of type str; pass a number or None"),
+    fault("infinite scale", option(softmax_scale=float("inf")), "softmax_scale inf is not finite"),
+    mistyped("softcap", option(softcap=None), "softcap is None; pass a number"),
+    fault("NaN softcap", option(softcap=float("nan")), "softcap nan is negative, not finite"),
+    fault("tiny softcap", option(softcap=1e-300), "softcap 1e-300 is"),
+    mistyped("causal", option(causal="yes"), "causal is of type str; pass True or False"),
+    fault("slopes", zeros_for("alibi_slopes", 3), "alibi_slopes has shape [3]; pass", "[2], or", "[2, 2]"),
+    mistyped("slopes of a number", option(alibi_slopes=0.5), "alibi_slopes is of type float"),
+    mistyped(
+        "integer slopes", zeros_for("alibi_slopes", 2, dtype=torch.int32), "alibi_slopes is torch.int32"
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", REFUSED, ids=lambda fault: fault.what)
+def test_refused_untouched(fault: Fault) -> None:
+    with counted_launches() as launches, pytest.raises(fault.error) as refusal:
+        call(**fault.change({}))
+    assert not launches
+    check_refusal(refusal, "flash_attn_with_kvcache", *fault.words)
+
+
+def test_the_same_call_without_the_fault() -> None:
+    angles = {name: torch.ones(shape, device="mps") for name, shape in ANGLES.items()}
+    assert call(**angles, window_size=[3, -1], cache_leftpad=long(0, 1)).shape == (2, 3, 2, 16)
+
+
+# Calls of flash_attn_func and flash_attn_varlen_func, whose code the functions with packed operands share.
+DENSE: dict[str, tuple[Any, type[Exception], str]] = {
+    "no key": (lambda q: (q, None, q), TYPE, "k is None; pass a tensor"),
+    "a window of 3": (lambda q: (q, q, q, 0.0, None, False, 3), TYPE, "window_size is of type int"),
+    "dropout": (lambda q: (q, q, q, 0.1), NOT_BUILT, r"dropout_p 0\.1 is not 0"),
+    "no dropout": (lambda q: (q, q, q, None), TYPE, "dropout_p is None; pass a number"),
+    "length": (lambda q: (q, q, q[:, :7]), VALUE, "k has length 20 and v 7"),
+    "batch": (lambda q: (q, q[:1], q[:1]), VALUE, "q has batch size 2 and k 1"),
+    "dtype": (lambda q: (q, q.half(), q), TYPE, r"k is torch\.float16 and q torch\.float32"),
+    "rank": (lambda q: (q, q, q[0]), VALUE, r"v has shape \[20, 2, 32\]"),
+    "slopes": (lambda q: (q, q, q, 0.0, None, True, (-1, -1), 0.0, q), VALUE, "alibi_slopes has shape"),
+}
+PACKED = [
+    mistyped("no value", option(v=None), "v is None; pass a tensor"),
+    mistyped("float lengths", cast("cu_seqlens_q", torch.float32), "cu_seqlens_q is torch.float32"),
+    mistyped("float key lengths", cast("cu_seqlens_k", torch.float32), "cu_seqlens_k is torch.float32"),
+    mistyped("no lengths", option(cu_seqlens_k=None), "cu_seqlens_k is None; pass a tensor"),
+    fault("another batch", sliced("cu_seqlens_k", slice(2)), "cu_seqlens_k has shape [2]; pass [3]"),
+    fault("nothing at all", sliced("cu_seqlens_q", slice(0)), "cu_seqlens_q is empty"),
+    mistyped("a float", option(max_seqlen_q=12.0), "max_seqlen_q is of type float; pass a whole number"),
+    mistyped(
+        "two numbers",
+        lambda a: {"max_seqlen_q": a["cu_seqlens_q"][:2]},
+        "max_seqlen_q is torch.int32 of shape [2]; pass the most rows",
+    ),
+    fault("many bits", option(max_seqlen_q=2**70), "max_seqlen_q is a number of 71 bits"),
+    fault("negative", option(max_seqlen_k=-1), "max_seqlen_k -1 is negative"),
+    mistyped(
+        "float use", lambda a: {"seqused_k": a["cu_seqlens_q"][1:].float()}, "seqused_k is torch.float32"
+    ),
+    mistyped("bool use", lambda a: {"seqused_k": a["cu_seqlens_q"][1:].bool()}, "seqused_k is torch.bool"),
+    fault("use of three", lambda a: {"seqused_k": a["cu_seqlens_q"]}, "seqused_k has shape [3]; pass [2]"),
+    fault("slopes", lambda a: {"alibi_slopes": a["q"][0]}, "alibi_slopes has shape"),
+    fault(
+        "a table without pools",
+        lambda a: {"block_table": a["cu_seqlens_q"][:2, None]},
+        "k has shape [20, 2, 32]; pass [num_blocks",
+    ),
+]
+
+
+def check_refusal(refusal: pytest.ExceptionInfo[Exception], name: str, *words: str) -> None:
+    message = str(refusal.value)
+    assert message.startswith(f"torch_fattn.{name}: ") and "\n" not in message
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("wrong", DENSE)
+def test_dense(wrong: str) -> None:
+    arguments, kind, words = DENSE[wrong]
+    q = zeros(2, 20, 2, 32)
+    with counted_launches() as launches, pytest.raises(kind, match=words) as refusal:
+        fa.flash_attn_func(*arguments(q))
+    assert not launches
+    check_refusal(refusal, "flash_attn_func")
+
+
+@pytest.mark.parametrize("fault", PACKED, ids=lambda fault: fault.what)
+def test_packed(fault: Fault) -> None:
+    q, cu = zeros(20, 2, 32), long(0, 8, 20)
+    arguments: dict[str, Any] = {"q": q, "k": q, "v": q, "cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    arguments |= {"max_seqlen_q": 12, "max_seqlen_k": 12}
+    with counted_launches() as launches, pytest.raises(fault.error) as refusal:
+        fa.flash_attn_varlen_func(**arguments | fault.change(arguments))
+    assert not launches
+    check_refusal(refusal, "flash_attn_varlen_func", *fault.words)
+
+
+@pytest.mark.parametrize("name", [name for name in fa.__all__ if "packed" in name])
+def test_packed_operands(name: str) -> None:
+    q, cu = zeros(20, 2, 32), long(0, 20)
+    rest: tuple[Any, ...] = (cu, 20) if "qkv" in name else (cu, cu, 20, 20)
+    rest = rest if "varlen" in name else ()
+    rows = () if "qkv" in name else (q,) if "varlen" in name else (q[None],)
+    for packed in (None, q, zeros(20, 5, 2, 32), zeros(1, 20, 5, 2, 32)):
+        with pytest.raises((TypeError, ValueError), match="qkv|kv") as refusal:
+            getattr(fa, name)(*rows, packed, *rest)
+        check_refusal(refusal, name)
+    right = zeros(20, 3 if "qkv" in name else 2, 2, 32)
+    with pytest.raises(NotImplementedError) as refusal:
+        getattr(fa, name)(*rows, right if "varlen" in name else right[None], *rest, 0.5)
+    check_refusal(refusal, name)
+
+
+CHECKED: dict[str, tuple[Any, str]] = {
+    "negative": (lambda: {"cache_seqlens": long(3, -1)}, r"cache_seqlens\[1\] is -1 .* between 0 and 9"),
+    "no room": (lambda: {"cache_seqlens": long(3, 10)}, r"cache_seqlens\[1\] is 10 .* between 0 and 9"),
+    "padding": (lambda: {"cache_leftpad": long(4, 0)}, r"cache_leftpad\[0\] is 4 .* between 0 and 3"),
+    "index": (lambda: {"cache_batch_idx": long(0, 2)}, r"cache_batch_idx\[1\] is 2 .* between 0 and 1"),
+    "overlap": (lambda: {"cache_batch_idx": long(1, 1)}, "new keys of sequences 0 and 1 have the same place"),
+    "block": (lambda: {"block_table": long(0, -1)[:, None]}, r"block_table\[1, 0\] is -1 .* between 0 and 1"),
+    "angle": (
+        lambda: {"q": zeros(2, 6, 2, 16), "cache_seqlens": long(7, 3)} | dict.fromkeys(ANGLES, zeros(12, 4)),
+        r"cache_seqlens\[0\] is 7 .* between 0 and 6",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", CHECKED)
+def test_numbers_on_the_device_when_asked(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, words = CHECKED[wrong]
+    call(**changes())  # the control
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    with pytest.raises(ValueError, match=f"torch_fattn.flash_attn_with_kvcache: {words}"):
+        call(**changes())
+    call(cache_leftpad=long(0, 5), cache_batch_idx=long(1, 0))
+    # A table that ends with the cache is too short for a row there, and there is none.
+    table = dict.fromkeys(ANGLES, zeros(12, 4))
+    empty = dict.fromkeys(("q", "k", "v"), zeros(2, 0, 2, 16))
+    call(**table, **empty, cache_seqlens=long(12, 3))

@@ -1,0 +1,186 @@
+"""The calls of the golden plans (__main__.py), and calls without memory, for planning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import torch_fattn
+from tests.helpers import problems
+from tests.helpers.problems import Problem
+
+M1: dict[str, Any] = {"device_name": "Apple M1", "family": 7, "cores": 8}
+M2_MAX: dict[str, Any] = {"device_name": "Apple M2 Max", "family": 8, "cores": 38}
+
+f32, f16, bf16 = problems.DTYPES
+
+
+def on_meta(problem: Problem) -> dict[str, Any]:
+    """Arguments on "meta" with the strides of the problem."""
+    p = problem
+
+    def tensor(shape: tuple[int, ...], dtype: torch.dtype = p.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    arguments: dict[str, Any] = {"query": tensor((p.batch, p.q_heads, p.q_len, p.head_dim))}
+    if p.q_lens is not None:
+        arguments["query"] = tensor((sum(p.q_lens) + p.spare_rows, p.q_heads, p.head_dim))
+        arguments["cu_seqlens_q"] = tensor((p.batch + 1,), torch.int32)
+        arguments |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
+    rows: tuple[int, ...] = (p.batch, p.kv_heads, p.kv_len)
+    suffix = ""
+    if p.has_packed_keys:
+        rows = (sum(p.lengths) + p.spare_rows, p.kv_heads)
+        arguments["cu_seqlens_k"] = tensor((p.batch + 1,), torch.int32)
+        arguments["max_seqlen_k"] = p.kv_len
+    if p.block_size:
+        blocks = p.kv_len // p.block_size
+        rows, suffix = (p.batch * blocks, p.block_size, p.kv_heads), "_cache"
+        arguments["block_tables"] = tensor((p.batch, blocks), torch.int32)
+    kv_format = p.kv_format.removesuffix("_unscaled")
+    for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
+        stored = {"float": p.dtype, "int8": torch.int8}.get(kv_format, torch.uint8)
+        columns = dim // 2 if kv_format == "int4" else dim
+        arguments[f"{name}{suffix}"] = tensor((*rows, columns), stored)
+        if kv_format == "int4":
+            arguments[f"{name}_scales"] = tensor((*rows, dim // 32, 2), f16)
+        elif p.kv_format in ("int8", "fp8_e4m3"):
+            arguments[f"{name}_scales"] = tensor(rows, f32)
+    if kv_format != "float":
+        arguments["kv_format"] = kv_format
+    if p.value_in_key:
+        columns = p.value_dim // 2 if kv_format == "int4" else p.value_dim
+        arguments[f"value{suffix}"] = arguments[f"key{suffix}"][..., :columns]
+        if kv_format == "int4":
+            arguments["value_scales"] = arguments["key_scales"][..., : p.value_dim // 32, :]
+    if p.seq_lens is not None and not p.has_packed_keys:
+        arguments["seq_lens"] = tensor((p.batch,), torch.int32)
+    if p.mask is not None:
+        full = (p.batch, p.q_heads, p.q_len, p.kv_len)
+        size = tuple(1 if one else n for n, one in zip(full, p.mask_broadcast, strict=True))
+        arguments["attn_mask"] = tensor(size, p.mask)
+        if p.mask_map:
+            cells = (*size[:2], -(-size[2] // 16), -(-size[3] // 32))
+            arguments["mask_map"] = tensor(cells, torch.uint8)
+    if p.op == "prefill" and p.causality != "none":
+        arguments["is_causal"] = True
+    if p.q_offset is not None:
+        arguments["q_offset"] = p.q_offset
+    for name in ("sinks", "alibi_slopes"):
+        if getattr(p, name):
+            arguments[name] = tensor((p.q_heads,), torch.float32)
+    if p.tree:
+        arguments["tree_mask"] = tensor((p.batch, p.q_len)[p.tree == "shared" :], torch.int64)
+    if p.token_major_out:
+        arguments["token_major_out"] = True
+    return arguments | p.numbers
+
+
+def plan_of(problem: Problem, **device: Any) -> dict[str, Any]:
+    return torch_fattn.explain(problem.op, **on_meta(problem), **(device or M1)).data
+
+
+def _call(
+    op: str, dtype: torch.dtype, sizes: tuple[int, ...], device: dict[str, Any] = M1, **options: Any
+) -> tuple[Problem, dict[str, Any]]:
+    """`sizes` are those of Problem: batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim."""
+    return Problem(0, op, dtype, *sizes, **options), device  # type: ignore[arg-type]
+
+
+CAUSAL = {"causality": "bottom_right"}
+CHUNK_AND_TOKEN: dict[str, Any] = {"seq_lens": (4000, 900), "q_lens": (1, 900), "block_size": 16, **CAUSAL}
+
+# fmt: off
+GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
+    "prefill_f16_causal": _call("prefill", f16, (2, 16, 4, 512, 512, 64, 64), **CAUSAL),
+    "prefill_f32_d128": _call("prefill", f32, (1, 8, 8, 300, 300, 128, 128)),
+    "prefill_bf16_mask": _call("prefill", bf16, (2, 8, 2, 77, 93, 80, 40), mask=torch.bool,
+        mask_broadcast=(False, True, True, False)),
+    # A map that the plan makes of a mask for all heads, and a given map.
+    "prefill_documents": _call("prefill", f16, (2, 32, 8, 2000, 2000, 128, 128), mask=torch.bool,
+        mask_broadcast=(False, True, False, False), **CAUSAL),
+    "prefill_wide_mask_map": _call("prefill", bf16, (2, 4, 4, 100, 100, 256, 256), mask=bf16,
+        mask_broadcast=(True, False, False, False), mask_map=True),
+    # Results by batch, row and head.
+    "prefill_token_major": _call("prefill", f16, (2, 16, 16, 1500, 1500, 64, 64), token_major_out=True),
+    "decode_token_major": _call("decode", bf16, (2, 32, 8, 4, 4096, 128, 128), seq_lens=(9, 4096),
+        token_major_out=True),
+    "decode_one_split": _call("decode", f16, (1, 8, 8, 1, 100, 64, 64), seq_lens=(100,)),
+    "decode_long": _call("decode", bf16, (1, 32, 8, 1, 32768, 128, 128), seq_lens=(30000,)),
+    "decode_long_m2_max": _call("decode", bf16, (1, 32, 8, 1, 32768, 128, 128), M2_MAX, seq_lens=(30000,)),
+    "decode_f32_rows": _call("decode", f32, (4, 8, 1, 8, 4096, 96, 96), mask=f32),
+    "decode_options": _call("decode", f16, (2, 64, 8, 2, 8192, 64, 64), seq_lens=(5000, 70), window_left=127,
+        sink_tokens=4, sinks=True, alibi_slopes=True, softcap=30.0, tree="shared"),
+    "decode_int8": _call("decode", f16, (1, 32, 8, 1, 8192, 128, 128), seq_lens=(8192,), kv_format="int8"),
+    "paged_int4": _call("paged_decode", bf16, (2, 8, 2, 1, 96, 64, 32), seq_lens=(9, 96), block_size=16,
+        kv_format="int4"),
+    "decode_wide_rows": _call("decode", f16, (2, 32, 8, 4, 4096, 256, 256), seq_lens=(9, 4096)),
+    "paged_mla": _call("paged_decode", bf16, (4, 128, 1, 1, 8192, 576, 512), value_in_key=True,
+        seq_lens=(9,) * 4, block_size=64),
+    "paged_16": _call("paged_decode", f16, (8, 32, 8, 1, 4096, 128, 128), seq_lens=(9,) * 8, block_size=16),
+    "paged_mla_int8": _call("paged_decode", f16, (4, 128, 1, 1, 8192, 576, 512), value_in_key=True,
+        seq_lens=(9,) * 4, block_size=64, kv_format="int8"),
+    "decode_wide_int4": _call("decode", f16, (2, 32, 8, 1, 4096, 256, 256), seq_lens=(9, 4096),
+        kv_format="int4"),
+    "prefill_options": _call("prefill", f16, (1, 8, 2, 600, 600, 64, 64), window_left=127, window_right=16,
+        sink_tokens=4, sinks=True, alibi_slopes=True, softcap=30.0),
+    "paged_prefill_mixed": _call("paged_prefill", f16, (4, 32, 8, 900, 4096, 128, 128),
+        seq_lens=(4000, 900, 0, 17), q_lens=(1, 900, 0, 17), block_size=16, window_left=1023, window_right=5,
+        **CAUSAL),
+    "paged_prefill_int8": _call("paged_prefill", f16, (2, 32, 8, 900, 4096, 128, 128), kv_format="int8",
+        **CHUNK_AND_TOKEN),
+    "paged_prefill_int4": _call("paged_prefill", f16, (2, 32, 8, 900, 4096, 128, 128), kv_format="int4",
+        **CHUNK_AND_TOKEN),
+    # Few rows over many keys, cut into parts and merged: of all heads that share keys, of few heads, and of a
+    # cache beyond the most keys of a threadgroup.
+    "prefill_chunk": _call("prefill", f16, (2, 32, 8, 12, 8192, 128, 128), M2_MAX, sinks=True, **CAUSAL),
+    "prefill_few_heads": _call("prefill", bf16, (1, 4, 4, 512, 32768, 128, 128), M2_MAX, **CAUSAL),
+    "paged_prefill_huge": _call("paged_prefill", f16, (2, 32, 8, 900, 2**24, 128, 128), **CHUNK_AND_TOKEN),
+    "prefill_wide_d256": _call("prefill", f16, (1, 16, 8, 900, 900, 256, 256), softcap=50.0, **CAUSAL),
+    "paged_prefill_wide": _call("paged_prefill", bf16, (2, 16, 16, 900, 4096, 192, 128), **CHUNK_AND_TOKEN),
+    "prefill_wide_f32": _call("prefill", f32, (2, 8, 1, 60, 70, 576, 512)),
+    "varlen_prefill": _call("varlen_prefill", bf16, (4, 32, 8, 900, 1000, 128, 64),
+        seq_lens=(1000, 900, 0, 17), q_lens=(1, 900, 3, 0), window_left=1023, sinks=True, **CAUSAL),
+    "varlen_prefill_top_left": _call("varlen_prefill", f16, (2, 16, 16, 70, 90, 64, 64), causality="top_left",
+        q_offset=0, seq_lens=(90, 9), q_lens=(70, 70)),
+    "paged_prefill_tokens": _call("paged_prefill", f16, (3, 8, 2, 3, 512, 64, 64), seq_lens=(400, 9, 3),
+        block_size=32, q_lens=(1, 3, 3), **CAUSAL),
+}
+# fmt: on
+
+
+def _empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+# Operators that no Problem describes.
+OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "merge_f16": ("merge", {"outs": _empty(f16, 4, 2, 8, 3, 64), "lses": _empty(f32, 4, 2, 8, 3)}),
+    "cache_write_int4": (
+        "cache_write",
+        {
+            "key": _empty(bf16, 9, 2, 192),
+            "value": _empty(bf16, 9, 2, 128),
+            "key_cache": _empty(torch.uint8, 64, 2, 16, 96).transpose(1, 2),
+            "value_cache": _empty(torch.uint8, 64, 2, 16, 64).transpose(1, 2),
+            "slot_mapping": _empty(torch.int64, 9),
+            "key_scales": _empty(f16, 64, 2, 16, 6, 2).transpose(1, 2),
+            "value_scales": _empty(f16, 64, 2, 16, 4, 2).transpose(1, 2),
+            "kv_format": "int4",
+        },
+    ),
+    "softmax_f16": ("softmax", {"scores": _empty(f16, 2, 8, 77, 1500).transpose(1, 2)}),
+    "softmax_short_f32": ("softmax", {"scores": _empty(f32, 4000, 60, 2)[..., 0], "softcap": 30.0}),
+    "softcap_bf16": ("softcap", {"x": _empty(bf16, 6, 40, 100)[:, :, :60], "cap": 30.0}),
+    "mask_map_f32": ("mask_map", {"attn_mask": _empty(f32, 2, 1, 3000, 5000)}),
+}
+
+
+def golden_plan(name: str) -> tuple[str, dict[str, Any]]:
+    """The operator of a golden plan, and the plan as it is now."""
+    if name in GOLDEN_CALLS:
+        problem, device = GOLDEN_CALLS[name]
+        return problem.op, plan_of(problem, **device)
+    op, arguments = OTHER_GOLDEN_CALLS[name]
+    return op, torch_fattn.explain(op, **arguments, **M1).data

@@ -1,0 +1,376 @@
+"""Advice about caches and shared prefixes; see __init__.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_fattn
+from tests.helpers.advice import WRITTEN, Advice, written
+from tests.helpers.public_calls import heads
+from tests.helpers.wrong_calls import Arguments
+from torch_fattn import PagedKVCache, StaticKVCache, reference
+
+
+def _padded(operand: Tensor, columns: int) -> Tensor:
+    return F.pad(operand, (0, columns - operand.shape[-1]))
+
+
+def _cache(of_what: Any = PagedKVCache, **changes: Any) -> Any:
+    sizes: Arguments = {
+        "num_layers": 1,
+        "num_kv_heads": 2,
+        "head_dim": 64,
+        "dtype": torch.float32,
+        "device": "cpu",
+    }
+    sizes |= {"num_blocks": 4} if of_what is PagedKVCache else {"batch_size": 1, "capacity": 8}
+    return of_what(**(sizes | changes))
+
+
+def _through_cache(dim: int, value_dim: int, padded: int, padded_values: int) -> Tensor:
+    """Four tokens, written to a cache with wider heads."""
+    cache = _cache(head_dim=padded, value_dim=padded_values)
+    step = cache.extend([cache.allocate()], 4)
+    key, value = heads(4, 2, dim), heads(4, 2, value_dim, seed=1)
+    cache.append(0, step, _padded(key, padded), _padded(value, padded_values))
+    out = cache.decode(0, step, _padded(heads(1, 4, 1, dim, seed=2), padded), scale=dim**-0.5)
+    return out[..., :value_dim]
+
+
+def _without_cache(dim: int, value_dim: int) -> Tensor:
+    key, value = (x.transpose(0, 1)[None] for x in (heads(4, 2, dim), heads(4, 2, value_dim, seed=1)))
+    return reference.decode(heads(1, 4, 1, dim, seed=2), key, value)[0]
+
+
+def _used(make: Callable[[Any, Any], Any], tokens: int = 4) -> Callable[[], Any]:
+    """A call of a method on a cache that holds the tokens of a step."""
+
+    def call() -> Any:
+        cache = _cache()
+        step = cache.extend([cache.allocate()], tokens)
+        cache.append(0, step, heads(tokens, 2, 64), heads(tokens, 2, 64, seed=1))
+        return make(cache, step)
+
+    return call
+
+
+def _as_rows(packed: Tensor) -> Tensor:
+    return packed.transpose(0, 1)[None]
+
+
+def _rows_last(out: Tensor) -> Tensor:
+    return out[0].transpose(0, 1)
+
+
+def _prefilled(rows: int, tokens: int = 4) -> Callable[[], Tensor]:
+    return _used(lambda cache, step: cache.prefill(0, step, heads(rows, 4, 64, seed=2)), tokens)
+
+
+def _prefilled_exactly(tokens: int = 4) -> Tensor:
+    key, value = (x.transpose(0, 1)[None] for x in (heads(tokens, 2, 64), heads(tokens, 2, 64, seed=1)))
+    query = heads(tokens, 4, 64, seed=2).transpose(0, 1)[None]
+    return reference.prefill(query, key, value, is_causal=True)[0][0].transpose(0, 1)
+
+
+def _prefix(**changes: Any) -> Callable[[], Tensor]:
+    prefix, own = heads(1, 2, 6, 16), heads(2, 2, 4, 16, seed=1)
+    arguments = {"query": heads(2, 4, 1, 16, seed=2), "prefix_key": prefix, "prefix_value": prefix}
+    arguments |= {"key": own, "value": own} | changes
+    return lambda: torch_fattn.shared_prefix_decode(**arguments)
+
+
+def _prefix_exactly(keys: int = 10, mask: Tensor | None = None) -> Tensor:
+    whole = torch.cat((heads(1, 2, 6, 16).expand(2, -1, -1, -1), heads(2, 2, 4, 16, seed=1)), 2)[:, :, :keys]
+    return reference.decode(heads(2, 4, 1, 16, seed=2), whole, whole, attn_mask=mask)[0]
+
+
+def _pool(blocks: int, *lengths: int, of: Any = torch.int32) -> Tensor:
+    """Two sequences that have their first two blocks in common."""
+    pool = heads(5, 2, 2, 16)
+    tables = torch.tensor([[0, 1, 2], [0, 1, 3]], dtype=torch.int32)
+    seq_lens = torch.tensor(lengths or (5, 6), dtype=torch.int32).to(of)
+    query = heads(2, 4, 1, 16, seed=2)
+    return torch_fattn.shared_prefix_paged_decode(query, pool, pool, tables, seq_lens, blocks)
+
+
+def _pool_exactly() -> Tensor:
+    pool = heads(5, 2, 2, 16)
+    tables = torch.tensor([[0, 1, 2], [0, 1, 3]])
+    return reference.paged_decode(heads(2, 4, 1, 16, seed=2), pool, pool, tables, torch.tensor([5, 6]))[0]
+
+
+def _blocks(**changes: Any) -> Callable[[], Tensor]:
+    own = heads(2, 2, 4, 16, seed=1).transpose(1, 2)
+    tables = torch.tensor([[0], [1]], dtype=torch.int32)
+    return _prefix(key=own, value=own, block_tables=tables, **changes)
+
+
+def _fork_of_full() -> int:
+    cache = _cache(max_sequences=1)
+    return cache.fork(cache.allocate())
+
+
+def _grown(cache: Any, step: Any, *, last: bool) -> Tensor:
+    newest = cache.extend(step.sequences, 2)
+    cache.append(0, newest, heads(2, 2, 64), heads(2, 2, 64))
+    return cache.decode(0, newest if last else step, heads(1, 4, 1, 64))
+
+
+def _grown_exactly() -> Tensor:
+    key, value = (
+        torch.cat((heads(4, 2, 64, seed=seed), heads(2, 2, 64))).transpose(0, 1)[None] for seed in (0, 1)
+    )
+    return reference.decode(heads(1, 4, 1, 64), key, value)[0]
+
+
+def _static(*, last: bool) -> Tensor:
+    cache = _cache(StaticKVCache)
+    first = cache.extend(1)
+    second = cache.extend(1)
+    step = second if last else first
+    cache.append(0, step, heads(1, 2, 64), heads(1, 2, 64))
+    return cache.keys(0)[0, :, 1]
+
+
+def _appended(cache: Any, step: Any, *, first: bool) -> Tensor:
+    newest = cache.extend(step.sequences, 2)
+    if first:
+        cache.append(0, newest, heads(2, 2, 64), heads(2, 2, 64))
+    return cache.decode(0, newest, heads(1, 4, 1, 64))
+
+
+with torch.inference_mode():
+    IN_THE_MODE = WRITTEN["key_cache"].clone()
+
+ADVICE: list[Advice] = [
+    *(
+        Advice(
+            "call under torch.inference_mode(), or allocate it outside of the mode",
+            written(key_cache=IN_THE_MODE),
+            followed,
+            lambda: WRITTEN["key"][[0, 2]],
+        )
+        for followed in (torch.inference_mode()(written(key_cache=IN_THE_MODE)), written())
+    ),
+    Advice(
+        "pass a multiple of {} in dimension 1",
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 3, 64))),
+        _prefilled(4),
+        _prefilled_exactly,
+        message="a multiple of 2 in dimension 1",
+    ),
+    Advice(
+        "give {}, pad with zeros and",
+        lambda: _cache(head_dim=60),
+        lambda: _through_cache(60, 64, 64, 64),
+        lambda: _without_cache(60, 64),
+        message="give 64, pad with zeros and decode with scale=60 ** -0.5",
+    ),
+    Advice(
+        "give {}, pad with zeros and",
+        lambda: _cache(value_dim=36),
+        lambda: _through_cache(64, 36, 64, 40),
+        lambda: _without_cache(64, 36),
+        message="give 40, pad with zeros and cut results to 36 columns",
+    ),
+    Advice(
+        "keep keys and values in tensors of your own for F.scaled_dot_product_attention",
+        lambda: _cache(head_dim=600),
+        lambda: F.scaled_dot_product_attention(heads(1, 2, 1, 600), *heads(2, 1, 2, 5, 600, seed=1)),
+        lambda: reference.prefill(heads(1, 2, 1, 600), *heads(2, 1, 2, 5, 600, seed=1))[0],
+    ),
+    Advice(
+        'use "mps" or "cpu"',
+        lambda: _cache(device="gpu"),
+        lambda: _cache(device="cpu").free_blocks,
+        lambda: 4,
+    ),
+    Advice(
+        "give one of them, and a kv_format to store keys and values in fewer bits",
+        lambda: _cache(dtype=torch.int8),
+        lambda: _cache(dtype=torch.float16, kv_format="int8").free_blocks,
+        lambda: 4,
+    ),
+    Advice(
+        'use "int8" or "fp8_e4m3"',
+        lambda: _cache(kv_format="int4", head_dim=48),
+        lambda: _cache(kv_format="int8", head_dim=48).free_blocks,
+        lambda: 4,
+    ),
+    Advice(
+        "give {} or more",
+        lambda: _cache(num_layers=0),
+        lambda: _cache(num_layers=1).free_blocks,
+        lambda: 4,
+        message="give 1 or more",
+    ),
+    Advice("give smaller sizes", lambda: _cache(num_blocks=2**62), lambda: _cache().free_blocks, lambda: 4),
+    Advice(
+        "give 0 or more",
+        _used(lambda cache, step: cache.extend(step.sequences, -1)),
+        _used(lambda cache, step: cache.extend(step.sequences, 0).lengths),
+        lambda: (4,),
+    ),
+    Advice(
+        "give one for each",
+        _used(lambda cache, step: cache.extend(step.sequences, [1, 2])),
+        _used(lambda cache, step: cache.extend(step.sequences, [2]).lengths),
+        lambda: (6,),
+    ),
+    Advice(
+        "give each once",
+        _used(lambda cache, step: cache.extend(step.sequences * 2)),
+        _used(lambda cache, step: cache.extend(step.sequences).lengths),
+        lambda: (5,),
+    ),
+    Advice(
+        "free() a sequence, extend fewer, or make the cache larger",
+        lambda: (cache := _cache(num_blocks=1)).extend([cache.allocate()], 17),
+        lambda: (cache := _cache(num_blocks=2)).extend([cache.allocate()], 17).lengths,
+        lambda: (17,),
+    ),
+    Advice(
+        "free() one, or make it with a larger max_sequences",
+        _fork_of_full,
+        lambda: (cache := _cache(max_sequences=2)).fork(cache.allocate()),
+        lambda: 1,
+    ),
+    Advice(
+        "make the cache larger, or reset() it",
+        lambda: _cache(StaticKVCache).extend(9),
+        lambda: _cache(StaticKVCache, capacity=9).extend(9).lengths,
+        lambda: (9,),
+    ),
+    Advice(
+        "count from 0",
+        lambda: _cache(StaticKVCache).keys(1),
+        lambda: _cache(StaticKVCache).keys(0).shape,
+        lambda: (1, 2, 8, 64),
+    ),
+    Advice(
+        "append() them first",
+        _used(lambda cache, step: _appended(cache, step, first=False)),
+        _used(lambda cache, step: _appended(cache, step, first=True)),
+        _grown_exactly,
+    ),
+    Advice(
+        "use the step of its last extend()",
+        _used(lambda cache, step: _grown(cache, step, last=False)),
+        _used(lambda cache, step: _grown(cache, step, last=True)),
+        _grown_exactly,
+    ),
+    Advice(
+        "use what extend() of this one returned",
+        lambda: _used(lambda cache, step: _cache().decode(0, step, heads(1, 4, 1, 64)))(),
+        _used(lambda cache, step: _grown(cache, step, last=True)),
+        _grown_exactly,
+    ),
+    Advice(
+        "use what the last extend() returned",
+        lambda: _static(last=False),
+        lambda: _static(last=True),
+        lambda: heads(1, 2, 64)[0],
+    ),
+    Advice(
+        "pass the rows of each",
+        _used(lambda cache, step: cache.decode(0, step, heads(2, 4, 1, 64))),
+        _used(lambda cache, step: _grown(cache, step, last=True)),
+        _grown_exactly,
+    ),
+    Advice(
+        "pass all new tokens of the step to PagedKVCache.prefill, packed as its keys are",
+        _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 17, 64)), 17),
+        _prefilled(17, 17),
+        lambda: _prefilled_exactly(17),
+    ),
+    Advice(
+        "pass at most",
+        _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 5, 64))),
+        _used(lambda cache, step: _rows_last(cache.decode(0, step, _as_rows(heads(4, 4, 64, seed=2))))),
+        _prefilled_exactly,
+        message="pass at most 4",
+    ),
+    Advice(
+        "pass rows of",
+        _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 4, 56))),
+        _used(lambda cache, step: _rows_last(cache.decode(0, step, _as_rows(heads(4, 4, 64, seed=2))))),
+        _prefilled_exactly,
+        message="pass rows of 64",
+    ),
+    Advice(
+        "pass [{}, {}, {}]",
+        _used(lambda cache, step: cache.append(0, step, heads(4, 1, 64), heads(4, 2, 64))),
+        _prefilled(4),
+        _prefilled_exactly,
+        message="pass [4, 2, 64]",
+    ),
+    Advice(
+        "pass the step's {} tokens",
+        _used(lambda cache, step: cache.append(0, step, heads(5, 2, 64), heads(5, 2, 64))),
+        _prefilled(4),
+        _prefilled_exactly,
+        message="the step's 4 tokens",
+    ),
+    Advice(
+        'move it with .to("{}"), the cache\'s device',
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).to("mps"))),
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).to("mps").to("cpu"))),
+        _prefilled_exactly,
+        message='.to("cpu")',
+    ),
+    Advice(
+        "convert it with .to({}), the cache's dtype",
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double())),
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double().to(torch.float32))),
+        _prefilled_exactly,
+        message=".to(torch.float32)",
+    ),
+    Advice("pass one row for each", _prefilled(5), _prefilled(4), _prefilled_exactly),
+    Advice(
+        "its last dimension counts those of the prefix and of the capacity behind it",
+        _prefix(attn_mask=torch.ones(4, dtype=torch.bool)),
+        _prefix(attn_mask=heads(10) > 0),
+        lambda: _prefix_exactly(mask=heads(10) > 0),
+    ),
+    Advice(
+        "pass a value for every key",
+        _prefix(prefix_value=heads(1, 2, 5, 16)),
+        _prefix(prefix_value=heads(1, 2, 6, 16)),
+        _prefix_exactly,
+    ),
+    Advice(
+        "pass [1, {}, P, dim], with the key-value heads of key",
+        _prefix(prefix_key=heads(1, 1, 6, 16)),
+        _prefix(),
+        _prefix_exactly,
+        message="pass [1, 2, P, dim]",
+    ),
+    Advice(
+        "move both to one device",
+        _prefix(prefix_key=heads(1, 2, 6, 16).to("meta")),
+        _prefix(),
+        _prefix_exactly,
+    ),
+    Advice(
+        "pass the length of every suffix, int32 [B]",
+        _blocks(),
+        _blocks(seq_lens=torch.tensor([4, 4], dtype=torch.int32)),
+        _prefix_exactly,
+    ),
+    Advice("share fewer keys", lambda: _pool(2, 3, 3), lambda: _pool(1), _pool_exactly),
+    Advice(
+        "pass as shared_blocks how many they share", lambda: _pool(3, 6, 6), lambda: _pool(2), _pool_exactly
+    ),
+    Advice(
+        "pass how many leading blocks all sequences share", lambda: _pool(4), lambda: _pool(2), _pool_exactly
+    ),
+    Advice("move it with .to(query.device)", lambda: _pool(2, of="mps"), lambda: _pool(2), _pool_exactly),
+    Advice(
+        "convert it with .to(torch.int32)", lambda: _pool(2, of=torch.int64), lambda: _pool(2), _pool_exactly
+    ),
+]

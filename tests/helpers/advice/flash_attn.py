@@ -1,0 +1,317 @@
+"""Advice about flash-attn's functions, compared with flash_attn_oracle.py; see __init__.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.helpers.advice import Advice
+from tests.helpers.flash_attn_oracle import Options, rotated
+from tests.helpers.public_calls import VALID, heads
+from tests.helpers.wrong_calls import Arguments
+from torch_fattn import flash_attn, reference
+
+DENSE, PACKED, CACHE = (
+    VALID[f"torch_fattn.flash_attn_{name}"]() for name in ("func", "varlen_func", "with_kvcache")
+)
+ROTARY = {name: CACHE[name] for name in ("rotary_cos", "rotary_sin")}
+FILLED = {name: CACHE[name] for name in ("q", "k_cache", "v_cache", "cache_seqlens")}
+APPENDED = {name: CACHE[name] for name in ("k", "v")}
+SLOPES = torch.tensor([[0.5, 0.25, 0.125, 1.0], [0.1, 0.2, 0.3, 0.4]])
+WIDE = {"q": heads(1, 3, 4, 584), "k": heads(1, 5, 2, 584, seed=1), "v": heads(1, 5, 2, 584, seed=2)}
+BOTH_IN_ONE = torch.zeros(2, 1, dtype=torch.int32)
+
+
+def dense(**changes: Any) -> Callable[[], Tensor]:
+    return lambda: flash_attn.flash_attn_func(**DENSE | changes)
+
+
+def packed(**changes: Any) -> Callable[[], Tensor]:
+    return lambda: flash_attn.flash_attn_varlen_func(**PACKED | changes)
+
+
+def cached(arguments: Arguments, **changes: Any) -> Callable[[], Tensor]:
+    """A call with fresh caches."""
+
+    def call() -> Tensor:
+        given = arguments | changes
+        for name in ("k_cache", "v_cache"):
+            if given[name].stride(0):  # but for an expanded one
+                given[name] = given[name].detach().clone().requires_grad_(given[name].requires_grad)
+        return flash_attn.flash_attn_with_kvcache(**given)
+
+    return call
+
+
+def exact_dense(options: Options | None = None, **changes: Tensor) -> Callable[[], Tensor]:
+    def call() -> Tensor:
+        q, k, v = ((DENSE | changes)[name] for name in "qkv")
+        return torch.stack([(options or Options()).attend(b, q[b], k[b], v[b])[0] for b in range(q.shape[0])])
+
+    return call
+
+
+def exact_packed() -> Tensor:
+    q, k, v = (PACKED[name] for name in "qkv")
+    return torch.cat(
+        [Options().attend(b, q[b * 3 :][:3], *(t[b * 5 :][:5] for t in (k, v)))[0] for b in (0, 1)]
+    )
+
+
+def exact_cached(
+    lens: tuple[int, ...] = (3, 5),
+    idx: tuple[int, ...] = (0, 1),
+    *,
+    appended: bool = False,
+    turned: bool = False,
+) -> Callable[[], Tensor]:
+    def call() -> Tensor:
+        outs = []
+        for b, (i, n) in enumerate(zip(idx, lens, strict=True)):
+            q, keys, values = CACHE["q"][b % 2], CACHE["k_cache"][i, :n], CACHE["v_cache"][i, :n]
+            if appended:
+                own = APPENDED["k"][b]
+                if turned:
+                    q, own = (rotated(x, torch.tensor([n]), *ROTARY.values(), True) for x in (q, own))
+                keys, values = torch.cat((keys, own)), torch.cat((values, APPENDED["v"][b]))
+            outs.append(Options().attend(b, q, keys, values)[0])
+        return torch.stack(outs)
+
+    return call
+
+
+def _by_torch(function: Callable[..., Any], biased: bool = False, **options: Any) -> Callable[[], Tensor]:
+    def call() -> Tensor:
+        mask = torch.ones(3, 5, dtype=torch.bool).tril(2)
+        if biased:
+            distance = (torch.arange(3)[:, None] + 2 - torch.arange(5)).abs()
+            mask = (-SLOPES[:1, :, None, None] * distance).masked_fill(~mask, -torch.inf)
+        out = function(*(t.transpose(1, 2) for t in WIDE.values()), mask, **options)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return call
+
+
+THREE = {"q": torch.cat((CACHE["q"], CACHE["q"][:1])), "cache_seqlens": torch.tensor([3, 5, 4]).int()}
+WITH_GRADIENT = CACHE["k_cache"].clone().requires_grad_()
+SEVEN = torch.tensor([7, 7], dtype=torch.int32)
+ODD = {name: FILLED[name][..., :15].clone() for name in ("q", "k_cache")} | {"cache_seqlens": SEVEN}
+ODD |= {name: APPENDED[name][..., :15] for name in ("k", "v")}
+NOTHING = PACKED["cu_seqlens_q"][:0]
+
+ADVICE: list[Advice] = [
+    Advice(
+        "move {} with .to('{}')",
+        dense(k=DENSE["k"].to("mps"), v=DENSE["v"].to("mps")),
+        dense(**{name: DENSE[name].to("mps:0") for name in "qkv"}),
+        exact_dense(),
+        message="move q with .to('mps:0')",
+    ),
+    Advice(
+        "pass torch.float32, torch.float16 or torch.bfloat16",
+        dense(q=DENSE["q"].double()),
+        dense(q=DENSE["q"].double().to(torch.float32)),
+        exact_dense(),
+    ),
+    Advice(
+        "pass one dtype for all",
+        dense(k=DENSE["k"].double()),
+        dense(k=DENSE["k"].double().to(DENSE["q"].dtype)),
+        exact_dense(),
+        message="convert with .to(q.dtype)",
+    ),
+    Advice(
+        "pass a multiple of them, and transpose q and the keys if yours have the heads before the length",
+        dense(q=DENSE["q"][:, :, :3]),
+        dense(q=DENSE["q"][:, :, :2]),
+        exact_dense(q=DENSE["q"][:, :, :2]),
+    ),
+    *(
+        Advice(
+            "use {} of the transposed [batch, heads, length, head_dim], with an attn_mask",
+            dense(**WIDE, causal=True, softcap=softcap, alibi_slopes=slopes),
+            followed,
+            exact_dense(Options(causal=True, softcap=softcap, slopes=slopes), **WIDE),
+            message=message,
+        )
+        for message, softcap, slopes, followed in (
+            (
+                "of the keys that each row sees, and enable_gqa=True",
+                0.0,
+                None,
+                _by_torch(F.scaled_dot_product_attention, enable_gqa=True),
+            ),
+            (
+                "use torch_fattn.reference.prefill of the transposed",
+                2.0,
+                None,
+                _by_torch(reference.prefill, softcap=2.0),
+            ),
+            (
+                "that holds the ALiBi bias of the keys that each row sees, and -inf for the others",
+                0.0,
+                SLOPES[:1],
+                _by_torch(F.scaled_dot_product_attention, biased=True, enable_gqa=True),
+            ),
+        )
+    ),
+    *(
+        Advice(
+            "pass one slope for each head, [{}], or also for each sequence, [{}, {}]",
+            dense(alibi_slopes=SLOPES[0, :3]),
+            dense(alibi_slopes=slopes),
+            exact_dense(Options(slopes=slopes)),
+            message="[4], or also for each sequence, [2, 4]",
+        )
+        for slopes in (SLOPES, SLOPES[0])
+    ),
+    Advice(
+        "convert it with .float()",
+        dense(alibi_slopes=SLOPES.double()),
+        dense(alibi_slopes=SLOPES.double().float()),
+        exact_dense(Options(slopes=SLOPES)),
+    ),
+    *(
+        Advice(
+            "pass a number up to {}, or 0.0 for none",
+            dense(softcap=1e39),
+            dense(softcap=cap),
+            exact_dense(),
+            message="a number up to 1e+30, or 0.0 for none",
+        )
+        for cap in (1e30, 0.0)
+    ),
+    Advice(
+        "pass None for the default, 1 / sqrt(head size)",
+        dense(softmax_scale=float("nan")),
+        dense(softmax_scale=None),
+        exact_dense(Options(scale=0.25)),
+    ),
+    Advice(
+        "pass a multiple of them, and transpose q and the keys if yours have the heads before the length",
+        dense(**{name: DENSE[name].transpose(1, 2) for name in "qkv"}),
+        dense(),
+        exact_dense(),
+    ),
+    Advice(
+        "convert it with .to(torch.int32)",
+        packed(cu_seqlens_k=PACKED["cu_seqlens_k"].long()),
+        packed(cu_seqlens_k=PACKED["cu_seqlens_k"].long().to(torch.int32)),
+        exact_packed,
+    ),
+    Advice(
+        "it begins with 0",
+        packed(cu_seqlens_q=NOTHING),
+        packed(cu_seqlens_q=torch.cat((torch.tensor([0]), torch.tensor([3, 1]).cumsum(0))).int()),
+        exact_packed,
+    ),
+    Advice(
+        "pass",
+        packed(max_seqlen_k=-1),
+        packed(max_seqlen_k=5),
+        exact_packed,
+        message="pass the most keys that a sequence has",
+    ),
+    Advice(
+        "pass",
+        dense(k=DENSE["k"].flatten(0, 1)),
+        dense(k=DENSE["k"].flatten(0, 1).view(2, 5, 2, 16)),
+        exact_dense(),
+        message="pass [batch, length, heads, head_dim]",
+    ),
+    # Advice about caches.
+    *(
+        Advice(
+            "pass a cache of as many sequences, or cache_batch_idx",
+            cached(FILLED, **THREE),
+            cached(FILLED, **THREE, **right),
+            exact_cached((3, 5, 4), (0, 1, 0)),
+        )
+        for right in (
+            {"cache_batch_idx": torch.tensor([0, 1, 0])},
+            {name: FILLED[name][[0, 1, 0]] for name in ("k_cache", "v_cache")},
+        )
+    ),
+    Advice("pass both or neither", cached(FILLED, k=APPENDED["k"]), cached(FILLED), exact_cached()),
+    Advice(
+        "pass both or neither",
+        cached(FILLED, v=APPENDED["v"]),
+        cached(FILLED, **APPENDED),
+        exact_cached(appended=True),
+    ),
+    Advice(
+        "pass all four",
+        cached(FILLED, **ROTARY),
+        cached(FILLED, **ROTARY, **APPENDED),
+        exact_cached(appended=True, turned=True),
+    ),
+    Advice(
+        "pass a table of at least",
+        cached(CACHE, **{name: angles[:7] for name, angles in ROTARY.items()}),
+        cached(CACHE, **{name: angles[:8] for name, angles in ROTARY.items()}),
+        exact_cached(appended=True, turned=True),
+        message="at least 8",
+    ),
+    Advice(
+        "convert it with .to(q.dtype)",
+        cached(CACHE, rotary_cos=torch.ones(8, 4).int(), rotary_sin=torch.zeros(8, 4)),
+        cached(CACHE, rotary_cos=torch.ones(8, 4).int().to(CACHE["q"].dtype), rotary_sin=torch.zeros(8, 4)),
+        exact_cached(appended=True),
+    ),
+    Advice(
+        "pass at most",
+        cached(FILLED, cache_seqlens=9),
+        cached(FILLED, cache_seqlens=8),
+        exact_cached((8, 8)),
+        message="pass at most 8",
+    ),
+    Advice(
+        "pass",
+        cached(FILLED, **APPENDED, cache_seqlens=8),
+        cached(FILLED, **APPENDED, cache_seqlens=7),
+        exact_cached((7, 7), appended=True),
+        message="pass at most 7",
+    ),
+    Advice(
+        "pass memory of its own for each",
+        lambda: flash_attn.flash_attn_with_kvcache(**ODD, v_cache=ODD["k_cache"]),
+        lambda: flash_attn.flash_attn_with_kvcache(**ODD, v_cache=ODD["k_cache"].clone()),
+        lambda: cached(ODD, v_cache=ODD["k_cache"].clone())(),
+    ),
+    Advice(
+        "pass it",
+        cached(FILLED, **APPENDED, cache_seqlens=None),
+        cached(FILLED, **APPENDED),
+        exact_cached(appended=True),
+    ),
+    Advice(
+        "give each sequence entries of its own in",
+        cached(FILLED | APPENDED, cache_seqlens=SEVEN, cache_batch_idx=torch.tensor([1, 1])),
+        cached(FILLED | APPENDED, cache_seqlens=SEVEN, cache_batch_idx=torch.tensor([0, 1])),
+        exact_cached((7, 7), appended=True),
+        message="entries of its own in cache_batch_idx",
+    ),
+    Advice(
+        "leave out cache_batch_idx",
+        cached(FILLED, block_table=BOTH_IN_ONE, cache_batch_idx=BOTH_IN_ONE[:, 0]),
+        cached(FILLED, block_table=BOTH_IN_ONE),
+        exact_cached(idx=(0, 0)),
+    ),
+    Advice(
+        "pass {}.detach(), or call under torch.no_grad()",
+        cached(FILLED, **APPENDED, k_cache=WITH_GRADIENT),
+        cached(FILLED, **APPENDED, k_cache=WITH_GRADIENT.detach()),
+        exact_cached(appended=True),
+        message="pass k_cache.detach()",
+    ),
+    Advice(
+        "pass memory of its own, without .expand()",
+        cached(FILLED, **APPENDED, v_cache=CACHE["v_cache"][:1].expand(2, -1, -1, -1)),
+        cached(FILLED, **APPENDED, v_cache=CACHE["v_cache"].clone()),
+        exact_cached(appended=True),
+    ),
+]

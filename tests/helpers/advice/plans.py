@@ -1,0 +1,103 @@
+"""Advice of `explain`, `warmup` and the formats of the reference; see __init__.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import torch_fattn
+from tests.helpers.advice import Advice, run
+from tests.helpers.public_calls import heads
+from torch_fattn import reference
+from torch_fattn.integrations.pytorch.routing import system_and_torch
+
+
+def _route(**machine: str) -> Any:
+    query = torch.empty(1, 8, 512, 128, dtype=torch.float16, device="meta")
+    return torch_fattn.explain("prefill", query, query, query, family=10, **machine).route
+
+
+def _warm(*arguments: Any, **options: Any) -> Callable[[], list[str]]:
+    return lambda: [kernel.kernel for kernel in torch_fattn.warmup(*arguments, **options).kernels]
+
+
+def _planned(**options: Any) -> Callable[[], str]:
+    x = torch.empty(1, 1, 1, 8, device="meta")
+    return lambda: torch_fattn.explain("merge", x[None], x[None][..., 0], **options).device_name
+
+
+M3 = {"family": 9, "cores": 10}
+ADVICE: list[Advice] = [
+    Advice("leave it out for", _planned(family=99), _planned(), lambda: "Apple M1", message="an Apple M1"),
+    Advice(
+        "write one or leave it out", _planned(device_name=" ", **M3), _planned(**M3), lambda: "an Apple GPU"
+    ),
+    Advice(
+        "give {} and {} with it",
+        _planned(device_name="Apple M3", family=9),
+        _planned(device_name="Apple M3", **M3),
+        lambda: "Apple M3",
+        message="give family and cores with it",
+    ),
+    Advice(
+        "give {} {} or another name",
+        _planned(device_name="Apple M5", **M3),
+        _planned(device_name="Apple M5", family=10, cores=10),
+        lambda: "Apple M5",
+        message="give family 10 or another name",
+    ),
+    Advice(
+        "pass the arguments of torch_fattn.",
+        lambda: torch_fattn.explain("softcap", heads(3, 8)),
+        lambda: torch_fattn.explain("softcap", heads(3, 8), 2.0).op,
+        lambda: "softcap",
+        message="torch_fattn.softcap",
+    ),
+    Advice(
+        "use one of",
+        lambda: torch_fattn.explain("attention"),
+        lambda: torch_fattn.explain("softmax", heads(3, 8)).op,
+        lambda: "softmax",
+        message="merge",
+    ),
+    Advice(
+        "leave it out for that of this machine",
+        lambda: _route(macos="26"),
+        _route,
+        lambda: _route(**dict(zip(("macos", "torch_version"), system_and_torch(), strict=True))),
+    ),
+    Advice(
+        "pass one of at most 63", run("prefill", q_offset=2**70), run("prefill", q_offset=15), run("prefill")
+    ),
+    Advice(
+        'pass example tensors, which may be on "meta"',
+        _warm("softmax", head_dim=8),
+        _warm("softmax", torch.empty(3, 8, device="meta")),
+        lambda: ["fattn_softmax"],
+    ),
+    Advice(
+        "write (op, keywords) for each",
+        _warm(["merge"]),
+        _warm([("merge", {"heads": 1, "head_dim": 8})]),
+        lambda: ["fattn_merge"],
+    ),
+    Advice("pass an operator, or a list of (op, keywords)", _warm(3), _warm([]), lambda: []),
+    Advice("pass torch.float16, say", _warm("merge", dtype="half"), _warm([]), lambda: []),
+    Advice("pass one from 1 on", _warm("merge", heads=1.5), _warm([]), lambda: []),
+    Advice("pass a number from 1 on", _warm("merge", heads=0), _warm([]), lambda: []),
+    Advice("leave it out for keys of dtype", _warm("decode", kv_format="int3"), _warm([]), lambda: []),
+    Advice(
+        "pass scales",
+        lambda: reference.dequantise(torch.zeros(1, 16, dtype=torch.uint8), None, "int4"),
+        lambda: reference.dequantise(torch.zeros(1, 16, dtype=torch.uint8), torch.zeros(1, 1, 2), "int4"),
+        lambda: torch.zeros(1, 32),
+    ),
+    Advice(
+        'use it with "fp8_e4m3" alone',
+        lambda: reference.quantise(torch.zeros(1, 32), "int8", scales=False),
+        lambda: reference.quantise(torch.zeros(1, 32), "fp8_e4m3", scales=False)[0],
+        lambda: torch.zeros(1, 32),
+    ),
+]

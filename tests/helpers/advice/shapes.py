@@ -1,0 +1,156 @@
+"""Advice about too many rows, wide heads, layouts, and different sizes and dtypes; see __init__.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_fattn
+from tests.helpers.advice import (
+    LONG,
+    QUANTISED,
+    SLOPES,
+    WIDE,
+    WRITTEN,
+    Advice,
+    exact,
+    of,
+    of_op,
+    of_write,
+    run,
+    written,
+)
+from tests.helpers.public_calls import heads
+from torch_fattn import reference
+
+GROUPED = WIDE | {"query": heads(1, 4, 3, 584)}
+FOUR = torch.tensor([4], dtype=torch.int32)
+HEADS_FIRST = {n: of("paged_decode")[n].transpose(1, 2) for n in ("key_cache", "value_cache")}
+LONG_MASK = heads(2, 4, 17, 32, seed=3) > 0
+TREE = torch.tensor([1 << row | 1 << row // 2 | 1 for row in range(17)])
+
+
+def _long_by_parts(op: str, attn_mask: Tensor | None = None, **options: Any) -> Callable[[], Tensor]:
+    """16 rows, and then the last one."""
+
+    def part(rows: slice, later: int) -> Tensor:
+        mask = {} if attn_mask is None else {"attn_mask": attn_mask[:, :, rows]}
+        lens = of(op)["seq_lens"] - later
+        return run(op, query=LONG[:, :, rows], seq_lens=lens, **mask, **options)()
+
+    return lambda: torch.cat([part(slice(16), 1), part(slice(16, 17), 0)], dim=2)
+
+
+def _tree_as_mask() -> Tensor:
+    """bool [2, 1, 17, 32]: the tree is of the newest 17 keys of each sequence."""
+    draft = torch.arange(32) - (of("decode")["seq_lens"][:, None] - 17)
+    bits = (TREE[:, None] >> draft.clamp(0, 16)[:, None, None]) & 1
+    return (draft < 0)[:, None, None] | (bits == 1)
+
+
+def _by_torch(keys: int = 5) -> Callable[[], Tensor]:
+    """F.scaled_dot_product_attention as the message advises: the last row sees all these keys."""
+    mask = torch.ones(3, 5, dtype=torch.bool).tril(keys - 3)
+    return lambda: F.scaled_dot_product_attention(**GROUPED, attn_mask=mask, enable_gqa=True)
+
+
+ADVICE: list[Advice] = [
+    *(
+        Advice(
+            "split them into calls, each with the seq_lens up to its last row",
+            run(op, query=LONG, **options),
+            _long_by_parts(op, **options),
+            exact(op, query=LONG, **options),
+        )
+        for op, options in (("decode", QUANTISED), ("paged_decode", {"attn_mask": LONG_MASK}))
+    ),
+    *(
+        Advice(
+            "split them into calls, each with the seq_lens up to its last row{} and an attn_mask in place of "
+            "tree_mask",
+            run(op, query=LONG, tree_mask=TREE, **options),
+            _long_by_parts(op, attn_mask=_tree_as_mask(), **options),
+            exact(op, query=LONG, tree_mask=TREE, **options),
+            message="up to its last row and an attn_mask in place of tree_mask",
+        )
+        for op, options in (("decode", {}), ("decode", QUANTISED), ("paged_decode", {}))
+    ),
+    Advice(
+        "use F.scaled_dot_product_attention for this layer",
+        lambda: torch_fattn.prefill(**GROUPED, is_causal=True),
+        _by_torch(),
+        lambda: reference.prefill(**GROUPED, is_causal=True)[0],
+        message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees",
+    ),
+    Advice(
+        "use F.scaled_dot_product_attention for this layer",
+        lambda: torch_fattn.decode(**GROUPED, seq_lens=FOUR),
+        _by_torch(keys=4),
+        lambda: reference.decode(**GROUPED, seq_lens=FOUR)[0],
+        message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees",
+    ),
+    *(
+        Advice(
+            "use torch_fattn.reference.decode for this layer, in float64",
+            lambda options=options: torch_fattn.decode(**GROUPED, **options),
+            lambda options=options: reference.decode(**GROUPED, **options)[0],
+            lambda options=options: reference.decode(**GROUPED, **options)[0],
+        )
+        for options in ({"softcap": 3.0}, {"alibi_slopes": SLOPES}, {"sinks": SLOPES})
+    ),
+    of_op(
+        "use .transpose(1, 2) if yours have the length before the heads",
+        "prefill",
+        {n: of("prefill")[n].transpose(1, 2) for n in ("query", "key", "value")},
+        message="query and key are [batch, heads, length, head_dim]: use .transpose(1, 2)",
+    ),
+    Advice(
+        "transpose them if yours are not",
+        run("paged_decode", **HEADS_FIRST),
+        run("paged_decode", **{n: pool.transpose(1, 2) for n, pool in HEADS_FIRST.items()}),
+        exact("paged_decode"),
+        message="key_cache [num_blocks, block_size, kv_heads, head_dim]: transpose",
+    ),
+    Advice(
+        "they must be equal",
+        run("prefill", **{n: of("prefill")[n][:1] for n in ("key", "value")}),
+        run("prefill", **{n: of("prefill")[n][:1].expand(2, -1, -1, -1) for n in ("key", "value")}),
+        exact("prefill", **{n: of("prefill")[n][[0, 0]] for n in ("key", "value")}),
+        message=".expand() key to 2 sequences",
+    ),
+    *(
+        Advice(
+            "all three must have the same dtype{}: convert {} with .to(query.dtype)",
+            run(op, **{n: of(op)[n].double() for n in names}),
+            run(op, **{n: of(op)[n].double().to(torch.float32) for n in names}),
+            exact(op),
+            message=f"convert {names[0]} and {names[1]} with .to(query.dtype)",
+        )
+        for op, names in (("prefill", ("key", "value")), ("paged_decode", ("key_cache", "value_cache")))
+    ),
+    Advice(
+        "convert it with .float()",
+        run("prefill", query=of("prefill")["query"].double()),
+        run("prefill", query=of("prefill")["query"].double().float()),
+        exact("prefill"),
+    ),
+    of_write(
+        "convert value with .to(key.dtype)",
+        written(value=WRITTEN["value"].float()),
+        written(value=WRITTEN["value"].float().to(WRITTEN["key"].dtype)),
+    ),
+    of_write(
+        "convert it with .to(torch.int64)",
+        written(slot_mapping=WRITTEN["slot_mapping"].short()),
+        written(slot_mapping=WRITTEN["slot_mapping"].short().to(torch.int64)),
+    ),
+    of_op(
+        "pass one entry more than there are sequences in both",
+        "varlen_prefill",
+        {"cu_seqlens_q": of("varlen_prefill")["cu_seqlens_q"][:2]},
+    ),
+]

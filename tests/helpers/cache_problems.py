@@ -1,0 +1,228 @@
+"""A seeded generator of cache_write calls: rows, pools and scales laid out in every way that the op takes.
+
+Everything outside the rows and pools is poison: the gaps between strided rows are NaN or 0xa5, and so is all
+that no token may write.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.helpers.problems import DTYPES, SHORT, Operand
+from torch_fattn import reference
+
+FORMATS = ("float", "int8", "fp8_e4m3", "fp8_unscaled", "int4")
+DIMS = ((8, 8), (64, 64), (40, 72), (128, 128), (96, 160), (192, 128), (256, 8), (576, 512))
+INT4_DIMS = ((32, 32), (64, 64), (96, 160), (192, 128), (576, 512))
+POOL_LAYOUTS = ("nhd", "hnd", "offset", "padded", "slot_gaps", "blocks_last")
+ROW_LAYOUTS = ("contiguous", "heads_first", "offset", "padded", "every_other", "expanded_heads")
+BYTE = 0xA5
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WriteProblem:
+    index: int
+    kv_format: str
+    dtype: torch.dtype
+    tokens: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    num_blocks: int
+    block_size: int
+    pool_layout: str = "nhd"
+    row_layout: str = "contiguous"
+    long_slots: bool = True
+    special: bool = False  # rows of NaN, infinities, zeros, huge and tiny numbers
+    value_in_key: bool = False  # "float": the value is the first columns of the key, here and in the cache
+
+    def __str__(self) -> str:
+        parts = (
+            f"{self.index:03}-{self.kv_format}-{SHORT[self.dtype]}-D{self.head_dim}x{self.value_dim}",
+            f"T{self.tokens}H{self.kv_heads}-{self.num_blocks}x{self.block_size}",
+            f"{self.pool_layout}-{self.row_layout}",
+            "int64" if self.long_slots else "int32",
+        )
+        return "-".join(parts)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        named = {"fp8_e4m3": "fp8_e4m3", "fp8_unscaled": "fp8_e4m3", "int4": "int4"}
+        return {"kv_format": named[self.kv_format]} if self.kv_format in named else {}
+
+
+@dataclass
+class WriteCase:
+    problem: WriteProblem
+    operands: dict[str, Operand]
+
+    def arguments(self, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Keyword arguments of the op on that device, and the storages behind them, which are copies."""
+        copies = {id(operand.base): operand.base.to(device, copy=True) for operand in self.operands.values()}
+        bases = {name: copies[id(operand.base)] for name, operand in self.operands.items()}
+        arguments = {name: operand.of(bases[name]) for name, operand in self.operands.items()}
+        return {**arguments, **self.problem.options}, bases
+
+
+def draw(count: int, seed: int = 0) -> list[WriteProblem]:
+    """`count` problems in which every format, dtype and layout comes about equally often. A format and dtype
+    come with two head sizes and slot types, other ones for each seed: compiling takes longer than running."""
+    rng = random.Random(seed)
+
+    def deck(values: tuple[Any, ...]) -> list[Any]:
+        cards = [values[i % len(values)] for i in range(count)]
+        rng.shuffle(cards)
+        return cards
+
+    formats, dtypes, pools, rows = deck(FORMATS), deck(DTYPES), deck(POOL_LAYOUTS), deck(ROW_LAYOUTS)
+    problems = []
+    for i in range(count):
+        dims = INT4_DIMS if formats[i] == "int4" else DIMS
+        which = 2 * (FORMATS.index(formats[i]) + 3 * DTYPES.index(dtypes[i]) + seed) + rng.randrange(2)
+        head_dim, value_dim = dims[which % len(dims)]
+        problems.append(
+            WriteProblem(
+                index=i,
+                kv_format=formats[i],
+                dtype=dtypes[i],
+                tokens=rng.choice((1, rng.randint(1, 9), rng.randint(1, 40))),
+                kv_heads=rng.choice((1, 2, 3, 8)),
+                head_dim=head_dim,
+                value_dim=value_dim,
+                num_blocks=rng.randint(1, 6),
+                block_size=rng.choice((1, 5, 8, 16, 32)),
+                pool_layout=pools[i],
+                row_layout=rows[i],
+                long_slots=(which // 2 + which) % 2 == 0,
+                special=rng.random() < 0.5,
+            )
+        )
+    return problems
+
+
+def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
+    p, generator = problem, torch.Generator().manual_seed(1000 * seed + problem.index)
+    scaled = p.kv_format in ("int8", "fp8_e4m3", "int4")
+    operands = {"slot_mapping": _slots(p, generator)}
+    for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
+        rows = torch.randn(p.tokens, p.kv_heads, dim, generator=generator)
+        if p.special:
+            _make_special(rows, generator)
+        operands[name] = lay_out_rows(rows.to(p.dtype), p.row_layout)
+        columns, dtype = dim, p.dtype
+        if p.kv_format != "float":
+            columns = dim // 2 if p.kv_format == "int4" else dim
+            dtype = torch.int8 if p.kv_format == "int8" else torch.uint8
+        pool = (p.num_blocks, p.block_size, p.kv_heads)
+        operands[f"{name}_cache"] = poisoned((*pool, columns), dtype, p.pool_layout)
+        if scaled and p.kv_format == "int4":
+            operands[f"{name}_scales"] = poisoned((*pool, dim // 32, 2), torch.float16, p.pool_layout)
+        elif scaled:
+            operands[f"{name}_scales"] = poisoned(pool, torch.float32, p.pool_layout)
+    if p.value_in_key:
+        operands["value"] = operands["key"].first_columns(p.value_dim)
+        operands["value_cache"] = operands["key_cache"].first_columns(p.value_dim)
+    return WriteCase(p, operands)
+
+
+def _slots(p: WriteProblem, generator: torch.Generator) -> Operand:
+    """Distinct slots in any order. Some tokens are dropped, by -1 and by slots that the cache does not
+    have."""
+    count = p.num_blocks * p.block_size
+    slots = torch.full((p.tokens,), -1)
+    kept = torch.randperm(p.tokens, generator=generator)[: min(count, -(-3 * p.tokens // 4))]
+    slots[kept] = torch.randperm(count, generator=generator)[: len(kept)]
+    for i, beyond in zip(torch.nonzero(slots < 0).flatten().tolist(), (-1, count, 2**31 - 1), strict=False):
+        slots[i] = beyond
+    dtype = torch.int64 if p.long_slots else torch.int32
+    base = torch.full((2 * p.tokens + 3,), 0, dtype=dtype)
+    operand = Operand(base, (p.tokens,), (2,), 3)
+    operand.on("cpu")[1].copy_(slots)
+    return operand
+
+
+def _make_special(rows: Tensor, generator: torch.Generator) -> None:
+    """One kind of special number in each row of some, and rows that are special as a whole."""
+    flat = rows.view(-1, rows.shape[-1])
+    numbers = (math.nan, math.inf, -math.inf, 7e4, -1e9, 3e38, 449.0, 2.0**-130, -(2.0**-120), -0.0, 1e-8)
+    for row in range(len(flat)):
+        kind = int(torch.randint(0, len(numbers) + 6, (1,), generator=generator))
+        if kind < len(numbers):
+            flat[row, int(torch.randint(0, rows.shape[-1], (1,), generator=generator))] = numbers[kind]
+        else:
+            size = (0.0, -1e-38, 1e-36, 1e4, 1e30, 1e-6)[kind - len(numbers)]
+            flat[row] = size if kind % 2 else flat[row] * size
+
+
+def poisoned(size: tuple[int, ...], dtype: torch.dtype, layout: str) -> Operand:
+    """A pool `[num_blocks, block_size, kv_heads, ..]` in memory whose every byte is poison."""
+    blocks, slots, heads, *rest = size
+    row = math.prod(rest)
+    tail = [math.prod(rest[i + 1 :]) for i in range(len(rest))]
+    offset, step = 0, row
+    if layout == "offset":
+        offset = 2 if len(rest) == 2 else 3
+    elif layout == "padded":
+        step = row + (2 if len(rest) == 2 else 4)
+    if layout == "hnd":
+        strides = (heads * slots * step, step, slots * step)
+    elif layout == "slot_gaps":
+        strides = (slots * 3 * heads * step, 3 * heads * step, step)
+    elif layout == "blocks_last":
+        strides = (step, blocks * step, slots * blocks * step)
+    else:
+        strides = (slots * heads * step, heads * step, step)
+    length = offset + 1 + sum((n - 1) * s for n, s in zip(size, (*strides, *tail), strict=True)) + 5
+    raw = torch.full((length * dtype.itemsize,), BYTE, dtype=torch.uint8)
+    return Operand(raw.view(dtype), size, (*strides, *tail), offset)
+
+
+def lay_out_rows(rows: Tensor, layout: str) -> Operand:
+    """Rows `[tokens, kv_heads, dim]` in memory full of NaN; "expanded_heads" repeats the first head."""
+    tokens, heads, dim = rows.shape
+    offset, step, row = 0, 1, dim
+    if layout == "offset":
+        offset = 3
+    elif layout == "padded":
+        row = dim + 4
+    elif layout == "every_other":
+        offset, step, row = 1, 2, 2 * dim
+    stride = (heads * row, row, step)
+    if layout == "heads_first":
+        stride = (row, tokens * row, step)
+    base = torch.full((offset + tokens * heads * row + 5,), math.nan, dtype=rows.dtype)
+    operand = Operand(base, (tokens, heads, dim), stride, offset)
+    if layout == "expanded_heads":
+        operand = Operand(base, (tokens, heads, dim), (heads * row, 0, step), offset)
+        rows = rows[:, :1]
+        base.as_strided((tokens, 1, dim), (heads * row, row, step), offset).copy_(rows)
+        return operand
+    operand.on("cpu")[1].copy_(rows)
+    return operand
+
+
+def assert_written(case: WriteCase, memory: dict[str, Tensor]) -> None:
+    """Bit by bit what the definition writes, and nothing else; a NaN is a NaN."""
+    arguments, bases = case.arguments("cpu")
+    reference.cache_write(**arguments)
+    for name, expected in bases.items():
+        mine, exact = memory[name], expected
+        if name.endswith("scales"):
+            mine, exact = (x.masked_fill(x.isnan(), -1234.0) for x in (mine, exact))
+        assert torch.equal(mine.view(torch.uint8), exact.view(torch.uint8)), name
+
+
+def valid(kv_format: str = "float", device: str = "mps") -> Arguments:
+    """Arguments of a call that works: three tokens, four blocks of two slots."""
+    problem = WriteProblem(3, kv_format, torch.float16, 3, 2, 64, 96, 4, 2)
+    arguments, _ = build(problem).arguments(device)
+    arguments["slot_mapping"] = torch.tensor([3, -1, 6], device=device)
+    return arguments

@@ -1,0 +1,188 @@
+"""Draws random problems (problems.py) that cover combinations of features."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from tests.helpers import features
+from tests.helpers.problems import (
+    BLOCK_SIZES,
+    CAUSALITIES,
+    DTYPES,
+    GROUPS,
+    HEAD_DIMS,
+    LAYOUTS,
+    MASK_PATTERNS,
+    MASKS,
+    MAX_CACHE,
+    MAX_LENGTH,
+    MAX_WORK,
+    SINK_TOKENS,
+    SOFTCAPS,
+    TREES,
+    WIDE_HEAD_DIMS,
+    WINDOWS_LEFT,
+    WINDOWS_RIGHT,
+    Problem,
+)
+
+# Only for prefills, so that their dims occur with all other features.
+WIDE_PREFILLS = WIDE_HEAD_DIMS[:3] + WIDE_HEAD_DIMS[5:6]
+
+
+def draw(count: int, seed: int = 0) -> list[Problem]:
+    """`count` problems that cover as many pairs of features as possible (features.py)."""
+    of = 48
+    chosen = features.choose(_candidates(of * (count + 4), seed), of)
+    return [replace(problem, index=i) for i, problem in zip(range(count), chosen, strict=False)]
+
+
+def _candidates(count: int, seed: int) -> list[Problem]:
+    """`count` problems in which every axis takes each of its values about equally often."""
+    rng = random.Random(seed)
+
+    def deck(values: tuple[Any, ...]) -> list[Any]:
+        cards = [values[i % len(values)] for i in range(count)]
+        rng.shuffle(cards)
+        return cards
+
+    ops = deck(("prefill", "prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"))
+    dims, groups = deck(HEAD_DIMS), deck(GROUPS)
+    layouts = list(zip(deck(LAYOUTS), deck(LAYOUTS), deck(LAYOUTS), strict=True))
+    masks, mask_layouts, causalities = (
+        deck(MASKS),
+        deck(("contiguous", "offset", "padded_rows")),
+        deck(CAUSALITIES),
+    )
+    broadcasts = deck(tuple(tuple(bool(bits >> d & 1) for d in range(4)) for bits in range(16)))
+    block_sizes = deck(BLOCK_SIZES)
+    options = {
+        "window_left": deck(WINDOWS_LEFT),
+        "window_right": deck(WINDOWS_RIGHT),
+        "sink_tokens": deck(SINK_TOKENS),
+        "softcap": deck(SOFTCAPS),
+        "sinks": deck((False, False, True)),
+        "alibi_slopes": deck((False, False, True)),
+    }
+    wide = deck((*WIDE_HEAD_DIMS, *(None,) * len(WIDE_HEAD_DIMS)))
+    trees = deck(TREES)
+    forms = random.Random(f"masks {seed}")
+    patterns = [forms.choice(MASK_PATTERNS) for _ in range(count)]
+    maps = [forms.random() < 0.5 for _ in range(count)]
+    outs = random.Random(f"layouts {seed}")
+    token_major = [outs.random() < 0.5 for _ in range(count)]
+    chunks = random.Random(f"chunks {seed}")
+
+    all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
+    problems = []
+    for i in range(count):
+        op, (q_heads, kv_heads) = ops[i], groups[i]
+        is_decode = op in ("decode", "paged_decode")
+        narrow = not (wide[i] and (is_decode or wide[i] in WIDE_PREFILLS))
+        head_dim, value_dim, value_in_key = (*dims[i], False) if narrow else wide[i]
+        batch = rng.choice((1, 2, 3))
+        if not is_decode:
+            q_len, kv_len = (1 if rng.random() < 0.1 else _length(rng)), _length(rng)
+        else:
+            q_len = rng.choice((1, rng.randint(1, 8), rng.randint(1, 16)))
+            kv_len = rng.randint(200, MAX_CACHE) if rng.random() < 0.3 else _length(rng)
+        batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim))
+        if op.startswith("paged"):
+            kv_len = -(-kv_len // block_sizes[i]) * block_sizes[i]
+        which_dims = all_dims.index((head_dim, value_dim, value_in_key))
+        rows = q_heads // kv_heads * q_len
+        takes_formats = op not in ("prefill", "varlen_prefill")
+        formats = kv_formats(head_dim, value_dim) if takes_formats else ("float",)
+        dtype, kv_format = features.types_for(rng, seed, op, which_dims, rows, formats)
+        q_lens = _q_lens(rng, batch, q_len) if op in ("paged_prefill", "varlen_prefill") else None
+        causality = "none" if is_decode else causalities[i]
+        if op == "paged_prefill" and causality != "none":
+            causality = "bottom_right"  # the only one that it has
+        offsets = {"top_left": 0, "offset": rng.randint(-3, kv_len)}
+        problems.append(
+            Problem(
+                index=i,
+                op=op,
+                dtype=DTYPES[dtype],
+                batch=batch,
+                q_heads=q_heads,
+                kv_heads=kv_heads,
+                q_len=max(q_lens) if q_lens else q_len,
+                kv_len=kv_len,
+                head_dim=head_dim,
+                value_dim=value_dim,
+                value_in_key=value_in_key,
+                layouts=layouts[i],
+                causality=causality,
+                q_offset=offsets.get(causality),
+                mask=None if q_lens else masks[i],
+                mask_broadcast=broadcasts[i],
+                mask_layout=mask_layouts[i],
+                mask_pattern=patterns[i] if op == "prefill" and masks[i] is not None else "entries",
+                mask_map=op == "prefill" and masks[i] is not None and maps[i],
+                seq_lens=_seq_lens(rng, op, batch, kv_len),
+                block_size=block_sizes[i] if op.startswith("paged") else 0,
+                head_major_pool=rng.random() < 0.5,
+                scale=rng.choice((None, None, 0.0625, 0.3)),
+                q_lens=q_lens,
+                spare_rows=rng.choice((0, 0, 3, 70)) if q_lens else 0,
+                tree=trees[i] if is_decode else None,
+                **{name: cards[i] for name, cards in options.items()},
+                kv_format=kv_format,
+                token_major_out=not q_lens and token_major[i],
+            )
+        )
+        if op == "prefill" and chunks.random() < 0.4:
+            problems[-1] = _chunk(problems[-1], chunks)
+    return problems
+
+
+def _chunk(problem: Problem, rng: random.Random) -> Problem:
+    """The same of few rows over keys enough to be cut into parts."""
+    batch, kv_len = rng.choice((1, 1, 2)), rng.randint(1000, MAX_CACHE)
+    of_row = batch * problem.q_heads * (problem.head_dim + problem.value_dim) * kv_len
+    q_len = min(rng.randint(1, 40), max(int(MAX_WORK / of_row), 1))
+    offset = rng.randint(kv_len // 2, kv_len) if problem.causality == "offset" else problem.q_offset
+    window = problem.window_left if rng.random() < 0.3 else rng.choice((-1, 10**9))
+    return replace(problem, batch=batch, q_len=q_len, kv_len=kv_len, q_offset=offset, window_left=window)
+
+
+def kv_formats(head_dim: int, value_dim: int) -> tuple[str, ...]:
+    """Those that a cache can have, as often as they should come. int4 comes the more often where it can be,
+    since few head dims can."""
+    if (head_dim | value_dim) % 32:
+        return ("float", "float", "int8", "fp8_e4m3")
+    return ("int4", "float", "int4", "int8", "fp8_e4m3")
+
+
+def _length(rng: random.Random) -> int:
+    """Half of the lengths are short: that is where tiles are ragged."""
+    return rng.randint(1, 40) if rng.random() < 0.5 else rng.randint(1, MAX_LENGTH)
+
+
+def _fit(batch: int, q_len: int, kv_len: int, work_per_pair: int) -> tuple[int, int, int]:
+    while batch * q_len * kv_len * work_per_pair > MAX_WORK:
+        if batch > 1:
+            batch -= 1
+        elif q_len >= kv_len:
+            q_len = q_len * 2 // 3
+        else:
+            kv_len = kv_len * 2 // 3
+    return batch, q_len, kv_len
+
+
+def _q_lens(rng: random.Random, batch: int, most: int) -> tuple[int, ...]:
+    """Prompts, single tokens, and sequences that have no rows this time; not all of them."""
+    rows = [rng.choice((0, 1, rng.randint(1, most), most)) for _ in range(batch)]
+    return tuple(rows) if any(rows) else (1, *rows[1:])
+
+
+def _seq_lens(rng: random.Random, op: str, batch: int, capacity: int) -> tuple[int, ...] | None:
+    if op == "prefill" or (op == "decode" and rng.random() < 0.2):
+        return None
+    lengths = [
+        rng.choice((0, capacity, rng.randint(0, capacity), rng.randint(1, capacity))) for _ in range(batch)
+    ]
+    return tuple(lengths)

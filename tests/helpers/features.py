@@ -1,0 +1,114 @@
+"""Which features meet in a set of problems, two by two.
+
+A feature is a value of an axis: a field of Problem, sizes as small, middle and large. Most faults show where
+two features meet, so a set of problems should hold every two that can.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.helpers.problems import Problem
+
+Pair = tuple[str, tuple[str, Any], tuple[str, Any]]  # op, feature, feature
+
+_SIZES = {"index", "op", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"}
+_OF_MASK = {"mask_broadcast", "mask_layout", "mask_pattern", "mask_map"}
+# In each of these pairs, one axis restricts the other.
+_TIED = {
+    *(("heads", "rows"), ("queries", "rows"), ("causality", "q_offset"), ("block_size", "keys")),
+    *(("dims", "value_in_key"), ("dims", "kv_format"), ("kv_format", "value_in_key"), ("batch", "q_lens")),
+}
+
+
+def features(problem: Problem) -> dict[str, Any]:
+    p = problem
+    found: dict[str, Any] = {
+        "heads": "equal" if p.q_heads == p.kv_heads else "one" if p.kv_heads == 1 else "grouped",
+        "batch": p.batch > 1,
+        "dims": (p.head_dim, p.value_dim),
+        "keys": _size(p.kv_len, 32, 256),
+        "queries": _size(p.q_len, 1, 8),
+    }
+    if p.op in ("decode", "paged_decode"):
+        found["rows"] = row_class(p.q_heads // p.kv_heads * p.q_len)
+    for field in fields(p):
+        value = getattr(p, field.name)
+        if field.name in _SIZES or (field.name in _OF_MASK and p.mask is None):
+            continue
+        if field.name in ("layouts", "mask_broadcast"):
+            found |= {f"{field.name}{i}": part for i, part in enumerate(value)}
+        elif isinstance(value, tuple):  # lengths
+            found[field.name] = "some are 0" if 0 in value else "none is 0"
+        elif field.name in ("q_offset", "scale"):
+            found[field.name] = value is not None
+        else:
+            found[field.name] = value
+    return found
+
+
+def row_class(packed_rows: int) -> int:
+    """For decode: whether one, two or more simdgroups share the rows of a key-value head."""
+    return 0 if packed_rows <= 8 else 1 if packed_rows <= 16 else 2
+
+
+def types_for(
+    rng: random.Random, seed: int, op: str, dims: int, packed_rows: int, formats: Sequence[str]
+) -> tuple[int, str]:
+    """Dtype, as a number, and format of the cache. A pipeline is compiled for these two, head dims, and rows.
+    Any two of them occur together, but with one seed head dims and rows decide the others, because every
+    combination would need many more pipelines, and compiling takes longer than running."""
+    other = row_class(packed_rows) if op in ("decode", "paged_decode") else rng.randint(0, 2)
+    kv_format = formats[(dims + 2 * other + seed // 3) % len(formats)]
+    if kv_format == "fp8_e4m3" and rng.random() < 0.5:  # the same pipeline
+        kv_format = "fp8_e4m3_unscaled"
+    return (dims + other + seed) % 3, kv_format
+
+
+def _size(n: int, small: int, middle: int) -> str:
+    return "small" if n <= small else "middle" if n <= middle else "large"
+
+
+def pairs(problem: Problem) -> set[Pair]:
+    return {
+        (problem.op, a, b)
+        for a, b in itertools.combinations(sorted(features(problem).items(), key=lambda f: f[0]), 2)
+        if (a[0], b[0]) not in _TIED
+    }
+
+
+def missing(problems: Iterable[Problem]) -> tuple[set[Pair], int]:
+    """The pairs of features of an op that do not meet although each is there; and how many there are."""
+    met: set[Pair] = set()
+    values: dict[tuple[str, str], set[Any]] = defaultdict(set)
+    for problem in problems:
+        met |= pairs(problem)
+        for axis, value in features(problem).items():
+            values[problem.op, axis].add(value)
+    possible = {
+        (op, (a, x), (b, y))
+        for op, a, b in {(op, a[0], b[0]) for op, a, b in met}
+        for x, y in itertools.product(values[op, a], values[op, b])
+        if not (a == "mask" and x is None and b.startswith("mask_"))
+    }
+    return possible - met, len(possible)
+
+
+def choose(candidates: Iterable[Problem], of: int) -> Iterator[Problem]:
+    """Picks from every `of` candidates of an op the one with the most new pairs."""
+    met: set[Pair] = set()
+    waiting: dict[str, list[Problem]] = defaultdict(list)
+    for candidate in candidates:
+        same_op = waiting[candidate.op]
+        same_op.append(candidate)
+        if len(same_op) == of:
+            best = max(same_op, key=lambda problem: len(pairs(problem) - met))
+            met |= pairs(best)
+            same_op.clear()
+            yield best

@@ -1,0 +1,372 @@
+"""A seeded generator of attention problems, and their operands laid out in every way that the ops accept.
+
+Everything that no query may see is NaN: slots past `seq_lens`, future and masked keys, unused cache blocks,
+the gaps between strided rows and the memory around a view. References get the clean copy, without NaN.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.helpers.caches import POISON, Cache, as_scales, first_scales
+from tests.helpers.layouts import Operand, flat, lay_out, packed, spread, starts
+from tests.helpers.visibility import visibility
+from torch_fattn import reference
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SHORT = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.bool: "bool",
+}
+HEAD_DIMS = (
+    *((d, d) for d in (8, 40, 64, 72, 80, 96, 112, 128)),
+    (64, 128),
+    (128, 64),
+    (80, 40),
+)
+# Beside those: D, Dv, and whether the value is a view of the key's first columns, as only decode reads it.
+WIDE_HEAD_DIMS = (
+    *((d, dv, False) for d, dv in ((136, 136), (192, 128), (256, 256), (24, 328), (512, 512), (576, 512))),
+    *((d, dv, True) for d, dv in ((64, 40), (160, 128), (288, 256), (576, 512))),
+)
+GROUPS = ((1, 1), (2, 2), (4, 2), (6, 2), (4, 1), (8, 1), (16, 1))  # query heads, key-value heads
+LAYOUTS = (
+    "contiguous",
+    "offset",
+    "token_major",
+    "padded_rows",
+    "expanded_batch",
+    "expanded_heads",
+    "every_other",
+)
+CAUSALITIES = ("none", "bottom_right", "top_left", "offset")
+MASKS = (None, None, None, torch.bool, torch.bool, torch.float32, torch.float16, torch.bfloat16)
+MASK_PATTERNS = ("entries", "patches")  # what is drawn one by one: entries, or patches that are mostly alike
+BLOCK_SIZES = (1, 8, 16, 32, 256)
+WINDOWS_LEFT = (-1, -1, -1, 0, 1, 5, 40, 200, 10**9)
+WINDOWS_RIGHT = (-1, -1, 0, 3)
+SINK_TOKENS = (0, 0, 1, 4, 40, 300)
+SOFTCAPS = (0.0, 0.0, 2.0, 30.0)
+# How a cache is stored; "float" is the dtype of the query.
+KV_FORMATS = ("float", "int8", "fp8_e4m3", "fp8_e4m3_unscaled", "int4")
+TREES = (None, None, None, "shared", "each")  # a tree mask for all sequences, or one for each
+MAX_LENGTH = 300
+MAX_CACHE = 1100
+# Multiply-adds of one problem: a software GPU does about 1e8 a second.
+MAX_WORK = 2e7
+
+
+@dataclass(frozen=True)
+class Problem:
+    index: int
+    op: str
+    dtype: torch.dtype
+    batch: int
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int  # decode: the capacity; varlen_prefill: the most that a sequence has
+    head_dim: int
+    value_dim: int
+    value_in_key: bool = False  # decode: the value is a view of the key's first columns
+    layouts: tuple[str, str, str] = ("contiguous",) * 3
+    causality: str = "none"  # of the prefills; the rows of the decodes are always causal
+    q_offset: int | None = None
+    mask: torch.dtype | None = None
+    mask_broadcast: tuple[bool, bool, bool, bool] = (False,) * 4
+    mask_layout: str = "contiguous"
+    mask_pattern: str = "entries"
+    mask_map: bool = False  # prefill: one is given
+    seq_lens: tuple[int, ...] | None = None
+    block_size: int = 0  # 0: not paged
+    head_major_pool: bool = False
+    scale: float | None = None
+    q_lens: tuple[int, ...] | None = None  # packed: rows of each sequence; q_len is the most
+    spare_rows: int = 0  # packed rows, and packed keys, of no sequence
+    window_left: int = -1
+    window_right: int = -1
+    sink_tokens: int = 0
+    sinks: bool = False
+    alibi_slopes: bool = False
+    softcap: float = 0.0
+    tree: str | None = None
+    kv_format: str = "float"
+    token_major_out: bool = False
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.index:03}-{self.op}-{SHORT[self.dtype]}-D{self.head_dim}x{self.value_dim}",
+            f"B{self.batch}H{self.q_heads}:{self.kv_heads}L{self.q_len}x{self.kv_len}",
+            self.causality if not self.is_decode else "",
+            f"rows{'+'.join(map(str, self.q_lens))}" if self.q_lens is not None else "",
+            f"mask_{SHORT[self.mask]}" if self.mask is not None else "",
+            *(("patches",) if self.mask_pattern == "patches" else ()),
+            *(("map",) if self.mask_map else ()),
+            "value_in_key" if self.value_in_key else "",
+            f"block{self.block_size}" if self.block_size else "",
+            f"window{self.window_left}" if self.window_left >= 0 else "",
+            f"right{self.window_right}" if self.window_right >= 0 else "",
+            f"first{self.sink_tokens}" if self.sink_tokens else "",
+            *(name for name in ("sinks", "alibi_slopes", "softcap", "tree") if getattr(self, name)),
+            self.kv_format if self.kv_format != "float" else "",
+            *(("token_major",) if self.token_major_out else ()),
+        ]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The options that are numbers and not left out."""
+        defaults = {"scale": None, "window_left": -1, "window_right": -1, "sink_tokens": 0, "softcap": 0.0}
+        return {name: getattr(self, name) for name, none in defaults.items() if getattr(self, name) != none}
+
+    @property
+    def is_decode(self) -> bool:
+        return self.op in ("decode", "paged_decode")
+
+    @property
+    def has_packed_keys(self) -> bool:
+        return self.op == "varlen_prefill"
+
+    @property
+    def is_causal(self) -> bool:
+        return self.is_decode or self.causality != "none"
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Query rows of each sequence."""
+        return self.q_lens if self.q_lens is not None else (self.q_len,) * self.batch
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.seq_lens if self.seq_lens is not None else (self.kv_len,) * self.batch
+
+    @property
+    def first_positions(self) -> list[int]:
+        """The absolute position of query row 0 in each sequence."""
+        if self.q_offset is not None:
+            return [self.q_offset] * self.batch
+        return [length - rows for length, rows in zip(self.lengths, self.rows, strict=True)]
+
+
+@dataclass
+class Case:
+    """A problem with its numbers. `clean` holds dense query, key, value, mask and the other tensors, without
+    any NaN; a packed query is padded there to the longest."""
+
+    problem: Problem
+    operands: dict[str, Operand]
+    clean: dict[str, Tensor]
+    visible: Tensor  # bool [B, Hq, Lq, Lk]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self, device: str | torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Keyword arguments of the op on that device, and the storages behind them."""
+        moved = {id(operand.base): operand.base.to(device) for operand in self.operands.values()}
+        bases = {name: moved[id(operand.base)] for name, operand in self.operands.items()}
+        arguments = {name: operand.of(bases[name]) for name, operand in self.operands.items()}
+        return {**arguments, **self.options}, bases
+
+
+# ---- building operands
+
+
+def _mask(problem: Problem, generator: torch.Generator) -> Tensor | None:
+    """The mask as it is broadcast: size 1 where `mask_broadcast` says so."""
+    if problem.mask is None:
+        return None
+    full = (problem.batch, problem.q_heads, problem.q_len, problem.kv_len)
+    size = [1 if broadcast else n for n, broadcast in zip(full, problem.mask_broadcast, strict=True)]
+    if problem.mask == torch.bool:
+        visible = torch.rand(size, generator=generator) < 0.7
+        if problem.mask_pattern == "patches":
+            kind = patches(size, generator)
+            visible = (visible | (kind == 2)) & (kind != 0)
+        return visible
+    values = torch.randn(size, generator=generator) * 2
+    values[torch.rand(size, generator=generator) < 0.1] = -torch.inf
+    if problem.mask_pattern == "patches":
+        kind = patches(size, generator)
+        values = values.masked_fill(kind == 2, 0.0).masked_fill(kind == 0, -torch.inf)
+    return values.to(problem.mask)
+
+
+def patches(size: Sequence[int], generator: torch.Generator) -> Tensor:
+    """0, 1 or 2 for each entry: rows and keys are cut, mostly where no tile begins, and what lies between two
+    cuts of each is alike: hidden, neither, or whole."""
+
+    def numbers(length: int) -> Tensor:
+        """Lengths of the pieces of rows or keys, about 40 each."""
+        every = 8 if torch.rand((), generator=generator) < 0.3 else 1  # some where tiles do
+        cuts = torch.rand(length, generator=generator) < every / 40
+        return (cuts & (torch.arange(length) % every == 0)).cumsum(0)
+
+    batch, heads, rows, keys = size
+    row, key = numbers(rows), numbers(keys)
+    kinds = torch.tensor([0, 0, 1, 2, 2])
+    drawn = torch.randint(0, 5, (batch, heads, rows + 1, keys + 1), generator=generator)
+    return kinds[drawn[:, :, row][..., key]]
+
+
+def _values(shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: torch.Generator) -> Tensor:
+    """Normal numbers that are equal along the dimensions which the layout expands."""
+    values = torch.randn(shape, generator=generator).to(dtype)
+    if layout == "expanded_batch":
+        values = values[:1].expand(shape)
+    elif layout == "expanded_heads":
+        values = values[:, :1].expand(shape)
+    return values.contiguous()
+
+
+def _poison(values: Tensor, visible: Tensor, layout: str, fill: float) -> Tensor:
+    """`values` [B, Hkv, Lk, *] with `fill` in the keys that no row of any of their query heads sees."""
+    batch, kv_heads, kv_len, _ = values.shape
+    used = visible.reshape(batch, kv_heads, -1, kv_len).any(dim=2)
+    if layout == "expanded_batch":
+        used = used.any(dim=0, keepdim=True).expand_as(used)
+    elif layout == "expanded_heads":
+        used = used.any(dim=1, keepdim=True).expand_as(used)
+    return values.masked_fill(~used[..., None], fill)
+
+
+def _paged(
+    problem: Problem, values: Tensor, table: Tensor, num_blocks: int, layout: str, fill: float
+) -> Operand:
+    """A pool [num_blocks, block_size, Hkv, *] of `fill` with the sequences' keys in the blocks of `table`."""
+    batch, kv_heads, _, dim = values.shape
+    pool = torch.full((num_blocks, kv_heads, problem.block_size, dim), fill, dtype=values.dtype)
+    for b in range(batch):
+        for logical, physical in enumerate(table[b].tolist()):
+            if physical >= 0:
+                start = logical * problem.block_size
+                pool[physical] = values[b, :, start : start + problem.block_size]
+    if problem.head_major_pool:
+        operand = lay_out(pool, layout, fill)
+        order = (0, 2, 1, 3)
+        return Operand(
+            operand.base,
+            tuple(operand.size[d] for d in order),
+            tuple(operand.stride[d] for d in order),
+            operand.offset,
+        )
+    return lay_out(pool.transpose(1, 2).contiguous(), layout, fill)
+
+
+def _block_table(problem: Problem, rng: random.Random) -> tuple[Tensor, int]:
+    """int32 [B, max_blocks], shuffled, -1 past each sequence's end; and the size of the pool."""
+    assert problem.seq_lens is not None
+    max_blocks = problem.kv_len // problem.block_size
+    needed = [-(-length // problem.block_size) for length in problem.seq_lens]
+    num_blocks = sum(needed) + 3
+    physical = list(range(num_blocks))
+    rng.shuffle(physical)
+    table = torch.full((problem.batch, max_blocks), -1, dtype=torch.int32)
+    for b, blocks in enumerate(needed):
+        table[b, :blocks] = torch.tensor([physical.pop() for _ in range(blocks)], dtype=torch.int32)
+    return table, num_blocks
+
+
+def _per_head_and_tree(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
+    """sinks, alibi_slopes and tree_mask, as far as the problem has them."""
+    tensors = {}
+    if problem.sinks:
+        tensors["sinks"] = torch.randn(problem.q_heads, generator=generator) * 2
+    if problem.alibi_slopes:
+        by_sequence = (problem.batch,) if problem.index % 2 else ()
+        tensors["alibi_slopes"] = torch.rand(*by_sequence, problem.q_heads, generator=generator) * 0.2
+    if problem.tree:
+        size = (problem.q_len,) if problem.tree == "shared" else (problem.batch, problem.q_len)
+        tensors["tree_mask"] = torch.randint(0, 2**problem.q_len, size, generator=generator)
+    return tensors
+
+
+def build(problem: Problem, seed: int = 0) -> Case:
+    """The numbers of a problem: operands with NaN wherever nothing may look, and clean dense copies."""
+    generator = torch.Generator().manual_seed(seed * 100003 + problem.index)
+    rng = random.Random(seed * 100003 + problem.index)
+    p = problem
+    q_layout, k_layout, v_layout = p.layouts
+    if p.block_size:  # the pool's first dimensions are blocks and slots: nothing to expand there
+        k_layout, v_layout = (
+            name if name.startswith(("padded", "off")) else "contiguous" for name in p.layouts[1:]
+        )
+    query = _values((p.batch, p.q_heads, p.q_len, p.head_dim), p.dtype, q_layout, generator)
+    key = _values((p.batch, p.kv_heads, p.kv_len, p.head_dim), p.dtype, k_layout, generator)
+    value = _values((p.batch, p.kv_heads, p.kv_len, p.value_dim), p.dtype, v_layout, generator)
+    if p.value_in_key:
+        value = key[..., : p.value_dim]
+    mask = _mask(p, generator)
+    extra = _per_head_and_tree(p, generator)
+    visible = visibility(p, mask, extra.get("tree_mask"))
+
+    clean = {"query": query, **extra}
+    if p.q_lens is None:
+        operands = {"query": lay_out(query, q_layout)}
+    else:
+        operands = {
+            "query": packed(query, p.q_lens, p.spare_rows, q_layout),
+            "cu_seqlens_q": starts(p.q_lens),
+        }
+    if p.has_packed_keys:
+        operands["cu_seqlens_k"] = starts(p.lengths)
+    operands |= {name: spread(t) for name, t in extra.items()}
+    table, num_blocks = _block_table(p, rng) if p.block_size else (None, 0)
+    if table is not None:
+        operands["block_tables"] = flat(table) if p.q_lens is None else spread(table)
+    kv_format = p.kv_format.removesuffix("_unscaled")
+
+    def placed(values: Tensor, layout: str, fill: float) -> Operand:
+        poisoned = _poison(values, visible, layout, fill)
+        if p.has_packed_keys:
+            return packed(poisoned, p.lengths, p.spare_rows, layout)
+        if table is None:
+            return lay_out(poisoned, layout, fill)
+        return _paged(p, poisoned, table, num_blocks, layout, fill)
+
+    sides = (("key", key, k_layout), ("value", value, v_layout))
+    for name, values, layout in sides[: 1 if p.value_in_key else 2]:
+        cache = Cache.of(values, p.kv_format)
+        clean[name] = cache.clean
+        operands[f"{name}_cache" if p.block_size else name] = placed(cache.stored, layout, POISON[kv_format])
+        if cache.scales is not None:
+            # The pairs of int4 lie together; all else may have any strides.
+            scales_layout = "padded_rows" if layout == "every_other" and kv_format == "int4" else layout
+            operands[f"{name}_scales"] = as_scales(placed(cache.scales, scales_layout, torch.nan), kv_format)
+    if p.value_in_key:
+        suffix = "_cache" if p.block_size else ""
+        columns = p.value_dim // 2 if kv_format == "int4" else p.value_dim
+        operands[f"value{suffix}"] = operands[f"key{suffix}"].first_columns(columns)
+        clean["value"] = clean["key"][..., : p.value_dim]
+        if "key_scales" in operands:
+            operands["value_scales"] = first_scales(operands["key_scales"], p.value_dim, kv_format)
+    if p.seq_lens is not None and not p.has_packed_keys:
+        operands["seq_lens"] = flat(torch.tensor(p.seq_lens, dtype=torch.int32))
+    if mask is not None:
+        clean["attn_mask"] = mask
+        operands["attn_mask"] = lay_out(
+            mask, p.mask_layout, fill=True if mask.dtype == torch.bool else float("nan")
+        )
+        if p.mask_map:
+            operands["mask_map"] = lay_out(reference.mask_map(mask).to(torch.uint8), p.mask_layout, fill=0)
+
+    options = p.numbers
+    if kv_format != "float" and (kv_format != "int8" or p.index % 2):  # int8 need not be named
+        options["kv_format"] = kv_format
+    if p.q_lens is not None:
+        options |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
+    elif p.op == "prefill" and p.is_causal:
+        options["is_causal"] = True
+    if p.has_packed_keys:
+        options["max_seqlen_k"] = p.kv_len
+    if p.q_offset is not None:
+        options["q_offset"] = p.q_offset
+    if p.token_major_out:
+        options["token_major_out"] = True
+    return Case(p, operands, clean, visible, options)

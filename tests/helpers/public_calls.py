@@ -1,0 +1,287 @@
+"""Every public function, and for each a call that works: what the fuzz of wrong calls changes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.helpers import cache_problems, wrong_calls
+from torch_fattn import PagedKVCache, StaticKVCache
+from torch_fattn.integrations import comfyui
+
+Arguments = dict[str, Any]
+OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge")
+# Modules whose public names are those of torch_fattn.
+INNER = tuple(
+    f"torch_fattn.{room}"
+    for room in ("commands", "inspection", "integrations.pytorch", "operators", "runtime", "tuning")
+)
+CACHES = {"PagedKVCache", "StaticKVCache"}
+# Classes that only the library instantiates.
+MADE_BY_THE_LIBRARY = {"CacheStep", "CompiledKernel", "Explanation", "Fallback", "Report", "Warmup"}
+
+
+@dataclass(frozen=True)
+class Public:
+    """A public function or method. `call` takes the keywords of `valid`."""
+
+    name: str  # with which its errors begin
+    function: Callable[..., Any]
+    options: Callable[..., Any] | None = None  # whose keywords it takes, too
+    made: type | None = None  # the class of a constructor
+
+    @property
+    def names(self) -> set[str]:
+        """The names with which its errors may begin. `explain` and `warmup` raise the errors of the
+        operator."""
+        if self.name in ("torch_fattn.explain", "torch_fattn.warmup"):
+            return {self.name, "fattn.prefill"}
+        return {self.name, "fattn attention in _Attention"} if ".transformers." in self.name else {self.name}
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        own = dict(inspect.signature(self.function).parameters)
+        own.pop("self", None)
+        if self.options is not None:
+            theirs = inspect.signature(self.options).parameters
+            # These take more than the keywords of the other function.
+            every = self.name in (
+                "torch_fattn.explain",
+                "torch_fattn.integrations.comfyui.attention_override",
+            )
+            own |= {n: each for n, each in theirs.items() if every or each.kind is each.KEYWORD_ONLY}
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return {n: each for n, each in own.items() if each.kind not in kinds}
+
+
+OPTIONS = {
+    "torch_fattn.explain": torch_fattn.prefill,
+    "torch_fattn.shared_prefix_decode": torch_fattn.decode,
+    "torch_fattn.shared_prefix_paged_decode": torch_fattn.decode,
+    "PagedKVCache.decode": torch_fattn.paged_decode,
+    "PagedKVCache.prefill": torch_fattn.paged_prefill,
+    "StaticKVCache.decode": torch_fattn.decode,
+    "torch_fattn.integrations.comfyui.attention_override": comfyui._attention,
+}
+
+
+def find() -> dict[str, Public]:
+    """Walks the package, so that a new module, class or function is found."""
+    found: dict[int, Public] = {}
+    for module in _modules():
+        for name in getattr(module, "__all__", ()):
+            for public in _members(module.__name__, name, getattr(module, name)):
+                found.setdefault(id(inspect.unwrap(public.function)), public)
+    return {public.name: public for public in found.values()}
+
+
+def _modules() -> Iterator[Any]:
+    yield torch_fattn
+    for info in pkgutil.walk_packages(torch_fattn.__path__, "torch_fattn."):
+        if any(part.startswith("_") for part in info.name.split(".")[1:]) or info.name.startswith(INNER):
+            continue
+        yield importlib.import_module(info.name)
+
+
+def _members(module: str, name: str, thing: Any) -> Iterator[Public]:
+    if inspect.isclass(thing) and not issubclass(thing, BaseException):
+        for method, function in vars(thing).items():
+            if inspect.isfunction(function) and (not method.startswith("_") or method == "__init__"):
+                if method != "__init__" or name not in MADE_BY_THE_LIBRARY:
+                    full = name if method == "__init__" else f"{name}.{method}"
+                    made = thing if method == "__init__" else None
+                    yield Public(full, function, OPTIONS.get(full), made)
+    elif inspect.isfunction(thing):
+        full = f"{'torch_fattn' if module == 'torch_fattn.flash_attn' else module}.{name}"
+        if module == "torch_fattn" and hasattr(torch.ops.fattn, name) and name != "sdpa":
+            full = f"fattn.{name}"
+        yield Public(full, thing, OPTIONS.get(full))
+
+
+def heads(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _int32(*numbers: Any) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def _paged(filled: bool = True) -> tuple[PagedKVCache, Any]:
+    cache = PagedKVCache(1, 8, 2, 16, block_size=2, max_sequences=3, dtype=torch.float32, device="cpu")
+    step = cache.extend([cache.allocate(), cache.allocate()], [3, 2])
+    if filled:
+        cache.append(0, step, heads(5, 2, 16), heads(5, 2, 16))
+    return cache, step
+
+
+def _static(filled: bool = True) -> tuple[StaticKVCache, Any]:
+    cache = StaticKVCache(1, 2, 8, 2, 16, dtype=torch.float32, device="cpu")
+    step = cache.extend([3, 2])
+    if filled:
+        cache.append(0, step, heads(5, 2, 16), heads(5, 2, 16))
+    return cache, step
+
+
+def _shared() -> Arguments:
+    query, prefix = heads(2, 4, 1, 16), heads(1, 2, 6, 16)
+    own = heads(2, 2, 4, 16)
+    arguments = {"query": query, "prefix_key": prefix, "prefix_value": prefix, "key": own, "value": own}
+    return arguments | {"seq_lens": _int32(1, 4)}
+
+
+def _shared_blocks() -> Arguments:
+    pool = heads(5, 2, 2, 16)
+    arguments = {"query": heads(2, 4, 1, 16), "key_cache": pool, "value_cache": pool}
+    return arguments | {
+        "block_tables": _int32([0, 1, 2], [0, 1, 3]),
+        "seq_lens": _int32(5, 6),
+        "shared_blocks": 2,
+    }
+
+
+def _quantised() -> Arguments:
+    stored, scales = torch_fattn.reference.quantise(heads(3, 2, 32), "int8")
+    return {"stored": stored, "scales": scales, "kv_format": "int8"}
+
+
+def _flash() -> Arguments:
+    return {"q": heads(2, 3, 4, 16), "k": heads(2, 5, 2, 16), "v": heads(2, 5, 2, 16)}
+
+
+def _flash_varlen() -> Arguments:
+    arguments = {"cu_seqlens_q": _int32(0, 3, 4), "cu_seqlens_k": _int32(0, 5, 6)}
+    return arguments | {"max_seqlen_q": 3, "max_seqlen_k": 5}
+
+
+def _flash_cache() -> Arguments:
+    arguments = {"q": heads(2, 1, 4, 16), "k": heads(2, 1, 2, 16), "v": heads(2, 1, 2, 16)}
+    caches = {"k_cache": heads(2, 8, 2, 16), "v_cache": heads(2, 8, 2, 16)}
+    rotary = {"rotary_cos": heads(8, 4), "rotary_sin": heads(8, 4)}
+    return arguments | caches | rotary | {"cache_seqlens": _int32(3, 5)}
+
+
+def _comfyui() -> Arguments:
+    q = heads(1, 3, 32)
+    return {"func": lambda q, *_, **__: q, "q": q, "k": q, "v": q, "heads": 2}
+
+
+class _Patcher:
+    model_options: dict[str, Any] = {}
+
+    def clone(self) -> _Patcher:
+        return self
+
+
+class _Attention(torch.nn.Module):
+    is_causal = True
+
+
+def _transformers() -> Arguments:
+    module = _Attention().eval()
+    x = heads(1, 2, 3, 16)
+    return {"module": module, "query": x, "key": x, "value": x, "attention_mask": None}
+
+
+_CACHE_SIZES = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 16, "device": "cpu"}
+# A valid call of each on the CPU; for a method also the object, under "self".
+VALID: dict[str, Callable[[], Arguments]] = {
+    **{f"fattn.{op}": lambda op=op: wrong_calls.valid(op, "cpu") for op in OPERATORS},  # type: ignore[misc]
+    **{
+        f"torch_fattn.reference.{op}": lambda op=op: wrong_calls.valid(op, "cpu")  # type: ignore[misc]
+        for op in OPERATORS
+    },
+    "fattn.cache_write": lambda: cache_problems.valid("float", "cpu"),
+    "torch_fattn.reference.cache_write": lambda: cache_problems.valid("float", "cpu"),
+    "fattn.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},
+    "torch_fattn.reference.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},
+    "fattn.softmax": lambda: {"scores": heads(3, 8)},
+    "torch_fattn.reference.softmax": lambda: {"scores": heads(3, 8)},
+    "fattn.softcap": lambda: {"x": heads(3, 8), "cap": 2.0},
+    "torch_fattn.reference.softcap": lambda: {"x": heads(3, 8), "cap": 2.0},
+    "torch_fattn.reference.quantise": lambda: {"x": heads(3, 32), "kv_format": "int8"},
+    "torch_fattn.reference.dequantise": _quantised,
+    "torch_fattn.sdpa": lambda: {n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
+    "torch_fattn.shared_prefix_decode": _shared,
+    "torch_fattn.shared_prefix_paged_decode": _shared_blocks,
+    "torch_fattn.explain": lambda: {"op": "prefill"} | wrong_calls.valid("prefill", "cpu"),
+    "torch_fattn.warmup": lambda: {"calls": []},
+    "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,
+    "PagedKVCache.allocate": lambda: {"self": _paged()[0]},
+    "PagedKVCache.append": lambda: _append(*_paged(filled=False)),
+    "PagedKVCache.blocks": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.decode": lambda: _decode(*_paged()),
+    "PagedKVCache.extend": lambda: {"self": _paged()[0], "sequences": [1, 0]},
+    "PagedKVCache.fork": lambda: {"self": _paged()[0], "sequence": 1},
+    "PagedKVCache.free": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.length": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.prefill": lambda: _decode(*_paged()) | {"query": heads(5, 4, 16)},
+    "StaticKVCache": lambda: {"batch_size": 2, "capacity": 4} | _CACHE_SIZES,
+    "StaticKVCache.append": lambda: _append(*_static(filled=False)),
+    "StaticKVCache.decode": lambda: _decode(*_static()),
+    "StaticKVCache.extend": lambda: {"self": _static()[0], "tokens": 1},
+    "StaticKVCache.keys": lambda: {"self": _static()[0], "layer": 0},
+    "StaticKVCache.reset": lambda: {"self": _static()[0]},
+    "StaticKVCache.values": lambda: {"self": _static()[0], "layer": 0},
+    "CompiledKernel.is_launched_by": lambda: {"self": _kernel(), "launch": {"kernel": "fattn_merge"}},
+    "torch_fattn.flash_attn_func": _flash,
+    "torch_fattn.flash_attn_kvpacked_func": lambda: {"q": heads(2, 3, 4, 16), "kv": heads(2, 5, 2, 2, 16)},
+    "torch_fattn.flash_attn_qkvpacked_func": lambda: {"qkv": heads(2, 3, 3, 4, 16)},
+    "torch_fattn.flash_attn_varlen_func": lambda: {
+        "q": heads(4, 4, 16),
+        "k": heads(6, 2, 16),
+        "v": heads(6, 2, 16),
+        **_flash_varlen(),
+    },
+    "torch_fattn.flash_attn_varlen_kvpacked_func": lambda: {
+        "q": heads(4, 4, 16),
+        "kv": heads(6, 2, 2, 16),
+        **_flash_varlen(),
+    },
+    "torch_fattn.flash_attn_varlen_qkvpacked_func": lambda: {
+        "qkv": heads(4, 3, 4, 16),
+        "cu_seqlens": _int32(0, 3, 4),
+        "max_seqlen": 3,
+    },
+    "torch_fattn.flash_attn_with_kvcache": _flash_cache,
+    "torch_fattn.integrations.comfyui.apply": lambda: {"model": _Patcher()},
+    "torch_fattn.integrations.comfyui.attention_override": _comfyui,
+    "torch_fattn.integrations.transformers.attend": _transformers,
+    "torch_fattn.integrations.transformers.kernel.flash_attn_forward": _transformers,
+    "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error"},
+    "torch_fattn.integrations.transformers.use_packed": lambda: {"model": _model()},
+}
+# Functions without such a call, and why: they change the process, take no arguments, or are internal.
+WITHOUT_ARGUMENTS = "takes no argument"
+LEFT_OUT = {
+    "torch_fattn.integrations.transformers.attend_paged": "transformers alone calls it, with its own cache",
+    "torch_fattn.integrations.transformers.make_mask": "transformers alone calls it, with a model's config",
+}
+
+
+def _append(cache: Any, step: Any) -> Arguments:
+    return {"self": cache, "layer": 0, "step": step, "key": heads(5, 2, 16), "value": heads(5, 2, 16)}
+
+
+def _decode(cache: Any, step: Any) -> Arguments:
+    return {"self": cache, "layer": 0, "step": step, "query": heads(2, 4, 1, 16)}
+
+
+def _kernel() -> Any:
+    return torch_fattn.CompiledKernel("fattn_merge", "merge.metal", {}, {}, 0.0, 0.0, False)
+
+
+def _model() -> Any:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    return transformers.LlamaForCausalLM(config)

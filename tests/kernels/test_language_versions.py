@@ -1,0 +1,94 @@
+"""The kernels as every version of the language that softmetal knows would read them: one pipeline for each
+row of the tuning tables and each kernel. test_offline_compiler.py asks Apple's compiler the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("softmetal.testing", reason="the language is checked by softmetal, which is for Linux")
+
+from softmetal.testing import compile_errors
+from tests.helpers import problems
+from tests.helpers.direct_launch import kernel_text
+from tests.kernels.test_offline_compiler import KERNELS, LANGUAGE, NEWER, Pipeline, pipelines, plans
+
+pytestmark = pytest.mark.host_only
+
+
+def one_of_each_tuning() -> dict[tuple[str, str], Pipeline]:
+    """(tuning, source) -> a pipeline that has it."""
+    found: dict[tuple[str, str], Pipeline] = {}
+    for kernel, dtype in itertools.product(KERNELS, problems.DTYPES):
+        for plan in plans(kernel, dtype):
+            for launch in plan.passes:
+                macros = tuple(f"{name}={value}" for name, value in launch["macros"].items())
+                found.setdefault((plan.data["tuning"], launch["source"]), (launch["source"], macros))
+    return found
+
+
+def refusals(source: str, macros: tuple[str, ...], standard: str) -> str:
+    return compile_errors(source, macros, standard, name="kernel.metal")
+
+
+@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+def test_every_tuning_is_read(standard: str) -> None:
+    pipelines = one_of_each_tuning()
+    assert len({tuning for tuning, _ in pipelines}) >= 6
+    for name, macros in pipelines.values():
+        assert refusals(kernel_text(name), macros, standard) == "", macros
+
+
+@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+def test_every_cache_format_is_read(standard: str) -> None:
+    found = [p for dtype in problems.DTYPES for p in pipelines("cache", dtype)]
+    of_format = {next(m for m in macros if "KV_FORMAT" in m): (name, macros) for name, macros in found}
+    assert len(of_format) == 4
+    for name, macros in of_format.values():
+        named = tuple(macro.removeprefix("-D") for macro in macros)
+        assert refusals(kernel_text(name), named, standard) == "", macros
+
+
+@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+def test_rows_of_every_length_are_read(dtype: torch.dtype, standard: str) -> None:
+    shapes = pipelines("logits", dtype)
+    for name, macros in (shapes[0], shapes[-1]):
+        named = tuple(macro.removeprefix("-D") for macro in macros)
+        assert refusals(kernel_text(name), named, standard) == "", macros
+
+
+@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+def test_maps_of_masks_are_read(standard: str) -> None:
+    assert set(pipelines("mask_map", torch.float16)) == {("mask_map.metal", ())}
+    assert refusals(kernel_text("mask_map"), (), standard) == ""
+
+
+def test_versions_are_read_differently() -> None:
+    source = "#include <metal_stdlib>\nstruct S { float x; float f() { thread float& r = x; return r; } };\n"
+    source += "kernel void k(device float* y [[buffer(0)]]) { S s; s.x = 1; y[0] = s.f(); }\n"
+    assert refusals(source, (), "metal4.0") == ""
+    assert "from MSL 4.1 on" in refusals(source, (), "metal4.1")
+
+
+def structs_of_fragments(text: str) -> dict[str, bool]:
+    """For each struct with a member that holds fragments: whether its constructor is `thread`, which
+    softmetal does not require."""
+    structs = re.findall(r"^struct (\w+) \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL)
+    member = re.compile(r"^  (?:OperandFragment|simdgroup_float8x8) \w+(?:\[.*\])?;", re.MULTILINE)
+    return {name: f"  {name}() thread {{" in body for name, body in structs if member.search(body)}
+
+
+def test_a_struct_of_fragments_is_made_in_thread() -> None:
+    """From MSL 4.1 on an implicit constructor belongs to the generic address space, and that of a fragment
+    may be `thread` only."""
+    sources = ("prefill", "prefill_wide", "decode", "decode_wide")
+    found: dict[str, bool] = {}
+    for source in sources:
+        found |= structs_of_fragments(kernel_text(source))
+    assert found == dict.fromkeys(("QueryRegisters", "AttentionState", "BlockProducts", "QueryColumns"), True)
+    assert structs_of_fragments("struct S {\n  OperandFragment f[2];\n};\n") == {"S": False}

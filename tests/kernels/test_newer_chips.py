@@ -1,0 +1,80 @@
+"""The plans for chips from M3 on: their tiles are larger, their loads come earlier, and bfloat is multiplied
+as such. The software GPU claims to be one in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+from tests.conftest import needs_emulator
+
+NATIVE = "FATTN_NATIVE_BFLOAT"
+# Says which GPU it is, and runs the tests that its arguments name.
+PROCESS = """
+import sys
+import pytest
+from torch_fattn.commands import doctor
+print(doctor.this_gpu())
+sys.exit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def run_on_a_newer_chip(arguments: list[str], passed: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, *arguments],
+        env={**os.environ, "SOFTMETAL_GPU_FAMILY": "9"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "'family': 9" in done.stdout and passed in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
+
+
+@needs_emulator
+@pytest.mark.parametrize("seed", [9001, 9002])
+def test_random_problems(seed: int) -> None:
+    problems = ["--seeds", str(seed), "--problems", "40"]
+    sweep = ["-m", "slow", "tests/operators/test_random.py", "-k", "mps", *problems]
+    run_on_a_newer_chip(sweep, "1 passed")
+
+
+@needs_emulator
+def test_counts_of_long_prefills() -> None:
+    """The bounds that M1 keeps, of tiles that are larger here."""
+    arguments = ["tests/kernels/test_counts.py", "-k", "long_prefills or very_different_lengths"]
+    run_on_a_newer_chip(arguments, "6 passed")
+
+
+def macros(family: int, op: str, dtype: torch.dtype, dim: int, stored: torch.dtype | None = None) -> Any:
+    """The plan of a call of `op` on such a GPU; `stored` is the format of its cache."""
+    query = torch.empty(1, 4, 1 if "decode" in op else 64, dim, dtype=dtype, device="meta")
+    if stored is None:
+        plan = torch_fattn.explain(op, query, query[:, :2], query[:, :2], family=family, cores=10)
+    else:
+        pool = torch.empty(8, 16, 2, dim, dtype=stored, device="meta")
+        scales = torch.empty(8, 16, 2, dtype=torch.float32, device="meta")
+        tables = torch.empty(1, 8, dtype=torch.int32, device="meta")
+        lens = torch.empty(1, dtype=torch.int32, device="meta")
+        both = {"key_scales": scales, "value_scales": scales}
+        plan = torch_fattn.explain(op, query, pool, pool, tables, lens, **both, family=family, cores=10)
+    return plan.passes[0]["macros"]
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("op", ["prefill", "decode"])
+def test_who_multiplies_bfloat(op: str, dim: int) -> None:
+    """M1 and M2 emulate its arithmetic; other dtypes, and bfloat queries over quantised caches, have nothing
+    to gain."""
+    for family in (7, 8, 9, 10):
+        native = {dtype: macros(family, op, dtype, dim)[NATIVE] for dtype in (torch.bfloat16, torch.float16)}
+        assert native == {torch.bfloat16: str(family > 8).lower(), torch.float16: "false"}
+    over_int8 = macros(9, "paged_decode", torch.bfloat16, dim, torch.int8)
+    assert over_int8[NATIVE] == "false"

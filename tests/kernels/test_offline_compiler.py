@@ -1,0 +1,233 @@
+"""Every pipeline that the planner can ask for through Apple's offline compiler, as the version of the
+language that we name and as newer ones. It needs no GPU; it needs Xcode, and from Xcode 26 on a further
+download.
+
+Where it is missing the tests are skipped with the reason; FATTN_REQUIRE_METAL_COMPILER=1 makes that a
+failure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+from tests.golden.calls import on_meta
+from tests.helpers import problems
+from tests.helpers.direct_launch import kernel_text
+from tests.helpers.problems import Problem
+
+pytestmark = pytest.mark.host_only
+
+TUNING = Path(__file__).resolve().parents[2] / "csrc" / "plan" / "tuning.h"
+METAL = ("xcrun", "-sdk", "macosx", "metal")
+LANGUAGE = "metal3.1"  # the version in csrc/metal/pipelines.mm
+NEWER = ("metal3.2", "metal4.0", "metal4.1")
+KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "merge", "cache", "logits", "mask_map")
+FAMILIES = range(7, 12)
+HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
+WIDE_HEAD_DIMS = [(dim, dim) for dim in range(136, 577, 40)] + [(192, 128), (256, 256), (512, 512), (24, 328)]
+LATENT_HEAD_DIMS = [(576, 512), (64, 40)]  # the value is the first columns of the key
+
+# Over quantised caches of each format: by kernel, problems whose dtype and format are exchanged.
+f32 = torch.float32
+PACKED: dict[str, Any] = {"q_lens": (40,), "seq_lens": (100,), "block_size": 16}
+QUANTISED = {
+    "prefill": [
+        Problem(0, "paged_prefill", f32, 1, 8, 2, 40, 1024, *d, **PACKED) for d in ((64, 64), (96, 128))
+    ],
+    "prefill_wide": [
+        Problem(0, "paged_prefill", f32, 1, 8, 2, 40, 1024, *d, **PACKED) for d in ((192, 160), (576, 512))
+    ],
+    "decode": [Problem(0, "decode", f32, 1, 8, 2, 1, 1024, 64, 64)],
+    "decode_wide": [
+        Problem(0, "decode", f32, 1, 8, 2, 1, 1024, 192, 160),
+        *(Problem(0, "decode", f32, 1, heads, 1, 1, 1024, 576, 512, value_in_key=True) for heads in (8, 32)),
+    ],
+}
+
+Pipeline = tuple[str, tuple[str, ...]]  # source, macros as -DNAME=VALUE
+
+
+def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
+    if kernel == "merge":
+        for parts, family in itertools.product((2, 9, 33), FAMILIES):
+            outs = torch.empty(parts, 1, 2, 3, 64, dtype=dtype, device="meta")
+            lses = torch.empty(parts, 1, 2, 3, device="meta")
+            yield torch_fattn.explain("merge", outs, lses, family=family)
+        return
+    if kernel == "cache":
+        yield from _cache_plans(dtype)
+        return
+    if kernel == "mask_map":
+        yield torch_fattn.explain("mask_map", torch.empty(3, 3, dtype=dtype, device="meta"))
+        return
+    if kernel == "logits":
+        for columns in (100, 200, *(2**n for n in range(9, 15))):
+            x = torch.empty(3, columns, dtype=dtype, device="meta")
+            yield torch_fattn.explain("softmax", x)
+            yield torch_fattn.explain("softcap", x, 30.0)
+        return
+    # One row group, two and four; keys for one part and for several.
+    op = kernel.removesuffix("_wide")
+    sizes = ((512, 1024),) if op == "prefill" else itertools.product((1, 3, 8), (1024, 2**16))
+    dims = {"decode_wide": WIDE_HEAD_DIMS + LATENT_HEAD_DIMS, "prefill_wide": WIDE_HEAD_DIMS}.get(
+        kernel, HEAD_DIMS
+    )
+    for (q_len, kv_len), (dim, value_dim), family in itertools.product(sizes, dims, FAMILIES):
+        query = torch.empty(1, 8, q_len, dim, dtype=dtype, device="meta")
+        key = torch.empty(1, 2, kv_len, dim, dtype=dtype, device="meta")
+        value = torch.empty(1, 2, kv_len, value_dim, dtype=dtype, device="meta")
+        if (dim, value_dim) in LATENT_HEAD_DIMS:
+            value = key[..., :value_dim]
+        yield torch_fattn.explain(op, query, key, value, family=family, cores=80)
+    for kv_format in ("int8", "fp8_e4m3", "int4"):
+        for problem in QUANTISED[kernel]:
+            quantised = replace(problem, dtype=dtype, kv_format=kv_format)
+            arguments = on_meta(quantised)
+            for family in FAMILIES:
+                yield torch_fattn.explain(problem.op, **arguments, family=family, cores=80)
+
+
+def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
+    storages = {"auto": dtype, "int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
+    for (kv_format, storage), slots in itertools.product(storages.items(), (torch.int32, torch.int64)):
+        for dims in ((64, 64), (576, 512)) if kv_format == "int4" else ((8, 40), (128, 128), (576, 512)):
+            rows = [torch.empty(3, 2, dim, dtype=dtype, device="meta") for dim in dims]
+            columns = [dim // 2 if kv_format == "int4" else dim for dim in dims]
+            pools = [torch.empty(4, 16, 2, n, dtype=storage, device="meta") for n in columns]
+            options: dict[str, Any] = {"kv_format": kv_format}
+            for name, dim in zip(("key_scales", "value_scales"), dims, strict=True):
+                if kv_format == "int4":
+                    options[name] = torch.empty(4, 16, 2, dim // 32, 2, dtype=torch.float16, device="meta")
+                elif kv_format != "auto":
+                    options[name] = torch.empty(4, 16, 2, device="meta")
+            slot_mapping = torch.empty(3, dtype=slots, device="meta")
+            yield torch_fattn.explain(
+                "cache_write", *rows, *pools, slot_mapping, **options, family=7, cores=8
+            )
+
+
+@cache
+def pipelines(kernel: str, dtype: torch.dtype) -> list[Pipeline]:
+    launches = (launch for plan in plans(kernel, dtype) for launch in plan.passes)
+    return sorted(
+        {
+            (launch["source"], tuple(f"-D{name}={value}" for name, value in launch["macros"].items()))
+            for launch in launches
+        }
+    )
+
+
+@cache
+def why_not(standard: str) -> str | None:
+    """Why `metal -std=standard` cannot compile an empty file; empty if it can."""
+    command = [*METAL, f"-std={standard}", "-x", "metal", "-c", os.devnull, "-o", os.devnull]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "xcrun does not exist: Apple's offline Metal compiler is part of Xcode"
+    if done.returncode == 0:
+        return None
+    message = (done.stderr.strip().splitlines() or ["nothing"])[0]
+    return (
+        f"`{' '.join(METAL)} -std={standard}` does not compile (the command-line tools alone have no Metal "
+        f"compiler; with Xcode 26 run xcodebuild -downloadComponent MetalToolchain): {message}"
+    )
+
+
+def need_compiler(standard: str) -> None:
+    reason = why_not(standard)
+    if reason is None:
+        return
+    if os.environ.get("FATTN_REQUIRE_METAL_COMPILER") == "1" and standard == LANGUAGE:
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+def test_compiles(standard: str, kernel: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    need_compiler(standard)
+    for name, macros in pipelines(kernel, dtype):
+        source = tmp_path / name
+        if not source.exists():
+            source.write_text(kernel_text(name))
+        command = [*METAL, f"-std={standard}", "-c", str(source), "-o", os.devnull, *macros]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{macros}\n{done.stderr}"
+
+
+def test_nothing_is_left_out() -> None:
+    """Every row of the tuning tables, every head dim, and each kernel's own choices."""
+    tunings = {plan.data["tuning"] for k in KERNELS for dtype in problems.DTYPES for plan in plans(k, dtype)}
+    rows = re.findall(r'"([^"]+)"\}', re.sub(r"\s*\n\s*", " ", TUNING.read_text()))
+    assert len(rows) >= 6 and set(rows) <= tunings
+    compiled = {
+        macro for kernel in KERNELS for d in problems.DTYPES for p in pipelines(kernel, d) for macro in p[1]
+    }
+    for dim in range(8, 129, 8):
+        assert {f"-DFATTN_HEAD_DIM={dim}", f"-DFATTN_VALUE_DIM={dim}"} <= compiled
+    assert {f"-DFATTN_ROW_FRAGMENTS={n}" for n in (1, 2)} <= compiled
+    wide = {macro for d in problems.DTYPES for p in pipelines("decode_wide", d) for macro in p[1]}
+    assert {f"-DFATTN_ROW_GROUPS={n}" for n in (1, 2, 4)} <= wide
+    assert {f"-DFATTN_SIMDGROUPS={n}" for n in (4, 8, 16)} <= wide
+    assert {f"-DFATTN_VALUE_IN_KEY={n}" for n in ("true", "false")} <= wide
+    merges = {macros for _, macros in pipelines("merge", torch.float16)}
+    assert len(merges) == 3  # numbers of simdgroups
+    logits = {macros for _, macros in pipelines("logits", torch.float16)}
+    assert len(logits) == 8  # vectors that a thread holds, and simdgroups that share a row
+
+
+# ---- the skip itself, with an xcrun of our own
+
+
+@pytest.fixture
+def xcrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Puts a shell script called xcrun, and nothing else, on PATH."""
+
+    def install(script: str | None) -> None:
+        if script is not None:
+            (tmp_path / "xcrun").write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / "xcrun").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        why_not.cache_clear()
+
+    yield install
+    why_not.cache_clear()
+
+
+NO_TOOLCHAIN = "echo 'error: cannot execute tool metal due to missing Metal Toolchain' >&2; exit 1"
+
+
+@pytest.mark.parametrize("script", [None, NO_TOOLCHAIN])
+def test_a_missing_compiler_skips(xcrun: Any, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
+    xcrun(script)
+    monkeypatch.delenv("FATTN_REQUIRE_METAL_COMPILER", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="xcrun does not exist|missing Metal Toolchain"):
+        need_compiler(LANGUAGE)
+    monkeypatch.setenv("FATTN_REQUIRE_METAL_COMPILER", "1")
+    with pytest.raises(pytest.fail.Exception, match="xcrun does not exist|missing Metal Toolchain"):
+        need_compiler(LANGUAGE)
+    with pytest.raises(pytest.skip.Exception):  # an older Xcode knows no newer language, and that is fine
+        need_compiler(NEWER[0])
+
+
+def test_a_compiler_is_used(xcrun: Any) -> None:
+    xcrun("exit 0")
+    need_compiler(LANGUAGE)
+    xcrun('case "$*" in *-std=metal4*) exit 1;; esac')
+    need_compiler("metal3.2")
+    with pytest.raises(pytest.skip.Exception, match="metal4.0"):
+        need_compiler("metal4.0")

@@ -1,0 +1,127 @@
+"""Results stay right whatever arithmetic the GPU has: with and without contraction of a * b + c, and with the
+largest errors that Metal's specification permits its functions, subnormal numbers flushed.
+
+softmetal takes these from the environment, so the problems run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torch_fattn  # noqa: F401
+from tests.conftest import needs_emulator
+from tests.helpers import problems
+from tests.helpers.accuracy import assert_close, assert_lse_close
+from tests.helpers.problems import Problem
+
+pytestmark = needs_emulator
+
+ARITHMETICS: dict[str, dict[str, str]] = {
+    "default": {},
+    "uncontracted": {"SOFTMETAL_CONTRACT": "0"},
+    "worst": {"SOFTMETAL_FAST_MATH": "worst"},
+}
+
+
+def small_problems() -> list[Problem]:
+    """One problem with a mask and one without for every op and dtype; one head size, to compile few
+    kernels."""
+    chosen = []
+    for op, dtype in itertools.product(("prefill", "decode", "paged_decode"), problems.DTYPES):
+        for mask in (None, torch.float32):
+            chosen.append(
+                Problem(
+                    index=len(chosen),
+                    op=op,
+                    dtype=dtype,
+                    batch=2,
+                    q_heads=4,
+                    kv_heads=2,
+                    q_len=45 if op == "prefill" else 3,
+                    kv_len=96,
+                    head_dim=64,
+                    value_dim=64,
+                    causality="bottom_right" if op == "prefill" else "none",
+                    mask=mask,
+                    seq_lens=None if op == "prefill" else (96, 61),
+                    block_size=16 if op == "paged_decode" else 0,
+                )
+            )
+    return chosen
+
+
+def check_all() -> dict[str, str]:
+    """{op: digest of all its results' bits}, after every result was found right."""
+    digests: dict[str, hashlib._Hash] = {}
+    for problem in small_problems():
+        case = problems.build(problem)
+        out, lse = getattr(torch.ops.fattn, problem.op)(**case.arguments("mps")[0])
+        assert_close(case, out.cpu(), lse.cpu())
+        digest = digests.setdefault(problem.op, hashlib.sha256())
+        digest.update(out.cpu().view(torch.uint8).numpy().tobytes() + lse.cpu().numpy().tobytes())
+    digests["merge"] = hashlib.sha256()
+    for dtype in problems.DTYPES:
+        outs, lses = torch.randn(5, 1, 2, 5, 24, dtype=torch.float64), torch.randn(5, 1, 2, 5) * 8
+        weights = (lses.double() - lses.double().logsumexp(0)).exp()
+        exact = (outs.to(dtype).double() * weights[..., None]).sum(0)
+        out, lse = torch.ops.fattn.merge(outs.to(dtype).to("mps"), lses.to("mps"))
+        ulp = torch.finfo(dtype).eps
+        assert torch.allclose(out.cpu().double(), exact, rtol=ulp, atol=2e-6)
+        assert_lse_close(lse.cpu(), lses.double().logsumexp(0), dtype)
+        digests["merge"].update(out.cpu().view(torch.uint8).numpy().tobytes() + lse.cpu().numpy().tobytes())
+    return {op: digest.hexdigest() for op, digest in digests.items()}
+
+
+@pytest.fixture(scope="module")
+def digests() -> dict[str, dict[str, str]]:
+    """The results of each arithmetic; for a process that failed, its last output."""
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "tests.operators.test_arithmetic"],
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name, variables in ARITHMETICS.items()
+    }
+    results = {}
+    for name, process in started.items():
+        text, _ = process.communicate(timeout=300)
+        lines = text.splitlines()
+        if process.returncode:
+            results[name] = {"failure": "\n".join(lines[-8:])}
+        else:
+            results[name] = dict(line.split() for line in lines[-4:])
+    return results
+
+
+@pytest.mark.parametrize("name", ARITHMETICS)
+def test_results_are_right(name: str, digests: dict[str, dict[str, str]]) -> None:
+    assert "failure" not in digests[name], digests[name]["failure"]
+    assert set(digests[name]) == {"prefill", "decode", "paged_decode", "merge"}
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        # merge sums what it selects: there is nothing to contract.
+        *itertools.product(("uncontracted",), ("prefill", "decode", "paged_decode")),
+        *itertools.product(("worst",), ("prefill", "decode", "paged_decode", "merge")),
+    ],
+)
+def test_the_arithmetic_really_differs(name: str, op: str, digests: dict[str, dict[str, str]]) -> None:
+    assert digests[name][op] != digests["default"][op]
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for op, digest in check_all().items():
+        print(op, digest)

@@ -1,0 +1,188 @@
+"""Decode and its options at their edges: windows, sinks, tree masks, many rows, chunks of keys, and that a
+sequence's result depends on nothing but the sequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import Checked, counted_launches
+from tests.helpers import problems
+from tests.helpers.accuracy import assert_close
+from tests.helpers.problems import Problem
+
+fattn = torch.ops.fattn
+f16, f32 = torch.float16, torch.float32
+OPS = ("decode", "paged_decode")
+CHUNK = 256  # keys, for each eight packed rows
+
+
+def check(device: str, op: str, dtype: torch.dtype = f16, **fields: object) -> tuple[Tensor, Tensor]:
+    """Builds and runs the problem, NaN wherever nothing may look, and checks it against float64."""
+    sizes: dict[str, object] = {"batch": 1, "q_heads": 4, "kv_heads": 2, "q_len": 1}
+    sizes |= {"head_dim": 16, "value_dim": 24} | fields
+    if op == "paged_decode":
+        sizes["block_size"] = 16
+        sizes["kv_len"] = -(-int(sizes["kv_len"]) // 16) * 16  # type: ignore[call-overload]
+    case = problems.build(Problem(0, op, dtype, **sizes))  # type: ignore[arg-type]
+    out, lse = (result.cpu() for result in getattr(fattn, op)(**case.arguments(device)[0]))
+    assert_close(case, out, lse)
+    return out, lse
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("window", [0, 1, 31, 32, 300])
+@pytest.mark.parametrize("sink_tokens", [0, 1, 33, 400])
+def test_windows_and_sink_tokens(op: str, window: int, sink_tokens: int, device: str) -> None:
+    """Apart, touching and overlapping, and larger than the sequence."""
+    check(
+        device,
+        op,
+        batch=4,
+        q_len=3,
+        kv_len=340,
+        seq_lens=(340, 65, 2, 0),
+        window_left=window,
+        sink_tokens=sink_tokens,
+    )
+
+
+@pytest.mark.parametrize("window_right", [0, 5])
+def test_a_right_window_changes_nothing(window_right: int, device: str) -> None:
+    plain = check(device, "decode", q_len=3, kv_len=50, window_left=9)
+    limited = check(device, "decode", q_len=3, kv_len=50, window_left=9, window_right=window_right)
+    assert all(torch.equal(a, b) for a, b in zip(plain, limited, strict=True))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("kv_format", ["float", "int8", "int4"])
+def test_a_value_that_is_the_whole_key(op: str, kv_format: str, checked: Checked, device: str) -> None:
+    """It leaves the key no columns of its own."""
+    with checked(), counted_launches() as launches:
+        check(
+            device,
+            op,
+            batch=2,
+            kv_len=80,
+            seq_lens=(77, 32),
+            head_dim=64,
+            value_dim=64,
+            value_in_key=True,
+            kv_format=kv_format,
+        )
+    assert launches == ({"fattn_decode_wide": 1} if device == "mps" else {})
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("capacity", [0, 40, 600])
+def test_a_row_without_keys_has_its_sink(device: str, capacity: int) -> None:
+    sinks = torch.tensor([-3.0, 0.0, 2.5, -torch.inf])
+    query = torch.randn(2, 4, 1, 16).to(device)
+    key = torch.full((2, 2, capacity, 16), torch.nan).to(device)
+    lengths = torch.zeros(2, dtype=torch.int32).to(device)
+    out, lse = fattn.decode(query, key, key, lengths, sinks=sinks.to(device))
+    assert torch.all(out.cpu() == 0)
+    assert torch.allclose(lse.cpu(), sinks[:, None].expand(2, 4, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("length", [5, CHUNK, 3 * CHUNK + 7])
+@pytest.mark.parametrize("logit", [-4.0, 12.0])
+def test_a_sink_counts_once(op: str, length: int, logit: float, device: str) -> None:
+    """However many chunks: with equal logits lse is log(length + exp(sink))."""
+    shape = (1, 2, -(-length // 16) * 16, 16)
+    query, key = torch.zeros(1, 2, 1, 16), torch.randn(shape)
+    options = {"sinks": torch.full((2,), logit, device=device)}
+    lengths = torch.tensor([length], dtype=torch.int32, device=device)
+    query, key = query.to(device), key.to(device)
+    if op == "decode":
+        _, lse = fattn.decode(query, key, key, lengths, **options)
+    else:
+        pool = key[0].transpose(0, 1).reshape(-1, 16, 2, 16)
+        table = torch.arange(pool.shape[0], dtype=torch.int32, device=device)[None]
+        _, lse = fattn.paged_decode(query, pool, pool, table, lengths, **options)
+    exact = torch.log(length + torch.tensor(logit).exp())
+    assert torch.allclose(lse.cpu(), exact.expand(1, 2, 1), atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("length", [3, 35, CHUNK + 2])
+def test_a_tree_hides_the_own_token(device: str, length: int) -> None:
+    """Rows 0 and 1 do not see draft token 0, whose key is NaN; row 2 sees it: the control. Where no row sees
+    it, its value may be NaN too."""
+    query, key, value = torch.randn(1, 2, 3, 16), torch.randn(1, 1, length, 16), torch.randn(1, 1, length, 16)
+    key[0, 0, length - 3] = torch.nan
+    tree = torch.tensor([0b000, 0b010, 0b101])
+    operands = [operand.to(device) for operand in (query, key, value)]
+    out, lse = (t.cpu() for t in fattn.decode(*operands, tree_mask=tree.to(device)))
+    assert out[:, :, :2].isfinite().all() and out[:, :, 2].isnan().all()
+    assert torch.all((lse[:, :, 0] == -torch.inf) == (length == 3))
+    operands[2][0, 0, length - 3] = torch.nan
+    out, _ = fattn.decode(*operands, tree_mask=torch.tensor([0b000, 0b010, 0b100]).to(device))
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+@pytest.mark.parametrize("op", OPS)
+def test_most_rows(op: str, dtype: torch.dtype, device: str) -> None:
+    """16 query rows of a group of 16: 256 packed rows, in eight threadgroups."""
+    check(
+        device,
+        op,
+        dtype,
+        q_heads=16,
+        kv_heads=1,
+        q_len=16,
+        kv_len=120,
+        seq_lens=(117,),
+        tree="shared",
+        sinks=True,
+    )
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("group", "row_groups"), [(1, 1), (16, 2), (32, 4)])
+def test_lengths_around_a_chunk(op: str, group: int, row_groups: int, device: str) -> None:
+    chunk = CHUNK * row_groups
+    lengths = (0, 1, chunk - 1, chunk, chunk + 1, 2 * chunk + 1)
+    check(device, op, batch=6, q_heads=group, kv_heads=1, kv_len=2 * chunk + 1, seq_lens=lengths)
+
+
+def test_many_uneven_sequences(device: str) -> None:
+    """More than a simdgroup has lanes, which look for a threadgroup's sequence together."""
+    lengths = (600, *[n % 3 for n in range(38)], 513, 0)
+    check(
+        device,
+        "decode",
+        batch=41,
+        q_heads=1,
+        kv_heads=1,
+        head_dim=8,
+        value_dim=8,
+        kv_len=600,
+        seq_lens=lengths,
+    )
+
+
+@pytest.mark.parametrize("window_left", [-1, 300])
+@pytest.mark.parametrize("length", [40, 256, 700])
+def test_a_result_depends_on_its_sequence_alone(length: int, window_left: int, device: str) -> None:
+    """Bit by bit: alone, in any place of a batch, and whatever the capacity."""
+    generator = torch.Generator().manual_seed(length)
+    query = torch.randn(1, 8, 2, 32, generator=generator).to(f16)
+    key, value = torch.randn(2, 1, 2, length, 32, generator=generator).to(f16)
+    options = {"window_left": window_left, "sink_tokens": 3, "sinks": torch.randn(8).to(device)}
+
+    def run(others: list[int], place: int, capacity: int) -> list[Tensor]:
+        lengths = [*others[:place], length, *others[place:]]
+        batch = len(lengths)
+        queries = torch.randn(batch, 8, 2, 32).to(f16)
+        keys, values = torch.randn(2, batch, 2, capacity, 32).to(f16)
+        queries[place], keys[place, :, :length], values[place, :, :length] = query[0], key[0], value[0]
+        operands = (t.to(device) for t in (queries, keys, values, torch.tensor(lengths, dtype=torch.int32)))
+        return [result[place].cpu() for result in fattn.decode(*operands, **options)]
+
+    alone = run([], 0, length)
+    for others, place, capacity in (([], 0, 1500), ([1, 900], 1, 900), ([0, 700, 3, 1000], 4, 1300)):
+        assert all(torch.equal(a, b) for a, b in zip(alone, run(others, place, capacity), strict=True))

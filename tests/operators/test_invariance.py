@@ -1,0 +1,159 @@
+"""A result depends on its own sequence alone, bit by bit, on "mps" and on "cpu": on random problems with
+everything combined, a sequence gives the same alone, in another place of the batch, with a larger cache, and
+when run again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers import drawing, problems
+from tests.helpers.problems import Problem
+
+DRAWN = drawing.draw(120, seed=9)
+# Not int4 values that are columns of their keys: copies of their scales are no views of the keys'.
+KEPT = [p for p in DRAWN if not (p.value_in_key and p.kv_format == "int4")]
+BATCHES = [p for p in KEPT if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24]
+CACHES = [p for p in KEPT if p.op in ("decode", "paged_decode")][:24]
+# Arguments that have a place for each sequence, as their number of dimensions says, or one for all.
+OF_A_SEQUENCE = {
+    "query": 4,
+    "key": 4,
+    "value": 4,
+    "attn_mask": 4,
+    "mask_map": 4,
+    "seq_lens": 1,
+    "block_tables": 2,
+    "tree_mask": 2,
+    "alibi_slopes": 2,
+}
+
+Results = tuple[Tensor, ...]  # out and lse
+
+
+def run(op: str, arguments: dict[str, Any]) -> Results:
+    out, lse = getattr(torch.ops.fattn, op)(**arguments)
+    return out.cpu(), lse.cpu()
+
+
+def of_sequences(arguments: dict[str, Any], order: list[int]) -> dict[str, Any]:
+    """The call of these sequences of the batch, in this order."""
+    chosen = dict(arguments)
+    is_dense = "key" in arguments
+    for name, dimensions in (OF_A_SEQUENCE | (scale_dimensions(arguments) if is_dense else {})).items():
+        tensor = arguments.get(name)
+        is_mask = name in ("attn_mask", "mask_map")
+        if tensor is not None and tensor.dim() == dimensions and (tensor.shape[0] > 1 or not is_mask):
+            # A single sequence stays the view that it is.
+            chosen[name] = tensor[order] if len(order) > 1 else tensor[order[0] : order[0] + 1]
+    return kept_in_key(arguments, chosen)
+
+
+def scale_dimensions(arguments: dict[str, Any]) -> dict[str, int]:
+    return {name: arguments[name].dim() for name in ("key_scales", "value_scales") if name in arguments}
+
+
+def kept_in_key(arguments: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """With values that are a view of the keys, if they were one before."""
+    if "key" in arguments and arguments["value"].data_ptr() == arguments["key"].data_ptr():
+        chosen["value"] = chosen["key"][..., : arguments["value"].shape[-1]]
+    return chosen
+
+
+def with_capacity(problem: Problem, arguments: dict[str, Any], more: int) -> dict[str, Any]:
+    """The same call with room for `more` keys, or more blocks; NaN there, and no block."""
+    larger = dict(arguments)
+    if problem.op == "paged_decode":
+        table = arguments["block_tables"]
+        larger["block_tables"] = torch.cat([table, table.new_full((problem.batch, more), -1)], dim=1)
+        more *= problem.block_size
+    else:
+        for name in ("key", "value", *scale_dimensions(arguments)):
+            old = arguments[name]
+            fill = torch.nan if old.dtype.is_floating_point else 0x7F  # NaN of fp8_e4m3
+            room = old.new_full((*old.shape[:2], more, *old.shape[3:]), fill)
+            larger[name] = torch.cat([old, room], dim=2)
+        lengths = torch.tensor(problem.lengths, dtype=torch.int32)
+        larger["seq_lens"] = lengths.to(arguments["query"].device)
+    mask = arguments.get("attn_mask")
+    if mask is not None and mask.shape[-1] > 1:
+        fill = True if mask.dtype == torch.bool else torch.nan
+        larger["attn_mask"] = torch.cat([mask, mask.new_full((*mask.shape[:3], more), fill)], dim=3)
+    return kept_in_key(arguments, larger)
+
+
+def same(a: Results, b: Results) -> bool:
+    """Whether two results are bit-identical."""
+    return all(
+        torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+@pytest.mark.parametrize("problem", BATCHES, ids=str)
+def test_alone_and_in_any_place(problem: Problem, device: str) -> None:
+    arguments, _ = problems.build(problem, seed=9).arguments(device)
+    together = run(problem.op, arguments)
+    backwards = list(reversed(range(problem.batch)))
+    turned = run(problem.op, of_sequences(arguments, backwards))
+    for b in range(problem.batch):
+        own = tuple(result[b : b + 1] for result in together)
+        assert same(own, run(problem.op, of_sequences(arguments, [b])))
+        assert same(own, tuple(result[backwards.index(b)][None] for result in turned))
+
+
+@pytest.mark.parametrize("more", [1, 700])
+@pytest.mark.parametrize("problem", CACHES, ids=str)
+def test_any_capacity(problem: Problem, more: int, device: str) -> None:
+    arguments, _ = problems.build(problem, seed=9).arguments(device)
+    if problem.op == "paged_decode":
+        more = -(-more // problem.block_size)
+    larger = with_capacity(problem, arguments, more)
+    assert same(run(problem.op, arguments), run(problem.op, larger))
+
+
+@pytest.mark.parametrize("problem", DRAWN[:24], ids=str)
+def test_run_to_run(problem: Problem, device: str) -> None:
+    """Whatever the order in which threadgroups are run by the threads of the host."""
+    arguments, _ = problems.build(problem, seed=9).arguments(device)
+    first = run(problem.op, arguments)
+    assert all(same(first, run(problem.op, arguments)) for _ in range(3))
+
+
+# ---- controls
+
+
+def test_the_same_keys_cut_at_other_places_round_differently() -> None:
+    """Why bits tell: right by any tolerance, but cut and merged at another key."""
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (
+        torch.randn(1, 4, n, 64, generator=generator).to(torch.float16).to("mps") for n in (1, 300, 300)
+    )
+    whole = run("decode", {"query": query, "key": key, "value": value})
+    halves = [torch.ops.fattn.decode(query, key[:, :, cut], value[:, :, cut]) for cut in _cuts(110)]
+    outs, lses = (torch.stack(parts) for parts in zip(*halves, strict=True))
+    merged = run("merge", {"outs": outs, "lses": lses})
+    assert torch.allclose(whole[0], merged[0], atol=2e-3) and not same(whole, merged)
+
+
+def _cuts(at: int) -> tuple[slice, slice]:
+    return slice(None, at), slice(at, None)
+
+
+def test_another_sequence_is_noticed() -> None:
+    problem = Problem(0, "decode", torch.float16, 2, 2, 1, 1, 40, 64, 64, seq_lens=(40, 40))
+    arguments, _ = problems.build(problem, seed=9).arguments("mps")
+    first, second = (run(problem.op, of_sequences(arguments, [b])) for b in (0, 1))
+    assert not same(first, second)
+
+
+def test_a_key_more_is_noticed() -> None:
+    """The additional slots of the larger cache are NaN, so that a read of them shows."""
+    problem = Problem(0, "decode", torch.float16, 1, 2, 1, 1, 40, 64, 64, seq_lens=(40,))
+    arguments, _ = problems.build(problem, seed=9).arguments("mps")
+    larger = with_capacity(problem, arguments, 8)
+    larger["seq_lens"] = torch.full_like(larger["seq_lens"], problem.kv_len + 8)
+    assert run(problem.op, larger)[0].isnan().any()

@@ -1,0 +1,338 @@
+"""softmax and softcap: every layout and kind of row, exactness of the cap, what is read, what torch makes of
+them, and what they refuse."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.helpers import direct_launch, logits_problems
+from tests.helpers.logits_problems import DTYPES, LogitsProblem
+from torch_fattn import reference
+
+fattn = torch.ops.fattn
+f32, f16, bf16 = DTYPES
+DEVICES = ["cpu", "mps"]
+OPS = ["softmax", "softcap"]
+
+
+def call(op: str, x: Tensor, cap: float = 5.0) -> Tensor:
+    result: Tensor = fattn.softmax(x, softcap=cap) if op == "softmax" else fattn.softcap(x, cap)
+    return result
+
+
+# ---- results
+
+
+@pytest.mark.parametrize("problem", logits_problems.draw(200), ids=str)
+def test_problem(problem: LogitsProblem, device: str, checked: Checked) -> None:
+    case = logits_problems.build(problem)
+    with checked(), counted_launches() as launches:
+        result = case.run(device)
+    assert launches == ({f"fattn_{problem.op}": 1} if device == "mps" else {})
+    case.assert_close(result)
+
+
+@needs_emulator
+@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
+@pytest.mark.parametrize("columns", [100, 3000, 17000])
+def test_no_finding(columns: int, order: str, checked: Checked) -> None:
+    case = logits_problems.build(LogitsProblem(0, "softmax", f16, (3, columns), "padded", 5.0))
+    with checked(order=order):
+        result = case.run("mps")
+    case.assert_close(result)
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    "variables",
+    [{"SOFTMETAL_FAST_MATH": "worst"}, {"SOFTMETAL_CONTRACT": "0"}],
+    ids=["worst", "uncontracted"],
+)
+def test_other_arithmetic(variables: dict[str, str]) -> None:
+    """Results are right with the largest errors that Metal permits its functions, flushed subnormal numbers,
+    and no FMA."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.operators.test_logits"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and done.stdout.split() == ["right"], done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_nothing_but_minus_infinity(dtype: torch.dtype, device: str) -> None:
+    """0, and not NaN as torch has it, as a row of attention that sees no key."""
+    x = torch.full((2, 600), -torch.inf, dtype=dtype)
+    x[1, 7] = -3e4
+    for softcap in (0.0, 5.0):
+        result = torch_fattn.softmax(x.to(device), softcap=softcap).cpu()
+        assert torch.all(result[0] == 0) and result[1, 7] == 1 and result[1].sum() == 1
+    assert x.softmax(-1)[0].isnan().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("columns", [9, 20000])
+def test_nan_and_infinity_fill_their_row_alone(columns: int, device: str) -> None:
+    x = torch.randn(4, columns)
+    x[0, 3], x[1, columns - 1], x[2] = torch.nan, torch.inf, -torch.inf
+    x[2, columns // 2] = torch.nan
+    result = torch_fattn.softmax(x.to(device)).cpu()
+    assert torch.equal(result.isnan().all(-1), torch.tensor([True, True, True, False]))
+    assert torch.equal(result.isnan(), x.softmax(-1).isnan())
+    capped = torch_fattn.softmax(x.to(device), softcap=2.0).cpu()
+    assert not capped[1].isnan().any(), "an infinite score is one at the cap"
+    exact = torch.tensor([torch.nan, 2.0, -2.0])
+    ends = torch_fattn.softcap(torch.tensor([torch.nan, torch.inf, -torch.inf]).to(device), 2.0).cpu()
+    assert torch.equal(ends.nan_to_num(7), exact.nan_to_num(7))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cap", [1e-30, 0.5, 50.0, 1e30])
+def test_the_cap_is_exact_near_0_and_at_the_ends(cap: float, device: str) -> None:
+    near = torch.logspace(-7, -2, 200) * cap
+    result = torch_fattn.softcap(torch.cat([near, -near]).to(device), cap).cpu().double()
+    exact = reference.softcap(torch.cat([near, -near]), cap)
+    assert ((result - exact).abs() <= 1e-6 * exact.abs()).all(), "relative to the result"
+    far = torch.tensor([20.0, 45.0, 100.0, 1e4, 1e8]) * min(cap, 1e30)
+    ends = torch_fattn.softcap(torch.cat([far, -far]).to(device), cap).cpu()
+    bound = torch.full_like(far, cap)
+    assert torch.allclose(ends, torch.cat([bound, -bound]), rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5), (2, 0, 7), (3, 5, 0)], ids=str)
+def test_nothing_to_do(shape: tuple[int, ...], op: str, device: str) -> None:
+    with counted_launches() as launches:
+        result = call(op, torch.empty(shape, device=device))
+    assert result.shape == shape and launches == {}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_number(device: str) -> None:
+    for entry, weight in ((0.3, 1.0), (-torch.inf, 0.0), (torch.nan, torch.nan)):
+        x = torch.tensor(entry, device=device)
+        assert torch.equal(torch_fattn.softmax(x).cpu().nan_to_num(7), torch.tensor(weight).nan_to_num(7))
+    x = torch_fattn.softcap(torch.tensor(9.0, device=device), 2.0).cpu()
+    assert x.shape == () and math.isclose(x.item(), 2 * math.tanh(4.5), rel_tol=1e-6)
+
+
+def test_past_2_to_the_31_elements() -> None:
+    """The memory of the operand, allocated once because the emulator fills it."""
+    memory = torch.empty(2**31 + 2**17, dtype=f16, device="mps")
+    view = memory.as_strided((3, 2, 40), (2**30, 2**16, 1), 8)
+    x = torch.randn(3, 2, 40).to(f16)
+    for row, other in itertools.product(range(3), range(2)):
+        view[row, other].copy_(x[row, other])
+    for op in OPS:
+        result = call(op, view).cpu()
+        assert torch.allclose(result.double(), call(op, x).double(), atol=4e-3)
+
+
+def test_a_row_is_the_same_among_others() -> None:
+    """Bit by bit, and from run to run."""
+    x = torch.randn(9, 700, device="mps")
+    whole = torch_fattn.softmax(x).cpu()
+    assert torch.equal(whole, torch_fattn.softmax(x).cpu())
+    assert torch.equal(whole[5], torch_fattn.softmax(x[5]).cpu())
+
+
+# ---- what is read and written
+
+
+@needs_emulator
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "offset", "every_other"])
+@pytest.mark.parametrize("columns", [5, 64, 700, 4096, 16384])
+def test_one_read_and_one_write(columns: int, layout: str, dtype: torch.dtype) -> None:
+    import softmetal
+
+    for op in OPS:
+        case = logits_problems.build(LogitsProblem(0, op, dtype, (3, columns), layout, 5.0))
+        with softmetal.checks(count_bytes=True), softmetal.record() as launches:
+            case.run("mps")
+        (launch,) = [launch for launch in launches if launch["kernel"] == f"fattn_{op}"]
+        data = 3 * columns * dtype.itemsize
+        assert launch["buffers_read"]["23"] == launch["buffers_written"]["3"] == data
+        assert launch["counters"]["threadgroup_barriers"] <= 2 * 3
+        if op == "softmax":
+            assert launch["counters"]["simd_reductions"] <= 4 * math.prod(launch["threads"]) // 32 * 3
+
+
+@needs_emulator
+def test_the_first_block_of_a_long_row_is_read_once() -> None:
+    """The control: what is behind it is read twice."""
+    import softmetal
+
+    case = logits_problems.build(LogitsProblem(0, "softmax", f16, (2, 20000)))
+    with softmetal.checks(count_bytes=True), softmetal.record() as launches:
+        case.run("mps")
+    launch = launches[-1]
+    assert launch["buffers_read"]["23"] == 2 * 2 * (2 * 20000 - 16384)
+    assert launch["buffers_written"]["3"] == 2 * 2 * 20000
+
+
+# ---- slices
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("shape", [(2**20, 4096), (2**33,), (2**26, 128), (3, 2**30)], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_the_work_of_a_dispatch_is_bounded(op: str, shape: tuple[int, ...]) -> None:
+    options = {"cap": 5.0} if op == "softcap" else {}
+    x = torch.empty(shape, dtype=f16, device="meta")
+    if op == "softmax" and shape[-1] > 2**30:
+        x = x.view(-1, 8)
+    (step,) = torch_fattn.explain(op, x, **options).passes
+    groups = math.prod(step["grid"])
+    dispatches = list(direct_launch.dispatches(step))
+    assert len(dispatches) > 1 and sum(math.prod(n) for _, n in dispatches) == groups
+    elements = -(-x.numel() // groups)
+    assert max(math.prod(n) for _, n in dispatches) * elements <= max(2**28, elements)
+    small = torch_fattn.explain(op, x[:1, :128] if x.dim() > 1 else x[:9], **options)
+    assert "slice" not in small.passes[0] and not small.passes[0]["constants"]["sliced"], "the control"
+
+
+@needs_emulator
+@pytest.mark.parametrize("op", OPS)
+def test_slices_compute_what_one_dispatch_does(op: str) -> None:
+    problem = LogitsProblem(0, op, f32, (9, 3000), "padded", 5.0)
+    results = []
+    for size in (0, 3):
+        buffers, case = logits_problems.arguments(problem)
+        (step,) = direct_launch.plan_of(op, problem.call(buffers["logits"]))["passes"]
+        if size:
+            direct_launch.cut_into_slices(step, size)
+            assert len(list(direct_launch.dispatches(step))) > 1
+        direct_launch.launch(step, buffers)
+        case.assert_close(buffers["out"])
+        results.append(buffers["out"])
+    assert logits_problems.same_bits(*results)
+
+
+# ---- what torch sees
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", OPS)
+def test_opcheck(op: str, device: str) -> None:
+    x = torch.randn(3, 5, 17).transpose(0, 1).to(device)
+    positional: tuple[Any, ...] = (x,) if op == "softmax" else (x, 3.0)
+    keywords = {"softcap": 3.0} if op == "softmax" else {}
+    overload = getattr(fattn, op).default
+    assert set(torch.library.opcheck(overload, positional, keywords).values()) == {"SUCCESS"}
+    assert torch.Tag.pt2_compliant_tag in overload.tags
+    meta = call(op, x.to("meta"))
+    assert meta.device.type == "meta" and meta.shape == x.shape and meta.is_contiguous()
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("op", OPS)
+def test_compile_without_graph_break(op: str, dynamic: bool, grad: bool) -> None:
+    x = torch.randn(3, 5, 17).to("mps").requires_grad_(grad)
+
+    def model(x: Tensor) -> Tensor:
+        return call(op, x.mT * 1.5) + 1
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    with torch.set_grad_enabled(grad):
+        result = compiled(x)
+    assert torch.equal(result.detach().cpu(), model(x).detach().cpu())
+    if grad:
+        with pytest.raises(RuntimeError, match="no backward.*scaled_dot_product_attention"):
+            result.sum().backward()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", OPS)
+def test_no_gradient(op: str, device: str) -> None:
+    x = torch.randn(3, 9).to(device).requires_grad_()
+    with pytest.raises(RuntimeError, match="no backward.*scaled_dot_product_attention"):
+        call(op, x).sum().backward()
+    with torch.no_grad():
+        assert not call(op, x).requires_grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", OPS)
+def test_autocast_leaves_them_alone(op: str, device: str) -> None:
+    for dtype in (f32, bf16):
+        with torch.autocast(device, dtype=f16 if device == "mps" else bf16):
+            assert call(op, torch.randn(3, 9, dtype=dtype, device=device)).dtype == dtype
+
+
+# ---- refusals
+
+CAP_WORDS = ["positive normal number of float32"]
+WRONG: list[tuple[str, str, Any, float, type[Exception], list[str]]] = [
+    *((op, f"cap {cap}", f32, cap, ValueError, [f"{cap:g}", *CAP_WORDS])
+      for op, cap in itertools.product(OPS, (-1.0, math.nan, math.inf, 1e-40, 1e39))),
+    ("softcap", "cap 0", f32, 0.0, ValueError, ["cap 0", *CAP_WORDS]),
+    *((op, "integers", torch.int64, 1.0, TypeError, ["torch.int64", "torch.bfloat16"]) for op in OPS),
+    *((op, "doubles", torch.float64, 1.0, TypeError, ["torch.float64", "torch.float16"]) for op in OPS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+@pytest.mark.parametrize(("op", "what", "dtype", "cap", "error", "words"), WRONG)
+def test_wrong_calls(
+    op: str, what: str, dtype: torch.dtype, cap: float, error: type[Exception], words: list[str], device: str
+) -> None:
+    x = torch.ones(3, 5, device="cpu").to(dtype if device != "mps" or dtype != torch.float64 else torch.int32)
+    if x.dtype == torch.int32:
+        words = ["torch.int32"]
+    with counted_launches() as launches, pytest.raises(error) as caught:
+        call(op, x.to(device), cap)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"fattn.{op}: ") and "\n" not in sentence and launches == {}
+    assert all(word in sentence for word in words), sentence
+    assert call(op, torch.ones(3, 5, device=device), 1.0).shape == (3, 5), "the control"
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("op", "shape", "words"),
+    [
+        ("softmax", (2, 2**30 + 1), ["row length 1073741825", "1073741824"]),
+        ("softmax", (2**30 + 1, 8), ["1073741825 rows of 8", "8589934592"]),
+        ("softmax", (2**32, 1), ["4294967296 rows", "4294967295"]),
+        ("softcap", (2**33 + 1,), ["8589934593", "8589934592"]),
+    ],
+)
+def test_sizes_above_the_limits(op: str, shape: tuple[int, ...], words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        call(op, torch.empty(shape, device="meta"))
+    assert all(word in str(caught.value) for word in words), caught.value
+    within = (shape[0] - 1, *shape[1:]) if len(shape) == 1 or shape[0] > 2 else (2, 2**30)
+    assert call(op, torch.empty(within, device="meta")).shape == within
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("op", OPS)
+def test_old_gpus(op: str) -> None:
+    x = torch.empty(3, 5, device="meta")
+    with pytest.raises(NotImplementedError, match=f"fattn.{op}: .*family 6"):
+        torch_fattn.explain(op, x, **{"cap": 1.0} if op == "softcap" else {}, family=6)
+
+
+if __name__ == "__main__":
+    for problem in logits_problems.draw(28, seed=2):
+        case = logits_problems.build(problem, seed=2)
+        case.assert_close(case.run("mps"))
+    print("right")

@@ -1,0 +1,402 @@
+"""prefill with a map of its mask: that it has the bits of prefill without one, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.helpers import direct_launch, problems
+from tests.helpers.accuracy import assert_close
+from tests.helpers.layouts import flat
+from tests.helpers.problems import Problem
+from torch_fattn import reference
+
+fattn = torch.ops.fattn
+f32, f16, bf16 = problems.DTYPES
+DEVICES = ["cpu", "mps"]
+
+
+# ---- prefill with one
+
+SHAPES: dict[str, Problem] = {
+    "rows16": Problem(0, "prefill", f16, 2, 4, 2, 150, 210, 64, 64, mask=torch.bool),
+    "rows8": Problem(1, "prefill", f16, 1, 2, 1, 150, 210, 96, 128, mask=torch.bool),
+    "rows8-keys16": Problem(2, "prefill", f32, 1, 2, 2, 90, 210, 80, 72, mask=f32),
+    "keys32-f32": Problem(3, "prefill", f32, 1, 2, 2, 90, 210, 64, 40, mask=f32),
+    "wide": Problem(4, "prefill", bf16, 1, 2, 1, 70, 140, 192, 136, mask=bf16),
+    "wide-f32": Problem(5, "prefill", f32, 1, 1, 1, 70, 140, 136, 200, mask=torch.bool),
+    "wide-8-rows": Problem(6, "prefill", f32, 1, 1, 1, 60, 140, 264, 16, mask=f16),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causality": "bottom_right"},
+    "top_left": {"causality": "top_left", "q_offset": 0, "alibi_slopes": True},
+    "window": {"causality": "bottom_right", "window_left": 40, "sink_tokens": 50, "sinks": True},
+    "both_sides": {"window_left": 20, "window_right": 30, "softcap": 20.0},
+}
+
+
+def documents(lengths: list[int]) -> Tensor:
+    """bool `[L, L]`: packed documents see themselves."""
+    of = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return of[:, None] == of
+
+
+def with_mask(problem: Problem, mask: Tensor) -> problems.Case:
+    """A case with that bool mask, as the problem's dtype of mask has it."""
+    case = problems.build(problem)
+    if problem.mask != torch.bool:
+        assert problem.mask is not None
+        mask = torch.zeros(mask.shape, dtype=problem.mask).masked_fill(~mask, -torch.inf)
+    case.operands["attn_mask"] = flat(mask)
+    case.clean["attn_mask"] = mask
+    return case
+
+
+def results(case: problems.Case, *, mapped: bool, cells: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    arguments = case.arguments("mps")[0]
+    if mapped and "mask_map" not in arguments:
+        arguments["mask_map"] = torch_fattn.mask_map(arguments["attn_mask"]) if cells is None else cells
+    if not mapped:
+        arguments.pop("mask_map", None)
+    out, lse = fattn.prefill(**arguments)
+    return out.cpu(), lse.cpu()
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_map_changes_no_bit(shape: str, option: str, checked: Checked) -> None:
+    """The result is right, with NaN in all keys that no row sees."""
+    problem = replace(SHAPES[shape], mask_pattern="patches", mask_map=True, **OPTIONS[option])
+    case = problems.build(problem)
+    kernel = "fattn_prefill_wide" if shape.startswith("wide") else "fattn_prefill"
+    with checked(order="reverse"), counted_launches() as launches:
+        out, lse = results(case, mapped=True)
+        without = results(case, mapped=False)
+    assert launches == {kernel: 2}
+    assert_close(case, out, lse)
+    assert torch.equal(out, without[0]) and torch.equal(lse, without[1])
+
+
+@pytest.mark.parametrize("broadcast", range(16))
+def test_broadcast_masks(broadcast: int) -> None:
+    dims = tuple(bool(broadcast >> d & 1) for d in range(4))
+    problem = replace(
+        SHAPES["rows16"], mask_pattern="patches", mask_map=True, mask_broadcast=dims, causality="bottom_right"
+    )
+    case = problems.build(problem)
+    out, lse = results(case, mapped=True)
+    assert_close(case, out, lse)
+    without = results(case, mapped=False)
+    assert torch.equal(out, without[0]) and torch.equal(lse, without[1])
+
+
+@pytest.mark.parametrize("strides", ["expanded", "every_other", "of_all_heads"])
+def test_strides_of_the_map(strides: str) -> None:
+    case = problems.build(replace(SHAPES["rows16"], mask_pattern="patches", mask_broadcast=(False, True) * 2))
+    cells = torch_fattn.mask_map(case.arguments("mps")[0]["attn_mask"])
+    given = cells
+    if strides == "expanded":
+        given = cells.expand(2, 4, 10, 1)
+    elif strides == "every_other":
+        given = torch.stack([cells, cells * 0], -1).flatten(-2)[..., ::2]
+    else:
+        given = cells.expand(2, 4, 10, 7).contiguous()
+    expected = results(case, mapped=True, cells=cells)
+    assert all(map(torch.equal, results(case, mapped=True, cells=given), expected))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_that_see_no_key(shape: str) -> None:
+    """Rows are hidden by whole cells and by parts of them; with a sink their lse is its logit."""
+    problem = replace(SHAPES[shape], sinks=shape == "rows16")
+    mask = torch.ones(problem.q_len, problem.kv_len, dtype=torch.bool)
+    mask[13:60] = False
+    case = with_mask(problem, mask)
+    out, lse = results(case, mapped=True)
+    assert_close(case, out, lse)
+    assert torch.all(out[:, :, 13:60] == 0) and not out[:, :, :13].eq(0).all()
+    hidden = with_mask(problem, torch.zeros_like(mask))
+    out, lse = results(hidden, mapped=True)
+    assert_close(hidden, out, lse)
+    assert torch.all(out == 0) and (problem.sinks or torch.all(lse == -torch.inf))
+
+
+@pytest.mark.parametrize("special", [torch.nan, torch.inf])
+@pytest.mark.parametrize("shape", ["rows16", "rows8-keys16", "wide"])
+def test_special_values_reach_the_rows_that_see_them(shape: str, special: float) -> None:
+    """Rows in cells that are whole for some simdgroups of a tile and mixed or hidden for others. No row sees
+    the value of key 90."""
+    problem = replace(SHAPES[shape], q_len=100, kv_len=100)
+    mask = documents([40, 37, 23])
+    mask[:, 90] = False
+    for bad in ([("key", 60), ("value", 90)], [("value", 5), ("value", 50)]):
+        case = with_mask(problem, mask)
+        for name, key in bad:
+            for values in (case.clean[name], case.operands[name].of(case.operands[name].base)):
+                values[:, :, key, 3] = special
+        out, _ = results(case, mapped=True)
+        clean = (case.clean[name] for name in ("query", "key", "value", "attn_mask"))
+        exact, _ = reference.prefill(*clean, **case.options)
+        if bad[0][0] == "value":  # the rows of the last document are undefined
+            out, exact = out[:, :, :77], exact[:, :, :77]
+            assert not out[..., 3].isfinite().any()
+        else:
+            assert not out[:, :, 40:77].isfinite().all() and out[:, :, 77:].isfinite().all()
+            assert torch.equal(out.isnan(), exact.isnan()) and torch.equal(out.isinf(), exact.isinf())
+
+
+def test_long_rows_of_cells(checked: Checked) -> None:
+    """More columns than a simdgroup looks up at once, and long stretches without a key."""
+    problem = Problem(7, "prefill", f16, 1, 1, 1, 20, 2100, 8, 8, mask=torch.bool)
+    mask = torch.zeros(20, 2100, dtype=torch.bool)
+    mask[:, 3] = mask[5, 900:1000] = mask[:, 1500:1700] = mask[19, 2099] = True
+    for window in ({}, {"window_left": 1000, "sink_tokens": 40}, {"causality": "bottom_right"}):
+        case = with_mask(replace(problem, **window), mask)
+        with checked():
+            out, lse = results(case, mapped=True)
+        assert_close(case, out, lse)
+
+
+@needs_emulator
+def test_hidden_cells_are_left_out() -> None:
+    """Three documents: a third of the products, counted; and the control without a map."""
+    import softmetal
+
+    arguments = with_mask(
+        Problem(8, "prefill", f16, 1, 1, 1, 192, 192, 64, 64, mask=torch.bool), documents([64] * 3)
+    ).arguments("mps")[0]
+    cells = torch_fattn.mask_map(arguments["attn_mask"])
+    products = []
+    for given in (None, cells):
+        with softmetal.record() as launched:
+            fattn.prefill(**arguments, mask_map=given)
+            torch.mps.synchronize()
+        products.append(launched[-1]["counters"]["products"])
+    assert products[0] == 3 * products[1]
+
+
+@needs_emulator
+@pytest.mark.parametrize("shape", ["rows16", "rows8", "rows8-keys16", "wide"])
+def test_hidden_fragments_are_left_out(shape: str) -> None:
+    """Two documents of 40 tokens, in five rows of cells: five fragments or, with rows of both, ten, counted;
+    and the control, of a map that says nothing of fragments."""
+    import softmetal
+
+    problem = replace(SHAPES[shape], batch=1, q_len=80, kv_len=80, q_heads=1, kv_heads=1)
+    arguments = with_mask(problem, documents([40, 40])).arguments("mps")[0]
+    cells = torch_fattn.mask_map(arguments["attn_mask"])
+    products = []
+    for given in (cells, cells & 3):
+        with softmetal.record() as launched:
+            fattn.prefill(**arguments, mask_map=given)
+            torch.mps.synchronize()
+        products.append(launched[-1]["counters"]["products"])
+    assert products[0] * (8 + 8 + 10 + 6 + 6) == products[1] * (5 + 5 + 10 + 5 + 5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_byte_that_no_map_has_says_nothing(shape: str, checked: Checked) -> None:
+    """Invalid cells: above 63, of kind 3, or hidden or whole but with fragments."""
+    p = replace(SHAPES[shape], mask_pattern="patches", causality="bottom_right")
+    case = problems.build(p)
+    size = (p.batch, 1, -(-p.q_len // 16), -(-p.kv_len // 32))
+    known = {0, 2, *range(1, 64, 4)}
+    foreign = torch.tensor([byte for byte in range(256) if byte not in known], dtype=torch.uint8)
+    chosen = torch.randint(len(foreign), size, generator=torch.Generator().manual_seed(0))
+    with checked():
+        out, lse = results(case, mapped=True, cells=foreign[chosen].to("mps"))
+        expected = results(case, mapped=False)
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_map_of_any_bytes_shows_no_hidden_key(shape: str, checked: Checked) -> None:
+    """Keys hidden by position: memory after the diagonal is NaN, values too after that of the last row, and
+    no access is out of bounds."""
+    p = replace(SHAPES[shape], causality="offset", q_offset=SHAPES[shape].kv_len - SHAPES[shape].q_len - 1)
+    case = with_mask(p, torch.ones(p.q_len, p.kv_len, dtype=torch.bool))
+    for name, first in (("key", p.kv_len - 2), ("value", p.kv_len - 1)):
+        operand = case.operands[name]
+        operand.base.nan_to_num_()  # of the mask that the problem was built with
+        operand.of(operand.base)[:, :, first:] = torch.nan
+    size = (p.batch, p.q_heads, -(-p.q_len // 16), -(-p.kv_len // 32))
+    cells = torch.randint(256, size, generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    with checked():
+        out, _ = results(case, mapped=True, cells=cells.to("mps"))
+    assert out[:, :, :-1].isfinite().all()
+
+
+def test_a_cell_may_say_less() -> None:
+    case = problems.build(replace(SHAPES["rows16"], mask_pattern="patches"))
+    cells = torch_fattn.mask_map(case.arguments("mps")[0]["attn_mask"])
+    chosen = torch.rand(cells.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    looser = torch.where(chosen, torch.ones_like(cells.cpu()), cells.cpu()).to("mps")
+    expected = results(case, mapped=False)
+    for given in (looser, torch.ones_like(cells)):
+        assert all(map(torch.equal, results(case, mapped=True, cells=given), expected))
+
+
+@needs_emulator
+def test_a_stale_map_gives_itself_away() -> None:
+    """The control of all that take a map: of another mask, the result is wrong."""
+    case = problems.build(
+        replace(SHAPES["rows16"], mask_pattern="patches", mask_broadcast=(False,) * 4, mask_map=True)
+    )
+    assert_close(case, *direct_launch.run(case, checks=""))
+    other = reference.mask_map(case.clean["attn_mask"].flip(2)).to(torch.uint8)
+    operand = case.operands["mask_map"]
+    operand.of(operand.base).copy_(other)
+    with pytest.raises(AssertionError):
+        assert_close(case, *direct_launch.run(case, checks=""))
+
+
+# ---- the planner's own
+
+LARGE = Problem(9, "prefill", f16, 1, 4, 2, 400, 420, 64, 64, mask=torch.bool, mask_pattern="patches")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        replace(LARGE, mask_broadcast=(True, True, False, False), causality="bottom_right"),
+        replace(LARGE, batch=2, mask_broadcast=(False, True, True, False), mask=f32, head_dim=136),
+        replace(LARGE, mask_broadcast=(True, True, False, True), mask=bf16, dtype=bf16, window_left=90),
+    ],
+    ids=str,
+)
+def test_a_large_call_makes_its_own(problem: Problem, checked: Checked) -> None:
+    case = problems.build(problem)
+    with checked(), counted_launches() as launches:
+        out, lse = results(case, mapped=False)
+    kernel = "fattn_prefill_wide" if problem.head_dim > 128 else "fattn_prefill"
+    assert launches == {"fattn_mask_map": 1, kernel: 1}
+    assert_close(case, out, lse)
+    with checked(), counted_launches() as launches:
+        given = results(case, mapped=True, cells=torch_fattn.mask_map(case.arguments("mps")[0]["attn_mask"]))
+    assert launches == {"fattn_mask_map": 1, kernel: 1}, "that of mask_map"
+    assert torch.equal(out, given[0]) and torch.equal(lse, given[1])
+
+
+# ---- torch
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compile_without_graph_break(dynamic: bool) -> None:
+    case = problems.build(replace(SHAPES["rows16"], mask_pattern="patches"))
+    arguments = case.arguments("mps")[0]
+
+    def model(attn_mask: Tensor, **arguments: Any) -> Tensor:
+        cells = torch_fattn.mask_map(attn_mask)
+        out, _ = fattn.prefill(**arguments, attn_mask=attn_mask, mask_map=cells)
+        return out
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    assert torch.equal(compiled(**arguments).cpu(), model(**arguments).cpu())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_mask_that_is_learned(device: str) -> None:
+    """Its map belongs to no graph; the result of prefill does, and refuses."""
+    query = torch.randn(1, 2, 20, 16).to(device)
+    bias = torch.zeros(20, 20, device=device).requires_grad_()
+    with torch.autocast(device, dtype=f16):
+        cells = torch_fattn.mask_map(bias)
+        out = torch_fattn.prefill(query, query, query, bias, mask_map=cells)
+    assert cells.dtype == torch.uint8 and not cells.requires_grad
+    assert out.dtype == f16 and out.requires_grad
+    with pytest.raises(RuntimeError, match="no backward"):
+        out.sum().backward()
+
+
+# ---- refusals
+
+
+def arguments_of(device: str = "mps") -> dict[str, Any]:
+    return problems.build(replace(SHAPES["rows16"], mask_pattern="patches", mask_map=True)).arguments(device)[
+        0
+    ]
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda a: {"attn_mask": None}, ValueError, "mask_map is given without attn_mask"),
+        (lambda a: {"mask_map": a["mask_map"].int()}, TypeError, "torch.int32 and must be torch.uint8"),
+        (
+            lambda a: {"mask_map": a["mask_map"][0]},
+            ValueError,
+            r"shape \[4, 10, 7\] and must be broadcastable",
+        ),
+        (lambda a: {"mask_map": a["mask_map"][..., :6]}, ValueError, r"\[2, 4, 10, 6\].*\[2, 4, 10, 7\]"),
+        (lambda a: {"mask_map": a["mask_map"][:, :, :9]}, ValueError, r"\[2, 4, 9, 7\].*\[2, 4, 10, 7\]"),
+        (lambda a: {"mask_map": a["mask_map"][:, :3]}, ValueError, r"\[2, 3, 10, 7\]"),
+        (lambda a: {"mask_map": a["mask_map"].repeat(2, 1, 1, 1)}, ValueError, r"\[4, 4, 10, 7\]"),
+    ],
+)
+def test_wrong_maps(change: Any, error: type[Exception], words: str, device: str) -> None:
+    arguments = arguments_of("cpu")
+    arguments = {n: a.to(device) if isinstance(a, Tensor) else a for n, a in arguments.items()}
+    fattn.prefill(**arguments)
+    with counted_launches() as launches, pytest.raises(error, match=words) as caught:
+        fattn.prefill(**arguments | change(arguments))
+    sentence = str(caught.value)
+    assert sentence.startswith("fattn.prefill: ") and "\n" not in sentence and launches == {}
+
+
+def test_a_map_on_another_device() -> None:
+    arguments = arguments_of()
+    with pytest.raises(ValueError, match=r"mask_map is on cpu and query on mps:0; move mask_map"):
+        fattn.prefill(**arguments | {"mask_map": arguments["mask_map"].cpu()})
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("mask", "error", "words"),
+    [
+        (torch.zeros(3, 3, dtype=torch.int64), TypeError, "attn_mask is torch.int64 and must be torch.bool"),
+        (torch.zeros(1, 1, 1, 3, 3), ValueError, "attn_mask has 5 dimensions and must have at most 4"),
+        (
+            torch.zeros(1, device="meta").expand(2**31, 4),
+            ValueError,
+            "2147483648 of attn_mask is above 1073741824",
+        ),
+        (torch.zeros(1, device="meta").expand(2**28, 2**28), ValueError, "leave out the dimensions"),
+    ],
+)
+def test_wrong_masks(mask: Tensor, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        fattn.mask_map(mask)
+    assert str(caught.value).startswith("fattn.mask_map: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_map_of_another_mask_raises_when_asked(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    arguments = arguments_of(device)
+    fattn.prefill(**arguments)
+    fattn.prefill(**arguments | {"mask_map": torch.ones_like(arguments["mask_map"])})
+    looser = arguments["mask_map"].clone()
+    looser[looser % 4 == 1] &= 3 + 4 * 5
+    assert not torch.equal(looser, arguments["mask_map"])
+    fattn.prefill(**arguments | {"mask_map": looser})
+    fattn.prefill(**arguments | {"mask_map": torch.full_like(looser, 255)})
+    words = r"fattn\.prefill: mask_map is not that of attn_mask; make it anew"
+    for byte in (0, 2, 1 + 4 * 15):
+        with pytest.raises(ValueError, match=words):
+            fattn.prefill(**arguments | {"mask_map": torch.full_like(looser, byte)})
+    stale = arguments["attn_mask"].clone()
+    hidden = (arguments["mask_map"] == 0).nonzero()[0].tolist()
+    stale[hidden[0], hidden[1], hidden[2] * 16, hidden[3] * 32] = True
+    with pytest.raises(ValueError, match=words):
+        fattn.prefill(**arguments | {"attn_mask": stale})
+    monkeypatch.delenv("FATTN_CHECK")
+    fattn.prefill(**arguments | {"attn_mask": stale})

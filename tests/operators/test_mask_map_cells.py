@@ -1,0 +1,161 @@
+"""mask_map: what the map says of every kind and layout of mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.helpers import problems
+from tests.helpers.problems import Problem
+from tests.mutation.trial import of_map
+from torch_fattn import reference
+
+fattn = torch.ops.fattn
+f32, f16, bf16 = problems.DTYPES
+DEVICES = ["cpu", "mps"]
+MASKS = [torch.bool, f32, f16, bf16]
+
+
+def drawn(dtype: torch.dtype, *size: int, seed: int = 0) -> Tensor:
+    problem = Problem(
+        seed,
+        "prefill",
+        f16,
+        size[0],
+        size[1],
+        size[1],
+        size[2],
+        size[3],
+        8,
+        8,
+        mask=dtype,
+        mask_pattern="patches",
+    )
+    mask = problems._mask(problem, torch.Generator().manual_seed(seed))
+    assert mask is not None
+    return mask
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "size", [(1, 1, 1, 1), (2, 3, 16, 32), (1, 2, 17, 33), (2, 1, 100, 300), (1, 1, 5, 700)]
+)
+@pytest.mark.parametrize("dtype", MASKS, ids=str)
+def test_every_cell(dtype: torch.dtype, size: tuple[int, ...], device: str, checked: Checked) -> None:
+    mask = drawn(dtype, *size)
+    with checked(), counted_launches() as launches:
+        cells = torch_fattn.mask_map(mask.to(device))
+    assert launches == ({"fattn_mask_map": 1} if device == "mps" else {})
+    assert cells.dtype == torch.uint8 and cells.is_contiguous() and cells.device.type == device
+    assert torch.equal(cells.cpu().double(), reference.mask_map(mask))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("row", [0, 15, 16, 39])
+@pytest.mark.parametrize("key", [0, 31, 32, 69])
+def test_one_entry_changes_its_cell_alone(row: int, key: int, device: str) -> None:
+    """The last column of cells has 6 keys, less than a fragment, so no fragment bit is set for it."""
+    for background in (True, False):
+        mask = torch.full((40, 70), background)
+        mask[row, key] = not background
+        expected = torch.full((1, 1, 3, 3), 2 if background else 0)
+        hidden = 0 if background or key >= 64 else 15 & ~(1 << key % 32 // 8)
+        expected[0, 0, row // 16, key // 32] = 1 + 4 * hidden
+        assert torch.equal(torch_fattn.mask_map(mask.to(device)).cpu(), expected.to(torch.uint8))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
+def test_what_is_added(dtype: torch.dtype, device: str) -> None:
+    """-inf hides, 0 and -0 add nothing, all else is looked at: NaN, +inf, the lowest number, a tiny one."""
+    info = torch.finfo(dtype)
+    for value, kind in (
+        *((-torch.inf, 0), (0.0, 2), (-0.0, 2), (torch.inf, 1), (torch.nan, 1)),
+        *((info.min, 1), (info.tiny, 1), (-info.tiny, 1)),
+    ):
+        mask = torch.full((20, 40), value, dtype=dtype)
+        assert set(torch_fattn.mask_map(mask.to(device)).cpu().flatten().tolist()) == {kind}, value
+        mask[3, 5] = -torch.inf
+        assert torch_fattn.mask_map(mask.to(device))[0, 0, 0, 0] == (0 if kind == 0 else 1), value
+        mask[:, 16:24] = -torch.inf
+        assert torch_fattn.mask_map(mask.to(device))[0, 0, 0, 0] == (0 if kind == 0 else 1 + 4 * 4), value
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_hidden_fragments(device: str) -> None:
+    """The fragments of a mixed cell that no row sees: any of the four."""
+    for shown in range(1, 16):
+        mask = torch.tensor([bool(shown >> key // 8 & 1) for key in range(32)]).expand(40, 32).clone()
+        mask[[5, 30]] = False
+        expected = torch.full((3,), 1 + 4 * (15 & ~shown))
+        if shown == 15:
+            expected[2] = 2
+        assert torch_fattn.mask_map(mask.to(device)).flatten().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("keys", [1, 7])
+def test_a_fragment_without_all_of_its_keys(keys: int, device: str) -> None:
+    """No fragment bit is set: one key may be expanded to all."""
+    mask = torch.ones(20, keys, dtype=torch.bool)
+    mask[3] = mask[:, 1:] = False
+    assert torch_fattn.mask_map(mask.to(device)).flatten().tolist() == [1, 2 if keys == 1 else 1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layouts(device: str, checked: Checked) -> None:
+    """Any strides and offsets; what lies between the entries does not count."""
+    mask = drawn(f32, 2, 3, 50, 90)
+    exact = reference.mask_map(mask)
+    store = torch.full((3, 2, 92, 104), torch.nan)
+    store[:, :, 1:91, 3:103:2] = mask.permute(1, 0, 3, 2)
+    view = store.to(device)[:, :, 1:91, 3:103:2].permute(1, 0, 3, 2)
+    with checked():
+        cells = torch_fattn.mask_map(view)
+    assert torch.equal(cells.cpu().double(), exact)
+    for dtype in MASKS:
+        mask = drawn(dtype, 1, 1, 50, 90)[0, 0]
+        flipped = mask.T.contiguous().to(device).T
+        assert torch.equal(torch_fattn.mask_map(flipped).cpu().double(), reference.mask_map(mask))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dimensions(device: str) -> None:
+    """Up to four; those in which the mask is broadcast or expanded are read once."""
+    mask = drawn(torch.bool, 2, 3, 50, 90).to(device)
+    cells = torch_fattn.mask_map(mask)
+    assert cells.shape == (2, 3, 4, 3)
+    assert torch.equal(torch_fattn.mask_map(mask[0, 0]), cells[:1, :1])
+    assert torch.equal(torch_fattn.mask_map(mask[0]), cells[:1])
+    assert torch_fattn.mask_map(mask[0, 0, 7]).shape == (1, 1, 1, 3)
+    assert torch_fattn.mask_map(mask[0, 0, 7, 9]).shape == (1, 1, 1, 1)
+    expanded = mask[:, :1].expand(2, 8, 50, 90)
+    assert torch.equal(torch_fattn.mask_map(expanded), cells[:, :1])
+    assert torch_fattn.mask_map(mask[:, :, :1].expand(2, 3, 50, 90)).shape == (2, 3, 1, 3)
+    assert torch.equal(fattn.mask_map(expanded), cells[:, :1].expand(2, 8, 4, 3))
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+@pytest.mark.parametrize("size", [(0, 2, 9, 9), (1, 0, 9, 9), (1, 2, 0, 9), (1, 2, 9, 0)])
+def test_no_entries(size: tuple[int, ...], device: str) -> None:
+    with counted_launches() as launches:
+        cells = torch_fattn.mask_map(torch.empty(size, device=device))
+    assert launches == {}
+    assert cells.shape == (*size[:2], -(-size[2] // 16), -(-size[3] // 32)) and cells.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device: str) -> None:
+    mask = drawn(f32, 2, 1, 40, 70).to(device)
+    for view in (mask, mask[0, 0].T, mask.expand(2, 3, 40, 70)):
+        assert set(torch.library.opcheck(fattn.mask_map.default, (view,)).values()) == {"SUCCESS"}
+
+
+@needs_emulator
+@pytest.mark.parametrize("slices", [0, 1, 7])
+@pytest.mark.parametrize("dtype", MASKS, ids=str)
+def test_a_map_is_made_in_slices(dtype: torch.dtype, slices: int) -> None:
+    of_map(dtype, 2, 3, 100, 600, slice_size=slices).run()

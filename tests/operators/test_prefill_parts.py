@@ -1,0 +1,323 @@
+"""Prefill whose keys are cut into parts (csrc/kernels/common/steps.h: take_part), and tiles of several heads:
+right with every option, bits that depend on the sequence alone, one launch of the parts and one of the
+merge."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.golden.calls import plan_of
+from tests.helpers import direct_launch, problems
+from tests.helpers.accuracy import assert_close
+from tests.helpers.problems import Problem
+
+f32, f16, bf16 = problems.DTYPES
+Results = tuple[Tensor, ...]
+
+# Few rows over many keys, whose keys the planner cuts into parts.
+ROWS = Problem(0, "prefill", f16, 1, 4, 1, 12, 1500, 64, 40, causality="bottom_right")
+MASKED = replace(ROWS, mask=torch.bool, mask_pattern="patches", causality="none")
+WIDE = replace(ROWS, q_heads=2, kv_len=700, head_dim=192, value_dim=128)
+CUT = {
+    "heads_of_a_group": ROWS,
+    "sinks": replace(ROWS, sinks=True),
+    "batch": replace(ROWS, batch=3, kv_len=1100, sinks=True),
+    "heads_of_their_own": replace(ROWS, kv_heads=4, q_len=9, kv_len=700, head_dim=128, value_dim=128),
+    "group_of_three": replace(ROWS, q_heads=6, kv_heads=2, q_len=11, softcap=2.0),
+    "two_tiles": replace(ROWS, q_len=40, kv_len=1100),
+    "window": replace(ROWS, window_left=800, sink_tokens=200, sinks=True),
+    "window_and_many_sink_tokens": replace(ROWS, window_left=300, sink_tokens=900),
+    "window_to_the_right": replace(ROWS, causality="none", q_offset=500, window_left=300, window_right=700),
+    "offset": replace(ROWS, causality="offset", q_offset=1100),
+    "alibi": replace(ROWS, alibi_slopes=True, causality="none"),
+    "mask": replace(MASKED, sinks=True),
+    "mask_of_each_head": replace(MASKED, mask=f16, mask_broadcast=(True, False, False, False)),
+    "mask_added": replace(MASKED, mask=f32, softcap=30.0, alibi_slopes=True, sinks=True),
+    "mask_map": replace(MASKED, mask_map=True, q_len=20),
+    "mask_map_and_window": replace(
+        MASKED, mask_map=True, causality="bottom_right", window_left=900, sink_tokens=70, sinks=True
+    ),
+    "no_aligned_row": replace(ROWS, layouts=("padded_rows",) * 3, kv_len=1311),
+    "bfloat16": replace(ROWS, dtype=bf16, mask=bf16, mask_pattern="patches"),
+    "float32": replace(ROWS, dtype=f32, kv_len=1100, sinks=True),
+    "wide": replace(WIDE, sinks=True),
+    "wide_window": replace(WIDE, window_left=450, sink_tokens=90, sinks=True),
+    "wide_mask_map": replace(
+        WIDE, mask=f16, mask_pattern="patches", mask_map=True, kv_heads=2, causality="none"
+    ),
+    "wide_float32": replace(WIDE, dtype=f32, mask=torch.bool, mask_pattern="patches"),
+}
+
+
+def run(op: str, arguments: dict[str, Any]) -> Results:
+    out, lse = getattr(torch.ops.fattn, op)(**arguments)
+    return out.cpu(), lse.cpu()
+
+
+def same(a: Results, b: Results) -> bool:
+    return all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(a, b, strict=True))
+
+
+def prefill_kernel(problem: Problem) -> str:
+    return "fattn_prefill_wide" if max(problem.head_dim, problem.value_dim) > 128 else "fattn_prefill"
+
+
+@pytest.mark.parametrize("order", ["forward", "random"])
+@pytest.mark.parametrize("name", CUT)
+def test_parts_give_the_result(name: str, order: str, checked: Checked) -> None:
+    problem = CUT[name]
+    case = problems.build(problem)
+    arguments, _ = case.arguments("mps")
+    step, merge = torch_fattn.explain("prefill", **arguments).passes
+    assert step["params"]["parts"] > 1 and merge["kernel"] == "fattn_merge"
+    with checked(order, seed=1), counted_launches() as launches:
+        results = run("prefill", arguments)
+    assert launches == {prefill_kernel(problem): 1, "fattn_merge": 1}
+    assert_close(case, *results)
+
+
+def test_rows_without_keys(checked: Checked) -> None:
+    """Rows without keys in the whole call, and in all parts but one; with a sink and without."""
+    mask = torch.zeros(1, 1, 12, 1500, dtype=torch.bool)
+    mask[:, :, 3:7, 1300] = True
+    mask[:, :, 8:, 5] = True
+    for sinks in (None, torch.tensor([1.5, -2.0, 0.0, 9.0])):
+        arguments = problems.build(ROWS).clean | {"attn_mask": mask}
+        moved = {name: tensor.to("mps") for name, tensor in arguments.items()}
+        options = {} if sinks is None else {"sinks": sinks.to("mps")}
+        with checked():
+            out, lse = run("prefill", moved | options)
+        exact_out, exact_lse = torch_fattn.reference.prefill(**arguments, sinks=sinks)
+        assert torch.allclose(out.double(), exact_out, atol=2e-3)
+        assert torch.allclose(lse.double(), exact_lse, atol=1e-3)
+        no_key = torch.full((4,), -torch.inf) if sinks is None else sinks
+        assert not out[:, :, :3].any() and torch.equal(lse[0, :, :3], no_key[:, None].expand(4, 3))
+
+
+@pytest.mark.parametrize("name", ["batch", "mask", "wide"])
+def test_the_same_bits_every_time_and_alone(name: str) -> None:
+    problem = replace(CUT[name], batch=3)
+    arguments, _ = problems.build(problem).arguments("mps")
+    together = run("prefill", arguments)
+    assert all(same(together, run("prefill", arguments)) for _ in range(2))
+    for b in range(3):
+        of_each = ("query", "key", "value", "attn_mask")
+        alone = {n: a[b : b + 1] if n in of_each else a for n, a in arguments.items()}
+        assert same(tuple(result[b : b + 1].contiguous() for result in together), run("prefill", alone))
+
+
+@pytest.mark.parametrize("name", ["mask_map", "mask_map_and_window", "wide_mask_map"])
+def test_a_map_changes_no_bit(name: str) -> None:
+    """Nor where the keys are cut."""
+    arguments, _ = problems.build(replace(CUT[name], q_len=40)).arguments("mps")
+    mapped = run("prefill", arguments)
+    del arguments["mask_map"]
+    assert same(mapped, run("prefill", arguments))
+
+
+def test_a_map_the_parts_and_the_merge() -> None:
+    """Three passes: the planner makes a map where rows of few heads share a mask over many keys."""
+    problem = replace(
+        MASKED, q_heads=6, kv_heads=6, q_len=60, kv_len=1000, head_dim=128, value_dim=128,
+        mask_broadcast=(True, True, False, False),
+    )  # fmt: skip
+    case = problems.build(problem)
+    arguments, _ = case.arguments("mps")
+    kernels = [step["kernel"] for step in torch_fattn.explain("prefill", **arguments).passes]
+    assert kernels == ["fattn_mask_map", "fattn_prefill", "fattn_merge"]
+    with counted_launches() as launches:
+        results = run("prefill", arguments)
+    assert launches == dict.fromkeys(kernels, 1)
+    assert_close(case, *results)
+
+
+# ---- what is planned
+
+
+def parts_of(problem: Problem, **device: Any) -> int:
+    step = next(one for one in plan_of(problem, **device)["passes"] if "prefill" in one["kernel"])
+    parts: int = step["params"]["parts"]
+    return parts
+
+
+LONG = Problem(0, "prefill", f16, 1, 4, 4, 512, 32768, 128, 128, causality="bottom_right")
+
+
+@pytest.mark.host_only
+def test_one_wave_of_threadgroups() -> None:
+    """Sixteen simdgroups on each core. No wave, and no part of one, is left nearly empty."""
+    for rows, heads, cores in ((512, 4, 40), (9, 1, 8), (64, 3, 10), (100, 5, 76), (64, 13, 8)):
+        problem = replace(LONG, q_len=rows, q_heads=heads, kv_heads=heads)
+        step, _ = plan_of(problem, family=9, cores=cores)["passes"]
+        threadgroups, held = math.prod(step["grid"]), cores * 16 // int(step["macros"]["FATTN_SIMDGROUPS"])
+        waves = -(-threadgroups // held)
+        assert threadgroups >= 7 / 8 * waves * held, (rows, heads, cores)
+        assert waves <= 8
+
+
+@pytest.mark.host_only
+def test_what_is_not_cut() -> None:
+    """Sequences that fill the GPU, few keys, and hidden keys are not cut; the batch does not matter."""
+    assert parts_of(LONG, cores=8) == 1 < parts_of(LONG, cores=40)
+    assert parts_of(replace(LONG, q_len=9, kv_len=480)) == 1 < parts_of(replace(LONG, q_len=9, kv_len=512))
+    assert parts_of(replace(LONG, kv_len=480), cores=40) == 1
+    assert parts_of(replace(LONG, kv_len=481), cores=40) == 2
+    assert parts_of(replace(LONG, window_left=300), cores=40) == 1
+    assert parts_of(replace(LONG, causality="offset", q_offset=-40), cores=40) == 1
+    assert parts_of(replace(LONG, batch=64), cores=40) == parts_of(LONG, cores=40)
+
+
+@pytest.mark.host_only
+def test_a_tile_over_too_many_keys_is_cut() -> None:
+    """No threadgroup has more than an eighth of a second of products, at the best rate of M1, whatever the
+    rows; of packed ones, half a second."""
+    most = 2e10
+    for heads, rows, head_dim, kv_len in ((64, 9, 128, 2**26), (64, 4096, 64, 2**23), (32, 20, 256, 2**24)):
+        problem = Problem(0, "prefill", f16, 1, heads, heads, rows, kv_len, head_dim, head_dim)
+        step, merge = plan_of(problem, cores=8)["passes"]
+        shared = int(step["macros"]["FATTN_ROW_GROUPS"])
+        groups = shared if head_dim > 128 else int(step["macros"]["FATTN_SIMDGROUPS"])
+        tile_rows = 8 * int(step["macros"]["FATTN_ROW_FRAGMENTS"]) * groups
+        keys = kv_len / step["params"]["parts"]
+        assert keys * tile_rows * 2 * head_dim <= most * 1.01
+        assert merge["params"]["parts"] == step["params"]["parts"] > 1
+
+
+@pytest.mark.host_only
+def test_packed_parts_are_of_one_size_whatever_the_batch() -> None:
+    """The part size is the same for all practical capacities."""
+    packed = Problem(
+        0, "paged_prefill", f16, 2, 32, 8, 900, 2**24, 128, 128, causality="bottom_right",
+        q_lens=(900, 1), seq_lens=(9, 9), block_size=16,
+    )  # fmt: skip
+    few = replace(packed, q_lens=(1, 1), q_len=1)
+    longer = replace(packed, kv_len=2**27)
+    found = []
+    for problem in (packed, few, longer, replace(packed, batch=3, q_lens=(9, 900, 7), seq_lens=(9,) * 3)):
+        step, merge = plan_of(problem)["passes"]
+        assert merge["threads"] == [32, 1, 1] and merge["params"]["parts"] == step["params"]["parts"] > 1
+        assert merge["constants"]["token_major_out"]
+        found.append((step["params"]["least_part"], step["macros"]["FATTN_TILE_KEYS"]))
+    assert len(set(found)) == 1
+    assert [step["kernel"] for step in plan_of(replace(packed, kv_len=2**22))["passes"]] == ["fattn_prefill"]
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("rows", "group", "tiles", "heads"),
+    [(9, 4, 2, 8), (16, 4, 2, 8), (24, 4, 3, 8), (48, 4, 6, 8), (9, 3, 1, 8)],
+)
+def test_rows_of_a_group_fill_a_tile(rows: int, group: int, tiles: int, heads: int) -> None:
+    problem = replace(LONG, q_heads=8 * group, kv_heads=8, q_len=rows)
+    step = plan_of(problem)["passes"][0]
+    assert step["constants"]["grouped"] and step["params"]["q_tiles"] == tiles
+    assert math.prod(step["grid"]) == tiles * heads * step["params"]["parts"]
+
+
+@pytest.mark.host_only
+def test_tiles_that_are_full_stay_by_head() -> None:
+    for rows, heads, kv_heads in ((32, 32, 8), (64, 32, 8), (512, 32, 8), (1000, 32, 8), (9, 8, 8)):
+        step = plan_of(replace(LONG, q_heads=heads, kv_heads=kv_heads, q_len=rows))["passes"][0]
+        assert not step["constants"]["grouped"]
+        assert math.prod(step["grid"]) == heads * step["params"]["q_tiles"] * step["params"]["parts"]
+
+
+# ---- parts as a test cuts them
+
+
+PAGED = Problem(
+    0, "paged_prefill", f16, 4, 6, 2, 50, 256, 40, 24, causality="bottom_right", q_lens=(50, 1, 0, 7),
+    seq_lens=(240, 65, 9, 7), block_size=16, spare_rows=2, sinks=True,
+)  # fmt: skip
+FORCED = {
+    "paged": (PAGED, 3, 2),
+    "paged_int8": (replace(PAGED, kv_format="int8", window_left=100, sink_tokens=40), 4, 1),
+    "paged_int4": (replace(PAGED, kv_format="int4", head_dim=64, value_dim=32), 2, 1),
+    "paged_wide": (replace(PAGED, head_dim=192, value_dim=128), 5, 2),
+    "varlen": (replace(PAGED, op="varlen_prefill", block_size=0, causality="none"), 9, 1),
+    "dense": (replace(ROWS, kv_len=200, q_len=50), 7, 1),
+    "two_groups": (replace(ROWS, q_heads=6, kv_heads=2, kv_len=200, q_len=9), 2, 1),
+    "top_left": (replace(ROWS, kv_len=200, q_len=150, causality="top_left", q_offset=0), 4, 1),
+}
+
+
+@functools.cache
+def cut_case(name: str) -> tuple[problems.Case, dict[str, Any], dict[str, Any]]:
+    problem, parts, least = FORCED[name]
+    case = problems.build(problem)
+    arguments, _ = case.arguments("cpu")
+    plan = direct_launch.plan_of(problem.op, arguments)
+    direct_launch.cut_prefill(plan, parts, least)
+    return case, arguments, plan
+
+
+def run_cut(
+    name: str, mutate: direct_launch.Mutate | None = None, checks: str = "race,bounds,uninit"
+) -> Results:
+    case, arguments, plan = cut_case(name)
+    buffers = direct_launch.buffers_of(case.problem.op, arguments, plan)
+    for step in plan["passes"]:
+        direct_launch.launch(step, buffers, mutate, checks=checks)
+    return buffers["out"], buffers["lse"]
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", FORCED)
+def test_any_parts_give_the_result(name: str) -> None:
+    assert_close(cut_case(name)[0], *run_cut(name))
+
+
+def packed_in_parts(parts: int, least: int, mutate: direct_launch.Mutate | None = None) -> Results:
+    case = problems.build(PAGED)
+    arguments, _ = case.arguments("cpu")
+    plan = direct_launch.plan_of(PAGED.op, arguments)
+    direct_launch.cut_prefill(plan, parts, least, simdgroups=1)
+    buffers = direct_launch.buffers_of(PAGED.op, arguments, plan)
+    for step in plan["passes"]:
+        direct_launch.launch(step, buffers, mutate)
+    assert_close(case, buffers["out"], buffers["lse"])
+    return buffers["out"], buffers["lse"]
+
+
+@needs_emulator
+def test_parts_behind_the_last_key_change_no_bit() -> None:
+    """Empty parts, as in a larger capacity, change nothing; nor does a merge of one part."""
+    few, many = packed_in_parts(3, 4), packed_in_parts(40, 4)
+    of_five, of_one = packed_in_parts(5, 1000), packed_in_parts(1, 1000)
+    assert same(few, many) and same(of_five, of_one)
+    assert same(of_one, direct_launch.run(problems.build(PAGED))), "as without a merge"
+    assert not same(few, of_one), "the control: cut at another key"
+
+
+@needs_emulator
+def test_parts_by_the_capacity_are_noticed() -> None:
+    """The control: sizes of parts that the capacity decides give results within tolerance, in other bits."""
+    old, new = "params.parts, params.least_part)", "params.parts, 1)"
+    assert old in direct_launch.kernel_text("prefill.metal")
+    found = [packed_in_parts(parts, 4, lambda text: text.replace(old, new)) for parts in (3, 40)]
+    assert not same(found[0], found[1])
+
+
+@needs_emulator
+def test_empty_parts_cost_next_to_nothing() -> None:
+    """Rows from the first key on see few of 1,500: parts behind them load nothing and multiply nothing."""
+    problem = replace(ROWS, q_len=16, kv_len=1500, causality="top_left", q_offset=0)
+    case = problems.build(problem)
+    arguments, _ = case.arguments("cpu")
+    counted = []
+    for parts in (1, 30):
+        plan = direct_launch.plan_of("prefill", arguments)
+        direct_launch.cut_prefill(plan, parts, 1)
+        buffers = direct_launch.buffers_of("prefill", arguments, plan)
+        counters = direct_launch.launch(plan["passes"][0], buffers, checks="race,bounds,uninit,bytes")
+        counted.append((counters["products"], counters["bytes_read"]["device"], counters["exps"]))
+    assert counted[0] == counted[1] and counted[0][0] > 0

@@ -1,0 +1,428 @@
+"""Caches of int8, fp8_e4m3 and int4 in every op that reads them: every code as it is defined, what the scales
+may be, the documented error bounds, and wrong calls. Random problems with them are in test_random.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.conftest import counted_launches, needs_emulator
+from tests.helpers import problems
+from tests.helpers.accuracy import assert_close
+from tests.helpers.problems import Problem
+from tests.helpers.wrong_calls import Fault, fault, mistyped, on_cpu, option, sliced, without
+from torch_fattn.reference import dequantise, quantise
+
+fattn = torch.ops.fattn
+f16, f32 = torch.float16, torch.float32
+FORMATS = ("int8", "fp8_e4m3", "int4")
+OPS = ("decode", "paged_decode", "paged_prefill")
+NAN, INF = torch.nan, torch.inf
+
+
+def storage(codes: Tensor, kv_format: str) -> Tensor:
+    """Codes of one element each as a cache holds them."""
+    if kv_format == "int4":
+        return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
+    return codes.to(torch.uint8).view(torch.int8 if kv_format == "int8" else torch.uint8)
+
+
+def scales_of(shape: tuple[int, ...], dim: int, kv_format: str, scale: float, minimum: float = 0.0) -> Tensor:
+    if kv_format == "int4":
+        return torch.tensor([scale, minimum], dtype=f16).expand(*shape, dim // 32, 2).contiguous()
+    return torch.full(shape, scale)
+
+
+def on(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: a.to(device) if isinstance(a, Tensor) else a for name, a in arguments.items()}
+
+
+def sizes_of(op: str) -> dict[str, Any]:
+    """The further fields of a problem of that op with two sequences."""
+    sizes: dict[str, Any] = {"block_size": 0 if op == "decode" else 16}
+    if op == "paged_prefill":
+        sizes |= {"q_lens": (2, 1), "causality": "bottom_right"}
+    return sizes
+
+
+def run(arguments: dict[str, Any], device: str = "mps") -> tuple[Tensor, Tensor]:
+    out, lse = fattn.decode(**on(device, arguments))
+    return out.cpu(), lse.cpu()
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_every_code_of_a_value(kv_format: str, dtype: torch.dtype, device: str) -> None:
+    """One key, so its weight is 1: the result is the value, exactly, in the right column."""
+    count = 16 if kv_format == "int4" else 256
+    codes = torch.randperm(256, generator=torch.Generator().manual_seed(1)).view(1, 2, 1, 128) % count
+    stored = storage(codes, kv_format)
+    scales = scales_of((1, 2, 1), 128, kv_format, 0.5, -3.0)
+    arguments = {
+        "query": torch.zeros(1, 2, 1, 128, dtype=dtype),
+        "key": torch.zeros_like(stored),
+        "value": stored,
+        "key_scales": scales,
+        "value_scales": scales,
+        "kv_format": kv_format,
+    }
+    out, _ = run(arguments, device)
+    exact = dequantise(stored, scales, kv_format)
+    assert exact.isnan().any() == (kv_format == "fp8_e4m3")
+    assert torch.equal(out.double().nan_to_num(777), exact.nan_to_num(777))
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+@pytest.mark.parametrize(
+    ("kv_format", "scale", "minimum"),
+    [
+        *((kv_format, 0.25, -1.0) for kv_format in FORMATS),
+        ("int4", 0.2346, -1003.0),  # which float16 would round
+        ("int4", 8744.0, -65504.0),  # up to 65656, beyond float16
+    ],
+)
+def test_every_code_of_a_key(
+    kv_format: str, scale: float, minimum: float, dtype: torch.dtype, device: str
+) -> None:
+    """Head h has a one in column h alone, and lse is the only score."""
+    count = 16 if kv_format == "int4" else 256
+    codes = torch.randperm(256, generator=torch.Generator().manual_seed(2)).view(2, 1, 1, 128) % count
+    if kv_format == "fp8_e4m3":
+        codes[codes % 128 == 127] = 0  # a NaN would be in every sum
+    stored = storage(codes, kv_format)
+    scales = scales_of((2, 1, 1), 128, kv_format, scale, minimum)
+    arguments = {
+        "query": torch.eye(128, dtype=dtype).view(1, 128, 1, 128).expand(2, -1, -1, -1),
+        "key": stored,
+        "value": torch.zeros_like(stored),
+        "key_scales": scales,
+        "value_scales": scales,
+        "kv_format": kv_format,
+        "scale": 1.0,
+    }
+    _, lse = run(arguments, device)
+    exact = dequantise(stored, scales, kv_format).view(2, 128, 1)
+    assert (lse.double() - exact).abs().max() <= 1e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+@pytest.mark.parametrize("kv_format", [*FORMATS, "fp8_e4m3_unscaled"])
+def test_whole_steps_and_chunks(kv_format: str, dtype: torch.dtype, op: str) -> None:
+    """At the head size that the table is tuned for: two chunks, and an end in the middle of a step."""
+    sizes: dict[str, Any] = {"seq_lens": (547, 256), **sizes_of(op)}
+    case = problems.build(Problem(3, op, dtype, 2, 8, 2, 2, 560, 128, 128, kv_format=kv_format, **sizes))
+    with counted_launches() as launches:
+        out, lse = getattr(fattn, op)(**case.arguments("mps")[0])
+    kernels = ("fattn_prefill",) if op == "paged_prefill" else ("fattn_decode", "fattn_merge")
+    assert launches == dict.fromkeys(kernels, 1)
+    assert_close(case, out.cpu(), lse.cpu())
+
+
+@pytest.mark.parametrize("op", ["decode", "paged_decode"])
+@pytest.mark.parametrize("dims", [(192, 160, False), (576, 512, True), (64, 32, True)], ids=str)
+@pytest.mark.parametrize("which", range(4), ids=[*FORMATS, "fp8_e4m3_unscaled"])
+def test_shared_columns(which: int, dims: tuple[int, int, bool], op: str) -> None:
+    """Wide heads, and values that are columns of their keys: an end in the middle of a step. Any two of
+    format, dtype and dims meet."""
+    kv_format = (*FORMATS, "fp8_e4m3_unscaled")[which]
+    dtype = problems.DTYPES[(which + dims[0] + dims[1]) % 3]
+    sizes: dict[str, Any] = {"seq_lens": (75, 32), **sizes_of(op)}
+    case = problems.build(Problem(5, op, dtype, 2, 4, 1, 2, 80, *dims, kv_format=kv_format, **sizes))
+    with counted_launches() as launches:
+        out, lse = getattr(fattn, op)(**case.arguments("mps")[0])
+    assert launches == {"fattn_decode_wide": 1}
+    assert_close(case, out.cpu(), lse.cpu())
+
+
+@needs_emulator
+@pytest.mark.parametrize("kv_format", ["int8", "int4"])
+def test_columns_with_other_scales(kv_format: str) -> None:
+    """Elements of int8 are read once whatever their scales. The groups of int4 must be the key's own, or the
+    columns are read again."""
+    import softmetal
+
+    case = problems.build(
+        Problem(6, "decode", f32, 1, 4, 1, 1, 40, 160, 128, value_in_key=True, kv_format=kv_format)
+    )
+    arguments, _ = case.arguments("mps")
+    loaded = []
+    for scales in (arguments["value_scales"], arguments["value_scales"] * 2):
+        changed = arguments | {"value_scales": scales}
+        with softmetal.checks(count_bytes=True), softmetal.record() as launches:
+            out, lse = fattn.decode(**changed)
+        # Both slots hold one buffer, whose bytes are counted for the first of them.
+        loaded.append(launches[-1]["buffers_read"]["1"])
+        exact, exact_lse = torch_fattn.reference.decode(**on("cpu", changed))
+        assert torch.allclose(out.cpu().double(), exact, atol=1e-5)
+        assert torch.allclose(lse.cpu().double(), exact_lse, atol=1e-5)
+    assert (loaded[1] > loaded[0]) == (kv_format == "int4")
+
+
+@pytest.mark.parametrize("kv_format", [*FORMATS, "fp8_e4m3_unscaled"])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("index", range(2))
+def test_cpu(kv_format: str, index: int, op: str) -> None:
+    options: dict[str, Any] = {"window_left": 20, "sink_tokens": 3} if index % 2 else {}
+    if index % 2 and op != "paged_prefill":
+        options["mask"] = f32
+    fields: dict[str, Any] = {**sizes_of(op), **options, "seq_lens": (40, 0), "kv_format": kv_format}
+    case = problems.build(Problem(index, op, f32, 2, 4, 2, 2, 64, 32, 64, **fields))
+    assert_close(case, *getattr(fattn, op)(**case.arguments("cpu")[0]))
+
+
+@pytest.mark.parametrize("op", ["paged_decode", "paged_prefill"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_the_reference_reads_pools(kv_format: str, op: str) -> None:
+    fields: dict[str, Any] = {"seq_lens": (48, 20), "kv_format": kv_format, **sizes_of(op)}
+    case = problems.build(Problem(1, op, f32, 2, 4, 2, 2, 48, 32, 32, **fields))
+    arguments, _ = case.arguments("cpu")
+    out, lse = getattr(torch_fattn.reference, op)(**arguments)
+    assert_close(case, out.float().contiguous(), lse.float().contiguous())
+
+
+# ---- the documented bounds
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_distance_from_what_was_quantised(kv_format: str) -> None:
+    """An error e of a key moves a score by at most scale * sum(abs(query)) * e; an error of a value moves the
+    result by at most as much, and weights that are off by a factor f by at most (f - 1) * max(abs(value))."""
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(1, 4, 1, 64, generator=generator)
+    key, value = torch.randn(2, 1, 2, 300, 64, generator=generator)
+    (stored_key, key_scales), (stored_value, value_scales) = (quantise(x, kv_format) for x in (key, value))
+    key_error, value_error = (
+        (dequantise(stored, scales, kv_format) - exact.double()).abs().max().item()
+        for stored, scales, exact in ((stored_key, key_scales, key), (stored_value, value_scales, value))
+    )
+    exact_out, exact_lse = torch_fattn.reference.decode(query, key, value)
+    out, lse = run(
+        {
+            "query": query,
+            "key": stored_key,
+            "value": stored_value,
+            "key_scales": key_scales,
+            "value_scales": value_scales,
+            "kv_format": kv_format,
+        }
+    )
+    of_score = 64**-0.5 * query.abs().sum(-1).max().item() * key_error
+    assert (lse - exact_lse).abs().max() <= of_score + 1e-5
+    factor = torch.tensor(2 * of_score).exp().item()
+    error = (out - exact_out).abs().max()
+    assert 1e-4 < error <= value_error + (factor - 1) * value.abs().max().item()
+
+
+# ---- scales that are no ordinary numbers
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("name", ["key_scales", "value_scales"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("dim", [32, 160])
+def test_a_bad_scale_reaches_the_rows_that_see_it(
+    dim: int, kv_format: str, name: str, bad: float, device: str
+) -> None:
+    """The first draft token's scale: row 0 sees it, row 1 does not, under a tree mask."""
+    generator = torch.Generator().manual_seed(4)
+    query = torch.randn(1, 2, 2, dim, generator=generator)
+    stored, scales = quantise(torch.randn(1, 1, 40, dim, generator=generator), kv_format)
+    assert scales is not None
+    arguments = {
+        "query": query,
+        "key": stored,
+        "value": stored.clone(),
+        "key_scales": scales,
+        "value_scales": scales,
+        "kv_format": kv_format,
+        "tree_mask": torch.tensor([0b01, 0b10]),
+    }
+    clean, _ = run(arguments, device)
+    spoiled = scales.clone()
+    spoiled[0, 0, 38] = bad
+    out, _ = run(arguments | {name: spoiled}, device)
+    assert not out[:, :, 0].isfinite().any()
+    if name == "key_scales":
+        assert torch.equal(out[:, :, 1], clean[:, :, 1])
+    unseen = arguments | {name: spoiled, "tree_mask": torch.tensor([0b10, 0b10])}
+    assert run(unseen, device)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("name", ["key_scales", "value_scales"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_a_bad_scale_of_a_pool_reaches_the_rows_that_see_it(
+    kv_format: str, name: str, bad: float, device: str
+) -> None:
+    """The scale of the newest token but two: of a prompt's last eight rows, the last three see it."""
+    generator = torch.Generator().manual_seed(4)
+    query = torch.randn(8, 2, 32, generator=generator)
+    (key, scales), (value, _) = (
+        quantise(torch.randn(3, 16, 1, 32, generator=generator), kv_format) for _ in range(2)
+    )
+    assert scales is not None
+    arguments = {
+        "query": query,
+        "key_cache": key,
+        "value_cache": value,
+        "block_tables": torch.tensor([[2, 0, 1]], dtype=torch.int32),
+        "seq_lens": torch.tensor([40], dtype=torch.int32),
+        "cu_seqlens_q": torch.tensor([0, 8], dtype=torch.int32),
+        "max_seqlen_q": 8,
+        "key_scales": scales,
+        "value_scales": scales,
+        "kv_format": kv_format,
+    }
+    clean = fattn.paged_prefill(**on(device, arguments))[0].cpu()
+    spoiled = scales.clone()
+    spoiled[1, 37 - 32] = bad
+    out = fattn.paged_prefill(**on(device, arguments | {name: spoiled}))[0].cpu()
+    assert not out[5:].isfinite().any()
+    if name == "key_scales":
+        assert torch.equal(out[:5], clean[:5])
+
+
+# ---- how torch sees it
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("op", OPS)
+def test_opcheck_and_compile(op: str, kv_format: str, device: str) -> None:
+    fields: dict[str, Any] = {"seq_lens": (21, 32), "kv_format": kv_format, **sizes_of(op)}
+    case = problems.build(Problem(1, op, f16, 2, 4, 2, 2, 32, 32, 64, **fields))
+    arguments, _ = case.arguments(device)
+    function = getattr(fattn, op)
+    plain = function(**arguments)
+    on_meta = function(**on("meta", arguments))
+    assert [r.shape for r in on_meta] == [r.shape for r in plain]
+    torch.compiler.reset()
+    compiled = torch.compile(lambda **a: function(**a), backend="aot_eager", fullgraph=True)
+    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(compiled(**arguments), plain, strict=True))
+    positional = tuple(
+        arguments.pop(a.name, None) for a in function.default._schema.arguments if not a.kwarg_only
+    )
+    result = torch.library.opcheck(function.default, positional, arguments)
+    assert set(result.values()) == {"SUCCESS"}
+
+
+def test_autocast_leaves_the_cache_alone() -> None:
+    case = problems.build(Problem(1, "decode", f32, 1, 2, 1, 1, 40, 32, 32, kv_format="fp8_e4m3"))
+    arguments, _ = case.arguments("mps")
+    with torch.autocast("mps", dtype=f16):
+        out, _ = fattn.decode(**arguments)
+    half, _ = fattn.decode(**{**arguments, "query": arguments["query"].half()})
+    assert out.dtype == f16 and torch.equal(out.cpu(), half.cpu())
+
+
+@needs_emulator
+@pytest.mark.parametrize(("kv_format", "most"), [("int8", 0.54), ("fp8_e4m3", 0.54), ("int4", 0.35)])
+def test_bytes_read(kv_format: str, most: float) -> None:
+    """Bytes of elements and scales relative to float16; each lane that loads a scale counts."""
+    from bench.backends import counting
+    from bench.cases.calls import Call
+
+    plain = counting.count_ours(Call("decode", 8, 2, 128, 1, 1024))
+    quantised = counting.count_ours(Call("decode", 8, 2, 128, 1, 1024, kv_format=kv_format))
+    least = {"int8": 0.5, "fp8_e4m3": 0.5, "int4": 0.25}[kv_format]
+    elements = quantised.traffic("key", "value") / plain.traffic("key", "value")
+    assert elements == least
+    with_scales = quantised.traffic("key", "value", "scales") / plain.traffic("key", "value")
+    assert least < with_scales <= most
+
+
+def test_the_example_runs() -> None:
+    """Smaller caches have larger errors, and none of them a large one."""
+    script = Path(__file__).resolve().parents[2] / "examples" / "quantised.py"
+    command = [sys.executable, str(script), "--keys", "300"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in text.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["float16", "int8", "fp8_e4m3", "int4"]
+    sizes, errors = [int(row[1].replace(",", "")) for row in rows], [float(row[2]) for row in rows]
+    assert sizes[0] > sizes[1] == sizes[2] > sizes[3]
+    assert errors[0] < errors[1] < errors[3] < 1.0
+
+
+# ---- wrong calls
+
+
+def valid(op: str, kv_format: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {"seq_lens": (21, 32), "kv_format": kv_format, **sizes_of(op)}
+    problem = Problem(1, op, f16, 2, 4, 2, 2, 32, 64, 32, **fields)
+    return problems.build(problem).arguments("mps")[0] | {"kv_format": kv_format}
+
+
+WRONG: dict[str, list[Fault]] = {
+    "int8": [
+        fault("no scales", without("key_scales", "value_scales"), "int8", "key_scales"),
+        mistyped("another storage", option(kv_format="int4"), "int4", "uint8", "int8"),
+        fault("no such format", option(kv_format="int3"), "int3", "int8"),
+        mistyped(
+            "scales of another dtype",
+            lambda a: {"key_scales": a["key_scales"].half()},
+            "key_scales",
+            "float16",
+            "float32",
+        ),
+        fault(
+            "scales of another shape", sliced("value_scales", slice(None), slice(1)), "value_scales", "shape"
+        ),
+        fault("scales on another device", on_cpu("key_scales"), "key_scales", "cpu", "mps"),
+        mistyped("an integer query", lambda a: {"query": a["query"].int()}, "query", "int32"),
+    ],
+    "int4": [
+        fault("no value scales", without("value_scales"), "int4", "value_scales"),
+        fault("head dims differ", sliced("query", ..., slice(32)), "head_dim", "32", "64"),
+    ],
+    "fp8_e4m3": [
+        fault("half of the scales", without("value_scales"), "key_scales", "value_scales"),
+        fault("an unnamed uint8", option(kv_format="auto"), "uint8", "fp8_e4m3"),
+    ],
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("kv_format", "fault"),
+    [pytest.param(f, fault, id=fault.what) for f, faults in WRONG.items() for fault in faults],
+)
+def test_wrong_calls(op: str, kv_format: str, fault: Fault) -> None:
+    arguments = valid(op, kv_format)
+    getattr(fattn, op)(**arguments)  # the control
+    with counted_launches() as launches, pytest.raises(fault.error) as caught:
+        getattr(fattn, op)(**(arguments | fault.change(arguments)))
+    sentence = str(caught.value).splitlines()[0]
+    assert sentence.startswith(f"fattn.{op}: ") and all(word in sentence for word in fault.words), sentence
+    assert launches == {}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_scales_of_a_float_cache(op: str) -> None:
+    problem = Problem(1, op, f16, 2, 4, 2, 2, 32, 64, 32, seq_lens=(21, 32), **sizes_of(op))
+    arguments, _ = problems.build(problem).arguments("mps")
+    key = arguments["key" if op == "decode" else "key_cache"]
+    scales = torch.ones(key.shape[:3], device="mps")
+    with pytest.raises(ValueError, match="key_scales has no meaning for a cache of torch.float16"):
+        getattr(fattn, op)(**arguments, key_scales=scales, value_scales=scales)
+
+
+@pytest.mark.parametrize("groups", [0, 1, 2])
+def test_int4_needs_groups_of_32_columns(groups: int) -> None:
+    """The error is the same for any number of groups of a head of 40."""
+    query = torch.randn(1, 1, 1, 40, device="mps")
+    stored = torch.zeros(1, 1, 4, 20, dtype=torch.uint8, device="mps")
+    scales = torch.zeros(1, 1, 4, groups, 2, dtype=f16, device="mps")
+    with pytest.raises(ValueError, match="head_dim 40 .*int4.*32 columns"):
+        fattn.decode(query, stored, stored, key_scales=scales, value_scales=scales, kv_format="int4")

@@ -1,0 +1,396 @@
+"""A batch that shares its first keys: results against float64, what is read, what is launched, refusals."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.caches.test_caches import Watch
+from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.helpers import shared_prefix_problems
+from tests.helpers.accuracy import assert_close
+from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged
+from tests.helpers.shared_prefix_problems import SharedProblem
+from torch_fattn import reference, shared_prefix_decode, shared_prefix_paged_decode
+from torch_fattn.operators import prefix_and_suffix
+
+PROBLEMS = shared_prefix_problems.draw(66, seed=7)
+
+
+def run(shared: SharedProblem, arguments: dict[str, Any], device: str) -> tuple[Tensor, Tensor]:
+    moved: dict[int, Tensor] = {}
+
+    def to_device(x: Any) -> Any:
+        """Views of one storage stay views of one storage."""
+        if not isinstance(x, Tensor):
+            return x
+        base = x._base if x._base is not None else x
+        on_device = moved.setdefault(id(base), base.to(device))
+        return on_device.as_strided(x.shape, x.stride(), x.storage_offset())
+
+    function = shared_prefix_paged_decode if shared.kind == "pool" else shared_prefix_decode
+    out, lse = function(**{n: to_device(a) for n, a in arguments.items()}, return_lse=True)
+    return out.cpu(), lse.cpu()
+
+
+def takes_prefill(shared: SharedProblem, least_rows: int) -> bool:
+    p = shared.whole
+    rows = p.batch * p.q_heads * p.q_len
+    return (
+        rows >= least_rows
+        and rows > 32 * p.kv_heads
+        and max(p.head_dim, p.value_dim) <= 128
+        and p.kv_format == "float"
+        and p.mask is None
+        and not p.alibi_slopes
+        and not 0 <= p.window_left < p.kv_len - 1
+    )
+
+
+def expected_launches(shared: SharedProblem, least_rows: int) -> dict[str, int]:
+    if shared.prefix == 0:
+        return {"prefill": 0, "decode": 1}
+    prefill = takes_prefill(shared, least_rows)
+    return {"prefill": int(prefill), "decode": 2 - prefill}
+
+
+@pytest.mark.parametrize("shared", PROBLEMS, ids=str)
+def test_random(
+    shared: SharedProblem, device: str, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of them may take the prefills, which else need more rows than a test has time for."""
+    least_rows = 1 if shared.whole.index % 2 else prefix_and_suffix.PREFILL_ROWS
+    monkeypatch.setattr(prefix_and_suffix, "PREFILL_ROWS", least_rows)
+    case, arguments = shared_prefix_problems.build(shared)
+    with counted_launches() as launches, checked(order="random", seed=shared.whole.index):
+        out, lse = run(shared, arguments, device)
+    assert_close(case, out, lse)
+    counts = {
+        "prefill": launches.get("fattn_prefill", 0),
+        "decode": launches.get("fattn_decode", 0) + launches.get("fattn_decode_wide", 0),
+    }
+    assert counts == (expected_launches(shared, least_rows) if device == "mps" else dict.fromkeys(counts, 0))
+
+
+@pytest.mark.host_only
+def test_the_problems_have_it_all() -> None:
+    """The control: the problems of the test above include prefill and every option."""
+    for index in (0, 1):
+        some = [s for s in PROBLEMS if s.whole.index % 2 == index and s.prefix]
+        assert sum(takes_prefill(s, 1) for s in some) >= 3
+        for kind in shared_prefix_problems.KINDS:
+            assert sum(s.kind == kind for s in some) >= 5
+    for name in ("sinks", "alibi_slopes", "softcap", "tree", "mask", "sink_tokens"):
+        assert sum(bool(getattr(s.whole, name)) for s in PROBLEMS if s.prefix) >= 10, name
+    in_prefix = [s for s in PROBLEMS if 0 <= s.whole.window_left < s.whole.kv_len - 1 and s.prefix]
+    assert len(in_prefix) >= 10
+    assert len({s.whole.kv_format for s in PROBLEMS}) == 5
+
+
+# ---- what is read
+
+
+def operands(batch: int, group: int, prefix: int, own: int, kv_heads: int = 2) -> dict[str, Tensor]:
+    """float16 of D 64."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(*shape: int) -> Tensor:
+        return torch.randn(*shape, 64, generator=generator).half()
+
+    return {
+        "query": rows(batch, kv_heads * group, 1),
+        "prefix_key": rows(1, kv_heads, prefix),
+        "prefix_value": rows(1, kv_heads, prefix),
+        "key": rows(batch, kv_heads, own),
+        "value": rows(batch, kv_heads, own),
+    }
+
+
+def whole(tensors: dict[str, Tensor], name: str) -> Tensor:
+    """Prefix and suffix as one dense cache."""
+    batch = tensors["query"].shape[0]
+    return torch.cat((tensors[f"prefix_{name}"].expand(batch, -1, -1, -1), tensors[name]), dim=2)
+
+
+def keys_read(call: Any, kv_heads: int = 2) -> float:
+    """Keys that a call reads, of K and V and each key-value head, once for each threadgroup."""
+    import softmetal
+
+    with softmetal.checks(count_bytes=True, count_distinct=True), softmetal.record() as launches:
+        call()
+        torch.mps.synchronize()
+    attention = [launch for launch in launches if launch["kernel"] in ("fattn_decode", "fattn_prefill")]
+    read = [launch["buffers_distinct"][slot] for launch in attention for slot in ("1", "2")]
+    return sum(read) / (2 * kv_heads * 64 * 2)
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("batch", "group", "times"),
+    [(4, 4, 1), (8, 4, 1), (10, 4, 2), (3, 1, 1)],
+)
+def test_the_prefix_is_read_once(batch: int, group: int, times: int) -> None:
+    """All threadgroups together read the prefix once per 32 rows. decode reads it once for every sequence."""
+    tensors = {name: t.to("mps") for name, t in operands(batch, group, 512, 32).items()}
+    assert keys_read(lambda: shared_prefix_decode(**tensors)) == times * 512 + batch * 32
+    key, value = whole(tensors, "key"), whole(tensors, "value")
+    control = keys_read(lambda: torch_fattn.decode(tensors["query"], key, value))
+    assert control == batch * (512 + 32)
+
+
+@needs_emulator
+def test_many_rows_read_it_once_per_tile_of_prefill() -> None:
+    """2,048 rows of one key-value head, 64 to a tile; decode would read it for each 32."""
+    tensors = {n: t.to("mps") for n, t in operands(128, 16, 64, 1, kv_heads=1).items()}
+    with counted_launches() as launches:
+        assert keys_read(lambda: shared_prefix_decode(**tensors), 1) == 2048 // 64 * 64 + 128
+    assert launches["fattn_prefill"] == launches["fattn_decode"] == 1
+    fewer = {n: t if n.startswith("prefix") else t[:127] for n, t in tensors.items()}
+    with counted_launches() as launches:
+        assert keys_read(lambda: shared_prefix_decode(**fewer), 1) == 2048 // 32 * 64 + 127
+    assert "fattn_prefill" not in launches and launches["fattn_decode"] == 2
+
+
+@needs_emulator
+def test_a_window_reads_its_part_of_the_prefix() -> None:
+    tensors = {name: t.to("mps") for name, t in operands(4, 2, 512, 32).items()}
+    read = keys_read(lambda: shared_prefix_decode(**tensors, window_left=99, sink_tokens=5))
+    # 101 keys: 69 of the prefix for the rows at position 543, and 32 more, since lengths are the GPU's.
+    assert 4 * 32 + 69 + 5 <= read <= 4 * 32 + 69 + 5 + 32 + 1
+
+
+@needs_emulator
+def test_the_cache_class_reads_what_is_shared_once() -> None:
+    """Four forks of 45 tokens, in blocks of 4: eleven blocks are shared."""
+    cache = paged(num_blocks=40, dtype=torch.float16, head_dim=64)
+    sequences = [cache.allocate()]
+    step = cache.extend(sequences, 45)
+    append(cache, step)
+    sequences += [cache.fork(sequences[0]) for _ in range(3)]
+    step = cache.extend(sequences, 2)
+    append(cache, step)
+    query = torch.randn(4, HEADS, 1, 64).half().to("mps")
+    assert step.shared_blocks == 11
+    assert keys_read(lambda: cache.decode(0, step, query, shared_prefix=True)) == 44 + 4 * 3
+    assert keys_read(lambda: cache.decode(0, step, query)) == 4 * 47
+
+
+# ---- the cache class
+
+
+def append(cache: torch_fattn.PagedKVCache, step: torch_fattn.CacheStep) -> None:
+    """Random keys and values."""
+    key, value = (cache._layers.operands(0)[side] for side in (0, 1))
+    for layer in range(LAYERS):
+        rows = [torch.randn(len(step.positions), KV_HEADS, t.shape[-1]).to(key) for t in (key, value)]
+        cache.append(layer, step, *rows)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_forks_of_a_cache(device: str, rows: int) -> None:
+    cache = paged(device, num_blocks=60)
+    first = cache.allocate()
+    append(cache, cache.extend([first], 21))
+    forks = [first, *(cache.fork(first) for _ in range(3))]
+    query = torch.randn(4, HEADS, rows, DIM).to(device)
+
+    def check(sequences: list[int], step: torch_fattn.CacheStep, shared: int, sharing: bool = True) -> None:
+        assert step.shared_blocks == shared
+        some = query[: len(sequences), :, : max(step.max_seqlen_q, 1)]
+        with counted_launches() as launches:
+            plain = cache.decode(1, step, some, softcap=2.0, return_lse=True)
+        with counted_launches() as launches_with:
+            both = cache.decode(1, step, some, softcap=2.0, return_lse=True, shared_prefix=True)
+        for a, b in zip(plain, both, strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
+        assert plain[0].shape == (*some.shape[:3], VALUE_DIM)
+        if device == "mps":
+            extra = {"fattn_decode": 1, "fattn_merge": 1} if sharing else {}
+            assert launches_with == {k: launches.get(k, 0) + extra.get(k, 0) for k in launches | extra}
+
+    check(forks, cache.extend(forks, 0), 6)  # of which the last row is in the sixth
+    step = cache.extend(forks, (1, 2, 9, 30))
+    append(cache, step)
+    check(forks, step, 5)
+    step = cache.extend(forks[:1], 0)
+    check(forks[:1], step, 7 - 1, sharing=False)  # with no other sequence
+    other = cache.allocate()
+    append(cache, cache.extend([other], 3))
+    mixed = [forks[1], other]
+    check(mixed, cache.extend(mixed, 0), 0, sharing=False)
+    empty = [cache.allocate(), cache.allocate()]
+    check(empty, cache.extend(empty, 0), 0, sharing=False)
+
+
+def test_nothing_waits() -> None:
+    cache = paged(num_blocks=40)
+    first = cache.allocate()
+    append(cache, cache.extend([first], 21))
+    forks = [first, cache.fork(first)]
+    step = cache.extend(forks, (2, 1))
+    append(cache, step)
+    slopes, query = (torch.randn(shape, device="mps") for shape in ((HEADS,), (2, HEADS, 1, DIM)))
+    with Watch() as watch, counted_launches() as launches:
+        cache.decode(0, step, query, window_left=15, alibi_slopes=slopes, shared_prefix=True)
+    assert watch.waits == [] and launches["fattn_decode"] == 2
+    with Watch() as watch:
+        step.seq_lens.tolist()
+    assert watch.waits, "the control"
+
+
+# ---- edges
+
+
+def test_no_suffix_and_no_batch(device: str) -> None:
+    tensors = operands(3, 2, 40, 0)
+    sinks = torch.randn(4)
+    out, lse = shared_prefix_decode(
+        **{n: t.to(device) for n, t in tensors.items()}, sinks=sinks.to(device), return_lse=True
+    )
+    exact = reference.decode(tensors["query"], whole(tensors, "key"), whole(tensors, "value"), sinks=sinks)
+    assert torch.allclose(out.cpu().double(), exact[0], atol=2e-3)
+    assert torch.allclose(lse.cpu().double(), exact[1], atol=1e-3)
+    none = {n: (t if n.startswith("prefix") else t[:0]).to(device) for n, t in tensors.items()}
+    assert shared_prefix_decode(**none).shape == (0, 4, 1, 64)
+
+
+def test_nan_in_the_prefix_reaches_those_that_see_it(device: str) -> None:
+    tensors = {name: t.to(device) for name, t in operands(3, 2, 40, 8).items()}
+    tensors["prefix_value"][:, :, 7] = torch.nan
+    mask = torch.ones(3, 1, 1, 48, dtype=torch.bool, device=device)
+    mask[1, ..., 7] = False
+    out = shared_prefix_decode(**tensors, attn_mask=mask).cpu()
+    assert out[0].isnan().all() and out[2].isnan().all() and out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compiles(device: str, dynamic: bool) -> None:
+    shared = next(s for s in PROBLEMS if s.kind == "dense" and s.whole.window_left >= 0 and s.whole.seq_lens)
+    for some in (shared, next(s for s in PROBLEMS if s.kind == "pool" and s.prefix)):
+        _, arguments = shared_prefix_problems.build(some)
+        moved = {n: a.to(device) if isinstance(a, Tensor) else a for n, a in arguments.items()}
+        function = shared_prefix_paged_decode if some.kind == "pool" else shared_prefix_decode
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        for a, b in zip(compiled(**moved, return_lse=True), function(**moved, return_lse=True), strict=True):
+            assert torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num())
+
+
+@pytest.mark.host_only
+def test_on_meta() -> None:
+    tensors = {name: t.to("meta") for name, t in operands(3, 2, 40, 8).items()}
+    out, lse = shared_prefix_decode(**tensors, return_lse=True)
+    assert out.shape == (3, 4, 1, 64) and lse.shape == (3, 4, 1)
+
+
+# ---- refusals
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prefix_key": (3, 2, 40)}, r"prefix_key of shape \[3, 2, 40, 64\] is not one prefix for all"),
+        ({"prefix_value": (1, 4, 40)}, r"prefix_value of shape \[1, 4, 40, 64\] is not one prefix for all"),
+        ({"prefix_key": (2, 40)}, r"prefix_key of shape \[2, 40, 64\] has 3 dimensions and must be"),
+        ({"query": (4, 1)}, r"query of shape \[4, 1, 64\] has 3 dimensions"),
+        ({"query": (3, 5, 1)}, r"5 query heads cannot share 2 key-value heads.*use \.transpose\(1, 2\)"),
+        ({"prefix_value": (1, 2, 39)}, "39"),
+        ({"attn_mask": (3, 1, 1)}, r"cannot be broadcast over 48 keys"),
+    ],
+)
+def test_refusals(changes: dict[str, tuple[int, ...]], words: str) -> None:
+    tensors = operands(3, 2, 40, 8)
+    assert shared_prefix_decode(**tensors).shape == (3, 4, 1, 64)
+    for name, shape in changes.items():
+        tensors[name] = torch.zeros(*shape, 64, dtype=torch.float16)
+    with pytest.raises(ValueError, match=words):
+        shared_prefix_decode(**tensors)
+
+
+@pytest.mark.host_only
+def test_blocks_without_lengths() -> None:
+    tensors = operands(3, 2, 40, 8)
+    tensors |= {name: tensors[name].transpose(1, 2) for name in ("key", "value")}
+    tensors["block_tables"] = torch.arange(3, dtype=torch.int32)[:, None]
+    lengths = torch.tensor([1, 8, 2], dtype=torch.int32)
+    assert shared_prefix_decode(**tensors, seq_lens=lengths).shape == (3, 4, 1, 64)
+    with pytest.raises(ValueError, match="block_tables came without seq_lens; pass the length of every"):
+        shared_prefix_decode(**tensors)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("rows", [1, 3])
+def test_token_major_out(rows: int) -> None:
+    given = {name: operand.cpu() for name, operand in operands(2, 4, 64, 20).items()}
+    given["query"] = torch.randn(2, 8, rows, 64, generator=torch.Generator().manual_seed(1)).half()
+    out, lse = torch_fattn.shared_prefix_decode(**given, return_lse=True)
+    same, same_lse = torch_fattn.shared_prefix_decode(**given, token_major_out=True, return_lse=True)
+    assert torch.equal(out, same) and torch.equal(lse, same_lse)
+    assert same.transpose(1, 2).is_contiguous() and out.is_contiguous()
+
+
+def test_large_logits_do_not_hide_how_many_keys_a_part_has(device: str) -> None:
+    """Over keys that are all equally unlikely, finfo.min in float32, the result is the mean."""
+    randn = partial(torch.randn, generator=torch.Generator().manual_seed(1))
+    query, key, value = (randn(3, 2, length, 64) for length in (1, 5, 5))
+    prefix_key, prefix_value = randn(1, 2, 30, 64), randn(1, 2, 30, 64)
+    mask = torch.full((1, 1, 1, 35), torch.finfo(torch.float32).min)
+    operands = [t.to(device) for t in (query, prefix_key, prefix_value, key, value)]
+    out = shared_prefix_decode(*operands, attn_mask=mask.to(device))
+    mean = torch.cat((prefix_value.expand(3, -1, -1, -1), value), dim=2).mean(dim=2, keepdim=True)
+    torch.testing.assert_close(out.cpu(), mean, rtol=0, atol=1e-6)
+
+
+def test_an_unknown_option() -> None:
+    with pytest.raises(TypeError, match="window_length"):
+        shared_prefix_decode(**operands(3, 2, 40, 8), window_length=3)  # type: ignore[call-overload]
+
+
+@pytest.mark.host_only
+def test_lengths_and_tables_are_checked_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = operands(2, 2, 40, 8)
+    tensors["query"] = tensors["query"].expand(-1, -1, 3, -1)
+    pools = torch.zeros(2, 9, 4, 2, 64, dtype=torch.float16)
+    tree = torch.tensor([1, 3, 5])
+    table = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]], dtype=torch.int32)
+
+    def dense(*lengths: int, tree_mask: Tensor | None = None) -> None:
+        seq_lens = torch.tensor(lengths, dtype=torch.int32)
+        shared_prefix_decode(**tensors, seq_lens=seq_lens, tree_mask=tree_mask)
+
+    def in_pool(shared: int, *lengths: int) -> None:
+        seq_lens = torch.tensor(lengths, dtype=torch.int32)
+        shared_prefix_paged_decode(tensors["query"], *pools, table, seq_lens, shared)
+
+    wrong: list[tuple[Any, str]] = [
+        (lambda: dense(2, 1), r"seq_lens\[1\] is 1 and must be at least 2"),
+        (lambda: dense(2, 8, tree_mask=tree), r"seq_lens\[0\] is 2 and must be at least 3"),
+        (lambda: in_pool(2, 10, 9), r"seq_lens\[1\] is 9 and must be at least 10"),
+        (lambda: in_pool(3, 16, 16), r"sequences 0 and 1 do not have the same first 3 blocks"),
+    ]
+    for call, _ in wrong:
+        call()
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    dense(2, 8)
+    dense(3, 8, tree_mask=tree)
+    in_pool(2, 10, 0)
+    in_pool(3, 16, 0)
+    nothing = torch.zeros(2, dtype=torch.int32)
+    out = shared_prefix_paged_decode(tensors["query"], *pools, table.fill_(-1), nothing, 2)
+    assert not out.any(), "blocks outside all sequences are not checked"
+    table.copy_(torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]]))
+    no_prefix = {name: prefix[:, :, :0] for name, prefix in tensors.items() if "prefix" in name}
+    shared_prefix_decode(**tensors | no_prefix, seq_lens=nothing)
+    for call, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            call()
+    for shared in (-1, 5):
+        with pytest.raises(ValueError, match=f"shared_blocks {shared} is not from 0 to 4"):
+            in_pool(shared, 16, 16)

@@ -1,0 +1,320 @@
+"""Packed queries over packed keys: whose rows, whose keys, from which position, at what cost."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.helpers import direct_launch, problems
+from tests.helpers.accuracy import assert_close
+from tests.helpers.problems import Problem
+from tests.helpers.tuned import tiles_of_large_calls
+
+fattn = torch.ops.fattn
+f16, f32 = torch.float16, torch.float32
+DEVICES = ["mps", "cpu"]
+BOTTOM_RIGHT: dict[str, Any] = {"causality": "bottom_right"}
+
+
+def case_of(dtype: torch.dtype = f16, **fields: Any) -> problems.Case:
+    """Rows `q_lens` over keys `seq_lens`, of as many rows where they are left out."""
+    sizes: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "value_dim": 24} | fields
+    sizes.setdefault("seq_lens", sizes["q_lens"])
+    sizes |= {"batch": len(sizes["q_lens"]), "q_len": max(sizes["q_lens"]), "kv_len": max(sizes["seq_lens"])}
+    return problems.build(Problem(0, "varlen_prefill", dtype, **sizes))
+
+
+def check(device: str = "mps", dtype: torch.dtype = f16, **fields: Any) -> tuple[Tensor, Tensor]:
+    case = case_of(dtype, **fields)
+    with counted_launches() as launches:
+        out, lse = (result.cpu() for result in fattn.varlen_prefill(**case.arguments(device)[0]))
+    assert launches == ({"fattn_prefill": 1} if device == "mps" else {})
+    assert_close(case, out, lse)
+    return out, lse
+
+
+def int32(*values: int, device: str = "mps") -> Tensor:
+    return torch.tensor(values, dtype=torch.int32).to(device)
+
+
+# ---- shapes of batches
+
+
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(2, 2), (6, 2), (8, 1)])
+@pytest.mark.parametrize("causal", [{}, BOTTOM_RIGHT], ids=["full", "causal"])
+def test_prompts_of_their_own_lengths(
+    causal: dict[str, Any], q_heads: int, kv_heads: int, dtype: torch.dtype
+) -> None:
+    """Groups of 3 do not divide a tile's rows; more rows than keys, fewer, and as many."""
+    check(
+        dtype=dtype,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=64,
+        value_dim=64,
+        q_lens=(70, 1, 33, 0, 40, 5),
+        seq_lens=(70, 150, 100, 20, 3, 0),
+        spare_rows=3,
+        **causal,
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_to_a_hundred(device: str) -> None:
+    check(device, q_heads=2, kv_heads=1, q_lens=(5, 500, 5), **BOTTOM_RIGHT)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_sequences(device: str) -> None:
+    """More than a simdgroup has lanes, three times, with runs of sequences that have no rows or no keys."""
+    rows = [(n * 7) % 5 if n % 9 else 0 for n in range(100)]
+    rows[40:75] = [0] * 35
+    keys = [(n * 5) % 7 if n % 11 else 0 for n in range(100)]
+    check(device, q_heads=2, kv_heads=1, q_lens=tuple(rows), seq_lens=tuple(keys), **BOTTOM_RIGHT)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("q_lens", "seq_lens"), [((3, 0, 20), (9, 40, 0)), ((0, 4, 0), (0, 0, 7))])
+def test_empty_sequences(q_lens: tuple[int, ...], seq_lens: tuple[int, ...], device: str) -> None:
+    """Sequences without rows, without keys, or without both: rows without keys are 0, with the sink's logit
+    as lse."""
+    check(device, q_lens=q_lens, seq_lens=seq_lens, spare_rows=2, sinks=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_to_look_at(device: str) -> None:
+    """No sequences, no keys: every row sees none."""
+    query = torch.randn(5, 4, 16, device=device)
+    key = torch.randn(3, 2, 16, device=device)
+    for sequences, keys, most in ((0, 3, 9), (2, 0, 9), (2, 3, 0)):
+        starts = int32(*range(0, 2 * sequences + 1, 2), device=device)
+        out, lse = fattn.varlen_prefill(query, key[:keys], key[:keys], starts, starts, 2, most)
+        assert out.shape == (5, 4, 16) and torch.all(out.cpu() == 0)
+        assert lse.shape == (4, 5) and torch.all(lse.cpu() == -torch.inf)
+
+
+@pytest.mark.parametrize("empty", ["rows", "heads"])
+def test_empty_results_launch_nothing(empty: str) -> None:
+    heads = 0 if empty == "heads" else 4
+    query = torch.randn(0 if empty == "rows" else 5, heads, 16, device="mps")
+    key = torch.randn(9, heads, 16, device="mps")
+    with counted_launches() as launches:
+        out, lse = fattn.varlen_prefill(query, key, key, int32(0, query.shape[0]), int32(0, 9), 5, 9)
+    assert launches == {} and out.shape == query.shape and lse.shape == query.shape[1::-1]
+
+
+# ---- positions and options
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("q_offset", [None, 0, 7, -3])
+def test_where_the_rows_are(q_offset: int | None, device: str) -> None:
+    """By default the last row of each sequence is at its last key; otherwise row 0 of each is at the
+    offset."""
+    causality = "bottom_right" if q_offset is None else "offset"
+    for options in ({}, {"window_left": 9, "sink_tokens": 2}, {"alibi_slopes": True}):
+        check(
+            device,
+            q_lens=(30, 5, 40),
+            seq_lens=(41, 60, 12),
+            causality=causality,
+            q_offset=q_offset,
+            **options,
+        )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window_left": 20, "window_right": 6},
+        {"window_left": 40, "sink_tokens": 35, "sinks": True},
+        {"softcap": 2.0, "alibi_slopes": True, "scale": 0.3},
+        {"layouts": ("token_major", "every_other", "padded_rows")},
+        {"layouts": ("expanded_heads", "expanded_heads", "offset")},
+    ],
+    ids=str,
+)
+def test_options(options: dict[str, Any], device: str) -> None:
+    check(device, q_lens=(50, 1, 90), seq_lens=(100, 65, 90), spare_rows=1, **BOTTOM_RIGHT, **options)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_each_sequence_is_as_in_prefill(is_causal: bool, device: str) -> None:
+    """Bit by bit as alone, in a batch of any other sequences."""
+    generator = torch.Generator().manual_seed(2)
+    rows, keys = (37, 0, 100, 1, 64), (50, 9, 100, 33, 0)
+    query = torch.randn(sum(rows), 2, 64, generator=generator).to(f16).to(device)
+    key, value = (torch.randn(sum(keys), 2, 64, generator=generator).to(f16).to(device) for _ in range(2))
+    starts = [0, *accumulate(rows)], [0, *accumulate(keys)]
+    out, lse = fattn.varlen_prefill(
+        query, key, value, *(int32(*s, device=device) for s in starts), 100, 100, is_causal=is_causal
+    )
+    for (first, end), (first_key, end_key) in zip(*(pairwise(s) for s in starts), strict=True):
+        alone = (t.transpose(0, 1)[None] for t in (query[first:end], key[first_key:end_key]))
+        mine, its_lse = fattn.prefill(
+            *alone, value[first_key:end_key].transpose(0, 1)[None], is_causal=is_causal
+        )
+        assert torch.equal(out[first:end].cpu(), mine[0].transpose(0, 1).cpu())
+        assert torch.equal(lse[:, first:end].cpu(), its_lse[0].cpu())
+
+
+# ---- starts that the host does not know
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("of_rows", "of_keys"),
+    [
+        ((0, 20, 10, 40), (0, 30, 20, 50)),
+        ((-5, 20, 2**31 - 1, 40), (-(2**31), 10, 2**31 - 1, 50)),
+        ((40, 30, 20, 10), (50, 40, 2**31 - 1, -(2**31))),
+        ((7, 7, 7, 7), (0, 50, 0, 50)),
+    ],
+)
+def test_starts_out_of_order_and_out_of_range(
+    of_rows: tuple[int, ...], of_keys: tuple[int, ...], device: str, checked: Checked
+) -> None:
+    """Nothing outside is read or written, and every row has a result: those of the reference."""
+    generator = torch.Generator().manual_seed(7)
+    query = torch.randn(45, 4, 16, generator=generator)
+    key, value = torch.randn(2, 55, 2, 16, generator=generator)
+    for most in (60, 25):
+        arguments = (
+            query,
+            key,
+            value,
+            int32(*of_rows, device="cpu"),
+            int32(*of_keys, device="cpu"),
+            60,
+            most,
+        )
+        exact, exact_lse = torch_fattn.reference.varlen_prefill(*arguments, is_causal=True)
+        on_device = (a.to(device) if isinstance(a, Tensor) else a for a in arguments)
+        with checked():
+            out, lse = fattn.varlen_prefill(*on_device, is_causal=True)
+        assert torch.allclose(out.cpu().double(), exact, atol=1e-5)
+        assert torch.allclose(lse.cpu().double(), exact_lse, atol=1e-5)
+
+
+# ---- cost
+
+
+def counters(case: problems.Case) -> tuple[int, int]:
+    """8x8x8 products, and bytes read of the keys."""
+    import softmetal
+
+    arguments = case.arguments("mps")[0]
+    with softmetal.checks(count_bytes=True), softmetal.record() as launches:
+        fattn.varlen_prefill(**arguments)
+    (ran,) = (launch for launch in launches if launch["kernel"] == "fattn_prefill")
+    return ran["counters"]["products"], ran["buffers_read"]["1"]
+
+
+def needed_products(problem: Problem) -> int:
+    """The products that touch a visible pair, with eight (row, head) pairs that share keys per fragment."""
+    group = problem.q_heads // problem.kv_heads
+    blocks = 0
+    for rows, keys, first in zip(problem.rows, problem.lengths, problem.first_positions, strict=True):
+        for pair in range(0, rows * group, 8):
+            last_row = (min(pair + 8, rows * group) - 1) // group
+            end = min(first + last_row + 1, keys) if problem.is_causal else keys
+            blocks += max(0, -(-end // 8))
+    return problem.kv_heads * blocks * (problem.head_dim + problem.value_dim) // 8
+
+
+@needs_emulator
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [{}, BOTTOM_RIGHT], ids=["full", "causal"])
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(2, 2), (4, 1)])
+def test_no_work_on_padding(q_heads: int, kv_heads: int, causal: dict[str, Any], head_dim: int) -> None:
+    """One sequence of 320 among some of 5: a padded batch would do ten times as much."""
+    lengths = (5, 320, 5, 0, 5, 5, 5, 5, 5, 5)
+    case = case_of(
+        q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim, q_lens=lengths, **causal
+    )
+    products, _ = counters(case)
+    assert 1.0 <= products / needed_products(case.problem) <= 1.1
+    padded = 10 * 320 * 320 // 64 * q_heads * 2 * head_dim // 8
+    assert products < 0.12 * padded
+
+
+@needs_emulator
+def test_sequences_without_rows_cost_nothing() -> None:
+    few = case_of(q_lens=(40, 1), seq_lens=(64, 100))
+    many = case_of(q_lens=(0, 40, *[0] * 40, 1, 0), seq_lens=(96, 64, *[80] * 40, 100, 9), spare_rows=100)
+    # The tiles are the same whether or not the rows fill the GPU.
+    with tiles_of_large_calls(few.problem):
+        assert counters(few) == counters(many)
+
+
+@needs_emulator
+def test_a_window_is_all_that_is_loaded() -> None:
+    case = case_of(
+        q_heads=2, kv_heads=1, q_lens=(1, 1), seq_lens=(3000, 2000), window_left=99, **BOTTOM_RIGHT
+    )
+    _, key_bytes = counters(case)
+    assert 2 * 100 * 16 * 2 <= key_bytes <= 2 * (100 + 32) * 16 * 2
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("batch", [1, 10, 1000])
+@pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 1000])
+def test_the_grid_is_little_too_large(rows: int, batch: int) -> None:
+    """However the rows are shared out, there are tiles for all of them, and at most batch + 1 too many."""
+    query = torch.empty(rows * batch + 9, 8, 64, dtype=f16, device="meta")
+    key = torch.empty(rows * batch, 2, 64, dtype=f16, device="meta")
+    starts = torch.empty(batch + 1, dtype=torch.int32, device="meta")
+    (step,) = torch_fattn.explain("varlen_prefill", query, key, key, starts, starts, 10**6, 10**6).passes
+    tile_rows = 8 * int(step["macros"]["FATTN_ROW_FRAGMENTS"]) * int(step["macros"]["FATTN_SIMDGROUPS"])
+    tiles, heads, _ = step["grid"]
+    group, total = 4, query.shape[0]
+    for lengths in ([rows] * batch, [total, *[0] * (batch - 1)], [1] * min(batch, total)):
+        spare = total - sum(lengths)
+        needed = sum(-(-n * group // tile_rows) for n in (*lengths, spare))
+        assert heads == 2 and needed <= tiles <= needed + batch + 1
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("longest", [4096, 2**62, 2**63 - 1])
+def test_no_sequence_is_longer_than_the_call(longest: int) -> None:
+    """Whatever max_seqlen_q says: that times the heads of a group is beyond 64 bits here."""
+    query = torch.empty(4096, 8, 64, dtype=f16, device="meta")
+    key, pool = query[:, :2], query.new_empty(256, 16, 2, 64)
+    starts, lengths = (torch.empty(n, dtype=torch.int32, device="meta") for n in (2, 1))
+    tables = torch.empty(1, 256, dtype=torch.int32, device="meta")
+
+    def plans(longest: int) -> list[str]:
+        operands: dict[str, tuple[torch.Tensor, ...]] = {
+            "varlen_prefill": (query, key, key, starts, starts),
+            "paged_prefill": (query, pool, pool, tables, lengths, starts),
+        }
+        numbers = {"varlen_prefill": (longest, 4096), "paged_prefill": (longest,)}
+        return [torch_fattn.explain(op, *operands[op], *numbers[op]).json for op in operands]
+
+    assert plans(longest) == plans(4096) != plans(1)
+
+
+def test_slices_compute_what_one_dispatch_does() -> None:
+    """Slices, and parts of the keys, are planned from max_seqlen_k: only the GPU knows how many there are."""
+    generator = torch.Generator().manual_seed(4)
+    query = torch.randn(140, 16, 64, generator=generator).to(f16).to("mps")
+    key = torch.randn(1, 8, 64, generator=generator).to(f16).to("mps").expand(2**29, -1, -1)
+    starts = int32(0, 130, 140), int32(0, 1400, 1437)
+    results = []
+    for most, parts in ((2**25, 4), (2**23, 1), (1400, 1)):
+        arguments = (query, key, key, *starts, 130, most)
+        step, *merge = torch_fattn.explain("varlen_prefill", *arguments).passes
+        dispatches = len(list(direct_launch.dispatches(step)))
+        assert (dispatches > 1) == (most > 1400) and step["params"]["parts"] == parts
+        with counted_launches() as launches:
+            results.append([result.cpu() for result in fattn.varlen_prefill(*arguments)])
+        assert launches == {"fattn_prefill": dispatches} | ({"fattn_merge": 1} if merge else {})
+    assert all(torch.equal(a, b) for more in results[:2] for a, b in zip(more, results[2], strict=True))

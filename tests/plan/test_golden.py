@@ -1,0 +1,86 @@
+"""The plans of tests/golden. `make golden` rewrites them after a change that is meant."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.golden.__main__ import FOLDER, blocks_of, difference, file_of, text_of
+from tests.golden.calls import GOLDEN_CALLS, OTHER_GOLDEN_CALLS, golden_plan
+
+pytestmark = pytest.mark.host_only
+NAMES = [*GOLDEN_CALLS, *OTHER_GOLDEN_CALLS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden(name: str) -> None:
+    op, plan = golden_plan(name)
+    file = file_of(op)
+    kept = blocks_of(file.read_text()).get(name, "") if file.exists() else ""
+    if lines := difference(kept, text_of(name, plan)):
+        pytest.fail(f"{file.name} differs: run `make golden` if the change is meant\n{lines}", pytrace=False)
+
+
+def test_every_golden_plan_has_a_call() -> None:
+    texts = [file.read_text() for file in FOLDER.glob("*.txt")]
+    assert sorted(name for text in texts for name in blocks_of(text)) == sorted(NAMES)
+
+
+def values_of(node: Any) -> Iterator[tuple[Any, Any]]:
+    """The places of all values of a plan: a dictionary or list, and the key."""
+    for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+        if isinstance(value, dict | list):
+            yield from values_of(value)
+        elif key != "params_bytes":
+            yield node, key
+
+
+@pytest.mark.parametrize("name", ["prefill_documents", "decode_options", "softmax_f16"])
+def test_every_change_of_a_plan_shows(name: str) -> None:
+    """The control: every other value changes the text, and a new option that is off does not."""
+    _, plan = golden_plan(name)
+    kept = text_of(name, plan)
+    for node, key in values_of(plan):
+        value = node[key]
+        node[key] = not value if isinstance(value, bool) else value + ("x" if isinstance(value, str) else 1)
+        assert difference(kept, text_of(name, plan)), key
+        node[key] = value
+    step = plan["passes"][-1]
+    step["constants"]["new"], step["params"]["new"] = False, {"row": 0, "key": 0}
+    assert not difference(kept, text_of(name, plan))
+    step["params"]["new"]["row"] = 1
+    assert "new(row=1)" in difference(kept, text_of(name, plan))
+
+
+def words_of(number: float) -> list[list[int]]:
+    """The nonzero 32-bit words of a number, as an integer of 32 or 64 bits and as a float."""
+    forms = [struct.pack("<q" if number >= 2**31 else "<i", number)] if isinstance(number, int) else []
+    return [
+        [word for (word,) in struct.iter_unpack("<i", form) if word]
+        for form in (*forms, struct.pack("<f", number))
+    ]
+
+
+def says_what_is_bound(step: dict[str, Any]) -> bool:
+    """Whether the parameters by name, in their order, are the bytes that the kernel reads."""
+    bound = [word for (word,) in struct.iter_unpack("<i", bytes.fromhex(step["params_bytes"])) if word]
+    for node, key in values_of(step["params"]):
+        words = next((words for words in words_of(node[key]) if bound[: len(words)] == words), None)
+        if words is None:
+            return False
+        del bound[: len(words)]
+    return not bound
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_parameters_are_what_is_bound(name: str) -> None:
+    for step in golden_plan(name)[1]["passes"]:
+        assert says_what_is_bound(step)
+        for node, key in values_of(step["params"]):  # the control
+            value = node[key]
+            node[key] = value + 1
+            assert not says_what_is_bound(step), key
+            node[key] = value

@@ -1,0 +1,360 @@
+"""The planner: what must hold for every plan, and refusals. test_golden.py compares whole plans."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+from tests.conftest import counted_launches, needs_emulator
+from tests.golden.calls import GOLDEN_CALLS, M1, M2_MAX, on_meta, plan_of
+from tests.helpers import drawing, problems
+from tests.helpers.problems import Problem
+
+MAX_THREADGROUP_BYTES = 32768
+ELEMENT_BYTES = {"float": 4, "half": 2, "bfloat": 2}
+
+f16, bf16 = torch.float16, torch.bfloat16
+
+
+# ---- what holds for every plan
+
+
+def in_tiles_first(launch: dict[str, Any]) -> tuple[int, int, int]:
+    """Threadgroups of a head, heads, batch of a prefill."""
+    first, second, batch = launch["grid"]
+    return (second, first, batch) if launch["params"]["heads_first"] else (first, second, batch)
+
+
+def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
+    launch, *merges = plan["passes"]
+    macros, params = launch["macros"], launch["params"]
+    group = p.q_heads // p.kv_heads
+    wide = max(p.head_dim, p.value_dim) > 128
+    assert launch["kernel"] == ("fattn_prefill_wide" if wide else "fattn_prefill")
+    row_groups = int(macros["FATTN_ROW_GROUPS" if wide else "FATTN_SIMDGROUPS"])
+    tile_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"]) * row_groups
+    threadgroups, heads, batch = in_tiles_first(launch)
+    tiles, parts, grouped = params["q_tiles"], params["parts"], launch["constants"]["grouped"]
+    assert threadgroups == tiles * parts and params["group_size"] == group
+    if p.q_lens is None:
+        pairs = p.q_len * (group if grouped else 1)
+        assert (tiles - 1) * tile_rows < pairs <= tiles * tile_rows
+        assert (heads, batch) == (p.kv_heads if grouped else p.q_heads, p.batch)
+        assert grouped <= (group > 1 and p.mask is None)
+        # A sequence is not cut if its tiles fill the GPU or a part would have few keys.
+        held = plan["device"]["cores"] * max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
+        least = params["least_part"] * int(macros["FATTN_TILE_KEYS"])
+        assert least >= 8 * tile_rows and (parts - 1) * least < p.kv_len
+        assert parts == 1 or (tiles * heads < held and tiles * heads * (parts - 1) < 8 * held)
+    else:  # a tile holds rows of one sequence only
+        needed = sum(-(-rows * group // tile_rows) for rows in (*p.q_lens, p.spare_rows))
+        assert needed <= tiles <= needed + p.batch + 1
+        assert (heads, batch, grouped, parts) == (p.kv_heads, 1, False, 1)
+    rows = (sum(p.rows) + p.spare_rows) * p.q_heads
+    assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 4) * 4 if parts > 1 else 0)
+    assert [merge["grid"] for merge in merges] == ([[rows, 1, 1]] if parts > 1 else [])
+    assert launch["constants"]["split"] == (parts > 1)
+    waves = (
+        math.prod(launch["grid"]) / plan["device"]["cores"] / max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
+    )
+    assert params["heads_first"] == (p.causality != "none" and p.q_lens is None and waves < 16)
+    all_bytes = wide_bytes(p, macros, tile_rows) if wide else tile_bytes(p, macros)
+    assert launch["threadgroup_bytes"] == -(-all_bytes // 16) * 16
+    constants = launch["constants"]
+    assert constants["causal"] == p.is_causal
+    assert constants["window"] == (p.window_left >= 0 or (p.window_right >= 0 and not p.is_causal))
+    assert constants["softcap"] == (p.softcap > 0)
+    assert (constants["sinks"], constants["alibi"]) == (p.sinks, p.alibi_slopes)
+    assert constants["block_size"] == p.block_size
+    assert constants["packed"] == (p.q_lens is not None)
+    assert constants["packed_keys"] == p.has_packed_keys
+    assert constants["has_seq_lens"] == (p.op == "paged_prefill")
+    assert constants["mask_map"] == ("mask_map" in launch["bindings"]) == p.mask_map
+    assert params["last_rows_meet"] == (p.has_packed_keys and p.q_offset is None)
+    out = torch.empty((p.batch, p.q_heads, p.q_len), device="meta")
+    if p.token_major_out:
+        out = torch.empty((p.batch, p.q_len, p.q_heads), device="meta").transpose(1, 2)
+    strides = (n * p.value_dim for n in out.stride())
+    if p.q_lens is not None:
+        strides = (0, p.value_dim, p.q_heads * p.value_dim)
+    assert params["out"] == dict(zip(("batch", "head", "row"), strides, strict=True))
+    assert not constants["token_major_out"], "its strides say it"
+
+
+def scale_bytes(p: Problem, keys: int) -> int:
+    return 8 * (keys if p.kv_format.removesuffix("_unscaled") in ("int8", "fp8_e4m3") else 1)
+
+
+def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
+    """The bytes of a step of keys and values with padding and scales, and of the saved state."""
+    kv_format, tile_keys = p.kv_format.removesuffix("_unscaled"), int(macros["FATTN_TILE_KEYS"])
+    element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
+    tiles = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + 16 + 64)
+    rows = int(macros["FATTN_SIMDGROUPS"]) * int(macros["FATTN_ROW_FRAGMENTS"]) * 8
+    return tiles + scale_bytes(p, tile_keys) + saved_bytes(rows)
+
+
+def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
+    """The bytes of the query in pieces of 16, the products and scales of two steps, and the saved state."""
+    tile_keys = int(macros["FATTN_TILE_KEYS"])
+    column_shares = int(macros["FATTN_SIMDGROUPS"]) // int(macros["FATTN_ROW_GROUPS"])
+    sums = max(1, column_shares * 8 // tile_keys)  # shares of the columns that a product is the sum of
+    columns = -(-p.head_dim // 8 // sums) * 8
+    share_bytes = -(-columns * ELEMENT_BYTES[macros["FATTN_T"]] // 64) * 64
+    of_row = sums * (share_bytes + 2 * tile_keys * 4)
+    return tile_rows * of_row + scale_bytes(p, 2 * tile_keys) + saved_bytes(tile_rows)
+
+
+def saved_bytes(tile_rows: int) -> int:
+    """Three offsets and three keys of each row, and where the keys begin."""
+    return tile_rows * (3 * 8 + 3 * 4) + 3 * 8
+
+
+def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
+    """How many chunks a sequence has (csrc/kernels/common/schedule.h)."""
+    begin = 0 if p.window_left < 0 else min(max(length - p.q_len - p.window_left, 0), length)
+    sinks = range(min(p.sink_tokens, begin))  # none without a window
+    units = -(-(length - begin + len(sinks)) // span["chunk_unit"])
+    few = min(-(-units // 32), 512 // span["chunk_unit"])
+    keys = max(max(-(-units // span["most_chunks"]), few) * span["chunk_unit"], span["least_chunk"])
+    return max(1, len({key // keys for keys_of in (sinks, range(begin, length)) for key in keys_of}))
+
+
+def check_decode(p: Problem, plan: dict[str, Any]) -> None:
+    launch = plan["passes"][0]
+    macros, params = launch["macros"], launch["params"]
+    shares, heads, depth = launch["grid"]
+    span = params["span"]
+    rows = p.batch * p.q_heads * p.q_len
+    parts = plan["passes"][1]["params"]["parts"] if len(plan["passes"]) == 2 else 1
+    row_groups, simdgroups = int(macros["FATTN_ROW_GROUPS"]), int(macros["FATTN_SIMDGROUPS"])
+    packed_rows, rows_per_kv_head = 8 * row_groups, p.q_heads // p.kv_heads * p.q_len
+    wide = p.value_in_key or max(p.head_dim, p.value_dim) > 128
+    assert launch["kernel"] == ("fattn_decode_wide" if wide else "fattn_decode")
+    assert macros.get("FATTN_VALUE_IN_KEY") == (str(p.value_in_key).lower() if wide else None)
+    if wide:
+        assert row_groups == min(4, 2 ** max(0, (rows_per_kv_head - 1) // 8).bit_length())
+        assert row_groups * p.value_dim <= simdgroups * 64 or simdgroups == 16
+    assert row_groups == 1 or packed_rows // 2 < rows_per_kv_head, "no simdgroup without rows"
+    assert shares == params["shares"] <= parts * p.batch == parts * params["batch"] and depth == 1
+    assert heads == p.kv_heads * params["row_blocks"]
+    assert (params["row_blocks"] - 1) * packed_rows < rows_per_kv_head <= params["row_blocks"] * packed_rows
+    assert span["capacity"] == p.kv_len and span["chunk_unit"] % int(macros["FATTN_TILE_KEYS"]) == 0
+    assert span["least_chunk"] % span["chunk_unit"] == 0
+    most = max(chunks_of(p, span, length) for length in range(p.kv_len + 1))
+    assert most <= parts <= max(1, min(-(-p.kv_len // span["least_chunk"]), span["most_chunks"] + 3))
+    constants = launch["constants"]
+    assert constants["split"] == (parts > 1) == (len(plan["passes"]) == 2)
+    assert constants["block_size"] == p.block_size
+    assert constants["has_seq_lens"] == (p.seq_lens is not None)
+    assert constants["window"] == (p.window_left >= 0) and constants["softcap"] == (p.softcap > 0)
+    assert (constants["sinks"], constants["alibi"], constants["tree"]) == (
+        p.sinks,
+        p.alibi_slopes,
+        p.tree is not None,
+    )
+    token_major = p.token_major_out and p.q_len > 1 and p.q_heads > 1
+    assert [step["constants"]["token_major_out"] for step in plan["passes"]] == [False] * (parts > 1) + [
+        token_major
+    ]
+    assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 4) * 4 if parts > 1 else 0)
+    if parts > 1:
+        merge = plan["passes"][1]
+        merged = {"rows": rows, "parts": parts, "head_dim": p.value_dim, "rows_per_sequence": rows // p.batch}
+        assert merge["params"] == merged | {"span": span, "puts_part": 0}
+        assert merge["grid"] == [rows, 1, 1]
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("device", [M1, M2_MAX], ids=["M1", "M2_Max"])
+@pytest.mark.parametrize("problem", drawing.draw(150, seed=3), ids=str)
+def test_properties(problem: Problem, device: dict[str, Any]) -> None:
+    plan = plan_of(problem, **device)
+    assert plan["device"]["name"] == device["device_name"] and plan["tuning"]
+    for launch in plan["passes"]:
+        assert all(n >= 1 for n in launch["grid"])
+        threads = launch["threads"]
+        assert threads[1:] == [1, 1] and threads[0] == 32 * int(launch["macros"]["FATTN_SIMDGROUPS"]) <= 1024
+        assert launch["threadgroup_bytes"] <= MAX_THREADGROUP_BYTES
+        slots = list(launch["bindings"].values())
+        assert len(set(slots)) == len(slots) and max(slots) < 31
+        assert ("attn_mask" in launch["bindings"]) == bool(launch["constants"].get("mask"))
+    if not problem.is_decode:
+        check_prefill(problem, plan)
+    else:
+        check_decode(problem, plan)
+
+
+@needs_emulator
+@pytest.mark.parametrize("problem", drawing.draw(12, seed=5), ids=str)
+def test_the_plan_is_what_is_launched(problem: Problem) -> None:
+    """Kernels, grids, and threadgroup memory as the compiled pipelines have it."""
+    import softmetal
+
+    arguments, _ = problems.build(problem).arguments("mps")
+    plan = torch_fattn.explain(problem.op, **arguments)
+    with softmetal.record() as launched:
+        getattr(torch_fattn, problem.op)(**arguments)
+    facts = ("kernel", "grid", "threads", "threadgroup_bytes")
+    ours = [launch for launch in launched if launch["kernel"].startswith("fattn_")]
+    assert [[launch[fact] for fact in facts] for launch in ours] == [
+        [launch[fact] for fact in facts] for launch in plan.passes
+    ]
+
+
+@pytest.mark.host_only
+def test_cuts_depend_on_no_capacity() -> None:
+    """The cuts between keys decide the rounding: the same sequence gives the same bits in any cache."""
+    problem = GOLDEN_CALLS["decode_long"][0]
+    spans = []
+    for kv_len, batch in ((problem.kv_len, 1), (2 * problem.kv_len, 1), (10**6, 7)):
+        decode, merge = plan_of(replace(problem, kv_len=kv_len, batch=batch, seq_lens=None))["passes"]
+        spans.append({**decode["params"]["span"], "capacity": 0, "merge": merge["threads"]})
+    assert spans[0] == spans[1] == spans[2]
+
+
+@pytest.mark.host_only
+def test_a_window_bounds_the_parts() -> None:
+    """A window of 1,024 keys in a cache of 131,072 is in nine chunks of 128 at most, sink tokens in one."""
+    problem = Problem(0, "decode", f16, 1, 32, 8, 1, 131072, 128, 128, window_left=1023, sink_tokens=4)
+    assert plan_of(problem, cores=76)["passes"][1]["params"]["parts"] == 10
+    assert plan_of(replace(problem, window_left=-1), cores=76)["passes"][1]["params"]["parts"] == 28
+
+
+@pytest.mark.host_only
+def test_an_unknown_number_of_cores() -> None:
+    """A virtual machine says 0: planned as the smallest GPU."""
+    for name, (problem, _) in GOLDEN_CALLS.items():
+        unknown, smallest = plan_of(problem, cores=0), plan_of(problem, **M1)
+        assert unknown["device"]["cores"] == 0
+        assert unknown["passes"] == smallest["passes"], name
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("family", [1, 5, 6])
+@pytest.mark.parametrize(
+    "op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge"]
+)
+def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
+    if op == "merge":
+        operands: dict[str, Any] = {
+            "outs": torch.empty(2, 1, 1, 1, 8, device="meta"),
+            "lses": torch.empty(2, 1, 1, 1, device="meta"),
+        }
+    else:
+        sizes: dict[str, Any] = {"block_size": 16} if op.startswith("paged") else {}
+        sizes |= {"q_lens": (1,)} if op in ("paged_prefill", "varlen_prefill") else {}
+        operands = on_meta(Problem(0, op, f16, 1, 4, 2, 1, 32, 64, 64, seq_lens=(9,), **sizes))
+        if op == "prefill":
+            del operands["seq_lens"]
+    with pytest.raises(NotImplementedError) as caught:
+        torch_fattn.explain(op, **operands, device_name="Apple Paravirtual device", family=family, cores=0)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"fattn.{op}: Apple Paravirtual device") and "\n" not in sentence
+    for words in (
+        f"family {family}",
+        "simdgroup matrices",
+        "family 7 (M1)",
+        "F.scaled_dot_product_attention",
+    ):
+        assert words in sentence
+    assert torch_fattn.explain(op, **operands, family=7, cores=0).passes
+
+
+@needs_emulator
+@pytest.mark.parametrize("family", [5, 7])
+def test_on_such_a_gpu(family: int) -> None:
+    """The op refuses, on every tensor of it; the tests are skipped with that sentence, and doctor says it."""
+    environment = {**os.environ, "SOFTMETAL_GPU_FAMILY": str(family), "SOFTMETAL_GPU_CORES": "0"}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        return done.stdout + done.stderr
+
+    call = "q = torch.ones(1, 1, 1, 8, device='mps'); print(torch_fattn.prefill(q, q, q).shape)"
+    called = run("-c", f"import torch, torch_fattn; {call}")
+    tested = run(
+        "-m", "pytest", "-q", "-rs", "tests/refusals/test_bad_input.py", "-k", "test_the_control_works"
+    )
+    diagnosed = run("-m", "torch_fattn", "doctor")
+    if family == 5:
+        for command in (["tune", "--anyway", "--dry-run"], ["demo"], ["doctor"]):
+            message = diagnosed if command == ["doctor"] else run("-m", "torch_fattn", *command)
+            assert "use a Mac with an M1 or newer" in message and "on the CPU" not in message, message
+    refusal = "is of Apple family 5 and the kernels need simdgroup matrices"
+    for output in (called, tested, diagnosed):
+        assert (refusal in output) == (family == 5), output
+    assert ("passed" in tested) == ("All is well." in diagnosed) == (family == 7)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("empty", ["batch", "q_heads", "q_len"])
+def test_empty_results_have_no_passes(empty: str) -> None:
+    sizes: dict[str, Any] = {"batch": 2, "q_heads": 4, "q_len": 3} | {empty: 0}
+    kv_heads = 2 if sizes["q_heads"] else 0
+    problem = Problem(0, "prefill", f16, kv_heads=kv_heads, kv_len=9, head_dim=64, value_dim=64, **sizes)
+    assert plan_of(problem)["passes"] == []
+
+
+# ---- explain
+
+
+def test_explain_is_the_same_on_every_device_and_launches_nothing() -> None:
+    case = problems.build(drawing.draw(1, seed=4)[0])
+    plans = []
+    with counted_launches() as launches:
+        for device in ("cpu", "mps"):
+            plans.append(torch_fattn.explain(case.problem.op, **case.arguments(device)[0], **M1).json)
+    assert plans[0] == plans[1] and launches == {}
+
+
+@pytest.mark.host_only
+def test_explain_for_people() -> None:
+    problem, device = GOLDEN_CALLS["decode_long"]
+    text = str(torch_fattn.explain(problem.op, **on_meta(problem), **device))
+    words = (
+        "fattn.decode",
+        "Apple M1",
+        "fattn_decode",
+        "fattn_merge",
+        "grid",
+        "scratch",
+        "FATTN_HEAD_DIM=128",
+    )
+    assert all(word in text for word in words)
+    assert text.isascii() and max(map(len, text.splitlines())) < 200
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"q_len": 2**30 + 1}, ValueError, "length 1073741825"),
+        ({"kv_len": 2**30 + 1}, ValueError, "length 1073741825"),
+        ({"batch": 65536}, ValueError, "batch 65536"),
+        ({"q_heads": 65536 * 2, "kv_heads": 2}, ValueError, "head count 131072"),
+        ({"head_dim": 584, "value_dim": 584}, NotImplementedError, "584"),
+    ],
+)
+def test_limits(fields: dict[str, Any], error: type[Exception], words: str) -> None:
+    problem = Problem(0, "prefill", f16, 1, 2, 2, 4, 8, 64, 64)
+    with pytest.raises(error, match=words):
+        plan_of(replace(problem, **fields))
+
+
+@pytest.mark.host_only
+def test_largest_sizes_plan() -> None:
+    """Lengths and strides past 2^32 elements are planned, in 64 bits."""
+    problem = Problem(0, "decode", f16, 64, 32, 8, 1, 2**20, 128, 128, seq_lens=(5,) * 64)
+    params = plan_of(problem)["passes"][0]["params"]
+    assert params["key"]["batch"] * 63 > 2**32
+    assert params["key"] == {"batch": 8 * 2**20 * 128, "head": 2**20 * 128, "row": 128}

@@ -1,0 +1,263 @@
+"""The file of tuned sizes: it is used if it is of exactly this GPU, this version and these sources, and legal
+in every field; else there is one warning, and the built-in table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+from tests.helpers.tuned import PROVENANCE, Install, file_of, install, plan_of, row, this_chip
+from torch_fattn.integrations.pytorch import routing
+from torch_fattn.tuning import tuned_file
+from torch_fattn.tuning.tuned_file import TunedRoute
+
+__all__ = ["install"]
+
+Data = dict[str, Any]
+ROUTE = TunedRoute("prefill", "float16", 64, 1, 512, "torch", *routing.system_and_torch())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install) -> Path:
+    monkeypatch.setenv("FATTN_CACHE", str(tmp_path))
+    monkeypatch.delenv("FATTN_TUNING", raising=False)
+    return tmp_path
+
+
+def tuning(dim: int = 64) -> str:
+    text: str = plan_of("prefill", 40, 40, dim).data["tuning"]
+    return text
+
+
+def load() -> list[str]:
+    """The warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tuned_file.load_all(torch_fattn.__version__)
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_file_is_used(folder: Path) -> None:
+    assert not load() and "tuned" not in tuning()
+    written = file_of([row("prefill", simdgroups=8)], [ROUTE])
+    path = tuned_file.write(written)
+    assert path.parent == folder and list(folder.iterdir()) == [path]
+    assert not load()
+    assert tuning() == f"tuned on {this_chip().name}, 2026-01-31"
+    assert plan_of("prefill", 40, 40, 64).passes[0]["macros"]["FATTN_SIMDGROUPS"] == "8"
+    assert tuned_file.read(path, torch_fattn.__version__) == written
+    route = plan_of("prefill", 40, 40, 64).route
+    assert route is not None and (route.to, route.why) == ("torch", tuning())
+
+
+def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned_file.write(file_of([row("prefill")]))
+    monkeypatch.setenv("FATTN_TUNING", "0")
+    assert not load() and "tuned" not in tuning()
+    monkeypatch.setenv("FATTN_TUNING", "1")
+    assert not load() and "tuned" in tuning()
+
+
+def change(**fields: Any) -> Callable[[Data], None]:
+    return lambda data: data.update(fields)
+
+
+def change_row(**fields: Any) -> Callable[[Data], None]:
+    return lambda data: data["rows"][0].update(fields)
+
+
+def change_size(**fields: Any) -> Callable[[Data], None]:
+    return lambda data: data["rows"][0]["sizes"].update(fields)
+
+
+def change_chip(**fields: Any) -> Callable[[Data], None]:
+    return lambda data: data["chip"].update(fields)
+
+
+def change_route(**fields: Any) -> Callable[[Data], None]:
+    return lambda data: data["routes"][0].update(fields)
+
+
+def two_orders(data: Data) -> None:
+    short = json.loads(json.dumps(data["rows"][0])) | {"max_length": 512}
+    short["sizes"]["tile_keys"] = 32
+    data["rows"].insert(0, short)
+
+
+FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
+    "format": (change(format=1), "not of format 2"),
+    "version": (change(torch_fattn="0.0.9"), "made with torch_fattn '0.0.9'"),
+    "sources": (change(sources="0" * 16), "made with sources '0000000000000000'"),
+    "unknown field": (change(note="x"), "unknown, fields: note"),
+    "missing field": (lambda data: data.pop("date"), "fields: date"),
+    "date": (change(date=3), "date 3 is not of type str"),
+    "half a character": (change(date="\ud800"), "date '\\ud800' is no text"),
+    "rows": (change(rows={}), "rows are not a list"),
+    "row": (change(rows=[3]), "TunedRow is no object"),
+    "chip": (change(chip=None), "Chip is no object"),
+    "cores": (change_chip(cores=True), "cores True is not of type int"),
+    "another chip": (change_chip(cores=99), "name is not that of the file"),
+    "field of a row": (change_row(min_dims=3), "unknown, fields: min_dims"),
+    "kernel": (change_row(kernel="merge"), "no kernel 'merge'"),
+    "dtype": (change_row(dtype="int8"), "of 'int8' is tuned"),
+    "dims": (change_row(min_dim=64, max_dim=32), "the kernel has not these head sizes"),
+    "dims of the wide kernel": (change_row(max_dim=256), "the kernel has not these head sizes"),
+    "huge dim": (change_row(max_dim=10**6), "max_dim of a tuned row is 1000000"),
+    "huger dim": (change_row(max_dim=10**30), "is not a whole number"),
+    "negative": (change_row(max_length=-1), "max_length of a tuned row is -1"),
+    "fraction": (change_size(tile_keys=16.0), "is not a whole number"),
+    "tile": (change_size(tile_keys=12), "tile_keys is not 8, 16 or 32"),
+    "no tile": (change_size(tile_keys=0), "tile_keys is not 8, 16 or 32"),
+    "threads": (change_size(simdgroups=64), "simdgroups is not"),
+    "rows of a tile": (change_size(row_fragments=4), "row_fragments is not 1 or 2"),
+    "sizes": (change_row(sizes={"tile_keys": 16}), "the sizes of prefill are"),
+    "size of decode": (change_size(least_chunk=128), "the sizes of prefill are"),
+    "memory": (
+        lambda data: (change_row(dtype="float32")(data), change_size(tile_keys=32)(data)),
+        "more than 32 KiB of threadgroup memory",
+    ),
+    "one length": (change_row(max_length=512), "not followed by one for the others"),
+    "routes": (change(routes=None), "routes are not a list"),
+    "field of a route": (change_route(dims=3), "unknown, fields: dims"),
+    "taker": (change_route(to="mlx"), "no 'prefill' of 'float16' goes to 'mlx'"),
+    "system": (change_route(macos="new"), "'new' is not a version"),
+    "head of a route": (change_route(dim=0), "route 0: the kernels have not this head size"),
+    "huge head of a route": (change_route(dim=577), "dim of a tuned row is 577"),
+    "lengths": (change_route(min_length=600), "no length is between its two"),
+    "order": (two_orders, "the order of a sum would go by length"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_file_with_a_fault_is_not(fault: str, folder: Path) -> None:
+    """test_a_file_is_used is the control."""
+    break_it, words = FAULTS[fault]
+    path = tuned_file.write(file_of([row("prefill")], [ROUTE]))
+    data = json.loads(path.read_text())
+    break_it(data)
+    path.write_text(json.dumps(data))
+    (warning,) = load()
+    assert words in warning and str(path) in warning and "python -m torch_fattn tune" in warning
+    assert "\n" not in warning and "tuned" not in tuning()
+
+
+LONG = json.dumps({"format": tuned_file.FORMAT, "torch_fattn": "1" * 5000}).encode()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b" " * (2 << 20), LONG])
+def test_what_is_no_such_file(content: bytes, folder: Path) -> None:
+    path = folder / this_chip().file_name
+    path.write_bytes(content)
+    (warning,) = load()
+    assert str(path) in warning and "tuned" not in tuning() and len(warning) < 400 + len(str(path))
+
+
+def test_a_folder_of_that_name(folder: Path) -> None:
+    (folder / this_chip().file_name).mkdir()
+    assert len(load()) == 1 and "tuned" not in tuning()
+
+
+def test_a_broken_file_of_another_gpu_is_its_own_affair(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tune` here would not touch it, nor would --reset."""
+    name = this_chip().file_name
+    others = {name.replace("cores", "0cores"), f"tuned-another-{name}", "tuned-x.json"}
+    for other in others:
+        (folder / other).write_text("{")
+    assert not load()
+    (folder / name).write_text("{")
+    (warning,) = load()
+    assert str(folder / name) in warning and "--reset" in warning
+
+    def no_gpu() -> None:
+        raise RuntimeError("fattn needs a GPU, and torch finds no Metal device")
+
+    monkeypatch.setattr(torch.ops.fattn, "_this_gpu", no_gpu)
+    assert not load()
+
+
+def test_a_gpu_is_looked_for_only_for_a_broken_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    this_gpu = torch.ops.fattn._this_gpu
+
+    def ask() -> Any:
+        asked.append(True)
+        return this_gpu()
+
+    monkeypatch.setattr(torch.ops.fattn, "_this_gpu", ask)
+    path = tuned_file.write(file_of([row("prefill")]))
+    assert not load() and not asked
+    path.write_text("{")
+    assert load() and asked
+
+
+def test_the_file_of_another_gpu_waits_for_it(folder: Path, install: Install) -> None:
+    mine = file_of([row("prefill")])
+    for difference in ({"name": "Apple M9"}, {"family": 19}, {"cores": 77}):
+        other = tuned_file.Chip(**(mine.chip.__dict__ | difference))
+        tuned_file.write(tuned_file.TunedFile(mine.torch_fattn, mine.sources, other, mine.date, mine.rows))
+    assert len(list(folder.iterdir())) == 3
+    assert not load() and "tuned" not in tuning()
+    install(row("prefill"))
+    assert tuning() == PROVENANCE
+
+
+SCRIPT = """
+import torch, torch_fattn
+torch.manual_seed(0)
+operands = [torch.randn(1, 2, 40, 64) for _ in range(3)]
+exact = torch_fattn.reference.prefill(*operands)[0]
+error = (torch_fattn.prefill(*(t.to("mps") for t in operands)).cpu() - exact).abs().max().item()
+assert error < 1e-5, error
+print(torch_fattn.explain("prefill", *(t.to("mps") for t in operands)).data["tuning"])
+"""
+
+
+def in_a_new_process(folder: Path, **environment: str) -> tuple[str, str]:
+    environment = {**os.environ, "FATTN_CACHE": str(folder), "FATTN_TUNING": "1", **environment}
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def test_a_new_process_reads_it(folder: Path) -> None:
+    path = tuned_file.write(file_of([row("prefill", "float32", simdgroups=2)]))
+    assert in_a_new_process(folder) == (f"tuned on {this_chip().name}, 2026-01-31", "")
+    built_in = in_a_new_process(folder, FATTN_TUNING="0")
+    assert "tuned" not in built_in[0] and not built_in[1]
+    path.write_text("{}")
+    words, warned = in_a_new_process(folder)
+    assert words == built_in[0] and warned.count("RuntimeWarning") == 1
+
+
+def test_without_a_home(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(tuned_file, "cache_folder", nowhere)
+    assert not load()
+
+
+def test_a_write_that_fails_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tuned_file.write(file_of([row("prefill")]))
+    before = path.read_text()
+
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(tuned_file.os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        tuned_file.write(file_of([]))
+    assert path.read_text() == before and list(folder.iterdir()) == [path]

@@ -1,0 +1,299 @@
+"""The worked examples of CONTRIBUTING.md, applied to a copy of the sources, compiled and run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.conftest import needs_emulator
+from tests.helpers import direct_launch, problems
+from tests.helpers.accuracy import assert_close, expected
+from tests.helpers.layouts import flat
+from tests.helpers.plan_program import PlanProgram
+from tests.helpers.problems import Case, Problem
+from tools import rooms
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
+SOURCES = (".h", ".cpp", ".mm", ".metal", ".py")
+f32, f16, _ = problems.DTYPES
+
+
+@dataclass(frozen=True)
+class Change:
+    """A piece of a file, and what takes its place."""
+
+    path: str
+    old: str
+    new: str
+
+    def apply(self, root: Path) -> None:
+        path = root / self.path
+        text = path.read_text()
+        assert text.count(self.old) == 1, f"{self.path} has {text.count(self.old)} places like\n{self.old}"
+        path.write_text(text.replace(self.old, self.new))
+
+
+def changes_of(heading: str) -> Iterator[Change]:
+    """The pieces of the diff in a section."""
+    section = re.split(r"^## ", GUIDE, flags=re.MULTILINE)
+    text = next(part for part in section if part.startswith(heading + "\n"))
+    (diff,) = re.findall(r"^```diff\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    for piece in re.split(r"^--- ", diff, flags=re.MULTILINE)[1:]:
+        path, *lines = piece.splitlines()
+        old = [line[1:] for line in lines if line[0] in " -"]
+        new = [line[1:] for line in lines if line[0] in " +"]
+        yield Change(path, "\n".join(old) + "\n", "\n".join(new) + "\n")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for folder in ("csrc/kernels", "csrc/plan", "tools"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    return tmp_path
+
+
+def run(root: Path, case: Case, plan: dict[str, Any] | None = None) -> tuple[Tensor, Tensor]:
+    """out and lse by the kernels in `root`."""
+
+    def text_of(kernel: str) -> str:
+        name = kernel.removeprefix("fattn_")
+        command = [sys.executable, str(root / "tools" / "embed_kernels.py"), "--print", name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    kernels = ("fattn_prefill", "fattn_decode", "fattn_decode_wide", "fattn_merge")
+    # Called when it is launched.
+    mutate = {kernel: lambda _, kernel=kernel: text_of(kernel) for kernel in kernels}
+    return direct_launch.run(case, mutate, plan=plan)
+
+
+def is_formatted(path: Path) -> bool:
+    beside_python = Path(sys.executable).parent / "clang-format"
+    formatter = str(beside_python) if beside_python.exists() else shutil.which("clang-format")
+    if formatter is None:
+        pytest.skip("clang-format is not installed")
+    shutil.copy(ROOT / ".clang-format", path.parent)
+    return subprocess.run([formatter, "--dry-run", "-Werror", str(path)]).returncode == 0
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(0, "prefill", f32, 2, 2, 1, 43, 75, 40, 24, causality="bottom_right"),
+        Problem(1, "prefill", f32, 1, 2, 2, 9, 50, 16, 16, mask=f32, softcap=3.0, alibi_slopes=True),
+        Problem(2, "decode", f32, 2, 6, 2, 3, 900, 40, 24, seq_lens=(900, 44), window_left=500),
+        Problem(3, "paged_decode", f32, 2, 4, 2, 1, 96, 64, 64, seq_lens=(96, 37), block_size=16),
+        Problem(4, "decode", f32, 1, 8, 1, 2, 75, 192, 128, seq_lens=(70,), tree="shared"),
+    ],
+    ids=str,
+)
+def test_a_score_modifier(problem: Problem, copy: Path) -> None:
+    """A factor on the scores of a row is one on its query."""
+    case = problems.build(problem)
+    positions = torch.tensor(problem.first_positions)[:, None] + torch.arange(problem.q_len)
+    factor = (positions.clamp(min=0) + 1).double().log() / torch.tensor(512.0).double().log()
+    scaled = case.clean["query"].double() * factor[:, None, :, None]
+    exact = expected(replace(case, clean=case.clean | {"query": scaled}))
+
+    def error() -> float:
+        return max(
+            (mine.double() - right).abs().max() for mine, right in zip(run(copy, case), exact, strict=True)
+        )
+
+    assert error() > 1e-2, "the control: without the change"
+    for change in changes_of("A score modifier"):
+        change.apply(copy)
+    assert is_formatted(copy / "csrc/kernels/common/scores.h")
+    assert error() < 2e-5
+
+
+PRINT_PLAN = """
+#include <cstdio>
+#include "plan/plan.h"
+using namespace fattn;
+
+int main() {
+  Problem p;
+  p.op = Op::kDecode;
+  p.dtype = DType::kFloat16;
+  p.batch = p.kv_heads = p.q_len = 1;
+  p.q_heads = 4;
+  p.kv_len = 203;
+  p.head_dim = p.value_dim = 64;
+  p.query = {256, 64, 64};
+  p.key = p.value = {203 * 64, 203 * 64, 64};
+  p.vector_aligned = true;
+  p.scale = 0.125;
+  for (const int family : {8, 9}) {
+    DeviceFacts device;
+    device.family = family;
+    std::printf("%s\\n", to_json(std::get<Plan>(plan(p, device)), device).c_str());
+  }
+}
+"""
+
+
+def planned(root: Path) -> list[dict[str, Any]]:
+    """The plans of a decode by the planner in `root`, for an M2 and an M3."""
+    main = root / "main.cpp"
+    main.write_text(PRINT_PLAN)
+    with tempfile.TemporaryDirectory() as folder:
+        program = PlanProgram(root / "csrc", main, Path(folder)).link()
+        lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@needs_emulator
+def test_a_tile_size(copy: Path) -> None:
+    for change in changes_of("A tile size"):
+        change.apply(copy)
+    assert is_formatted(copy / "csrc/plan/tuning.h")
+    before, after = planned(copy)
+    assert [plan["passes"][0]["macros"]["FATTN_TILE_KEYS"] for plan in (before, after)] == ["32", "16"]
+    assert after["tuning"] == "float16, D <= 64, M3 and later: 16 keys per step"
+    case = problems.build(Problem(0, "decode", f16, 1, 4, 1, 1, 203, 64, 64))
+    as_built = torch_fattn.explain("decode", **case.arguments("cpu")[0]).data
+    assert before["passes"] == as_built["passes"], "the control: other GPUs keep theirs"
+    assert_close(case, *run(copy, case, after))
+
+
+@needs_emulator
+@pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e4m3_unscaled"])
+def test_a_cache_format(kv_format: str, copy: Path) -> None:
+    """e5m2 bytes instead of e4m3, and the number of the new format instead of the old one."""
+    for change in changes_of("A cache format"):
+        change.apply(copy)
+    for name in ("keys.h", "params.h"):
+        assert is_formatted(copy / "csrc/kernels/common" / name)
+    case = problems.build(Problem(0, "decode", f32, 2, 4, 2, 2, 75, 40, 24, kv_format=kv_format))
+    for name in ("key", "value"):
+        numbers = torch.randn(case.clean[name].shape).to(torch.float8_e5m2)
+        numbers[0, 0, 3, :4] = torch.tensor([2.0**-16, -(2.0**-15), 1792.0, 0.0]).to(torch.float8_e5m2)
+        case.operands[name] = flat(numbers.view(torch.uint8))
+        scales = case.operands.get(f"{name}_scales")
+        factor = scales.of(scales.base).double()[..., None] if scales else 1.0
+        case.clean[name] = numbers.double() * factor
+    plan = torch_fattn.explain("decode", **case.arguments("cpu")[0], family=7, cores=8).data
+    with pytest.raises(AssertionError):  # the control: taken for e4m3
+        assert_close(case, *run(copy, case, plan))
+    (attention,) = (p for p in plan["passes"] if p["kernel"] == "fattn_decode")
+    attention["macros"]["FATTN_KV_FORMAT"] = "4"
+    assert_close(case, *run(copy, case, plan))
+
+
+@pytest.mark.host_only
+def test_the_files_that_it_names() -> None:
+    named = set(re.findall(r"`((?:csrc|torch_fattn|tests|tools)/[\w./]*\w)`", GUIDE))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    kernels = {path.name for path in (ROOT / "csrc/kernels").glob("*/*")}
+    table = GUIDE.split("| `csrc/kernels/` |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`([\w.]+)`", table)) == kernels
+
+
+@pytest.mark.host_only
+def test_the_rooms_of_csrc() -> None:
+    """Highest first; beside them are only the README and what a build generates."""
+    table = GUIDE.split("| `csrc/` |")[1].split("\n\n")[0]
+    named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
+    floors = rooms.floors_in_order(rooms.FLOORS["csrc"])
+    assert {*named} == {*floors} and [floors[room] for room in named] == sorted(floors.values(), reverse=True)
+    assert {path.name for path in (ROOT / "csrc").iterdir()} - {"generated"} == {*named, "README.md"}
+
+
+def rooms_imported(path: Path, text: str) -> set[str]:
+    """The parts of the package that a file of torch_fattn imports."""
+    folder = path.relative_to(ROOT / "torch_fattn").parts[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
+            found |= {[*filter(None, base), name.name][0] for name in node.names}
+    return found
+
+
+@pytest.mark.host_only
+def test_a_room_imports_those_above_it() -> None:
+    table = GUIDE.split("| `torch_fattn/` |")[1].split("\n\n")[0]
+    named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
+    package = ROOT / "torch_fattn"
+    assert {*named} == {path.parent.name for path in package.glob("*/__init__.py")}
+    for number, room in enumerate(named):
+        for path in (package / room).rglob("*.py"):
+            wrong = rooms_imported(path, path.read_text()) - {*named[: number + 1]}
+            assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("line", "room"),
+    [
+        ("from ..tuning import candidates", "tuning"),
+        ("from ..tuning.candidates import subjects", "tuning"),
+        ("from .. import prefill", "prefill"),
+        ("from .attention import prefill", "operators"),
+        ("def f():\n    from .. import tuning", "tuning"),
+        ("from torch import tuning", None),
+    ],
+)
+def test_an_import_is_noticed(line: str, room: str | None) -> None:
+    """The control of the test above."""
+    assert rooms_imported(ROOT / "torch_fattn/operators/merge.py", line) == ({room} if room else set())
+
+
+# Files where softcap is an operator, and no option of attention.
+OF_LOGITS = {
+    *(
+        "csrc/describe/calls.h",
+        "csrc/kernels/common/softcap.h",
+        "csrc/ops/autocast.cpp",
+        "csrc/ops/autograd.cpp",
+        "csrc/ops/ops.cpp",
+        "csrc/plan/check.cpp",
+        "csrc/plan/problem.h",
+        "csrc/plan/spec.cpp",
+        "csrc/plan/supported.h",
+    ),
+    *(
+        "torch_fattn/__init__.py",
+        "torch_fattn/reference/__init__.py",
+        "torch_fattn/reference/scores.py",
+        "torch_fattn/commands/doctor.py",
+        "torch_fattn/inspection/plans.py",
+        "torch_fattn/operators/__init__.py",
+    ),
+}
+
+
+@pytest.mark.host_only
+def test_the_lists_of_options() -> None:
+    """The table has every file with a row for `softcap`, but for those of the operator."""
+    table = GUIDE.split("`softcap` shows all of them:")[1].split("\n\nAdd it")[0]
+    named = set(re.findall(r"`((?:csrc|torch_fattn)/[\w./]+)`", table))
+    files = [
+        p for folder in ("csrc", "torch_fattn") for p in (ROOT / folder).rglob("*") if p.suffix in SOURCES
+    ]
+    having = {
+        str(p.relative_to(ROOT)) for p in files if "softcap" in p.read_text() and "generated" not in p.parts
+    }
+    having = {name for name in having - OF_LOGITS if "logits" not in name}
+    # Files with the options of other operators.
+    callers = ("torch_fattn/integrations/transformers/", "torch_fattn/flash_attn/")
+    others = {name for name in having if name.startswith(callers)}
+    assert named <= having
+    assert having - named - others == {"csrc/kernels/common/scores.h"}, "where the mathematics is"

@@ -1,0 +1,157 @@
+"""The ops as PyTorch sees them: opcheck, torch.compile without a graph break, gradients that refuse aloud."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.helpers import problems
+from tests.helpers.problems import Problem
+
+PACKED = ("paged_prefill", "varlen_prefill")
+OPS = ("prefill", "decode", "paged_decode", *PACKED, "merge")
+
+
+def arguments_of(op: str, device: str, **changes: Any) -> dict[str, Any]:
+    if op == "merge":
+        generator = torch.Generator().manual_seed(0)
+        return {
+            "outs": torch.randn(2, 1, 4, 3, 16, generator=generator).to(device),
+            "lses": torch.randn(2, 1, 4, 3, generator=generator).to(device),
+        }
+    sizes: dict[str, Any] = {"q_len": 6, "kv_len": 20, "causality": "bottom_right", "mask": torch.bool}
+    if op != "prefill":
+        sizes = {"q_len": 2, "kv_len": 32, "seq_lens": (21, 32)}
+    if op in PACKED:
+        sizes |= {"q_lens": (1, 9), "q_len": 9, "causality": "bottom_right"}
+    if op.startswith("paged"):
+        sizes |= {"block_size": 16}
+    problem = Problem(0, op, torch.float32, 2, 4, 2, head_dim=16, value_dim=16, **(sizes | changes))
+    return problems.build(problem).arguments(device)[0]
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu", "meta"])
+@pytest.mark.parametrize("op", OPS)
+def test_opcheck(op: str, device: str) -> None:
+    if device == "meta":
+        arguments = arguments_of(op, "cpu")
+        on_meta = {n: a.to("meta") if isinstance(a, Tensor) else a for n, a in arguments.items()}
+        real = getattr(torch.ops.fattn, op)(**arguments)
+        fake = getattr(torch.ops.fattn, op)(**on_meta)
+        for a, b in zip(real, fake, strict=True):
+            assert a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
+        return
+    arguments = arguments_of(op, device)
+    schema = getattr(torch.ops.fattn, op).default._schema
+    positional = tuple(arguments.pop(a.name, None) for a in schema.arguments if not a.kwarg_only)
+    result = torch.library.opcheck(getattr(torch.ops.fattn, op).default, positional, arguments)
+    assert set(result.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_tags(op: str) -> None:
+    assert torch.Tag.pt2_compliant_tag in getattr(torch.ops.fattn, op).default.tags
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("op", OPS)
+def test_compile_without_graph_break(op: str, dynamic: bool, grad: bool) -> None:
+    arguments = arguments_of(op, "mps")
+    first = next(iter(arguments))
+    arguments[first] = arguments[first].clone().requires_grad_(grad)
+
+    def model(**arguments: Any) -> Tensor:
+        arguments[first] = arguments[first] * 1.5
+        out, lse = getattr(torch.ops.fattn, op)(**arguments)
+        return out + (lse.mT if op in PACKED else lse)[..., None].exp()
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    with torch.set_grad_enabled(grad):
+        result, plain = compiled(**arguments), model(**arguments)
+    assert torch.equal(result.detach().cpu(), plain.detach().cpu())
+    if grad:
+        with pytest.raises(RuntimeError, match="no backward.*scaled_dot_product_attention"):
+            result.sum().backward()
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("name", [*OPS, "shared_prefix_decode"])
+def test_the_python_functions_compile_without_graph_break(name: str) -> None:
+    """Checks of argument types do not appear in a graph."""
+    if name == "shared_prefix_decode":
+        prefix, own = torch.randn(1, 2, 6, 16), torch.randn(2, 2, 4, 16)
+        arguments = {"query": torch.randn(2, 4, 1, 16), "prefix_key": prefix, "prefix_value": prefix}
+        arguments |= {"key": own, "value": own}
+    else:
+        arguments = arguments_of(name, "cpu")
+    function = getattr(torch_fattn, name)
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(**arguments), function(**arguments))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_refusal_comes_while_compiling(dynamic: bool) -> None:
+    """The op's own sentence, before anything runs; the shapes of the control are the same."""
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda q, k, scale: torch.ops.fattn.prefill(q, k, k, scale=scale)[0],
+        backend="aot_eager",
+        fullgraph=True,
+        dynamic=dynamic,
+    )
+    query, key = torch.randn(1, 4, 5, 16).to("mps"), torch.randn(1, 2, 9, 16).to("mps")
+    assert compiled(query, key, 0.5).shape == query.shape
+    with pytest.raises(Exception, match=r"fattn\.prefill: query is torch\.float32, key torch\.float16"):
+        compiled(query, key.half(), 0.5)
+    with pytest.raises(Exception, match=r"5 query heads cannot share 2 key-value heads"):
+        compiled(torch.randn(1, 5, 5, 16).to("mps"), key, 0.5)
+    with pytest.raises(Exception, match=r"scale nan is not finite"):
+        compiled(query, key, float("nan"))
+
+
+def test_dynamic_shapes_compile_once() -> None:
+    """Growing key lengths, as in a chat, reuse one graph."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda q, k: torch.ops.fattn.prefill(q, k, k, is_causal=True)[0],
+        backend=backend,
+        fullgraph=True,
+        dynamic=True,
+    )
+    query = torch.randn(1, 4, 5, 16).to("mps")
+    for length in (9, 17, 30):
+        key = torch.randn(1, 2, length, 16).to("mps")
+        exact = torch.ops.fattn.prefill(query, key, key, is_causal=True)[0]
+        assert torch.equal(compiled(query, key).cpu(), exact.cpu())
+    assert len(graphs) == 1
+
+
+def test_opcheck_does_not_see_a_missing_gradient() -> None:
+    """Why test_edges.py calls backward: without an autograd kernel an op passes opcheck and has no gradient.
+
+    opcheck looks at gradients only where inputs require them, and for that knows no "mps".
+    """
+    with torch.library._scoped_library("fattn_test", "DEF") as library:
+        library.define("double(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl("double", lambda x: x.detach() * 2, "CPU")
+        torch.library.register_fake("fattn_test::double", torch.empty_like, lib=library)
+        op = torch.ops.fattn_test.double.default
+        x = torch.randn(3)
+        assert set(torch.library.opcheck(op, (x,)).values()) == {"SUCCESS"}
+        x.requires_grad_()
+        with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+            op(x).sum().backward()
+        assert x.grad is None

@@ -1,0 +1,81 @@
+"""Every kernel of the supported set through the device's compiler: Apple's on a Mac, softmetal's on Linux.
+
+Every test is one tiny call, so each also shows that the pipeline can be made and run.
+test_offline_compiler.py is about Apple's other compiler, which needs no GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import counted_launches
+from tests.helpers import problems
+from tests.helpers.accuracy import assert_close
+from tests.helpers.problems import Problem
+
+ALL_DIMS = range(8, 129, 8)
+WIDE_DIMS = range(136, 577, 8)
+
+
+def run(op: str, dtype: torch.dtype, **fields: Any) -> None:
+    sizes: dict[str, Any] = {"q_len": 9, "kv_len": 18, "head_dim": 64, "value_dim": 64}
+    if op != "prefill":
+        sizes |= {"q_len": 2, "kv_len": 32, "seq_lens": (21,)}
+    if op == "paged_decode":
+        sizes |= {"block_size": 16}
+    case = problems.build(Problem(0, op, dtype, 1, 2, 1, **(sizes | fields)))
+    out, lse = getattr(torch.ops.fattn, op)(**case.arguments("mps")[0])
+    assert_close(case, out.cpu(), lse.cpu())
+
+
+@pytest.mark.parametrize("op", ["prefill", "decode"])
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
+@pytest.mark.parametrize("dim", ALL_DIMS)
+def test_head_dim(op: str, dtype: torch.dtype, dim: int) -> None:
+    run(op, dtype, head_dim=dim, value_dim=dim)
+
+
+@pytest.mark.parametrize("dim", WIDE_DIMS)
+@pytest.mark.parametrize(("op", "value_in_key"), [("decode", False), ("decode", True), ("prefill", False)])
+def test_wide_head_dim(op: str, value_in_key: bool, dim: int) -> None:
+    dtype = problems.DTYPES[dim // 8 // 9 % 3]
+    run(op, dtype, head_dim=dim, value_dim=dim - 8 * value_in_key, value_in_key=value_in_key)
+
+
+@pytest.mark.parametrize("value_dim", ALL_DIMS)
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
+@pytest.mark.parametrize("op", ["prefill", "decode"])
+def test_value_dim(op: str, head_dim: int, value_dim: int) -> None:
+    run(op, torch.float16, head_dim=head_dim, value_dim=value_dim)
+
+
+@pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "scalars"])
+@pytest.mark.parametrize("causality", ["none", "bottom_right"])
+@pytest.mark.parametrize("mask", [None, torch.bool, *problems.DTYPES], ids=str)
+def test_prefill_features(mask: torch.dtype | None, causality: str, vectors: bool) -> None:
+    layouts = ("contiguous" if vectors else "offset",) * 3
+    run("prefill", torch.bfloat16, mask=mask, causality=causality, layouts=layouts)
+
+
+@pytest.mark.parametrize("mask", [None, torch.bool, *problems.DTYPES], ids=str)
+@pytest.mark.parametrize("kv_len", [32, 1024], ids=["whole", "split"])
+@pytest.mark.parametrize("block_size", [0, *problems.BLOCK_SIZES])
+def test_decode_features(block_size: int, kv_len: int, mask: torch.dtype | None) -> None:
+    op = "paged_decode" if block_size else "decode"
+    kv_len = max(kv_len, block_size)
+    with counted_launches() as launches:
+        run(op, torch.bfloat16, mask=mask, kv_len=kv_len, seq_lens=(kv_len - 3,), block_size=block_size)
+    assert launches.get("fattn_merge", 0) == (kv_len > 128)  # the smallest chunk
+
+
+@pytest.mark.parametrize("q_heads", [1, 8])
+@pytest.mark.parametrize("q_len", range(1, 9))
+def test_decode_rows(q_len: int, q_heads: int) -> None:
+    """Every count of packed query rows: one fragment, two, and more than one threadgroup."""
+    case = Problem(0, "decode", torch.bfloat16, 1, q_heads, 1, q_len, 32, 64, 64, seq_lens=(21,))
+    built = problems.build(case)
+    out, lse = torch.ops.fattn.decode(**built.arguments("mps")[0])
+    assert_close(built, out.cpu(), lse.cpu())

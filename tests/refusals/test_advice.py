@@ -1,0 +1,127 @@
+"""The advice of an error message is right: a call that follows it gives the reference's result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers import advice
+from tests.helpers.advice import Advice, caches, derivatives, flash_attn, plans, shapes, sources
+
+ADVICE = [
+    *advice.ADVICE,
+    *caches.ADVICE,
+    *derivatives.ADVICE,
+    *flash_attn.ADVICE,
+    *plans.ADVICE,
+    *shapes.ADVICE,
+]
+CHECKED = {  # checked only with FATTN_CHECK=1
+    "make it anew with torch_fattn.mask_map(attn_mask)",
+    "pass the most rows that a sequence has",
+    "give every token a slot of its own, or -1 to drop it",
+    "share fewer keys",
+    "give each sequence entries of its own in",
+    "pass as shared_blocks how many they share",
+}
+LIMIT = "states the limit, not another call"
+HUGE = "takes tensors of 2^30 elements and more"
+FIRST = "another check refuses the same before"
+VARLEN = "torch's own entry point, called so in tests/pytorch/test_varlen_attn.py"
+NOT_FOLLOWED = {
+    "all three must have the same dtype": LIMIT,
+    "lses must have the shape of outs without its last dimension": LIMIT,
+    "it must be contiguous": LIMIT,
+    "it must not end behind them": LIMIT,
+    "both must have the same dtype": LIMIT,
+    "its shape must be": LIMIT,
+    "pass the sums that the overloads part return": LIMIT,
+    "they must be equal": LIMIT,
+    "its shape must be [batch, heads, rows, head_dim]": LIMIT,
+    "its shape must be [tokens, heads, head_dim]": LIMIT,
+    "pass one of the numbers that allocate() and fork() returned, until free() takes it": LIMIT,
+    "the options are": LIMIT,
+    "pass rows [..., D] of a floating dtype": LIMIT,
+    "pass at least one, and for int4 groups of": LIMIT,
+    "pass them": LIMIT,
+    "pass heads of at least one column": LIMIT,
+    "pass up to {} printable characters": LIMIT,
+    "pass a ModelPatcher, which ComfyUI's loaders return": "tests/integrations/test_comfyui.py",
+    'pass "error" or "sdpa"': "tests/transformers/test_unsupported.py",
+    'call model.train(), which trains through sdpa attention, or use attn_implementation="sdpa" or "eager"': (
+        "tests/transformers/test_refusals.py"
+    ),
+    "pass a tensor": FIRST,
+    "use float32, float16 or bfloat16": FIRST,
+    "use larger blocks": HUGE,
+    "split the sequence and merge the parts with fattn.merge{}, or leave out columns of block_tables that no "
+    "sequence fills": HUGE,
+    "split the rows, each part with its q_offset": HUGE,
+    "merge in pieces": HUGE,
+    "write them in pieces": HUGE,
+    "split the rows and join the parts by their sums": HUGE,
+    "split the tensor": HUGE,
+    "split the mask": HUGE,
+    "call it with dropout_p=0.0": VARLEN,
+    "call it under torch.no_grad(), or where gradients are needed "
+    "torch.nn.functional.scaled_dot_product_attention of each sequence": VARLEN,
+    "torch_fattn.install() provides one": VARLEN,
+    "use F.scaled_dot_product_attention for training": "dropout is random",
+    "unset it for auto": "tests/pytorch/test_route.py, in processes of their own",
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=f"{i}-{case.source[:40]}") for i, case in enumerate(ADVICE)]
+)
+def test_who_follows_gets_the_right_result(case: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
+    if case.source in CHECKED:
+        monkeypatch.setenv("FATTN_CHECK", "1")
+    with pytest.raises(Exception) as refused:  # noqa: PT011 - the kind is test_public_calls.py's
+        case.refused()
+    sentence = str(refused.value)
+    assert case.words in sentence.partition("; ")[2] and "\n" not in sentence, sentence
+    assert agrees(case.followed(), case.expected())
+
+
+def agrees(result: Any, expected: Any) -> bool:
+    if not isinstance(result, Tensor):
+        return bool(result == expected)
+    tolerance = 1e-3 if result.dtype == torch.float16 else 2e-5
+    same = result.shape == expected.shape
+    return same and torch.allclose(
+        result.detach().cpu().double(), expected.detach().cpu().double(), atol=tolerance
+    )
+
+
+@pytest.mark.host_only
+def test_padding_without_the_scale_is_noticed() -> None:
+    """The control: padding without the scale, which the advice once omitted."""
+    case = next(case for case in ADVICE if "scale=60" in case.words)
+    assert agrees(case.followed(), case.expected())
+    padded = advice.run(
+        "prefill", **{n: advice._padded(advice.of("prefill")[n][..., :60], 64) for n in ("query", "key")}
+    )
+    assert not agrees(padded(), case.expected())
+
+
+@pytest.mark.host_only
+def test_every_advice_is_followed() -> None:
+    found = sources.find()
+    followed = {case.source for case in ADVICE}
+    left = {text: file for text, file in found.items() if text not in {*NOT_FOLLOWED, *followed}}
+    assert not left, f"follow these in tests/helpers/advice, or say why not: {left}"
+    text = "".join(found)
+    assert not [known for known in NOT_FOLLOWED if known not in text], "stale"
+
+
+@pytest.mark.host_only
+def test_the_scan_finds_advice() -> None:
+    """The control, in both languages."""
+    cpp = 'return refuse(Kind::kValue, op, "size ", n, " is odd; use ",\n   n + 1, " instead");\n'
+    assert sources._advice_in(next(sources.of_cpp(cpp))) == ["use {} instead"]
+    python = 'raise ValueError(f"{name}: {n} is odd; " "use an even one")'
+    assert sources._advice_in(next(sources.of_python(python))) == ["use an even one"]

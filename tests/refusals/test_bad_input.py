@@ -1,0 +1,157 @@
+"""Wrong calls: one clear sentence each, nothing launched or changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import torch_fattn
+from tests.conftest import counted_launches
+from tests.helpers.accuracy import assert_lse_close
+from tests.helpers.wrong_calls import WRONG, Arguments, Fault, valid
+from torch_fattn.operators import OPERATORS
+
+
+def refusal_of(op: str, arguments: Arguments) -> tuple[type[Exception], str]:
+    with pytest.raises((TypeError, ValueError, NotImplementedError)) as caught:
+        getattr(torch.ops.fattn, op)(**arguments)
+    return type(caught.value), str(caught.value)
+
+
+def call(op: str, arguments: Arguments) -> tuple[Tensor, Tensor]:
+    result = getattr(torch_fattn, op)(**arguments, return_lse=True)
+    torch.mps.synchronize()
+    return result
+
+
+def test_there_are_enough_wrong_calls() -> None:
+    assert sum(map(len, WRONG.values())) >= 30
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_the_control_works(op: str) -> None:
+    with counted_launches() as launches:
+        call(op, valid(op))
+    assert launches
+
+
+@pytest.mark.parametrize(
+    ("op", "fault"),
+    [pytest.param(op, fault, id=f"{op}-{fault.what}") for op, faults in WRONG.items() for fault in faults],
+)
+def test_wrong_call(op: str, fault: Fault) -> None:
+    arguments = valid(op)
+    arguments |= fault.change(arguments)
+    tensors = {name: a for name, a in arguments.items() if isinstance(a, Tensor) and not a.is_meta}
+    before = {name: a.cpu().clone() for name, a in tensors.items()}
+    with counted_launches() as launches, pytest.raises(fault.error) as caught:
+        call(op, arguments)
+    sentence = str(caught.value)
+    assert type(caught.value) is fault.error
+    assert sentence.startswith(f"fattn.{op}: ") and "\n" not in sentence and len(sentence) < 300, sentence
+    for word in fault.words:
+        assert word in sentence
+    assert launches == {}
+    for name, tensor in before.items():
+        assert torch.equal(arguments[name].cpu(), tensor)
+
+
+@pytest.mark.parametrize(
+    ("op", "fault"),
+    [pytest.param(op, fault, id=f"{op}-{fault.what}") for op, faults in WRONG.items() for fault in faults],
+)
+def test_wrong_call_without_data(op: str, fault: Fault) -> None:
+    """torch.compile and export see the refusal of the op itself, word for word."""
+    arguments = valid(op)
+    arguments |= fault.change(arguments)
+    with FakeTensorMode() as mode:
+        fakes = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in arguments.items()}
+        refused = refusal_of(op, fakes)
+    assert refused == refusal_of(op, arguments)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_the_control_works_without_data(op: str) -> None:
+    results = getattr(torch.ops.fattn, op)(**valid(op))
+    with FakeTensorMode() as mode:
+        fakes = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in valid(op).items()}
+        for fake, real in zip(getattr(torch.ops.fattn, op)(**fakes), results, strict=True):
+            assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("order", [("cpu", "meta"), ("meta", "cpu")])
+def test_data_and_no_data_do_not_mix(order: tuple[str, str]) -> None:
+    """The op must not return uninitialised memory."""
+    query, key = (torch.randn(1, 2, 4, 16, device=device) for device in order)
+    error, sentence = refusal_of("prefill", {"query": query, "key": key, "value": key})
+    assert error is ValueError
+    assert sentence == (
+        f"fattn.prefill: key is on {order[1]} and query on {order[0]}; move key with .to(query.device)"
+    )
+    out, _ = torch.ops.fattn.prefill(query.to("meta"), key.to("meta"), key.to("meta"))
+    assert out.is_meta
+
+
+@pytest.mark.parametrize("order", [("cpu", "mps"), ("mps", "cpu")])
+def test_what_is_on_the_cpu_moves(order: tuple[str, str]) -> None:
+    """The advice moves tensors to the device of the keys: a cache is larger than a query."""
+    query, key = (torch.randn(1, 2, 4, 16, device=device) for device in order)
+    stays, moves = ("key", "query") if order[0] == "cpu" else ("query", "key")
+    for call in (
+        torch_fattn.prefill,
+        torch_fattn.decode,
+        torch.compile(torch_fattn.prefill, backend="eager"),
+    ):
+        with pytest.raises(Exception, match=rf"; move {moves} with \.to\({stays}\.device\)"):
+            call(query, key, key)
+    assert call(query.to(key.device), key, key).device == key.device
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, 1e-30, 1e30])
+def test_every_finite_scale_is_accepted(scale: float) -> None:
+    """As in F.scaled_dot_product_attention: 0 averages, a negative scale reverses the order."""
+    arguments = valid("prefill") | {"scale": scale}
+    if scale == 1e30:
+        arguments["query"] = arguments["query"] * 1e-30
+    out, lse = call("prefill", arguments)
+    exact_out, exact_lse = torch_fattn.reference.prefill(**arguments)
+    assert torch.allclose(out.cpu().double(), exact_out, atol=1e-5)
+    assert_lse_close(lse.cpu(), exact_lse, torch.float32)
+
+
+@pytest.mark.parametrize("softcap", [1e-30, 1e30])
+def test_softcaps_up_to_the_limits_are_accepted(softcap: float) -> None:
+    arguments = valid("prefill") | {"softcap": softcap}
+    out, lse = call("prefill", arguments)
+    exact_out, exact_lse = torch_fattn.reference.prefill(**arguments)
+    assert torch.allclose(out.cpu().double(), exact_out, atol=1e-5)
+    assert_lse_close(lse.cpu(), exact_lse, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["block_tables", "seq_lens"])
+def test_none_where_a_tensor_is_needed(name: str) -> None:
+    with pytest.raises(TypeError, match=f"fattn.paged_decode: {name} is None; pass a tensor of shape"):
+        call("paged_decode", valid("paged_decode") | {name: None})
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong", "message"),
+    [
+        ("prefill", {"query": [1.0]}, "query is of type list; pass a tensor"),
+        ("prefill", {"scale": "half"}, "scale is of type str; pass a number or None"),
+        ("decode", {"seq_lens": 20}, "seq_lens is of type int; pass a tensor or None"),
+        ("paged_decode", {"window_left": 0.5}, "window_left is of type float; pass a whole number"),
+        ("paged_prefill", {"block_tables": [[3, 1], [0, 4]]}, "block_tables is of type list; pass a tensor"),
+        ("varlen_prefill", {"is_causal": "yes"}, "is_causal is of type str; pass True or False"),
+    ],
+)
+def test_another_type(op: str, wrong: dict[str, Any], message: str) -> None:
+    """torch's own message would contain the whole value and the schema of the operator."""
+    with pytest.raises(TypeError) as caught:
+        call(op, valid(op) | wrong)
+    assert str(caught.value) == f"fattn.{op}: {message}"

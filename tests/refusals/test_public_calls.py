@@ -1,0 +1,378 @@
+"""Every public function, with each argument in turn of a wrong type, shape, dtype, device or range: one
+sentence that begins with the function's name, and no error of anything inside."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.helpers.public_calls import LEFT_OUT, VALID, Arguments, Public, find
+
+PUBLIC = find()
+WITH_ARGUMENTS = sorted(name for name, public in PUBLIC.items() if public.parameters and name not in LEFT_OUT)
+ERRORS = (IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
+RAW = (
+    "unflatten",
+    "Exception raised",
+    "schema",
+    "Expected a value of type",
+    "has no attribute",
+    "Declaration:",
+    "fattn::",
+    "object is not",
+)
+# These hand what they have no kernel for to torch, or to ComfyUI: shapes and values are refused there.
+HANDED_ON = {"torch_fattn.sdpa", "torch_fattn.integrations.comfyui.attention_override"}
+# transformers calls these, with what models give them: only what is used is looked at.
+CALLED_BY_TRANSFORMERS = {name for name in PUBLIC if name.endswith((".attend", ".flash_attn_forward"))}
+# The reference has fewer limits than the operators and accepts such numbers.
+LENIENT = {name for name in PUBLIC if name.startswith("torch_fattn.reference.")} | HANDED_ON
+
+# Names of tensors, and of no other things.
+_TENSORS = {
+    what
+    for public in PUBLIC.values()
+    for what, each in public.parameters.items()
+    if "Tensor" in each.annotation
+} - {"x", "scores", "softcap", "func"}
+STRANGERS: list[Any] = [None, "wrong", 1.5, 3, True, [1.5], ["a"], {}, object(), torch.ones(2, 3), torch.int8]
+STRANGERS += [Tensor, np.array([1, 0]), np.array(3)]
+
+
+def takes(annotation: str, value: Any) -> bool:
+    """Whether an annotation allows the value, by its text. `public` has rules of its own to be compared."""
+    by_text: dict[str, Callable[[Any], bool]] = {
+        "Any": lambda v: True,
+        "None": lambda v: v is None,
+        "Tensor": lambda v: isinstance(v, Tensor),
+        "bool": lambda v: isinstance(v, bool),
+        "int": lambda v: isinstance(v, int) and not isinstance(v, bool),
+        "float": lambda v: isinstance(v, (int, float)) and not isinstance(v, bool),
+        "str": lambda v: isinstance(v, str),
+        "torch.dtype": lambda v: isinstance(v, torch.dtype),
+        "torch.device": lambda v: isinstance(v, torch.device),
+        "Sequence[int]": lambda v: isinstance(v, list) and not {*map(type, v)} - {int},
+        "OnUnsupported": lambda v: isinstance(v, str) and v in ("error", "sdpa"),
+        "Window": lambda v: False,
+        "Iterable[tuple[str, Mapping[str, Any]]]": lambda v: isinstance(v, dict),
+        "Mapping[str, Any]": lambda v: isinstance(v, dict),
+        "Callable[..., Tensor]": callable,
+    }
+    return any(by_text.get(part, lambda v: False)(value) for part in annotation.split(" | "))
+
+
+def strangers(public: Public) -> Iterator[tuple[str, Any]]:
+    for what, parameter in public.parameters.items():
+        for value in STRANGERS:
+            if not takes(parameter.annotation, value):
+                yield what, value
+
+
+def misfits(arguments: Arguments, public: Public) -> Iterator[tuple[str, Any]]:
+    """Values of the right type that may not fit: a sentence, or a result."""
+    for what, parameter in public.parameters.items():
+        given = arguments.get(what, parameter.default)
+        if isinstance(given, Tensor):
+            yield from ((what, changed) for changed in _misshapen(given))
+        elif "Tensor" in parameter.annotation:
+            for shape in ((), (0,), (3,), (2, 3), (1, 1, 1, 1, 1)):
+                yield from ((what, torch.ones(shape, dtype=d)) for d in (torch.float32, torch.int32))
+        numbers: list[Any] = []
+        if "int" in parameter.annotation.split(" | "):
+            numbers += [-1, -7, 0, 1, 600, 2**70, -(2**70), 10**400, np.int64(2)]
+            numbers += [] if public.made else [2**31]  # which would be memory
+        if "float" in parameter.annotation.split(" | "):
+            numbers += [float("nan"), float("inf"), -1.0, 0.0, 1e39, 1e-60, Fraction(1, 2)]
+        if "str" in parameter.annotation:
+            numbers += ["", "int8", "int4", "fp8_e4m3", "a\nb", "\ud800", "x" * 500]
+        if "torch.dtype" in parameter.annotation:
+            numbers += [torch.int8, torch.float64, torch.complex64, torch.bool]
+        if "Sequence[int]" in parameter.annotation:
+            numbers += [[], [0, 0], [-1], [7], [1, 2, 3], [2**70, 1]]
+        yield from ((what, number) for number in numbers)
+
+
+def _misshapen(tensor: Tensor) -> Iterator[Tensor]:
+    yield tensor[None]
+    yield torch.ones((), dtype=tensor.dtype)
+    yield tensor.to("meta")
+    with torch.inference_mode():
+        yield tensor.clone()
+    if tensor.is_floating_point():
+        yield tensor.clone().requires_grad_()
+        yield tensor._neg_view()
+    for dim in range(tensor.dim()):
+        yield tensor.select(dim, 0)
+        yield tensor.narrow(dim, 0, 0)
+        yield tensor.narrow(dim, 0, max(tensor.shape[dim] - 1, 0))
+        yield torch.cat((tensor, tensor), dim)
+    for dtype in (torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool):
+        yield tensor.to(dtype)
+    yield tensor.to(torch.complex64)
+
+
+def outcome(public: Public, arguments: Arguments) -> Exception | None:
+    arguments = dict(arguments)
+    owner = arguments.pop("self", None)
+    function = public.made or public.function if owner is None else public.function.__get__(owner)
+    try:
+        function(**arguments)
+    except Exception as error:
+        return error
+    return None
+
+
+def fault_of(public: Public, error: Exception, words: list[str]) -> str:
+    """What is wrong with the error message; empty if it follows the rules."""
+    text = str(error)
+    if not isinstance(error, ERRORS) or isinstance(error, (AttributeError, RecursionError)):
+        return f"{type(error).__name__}: {text}"
+    if "\n" in text or len(text) > 300 or any(raw in text for raw in RAW):
+        return f"raw: {text[:300]!r}"
+    named = next((name for name in public.names if text.startswith(f"{name}: ")), None)
+    if named is None:
+        return f"nameless {type(error).__name__}: {text}"
+    if not any(word in text.removeprefix(named) for word in words):
+        return f"none of {words} in: {text}"
+    message = re.findall(
+        r"(?<!-)\b\w+\b(?!-)", text.removeprefix(named).replace("be stored", "").partition("; ")[0]
+    )
+    message = [] if named.startswith("fattn attention") else message  # mask, as transformers calls it
+    if foreign := [word for word in message if word in _TENSORS - public.parameters.keys()]:
+        return f"{foreign[0]} is no argument of it: {text}"
+    return ""
+
+
+def described(what: str, value: Any) -> list[str]:
+    """Words, one of which shows that the sentence is about this argument."""
+    words = [what, "mask" if "mask" in what else what, "sinks" if what == "s_aux" else what]
+    if isinstance(value, Tensor):
+        sizes = [str(size + more) for size in value.shape for more in (0, 1)]  # starts are one more
+        words += [str(value.dtype), str(value.device), str(list(value.shape)), *sizes]
+    elif isinstance(value, list):
+        words += map(str, value)
+    elif value is not None:
+        words += [str(value), repr(value)[:50]]
+    return words
+
+
+def state_of(arguments: Arguments) -> Any:
+    cache = arguments.get("self")
+    return [getattr(cache, name, None) for name in ("sequences", "free_blocks", "lengths", "_seq_lens")]
+
+
+def faults_of_strangers(public: Public, valid: Callable[[], Arguments]) -> list[str]:
+    faults = []
+    for what, value in strangers(public):
+        arguments = valid() | {what: value}
+        before = str(state_of(arguments))
+        error = outcome(public, arguments)
+        if error is None:
+            if public.name not in HANDED_ON | CALLED_BY_TRANSFORMERS:
+                faults.append(f"{what}={value!r:.30} is taken")
+            continue
+        if fault := fault_of(public, error, [what]):
+            faults.append(f"{what}={value!r:.30}: {fault}")
+        if not isinstance(error, (TypeError, ValueError)) and public.name not in CALLED_BY_TRANSFORMERS:
+            faults.append(f"{what}={value!r:.30}: {type(error).__name__}")
+        if str(state_of(arguments)) != before:
+            faults.append(f"{what}={value!r:.30} changes the cache")
+    return faults
+
+
+def faults_of_misfits(public: Public, valid: Callable[[], Arguments], on: str | None = None) -> list[str]:
+    """`on`: tensors on another device alone."""
+    faults = []
+    for what, value in misfits(valid(), public):
+        if on is not None:
+            if not isinstance(valid().get(what), Tensor):
+                continue
+            value = valid()[what].to(on)
+        arguments = valid() | {what: value}
+        error = outcome(public, arguments)
+        if error is None:
+            given = valid().get(what)
+            counts = isinstance(given, Tensor) and given.dtype in (torch.int32, torch.int64)
+            counts = counts and isinstance(value, Tensor)
+            if counts and value.is_floating_point() and public.name not in LENIENT:
+                faults.append(f"{what} of {value.dtype} is taken")
+        elif public.name in HANDED_ON:
+            if any(raw in str(error) for raw in RAW) or isinstance(error, AttributeError):
+                faults.append(f"{what}={_shown(value)}: {error}")
+        elif fault := fault_of(public, error, described(what, value)):
+            faults.append(f"{what}={_shown(value)}: {fault}")
+    return faults
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)} on {value.device}"
+    return repr(value)[:40]
+
+
+@pytest.fixture(autouse=True)
+def transformers_unchanged() -> Iterator[None]:
+    yield
+    from torch_fattn.integrations.transformers import unregister
+
+    unregister()
+
+
+STRANGE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sparse": lambda _: torch.ones(2, 3).to_sparse(),
+    "csr": lambda _: torch.ones(2, 3).to_sparse_csr(),
+    "nested": lambda t: torch.nested.nested_tensor([t, t]),
+    "jagged": lambda t: torch.nested.nested_tensor([t[None], t[None]], layout=torch.jagged),
+    "mkldnn": lambda t: t.float().to_mkldnn(),
+    "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+}
+
+
+def test_every_public_function_has_a_call_that_works() -> None:
+    assert not {*WITH_ARGUMENTS} - VALID.keys() and not LEFT_OUT.keys() - PUBLIC.keys()
+    assert not VALID.keys() - PUBLIC.keys(), "these are public no more"
+
+
+@pytest.mark.host_only
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
+@pytest.mark.parametrize("name", WITH_ARGUMENTS)
+def test_a_wrong_type(name: str) -> None:
+    public, valid = PUBLIC[name], VALID[name]
+    assert outcome(public, valid()) is None, "the control"
+    assert not (faults := faults_of_strangers(public, valid)), "\n".join(faults)
+
+
+@pytest.mark.host_only
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta|deprecated|quantized)")
+@pytest.mark.parametrize("name", [name for name in WITH_ARGUMENTS if name != "torch_fattn.sdpa"])
+def test_a_tensor_without_strides(name: str) -> None:
+    public, valid = PUBLIC[name], VALID[name]
+    faults = []
+    for what in [what for what, given in valid().items() if isinstance(given, Tensor)]:
+        for kind, made in STRANGE.items():
+            arguments = valid()
+            arguments[what] = made(arguments[what])
+            error = outcome(public, arguments)
+            fault = fault_of(public, error, [what, "mask"]) if error is not None else "taken"
+            if fault and (fault != "taken" or name.startswith(("fattn.", "torch_fattn.flash"))):
+                faults.append(f"{what}, {kind}: {fault}")
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.host_only
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
+@pytest.mark.parametrize("name", WITH_ARGUMENTS)
+def test_shapes_that_do_not_fit(name: str) -> None:
+    assert not (faults := faults_of_misfits(PUBLIC[name], VALID[name])), "\n".join(faults)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("name", WITH_ARGUMENTS)
+def test_missing_and_unknown_arguments_name_the_function(name: str) -> None:
+    public, valid = PUBLIC[name], VALID[name]
+    calls = [valid() | {"no_such_argument": 1}]
+    for what, parameter in public.parameters.items():
+        if parameter.default is parameter.empty and what in valid():
+            calls.append({n: value for n, value in valid().items() if n != what})
+    for call in calls:
+        error = outcome(public, call)
+        if error is None and any(p.kind is p.VAR_KEYWORD for p in _signature(public)):
+            continue  # hands its keywords on
+        own = public.name.rpartition(".")[2]
+        by_python = isinstance(error, TypeError) and f"{own}" in str(error).split("(")[0]
+        assert by_python or (error is not None and not fault_of(public, error, [""])), repr(error)
+
+
+def _signature(public: Public) -> Any:
+    return inspect.signature(public.function).parameters.values()
+
+
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
+@pytest.mark.parametrize("name", [n for n in WITH_ARGUMENTS if n not in LENIENT])
+def test_a_tensor_on_another_device(name: str) -> None:
+    assert not (faults := faults_of_misfits(PUBLIC[name], VALID[name], on="mps")), "\n".join(faults)
+
+
+# ---- the checks see what they are for
+
+
+def _leaks_attributes(scores: Tensor) -> Tensor:
+    return scores.exp()
+
+
+def _leaks_a_schema(scores: Tensor) -> Tensor:
+    return torch.ops.fattn.softmax(scores)
+
+
+def _leaks_an_inner_call(scores: Tensor, **options: Any) -> Tensor:
+    return torch_fattn.softmax.__wrapped__(scores, **options)  # type: ignore[attr-defined]
+
+
+def _has_no_name(scores: Tensor) -> Tensor:
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores is of type {type(scores).__name__}; pass a tensor")
+    return scores
+
+
+def _has_two_lines(scores: Tensor) -> Tensor:
+    if not isinstance(scores, Tensor):
+        raise TypeError("twin: scores is no tensor\npass one")
+    return scores
+
+
+def _says_nothing(scores: Tensor) -> Tensor:
+    if not isinstance(scores, Tensor):
+        raise TypeError("twin: something is wrong; pass something else")
+    return scores
+
+
+def _takes_anything(scores: Tensor) -> Any:
+    return scores
+
+
+def _takes_float_lengths(seq_lens: Tensor) -> Any:
+    return seq_lens.long()
+
+
+TWINS: list[tuple[Callable[..., Any], Any, str]] = [
+    (_leaks_attributes, [1.5], "AttributeError"),
+    (_leaks_a_schema, [1.5], "raw: "),
+    (_has_no_name, [1.5], "nameless TypeError"),
+    (_has_two_lines, [1.5], "raw: "),
+    (_says_nothing, [1.5], "none of ['scores']"),
+    (_takes_anything, [1.5], "is taken"),
+]
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(("twin", "value", "message"), TWINS)
+def test_a_twin_is_caught(twin: Callable[..., Any], value: Any, message: str) -> None:
+    faults = faults_of_strangers(Public("twin", twin), lambda: {"scores": torch.ones(2, 3)})
+    assert any(message in fault for fault in faults if f"{value}" in fault), faults
+
+
+@pytest.mark.host_only
+def test_more_twins() -> None:
+    """Float lengths, a keyword of an inner function, and a cache that a refused call has changed."""
+    lengths = Public("twin", _takes_float_lengths)
+    assert "seq_lens of torch.float16 is taken" in faults_of_misfits(
+        lengths, lambda: {"seq_lens": torch.ones(2).int()}
+    )
+    error = outcome(Public("twin", _leaks_an_inner_call), {"scores": torch.ones(2, 3), "temperature": 2.0})
+    assert "nameless TypeError" in fault_of(Public("twin", _leaks_an_inner_call), error, [""])  # type: ignore[arg-type]
+
+    def grows(self: Any, sequence: int) -> None:
+        self.allocate()
+        raise TypeError(f"twin: sequence is of type {type(sequence).__name__}; pass a whole number")
+
+    faults = faults_of_strangers(Public("twin", grows), VALID["PagedKVCache.free"])
+    assert any("changes the cache" in fault for fault in faults)

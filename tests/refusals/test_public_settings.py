@@ -1,0 +1,96 @@
+"""Every public function under settings outside of the call: a default device or dtype, deterministic
+algorithms, inference mode, FATTN_CHECK, forward-mode tangents."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from tests.helpers.public_calls import VALID, Arguments, Public
+from tests.operators.test_inputs_kept import tensors_in
+from tests.refusals.test_public_calls import PUBLIC, WITH_ARGUMENTS
+
+
+@contextlib.contextmanager
+def default_dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def checked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FATTN_CHECK", "1")
+        yield
+
+
+# Settings of a process or thread that must not affect a call.
+SETTINGS: dict[str, Callable[[], Any]] = {
+    "default device": lambda: torch.device("meta"),
+    "default dtype": default_dtype,
+    "deterministic": deterministic,
+    "inference mode": torch.inference_mode,
+    "FATTN_CHECK": checked,
+}
+
+
+def results_of(public: Public, arguments: Arguments) -> list[Tensor]:
+    """The results, and then the tensors that it may have written."""
+    owner = arguments.get("self")
+    rest = {name: value for name, value in arguments.items() if name != "self"}
+    function = public.made or public.function if owner is None else public.function.__get__(owner)
+    return [*tensors_in(function(**rest)), *tensors_in(rest), *tensors_in(vars(owner) if owner else ())]
+
+
+UNWRITTEN = {"PagedKVCache", "StaticKVCache", "StaticKVCache.keys", "StaticKVCache.values"}  # memory
+
+
+@pytest.mark.host_only
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
+@pytest.mark.parametrize("name", sorted({*WITH_ARGUMENTS} - UNWRITTEN))
+def test_settings_of_a_process_change_no_result(name: str) -> None:
+    public, valid = PUBLIC[name], VALID[name]
+    expected = results_of(public, valid())
+    for setting in SETTINGS.values():
+        arguments = valid()
+        with setting():
+            results = results_of(public, arguments)
+        assert len(results) == len(expected)
+        for result, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    "name",
+    sorted(n for n in VALID if n.startswith("fattn.") and n not in ("fattn.cache_write", "fattn.mask_map")),
+)
+def test_a_forward_mode_tangent_is_refused(name: str) -> None:
+    """Dropped, it would be a derivative of 0."""
+    public, arguments = PUBLIC[name], VALID[name]()
+    with forward_ad.dual_level():
+        public.function(**arguments)
+        for what, given in arguments.items():
+            if isinstance(given, Tensor) and given.is_floating_point():
+                dual = forward_ad.make_dual(given, torch.ones_like(given))
+                with pytest.raises(NotImplementedError, match=f"^{name}: {what} has a forward-mode tangent"):
+                    public.function(**arguments | {what: dual})
