@@ -1,13 +1,16 @@
-"""Hooks of mkdocs: pages from files outside docs/, links to files that are not pages, and pictures of
-masks."""
+"""Hooks of mkdocs: pages from files outside docs/, links to files that are not pages, pictures of masks, and
+the options of functions."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
+import griffe
 import mask_pictures
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -85,3 +88,26 @@ def rewritten(markdown: str, source: str, url: str | None, page: str | None = No
 
     pieces = FENCE.split(markdown)
     return "".join(piece if piece.startswith("```") else LINK.sub(link, piece) for piece in pieces)
+
+
+class Options(griffe.Extension):
+    """Shows functions that take `**options: Unpack[...]` as `help()` does, with every option."""
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        if not any(str(each.annotation).startswith("Unpack[") for each in func.parameters):
+            return
+        thing: Any = importlib.import_module(func.module.path)
+        for name in func.path.removeprefix(f"{func.module.path}.").split("."):
+            thing = getattr(thing, name)
+        func.docstring = griffe.Docstring(inspect.getdoc(thing) or "", parent=func)
+        func.parameters = griffe.Parameters(
+            *(
+                griffe.Parameter(
+                    each.name,
+                    annotation=None if each.annotation is each.empty else each.annotation,
+                    kind=griffe.ParameterKind(each.kind.description),
+                    default=None if each.default is each.empty else repr(each.default),
+                )
+                for each in inspect.signature(thing).parameters.values()
+            )
+        )

@@ -67,13 +67,7 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         arguments["is_causal"] = True
     if p.q_offset is not None:
         arguments["q_offset"] = p.q_offset
-    for name in ("sinks", "alibi_slopes"):
-        if getattr(p, name):
-            arguments[name] = tensor((p.q_heads,), torch.float32)
-    if p.tree:
-        arguments["tree_mask"] = tensor((p.batch, p.q_len)[p.tree == "shared" :], torch.int64)
-    if p.token_major_out:
-        arguments["token_major_out"] = True
+    arguments |= {name: each.to("meta") for name, each in p.tensors(torch.Generator()).items()}
     return arguments | p.numbers
 
 

@@ -9,18 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_fattn.reference as reference
-from tests.helpers.problems import Case
+from tests.helpers.problems import TENSORS, Case
 
 EXTRA_ERROR = 1e-6
 LSE_RELATIVE = 1e-5
 LSE_ABSOLUTE_16_BIT = 1e-3
-EXTRA_TENSORS = ("sinks", "alibi_slopes", "tree_mask")
 
 
 def expected(case: Case) -> tuple[Tensor, Tensor]:
     """out and lse in float64, from the clean dense operands (also for the paged op)."""
     problem, clean = case.problem, case.clean
-    options = {name: clean[name] for name in EXTRA_TENSORS if name in clean} | case.options
+    options = {name: clean[name] for name in TENSORS if name in clean} | case.options
     options.pop("kv_format", None)  # the clean operands are not quantised
     operands = (clean["query"], clean["key"], clean["value"])
     if problem.op == "prefill":

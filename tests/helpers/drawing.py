@@ -10,6 +10,7 @@ from tests.helpers import features
 from tests.helpers.problems import (
     BLOCK_SIZES,
     CAUSALITIES,
+    DECODES,
     DTYPES,
     GROUPS,
     HEAD_DIMS,
@@ -19,12 +20,10 @@ from tests.helpers.problems import (
     MAX_CACHE,
     MAX_LENGTH,
     MAX_WORK,
-    SINK_TOKENS,
-    SOFTCAPS,
-    TREES,
+    OPS,
+    OPTIONS,
+    PACKED,
     WIDE_HEAD_DIMS,
-    WINDOWS_LEFT,
-    WINDOWS_RIGHT,
     Problem,
 )
 
@@ -43,12 +42,12 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     """`count` problems in which every axis takes each of its values about equally often."""
     rng = random.Random(seed)
 
-    def deck(values: tuple[Any, ...]) -> list[Any]:
+    def deck(values: tuple[Any, ...], rng: random.Random = rng) -> list[Any]:
         cards = [values[i % len(values)] for i in range(count)]
         rng.shuffle(cards)
         return cards
 
-    ops = deck(("prefill", "prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"))
+    ops = deck(("prefill", *OPS))
     dims, groups = deck(HEAD_DIMS), deck(GROUPS)
     layouts = list(zip(deck(LAYOUTS), deck(LAYOUTS), deck(LAYOUTS), strict=True))
     masks, mask_layouts, causalities = (
@@ -58,28 +57,19 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     )
     broadcasts = deck(tuple(tuple(bool(bits >> d & 1) for d in range(4)) for bits in range(16)))
     block_sizes = deck(BLOCK_SIZES)
-    options = {
-        "window_left": deck(WINDOWS_LEFT),
-        "window_right": deck(WINDOWS_RIGHT),
-        "sink_tokens": deck(SINK_TOKENS),
-        "softcap": deck(SOFTCAPS),
-        "sinks": deck((False, False, True)),
-        "alibi_slopes": deck((False, False, True)),
-    }
+    # Each from its own generator: another option leaves the rest of the problems as they are.
+    options = {name: deck(each.values, random.Random(f"{name} {seed}")) for name, each in OPTIONS.items()}
     wide = deck((*WIDE_HEAD_DIMS, *(None,) * len(WIDE_HEAD_DIMS)))
-    trees = deck(TREES)
     forms = random.Random(f"masks {seed}")
     patterns = [forms.choice(MASK_PATTERNS) for _ in range(count)]
     maps = [forms.random() < 0.5 for _ in range(count)]
-    outs = random.Random(f"layouts {seed}")
-    token_major = [outs.random() < 0.5 for _ in range(count)]
     chunks = random.Random(f"chunks {seed}")
 
     all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
     for i in range(count):
         op, (q_heads, kv_heads) = ops[i], groups[i]
-        is_decode = op in ("decode", "paged_decode")
+        is_decode = op in DECODES
         narrow = not (wide[i] and (is_decode or wide[i] in WIDE_PREFILLS))
         head_dim, value_dim, value_in_key = (*dims[i], False) if narrow else wide[i]
         batch = rng.choice((1, 2, 3))
@@ -96,7 +86,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         takes_formats = op not in ("prefill", "varlen_prefill")
         formats = kv_formats(head_dim, value_dim) if takes_formats else ("float",)
         dtype, kv_format = features.types_for(rng, seed, op, which_dims, rows, formats)
-        q_lens = _q_lens(rng, batch, q_len) if op in ("paged_prefill", "varlen_prefill") else None
+        q_lens = _q_lens(rng, batch, q_len) if op in PACKED else None
         causality = "none" if is_decode else causalities[i]
         if op == "paged_prefill" and causality != "none":
             causality = "bottom_right"  # the only one that it has
@@ -125,13 +115,10 @@ def _candidates(count: int, seed: int) -> list[Problem]:
                 seq_lens=_seq_lens(rng, op, batch, kv_len),
                 block_size=block_sizes[i] if op.startswith("paged") else 0,
                 head_major_pool=rng.random() < 0.5,
-                scale=rng.choice((None, None, 0.0625, 0.3)),
                 q_lens=q_lens,
                 spare_rows=rng.choice((0, 0, 3, 70)) if q_lens else 0,
-                tree=trees[i] if is_decode else None,
-                **{name: cards[i] for name, cards in options.items()},
                 kv_format=kv_format,
-                token_major_out=not q_lens and token_major[i],
+                **{name: cards[i] for name, cards in options.items() if op in OPTIONS[name].ops},
             )
         )
         if op == "prefill" and chunks.random() < 0.4:

@@ -11,11 +11,11 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tests.helpers.problems import Problem
+from tests.helpers.problems import OPTIONS, Problem
 
+FEW = 5  # values of an axis
 Pair = tuple[str, tuple[str, Any], tuple[str, Any]]  # op, feature, feature
 
 _SIZES = {"index", "op", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"}
@@ -36,11 +36,13 @@ def features(problem: Problem) -> dict[str, Any]:
         "keys": _size(p.kv_len, 32, 256),
         "queries": _size(p.q_len, 1, 8),
     }
-    if p.op in ("decode", "paged_decode"):
+    if p.is_decode:
         found["rows"] = row_class(p.q_heads // p.kv_heads * p.q_len)
     for field in fields(p):
         value = getattr(p, field.name)
         if field.name in _SIZES or (field.name in _OF_MASK and p.mask is None):
+            continue
+        if field.name in OPTIONS and p.op not in OPTIONS[field.name].ops:
             continue
         if field.name in ("layouts", "mask_broadcast"):
             found |= {f"{field.name}{i}": part for i, part in enumerate(value)}
@@ -76,9 +78,13 @@ def _size(n: int, small: int, middle: int) -> str:
 
 
 def pairs(problem: Problem) -> set[Pair]:
+    return _pairs(problem.op, features(problem))
+
+
+def _pairs(op: str, found: dict[str, Any]) -> set[Pair]:
     return {
-        (problem.op, a, b)
-        for a, b in itertools.combinations(sorted(features(problem).items(), key=lambda f: f[0]), 2)
+        (op, a, b)
+        for a, b in itertools.combinations(sorted(found.items(), key=lambda f: f[0]), 2)
         if (a[0], b[0]) not in _TIED
     }
 
@@ -101,14 +107,25 @@ def missing(problems: Iterable[Problem]) -> tuple[set[Pair], int]:
 
 
 def choose(candidates: Iterable[Problem], of: int) -> Iterator[Problem]:
-    """Picks from every `of` candidates of an op the one with the most new pairs."""
+    """Picks from every `of` candidates of an op the one with the most new pairs. One of two axes with few
+    values counts three times, so that all of these pairs are met in the end."""
     met: set[Pair] = set()
-    waiting: dict[str, list[Problem]] = defaultdict(list)
-    for candidate in candidates:
-        same_op = waiting[candidate.op]
-        same_op.append(candidate)
+    waiting: dict[str, list[tuple[Problem, dict[str, Any]]]] = defaultdict(list)
+    values: dict[str, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
+
+    def worth(candidate: tuple[Problem, dict[str, Any]]) -> int:
+        new = _pairs(candidate[0].op, candidate[1]) - met
+        return len(new) + 2 * sum(a[0] in few and b[0] in few for _, a, b in new)
+
+    for problem in candidates:
+        found, of_op = features(problem), values[problem.op]
+        for axis, value in found.items():
+            of_op[axis].add(value)
+        same_op = waiting[problem.op]
+        same_op.append((problem, found))
         if len(same_op) == of:
-            best = max(same_op, key=lambda problem: len(pairs(problem) - met))
-            met |= pairs(best)
+            few = {axis for axis, seen in of_op.items() if len(seen) <= FEW}
+            best, found = max(same_op, key=worth)
+            met |= _pairs(best.op, found)
             same_op.clear()
             yield best

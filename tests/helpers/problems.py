@@ -7,8 +7,8 @@ the gaps between strided rows and the memory around a view. References get the c
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -51,17 +51,50 @@ CAUSALITIES = ("none", "bottom_right", "top_left", "offset")
 MASKS = (None, None, None, torch.bool, torch.bool, torch.float32, torch.float16, torch.bfloat16)
 MASK_PATTERNS = ("entries", "patches")  # what is drawn one by one: entries, or patches that are mostly alike
 BLOCK_SIZES = (1, 8, 16, 32, 256)
-WINDOWS_LEFT = (-1, -1, -1, 0, 1, 5, 40, 200, 10**9)
-WINDOWS_RIGHT = (-1, -1, 0, 3)
-SINK_TOKENS = (0, 0, 1, 4, 40, 300)
-SOFTCAPS = (0.0, 0.0, 2.0, 30.0)
 # How a cache is stored; "float" is the dtype of the query.
 KV_FORMATS = ("float", "int8", "fp8_e4m3", "fp8_e4m3_unscaled", "int4")
-TREES = (None, None, None, "shared", "each")  # a tree mask for all sequences, or one for each
 MAX_LENGTH = 300
 MAX_CACHE = 1100
 # Multiply-adds of one problem: a software GPU does about 1e8 a second.
 MAX_WORK = 2e7
+DECODES = ("decode", "paged_decode")
+PACKED = ("paged_prefill", "varlen_prefill")
+OPS = ("prefill", *DECODES, *PACKED)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of the operators, as a field of Problem."""
+
+    values: tuple[Any, ...]  # drawn, each as often as it is here; the first is the default and is left out
+    ops: tuple[str, ...]  # that have it
+    shown: str  # what the name of a problem says of it
+    argument: str  # of the operator
+    tensor: Callable[[Problem, torch.Generator], Tensor] | None  # what makes the argument, if it is a tensor
+
+
+def option(
+    *values: Any,
+    ops: tuple[str, ...] = OPS,
+    shown: str = "",
+    argument: str = "",
+    tensor: Callable[[Problem, torch.Generator], Tensor] | None = None,
+) -> Any:
+    return field(default=values[0], metadata={"option": Option(values, ops, shown, argument, tensor)})
+
+
+def _sinks(problem: Problem, generator: torch.Generator) -> Tensor:
+    return torch.randn(problem.q_heads, generator=generator) * 2
+
+
+def _slopes(problem: Problem, generator: torch.Generator) -> Tensor:
+    by_sequence = (problem.batch,) if problem.index % 2 else ()
+    return torch.rand(*by_sequence, problem.q_heads, generator=generator) * 0.2
+
+
+def _tree(problem: Problem, generator: torch.Generator) -> Tensor:
+    size = (problem.q_len,) if problem.tree == "shared" else (problem.batch, problem.q_len)
+    return torch.randint(0, 2**problem.q_len, size, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -88,18 +121,22 @@ class Problem:
     seq_lens: tuple[int, ...] | None = None
     block_size: int = 0  # 0: not paged
     head_major_pool: bool = False
-    scale: float | None = None
     q_lens: tuple[int, ...] | None = None  # packed: rows of each sequence; q_len is the most
     spare_rows: int = 0  # packed rows, and packed keys, of no sequence
-    window_left: int = -1
-    window_right: int = -1
-    sink_tokens: int = 0
-    sinks: bool = False
-    alibi_slopes: bool = False
-    softcap: float = 0.0
-    tree: str | None = None
     kv_format: str = "float"
-    token_major_out: bool = False
+    # The options: all that is drawn, passed and covered of each is its line here.
+    window_left: int = option(-1, -1, -1, 0, 1, 5, 40, 200, 10**9, shown="window{}")
+    window_right: int = option(-1, -1, 0, 3, shown="right{}")
+    sink_tokens: int = option(0, 0, 1, 4, 40, 300, shown="first{}")
+    sinks: bool = option(False, False, True, tensor=_sinks)
+    alibi_slopes: bool = option(False, False, True, tensor=_slopes)
+    softcap: float = option(0.0, 0.0, 2.0, 30.0)
+    scale: float | None = option(None, None, 0.0625, 0.3)
+    # A tree mask for all sequences, or one for each.
+    tree: str | None = option(
+        None, None, None, "shared", "each", ops=DECODES, argument="tree_mask", tensor=_tree
+    )
+    token_major_out: bool = option(False, True, ops=("prefill", *DECODES), shown="token_major")
 
     def __str__(self) -> str:
         parts = [
@@ -112,24 +149,38 @@ class Problem:
             *(("map",) if self.mask_map else ()),
             "value_in_key" if self.value_in_key else "",
             f"block{self.block_size}" if self.block_size else "",
-            f"window{self.window_left}" if self.window_left >= 0 else "",
-            f"right{self.window_right}" if self.window_right >= 0 else "",
-            f"first{self.sink_tokens}" if self.sink_tokens else "",
-            *(name for name in ("sinks", "alibi_slopes", "softcap", "tree") if getattr(self, name)),
             self.kv_format if self.kv_format != "float" else "",
-            *(("token_major",) if self.token_major_out else ()),
+            *((OPTIONS[name].shown or name).format(value) for name, value in self.options.items()),
         ]
         return "-".join(part for part in parts if part)
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The fields that are options and not left out."""
+        every = ((name, getattr(self, name), each.values[0]) for name, each in OPTIONS.items())
+        return {name: value for name, value, default in every if value != default}
+
+    @property
     def numbers(self) -> dict[str, Any]:
-        """The options that are numbers and not left out."""
-        defaults = {"scale": None, "window_left": -1, "window_right": -1, "sink_tokens": 0, "softcap": 0.0}
-        return {name: getattr(self, name) for name, none in defaults.items() if getattr(self, name) != none}
+        """The arguments of these options that are not tensors."""
+        return {
+            OPTIONS[name].argument or name: value
+            for name, value in self.options.items()
+            if OPTIONS[name].tensor is None
+        }
+
+    def tensors(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Those that are tensors."""
+        chosen = {name: OPTIONS[name] for name in self.options}
+        return {
+            each.argument or name: each.tensor(self, generator)
+            for name, each in chosen.items()
+            if each.tensor is not None
+        }
 
     @property
     def is_decode(self) -> bool:
-        return self.op in ("decode", "paged_decode")
+        return self.op in DECODES
 
     @property
     def has_packed_keys(self) -> bool:
@@ -154,6 +205,12 @@ class Problem:
         if self.q_offset is not None:
             return [self.q_offset] * self.batch
         return [length - rows for length, rows in zip(self.lengths, self.rows, strict=True)]
+
+
+OPTIONS: dict[str, Option] = {
+    each.name: each.metadata["option"] for each in fields(Problem) if "option" in each.metadata
+}
+TENSORS = {each.argument or name for name, each in OPTIONS.items() if each.tensor is not None}
 
 
 @dataclass
@@ -273,20 +330,6 @@ def _block_table(problem: Problem, rng: random.Random) -> tuple[Tensor, int]:
     return table, num_blocks
 
 
-def _per_head_and_tree(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
-    """sinks, alibi_slopes and tree_mask, as far as the problem has them."""
-    tensors = {}
-    if problem.sinks:
-        tensors["sinks"] = torch.randn(problem.q_heads, generator=generator) * 2
-    if problem.alibi_slopes:
-        by_sequence = (problem.batch,) if problem.index % 2 else ()
-        tensors["alibi_slopes"] = torch.rand(*by_sequence, problem.q_heads, generator=generator) * 0.2
-    if problem.tree:
-        size = (problem.q_len,) if problem.tree == "shared" else (problem.batch, problem.q_len)
-        tensors["tree_mask"] = torch.randint(0, 2**problem.q_len, size, generator=generator)
-    return tensors
-
-
 def build(problem: Problem, seed: int = 0) -> Case:
     """The numbers of a problem: operands with NaN wherever nothing may look, and clean dense copies."""
     generator = torch.Generator().manual_seed(seed * 100003 + problem.index)
@@ -303,7 +346,7 @@ def build(problem: Problem, seed: int = 0) -> Case:
     if p.value_in_key:
         value = key[..., : p.value_dim]
     mask = _mask(p, generator)
-    extra = _per_head_and_tree(p, generator)
+    extra = p.tensors(generator)
     visible = visibility(p, mask, extra.get("tree_mask"))
 
     clean = {"query": query, **extra}
@@ -367,6 +410,4 @@ def build(problem: Problem, seed: int = 0) -> Case:
         options["max_seqlen_k"] = p.kv_len
     if p.q_offset is not None:
         options["q_offset"] = p.q_offset
-    if p.token_major_out:
-        options["token_major_out"] = True
     return Case(p, operands, clean, visible, options)

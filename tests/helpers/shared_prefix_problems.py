@@ -14,6 +14,7 @@ from tests.helpers import drawing, features, problems
 from tests.helpers.caches import POISON, Cache, as_scales
 from tests.helpers.layouts import Operand, flat, lay_out
 from tests.helpers.problems import Case, Problem
+from torch_fattn.operators.options import PointwiseOptions
 
 # Whether the prefix and the suffixes are dense or paged; "pool": both in one pool.
 KINDS = ("dense", "paged_suffix", "pool")
@@ -100,14 +101,13 @@ def _draw_one(rng: random.Random, index: int) -> SharedProblem:
         mask=rng.choice(problems.MASKS) if not for_prefill and rng.random() < 0.5 else None,
         mask_broadcast=(rng.random() < 0.5,) * 2 + (rng.random() < 0.5, rng.random() < 0.2),
         seq_lens=None if lengths is None else tuple(lengths),
-        scale=rng.choice((None, 0.3)),
         window_left=rng.choice((-1, 10**9) if for_prefill else (-1, 0, 30, 200, 10**9)),
         sink_tokens=rng.choice((0, 0, 2, 40, 300)),
         sinks=rng.random() < 0.3,
         alibi_slopes=not for_prefill and rng.random() < 0.4,
-        softcap=rng.choice((0.0, 0.0, 3.0)),
         tree=tree,
         kv_format=kv_format,
+        **{name: rng.choice(problems.OPTIONS[name].values) for name in PointwiseOptions.__annotations__},
     )
     return SharedProblem(whole, prefix, kind, block_size)
 

@@ -17,12 +17,11 @@ from tests.conftest import Checked, counted_launches
 from tests.golden.calls import plan_of
 from tests.helpers import drawing, features, problems
 from tests.helpers.accuracy import assert_close, expected, packed
+from tests.helpers.problems import OPS, PACKED
 from tests.helpers.tuned import tiles_of_large_calls
 
 PROBLEMS = drawing.draw(600)
 ORDERS = ("forward", "reverse", "random")  # of the threads
-OPS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
-PACKED = ("paged_prefill", "varlen_prefill")
 
 
 def kernel_of(problem: problems.Problem) -> str:
@@ -98,7 +97,9 @@ def test_any_two_features_meet() -> None:
     for problem in PROBLEMS:
         for axis, value in features.features(problem).items():
             values.setdefault((problem.op, axis), set()).add(value)
-    small = {pair for pair in missing if all(len(values[pair[0], axis]) <= 5 for axis, _ in pair[1:])}
+    small = {
+        pair for pair in missing if all(len(values[pair[0], axis]) <= features.FEW for axis, _ in pair[1:])
+    }
     assert not small and len(missing) < 0.04 * possible, f"{met}; not: {sorted(map(str, small or missing))}"
 
 
@@ -129,11 +130,9 @@ def test_the_problems_cover_every_axis() -> None:
                 (pattern, given) for pattern in problems.MASK_PATTERNS for given in (False, True)
             }
         assert {p.mask for p in of_op} == ({None} if op in PACKED else set(problems.MASKS))
-        assert {p.window_left for p in of_op} == set(problems.WINDOWS_LEFT)
-        assert {p.window_right for p in of_op} == set(problems.WINDOWS_RIGHT)
-        assert {p.sink_tokens for p in of_op} == set(problems.SINK_TOKENS)
-        assert {p.softcap for p in of_op} == set(problems.SOFTCAPS)
-        assert {p.token_major_out for p in of_op} == ({False} if op in PACKED else {False, True})
+        for name, option in problems.OPTIONS.items():
+            values = {*option.values} if op in option.ops else {option.values[0]}
+            assert {getattr(p, name) for p in of_op} == values, name
         assert {(p.sinks, p.alibi_slopes) for p in of_op} == {(a, b) for a in (0, 1) for b in (0, 1)}
     assert len({p.mask_broadcast for p in PROBLEMS if p.mask is not None}) == 16
     for op in ("paged_decode", "paged_prefill"):

@@ -394,3 +394,16 @@ def test_lengths_and_tables_are_checked_when_asked(monkeypatch: pytest.MonkeyPat
     for shared in (-1, 5):
         with pytest.raises(ValueError, match=f"shared_blocks {shared} is not from 0 to 4"):
             in_pool(shared, 16, 16)
+
+
+@pytest.mark.host_only
+def test_an_option_that_the_parts_do_not_know_is_refused() -> None:
+    """One that depends on positions would be wrong in the prefix, where all rows are at its last token."""
+    query, key = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 4, 16)
+    parts = [prefix_and_suffix.Keys(key, key, 4) for _ in range(2)]
+    rows = prefix_and_suffix.Rows(query, 2)
+    prefix_and_suffix.attend("fattn.x", rows, *parts, None, {"softcap": 3.0})
+    with pytest.raises(
+        NotImplementedError, match=r"^fattn\.x: of_positions is not built for shared prefixes"
+    ):
+        prefix_and_suffix.attend("fattn.x", rows, *parts, None, {"of_positions": 3.0})

@@ -144,7 +144,7 @@ def test_every_operator_with_every_dtype_and_option(chosen: Items, device: str) 
     found = drawn(chosen, "tests/operators/test_random.py::test_problem", "problem", device)
     assert met(found) == met(drawing.draw(600))
     assert {problem.dtype for problem in found} == set(problems.DTYPES)
-    for op in ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"):
+    for op in problems.OPS:
         schema = getattr(torch.ops.fattn, op).default._schema
         assert options(found, op) == {argument.name for argument in schema.arguments}, op
     without = [problem for problem in found if not problem.sinks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 import site
 import subprocess
@@ -11,6 +12,7 @@ import venv
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_fattn
 from torch_fattn.operators import options
@@ -143,15 +145,40 @@ OPTIONS = {
     "paged_decode": options.DecodeOptions,
     "paged_prefill": options.PagedPrefillOptions,
     "varlen_prefill": options.VarlenPrefillOptions,
+    "cache_write": options.StorageOptions,
 }
 
 
 @pytest.mark.parametrize("op", OPTIONS)
-def test_the_overloads_have_the_options_of_the_function(op: str) -> None:
-    """mypy notices an option that only the overloads have, and nothing the other way round."""
-    parameters = inspect.signature(getattr(torch_fattn, op)).parameters.values()
-    keywords = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-    assert {*keywords} == {*OPTIONS[op].__annotations__, "return_lse"}
+def test_the_options_are_those_of_the_schema(op: str) -> None:
+    """In its order and with its defaults, for the operator and its reference."""
+    schema = [each for each in getattr(torch.ops.fattn, op).default._schema.arguments if each.kwarg_only]
+    assert {each.name for each in schema} == {*OPTIONS[op].__annotations__}
+    for function in (getattr(torch_fattn, op), getattr(torch_fattn.reference, op)):
+        parameters = inspect.signature(function).parameters.values()
+        shown = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "return_lse"}
+        assert [*shown.items()] == [(each.name, each.default_value) for each in schema]
+        assert not any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+@pytest.mark.parametrize("op", OPTIONS)
+def test_help_has_a_text_for_every_argument(op: str) -> None:
+    function = getattr(torch_fattn, op)
+    args = inspect.getdoc(function).partition("Args:\n")[2].partition("\n\nReturns:")[0]
+    texts = [names.split(", ") for names in re.findall(r"^    (\w+(?:, \w+)*): \S", args, re.MULTILINE)]
+    assert sorted(sum(texts, [])) == sorted(inspect.signature(function).parameters)
+
+
+def test_help_prefers_the_text_of_the_function() -> None:
+    """An option whose meaning differs: the other texts are those of the type."""
+    of_prefill, of_varlen, of_paged = (
+        inspect.getdoc(getattr(torch_fattn, op)) for op in ("prefill", "varlen_prefill", "paged_decode")
+    )
+    assert of_prefill.count("q_offset: ") == of_varlen.count("q_offset: ") == 1
+    assert "    q_offset: absolute position of row 0. Default" in of_prefill
+    assert "    q_offset: absolute position of row 0 of every sequence." in of_varlen
+    assert of_paged.count("value_scales: ") == 1 and "key_scales, value_scales: `[num_blocks" in of_paged
+    assert of_prefill.count("    sinks: `[Hq]`") == of_paged.count("    sinks: `[Hq]`") == 1
 
 
 def test_the_marker_is_packaged() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -137,6 +138,17 @@ def test_softcaps_up_to_the_limits_are_accepted(softcap: float) -> None:
 def test_none_where_a_tensor_is_needed(name: str) -> None:
     with pytest.raises(TypeError, match=f"fattn.paged_decode: {name} is None; pass a tensor of shape"):
         call("paged_decode", valid("paged_decode") | {name: None})
+
+
+@pytest.mark.parametrize("function", [torch_fattn.prefill, torch_fattn.reference.prefill])
+def test_an_unknown_option(function: Callable[..., Any]) -> None:
+    name = {torch_fattn.prefill: "fattn.prefill"}.get(function, "torch_fattn.reference.prefill")
+    with pytest.raises(TypeError) as caught:
+        function(**valid("prefill"), causal=True)
+    assert str(caught.value) == (
+        f"{name}: there is no option 'causal'; the options are mask_map, is_causal, q_offset, window_left, "
+        "window_right, sink_tokens, sinks, alibi_slopes, softcap, scale, token_major_out"
+    )
 
 
 @pytest.mark.parametrize(

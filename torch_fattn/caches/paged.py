@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from ..operators.attention import MAX_DECODE_ROWS, paged_decode, paged_prefill
+from ..operators.options import DecodeOptions, PagedPrefillOptions
 from ..operators.shared_prefix import shared_prefix_paged_decode
 from ..runtime.signatures import check_tensor, public, shown
 from .memory import (
@@ -24,6 +25,9 @@ from .memory import (
     on_device,
 )
 from .step import CacheFullError, CacheStep
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["PagedKVCache"]
 
@@ -210,7 +214,7 @@ class PagedKVCache:
         *,
         shared_prefix: bool = ...,
         return_lse: Literal[False] = ...,
-        **options: Any,
+        **options: Unpack[DecodeOptions],
     ) -> Tensor: ...
     @overload
     def decode(
@@ -221,7 +225,7 @@ class PagedKVCache:
         *,
         shared_prefix: bool = ...,
         return_lse: Literal[True],
-        **options: Any,
+        **options: Unpack[DecodeOptions],
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def decode(
@@ -232,12 +236,19 @@ class PagedKVCache:
         *,
         shared_prefix: bool = ...,
         return_lse: bool,
-        **options: Any,
+        **options: Unpack[DecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("PagedKVCache.decode", options="fattn.paged_decode")
+    @public("PagedKVCache.decode", options="paged_decode")
     def decode(
-        self, layer: int, step: CacheStep, query: Tensor, *, shared_prefix: bool = False, **options: Any
-    ) -> Any:
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        shared_prefix: bool = False,
+        return_lse: bool = False,
+        **options: Unpack[DecodeOptions],
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.paged_decode` of query `[batch, heads, rows, head_dim]`, the newest tokens of the
         step's sequences, with its options and result.
 
@@ -256,29 +267,56 @@ class PagedKVCache:
             )
         assert step.block_tables is not None
         key, value = self._layers.operands(layer)
-        options |= self._layers.options(layer)
+        stored: Any = self._layers.options(layer)
+        options.update(stored)
         operands = (query, key, value, step.block_tables, step.seq_lens)
         if shared_prefix and len(step.sequences) > 1:
             # Whole blocks of keys that come before all rows.
             before_rows = (min(step.lengths) - query.shape[2]) // self._block_size
             shared = max(min(step.shared_blocks, before_rows), 0)
-            return shared_prefix_paged_decode(*operands, shared, **options)
-        return paged_decode(*operands, **options)
+            return shared_prefix_paged_decode(*operands, shared, return_lse=return_lse, **options)
+        return paged_decode(*operands, return_lse=return_lse, **options)
 
     @overload
     def prefill(
-        self, layer: int, step: CacheStep, query: Tensor, *, return_lse: Literal[False] = ..., **options: Any
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: Literal[False] = ...,
+        **options: Unpack[PagedPrefillOptions],
     ) -> Tensor: ...
     @overload
     def prefill(
-        self, layer: int, step: CacheStep, query: Tensor, *, return_lse: Literal[True], **options: Any
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: Literal[True],
+        **options: Unpack[PagedPrefillOptions],
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def prefill(
-        self, layer: int, step: CacheStep, query: Tensor, *, return_lse: bool, **options: Any
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: bool,
+        **options: Unpack[PagedPrefillOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("PagedKVCache.prefill", options="fattn.paged_prefill")
-    def prefill(self, layer: int, step: CacheStep, query: Tensor, **options: Any) -> Any:
+    @public("PagedKVCache.prefill", options="paged_prefill")
+    def prefill(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: bool = False,
+        **options: Unpack[PagedPrefillOptions],
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step as its
         keys are, with its options and result."""
         self._check("prefill", layer, step)
@@ -298,8 +336,9 @@ class PagedKVCache:
         self._layers.check_query("PagedKVCache.prefill", query)
         assert step.block_tables is not None and step.cu_seqlens_q is not None
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
-        options |= self._layers.options(layer)
-        return paged_prefill(query, *operands, step.max_seqlen_q, **options)
+        stored: Any = self._layers.options(layer)
+        options.update(stored)
+        return paged_prefill(query, *operands, step.max_seqlen_q, return_lse=return_lse, **options)
 
     def _get(self, method: str, sequence: int) -> _PagedSequence:
         if sequence not in self._sequences:

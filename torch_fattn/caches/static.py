@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from ..operators.attention import decode
+from ..operators.options import DecodeOptions
 from ..runtime.signatures import public
 from .memory import CacheShape, Layers, check_sizes, counts_of, new_tokens
 from .step import CacheFullError, CacheStep
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["StaticKVCache"]
 
@@ -103,29 +107,57 @@ class StaticKVCache:
 
     @overload
     def decode(
-        self, layer: int, step: CacheStep, query: Tensor, *, return_lse: Literal[False] = ..., **options: Any
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: Literal[False] = ...,
+        **options: Unpack[DecodeOptions],
     ) -> Tensor: ...
     @overload
     def decode(
-        self, layer: int, step: CacheStep, query: Tensor, *, return_lse: Literal[True], **options: Any
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: Literal[True],
+        **options: Unpack[DecodeOptions],
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def decode(
-        self, layer: int, step: CacheStep, query: Tensor, *, return_lse: bool, **options: Any
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: bool,
+        **options: Unpack[DecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("StaticKVCache.decode", options="fattn.decode")
-    def decode(self, layer: int, step: CacheStep, query: Tensor, **options: Any) -> Any:
+    @public("StaticKVCache.decode", options="decode")
+    def decode(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: bool = False,
+        **options: Unpack[DecodeOptions],
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.decode` of query `[batch, heads, rows, head_dim]`, the newest tokens, with its options
         and result."""
         self._check("decode", layer, step)
         step._check_appended("StaticKVCache.decode", layer)
         step._check_query("StaticKVCache.decode", query)
         self._layers.check_query("StaticKVCache.decode", query)
-        stored = {
+        stored: Any = {
             name: option.transpose(1, 2) if isinstance(option, Tensor) else option
             for name, option in self._layers.options(layer).items()
         }
-        return decode(query, self.keys(layer), self.values(layer), step.seq_lens, **(options | stored))
+        options.update(stored)
+        operands = (query, self.keys(layer), self.values(layer), step.seq_lens)
+        return decode(*operands, return_lse=return_lse, **options)
 
     @public("StaticKVCache.keys")
     def keys(self, layer: int) -> Tensor:

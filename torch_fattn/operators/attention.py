@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from ..runtime.signatures import public
+from .options import DecodeOptions, PagedPrefillOptions, PrefillOptions, VarlenPrefillOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from .options import DecodeOptions, PagedPrefillOptions, PrefillOptions, VarlenPrefillOptions
 
 __all__ = ["MAX_DECODE_ROWS", "decode", "merge", "paged_decode", "paged_prefill", "prefill", "varlen_prefill"]
 
@@ -55,25 +54,15 @@ def prefill(
     return_lse: bool,
     **options: Unpack[PrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-@public("fattn.prefill")
+@public("fattn.prefill", options="prefill")
 def prefill(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
     *,
-    mask_map: Tensor | None = None,
-    is_causal: bool = False,
-    q_offset: int | None = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    token_major_out: bool = False,
     return_lse: bool = False,
+    **options: Unpack[PrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of many query rows: `softmax(scale * query @ key^T + attn_mask) @ value`, tile by tile.
 
@@ -87,27 +76,6 @@ def prefill(
         attn_mask: broadcastable to `[B, Hq, Lq, Lk]` and read through its strides, never expanded. bool: True
             = attend. float32, float16, bfloat16: added to the score in float32; -inf hides the key, whatever
             its memory holds.
-        mask_map: the result of `torch_fattn.mask_map(attn_mask)` for this mask; with the map of another mask
-            the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). The kernel
-            skips cells of the mask that hide everything and groups of 8 keys that a cell hides, and does not
-            read cells that hide nothing. Larger calls make a map themselves; pass one to make it once for all
-            layers. It changes no bit of a result that is defined.
-        is_causal: row i sees the keys up to position `q_offset + i`.
-        q_offset: absolute position of row 0. Default `Lk - Lq`, which aligns the last row with the last key;
-            0 is the alignment of `F.scaled_dot_product_attention`.
-        window_left: a row at position p sees keys from `p - window_left` on; -1: all. Keys outside the
-            windows of all rows of a tile are never loaded.
-        window_right: and up to `p + window_right`; -1: all.
-        sink_tokens: this many keys at the beginning stay visible outside the window.
-        sinks: `[Hq]`, a logit per query head that takes part in the softmax and has no value. A row that sees
-            no key has it as its lse. Any finite float32; -inf is none, +inf and NaN make the head NaN.
-        alibi_slopes: `[Hq]` or `[B, Hq]`: slope * (key position - p) is added to the score. The result is
-            undefined where that is beyond float32.
-        softcap: c > 0, up to 1e30, turns a score s into `c * tanh(s / c)`, before all that is added to it.
-            0: none.
-        scale: factor of the score, finite. Default `D ** -0.5`.
-        token_major_out: out is the transposed view of `[B, Lq, Hq, Dv]` in memory, with the same numbers, so
-            that `out.transpose(1, 2).flatten(2)`, the input of an output projection, is not a copy.
         return_lse: also return the logarithm of each row's softmax denominator.
 
     Under torch.autocast query, key and value are cast as `F.scaled_dot_product_attention` casts them.
@@ -136,17 +104,7 @@ def prefill(
         key,
         value,
         attn_mask,
-        mask_map=mask_map,
-        is_causal=is_causal,
-        q_offset=q_offset,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        scale=scale,
-        token_major_out=token_major_out,
+        **options,
     )
     return (out, lse) if return_lse else out
 
@@ -181,27 +139,15 @@ def decode(
     return_lse: bool,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-@public("fattn.decode")
+@public("fattn.decode", options="decode")
 def decode(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     seq_lens: Tensor | None = None,
     *,
-    attn_mask: Tensor | None = None,
-    tree_mask: Tensor | None = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    kv_format: str = "auto",
-    token_major_out: bool = False,
     return_lse: bool = False,
+    **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal attention of the newest `Lq` tokens over a key-value cache.
 
@@ -212,31 +158,12 @@ def decode(
         seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
             tokens included. Default: all of them. Memory after them is never read. A length below 0 or above
             the capacity is clamped; with FATTN_CHECK=1 in the environment it raises ValueError.
-        attn_mask: broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`.
-        tree_mask: int64 `[Lq]` or `[B, Lq]`, for drafts that branch: bit t of row i says whether it sees the
-            t-th of the newest Lq tokens, itself included. It only hides keys, and never shows a key that
-            another rule hides.
-        window_right: without effect here, since rows are causal.
-        key_scales, value_scales: scales of a quantised cache, with the shapes given under kv_format. For int8
-            and fp8_e4m3, any strides.
-        kv_format: how key and value are stored. "auto" derives it from their dtype: torch.int8 is "int8". A
-            torch.uint8 cache needs an explicit format:
-
-            "int8": int8, scales float32 `[B, Hkv, capacity]`: an element is `q * scale`.
-            "fp8_e4m3": uint8, the bits of a torch.float8_e4m3fn; scales as for int8, or none.
-            "int4": uint8, `[.., D / 2]`, the even column of two in the low four bits; scales float16
-            `[B, Hkv, capacity, D / 32, 2]`, scale and minimum of 32 columns: `minimum + q * scale`. D and Dv
-            are multiples of 32.
-
-            `torch_fattn.reference.quantise` makes such caches and documents the error of their elements. An
-            error e of a key changes a score by at most `scale * sum(abs(query)) * e`; an error e of a value
-            changes the result by at most e. Reading adds no error: elements are multiplied as they are, or in
-            float32.
+        return_lse: also return lse.
 
     D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, is read only
     once: in multi-head latent attention (DeepSeek), the latent vectors are both. In an int4 cache its scales
-    must be a view too, `key_scales[..., :Dv // 32, :]`. Dtypes, the remaining arguments, results and errors
-    are those of `prefill`.
+    must be a view too, `key_scales[..., :Dv // 32, :]`. Dtypes, results and errors are those of
+    `prefill`.
 
     The keys are cut into chunks whose partial results a second pass merges by log-sum-exp, so that a batch of
     one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
@@ -247,19 +174,7 @@ def decode(
         key,
         value,
         seq_lens,
-        attn_mask=attn_mask,
-        tree_mask=tree_mask,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        scale=scale,
-        key_scales=key_scales,
-        value_scales=value_scales,
-        kv_format=kv_format,
-        token_major_out=token_major_out,
+        **options,
     )
     return (out, lse) if return_lse else out
 
@@ -297,7 +212,7 @@ def paged_decode(
     return_lse: bool,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-@public("fattn.paged_decode")
+@public("fattn.paged_decode", options="paged_decode")
 def paged_decode(
     query: Tensor,
     key_cache: Tensor,
@@ -305,20 +220,8 @@ def paged_decode(
     block_tables: Tensor,
     seq_lens: Tensor,
     *,
-    attn_mask: Tensor | None = None,
-    tree_mask: Tensor | None = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    kv_format: str = "auto",
-    token_major_out: bool = False,
     return_lse: bool = False,
+    **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`decode` over a paged cache: the keys of a sequence are in blocks of a common pool.
 
@@ -331,8 +234,9 @@ def paged_decode(
         seq_lens: int32 `[B]`, on the device of query, the newest tokens included.
         attn_mask: broadcastable to `[B, Hq, Lq, max_blocks * block_size]`.
         key_scales, value_scales: `[num_blocks, block_size, Hkv]`, and for int4 `[.., D / 32, 2]` behind that.
+        return_lse: also return lse.
 
-    Everything else is as in `decode`. A table entry outside the pool holds no keys; with FATTN_CHECK=1 in the
+    Results are those of `decode`. A table entry outside the pool holds no keys; with FATTN_CHECK=1 in the
     environment it raises ValueError.
 
     Block tables are those of vLLM's PagedAttention (Kwon et al. 2023).
@@ -343,19 +247,7 @@ def paged_decode(
         value_cache,
         block_tables,
         seq_lens,
-        attn_mask=attn_mask,
-        tree_mask=tree_mask,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        scale=scale,
-        key_scales=key_scales,
-        value_scales=value_scales,
-        kv_format=kv_format,
-        token_major_out=token_major_out,
+        **options,
     )
     return (out, lse) if return_lse else out
 
@@ -399,7 +291,7 @@ def paged_prefill(
     return_lse: bool,
     **options: Unpack[PagedPrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-@public("fattn.paged_prefill")
+@public("fattn.paged_prefill", options="paged_prefill")
 def paged_prefill(
     query: Tensor,
     key_cache: Tensor,
@@ -409,18 +301,8 @@ def paged_prefill(
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
     *,
-    is_causal: bool = True,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    kv_format: str = "auto",
     return_lse: bool = False,
+    **options: Unpack[PagedPrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`prefill` of the newest rows of many sequences, packed into one tensor, over the pools of
     `paged_decode`: prompts, chunks of prompts and single tokens in one batch.
@@ -433,10 +315,8 @@ def paged_prefill(
             to `cu_seqlens_q[b + 1]`, which may be none. Row i of `n` is the token at position
             `seq_lens[b] - n + i`.
         max_seqlen_q: the largest number of rows of a sequence; it may be larger.
-        is_causal: default True.
-        window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap, scale, return_lse: as in
-            `prefill`.
-        key_scales, value_scales, kv_format: as in `paged_decode`.
+        key_scales, value_scales: as in `paged_decode`.
+        return_lse: also return lse.
 
     Returns:
         out `[T, Hq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[Hq, T]`, float32.
@@ -454,17 +334,7 @@ def paged_prefill(
         seq_lens,
         cu_seqlens_q,
         max_seqlen_q,
-        is_causal=is_causal,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        scale=scale,
-        key_scales=key_scales,
-        value_scales=value_scales,
-        kv_format=kv_format,
+        **options,
     )
     return (out, lse) if return_lse else out
 
@@ -508,7 +378,7 @@ def varlen_prefill(
     return_lse: bool,
     **options: Unpack[VarlenPrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-@public("fattn.varlen_prefill")
+@public("fattn.varlen_prefill", options="varlen_prefill")
 def varlen_prefill(
     query: Tensor,
     key: Tensor,
@@ -518,16 +388,8 @@ def varlen_prefill(
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
-    is_causal: bool = False,
-    q_offset: int | None = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
     return_lse: bool = False,
+    **options: Unpack[VarlenPrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`prefill` of many sequences of their own lengths, packed into one tensor without padding: the prompts
     of a batch, the images of an encoder, the samples of a document.
@@ -540,11 +402,11 @@ def varlen_prefill(
             `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, and the keys likewise, any number of either, 0
             included.
         max_seqlen_q, max_seqlen_k: the largest numbers of rows and keys of a sequence; they may be larger.
-        is_causal: row i of a sequence sees its keys up to position `q_offset + i`.
         q_offset: absolute position of row 0 of every sequence. Default: the number of its keys less that of
             its rows, which aligns its last row with its last key; 0 aligns the first ones.
-        window_left, window_right, sink_tokens, sinks, alibi_slopes, softcap, scale, return_lse: as in
-            `prefill`; positions are counted from the beginning of each sequence.
+        return_lse: also return lse.
+
+    Positions are counted from the beginning of each sequence.
 
     Returns:
         out `[Tq, Hq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[Hq, Tq]`, float32.
@@ -567,15 +429,7 @@ def varlen_prefill(
         cu_seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        is_causal=is_causal,
-        q_offset=q_offset,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        scale=scale,
+        **options,
     )
     return (out, lse) if return_lse else out
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from ..runtime.signatures import public
+from .options import StorageOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["cache_write"]
 
 
-@public("fattn.cache_write")
+@public("fattn.cache_write", options="cache_write")
 def cache_write(
     key: Tensor,
     value: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
-    *,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    kv_format: str = "auto",
+    **options: Unpack[StorageOptions],
 ) -> None:
     """Write the keys and values of some tokens into the slots of a paged cache, quantised if it is.
 
@@ -58,13 +61,4 @@ def cache_write(
     Caches have no gradient: a cache that requires grad raises RuntimeError unless gradients are off. Other
     errors are those of `prefill`; nothing has been written then.
     """
-    torch.ops.fattn.cache_write(
-        key,
-        value,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        key_scales=key_scales,
-        value_scales=value_scales,
-        kv_format=kv_format,
-    )
+    torch.ops.fattn.cache_write(key, value, key_cache, value_cache, slot_mapping, **options)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime.options import with_defaults
+from .options import DecodeOptions, PointwiseOptions
 from .parts import merge_parts, result_dtype, shifted, without_keys
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
@@ -23,6 +25,10 @@ PREFILL_ROWS = 2048
 DECODE_ROWS = 32
 # With wider heads, a threadgroup of prefill has no more rows than one of decode.
 PREFILL_HEAD_DIM = 128
+# Options that mean the same for a part of the keys, and those that `attend` fits to the parts. Others are
+# refused.
+POINTWISE = frozenset(PointwiseOptions.__annotations__)
+FITTED = {"attn_mask", "tree_mask", "window_left", "window_right", "sink_tokens", "sinks", "alibi_slopes"}
 # Arguments of `decode`, by their names in its errors.
 _OF_KEYS = re.compile(r"\b(?<!-)(?:(?:key|value)(?:_scales)?|kv_format)\b(?!-)")
 _OF_POOLS = re.compile(r"\b(key|value)_cache\b")
@@ -118,18 +124,18 @@ def attend(
     prefix: Keys,
     suffix: Keys,
     is_empty: Tensor | None,
-    *,
-    attn_mask: Tensor | None = None,
-    tree_mask: Tensor | None = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
+    options: DecodeOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Masks sequences that do not even have the prefix: `is_empty` `[B]`."""
+    """`options` are those of scores. Masks sequences that do not even have the prefix: `is_empty` `[B]`."""
+    for unfit in options.keys() - POINTWISE - FITTED:
+        raise NotImplementedError(
+            f"{name}: {unfit} is not built for shared prefixes; pass the whole keys of each sequence to "
+            "torch_fattn.decode"
+        )
+    every = with_defaults("decode", options)
+    attn_mask, alibi_slopes = every["attn_mask"], every["alibi_slopes"]
+    window_left, sink_tokens = every["window_left"], every["sink_tokens"]
+    pointwise: dict[str, Any] = {each: value for each, value in options.items() if each in POINTWISE}
     keys = prefix.length + suffix.length
     whole = (*rows.query.shape[:3], keys)
     if attn_mask is not None and not _is_broadcastable(attn_mask, whole):
@@ -137,18 +143,12 @@ def attend(
             f"{name}: attn_mask of shape {list(attn_mask.shape)} cannot be broadcast over {keys} keys, to "
             f"{list(whole)}; its last dimension counts those of the prefix and of the capacity behind it"
         )
-    own: dict[str, Any] = {
-        "attn_mask": _columns(attn_mask, prefix.length, None),
-        "tree_mask": tree_mask,
-        "window_left": window_left,
-        "window_right": window_right,
-        "sink_tokens": max(sink_tokens - prefix.length, 0) if sink_tokens > 0 else sink_tokens,
-        "sinks": sinks,
-        "alibi_slopes": alibi_slopes,
-    }
+    own: dict[str, Any] = {**options, "attn_mask": _columns(attn_mask, prefix.length, None)}
+    if sink_tokens > 0:
+        own["sink_tokens"] = max(sink_tokens - prefix.length, 0)
     if prefix.length == 0 or rows.query.shape[:3].numel() == 0:
-        return suffix.decode(rows.query, part=False, softcap=softcap, scale=scale, **own)
-    own_out, own_sums = suffix.decode(rows.query, softcap=softcap, scale=scale, **own)
+        return suffix.decode(rows.query, part=False, **own)
+    own_out, own_sums = suffix.decode(rows.query, **own)
 
     mask = _columns(attn_mask, 0, prefix.length)
     if 0 <= window_left < keys - 1:
@@ -162,7 +162,7 @@ def attend(
         and mask is None
         and alibi_slopes is None
     ):
-        out, sums = rows.prefill(prefix, softcap=softcap, scale=scale)
+        out, sums = rows.prefill(prefix, **pointwise)
     else:
         if mask is not None and mask.shape[:-1].numel() > 1:
             mask = rows.as_heads(mask)
@@ -175,8 +175,7 @@ def attend(
             window_left=window_left,
             sink_tokens=sink_tokens,
             alibi_slopes=slopes,
-            softcap=softcap,
-            scale=scale,
+            **pointwise,
         )
         out, sums = rows.from_heads(out), rows.from_heads(sums)
     if alibi_slopes is not None:

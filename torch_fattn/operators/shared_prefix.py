@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..runtime.signatures import check_tensor, is_checked, public
 from .attention import paged_decode
-from .options import DecodeOptions
+from .options import DecodeOptions, StorageOptions
 from .prefix_and_suffix import Keys, Rows, attend
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["shared_prefix_decode", "shared_prefix_paged_decode"]
 
+STORAGE = tuple(StorageOptions.__annotations__)
 POOL = ("num_blocks", "block_size", "Hkv")
 
 
@@ -71,7 +72,7 @@ def shared_prefix_decode(
     return_lse: bool,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-@public("torch_fattn.shared_prefix_decode", options="fattn.decode")
+@public("torch_fattn.shared_prefix_decode", options="decode")
 def shared_prefix_decode(
     query: Tensor,
     prefix_key: Tensor,
@@ -148,7 +149,7 @@ def shared_prefix_decode(
             f"{name}: prefix_key has {prefix_key.shape[2]} keys and prefix_value {prefix_value.shape[2]}; "
             "pass a value for every key"
         )
-    value_dims = _columns(prefix_value, prefix_kv_format), _columns(value, options.get("kv_format", "auto"))
+    value_dims = _columns(prefix_value, prefix_kv_format), _columns(value, options.get("kv_format"))
     if value_dims[0] != value_dims[1]:
         raise ValueError(
             f"{name}: prefix_value has head_dim {value_dims[0]} and value {value_dims[1]}; they must be equal"
@@ -170,7 +171,7 @@ def shared_prefix_decode(
     if seq_lens is not None and prefix.length > 0:
         _check_lengths(name, seq_lens, _least_own(query, options))
     token_major_out = rest.pop("token_major_out", False)
-    out, lse = attend(name, Rows(query, kv_heads), prefix, suffix, None, **rest)
+    out, lse = attend(name, Rows(query, kv_heads), prefix, suffix, None, rest)
     if token_major_out:
         out = _token_major(out)
     return (out, lse) if return_lse else out
@@ -212,7 +213,7 @@ def shared_prefix_paged_decode(
     return_lse: bool,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-@public("torch_fattn.shared_prefix_paged_decode", options="fattn.decode")
+@public("torch_fattn.shared_prefix_paged_decode", options="decode")
 def shared_prefix_paged_decode(
     query: Tensor,
     key_cache: Tensor,
@@ -284,17 +285,16 @@ def shared_prefix_paged_decode(
         stored,
     )
     token_major_out = rest.pop("token_major_out", False)
-    out, lse = attend(name, Rows(query, key_cache.shape[2]), prefix, suffix, seq_lens <= 0, **rest)
+    out, lse = attend(name, Rows(query, key_cache.shape[2]), prefix, suffix, seq_lens <= 0, rest)
     if token_major_out:
         out = _token_major(out)
     return (out, lse) if return_lse else out
 
 
-def _apart(options: DecodeOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of scores, and those that describe the storage of key and value."""
-    rest: dict[str, Any] = dict(options)
-    names = ("key_scales", "value_scales", "kv_format")
-    return rest, {name: rest.pop(name) for name in names if name in rest}
+def _apart(options: DecodeOptions) -> tuple[DecodeOptions, dict[str, Any]]:
+    """The options of scores and results, and those that describe the storage of key and value."""
+    rest: Any = dict(options)
+    return rest, {name: rest.pop(name) for name in STORAGE if name in rest}
 
 
 def _token_major(out: Tensor) -> Tensor:
@@ -334,7 +334,7 @@ def _check_numbers(name: str, what: str, numbers: Tensor, query: Tensor) -> None
         )
 
 
-def _columns(stored: Tensor, kv_format: str) -> int:
+def _columns(stored: Tensor, kv_format: str | None) -> int:
     return stored.shape[3] * (2 if kv_format == "int4" and stored.dtype == torch.uint8 else 1)
 
 

@@ -2,132 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..operators.options import (
+    DecodeOptions,
+    PagedPrefillOptions,
+    PrefillOptions,
+    ScoreOptions,
+    StorageOptions,
+    VarlenPrefillOptions,
+)
+from ..runtime.options import with_defaults
 from ..runtime.signatures import check_writable, public
 from .kv_formats import dequantise, quantise
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _INF = float("inf")
 
 
-@public("torch_fattn.reference.prefill", refused_by="prefill")
+@public("torch_fattn.reference.prefill", options="prefill", refused_by="prefill")
 def prefill(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    *,
-    mask_map: Tensor | None = None,
-    is_causal: bool = False,
-    q_offset: int | None = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    token_major_out: bool = False,
+    **options: Unpack[PrefillOptions],
 ) -> tuple[Tensor, Tensor]:
     """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` has no effect."""
+    every = with_defaults("prefill", options)
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
-    first = (
-        kv_len - q_len if q_offset is None else max(-(2**60), min(q_offset, 2**60))
-    )  # int64 cannot overflow
+    first = every["q_offset"]
+    # int64 cannot overflow.
+    first = kv_len - q_len if first is None else max(-(2**60), min(first, 2**60))
     positions = (first + torch.arange(q_len, device="cpu")).expand(batch, q_len)
-    visible = _visible(
-        positions,
-        torch.full((batch,), kv_len, device="cpu"),
-        kv_len,
-        is_causal=is_causal,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-    )
-    out, lse = _attend(query, key, value, positions, visible, attn_mask, sinks, alibi_slopes, softcap, scale)
-    return (_token_major(out) if token_major_out else out), lse
+    lengths = torch.full((batch,), kv_len, device="cpu")
+    visible = _visible(positions, lengths, kv_len, every["is_causal"], every)
+    out, lse = _attend(query, key, value, positions, visible, attn_mask, every)
+    return (_token_major(out) if every["token_major_out"] else out), lse
 
 
-@public("torch_fattn.reference.decode", refused_by="decode")
+@public("torch_fattn.reference.decode", options="decode", refused_by="decode")
 def decode(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     seq_lens: Tensor | None = None,
-    *,
-    attn_mask: Tensor | None = None,
-    tree_mask: Tensor | None = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    kv_format: str = "auto",
-    token_major_out: bool = False,
+    **options: Unpack[DecodeOptions],
 ) -> tuple[Tensor, Tensor]:
     """The newest `Lq` tokens, causal, over a cache of capacity `Lk` of which `seq_lens[b]` keys are
     filled."""
-    key = dequantise(key, key_scales, kv_format)
-    value = dequantise(value, value_scales, kv_format)
+    every = with_defaults("decode", options)
+    key, value = _numbers(key, value, every)
     batch, q_len, capacity = query.shape[0], query.shape[2], key.shape[2]
     if seq_lens is None:
         lengths = torch.full((batch,), capacity, device="cpu")
     else:
         lengths = seq_lens.cpu().long().clamp(0, capacity)
     positions = lengths[:, None] - q_len + torch.arange(q_len, device="cpu")
-    visible = _visible(
-        positions,
-        lengths,
-        capacity,
-        is_causal=True,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-    )
-    if tree_mask is not None:
+    visible = _visible(positions, lengths, capacity, True, every)
+    if (tree_mask := every["tree_mask"]) is not None:
         visible = visible & _tree_visible(tree_mask.cpu(), lengths, q_len, capacity)
-    out, lse = _attend(query, key, value, positions, visible, attn_mask, sinks, alibi_slopes, softcap, scale)
-    return (_token_major(out) if token_major_out else out), lse
+    out, lse = _attend(query, key, value, positions, visible, every["attn_mask"], every)
+    return (_token_major(out) if every["token_major_out"] else out), lse
 
 
-@public("torch_fattn.reference.paged_decode", refused_by="paged_decode")
+@public("torch_fattn.reference.paged_decode", options="paged_decode", refused_by="paged_decode")
 def paged_decode(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
     block_tables: Tensor,
     seq_lens: Tensor,
-    *,
-    attn_mask: Tensor | None = None,
-    tree_mask: Tensor | None = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    kv_format: str = "auto",
-    token_major_out: bool = False,
+    **options: Unpack[DecodeOptions],
 ) -> tuple[Tensor, Tensor]:
     """`decode` over pools `[num_blocks, block_size, Hkv, D]`; `block_tables` `[B, max_blocks]` names the
     blocks of each sequence in order. Keys in blocks outside the pool do not exist."""
-    key_cache = dequantise(key_cache, key_scales, kv_format)
-    value_cache = dequantise(value_cache, value_scales, kv_format)
+    every = with_defaults("paged_decode", options)
+    key_cache, value_cache = _numbers(key_cache, value_cache, every)
     num_blocks, block_size = key_cache.shape[:2]
     tables = block_tables.cpu().long()
     in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
     mask = in_pool[:, None, None, :]
-    if attn_mask is not None:
+    if (attn_mask := every["attn_mask"]) is not None:
         attn_mask = attn_mask.cpu()
         mask = mask & attn_mask if attn_mask.dtype == torch.bool else attn_mask.double().where(mask, -_INF)
     return decode(
@@ -135,20 +98,11 @@ def paged_decode(
         _gather_blocks(key_cache, tables),
         _gather_blocks(value_cache, tables),
         seq_lens,
-        attn_mask=mask,
-        tree_mask=tree_mask,
-        window_left=window_left,
-        window_right=window_right,
-        sink_tokens=sink_tokens,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        scale=scale,
-        token_major_out=token_major_out,
+        **{**_without_storage(every), "attn_mask": mask},
     )
 
 
-@public("torch_fattn.reference.paged_prefill", refused_by="paged_prefill")
+@public("torch_fattn.reference.paged_prefill", options="paged_prefill", refused_by="paged_prefill")
 def paged_prefill(
     query: Tensor,
     key_cache: Tensor,
@@ -157,29 +111,18 @@ def paged_prefill(
     seq_lens: Tensor,
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
-    *,
-    is_causal: bool = True,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    kv_format: str = "auto",
+    **options: Unpack[PagedPrefillOptions],
 ) -> tuple[Tensor, Tensor]:
     """Query `[T,Hq,D]`: rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` are the newest of sequence b over the
     pools of `paged_decode`. A row of no sequence sees no key. Returns out `[T,Hq,Dv]` and lse `[Hq,T]`."""
-    key_cache = dequantise(key_cache, key_scales, kv_format)
-    value_cache = dequantise(value_cache, value_scales, kv_format)
+    every = with_defaults("paged_prefill", options)
+    key_cache, value_cache = _numbers(key_cache, value_cache, every)
     rows, heads, _ = query.shape
     num_blocks, block_size = key_cache.shape[:2]
     tables = block_tables.cpu().long()
     in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
     key, value = (_gather_blocks(cache, tables) for cache in (key_cache, value_cache))
-    out, lse = _no_key_results(rows, heads, value_cache.shape[-1], sinks)
+    out, lse = _no_key_results(rows, heads, value_cache.shape[-1], every["sinks"])
     bounds = cu_seqlens_q.cpu().long().clamp(0, rows).cummax(0).values.tolist()
     for b, (first, end) in enumerate(pairwise(bounds)):
         length = int(seq_lens[b].clamp(0, key.shape[2]))
@@ -188,21 +131,14 @@ def paged_prefill(
             key[b : b + 1, :, :length],
             value[b : b + 1, :, :length],
             in_pool[b, :length],
-            is_causal=is_causal,
-            window_left=window_left,
-            window_right=window_right,
-            sink_tokens=sink_tokens,
-            sinks=sinks,
-            alibi_slopes=_of_sequence(alibi_slopes, b),
-            softcap=softcap,
-            scale=scale,
+            **_of_sequence(_without_storage(every), b),
         )
         out[first:end] = sequence_out[0].transpose(0, 1)
         lse[:, first:end] = sequence_lse[0]
     return out, lse
 
 
-@public("torch_fattn.reference.varlen_prefill", refused_by="varlen_prefill")
+@public("torch_fattn.reference.varlen_prefill", options="varlen_prefill", refused_by="varlen_prefill")
 def varlen_prefill(
     query: Tensor,
     key: Tensor,
@@ -211,22 +147,14 @@ def varlen_prefill(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    *,
-    is_causal: bool = False,
-    q_offset: int | None = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    sink_tokens: int = 0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
+    **options: Unpack[VarlenPrefillOptions],
 ) -> tuple[Tensor, Tensor]:
     """Query `[Tq,Hq,D]` and key `[Tk,Hkv,D]`, value `[Tk,Hkv,Dv]`: `prefill` of rows `cu_seqlens_q[b]` to
     `cu_seqlens_q[b + 1]` over keys `cu_seqlens_k[b]` to `cu_seqlens_k[b + 1]`. A row of no sequence sees no
     key. Returns out `[Tq,Hq,Dv]` and lse `[Hq,Tq]`."""
+    every = with_defaults("varlen_prefill", options)
     rows, heads, _ = query.shape
-    out, lse = _no_key_results(rows, heads, value.shape[-1], sinks)
+    out, lse = _no_key_results(rows, heads, value.shape[-1], every["sinks"])
     bounds = cu_seqlens_q.cpu().long().clamp(0, rows).cummax(0).values.tolist()
     key_bounds = cu_seqlens_k.cpu().long().clamp(0, key.shape[0]).tolist()
     sequences = zip(pairwise(bounds), pairwise(key_bounds), strict=True)
@@ -236,15 +164,7 @@ def varlen_prefill(
             query[first:end].transpose(0, 1)[None],
             key[keys].transpose(0, 1)[None],
             value[keys].transpose(0, 1)[None],
-            is_causal=is_causal,
-            q_offset=q_offset,
-            window_left=window_left,
-            window_right=window_right,
-            sink_tokens=sink_tokens,
-            sinks=sinks,
-            alibi_slopes=_of_sequence(alibi_slopes, b),
-            softcap=softcap,
-            scale=scale,
+            **_of_sequence(every, b),
         )
         out[first:end] = sequence_out[0].transpose(0, 1)
         lse[:, first:end] = sequence_lse[0]
@@ -264,23 +184,22 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return out, top + total.log()
 
 
-@public("torch_fattn.reference.cache_write", refused_by="cache_write")
+@public("torch_fattn.reference.cache_write", options="cache_write", refused_by="cache_write")
 def cache_write(
     key: Tensor,
     value: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
-    *,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    kv_format: str = "auto",
+    **options: Unpack[StorageOptions],
 ) -> None:
     """Writes the rows of key `[T,Hkv,D]` and value `[T,Hkv,Dv]` into the slots of the caches `[num_blocks,
     block_size, Hkv, D]`, in place. A token whose slot the cache does not have is dropped."""
     check_writable("torch_fattn.reference.cache_write", key_cache=key_cache, value_cache=value_cache)
+    every = with_defaults("cache_write", options)
+    kv_format = every["kv_format"]
     kv_format = "int8" if kv_format == "auto" and key_cache.dtype == torch.int8 else kv_format
-    sides = ((key, key_cache, key_scales), (value, value_cache, value_scales))
+    sides = ((key, key_cache, every["key_scales"]), (value, value_cache, every["value_scales"]))
     for rows, cache, scales in sides:
         if cache.is_floating_point():
             stored, stored_scales = rows.detach(), None
@@ -296,14 +215,7 @@ def cache_write(
 
 
 def _visible(
-    positions: Tensor,
-    lengths: Tensor,
-    kv_len: int,
-    *,
-    is_causal: bool,
-    window_left: int,
-    window_right: int,
-    sink_tokens: int,
+    positions: Tensor, lengths: Tensor, kv_len: int, is_causal: bool, options: ScoreOptions
 ) -> Tensor:
     """Which keys the rows at `positions` `[B,Lq]` may see by position alone: bool `[B,1,Lq,Lk]`."""
     p = positions[:, None, :, None]
@@ -312,11 +224,11 @@ def _visible(
     if is_causal:
         visible = visible & (j <= p)
     in_window = torch.ones((), dtype=torch.bool, device="cpu")
-    if window_left >= 0:
-        in_window = in_window & (j >= p - window_left)
-    if window_right >= 0:
-        in_window = in_window & (j <= p + window_right)
-    return visible & (in_window | (j < sink_tokens))
+    if options["window_left"] >= 0:
+        in_window = in_window & (j >= p - options["window_left"])
+    if options["window_right"] >= 0:
+        in_window = in_window & (j <= p + options["window_right"])
+    return visible & (in_window | (j < options["sink_tokens"]))
 
 
 def _tree_visible(tree_mask: Tensor, lengths: Tensor, q_len: int, capacity: int) -> Tensor:
@@ -344,19 +256,17 @@ def _attend(
     positions: Tensor,
     visible: Tensor,
     attn_mask: Tensor | None,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    softcap: float,
-    scale: float | None,
+    options: ScoreOptions,
 ) -> tuple[Tensor, Tensor]:
     """The scores, in the order of the contract, then the softmax over the visible keys."""
     heads, head_dim, kv_len = query.shape[1], query.shape[3], key.shape[2]
     q = query.detach().cpu().double()
     k, v = (_share_heads(t.detach().cpu().double(), heads) for t in (key, value))
+    scale = options["scale"]
     scores = (q @ k.mT) * (head_dim**-0.5 if scale is None else float(scale))
-    if (softcap := float(softcap)) > 0:
+    if (softcap := float(options["softcap"])) > 0:
         scores = softcap * torch.tanh(scores / softcap)
-    if alibi_slopes is not None:
+    if (alibi_slopes := options["alibi_slopes"]) is not None:
         distance = torch.arange(kv_len, device="cpu") - positions[:, None, :, None]
         scores = scores + alibi_slopes.cpu().double()[..., None, None] * distance
     if attn_mask is not None:
@@ -369,6 +279,7 @@ def _attend(
     visible = visible.expand(scores.shape)
     scores = scores.masked_fill(~visible, -_INF)
 
+    sinks = options["sinks"]
     sink = torch.full((heads,), -_INF, device="cpu") if sinks is None else sinks.cpu()
     sink = sink.double()[:, None].expand(scores.shape[:3])
     top = _finite_top(torch.cat([scores, sink[..., None]], dim=-1).amax(-1))
@@ -384,8 +295,24 @@ def _token_major(out: Tensor) -> Tensor:
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _of_sequence(slopes: Tensor | None, b: int) -> Tensor | None:
-    return slopes if slopes is None or slopes.dim() == 1 else slopes[b]
+def _numbers(key: Tensor, value: Tensor, options: StorageOptions) -> tuple[Tensor, Tensor]:
+    """What the caches hold."""
+    kv_format = options["kv_format"]
+    return (
+        dequantise(key, options["key_scales"], kv_format),
+        dequantise(value, options["value_scales"], kv_format),
+    )
+
+
+def _without_storage(options: StorageOptions) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in StorageOptions.__annotations__}
+
+
+def _of_sequence(options: Mapping[str, Any], b: int) -> dict[str, Any]:
+    """The options of a sequence on its own."""
+    slopes = options["alibi_slopes"]
+    own = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
+    return {**options, "alibi_slopes": own}
 
 
 def _no_key_results(rows: int, heads: int, value_dim: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:

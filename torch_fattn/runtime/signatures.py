@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.overrides import is_tensor_like
 
+from . import options as options_of_operators
+
 __all__ = [
     "SIGNATURES",
     "Signature",
@@ -174,13 +176,13 @@ def _takes(part: Any, value: Any) -> bool:
 
 
 class Signature:
-    """The arguments of a public function; with `options`, also the keywords of another one."""
+    """The arguments of a public function; with `options`, also those of that operator."""
 
     def __init__(
         self,
         name: str,
         function: Callable[..., Any],
-        options: Signature | None = None,
+        options: str | None = None,
         refused_by: str | None = None,
         any_layout: bool = False,
         names: Mapping[str, str] | None = None,
@@ -189,7 +191,7 @@ class Signature:
         self._names = names or {}
         self._refused_by = refused_by
         self._any_layout = any_layout
-        self._options = options
+        self._options = options_of_operators.show(function, options) if options else ()
         self._arguments = inspect.signature(function)
         parameters = self._arguments.parameters.values()
         self._kinds = {
@@ -202,25 +204,16 @@ class Signature:
             for each in parameters
             if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
         )
-        self._keywords = self._kinds | (options._only_by_name() if options else {})
         # The operator's message for None contains the shape.
         judges_none = name.startswith("fattn.")
         self._exact = {
             what: kind.exact | {_NONE} if judges_none and Tensor in kind.exact else kind.exact
-            for what, kind in self._keywords.items()
+            for what, kind in self._kinds.items()
         }
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._keywords)
-
-    def _only_by_name(self) -> dict[str, _Kind]:
-        parameters = self._arguments.parameters
-        return {
-            name: self._kinds[name]
-            for name in self._kinds
-            if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
-        }
+        return tuple(self._kinds)
 
     def check(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Raises TypeError for an argument of another type."""
@@ -288,8 +281,8 @@ class Signature:
     ) -> Iterator[tuple[str, _Kind, Any]]:
         given = {**dict(zip(self._places, arguments, strict=False)), **keywords}
         for what, value in given.items():
-            if what in self._keywords:
-                yield what, self._keywords[what], value
+            if what in self._kinds:
+                yield what, self._kinds[what], value
 
     def _check_layouts(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Refuses layouts for which torch's own message would be its whole table of kernels."""
@@ -318,7 +311,7 @@ class Signature:
                 ) from None
 
     def _look_closer(self, what: str, value: Any) -> None:
-        kind = self._keywords[what]
+        kind = self._kinds[what]
         if kind.takes(value):
             return
         if stranger := kind.stranger_in(value):
@@ -326,12 +319,10 @@ class Signature:
         _refuse(self.name, what, value, kind.words)
 
     def _refuse_unknown(self, what: str) -> None:
-        """Refuses an unknown keyword. Python does this itself unless the function takes another one's
-        keywords."""
-        if self._options is not None:
+        """Refuses an unknown keyword. Python does this itself unless the function takes any."""
+        if self._options:
             raise TypeError(
-                f"{self.name}: there is no option {what!r}; the options are "
-                f"{', '.join(self._options._only_by_name())}"
+                f"{self.name}: there is no option {what!r}; the options are {', '.join(self._options)}"
             )
 
 
@@ -350,7 +341,7 @@ def public(
 ) -> Callable[[_Function], _Function]:
     """Decorates a function whose errors begin with `name`.
 
-    options: the public function whose keywords it takes in addition to its own.
+    options: the operator whose options it takes, as `**options: Unpack[...]`.
     refused_by: the operator whose message covers shapes that do not fit.
     ahead: False: types are checked only after an error.
     renames: False: an error in the name of another public function stays.
@@ -359,8 +350,7 @@ def public(
     """
 
     def decorate(function: _Function) -> _Function:
-        others = SIGNATURES[options] if options else None
-        signature = Signature(name, function, others, refused_by, any_layout, names)
+        signature = Signature(name, function, options, refused_by, any_layout, names)
         SIGNATURES[name] = signature
 
         @functools.wraps(function)

@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from ...operators.head_padding import HEAD_STEP
+from ...runtime.options import defaults_of
 
 POLICIES = ("auto", "always")
-# Options that torch's attention lacks, with the value that turns each off. Other options are tensors.
+# Arguments that a plain call of torch's attention can express, or that change no result.
+IN_TORCH = {"attn_mask", "mask_map", "is_causal", "q_offset", "scale", "seq_lens", "token_major_out"}
+# All others, with the value that turns each off.
 LACKING_IN_TORCH = {
-    "window_left": -1,
-    "window_right": -1,
-    "sink_tokens": 0,
-    "softcap": 0.0,
-    "kv_format": "auto",
-    **dict.fromkeys(("sinks", "alibi_slopes", "tree_mask", "key_scales", "value_scales")),
+    name: off for op in ("prefill", "decode") for name, off in defaults_of(op).items() if name not in IN_TORCH
 }
 
 _may_be_torchs: bool | None = None  # None: not yet queried

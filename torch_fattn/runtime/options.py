@@ -1,0 +1,93 @@
+"""The options of a function that takes `**options: Unpack[SomeOptions]`. Their names, types and documentation
+are in that TypedDict, their defaults and their order in the schema of an operator."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, TypeVar, cast
+
+import torch
+
+from . import extension
+
+__all__ = ["defaults_of", "show", "with_defaults"]
+
+_Options = TypeVar("_Options", bound=Mapping[str, Any])
+_ARGS = re.compile(r"(?<=^Args:\n)(?: {4}.*\n| *\n(?= {4}))+", re.MULTILINE)
+_DEFAULTS: dict[str, dict[str, Any]] = {}  # by operator
+
+
+def defaults_of(op: str) -> dict[str, Any]:
+    """The defaults of an operator's arguments, in the order of its schema."""
+    if op not in _DEFAULTS:
+        extension.load()
+        schema = getattr(torch.ops.fattn, op).default._schema
+        _DEFAULTS[op] = {
+            each.name: each.default_value for each in schema.arguments if each.has_default_value()
+        }
+    return _DEFAULTS[op]
+
+
+def with_defaults(op: str, options: _Options) -> _Options:
+    """The given options, and the operator's defaults of the others."""
+    return cast("_Options", {**defaults_of(op), **options})
+
+
+def show(function: Callable[..., Any], op: str) -> tuple[str, ...]:
+    """Gives the function the signature and documentation that it would have if it named its options, which
+    are those of `op`, one by one. Returns their names."""
+    *own, last = inspect.signature(function).parameters.values()
+    typed = function.__globals__[str(last.annotation).removeprefix("Unpack[").removesuffix("]")]
+    types = {name: getattr(each, "__forward_arg__", each) for name, each in typed.__annotations__.items()}
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
+        for name, default in defaults_of(op).items()
+        if name in types
+    ]
+    shown = sorted((*own, *options), key=lambda each: each.name == "return_lse")
+    signature = inspect.signature(function).replace(parameters=shown)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    names = tuple(each.name for each in options)
+    if function.__doc__:
+        texts = _documentation(typed.__module__)
+        texts = {name: texts[name] for name in names if name in texts}
+        function.__doc__ = _documented(inspect.cleandoc(function.__doc__), texts, [*signature.parameters])
+    return names
+
+
+@functools.cache
+def _documentation(module: str) -> dict[str, str]:
+    """The strings below the fields of the classes of a module, which Python does not keep."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except OSError:  # installed without sources
+        return {}
+    fields = [pair for each in tree.body if isinstance(each, ast.ClassDef) for pair in pairwise(each.body)]
+    return {
+        field.target.id: inspect.cleandoc(ast.literal_eval(below.value))
+        for field, below in fields
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr)
+    }
+
+
+def _documented(doc: str, texts: Mapping[str, str], order: list[str]) -> str:
+    """The documentation with an entry for each of the texts in its list of arguments, in that order. An entry
+    that is there already remains."""
+    args = _ARGS.search(doc + "\n")
+    entries = re.split(r"^ {4}(?=\w)", args[0], flags=re.MULTILINE)[1:] if args else []
+    by_name = {name: each for each in entries for name in each.partition(":")[0].split(", ")}
+    if args is None or "options" in by_name:  # which says where they are documented
+        return doc
+    for name, text in texts.items():
+        lines = textwrap.indent(f"{text[0].lower()}{text[1:]}", " " * 8).strip()
+        by_name.setdefault(name, f"{name}: {lines}\n")
+    listed = dict.fromkeys(by_name[name] for name in sorted(by_name, key=order.index))
+    return f"{doc[: args.start()]}{''.join(f'    {each}' for each in listed)}{doc[args.end() :]}"
