@@ -276,11 +276,16 @@ def _block_table(problem: Problem, rng: random.Random) -> tuple[Tensor, int]:
 def _per_head_and_tree(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
     """sinks, alibi_slopes and tree_mask, as far as the problem has them."""
     tensors = {}
+    dtype = (
+        problem.dtype if problem.index % 3 else torch.float32
+    )  # of a layer's parameters, or of a float32 copy
     if problem.sinks:
-        tensors["sinks"] = torch.randn(problem.q_heads, generator=generator) * 2
+        tensors["sinks"] = (torch.randn(problem.q_heads, generator=generator) * 2).to(dtype)
     if problem.alibi_slopes:
         by_sequence = (problem.batch,) if problem.index % 2 else ()
-        tensors["alibi_slopes"] = torch.rand(*by_sequence, problem.q_heads, generator=generator) * 0.2
+        tensors["alibi_slopes"] = (torch.rand(*by_sequence, problem.q_heads, generator=generator) * 0.2).to(
+            dtype
+        )
     if problem.tree:
         size = (problem.q_len,) if problem.tree == "shared" else (problem.batch, problem.q_len)
         tensors["tree_mask"] = torch.randint(0, 2**problem.q_len, size, generator=generator)
