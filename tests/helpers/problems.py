@@ -18,6 +18,7 @@ from tests.helpers.caches import POISON, Cache, as_scales, first_scales
 from tests.helpers.layouts import Operand, flat, lay_out, packed, spread, starts
 from tests.helpers.visibility import visibility
 from torch_fattn import reference
+from torch_fattn.operators import ATTENTION
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHORT = {
@@ -59,7 +60,7 @@ MAX_CACHE = 1100
 MAX_WORK = 2e7
 DECODES = ("decode", "paged_decode")
 PACKED = ("paged_prefill", "varlen_prefill")
-OPS = ("prefill", *DECODES, *PACKED)
+OPS = ATTENTION
 
 
 @dataclass(frozen=True)
