@@ -210,12 +210,7 @@ def _count_ours(call: Call, count_bytes: bool) -> Counts:
         }
         dispatches.append(
             _dispatch(
-                launch["kernel"],
-                launch["grid"],
-                launch["threads"],
-                launch["counters"],
-                launch,
-                roles.get,
+                launch["kernel"], launch["grid"], launch["threads"], launch["counters"], launch, roles.get
             )
         )
     return Counts(call, tuple(dispatches))

@@ -32,11 +32,7 @@ IN_THE_README = (
     "prefill B1 16/16x256 8192x8192 causal",
     "prefill B1 32/8x128 16x32768 causal",
 )
-PEERS = {
-    "torch-metal": "torch 2.13 Metal",
-    "mlx-metal": "MLX 0.32 Metal",
-    "llama-metal": "llama.cpp Metal",
-}
+PEERS = {"torch-metal": "torch 2.13 Metal", "mlx-metal": "MLX 0.32 Metal", "llama-metal": "llama.cpp Metal"}
 
 
 def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:

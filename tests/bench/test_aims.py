@@ -11,7 +11,7 @@ import pytest
 from bench.cases.calls import Call
 from bench.cases.shapes import SHAPES
 from bench.models import aims
-from tests.commands.test_command_line import refusal_of
+from tests.helpers.command_line import refusal_of
 
 pytestmark = pytest.mark.host_only
 

@@ -23,8 +23,8 @@ from bench.cases.shapes import SHAPES
 from bench.report import pictures, readme
 from bench.report import run as bench_run
 from tests.bench import cuda_problems
-from tests.commands.test_command_line import refusal_of, status_of
 from tests.conftest import needs_emulator
+from tests.helpers.command_line import refusal_of, status_of
 from torch_fattn import __main__ as command_line
 
 

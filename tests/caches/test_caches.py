@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_fattn
 from tests.conftest import Checked, counted_launches
 from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot, static
+from tests.helpers.synchronisations import Synchronisations
 from torch_fattn import CacheFullError, CacheStep, PagedKVCache, StaticKVCache, reference
 
 FORMATS = ("auto", "int8", "fp8_e4m3", "int4")
@@ -305,39 +305,12 @@ def test_a_step_outlives_what_happens_to_others() -> None:
 # ---- nothing waits for the GPU
 
 
-class Watch(TorchDispatchMode):
-    """Notes every op that waits for the device: it reads numbers back, or copies between host and device."""
-
-    WAITS = ("_local_scalar_dense", "nonzero", "equal", "unique", "is_nonzero")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        tensors = [t for t in (*_tensors(args), *_tensors(kwargs), *_tensors(result)) if t.numel()]
-        if len({t.device.type for t in tensors}) > 1 or any(name in func.name() for name in self.WAITS):
-            self.waits.append(func.name())
-        return result
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-
-
 @pytest.mark.parametrize("make", [static, paged])
 def test_nothing_waits(make: Any) -> None:
     cache = make("mps")
     query = torch.zeros(3, HEADS, 1, DIM, device="mps")
     key, value = (torch.zeros(9, KV_HEADS, dim, device="mps") for dim in (DIM, VALUE_DIM))
-    with Watch() as watch:
+    with Synchronisations() as found:
         sequences = [cache.allocate() for _ in range(3)] if isinstance(cache, PagedKVCache) else None
         for counts in ((3, 1, 5), (1, 1, 1), (1, 2, 0)):
             step = cache.extend(counts) if sequences is None else cache.extend(sequences, counts)
@@ -347,11 +320,11 @@ def test_nothing_waits(make: Any) -> None:
             if sequences is not None:
                 cache.free(sequences.pop(0))
                 sequences.insert(0, cache.fork(sequences[1]))
-    assert watch.waits == []
-    with Watch() as watch:
+    assert found.ops == []
+    with Synchronisations() as found:
         step.seq_lens.tolist()
         torch.tensor([1, 2]).to("mps")
-    assert len(watch.waits) >= 2, "the control"
+    assert len(found.ops) >= 2, "the control"
 
 
 def test_the_classes_are_exported() -> None:

@@ -7,38 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.helpers.command_line import refusal_of, save_checkpoint, status_of
 from torch_fattn import __main__ as command_line
 from torch_fattn import explain
 from torch_fattn.commands import doctor
 from torch_fattn.operators import OPERATORS
 
 pytestmark = pytest.mark.host_only
-
-
-def status_of(main: Callable[[list[str]], int], arguments: str | list[str]) -> int:
-    """The exit status; argparse raises SystemExit."""
-    try:
-        return main(arguments.split() if isinstance(arguments, str) else arguments)
-    except SystemExit as leaving:
-        assert isinstance(leaving.code, int), f"a traceback or a bare message: {leaving.code!r}"
-        return leaving.code
-
-
-def refusal_of(
-    main: Callable[[list[str]], int], arguments: str | list[str], capsys: pytest.CaptureFixture[str]
-) -> str:
-    assert status_of(main, arguments) == 2
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert printed.err.count("\n") == 1, printed.err
-    return printed.err
 
 
 SIZES = {
@@ -60,87 +41,52 @@ def test_sizes(op: str, option: str, capsys: pytest.CaptureFixture[str]) -> None
     assert status_of(command_line.main, ["explain", op, *shape, f"--{option}=8"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("refused", "message", "accepted"),
-    [
-        ("", "required: command", "explain merge"),
-        ("explian merge", "'explian'", "explain merge"),
-        ("explain", "required: op", "explain merge"),
-        ("explain gemm", "'gemm' (choose from 'prefill'", "explain merge"),
-        ("explain prefill decode", "unrecognized arguments: decode", "explain prefill"),
-        ("explain prefill --core 8", "unrecognized arguments: --core", "explain prefill --cores 8"),
-        ("explain prefill --caus", "python -m torch_fattn explain --help lists", "explain prefill --causal"),
-        ("explain prefill --torch 2", "explain: --torch '2' is not", "explain prefill --torch 2.15"),
-        ("explain prefill --macos x", "explain: --macos 'x' is not", "explain prefill --macos 26.2"),
-        ("explain prefill --head-dim 60", "give --head-dim 64", "explain prefill --head-dim 64"),
-        ("explain decode --value-dim 60", "give --value-dim 64", "explain decode --value-dim 64"),
-        (
-            "explain prefill --dtype int8",
-            "--dtype: invalid choice: 'int8'",
-            "explain prefill --dtype float32",
-        ),
-        ("explain prefill --dtype", "--dtype: expected one argument", "explain prefill --dtype float32"),
-        ("explain decode --causal", "decode takes no --causal", "explain prefill --causal"),
-        ("explain paged_decode --causal", "paged_decode takes no --causal", "explain paged_decode"),
-        ("explain paged_prefill --causal", "paged_prefill takes no --causal", "explain paged_prefill"),
-        (
-            "explain varlen_prefill --block-size 8",
-            "varlen_prefill takes no --block",
-            "explain varlen_prefill --causal",
-        ),
-        ("explain merge --kv-heads 4", "merge takes no --kv-heads", "explain merge --heads 4"),
-        (
-            "explain decode --block-size 16",
-            "decode takes no --block-size",
-            "explain paged_decode --block-size 16",
-        ),
-        (
-            "explain decode --parts 2",
-            "decode takes no --parts: it belongs to merge",
-            "explain merge --parts 2",
-        ),
-        (
-            "explain prefill --heads 6 --kv-heads 4",
-            "6 query heads cannot share 4",
-            "explain prefill --heads 8 --kv-heads 4",
-        ),
-        ("explain prefill --head-dim 12", "multiple of 8", "explain prefill --head-dim 16"),
-        ("explain decode --q-len 17", "17 query rows", "explain decode --q-len 16"),
-        (
-            "explain prefill --batch 2000000000 --heads 2000000000",
-            "above 2^63 bytes",
-            "explain prefill --batch 20",
-        ),
-        ("explain prefill --family 0", "--family: '0' is below 1", "explain prefill --family 7"),
-        ("explain prefill --family 21", "--family: '21' is above 20", "explain prefill --family 10"),
-        (
-            "explain prefill --device-name M3",
-            "give --family and --cores",
-            "explain prefill --device-name M3 --family 9 --cores 10",
-        ),
-        (
-            "explain prefill --device-name M3 --cores 10",
-            "give --family and --cores",
-            "explain prefill --cores 10",
-        ),
-        (
-            "explain prefill --device-name M1 --family 9 --cores 8",
-            "family 7, not 9",
-            "explain prefill --device-name M1 --family 7 --cores 8",
-        ),
-        (
-            "explain prefill --device-name= --family 9 --cores 8",
-            "'' is not a printable name",
-            "explain prefill --device-name X --family 9 --cores 8",
-        ),
-        ("explain prefill --head-dim 580", "head_dim 580 is above 576", "explain prefill --head-dim 576"),
-        ("explain prefill --torch 2", "'2' is not a version", "explain prefill --torch 2.14+local"),
-        ("doctor now", "unrecognized arguments: now", "explain merge"),
-        ("doctor --verbose", "unrecognized arguments: --verbose", "explain merge"),
-        ("doctor --foo", "python -m torch_fattn doctor --help lists", "explain merge"),
-        ("explian", "(python -m torch_fattn --help lists", "explain merge"),
-    ],
-)
+# Arguments of `explain` that are refused, words of the message, and arguments that are not.
+EXPLAIN = """
+gemm | 'gemm' (choose from 'prefill' | merge
+prefill decode | unrecognized arguments: decode | prefill
+prefill --core 8 | unrecognized arguments: --core | prefill --cores 8
+prefill --caus | python -m torch_fattn explain --help lists | prefill --causal
+prefill --torch 2 | explain: --torch '2' is not | prefill --torch 2.15
+prefill --macos x | explain: --macos 'x' is not | prefill --macos 26.2
+prefill --head-dim 60 | give --head-dim 64 | prefill --head-dim 64
+decode --value-dim 60 | give --value-dim 64 | decode --value-dim 64
+prefill --dtype int8 | --dtype: invalid choice: 'int8' | prefill --dtype float32
+prefill --dtype | --dtype: expected one argument | prefill --dtype float32
+decode --causal | decode takes no --causal | prefill --causal
+paged_decode --causal | paged_decode takes no --causal | paged_decode
+paged_prefill --causal | paged_prefill takes no --causal | paged_prefill
+varlen_prefill --block-size 8 | varlen_prefill takes no --block | varlen_prefill --causal
+merge --kv-heads 4 | merge takes no --kv-heads | merge --heads 4
+decode --block-size 16 | decode takes no --block-size | paged_decode --block-size 16
+decode --parts 2 | decode takes no --parts: it belongs to merge | merge --parts 2
+prefill --heads 6 --kv-heads 4 | 6 query heads cannot share 4 | prefill --heads 8 --kv-heads 4
+prefill --head-dim 12 | multiple of 8 | prefill --head-dim 16
+decode --q-len 17 | 17 query rows | decode --q-len 16
+prefill --batch 2000000000 --heads 2000000000 | above 2^63 bytes | prefill --batch 20
+prefill --family 0 | --family: '0' is below 1 | prefill --family 7
+prefill --family 21 | --family: '21' is above 20 | prefill --family 10
+prefill --device-name M3 | give --family and --cores | prefill --device-name M3 --family 9 --cores 10
+prefill --device-name M3 --cores 10 | give --family and --cores | prefill --cores 10
+merge --device-name M1 --family 9 --cores 8 | family 7, not 9 | merge --device-name M1 --family 7 --cores 8
+merge --device-name= --family 9 --cores 8 | '' is not a printable | merge --device-name X --family 9 --cores 8
+prefill --head-dim 580 | head_dim 580 is above 576 | prefill --head-dim 576
+prefill --torch 2 | '2' is not a version | prefill --torch 2.14+local
+"""
+REFUSED = [
+    *(tuple(f"explain {arguments}" if n != 1 else arguments for n, arguments in enumerate(row.split(" | ")))
+      for row in EXPLAIN.strip().splitlines()),
+    ("", "required: command", "explain merge"),
+    ("explian merge", "'explian'", "explain merge"),
+    ("explain", "required: op", "explain merge"),
+    ("doctor now", "unrecognized arguments: now", "explain merge"),
+    ("doctor --verbose", "unrecognized arguments: --verbose", "explain merge"),
+    ("doctor --foo", "python -m torch_fattn doctor --help lists", "explain merge"),
+    ("explian", "(python -m torch_fattn --help lists", "explain merge"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("refused", "message", "accepted"), REFUSED)
 def test_explain_and_doctor(
     refused: str, message: str, accepted: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,21 +202,6 @@ def test_demo_knows_how_many_positions_a_model_has(
     assert status_of(command_line.main, "demo --model model --new-tokens 29") == 2
     message = capsys.readouterr().err.splitlines()[-1]  # after transformers' progress bar
     assert "passes the 128 positions of this model; give at most 28" in message
-
-
-def save_checkpoint(folder: Path, positions: int) -> None:
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=positions,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 def test_demo_finds_out_first_that_it_cannot_write(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.test_command_line import save_checkpoint
+from tests.helpers.command_line import save_checkpoint
 from torch_fattn.commands import demo, demo_picture, demo_speed
 from torch_fattn.integrations.transformers import masks
 

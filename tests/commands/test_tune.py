@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.commands.test_command_line import refusal_of, status_of
 from tests.conftest import counted_launches
+from tests.helpers.command_line import refusal_of, status_of
 from tests.helpers.tuned import Install, install, plan_of, this_chip
 from torch_fattn import __main__ as command_line
 from torch_fattn.commands import tune

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.layouts import Operand
+from tests.helpers.tensors import same_bits
 from torch_fattn import reference
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -73,10 +74,6 @@ class LogitsCase:
         error = (result.double() - exact)[numbers].abs()
         limit = 2 * float(theirs) + 1e-6 * max(1.0, problem.cap)
         assert not error.numel() or error.max() <= limit, f"error {error.max():.3g} > {limit:.3g}"
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def draw(count: int, seed: int = 0) -> list[LogitsProblem]:

@@ -20,13 +20,7 @@ from torch_fattn.tuning.tuned_file import Chip, TunedFile, TunedRoute, TunedRow
 PROVENANCE = "tuned by a test"
 BUILT_IN = {
     "prefill": {"row_fragments": 1, "tile_keys": 16, "simdgroups": 4, "early_loads": 0},
-    "prefill_wide": {
-        "row_fragments": 1,
-        "row_groups": 1,
-        "tile_keys": 32,
-        "simdgroups": 8,
-        "early_loads": 0,
-    },
+    "prefill_wide": {"row_fragments": 1, "row_groups": 1, "tile_keys": 32, "simdgroups": 8, "early_loads": 0},
     "decode": {"tile_keys": 16, "simdgroups": 4, "least_chunk": 128, "threadgroups_per_core": 3},
     "decode_wide": {"tile_keys": 16, "simdgroups": 8, "least_chunk": 128, "threadgroups_per_core": 2},
 }

@@ -7,6 +7,7 @@ it. tests/mutation has the faults that change a result or a count.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -104,22 +105,13 @@ def removed_barriers(source: str, on: Problem | Trial, kernel: str = "") -> list
     ]
 
 
-def decode(name: str, on: Problem, old: str, new: str, finding: str) -> Mutant:
-    return Mutant(f"decode_{name}", on, "fattn_decode", old, new, finding)
+def of_kernel(kernel: str) -> Callable[..., Mutant]:
+    return lambda name, on, old, new, finding: Mutant(
+        f"{kernel}_{name}", on, f"fattn_{kernel}", old, new, finding
+    )
 
 
-def wide(name: str, on: Problem, old: str, new: str, finding: str) -> Mutant:
-    return Mutant(f"decode_wide_{name}", on, "fattn_decode_wide", old, new, finding)
-
-
-def prefill(name: str, on: Problem, old: str, new: str, finding: str) -> Mutant:
-    return Mutant(f"prefill_{name}", on, "fattn_prefill", old, new, finding)
-
-
-def tiles(name: str, on: Problem, old: str, new: str, finding: str) -> Mutant:
-    return Mutant(f"prefill_wide_{name}", on, "fattn_prefill_wide", old, new, finding)
-
-
+decode, wide, prefill, tiles = map(of_kernel, ("decode", "decode_wide", "prefill", "prefill_wide"))
 MAP = of_map(f32, 2, 3, 100, 600)
 ROWS = of_logits("softmax", f16, (6, 1300), "offset", 5.0)
 WRITE = of_write("float", bf16, 11, 3, 192, 64, 3, 5)

@@ -11,15 +11,18 @@ import itertools
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 import torch_fattn  # noqa: F401
 from tests.conftest import needs_emulator
-from tests.helpers import problems
+from tests.helpers import cache_problems, logits_problems, problems
 from tests.helpers.accuracy import assert_close, assert_lse_close
+from tests.helpers.cache_problems import WriteProblem, assert_written
 from tests.helpers.problems import Problem
+from tests.operators.test_cache_write import written
 
 pytestmark = needs_emulator
 
@@ -36,29 +39,27 @@ def small_problems() -> list[Problem]:
     chosen = []
     for op, dtype in itertools.product(("prefill", "decode", "paged_decode"), problems.DTYPES):
         for mask in (None, torch.float32):
-            chosen.append(
-                Problem(
-                    index=len(chosen),
-                    op=op,
-                    dtype=dtype,
-                    batch=2,
-                    q_heads=4,
-                    kv_heads=2,
-                    q_len=45 if op == "prefill" else 3,
-                    kv_len=96,
-                    head_dim=64,
-                    value_dim=64,
-                    causality="bottom_right" if op == "prefill" else "none",
-                    mask=mask,
-                    seq_lens=None if op == "prefill" else (96, 61),
-                    block_size=16 if op == "paged_decode" else 0,
-                )
+            sizes = (2, 4, 2, 45 if op == "prefill" else 3, 96, 64, 64)
+            fields: dict[str, Any] = (
+                {"causality": "bottom_right"} if op == "prefill" else {"seq_lens": (96, 61)}
             )
+            if op == "paged_decode":
+                fields["block_size"] = 16
+            chosen.append(Problem(len(chosen), op, dtype, *sizes, mask=mask, **fields))
     return chosen
 
 
 def check_all() -> dict[str, str]:
-    """{op: digest of all its results' bits}, after every result was found right."""
+    """{op: digest of all its results' bits}, after every result was found right. cache_write has one right
+    result, whatever the arithmetic."""
+    for kv_format in cache_problems.FORMATS:
+        write = cache_problems.build(
+            WriteProblem(7, kv_format, torch.float32, 150, 1, 64, 64, 160, 1, "hnd", special=True)
+        )
+        assert_written(write, written(write, "mps"))
+    for one in logits_problems.draw(28, seed=2):
+        logits = logits_problems.build(one, seed=2)
+        logits.assert_close(logits.run("mps"))
     digests: dict[str, hashlib._Hash] = {}
     for problem in small_problems():
         case = problems.build(problem)

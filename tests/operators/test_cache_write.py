@@ -3,9 +3,6 @@ What it refuses is in tests/refusals/test_cache_write.py."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -56,33 +53,6 @@ def test_two_tokens_with_one_slot_are_a_race(checked: Checked) -> None:
     arguments = valid() | {"slot_mapping": torch.tensor([3, 3, 1], device="mps")}
     with pytest.raises(RuntimeError, match="race"), checked():
         torch_fattn.cache_write(**arguments)
-
-
-# ---- arithmetic
-
-
-def special_case(kv_format: str) -> WriteCase:
-    return cache_problems.build(
-        WriteProblem(7, kv_format, torch.float32, 150, 1, 64, 64, 160, 1, "hnd", special=True)
-    )
-
-
-@needs_emulator
-@pytest.mark.parametrize(
-    "variables",
-    [{"SOFTMETAL_FAST_MATH": "worst"}, {"SOFTMETAL_CONTRACT": "0"}],
-    ids=["worst", "uncontracted"],
-)
-def test_the_bits_depend_on_no_arithmetic(variables: dict[str, str]) -> None:
-    """Subnormal numbers flushed or not, a * b + c rounded once or twice."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.operators.test_cache_write"],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0 and done.stdout.split() == [*cache_problems.FORMATS], done.stderr[-2000:]
 
 
 # ---- what is written and what is not
@@ -153,11 +123,7 @@ def test_past_2_to_the_31_elements() -> None:
         for block, place in places:
             pool[block, place].zero_()
     torch_fattn.cache_write(
-        *(r.to("mps") for r in rows),
-        *pools,
-        slots.to("mps"),
-        key_scales=scales[0],
-        value_scales=scales[1],
+        *(r.to("mps") for r in rows), *pools, slots.to("mps"), key_scales=scales[0], value_scales=scales[1]
     )
     for row, pool, scale in zip(rows, pools, scales, strict=True):
         q, exact = reference.quantise(row, "int8")
@@ -278,10 +244,3 @@ def test_autocast_leaves_it_alone() -> None:
     with torch.autocast("mps", torch.float16):
         torch_fattn.cache_write(**arguments)
     assert torch.equal(arguments["key_cache"][3, 0].cpu(), arguments["key"][2].cpu())
-
-
-if __name__ == "__main__":
-    for kv_format in cache_problems.FORMATS:
-        case = special_case(kv_format)
-        assert_written(case, written(case, "mps"))
-        print(kv_format)

@@ -1,5 +1,4 @@
-"""Decode and its options at their edges: windows, sinks, tree masks, many rows, chunks of keys, and that a
-sequence's result depends on nothing but the sequence."""
+"""Decode and its options at their edges: windows, sinks, tree masks, many rows, chunks of keys."""
 
 from __future__ import annotations
 
@@ -165,24 +164,30 @@ def test_many_uneven_sequences(device: str) -> None:
     )
 
 
-@pytest.mark.parametrize("window_left", [-1, 300])
-@pytest.mark.parametrize("length", [40, 256, 700])
-def test_a_result_depends_on_its_sequence_alone(length: int, window_left: int, device: str) -> None:
-    """Bit by bit: alone, in any place of a batch, and whatever the capacity."""
-    generator = torch.Generator().manual_seed(length)
-    query = torch.randn(1, 8, 2, 32, generator=generator).to(f16)
-    key, value = torch.randn(2, 1, 2, length, 32, generator=generator).to(f16)
-    options = {"window_left": window_left, "sink_tokens": 3, "sinks": torch.randn(8).to(device)}
+def operators_within(op: str, arguments: dict[str, Tensor]) -> set[str]:
+    """The operators of torch that a call runs."""
+    with torch.profiler.profile() as profile:
+        getattr(fattn, op)(**arguments)
+    return {event.key for event in profile.key_averages()}
 
-    def run(others: list[int], place: int, capacity: int) -> list[Tensor]:
-        lengths = [*others[:place], length, *others[place:]]
-        batch = len(lengths)
-        queries = torch.randn(batch, 8, 2, 32).to(f16)
-        keys, values = torch.randn(2, batch, 2, capacity, 32).to(f16)
-        queries[place], keys[place, :, :length], values[place, :, :length] = query[0], key[0], value[0]
-        operands = (t.to(device) for t in (queries, keys, values, torch.tensor(lengths, dtype=torch.int32)))
-        return [result[place].cpu() for result in fattn.decode(*operands, **options)]
 
-    alone = run([], 0, length)
-    for others, place, capacity in (([], 0, 1500), ([1, 900], 1, 900), ([0, 700, 3, 1000], 4, 1300)):
-        assert all(torch.equal(a, b) for a, b in zip(alone, run(others, place, capacity), strict=True))
+@pytest.mark.parametrize("op", ["prefill", "decode"])
+@pytest.mark.parametrize("head_dim", [64, 192])
+@pytest.mark.parametrize("dtype", [f16, torch.bfloat16])
+def test_numbers_of_heads_are_read_in_their_own_dtype(
+    op: str, head_dim: int, dtype: torch.dtype, device: str
+) -> None:
+    """Bit for bit as their float32 copies, and on the GPU without making one."""
+    generator = torch.Generator().manual_seed(5)
+    operands = {name: torch.randn(2, 4, 9, head_dim, generator=generator) for name in ("key", "value")}
+    operands["query"] = torch.randn(2, 4, 2, head_dim, generator=generator)
+    operands = {name: tensor.to(f16).to(device) for name, tensor in operands.items()}
+    sinks, slopes = torch.randn(8, generator=generator), torch.rand(2, 4, generator=generator)
+    numbers = {"sinks": sinks.to(dtype).to(device)[1::2], "alibi_slopes": slopes.to(dtype).to(device)}
+    copies = {name: tensor.float() for name, tensor in numbers.items()}
+    own, of_copies = (getattr(fattn, op)(**operands, **given) for given in (numbers, copies))
+    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(own, of_copies, strict=True))
+    if device == "mps":
+        assert "aten::_to_copy" not in operators_within(op, operands | numbers)
+        strided = operands | {"query": torch.cat([operands["query"]] * 2, -1)[..., ::2]}
+        assert "aten::contiguous" in operators_within(op, strided), "the control"

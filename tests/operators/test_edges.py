@@ -1,11 +1,9 @@
-"""Every edge of the ops' contract: rows without keys, how far a NaN reaches, extreme scores, autograd."""
+"""Edges of the operators' contract: rows without keys, extreme scores, merge, autograd."""
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -137,130 +135,6 @@ def test_empty_results_launch_nothing(op: str, empty: str, device: str) -> None:
     assert out.device.type == device and launches == {}
 
 
-# ---- how far a NaN reaches
-
-
-def only_rows(
-    device: str,
-    op: Callable[..., tuple[Tensor, Tensor]],
-    clean: tuple[Tensor, ...],
-    dirty: tuple[Tensor, ...],
-    see: Tensor,
-    undefined: Tensor | None = None,
-) -> None:
-    """Rows of `see` [B, H, Lq] become NaN, all others but those `undefined` keep every bit."""
-    before, lse_before = (t.cpu() for t in op(*(t.to(device) for t in clean)))
-    after, lse_after = (t.cpu() for t in op(*(t.to(device) for t in dirty)))
-    assert not before.isnan().any(), "the control: without the NaN there is none"
-    assert after[see].isnan().any(dim=-1).all(), "a row that sees the NaN must show it"
-    keep = ~see if undefined is None else ~see & ~undefined
-    assert keep.any() and torch.equal(after[keep], before[keep])
-    assert torch.equal(lse_after[keep], lse_before[keep])
-
-
-def sharing(heads: slice, sequence: int, like: Tensor) -> Tensor:
-    """Rows of query heads that share a value: what one of them sees in it leaves the others undefined."""
-    rows = torch.zeros_like(like)
-    rows[sequence, heads] = True
-    return rows
-
-
-def dense(q_len: int, kv_len: int, dtype: torch.dtype, heads: tuple[int, int] = (4, 2)) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(7)
-    shapes = ((2, heads[0], q_len, 64), (2, heads[1], kv_len, 64), (2, heads[1], kv_len, 64))
-    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-@pytest.mark.parametrize("operand", [1, 2], ids=["key", "value"])
-def test_prefill_causal_nan_inside_a_tile(dtype: torch.dtype, operand: int, device: str) -> None:
-    clean = dense(20, 20, dtype)
-    dirty = [t.clone() for t in clean]
-    dirty[operand][1, 1, 13] = torch.nan
-    see = torch.zeros(2, 4, 20, dtype=torch.bool)
-    see[1, 2:, 13:] = True
-    undefined = sharing(slice(2, 4), 1, see) if operand == 2 else None
-    op = functools.partial(fattn.prefill, is_causal=True)
-    only_rows(device, op, clean, tuple(dirty), see, undefined)
-
-
-@pytest.mark.parametrize("bad", [torch.inf, -torch.inf])
-def test_prefill_causal_infinite_value(bad: float, device: str) -> None:
-    query, key, value = dense(20, 20, torch.float16)
-    value[0, 0, 13] = bad
-    out, _ = fattn.prefill(*(t.to(device) for t in (query, key, value)), is_causal=True)
-    assert torch.all(out[0, :2, 13:].cpu() == bad)
-    assert out[0, 2:].isfinite().all() and out[1].isfinite().all()
-
-
-def test_prefill_causal_infinite_key(device: str) -> None:
-    """A score of +inf leaves no finite weight; a score of -inf is a weight of 0."""
-    query, key, value = dense(20, 20, torch.float16)
-    key[0, 0, 13, 5] = torch.inf
-    out, _ = fattn.prefill(*(t.to(device) for t in (query, key, value)), is_causal=True)
-    undefined = torch.zeros(2, 4, 20, dtype=torch.bool)
-    undefined[0, :2, 13:] = query[0, :2, 13:, 5] > 0
-    assert torch.equal(out.cpu().isnan().any(dim=-1), undefined)
-
-
-def test_prefill_nan_behind_a_bool_mask(device: str) -> None:
-    query, key, value = dense(20, 37, torch.float16)
-    mask = torch.rand(2, 1, 20, 37, generator=torch.Generator().manual_seed(1)) < 0.6
-    dirty = value.clone()
-    dirty[0, 0, 30] = torch.nan
-    see = torch.zeros(2, 4, 20, dtype=torch.bool)
-    see[0, :2] = mask[0, :, :, 30]
-    on_device = mask.to(device)
-    only_rows(
-        device,
-        lambda q, k, v: fattn.prefill(q, k, v, on_device),
-        (query, key, value),
-        (query, key, dirty),
-        see,
-        sharing(slice(0, 2), 0, see),
-    )
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-@pytest.mark.parametrize("operand", [1, 2], ids=["key", "value"])
-def test_decode_nan_reaches_later_rows_only(dtype: torch.dtype, operand: int, device: str) -> None:
-    clean = dense(4, 64, dtype)
-    dirty = [t.clone() for t in clean]
-    dirty[operand][0, 1, 50 - 2] = torch.nan  # the last key but one of a sequence of 50
-    see = torch.zeros(2, 4, 4, dtype=torch.bool)
-    see[0, 2:, 2:] = True
-    undefined = sharing(slice(2, 4), 0, see) if operand == 2 else None
-    lengths = torch.tensor([50, 64], dtype=torch.int32, device=device)
-    only_rows(device, lambda q, k, v: fattn.decode(q, k, v, lengths), clean, tuple(dirty), see, undefined)
-
-
-def test_decode_nan_behind_a_bool_mask(device: str) -> None:
-    query, key, value = dense(2, 64, torch.float32)
-    mask = torch.ones(2, 4, 1, 64, dtype=torch.bool)
-    mask[0, 1, 0, 10] = False
-    dirty = key.clone()
-    dirty[0, 0, 10] = torch.nan
-    see = torch.zeros(2, 4, 2, dtype=torch.bool)
-    see[0, 0] = True  # head 1 shares the key head, and masks the key
-    on_device = mask.to(device)
-    only_rows(
-        device,
-        lambda q, k, v: fattn.decode(q, k, v, attn_mask=on_device),
-        (query, key, value),
-        (query, dirty, value),
-        see,
-    )
-
-
-def test_nan_in_a_query_row_stays_there(device: str) -> None:
-    query, key, value = dense(20, 37, torch.bfloat16)
-    dirty = query.clone()
-    dirty[1, 3, 9] = torch.nan
-    see = torch.zeros(2, 4, 20, dtype=torch.bool)
-    see[1, 3, 9] = True
-    only_rows(device, fattn.prefill, (query, key, value), (dirty, key, value), see)
-
-
 # ---- extreme scores
 
 
@@ -370,18 +244,13 @@ def test_mask_shapes_broadcast_from_the_right(shape: tuple[int, ...], device: st
     assert_close(case, out.cpu(), lse.cpu())
 
 
-# ---- repeatability and partial results
+# ---- partial results
 
 
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"])
-def test_runs_are_bit_identical(op: str, device: str) -> None:
-    lengths = {} if op == "prefill" else {"kv_len": 512, "seq_lens": (300, 512)}
-    case = problems.build(problem(op, torch.float16, **lengths))
-    arguments, _ = case.arguments(device)
-    first = [t.cpu() for t in getattr(fattn, op)(**arguments)]
-    for _ in range(3):
-        again = [t.cpu() for t in getattr(fattn, op)(**arguments)]
-        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+def dense(q_len: int, kv_len: int, dtype: torch.dtype, heads: tuple[int, int] = (4, 2)) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(7)
+    shapes = ((2, heads[0], q_len, 64), (2, heads[1], kv_len, 64), (2, heads[1], kv_len, 64))
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)

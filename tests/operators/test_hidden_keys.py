@@ -5,7 +5,7 @@ heads that share it are undefined."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import counted_launches, needs_emulator
 from tests.helpers import direct_launch, drawing, problems
+from tests.helpers.tensors import same_bits
 
 MASK_DTYPES = [torch.bool, *problems.DTYPES]
 OPS = ("prefill", "decode", "paged_decode")
@@ -35,14 +36,29 @@ class Call:
     key: Tensor
     value: Tensor
     mask: Tensor
+    bad_key: int = BAD_KEY
+    is_causal: bool = False  # prefill alone has a choice
+
+    @property
+    def visible(self) -> Tensor:
+        """bool [1, heads, rows, keys]"""
+        rows, keys = self.mask.shape[-2:]
+        causal = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
+        return (self.mask > -torch.inf) & (causal | (self.op == "prefill" and not self.is_causal))
 
     def run(self, device: str, mask_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         op = getattr(torch.ops.fattn, self.op)
-        out, lse = op(**{name: a.to(device) for name, a in self.arguments(mask_dtype).items()})
+        out, lse = op(
+            **{name: a.to(device) for name, a in self.arguments(mask_dtype).items()}, **self.options
+        )
         return out.cpu(), lse.cpu()
 
     def exact(self, mask_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return getattr(torch_fattn.reference, self.op)(**self.arguments(mask_dtype))
+        return getattr(torch_fattn.reference, self.op)(**self.arguments(mask_dtype), **self.options)
+
+    @property
+    def options(self) -> dict[str, bool]:
+        return {"is_causal": True} if self.is_causal else {}
 
     def arguments(self, mask_dtype: torch.dtype) -> dict[str, Any]:
         mask = self.mask > -torch.inf if mask_dtype == torch.bool else self.mask.to(mask_dtype)
@@ -55,13 +71,7 @@ class Call:
             for name, dense in (("key", self.key), ("value", self.value))
         }
         lengths = torch.full((batch,), length, dtype=torch.int32)
-        return {
-            "query": self.query,
-            **pools,
-            "block_tables": tables,
-            "seq_lens": lengths,
-            "attn_mask": mask,
-        }
+        return {"query": self.query, **pools, "block_tables": tables, "seq_lens": lengths, "attn_mask": mask}
 
 
 def call(op: str, dtype: torch.dtype, kv_len: int = 64, dim: int = 64) -> Call:
@@ -81,18 +91,20 @@ def call(op: str, dtype: torch.dtype, kv_len: int = 64, dim: int = 64) -> Call:
     return Call(op, *operands, mask)
 
 
-def poisoned(clean: Call, operand: str, bad: float) -> Call:
+def poisoned(clean: Call, operand: str, bad: float, columns: slice = slice(None, None, 3)) -> Call:
     tensor = getattr(clean, operand).clone()
-    tensor[0, 0, BAD_KEY, ::3] = bad
-    return Call(**{**vars(clean), operand: tensor})
+    tensor[0, 0, clean.bad_key, columns] = bad
+    return replace(clean, **{operand: tensor})
 
 
-def check_influence(clean: Call, operand: str, bad: float, device: str, mask_dtype: torch.dtype) -> Tensor:
+def check_influence(
+    clean: Call, operand: str, bad: float, device: str, mask_dtype: torch.dtype, **options: slice
+) -> Tensor:
     """Rows that see the bad element are as in the reference; rows that do not keep every bit, but that a bad
     value leaves those of heads 0 and 1, which share it, undefined. Returns who sees it."""
-    dirty = poisoned(clean, operand, bad)
+    dirty = poisoned(clean, operand, bad, **options)
     sees = torch.zeros(clean.query.shape[:3], dtype=torch.bool)
-    sees[:, :2] = (clean.mask > -torch.inf)[:, :2, :, BAD_KEY]
+    sees[:, :2] = clean.visible[:, :2, :, clean.bad_key]
     if clean.op != "prefill":
         assert sees[:, :, -1].any()
     keeps = ~sees
@@ -144,6 +156,32 @@ def test_an_unlikely_key_is_seen(op: str, dim: int, mask_dtype: torch.dtype, dev
     assert sees[:, 1].all()
 
 
+@pytest.mark.parametrize("dtype", problems.DTYPES, ids=str)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("operand", ["key", "value"])
+@pytest.mark.parametrize("op", OPS)
+def test_bad_keys_ahead_of_a_row(op: str, operand: str, bad: float, dtype: torch.dtype, device: str) -> None:
+    """Some rows of a tile are behind the key, others see it. One infinite product of a key may be -inf, a
+    weight of 0."""
+    clean = replace(call(op, dtype), bad_key=40 if op == "prefill" else 62, is_causal=op == "prefill")
+    clean.mask[:, :, :, clean.bad_key] = 0.0
+    sees = check_influence(clean, operand, bad, device, torch.bool, columns=slice(5, 6))
+    assert sees[:, :2, -1].all() and not sees[:, :2, 0].any()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_bad_query_row_stays_there(op: str, device: str) -> None:
+    clean = call(op, torch.bfloat16)
+    dirty = replace(clean, query=clean.query.clone())
+    dirty.query[0, 3, 1] = torch.nan
+    before, after = (
+        results[0][0] for results in (clean.run(device, torch.bool), dirty.run(device, torch.bool))
+    )
+    assert after[3, 1].isnan().all()
+    before[3, 1] = after[3, 1] = 0
+    assert torch.equal(before, after)
+
+
 @pytest.mark.parametrize("value", [0.0, UNLIKELY, -torch.inf])
 def test_across_splits(value: float, device: str) -> None:
     """The same when the bad key lies in a part of its own, which the merge pass weighs."""
@@ -176,13 +214,6 @@ FINITE = 0.75  # in place of each NaN that lies where no row looks
 UNSEEN = [p for p in drawing.draw(600) if p.tree or p.sink_tokens or (p.mask and p.mask_broadcast[2])][:60]
 
 
-def same(results: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> bool:
-    return all(
-        torch.equal(a.cpu().view(torch.uint8), b.cpu().view(torch.uint8))
-        for a, b in zip(results, others, strict=True)
-    )
-
-
 def results_with(case: problems.Case, device: str, fill: float) -> tuple[Tensor, Tensor]:
     """With that number in the memory that no row may look at, where `problems.build` has put NaN."""
     arguments, bases = case.arguments(device)
@@ -196,7 +227,7 @@ def results_with(case: problems.Case, device: str, fill: float) -> tuple[Tensor,
 def test_what_no_row_sees_has_no_influence(problem: problems.Problem, device: str) -> None:
     case = problems.build(problem)
     results = results_with(case, device, torch.nan)
-    assert same(results, results_with(case, device, FINITE))
+    assert same_bits(results, results_with(case, device, FINITE))
     assert not any(result.isnan().any() for result in results)
 
 
@@ -224,8 +255,10 @@ def test_what_one_row_sees_has_influence(operand: str, device: str) -> None:
     side = case.operands[operand]
     side.of(side.base)[0, 0, int(visible[0])] = torch.nan
     dirty = results_with(case, device, torch.nan)
-    assert not same(dirty, clean)
-    assert same((dirty[0][:, 1], dirty[1][:, 1]), (clean[0][:, 1], clean[1][:, 1])), "another head's keys"
+    assert not same_bits(dirty, clean)
+    assert same_bits((dirty[0][:, 1], dirty[1][:, 1]), (clean[0][:, 1], clean[1][:, 1])), (
+        "another head's keys"
+    )
 
 
 @pytest.mark.parametrize("dim", [64, 192])
@@ -239,7 +272,7 @@ def test_a_bad_sequence_leaves_the_others_alone(op: str, dim: int, device: str) 
         side = case.operands[name]
         side.of(side.base)[0] = torch.nan
     out, lse = results_with(case, device, torch.nan)
-    assert same((out[1:], lse[1:]), (clean[0][1:], clean[1][1:]))
+    assert same_bits((out[1:], lse[1:]), (clean[0][1:], clean[1][1:]))
     assert out[0, :, 2].eq(0).all() and out[0, :, 3].isnan().all()
 
 

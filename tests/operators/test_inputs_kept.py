@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn, varlen_attn_out
 
 import torch_fattn
+from tests.helpers.tensors import tensors_in
 from torch_fattn import PagedKVCache, StaticKVCache, flash_attn, reference
 from torch_fattn.integrations import comfyui
 from torch_fattn.integrations.diffusers import _Attention
@@ -48,18 +49,6 @@ CACHES = ("key_cache", "value_cache", "key_scales", "value_scales", "k_cache", "
 
 
 # ---- the checker
-
-
-def tensors_in(found: Any) -> Iterator[Tensor]:
-    if isinstance(found, Tensor):
-        yield found
-    elif isinstance(found, (tuple, list)):
-        for part in found:
-            yield from tensors_in(part)
-    elif isinstance(found, dict):
-        yield from tensors_in(list(found.values()))
-    elif hasattr(found, "__dataclass_fields__"):
-        yield from tensors_in(list(vars(found).values()))
 
 
 def bits_of(tensor: Tensor) -> Tensor:
@@ -308,9 +297,7 @@ PAGED_METHODS = {
     *("allocate", "append", "blocks", "decode", "extend", "fork", "free", "free_blocks", "length"),
     *("prefill", "sequences"),
 }
-STATIC_METHODS = {
-    *("append", "capacity", "decode", "extend", "keys", "lengths", "reset", "values"),
-}
+STATIC_METHODS = {*("append", "capacity", "decode", "extend", "keys", "lengths", "reset", "values")}
 
 
 def memory_of(cache: PagedKVCache | StaticKVCache) -> list[Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.helpers import drawing, problems
 from tests.helpers.problems import Problem
+from tests.helpers.tensors import same_bits
 
 DRAWN = drawing.draw(120, seed=9)
 # Not int4 values that are columns of their keys: copies of their scales are no views of the keys'.
@@ -85,14 +86,6 @@ def with_capacity(problem: Problem, arguments: dict[str, Any], more: int) -> dic
     return kept_in_key(arguments, larger)
 
 
-def same(a: Results, b: Results) -> bool:
-    """Whether two results are bit-identical."""
-    return all(
-        torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
-        for x, y in zip(a, b, strict=True)
-    )
-
-
 @pytest.mark.parametrize("problem", BATCHES, ids=str)
 def test_alone_and_in_any_place(problem: Problem, device: str) -> None:
     arguments, _ = problems.build(problem, seed=9).arguments(device)
@@ -101,8 +94,8 @@ def test_alone_and_in_any_place(problem: Problem, device: str) -> None:
     turned = run(problem.op, of_sequences(arguments, backwards))
     for b in range(problem.batch):
         own = tuple(result[b : b + 1] for result in together)
-        assert same(own, run(problem.op, of_sequences(arguments, [b])))
-        assert same(own, tuple(result[backwards.index(b)][None] for result in turned))
+        assert same_bits(own, run(problem.op, of_sequences(arguments, [b])))
+        assert same_bits(own, tuple(result[backwards.index(b)][None] for result in turned))
 
 
 @pytest.mark.parametrize("more", [1, 700])
@@ -112,7 +105,7 @@ def test_any_capacity(problem: Problem, more: int, device: str) -> None:
     if problem.op == "paged_decode":
         more = -(-more // problem.block_size)
     larger = with_capacity(problem, arguments, more)
-    assert same(run(problem.op, arguments), run(problem.op, larger))
+    assert same_bits(run(problem.op, arguments), run(problem.op, larger))
 
 
 @pytest.mark.parametrize("problem", DRAWN[:24], ids=str)
@@ -120,7 +113,7 @@ def test_run_to_run(problem: Problem, device: str) -> None:
     """Whatever the order in which threadgroups are run by the threads of the host."""
     arguments, _ = problems.build(problem, seed=9).arguments(device)
     first = run(problem.op, arguments)
-    assert all(same(first, run(problem.op, arguments)) for _ in range(3))
+    assert all(same_bits(first, run(problem.op, arguments)) for _ in range(3))
 
 
 # ---- controls
@@ -136,7 +129,7 @@ def test_the_same_keys_cut_at_other_places_round_differently() -> None:
     halves = [torch.ops.fattn.decode(query, key[:, :, cut], value[:, :, cut]) for cut in _cuts(110)]
     outs, lses = (torch.stack(parts) for parts in zip(*halves, strict=True))
     merged = run("merge", {"outs": outs, "lses": lses})
-    assert torch.allclose(whole[0], merged[0], atol=2e-3) and not same(whole, merged)
+    assert torch.allclose(whole[0], merged[0], atol=2e-3) and not same_bits(whole, merged)
 
 
 def _cuts(at: int) -> tuple[slice, slice]:
@@ -147,7 +140,7 @@ def test_another_sequence_is_noticed() -> None:
     problem = Problem(0, "decode", torch.float16, 2, 2, 1, 1, 40, 64, 64, seq_lens=(40, 40))
     arguments, _ = problems.build(problem, seed=9).arguments("mps")
     first, second = (run(problem.op, of_sequences(arguments, [b])) for b in (0, 1))
-    assert not same(first, second)
+    assert not same_bits(first, second)
 
 
 def test_a_key_more_is_noticed() -> None:

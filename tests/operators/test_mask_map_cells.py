@@ -20,20 +20,9 @@ MASKS = [torch.bool, f32, f16, bf16]
 
 
 def drawn(dtype: torch.dtype, *size: int, seed: int = 0) -> Tensor:
-    problem = Problem(
-        seed,
-        "prefill",
-        f16,
-        size[0],
-        size[1],
-        size[1],
-        size[2],
-        size[3],
-        8,
-        8,
-        mask=dtype,
-        mask_pattern="patches",
-    )
+    batch, heads, *rows_and_keys = size
+    sizes = (batch, heads, heads, *rows_and_keys, 8, 8)
+    problem = Problem(seed, "prefill", f16, *sizes, mask=dtype, mask_pattern="patches")
     mask = problems._mask(problem, torch.Generator().manual_seed(seed))
     assert mask is not None
     return mask

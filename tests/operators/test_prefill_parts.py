@@ -19,6 +19,7 @@ from tests.golden.calls import plan_of
 from tests.helpers import direct_launch, problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.problems import Problem
+from tests.helpers.tensors import same_bits
 
 f32, f16, bf16 = problems.DTYPES
 Results = tuple[Tensor, ...]
@@ -63,10 +64,6 @@ def run(op: str, arguments: dict[str, Any]) -> Results:
     return out.cpu(), lse.cpu()
 
 
-def same(a: Results, b: Results) -> bool:
-    return all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(a, b, strict=True))
-
-
 def prefill_kernel(problem: Problem) -> str:
     return "fattn_prefill_wide" if max(problem.head_dim, problem.value_dim) > 128 else "fattn_prefill"
 
@@ -108,11 +105,11 @@ def test_the_same_bits_every_time_and_alone(name: str) -> None:
     problem = replace(CUT[name], batch=3)
     arguments, _ = problems.build(problem).arguments("mps")
     together = run("prefill", arguments)
-    assert all(same(together, run("prefill", arguments)) for _ in range(2))
+    assert all(same_bits(together, run("prefill", arguments)) for _ in range(2))
     for b in range(3):
         of_each = ("query", "key", "value", "attn_mask")
         alone = {n: a[b : b + 1] if n in of_each else a for n, a in arguments.items()}
-        assert same(tuple(result[b : b + 1].contiguous() for result in together), run("prefill", alone))
+        assert same_bits(tuple(result[b : b + 1].contiguous() for result in together), run("prefill", alone))
 
 
 @pytest.mark.parametrize("name", ["mask_map", "mask_map_and_window", "wide_mask_map"])
@@ -121,7 +118,7 @@ def test_a_map_changes_no_bit(name: str) -> None:
     arguments, _ = problems.build(replace(CUT[name], q_len=40)).arguments("mps")
     mapped = run("prefill", arguments)
     del arguments["mask_map"]
-    assert same(mapped, run("prefill", arguments))
+    assert same_bits(mapped, run("prefill", arguments))
 
 
 def test_a_map_the_parts_and_the_merge() -> None:
@@ -293,9 +290,9 @@ def test_parts_behind_the_last_key_change_no_bit() -> None:
     """Empty parts, as in a larger capacity, change nothing; nor does a merge of one part."""
     few, many = packed_in_parts(3, 4), packed_in_parts(40, 4)
     of_five, of_one = packed_in_parts(5, 1000), packed_in_parts(1, 1000)
-    assert same(few, many) and same(of_five, of_one)
-    assert same(of_one, direct_launch.run(problems.build(PAGED))), "as without a merge"
-    assert not same(few, of_one), "the control: cut at another key"
+    assert same_bits(few, many) and same_bits(of_five, of_one)
+    assert same_bits(of_one, direct_launch.run(problems.build(PAGED))), "as without a merge"
+    assert not same_bits(few, of_one), "the control: cut at another key"
 
 
 @needs_emulator
@@ -304,7 +301,7 @@ def test_parts_by_the_capacity_are_noticed() -> None:
     old, new = "params.parts, params.least_part)", "params.parts, 1)"
     assert old in direct_launch.kernel_text("prefill.metal")
     found = [packed_in_parts(parts, 4, lambda text: text.replace(old, new)) for parts in (3, 40)]
-    assert not same(found[0], found[1])
+    assert not same_bits(found[0], found[1])
 
 
 @needs_emulator

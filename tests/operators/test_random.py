@@ -10,7 +10,6 @@ import contextlib
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_fattn
 from tests.conftest import Checked, counted_launches
@@ -18,6 +17,7 @@ from tests.golden.calls import plan_of
 from tests.helpers import drawing, features, problems
 from tests.helpers.accuracy import assert_close, expected, packed
 from tests.helpers.problems import OPS, PACKED
+from tests.helpers.tensors import same_bits
 from tests.helpers.tuned import tiles_of_large_calls
 
 PROBLEMS = drawing.draw(600)
@@ -31,10 +31,6 @@ def kernel_of(problem: problems.Problem) -> str:
     copied = problem.layouts[1] == "every_other" and not problem.block_size
     reads_once = problem.value_in_key and not copied
     return "fattn_decode_wide" if wide or reads_once else "fattn_decode"
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.caches.test_caches import Watch
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import shared_prefix_problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged
 from tests.helpers.shared_prefix_problems import SharedProblem
+from tests.helpers.synchronisations import Synchronisations
 from torch_fattn import reference, shared_prefix_decode, shared_prefix_paged_decode
 from torch_fattn.operators import prefix_and_suffix
 
@@ -130,10 +130,7 @@ def keys_read(call: Any, kv_heads: int = 2) -> float:
 
 
 @needs_emulator
-@pytest.mark.parametrize(
-    ("batch", "group", "times"),
-    [(4, 4, 1), (8, 4, 1), (10, 4, 2), (3, 1, 1)],
-)
+@pytest.mark.parametrize(("batch", "group", "times"), [(4, 4, 1), (8, 4, 1), (10, 4, 2), (3, 1, 1)])
 def test_the_prefix_is_read_once(batch: int, group: int, times: int) -> None:
     """All threadgroups together read the prefix once per 32 rows. decode reads it once for every sequence."""
     tensors = {name: t.to("mps") for name, t in operands(batch, group, 512, 32).items()}
@@ -236,12 +233,12 @@ def test_nothing_waits() -> None:
     step = cache.extend(forks, (2, 1))
     append(cache, step)
     slopes, query = (torch.randn(shape, device="mps") for shape in ((HEADS,), (2, HEADS, 1, DIM)))
-    with Watch() as watch, counted_launches() as launches:
+    with Synchronisations() as found, counted_launches() as launches:
         cache.decode(0, step, query, window_left=15, alibi_slopes=slopes, shared_prefix=True)
-    assert watch.waits == [] and launches["fattn_decode"] == 2
-    with Watch() as watch:
+    assert found.ops == [] and launches["fattn_decode"] == 2
+    with Synchronisations() as found:
         step.seq_lens.tolist()
-    assert watch.waits, "the control"
+    assert found.ops, "the control"
 
 
 # ---- edges
@@ -261,8 +258,9 @@ def test_no_suffix_and_no_batch(device: str) -> None:
 
 
 def test_nan_in_the_prefix_reaches_those_that_see_it(device: str) -> None:
+    """A NaN in a key. One in a value leaves all sequences that share it undefined."""
     tensors = {name: t.to(device) for name, t in operands(3, 2, 40, 8).items()}
-    tensors["prefix_value"][:, :, 7] = torch.nan
+    tensors["prefix_key"][:, :, 7] = torch.nan
     mask = torch.ones(3, 1, 1, 48, dtype=torch.bool, device=device)
     mask[1, ..., 7] = False
     out = shared_prefix_decode(**tensors, attn_mask=mask).cpu()

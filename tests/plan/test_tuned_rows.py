@@ -15,8 +15,8 @@ from tests.conftest import Checked, counted_launches
 from tests.helpers import drawing, problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.problems import Problem
+from tests.helpers.tensors import same_bits
 from tests.helpers.tuned import PROVENANCE, Install, install, plan_of, row, this_chip
-from tests.operators.test_invariance import same
 from torch_fattn.tuning import candidates as tuning
 from torch_fattn.tuning.tuned_file import TunedRow, fault_of
 
@@ -166,14 +166,14 @@ def test_no_bit_goes_by_what_may_differ_by_length(kernel: str, dim: int, install
         first, *others = chooser.sample(sizes_of_one_order(kernel, dim), 3)
         expected = results(problem, row(kernel, **first), install)
         for sizes in others:
-            assert same(expected, results(problem, row(kernel, **sizes), install)), (first, sizes)
+            assert same_bits(expected, results(problem, row(kernel, **sizes), install)), (first, sizes)
 
 
 def test_bits_do_go_by_the_keys_of_a_step(install: Install) -> None:
     """The control."""
     problem = Problem(0, "prefill", torch.float16, 1, 4, 2, 90, 200, 64, 64)
     two = [results(problem, row("prefill", tile_keys=keys), install) for keys in (16, 32)]
-    assert not same(*two)
+    assert not same_bits(*two)
 
 
 @pytest.mark.host_only

@@ -57,11 +57,7 @@ def outcomes(environment: dict[str, str], *arguments: str) -> tuple[dict[str, in
 
 
 @needs_emulator
-@pytest.mark.parametrize(
-    "environment",
-    [HOSTED_RUNNER, {"SOFTMETAL": "0"}],
-    ids=["hosted runner", "no mps"],
-)
+@pytest.mark.parametrize("environment", [HOSTED_RUNNER, {"SOFTMETAL": "0"}], ids=["hosted runner", "no mps"])
 def test_nothing_fails(environment: dict[str, str]) -> None:
     """One test of each function, those of the sweeps too."""
     ignored = [f"--ignore=tests/{name}" for name in LENGTHY]

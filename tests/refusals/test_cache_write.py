@@ -96,9 +96,7 @@ WRONG: dict[str, list[Fault]] = {
             "share memory",
         ),
     ],
-    "fp8_e4m3": [
-        fault("format not named", option(kv_format="auto"), "uint8", "name it"),
-    ],
+    "fp8_e4m3": [fault("format not named", option(kv_format="auto"), "uint8", "name it")],
     "int4": [
         fault("no scales", without("key_scales", "value_scales"), "int4", "key_scales"),
         fault(

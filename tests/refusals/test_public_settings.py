@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tests.helpers.public_calls import VALID, Arguments, Public
-from tests.operators.test_inputs_kept import tensors_in
+from tests.helpers.tensors import tensors_in
 from tests.refusals.test_public_calls import PUBLIC, WITH_ARGUMENTS
 
 

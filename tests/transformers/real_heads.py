@@ -219,6 +219,9 @@ def whisper() -> Real:
     )
 
 
+TOWER = {"depth": 2, "num_heads": 2, "intermediate_size": 64}
+
+
 def qwen3_5() -> Real:
     """Linear attention in one layer, heads of 256 in the other, a vision tower of 72."""
     linear = {
@@ -229,14 +232,7 @@ def qwen3_5() -> Real:
         "linear_value_head_dim": 16,
     }
     rope = {"rope_parameters": MROPE | {"mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}}
-    vision = {
-        "depth": 2,
-        "hidden_size": 144,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": 64,
-        "num_position_embeddings": 64,
-    }
+    vision = TOWER | {"hidden_size": 144, "out_hidden_size": 64, "num_position_embeddings": 64}
     config = Qwen3_5Config(text_config=text(2, 1, 256, **linear, **rope), vision_config=vision, **QWEN_TOKENS)
     return Real(
         AutoModelForImageTextToText,
@@ -253,58 +249,32 @@ def qwen_text(**fields: Any) -> dict[str, Any]:
     return text(2, 1, 128, **sizes, **fields)
 
 
-def qwen2_vl() -> Real:
-    """A vision tower of 80."""
-    vision = {"depth": 2, "embed_dim": 160, "hidden_size": 256, "num_heads": 2, "mlp_ratio": 1}
-    config = Qwen2VLConfig(text_config=qwen_text(), vision_config=vision, **QWEN_TOKENS)
+def _qwen_vl(config: Any, vision: dict[str, Any], tower: tuple[int, int], *image: int) -> Real:
+    """`tower`: the head size of the vision tower, and its calls of prefill."""
     return Real(
         AutoModelForImageTextToText,
-        config,
-        {("prefill", 128): 2, ("prefill", 80): 2},
+        config(text_config=qwen_text(), vision_config=TOWER | vision, **QWEN_TOKENS),
+        {("prefill", 128): 2, ("prefill", tower[0]): tower[1]},
         {("decode", 128): 2},
-        lambda: qwen_image(14, 4, 6),
+        lambda: qwen_image(*image),
     )
+
+
+def qwen2_vl() -> Real:
+    vision = {"embed_dim": 160, "hidden_size": 256, "mlp_ratio": 1}
+    return _qwen_vl(Qwen2VLConfig, vision, (80, 2), 14, 4, 6)
 
 
 def qwen2_5_vl() -> Real:
-    """A vision tower of 80, whose first layer has two windows, of 64 patches and 32."""
-    vision = {
-        "depth": 2,
-        "hidden_size": 160,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": 256,
-        "fullatt_block_indexes": [1],
-    }
-    config = Qwen2_5_VLConfig(text_config=qwen_text(), vision_config=vision, **QWEN_TOKENS)
-    return Real(
-        AutoModelForImageTextToText,
-        config,
-        {("prefill", 128): 2, ("prefill", 80): 3},
-        {("decode", 128): 2},
-        lambda: qwen_image(14, 8, 12),
-    )
+    """The first layer of the vision tower has two windows, of 64 patches and 32."""
+    vision = {"hidden_size": 160, "out_hidden_size": 256, "fullatt_block_indexes": [1]}
+    return _qwen_vl(Qwen2_5_VLConfig, vision, (80, 3), 14, 8, 12)
 
 
 def qwen3_vl() -> Real:
-    """A vision tower of 72, one of whose layers goes on into the text's first."""
-    vision = {
-        "depth": 2,
-        "hidden_size": 144,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": 256,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0],
-    }
-    config = Qwen3VLConfig(text_config=qwen_text(), vision_config=vision, **QWEN_TOKENS)
-    return Real(
-        AutoModelForImageTextToText,
-        config,
-        {("prefill", 128): 2, ("prefill", 72): 2},
-        {("decode", 128): 2},
-        lambda: qwen_image(16, 4, 6),
-    )
+    """A layer of the vision tower also feeds the text's first."""
+    sizes = {"hidden_size": 144, "out_hidden_size": 256, "num_position_embeddings": 64}
+    return _qwen_vl(Qwen3VLConfig, sizes | {"deepstack_visual_indexes": [0]}, (72, 2), 16, 4, 6)
 
 
 MODELS: dict[str, Callable[[], Real]] = {

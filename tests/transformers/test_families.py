@@ -16,13 +16,7 @@ from transformers import PreTrainedConfig
 
 from tests.transformers import family_table, sweep
 from tests.transformers.family_table import all_recorded, recorded
-from tests.transformers.sweep import (
-    KINDS,
-    families,
-    runs_under_sdpa,
-    sweep_family,
-    verdict_of,
-)
+from tests.transformers.sweep import KINDS, families, runs_under_sdpa, sweep_family, verdict_of
 from tests.transformers.tiny_models import DEVICE
 from torch_fattn.integrations.transformers import masks, support
 from torch_fattn.runtime import versions

@@ -53,10 +53,7 @@ def tokens_of(model: PreTrainedModel, implementation: str, block_size: int = BLO
     sizes["page_size" if BATCHES_BY_NAME else "block_size"] = block_size
     batching = ContinuousBatchingConfig(**sizes)
     results = model.generate_batch(
-        inputs=prompts(),
-        generation_config=SETTINGS,
-        continuous_batching_config=batching,
-        progress_bar=False,
+        inputs=prompts(), generation_config=SETTINGS, continuous_batching_config=batching, progress_bar=False
     )
     assert len(results) == len(PROMPT_LENGTHS)
     in_order = sorted(results.values(), key=lambda result: prompts().index(result.prompt_ids))

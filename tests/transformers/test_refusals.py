@@ -46,15 +46,7 @@ def refusal(error: type[Exception] = NotImplementedError, **options: Any) -> str
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "indices",
-        "block_indices",
-        "position_bias",
-        "head_mask",
-        "cu_seq_lens_q",
-        "seq_idx",
-        "unheard_of",
-    ],
+    ["indices", "block_indices", "position_bias", "head_mask", "cu_seq_lens_q", "seq_idx", "unheard_of"],
 )
 def test_keyword_that_changes_attention(name: str) -> None:
     assert name in refusal(**{name: torch.zeros(1, dtype=torch.int32)})

@@ -70,7 +70,4 @@ def pairs(values: np.ndarray, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     first = values[:12]
     rest = values[12:]
     shuffled = np.random.default_rng(seed).permutation(values)[: len(rest)]
-    return (
-        np.concatenate([np.repeat(first, 12), rest]),
-        np.concatenate([np.tile(first, 12), shuffled]),
-    )
+    return (np.concatenate([np.repeat(first, 12), rest]), np.concatenate([np.tile(first, 12), shuffled]))

@@ -161,33 +161,6 @@ def test_packed_vectors() -> None:
     np.testing.assert_array_equal(out, [321, 4, 6, 1620, 0, 1, 2, 3, 4])
 
 
-def test_integer_functions() -> None:
-    check(
-        {
-            "popcount(0xf0fu)": 8,
-            "clz(1u)": 31,
-            "clz(ushort(1))": 15,
-            "ctz(8)": 3,
-            "ctz(0u)": 32,
-            "rotate(0x80000001u, 1u)": 3,
-            "reverse_bits(1u) == 0x80000000u": 1,
-            "mulhi(0x80000000u, 4u)": 2,
-            "abs(-3)": 3,
-            "absdiff(3u, 5u)": 2,
-            "clamp(7, 0, 5)": 5,
-            "min(-1, 1)": -1,
-            "max(ushort(3), ushort(4))": 4,
-            "max3(1, 5, 3)": 5,
-            "median3(1, 5, 3)": 3,
-            "addsat(uchar(200), uchar(100))": 255,
-            "extract_bits(0xabcdu, 4, 8)": 0xBC,
-            "min(int2(1, 9), int2(4, 4)).y": 4,
-            "numeric_limits<int>::max()": 2147483647,
-        },
-        "int",
-    )
-
-
 def test_float_functions() -> None:
     one = np.float32(1)
     check(

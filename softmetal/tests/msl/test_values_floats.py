@@ -13,25 +13,9 @@ from elementwise import PRECISE, evaluate, pairs
 
 RNG = np.random.default_rng(3)
 EDGES = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    -0.5,
-    1.5,
-    -1.5,
-    2.5,
-    -2.5,
-    np.inf,
-    -np.inf,
-    np.nan,
-    2.0,
-    3.0,
-    1e-3,
-    65504.0,
-    -7.25,
-]
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 2.0, 3.0, 1e-3,
+    65504.0, -7.25,
+]  # fmt: skip
 FLOATS = np.concatenate([EDGES, RNG.standard_normal(150) * 10.0 ** RNG.integers(-6, 6, 150)]).astype(
     np.float32
 )

@@ -63,6 +63,8 @@ ORACLES: dict[str, Oracle] = {
     "ctz(a)": lambda w, a, b: w.trailing_zeros(a),
     "reverse_bits(a)": lambda w, a, b: w.reversed(a),
     "clamp(a, min(a, b), b)": lambda w, a, b: min(max(a, min(a, b)), b),
+    "max3(a, b, max(a, b))": lambda w, a, b: max(a, b),
+    "numeric_limits<decltype(a)>::max()": lambda w, a, b: w.high,
     "median3(a, b, min(a, b))": lambda w, a, b: sorted([a, b, min(a, b)])[1],
     "extract_bits(a, 3, 5)": lambda w, a, b: _extract(w, a, 3, 5),
     "extract_bits(a, 0, 8 * sizeof(a))": lambda w, a, b: a,
