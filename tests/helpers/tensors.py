@@ -22,7 +22,7 @@ def tensors_in(found: Any) -> Iterator[Tensor]:
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Of two tensors, or of all tensors in two structures."""
+    """Compares two tensors, or all tensors in two structures."""
     return all(
         torch.equal(x.cpu().contiguous().view(torch.uint8), y.cpu().contiguous().view(torch.uint8))
         for x, y in zip(tensors_in(a), tensors_in(b), strict=True)

@@ -1,4 +1,4 @@
-"""A batch that shares its first keys: results against float64, what is read, what is launched, refusals."""
+"""A batch that shares its first keys: results against float64, bytes read, launches, refusals."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_problems_have_it_all() -> None:
     assert len({s.whole.kv_format for s in PROBLEMS}) == 5
 
 
-# ---- what is read
+# ---- bytes read
 
 
 def operands(batch: int, group: int, prefix: int, own: int, kv_heads: int = 2) -> dict[str, Tensor]:
@@ -258,7 +258,7 @@ def test_no_suffix_and_no_batch(device: str) -> None:
 
 
 def test_nan_in_the_prefix_reaches_those_that_see_it(device: str) -> None:
-    """Of a key. A NaN in a value leaves all sequences that share it undefined."""
+    """A NaN in a key. In a value it leaves all sequences that share it undefined."""
     tensors = {name: t.to(device) for name, t in operands(3, 2, 40, 8).items()}
     tensors["prefix_key"][:, :, 7] = torch.nan
     mask = torch.ones(3, 1, 1, 48, dtype=torch.bool, device=device)

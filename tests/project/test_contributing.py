@@ -35,7 +35,7 @@ f32, f16, _ = problems.DTYPES
 
 @dataclass(frozen=True)
 class Change:
-    """A piece of a file, and what takes its place."""
+    """A piece of a file, and its replacement."""
 
     path: str
     old: str
@@ -208,7 +208,7 @@ def test_the_files_that_it_names() -> None:
 
 @pytest.mark.host_only
 def test_the_rooms_of_csrc() -> None:
-    """Highest first; beside them are only the README and what a build generates."""
+    """Highest first; besides, csrc has only the README and generated files."""
     table = GUIDE.split("| `csrc/` |")[1].split("\n\n")[0]
     named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
     floors = rooms.floors_in_order(rooms.FLOORS["csrc"])

@@ -27,7 +27,7 @@ class Advice:
 
     @property
     def words(self) -> str:
-        """Without a message of its own: the longest part of the source that no inserted value interrupts."""
+        """The message, or else the longest part of the source between inserted values."""
         return self.message or max(self.source.split("{}"), key=len).strip()
 
 
@@ -93,7 +93,7 @@ def _pad_values(op: str, value: str) -> Advice:
 
 
 def written(**changes: Any) -> Callable[[], Tensor]:
-    """A call of cache_write, and then what the cache holds."""
+    """Calls cache_write and returns the written rows of the cache."""
 
     def call() -> Tensor:
         arguments = cache_problems.valid("float", "cpu") | changes
