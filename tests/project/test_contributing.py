@@ -216,6 +216,17 @@ def test_the_rooms_of_csrc() -> None:
     assert {path.name for path in (ROOT / "csrc").iterdir()} - {"generated"} == {*named, "README.md"}
 
 
+@pytest.mark.host_only
+def test_the_rooms_of_tests() -> None:
+    table = GUIDE.split("| `tests/` |")[1].split("\n\n")[0]
+    named = re.findall(r"`(\w+)/`", table)
+    assert {*named} == {path.parent.name for path in (ROOT / "tests").glob("*/__init__.py")}
+    for path in (ROOT / "tests").rglob("*.py"):
+        room = path.relative_to(ROOT / "tests").parts[0]
+        imported = re.findall(r"^\s*from tests\.(\w+)\.test_\w+ import", path.read_text(), re.MULTILINE)
+        assert {*imported} <= {room}, f"{path.relative_to(ROOT)} imports tests of {imported}"
+
+
 def rooms_imported(path: Path, text: str) -> set[str]:
     """The parts of the package that a file of torch_fattn imports."""
     folder = path.relative_to(ROOT / "torch_fattn").parts[:-1]
