@@ -33,60 +33,60 @@ FOR_TEST := $(STAMPS)/test
 
 .PHONY: FORCE help build compile-commands first-mac demo docs check test test-all test-newest coverage wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
 
-help:  ## this list
+help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-build: $(STAMPS)/product  ## the environment and the extension (DEBUG=1, SANITIZE=address)
+build: $(STAMPS)/product  ## create the environment and build the extension (DEBUG=1, SANITIZE=address)
 
-compile-commands: $(STAMPS)/product  ## how each C++ source is compiled, for editors and clang-tidy
+compile-commands: $(STAMPS)/product  ## write compile_commands.json, for editors and clang-tidy
 	$(BUILD_ENV) $(MODE) $(PY) tools/compile_commands.py compile_commands.json
 
-first-mac: $(FOR_TEST)  ## ten minutes on a Mac: doctor, tests, times, tuning, in one archive to send
+first-mac: $(FOR_TEST)  ## on a Mac: run doctor, tests, bench and tune in ten minutes, and write one archive to send
 	$(PY) tools/first_mac.py
 
-demo: $(FOR_DEMO)  ## a transformers model generates on device="mps" through torch.ops.fattn (MODEL=path: your own)
+demo: $(FOR_DEMO)  ## generate with a transformers model on device="mps" through torch.ops.fattn (MODEL=path: your own)
 	$(PY) -m torch_fattn demo $(if $(MODEL),--model "$(MODEL)")
 
-docs: $(FOR_DOCS)  ## the documentation as a site, in out/site
+docs: $(FOR_DOCS)  ## build the documentation site in out/site
 	$(PY) -m mkdocs build --strict
 
 check: TIER := check
-check: lint pytest  ## lint, types and a cross-section of the tests: 4 minutes on 2 cores
+check: lint pytest  ## run lint, types and a cross-section of the tests: 4 minutes on 2 cores
 
 test: TIER := test
-test: lint pytest  ## lint, types and every operator, option, refusal and integration: 8 minutes on 2 cores
+test: lint pytest  ## run lint, types and tests of every operator, option, refusal and integration: 8 minutes on 2 cores
 
 test-all: TIER := all
-test-all: lint pytest  ## lint, types and every test but the sweeps, as CI runs them
+test-all: lint pytest  ## run lint, types and every test except the sweeps, like CI
 
 # TIER=check, test or all selects their cases (tests/tiers.py).
 pytest: $(FOR_TEST)
 	$(PY) -m pytest -n 2 --dist worksteal $(if $(TIER),--tier $(TIER)) $(TESTS)
 
-test-newest:  ## the tests of make test with the newest torch and transformers, in a copy of the sources in .newest
+test-newest:  ## run the tests of make test with the newest torch and transformers, in a copy of the sources in .newest
 	tools/copy_tree.sh .newest
 	$(MAKE) -C .newest VERSIONS=requirements/newest.txt TIER=$(or $(TIER),test) pytest
 
-coverage: $(FOR_TEST)  ## the share of the lines of torch_fattn that the tests of make test run
+coverage: $(FOR_TEST)  ## measure the line coverage of torch_fattn by the tests of make test
 	$(PY) -m pytest -n 2 --dist worksteal --tier test --cov --cov-report=term $(TESTS)
 
-wheel: $(FOR_TEST)  ## the source archive and from it the wheel for this torch, in dist
+wheel: $(FOR_TEST)  ## build the source archive, and from it the wheel for this torch, in dist
 	rm -rf dist
 	$(BUILD_ENV) FATTN_LOCAL_VERSION=1 $(PY) -m build --no-isolation
 
-check-wheel: wheel  ## that wheel in a bare environment: doctor, and 30 families of transformers
+check-wheel: wheel  ## test the wheel in a bare environment: doctor, and 30 families of transformers
 	tools/check_wheel.sh out/bare $(VERSIONS)
 
-sweep: $(FOR_TEST)  ## 500 random problems for each seed (SEEDS=FIRST-LAST)
+sweep: $(FOR_TEST)  ## run 500 random problems for each seed (SEEDS=FIRST-LAST)
 	$(PY) -m pytest -n 2 --dist worksteal -m slow --timeout 0 tests/operators/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
 
-mutants: $(FOR_TEST)  ## every operator and constant of the kernels changed in turn (SAMPLE=200 SEED=1: a sample)
+mutants: $(FOR_TEST)  ## test a mutation of each operator and constant in the kernels (SAMPLE=200 SEED=1: a sample)
 	$(PY) -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
 test-slow: $(FOR_TEST)  ## the sweeps, hours of them (SWEEPS in tests/tiers.py)
 	$(PY) -m pytest -m slow --timeout 0 $(TESTS)
 
-lint: $(FOR_TEST)  ## ruff, mypy, clang-format and the rules of the repository
+lint: $(FOR_TEST)  ## run ruff, mypy, clang-format and the rules of the repository
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
@@ -94,18 +94,18 @@ lint: $(FOR_TEST)  ## ruff, mypy, clang-format and the rules of the repository
 	@$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
 	$(PY) tools/check_sources.py
 
-format: $(FOR_TEST)  ## let ruff and clang-format rewrite the sources
+format: $(FOR_TEST)  ## format the sources with ruff and clang-format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	@$(VENV)/bin/clang-format -i $(FORMATTED)
 
-golden: $(FOR_TEST)  ## rewrite tests/golden from the planner as it is now
+golden: $(FOR_TEST)  ## rewrite tests/golden with the current planner
 	$(PY) -m tests.golden
 
-bench-host: build  ## host cost of planning and encoding one call
+bench-host: build  ## time planning and encoding of a call on the host
 	$(PY) -m bench host-cost
 
-clean:  ## remove what was built, keep the environment
+clean:  ## remove build outputs, keep the environment
 	rm -rf build dist out softmetal/src/softmetal/_build csrc/generated torch_fattn/*.so *.egg-info softmetal/src/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/softmetal $(STAMPS)/product
 

@@ -1,4 +1,4 @@
-"""What holds for the tests of torch_fattn and those of softmetal: set before anything imports torch."""
+"""Settings for the tests of torch_fattn and softmetal, made before anything imports torch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ VERSIONS = runpy.run_path(str(ROOT / "torch_fattn" / "runtime" / "versions.py"))
 SUPPORTED = VERSIONS["requirement"]("torch", VERSIONS["TORCH"])
 BLOB = "https://github.com/torch-fattn/torch-fattn/blob/main/"
 RAW = "https://raw.githubusercontent.com/torch-fattn/torch-fattn/main/"
-FOR_EVERY_TORCH = {"sdist", "egg_info"}  # the archive, and what a build front end asks first
+FOR_EVERY_TORCH = {"sdist", "egg_info"}  # the archive, and the first queries of a build front end
 BECAUSE = "torch_fattn is built against the torch that will run it, and"
 
 
@@ -104,7 +104,7 @@ def find_ninja() -> None:
 
 
 def mode_flags() -> tuple[list[str], list[str]]:
-    """Flags of compiler and linker: optimised, or those of `make build DEBUG=1 SANITIZE=address`."""
+    """Flags of compiler and linker: optimised, or as `make build DEBUG=1 SANITIZE=address` requests."""
     sanitizers = os.environ.get("FATTN_SANITIZE", "")
     sanitize = [f"-fsanitize={sanitizers}"] if sanitizers else []
     if os.environ.get("FATTN_DEBUG", "0") not in ("", "0"):

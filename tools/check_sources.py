@@ -53,10 +53,11 @@ INSIDE_EMULATOR = re.compile(
     r"|^\s*from softmetal import .*\b(?:__main__|arguments|autoload|control|cuda|msl|native|paths|simt)\b"
 )
 
-# Prose in these folders must not contain these phrases. The patterns must not match this file.
-PROSE_FOLDERS = ("bench", "docs", "examples", "tests", "tools", "torch_fattn")
+# Markdown, and all text in these folders, must not contain these phrases. The patterns must not match this
+# file.
+PROSE_FOLDERS = ("bench", "docs", "examples", "softmetal", "tests", "tools", "torch_fattn")
 PHRASES = {
-    re.compile(r'(?:^\s*(?:#\s|[-*]\s)?|[.:;?!|]\s|"""|#\s)Of\s[a-z]'): "begin with the subject",
+    re.compile(r'(?:^\s*(?:#\s|[-*]\s)?|[.:;?!|]\s|"""|#\s|//\s)Of\s[a-z]'): "begin with the subject",
     re.compile(r"\b[Ww]ho[e]ver\b|\bto whom it\b"): "name the person or the program",
     re.compile(r"\b(?:in|with) (?:one|a)\ssentence\b"): "quote the message, or name the error",
     re.compile(r"\bgo(?:es)?\sby the\b|\bgoes\sby\b"): "depends on, is derived from",
@@ -65,6 +66,11 @@ PHRASES = {
     re.compile(r"\bfor want\sof\b|\bwithout a\sword\b"): "without, silently",
     re.compile(r"\bin the place\sof\b"): "instead of",
     re.compile(r"\b(?:is|are) no multiples?\sof\b"): "is not a multiple of",
+    re.compile(r"\bhand(?:s|ed|ing)\s(?:out|on)\b"): "returns, gives, passes",
+    re.compile(r"\b(?:stand|lie)s?\sbehind\b"): "follows, is in, is after",
+    re.compile(r"\bspeaks?\sof\b"): "describes, mentions",
+    re.compile(r"\bC\+\+ face\sof\b"): "the C++ interface of",
+    re.compile(r"\b[Ww]hile it\slives\b|\bcomes? into\sbeing\b"): "during its lifetime, is created",
 }
 
 
@@ -94,7 +100,7 @@ def violations(path: Path) -> Iterator[str]:
             yield f"{path}:{number}: softmetal must not know of attention"
         if path.parts[0] in EMULATOR_USERS and INSIDE_EMULATOR.search(line):
             yield f"{path}:{number}: only `softmetal` and `softmetal.testing` are public"
-        if path.suffix in (".py", ".md") and (len(path.parts) == 1 or path.parts[0] in PROSE_FOLDERS):
+        if path.suffix == ".md" or len(path.parts) == 1 or path.parts[0] in PROSE_FOLDERS:
             yield from (f"{path}:{number}: {fault}" for fault in phrases(line))
 
 

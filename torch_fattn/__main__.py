@@ -12,8 +12,9 @@ from pathlib import Path
 
 from . import __version__, built_for_torch
 from .commands import explain, tune
-from .commands.arguments import DTYPES, ArgumentError, Parser, whole
+from .commands.arguments import ArgumentError, Parser, whole
 from .integrations.pytorch.routing import check_policy
+from .operators import DTYPES
 
 MOST_TOKENS = 1_000_000  # more positions than any model has
 

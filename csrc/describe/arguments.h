@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -14,7 +15,8 @@
 
 namespace fattn {
 
-// The dispatcher cannot compare a boxed kernel with the schema, so a name that the schema lacks raises.
+// The dispatcher cannot compare a boxed kernel with the schema. Instead a name that the schema lacks raises,
+// and check_all_read() finds arguments that the kernel has forgotten.
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
@@ -37,6 +39,11 @@ class Arguments {
   }
   // Valid as long as the stack.
   std::string_view text(std::string_view name) const { return (*this)[name].toStringView(); }
+  void check_all_read() const {
+    for (size_t i = 0; i < values_.size(); ++i) {
+      TORCH_INTERNAL_ASSERT(read_ >> i & 1, schema_.name(), " does not read ", schema_.arguments()[i].name());
+    }
+  }
 
  private:
   // Arguments are read in about the order of the schema, so the search begins behind the last one.
@@ -47,6 +54,7 @@ class Arguments {
       const size_t index = next_ + step < count ? next_ + step : next_ + step - count;
       if (arguments[index].name() == name) {
         next_ = index + 1;
+        read_ |= uint64_t{1} << index;
         return index;
       }
     }
@@ -56,6 +64,7 @@ class Arguments {
   const c10::FunctionSchema& schema_;
   at::ArrayRef<c10::IValue> values_;
   mutable size_t next_ = 0;
+  mutable uint64_t read_ = 0;  // a bit for each argument
 };
 
 // A call of an op with some of its arguments; the others have the schema's defaults.

@@ -14,7 +14,7 @@ using at::Tensor;
 
 namespace {
 
-// One number per query head, or per sequence and query head, in float32 as the kernels read it.
+// One number per query head, or per sequence and query head.
 PerHead add_per_head(const Call& call, const char* name, bool by_sequence, const OptionalTensor& given,
                      Tensor& numbers) {
   if (!given.has_value()) return {};
@@ -29,8 +29,9 @@ PerHead add_per_head(const Call& call, const char* name, bool by_sequence, const
   check_device(op, name, *given, call.query);
   check_float(op, name, *given);
   check_same_size(op, "head count", "query", call.problem.q_heads, name, given->size(-1));
-  numbers = given->to(at::kFloat);
+  numbers = *given;
   return {.given = !of_sequences || batch > 0,  // without sequences, no row has a number
+          .kind = float_kind(dtype_of(numbers.scalar_type())),
           .batch_stride = of_sequences ? numbers.stride(0) : 0,
           .stride = numbers.stride(-1)};
 }

@@ -175,7 +175,7 @@ Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t ro
 
 // The logits of the sinks, or -inf without sinks: [1, q_heads or 1, 1, 1].
 Tensor sink_logits(const Call& call) {
-  if (call.problem.options.sinks.given) return call.sinks.view({1, -1, 1, 1});
+  if (call.problem.options.sinks.given) return call.sinks.to(at::kFloat).view({1, -1, 1, 1});
   return at::full({1, 1, 1, 1}, -kInfinity, call.query.options().dtype(at::kFloat));
 }
 

@@ -117,13 +117,13 @@ template <Call (*describe)(const Arguments&)>
 struct AttentionOf {
   template <bool may_wait>
   static void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-    return_results(op, stack, fattn::run(describe(Arguments(op, *stack)), may_wait));
+    return_results(op, stack, fattn::run(described(Arguments(op, *stack)), may_wait));
   }
 
   // The same over a part of the keys: (out, sums) for merge.parts.
   template <bool may_wait>
   static void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-    Call call = describe(Arguments(op, *stack));
+    Call call = described(Arguments(op, *stack));
     call.problem.part = true;
     return_results(op, stack, fattn::run(call, may_wait));
   }
@@ -138,6 +138,12 @@ struct AttentionOf {
   }
 
  private:
+  static Call described(const Arguments& arguments) {
+    Call call = describe(arguments);
+    arguments.check_all_read();
+    return call;
+  }
+
   template <typename Results>
   static void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, Results results) {
     torch::jit::drop(*stack, op.schema().arguments().size());

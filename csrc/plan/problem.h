@@ -32,6 +32,10 @@ inline bool is_float(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
+inline FloatKind float_kind(DType dtype) {
+  return dtype == DType::kFloat16 ? kKindFloat16 : dtype == DType::kBFloat16 ? kKindBFloat16 : kKindFloat32;
+}
+
 // One attention call over query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]
 // and value [batch, kv_heads, kv_len, value_dim]; the paged forms take the last two from a pool of blocks,
 // and the packed ones have the rows of all sequences in one query [q_len, q_heads, head_dim], some their keys

@@ -55,6 +55,8 @@ void set_score_features(Features& features, const Problem& p) {
   features.softcap = p.options.softcap > 0.0;
   features.alibi = p.options.alibi_slopes.given;
   features.sinks = p.options.sinks.given;
+  features.sinks_kind = p.options.sinks.kind;
+  features.slopes_kind = p.options.alibi_slopes.kind;
   features.tree = p.options.tree_mask;
 }
 

@@ -22,6 +22,7 @@ namespace fattn {
 // A number per query head, or per sequence and query head. Strides are in elements.
 struct PerHead {
   bool given = false;
+  FloatKind kind = kKindFloat32;
   int64_t batch_stride = 0;  // 0: the same for all sequences
   int64_t stride = 0;
 };

@@ -39,7 +39,7 @@ PACKAGES = (
 
 
 def fetch(package: Package, target: Path) -> int:
-    """Number of files; 0 if the package cannot be downloaded."""
+    """Downloads a package's files and returns their number; 0 if the download fails."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
         done = subprocess.run(

@@ -18,6 +18,7 @@ from tests.helpers.caches import POISON, Cache, as_scales, first_scales
 from tests.helpers.layouts import Operand, flat, lay_out, packed, spread, starts
 from tests.helpers.visibility import visibility
 from torch_fattn import reference
+from torch_fattn.operators import ATTENTION
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHORT = {
@@ -59,7 +60,7 @@ MAX_CACHE = 1100
 MAX_WORK = 2e7
 DECODES = ("decode", "paged_decode")
 PACKED = ("paged_prefill", "varlen_prefill")
-OPS = ("prefill", *DECODES, *PACKED)
+OPS = ATTENTION
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,19 @@ def option(
     return field(default=values[0], metadata={"option": Option(values, ops, shown, argument, tensor)})
 
 
+def _parameter_dtype(problem: Problem) -> torch.dtype:
+    """A layer's parameters have the dtype of its operands, or are kept in float32."""
+    return problem.dtype if problem.index % 3 else torch.float32
+
+
 def _sinks(problem: Problem, generator: torch.Generator) -> Tensor:
-    return torch.randn(problem.q_heads, generator=generator) * 2
+    return (torch.randn(problem.q_heads, generator=generator) * 2).to(_parameter_dtype(problem))
 
 
 def _slopes(problem: Problem, generator: torch.Generator) -> Tensor:
     by_sequence = (problem.batch,) if problem.index % 2 else ()
-    return torch.rand(*by_sequence, problem.q_heads, generator=generator) * 0.2
+    slopes = torch.rand(*by_sequence, problem.q_heads, generator=generator) * 0.2
+    return slopes.to(_parameter_dtype(problem))
 
 
 def _tree(problem: Problem, generator: torch.Generator) -> Tensor:

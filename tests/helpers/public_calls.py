@@ -16,9 +16,9 @@ import torch_fattn
 from tests.helpers import cache_problems, wrong_calls
 from torch_fattn import PagedKVCache, StaticKVCache
 from torch_fattn.integrations import comfyui
+from torch_fattn.operators import OPERATORS
 
 Arguments = dict[str, Any]
-OPERATORS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge")
 # Modules whose public names are those of torch_fattn.
 INNER = tuple(
     f"torch_fattn.{room}"

@@ -22,7 +22,7 @@ def tensors_in(found: Any) -> Iterator[Tensor]:
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Compares two tensors, or all tensors in two structures."""
+    """Whether two tensors, or all tensors in two structures, are equal bit by bit."""
     return all(
         torch.equal(x.cpu().contiguous().view(torch.uint8), y.cpu().contiguous().view(torch.uint8))
         for x, y in zip(tensors_in(a), tensors_in(b), strict=True)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
 from tests.conftest import needs_emulator
+from tests.helpers import direct_launch
 from tests.mutation import equivalents
 from tests.mutation.__main__ import REQUIRED, all_mutants, report, sample
 from tests.mutation.judge import Judge, Verdict, load_counts
@@ -51,6 +53,47 @@ def test_a_trial_passes_within_its_counts(name: str) -> None:
 @needs_emulator
 def test_every_trial_is_counted() -> None:
     assert load_counts().keys() == trials().keys()
+
+
+# A score modifier that calls can switch on: its constant, its parameter, and what it does.
+MODIFIER = {
+    "X(bool, grouped)": "X(bool, grouped) X(bool, doubled)",
+    "X(fattn_f32, slope_scale)": "X(fattn_f32, slope_scale) X(fattn_f32, factor)",
+    "modifiers.softcap = params.softcap;": "modifiers.softcap = fc_doubled ? params.factor : params.softcap;",
+    "static_assert(sizeof(type) == bytes": "static_assert(sizeof(type) > 0",
+    "if (fc_softcap) {": "if (fc_doubled) s *= 2.0f; if (fc_softcap) {",
+}
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", ["decode-window", "prefill-causal"])
+def test_a_modifier_that_is_off_changes_no_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the result. Golden plans do not show it: tests/plan/test_golden.py."""
+    monkeypatch.setattr(direct_launch, "CONSTANTS", [*direct_launch.CONSTANTS, "doubled"])
+    kept = trials()[name]
+
+    def mutate(text: str) -> str:
+        for old, new in MODIFIER.items():
+            assert text.count(old) == 1 or "scores.h" not in text, old
+            text = text.replace(old, new)
+        return text
+
+    def counts(is_on: bool) -> dict[str, int]:
+        def plan() -> dict[str, Any]:
+            made = kept.plan()
+            step = made["passes"][0]
+            params = bytearray.fromhex(step["params_bytes"])
+            offset, _ = direct_launch.INTERFACE["params"][direct_launch.PARAMS[step["kernel"]]]["slope_scale"]
+            params[offset + 4 : offset + 4] = bytes(4)
+            step["params_bytes"] = (params + bytes(4)).hex()
+            step["constants"]["doubled"] = is_on
+            return made
+
+        return replace(kept, plan=plan).run(mutate)
+
+    assert counts(False) == kept.run()
+    with pytest.raises(AssertionError):
+        counts(True)
 
 
 @needs_emulator

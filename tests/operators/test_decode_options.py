@@ -162,3 +162,32 @@ def test_many_uneven_sequences(device: str) -> None:
         kv_len=600,
         seq_lens=lengths,
     )
+
+
+def operators_within(op: str, arguments: dict[str, Tensor]) -> set[str]:
+    """The operators of torch that a call runs."""
+    with torch.profiler.profile() as profile:
+        getattr(fattn, op)(**arguments)
+    return {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("op", ["prefill", "decode"])
+@pytest.mark.parametrize("head_dim", [64, 192])
+@pytest.mark.parametrize("dtype", [f16, torch.bfloat16])
+def test_numbers_of_heads_are_read_in_their_own_dtype(
+    op: str, head_dim: int, dtype: torch.dtype, device: str
+) -> None:
+    """Bit for bit as their float32 copies, and on the GPU without making one."""
+    generator = torch.Generator().manual_seed(5)
+    operands = {name: torch.randn(2, 4, 9, head_dim, generator=generator) for name in ("key", "value")}
+    operands["query"] = torch.randn(2, 4, 2, head_dim, generator=generator)
+    operands = {name: tensor.to(f16).to(device) for name, tensor in operands.items()}
+    sinks, slopes = torch.randn(8, generator=generator), torch.rand(2, 4, generator=generator)
+    numbers = {"sinks": sinks.to(dtype).to(device)[1::2], "alibi_slopes": slopes.to(dtype).to(device)}
+    copies = {name: tensor.float() for name, tensor in numbers.items()}
+    own, of_copies = (getattr(fattn, op)(**operands, **given) for given in (numbers, copies))
+    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(own, of_copies, strict=True))
+    if device == "mps":
+        assert "aten::_to_copy" not in operators_within(op, operands | numbers)
+        strided = operands | {"query": torch.cat([operands["query"]] * 2, -1)[..., ::2]}
+        assert "aten::contiguous" in operators_within(op, strided), "the control"

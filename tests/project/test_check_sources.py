@@ -29,6 +29,7 @@ def violations(path: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPat
 SOFTMETAL = "softmetal/src/softmetal/a.py"
 KNOWS = "softmetal must not know of attention"
 INSIDE = "only `softmetal` and `softmetal.testing` are public"
+SUBJECT = "write 'begin with the subject'"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,27 @@ INSIDE = "only `softmetal` and `softmetal.testing` are public"
         ("softmetal/tests/test_a.py", "from softmetal.simt.harness import Library", None),
         ("csrc/a.h", "// softmetal does", "the product must not know of softmetal"),
         ("tests/test_a.py", "# " + "TO" + "DO", "an unfinished mark"),
+        ("docs/a.md", "The keys. O" + "f these, some are hidden.", "'. O" + f"f t': {SUBJECT}"),
+        ("softmetal/src/a.h", "int n;  // O" + "f this thread.", "'// O" + f"f t': {SUBJECT}"),
+        ("softmetal/src/a.h", "int n;  // The count of this thread.", None),
+        ("csrc/README.md", "It hands" + " out blocks.", "'hands" + " out': write 'returns, gives, passes'"),
+        ("csrc/README.md", "It returns hand-written blocks.", None),
+        (
+            "bench/a.cpp",
+            "// The result stands" + " behind it.",
+            "'stands" + " behind': write 'follows, is in, is after'",
+        ),
+        (
+            "bench/a.cpp",
+            "// The one that this speaks" + " of.",
+            "'speaks" + " of': write 'describes, mentions'",
+        ),
+        ("Makefile", "# The C++ face" + " of streams", "'C++ face" + " of': write 'the C++ interface of'"),
+        (
+            "tests/a.py",
+            "# While it" + " lives",
+            "'While it" + " lives': write 'during its lifetime, is created'",
+        ),
     ],
 )
 def test_rules(

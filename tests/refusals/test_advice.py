@@ -70,7 +70,7 @@ NOT_FOLLOWED = {
     "torch.nn.functional.scaled_dot_product_attention of each sequence": VARLEN,
     "torch_fattn.install() provides one": VARLEN,
     "use F.scaled_dot_product_attention for training": "dropout is random",
-    "pass the whole keys of each sequence to torch_fattn.decode": "options to come, in test_shared_prefix.py",
+    "pass the whole keys of each sequence to torch_fattn.decode": "future options: test_shared_prefix.py",
     "unset it for auto": "tests/pytorch/test_route.py, in processes of their own",
 }
 

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..operators import DTYPES
 from ..operators.cache_write import cache_write
 from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
-from ..reference.kv_formats import INT4_GROUP
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-STORAGES = {"int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
+from ..operators.kv_formats import INT4_GROUP, KV_FORMATS, check_format
 
 
 def check_sizes(name: str, least: int, **sizes: int) -> None:
@@ -78,10 +76,8 @@ class CacheShape:
             _check_dim(name, what, dim)
             check_bytes(name, 4, self.num_layers, *self.shape, dim)
         _check_device(name, self.device)
-        if self.kv_format != "auto" and self.kv_format not in STORAGES:
-            known = ", ".join(("auto", *STORAGES))
-            raise ValueError(f"{name}: kv_format {self.kv_format!r} is not known; use one of {known}")
-        if self.dtype not in DTYPES:
+        check_format(name, self.kv_format, "auto")
+        if self.dtype not in DTYPES.values():
             raise TypeError(
                 f"{name}: dtype {self.dtype} is not torch.float32, torch.float16 or torch.bfloat16; give one "
                 "of them, and a kv_format to store keys and values in fewer bits"
@@ -94,15 +90,14 @@ class CacheShape:
 
     def memory(self, dim: int) -> tuple[Tensor, Tensor | None]:
         """Shapes and dtypes of keys or values of that size, and of their scales."""
-        dtype = STORAGES.get(self.kv_format, self.dtype)
-        columns = dim // 2 if self.kv_format == "int4" else dim
-        stored = torch.empty(*self.shape, columns, dtype=dtype, device=self.device)
         if self.kv_format == "auto":
-            return stored, None
-        if self.kv_format == "int4":
-            groups = (*self.shape, dim // INT4_GROUP, 2)
-            return stored, torch.empty(groups, dtype=torch.float16, device=self.device)
-        return stored, torch.empty(self.shape, dtype=torch.float32, device=self.device)
+            return torch.empty(*self.shape, dim, dtype=self.dtype, device=self.device), None
+        kind = KV_FORMATS[self.kv_format]
+        shape, dtype = kind.scales(self.shape, dim)
+        return (
+            torch.empty(*self.shape, kind.columns(dim), dtype=kind.dtype, device=self.device),
+            torch.empty(shape, dtype=dtype, device=self.device),
+        )
 
 
 class Layers:
@@ -197,7 +192,7 @@ class Layers:
                 f'.to("{device}"), the cache\'s device'
             )
         dtype = self._shape.dtype
-        if rows.dtype != dtype and (self._shape.kv_format == "auto" or rows.dtype not in DTYPES):
+        if rows.dtype != dtype and (self._shape.kv_format == "auto" or rows.dtype not in DTYPES.values()):
             raise TypeError(
                 f"{method}: {what} is {rows.dtype} and the cache {dtype}; convert it with .to({dtype}), the "
                 "cache's dtype"

@@ -372,11 +372,7 @@ class PagedKVCache:
 
     def _check(self, method: str, layer: int, step: CacheStep) -> None:
         self._layers.check(f"PagedKVCache.{method}", layer)
-        if step._cache is not self:
-            raise ValueError(
-                f"PagedKVCache.{method}: this step is of another cache; use what extend() of this one "
-                "returned"
-            )
+        step._check_cache(f"PagedKVCache.{method}", self)
         if step._change == self._change:
             return
         for sequence, length in zip(step.sequences, step.lengths, strict=True):

@@ -177,11 +177,7 @@ class StaticKVCache:
 
     def _check(self, method: str, layer: int, step: CacheStep) -> None:
         self._layers.check(f"StaticKVCache.{method}", layer)
-        if step._cache is not self._layers:
-            raise ValueError(
-                f"StaticKVCache.{method}: this step is of another cache; use what extend() of this one "
-                "returned"
-            )
+        step._check_cache(f"StaticKVCache.{method}", self._layers)
         if step is not self._last:
             raise ValueError(
                 f"StaticKVCache.{method}: this step is not the last one; use what the last extend() returned"

@@ -34,6 +34,12 @@ class CacheStep:
     _change: int = 0  # the count of changes to the cache when this step was made
     _appended: set[int] = field(default_factory=set)
 
+    def _check_cache(self, method: str, cache: Any) -> None:
+        if self._cache is not cache:
+            raise ValueError(
+                f"{method}: this step is of another cache; use what extend() of this one returned"
+            )
+
     def _check_appended(self, method: str, layer: int) -> None:
         if layer not in self._appended and self.slot_mapping.numel() > 0:
             raise ValueError(f"{method}: layer {layer} has not got this step's tokens; append() them first")

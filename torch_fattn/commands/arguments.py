@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-DTYPES = ("float32", "float16", "bfloat16")
-
 
 class ArgumentError(ValueError):
     """Its message names the option, its value, the limit, and what to give instead."""

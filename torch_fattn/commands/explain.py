@@ -11,12 +11,12 @@ import torch
 
 from ..inspection.plans import FAMILIES, MOST_CORES, check_machine, explain
 from ..inspection.sizes import SIZES, operands_of
-from ..operators import OPERATORS
+from ..operators import ATTENTION, DTYPES, OPERATORS
 from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
-from .arguments import DTYPES, Parser, whole
+from ..operators.kv_formats import KV_FORMATS
+from .arguments import Parser, whole
 
 MOST = 2**31 - 1
-ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
 # Options that not every operator has; the others refuse them.
 USED_BY = {
     "kv_heads": ATTENTION,
@@ -48,7 +48,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--block-size", type=size, help="the paged ones: keys per block; default: 16")
     parser.add_argument(
         "--kv-format",
-        choices=("int8", "fp8_e4m3", "int4"),
+        choices=KV_FORMATS,
         help="format of a quantised cache; default: --dtype",
     )
     parser.add_argument("--parts", type=size, help="merge: partial results; default: 2")

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..integrations.pytorch.routing import system_and_torch
+from ..operators import DTYPES
+from ..operators.head_padding import MAX_HEAD_DIM
 from ..runtime.cache_folder import cache_folder, tuning_is_off
 from ..runtime.versions import VERSION
 from ..tuning.candidates import Subject, subjects
@@ -30,7 +32,7 @@ from ..tuning.tuned_file import (
     source_digest,
     write,
 )
-from .arguments import DTYPES, ArgumentError, Parser, whole
+from .arguments import ArgumentError, Parser, whole
 from .doctor import advice_about_device, this_gpu
 from .progress import Progress
 
@@ -47,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--op", choices=("prefill", "decode"), help="only these calls")
     parser.add_argument("--dtype", choices=DTYPES, help="only this dtype")
     parser.add_argument(
-        "--head-dim", type=whole(1, 576), help="only the range of head sizes that contains this one"
+        "--head-dim", type=whole(1, MAX_HEAD_DIM), help="only the range of head sizes that contains this one"
     )
     parser.add_argument("--dry-run", action="store_true", help="time and print, but write nothing")
     parser.add_argument("--show", action="store_true", help="print the file of this GPU; nothing is timed")

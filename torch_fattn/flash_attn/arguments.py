@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators import DTYPES
 from ..operators.head_padding import MAX_HEAD_DIM
 from ..runtime.signatures import check_tensor, is_checked
 
@@ -16,11 +17,10 @@ Result = Tensor | tuple[Tensor, Tensor, Tensor]
 Window = tuple[int | None, int | None]
 
 ROWS = "[batch, length, heads, head_dim]"
+POOL = "[num_blocks, block_size, kv_heads, head_dim]"
 MAX_SOFTCAP = 1e30
 MAX_SCALE = 1e38  # with what the kernels multiply it by, finite in float32
 NO_LIMIT = 2**31  # a window of more keys than a sequence can have
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def name_of(op: str) -> str:
@@ -54,7 +54,7 @@ def check_device(op: str, what: str, tensor: Tensor, q: Tensor) -> None:
 
 def check_operands(op: str, q: Tensor, **others: tuple[Any, str]) -> None:
     """`others` with their shapes: of the dtype of q, on its device."""
-    if q.dtype not in _FLOATS:
+    if q.dtype not in DTYPES.values():
         raise TypeError(f"{name_of(op)}: q is {q.dtype}; pass torch.float32, torch.float16 or torch.bfloat16")
     for what, (tensor, shape) in others.items():
         check_shape(op, what, tensor, shape)
@@ -114,7 +114,7 @@ def check_slopes(op: str, slopes: Tensor | None, q: Tensor, batch: int) -> None:
             f"{name_of(op)}: alibi_slopes has shape {list(slopes.shape)}; pass one slope for each head, "
             f"[{heads}], or also for each sequence, [{batch}, {heads}]"
         )
-    if slopes.dtype not in _FLOATS:
+    if slopes.dtype not in DTYPES.values():
         raise TypeError(f"{name_of(op)}: alibi_slopes is {slopes.dtype}; convert it with .float()")
     check_device(op, "alibi_slopes", slopes, q)
 

@@ -15,6 +15,7 @@ from ..operators.parts import result_dtype
 from ..runtime.signatures import public
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
+    POOL,
     ROWS,
     Window,
     check_between,
@@ -32,7 +33,6 @@ from .arguments import (
 from .cache_arguments import check_new_keys, lengths, table_of
 
 _DENSE_CACHE = "[batch_of_cache, capacity, kv_heads, head_dim]"
-_POOL = "[num_blocks, block_size, kv_heads, head_dim]"
 
 
 # fmt: off
@@ -102,7 +102,7 @@ def flash_attn_with_kvcache(
     """
     op = "flash_attn_with_kvcache"
     check_shape(op, "q", q, ROWS)
-    cache_shape = _DENSE_CACHE if block_table is None else _POOL
+    cache_shape = _DENSE_CACHE if block_table is None else POOL
     check_operands(op, q, k_cache=(k_cache, cache_shape), v_cache=(v_cache, cache_shape))
     caches = {"k_cache": k_cache, "v_cache": v_cache}
     for dim, what in enumerate(

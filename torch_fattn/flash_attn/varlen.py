@@ -12,6 +12,7 @@ from ..operators.parts import result_dtype
 from ..runtime.signatures import public
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
+    POOL,
     Result,
     Window,
     check_between,
@@ -34,7 +35,6 @@ from .arguments import (
 _ROWS = "[tokens, heads, head_dim]"
 _QKV = {f"{what}_{of}": what for what in ("cu_seqlens", "max_seqlen") for of in "qk"}
 _QKV |= dict.fromkeys("qkv", "qkv")
-_POOL = "[num_blocks, block_size, kv_heads, head_dim]"
 
 
 # fmt: off
@@ -113,7 +113,7 @@ def _packed(
         check_integers(op, "seqused_k", seqused_k, f"[{batch}]", q)
     if cu_seqlens_k is not None or block_table is None or seqused_k is None:
         check_integers(op, "cu_seqlens_k", cu_seqlens_k, f"[{batch + 1}]", q)
-    shape = _ROWS if block_table is None else _POOL
+    shape = _ROWS if block_table is None else POOL
     check_operands(op, q, k=(k, shape), v=(v, shape))
     for dim, what in enumerate(("length",) if block_table is None else ("num_blocks", "block_size")):
         check_sizes(op, what, k=k.shape[dim], v=v.shape[dim])

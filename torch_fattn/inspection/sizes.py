@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..reference.kv_formats import INT4_GROUP
+from ..operators.kv_formats import KV_FORMATS
 
 PACKED = ("paged_prefill", "varlen_prefill")
 SIZES = (
@@ -53,8 +53,8 @@ def operands_of(
         keywords["max_seqlen_q"] = q_len
     columns = [head_dim, value_dim]
     if kv_format:
-        dtype = torch.int8 if kv_format == "int8" else torch.uint8
-        columns = [dim // 2 if kv_format == "int4" else dim for dim in columns]
+        dtype = KV_FORMATS[kv_format].dtype
+        columns = [KV_FORMATS[kv_format].columns(dim) for dim in columns]
     lengths = _tensor("sequence lengths", torch.int32, batch)
     starts = _tensor("starts of the sequences", torch.int32, batch + 1)
     if op.startswith("paged"):
@@ -77,7 +77,9 @@ def operands_of(
             operands += [starts, starts]
             keywords["max_seqlen_k"] = kv_len
     if kv_format:
-        keywords |= {"key_scales": _scales(kv_format, key), "value_scales": _scales(kv_format, value)}
+        for name, stored, dim in (("key_scales", key, head_dim), ("value_scales", value, value_dim)):
+            shape, of_scales = KV_FORMATS[kv_format].scales(stored.shape[:-1], dim)
+            keywords[name] = torch.empty(shape, dtype=of_scales, device="meta")
         keywords["kv_format"] = kv_format
     return operands + masks, keywords
 
@@ -89,10 +91,3 @@ def _tensor(name: str, dtype: torch.dtype, *shape: int) -> Tensor:
             "that torch can describe; give smaller sizes"
         )
     return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _scales(kv_format: str, cache: Tensor) -> Tensor:
-    if kv_format == "int4":
-        groups = (*cache.shape[:-1], cache.shape[-1] * 2 // INT4_GROUP, 2)
-        return torch.empty(groups, dtype=torch.float16, device="meta")
-    return torch.empty(cache.shape[:-1], device="meta")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..operators import OPERATORS
+from ..operators.kv_formats import KV_FORMATS
 from ..runtime.signatures import SIGNATURES, public, shown
 from .compiled import CompiledKernel, compiled_kernels
 from .plans import Explanation, check_op
@@ -27,7 +28,6 @@ _DTYPES = {"dtype": False, "mask": True}  # None is valid
 _NUMBERS = {"kv_heads": True, "q_len": True, "value_dim": True} | dict.fromkeys(
     ("batch", "heads", "kv_len", "head_dim", "block_size", "parts"), False
 )
-_FORMATS = ("int8", "fp8_e4m3", "int4")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _check_size(op: str, name: str, value: Any) -> None:
         if value < 1:
             raise ValueError(f"{given} is below 1, the least; pass a number from 1 on")
     elif name == "kv_format" and value is not None:
-        if value not in _FORMATS:
-            raise ValueError(f"{given} is not one of {', '.join(_FORMATS)}; leave it out for keys of dtype")
+        if value not in KV_FORMATS:
+            raise ValueError(f"{given} is not one of {', '.join(KV_FORMATS)}; leave it out for keys of dtype")
         if op in OPERATORS and op != "merge" and "kv_format" not in _option_names(op):
             raise ValueError(f"{given} is of a quantised cache, and {op} takes none; leave it out")

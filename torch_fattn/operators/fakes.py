@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from . import LOGITS_OPERATORS, OPERATORS
+from . import ATTENTION, LOGITS_OPERATORS, OPERATORS
+from .kv_formats import head_dim
 
-# The operators that also attend to a part of the keys, for merge.parts.
-PARTS = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -22,7 +21,7 @@ def register() -> None:
         torch.library.register_fake(f"fattn::{op}", _fake(op))
     for op in LOGITS_OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _logits_fake(op))
-    for op in PARTS:
+    for op in ATTENTION:
         torch.library.register_fake(f"fattn::{op}.part", _part_fake(op))
     torch.library.register_fake("fattn::merge.parts", _merged_parts)
     torch.library.register_fake("fattn::mask_map", _mask_map)
@@ -68,14 +67,14 @@ def _attention_result(
     key: Tensor,
     value: Tensor,
     *_: Any,
-    kv_format: str = "auto",
+    kv_format: str | None = None,
     token_major_out: bool = False,
     **__: Any,
 ) -> tuple[Tensor, Tensor]:
     """The value head dim: the last dimension of `[B, Hkv, Lk, Dv]` or a pool `[num_blocks, block_size, Hkv,
     Dv]`, twice that for int4, which has two elements per byte."""
     batch, heads, q_len, _head_dim = query.shape
-    value_dim = value.shape[-1] * (2 if kv_format == "int4" else 1)
+    value_dim = head_dim(value.shape[-1], kv_format)
     if token_major_out:
         out = query.new_empty(batch, q_len, heads, value_dim).transpose(1, 2)
     else:
@@ -84,11 +83,11 @@ def _attention_result(
 
 
 def _packed_result(
-    query: Tensor, key: Tensor, value: Tensor, *_: Any, kv_format: str = "auto", **__: Any
+    query: Tensor, key: Tensor, value: Tensor, *_: Any, kv_format: str | None = None, **__: Any
 ) -> tuple[Tensor, Tensor]:
     rows, heads, _head_dim = query.shape
     return (
-        query.new_empty(rows, heads, value.shape[-1] * (2 if kv_format == "int4" else 1)),
+        query.new_empty(rows, heads, head_dim(value.shape[-1], kv_format)),
         query.new_empty(heads, rows, dtype=torch.float32),
     )
 

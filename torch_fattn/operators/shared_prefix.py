@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..runtime.signatures import check_tensor, is_checked, public
 from .attention import paged_decode
+from .kv_formats import head_dim
 from .options import DecodeOptions, StorageOptions
 from .prefix_and_suffix import Keys, Rows, attend
 
@@ -335,7 +336,7 @@ def _check_numbers(name: str, what: str, numbers: Tensor, query: Tensor) -> None
 
 
 def _columns(stored: Tensor, kv_format: str | None) -> int:
-    return stored.shape[3] * (2 if kv_format == "int4" and stored.dtype == torch.uint8 else 1)
+    return head_dim(stored.shape[3], kv_format if stored.dtype == torch.uint8 else None)
 
 
 def _refuse_heads(query: Tensor, kv_heads: int, keys: Keys) -> None:

@@ -28,12 +28,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..operators.kv_formats import INT4_GROUP, KV_FORMATS, check_format, head_dim
 from ..runtime.signatures import public
 
-__all__ = ["INT4_GROUP", "dequantise", "quantise"]
+__all__ = ["dequantise", "quantise"]
 
-INT4_GROUP = 32
-FORMATS = ("int8", "fp8_e4m3", "int4")
 _INT8_MAX = 127.0
 _FP8_MAX = 448.0
 _INT4_MAX = 15.0
@@ -45,7 +44,7 @@ _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor, Tensor | None]:
     """The stored form of the rows `[..., D]` in that format, and their scales. `scales=False` is for
     fp8_e4m3."""
-    _check_format("quantise", kv_format, FORMATS)
+    check_format("torch_fattn.reference.quantise", kv_format)
     if not x.is_floating_point() or x.dim() == 0:
         raise TypeError(
             f"torch_fattn.reference.quantise: x is {x.dtype} of {x.dim()} dimensions; pass rows [..., D] of "
@@ -77,7 +76,7 @@ def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor,
 def dequantise(stored: Tensor, scales: Tensor | None = None, kv_format: str = "auto") -> Tensor:
     """The numbers of a cache `[..., columns]`, in float64 on the CPU: `[..., D]`. A cache of a floating dtype
     holds its numbers directly."""
-    _check_format("dequantise", kv_format, ("auto", *FORMATS))
+    check_format("torch_fattn.reference.dequantise", kv_format, "auto")
     _check_stored(stored, scales, kv_format)
     stored = stored.detach().cpu()
     scales = None if scales is None else scales.detach().cpu().double()
@@ -90,14 +89,6 @@ def dequantise(stored: Tensor, scales: Tensor | None = None, kv_format: str = "a
     return stored.double() if scales is None else stored.double() * scales[..., None]
 
 
-def _check_format(function: str, kv_format: str, known: tuple[str, ...]) -> None:
-    if kv_format not in known:
-        raise ValueError(
-            f"torch_fattn.reference.{function}: kv_format {kv_format!r} is not known; use one of "
-            f"{', '.join(known)}"
-        )
-
-
 def _check_stored(stored: Tensor, scales: Tensor | None, kv_format: str) -> None:
     name = "torch_fattn.reference.dequantise"
     if kv_format in ("fp8_e4m3", "int4") and stored.dtype != torch.uint8:
@@ -107,8 +98,9 @@ def _check_stored(stored: Tensor, scales: Tensor | None, kv_format: str) -> None
             raise ValueError(f"{name}: an int4 cache needs scales; pass scales")
         return
     shape = list(stored.shape[:-1])
-    if kv_format == "int4":
-        shape += [stored.shape[-1] * 2 // INT4_GROUP, 2]
+    if kv_format in KV_FORMATS:
+        dim = head_dim(stored.shape[-1] if stored.dim() else 0, kv_format)
+        shape = list(KV_FORMATS[kv_format].scales(shape, dim)[0])
     if list(scales.shape) != shape:
         raise ValueError(
             f"{name}: scales has shape {list(scales.shape)} and must be {shape} for a cache of shape "

@@ -21,7 +21,7 @@ __all__ = ["defaults_of", "show", "with_defaults"]
 
 _Options = TypeVar("_Options", bound=Mapping[str, Any])
 _ARGS = re.compile(r"(?<=^Args:\n)(?: {4}.*\n| *\n(?= {4}))+", re.MULTILINE)
-_DEFAULTS: dict[str, dict[str, Any]] = {}  # by operator
+_DEFAULTS: dict[str, dict[str, Any]] = {}  # of each operator, filled on demand
 
 
 def defaults_of(op: str) -> dict[str, Any]:

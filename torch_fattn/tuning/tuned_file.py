@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from ..integrations.pytorch.routing import forget, is_version, version_number
+from ..operators import DTYPES
 from ..runtime.cache_folder import cache_folder, tuning_is_off
 
 FORMAT = 2
 MOST_BYTES = 1 << 20
 KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide")
-DTYPES = ("float32", "float16", "bfloat16")
 SIZES = {
     "prefill": ("row_fragments", "tile_keys", "simdgroups", "early_loads"),
     "prefill_wide": ("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_loads"),

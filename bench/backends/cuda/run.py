@@ -29,7 +29,7 @@ from .. import record
 from . import FOLDER
 
 REPEATS = 25
-# Sets of inputs are rotated so that this many bytes, several times the L2, pass between two uses of one set.
+# Rotates sets of inputs: between two uses of a set, this many bytes, several times the L2, are read.
 # MOST_SETS of the smallest calls are three times the L2 of an H200.
 ROTATION_BYTES = 512 << 20
 MOST_SETS = 160

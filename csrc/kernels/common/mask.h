@@ -1,20 +1,25 @@
-// How attn_mask is read.
+// How attn_mask, and other floats of any dtype, are read.
 #pragma once
 
 #include "constants.h"
 
 namespace fattn {
 
+// numbers[index] in a tensor of that FloatKind.
+inline float float_at(const device uchar* numbers, long index, uint kind) {
+  if (kind == kKindFloat16) {
+    return float(reinterpret_cast<const device half*>(numbers)[index]);
+  }
+  if (kind == kKindBFloat16) {
+    return float(reinterpret_cast<const device bfloat*>(numbers)[index]);
+  }
+  return reinterpret_cast<const device float*>(numbers)[index];
+}
+
 // What attn_mask[index] adds to a score; -inf hides the key.
 inline float mask_value(const device uchar* mask, long index) {
-  if (fc_mask == kMaskFloat32) {
-    return reinterpret_cast<const device float*>(mask)[index];
-  }
-  if (fc_mask == kMaskFloat16) {
-    return float(reinterpret_cast<const device half*>(mask)[index]);
-  }
-  if (fc_mask == kMaskBFloat16) {
-    return float(reinterpret_cast<const device bfloat*>(mask)[index]);
+  if (fc_additive_mask) {
+    return float_at(mask, index, fc_mask - kMaskFloat32);
   }
   return mask[index] != 0 ? 0.0f : -INFINITY;
 }

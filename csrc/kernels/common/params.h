@@ -62,7 +62,9 @@ enum Slot { FATTN_OPERANDS(FATTN_ENUMERATOR, FATTN_ENUMERATOR) kSlotCount };
   X(bool, packed_keys)     /* so do the keys of all sequences, cut by cu_seqlens_k */                       \
   X(bool, mask_map)        /* there is a map of the mask */                                                 \
   X(bool, token_major_out) /* decode, merge: out is [batch, row, head] in memory */                         \
-  X(bool, grouped)         /* a dense tile has rows of all query heads that share a key-value head */
+  X(bool, grouped)         /* a dense tile has rows of all query heads that share a key-value head */       \
+  X(uint, sinks_kind)      /* FloatKind of sinks */                                                         \
+  X(uint, slopes_kind)     /* FloatKind of alibi_slopes */
 
 #define FATTN_ENUMERATOR(type, name) kConst_##name,
 enum FunctionConstant { FATTN_FUNCTION_CONSTANTS(FATTN_ENUMERATOR) kConstCount };
@@ -74,6 +76,9 @@ enum FunctionConstant { FATTN_FUNCTION_CONSTANTS(FATTN_ENUMERATOR) kConstCount }
 // How a cache stores a row of keys or values: see plan/kv_format.h.
 enum KvFormat { kKvFloat = 0, kKvInt8 = 1, kKvFp8E4M3 = 2, kKvInt4 = 3 };
 
+enum FloatKind { kKindFloat32 = 0, kKindFloat16 = 1, kKindBFloat16 = 2 };
+
+// An additive mask: kMaskFloat32 and its FloatKind.
 enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
 
 // What a map of a mask says of a cell of kCellRows rows and kCellKeys keys: a byte.

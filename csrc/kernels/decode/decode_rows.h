@@ -115,9 +115,9 @@ inline void set_visible(thread Visibility& visible, constant DecodeParams& param
 
 // In sequence `batch`.
 inline float slope_of(PackedRow packed, int batch, constant DecodeParams& params,
-                      const device float* alibi_slopes) {
+                      const device uchar* alibi_slopes) {
   const long place = batch * params.alibi_slopes_batch_stride + packed.head * params.alibi_slopes_stride;
-  const float slope = packed.exists ? alibi_slopes[place] : 0.0f;
+  const float slope = packed.exists ? float_at(alibi_slopes, place, fc_slopes_kind) : 0.0f;
   return finite_score(slope, slope * params.slope_scale);
 }
 

@@ -94,10 +94,10 @@ struct DecodeState {
   }
 
   // By one lane of each row: what belongs to its head, which is the same for all chunks.
-  void put_head(PackedRow packed, constant DecodeParams& params, const device float* sinks,
+  void put_head(PackedRow packed, constant DecodeParams& params, const device uchar* sinks,
                 LanePosition at) const thread {
     if (fc_sinks && packed.exists) {
-      saved->rows[at.row].sink = sinks[packed.head * params.sinks_stride];
+      saved->rows[at.row].sink = float_at(sinks, packed.head * params.sinks_stride, fc_sinks_kind);
     }
   }
   float sink(LanePosition at) const thread { return saved->rows[at.row].sink; }

@@ -233,8 +233,8 @@ using namespace fattn;
     const device int* block_tables [[buffer(fattn::kSlotBlockTables), function_constant(fc_paged)]],
     device float* partial_out [[buffer(fattn::kSlotPartialOut), function_constant(fc_split)]],
     device float4* partial_sum [[buffer(fattn::kSlotPartialSum), function_constant(fc_split)]],
-    const device float* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
-    const device float* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
+    const device uchar* sinks [[buffer(fattn::kSlotSinks), function_constant(fc_sinks)]],
+    const device uchar* alibi_slopes [[buffer(fattn::kSlotAlibiSlopes), function_constant(fc_alibi)]],
     const device long* tree_mask [[buffer(fattn::kSlotTreeMask), function_constant(fc_tree)]],
     const device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
     const device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
@@ -299,7 +299,8 @@ using namespace fattn;
       for (int r = 0; r < kRowGroups; r++) {
         const PackedRow packed = packed_row(params, kv_head, first_row + r * 8 + at.row);
         if (packed.exists) {
-          attention.add_sink(r, sink_score(sinks[packed.head * params.sinks_stride]), at.pair == 0);
+          attention.add_sink(r, sink_score(float_at(sinks, packed.head * params.sinks_stride, fc_sinks_kind)),
+                             at.pair == 0);
         }
       }
     }
@@ -338,7 +339,8 @@ using namespace fattn;
       if (simdgroup_index == 0 && at.pair == 0) {
         RowSum sum = row_sum_of_weights(attention.row_max[r], attention.row_sum[r]);
         if (is_huge_sink(attention.row_max[r])) {
-          sum.logit = sinks[packed_row(params, kv_head, row).head * params.sinks_stride];
+          sum.logit =
+              float_at(sinks, packed_row(params, kv_head, row).head * params.sinks_stride, fc_sinks_kind);
         }
         results.put_sum(row, sum);
       }

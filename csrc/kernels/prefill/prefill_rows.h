@@ -164,14 +164,14 @@ struct TileRows {
   }
 
   // What becomes of the products of row fragment r of this lane.
-  void set_modifiers(int r, QueryRow at, constant PrefillParams& params, const device float* alibi_slopes,
+  void set_modifiers(int r, QueryRow at, constant PrefillParams& params, const device uchar* alibi_slopes,
                      thread ScoreModifiers& modifiers) const thread {
     set_uniform(modifiers, params);
     modifiers.position[r] = first_position + at.row;
     if (fc_alibi) {
       const long place =
           max(tile.batch, 0L) * params.alibi_slopes_batch_stride + at.head * params.alibi_slopes_stride;
-      const float slope = at.exists ? alibi_slopes[place] : 0.0f;
+      const float slope = at.exists ? float_at(alibi_slopes, place, fc_slopes_kind) : 0.0f;
       modifiers.slope[r] = finite_score(slope, slope * params.slope_scale);
     }
   }
@@ -238,10 +238,10 @@ inline void put_empty_part(thread const TileRows& rows, constant PrefillParams& 
 }
 
 // The learned logit of a row's head, and the same in score units.
-inline float natural_sink_of(QueryRow at, constant PrefillParams& params, const device float* sinks) {
-  return sinks[at.head * params.sinks_stride];
+inline float natural_sink_of(QueryRow at, constant PrefillParams& params, const device uchar* sinks) {
+  return float_at(sinks, at.head * params.sinks_stride, fc_sinks_kind);
 }
-inline float sink_of(QueryRow at, constant PrefillParams& params, const device float* sinks) {
+inline float sink_of(QueryRow at, constant PrefillParams& params, const device uchar* sinks) {
   return sink_score(natural_sink_of(at, params, sinks));
 }
 

@@ -44,7 +44,7 @@ def register() -> None:
 
 
 def _settle_autograd() -> None:
-    """Run one more backward pass, so that torch's backward thread releases the previous graph.
+    """Run another backward pass, which makes torch's backward thread release the previous graph.
 
     That thread may hold the last reference to a graph and its Python objects (the raised error, the context
     of the call). If it releases them while Python shuts down, the process aborts ("terminate called without

@@ -9,13 +9,13 @@ A header begins each program of conformance/TOPIC.metal:
       *y = 2;
     }
 
-The columns are name, verdict (and certainty), source and rule. A header that omits some of them takes them
-from the header above it. A blank line separates rules. `// error` marks the line that the compiler must name,
-with a part of the message where its text matters.
+The columns are name, verdict (and certainty), source and rule. A header inherits omitted columns from the
+header above it. A blank line separates rules. `// error` marks the line that the compiler must name, with a
+part of the message if its text matters.
 
-Lines that end with `// accepted` make a second program, the control: it has them instead of the lines marked
-`// error` and `// rejected`, and compiles. A control that differs more is an accepted program of the same
-name.
+Lines that end with `// accepted` replace the lines marked `// error` and `// rejected` in a second program,
+the control, which must compile. A control with larger differences is a separate accepted program with the
+same name.
 
 certain  the specification or a message of Apple's compiler in a public issue says so
 likely   the specification or such a message suggests it
@@ -51,7 +51,7 @@ _HEADER = re.compile(
     r"(?: \| (?P<source>[^|]+) \| (?P<rule>[^|]+\.))?"
 )
 _ERROR = re.compile(r"// error(?:: (?P<message>.+))?$")
-# The marks of lines that only one of two programs has.
+# The marks of lines in only one of the two programs.
 _MARKS = {"accepted": re.compile(r"// accepted$"), "rejected": re.compile(r"// rejected$|// error(: .+)?$")}
 
 
@@ -73,7 +73,7 @@ class Entry:
 
 
 def _programs(verdict: str, body: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """The program of an entry, and its control. Lines of the other leave an empty line."""
+    """Yields the program of an entry, and its control. A line of only one program is empty in the other."""
     verdicts = (verdict, "accepted") if any(map(_MARKS["accepted"].search, body)) else (verdict,)
     for one in verdicts:
         other = _MARKS["rejected" if one == "accepted" else "accepted"]

@@ -283,7 +283,7 @@ class If:
 class Loop:
     kind: str  # for, while, do
     counter: str
-    limit: Any  # masked to 0..7 by the text, so that every loop ends
+    limit: Any  # the text masks it to 0..7: every loop ends
     extra: Any  # a condition, or None
     body: Block
     pragma: str = ""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ...operators.head_padding import MAX_HEAD_DIM
+
 __all__ = ["REASONS", "Fallback", "Report", "report", "reset_report"]
 
 # A sentence for each reason that csrc/dropin/routing.cpp names.
@@ -23,7 +25,7 @@ REASONS = {
     "dtype": "query, key and value are not all float32, all float16 or all bfloat16",
     "mask_dtype": "the dtype of attn_mask is neither bool nor float32 nor that of the query",
     "mask_with_causal": "both attn_mask and is_causal are given",
-    "head_dim": "a head size is not from 1 to 576",
+    "head_dim": f"a head size is not from 1 to {MAX_HEAD_DIM}",
     "shapes": "the shapes do not broadcast to one attention of query heads that share key-value heads",
     "scale": "the scale is not finite in float32",
     "unknown_sizes": "a size is not known while the call is traced",

@@ -193,7 +193,7 @@ class Compiler:
 
     def build(self, mode: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place when complete, so that concurrent compiles of one program are safe.
+        # Renamed into place when complete, which makes concurrent compiles of one program safe.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as scratch:
             code, output = Path(scratch) / "module.o", Path(scratch) / "module.so"
             done = self._read_program(mode, ["-c", "-o", str(code)])

@@ -87,7 +87,8 @@ softmetal_lane* softmetal_current_lane(void) __attribute__((const, returns_nonnu
 // Waits for the lanes that reach the same operation; the last one runs `function` once (may be null). `line`
 // is for messages.
 void softmetal_rendezvous(softmetal_simd_function function, int line);
-// For an operation that needs all 32 lanes (simdgroup_matrix products): fewer are an error in every mode.
+// Like softmetal_rendezvous, for an operation that needs all 32 lanes (simdgroup_matrix products): fewer
+// lanes are an error in every mode.
 void softmetal_rendezvous_all(softmetal_simd_function function, int line);
 void softmetal_threadgroup_barrier(int mem_flags, int line);
 void softmetal_simdgroup_barrier(int mem_flags, int line);

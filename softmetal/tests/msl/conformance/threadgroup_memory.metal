@@ -39,7 +39,7 @@ kernel void k(device float* o [[buffer(0)]]) {
   threadgroup float a = 0, b = 2;  // error
   o[0] = a + b; }
 
-// --- initialised_by_zero | accepted (likely) | public sources; the memory is undefined all the same | A threadgroup variable can be initialised with zero.
+// --- initialised_by_zero | accepted (likely) | public sources; the memory is still undefined | A threadgroup variable can be initialised with zero.
 template <typename T>
 kernel void k(device T* o [[buffer(0)]], ushort i [[thread_index_in_threadgroup]]) {
   threadgroup float x = 0.0f;

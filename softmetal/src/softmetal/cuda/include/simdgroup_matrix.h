@@ -1,11 +1,12 @@
 // 8x8 simdgroup matrices on tensor cores. A lane of row r and pair p (simdgroup.h) holds elements (r, 2p) and
 // (r, 2p + 1). This is also the layout of A, C and D in the lower eight rows of mma.m16n8k8, if the order of
 // the summed dimension is 0 2 4 6 1 3 5 7. The upper eight rows are computed from arbitrary registers and
-// dropped. Only B has to be transposed between lanes. Two operands of one 16-bit type are multiplied in that
-// type, operands of two types in tf32, where both are exact; products are summed in float32. float32 operands
-// are split into two tf32 parts each (three instructions). If SOFTMETAL_WIDENED_FROM says that B was widened
-// from a 16-bit type, as in a 16-bit model, lanes exchange B in 16 bits, and A, which may be any float32, is
-// rounded to tf32.
+// dropped. Only B has to be transposed between lanes.
+//
+// Two operands of one 16-bit type are multiplied in that type, operands of two types in tf32, where both are
+// exact; products are summed in float32. float32 operands are split into two tf32 parts each (three
+// instructions). If SOFTMETAL_WIDENED_FROM says that B was widened from a 16-bit type, as in a 16-bit model,
+// lanes exchange B in 16 bits, and A, which may be any float32, is rounded to tf32.
 #pragma once
 
 #include "simdgroup.h"

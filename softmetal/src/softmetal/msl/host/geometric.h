@@ -4,7 +4,7 @@
 #include "math.h"
 
 namespace metal {
-// Overloads rather than templates, so that they win over a program's `template <class T> float dot(T, T)`.
+// Overloads instead of templates: they are preferred to a program's `template <class T> float dot(T, T)`.
 #define SOFTMETAL_DOT(T, N)                                    \
   SOFTMETAL_INLINE constexpr T dot(vec<T, N> a, vec<T, N> b) { \
     T sum = a[0] * b[0];                                       \

@@ -23,7 +23,7 @@ namespace metal {
   SOFTMETAL_INLINE constexpr T min3(T a, T b, T c) { return min(min(a, b), c); }                           \
   SOFTMETAL_INLINE constexpr T max3(T a, T b, T c) { return max(max(a, b), c); }                           \
   SOFTMETAL_INLINE constexpr T median3(T a, T b, T c) { return max(min(a, b), min(max(a, b), c)); }        \
-  /* The least integer has no positive counterpart, and stays. */                                          \
+  /* The least integer has no positive counterpart and is unchanged. */                                    \
   SOFTMETAL_INLINE constexpr T abs(T x) {                                                                  \
     return x < 0 ? T(make_unsigned_t<T>(0) - make_unsigned_t<T>(x)) : x;                                   \
   }                                                                                                        \
@@ -78,7 +78,7 @@ namespace metal {
     constexpr uint width = sizeof(T) * 8;                                                                  \
     if (bits == 0 || offset >= width) return T(0);                                                         \
     const uint count = bits > width - offset ? width - offset : bits;                                      \
-    /* To the top, and back down with the sign if T has one. */                                            \
+    /* Shift up, then back down with the sign if T is signed. */                                           \
     return T(T(make_unsigned_t<T>(make_unsigned_t<T>(x) << (width - count - offset))) >> (width - count)); \
   }                                                                                                        \
   SOFTMETAL_INLINE constexpr T insert_bits(T base, T insert, uint offset, uint bits) {                     \

@@ -1,5 +1,6 @@
-// The header of every translated program: MSL's types and standard library on the host. Namespace metal
-// contains only names that Apple's namespace has; namespace softmetal contains the rest.
+// The header of every translated program: MSL's types and standard library on the host.
+//
+// Namespace metal contains only names that Apple's namespace has; namespace softmetal contains the rest.
 #pragma once
 #pragma clang system_header
 #include "types.h"

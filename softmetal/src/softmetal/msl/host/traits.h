@@ -1,6 +1,8 @@
 // <metal_type_traits>, <metal_limits>, metal::array, and the traits of vectors and pointers that the other
-// headers use. is_empty, void_t and make_void are omitted on purpose: Apple does not have them, and programs
-// define them in namespace metal.
+// headers use.
+//
+// is_empty, void_t and make_void are omitted on purpose: Apple does not have them, and programs define them
+// in namespace metal.
 #pragma once
 #pragma clang system_header
 #include "types.h"

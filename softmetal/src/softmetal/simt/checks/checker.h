@@ -1,16 +1,23 @@
 // The checks of one dispatch whose module was compiled in checked mode. It is called before every access of a
-// kernel. Races. Two accesses of one byte, one of them a write, race unless they are ordered. Within a
-// threadgroup only barriers order accesses: threadgroup_barrier orders everything before it with everything
-// after it, simdgroup_barrier within its simdgroup, both only for the memory named by their mem_flags.
-// Nothing orders accesses of different threadgroups. An access is therefore dated by the barriers passed (its
-// epochs), and a shadow cell keeps the last write and representative reads. This finds a race for any
-// execution order of the threads. Two writes of the same value are not a race. Callbacks run before the store
-// and do not know its value, so a conflicting write is kept as *pending* with the current bytes of memory
-// (the other thread's value: fibers switch only inside the runtime, never between callback and store). At
-// that fiber's next event the store has happened and memory is compared: unchanged means the same value. A
-// conflict of a write with a read is always a race. Two atomic accesses never race; an atomic and a plain
-// access do. Any barrier orders a read before it with a write after it, even if its mem_flags do not name the
-// memory. Bounds. A kernel does not see the addresses of its buffers: each buffer has its own range of 2^48
+// kernel.
+//
+// Races. Two accesses of one byte, one of them a write, race unless they are ordered. Within a threadgroup
+// only barriers order accesses: threadgroup_barrier orders everything before it with everything after it,
+// simdgroup_barrier within its simdgroup, both only for the memory named by their mem_flags. Nothing orders
+// accesses of different threadgroups. An access is therefore dated by the barriers passed (its epochs), and a
+// shadow cell keeps the last write and representative reads. This finds a race for any execution order of the
+// threads.
+//
+// Two writes of the same value are not a race. Callbacks run before the store and do not know its value, so a
+// conflicting write is kept as *pending* with the current bytes of memory (the other thread's value: fibers
+// switch only inside the runtime, never between callback and store). At that fiber's next event the store has
+// happened and memory is compared: unchanged means the same value. A conflict of a write with a read is
+// always a race.
+//
+// Two atomic accesses never race; an atomic and a plain access do. Any barrier orders a read before it with a
+// write after it, even if its mem_flags do not name the memory.
+//
+// Bounds. A kernel does not see the addresses of its buffers: each buffer has its own range of 2^48
 // addresses, which exist on no machine, with the buffer in the middle. Each access is translated, so a stray
 // access is attributed to its buffer at any distance. Slots bound to one buffer share its range in all
 // address spaces, because kernels compare pointers, and one slot may read what another writes.

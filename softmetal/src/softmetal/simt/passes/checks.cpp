@@ -1,6 +1,7 @@
-// Instruments kernels for the checks, in functions that clang marks as sanitised (the checked mode). Early,
-// in the code as clang emits it, the pass marks the lifetime of each private array, spoils other variables,
-// checks every index into an array or vector against its length, and splits off accesses of vector
+// Instruments kernels for the checks, in functions that clang marks as sanitised (the checked mode).
+//
+// Early, in the code as clang emits it, the pass marks the lifetime of each private array, spoils other
+// variables, checks every index into an array or vector against its length, and splits off accesses of vector
 // components. Late, in optimised code, every memory access uses the address that softmetal_access returns.
 // Kernels compute with artificial buffer addresses (simt/checks/checker.h), so a stray access is attributed
 // to its pointer's buffer at any distance.

@@ -1,10 +1,11 @@
 // Determines the lanes that take part in a simdgroup operation: the lanes that reach the same dynamic
 // instance of it, by the same chain of calls, in the same iteration of every loop around each call (maximal
-// reconvergence). Before every call that can reach an operation, the pass stores the lane's position: the
-// call site and the iterations of the enclosing loops in a softmetal_call on the lane's stack, and a hash of
-// the whole path in the lane (simt/abi.h). The runtime compares hashes to find lanes in the same operation,
-// and paths to find the lane that comes first in the program. The path is data, so later optimisations do not
-// affect it.
+// reconvergence).
+//
+// Before every call that can reach an operation, the pass stores the lane's position: the call site and the
+// iterations of the enclosing loops in a softmetal_call on the lane's stack, and a hash of the whole path in
+// the lane (simt/abi.h). The runtime compares hashes to find lanes in the same operation, and paths to find
+// the lane that comes first in the program. The path is data, so later optimisations do not affect it.
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/MapVector.h>
 #include <llvm/ADT/SetVector.h>

@@ -1,0 +1,45 @@
+"""The formats of quantised caches: how a row of a key or value is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class KvFormat:
+    dtype: torch.dtype
+    packed: int = 1  # elements of a row that one number of the dtype holds
+    group: int = 0  # columns that share a float16 scale and minimum; 0: a row has one float32 scale
+
+    def columns(self, dim: int) -> int:
+        """The stored numbers of a row of `dim` elements."""
+        return dim // self.packed
+
+    def scales(self, rows: Sequence[int], dim: int) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of the scales of rows of `dim` elements."""
+        if self.group:
+            return (*rows, dim // self.group, 2), torch.float16
+        return tuple(rows), torch.float32
+
+
+KV_FORMATS = {
+    "int8": KvFormat(torch.int8),
+    "fp8_e4m3": KvFormat(torch.uint8),
+    "int4": KvFormat(torch.uint8, packed=2, group=32),
+}
+INT4_GROUP = KV_FORMATS["int4"].group
+
+
+def check_format(name: str, kv_format: str, *others: str) -> None:
+    """Raises unless it is one of these formats or of the others."""
+    known = (*others, *KV_FORMATS)
+    if kv_format not in known:
+        raise ValueError(f"{name}: kv_format {kv_format!r} is not known; use one of {', '.join(known)}")
+
+
+def head_dim(columns: int, kv_format: str | None) -> int:
+    """The elements of a row of so many columns, in a format or in none."""
+    return columns * (KV_FORMATS[kv_format].packed if kv_format in KV_FORMATS else 1)
