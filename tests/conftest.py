@@ -1,7 +1,7 @@
 """Fixtures of all tests: the device, launch counts, and the emulator's checks if there is an emulator.
 
-The same files run on a Mac and on Linux. `softmetal` is imported only to look closer; without it `checked`
-does nothing and the tests that need it are skipped.
+The same files run on a Mac and on Linux. Only the additional checks import `softmetal`; without it `checked`
+does nothing, and the tests that need it are skipped.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def why_no_gpu() -> str | None:
     query = torch.empty(1, 1, 1, 8, device="mps")
     try:
         torch_fattn.explain("decode", query, query, query)
-    except NotImplementedError as refusal:  # too old a GPU, or one that a virtual machine makes up
+    except NotImplementedError as refusal:  # an old GPU, or the invented one of a virtual machine
         return str(refusal)
     return None
 

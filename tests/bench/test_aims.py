@@ -84,7 +84,7 @@ def test_each_aim_can_be_missed(aim: str, which: dict[str, Any]) -> None:
     assert any(aim in sentence for sentence in missed(slow))
 
 
-def test_what_was_refused_misses_its_aim() -> None:
+def test_a_refused_call_misses_its_aim() -> None:
     found = record()
     for one in found["rows"]:
         if one["head_dim"] == 256:

@@ -60,7 +60,7 @@ def test_no_figure_is_passed_by_a_measurement() -> None:
     ("chip", "too_low"),
     [
         ("M4", {"alu_gigahertz": 0.8 * 1.398}),  # 80 % of the M3's ALUs
-        ("M3 Ultra", {"alu_gigahertz": 0.85}),  # 17.4 TFLOP/s, what a program's matrix products reached
+        ("M3 Ultra", {"alu_gigahertz": 0.85}),  # 17.4 TFLOP/s, reached by the matrix products of a program
         ("M5 Pro", {"ram_gb_s": 269}),  # as a copy measured it
         ("M1 Max", {"gigahertz": 1.2}),
     ],

@@ -130,7 +130,7 @@ def test_random_problems_need_a_folder(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize(("module", "runs"), [("bench.report.run", True), ("torch_fattn", False)])
 def test_an_nvidia_machine_needs_no_torch_fattn(module: str, runs: bool) -> None:
-    """bench/_cuda is what travels there. The control imports what is missing."""
+    """bench/_cuda has all that the GPU machine needs. The control imports a module that is missing there."""
     code = f"import sys; sys.modules['torch_fattn'] = None; import {module}"
     root = Path(__file__).resolve().parents[2]
     assert (
@@ -152,7 +152,7 @@ def test_readme_without_its_markers(
 
 @needs_emulator
 def test_a_whole_prefill_is_counted_exactly() -> None:
-    """Longer than what is counted, ragged, with heads and sequences: the same as counting all of it."""
+    """Counts extrapolated from a shorter, ragged call with heads and sequences equal the full count."""
     for length, causal, copies in ((640, True, 2), (700, False, 1), (530, True, 1)):
         call = Call("prefill", copies, 1, 64, length, length, batch=copies, causal=causal)
         direct = counting.count_ours(call)
@@ -211,7 +211,7 @@ def test_lengths_at_which_other_kernels_run_are_passed_over() -> None:
 
 
 def overlap(figure: Any, stem: Path) -> bool:
-    """Whether the legend covers the title in what is saved."""
+    """Whether the legend covers the title in the saved picture."""
     figure.savefig(stem.with_suffix(".png"), dpi=150, bbox_inches="tight")
     title = figure._suptitle.get_window_extent()
     return any(title.overlaps(legend.get_window_extent()) for legend in figure.legends)

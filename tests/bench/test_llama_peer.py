@@ -250,7 +250,7 @@ def test_tiles_over_a_quantised_cache_are_refused() -> None:
         launched(Call("decode", 2, 1, 128, 20, 64, kv_format="int8"))
 
 
-def test_kernel_arguments_lie_where_the_header_says() -> None:
+def test_kernel_arguments_have_the_offsets_of_the_header() -> None:
     fields = llama_prefill.Operands(Case("prefill", 3, 4, 2, 64, 40, 100, causal=True), 64).fields()
     blocks = (40, 100, 40, 1, 3, 200, 8000, 8000)
     assert llama_source.kargs("flash_attn_ext_blk", fields) == struct.pack("5i4x3Q", *blocks)

@@ -102,7 +102,7 @@ def error_of_every_plan(peer: ModuleType, case: Case) -> float:
     return max(found)
 
 
-# In one pass (70 keys; as well 1,100 of MLX on small chips) and in two.
+# In one pass (70 keys; for MLX on small chips 1,100, too) and in two.
 @needs_emulator
 @pytest.mark.parametrize("keys", [70, 1100])
 @pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
@@ -155,7 +155,7 @@ SQUARE = Case("prefill", 1, 2, 2, 256, 2048, 2048, causal=True)
     ],
     ids=str,
 )
-def test_what_mlx_has_a_fused_kernel_for(change: dict[str, Any], is_taken: bool) -> None:
+def test_calls_with_a_fused_kernel_of_mlx(change: dict[str, Any], is_taken: bool) -> None:
     """The choice of libmlx 0.32.4 on GPUs without matrix units."""
     needs(mlx_metal)
     assert (mlx_metal.launch(replace(SQUARE, **change)) is not None) == is_taken
@@ -184,7 +184,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("call", ROWS, ids=str)
-def test_peers_on_a_mac_are_asked_for_the_same(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_on_a_mac_run_the_same_calls(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     operands = Call.operands
     monkeypatch.setattr(Call, "operands", lambda self, device, seed=0: operands(self, "cpu", seed))
     _, _, results = metal._torch(call, 1, metal.TORCH)
@@ -269,7 +269,7 @@ def test_calls_that_a_peer_refuses(peer: ModuleType) -> None:
                 registry.launch(peer, case)
 
 
-def test_the_build_names_who_does_not_take_a_case() -> None:
+def test_the_build_names_peers_that_refuse_a_case() -> None:
     found, refused = build.launches(FEATURES["a paged cache"], cores=132)
     assert [launch.impl for launch in found] == ["fattn"]
     assert refused.keys() == {fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS)}

@@ -134,7 +134,7 @@ def test_prefill_of_a_paged_cache(kv_format: str, device: str, checked: Checked)
 
 @pytest.mark.parametrize("kv_format", FORMATS[1:])
 @pytest.mark.parametrize("make", [static, paged])
-def test_what_a_quantised_cache_stores(make: Any, kv_format: str) -> None:
+def test_contents_of_a_quantised_cache(make: Any, kv_format: str) -> None:
     """Also after a copy on write, which copies the scales too."""
     cache, dense = make("mps", kv_format=kv_format), Dense(kv_format)
     sequences = [cache.allocate()] if isinstance(cache, PagedKVCache) else [0, 1, 2]
@@ -161,7 +161,7 @@ def test_what_a_quantised_cache_stores(make: Any, kv_format: str) -> None:
                 assert torch.equal(mine[: len(exact)], exact)
 
 
-def test_a_forked_sequence_goes_its_own_way() -> None:
+def test_a_forked_sequence_is_independent() -> None:
     """Ten tokens of three are shared, twelve blocks would not do for copies; both ends are theirs alone."""
     cache, dense = paged(), Dense()
     first = cache.allocate()
@@ -263,7 +263,7 @@ def test_too_many_sequences() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
-    """The tables grow with the sequences; what they hold stays."""
+    """The tables grow with the sequences and keep their contents."""
     cache, dense = paged(device, max_sequences=10**9), Dense()
     assert cache._tables.nbytes + cache._seq_lens.nbytes < 2**20
     first = cache.allocate()
@@ -291,7 +291,7 @@ def test_a_full_static_cache() -> None:
     assert cache.extend((0, 17, 20)).seq_lens.tolist() == [20, 20, 20]
 
 
-def test_a_step_outlives_what_happens_to_others() -> None:
+def test_a_step_survives_changes_of_other_sequences() -> None:
     cache, dense = paged(), Dense()
     one, two = cache.allocate(), cache.allocate()
     step = cache.extend([one], 6)

@@ -51,7 +51,7 @@ class Model:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_use(seed: int) -> None:
-    """Every key in the cache is its token's number: what a sequence holds can be read off the pool."""
+    """Every key in the cache is its token's number, so the pool shows which tokens a sequence holds."""
     rng = random.Random(seed)
     block_size = rng.choice((1, 3, 4, 16))
     num_blocks = rng.choice((5, 12, 40))

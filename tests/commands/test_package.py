@@ -159,7 +159,7 @@ def test_doctor_notices_that_a_kernel_was_given_up(
 
 
 @pytest.mark.parametrize(("version", "silent"), [("2.13.0", True), ("2.14.1+cpu", True), ("2.15.0", False)])
-def test_doctor_says_which_torch_hides_faults(
+def test_doctor_names_a_torch_that_hides_faults(
     version: str, silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)

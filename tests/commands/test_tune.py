@@ -1,5 +1,5 @@
-"""`python -m torch_fattn tune`: what it chooses from given times, and the command around it. What times mean
-is for a GPU to say; here they are made up, but for one short run of the real way."""
+"""`python -m torch_fattn tune`: its choices from given times, and the command itself. The times are invented,
+except in one short run."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_gain_within_the_noise_is_none() -> None:
 
 
 @pytest.mark.host_only
-def test_what_gains_at_one_length_only() -> None:
-    """With the same order of sums each length has its own sizes; otherwise neither length may lose."""
+def test_a_gain_at_one_length_only() -> None:
+    """If the order of sums is the same, each length has its own sizes; otherwise no length may get slower."""
     assert chosen({SAME_ORDER: (0.8, 1.5)}) == [(SAME_ORDER, 512, 1.25), (BASE, None, 1.0)]
     assert chosen({SAME_ORDER: (1.5, 0.8)}) == [(BASE, 512, 1.0), (SAME_ORDER, None, 1.25)]
     assert chosen({OTHER_ORDER: (0.5, 1.1)}) == []
@@ -77,7 +77,7 @@ def test_decode_has_one_row_for_all_lengths() -> None:
 
 
 @pytest.mark.host_only
-def test_what_is_timed_once_more() -> None:
+def test_candidates_timed_once_more() -> None:
     rows = [PREFILL.row(SAME_ORDER, 512), PREFILL.row(BASE)]
     base = {0: 1.0, 1: 1.0}
     assert [row.gain for row in confirmed(rows, base, {0: 0.8, 1: 1.0}, 0.01)] == [1.25, 1.0]
@@ -88,8 +88,8 @@ def test_what_is_timed_once_more() -> None:
 
 
 @pytest.mark.host_only
-def test_who_is_faster_by_more_than_the_noise() -> None:
-    """Only what the built-in table has not is kept."""
+def test_faster_by_more_than_the_noise() -> None:
+    """A row that equals the built-in table is not kept."""
 
     def kept(
         ours: float, torchs: float, built_in: str = "fattn", noise: float = 0.0
@@ -150,7 +150,7 @@ def half_with_eight(_: Subject, sizes: Sizes) -> float:
 ONE = "--anyway --dtype float16 --head-dim 64"
 
 
-def test_it_writes_what_the_planner_then_reads(
+def test_the_planner_reads_its_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made_up(monkeypatch, half_with_eight)
@@ -203,7 +203,7 @@ def test_torchs_attention_is_among_the_candidates(
     assert status_of(command_line.main, "tune --reset") == 0 and to() == "fattn"
 
 
-def test_what_is_not_timed_now_is_kept(
+def test_earlier_rows_are_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made_up(monkeypatch, half_with_eight)
@@ -230,7 +230,7 @@ def test_a_dry_run_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_sizes_with_wrong_results_are_not_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """test_it_writes_what_the_planner_then_reads is the control."""
+    """test_the_planner_reads_its_file is the control."""
     made_up(monkeypatch, half_with_eight)
     exact = timing.reference.prefill
     monkeypatch.setattr(timing.reference, "prefill", lambda *a, **k: tuple(1.01 * x for x in exact(*a, **k)))
@@ -242,7 +242,7 @@ def test_sizes_with_wrong_results_are_not_written(
 def test_it_stops_when_the_time_is_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The clock passes an hour with the first look at it."""
+    """The clock advances by an hour when it is first read."""
     clock = iter([0.0, *([3600.0] * 1000)])
     monkeypatch.setattr(tune.time, "monotonic", lambda: next(clock))
     assert status_of(command_line.main, f"tune {ONE}") == 0
@@ -257,8 +257,8 @@ def test_it_stops_when_the_time_is_over(
 def test_the_real_way(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Times mean nothing here: what is written, if anything, must be legal. A candidate that the GPU refuses
-    is dropped, as one with too many threads for its registers is."""
+    """The times of an emulator mean nothing, but every row written must be legal. A candidate that the GPU
+    refuses is dropped, for example because its threads need too many registers."""
     two = [sizes for sizes in candidates(PREFILL) if dict(sizes)["early_loads"] == 0][:2]
     monkeypatch.setattr(timing, "candidates", lambda _: two)
     refused = dict(two[1])

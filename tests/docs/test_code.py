@@ -54,7 +54,7 @@ def test_a_page_runs(page: Path, tmp_path: Path) -> None:
         ("```text\nimport torch_fatn\n```\n", None),
     ],
 )
-def test_what_fails_is_noticed(text: str, problem: str | None, tmp_path: Path) -> None:
+def test_a_failure_is_noticed(text: str, problem: str | None, tmp_path: Path) -> None:
     from tests.helpers.run_page import run as run_here
 
     found = run_here("page.md", text)

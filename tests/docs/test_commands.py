@@ -1,5 +1,5 @@
-"""Every command of the documents is in one table, which says how it is known to work; those that run as they
-stand are run, and print what the document says."""
+"""Every command of the documents is in one table, which names its test. Commands that can run unchanged are
+run, and their output is compared with the document."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_paged(device: str) -> None:
 
 
 def test_paged_in_a_full_pool() -> None:
-    """20 sequences share 5 blocks, and have a sixth of their own: their seventh does not fit."""
+    """20 sequences share 5 blocks and have one more each: the pool has no room for a seventh."""
     message = run("paged.py", "--device", "cpu", "--continuations", "20", "--tokens", "9")
     assert re.search(
         r"stopped +PagedKVCache.extend: 20 blocks of 8 tokens are needed and 15 of 40 are free", message

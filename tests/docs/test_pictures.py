@@ -1,4 +1,4 @@
-"""The pictures of the documents show what the kernels do, and what their captions say."""
+"""The pictures of the documents agree with the kernels and with their captions."""
 
 from __future__ import annotations
 

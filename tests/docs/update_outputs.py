@@ -1,5 +1,5 @@
-"""python -m tests.docs.update_outputs: writes what the commands of the documents print now into their blocks
-of output. Read the differences before you commit them; a `...` goes where a whole output is written anew."""
+"""python -m tests.docs.update_outputs: runs the commands of the documents and updates the blocks of their
+output. Read the differences before you commit them; an output that changed loses its `...`."""
 
 from __future__ import annotations
 

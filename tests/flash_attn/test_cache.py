@@ -279,7 +279,7 @@ def test_a_cache_without_room(device: str) -> None:
 
 @pytest.mark.host_only
 def test_a_cache_without_heads() -> None:
-    """Its strides say nothing."""
+    """Its strides are meaningless."""
     q, cache = torch.randn(2, 2, 0, 16), torch.zeros(1, 8, 0, 16).expand(2, -1, -1, -1)
     lens = torch.zeros(2, dtype=torch.int32)
     out, lse = fa.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=lens, return_softmax_lse=True)

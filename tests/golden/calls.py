@@ -126,7 +126,7 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         **CHUNK_AND_TOKEN),
     "paged_prefill_int4": _call("paged_prefill", f16, (2, 32, 8, 900, 4096, 128, 128), kv_format="int4",
         **CHUNK_AND_TOKEN),
-    # Few rows over many keys, cut into parts and merged: of all heads that share keys, of few heads, and of a
+    # Few rows over many keys, cut into parts and merged: all heads that share keys, a few heads, and a
     # cache beyond the most keys of a threadgroup.
     "prefill_chunk": _call("prefill", f16, (2, 32, 8, 12, 8192, 128, 128), M2_MAX, sinks=True, **CAUSAL),
     "prefill_few_heads": _call("prefill", bf16, (1, 4, 4, 512, 32768, 128, 128), M2_MAX, **CAUSAL),
@@ -172,7 +172,7 @@ OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def golden_plan(name: str) -> tuple[str, dict[str, Any]]:
-    """The operator of a golden plan, and the plan as it is now."""
+    """The operator of a golden plan, and its current plan."""
     if name in GOLDEN_CALLS:
         problem, device = GOLDEN_CALLS[name]
         return problem.op, plan_of(problem, **device)

@@ -210,7 +210,7 @@ def lay_out_rows(rows: Tensor, layout: str) -> Operand:
 
 
 def assert_written(case: WriteCase, memory: dict[str, Tensor]) -> None:
-    """Bit by bit what the definition writes, and nothing else; a NaN is a NaN."""
+    """Exactly the bits of the definition, and no other writes. All NaNs are equal."""
     arguments, bases = case.arguments("cpu")
     reference.cache_write(**arguments)
     for name, expected in bases.items():

@@ -57,7 +57,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     )
     broadcasts = deck(tuple(tuple(bool(bits >> d & 1) for d in range(4)) for bits in range(16)))
     block_sizes = deck(BLOCK_SIZES)
-    # Each from its own generator: another option leaves the rest of the problems as they are.
+    # Each has its own generator, so that a new option does not change the other fields.
     options = {name: deck(each.values, random.Random(f"{name} {seed}")) for name, each in OPTIONS.items()}
     wide = deck((*WIDE_HEAD_DIMS, *(None,) * len(WIDE_HEAD_DIMS)))
     forms = random.Random(f"masks {seed}")

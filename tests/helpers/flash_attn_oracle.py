@@ -15,7 +15,7 @@ WINDOWS = ((-1, -1), (-1, -1), (4, 0), (3, 5), (-1, 2), (7, -1), (0, 3))
 
 @dataclass(frozen=True)
 class Options:
-    """The options of all functions."""
+    """Options that all functions have."""
 
     causal: bool = False
     window: tuple[int, int] = (-1, -1)

@@ -1,4 +1,4 @@
-"""Tensors in a storage with strides, an offset, and a filling of their own."""
+"""Tensors with given strides, offset and fill value of the storage around them."""
 
 from __future__ import annotations
 

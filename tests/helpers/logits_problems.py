@@ -1,5 +1,5 @@
 """Random problems of softmax and softcap: shapes, layouts with NaN in their gaps, values that must not
-spread, and what a result may be off by."""
+spread, and the largest error allowed."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def build(problem: LogitsProblem, seed: int = 0) -> LogitsCase:
     generator = torch.Generator().manual_seed(seed * 1000 + problem.index)
     values = torch.randn(problem.shape, generator=generator) * 4
     if values.dim():
-        rows = values.view(-1, values.shape[-1])  # of all kinds, if there are so many
+        rows = values.view(-1, values.shape[-1])  # of every kind, if there are enough
         rows[0] -= 300  # whose weights underflow unless they are taken by their largest
         for row, entry in enumerate((-torch.inf, None, torch.nan, torch.inf)):
             if entry is not None and row < len(rows):

@@ -1,4 +1,4 @@
-"""Programs that are compiled with csrc/plan alone: neither torch nor Metal."""
+"""Programs compiled with csrc/plan alone, without torch and Metal."""
 
 from __future__ import annotations
 

@@ -263,8 +263,8 @@ def _mask(problem: Problem, generator: torch.Generator) -> Tensor | None:
 
 
 def patches(size: Sequence[int], generator: torch.Generator) -> Tensor:
-    """0, 1 or 2 for each entry: rows and keys are cut, mostly where no tile begins, and what lies between two
-    cuts of each is alike: hidden, neither, or whole."""
+    """0, 1 or 2 for each entry. Rows and keys are cut, mostly inside tiles, and all entries of a patch
+    between cuts are alike: hidden, mixed, or whole."""
 
     def numbers(length: int) -> Tensor:
         """Lengths of the pieces of rows or keys, about 40 each."""

@@ -1,4 +1,4 @@
-"""Every public function, and for each a call that works: what the fuzz of wrong calls changes."""
+"""Every public function, and a valid call of each, from which the tests make wrong calls."""
 
 from __future__ import annotations
 

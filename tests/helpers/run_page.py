@@ -1,5 +1,5 @@
-"""python -m tests.helpers.run_page PAGE: the python blocks of a page, in order, in one namespace; what a
-block prints is compared with the block of output behind it.
+"""python -m tests.helpers.run_page PAGE: the python blocks of a page, in order, in one namespace. The
+output of a block is compared with the block of output that follows it.
 
 Each page needs its own process, because registering or installing something is permanent.
 """

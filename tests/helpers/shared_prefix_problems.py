@@ -1,5 +1,5 @@
 """Problems of tests/helpers/problems.py in which all sequences begin with the same keys, and the operands of
-`shared_prefix_decode` and `shared_prefix_paged_decode` for them: NaN, or the like, wherever no row looks."""
+`shared_prefix_decode` and `shared_prefix_paged_decode` for them, with NaN wherever no row looks."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install() -> Iterator[Install]:
-    """Rows for the GPU at hand, until the test is over."""
+    """Installs rows for this GPU until the test ends."""
 
     def use(*rows: TunedRow) -> None:
         tuned_file.install(this_chip(), list(rows), PROVENANCE)

@@ -72,7 +72,7 @@ def test_calls(mask: str | None, gqa: bool, shapes: str) -> None:
     assert out.shape == exact.shape and torch.allclose(out.cpu().double(), exact, atol=1e-6)
 
 
-def test_what_has_no_kernel_is_comfyuis() -> None:
+def test_calls_without_a_kernel_are_comfyuis() -> None:
     asked = []
 
     def own(*args: Any, **kwargs: Any) -> str:
@@ -123,7 +123,7 @@ def test_an_option_of_another_type(option: str, wrong: Any) -> None:
             attention_override(never, q, q, q, 4, wrong)
 
 
-def test_what_is_no_model() -> None:
+def test_apply_refuses_other_objects() -> None:
     no_options, no_dict = Patcher(), Patcher()
     no_options.model_options = None  # type: ignore[assignment]
     no_dict.model_options = {"transformer_options": 3}
@@ -151,7 +151,7 @@ def test_compiled_in_one_graph() -> None:
     assert torch.allclose(out.cpu().double(), theirs(q, q, q, 4), atol=1e-6)
 
 
-def test_apply_clones_and_asks_an_override_first() -> None:
+def test_apply_clones_and_calls_an_override_first() -> None:
     model = Patcher(other=1)
     ours = apply(apply(model))
     assert model.model_options == {"transformer_options": {"other": 1}}

@@ -16,7 +16,7 @@ import torch_fattn
 from tests.conftest import EMULATED, needs_emulator
 from torch_fattn.tuning import tuned_file
 
-# Calls with two pipelines, right against the reference, and what was compiled for them.
+# Calls with two pipelines, checked against the reference; prints how many pipelines were compiled.
 SCRIPT = """
 import json, torch, torch_fattn
 torch.manual_seed(0)
@@ -111,7 +111,7 @@ def test_a_broken_file_is_made_again(damage: str, folder: Path) -> None:
     assert len(archives(folder)) == 2 and first.read_bytes() == whole
 
 
-def test_what_cannot_be_removed_is_passed_by(folder: Path) -> None:
+def test_undeletable_files_are_skipped(folder: Path) -> None:
     """Folders instead of archives, some of which sort before the archive."""
     for archive in archives(folder):
         for number in range(16):

@@ -102,7 +102,7 @@ def test_decode_reads_the_cache_once(op: str, group: int) -> None:
 )
 @pytest.mark.parametrize("block_size", [0, 16], ids=["dense", "paged"])
 def test_a_threadgroup_reads_the_keys_of_all_rows_once(call: Call, block_size: int) -> None:
-    """Up to 32 packed rows. Simdgroups with rows of their own may load a byte again; those that share out the
+    """Up to 32 packed rows. Simdgroups with different rows may load a byte again; simdgroups that divide the
     columns do not."""
     op = "paged_decode" if block_size else "decode"
     counts = counting.count_ours(replace(call, op=op, block_size=block_size))
@@ -217,7 +217,7 @@ def test_long_prefills(call: Call, most: float) -> None:
 
 @pytest.mark.parametrize("q_heads", [1, 4])
 def test_packed_sequences_of_very_different_lengths(q_heads: int) -> None:
-    """1 to 100: neither is padded to the other."""
+    """1 to 100: the short sequences are not padded."""
     import softmetal
 
     lengths = (8, 800, 8, 8, 800)
@@ -239,8 +239,8 @@ def test_packed_sequences_of_very_different_lengths(q_heads: int) -> None:
 
 @pytest.mark.parametrize("name", ["prefill-chunk", "prefill-chunk-wide"])
 def test_a_chunk_reads_the_keys_of_its_heads_once(name: str) -> None:
-    """The few rows of all heads that share keys are in as few tiles as hold them, whose parts read their own
-    keys only; what they hand to the merge is little beside that."""
+    """The rows of all heads that share keys are packed into as few tiles as possible. Each part reads only
+    its own keys, and the partial results are small compared with these."""
     counts = counts_of(name)
     assert [dispatch.kernel.removeprefix("fattn_") for dispatch in counts.dispatches][1:] == ["merge"]
     tiles = 2 if counts.call.head_dim <= 128 else 3  # of 32 rows, and of 16

@@ -135,7 +135,7 @@ MUTANTS = [
     wide("scales_overtake_the_step_before", WIDE_INT8, "    scales.put_key(thread_index, key_scale);",
         "    scales.put_key(thread_index, key_scale);\n    scales.put_value(thread_index, value_scale);",
         "race"),
-    # The first is before entries of the block table are looked up; the others around a step.
+    # The first precedes the look-up in the block table; the others enclose a step.
     *removed_barriers("prefill", PACKED)[:1],
     *removed_barriers("prefill", PREFILL)[1:],
     prefill("stages_a_key_too_many", PREFILL, "params.kv_len) - first_key;",
@@ -232,7 +232,7 @@ def test_a_benign_change_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize("problem", [SUMS, replace(TILES_INT8, head_dim=264)], ids=str)
-def test_values_that_are_asked_for_early(problem: Problem) -> None:
+def test_early_loads(problem: Problem) -> None:
     """The plan for GPUs newer than that of the other tests."""
     case = problems.build(problem)
     plan = torch_fattn.explain(problem.op, **case.arguments("cpu")[0], family=9, cores=8).data

@@ -1,5 +1,5 @@
-"""The mutation run (tests/mutation) on a sample, and that it can tell: faults of every kind die, those that
-only cost time as well, and what changes nothing survives."""
+"""The mutation run (tests/mutation) on a sample, with controls: it kills faults of every kind, also those
+that only cost time, and mutants that change nothing survive."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def changed(file: str, old: str, new: str) -> Mutant:
 @needs_emulator
 @pytest.mark.parametrize("name", load_counts())
 def test_a_trial_passes_within_its_counts(name: str) -> None:
-    """Run `python -m tests.mutation --update-counts` after a change of what the kernels do."""
+    """Run `python -m tests.mutation --update-counts` after the kernels changed."""
     bounds = load_counts()[name]
     counts = trials()[name].run()
     higher = [what for what, count in counts.items() if count > bounds[what]]
@@ -181,7 +181,7 @@ SLOW = {
 @needs_emulator
 @pytest.mark.parametrize("name", SLOW)
 def test_a_fault_that_only_costs_time_is_killed_by_counts(name: str) -> None:
-    """Counts come last: the result alone does not tell."""
+    """Counts are compared last, so the result was right."""
     trial, mutant = SLOW[name]
     assert Judge(only=(trial,)).judge(mutant).by == "counts"
 

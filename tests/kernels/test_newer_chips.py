@@ -1,5 +1,5 @@
-"""The plans for chips from M3 on: their tiles are larger, their loads come earlier, and bfloat is multiplied
-as such. The software GPU claims to be one in a process of its own."""
+"""Plans for M3 and later: larger tiles, earlier loads, and native bfloat products. The emulator reports such
+a GPU in a separate process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def macros(family: int, op: str, dtype: torch.dtype, dim: int, stored: torch.dty
 @pytest.mark.host_only
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("op", ["prefill", "decode"])
-def test_who_multiplies_bfloat(op: str, dim: int) -> None:
+def test_native_bfloat_products(op: str, dim: int) -> None:
     """M1 and M2 emulate its arithmetic; other dtypes, and bfloat queries over quantised caches, have nothing
     to gain."""
     for family in (7, 8, 9, 10):

@@ -1,7 +1,7 @@
-"""No dispatch works for seconds: a pass with more work is cut into slices of its grid (csrc/plan/slices.h).
+"""No dispatch runs for seconds: a pass with more work is cut into slices of its grid (csrc/plan/slices.h).
 
-Plans of huge calls are looked at as such. What runs has a huge capacity and few keys: slices are planned from
-the capacity, and only the GPU knows the lengths.
+Plans of huge calls are only inspected. The calls that run have a huge capacity and few keys: slices are
+planned from the capacity, and only the GPU knows the lengths.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_the_work_of_a_dispatch_of_decode_is_bounded(name: str, cores: int) -> N
     span = step["params"]["span"]
     rows = 8 * int(step["macros"]["FATTN_ROW_GROUPS"])
     assert rows * columns >= q_heads * q_len
-    # A share is the same part of all keys for each, give or take a chunk.
+    # Every threadgroup has the same share of the keys, give or take a chunk.
     chunk = min(span["largest_chunk"], kv_len)
     keys = batch * visible_keys(q_len, kv_len, options) / shares + chunk
     products = keys * rows * (head_dim + value_dim)
@@ -128,7 +128,7 @@ def test_usual_calls_take_one_dispatch() -> None:
 
 
 def operands_of(op: str, batch: int, heads: tuple[int, int], q_len: int, capacity: int) -> dict[str, Any]:
-    """A cache of `capacity` keys that are all one and the same; `seq_lens` say how many there are."""
+    """A cache of `capacity` keys, all in the same memory; `seq_lens` gives the number of filled ones."""
     generator = torch.Generator().manual_seed(capacity)
 
     def randn(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead: the first call then finds all of its own, and what compiling took is told."""
+"""warmup: the first call afterwards compiles nothing, and the time spent compiling is reported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_calls_after_it_compile_nothing() -> None:
 
 
 def test_of_example_tensors() -> None:
-    """Rows that are not aligned have kernels of their own, which sizes do not tell."""
+    """Unaligned rows have different kernels, which the sizes alone do not determine."""
     query, key, value = operands(3, 30)
     odd = torch.empty(1, 2, 30, 57, dtype=f16, device="mps")[..., 1:].copy_(key)
     torch_fattn.warmup("decode", query, key, value)
@@ -133,13 +133,13 @@ def test_the_control_of_wrong_sizes() -> None:
     assert torch_fattn.warmup("paged_decode", **sizes, kv_format=(None, "int8")).kernels
 
 
-def test_what_the_operator_refuses() -> None:
+def test_refusals_of_the_operator() -> None:
     with pytest.raises(ValueError, match="5 query heads cannot share 2"):
         torch_fattn.warmup("decode", heads=5, kv_heads=2)
     assert torch_fattn.warmup("decode", heads=4, kv_heads=2, head_dim=16).kernels
 
 
-def test_explain_tells_the_seconds() -> None:
+def test_explain_reports_the_seconds() -> None:
     query, key, value = operands(1, 30, torch.float32)
     scale = {"softcap": 1.5}
     assert "compiled    in" not in str(torch_fattn.explain("decode", query, key, value, **scale))

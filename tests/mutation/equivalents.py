@@ -1,8 +1,7 @@
-"""Mutants that compute the same, at the same cost: equivalents.txt has them by the reason.
+"""Mutants with the same results at the same cost: equivalents.txt lists them by reason.
 
-A line at the margin is a reason. The indented lines below it are the mutants it holds for, as the report of
-survivors prints them: file, function, line, and what the line becomes. So an entry outlives edits of other
-lines.
+A line at the margin is a reason. The indented lines below it are its mutants, as the report of survivors
+prints them: file, function, line, and the changed line. An entry stays valid when other lines change.
 """
 
 from __future__ import annotations
@@ -28,6 +27,6 @@ def load(path: Path = FILE) -> dict[Key, str]:
 
 
 def stale(reasons: Iterable[Key], mutants: Iterable[Mutant]) -> list[Key]:
-    """Entries that name no mutant: their line has changed, so the reason has to be considered again."""
+    """Entries that name no mutant, because their line has changed: the reason must be checked again."""
     known = {mutant.key for mutant in mutants}
     return [key for key in reasons if key not in known]

@@ -1,5 +1,5 @@
-"""Whether a mutant is told from the kernels as they are: by a refusal to compile, a report of the emulator's
-checks, a wrong result, or a count above its bound."""
+"""Tells whether a mutant is detected: by a compile error, a report of the emulator's checks, a wrong result,
+or a count above its bound."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Verdict:
 
 
 def load_counts() -> dict[str, Counts]:
-    """A table with a line for each trial, whose first line names what is counted."""
+    """A table with a line for each trial; its first line has the names of the counts."""
     if not COUNTS.exists():
         return {}
     head, *lines = (line.split() for line in COUNTS.read_text().splitlines())
@@ -64,7 +64,7 @@ class Judge:
     def judge(self, mutant: Mutant) -> Verdict:
         with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
             for trial, kernels in _trials():
-                # A file that a kernel does not include leaves its text as it is.
+                # A file that a kernel does not include does not change its text.
                 wanted = not self.only or trial.name in self.only
                 if wanted and any(self._changes(mutant, kernel) for kernel in kernels):
                     verdict = self._try(mutant, trial, Path(scratch))

@@ -1,4 +1,4 @@
-"""Judges mutants in processes of their own, which may crash or hang: each is given a time."""
+"""Judges mutants in separate processes, each with a time limit, because a mutant may crash or hang."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def _other_packed() -> Iterator[Trial]:
 
 
 def _early() -> Iterator[Trial]:
-    """As chips from M3 on have it: loads far ahead of whole and ragged steps, of one range and of two, under
-    a map, of blocks, of elements that the threads cannot share evenly; bfloat as such."""
+    """As planned for M3 and later: early loads for whole and ragged steps, one range and two, a map, blocks,
+    and elements that the threads cannot share evenly; native bfloat."""
 
     def early(name: str, *sizes: int, op: str = "prefill", dtype: torch.dtype = f16, **options: Any) -> Trial:
         return of_problem(name, op, dtype, *sizes, change=as_newer_chips, **options)
@@ -212,7 +212,7 @@ def _packed() -> Iterator[Trial]:
         "packed-many", "paged_prefill", f16, 40, 2, 1, 70, 96, 64, 32, q_lens=(*many[:39], 70),
         seq_lens=(*(n + 5 for n in many[:39]), 90), block_size=32, spare_rows=3, **causal,
     )  # fmt: skip
-    # With the rows behind them one more than the lanes look at together.
+    # With the spare rows, one sequence more than a simdgroup has lanes.
     yield of_problem(
         "packed-31", "paged_prefill", f16, 31, 2, 1, 9, 48, 64, 32, q_lens=(9,) * 31, seq_lens=(48,) * 31,
         block_size=16, spare_rows=3, **causal,
@@ -247,7 +247,7 @@ def _packed_keys() -> Iterator[Trial]:
 
 
 def _no_keys() -> Trial:
-    """A sequence without keys has rows; some end before one that came long before them."""
+    """A sequence without keys has rows, and some starts are below earlier ones."""
     return of_operands(
         "packed-no-keys",
         "paged_prefill",
@@ -263,7 +263,7 @@ def _no_keys() -> Trial:
 
 
 def _strange_bounds() -> Trial:
-    """Bounds, lengths and blocks out of range: every row has a result all the same."""
+    """Bounds, lengths and blocks out of range: every row still has a result."""
     return of_operands(
         "packed-strange-bounds",
         "paged_prefill",

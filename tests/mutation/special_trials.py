@@ -54,8 +54,8 @@ def hidden_scales(op: str, dtype: torch.dtype, head_dim: int, value_dim: int, gr
 
 
 def chains(name: str, op: str, **operands: Any) -> Trial:
-    """All columns are 1 but for the first of the query. Its product is so large that what is added to it one
-    by one is lost: the 31 other products of its chain, and no more."""
+    """All columns are 1, except the first of the query. Its product is so large that the 31 other products of
+    its chain are lost when they are added to it one by one."""
     query = operands["query"].clone()
     query[..., 0] = 2.0**24
 

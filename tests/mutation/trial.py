@@ -43,7 +43,7 @@ class Trial:
         return {step["source"] for step in self.plan()["passes"]}
 
     def run(self, mutate: direct_launch.Mutate | None = None, cache: Path | None = None) -> Counts:
-        """Launches the kernels, checks the result, and returns what was counted."""
+        """Launches the kernels, checks the result, and returns the counts."""
         plan = self.plan()
         buffers, check = self.prepare(plan)
         counts: Counts = dict.fromkeys([*_COUNTED, *(f"{space}_bytes" for space in _SPACES)], 0)
@@ -157,7 +157,7 @@ def of_map(dtype: torch.dtype, *size: int, slice_size: int = 0, layout: str = "p
     )  # fmt: skip
     case = problems.build(replace(problem, mask_layout=layout), seed=7)
     mask = case.arguments("cpu")[0]["attn_mask"]
-    if dtype != torch.bool:  # whole cells of a small number, and of one that hides in their last row alone
+    if dtype != torch.bool:  # whole cells of a small number, and cells that hide keys in their last row only
         mask[0, 0, :16, :32], mask[0, 0, 16:32, :32] = -5.0, 0.0
         mask[0, 0, 31, :32] = -torch.inf
 

@@ -1,7 +1,7 @@
-"""All that mutants are tried on: calls of every op, small and rich in edges.
+"""The calls that mutants are tried on: small calls of every op with many edges.
 
-Those that share a pipeline stand together, since one compilation serves them all. The main pipelines of all
-kernels come first: what is wrong in a header that they share then dies soon, whichever of them tells.
+Trials that share a pipeline are adjacent, because one compilation serves them all. The main pipelines of all
+kernels come first, so that a fault in a shared header is found early.
 """
 
 from __future__ import annotations

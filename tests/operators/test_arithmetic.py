@@ -1,7 +1,7 @@
-"""Results stay right whatever arithmetic the GPU has: with and without contraction of a * b + c, and with the
-largest errors that Metal's specification permits its functions, subnormal numbers flushed.
+"""Results are right with every permitted arithmetic: with and without contraction of a * b + c, with the
+largest errors that Metal's specification allows, and with subnormal numbers flushed.
 
-softmetal takes these from the environment, so the problems run in a process of their own.
+softmetal reads these settings from the environment, so the problems run in separate processes.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def small_problems() -> list[Problem]:
 
 
 def check_all() -> dict[str, str]:
-    """{op: digest of all its results' bits}, after every result was found right. cache_write has one right
-    result, whatever the arithmetic."""
+    """Checks every result, and returns a digest of the bits for each op. The bits of cache_write do not
+    depend on the arithmetic."""
     for kv_format in cache_problems.FORMATS:
         write = cache_problems.build(
             WriteProblem(7, kv_format, torch.float32, 150, 1, 64, 64, 160, 1, "hnd", special=True)

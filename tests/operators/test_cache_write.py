@@ -1,5 +1,5 @@
-"""cache_write: every format and layout to the bit, what is dropped, what torch makes of an op that writes.
-What it refuses is in tests/refusals/test_cache_write.py."""
+"""cache_write: exact bits in every format and layout, dropped tokens, and an op that mutates its arguments
+in torch. Its refusals are in tests/refusals/test_cache_write.py."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_two_tokens_with_one_slot_are_a_race(checked: Checked) -> None:
         torch_fattn.cache_write(**arguments)
 
 
-# ---- what is written and what is not
+# ---- which slots are written
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])

@@ -1,4 +1,4 @@
-"""The plain PyTorch that the ops run where there is no Metal: what the tests of all devices do not reach."""
+"""The fallback in plain PyTorch: its parts that the tests of all devices do not reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 @pytest.mark.host_only
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_all_sequences_at_once(problem: problems.Problem) -> None:
-    """On CPU tensors, by what is registered for CUDA."""
+    """On CPU tensors, with the kernel registered for CUDA."""
     case = problems.build(problem, seed=2)
     arguments, bases = case.arguments("cpu")
     before = {name: base.clone() for name, base in bases.items()}

@@ -57,7 +57,7 @@ def test_a_right_window_changes_nothing(window_right: int, device: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("kv_format", ["float", "int8", "int4"])
 def test_a_value_that_is_the_whole_key(op: str, kv_format: str, checked: Checked, device: str) -> None:
-    """It leaves the key no columns of its own."""
+    """The key then has no other columns."""
     with checked(), counted_launches() as launches:
         check(
             device,

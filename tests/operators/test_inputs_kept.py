@@ -67,7 +67,7 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
 def check_kept(
     function: Function, arguments: dict[str, Any], written: tuple[str, ...] = (), kept: Any = ()
 ) -> None:
-    """`written`: arguments that the function is there to write. `kept`: what else belongs to the caller."""
+    """`written`: arguments that the function must write. `kept`: other tensors of the caller."""
     owned = {name: list(tensors_in(given)) for name, given in {**arguments, "kept": kept}.items()}
     before = {name: [bits_of(t) for t in tensors] for name, tensors in owned.items()}
     results = [list(tensors_in(function(**arguments))) for _ in range(2)]
@@ -147,7 +147,7 @@ NUMBERS: dict[str, Function] = {
 
 
 def operator_call(op: str, s: Sizes, device: str, kv_format: str) -> dict[str, Any]:
-    """All tensors that the schema has, but for what that format of a cache does not take."""
+    """All tensors of the schema that this cache format accepts."""
     arguments: dict[str, Any] = {}
     for argument in getattr(torch.ops.fattn, op).default._schema.arguments:
         if argument.name in NUMBERS:
@@ -290,7 +290,7 @@ def test_flash_attn(name: str, size: str, device: str) -> None:
         check_kept(getattr(flash_attn, name), {n: a for n, a in arguments.items() if n not in names})
 
 
-# ---- caches, which write what is theirs
+# ---- caches, which write their own memory
 
 
 PAGED_METHODS = {
@@ -372,7 +372,7 @@ def test_integrations(size: str, device: str) -> None:
 
 
 def theirs(*_: Any, **__: Any) -> Tensor:
-    """A function that stands in for the other library's own."""
+    """Replaces the function of the other library."""
     return torch.zeros(1)
 
 

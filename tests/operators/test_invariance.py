@@ -19,7 +19,7 @@ DRAWN = drawing.draw(120, seed=9)
 KEPT = [p for p in DRAWN if not (p.value_in_key and p.kv_format == "int4")]
 BATCHES = [p for p in KEPT if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24]
 CACHES = [p for p in KEPT if p.op in ("decode", "paged_decode")][:24]
-# Arguments that have a place for each sequence, as their number of dimensions says, or one for all.
+# Arguments that have an entry for each sequence if they have so many dimensions, or else one for all.
 OF_A_SEQUENCE = {
     "query": 4,
     "key": 4,
@@ -120,7 +120,7 @@ def test_run_to_run(problem: Problem, device: str) -> None:
 
 
 def test_the_same_keys_cut_at_other_places_round_differently() -> None:
-    """Why bits tell: right by any tolerance, but cut and merged at another key."""
+    """The control of bit equality: cut at another key and merged, the result is as accurate and differs."""
     generator = torch.Generator().manual_seed(3)
     query, key, value = (
         torch.randn(1, 4, n, 64, generator=generator).to(torch.float16).to("mps") for n in (1, 300, 300)

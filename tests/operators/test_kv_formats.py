@@ -136,7 +136,7 @@ def test_int4_packs_the_even_column_low() -> None:
     assert scales.flatten().tolist() == [1.0, 0.0]
 
 
-# ---- what is not an ordinary number
+# ---- NaN, infinities and subnormal numbers
 
 
 @formats

@@ -1,5 +1,5 @@
-"""softmax and softcap: every layout and kind of row, exactness of the cap, what is read, what torch makes of
-them, and what they refuse."""
+"""softmax and softcap: every layout and kind of row, exactness of the cap, bytes read, behaviour in torch,
+and refusals."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_row_is_the_same_among_others() -> None:
     assert torch.equal(whole[5], torch_fattn.softmax(x[5]).cpu())
 
 
-# ---- what is read and written
+# ---- bytes read and written
 
 
 @needs_emulator
@@ -154,7 +154,7 @@ def test_one_read_and_one_write(columns: int, layout: str, dtype: torch.dtype) -
 
 @needs_emulator
 def test_the_first_block_of_a_long_row_is_read_once() -> None:
-    """The control: what is behind it is read twice."""
+    """The control: the columns behind it are read twice."""
     import softmetal
 
     case = logits_problems.build(LogitsProblem(0, "softmax", f16, (2, 20000)))

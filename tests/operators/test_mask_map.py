@@ -1,4 +1,4 @@
-"""prefill with a map of its mask: that it has the bits of prefill without one, and what is refused."""
+"""prefill with a map of its mask: the same bits as without a map, and refusals."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_hidden_cells_are_left_out() -> None:
 @pytest.mark.parametrize("shape", ["rows16", "rows8", "rows8-keys16", "wide"])
 def test_hidden_fragments_are_left_out(shape: str) -> None:
     """Two documents of 40 tokens, in five rows of cells: five fragments or, with rows of both, ten, counted;
-    and the control, of a map that says nothing of fragments."""
+    and the control, a map without fragment bits."""
     import softmetal
 
     problem = replace(SHAPES[shape], batch=1, q_len=80, kv_len=80, q_heads=1, kv_heads=1)
@@ -202,7 +202,7 @@ def test_hidden_fragments_are_left_out(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_byte_that_no_map_has_says_nothing(shape: str, checked: Checked) -> None:
+def test_an_invalid_byte_of_a_map_is_ignored(shape: str, checked: Checked) -> None:
     """Invalid cells: above 63, of kind 3, or hidden or whole but with fragments."""
     p = replace(SHAPES[shape], mask_pattern="patches", causality="bottom_right")
     case = problems.build(p)
@@ -244,8 +244,8 @@ def test_a_cell_may_say_less() -> None:
 
 
 @needs_emulator
-def test_a_stale_map_gives_itself_away() -> None:
-    """The control of all that take a map: of another mask, the result is wrong."""
+def test_a_stale_map_gives_wrong_results() -> None:
+    """The control: with the map of another mask the result is wrong."""
     case = problems.build(
         replace(SHAPES["rows16"], mask_pattern="patches", mask_broadcast=(False,) * 4, mask_map=True)
     )

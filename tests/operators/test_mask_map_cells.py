@@ -1,4 +1,4 @@
-"""mask_map: what the map says of every kind and layout of mask."""
+"""mask_map: the map of every kind and layout of mask."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_one_entry_changes_its_cell_alone(row: int, key: int, device: str) -> No
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
-def test_what_is_added(dtype: torch.dtype, device: str) -> None:
-    """-inf hides, 0 and -0 add nothing, all else is looked at: NaN, +inf, the lowest number, a tiny one."""
+def test_special_mask_values(dtype: torch.dtype, device: str) -> None:
+    """-inf hides, 0 and -0 add nothing; every other number is mixed: NaN, +inf, the lowest, a tiny one."""
     info = torch.finfo(dtype)
     for value, kind in (
         *((-torch.inf, 0), (0.0, 2), (-0.0, 2), (torch.inf, 1), (torch.nan, 1)),
@@ -96,7 +96,7 @@ def test_a_fragment_without_all_of_its_keys(keys: int, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_layouts(device: str, checked: Checked) -> None:
-    """Any strides and offsets; what lies between the entries does not count."""
+    """Any strides and offsets; memory between the entries does not count."""
     mask = drawn(f32, 2, 3, 50, 90)
     exact = reference.mask_map(mask)
     store = torch.full((3, 2, 92, 104), torch.nan)

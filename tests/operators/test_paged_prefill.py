@@ -161,7 +161,7 @@ def test_a_block_that_the_pool_has_not_is_no_key(bad: int, block_size: int, chec
     assert torch.allclose(out.double(), torch_fattn.reference.paged_prefill(*arguments)[0], atol=1e-5)
 
 
-# ---- what else it must agree with
+# ---- agreement with other operators
 
 
 def cache(
@@ -188,7 +188,7 @@ def test_tokens_are_as_in_paged_decode(options: dict[str, Any], device: str) -> 
 
 
 def test_chunks_make_the_whole(device: str) -> None:
-    """A prompt in chunks of any size, while its cache grows: bit by bit what it is at once."""
+    """A prompt in chunks of any size, while its cache grows: the same bits as in one call."""
     pools = cache([150], device=device)
     query = torch.randn(150, 8, 32).to(f16).to(device)
     whole, _ = fattn.paged_prefill(query, *pools, int32(0, 150, device=device), 150)
@@ -261,7 +261,7 @@ def test_a_token_reads_its_keys_once_for_all_heads(q_heads: int) -> None:
     assert key_bytes == (300 + 90) * 2 * 64 * 2
     fragments = -(-300 // 8) + -(-90 // 8)
     assert products <= 1.1 * fragments * 2 * 16 * -(-q_heads // 16)
-    # Two simdgroups look up for themselves; a lane looks at one key of a step.
+    # Two simdgroups look up separately; a lane looks up one key of a step.
     threads = 128
     assert table_bytes <= (10 + 3) * 2 * threads * 4
 

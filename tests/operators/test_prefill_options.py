@@ -49,7 +49,7 @@ def test_windows_and_sink_tokens(left: int, right: int, sink_tokens: int, causal
 @pytest.mark.parametrize("options", [{"window_left": 40}, {"window_right": 20}, {"alibi_slopes": True}])
 @pytest.mark.parametrize("causality", ["offset", "none"])
 def test_rows_far_from_the_keys(causality: str, options: dict[str, Any], offset: int, device: str) -> None:
-    """Positions below 0 and beyond the keys: only what the window says is seen, at its true distance."""
+    """Positions below 0 and beyond the keys: only keys in the window are seen, at their true distance."""
     fields = {"causality": causality, "q_offset": offset, **options}
     case = problems.build(Problem(0, "prefill", f32, 1, 2, 1, 70, 150, 16, 24, sink_tokens=3, **fields))
     arguments = case.arguments(device)[0] | {"q_offset": offset}
@@ -77,7 +77,7 @@ def test_an_offset_at_the_end_of_int64(offset: int, like: int, device: str) -> N
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("far", [2**30, 2**31 - 1, 2**31, 10**15])
 def test_limits_beyond_every_key_are_none(far: int, device: str) -> None:
-    """No bit changes; with sink tokens, which then say nothing."""
+    """No bit changes, also with sink tokens, which then have no effect."""
     query, key, value = (torch.randn(1, 2, n, 16).to(device) for n in (40, 50, 50))
     for offset in (-30, 10, 2**30 - 1):
         plain = fattn.prefill(query, key, value, q_offset=offset)

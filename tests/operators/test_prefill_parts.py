@@ -137,7 +137,7 @@ def test_a_map_the_parts_and_the_merge() -> None:
     assert_close(case, *results)
 
 
-# ---- what is planned
+# ---- plans
 
 
 def parts_of(problem: Problem, **device: Any) -> int:
@@ -162,7 +162,7 @@ def test_one_wave_of_threadgroups() -> None:
 
 
 @pytest.mark.host_only
-def test_what_is_not_cut() -> None:
+def test_calls_that_are_not_cut() -> None:
     """Sequences that fill the GPU, few keys, and hidden keys are not cut; the batch does not matter."""
     assert parts_of(LONG, cores=8) == 1 < parts_of(LONG, cores=40)
     assert parts_of(replace(LONG, q_len=9, kv_len=480)) == 1 < parts_of(replace(LONG, q_len=9, kv_len=512))

@@ -1,5 +1,5 @@
-"""Caches of int8, fp8_e4m3 and int4 in every op that reads them: every code as it is defined, what the scales
-may be, the documented error bounds, and wrong calls. Random problems with them are in test_random.py."""
+"""Caches of int8, fp8_e4m3 and int4 in every op that reads them: every code, layouts of scales, the
+documented error bounds, and wrong calls. Random problems with them are in test_random.py."""
 
 from __future__ import annotations
 

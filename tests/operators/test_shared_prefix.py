@@ -1,4 +1,4 @@
-"""A batch that shares its first keys: results against float64, what is read, what is launched, refusals."""
+"""A batch that shares its first keys: results against float64, bytes read, launches, refusals."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_problems_have_it_all() -> None:
     assert len({s.whole.kv_format for s in PROBLEMS}) == 5
 
 
-# ---- what is read
+# ---- bytes read
 
 
 def operands(batch: int, group: int, prefix: int, own: int, kv_heads: int = 2) -> dict[str, Tensor]:

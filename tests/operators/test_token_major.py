@@ -113,7 +113,7 @@ def test_one_row_takes_the_same_kernels(heads: int, q_len: int, same: bool, kv_l
 
 
 @pytest.mark.host_only
-def test_prefill_has_no_kernels_of_its_own_for_it() -> None:
+def test_prefill_needs_no_other_kernels_for_it() -> None:
     """The strides are parameters."""
     query = torch.empty(2, 8, 100, 64, device="meta")
     plain, token_major = (

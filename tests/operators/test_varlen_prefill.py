@@ -49,7 +49,7 @@ def int32(*values: int, device: str = "mps") -> Tensor:
 @pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(2, 2), (6, 2), (8, 1)])
 @pytest.mark.parametrize("causal", [{}, BOTTOM_RIGHT], ids=["full", "causal"])
-def test_prompts_of_their_own_lengths(
+def test_prompts_of_different_lengths(
     causal: dict[str, Any], q_heads: int, kv_heads: int, dtype: torch.dtype
 ) -> None:
     """Groups of 3 do not divide a tile's rows; more rows than keys, fewer, and as many."""
@@ -267,7 +267,7 @@ def test_a_window_is_all_that_is_loaded() -> None:
 @pytest.mark.host_only
 @pytest.mark.parametrize("batch", [1, 10, 1000])
 @pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 1000])
-def test_the_grid_is_little_too_large(rows: int, batch: int) -> None:
+def test_the_grid_is_at_most_slightly_too_large(rows: int, batch: int) -> None:
     """However the rows are shared out, there are tiles for all of them, and at most batch + 1 too many."""
     query = torch.empty(rows * batch + 9, 8, 64, dtype=f16, device="meta")
     key = torch.empty(rows * batch, 2, 64, dtype=f16, device="meta")
@@ -285,7 +285,7 @@ def test_the_grid_is_little_too_large(rows: int, batch: int) -> None:
 @pytest.mark.host_only
 @pytest.mark.parametrize("longest", [4096, 2**62, 2**63 - 1])
 def test_no_sequence_is_longer_than_the_call(longest: int) -> None:
-    """Whatever max_seqlen_q says: that times the heads of a group is beyond 64 bits here."""
+    """Even if max_seqlen_q is larger: max_seqlen_q times the heads of a group exceeds 64 bits here."""
     query = torch.empty(4096, 8, 64, dtype=f16, device="meta")
     key, pool = query[:, :2], query.new_empty(256, 16, 2, 64)
     starts, lengths = (torch.empty(n, dtype=torch.int32, device="meta") for n in (2, 1))

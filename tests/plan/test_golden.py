@@ -76,7 +76,7 @@ def says_what_is_bound(step: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_parameters_are_what_is_bound(name: str) -> None:
+def test_the_bound_bytes_are_the_parameters(name: str) -> None:
     for step in golden_plan(name)[1]["passes"]:
         assert says_what_is_bound(step)
         for node, key in values_of(step["params"]):  # the control

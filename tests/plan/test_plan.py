@@ -231,7 +231,7 @@ def test_a_window_bounds_the_parts() -> None:
 
 @pytest.mark.host_only
 def test_an_unknown_number_of_cores() -> None:
-    """A virtual machine says 0: planned as the smallest GPU."""
+    """A virtual machine reports 0 cores: planned as for the smallest GPU."""
     for name, (problem, _) in GOLDEN_CALLS.items():
         unknown, smallest = plan_of(problem, cores=0), plan_of(problem, **M1)
         assert unknown["device"]["cores"] == 0
@@ -272,7 +272,7 @@ def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
 @needs_emulator
 @pytest.mark.parametrize("family", [5, 7])
 def test_on_such_a_gpu(family: int) -> None:
-    """The op refuses, on every tensor of it; the tests are skipped with that sentence, and doctor says it."""
+    """Every operator refuses; the tests are skipped with that message, and doctor prints it."""
     environment = {**os.environ, "SOFTMETAL_GPU_FAMILY": str(family), "SOFTMETAL_GPU_CORES": "0"}
 
     def run(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""csrc/plan by itself, in C++: plan_test.cpp, compiled without torch, and changes that it notices."""
+"""csrc/plan alone, in C++: plan_test.cpp, compiled without torch, and faults that it detects."""
 
 from __future__ import annotations
 

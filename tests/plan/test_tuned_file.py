@@ -155,7 +155,7 @@ LONG = json.dumps({"format": tuned_file.FORMAT, "torch_fattn": "1" * 5000}).enco
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b" " * (2 << 20), LONG])
-def test_what_is_no_such_file(content: bytes, folder: Path) -> None:
+def test_an_invalid_file(content: bytes, folder: Path) -> None:
     path = folder / this_chip().file_name
     path.write_bytes(content)
     (warning,) = load()

@@ -90,7 +90,7 @@ def legal_rows(kernel: str, dtype: str) -> list[TunedRow]:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("kernel", tuning.SIZES)
-def test_there_are_candidates(kernel: str) -> None:
+def test_some_candidates_exist(kernel: str) -> None:
     for dtype in DTYPES:
         rows = legal_rows(kernel, dtype)
         assert len(rows) > 8 and not any(fault_of([one]) for one in rows)
@@ -158,7 +158,7 @@ def sizes_of_one_order(kernel: str, dim: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("kernel", "dim"), [("prefill", 64), ("prefill_wide", 256)])
-def test_no_bit_goes_by_what_may_differ_by_length(kernel: str, dim: int, install: Install) -> None:
+def test_no_bit_depends_on_sizes_tuned_by_length(kernel: str, dim: int, install: Install) -> None:
     """Were it not so, a packed sequence's result would depend on the longest of the others."""
     chooser = random.Random(5)
     fitting = [replace(p, head_dim=dim, value_dim=dim, dtype=torch.float16) for p in PACKED]

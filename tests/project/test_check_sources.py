@@ -1,4 +1,4 @@
-"""The rules of tools/check_sources.py refuse what they name, and nothing beside it."""
+"""The rules of tools/check_sources.py: a violation and a permitted neighbour of each."""
 
 from __future__ import annotations
 

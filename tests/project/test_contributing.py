@@ -35,7 +35,7 @@ f32, f16, _ = problems.DTYPES
 
 @dataclass(frozen=True)
 class Change:
-    """A piece of a file, and what takes its place."""
+    """A piece of a file, and its replacement."""
 
     path: str
     old: str
@@ -208,12 +208,23 @@ def test_the_files_that_it_names() -> None:
 
 @pytest.mark.host_only
 def test_the_rooms_of_csrc() -> None:
-    """Highest first; beside them are only the README and what a build generates."""
+    """Highest first; besides, csrc has only the README and generated files."""
     table = GUIDE.split("| `csrc/` |")[1].split("\n\n")[0]
     named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
     floors = rooms.floors_in_order(rooms.FLOORS["csrc"])
     assert {*named} == {*floors} and [floors[room] for room in named] == sorted(floors.values(), reverse=True)
     assert {path.name for path in (ROOT / "csrc").iterdir()} - {"generated"} == {*named, "README.md"}
+
+
+@pytest.mark.host_only
+def test_the_rooms_of_tests() -> None:
+    table = GUIDE.split("| `tests/` |")[1].split("\n\n")[0]
+    named = re.findall(r"`(\w+)/`", table)
+    assert {*named} == {path.parent.name for path in (ROOT / "tests").glob("*/__init__.py")}
+    for path in (ROOT / "tests").rglob("*.py"):
+        room = path.relative_to(ROOT / "tests").parts[0]
+        imported = re.findall(r"^\s*from tests\.(\w+)\.test_\w+ import", path.read_text(), re.MULTILINE)
+        assert {*imported} <= {room}, f"{path.relative_to(ROOT)} imports tests of {imported}"
 
 
 def rooms_imported(path: Path, text: str) -> set[str]:

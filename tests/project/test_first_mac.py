@@ -1,4 +1,4 @@
-"""tools/first_mac.py goes on when a step fails, hangs or is missing, hides names, and runs in software."""
+"""tools/first_mac.py continues when a step fails, hangs or is missing, hides names, and runs on softmetal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_rehearsal(tmp_path: Path) -> None:
 
 
 @pytest.mark.host_only
-def test_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = [
         python("fails", "import sys; print('half | done'); sys.exit(3)"),
         python("hangs", "import time; print('waiting', flush=True); time.sleep(60)", seconds=1),

@@ -1,4 +1,4 @@
-"""setup.py: what it says where it cannot build, and what it asks of Apple's compiler."""
+"""setup.py: its messages where it cannot build, and its options for Apple's compiler."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_links_of_the_readme_are_absolute(configured: Any, monkeypatch: pytest.M
     assert sum(ours.match(target) is not None for target in targets) > 5
 
 
-def test_what_stays_of_a_link() -> None:
+def test_links_as_text() -> None:
     absolute = runpy_links()
     markdown = '[a](b/c.md#d) ![p](q.png) [x](https://y.z) [s](#t) <img width=3 src="u.png">'
     blob, raw = (

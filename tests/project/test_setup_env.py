@@ -1,4 +1,4 @@
-"""tools/setup_env.sh on a Mac, whose commands are made up here; and what `make` compiles with."""
+"""tools/setup_env.sh on a Mac with fake commands, and the targets of the Makefile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.host_only
 
-# A Python of some machine that does as it is told by -c, and repeats what it is told by -m.
+# A fake Python that runs the code of -c and prints the arguments of -m.
 PYTHON = """#!/bin/sh
 [ "$1" = -c ] || { echo "ran $*"; exit; }
 code=$2
@@ -66,7 +66,7 @@ def set_up(
 
 
 @pytest.mark.parametrize("system", ["14.0", "15.6.1", "26.1"])
-def test_a_mac_that_will_do(system: str, tmp_path: Path) -> None:
+def test_a_suitable_mac(system: str, tmp_path: Path) -> None:
     """torch comes first, and nothing comes that only the tests, the demo or the documentation need."""
     done = set_up(tmp_path, system)
     assert (done.returncode, done.stderr) == (0, "")
@@ -192,7 +192,7 @@ def test_the_targets_that_ci_makes_are_there(path: Path) -> None:
     assert made or path.name == "wheels.yml"
 
 
-def test_a_pull_request_runs_on_no_mac_of_ours() -> None:
+def test_a_pull_request_does_not_run_on_our_mac() -> None:
     """Anybody can open one, and its code would run there."""
     yaml = pytest.importorskip("yaml")
     of_ours = []

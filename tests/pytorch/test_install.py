@@ -50,7 +50,7 @@ def routes() -> bool:
 def test_on_and_off() -> None:
     assert not routes()
     torch_fattn.install()
-    torch_fattn.install()  # says nothing new
+    torch_fattn.install()  # no new information
     assert routes() and torch_fattn.report().installed
     torch_fattn.uninstall()
     assert not routes() and not torch_fattn.report().installed
@@ -58,7 +58,7 @@ def test_on_and_off() -> None:
     assert not routes()
 
 
-def test_contexts_nest_and_leave_what_was() -> None:
+def test_contexts_nest_and_restore() -> None:
     with torch_fattn.installed():
         with torch_fattn.installed():
             assert routes()
@@ -277,7 +277,7 @@ class Wrapped(Tensor):
         return torch.utils._pytree.tree_map_only(Tensor, Wrapped, out)
 
 
-def test_a_subclass_sees_what_it_saw() -> None:
+def test_a_subclass_sees_the_same_calls() -> None:
     query, key, value = operands()
     seen = []
     for context in (torch_fattn.installed, contextlib.nullcontext):
@@ -289,7 +289,7 @@ def test_a_subclass_sees_what_it_saw() -> None:
     assert torch_fattn.report().fallbacks_by_reason() == {"subclass": 1}
 
 
-def test_a_refusal_of_ours_does_not_surface() -> None:
+def test_an_internal_refusal_does_not_surface() -> None:
     """65536 batches are above the grid of our kernels and nothing to torch."""
     query = torch.randn(65536, 1, 1, 8, device="mps")
     with torch_fattn.installed(), counted_launches() as launches:

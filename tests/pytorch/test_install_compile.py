@@ -102,7 +102,7 @@ class Attention(torch.nn.Module):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_is_torchs_and_runs_ours(strict: bool) -> None:
-    """An exported program holds torch's op, so that it runs anywhere."""
+    """An exported program contains torch's op, so that it runs anywhere."""
     with torch_fattn.installed():
         program = torch.export.export(Attention(), tuple(operands()), strict=strict)
     targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
@@ -132,7 +132,7 @@ print(dict(torch._dynamo.utils.counters["aot_autograd"]))
 """
 
 
-def test_what_torch_keeps_on_disk_is_kept_apart(tmp_path: Path) -> None:
+def test_the_caches_of_torch_are_separate(tmp_path: Path) -> None:
     """A process that does not install must not be given the graph of one that does: it may lack our ops."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     message = [

@@ -1,4 +1,4 @@
-"""The route of a plain call of torch's attention: the rule on made-up machines, and all its callers."""
+"""The route of a plain call of torch's attention: the rule on invented machines, and all its callers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def route(
 @pytest.mark.host_only
 @pytest.mark.parametrize("family", [M1, M2, M3_AND_M4, M5, 11])
 @pytest.mark.parametrize("macos", ["14.0", "15.6", "26.1", "26.2", "27.0"])
-def test_prefills_on_made_up_machines(family: int, macos: str) -> None:
+def test_prefills_on_invented_machines(family: int, macos: str) -> None:
     """torch's only with all of what its tensor kernel needs, and a GPU for which that is worth something."""
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     torchs = 0
@@ -103,7 +103,7 @@ def test_what_changes_nothing() -> None:
 
 
 @pytest.mark.host_only
-def test_each_way_of_torchs_has_its_reason() -> None:
+def test_each_fallback_has_its_reason() -> None:
     old = NEW | {"family": M1, "macos": "15.0"}
     reasons = [
         route().why,
@@ -255,7 +255,7 @@ def test_another_policy() -> None:
         ) and not done.stdout
 
 
-def test_another_policy_is_refused_by_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_policy_is_refused_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators do not ask. tests below have the control."""
     monkeypatch.setenv("FATTN_ROUTE", "never")
     routing.use_policy()
@@ -270,7 +270,7 @@ def test_another_policy_is_refused_by_all_who_ask(monkeypatch: pytest.MonkeyPatc
         routing.use_policy()
 
 
-# ---- those who ask: on the GPU at hand, for which a prefill of D 16 was timed to be torch's
+# ---- the callers, on this GPU, with a tuned row that gives a prefill of D 16 to torch
 
 TORCHS = TunedRoute("prefill", "float32", 16, 1, None, "torch", *routing.system_and_torch())
 
@@ -352,7 +352,7 @@ def test_every_caller_uses_the_rule(taker: Callable[..., Tensor], tuned: Callabl
         routing.forget()
 
 
-def test_an_operator_is_not_asked_twice(tuned: Callable[..., None]) -> None:
+def test_an_operator_is_not_called_twice(tuned: Callable[..., None]) -> None:
     """A call of an operator by name runs it, and calls that torch lacks are never handed to torch."""
     query, key, value = operands()
     with counted_launches() as launches:

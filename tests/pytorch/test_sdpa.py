@@ -67,7 +67,7 @@ def operands(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> li
 
 
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
-def test_a_sparse_tensor_has_a_reason_of_its_own() -> None:
+def test_a_sparse_tensor_has_its_own_reason() -> None:
     query = torch.ones(1, 2, 4, 16).to_sparse()
     for mask in (None, torch.ones(4, 4).to_sparse()):
         with pytest.raises(RuntimeError):
@@ -107,7 +107,7 @@ def test_nothing_is_broadcast_to_nothing(lengths: tuple[int, int]) -> None:
 )
 @pytest.mark.parametrize("way", ["sdpa", "installed"])
 def test_dimensions_and_head_sizes_that_the_operators_have_not(way: str, shape: tuple[int, ...]) -> None:
-    """The scale stays that of the head as it is given."""
+    """The scale is that of the original head size."""
     for options in ({}, {"scale": 0.3}, {"is_causal": True}):
         call = SdpaCall(tuple(t.cpu() for t in operands(*[shape] * 3)), dict(options))  # type: ignore[arg-type]
         torch_fattn.reset_report()
@@ -163,7 +163,7 @@ FALLS_BACK: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", FALLS_BACK)
-def test_what_goes_to_torch(case: str) -> None:
+def test_calls_that_go_to_torch(case: str) -> None:
     """The fallback gives torch's result and gradient, with one warning for each reason in a process."""
     reason = {"dtype": "device"}.get(case, case.split()[0])
     tensors, options = FALLS_BACK[case][0](), dict(FALLS_BACK[case][1])

@@ -53,7 +53,7 @@ def on_its_own_stream(case: problems.Case, barrier: threading.Barrier) -> tuple[
 
 
 @pytest.mark.parametrize("seed", [11, 12])
-def test_threads_on_streams_of_their_own(seed: int) -> None:
+def test_threads_on_separate_streams(seed: int) -> None:
     cases = [make(seed, op) for op in ("prefill", "decode", "paged_decode", "prefill")]
     barrier = threading.Barrier(len(cases))
     with counted_launches() as launches, ThreadPoolExecutor(len(cases)) as pool:
@@ -68,7 +68,7 @@ def test_threads_on_streams_of_their_own(seed: int) -> None:
 
 @needs_streams
 def test_a_result_goes_from_stream_to_stream() -> None:
-    """The second stream waits for the first by an event, and reads what that one wrote."""
+    """The second stream waits for an event of the first, and reads its result."""
     query, key = torch.randn(1, 2, 40, 64), torch.randn(1, 2, 90, 64)
     first, second = torch.Stream(device="mps"), torch.Stream(device="mps")
     assert first.stream_id != second.stream_id

@@ -33,7 +33,7 @@ def packed(lengths: list[int]) -> Tensor:
 def expected(
     query: Tensor, keys: list[Tensor], values: list[Tensor], q_lens: list[int], **options: Any
 ) -> Tensor:
-    """Each sequence by itself, in float64."""
+    """Each sequence alone, in float64."""
     outs, first = [], 0
     for q_len, key, value in zip(q_lens, keys, values, strict=True):
         rows = query[first : first + q_len]

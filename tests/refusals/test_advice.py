@@ -78,7 +78,7 @@ NOT_FOLLOWED = {
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=f"{i}-{case.source[:40]}") for i, case in enumerate(ADVICE)]
 )
-def test_who_follows_gets_the_right_result(case: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_leads_to_the_right_result(case: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
     if case.source in CHECKED:
         monkeypatch.setenv("FATTN_CHECK", "1")
     with pytest.raises(Exception) as refused:  # noqa: PT011 - the kind is test_public_calls.py's

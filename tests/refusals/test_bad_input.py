@@ -99,7 +99,7 @@ def test_data_and_no_data_do_not_mix(order: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("order", [("cpu", "mps"), ("mps", "cpu")])
-def test_what_is_on_the_cpu_moves(order: tuple[str, str]) -> None:
+def test_tensors_on_the_cpu_move(order: tuple[str, str]) -> None:
     """The advice moves tensors to the device of the keys: a cache is larger than a query."""
     query, key = (torch.randn(1, 2, 4, 16, device=device) for device in order)
     stays, moves = ("key", "query") if order[0] == "cpu" else ("query", "key")

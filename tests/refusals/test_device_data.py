@@ -1,4 +1,4 @@
-"""Numbers on the device that point outside of what there is: not followed, and refused under FATTN_CHECK."""
+"""Lengths and indices on the device that are out of range: ignored, and refused under FATTN_CHECK."""
 
 from __future__ import annotations
 

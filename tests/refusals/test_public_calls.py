@@ -1,5 +1,5 @@
-"""Every public function, with each argument in turn of a wrong type, shape, dtype, device or range: one
-sentence that begins with the function's name, and no error of anything inside."""
+"""Every public function, with one argument of a wrong type, shape, dtype, device or range: the error is one
+sentence that begins with the function's name, and never one of an inner function."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ RAW = (
     "fattn::",
     "object is not",
 )
-# These hand what they have no kernel for to torch, or to ComfyUI: shapes and values are refused there.
+# These pass calls without a kernel on to torch or ComfyUI, which then refuse shapes and values.
 HANDED_ON = {"torch_fattn.sdpa", "torch_fattn.integrations.comfyui.attention_override"}
-# transformers calls these, with what models give them: only what is used is looked at.
+# transformers calls these with the arguments of models: only the arguments in use are checked.
 CALLED_BY_TRANSFORMERS = {name for name in PUBLIC if name.endswith((".attend", ".flash_attn_forward"))}
 # The reference has fewer limits than the operators and accepts such numbers.
 LENIENT = {name for name in PUBLIC if name.startswith("torch_fattn.reference.")} | HANDED_ON
@@ -44,12 +44,24 @@ _TENSORS = {
     for what, each in public.parameters.items()
     if "Tensor" in each.annotation
 } - {"x", "scores", "softcap", "func"}
-STRANGERS: list[Any] = [None, "wrong", 1.5, 3, True, [1.5], ["a"], {}, object(), torch.ones(2, 3), torch.int8]
-STRANGERS += [Tensor, np.array([1, 0]), np.array(3)]
+OF_MANY_TYPES: list[Any] = [
+    None,
+    "wrong",
+    1.5,
+    3,
+    True,
+    [1.5],
+    ["a"],
+    {},
+    object(),
+    torch.ones(2, 3),
+    torch.int8,
+]
+OF_MANY_TYPES += [Tensor, np.array([1, 0]), np.array(3)]
 
 
 def takes(annotation: str, value: Any) -> bool:
-    """Whether an annotation allows the value, by its text. `public` has rules of its own to be compared."""
+    """Whether an annotation allows the value, decided by its text, not by the rules under test."""
     by_text: dict[str, Callable[[Any], bool]] = {
         "Any": lambda v: True,
         "None": lambda v: v is None,
@@ -70,14 +82,14 @@ def takes(annotation: str, value: Any) -> bool:
     return any(by_text.get(part, lambda v: False)(value) for part in annotation.split(" | "))
 
 
-def strangers(public: Public) -> Iterator[tuple[str, Any]]:
+def wrong_types(public: Public) -> Iterator[tuple[str, Any]]:
     for what, parameter in public.parameters.items():
-        for value in STRANGERS:
+        for value in OF_MANY_TYPES:
             if not takes(parameter.annotation, value):
                 yield what, value
 
 
-def misfits(arguments: Arguments, public: Public) -> Iterator[tuple[str, Any]]:
+def wrong_values(arguments: Arguments, public: Public) -> Iterator[tuple[str, Any]]:
     """Values of the right type that may not fit: a sentence, or a result."""
     for what, parameter in public.parameters.items():
         given = arguments.get(what, parameter.default)
@@ -170,9 +182,9 @@ def state_of(arguments: Arguments) -> Any:
     return [getattr(cache, name, None) for name in ("sequences", "free_blocks", "lengths", "_seq_lens")]
 
 
-def faults_of_strangers(public: Public, valid: Callable[[], Arguments]) -> list[str]:
+def faults_of_wrong_types(public: Public, valid: Callable[[], Arguments]) -> list[str]:
     faults = []
-    for what, value in strangers(public):
+    for what, value in wrong_types(public):
         arguments = valid() | {what: value}
         before = str(state_of(arguments))
         error = outcome(public, arguments)
@@ -189,10 +201,12 @@ def faults_of_strangers(public: Public, valid: Callable[[], Arguments]) -> list[
     return faults
 
 
-def faults_of_misfits(public: Public, valid: Callable[[], Arguments], on: str | None = None) -> list[str]:
+def faults_of_wrong_values(
+    public: Public, valid: Callable[[], Arguments], on: str | None = None
+) -> list[str]:
     """`on`: tensors on another device alone."""
     faults = []
-    for what, value in misfits(valid(), public):
+    for what, value in wrong_values(valid(), public):
         if on is not None:
             if not isinstance(valid().get(what), Tensor):
                 continue
@@ -248,7 +262,7 @@ def test_every_public_function_has_a_call_that_works() -> None:
 def test_a_wrong_type(name: str) -> None:
     public, valid = PUBLIC[name], VALID[name]
     assert outcome(public, valid()) is None, "the control"
-    assert not (faults := faults_of_strangers(public, valid)), "\n".join(faults)
+    assert not (faults := faults_of_wrong_types(public, valid)), "\n".join(faults)
 
 
 @pytest.mark.host_only
@@ -272,7 +286,7 @@ def test_a_tensor_without_strides(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
 @pytest.mark.parametrize("name", WITH_ARGUMENTS)
 def test_shapes_that_do_not_fit(name: str) -> None:
-    assert not (faults := faults_of_misfits(PUBLIC[name], VALID[name])), "\n".join(faults)
+    assert not (faults := faults_of_wrong_values(PUBLIC[name], VALID[name])), "\n".join(faults)
 
 
 @pytest.mark.host_only
@@ -299,10 +313,10 @@ def _signature(public: Public) -> Any:
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
 @pytest.mark.parametrize("name", [n for n in WITH_ARGUMENTS if n not in LENIENT])
 def test_a_tensor_on_another_device(name: str) -> None:
-    assert not (faults := faults_of_misfits(PUBLIC[name], VALID[name], on="mps")), "\n".join(faults)
+    assert not (faults := faults_of_wrong_values(PUBLIC[name], VALID[name], on="mps")), "\n".join(faults)
 
 
-# ---- the checks see what they are for
+# ---- controls: each check finds its fault
 
 
 def _leaks_attributes(scores: Tensor) -> Tensor:
@@ -356,7 +370,7 @@ TWINS: list[tuple[Callable[..., Any], Any, str]] = [
 @pytest.mark.host_only
 @pytest.mark.parametrize(("twin", "value", "message"), TWINS)
 def test_a_twin_is_caught(twin: Callable[..., Any], value: Any, message: str) -> None:
-    faults = faults_of_strangers(Public("twin", twin), lambda: {"scores": torch.ones(2, 3)})
+    faults = faults_of_wrong_types(Public("twin", twin), lambda: {"scores": torch.ones(2, 3)})
     assert any(message in fault for fault in faults if f"{value}" in fault), faults
 
 
@@ -364,7 +378,7 @@ def test_a_twin_is_caught(twin: Callable[..., Any], value: Any, message: str) ->
 def test_more_twins() -> None:
     """Float lengths, a keyword of an inner function, and a cache that a refused call has changed."""
     lengths = Public("twin", _takes_float_lengths)
-    assert "seq_lens of torch.float16 is taken" in faults_of_misfits(
+    assert "seq_lens of torch.float16 is taken" in faults_of_wrong_values(
         lengths, lambda: {"seq_lens": torch.ones(2).int()}
     )
     error = outcome(Public("twin", _leaks_an_inner_call), {"scores": torch.ones(2, 3), "temperature": 2.0})
@@ -374,5 +388,5 @@ def test_more_twins() -> None:
         self.allocate()
         raise TypeError(f"twin: sequence is of type {type(sequence).__name__}; pass a whole number")
 
-    faults = faults_of_strangers(Public("twin", grows), VALID["PagedKVCache.free"])
+    faults = faults_of_wrong_types(Public("twin", grows), VALID["PagedKVCache.free"])
     assert any("changes the cache" in fault for fault in faults)

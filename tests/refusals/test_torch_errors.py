@@ -1,5 +1,5 @@
-"""Errors of torch that are known by their words alone (csrc/ops/torch_errors.cpp): the torch at hand raises
-each of them, the oldest and the newest that is supported in turn."""
+"""Errors of torch that only their text identifies (csrc/ops/torch_errors.cpp): the installed torch raises
+each of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Scripts and test files of other people's repositories as they are, on mps, with install() and without.
+"""Unchanged scripts and test files of other projects, on mps, with install() and without.
 
-There are no packages of them: NANOGPT, TIMM and DIFFUSERS name checkouts, and what has none is skipped.
+They have no packages: NANOGPT, TIMM and DIFFUSERS name checkouts, and tests without one are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from tests.third_party.test_third_party import ROOT, packages  # noqa: F401 - a fixture
 
-# Runs a script, or pytest, as `python SCRIPT ARGUMENTS` does; then prints what was routed.
+# Runs a script, or pytest, as `python SCRIPT ARGUMENTS` does; then prints the report.
 RUN = """
 import sys; sys.path.insert(0, {packages!r})
 from tests.third_party import torchvision_stub; torchvision_stub.install()

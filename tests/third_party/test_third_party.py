@@ -24,13 +24,13 @@ TIMES, PLUS = 2.0, 2e-6
 
 @pytest.fixture(scope="session")
 def packages() -> Path:
-    """A folder of its own for each torch, kept between runs; the list is the stamp."""
+    """A folder for each version of torch, kept between runs while the list does not change."""
     folder = ROOT / "out" / f"third_party-{torch.__version__.split('+')[0]}"
     stamp = folder / "packages.txt"
     if not stamp.exists() or stamp.read_text() != LIST.read_text():
-        # Without build isolation, in which sam2 would build with a torch of its own.
+        # Without build isolation, in which sam2 would install another torch.
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-        # One torchvision for all torches from 2.14 on; the one for 2.13 works with a torch of its own only.
+        # One torchvision works with torch 2.14 and later; that for torch 2.13 works with no other.
         vision = ["torchvision>=0.29.2"] if torch.__version__ >= "2.14" else []
         done = subprocess.run(
             [*install, "--upgrade", "--target", str(folder), "-r", str(LIST), *vision],

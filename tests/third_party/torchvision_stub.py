@@ -1,5 +1,5 @@
-"""A torchvision that can be imported and does nothing: its wheels want a torch of their own, and the models
-here need no images to be read."""
+"""A torchvision that can be imported and does nothing: its wheels require another torch, and the models here
+read no images."""
 
 from __future__ import annotations
 

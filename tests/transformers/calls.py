@@ -20,7 +20,7 @@ class Call(NamedTuple):
 
     @property
     def has_dense_mask(self) -> bool:
-        """A row of padding `[B, 1, 1, Lk]` is none: it says nothing that a window or a length could say. The
-        packed operators take no mask."""
+        """A row of padding `[B, 1, 1, Lk]` does not count, because neither a window nor a length can replace
+        it. The packed operators take no mask."""
         mask: Tensor | None = self.arguments.get("attn_mask")
         return mask is not None and mask.shape[1:3] != (1, 1)

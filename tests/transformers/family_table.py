@@ -1,8 +1,8 @@
 """The results of the sweep (sweep.py): families.txt, one table for all tested versions of transformers.
 
 A line has a kind, the versions, a verdict, the families that have it, and the reason if there is one. Where
-two versions differ, each has lines of its own. A verdict names its cases in brackets if other cases of the
-family have a better one. It says "runs under sdpa" if a refused family matches under
+two versions differ, each has its own lines. A verdict names its cases in brackets if other cases of the
+family have a better one. It is "runs under sdpa" if a refused family matches under
 `register(on_unsupported="sdpa")`.
 """
 

@@ -1,7 +1,7 @@
 """The list of models in docs/models.md and its summary in the README, written from families.txt and
 checked by test_models_table.py.
 
-python -m tests.transformers.models_table            # exit 1 if one of them says anything else
+python -m tests.transformers.models_table            # exit 1 if one of them differs
 python -m tests.transformers.models_table --update
 """
 

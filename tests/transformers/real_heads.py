@@ -62,7 +62,7 @@ def padded_prompt() -> dict[str, Tensor]:
 
 
 def with_image(tokens: int, types: str, **image: Tensor) -> dict[str, Tensor]:
-    """A prompt whose 4th token begins an image of so many tokens; `types` says where they are."""
+    """A prompt whose 4th token begins an image of so many tokens; `types` marks them."""
     ids = prompt(PROMPT + tokens, batch=1)[0] % IMAGE
     ids[0, 3], ids[0, 4 : 4 + tokens], ids[0, 4 + tokens] = IMAGE_START, IMAGE, IMAGE_END
     return {

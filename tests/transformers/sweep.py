@@ -49,7 +49,10 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "causal": (transformers.AutoModelForCausalLM, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "masked": (transformers.AutoModelForMaskedLM, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     "seq2seq": (transformers.AutoModelForSeq2SeqLM, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
-    "base": (transformers.AutoModel, auto.MODEL_MAPPING_NAMES),  # only what is in none of the others
+    "base": (
+        transformers.AutoModel,
+        auto.MODEL_MAPPING_NAMES,
+    ),  # only those that are in none of the others
 }
 LENGTH = 20  # more than decode takes at once
 PADDED = 4
@@ -127,7 +130,7 @@ def build(kind: str, config: PreTrainedConfig, implementation: str) -> PreTraine
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2 and not weight.any():
-                weight.normal_(std=0.02)  # a projection that starts at zero would hide what comes before it
+                weight.normal_(std=0.02)  # a projection that starts at zero would hide the layers before it
             if weight.ndim == 2 and "embed" not in name:
                 weight.mul_(WEIGHT_GAIN)
     if model.can_generate() and model.generation_config.decoder_start_token_id is None:
@@ -206,9 +209,9 @@ def run(model: PreTrainedModel, case: str, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def compare(watch: Watch, eager: PreTrainedModel, ours: PreTrainedModel, case: str) -> Case | None:
-    """None where eager attention itself cannot do the case. The reference runs on the CPU; what does not
-    agree with it is compared with eager attention on the same device, where the rest of the model may fail
-    too or round otherwise."""
+    """None if eager attention cannot run the case. The reference runs on the CPU. If the results differ, they
+    are compared with eager attention on the same device, where the rest of the model may fail or round
+    differently."""
     inputs = inputs_of(eager, case)
     verdict = compare_with(watch, eager, ours, case, inputs)
     if verdict and verdict.verdict in ("differs", "fails") and ours.device != eager.device:

@@ -1,7 +1,7 @@
 """No model family of transformers differs silently: a sample here, and every family in a sweep.
 
-families.txt (family_table.py) holds what the sweep found with the oldest and the newest transformers that are
-supported; the list of models is made of it.
+families.txt (family_table.py) has the results of the sweep with the oldest and the newest supported
+transformers; the list of models is generated from it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_the_table_is_as_the_sweep_writes_it() -> None:
     assert family_table.text_of(family_table.read(text)) == text
 
 
-def test_what_is_recorded_is_read_again() -> None:
+def test_a_record_is_read_again() -> None:
     """Families that differ between versions, gone and new ones, and every form of a verdict."""
     matches, reason = {"verdict": "matches"}, "a | b (c), because"
     refuses = {"verdict": "refuses", "why": reason}

@@ -47,7 +47,7 @@ MODELS: dict[str, PreTrainedConfig] = {
 
 @pytest.fixture(autouse=True)
 def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The download alone is made up: `kernels` need not be installed. Nothing is registered besides."""
+    """Only the download is faked: `kernels` need not be installed. Nothing else is registered."""
     unregister()
     fetched: list[str] = []
 

@@ -19,7 +19,7 @@ COPIES = ("clone", "copy_", "_to_copy", "contiguous", "_reshape_copy")
 
 
 class Copies(TorchDispatchMode):
-    """The shapes of what was copied inside, and the operators of fattn that ran."""
+    """The shapes of the tensors copied inside, and the operators of fattn that ran."""
 
     def __init__(self) -> None:
         super().__init__()

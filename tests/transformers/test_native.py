@@ -1,5 +1,5 @@
-"""Windows, soft caps, sinks and filled lengths reach the operators as such, not as dense masks, and
-generated tokens and logits are those of eager attention."""
+"""Windows, soft caps, sinks and filled lengths reach the operators as options, not as dense masks, and
+generated tokens and logits equal those of eager attention."""
 
 from __future__ import annotations
 

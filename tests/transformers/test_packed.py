@@ -46,7 +46,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "gemma2": Gemma2Config(**COMMON, **MIXED, attn_logit_softcapping=0.5),
     "gemma3": Gemma3TextConfig(**COMMON, **MIXED),
 }
-# Does not look at positions for its mask.
+# Its mask does not depend on positions.
 GPT_OSS = GptOssConfig(**COMMON, **MIXED, **EXPERTS)
 LENGTHS = [[13, 1, 10], [2, 17, 5]]
 
@@ -107,8 +107,8 @@ def test_lengths_that_are_given(longest: bool, calls: list[Call]) -> None:
 
 @pytest.mark.parametrize("lens", [[13, 1, 10], [5, 2, 3]])
 def test_lengths_for_layers_with_windows(lens: list[int], calls: list[Call]) -> None:
-    """The mask of a sliding layer says its window, and the lengths what sees what; one by one is the
-    reference."""
+    """The mask of a sliding layer has its window, and the lengths determine who sees whom; the reference runs
+    one sequence at a time."""
     ours, eager = pair(AutoModelForCausalLM, GPT_OSS)
     ids, _ = prompt(length=sum(lens), batch=1)
     places = torch.cat([torch.arange(n) for n in lens])[None]
@@ -127,7 +127,7 @@ def test_lengths_for_layers_with_windows(lens: list[int], calls: list[Call]) -> 
 @pytest.mark.parametrize("head_dim", [16, 584])
 @pytest.mark.filterwarnings("ignore:fattn attention in Module")
 def test_the_attention_function_alone(causal: bool, window: int | None, head_dim: int) -> None:
-    """Queries and keys of their own lengths; a window is symmetric where rows are not causal, as it is for
+    """Queries and keys of different lengths; a window is symmetric where rows are not causal, as for
     flash attention in transformers. Heads that are too wide go through sdpa attention, in which the lengths
     must not be lost."""
     register(on_unsupported="sdpa")
@@ -164,7 +164,7 @@ def test_the_attention_function_alone(causal: bool, window: int | None, head_dim
 
 
 def test_training_of_packed_sequences() -> None:
-    """Through sdpa, with the mask that says the same."""
+    """Through sdpa, with an equivalent mask."""
     ours, eager = pair(AutoModelForCausalLM, MistralConfig(**COMMON, sliding_window=WINDOW))
     ids, _ = prompt(length=24, batch=2)
     inputs = {"input_ids": ids, "position_ids": positions(2), "labels": ids, "use_cache": False}
@@ -185,7 +185,7 @@ def test_training_of_packed_sequences() -> None:
     ids=lambda c: c.model_type,
 )
 def test_training_by_lengths(config: PreTrainedConfig) -> None:
-    """No positions restart, and no mask says what the lengths say; one by one is the reference."""
+    """Positions do not restart, and no mask has the lengths; the reference runs one sequence at a time."""
     ours, eager = pair(AutoModelForCausalLM, config)
     ids, _ = prompt(length=24, batch=2)
     ends = torch.tensor([0, 13, 14, 24, 26, 43, 48], dtype=torch.int32)

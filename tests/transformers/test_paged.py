@@ -30,7 +30,7 @@ from torch_fattn.integrations.transformers.compat import BATCHES_BY_NAME
 NEW_TOKENS = 20
 WINDOW = 8
 BLOCK_SIZE = 8
-BATCH_TOKENS = 32  # so that the long prompts come in chunks, beside single tokens of others
+BATCH_TOKENS = 32  # so that long prompts run in chunks, in one batch with single tokens of others
 MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
@@ -133,7 +133,7 @@ TOO_WIDE: dict[str, PreTrainedConfig] = {
 
 @pytest.mark.filterwarnings("always:fattn attention in")
 @pytest.mark.parametrize("name", TOO_WIDE)
-def test_what_the_kernels_cannot_run(name: str, recwarn: pytest.WarningsRecorder) -> None:
+def test_calls_that_the_kernels_cannot_run(name: str, recwarn: pytest.WarningsRecorder) -> None:
     """Under that policy other attention runs it, here too; the reference is plain eager attention, since
     `paged|eager` drops soft caps."""
     register(on_unsupported="sdpa")
@@ -155,7 +155,7 @@ def test_control_what_the_kernels_cannot_run_is_an_error() -> None:
 
 
 def check_against_eager(eager: PreTrainedModel, mine: list[list[int]]) -> None:
-    """Each token is the one that eager attention, without a cache, makes of those before it."""
+    """Each token equals that of eager attention without a cache, given the tokens before it."""
     for prompt_ids, tokens in zip(prompts(), mine, strict=True):
         with torch.no_grad():
             logits = eager(torch.tensor([prompt_ids + tokens]), use_cache=False).logits[0]
@@ -188,7 +188,7 @@ def test_control_shuffled_tables(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 class Layer(nn.Module):
     layer_idx = 0
-    is_causal = False  # as some layers say that are causal by their mask
+    is_causal = False  # as in some layers that are causal by their mask
 
 
 class Allocator:
@@ -202,8 +202,8 @@ class Allocator:
 
 
 class LaterCache:
-    """The contract of 5.23: allocators know the layers; `update` takes the keywords, leaves in them what
-    concerns the layer, and gives back the keys of all requests."""
+    """The contract of 5.23: allocators know the layers; `update` takes the keywords, adds those of the layer,
+    and returns the keys of all requests."""
 
     def __init__(self, past: list[int], heads: int, head_dim: int, window: int | None = None) -> None:
         self.layer_to_allocator = {0: Allocator(window)}

@@ -73,7 +73,7 @@ def test_generate(name: str, calls: list[Call]) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_control_other_weights_of_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores that are twice what they should be move the logits visibly in every model."""
+    """The control: doubled scores change the logits visibly in every model."""
     real = MODELS[name]()
     ours, eager = pair(real.auto_class, real.config)
     for op in ("prefill", "decode"):

@@ -132,7 +132,7 @@ def test_window_without_its_mask() -> None:
     assert call(sliding_window=4).shape == (1, ROWS, 4, 16), "4 keys fit into a window of 4"
 
 
-def test_masks_that_say_something_else() -> None:
+def test_masks_that_contradict_the_options() -> None:
     def ones(*shape: int, dtype: torch.dtype = torch.bool) -> torch.Tensor:
         return torch.ones(shape, dtype=dtype, device=DEVICE)
 

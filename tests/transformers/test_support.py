@@ -1,5 +1,5 @@
-"""Supported model classes and the form of their masks: a rule on what a class declares and on whether its
-module ever looks the attention interface up, tried on classes made up here."""
+"""Supported model classes and the form of their masks: a rule on the declarations of a class and on whether
+its module ever looks up the attention interface, tried on invented classes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SUPPORTS = ("sdpa", "flash_attn", "attention_backend")
 
 def new_model(*supports: str, config: type[PreTrainedConfig] | None = None) -> type[PreTrainedConfig]:
     """A new model class, as remote code brings them, that declares this support; returns its config class."""
-    config = config or type("MadeUpConfig", (PreTrainedConfig,), {"model_type": "made_up"})
+    config = config or type("MadeUpConfig", (PreTrainedConfig,), {"model_type": "invented"})
     declared = {f"_supports_{name}": name in supports for name in SUPPORTS}
-    made_up.append(type("MadeUpModel", (PreTrainedModel,), {"config_class": config, **declared}))
+    invented.append(type("MadeUpModel", (PreTrainedModel,), {"config_class": config, **declared}))
     return config
 
 
-made_up: list[type] = []  # keeps the classes alive: what is loaded counts
+invented: list[type] = []  # keeps the classes alive: loaded classes count
 
 
 def mask_for(config: PreTrainedConfig, device: str = "cpu", **options: Any) -> torch.Tensor:
@@ -46,7 +46,7 @@ def mask_for(config: PreTrainedConfig, device: str = "cpu", **options: Any) -> t
     return make_mask(config=config, **sizes | options)
 
 
-def test_a_model_of_its_own_way_is_refused() -> None:
+def test_a_model_outside_the_interface_is_refused() -> None:
     with pytest.raises(
         NotImplementedError, match='MadeUpModel .*interface.*; use attn_implementation="eager"'
     ):
@@ -57,7 +57,7 @@ def test_a_model_of_its_own_way_is_refused() -> None:
 
 @pytest.mark.parametrize("model", [BloomModel, FalconModel])
 def test_library_models_are_refused(model: type[PreTrainedModel]) -> None:
-    """Falcon declares sdpa and means F.scaled_dot_product_attention, which it calls by itself."""
+    """Falcon declares sdpa and calls F.scaled_dot_product_attention itself."""
     with pytest.raises(NotImplementedError, match=model.__name__.removesuffix("Model")):
         mask_for(model.config_class())
     mask_for(LlamaModel.config_class())
@@ -107,7 +107,7 @@ def loaded(name: str, text: str, monkeypatch: pytest.MonkeyPatch, path: Path, **
 def test_declared_sdpa_without_the_interface(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: int, base: str, body: str, accepted: bool
 ) -> None:
-    """A class may inherit its declarations, and the layers may be in a file beside the model's."""
+    """A class may inherit its declarations, and the layers may be in another file than the model."""
     name = f"own_{files}_{base.partition('.')[0]}_{abs(hash(body))}"
     config = type("OwnConfig", (PreTrainedConfig,), {"model_type": name})
     attention = OWN_ATTENTION.format(base=base, body=body)
@@ -115,7 +115,7 @@ def test_declared_sdpa_without_the_interface(
         loaded(f"{name}_layers", attention, monkeypatch, tmp_path)
         attention = f"from {name}_layers import OwnAttention\n"
     loaded(name, attention + OWN_MODEL, monkeypatch, tmp_path, CONFIG=config)
-    made_up.append(vars(sys.modules[name])["OwnModel"])
+    invented.append(vars(sys.modules[name])["OwnModel"])
     if accepted:
         mask_for(config())
     else:
@@ -123,14 +123,14 @@ def test_declared_sdpa_without_the_interface(
             mask_for(config())
 
 
-def test_a_notebook_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module without source, and a layer that was not there when the class was first looked up."""
+def test_a_notebook_that_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module without source, and a layer that did not exist when the class was first looked up."""
     notebook = types.ModuleType("notebook")
     monkeypatch.setitem(sys.modules, "notebook", notebook)
     config = type("NotebookConfig", (PreTrainedConfig,), {"model_type": "notebook"})
     notebook.CONFIG = config  # type: ignore[attr-defined]
     exec(OWN_MODEL, vars(notebook))
-    made_up.append(notebook.OwnModel)
+    invented.append(notebook.OwnModel)
     mask_for(config())
     exec(OWN_ATTENTION.format(base="nn.Module", body=FORWARD + "inputs"), vars(notebook))
     with pytest.raises(NotImplementedError, match="OwnModel"):
@@ -142,7 +142,7 @@ def test_a_notebook_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_models_of_one_config() -> None:
-    """Nobody says which of them asks, so both must be able."""
+    """It is unknown which of them calls, so both must be supported."""
     config = new_model("sdpa")
     mask_for(config())
     new_model(config=config)
@@ -202,7 +202,7 @@ def test_recurrent_models_get_padding_as_eager_has_it() -> None:
     padding[0, :3] = False
     config = new_model("sdpa", "flash_attn")
     assert mask_for(config(), attention_mask=padding).equal(padding)
-    made_up[-1]._is_stateful = True  # type: ignore[attr-defined]
+    invented[-1]._is_stateful = True  # type: ignore[attr-defined]
     additive = mask_for(config(), attention_mask=padding)
     assert additive.shape == (2, 1, LENGTH, LENGTH) and additive.is_floating_point()
     assert additive[0, 0, 0].isfinite().all(), "a row without a key is the mean of all values"
@@ -221,9 +221,9 @@ def attention_of_layer(request: pytest.FixtureRequest) -> Attention:
     return lambda mask: attend(layer, *tensors, mask)[0].cpu()
 
 
-def test_the_mask_says_the_pattern(attention_of_layer: Attention) -> None:
-    """Whatever the layer says of itself, as under eager attention: the layers of BigBird-Pegasus and of
-    PaliGemma call themselves bidirectional where their mask is causal."""
+def test_the_mask_has_the_pattern(attention_of_layer: Attention) -> None:
+    """Whatever `is_causal` of the layer is, as under eager attention: the layers of BigBird-Pegasus and
+    PaliGemma declare themselves bidirectional although their mask is causal."""
     config = LlamaModel.config_class()
     bidirectional = {"mask_function": bidirectional_mask_function, "allow_is_bidirectional_skip": True}
     causal_4d = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=DEVICE).tril()[None, None]

@@ -110,7 +110,7 @@ def test_wide_heads_are_an_error_otherwise() -> None:
 
 
 def test_one_layer_of_several(sdpa_policy: None, seen: list[warnings.WarningMessage]) -> None:
-    """The others go on as they did."""
+    """The other layers still run through fattn."""
     ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
     ours.model.layers[1].self_attn.forward = _in_float64(ours.model.layers[1].self_attn)
     ids, _ = prompt()
@@ -148,7 +148,7 @@ class _Converted:
 
 @pytest.mark.parametrize("name", OF_THEIR_OWN)
 @pytest.mark.parametrize("padding", [0, 3])
-def test_models_of_their_own_way(
+def test_models_outside_the_interface(
     name: str, padding: int, sdpa_policy: None, seen: list[warnings.WarningMessage]
 ) -> None:
     ours, eager = pair(AutoModelForCausalLM, OF_THEIR_OWN[name])
@@ -174,7 +174,7 @@ def test_models_outside_the_interface_are_refused(name: str) -> None:
         {"sliding_window": 2},
     ],
 )
-def test_what_sdpa_would_drop_stays_an_error(dropped: dict[str, Any], sdpa_policy: None) -> None:
+def test_options_that_sdpa_would_drop_are_errors(dropped: dict[str, Any], sdpa_policy: None) -> None:
     layer = nn.Module().eval()
     query = torch.randn(1, 4, 5, 16, device=DEVICE)
     with pytest.raises(NotImplementedError, match=next(iter(dropped)).replace("_w", ".w")):

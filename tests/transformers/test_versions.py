@@ -31,7 +31,7 @@ def test_a_newer_one_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("version", [transformers.__version__, "5.17.0", "5.20.2", "5.23.0"])
-def test_one_in_the_range_says_nothing(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_in_the_range_gives_no_warning(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration.transformers, "__version__", version)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -68,15 +68,15 @@ def tiny_configs(model_type: str) -> Iterator[PreTrainedConfig]:
         for complete in (False, True):
             try:
                 fields = shrink(config_class().to_dict(), layers, complete)
-                del fields["model_type"]  # of a part it says which class the part has
+                del fields["model_type"]  # names the class of a part
                 config = config_class(**fields)
-            except Exception:  # each config class has checks of its own
+            except Exception:  # each config class has its own checks
                 continue
             yield config
 
 
 def shrink(fields: dict[str, Any], layers: int, complete: bool) -> dict[str, Any]:
-    """`complete`: also fill in what has no default, and the sections of multi-axis rotary embeddings."""
+    """`complete`: also fills fields without a default, and the sections of multi-axis rotary embeddings."""
     default_layers = next((fields[n] for n in _COUNTS_OF_LAYERS if isinstance(fields.get(n), int)), None)
     heads = next((v for k, v in fields.items() if _ATTENTION_HEADS.fullmatch(k) and isinstance(v, int)), 0)
     small: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def _one_of_each_kind(per_layer: list[Any], layers: int) -> list[Any]:
 
 
 def _small_rope(rope: dict[str, Any]) -> dict[str, Any]:
-    """The sections of multi-axis rotary embeddings add up to half of what is rotated of a head."""
+    """The sections of multi-axis rotary embeddings add up to half of the rotated columns of a head."""
     if any(isinstance(value, dict) for value in rope.values()):
         return {k: _small_rope(v) if isinstance(v, dict) else v for k, v in rope.items()}
     half = int(HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2

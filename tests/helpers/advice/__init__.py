@@ -27,7 +27,7 @@ class Advice:
 
     @property
     def words(self) -> str:
-        """Without a message of its own: the longest part of the source that no inserted value interrupts."""
+        """The message, or else the longest part of the source between inserted values."""
         return self.message or max(self.source.split("{}"), key=len).strip()
 
 
@@ -93,7 +93,7 @@ def _pad_values(op: str, value: str) -> Advice:
 
 
 def written(**changes: Any) -> Callable[[], Tensor]:
-    """A call of cache_write, and then what the cache holds."""
+    """Calls cache_write and returns the written rows of the cache."""
 
     def call() -> Tensor:
         arguments = cache_problems.valid("float", "cpu") | changes
@@ -156,52 +156,33 @@ ADVICE: list[Advice] = [
     _pad_heads("varlen_prefill", "key"),
     _pad_values("prefill", "value"),
     _pad_values("paged_decode", "value_cache"),
-    of_op(
-        "pass heads of at least {} columns",
-        "prefill",
-        _cut("prefill", "query", "key", columns=0),
-        _cut("prefill", "query", "key", columns=8),
-        message="at least 8",
-    ),
-    Advice(
-        "use F.scaled_dot_product_attention for this layer",
-        lambda: torch_fattn.prefill(**WIDE),
-        lambda: F.scaled_dot_product_attention(**WIDE),
-        lambda: reference.prefill(**WIDE)[0],
-    ),
+    of_op("pass heads of at least {} columns", "prefill", _cut("prefill", "query", "key", columns=0),
+          _cut("prefill", "query", "key", columns=8), message="at least 8"),
+    Advice("use F.scaled_dot_product_attention for this layer", lambda: torch_fattn.prefill(**WIDE),
+           lambda: F.scaled_dot_product_attention(**WIDE), lambda: reference.prefill(**WIDE)[0]),
     of_op(
         "use -1 for no limit or a number of keys >= 0", "prefill", {"window_left": -2}, {"window_left": -1}
     ),
     of_op("use 0 for none", "prefill", {"sink_tokens": -1}, {"sink_tokens": 0}),
     of_op("use 0 for none", "decode", {"softcap": 1e39}, {"softcap": 0}),
     of_op("use a larger one, or 0 for none", "prefill", {"softcap": 1e-60}, {"softcap": 1.0}),
-    Advice(
-        "use one nearer to 0: beyond all keys and {}windows out stays the same",
-        run("prefill", window_left=4, sink_tokens=2, q_offset=2**30 + 1),
-        run("prefill", window_left=4, sink_tokens=2, q_offset=24 + 4),
-        exact("prefill", window_left=4, sink_tokens=2, q_offset=2**30 + 1),
-    ),
-    Advice(
-        "use one nearer to 0: beyond all keys and {}windows out stays the same",
-        run("prefill", alibi_slopes=SLOPES, q_offset=-(2**31)),
-        run("prefill", alibi_slopes=SLOPES, q_offset=-9),
-        exact("prefill", alibi_slopes=SLOPES, q_offset=-(2**31)),
-    ),
+    Advice("use one nearer to 0: beyond all keys and {}windows out stays the same",
+           run("prefill", window_left=4, sink_tokens=2, q_offset=2**30 + 1),
+           run("prefill", window_left=4, sink_tokens=2, q_offset=24 + 4),
+           exact("prefill", window_left=4, sink_tokens=2, q_offset=2**30 + 1)),
+    Advice("use one nearer to 0: beyond all keys and {}windows out stays the same",
+           run("prefill", alibi_slopes=SLOPES, q_offset=-(2**31)),
+           run("prefill", alibi_slopes=SLOPES, q_offset=-9),
+           exact("prefill", alibi_slopes=SLOPES, q_offset=-(2**31))),
     of_op("leave it out for 1 / sqrt(head_dim)", "prefill", {"scale": float("nan")}),
     of_op("pass the most query rows that a sequence has", "varlen_prefill", {"max_seqlen_q": -1}),
     of_op("pass the most keys that a sequence has", "varlen_prefill", {"max_seqlen_k": -7}),
-    Advice(
-        "split the call",
-        lambda: torch_fattn.decode(MANY, MANY, MANY),
-        lambda: torch.cat([torch_fattn.decode(part, part, part) for part in MANY.split(40000)]),
-        lambda: reference.decode(MANY, MANY, MANY)[0],
-    ),
-    of_op(
-        "use blocks of 1 key or more",
-        "paged_decode",
-        {n: of("paged_decode")[n][:, :0] for n in ("key_cache", "value_cache")},
-        {n: of("paged_decode")[n][:, :1] for n in ("key_cache", "value_cache")},
-    ),
+    Advice("split the call", lambda: torch_fattn.decode(MANY, MANY, MANY),
+           lambda: torch.cat([torch_fattn.decode(part, part, part) for part in MANY.split(40000)]),
+           lambda: reference.decode(MANY, MANY, MANY)[0]),
+    of_op("use blocks of 1 key or more", "paged_decode",
+          {n: of("paged_decode")[n][:, :0] for n in ("key_cache", "value_cache")},
+          {n: of("paged_decode")[n][:, :1] for n in ("key_cache", "value_cache")}),
     of_write(
         "use blocks of 1 key or more, up to that",
         written(**{n: WRITTEN[n][:, :0] for n in ("key_cache", "value_cache")}),
@@ -209,100 +190,52 @@ ADVICE: list[Advice] = [
             **{n: torch.zeros(8, 1, 2, d).half() for n, d in (("key_cache", 64), ("value_cache", 96))}
         )(),
     ),
-    Advice(
-        "use fattn.prefill with is_causal=True over the filled keys of each sequence",
-        run("decode", query=LONG),
-        _long_by_prefill,
-        exact("decode", query=LONG),
-    ),
-    Advice(
-        "use fattn.paged_prefill, which takes the rows as [rows, heads, head_dim]",
-        run("paged_decode", query=LONG),
-        _long_by_paged_prefill,
-        exact("paged_decode", query=LONG),
-    ),
-    Advice(
-        "pass at least one",
-        run("merge", outs=of("merge")["outs"][:0], lses=of("merge")["lses"][:0]),
-        run("merge", outs=of("merge")["outs"][:1], lses=of("merge")["lses"][:1]),
-        lambda: of("merge")["outs"][0],
-    ),
-    Advice(
-        "pass the bound of the result",
-        lambda: torch_fattn.softcap(heads(3, 8), 0.0),
-        lambda: torch_fattn.softcap(heads(3, 8), 3.0),
-        lambda: reference.softcap(heads(3, 8), 3.0),
-    ),
-    Advice(
-        "leave out the dimensions in which it is expanded",
-        lambda: torch.ops.fattn.mask_map(MASK.expand(2**20, 2**14, 9, 24)),
-        lambda: torch.ops.fattn.mask_map(MASK),
-        lambda: reference.mask_map(MASK),
-    ),
-    Advice(
-        "use F.scaled_dot_product_attention, or tensors on the CPU",
-        lambda: torch_fattn.explain("prefill", **of("prefill"), family=6),
-        run("prefill"),
-        exact("prefill"),
-    ),
+    Advice("use fattn.prefill with is_causal=True over the filled keys of each sequence",
+           run("decode", query=LONG), _long_by_prefill, exact("decode", query=LONG)),
+    Advice("use fattn.paged_prefill, which takes the rows as [rows, heads, head_dim]",
+           run("paged_decode", query=LONG), _long_by_paged_prefill, exact("paged_decode", query=LONG)),
+    Advice("pass at least one", run("merge", outs=of("merge")["outs"][:0], lses=of("merge")["lses"][:0]),
+           run("merge", outs=of("merge")["outs"][:1], lses=of("merge")["lses"][:1]),
+           lambda: of("merge")["outs"][0]),
+    Advice("pass the bound of the result", lambda: torch_fattn.softcap(heads(3, 8), 0.0),
+           lambda: torch_fattn.softcap(heads(3, 8), 3.0), lambda: reference.softcap(heads(3, 8), 3.0)),
+    Advice("leave out the dimensions in which it is expanded",
+           lambda: torch.ops.fattn.mask_map(MASK.expand(2**20, 2**14, 9, 24)),
+           lambda: torch.ops.fattn.mask_map(MASK), lambda: reference.mask_map(MASK)),
+    Advice("use F.scaled_dot_product_attention, or tensors on the CPU",
+           lambda: torch_fattn.explain("prefill", **of("prefill"), family=6), run("prefill"),
+           exact("prefill")),
     of_op('name it: "fp8_e4m3" or "int4"', "decode", FP8, {**FP8, "kv_format": "fp8_e4m3"}),
     of_write(
         "use torch.float32, {}torch.float16, torch.bfloat16, torch.int8, or torch.uint8 with kv_format",
         lambda: written(key_cache=WRITTEN["key_cache"].int(), value_cache=WRITTEN["value_cache"].int())(),
         written(),
     ),
-    Advice(
-        "allocate them so, or name the format that they have",
-        run("decode", **QUANTISED, kv_format="fp8_e4m3"),
-        run("decode", **QUANTISED, kv_format="int8"),
-        exact("decode", **QUANTISED),
-    ),
-    Advice(
-        "use",
-        run("decode", **QUANTISED, kv_format="int3"),
-        run("decode", **QUANTISED, kv_format="int8"),
-        exact("decode", **QUANTISED),
-        message='"int8"',
-    ),
+    Advice("allocate them so, or name the format that they have",
+           run("decode", **QUANTISED, kv_format="fp8_e4m3"), run("decode", **QUANTISED, kv_format="int8"),
+           exact("decode", **QUANTISED)),
+    Advice("use", run("decode", **QUANTISED, kv_format="int3"), run("decode", **QUANTISED, kv_format="int8"),
+           exact("decode", **QUANTISED), message='"int8"'),
     of_op('use "fp8_e4m3" or int8', "decode", {**HALVES, "kv_format": "int4"}, QUANTISED),
     of_op("pass a tensor of shape", "prefill", {"key": None}, message="[batch, heads, length, head_dim]"),
-    Advice(
-        "move {} with .to({}.device)",
-        lambda: torch_fattn.prefill(heads(1, 2, 3, 8), *heads(2, 1, 2, 5, 8).to("mps")),
-        lambda: torch_fattn.prefill(heads(1, 2, 3, 8).to("mps"), *heads(2, 1, 2, 5, 8).to("mps")).cpu(),
-        lambda: reference.prefill(heads(1, 2, 3, 8), *heads(2, 1, 2, 5, 8))[0],
-        message="move query with .to(key.device)",
-    ),
-    Advice(
-        "convert it with .to(torch.int32)",
-        run("decode", seq_lens=of("decode")["seq_lens"].long()),
-        run("decode", seq_lens=of("decode")["seq_lens"].long().to(torch.int32)),
-        exact("decode"),
-    ),
+    Advice("move {} with .to({}.device)",
+           lambda: torch_fattn.prefill(heads(1, 2, 3, 8), *heads(2, 1, 2, 5, 8).to("mps")),
+           lambda: torch_fattn.prefill(heads(1, 2, 3, 8).to("mps"), *heads(2, 1, 2, 5, 8).to("mps")).cpu(),
+           lambda: reference.prefill(heads(1, 2, 3, 8), *heads(2, 1, 2, 5, 8))[0],
+           message="move query with .to(key.device)"),
+    Advice("convert it with .to(torch.int32)", run("decode", seq_lens=of("decode")["seq_lens"].long()),
+           run("decode", seq_lens=of("decode")["seq_lens"].long().to(torch.int32)), exact("decode")),
     of_op("leave it out", "decode", {"key_scales": QUANTISED["key_scales"]}),
-    of_op(
-        "pass",
-        "decode",
-        {"key": QUANTISED["key"], "value": QUANTISED["value"]},
-        QUANTISED,
-        message="pass key_scales",
-    ),
-    of_op(
-        "pass both, or neither for fp8_e4m3 that needs no scales",
-        "decode",
-        {**FP8 | {"value_scales": None}, "kv_format": "fp8_e4m3"},
-        {**FP8, "kv_format": "fp8_e4m3"},
-    ),
-    of_write(
-        "pass memory of its own, without .expand()",
-        written(key_cache=WRITTEN["key_cache"][:1].expand(4, -1, -1, -1)),
-        written(key_cache=WRITTEN["key_cache"][:1].repeat(4, 1, 1, 1)),
-    ),
-    of_write(
-        "convert the rows with .to(key_cache.dtype)",
-        written(**{n: WRITTEN[n].float() for n in ("key", "value")}),
-        written(**{n: WRITTEN[n].float().to(WRITTEN["key_cache"].dtype) for n in ("key", "value")}),
-    ),
+    of_op("pass", "decode", {"key": QUANTISED["key"], "value": QUANTISED["value"]}, QUANTISED,
+          message="pass key_scales"),
+    of_op("pass both, or neither for fp8_e4m3 that needs no scales", "decode",
+          {**FP8 | {"value_scales": None}, "kv_format": "fp8_e4m3"}, {**FP8, "kv_format": "fp8_e4m3"}),
+    of_write("pass memory of its own, without .expand()",
+             written(key_cache=WRITTEN["key_cache"][:1].expand(4, -1, -1, -1)),
+             written(key_cache=WRITTEN["key_cache"][:1].repeat(4, 1, 1, 1))),
+    of_write("convert the rows with .to(key_cache.dtype)",
+             written(**{n: WRITTEN[n].float() for n in ("key", "value")}),
+             written(**{n: WRITTEN[n].float().to(WRITTEN["key_cache"].dtype) for n in ("key", "value")})),
     of_write(
         "pass memory of its own for each, or value, value_cache and value_scales all as the first "
         "{}columns of their key counterparts",
@@ -310,40 +243,25 @@ ADVICE: list[Advice] = [
         written(value_cache=WRITTEN["key_cache"].clone(), value=WRITTEN["key"]),
     ),
     of_write("pass both, or neither", written(key_scales=torch.ones(4, 2, 2)), written()),
-    of_write(
-        "pass {}.detach(), or call under torch.no_grad()",
-        written(key_cache=WRITTEN["key_cache"].clone().requires_grad_()),
-        written(key_cache=WRITTEN["key_cache"].clone().requires_grad_().detach()),
-        message="key_cache.detach()",
-    ),
-    Advice(
-        "pass the mask that it is the map of, too",
-        run("prefill", mask_map=torch_fattn.mask_map(MASK)),
-        run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)),
-        exact("prefill", attn_mask=MASK),
-    ),
-    Advice(
-        "make it with torch_fattn.mask_map(attn_mask)",
-        run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK).int()),
-        run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)),
-        exact("prefill", attn_mask=MASK),
-    ),
-    of_write(
-        "pass what its .resolve_neg() returns",
-        written(key_cache=torch._neg_view(WRITTEN["key_cache"])),
-        written(key_cache=torch._neg_view(WRITTEN["key_cache"]).resolve_neg()),
-    ),
+    of_write("pass {}.detach(), or call under torch.no_grad()",
+             written(key_cache=WRITTEN["key_cache"].clone().requires_grad_()),
+             written(key_cache=WRITTEN["key_cache"].clone().requires_grad_().detach()),
+             message="key_cache.detach()"),
+    Advice("pass the mask that it is the map of, too", run("prefill", mask_map=torch_fattn.mask_map(MASK)),
+           run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)),
+           exact("prefill", attn_mask=MASK)),
+    Advice("make it with torch_fattn.mask_map(attn_mask)",
+           run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK).int()),
+           run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)),
+           exact("prefill", attn_mask=MASK)),
+    of_write("pass what its .resolve_neg() returns", written(key_cache=torch._neg_view(WRITTEN["key_cache"])),
+             written(key_cache=torch._neg_view(WRITTEN["key_cache"]).resolve_neg())),
     # With FATTN_CHECK=1.
-    Advice(
-        "make it anew with torch_fattn.mask_map(attn_mask)",
-        run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(torch.zeros_like(MASK))),
-        run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)),
-        exact("prefill", attn_mask=MASK),
-    ),
+    Advice("make it anew with torch_fattn.mask_map(attn_mask)",
+           run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(torch.zeros_like(MASK))),
+           run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)),
+           exact("prefill", attn_mask=MASK)),
     of_op("pass the most rows that a sequence has", "varlen_prefill", {"max_seqlen_q": 3}),
-    of_write(
-        "give every token a slot of its own, or -1 to drop it",
-        written(slot_mapping=torch.tensor([3, 6, 6])),
-        written(slot_mapping=torch.tensor([3, -1, 6])),
-    ),
-]
+    of_write("give every token a slot of its own, or -1 to drop it",
+             written(slot_mapping=torch.tensor([3, 6, 6])), written(slot_mapping=torch.tensor([3, -1, 6]))),
+]  # fmt: skip

@@ -79,20 +79,14 @@ ADVICE: list[Advice] = [
         )
         for op, options in (("decode", {}), ("decode", QUANTISED), ("paged_decode", {}))
     ),
-    Advice(
-        "use F.scaled_dot_product_attention for this layer",
-        lambda: torch_fattn.prefill(**GROUPED, is_causal=True),
-        _by_torch(),
-        lambda: reference.prefill(**GROUPED, is_causal=True)[0],
-        message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees",
-    ),
-    Advice(
-        "use F.scaled_dot_product_attention for this layer",
-        lambda: torch_fattn.decode(**GROUPED, seq_lens=FOUR),
-        _by_torch(keys=4),
-        lambda: reference.decode(**GROUPED, seq_lens=FOUR)[0],
-        message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees",
-    ),
+    Advice("use F.scaled_dot_product_attention for this layer",
+           lambda: torch_fattn.prefill(**GROUPED, is_causal=True), _by_torch(),
+           lambda: reference.prefill(**GROUPED, is_causal=True)[0],
+           message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees"),
+    Advice("use F.scaled_dot_product_attention for this layer",
+           lambda: torch_fattn.decode(**GROUPED, seq_lens=FOUR), _by_torch(keys=4),
+           lambda: reference.decode(**GROUPED, seq_lens=FOUR)[0],
+           message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees"),
     *(
         Advice(
             "use torch_fattn.reference.decode for this layer, in float64",
@@ -102,26 +96,17 @@ ADVICE: list[Advice] = [
         )
         for options in ({"softcap": 3.0}, {"alibi_slopes": SLOPES}, {"sinks": SLOPES})
     ),
-    of_op(
-        "use .transpose(1, 2) if yours have the length before the heads",
-        "prefill",
-        {n: of("prefill")[n].transpose(1, 2) for n in ("query", "key", "value")},
-        message="query and key are [batch, heads, length, head_dim]: use .transpose(1, 2)",
-    ),
-    Advice(
-        "transpose them if yours are not",
-        run("paged_decode", **HEADS_FIRST),
-        run("paged_decode", **{n: pool.transpose(1, 2) for n, pool in HEADS_FIRST.items()}),
-        exact("paged_decode"),
-        message="key_cache [num_blocks, block_size, kv_heads, head_dim]: transpose",
-    ),
-    Advice(
-        "they must be equal",
-        run("prefill", **{n: of("prefill")[n][:1] for n in ("key", "value")}),
-        run("prefill", **{n: of("prefill")[n][:1].expand(2, -1, -1, -1) for n in ("key", "value")}),
-        exact("prefill", **{n: of("prefill")[n][[0, 0]] for n in ("key", "value")}),
-        message=".expand() key to 2 sequences",
-    ),
+    of_op("use .transpose(1, 2) if yours have the length before the heads", "prefill",
+          {n: of("prefill")[n].transpose(1, 2) for n in ("query", "key", "value")},
+          message="query and key are [batch, heads, length, head_dim]: use .transpose(1, 2)"),
+    Advice("transpose them if yours are not", run("paged_decode", **HEADS_FIRST),
+           run("paged_decode", **{n: pool.transpose(1, 2) for n, pool in HEADS_FIRST.items()}),
+           exact("paged_decode"),
+           message="key_cache [num_blocks, block_size, kv_heads, head_dim]: transpose"),
+    Advice("they must be equal", run("prefill", **{n: of("prefill")[n][:1] for n in ("key", "value")}),
+           run("prefill", **{n: of("prefill")[n][:1].expand(2, -1, -1, -1) for n in ("key", "value")}),
+           exact("prefill", **{n: of("prefill")[n][[0, 0]] for n in ("key", "value")}),
+           message=".expand() key to 2 sequences"),
     *(
         Advice(
             "all three must have the same dtype{}: convert {} with .to(query.dtype)",
@@ -132,25 +117,12 @@ ADVICE: list[Advice] = [
         )
         for op, names in (("prefill", ("key", "value")), ("paged_decode", ("key_cache", "value_cache")))
     ),
-    Advice(
-        "convert it with .float()",
-        run("prefill", query=of("prefill")["query"].double()),
-        run("prefill", query=of("prefill")["query"].double().float()),
-        exact("prefill"),
-    ),
-    of_write(
-        "convert value with .to(key.dtype)",
-        written(value=WRITTEN["value"].float()),
-        written(value=WRITTEN["value"].float().to(WRITTEN["key"].dtype)),
-    ),
-    of_write(
-        "convert it with .to(torch.int64)",
-        written(slot_mapping=WRITTEN["slot_mapping"].short()),
-        written(slot_mapping=WRITTEN["slot_mapping"].short().to(torch.int64)),
-    ),
-    of_op(
-        "pass one entry more than there are sequences in both",
-        "varlen_prefill",
-        {"cu_seqlens_q": of("varlen_prefill")["cu_seqlens_q"][:2]},
-    ),
-]
+    Advice("convert it with .float()", run("prefill", query=of("prefill")["query"].double()),
+           run("prefill", query=of("prefill")["query"].double().float()), exact("prefill")),
+    of_write("convert value with .to(key.dtype)", written(value=WRITTEN["value"].float()),
+             written(value=WRITTEN["value"].float().to(WRITTEN["key"].dtype))),
+    of_write("convert it with .to(torch.int64)", written(slot_mapping=WRITTEN["slot_mapping"].short()),
+             written(slot_mapping=WRITTEN["slot_mapping"].short().to(torch.int64))),
+    of_op("pass one entry more than there are sequences in both", "varlen_prefill",
+          {"cu_seqlens_q": of("varlen_prefill")["cu_seqlens_q"][:2]}),
+]  # fmt: skip
