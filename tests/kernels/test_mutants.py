@@ -119,7 +119,8 @@ PUT = "scales.put_value(lane, value_scale);\n  }"
 # fmt: off
 MUTANTS = [
     *removed_barriers("decode", SPLIT),
-    decode("reads_past_the_length", FULL, "place.exists = key < length &&", "place.exists = key <= length &&",
+    decode("reads_past_the_length", FULL, "return key < length && (!fc_window",
+        "return key <= length && (!fc_window",
         "bounds"),
     decode("next_key_head", DECODE, "key.first = kv_head * params", "key.first = (kv_head + 1) * params",
         "bounds"),
@@ -138,8 +139,8 @@ MUTANTS = [
     # The first precedes the look-up in the block table; the others enclose a step.
     *removed_barriers("prefill", PACKED)[:1],
     *removed_barriers("prefill", PREFILL)[1:],
-    prefill("stages_a_key_too_many", PREFILL, "params.kv_len) - first_key;",
-        "params.kv_len) - first_key + 1;", "bounds"),
+    prefill("stages_a_key_too_many", PREFILL, "= source.table.length - first_key;",
+        "= source.table.length - first_key + 1;", "bounds"),
     prefill("stores_a_row_too_many", PREFILL, "at.exists = item < end;", "at.exists = item <= end;",
         "bounds"),
     prefill("key_of_the_query_head", PREFILL,
@@ -152,8 +153,8 @@ MUTANTS = [
     prefill("reads_scales_of_keys_that_are_not_there", PACKED_INT8,
         "const bool read = kWhole || place.exists;", "const bool read = true;", "bounds"),
     prefill("stages_the_next_sequence", VARLEN,
-        "(fc_packed_keys ? source.table.length : params.kv_len) - first_key;",
-        "(fc_packed_keys ? params.kv_rows : params.kv_len) - first_key;", "bounds"),
+        "= source.table.length - first_key;",
+        "= params.kv_rows - first_key;", "bounds"),
     prefill("spare_rows_see_keys", VARLEN, "if (batch >= 0) {", "if (batch >= -1) {", "bounds"),
     prefill("cells_behind_the_last_row", MAPPED,
         "min(rows.tile.begin / kCellRows + lane / kColumns, (rows.tile.end - 1) / kCellRows)",
