@@ -5,6 +5,7 @@
 
 #include <metal_stdlib>
 
+#include "constants.h"
 #include "grid.h"
 
 using namespace metal;

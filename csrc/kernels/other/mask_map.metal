@@ -3,6 +3,7 @@
 //
 // A simdgroup has a cell, a lane one of its keys; the simdgroups of a threadgroup have neighbouring cells, so
 // that together they read whole lines of a mask whose keys lie side by side.
+#include "../common/constants.h"
 #include "../common/grid.h"
 #include "../common/mask.h"
 

@@ -62,12 +62,6 @@ struct TileSteps {
     return said(simd_shuffle(looked_up, ushort(own_row * kColumns + key / kCellKeys - first_column())));
   }
 
-  // Whether it leaves the step whole to all rows of the tile.
-  bool leaves_whole(int key) const thread {
-    return !fc_mask_map ||
-           simd_all(looked_up / kCellBytes != uint(key / kCellKeys) || said(looked_up) == kCellWhole);
-  }
-
  private:
   static uint said(uint cell) { return cell % kCellBytes; }
 
