@@ -62,11 +62,15 @@ struct StepKeys {
   void look_up(thread const KeyTable& table, int key, ushort lane) thread {
     static_assert(kTileKeys <= kSimdWidth, "a lane looks up one key");
     first_key = key;
-    if (fc_paged && !fc_fragment_blocks) {
+    if (!fc_paged) {
+      return;
+    }
+    if (!fc_fragment_blocks) {
       own = table.block_of(key + lane % kTileKeys);
+      return;
     }
 #pragma clang loop unroll(full)
-    for (int k = 0; fc_paged && fc_fragment_blocks && k < kKeyFragments; k++) {
+    for (int k = 0; k < kKeyFragments; k++) {
       const bool in_block_before = k > 0 && (fc_block_size % kTileKeys == 0 ||
                                              (kTileKeys % fc_block_size == 0 && k * 8 % fc_block_size != 0));
       blocks[k] = in_block_before ? blocks[max(k - 1, 0)] : table.block_of(key + k * 8);
@@ -75,12 +79,15 @@ struct StepKeys {
 
   // Whether every key has a block.
   bool have_blocks() const thread {
-    if (fc_paged && !fc_fragment_blocks) {
+    bool all = true;
+    if (!fc_paged) {
+      return all;
+    }
+    if (!fc_fragment_blocks) {
       return simd_all(own >= 0);
     }
-    bool all = true;
 #pragma clang loop unroll(full)
-    for (int k = 0; fc_paged && k < kKeyFragments; k++) {
+    for (int k = 0; k < kKeyFragments; k++) {
       all = all && blocks[k] >= 0;
     }
     return all;
