@@ -100,7 +100,7 @@ SLOW = {
     "prefill_visits_what_the_map_hides": (
         "prefill-map",
         changed(
-            "mapped_steps.h", "const bool ahead = said(looked_up) != kHiddenCell &&", "const bool ahead ="
+            "mapped_steps.h", "const bool ahead = byte_of(looked_up) != kHiddenCell &&", "const bool ahead ="
         ),
     ),
     "decode_visits_what_no_row_sees": (

@@ -76,6 +76,26 @@ struct SharedStates {
   }
 };
 
+// The end of a chunk. `row`: of this lane, in the threadgroup.
+inline void store_chunk(thread const OnlineAttention& attention, thread ResultRows& results,
+                        const threadgroup SavedWork* saved, thread const SharedStates& states, ushort row,
+                        ushort simdgroup_index, LanePosition at) {
+  SavedSinks sinks;
+  sinks.saved = saved;
+  if (kKeyGroups == 1) {
+    results.own_row = sinks.own_row = row;
+    store_rows<WholeRow>(attention, results, sinks, 0, at);
+    return;
+  }
+  states.put(attention, simdgroup_index, at);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const ushort thread_index = thread_in_group(simdgroup_index, at.lane);
+  results.own_row = sinks.own_row = thread_index / kRowThreads;
+  if (results.exists(0)) {
+    states.store(results, sinks, thread_index % kRowThreads);
+  }
+}
+
 }  // namespace fattn
 
 using namespace fattn;
@@ -164,19 +184,6 @@ using namespace fattn;
     results.params = &params;
     results.block = row_block(params, column);
     results.chunk = state.results();
-    SavedSinks sinks;
-    sinks.saved = saved;
-    if (kKeyGroups == 1) {
-      results.own_row = sinks.own_row = row;
-      store_rows<WholeRow>(attention, results, sinks, 0, at);
-      continue;
-    }
-    states.put(attention, simdgroup_index, at);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    const ushort thread_index = thread_in_group(simdgroup_index, lane);
-    results.own_row = sinks.own_row = thread_index / kRowThreads;
-    if (results.exists(0)) {
-      states.store(results, sinks, thread_index % kRowThreads);
-    }
+    store_chunk(attention, results, saved, states, row, simdgroup_index, at);
   }
 }

@@ -7,9 +7,8 @@
 // one is on its way from device memory: each thread holds its share of it in registers. Steps that every row
 // of the tile sees whole are computed without any test; only the steps on the diagonal, at the edges of a
 // window, at the ragged end, in blocks that do not exist, or under an attn_mask have tests. Steps that no row
-// sees are not visited. With a map of the mask (mapped_steps.h) that goes by what the mask says, too. Where
-// there are few tiles, several threadgroups share the steps of one (steps.h: take_part), and merge.metal adds
-// up what they leave.
+// sees are not visited, nor those that a map of the mask hides (mapped_steps.h). Where there are few tiles,
+// several threadgroups share the steps of one (steps.h: take_part), and merge.metal adds up their parts.
 #define FATTN_STAGED 1
 
 #include "../common/query.h"
@@ -21,8 +20,8 @@ constant bool fc_alternating = fc_window || fc_paged || fc_mask_map;
 
 namespace fattn {
 
-// Key fragments whose products take turns, and elements of a row of V that are read at a time: more to wait
-// for them less, or fewer to hold less.
+// Key fragments whose products take turns, and elements of a row of V that are read at a time: many, so that
+// few products wait for them, or few, so that they take few registers.
 FATTN_CONSTEXPR int kKeysTogether = kEarlyLoads ? chunk_of(kKeyFragments, 2) : 1;
 FATTN_CONSTEXPR int kValueRun = kEarlyLoads ? kValueDim / 4 : chunk_of(kValueDim / 4, 16);
 
@@ -126,9 +125,10 @@ using namespace fattn;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // what is saved is there
 
-  StepShare next;
+  StepShare next;  // of K and V
   int first_key = tile.first_step();
   next.ask_for<true>(first_key, tile, thread_index);
+  // Steps that every row of the tile sees whole.
   for (; !fc_alternating && next.is_whole(tile, first_key); first_key += kTileKeys) {
     next.stage<true>(first_key, tiles, tile, thread_index);
     next.ask_for<true>(first_key + kTileKeys, tile, thread_index);
@@ -136,6 +136,7 @@ using namespace fattn;
       prefill_step<true>(attention, query_rows, modifiers, tiles, tile, first_key, whole_sight(), at);
     }
   }
+  // Steps of which a row may not see a key.
   for (; first_key < tile.ranges.end; first_key = tile.step_after(first_key)) {
     if (!kEarlyLoads) {
       next.look_up(tile, first_key);

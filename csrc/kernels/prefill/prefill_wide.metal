@@ -9,8 +9,8 @@
 // The query is in threadgroup memory, where all simdgroups of its rows take it from. Keys and values come
 // straight from the cache: a simdgroup reads its keys and its columns of the values once for all of its rows,
 // and the kRowGroups simdgroups that read the same do so in the same step. Products have two places that take
-// turns, so one barrier per step is enough: whoever writes one place has waited at a barrier for all readers
-// of the step before last.
+// turns, so one barrier per step is enough: who writes one has waited at a barrier for all that read it in
+// the step before last.
 //
 // Keys are the left factor of the first product, so that a lane reads them as it reads values (tile.h).
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
