@@ -120,8 +120,7 @@ PUT = "scales.put_value(lane, value_scale);\n  }"
 MUTANTS = [
     *removed_barriers("decode", SPLIT),
     decode("reads_past_the_length", FULL, "return key < length && (!fc_window",
-        "return key <= length && (!fc_window",
-        "bounds"),
+        "return key <= length && (!fc_window", "bounds"),
     decode("next_key_head", DECODE, "key.first = kv_head * params", "key.first = (kv_head + 1) * params",
         "bounds"),
     decode("scales_are_read_before_all_are_there", INT8,
@@ -136,9 +135,9 @@ MUTANTS = [
     wide("scales_overtake_the_step_before", WIDE_INT8, "    scales.put_key(thread_index, key_scale);",
         "    scales.put_key(thread_index, key_scale);\n    scales.put_value(thread_index, value_scale);",
         "race"),
-    # The first precedes the look-up in the block table; the others enclose a step.
-    *removed_barriers("prefill", PACKED)[:1],
-    *removed_barriers("prefill", PREFILL)[1:],
+    # The last precedes the look-up in the block table; the others enclose a step.
+    *removed_barriers("prefill", PREFILL)[:-1],
+    *removed_barriers("prefill", PACKED)[-1:],
     prefill("stages_a_key_too_many", PREFILL, "= source.table.length - first_key;",
         "= source.table.length - first_key + 1;", "bounds"),
     prefill("stores_a_row_too_many", PREFILL, "at.exists = item < end;", "at.exists = item <= end;",
@@ -152,8 +151,7 @@ MUTANTS = [
         "if (sequence <= params.batch) {", "bounds"),
     prefill("reads_scales_of_keys_that_are_not_there", PACKED_INT8,
         "const bool read = kWhole || place.exists;", "const bool read = true;", "bounds"),
-    prefill("stages_the_next_sequence", VARLEN,
-        "= source.table.length - first_key;",
+    prefill("stages_the_next_sequence", VARLEN, "= source.table.length - first_key;",
         "= params.kv_rows - first_key;", "bounds"),
     prefill("spare_rows_see_keys", VARLEN, "if (batch >= 0) {", "if (batch >= -1) {", "bounds"),
     prefill("cells_behind_the_last_row", MAPPED,

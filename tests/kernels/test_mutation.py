@@ -108,7 +108,7 @@ def test_a_sample_is_killed() -> None:
 
 
 STEPS = "Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);"
-TILE = "KeyRanges ranges = rows.ranges_of(tile.begin, kTileRows, params);"
+TILE = "ranges = rows.ranges_of(tile.begin, kTileRows, *params);"
 SCALE = "sequence.value.scales_at(place, params.value_scales)"
 # For each mutant, a trial that it passes except for the counts.
 SLOW = {
@@ -126,7 +126,11 @@ SLOW = {
     ),
     "decode_takes_no_step_as_whole": (
         "decode-whole-steps",
-        changed("decode.metal", "if (exist & !fc_has_mask &", "if (false &"),
+        changed("decode_rows.h", "return step.have_blocks() &&", "return false &&"),
+    ),
+    "wide_takes_no_step_as_whole": (
+        "wide-window",
+        changed("decode_rows.h", "return step.have_blocks() &&", "return false &&"),
     ),
     "prefill_takes_no_step_as_whole": (
         "prefill-causal",
@@ -134,28 +138,32 @@ SLOW = {
     ),
     "prefill_takes_no_cell_as_whole": (
         "prefill-map",
-        changed("mapped_steps.h", "== kCellWhole);", "== kCellWhole + 1);"),
+        changed("prefill_tile.h", "cell == kCellWhole &&", "cell == kCellWhole + 1 &&"),
     ),
     "prefill_visits_what_the_map_hides": (
         "prefill-map",
         changed(
-            "mapped_steps.h", "const bool ahead = said(looked_up) != kHiddenCell &&", "const bool ahead ="
+            "mapped_steps.h", "const bool ahead = byte_of(looked_up) != kHiddenCell &&", "const bool ahead ="
         ),
     ),
     "decode_visits_what_no_row_sees": (
         "decode-window",
-        changed("decode.metal", f"const {STEPS}", f"{STEPS} steps.count += steps.gap; steps.gap = 0;"),
+        changed(
+            "decode.metal",
+            f"const {STEPS}",
+            f"{STEPS} steps.count += steps.gap.end - steps.gap.begin; steps.gap.end = steps.gap.begin;",
+        ),
     ),
     "prefill_visits_what_no_row_sees": (
         "prefill-offset0",
-        changed("prefill.metal", TILE, f"{TILE} ranges.end = rows.length;"),
+        changed("prefill_tile.h", TILE, f"{TILE} ranges.end = rows.length;"),
     ),
     "wide_prefill_takes_no_step_as_whole": (
         "prefill-wide-192",
         changed(
-            "prefill_wide.metal",
-            "return ranges.all_see(first_key, first_key + 1) &&",
-            "return false && ranges.all_see(first_key, first_key + 1) &&",
+            "prefill_tile.h",
+            "own_ranges.all_see(key, key + 1) &&",
+            "false && own_ranges.all_see(key, key + 1) &&",
         ),
     ),
     "merge_is_narrow": ("merge", changed("sizes.h", "= 4 * kSimdWidth", "= 1 * kSimdWidth")),
@@ -165,7 +173,7 @@ SLOW = {
     ),
     "latent_values_are_read_again": (
         "latent",
-        changed("decode_wide.metal", "= kValueInKey ? kValueDim : 0;", "= 0;"),
+        changed("wide_step.h", "= kValueInKey ? kValueDim : 0;", "= 0;"),
     ),
     "scales_are_read_again": (
         "decode-int8",

@@ -211,7 +211,7 @@ def test_a_long_sequence_has_more_chunks_than_fill_the_gpu() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("slice.first_group + group.x", "slice.first_group"),
+        ("? slice.first_group + group :", "? slice.first_group :"),
         ("index / slice.grid_x % slice.grid_y", "index % slice.grid_y"),
         ("span.least_chunk, span.largest_chunk)", "span.least_chunk, kNoWindow)"),
     ],

@@ -5,6 +5,7 @@
 
 #include <metal_stdlib>
 
+#include "constants.h"
 #include "grid.h"
 
 using namespace metal;
@@ -37,8 +38,8 @@ struct OperandOf<bfloat, kKvFloat, true> {
 };
 typedef OperandOf<Element, kKvFormat, FATTN_NATIVE_BFLOAT>::type Operand;
 
-// Of a step in threadgroup memory: as they are, or what a quantised element stands for without its row's
-// scale, exactly.
+// Elements of a step in threadgroup memory: as they are, or the exact value of a quantised element without
+// its row's scale.
 template <int kFormat>
 struct TileElementOf {
   typedef half type;

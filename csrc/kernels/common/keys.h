@@ -7,8 +7,6 @@
 
 // Whether the eight keys of a fragment always lie in one block.
 constant bool fc_fragment_blocks = fc_block_size % 8 == 0;
-// Whether the keys of a step always do.
-constant bool fc_step_blocks = fc_block_size % FATTN_TILE_KEYS == 0;
 
 namespace fattn {
 
@@ -55,90 +53,103 @@ struct KeyTable {
 
 FATTN_CONSTEXPR uint kAllKeys = kTileKeys < 32 ? (1u << (kTileKeys % 32)) - 1 : ~0u;
 
-// The blocks of one step, looked up once for K and V.
-struct StepBlocks {
+// The keys of one step. Their blocks are looked up once for K and V.
+struct StepKeys {
+  int first_key;              // a multiple of kTileKeys
   int blocks[kKeyFragments];  // of each key fragment
   int own;                    // or of key number lane % kTileKeys, where a fragment may have several
 
-  // Returns whether every key of the step has a block.
-  bool look_up(thread const KeyTable& table, int first_key, ushort lane) thread {
+  void look_up(thread const KeyTable& table, int key, ushort lane) thread {
     static_assert(kTileKeys <= kSimdWidth, "a lane looks up one key");
-    bool exist = true;
+    first_key = key;
     if (!fc_paged) {
-      return exist;
+      return;
     }
     if (!fc_fragment_blocks) {
-      own = table.block_of(first_key + lane % kTileKeys);
-      return simd_all(own >= 0);
+      own = table.block_of(key + lane % kTileKeys);
+      return;
     }
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       const bool in_block_before = k > 0 && (fc_block_size % kTileKeys == 0 ||
                                              (kTileKeys % fc_block_size == 0 && k * 8 % fc_block_size != 0));
-      blocks[k] = in_block_before ? blocks[max(k - 1, 0)] : table.block_of(first_key + k * 8);
-      exist = exist && blocks[k] >= 0;
+      blocks[k] = in_block_before ? blocks[max(k - 1, 0)] : table.block_of(key + k * 8);
     }
-    return exist;
   }
 
-  // In all lanes at once: the place of a key in fragment k. Steps begin at multiples of kTileKeys.
-  KeyPlace find(thread const KeyTable& table, int key, int k) const thread {
-    int block = 0;
-    if (fc_paged) {
-      block = fc_fragment_blocks ? blocks[k] : simd_shuffle(own, ushort(uint(key) % kTileKeys));
+  // Whether every key has a block.
+  bool have_blocks() const thread {
+    bool all = true;
+    if (!fc_paged) {
+      return all;
     }
-    return table.place_of(key, block);
-  }
-
-  // The place of key number lane % kTileKeys of the step.
-  KeyPlace find_own(thread const KeyTable& table, int first_key, ushort lane) const thread {
-    const int index = lane % kTileKeys;
-    int block = fc_paged && !fc_fragment_blocks ? own : 0;
-    if (fc_paged && fc_fragment_blocks) {
-#pragma clang loop unroll(full)
-      for (int k = 0; k < kKeyFragments; k++) {  // not indexed: registers have no addresses
-        block = index / 8 == k ? blocks[k] : block;
-      }
+    if (!fc_fragment_blocks) {
+      return simd_all(own >= 0);
     }
-    return table.place_of(first_key + index, block);
-  }
-};
-
-// The keys of one step that a threadgroup stages: each lane of a simdgroup looks up one of them, and the
-// others ask it. Blocks of whole steps need no asking: all lanes know the one block.
-struct StagedKeys {
-  int first_key;
-  int block;   // of key first_key + lane, -1 if there is no such key; or of all keys
-  uint exist;  // bit i: key first_key + i exists
-
-  void look_up(thread const KeyTable& table, int key, ushort lane) thread {
-    static_assert(kTileKeys <= kSimdWidth, "a lane looks up one key");
-    first_key = key;
-    const int own_key = key + lane % kTileKeys;
-    block = table.block_of(fc_step_blocks ? key : own_key);
-    exist = uint(simd_vote::vote_t(simd_ballot(table.place_of(own_key, block).exists))) & kAllKeys;
-  }
-
-  // In all lanes at once: key first_key + i, of which each lane may ask for another.
-  KeyPlace find(thread const KeyTable& table, int i) const thread {
-    return table.place_of(first_key + i, fc_step_blocks ? block : simd_shuffle(block, ushort(i)));
-  }
-
-  // The key that a thread of the first simdgroup has looked up itself.
-  KeyPlace own(thread const KeyTable& table, ushort lane) const thread {
-    return table.place_of(first_key + lane % kTileKeys, block);
-  }
-
-  // The bits of the keys whose scores a lane holds, as hide_scores takes them.
-  uint present(ushort pair) const thread {
-    uint bits = 0;
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
-      bits |= ((exist >> (k * 8 + pair * 2)) & 3) << (2 * k);
+      all = all && blocks[k] >= 0;
     }
-    return bits;
+    return all;
+  }
+
+  // In all lanes at once: the place of key n of fragment k, of which each lane may ask for another n.
+  KeyPlace find(thread const KeyTable& table, int k, int n) const thread {
+    int block = 0;
+    if (fc_paged) {
+      block = fc_fragment_blocks ? blocks[k] : simd_shuffle(own, ushort(k * 8 + n));
+    }
+    return table.place_of(first_key + k * 8 + n, block);
+  }
+
+  // In all lanes at once: the place of key number i of the step, of which each lane may ask for another.
+  KeyPlace find(thread const KeyTable& table, int i) const thread {
+    int block = 0;
+    if (fc_paged) {
+      block = fc_fragment_blocks ? block_of_fragment(i / 8) : simd_shuffle(own, ushort(i));
+    }
+    return table.place_of(first_key + i, block);
+  }
+
+  // The place of key number lane % kTileKeys.
+  KeyPlace find_own(thread const KeyTable& table, ushort lane) const thread {
+    const int i = lane % kTileKeys;
+    int block = 0;
+    if (fc_paged) {
+      block = fc_fragment_blocks ? block_of_fragment(i / 8) : own;
+    }
+    return table.place_of(first_key + i, block);
+  }
+
+  // Bit i of the result: key number i exists, as far as the limits of the rows do not say it anyway.
+  uint exist(thread const KeyTable& table, ushort lane) const thread {
+    if (!fc_paged) {
+      return kAllKeys;
+    }
+    const bool own_exists = find_own(table, lane).exists;
+    return uint(simd_vote::vote_t(simd_ballot(own_exists))) & kAllKeys;
+  }
+
+ private:
+  int block_of_fragment(int index) const thread {
+    int block = blocks[0];
+#pragma clang loop unroll(full)
+    for (int k = 1; k < kKeyFragments; k++) {  // not indexed: registers have no addresses
+      block = index == k ? blocks[k] : block;
+    }
+    return block;
   }
 };
+
+// Of the bits of a step's keys those whose scores a lane holds, as hide_scores takes them.
+inline uint present_keys(uint exist, ushort pair) {
+  uint bits = 0;
+#pragma clang loop unroll(full)
+  for (int k = 0; k < kKeyFragments; k++) {
+    bits |= ((exist >> (k * 8 + pair * 2)) & 3) << (2 * k);
+  }
+  return bits;
+}
 
 // What the pointers and strides of K and V count, and what their scales are made of.
 template <int kFormat>

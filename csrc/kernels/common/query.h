@@ -43,7 +43,8 @@ FATTN_CONSTEXPR int kQueryWords = kHeadDim / 8 * kPairWords * kSimdWidth;
 // (M1 and M2), they would take a quarter of them.
 struct SharedQuery {
   // Of this lane. Volatile, or the compiler reads the pairs once and holds them in registers all the same:
-  // 12 half registers more, and 512 threads for 640 in paged decode (float16, D = 64, as Mesa counts).
+  // 13 half registers more, and 512 threads for 640 in paged decode (float16, D = 64, as Mesa counts for M1
+  // and M2).
   volatile threadgroup uint* pairs;
 
   // `row` is this lane's row; null when the call has fewer rows. By one of the simdgroups that share the

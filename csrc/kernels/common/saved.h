@@ -46,7 +46,7 @@ struct SavedWork {
   fattn_i32 share_part;
   fattn_i32 share_left;
   fattn_i32 share_dealing;
-  // ResultPlace and KeyLimits (decode_rows.h)
+  // ChunkResults and KeyLimits (decode_rows.h)
   fattn_i32 first_row;
   fattn_i32 result_rows;
   fattn_i32 length;

@@ -6,8 +6,8 @@
 
 namespace fattn {
 
-// Those of a step's keys and values, in threadgroup memory: each is loaded by one lane, and wanted by the
-// eight that hold scores of the key.
+// Those of a step's keys and values, in threadgroup memory: one lane loads each, and the
+// eight that hold scores of the key read it.
 struct SharedScales {
   threadgroup float2* pairs;  // of two keys each, then of their values
 

@@ -21,9 +21,9 @@ struct KeyRanges {
 
   // Whether some row may see a key of [from, to), which ends before no range does.
   bool meet(int from, int to) const thread { return !fc_window || to > begin || from < sink_end; }
-  // Whether every row sees all keys of [from, to). Not && and ||: branches of their own cost registers.
+  // Whether every row sees all keys of [from, to).
   bool all_see(int from, int to) const thread {
-    return ((to <= all_end) & (!fc_window | (from >= all_begin))) | (fc_window & (to <= all_sink_end));
+    return (to <= all_end && (!fc_window || from >= all_begin)) || (fc_window && to <= all_sink_end);
   }
 };
 
@@ -107,39 +107,53 @@ inline KeyRanges in_whole_steps(KeyRanges ranges, int unit) {
   return ranges;
 }
 
-// The step after the one that begins at `key`, by its first key; steps in the gap between the ranges are left
-// out.
-inline int next_step(KeyRanges ranges, int key, int unit) {
-  const int next = key + unit;
-  const bool in_gap = fc_window && next >= ranges.sink_end && next < ranges.begin;
-  return in_gap ? ranges.begin / unit * unit : next;
+// The units of keys (chunks of a sequence, steps of a chunk or of a tile) that no row sees because they lie
+// between the ranges.
+struct Gap {
+  int begin;
+  int end;
+};
+
+inline Gap gap_of(KeyRanges ranges, int unit) {
+  Gap gap;
+  gap.begin = 0;
+  gap.end = 0;
+  if (fc_window) {
+    gap.begin = (ranges.sink_end + unit - 1) / unit;
+    gap.end = ranges.begin / unit;
+  }
+  return gap;
 }
 
-// The units (chunks of a sequence, steps of a chunk or of a tile) that hold a key of the ranges, in order.
+// The step after the one that begins at `key`, by its first key.
+inline int next_step(KeyRanges ranges, int key, int unit) {
+  const Gap gap = gap_of(ranges, unit);
+  const int next = key / unit + 1;
+  return (fc_window && next >= gap.begin ? max(next, gap.end) : next) * unit;
+}
+
+// The units that hold a key of the ranges, in order.
 struct Visits {
   int first;
-  int gap_begin;  // the unit that the gap begins with
-  int gap;        // units in it
+  Gap gap;
   int count;
 
   int operator[](int visit) const thread { return behind_gap(first + visit); }
   // The unit that would be number `unit` if there were no gap.
-  int behind_gap(int unit) const thread { return unit + (unit < gap_begin ? 0 : gap); }
+  int behind_gap(int unit) const thread { return unit + (unit < gap.begin ? 0 : gap.end - gap.begin); }
 };
 
 // Of the keys [from, to); `from` is a multiple of the unit.
 inline Visits visits_of(KeyRanges ranges, int from, int to, int unit) {
-  const int units = (to - from + unit - 1) / unit;
+  const int end = (to + unit - 1) / unit;
   Visits visits;
   visits.first = from / unit;
-  visits.gap_begin = 0;
-  visits.gap = 0;
+  visits.gap = gap_of(ranges, unit);
   if (fc_window) {
-    const int before_gap = clamp((ranges.sink_end - from + unit - 1) / unit, 0, units);
-    visits.gap_begin = visits.first + before_gap;
-    visits.gap = clamp(ranges.begin / unit - visits.first, before_gap, units) - before_gap;
+    visits.gap.begin = clamp(visits.gap.begin, visits.first, end);
+    visits.gap.end = clamp(visits.gap.end, visits.gap.begin, end);
   }
-  visits.count = units - visits.gap;
+  visits.count = end - visits.first - (visits.gap.end - visits.gap.begin);
   return visits;
 }
 

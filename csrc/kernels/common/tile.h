@@ -94,7 +94,7 @@ inline uint4 wide_chunk(const device Element* from) {
   return fc_vector_loads ? *reinterpret_cast<const device uint4*>(from) : chunk_words(from);
 }
 
-// Where element i of this lane's run of a V or O row stands in the row.
+// The column of element i of this lane's run of a V or O row.
 inline int value_column(int i, ushort pair) {
   return (i / kValueChunk * 4 + pair) * kValueChunk + i % kValueChunk;
 }

@@ -2,12 +2,28 @@
 // their sequence, and where their results go.
 #pragma once
 
-#include "../common/keys.h"
+#include "../common/operands.h"
 #include "../common/out_rows.h"
+#include "../common/results.h"
 #include "../common/schedule.h"
 #include "../common/scores.h"
 
 namespace fattn {
+
+FATTN_CONSTEXPR int kPackedRows = kRowGroups * 8;  // of a threadgroup
+
+// The rows of a threadgroup: a column of the grid.
+struct RowBlock {
+  int kv_head;
+  int first_row;  // of the rows of that head
+};
+
+inline RowBlock row_block(constant DecodeParams& params, int column) {
+  RowBlock block;
+  block.kv_head = column / params.row_blocks;
+  block.first_row = column % params.row_blocks * kPackedRows;
+  return block;
+}
 
 struct PackedRow {
   int head;
@@ -21,9 +37,11 @@ struct PackedRow {
   }
 };
 
-inline PackedRow packed_row(constant DecodeParams& params, int kv_head, int index) {
+// `row`: of the threadgroup.
+inline PackedRow packed_row(constant DecodeParams& params, RowBlock block, int row) {
+  const int index = block.first_row + row;
   PackedRow packed;
-  packed.head = kv_head * params.group_size + index / params.span.q_len;
+  packed.head = block.kv_head * params.group_size + index / params.span.q_len;
   packed.row = index % params.span.q_len;
   packed.exists = index < params.group_size * params.span.q_len;
   return packed;
@@ -60,43 +78,44 @@ struct Sequence {
   Visibility visible;
   ScoreModifiers modifiers;
 
-  void set_keys(constant DecodeParams& params, const device Stored* keys, const device Stored* values,
-                int kv_head, thread const WorkItem& item) thread {
+  void set(thread const Operands& operands, constant DecodeParams& params, int kv_head,
+           thread const WorkItem& item, PackedRow packed) thread {
     const long batch = item.batch;
     key.batch = value.batch = item.batch;
     key.head = value.head = kv_head;
-    table.length = item.length;
-    key.elements = keys;
-    value.elements = values;
+    key.elements = operands.key;
+    value.elements = operands.value;
     key.first = kv_head * params.key.head + (fc_paged ? 0 : batch * params.key.batch);
     value.first = kv_head * params.value.head + (fc_paged ? 0 : batch * params.value.batch);
+    if (fc_scales) {
+      key.scales = operands.key_scales;
+      value.scales = operands.value_scales;
+    }
+    table.length = item.length;
+    table.begin = item.ranges.begin;
+    table.sink_end = item.ranges.sink_end;
+    const int position = item.length - params.span.q_len + packed.row;
+    visible.limit[0] = packed.exists ? position + 1 : 0;
+    if (fc_tree) {
+      visible.drafts[0] = uint(operands.tree_mask[batch * params.tree_mask_batch_stride +
+                                                  packed.row * params.tree_mask_row_stride]);
+    }
+    mask = operands.mask;
+    visible.mask_row[0] =
+        batch * params.mask.batch + packed.head * params.mask.head + packed.row * params.mask.row;
   }
 
-  // What a look-up in the block table wants. Steps ask for it again: held, it would take registers. `first`:
+  // What a look-up in the block table needs. Steps ask for it again: held, it would take registers. `first`:
   // of this sequence's entries.
-  void set_table(constant DecodeParams& params, const device int* block_tables, long first) thread {
+  void set_table(thread const Operands& operands, constant DecodeParams& params, long first) thread {
     if (fc_paged) {
-      table.blocks = block_tables + first;
+      table.blocks = operands.block_tables + first;
       table.num_blocks = params.num_blocks;
       table.entry_stride = params.block_table_entry_stride;
     }
   }
 
-  void set_row(constant DecodeParams& params, const device uchar* attn_mask, const device long* tree_mask,
-               thread const WorkItem& item, PackedRow packed) thread {
-    const long batch = item.batch;
-    const int position = item.length - params.span.q_len + packed.row;
-    visible.limit[0] = packed.exists ? position + 1 : 0;
-    if (fc_tree) {
-      visible.drafts[0] =
-          uint(tree_mask[batch * params.tree_mask_batch_stride + packed.row * params.tree_mask_row_stride]);
-    }
-    mask = attn_mask;
-    visible.mask_row[0] =
-        batch * params.mask.batch + packed.head * params.mask.head + packed.row * params.mask.row;
-  }
-
-  // Which keys there are for all rows, which only steps with hidden keys want to know.
+  // Which keys there are for all rows, which only steps with hidden keys ask for.
   void set_limits(KeyLimits of_sequence) thread {
     limits = of_sequence;
     table.length = limits.length;
@@ -104,6 +123,11 @@ struct Sequence {
     table.sink_end = limits.sink_end;
   }
 };
+
+// Whether every row sees all keys of a step.
+inline bool is_whole_step(thread const StepKeys& step, thread const KeyRanges& ranges) {
+  return step.have_blocks() && !fc_has_mask && ranges.all_see(step.first_key, step.first_key + kTileKeys);
+}
 
 // The rest of what a row sees, whose limit is known.
 inline void set_visible(thread Visibility& visible, constant DecodeParams& params, KeyLimits limits) {
@@ -113,11 +137,11 @@ inline void set_visible(thread Visibility& visible, constant DecodeParams& param
   visible.mask_key_stride = params.mask.key;
 }
 
-// In sequence `batch`.
-inline float slope_of(PackedRow packed, int batch, constant DecodeParams& params,
-                      const device uchar* alibi_slopes) {
+// ALiBi's slope of a row in sequence `batch`.
+inline float slope_of(PackedRow packed, int batch, thread const Operands& operands,
+                      constant DecodeParams& params) {
   const long place = batch * params.alibi_slopes_batch_stride + packed.head * params.alibi_slopes_stride;
-  const float slope = packed.exists ? float_at(alibi_slopes, place, fc_slopes_kind) : 0.0f;
+  const float slope = packed.exists ? float_at(operands.alibi_slopes, place, fc_slopes_kind) : 0.0f;
   return finite_score(slope, slope * params.slope_scale);
 }
 
@@ -130,62 +154,72 @@ inline ScoreModifiers modifiers_of(constant DecodeParams& params, int limit, flo
   return modifiers;
 }
 
-// Of all results, the first that a chunk has of a key-value head. There are fewer than 2^32, since each is a
-// row of the output or of a partial one.
-inline uint first_result_row(constant DecodeParams& params, int kv_head, thread const WorkItem& item) {
-  const uint sequence = fc_split ? uint(item.part) * params.batch + item.batch : uint(item.batch);
-  return (sequence * params.q_heads + kv_head * params.group_size) * params.span.q_len;
+// The learned logit of a row's head.
+inline float sink_of(PackedRow packed, thread const Operands& operands, constant DecodeParams& params) {
+  return float_at(operands.sinks, packed.head * params.sinks_stride, fc_sinks_kind);
 }
 
-// Where the rows of a chunk's result go, counted from `first_row` of all results.
+// Where a threadgroup's results of a chunk go. There are fewer than 2^32, since each is a row of the output
+// or of a partial one.
+struct ChunkResults {
+  uint first_row;  // of all results
+  int rows;        // as many of the threadgroup's rows as there are
+};
+
+inline ChunkResults chunk_results(constant DecodeParams& params, RowBlock block,
+                                  thread const WorkItem& item) {
+  const uint sequence = fc_split ? uint(item.part) * params.batch + item.batch : uint(item.batch);
+  const uint first = (sequence * params.q_heads + block.kv_head * params.group_size) * params.span.q_len;
+  ChunkResults results;
+  results.first_row = first + block.first_row;
+  results.rows = params.group_size * params.span.q_len - block.first_row;
+  return results;
+}
+
+// The results of a lane's rows, as store_rows asks for them.
 struct ResultRows {
-  device Element* out;
-  device float* lse;
-  device float* partial_out;
-  device float4* partial_sum;
-  uint first_row;
-  uint rows;  // of a head
-  uint rows_per_sequence;
+  Operands operands;
+  const constant DecodeParams* params;
+  RowBlock block;
+  ChunkResults chunk;
+  int own_row;  // of the threadgroup, this lane's in the first fragment
 
-  void set(device Element* outs, device float* lses, device float* partial_outs, device float4* partial_sums,
-           uint first, constant DecodeParams& params) thread {
-    out = outs;
-    lse = lses;
-    partial_out = partial_outs;
-    partial_sum = partial_sums;
-    first_row = first;
-    rows = params.span.q_len;
-    rows_per_sequence = params.q_heads * params.span.q_len;
+  bool exists(int r) const thread { return own_row + r * 8 < chunk.rows; }
+  long place(int r) const thread {
+    if (!exists(r)) {
+      return -1;
+    }
+    const uint rows_per_sequence = params->q_heads * params->span.q_len;
+    const uint row = fc_split ? result(r) : out_row(result(r), params->span.q_len, rows_per_sequence);
+    return long(row) * kValueDim;
   }
-
-  // Of column `column` of a row, in elements.
-  long place_of(int row, int column) const thread {
-    const uint result = first_row + row;
-    const uint at = fc_split ? result : out_row(result, rows, rows_per_sequence);
-    return long(at) * kValueDim + column;
-  }
-
-  void put(int row, int column, float value) const thread {
+  void put(long place, float value) const thread {
     if (fc_split) {
-      partial_out[place_of(row, column)] = value;
+      operands.partial_out[place] = value;
     } else {
-      out[place_of(row, column)] = Element(value);
+      operands.out[place] = Element(value);
     }
   }
-  void put(int row, int column, float4 values) const thread {
+  void put(long place, float4 values) const thread {
     if (fc_split) {
-      *reinterpret_cast<device float4*>(partial_out + place_of(row, column)) = values;
+      *reinterpret_cast<device float4*>(operands.partial_out + place) = values;
     } else {
-      *reinterpret_cast<device vec<Element, 4>*>(out + place_of(row, column)) = vec<Element, 4>(values);
+      *reinterpret_cast<device vec<Element, 4>*>(operands.out + place) = vec<Element, 4>(values);
     }
   }
-  void put_sum(int row, RowSum sum) const thread {
+  void put_sum(int r, RowSum sum) const thread {
     if (fc_split) {
-      partial_sum[first_row + row] = sum.of_part();
+      operands.partial_sum[result(r)] = sum.of_part(log2_per_score());
     } else {
-      lse[first_row + row] = sum.log_sum_exp();
+      operands.lse[result(r)] = sum.log_sum_exp();
     }
   }
+  float sink(int r) const thread {
+    return sink_of(packed_row(*params, block, own_row + r * 8), operands, *params);
+  }
+
+ private:
+  uint result(int r) const thread { return chunk.first_row + own_row + r * 8; }
 };
 
 }  // namespace fattn

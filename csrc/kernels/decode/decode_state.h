@@ -10,20 +10,50 @@ constant bool fc_saved_starts = fc_has_mask || fc_paged;
 
 namespace fattn {
 
-// Where a threadgroup's results of a chunk go.
-struct ChunkResults {
-  uint first_row;  // of all results
-  int rows;        // as many of the threadgroup's rows as there are
+// The learned logits of the heads of a lane's rows, from what all simdgroups have saved.
+struct SavedSinks {
+  const threadgroup SavedWork* saved;
+  int own_row;  // as of ResultRows
+
+  float sink(int r) const thread {
+    const int row = own_row + r * 8;
+    return saved[row / 8].rows[row % 8].sink;
+  }
 };
 
 struct DecodeState {
   threadgroup SavedWork* saved;  // of this simdgroup
 
+  // What the end of the chunk and the next one ask for.
+  void put_work(int column, ChunkIndex chunk, thread const Share& share, ushort lane) const thread {
+    if (lane == 0) {
+      save_work(column, chunk, share);
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  // What the steps of a sequence ask for.
+  void put_sequence(thread const Sequence& sequence, thread const WorkItem& item, PackedRow packed,
+                    ChunkResults results, thread const Operands& operands, constant DecodeParams& params,
+                    LanePosition at) const thread {
+    if (at.lane == 0) {
+      put_results(results);
+      put_limits(limits_of(item, params.span));
+      put_starts(sequence, item.batch * params.block_table_batch_stride);
+    }
+    if (at.pair == 0) {
+      put_row(sequence, at);
+      if (fc_alibi) {
+        put_slope(slope_of(packed, item.batch, operands, params), at);
+      }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
   // By one lane, as all that is put here but rows.
-  void put_work(int column, int batch, int part, thread const Share& share) const thread {
+  void save_work(int column, ChunkIndex chunk, thread const Share& share) const thread {
     saved->column = column;
-    saved->batch = batch;
-    saved->part = part;
+    saved->batch = chunk.batch;
+    saved->part = chunk.part;
     saved->share_index = share.index;
     saved->share_batch = share.batch;
     saved->share_part = share.part;
@@ -94,15 +124,13 @@ struct DecodeState {
   }
 
   // By one lane of each row: what belongs to its head, which is the same for all chunks.
-  void put_head(PackedRow packed, constant DecodeParams& params, const device uchar* sinks,
+  void put_head(PackedRow packed, thread const Operands& operands, constant DecodeParams& params,
                 LanePosition at) const thread {
     if (fc_sinks && packed.exists) {
-      saved->rows[at.row].sink = float_at(sinks, packed.head * params.sinks_stride, fc_sinks_kind);
+      saved->rows[at.row].sink = sink_of(packed, operands, params);
     }
   }
   float sink(LanePosition at) const thread { return saved->rows[at.row].sink; }
-  // The sink of row `row` of the threadgroup, from what all simdgroups have saved.
-  static float sink_of(int row, const threadgroup SavedWork* all) { return all[row / 8].rows[row % 8].sink; }
 
   // By one lane of each row: what belongs to its head and to the chunk's sequence.
   void put_slope(float slope, LanePosition at) const thread { saved->rows[at.row].slope = slope; }

@@ -20,14 +20,12 @@ inline void share_scales(thread const SharedScales& scales, ushort lane, float k
 // The rows of K from which a lane takes its part of key fragment k, and whether they are there: bit e of the
 // result.
 template <bool kEdge>
-inline uint key_rows(thread const Sequence& sequence, thread const StepBlocks& blocks,
-                     constant DecodeParams& params, int first_key, int k, LanePosition at,
-                     thread StoredRow (&rows)[2]) {
+inline uint key_rows(thread const Sequence& sequence, thread const StepKeys& step,
+                     constant DecodeParams& params, int k, LanePosition at, thread StoredRow (&rows)[2]) {
   uint present = 0;
 #pragma clang loop unroll(full)
   for (int e = 0; e < 2; e++) {
-    const int key = first_key + k * 8 + at.pair * 2 + e;
-    const KeyPlace place = blocks.find(sequence.table, key, k);
+    const KeyPlace place = step.find(sequence.table, k, at.pair * 2 + e);
     present |= uint(!kEdge || place.exists) << e;
     rows[e] = sequence.key.row_at(place, params.key, params.key_scales);
   }
@@ -36,11 +34,9 @@ inline uint key_rows(thread const Sequence& sequence, thread const StepBlocks& b
 
 // The row of V of which a lane takes its part, and whether it is there.
 template <bool kEdge>
-inline bool value_row(thread const Sequence& sequence, thread const StepBlocks& blocks,
-                      constant DecodeParams& params, int first_key, int k, LanePosition at,
-                      thread StoredRow& row) {
-  const int key = first_key + k * 8 + at.row;
-  const KeyPlace place = blocks.find(sequence.table, key, k);
+inline bool value_row(thread const Sequence& sequence, thread const StepKeys& step,
+                      constant DecodeParams& params, int k, LanePosition at, thread StoredRow& row) {
+  const KeyPlace place = step.find(sequence.table, k, at.row);
   row = sequence.value.row_at(place, params.value, params.value_scales);
   return !kEdge || place.exists;
 }
@@ -55,10 +51,10 @@ struct QuantisedStep {
 
   // Bits 2k + e of the result: the rows of key fragment k are there.
   template <bool kEdge>
-  uint read(thread const Sequence& sequence, thread const StepBlocks& blocks, constant DecodeParams& params,
-            int first_key, ushort lane, LanePosition at) thread {
+  uint read(thread const Sequence& sequence, thread const StepKeys& step, constant DecodeParams& params,
+            ushort lane, LanePosition at) thread {
     if (kRowScales && fc_scales) {
-      const KeyPlace place = blocks.find_own(sequence.table, first_key, lane);
+      const KeyPlace place = step.find_own(sequence.table, lane);
       const bool read = lane < kTileKeys && (!kEdge || place.exists);
       key_scale = read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f;
       value_scale = read ? float(*sequence.value.scales_at(place, params.value_scales)) : 1.0f;
@@ -67,7 +63,7 @@ struct QuantisedStep {
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       StoredRow rows[2];
-      const uint both = key_rows<kEdge>(sequence, blocks, params, first_key, k, at, rows);
+      const uint both = key_rows<kEdge>(sequence, step, params, k, at, rows);
       present |= both << (2 * k);
 #pragma clang loop unroll(full)
       for (int c = 0; c < kKeyChunks; c++) {
@@ -84,7 +80,7 @@ struct QuantisedStep {
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       StoredRow row;
-      const bool there = value_row<kEdge>(sequence, blocks, params, first_key, k, at, row);
+      const bool there = value_row<kEdge>(sequence, step, params, k, at, row);
 #pragma clang loop unroll(full)
       for (int c = 0; c < kValueChunks; c++) {
         if (!kEdge || there) {
@@ -187,14 +183,14 @@ inline void multiply_values(thread OnlineAttention& attention, thread const Stor
 template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
                         thread Sequence& sequence, thread const SharedScales& scales,
-                        thread const StepBlocks& blocks, thread const DecodeState& state,
-                        constant DecodeParams& params, int first_key, ushort lane, LanePosition at) {
+                        thread const StepKeys& step, thread const DecodeState& state,
+                        constant DecodeParams& params, ushort lane, LanePosition at) {
   QuantisedStep stored;
   uint present = 0;
   state.take_key_start(sequence);
   if (kKvFormat != kKvFloat) {
     state.take_value_start(sequence);
-    present = stored.read<kEdge>(sequence, blocks, params, first_key, lane, at);
+    present = stored.read<kEdge>(sequence, step, params, lane, at);
   }
   if (kRowScales && fc_scales) {
     share_scales(scales, lane, stored.key_scale, stored.value_scale);
@@ -204,7 +200,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   for (int k = 0; k < kKeyFragments; k++) {
     if (kKvFormat == kKvFloat) {
       StoredRow rows[2];
-      const uint both = key_rows<kEdge>(sequence, blocks, params, first_key, k, at, rows);
+      const uint both = key_rows<kEdge>(sequence, step, params, k, at, rows);
       present |= both << (2 * k);
       multiply_keys<kEdge>(attention, query, rows, k, both, at);
     } else {
@@ -213,10 +209,10 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   }
   scale_products(attention, scales, at);
   const ScoreModifiers modifiers = state.modifiers(params, at);
-  modify_scores(attention, modifiers, first_key, at);
+  modify_scores(attention, modifiers, step.first_key, at);
   if (kEdge) {
     const Visibility visible = state.visible(params, at);
-    hide_scores(attention, visible, sequence.mask, first_key, present, at);
+    hide_scores(attention, visible, sequence.mask, step.first_key, present, at);
   }
   const SeenKeys seen = kEdge ? attention.seen_keys(at) : all_seen();
   attention.weigh();
@@ -228,7 +224,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     scale_weights(attention, scales, k, seen, at);
     if (kKvFormat == kKvFloat) {
       StoredRow row;
-      const bool there = value_row<kEdge>(sequence, blocks, params, first_key, k, at, row);
+      const bool there = value_row<kEdge>(sequence, step, params, k, at, row);
       multiply_values<kEdge>(attention, row, k, there && seen.value(k), at);
     } else {
       stored.multiply_values<kEdge>(attention, k, seen.value(k));

@@ -15,6 +15,8 @@ FATTN_DECLARE_CONSTANT(bool, vector_loads)
 FATTN_DECLARE_CONSTANT(bool, softcap)
 FATTN_DECLARE_CONSTANT(bool, sliced)
 
+#include "../common/grid.h"
+
 namespace fattn {
 
 typedef FATTN_T Element;  // float, half or bfloat
@@ -28,11 +30,6 @@ FATTN_CONSTEXPR int kGroupRows = kSimdgroups / kRowSimdgroups;
 FATTN_CONSTEXPR int kBlockColumns = kRowThreads * kVectors * kLogitsVector;
 
 typedef vec<Element, kLogitsVector> ElementVector;
-
-// Where a threadgroup of this dispatch is in the whole grid.
-inline long group_in_grid(uint group, constant GridSlice& slice) {
-  return fc_sliced ? slice.first_group + group : long(group);
-}
 
 // Rows are numbered in 32 bits: division of 64 is slow on GPUs.
 inline long row_offset(uint row, constant LogitsParams& params) {

@@ -3,6 +3,7 @@
 //
 // A simdgroup has a cell, a lane one of its keys; the simdgroups of a threadgroup have neighbouring cells, so
 // that together they read whole lines of a mask whose keys lie side by side.
+#include "../common/constants.h"
 #include "../common/grid.h"
 #include "../common/mask.h"
 
@@ -43,13 +44,13 @@ using namespace fattn;
       whole = whole && added == 0.0f;
     }
   }
-  // Keys behind the last one hide no fragment: where there is but one key, it stands for all.
+  // Keys behind the last one hide no fragment: a mask that is broadcast has one key.
   const uint seen = simd_or(hidden && key < params.keys ? 0u : 1u << (lane / kFragment));
   hidden = simd_all(hidden);
   whole = simd_all(whole);
   if (lane == 0) {
     const uint mixed = kCellMixed | (~seen & kAllCellFragments) << kCellKindBits;
-    const uint says = hidden ? kCellHidden : whole ? kCellWhole : mixed;
-    mask_map[long(map_row) * params.key_cells + key_cell] = uchar(says);
+    const uint byte = hidden ? kCellHidden : whole ? kCellWhole : mixed;
+    mask_map[long(map_row) * params.key_cells + key_cell] = uchar(byte);
   }
 }

@@ -4,6 +4,7 @@
 // Serves the last pass of decode and of a prefill whose keys are cut into parts (float32 partials), and
 // fattn::merge.
 #include "../common/out_rows.h"
+#include "../common/row_sum.h"
 #include "../common/schedule.h"
 
 namespace fattn {
@@ -14,19 +15,7 @@ typedef FATTN_OUT_T Result;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
-// The sum of the weights of a row of a part, or of some parts, relative to the largest logit. 0 where no key
-// was seen.
-struct SumOfKeys {
-  float score;  // that logit in score units
-  float logit;  // and natural
-  float sum;
-};
-static_assert(sizeof(SumOfKeys) == kMergeSumFloats * sizeof(float), "as the plan counts threadgroup memory");
-
-inline SumOfKeys no_keys() {
-  SumOfKeys sum = {-INFINITY, -INFINITY, 0.0f};
-  return sum;
-}
+static_assert(sizeof(RowSum) == kMergeSumFloats * sizeof(float), "as the plan counts threadgroup memory");
 
 // A weight relative to `from`, made relative to `to`. Exactly 1 where they are the same: a row with one part
 // has the bits that it has without a merge.
@@ -38,7 +27,7 @@ inline float shift_of(float from, float to, float log2_per_score) {
 // The sum of some parts of a row.
 struct PartSum {
   float4 weighted;  // of this lane's columns
-  SumOfKeys keys;
+  RowSum keys;
 };
 
 // Where the parts of a row lie, from this lane's columns on.
@@ -51,8 +40,8 @@ struct Parts {
   int count;
   int columns;  // that this lane has: up to 4
 
-  SumOfKeys sum_of(int part) const thread {
-    SumOfKeys keys;
+  RowSum sum_of(int part) const thread {
+    RowSum keys;
     if (fc_split) {
       const float4 stored = *reinterpret_cast<const device float4*>(sum + part * sum_stride);
       keys.score = stored.x;
@@ -80,10 +69,10 @@ struct Parts {
 
 // Of the parts that this simdgroup has. The logit is found if it is asked for.
 inline PartSum sum_of(thread const Parts& parts, bool with_logit, int simdgroup_index, ushort lane) {
-  PartSum sum = {float4(0.0f), no_keys()};
+  PartSum sum = {float4(0.0f), row_sum_of_no_keys()};
   for (int first = simdgroup_index; first < parts.count; first += kSimdgroups * kSimdWidth) {
     const int own_part = first + lane * kSimdgroups;  // a lane weighs one part
-    const SumOfKeys own = own_part < parts.count ? parts.sum_of(own_part) : no_keys();
+    const RowSum own = own_part < parts.count ? parts.sum_of(own_part) : row_sum_of_no_keys();
     const float largest = fmax(sum.keys.score, simd_max(own.score));
     const float weight = shift_of(own.score, largest, parts.log2_per_score);
     const float shrink = shift_of(sum.keys.score, largest, parts.log2_per_score);
@@ -120,7 +109,7 @@ using namespace fattn;
     uint group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float4 shared_weighted[kSimdgroups * kSimdWidth];
-  threadgroup SumOfKeys shared_keys[kSimdgroups];
+  threadgroup RowSum shared_keys[kSimdgroups];
 
   const long row = group;
   Parts parts;
@@ -151,7 +140,7 @@ using namespace fattn;
     if (simdgroup_index != 0) {
       continue;
     }
-    SumOfKeys keys = no_keys();
+    RowSum keys = row_sum_of_no_keys();
     for (int s = 0; s < kSimdgroups; s++) {
       keys.score = fmax(keys.score, shared_keys[s].score);
       keys.logit = fmax(keys.logit, shared_keys[s].logit);
@@ -171,10 +160,9 @@ using namespace fattn;
     }
     if (first_column == 0 && lane == 0) {
       if (params.puts_part) {
-        const float4 of_part = float4(keys.score, keys.logit, keys.sum, parts.log2_per_score);
-        *reinterpret_cast<device float4*>(lse + kSumFloats * row) = of_part;
+        *reinterpret_cast<device float4*>(lse + kSumFloats * row) = keys.of_part(parts.log2_per_score);
       } else {
-        lse[row] = keys.sum == 0.0f ? -INFINITY : keys.logit + log(keys.sum);
+        lse[row] = keys.log_sum_exp();
       }
     }
   }

@@ -20,7 +20,7 @@ static_assert(kCellKeys % kTileKeys == 0, "the keys of a step are of one column"
 // A hidden cell's byte as it is looked up: with all of its fragments.
 FATTN_CONSTEXPR uint kHiddenCell = kCellHidden | kAllCellFragments << kCellKindBits;
 
-// A cell's byte as it is looked up. One that no map has comes from whoever gave the map, and says nothing.
+// A cell's byte as it is looked up. A byte that has no meaning comes from a caller's map: it counts as mixed.
 inline uint cell_of(uint byte) {
   const bool mixed = byte % (1 << kCellKindBits) == kCellMixed && byte < uint(kCellBytes);
   return byte == kCellHidden ? kHiddenCell : mixed || byte == kCellWhole ? byte : uint(kCellMixed);
@@ -29,7 +29,7 @@ inline uint cell_of(uint byte) {
 struct TileSteps {
   KeyRanges ranges;  // of the tile
   ushort own_row;    // which of the tile's rows of cells this simdgroup's rows are of
-  uint looked_up;    // the cell of lane row * kColumns + i: its column times kCellBytes, and what it says
+  uint looked_up;    // the cell of lane row * kColumns + i: its column times kCellBytes, plus its byte
 
   void set(KeyRanges of_tile, thread const TileRows& rows, int first_row) thread {
     ranges = of_tile;
@@ -54,22 +54,16 @@ struct TileSteps {
     return fc_mask_map ? seen_from(next, rows, params, mask_map, lane) : next;
   }
 
-  // What the map says of this simdgroup's rows in a step, until the one after it is asked for.
+  // The map's byte of this simdgroup's rows in a step, until the one after it is asked for.
   uint own_cell(int key) const thread {
     if (!fc_mask_map) {
       return kCellWhole;
     }
-    return said(simd_shuffle(looked_up, ushort(own_row * kColumns + key / kCellKeys - first_column())));
-  }
-
-  // Whether it leaves the step whole to all rows of the tile.
-  bool leaves_whole(int key) const thread {
-    return !fc_mask_map ||
-           simd_all(looked_up / kCellBytes != uint(key / kCellKeys) || said(looked_up) == kCellWhole);
+    return byte_of(simd_shuffle(looked_up, ushort(own_row * kColumns + key / kCellKeys - first_column())));
   }
 
  private:
-  static uint said(uint cell) { return cell % kCellBytes; }
+  static uint byte_of(uint cell) { return cell % kCellBytes; }
 
   int first_column() const thread { return int(simd_shuffle(looked_up, ushort(0)) / kCellBytes); }
 
@@ -83,7 +77,7 @@ struct TileSteps {
                 const device uchar* mask_map, ushort lane) thread {
     while (key < ranges.end) {
       const int column = int(looked_up / kCellBytes);
-      const bool ahead = said(looked_up) != kHiddenCell && column >= key / kCellKeys;
+      const bool ahead = byte_of(looked_up) != kHiddenCell && column >= key / kCellKeys;
       const int seen = simd_min(ahead ? column : kNoColumn);
       if (seen != kNoColumn) {
         return max(key, step_of(seen));
@@ -102,7 +96,7 @@ struct TileSteps {
     const int key = column * kCellKeys;
     uint byte = kCellHidden;
     if (key < ranges.end && ranges.meet(key, key + kCellKeys)) {
-      // Where the tile has no rows any more, the last ones stand for them.
+      // Behind the tile's last row, that row counts.
       const int row = min(rows.tile.begin / kCellRows + lane / kColumns, (rows.tile.end - 1) / kCellRows);
       byte = mask_map[rows.tile.batch * params.mask_map.batch + rows.tile.head * params.mask_map.head +
                       row * params.mask_map.row + column * params.mask_map.key];
@@ -112,7 +106,7 @@ struct TileSteps {
 };
 
 // The key fragments of a step of which some row of a simdgroup may see a key, by the simdgroup's ranges and
-// by what the map says of it.
+// by the map's byte.
 inline StepFragments step_fragments(KeyRanges own, int first_key, uint cell) {
   const bool met = own.end > first_key && own.meet(first_key, first_key + kTileKeys);
   const int count = met ? (own.end - first_key + 7) / 8 : 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "packed.h"
+#include "../common/operands.h"
 #include "../common/saved.h"
 #include "../common/scores.h"
 #include "../common/steps.h"
@@ -82,18 +83,19 @@ struct TileRows {
   int first_position;  // of its first row
   long first_key;      // packed keys: of the sequence, among those of all
 
-  void set(QueryTile of, constant PrefillParams& params, const device int* seq_lens,
-           const device int* cu_seqlens_k) thread {
+  void set(QueryTile of, thread const Operands& operands, constant PrefillParams& params) thread {
     tile = of;
     first_key = 0;
     length = params.kv_len;
     first_position = params.q_offset;
     if (fc_has_seq_lens) {
-      length = tile.batch < 0 ? 0 : clamp(seq_lens[tile.batch * params.seq_lens_stride], 0, params.kv_len);
+      length = tile.batch < 0
+                   ? 0
+                   : clamp(operands.seq_lens[tile.batch * params.seq_lens_stride], 0, params.kv_len);
       first_position = length - tile.q_len;
     }
     if (fc_packed_keys) {
-      const PackedKeys keys = packed_keys(cu_seqlens_k, params, tile.batch);
+      const PackedKeys keys = packed_keys(operands.cu_seqlens_k, params, tile.batch);
       first_key = keys.first;
       length = keys.count;
       first_position = params.last_rows_meet ? length - tile.q_len : params.q_offset;
@@ -128,23 +130,21 @@ struct TileRows {
   }
 
   // `ranges`: of the tile.
-  KeySource source(constant PrefillParams& params, const device Stored* key, const device Stored* value,
-                   const device Scale* key_scales, const device Scale* value_scales,
-                   const device int* block_tables, KeyRanges ranges, threadgroup SavedStarts* starts) const
-      thread {
+  KeySource source(thread const Operands& operands, constant PrefillParams& params, KeyRanges ranges,
+                   threadgroup SavedStarts* starts) const thread {
     KeySource source;
-    source.key.elements = key;
-    source.value.elements = value;
+    source.key.elements = operands.key;
+    source.value.elements = operands.value;
     source.key.head = source.value.head = uint(tile.kv_head);
     if (fc_scales) {
-      source.key.scales = key_scales;
-      source.value.scales = value_scales;
+      source.key.scales = operands.key_scales;
+      source.value.scales = operands.value_scales;
     }
     source.table.length = ranges.end;
     source.table.begin = ranges.begin;
     source.table.sink_end = ranges.sink_end;
     if (fc_paged) {
-      source.table.blocks = block_tables;
+      source.table.blocks = operands.block_tables;
       source.table.entry_stride = params.block_table_entry_stride;
       source.table.num_blocks = params.num_blocks;
     }
@@ -164,14 +164,14 @@ struct TileRows {
   }
 
   // What becomes of the products of row fragment r of this lane.
-  void set_modifiers(int r, QueryRow at, constant PrefillParams& params, const device uchar* alibi_slopes,
+  void set_modifiers(int r, QueryRow at, thread const Operands& operands, constant PrefillParams& params,
                      thread ScoreModifiers& modifiers) const thread {
     set_uniform(modifiers, params);
     modifiers.position[r] = first_position + at.row;
     if (fc_alibi) {
       const long place =
           max(tile.batch, 0L) * params.alibi_slopes_batch_stride + at.head * params.alibi_slopes_stride;
-      const float slope = at.exists ? float_at(alibi_slopes, place, fc_slopes_kind) : 0.0f;
+      const float slope = at.exists ? float_at(operands.alibi_slopes, place, fc_slopes_kind) : 0.0f;
       modifiers.slope[r] = finite_score(slope, slope * params.slope_scale);
     }
   }
@@ -207,42 +207,5 @@ struct TileRows {
            (tile.first_row + at.row) * params.out.row;
   }
 };
-
-inline void put_result(device Element* out, device float* partial_out, long place, float result) {
-  if (fc_split) {
-    partial_out[place] = result;
-  } else {
-    out[place] = Element(result);
-  }
-}
-
-inline void put_sum(device float* lse, device float4* partial_sum, long place, RowSum sum) {
-  if (fc_split) {
-    partial_sum[place] = sum.of_part();
-  } else {
-    lse[place] = sum.log_sum_exp();
-  }
-}
-
-// Says of each row of the tile that this part of its keys, which has none, was not seen. The merge then does
-// not look at what the part has for results.
-inline void put_empty_part(thread const TileRows& rows, constant PrefillParams& params, int part,
-                           device float4* partial_sum, ushort thread_index) {
-  const RowSum nothing = row_sum_of_no_keys();
-  for (int i = thread_index; i < kTileRows; i += kThreads) {
-    const QueryRow row = rows.row(rows.tile.begin + i, params);
-    if (row.exists) {
-      partial_sum[rows.lse_of(row, part, params)] = nothing.of_part();
-    }
-  }
-}
-
-// The learned logit of a row's head, and the same in score units.
-inline float natural_sink_of(QueryRow at, constant PrefillParams& params, const device uchar* sinks) {
-  return float_at(sinks, at.head * params.sinks_stride, fc_sinks_kind);
-}
-inline float sink_of(QueryRow at, constant PrefillParams& params, const device uchar* sinks) {
-  return sink_score(natural_sink_of(at, params, sinks));
-}
 
 }  // namespace fattn

@@ -3,7 +3,7 @@
 // stored.
 #pragma once
 
-#include "prefill_rows.h"
+#include "prefill_tile.h"
 #include "../common/scales.h"
 
 namespace fattn {
@@ -84,18 +84,18 @@ struct TileShare {
   // The rows of keys that some row of the tile sees by position; the others become 0, and are not read.
   // kWhole: all kTileKeys of them.
   template <bool kWhole>
-  void fetch(thread const StagedRows& rows, thread const KeyTable& table, thread const StagedKeys& keys,
+  void fetch(thread const StagedRows& rows, thread const KeyTable& table, thread const StepKeys& step,
              ushort thread_index) thread {
 #pragma clang loop unroll(full)
     for (int i = 0; i < kTileChunks; i += kThreads) {
-      chunks[i / kThreads] = chunk<kWhole>(rows, table, keys, i, thread_index);
+      chunks[i / kThreads] = chunk<kWhole>(rows, table, step, i, thread_index);
     }
   }
 
   // What was fetched; or, late, what is fetched piece by piece.
   template <bool kWhole>
   void place(threadgroup TileElement* tile, int pitch, thread const StagedRows& rows,
-             thread const KeyTable& table, thread const StagedKeys& keys, ushort thread_index) const thread {
+             thread const KeyTable& table, thread const StepKeys& step, ushort thread_index) const thread {
 #pragma clang loop unroll(full)
     for (int i = 0; i < kTileChunks; i += kThreads) {
       const int row = (i + thread_index) / kRowChunks;
@@ -104,7 +104,7 @@ struct TileShare {
       if (kEarlyLoads) {
         own = chunks[i / kThreads];
       } else {
-        own = chunk<kWhole>(rows, table, keys, i, thread_index);
+        own = chunk<kWhole>(rows, table, step, i, thread_index);
       }
       if (kTileChunks % kThreads == 0 || row < kTileKeys) {
         own.put(tile + row * pitch + column);
@@ -115,8 +115,8 @@ struct TileShare {
  private:
   // Of the tile's chunks number i + thread_index.
   template <bool kWhole>
-  static Chunk chunk(thread const StagedRows& rows, thread const KeyTable& table,
-                     thread const StagedKeys& keys, int i, ushort thread_index) {
+  static Chunk chunk(thread const StagedRows& rows, thread const KeyTable& table, thread const StepKeys& step,
+                     int i, ushort thread_index) {
     const int row = (i + thread_index) / kRowChunks;
     const int column = (i + thread_index) % kRowChunks * Chunk::kColumns;
     bool exists = row < (kWhole ? kTileKeys : min(rows.count, kTileKeys));
@@ -125,7 +125,7 @@ struct TileShare {
     }
     StoredRow from;
     if (fc_paged) {
-      const KeyPlace place = keys.find(table, min(row, kTileKeys - 1));
+      const KeyPlace place = step.find(table, min(row, kTileKeys - 1));
       exists = row < kTileKeys && (kWhole || place.exists);
       from = rows.operand.row_at(place, *rows.strides, *rows.scale_strides);
     } else {
@@ -155,37 +155,65 @@ struct StepTiles {
 struct StepShare {
   TileShare<kHeadDim> keys;
   TileShare<kValueDim> values;
-  StagedKeys places;  // of a pool
-  float key_scale;    // of the key that this thread looks after
+  StepKeys step;  // of a pool, as the next one
+  uint exist;
+  float key_scale;  // of the key that this thread looks after
   float value_scale;
 
   // Finds the keys of the step.
-  void look_up(thread const KeySource& source, int first_key, ushort lane) thread {
+  void look_up(thread const PrefillTile& tile, int first_key) thread {
     if (fc_paged) {
-      const KeyTable table = source.blocks();
-      places.look_up(table, first_key, lane);
+      const KeyTable table = tile.source.blocks();
+      step.look_up(table, first_key, tile.at.lane);
+      exist = step.exist(table, tile.at.lane);
     }
   }
 
   // Whether the keys that were found are all there, and seen by every row of the tile.
-  bool is_whole(thread const KeyRanges& ranges, int first_key) const thread {
-    return ranges.all_see(first_key, first_key + 1) && (!fc_paged || places.exist == kAllKeys);
+  bool is_whole(thread const PrefillTile& tile, int first_key) const thread {
+    return tile.ranges.all_see(first_key, first_key + 1) && existing() == kAllKeys;
   }
 
-  // Asks for the step, if that is done early.
+  // The keys that exist, as bits.
+  uint existing() const thread { return fc_paged ? exist : kAllKeys; }
+
+  // Asks for the step that begins at `first_key`, if there is one and that is done early. kMayBeWhole: it may
+  // be whole, which then needs no tests.
+  template <bool kMayBeWhole>
+  void ask_for(int first_key, thread const PrefillTile& tile, ushort thread_index) thread {
+    if (!kEarlyLoads || first_key >= tile.ranges.end) {
+      return;
+    }
+    look_up(tile, first_key);
+    if (kMayBeWhole && is_whole(tile, first_key)) {
+      fetch<true>(tile.source, *tile.params, first_key, thread_index);
+    } else {
+      fetch<false>(tile.source, *tile.params, first_key, thread_index);
+    }
+  }
+
+  // The step -> threadgroup memory, where all simdgroups read it.
+  template <bool kWhole>
+  void stage(int first_key, thread const StepTiles& tiles, thread const PrefillTile& tile,
+             ushort thread_index) thread {
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
+    place<kWhole>(tiles, tile.source, *tile.params, first_key, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+ private:
   template <bool kWhole>
   void fetch(thread const KeySource& source, constant PrefillParams& params, int first_key,
              ushort thread_index) thread {
     if (kEarlyLoads) {
       const StagedRows of_keys = key_rows(source, params, first_key);
       const StagedRows of_values = value_rows(source, params, first_key);
-      keys.fetch<kWhole>(of_keys, source.table, places, thread_index);
-      values.fetch<kWhole>(of_values, source.table, places, thread_index);
+      keys.fetch<kWhole>(of_keys, source.table, step, thread_index);
+      values.fetch<kWhole>(of_values, source.table, step, thread_index);
       fetch_scales<kWhole>(source, params, thread_index);
     }
   }
 
-  // Puts the step where all simdgroups read it.
   template <bool kWhole>
   void place(thread const StepTiles& tiles, thread const KeySource& source, constant PrefillParams& params,
              int first_key, ushort thread_index) thread {
@@ -200,11 +228,10 @@ struct StepShare {
       tiles.scales.put_key(thread_index, key_scale);
       tiles.scales.put_value(thread_index, value_scale);
     }
-    keys.place<kWhole>(tiles.keys, kKeyPitch, late_keys, source.table, places, thread_index);
-    values.place<kWhole>(tiles.values, kValuePitch, late_values, source.table, places, thread_index);
+    keys.place<kWhole>(tiles.keys, kKeyPitch, late_keys, source.table, step, thread_index);
+    values.place<kWhole>(tiles.values, kValuePitch, late_values, source.table, step, thread_index);
   }
 
- private:
   StagedRows key_rows(thread const KeySource& source, constant PrefillParams& params, int first_key) const
       thread {
     return rows_of(source.keys(), params.key, params.key_scales, source, params, first_key);
@@ -230,7 +257,7 @@ struct StepShare {
   void fetch_scales(thread const KeySource& source, constant PrefillParams& params, ushort thread_index)
       thread {
     if (kRowScales && fc_scales && thread_index < kTileKeys) {
-      const KeyPlace place = places.own(source.table, thread_index);
+      const KeyPlace place = step.find_own(source.table, thread_index);
       const bool read = kWhole || place.exists;
       key_scale = read ? float(*source.key.scales_at(place, params.key_scales)) : 1.0f;
       value_scale = read ? float(*source.value.scales_at(place, params.value_scales)) : 1.0f;

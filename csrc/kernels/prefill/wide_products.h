@@ -1,9 +1,10 @@
-// Products of keys with the query rows of prefill_wide, which stand in threadgroup memory: the simdgroups of
-// a group of rows share out the keys of a step, and each reads its own from the cache.
+// Products of keys with the query rows of prefill_wide, which are in threadgroup memory: the simdgroups of a
+// group of rows share out the keys of a step, each reads its own from the cache, and all of them take the
+// products from threadgroup memory.
 #pragma once
 
+#include "prefill_tile.h"
 #include "../common/columns.h"
-#include "../common/softmax.h"
 
 namespace fattn {
 
@@ -129,7 +130,7 @@ inline void read_columns(thread const StoredRow& row, int column, bool there, th
 // The products of a key, which has a row of the left factor in four lanes, with this lane's rows 2 * pair and
 // 2 * pair + 1.
 inline void multiply_key(thread const GroupQuery& query, thread const StoredRow& key, bool there,
-                         ushort share, ushort lane, LanePosition at, thread float2 (&totals)[kRowFragments]) {
+                         ushort share, LanePosition at, thread float2 (&totals)[kRowFragments]) {
   constexpr int kMost = KeyColumns::kMost;
   const int first_piece = share * kSharePieces;
   BlockProducts block;
@@ -142,7 +143,7 @@ inline void multiply_key(thread const GroupQuery& query, thread const StoredRow&
     }
     Operand run[kMost];
     read_columns(key, KeyColumns::column_of(c * kMost, at.pair, share), there, run);
-    block.add(query, first_piece + c * kMost / kPieceElements, run, lane);
+    block.add(query, first_piece + c * kMost / kPieceElements, run, at.lane);
   }
   if (KeyColumns::kNarrow > 0) {
     constexpr int kChunk = KeyColumns::kNarrowChunk;
@@ -157,9 +158,78 @@ inline void multiply_key(thread const GroupQuery& query, thread const StoredRow&
         run[i + e] = chunk[e];
       }
     }
-    block.add(query, first_piece + KeyColumns::kWide / kPieceElements, run, lane);
+    block.add(query, first_piece + KeyColumns::kWide / kPieceElements, run, at.lane);
   }
   block.add_to(totals);
+}
+
+// What the simdgroups of a group tell each other in a step.
+FATTN_CONSTEXPR int kGroupScores = kSumShares * kRowFragments * 8 * kTileKeys;
+
+struct GroupScores {
+  threadgroup float* products;  // [share of the columns][row fragment][key fragment][row][key]
+
+  void put(int r, int k, ushort share, float2 of_rows, LanePosition at) const thread {
+    threadgroup float* block = products + ((share * kRowFragments + r) * kKeyFragments + k) * 64;
+    block[at.pair * 16 + at.row] = of_rows[0];
+    block[at.pair * 16 + 8 + at.row] = of_rows[1];
+  }
+
+  // The products of those key fragments, as scores.
+  template <typename Attention>
+  void take(thread Attention& attention, StepFragments fragments, LanePosition at) const thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+#pragma clang loop unroll(full)
+      for (int k = 0; k < kKeyFragments; k++) {
+        float2 sum = float2(0.0f);
+        if (fragments.has(k)) {
+          sum = pair(0, r, k, at);
+#pragma clang loop unroll(full)
+          for (int share = 1; share < kSumShares; share++) {
+            sum += pair(share, r, k, at);
+          }
+        }
+        set_elements(attention.score[r][k], sum[0], sum[1]);
+      }
+    }
+  }
+
+ private:
+  // Of this lane's row and keys.
+  float2 pair(int share, int r, int k, LanePosition at) const thread {
+    const threadgroup float* block = products + ((share * kRowFragments + r) * kKeyFragments + k) * 64;
+    return *reinterpret_cast<const threadgroup float2*>(block + at.row * 8 + at.pair * 2);
+  }
+};
+
+// This simdgroup's part of a step's products. kWhole: every row sees every key.
+template <bool kWhole>
+inline void put_products(thread const GroupScores& scores, thread const GroupQuery& query,
+                         thread const PrefillTile& tile, thread const StepKeys& step, StepFragments fragments,
+                         ushort share) {
+  const LanePosition at = tile.at;
+  const StoredOperand stored = tile.source.keys();
+#pragma clang loop unroll(full)
+  for (int own = 0; own < kOwnFragments; own++) {
+    const int k = share / kSumShares * kOwnFragments + own;
+    if (!kWhole && !fragments.has(k)) {
+      continue;
+    }
+    const KeyPlace place = step.find(tile.source.table, k, at.row);
+    const bool there = kWhole || place.exists;
+    const StoredRow row = stored.row_at(place, tile.params->key, tile.params->key_scales);
+    float2 totals[kRowFragments];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      totals[r] = float2(0.0f);
+    }
+    multiply_key(query, row, there, share % kSumShares, at, totals);
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kRowFragments; r++) {
+      scores.put(r, k, share % kSumShares, totals[r], at);
+    }
+  }
 }
 
 }  // namespace fattn

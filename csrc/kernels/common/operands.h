@@ -1,0 +1,68 @@
+// The arguments of the four attention kernels, which have one signature.
+#pragma once
+
+#include "keys.h"
+
+// A pipeline has the operands that its function constants ask for: nothing may read another one.
+// ALWAYS(slot, type, name), OPTIONAL(slot, type, name, function constant)
+#define FATTN_ATTENTION_OPERANDS(ALWAYS, OPTIONAL)                      \
+  ALWAYS(Query, const device Element*, query)                           \
+  ALWAYS(Key, const device Stored*, key)                                \
+  ALWAYS(Value, const device Stored*, value)                            \
+  OPTIONAL(Out, device Element*, out, fc_whole)                         \
+  OPTIONAL(Lse, device float*, lse, fc_whole)                           \
+  OPTIONAL(PartialOut, device float*, partial_out, fc_split)            \
+  OPTIONAL(PartialSum, device float4*, partial_sum, fc_split)           \
+  OPTIONAL(Mask, const device uchar*, mask, fc_has_mask)                \
+  OPTIONAL(MaskMap, const device uchar*, mask_map, fc_mask_map)         \
+  OPTIONAL(TreeMask, const device long*, tree_mask, fc_tree)            \
+  OPTIONAL(SeqLens, const device int*, seq_lens, fc_has_seq_lens)       \
+  OPTIONAL(CuSeqlens, const device int*, cu_seqlens, fc_packed)         \
+  OPTIONAL(CuSeqlensK, const device int*, cu_seqlens_k, fc_packed_keys) \
+  OPTIONAL(BlockTables, const device int*, block_tables, fc_paged)      \
+  OPTIONAL(Sinks, const device uchar*, sinks, fc_sinks)                 \
+  OPTIONAL(AlibiSlopes, const device uchar*, alibi_slopes, fc_alibi)    \
+  OPTIONAL(KeyScales, const device Scale*, key_scales, fc_scales)       \
+  OPTIONAL(ValueScales, const device Scale*, value_scales, fc_scales)
+
+#define FATTN_ARGUMENT(slot, type, name) type name [[buffer(fattn::kSlot##slot)]],
+#define FATTN_OPTIONAL_ARGUMENT(slot, type, name, condition) \
+  type name [[buffer(fattn::kSlot##slot), function_constant(condition)]],
+
+// The signature of a kernel whose parameters are a `Params`.
+#define FATTN_ATTENTION_ARGUMENTS(Params)                                                    \
+  FATTN_ATTENTION_OPERANDS(FATTN_ARGUMENT, FATTN_OPTIONAL_ARGUMENT)                          \
+  constant Params &params [[buffer(fattn::kSlotParams)]],                                    \
+      constant GridSlice &slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]], \
+      uint3 group_in_dispatch [[threadgroup_position_in_grid]],                              \
+      ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]
+
+namespace fattn {
+
+// Of a thread in its threadgroup. Made of what the steps hold anyway: as an argument it is one register more.
+inline ushort thread_in_group(ushort simdgroup_index, ushort lane) {
+  return simdgroup_index * kSimdWidth + lane;
+}
+
+// The operands as one struct.
+#define FATTN_MEMBER(slot, type, name) type name;
+#define FATTN_OPTIONAL_MEMBER(slot, type, name, condition) type name;
+struct Operands {
+  FATTN_ATTENTION_OPERANDS(FATTN_MEMBER, FATTN_OPTIONAL_MEMBER)
+};
+#undef FATTN_MEMBER
+#undef FATTN_OPTIONAL_MEMBER
+
+// In a kernel: fills such a struct from the arguments.
+#define FATTN_TAKE(slot, type, name) taken.name = name;
+#define FATTN_TAKE_OPTIONAL(slot, type, name, condition) \
+  if (condition) {                                       \
+    taken.name = name;                                   \
+  }
+#define FATTN_TAKE_ARGUMENTS(operands)                        \
+  {                                                           \
+    thread Operands& taken = operands;                        \
+    FATTN_ATTENTION_OPERANDS(FATTN_TAKE, FATTN_TAKE_OPTIONAL) \
+  }
+
+}  // namespace fattn

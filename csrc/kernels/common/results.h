@@ -1,0 +1,74 @@
+// From the state of attention after its last step to results: the output and log-sum-exp of rows, or a part
+// of them for merge.metal.
+#pragma once
+
+#include "row_sum.h"
+#include "softmax.h"
+
+namespace fattn {
+
+inline RowSum row_sum_of_weights(float row_max, float sum) {
+  RowSum row;
+  row.score = row_max;
+  row.logit = fc_additive_mask ? row_max : row_max * M_LN2_F;
+  row.sum = sum;
+  return row;
+}
+
+// Whether the largest logit of a row is a sink that score units cannot hold (finite_score). It is the row's
+// log-sum-exp, and is read again.
+inline bool is_huge_sink(float row_max) { return fc_sinks && !fc_additive_mask && fabs(row_max) == FLT_MAX; }
+
+// From a weighted sum of values to the result. A row that saw no key has sum 0, and a scale of 0. Parts are
+// divided when they are merged.
+inline float result_scale(float sum) { return fc_split ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum; }
+
+// Selected, not multiplied: other rows may have seen a NaN, and then the weighted sum is one.
+template <typename T>
+inline T scaled_result(T weighted, float scale) {
+  return scale == 0.0f ? T(0.0f) : weighted * scale;
+}
+
+// The sum of a row of which this is the largest logit; `sinks.sink(r)` is the learned logit of its head.
+template <typename Sinks>
+inline RowSum row_sum_with_sink(float row_max, float sum, thread const Sinks& sinks, int r) {
+  RowSum row = row_sum_of_weights(row_max, sum);
+  if (is_huge_sink(row_max)) {
+    row.logit = sinks.sink(r);
+  }
+  return row;
+}
+
+// The columns of a row that a lane has where a simdgroup has all of them. Like ColumnShare (columns.h).
+struct WholeRow {
+  static constant constexpr int kAll = kValueDim / 4;
+
+  static int column_of(int i, ushort pair, ushort) { return value_column(i, pair); }
+};
+
+// The epilogue of a simdgroup: stores its columns of its rows. `rows` says where those of this lane go:
+// place(r), in elements, or -1 for a row that does not exist; put(place, result); put_sum(r, sum).
+template <typename Columns, int kRows, int kKeys, int kColumns, typename Rows, typename Sinks>
+inline void store_rows(thread const AttentionState<kRows, kKeys, kColumns>& attention,
+                       thread const Rows& rows, thread const Sinks& sinks, ushort share, LanePosition at) {
+#pragma clang loop unroll(full)
+  for (int r = 0; r < kRows; r++) {
+    const long place = rows.place(r);
+    if (place < 0) {
+      continue;
+    }
+    const float scale = result_scale(attention.row_sum[r]);
+#pragma clang loop unroll(full)
+    for (int i = 0; i < Columns::kAll; i++) {
+      const int column = Columns::column_of(i, at.pair, share);
+      if (column >= 0) {
+        rows.put(place + column, scaled_result(attention.out[r][i / 2].thread_elements()[i & 1], scale));
+      }
+    }
+    if (share == 0 && at.pair == 0) {
+      rows.put_sum(r, row_sum_with_sink(attention.row_max[r], attention.row_sum[r], sinks, r));
+    }
+  }
+}
+
+}  // namespace fattn

@@ -1,0 +1,54 @@
+// From floats to the numbers that quantised caches store, and the scales of these. Bit by bit as
+// torch_fattn/reference/kv_formats.py has it.
+#pragma once
+
+#include "../common/params.h"
+
+using namespace metal;
+
+namespace fattn {
+
+FATTN_CONSTEXPR float kInt8Max = 127.0f;
+FATTN_CONSTEXPR float kFp8Max = 448.0f;
+FATTN_CONSTEXPR float kInt4Max = 15.0f;
+FATTN_CONSTEXPR float kHalfMax = 65504.0f;
+FATTN_CONSTEXPR float kSmallestNormal = 1.17549435e-38f;  // 2^-126
+FATTN_CONSTEXPR float kFp8SmallestNormal = 1.0f / 64.0f;  // below it e4m3 has the multiples of 2^-9
+
+// GPUs may flush subnormal numbers and may not; here they are 0 everywhere, and 0 is never -0.
+inline float flushed(float x) { return fabs(x) < kSmallestNormal ? 0.0f : x; }
+
+// The nearest half that is not above x.
+inline half rounded_down(float x) {
+  const half nearest = half(x);
+  if (float(nearest) <= x) {
+    return nearest;
+  }
+  const ushort bits = as_type<ushort>(nearest);
+  const ushort below = ushort(float(nearest) > 0.0f ? bits - 1 : float(nearest) < 0.0f ? bits + 1 : 0x8001);
+  return as_type<half>(below);
+}
+
+// The nearest half that is not below x >= 0.
+inline half rounded_up(float x) {
+  const half nearest = half(x);
+  return float(nearest) >= x ? nearest : as_type<half>(ushort(as_type<ushort>(nearest) + 1));
+}
+
+// The nearest e4m3, ties to even; beyond its range the largest. Its exponent has a bias of 7, float's of 127.
+inline int e4m3_of(float x) {
+  if (isnan(x)) {
+    return 0x7f;
+  }
+  const float size = fmin(fabs(x), kFp8Max);
+  int code;
+  if (size < kFp8SmallestNormal) {
+    code = int(rint(size * 512.0f));
+  } else {
+    const uint bits = as_type<uint>(size);
+    code = int((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3);
+  }
+  return x < 0.0f && code != 0 ? code | 0x80 : code;
+}
+
+}  // namespace fattn

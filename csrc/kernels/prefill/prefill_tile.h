@@ -1,0 +1,145 @@
+// What both kernels of prefill do before the first step of a tile and after the last: from the kernel's
+// arguments to rows, keys and the state of attention, and from that to results.
+#pragma once
+
+#include "mapped_steps.h"
+#include "../common/results.h"
+
+namespace fattn {
+
+// What the rows of a simdgroup see of a step.
+struct StepSight {
+  StepFragments fragments;
+  bool whole;    // every row sees every key
+  uint present;  // the keys that exist, as hide_scores takes them
+};
+
+inline StepSight whole_sight() {
+  StepSight sight;
+  sight.fragments = all_fragments();
+  sight.whole = true;
+  sight.present = ~0u;
+  return sight;
+}
+
+// A tile, or the part of its keys that a threadgroup has, as one of its simdgroups sees it.
+struct PrefillTile {
+  Operands operands;
+  const constant PrefillParams* params;
+  LanePosition at;
+  TileRows rows;
+  KeyRanges ranges;      // of the tile
+  KeyRanges own_ranges;  // of this simdgroup's rows
+  KeySource source;
+  TileState state;
+  TileSteps steps;
+  int first_row;  // of this simdgroup
+  int first_key;  // of the first step
+  int part;
+
+  // Finds out what this threadgroup is for: false if it has nothing to do. `row`: of the tile, this
+  // simdgroup's first.
+  bool find(uint3 group, int row, threadgroup SavedStarts* starts, ushort thread_index) thread {
+    const GridPlace here = place_in_grid(*params, group);
+    const QueryTile tile = fc_packed
+                               ? packed_tile(operands.cu_seqlens, *params, here.tile, int(here.head), at.lane)
+                               : dense_tile(*params, here);
+    if (fc_packed && tile.end == 0) {
+      return false;
+    }
+    part = here.part;
+    rows.set(tile, operands, *params);
+    if (thread_index == 0) {
+      rows.put_starts(*params, starts);
+    }
+    first_row = tile.begin + row;
+    ranges = rows.ranges_of(tile.begin, kTileRows, *params);
+    first_key = next_step(ranges, -kTileKeys, kTileKeys);
+    if (fc_split) {
+      first_key = take_part(ranges, *params, part, kTileKeys);
+      if (part > 0 && first_key >= ranges.end) {
+        put_empty_part(thread_index);
+        return false;
+      }
+    }
+    own_ranges = rows.ranges_of(first_row, kRowFragments * 8, *params);
+    source = rows.source(operands, *params, ranges, starts);
+    steps.set(ranges, rows, first_row);
+    return true;
+  }
+
+  // This lane's row of fragment r before the first step. `saves`: whether the lane saves the row, for all
+  // that share it.
+  template <typename Attention>
+  void begin_row(int r, thread Attention& attention, thread ScoreModifiers& modifiers, bool saves) const
+      thread {
+    const QueryRow row = own_row(r * 8 + at.row);
+    rows.set_modifiers(r, row, operands, *params, modifiers);
+    if (saves) {
+      rows.save(r, row, part, *params, state);
+    }
+    if (fc_sinks && part == 0 && row.exists) {
+      attention.add_sink(r, sink_score(sink_of(row)), at.pair == 0);
+    }
+  }
+
+  // The query of a row, counted from this simdgroup's first; null for a row that does not exist.
+  const device Element* query_row(int row) const thread {
+    return rows.query_row(own_row(row), *params, operands.query);
+  }
+
+  // The first step, by its first key: ranges.end or more if there is none.
+  int first_step() thread { return steps.first(first_key, rows, *params, operands.mask_map, at.lane); }
+  int step_after(int key) thread { return steps.after(key, rows, *params, operands.mask_map, at.lane); }
+
+  // Of the step that begins at `key`, until the one after it is asked for.
+  // `exist`: as of StepKeys.
+  StepSight sight_of(int key, uint exist) const thread {
+    const uint cell = steps.own_cell(key);
+    StepSight sight;
+    sight.fragments = step_fragments(own_ranges, key, cell);
+    sight.whole = cell == kCellWhole && own_ranges.all_see(key, key + 1) && exist == kAllKeys;
+    sight.present = present_keys(exist, at.pair);
+    return sight;
+  }
+
+  // The results of this lane's row of fragment r, as store_rows asks for them.
+  long place(int r) const thread { return state.out(r); }
+  void put(long place, float result) const thread {
+    if (fc_split) {
+      operands.partial_out[place] = result;
+    } else {
+      operands.out[place] = Element(result);
+    }
+  }
+  void put_sum(int r, RowSum sum) const thread {
+    if (fc_split) {
+      operands.partial_sum[state.lse(r)] = sum.of_part(log2_per_score());
+    } else {
+      operands.lse[state.lse(r)] = sum.log_sum_exp();
+    }
+  }
+  float sink(int r) const thread { return sink_of(own_row(r * 8 + at.row)); }
+
+ private:
+  QueryRow own_row(int row) const thread { return rows.row(first_row + row, *params); }
+
+  // The learned logit of a row's head.
+  float sink_of(QueryRow row) const thread {
+    return float_at(operands.sinks, row.head * params->sinks_stride, fc_sinks_kind);
+  }
+
+  // Says of each row of the tile that this part of its keys, which has none, was not seen. The merge then
+  // does not look at what the part has for results.
+  void put_empty_part(ushort thread_index) const thread {
+    const RowSum nothing = row_sum_of_no_keys();
+    for (int i = thread_index; i < kTileRows; i += kThreads) {
+      const QueryRow row = rows.row(rows.tile.begin + i, *params);
+      if (row.exists) {
+        operands.partial_sum[rows.lse_of(row, part, *params)] = nothing.of_part(log2_per_score());
+      }
+    }
+  }
+};
+
+}  // namespace fattn
