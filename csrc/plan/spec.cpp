@@ -119,8 +119,8 @@ const char* source_name(Kernel kernel) {
 }
 
 const char* name_of(Slot operand) {
-#define FATTN_NAME(slot, name) #name,
-  static constexpr const char* kNames[] = {FATTN_OPERANDS(FATTN_NAME, FATTN_NAME)};
+#define FATTN_NAME(slot, type, name, ...) #name,
+  static constexpr const char* kNames[] = {FATTN_OPERANDS(FATTN_NAME, FATTN_NAME, FATTN_NAME, FATTN_NAME)};
 #undef FATTN_NAME
   return kNames[operand];
 }
