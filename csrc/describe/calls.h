@@ -22,9 +22,9 @@ using OptionalTensor = std::optional<at::Tensor>;
 // is an undefined tensor.
 struct Call {
   Problem problem;
-#define FATTN_TENSOR(slot, name) at::Tensor name{};
-#define FATTN_NOTHING(slot, name)
-  FATTN_OPERANDS(FATTN_TENSOR, FATTN_NOTHING)
+#define FATTN_TENSOR(slot, type, name, ...) at::Tensor name{};
+#define FATTN_NOTHING(...)
+  FATTN_OPERANDS(FATTN_TENSOR, FATTN_TENSOR, FATTN_NOTHING, FATTN_NOTHING)
 #undef FATTN_TENSOR
 #undef FATTN_NOTHING
 

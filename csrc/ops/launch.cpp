@@ -68,10 +68,10 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   if (plan.pass_count == 0) return {results.out, results.lse};
 
   Bindings bindings;
-#define FATTN_BIND(slot, name) \
+#define FATTN_BIND(slot, type, name, ...) \
   if (call.name.defined()) bindings[kSlot##slot] = view_of(call.name, results.out);
-#define FATTN_NOTHING(slot, name)
-  FATTN_OPERANDS(FATTN_BIND, FATTN_NOTHING)
+#define FATTN_NOTHING(...)
+  FATTN_OPERANDS(FATTN_BIND, FATTN_BIND, FATTN_NOTHING, FATTN_NOTHING)
 #undef FATTN_BIND
 #undef FATTN_NOTHING
   const Tensor query = with_contiguous_rows(call.query);

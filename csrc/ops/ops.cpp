@@ -28,10 +28,7 @@ namespace fattn {
 namespace {
 
 using at::Tensor;
-constexpr std::array kKernels = {Kernel::kPrefill,    Kernel::kPrefillWide, Kernel::kDecode,
-                                 Kernel::kDecodeWide, Kernel::kMerge,       Kernel::kCacheWrite,
-                                 Kernel::kSoftmax,    Kernel::kSoftcap,     Kernel::kMaskMap};
-std::array<std::atomic<int64_t>, kKernels.size()> launches{};
+std::array<std::atomic<int64_t>, kKernelCount> launches{};
 
 template <typename AnyProblem>
 Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
@@ -172,9 +169,7 @@ Tensor refuse_backward(const Tensor&) {
 
 c10::Dict<std::string, int64_t> launch_counts() {
   c10::Dict<std::string, int64_t> counts;
-  for (const Kernel kernel : kKernels) {
-    counts.insert(function_name(kernel), launches[static_cast<size_t>(kernel)].load());
-  }
+  for (size_t i = 0; i < kKernelCount; ++i) counts.insert(function_name(Kernel(i)), launches[i].load());
   return counts;
 }
 

@@ -134,23 +134,11 @@ Params params_of(const Pass& pass) {
 }
 
 void write_params(JsonWriter& json, const Pass& pass) {
-  switch (pass.spec.kernel) {
-    case Kernel::kPrefill:
-    case Kernel::kPrefillWide:
-      return write(json, params_of<PrefillParams>(pass));
-    case Kernel::kDecode:
-    case Kernel::kDecodeWide:
-      return write(json, params_of<DecodeParams>(pass));
-    case Kernel::kMerge:
-      return write(json, params_of<MergeParams>(pass));
-    case Kernel::kCacheWrite:
-      return write(json, params_of<CacheWriteParams>(pass));
-    case Kernel::kSoftmax:
-    case Kernel::kSoftcap:
-      return write(json, params_of<LogitsParams>(pass));
-    case Kernel::kMaskMap:
-      return write(json, params_of<MaskMapParams>(pass));
-  }
+#define FATTN_CASE(kernel, name, source, Params) \
+  case Kernel::k##kernel:                        \
+    return write(json, params_of<Params>(pass));
+  switch (pass.spec.kernel) { FATTN_KERNELS(FATTN_CASE) }
+#undef FATTN_CASE
 }
 
 // The bytes of the bound parameter struct, for tools that run the plan elsewhere.
@@ -258,6 +246,12 @@ std::string kernel_interface() {
   json.open('[');
   for (int i = 0; i < kConstCount; ++i) json.value(constant_name(FunctionConstant(i)));
   json.close(']');
+  json.key("kernels");
+  json.open('{');
+#define FATTN_KERNEL(kernel, name, source, Params) json.field("fattn_" #name, #Params);
+  FATTN_KERNELS(FATTN_KERNEL)
+#undef FATTN_KERNEL
+  json.close('}');
   // By struct: the offset and the type of each field.
   json.key("params");
   json.open('{');

@@ -17,17 +17,24 @@
 
 namespace fattn {
 
-enum class Kernel : uint8_t {
-  kPrefill,
-  kPrefillWide,
-  kDecode,
-  kDecodeWide,
-  kMerge,
-  kCacheWrite,
-  kSoftmax,
-  kSoftcap,
-  kMaskMap
-};
+// X(enumerator, name, source, parameters): the function is fattn_<name>, in <source>.metal.
+#define FATTN_KERNELS(X)                                    \
+  X(Prefill, prefill, prefill, PrefillParams)               \
+  X(PrefillWide, prefill_wide, prefill_wide, PrefillParams) \
+  X(Decode, decode, decode, DecodeParams)                   \
+  X(DecodeWide, decode_wide, decode_wide, DecodeParams)     \
+  X(Merge, merge, merge, MergeParams)                       \
+  X(CacheWrite, cache_write, cache, CacheWriteParams)       \
+  X(Softmax, softmax, logits, LogitsParams)                 \
+  X(Softcap, softcap, logits, LogitsParams)                 \
+  X(MaskMap, mask_map, mask_map, MaskMapParams)
+
+#define FATTN_ENUMERATOR(kernel, name, source, Params) k##kernel,
+enum class Kernel : uint8_t { FATTN_KERNELS(FATTN_ENUMERATOR) };
+#undef FATTN_ENUMERATOR
+#define FATTN_COUNT(...) +1
+inline constexpr size_t kKernelCount = FATTN_KERNELS(FATTN_COUNT);
+#undef FATTN_COUNT
 
 inline bool is_prefill(Kernel kernel) { return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide; }
 
@@ -139,7 +146,8 @@ std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFact
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);
-// The lists of kernels/common/params.h: operands and constants by number, and where parameters lie.
+// What the kernels are launched with: operands and constants by number, the struct of parameters of each
+// kernel, and where they lie.
 std::string kernel_interface();
 
 }  // namespace fattn

@@ -10,18 +10,21 @@
 
 namespace fattn {
 
-enum class Op : uint8_t {
-  kPrefill,
-  kDecode,
-  kPagedDecode,
-  kPagedPrefill,
-  kVarlenPrefill,
-  kMerge,
-  kCacheWrite,
-  kSoftmax,
-  kSoftcap,
-  kMaskMap,
-};
+#define FATTN_OPS(X)               \
+  X(Prefill, prefill)              \
+  X(Decode, decode)                \
+  X(PagedDecode, paged_decode)     \
+  X(PagedPrefill, paged_prefill)   \
+  X(VarlenPrefill, varlen_prefill) \
+  X(Merge, merge)                  \
+  X(CacheWrite, cache_write)       \
+  X(Softmax, softmax)              \
+  X(Softcap, softcap)              \
+  X(MaskMap, mask_map)
+
+#define FATTN_ENUMERATOR(op, name) k##op,
+enum class Op : uint8_t { FATTN_OPS(FATTN_ENUMERATOR) };
+#undef FATTN_ENUMERATOR
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8, kOther };
 
 // The public name: "fattn.prefill" and so on.

@@ -9,29 +9,10 @@
 namespace fattn {
 
 const char* name_of(Op op) {
-  switch (op) {
-    case Op::kPrefill:
-      return "fattn.prefill";
-    case Op::kDecode:
-      return "fattn.decode";
-    case Op::kPagedDecode:
-      return "fattn.paged_decode";
-    case Op::kPagedPrefill:
-      return "fattn.paged_prefill";
-    case Op::kVarlenPrefill:
-      return "fattn.varlen_prefill";
-    case Op::kMerge:
-      return "fattn.merge";
-    case Op::kCacheWrite:
-      return "fattn.cache_write";
-    case Op::kSoftmax:
-      return "fattn.softmax";
-    case Op::kSoftcap:
-      return "fattn.softcap";
-    case Op::kMaskMap:
-      return "fattn.mask_map";
-  }
-  return "fattn";
+#define FATTN_NAME(op, name) "fattn." #name,
+  static constexpr const char* kNames[] = {FATTN_OPS(FATTN_NAME)};
+#undef FATTN_NAME
+  return kNames[static_cast<size_t>(op)];
 }
 
 const char* name_of(DType dtype) {
@@ -72,55 +53,22 @@ int size_of(DType dtype) {
 }
 
 const char* function_name(Kernel kernel) {
-  switch (kernel) {
-    case Kernel::kPrefill:
-      return "fattn_prefill";
-    case Kernel::kPrefillWide:
-      return "fattn_prefill_wide";
-    case Kernel::kDecode:
-      return "fattn_decode";
-    case Kernel::kDecodeWide:
-      return "fattn_decode_wide";
-    case Kernel::kMerge:
-      return "fattn_merge";
-    case Kernel::kCacheWrite:
-      return "fattn_cache_write";
-    case Kernel::kSoftmax:
-      return "fattn_softmax";
-    case Kernel::kSoftcap:
-      return "fattn_softcap";
-    case Kernel::kMaskMap:
-      return "fattn_mask_map";
-  }
-  return "";
+#define FATTN_NAME(kernel, name, source, Params) "fattn_" #name,
+  static constexpr const char* kNames[] = {FATTN_KERNELS(FATTN_NAME)};
+#undef FATTN_NAME
+  return kNames[static_cast<size_t>(kernel)];
 }
 
 const char* source_name(Kernel kernel) {
-  switch (kernel) {
-    case Kernel::kPrefill:
-      return "prefill";
-    case Kernel::kPrefillWide:
-      return "prefill_wide";
-    case Kernel::kDecode:
-      return "decode";
-    case Kernel::kDecodeWide:
-      return "decode_wide";
-    case Kernel::kMerge:
-      return "merge";
-    case Kernel::kCacheWrite:
-      return "cache";
-    case Kernel::kSoftmax:
-    case Kernel::kSoftcap:
-      return "logits";
-    case Kernel::kMaskMap:
-      return "mask_map";
-  }
-  return "";
+#define FATTN_NAME(kernel, name, source, Params) #source,
+  static constexpr const char* kNames[] = {FATTN_KERNELS(FATTN_NAME)};
+#undef FATTN_NAME
+  return kNames[static_cast<size_t>(kernel)];
 }
 
 const char* name_of(Slot operand) {
-#define FATTN_NAME(slot, name) #name,
-  static constexpr const char* kNames[] = {FATTN_OPERANDS(FATTN_NAME, FATTN_NAME)};
+#define FATTN_NAME(slot, type, name, ...) #name,
+  static constexpr const char* kNames[] = {FATTN_OPERANDS(FATTN_NAME, FATTN_NAME, FATTN_NAME, FATTN_NAME)};
 #undef FATTN_NAME
   return kNames[operand];
 }

@@ -25,19 +25,12 @@ if TYPE_CHECKING:
     from softmetal.testing import Library
 
 EMBED = Path(__file__).resolve().parents[2] / "tools" / "embed_kernels.py"
-# The lists of csrc/kernels/common/params.h: operands and constants by number, and where parameters lie.
+# The lists of csrc/kernels/common/params.h: operands and constants by number, and where parameters lie; and
+# the struct of parameters of each kernel.
 INTERFACE: dict[str, Any] = json.loads(torch.ops.fattn._kernel_interface())
 CONSTANTS: list[str] = INTERFACE["constants"]
 SLOTS = {name: slot for slot, name in enumerate(INTERFACE["operands"])}
-PARAMS = {
-    "fattn_prefill": "PrefillParams",
-    "fattn_prefill_wide": "PrefillParams",
-    "fattn_decode": "DecodeParams",
-    "fattn_decode_wide": "DecodeParams",
-    "fattn_merge": "MergeParams",
-    "fattn_softmax": "LogitsParams",
-    "fattn_softcap": "LogitsParams",
-}
+PARAMS: dict[str, str] = INTERFACE["kernels"]
 ALL_CHECKS = "race,bounds,uninit"
 
 Mutate = Callable[[str], str]

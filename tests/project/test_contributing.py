@@ -276,6 +276,7 @@ OF_LOGITS = {
         "csrc/ops/autograd.cpp",
         "csrc/ops/ops.cpp",
         "csrc/plan/check.cpp",
+        "csrc/plan/plan.h",
         "csrc/plan/problem.h",
         "csrc/plan/spec.cpp",
         "csrc/plan/supported.h",

@@ -4,26 +4,8 @@
 #include "keys.h"
 
 // A pipeline has the operands that its function constants ask for: nothing may read another one.
-// ALWAYS(slot, type, name), OPTIONAL(slot, type, name, function constant)
-#define FATTN_ATTENTION_OPERANDS(ALWAYS, OPTIONAL)                      \
-  ALWAYS(Query, const device Element*, query)                           \
-  ALWAYS(Key, const device Stored*, key)                                \
-  ALWAYS(Value, const device Stored*, value)                            \
-  OPTIONAL(Out, device Element*, out, fc_whole)                         \
-  OPTIONAL(Lse, device float*, lse, fc_whole)                           \
-  OPTIONAL(PartialOut, device float*, partial_out, fc_split)            \
-  OPTIONAL(PartialSum, device float4*, partial_sum, fc_split)           \
-  OPTIONAL(Mask, const device uchar*, mask, fc_has_mask)                \
-  OPTIONAL(MaskMap, const device uchar*, mask_map, fc_mask_map)         \
-  OPTIONAL(TreeMask, const device long*, tree_mask, fc_tree)            \
-  OPTIONAL(SeqLens, const device int*, seq_lens, fc_has_seq_lens)       \
-  OPTIONAL(CuSeqlens, const device int*, cu_seqlens, fc_packed)         \
-  OPTIONAL(CuSeqlensK, const device int*, cu_seqlens_k, fc_packed_keys) \
-  OPTIONAL(BlockTables, const device int*, block_tables, fc_paged)      \
-  OPTIONAL(Sinks, const device uchar*, sinks, fc_sinks)                 \
-  OPTIONAL(AlibiSlopes, const device uchar*, alibi_slopes, fc_alibi)    \
-  OPTIONAL(KeyScales, const device Scale*, key_scales, fc_scales)       \
-  OPTIONAL(ValueScales, const device Scale*, value_scales, fc_scales)
+#define FATTN_NOTHING(...)
+#define FATTN_ATTENTION_OPERANDS(ALWAYS, OPTIONAL) FATTN_OPERANDS(ALWAYS, OPTIONAL, OPTIONAL, FATTN_NOTHING)
 
 #define FATTN_ARGUMENT(slot, type, name) type name [[buffer(fattn::kSlot##slot)]],
 #define FATTN_OPTIONAL_ARGUMENT(slot, type, name, condition) \

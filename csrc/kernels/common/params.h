@@ -9,36 +9,40 @@ namespace fattn {
 // Each list below has one row for each fact. Enums, declarations, fields, the JSON of explain and the tests'
 // tables are made from the rows.
 
-// The buffers of kernels. The place in the list is the slot, the same for every kernel that has the operand.
-// ARGUMENT(slot, name): a tensor that an attention operator takes, Call::<name>. explain shows the name.
-#define FATTN_OPERANDS(ARGUMENT, OTHER)                        \
-  ARGUMENT(Query, query)                                       \
-  ARGUMENT(Key, key)                                           \
-  ARGUMENT(Value, value)                                       \
-  OTHER(Out, out)                                              \
-  OTHER(Lse, lse)                                              \
-  OTHER(Params, params)                                        \
-  ARGUMENT(Mask, attn_mask)                                    \
-  ARGUMENT(SeqLens, seq_lens)                                  \
-  ARGUMENT(BlockTables, block_tables)                          \
-  OTHER(PartialOut, partial_out)                               \
-  OTHER(PartialSum, partial_sum)                               \
-  ARGUMENT(Sinks, sinks)                                       \
-  ARGUMENT(AlibiSlopes, alibi_slopes)                          \
-  ARGUMENT(TreeMask, tree_mask)                                \
-  ARGUMENT(KeyScales, key_scales)                              \
-  ARGUMENT(ValueScales, value_scales)                          \
-  ARGUMENT(CuSeqlens, cu_seqlens_q)                            \
-  OTHER(Slice, slice)                                          \
-  ARGUMENT(CuSeqlensK, cu_seqlens_k)                           \
-  ARGUMENT(MaskMap, mask_map) /* or made by the plan itself */ \
-  OTHER(KeyCache, key_cache)                                   \
-  OTHER(ValueCache, value_cache)                               \
-  OTHER(SlotMapping, slot_mapping)                             \
-  OTHER(Logits, logits) /* of softmax and softcap */
+// The buffers of kernels. The place in the list is the slot, the same for every kernel that has the operand;
+// explain shows the name. ALWAYS and OPTIONAL are tensors that the attention operators take, Call::<name> on
+// the host. The attention kernels have them and the results, if the function constant says so.
+// ALWAYS, OTHER(slot, type, name), OPTIONAL, RESULT(slot, type, name, function constant)
+#define FATTN_OPERANDS(ALWAYS, OPTIONAL, RESULT, OTHER)                                          \
+  ALWAYS(Query, const device Element*, query)                                                    \
+  ALWAYS(Key, const device Stored*, key)                                                         \
+  ALWAYS(Value, const device Stored*, value)                                                     \
+  RESULT(Out, device Element*, out, fc_whole)                                                    \
+  RESULT(Lse, device float*, lse, fc_whole)                                                      \
+  OTHER(Params, constant Params&, params)                                                        \
+  OPTIONAL(Mask, const device uchar*, attn_mask, fc_has_mask)                                    \
+  OPTIONAL(SeqLens, const device int*, seq_lens, fc_has_seq_lens)                                \
+  OPTIONAL(BlockTables, const device int*, block_tables, fc_paged)                               \
+  RESULT(PartialOut, device float*, partial_out, fc_split)                                       \
+  RESULT(PartialSum, device float4*, partial_sum, fc_split)                                      \
+  OPTIONAL(Sinks, const device uchar*, sinks, fc_sinks)                                          \
+  OPTIONAL(AlibiSlopes, const device uchar*, alibi_slopes, fc_alibi)                             \
+  OPTIONAL(TreeMask, const device long*, tree_mask, fc_tree)                                     \
+  OPTIONAL(KeyScales, const device Scale*, key_scales, fc_scales)                                \
+  OPTIONAL(ValueScales, const device Scale*, value_scales, fc_scales)                            \
+  OPTIONAL(CuSeqlens, const device int*, cu_seqlens_q, fc_packed)                                \
+  OTHER(Slice, constant GridSlice&, slice)                                                       \
+  OPTIONAL(CuSeqlensK, const device int*, cu_seqlens_k, fc_packed_keys)                          \
+  OPTIONAL(MaskMap, const device uchar*, mask_map, fc_mask_map) /* or made by the plan itself */ \
+  OTHER(KeyCache, device Stored*, key_cache)                    /* of cache_write */             \
+  OTHER(ValueCache, device Stored*, value_cache)                                                 \
+  OTHER(SlotMapping, const device SlotNumber*, slot_mapping)                                     \
+  OTHER(Logits, const device Element*, logits) /* of softmax and softcap */
 
-#define FATTN_ENUMERATOR(slot, name) kSlot##slot,
-enum Slot { FATTN_OPERANDS(FATTN_ENUMERATOR, FATTN_ENUMERATOR) kSlotCount };
+#define FATTN_ENUMERATOR(slot, ...) kSlot##slot,
+enum Slot {
+  FATTN_OPERANDS(FATTN_ENUMERATOR, FATTN_ENUMERATOR, FATTN_ENUMERATOR, FATTN_ENUMERATOR) kSlotCount
+};
 #undef FATTN_ENUMERATOR
 
 // Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,

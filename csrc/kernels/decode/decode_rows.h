@@ -100,7 +100,7 @@ struct Sequence {
       visible.drafts[0] = uint(operands.tree_mask[batch * params.tree_mask_batch_stride +
                                                   packed.row * params.tree_mask_row_stride]);
     }
-    mask = operands.mask;
+    mask = operands.attn_mask;
     visible.mask_row[0] =
         batch * params.mask.batch + packed.head * params.mask.head + packed.row * params.mask.row;
   }

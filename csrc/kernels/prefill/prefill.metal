@@ -78,7 +78,7 @@ inline void prefill_step(thread OnlineAttention& attention, thread const QueryRe
   modify_scores(attention, modifiers, first_key, at);
   if (!kWhole) {
     const Visibility visible = tile.state.visible(*tile.params);
-    hide_scores(attention, visible, tile.operands.mask, first_key, sight.present, at);
+    hide_scores(attention, visible, tile.operands.attn_mask, first_key, sight.present, at);
   }
   const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(at);
   attention.weigh();

@@ -41,9 +41,9 @@ struct PrefillTile {
   // simdgroup's first.
   bool find(uint3 group, int row, threadgroup SavedStarts* starts, ushort thread_index) thread {
     const GridPlace here = place_in_grid(*params, group);
-    const QueryTile tile = fc_packed
-                               ? packed_tile(operands.cu_seqlens, *params, here.tile, int(here.head), at.lane)
-                               : dense_tile(*params, here);
+    const QueryTile tile =
+        fc_packed ? packed_tile(operands.cu_seqlens_q, *params, here.tile, int(here.head), at.lane)
+                  : dense_tile(*params, here);
     if (fc_packed && tile.end == 0) {
       return false;
     }
