@@ -57,7 +57,7 @@ def test_every_trial_is_counted() -> None:
 
 # A score modifier that calls can switch on: its constant, its parameter, and what it does.
 MODIFIER = {
-    "X(bool, grouped)": "X(bool, grouped) X(bool, doubled)",
+    "X(uint, slopes_kind)": "X(uint, slopes_kind) X(bool, doubled)",
     "X(fattn_f32, slope_scale)": "X(fattn_f32, slope_scale) X(fattn_f32, factor)",
     "modifiers.softcap = params.softcap;": "modifiers.softcap = fc_doubled ? params.factor : params.softcap;",
     "static_assert(sizeof(type) == bytes": "static_assert(sizeof(type) > 0",
