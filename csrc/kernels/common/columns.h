@@ -1,4 +1,4 @@
-// The columns of a head, shared out among the simdgroups that have the same rows: which of them a lane holds,
+// Divides the columns of a head among the simdgroups that work on the same rows: which columns a lane holds,
 // and how it reads them from a row of the cache.
 #pragma once
 
@@ -6,15 +6,17 @@
 
 namespace fattn {
 
-// Columns [kFrom, kTo) of a head, shared out: every one of kShares has the same number of fragments, as many
-// of them as possible in chunks of 16 bytes, and the last ones may lie past the end.
+// Divides columns [kFrom, kTo) of a head into kShares shares with equally many fragments of eight columns. As
+// many fragments as possible are read in 16-byte chunks, the rest in narrower ones. The last shares may
+// extend past kTo.
 template <int kFrom, int kTo, int kShares = kColumnShares>
 struct ColumnShare {
   static constant constexpr int kColumns = kTo - kFrom;
-  // Elements of a chunk at most; rows begin on 16 bytes, and so do chunks.
+  // Elements per chunk, at most 16 bytes. It divides kFrom and kTo, so the chunks of an aligned row are
+  // aligned.
   static constant constexpr int kMost = chunk_of(kFrom, chunk_of(kTo, 4 * kStoredWordElements));
-  static constant constexpr int kWideFragments = kMost / 2;  // four lanes with a chunk each
-  // Fragments of eight columns, and elements of a lane: in the widest chunks, in narrower ones, and in all.
+  static constant constexpr int kWideFragments = kMost / 2;  // one chunk in each of the four lanes of a row
+  // Elements per lane, two for each fragment: in the widest chunks, in narrower ones, and in total.
   static constant constexpr int kWide = kColumns / 8 / (kShares * kWideFragments) * kWideFragments * 2;
   static constant constexpr int kNarrow = (kColumns / 8 - kShares * kWide / 2 + kShares - 1) / kShares * 2;
   static constant constexpr int kAll = kWide + kNarrow;
@@ -22,7 +24,7 @@ struct ColumnShare {
   static constant constexpr int kNarrowChunk = chunk_of(kNarrow, kMost);
   static constant constexpr bool kEven = 4 * kShares * kAll == kColumns;
 
-  // The column that element i of a lane's run belongs to; -1: it lies past the end.
+  // The column of element i of a lane's run; -1 past the end.
   static int column_of(int i, ushort pair, ushort share) {
     if (i < kWide) {
       return kFrom + share * 4 * kWide + (i / kMost * 4 + pair) * kMost + i % kMost;
@@ -34,10 +36,10 @@ struct ColumnShare {
   }
 };
 
-// N elements for arrays that may be empty.
+// A valid length for an array that may be empty.
 constexpr int at_least_one(int n) { return n > 0 ? n : 1; }
 
-// This lane's run of a key or value row, as operands; zeros past the end.
+// This lane's part of a row of K or V, as operands; zeros past the end.
 template <int kFrom, int kTo>
 struct FloatRun {
   typedef ColumnShare<kFrom, kTo> Columns;
@@ -73,7 +75,7 @@ struct FloatRun {
   }
 };
 
-// The same of a quantised row, as it is stored: it takes fewer registers so until it is multiplied.
+// The same part of a quantised row, in the stored format, which takes fewer registers than operands.
 template <int kFrom, int kTo>
 struct StoredRun {
   typedef ColumnShare<kFrom, kTo> Columns;

@@ -1,6 +1,6 @@
-// What a pipeline is specialised by: macros set when the source is compiled (dtype, head dims, tile),
-// function constants set when the pipeline is made (features). The planner's KernelSpec is the other side of
-// this file.
+// The compile-time parameters of a pipeline. Macros (dtype, head dims, tile) are defined when the source is
+// compiled; function constants (features) are set when the pipeline is created. On the host, KernelSpec in
+// plan/plan.h has them.
 #pragma once
 
 #include <metal_stdlib>
@@ -12,14 +12,14 @@ using namespace metal;
 
 namespace fattn {
 
-typedef FATTN_T Element;  // of query and result: float, half or bfloat
+typedef FATTN_T Element;  // query and result: float, half or bfloat
 
-FATTN_CONSTEXPR int kKvFormat = FATTN_KV_FORMAT;  // of K and V: a KvFormat
+FATTN_CONSTEXPR int kKvFormat = FATTN_KV_FORMAT;  // KvFormat of K and V
 
-// What Q, K and V are multiplied as. Half needs no widening: half products are summed in float32 at the same
-// rate, from half the registers. Nor does bfloat from M3 on; before, its arithmetic is emulated, and it is
-// widened. Half would round the elements of an int4 cache, and overflow where a group reaches beyond its
-// range; bfloat would round those of any quantised cache.
+// The type in which Q, K and V are multiplied. Products of halves accumulate in float32 at the same rate as
+// products of floats, from half the registers. So do products of bfloats from M3 on; older GPUs emulate
+// bfloat, so it is widened there. int4 is widened: half would round its elements and overflow if a group
+// exceeds its range. bfloat would round every quantised format.
 template <typename T, int kFormat, bool kNativeBFloat>
 struct OperandOf {
   typedef float type;
@@ -38,8 +38,8 @@ struct OperandOf<bfloat, kKvFloat, true> {
 };
 typedef OperandOf<Element, kKvFormat, FATTN_NATIVE_BFLOAT>::type Operand;
 
-// Elements of a step in threadgroup memory: as they are, or the exact value of a quantised element without
-// its row's scale.
+// The element type of a step in threadgroup memory. Quantised elements are decoded exactly: int4 with the
+// scale and minimum of its group, int8 and fp8 without the scale of their row.
 template <int kFormat>
 struct TileElementOf {
   typedef half type;
@@ -54,12 +54,12 @@ struct TileElementOf<kKvInt4> {
 };
 typedef TileElementOf<kKvFormat>::type TileElement;
 
-// Kernels that read fragments from such a tile define it; others read them from the cache.
+// 1 in kernels that stage K and V in threadgroup memory and read fragments from there.
 #ifndef FATTN_STAGED
 #define FATTN_STAGED 0
 #endif
 
-// Simdgroups that share out the columns of the same rows; kernels in which they do define it.
+// The number of simdgroups that divide the columns of the same rows.
 #ifndef FATTN_COLUMN_SHARES
 #define FATTN_COLUMN_SHARES 1
 #endif
@@ -70,10 +70,11 @@ FATTN_CONSTEXPR int kRowFragments = FATTN_ROW_FRAGMENTS;  // 8-row fragments per
 FATTN_CONSTEXPR int kTileKeys = FATTN_TILE_KEYS;          // keys per step
 FATTN_CONSTEXPR int kKeyFragments = FATTN_TILE_KEYS / kFragment;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
-// In a threadgroup: of eight rows each in decode, of kRowFragments * 8 each in prefill_wide.
+// Row groups per threadgroup: of eight rows in decode, of kRowFragments * 8 in prefill_wide.
 FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;
 FATTN_CONSTEXPR int kColumnShares = FATTN_COLUMN_SHARES;
-// The kernels promise this number to the compiler, which then fits registers to it: every launch is legal.
+// The kernels declare this limit to the compiler, which then fits their registers to it: every launch is
+// legal.
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
 }  // namespace fattn

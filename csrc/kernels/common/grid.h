@@ -1,5 +1,5 @@
-// The grid of a pass, which may take several dispatches (plan/slices.h). fc_sliced must be declared before:
-// by constants.h, or by a kernel that has few function constants.
+// The position of a threadgroup in the grid of a pass, which may be split over several dispatches
+// (plan/slices.h). Declare fc_sliced before including this file; constants.h declares it.
 #pragma once
 
 #include <metal_stdlib>
@@ -10,12 +10,12 @@ using namespace metal;
 
 namespace fattn {
 
-// Where a threadgroup of this dispatch is in the whole grid, which has one dimension.
+// The index of a threadgroup in a one-dimensional grid.
 inline long group_in_grid(uint group, constant GridSlice& slice) {
   return fc_sliced ? slice.first_group + group : long(group);
 }
 
-// Or three.
+// Its position in a three-dimensional grid.
 inline uint3 group_in_grid(uint3 group, constant GridSlice& slice) {
   if (!fc_sliced) {
     return group;

@@ -1,19 +1,18 @@
-// Where the keys of a sequence live: in one strided tensor, or in the blocks of a paged pool
-// (PagedAttention: Kwon et al. 2023). And how their elements are stored: as they are, or quantised
-// (plan/kv_format.h).
+// Where the keys of a sequence are stored: in one strided tensor, or in the blocks of a paged pool
+// (PagedAttention: Kwon et al. 2023). And how their elements are encoded (plan/kv_format.h).
 #pragma once
 
 #include "config.h"
 
-// Whether the eight keys of a fragment always lie in one block.
+// Whether the eight keys of a fragment are always in one block.
 constant bool fc_fragment_blocks = fc_block_size % 8 == 0;
 
 namespace fattn {
 
-// The place of one key, in elements from the start of the operand's head.
+// The indices of one key in its operand.
 struct KeyPlace {
-  int block;  // dense: 0
-  int slot;   // dense: the key itself
+  int block;  // 0 if dense
+  int slot;   // the key's index if dense
   bool exists;
 };
 
@@ -21,16 +20,16 @@ struct KeyTable {
   const device int* blocks;  // this sequence's row of the block table
   long entry_stride;
   int num_blocks;
-  int length;  // some row sees keys [begin, length) and [0, sink_end) of this sequence
+  int length;  // keys [begin, length) and [0, sink_end) are visible to some row
   int begin;
   int sink_end;
 
-  // Whether some row sees a key by its position.
+  // Whether some row sees the key by its position.
   bool holds(int key) const thread { return key < length && (!fc_window || key >= begin || key < sink_end); }
 
-  // The block that holds a key; -1 for a key that does not exist. A table entry outside the pool holds no
-  // key: nothing is read through it. The block size is a function constant, so the division is a
-  // multiplication, and a shift for the usual sizes.
+  // The block of a key; -1 if the key does not exist. A table entry outside the pool counts as no key, so
+  // nothing is read through it. The block size is a function constant, so the compiler replaces the division
+  // by a multiplication, or a shift for powers of two.
   int block_of(int key) const thread {
     if (key >= length) {
       return -1;
@@ -53,11 +52,11 @@ struct KeyTable {
 
 FATTN_CONSTEXPR uint kAllKeys = kTileKeys < 32 ? (1u << (kTileKeys % 32)) - 1 : ~0u;
 
-// The keys of one step. Their blocks are looked up once for K and V.
+// The keys of one step. K and V share one look-up of their blocks.
 struct StepKeys {
   int first_key;              // a multiple of kTileKeys
-  int blocks[kKeyFragments];  // of each key fragment
-  int own;                    // or of key number lane % kTileKeys, where a fragment may have several
+  int blocks[kKeyFragments];  // of each key fragment, if fc_fragment_blocks
+  int own;                    // otherwise: of key lane % kTileKeys
 
   void look_up(thread const KeyTable& table, int key, ushort lane) thread {
     static_assert(kTileKeys <= kSimdWidth, "a lane looks up one key");
@@ -93,7 +92,7 @@ struct StepKeys {
     return all;
   }
 
-  // In all lanes at once: the place of key n of fragment k, of which each lane may ask for another n.
+  // The place of key n of fragment k; n may differ between lanes. All lanes must call it.
   KeyPlace find(thread const KeyTable& table, int k, int n) const thread {
     int block = 0;
     if (fc_paged) {
@@ -102,7 +101,7 @@ struct StepKeys {
     return table.place_of(first_key + k * 8 + n, block);
   }
 
-  // In all lanes at once: the place of key number i of the step, of which each lane may ask for another.
+  // The place of key i of the step; i may differ between lanes. All lanes must call it.
   KeyPlace find(thread const KeyTable& table, int i) const thread {
     int block = 0;
     if (fc_paged) {
@@ -111,7 +110,7 @@ struct StepKeys {
     return table.place_of(first_key + i, block);
   }
 
-  // The place of key number lane % kTileKeys.
+  // The place of key lane % kTileKeys of the step.
   KeyPlace find_own(thread const KeyTable& table, ushort lane) const thread {
     const int i = lane % kTileKeys;
     int block = 0;
@@ -121,7 +120,8 @@ struct StepKeys {
     return table.place_of(first_key + i, block);
   }
 
-  // Bit i of the result: key number i exists, as far as the limits of the rows do not say it anyway.
+  // Bit i: key i has a block and is visible to some row. All bits if dense, where the rows' limits cover the
+  // rest.
   uint exist(thread const KeyTable& table, ushort lane) const thread {
     if (!fc_paged) {
       return kAllKeys;
@@ -134,14 +134,14 @@ struct StepKeys {
   int block_of_fragment(int index) const thread {
     int block = blocks[0];
 #pragma clang loop unroll(full)
-    for (int k = 1; k < kKeyFragments; k++) {  // not indexed: registers have no addresses
+    for (int k = 1; k < kKeyFragments; k++) {  // selected, not indexed: registers have no addresses
       block = index == k ? blocks[k] : block;
     }
     return block;
   }
 };
 
-// Of the bits of a step's keys those whose scores a lane holds, as hide_scores takes them.
+// The bits of exist() for the keys whose scores this lane holds, in the order of hide_scores().
 inline uint present_keys(uint exist, ushort pair) {
   uint bits = 0;
 #pragma clang loop unroll(full)
@@ -151,7 +151,7 @@ inline uint present_keys(uint exist, ushort pair) {
   return bits;
 }
 
-// What the pointers and strides of K and V count, and what their scales are made of.
+// The types of stored elements and of their scales. Pointers and strides of K and V count elements.
 template <int kFormat>
 struct StorageOf {  // int8 and fp8_e4m3
   typedef uchar element;
@@ -173,24 +173,25 @@ typedef StorageOf<kKvFormat>::scale Scale;
 FATTN_CONSTEXPR int kStoredWordElements = kKvFormat == kKvInt4 ? 8 : 4 / sizeof(Stored);
 FATTN_CONSTEXPR bool kRowScales = kKvFormat == kKvInt8 || kKvFormat == kKvFp8E4M3;
 
-// Of the n elements in a word those with numbers k and k + n / 2. Exact: all of them are halves.
+// Elements k and k + n / 2 of the n elements in a word. All codes are exact in half.
 inline half2 stored_pair(uint word, int k) {
   if (kKvFormat == kKvInt4 || kKvFormat == kKvInt8) {
-    // The last bit of a half from 1024 to 2047 counts ones. The sign bit of an int8, flipped, adds 128.
+    // In halves from 1024 to 2047 the last bit counts ones, so the low bits hold an integer code. An int8
+    // code with its sign bit flipped is the value plus 128.
     const uint bits = kKvFormat == kKvInt4 ? (word >> (4 * k)) & 0x000f000f : (word >> (8 * k)) & 0x00ff00ff;
     const uint origin = kKvFormat == kKvInt4 ? 0x64006400 : 0x64806480;
     return as_type<half2>(bits ^ origin) - as_type<half2>(origin);
   }
-  // fp8_e4m3 has a shorter exponent than half, and its bias is less by 8. The sign is moved up by an
-  // addition. The largest magnitude is a NaN: one more carries into the bit that completes a half's exponent
-  // of ones.
+  // fp8_e4m3 to half. Exponent and mantissa move to bits 13 to 7; the sign moves to bit 14, and the addition
+  // carries it to bit 15. The exponent biases are 7 and 15, so the result is scaled by 2^8. The largest
+  // magnitude is NaN: adding 1 to it carries into bit 14, which makes half's exponent all ones.
   const uint shifted = (k == 0 ? word << 7 : word >> 1) & 0x7f807f80;
   const uint small = shifted + (shifted & 0x40004000);
   const uint scale = 0x5c005c00;  // 2^8
   return as_type<half2>(small | ((small + 0x00800080) & 0x40004000)) * as_type<half2>(scale);
 }
 
-// The first N elements in a word. `group`: scale and minimum of an int4 group.
+// Decodes the first N elements of a word. `group`: scale and minimum of an int4 group.
 template <int N>
 inline void unpack_stored(uint word, half2 group, thread Operand (&run)[N]) {
   constexpr int kHalf = kStoredWordElements / 2;
@@ -212,7 +213,7 @@ struct StoredRow {
   const device Stored* elements;
   const device Scale* groups;  // int4: scale and minimum of each kInt4Group columns
 
-  // Of a cache that is not quantised.
+  // The elements of a cache that is not quantised.
   const device Element* floats() const thread { return reinterpret_cast<const device Element*>(elements); }
 
   half2 group_of(int column, bool aligned) const thread {
@@ -224,11 +225,11 @@ struct StoredRow {
   }
 };
 
-// K or V of one sequence and head.
+// K or V of one sequence and key-value head.
 struct StoredOperand {
   const device Stored* elements;
-  long first;                  // element; apart from the pointer, where that is held anyway
-  const device Scale* scales;  // of all sequences and heads: one pointer less to hold
+  long first;  // offset of the first element; kept apart from the pointer, which is held anyway
+  const device Scale* scales;  // base of all sequences and heads, to hold one pointer less
   uint batch;
   uint head;
 

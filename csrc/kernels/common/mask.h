@@ -1,11 +1,11 @@
-// How attn_mask, and other floats of any dtype, are read.
+// Reads attn_mask and other tensors of any float dtype.
 #pragma once
 
 #include "constants.h"
 
 namespace fattn {
 
-// numbers[index] in a tensor of that FloatKind.
+// numbers[index]; `kind` is the tensor's FloatKind.
 inline float float_at(const device uchar* numbers, long index, uint kind) {
   if (kind == kKindFloat16) {
     return float(reinterpret_cast<const device half*>(numbers)[index]);
@@ -16,7 +16,7 @@ inline float float_at(const device uchar* numbers, long index, uint kind) {
   return reinterpret_cast<const device float*>(numbers)[index];
 }
 
-// What attn_mask[index] adds to a score; -inf hides the key.
+// The term that attn_mask[index] adds to a score; -inf hides the key.
 inline float mask_value(const device uchar* mask, long index) {
   if (fc_additive_mask) {
     return float_at(mask, index, fc_mask - kMaskFloat32);

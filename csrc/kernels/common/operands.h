@@ -1,9 +1,9 @@
-// The arguments of the four attention kernels, which have one signature.
+// The signature that the four attention kernels share.
 #pragma once
 
 #include "keys.h"
 
-// A pipeline has the operands that its function constants ask for: nothing may read another one.
+// A pipeline has only the operands that its function constants enable; no code may read another one.
 #define FATTN_NOTHING(...)
 #define FATTN_ATTENTION_OPERANDS(ALWAYS, OPTIONAL) FATTN_OPERANDS(ALWAYS, OPTIONAL, OPTIONAL, FATTN_NOTHING)
 
@@ -11,7 +11,7 @@
 #define FATTN_OPTIONAL_ARGUMENT(slot, type, name, condition) \
   type name [[buffer(fattn::kSlot##slot), function_constant(condition)]],
 
-// The signature of a kernel whose parameters are a `Params`.
+// The signature of a kernel with parameters of type `Params`.
 #define FATTN_ATTENTION_ARGUMENTS(Params)                                                    \
   FATTN_ATTENTION_OPERANDS(FATTN_ARGUMENT, FATTN_OPTIONAL_ARGUMENT)                          \
   constant Params &params [[buffer(fattn::kSlotParams)]],                                    \
@@ -21,12 +21,13 @@
 
 namespace fattn {
 
-// Of a thread in its threadgroup. Made of what the steps hold anyway: as an argument it is one register more.
+// The index of a thread in its threadgroup, from values that the steps hold anyway: as a kernel argument it
+// would take one more register.
 inline ushort thread_in_group(ushort simdgroup_index, ushort lane) {
   return simdgroup_index * kSimdWidth + lane;
 }
 
-// The operands as one struct.
+// The operands as a struct.
 #define FATTN_MEMBER(slot, type, name) type name;
 #define FATTN_OPTIONAL_MEMBER(slot, type, name, condition) type name;
 struct Operands {
@@ -35,7 +36,7 @@ struct Operands {
 #undef FATTN_MEMBER
 #undef FATTN_OPTIONAL_MEMBER
 
-// In a kernel: fills such a struct from the arguments.
+// In a kernel: fills an Operands struct from the arguments.
 #define FATTN_TAKE(slot, type, name) taken.name = name;
 #define FATTN_TAKE_OPTIONAL(slot, type, name, condition) \
   if (condition) {                                       \

@@ -1,12 +1,12 @@
-// Where results are that are counted as lse has them: of decode, and what merge makes of parts.
+// Maps the index of a result to its row in `out`, for decode and merge.
 #pragma once
 
 #include "constants.h"
 
 namespace fattn {
 
-// Results are counted by batch, head and row, as lse has them; `out` may have them by batch, row and head.
-// `rows`: of a head. There are fewer than 2^32 in all.
+// `result` counts rows in the order of lse: batch, head, row. A token-major `out` has them by batch, row,
+// head. `rows` is the number of rows per head. There are fewer than 2^32 results.
 inline uint out_row(uint result, uint rows, uint rows_per_sequence) {
   if (!fc_token_major_out) {
     return result;

@@ -1,17 +1,17 @@
-// What host and kernels must agree on: buffer slots, function constants, parameter structs. Included by the
-// planner (C++20) and by the kernels (MSL), so it uses only what both languages have.
+// The interface of host and kernels: buffer slots, function constants, parameter structs. The planner (C++20)
+// and the kernels (MSL) include this file, so it uses only what both languages have.
 #pragma once
 
 #include "sizes.h"
 
 namespace fattn {
 
-// Each list below has one row for each fact. Enums, declarations, fields, the JSON of explain and the tests'
-// tables are made from the rows.
+// Each list below states a fact once. Enums, declarations, fields, explain's JSON and the tables of the tests
+// are generated from the lists.
 
-// The buffers of kernels. The place in the list is the slot, the same for every kernel that has the operand;
+// The buffers of the kernels. The position in the list is the buffer slot, which is the same in every kernel;
 // explain shows the name. ALWAYS and OPTIONAL are tensors that the attention operators take, Call::<name> on
-// the host. The attention kernels have them and the results, if the function constant says so.
+// the host. The attention kernels have these and RESULT, OPTIONAL and RESULT only under a function constant.
 // ALWAYS, OTHER(slot, type, name), OPTIONAL, RESULT(slot, type, name, function constant)
 #define FATTN_OPERANDS(ALWAYS, OPTIONAL, RESULT, OTHER)                                          \
   ALWAYS(Query, const device Element*, query)                                                    \
@@ -45,51 +45,51 @@ enum Slot {
 };
 #undef FATTN_ENUMERATOR
 
-// Function constants: features that are switched on or off per pipeline. Everything else is a macro (dtype,
-// head dims, tile) or a parameter. X(type, name): fc_<name> in the kernels, KernelSpec::<name> on the host.
-// The place in the list is the constant's number.
-#define FATTN_FUNCTION_CONSTANTS(X)                                                                         \
-  X(uint, mask) /* MaskKind */                                                                              \
-  X(bool, causal)                                                                                           \
-  X(bool, vector_loads) /* K/V/Q rows start on 16-byte boundaries; cache_write: on four columns */          \
-  X(bool, split)        /* write a part of the result, or merge those of one call: floats and their sums */ \
-  X(bool, has_seq_lens)                                                                                     \
-  X(uint, block_size) /* keys per cache block; 0: dense */                                                  \
-  X(bool, window)     /* rows see a window of keys, and the sink tokens below it */                         \
-  X(bool, softcap)                                                                                          \
-  X(bool, alibi)                                                                                            \
-  X(bool, sinks)           /* a learned logit per head */                                                   \
-  X(bool, tree)            /* the newest keys are draft tokens under a tree mask */                         \
-  X(bool, scales)          /* quantised K and V have scales */                                              \
-  X(bool, packed)          /* the query rows of all sequences lie in one tensor, cut by cu_seqlens */       \
-  X(bool, sliced)          /* the grid takes several dispatches (plan/slices.h) */                          \
-  X(bool, packed_keys)     /* so do the keys of all sequences, cut by cu_seqlens_k */                       \
-  X(bool, mask_map)        /* there is a map of the mask */                                                 \
-  X(bool, token_major_out) /* decode, merge: out is [batch, row, head] in memory */                         \
-  X(bool, grouped)         /* a dense tile has rows of all query heads that share a key-value head */       \
-  X(uint, sinks_kind)      /* FloatKind of sinks */                                                         \
+// Function constants: features that are switched per pipeline. Everything else is a macro (dtype, head dims,
+// tile) or a parameter. X(type, name): fc_<name> in the kernels, KernelSpec::<name> on the host. The position
+// in the list is the constant's number.
+#define FATTN_FUNCTION_CONSTANTS(X)                                                                     \
+  X(uint, mask) /* MaskKind */                                                                          \
+  X(bool, causal)                                                                                       \
+  X(bool, vector_loads) /* rows of Q, K, V start on 16-byte boundaries; cache_write: on four columns */ \
+  X(bool, split)        /* attention writes, or merge reads, float32 partial results and their sums */  \
+  X(bool, has_seq_lens)                                                                                 \
+  X(uint, block_size) /* keys per cache block; 0: dense */                                              \
+  X(bool, window)     /* rows see a window of keys, and the sink tokens below it */                     \
+  X(bool, softcap)                                                                                      \
+  X(bool, alibi)                                                                                        \
+  X(bool, sinks)           /* a learned logit per head */                                               \
+  X(bool, tree)            /* the newest keys are draft tokens under a tree mask */                     \
+  X(bool, scales)          /* quantised K and V have scales */                                          \
+  X(bool, packed)          /* the query rows of all sequences lie in one tensor, cut by cu_seqlens */   \
+  X(bool, sliced)          /* the grid takes several dispatches (plan/slices.h) */                      \
+  X(bool, packed_keys)     /* the keys of all sequences lie in one tensor, cut by cu_seqlens_k */       \
+  X(bool, mask_map)        /* there is a map of the mask */                                             \
+  X(bool, token_major_out) /* decode, merge: out is [batch, row, head] in memory */                     \
+  X(bool, grouped)         /* a dense tile has rows of all query heads that share a key-value head */   \
+  X(uint, sinks_kind)      /* FloatKind of sinks */                                                     \
   X(uint, slopes_kind)     /* FloatKind of alibi_slopes */
 
 #define FATTN_ENUMERATOR(type, name) kConst_##name,
 enum FunctionConstant { FATTN_FUNCTION_CONSTANTS(FATTN_ENUMERATOR) kConstCount };
 #undef FATTN_ENUMERATOR
-// Declares a function constant, at global scope in a kernel.
+// Declares a function constant; use it at global scope.
 #define FATTN_DECLARE_CONSTANT(type, name) \
   constant type fc_##name [[function_constant(fattn::kConst_##name)]];
 
-// How a cache stores a row of keys or values: see plan/kv_format.h.
+// How a cache stores rows of keys and values: see plan/kv_format.h.
 enum KvFormat { kKvFloat = 0, kKvInt8 = 1, kKvFp8E4M3 = 2, kKvInt4 = 3 };
 
 enum FloatKind { kKindFloat32 = 0, kKindFloat16 = 1, kKindBFloat16 = 2 };
 
-// An additive mask: kMaskFloat32 and its FloatKind.
+// An additive mask is kMaskFloat32 plus its FloatKind.
 enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3, kMaskBFloat16 = 4 };
 
-// What a map of a mask says of a cell of kCellRows rows and kCellKeys keys: a byte.
+// A mask map has a byte for each cell of kCellRows rows and kCellKeys keys.
 enum CellKind {
-  kCellHidden = 0,  // no row sees a key
-  kCellMixed = 1,   // anything: the mask says which; bit kCellKindBits + f: no row sees a key of fragment f
-  kCellWhole = 2,   // every row sees every key, and nothing is added
+  kCellHidden = 0,  // no row sees any of the keys
+  kCellMixed = 1,   // any other cell; bit kCellKindBits + f: no row sees a key of fragment f
+  kCellWhole = 2,   // every row sees every key, and the mask adds 0
 };
 
 struct Strides3 {  // in elements; the last dimension of every operand is contiguous
@@ -105,16 +105,16 @@ struct Strides4 {
   fattn_i64 key;
 };
 
-// One of the dispatches that a grid takes, which has neighbouring threadgroups along x.
+// One of the dispatches of a sliced grid: consecutive threadgroups, along x.
 struct GridSlice {
-  fattn_i64 first_group;  // of the grid, counted along x, then y, then z
+  fattn_i64 first_group;  // its number in the grid, counted along x, then y, then z
   fattn_i32 grid_x;
   fattn_i32 grid_y;
 };
 
 #define FATTN_FIELD(type, name) type name;
 
-// What prefill and decode read of the options that change scores: strides of their tensors, and numbers.
+// The score options of prefill and decode: strides of their tensors, and numbers.
 #define FATTN_SCORE_STRIDES(X)                                                       \
   X(fattn_i64, sinks_stride)                                                         \
   X(fattn_i64, alibi_slopes_batch_stride) /* 0: the same slopes for all sequences */ \
@@ -124,53 +124,54 @@ struct GridSlice {
   X(fattn_f32, softcap)     /* in score units */                                                        \
   X(fattn_f32, slope_scale) /* from ALiBi's slopes to score units */
 
-#define FATTN_PREFILL_PARAMS(X)                                                                           \
-  X(Strides3, query)                                                                                      \
-  X(Strides3, key) /* dense: batch, head, row. Paged: block, head, slot */                                \
-  X(Strides3, value)                                                                                      \
-  X(Strides3, key_scales) /* of quantised keys, as `key` has them */                                      \
-  X(Strides3, value_scales)                                                                               \
-  X(Strides4, mask)                                                                                       \
-  X(Strides4, mask_map) /* by cells */                                                                    \
-  X(Strides3, out)      /* packed rows: head and row of the call */                                       \
-  X(fattn_i64, block_table_batch_stride)                                                                  \
-  X(fattn_i64, block_table_entry_stride)                                                                  \
-  X(fattn_i64, seq_lens_stride)                                                                           \
-  X(fattn_i64, cu_seqlens_stride)                                                                         \
-  X(fattn_i64, cu_seqlens_k_stride)                                                                       \
-  FATTN_SCORE_STRIDES(X)                                                                                  \
-  X(fattn_i32, batch)                                                                                     \
-  X(fattn_i32, q_len)  /* packed: rows of all sequences */                                                \
-  X(fattn_i32, kv_len) /* paged: max_blocks * block_size; packed keys: the most that a sequence has */    \
-  X(fattn_i32, q_heads)                                                                                   \
-  X(fattn_i32, group_size)   /* query heads per key-value head */                                         \
-  X(fattn_i32, q_offset)     /* absolute position of query row 0; of a pool: each sequence has its own */ \
-  X(fattn_i32, window_left)  /* kNoLimit: every key below the row's own */                                \
-  X(fattn_i32, window_right) /* kNoLimit: every key above it */                                           \
-  X(fattn_i32, sink_tokens)                                                                               \
-  X(fattn_i32, num_blocks)                                                                                \
-  X(fattn_i32, q_tiles)                                                                                   \
-  X(fattn_i32, kv_rows)        /* packed keys: of all sequences */                                        \
-  X(fattn_i32, last_rows_meet) /* packed keys: instead of q_offset, the last row is at the last key */    \
-  FATTN_SCORE_PARAMS(X)                                                                                   \
-  X(fattn_i32, parts)       /* that the steps of a tile are cut into, at most */                          \
-  X(fattn_i32, least_part)  /* steps */                                                                   \
-  X(fattn_i32, heads_first) /* neighbours in the grid are heads, not tiles of one */
+#define FATTN_PREFILL_PARAMS(X)                                                                        \
+  X(Strides3, query)                                                                                   \
+  X(Strides3, key) /* dense: batch, head, row. Paged: block, head, slot */                             \
+  X(Strides3, value)                                                                                   \
+  X(Strides3, key_scales) /* in the order of `key` */                                                  \
+  X(Strides3, value_scales)                                                                            \
+  X(Strides4, mask)                                                                                    \
+  X(Strides4, mask_map) /* by cells */                                                                 \
+  X(Strides3, out)      /* packed rows: head and row of the call */                                    \
+  X(fattn_i64, block_table_batch_stride)                                                               \
+  X(fattn_i64, block_table_entry_stride)                                                               \
+  X(fattn_i64, seq_lens_stride)                                                                        \
+  X(fattn_i64, cu_seqlens_stride)                                                                      \
+  X(fattn_i64, cu_seqlens_k_stride)                                                                    \
+  FATTN_SCORE_STRIDES(X)                                                                               \
+  X(fattn_i32, batch)                                                                                  \
+  X(fattn_i32, q_len)  /* packed: rows of all sequences */                                             \
+  X(fattn_i32, kv_len) /* paged: max_blocks * block_size; packed keys: the most that a sequence has */ \
+  X(fattn_i32, q_heads)                                                                                \
+  X(fattn_i32, group_size)   /* query heads per key-value head */                                      \
+  X(fattn_i32, q_offset)     /* absolute position of query row 0; unused with seq_lens */              \
+  X(fattn_i32, window_left)  /* kNoLimit: every key below the row's own */                             \
+  X(fattn_i32, window_right) /* kNoLimit: every key above it */                                        \
+  X(fattn_i32, sink_tokens)                                                                            \
+  X(fattn_i32, num_blocks)                                                                             \
+  X(fattn_i32, q_tiles)                                                                                \
+  X(fattn_i32, kv_rows)        /* packed keys: of all sequences */                                     \
+  X(fattn_i32, last_rows_meet) /* packed keys: the last row is at the last key, instead of q_offset */ \
+  FATTN_SCORE_PARAMS(X)                                                                                \
+  X(fattn_i32, parts)       /* per tile, at most */                                                    \
+  X(fattn_i32, least_part)  /* steps per part, at least */                                             \
+  X(fattn_i32, heads_first) /* heads are neighbours in the grid, not the tiles of a head */
 struct PrefillParams {
   FATTN_PREFILL_PARAMS(FATTN_FIELD)
   fattn_i32 reserved;
 };
 
-// What decode sees by position. kNoWindow as window_left: every key up to the row's own.
-#define FATTN_CAUSAL_SPAN(X)                                                                              \
-  X(fattn_i32, q_len)                                                                                     \
-  X(fattn_i32, window_left)                                                                               \
-  X(fattn_i32, sink_tokens)                                                                               \
-  X(fattn_i32, capacity)      /* keys that a sequence can have: Lk, or max_blocks * block_size */         \
-  X(fattn_i32, chunk_unit)    /* keys; a chunk is a multiple of it */                                     \
-  X(fattn_i32, least_chunk)   /* keys */                                                                  \
-  X(fattn_i32, most_chunks)   /* of a sequence whose keys lie together; longer ones have largest_chunk */ \
-  X(fattn_i32, largest_chunk) /* keys */                                                                  \
+// What the rows of decode see by position, and the sizes of chunks. window_left is kNoWindow without a
+// window.
+#define FATTN_CAUSAL_SPAN(X)                                                                \
+  X(fattn_i32, q_len)                                                                       \
+  X(fattn_i32, window_left)                                                                 \
+  X(fattn_i32, sink_tokens)                                                                 \
+  X(fattn_i32, capacity)      /* most keys of a sequence: Lk, or max_blocks * block_size */ \
+  X(fattn_i32, chunk_unit)    /* keys; a chunk is a multiple of it */                       \
+  X(fattn_i32, least_chunk)   /* keys */                                                    \
+  X(fattn_i32, most_chunks)   /* per sequence, unless largest_chunk makes them more */      \
+  X(fattn_i32, largest_chunk) /* keys */                                                    \
   X(fattn_i64, seq_lens_stride)
 struct CausalSpan {
   FATTN_CAUSAL_SPAN(FATTN_FIELD)
@@ -180,7 +181,7 @@ struct CausalSpan {
   X(Strides3, query)                                                                          \
   X(Strides3, key) /* dense: batch, head, row. Paged: block, head, slot */                    \
   X(Strides3, value)                                                                          \
-  X(Strides3, key_scales) /* of quantised keys, as `key` has them */                          \
+  X(Strides3, key_scales) /* in the order of `key` */                                         \
   X(Strides3, value_scales)                                                                   \
   X(Strides4, mask)                                                                           \
   X(fattn_i64, block_table_batch_stride)                                                      \
@@ -195,25 +196,25 @@ struct CausalSpan {
   X(fattn_i32, num_blocks)                                                                    \
   X(fattn_i32, row_blocks) /* threadgroups that share the query rows of one key-value head */ \
   FATTN_SCORE_PARAMS(X)                                                                       \
-  X(fattn_i32, shares) /* of the chunks of all sequences, per key-value head and row block */
+  X(fattn_i32, shares) /* threadgroups per key-value head and row block, which share all chunks */
 struct DecodeParams {
   FATTN_DECODE_PARAMS(FATTN_FIELD)
   fattn_i32 reserved;
 };
 
-#define FATTN_MERGE_PARAMS(X)               \
-  X(fattn_i64, rows) /* rows of one part */ \
-  X(fattn_i32, parts)                       \
-  X(fattn_i32, head_dim)                    \
-  X(fattn_i64, rows_per_sequence)           \
-  X(CausalSpan, span)                       \
-  X(fattn_i32, puts_part) /* the result is a part itself: lse holds what RowSum::of_part() has */
+#define FATTN_MERGE_PARAMS(X)       \
+  X(fattn_i64, rows) /* per part */ \
+  X(fattn_i32, parts)               \
+  X(fattn_i32, head_dim)            \
+  X(fattn_i64, rows_per_sequence)   \
+  X(CausalSpan, span)               \
+  X(fattn_i32, puts_part) /* the result is partial too: lse receives RowSum::of_part() */
 struct MergeParams {
   FATTN_MERGE_PARAMS(FATTN_FIELD)
   fattn_i32 reserved;
 };
 
-// Caches are block, head, slot, as in DecodeParams.
+// Strides of caches are block, head, slot, as in DecodeParams.
 #define FATTN_CACHE_WRITE_PARAMS(X)                                                  \
   X(fattn_i64, key_token_stride)                                                     \
   X(fattn_i64, key_head_stride)                                                      \
@@ -224,7 +225,7 @@ struct MergeParams {
   X(Strides3, key_scales)                                                            \
   X(Strides3, value_scales)                                                          \
   X(fattn_i64, slot_stride) /* of slot_mapping */                                    \
-  X(fattn_i64, slots)       /* of the cache; a token with another slot is dropped */ \
+  X(fattn_i64, slots)       /* in the cache; a token with another slot is dropped */ \
   X(fattn_i32, rows)        /* tokens times heads */                                 \
   X(fattn_i32, kv_heads)                                                             \
   X(fattn_i32, block_size)
@@ -233,8 +234,8 @@ struct CacheWriteParams {
   fattn_i32 reserved;
 };
 
-// The mask as it is, and its map: contiguous, batch, head, row_cells, key_cells. Along a dimension in which
-// the mask is broadcast there is one of each.
+// A mask, and its contiguous map [batch, heads, row_cells, key_cells]. Dimensions in which the mask is
+// broadcast have size 1.
 #define FATTN_MASK_MAP_PARAMS(X) \
   X(Strides4, mask)              \
   X(fattn_i32, heads)            \
@@ -242,13 +243,13 @@ struct CacheWriteParams {
   X(fattn_i32, keys)             \
   X(fattn_i32, row_cells)        \
   X(fattn_i32, key_cells)        \
-  X(fattn_i32, row_groups) /* threadgroups of a row of cells */
+  X(fattn_i32, row_groups) /* threadgroups per row of cells */
 struct MaskMapParams {
   FATTN_MASK_MAP_PARAMS(FATTN_FIELD)
 };
 
-// Of softmax and softcap. A row of theirs is along the innermost dimension; the others are counted innermost
-// first, neighbours that lie like one dimension taken as one.
+// Parameters of softmax and softcap. The innermost dimension makes a row. The others are listed innermost
+// first; dimensions that can be merged by their strides are one.
 typedef fattn_i64 LogitsExtents[kLogitsDims];
 #define FATTN_LOGITS_PARAMS(X) \
   X(LogitsExtents, sizes)      \
@@ -264,7 +265,7 @@ struct LogitsParams {
 
 #undef FATTN_FIELD
 
-// Bytes as the host lays them out; MSL has the same rules, and checks it too.
+// Checked by both compilers: host and MSL have the same layout rules.
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);

@@ -1,12 +1,12 @@
-// Where the query rows of a simdgroup are kept: in registers, or in threadgroup memory. softmax.h takes
-// fragments from either by `rows(r, f)`.
+// The query rows of a simdgroup, in registers or in threadgroup memory. softmax.h reads fragments of either
+// through `rows(r, f)`.
 #pragma once
 
 #include "tile.h"
 
 namespace fattn {
 
-// This lane's part of its row; null when the call has fewer rows.
+// Reads this lane's part of its row; zeros if `row` is null, because the call has fewer rows.
 inline void read_query_or_zeros(const device Element* row, LanePosition at,
                                 thread Operand (&run)[kHeadDim / 4]) {
   if (row) {
@@ -21,7 +21,7 @@ struct QueryRegisters {
 
   QueryRegisters() thread {}
 
-  // `row` is this lane's row of fragment r; null when the call has fewer rows.
+  // `row`: this lane's row of fragment r, or null.
   void load(int r, const device Element* row, LanePosition at) thread {
     Operand run[kHeadDim / 4];
     read_query_or_zeros(row, at, run);
@@ -34,21 +34,21 @@ struct QueryRegisters {
   OperandFragment rows(int r, int f) const thread { return fragments[r][f]; }
 };
 
-// Two elements as the words they are stored in.
+// 32-bit words of two elements.
 FATTN_CONSTEXPR int kPairWords = 2 * sizeof(Operand) / 4;
-// Words of eight rows.
+// 32-bit words of eight rows.
 FATTN_CONSTEXPR int kQueryWords = kHeadDim / 8 * kPairWords * kSimdWidth;
 
-// Eight query rows in threadgroup memory: a pair of elements per lane and fragment. Where registers are few
-// (M1 and M2), they would take a quarter of them.
+// Eight query rows in threadgroup memory: a pair of elements per lane and fragment. They would take a quarter
+// of the registers of M1 and M2.
 struct SharedQuery {
-  // Of this lane. Volatile, or the compiler reads the pairs once and holds them in registers all the same:
-  // 13 half registers more, and 512 threads for 640 in paged decode (float16, D = 64, as Mesa counts for M1
-  // and M2).
+  // This lane's pairs. `volatile` keeps the compiler from holding them in registers: this saves 13 half
+  // registers, and paged decode runs 640 threads instead of 512 (float16, D = 64; Mesa's count for M1 and
+  // M2).
   volatile threadgroup uint* pairs;
 
-  // `row` is this lane's row; null when the call has fewer rows. By one of the simdgroups that share the
-  // rows; the others may read them after a barrier.
+  // `row`: this lane's row, or null. One of the simdgroups that share the rows calls this; the others may
+  // read after a barrier.
   void stage(const device Element* row, LanePosition at) thread {
     Operand run[kHeadDim / 4];
     read_query_or_zeros(row, at, run);
@@ -72,7 +72,7 @@ struct SharedQuery {
     pair[0] = as_type<uint>(first);
     pair[kSimdWidth] = as_type<uint>(second);
   }
-  // The last argument only tells the type.
+  // The last argument selects the overload by its type.
   template <typename T>
   static OperandFragment pair_at(volatile threadgroup uint* pair, T) {
     const vec<T, 2> elements = as_type<vec<T, 2>>(*pair);

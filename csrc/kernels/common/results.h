@@ -1,5 +1,5 @@
-// From the state of attention after its last step to results: the output and log-sum-exp of rows, or a part
-// of them for merge.metal.
+// From the attention state after the last step to results: out and log-sum-exp of each row, or a partial
+// result for merge.metal.
 #pragma once
 
 #include "row_sum.h"
@@ -15,21 +15,21 @@ inline RowSum row_sum_of_weights(float row_max, float sum) {
   return row;
 }
 
-// Whether the largest logit of a row is a sink that score units cannot hold (finite_score). It is the row's
-// log-sum-exp, and is read again.
+// Whether the row's largest logit is a sink that finite_score() clamped. The sink itself is then read again,
+// because it is the row's log-sum-exp.
 inline bool is_huge_sink(float row_max) { return fc_sinks && !fc_additive_mask && fabs(row_max) == FLT_MAX; }
 
-// From a weighted sum of values to the result. A row that saw no key has sum 0, and a scale of 0. Parts are
-// divided when they are merged.
+// The factor from weighted values to the result: 1 / sum, or 0 for a row that saw no key. Partial results
+// stay undivided until they are merged.
 inline float result_scale(float sum) { return fc_split ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum; }
 
-// Selected, not multiplied: other rows may have seen a NaN, and then the weighted sum is one.
+// A select, not a product: if another row saw a NaN, the weighted sum of this row may be NaN.
 template <typename T>
 inline T scaled_result(T weighted, float scale) {
   return scale == 0.0f ? T(0.0f) : weighted * scale;
 }
 
-// The sum of a row of which this is the largest logit; `sinks.sink(r)` is the learned logit of its head.
+// The sum of a row with largest logit `row_max`; `sinks.sink(r)` returns the learned logit of its head.
 template <typename Sinks>
 inline RowSum row_sum_with_sink(float row_max, float sum, thread const Sinks& sinks, int r) {
   RowSum row = row_sum_of_weights(row_max, sum);
@@ -39,15 +39,15 @@ inline RowSum row_sum_with_sink(float row_max, float sum, thread const Sinks& si
   return row;
 }
 
-// The columns of a row that a lane has where a simdgroup has all of them. Like ColumnShare (columns.h).
+// The columns of a lane whose simdgroup holds whole rows. The interface is that of ColumnShare (columns.h).
 struct WholeRow {
   static constant constexpr int kAll = kValueDim / 4;
 
   static int column_of(int i, ushort pair, ushort) { return value_column(i, pair); }
 };
 
-// The epilogue of a simdgroup: stores its columns of its rows. `rows` says where those of this lane go:
-// place(r), in elements, or -1 for a row that does not exist; put(place, result); put_sum(r, sum).
+// The epilogue: stores this simdgroup's columns of its rows. `rows` has place(r), the first output element of
+// this lane's row r, or -1 if the row does not exist; put(place, result); and put_sum(r, sum).
 template <typename Columns, int kRows, int kKeys, int kColumns, typename Rows, typename Sinks>
 inline void store_rows(thread const AttentionState<kRows, kKeys, kColumns>& attention,
                        thread const Rows& rows, thread const Sinks& sinks, ushort share, LanePosition at) {

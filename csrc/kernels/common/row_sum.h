@@ -1,20 +1,20 @@
-// What the weights of a row add up to: of all its keys, or of a part of them.
+// The denominator of a row's softmax: over all its keys, or over a part of them.
 #pragma once
 
 #include "constants.h"
 
 namespace fattn {
 
-// Relative to the row's largest logit.
+// sum = sum of exp(l_j - max) over logits l_j, with their largest, max.
 struct RowSum {
-  float score;  // that logit in score units
-  float logit;  // and natural
+  float score;  // max in score units
+  float logit;  // max in natural units
   float sum;    // 0 if the row saw no key
 
   float log_sum_exp() const thread { return sum == 0.0f ? -INFINITY : logit + log(sum); }
 
-  // What merge reads. Not the log-sum-exp: logits of 1e6 leave no room for the sum in one float.
-  // `log2_per_score`: log2 of the weight that a score unit makes.
+  // What merge reads. One float for the log-sum-exp would lose the sum beside a logit of 1e6. A weight is
+  // 2^(score * log2_per_score).
   float4 of_part(float log2_per_score) const thread { return float4(score, logit, sum, log2_per_score); }
 };
 

@@ -1,30 +1,31 @@
-// What a kernel saves in threadgroup memory while its steps need the registers. The planner counts the bytes.
+// State that a kernel keeps in threadgroup memory while its steps need the registers. The planner counts the
+// bytes.
 #pragma once
 
 #include "params.h"
 
 namespace fattn {
 
-// Where K, V and the block table of a sequence begin.
+// Offsets of the K, V and block table of a sequence.
 struct SavedStarts {
   fattn_i64 key;
   fattn_i64 value;
   fattn_i64 blocks;
 };
 
-// A row of a tile of prefill: what only steps with hidden keys ask for, and where its results go.
+// A row of a prefill tile: what only steps with hidden keys need, and where its results go.
 struct SavedPlaces {
   fattn_i64 mask_row;
-  fattn_i64 out;  // first element; -1 for a row that does not exist
+  fattn_i64 out;  // first element; -1 if the row does not exist
   fattn_i64 lse;
 };
 struct SavedLimits {
-  fattn_i32 limit;  // as of Visibility
+  fattn_i32 limit;  // see Visibility
   fattn_i32 window_begin;
   fattn_i32 sink_end;
 };
 
-// A row of a simdgroup of decode: what it sees, and what its head has.
+// A row of decode: what it sees, and the parameters of its head.
 struct SavedDecodeRow {
   fattn_i32 limit;
   fattn_i32 drafts;
@@ -33,7 +34,7 @@ struct SavedDecodeRow {
   fattn_f32 slope;
 };
 
-// What a simdgroup of decode works on.
+// The work of a simdgroup of decode.
 struct SavedWork {
   SavedStarts starts;
   SavedDecodeRow rows[kFragment];

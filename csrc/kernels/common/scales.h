@@ -1,15 +1,15 @@
-// The scales that rows of an int8 or fp8_e4m3 cache have: products and weights are multiplied by them, not
-// elements.
+// The scales of the rows of an int8 or fp8_e4m3 cache. Products and weights are scaled instead of elements: q
+// (s k) = s (q k).
 #pragma once
 
 #include "softmax.h"
 
 namespace fattn {
 
-// Those of a step's keys and values, in threadgroup memory: one lane loads each, and the
-// eight that hold scores of the key read it.
+// The scales of a step in threadgroup memory. One lane loads each; the eight lanes that hold scores of the
+// key read it.
 struct SharedScales {
-  threadgroup float2* pairs;  // of two keys each, then of their values
+  threadgroup float2* pairs;  // pairs of neighbouring keys; first the keys' scales, then the values'
 
   void put_key(int key, float scale) const thread {
     reinterpret_cast<threadgroup float*>(pairs)[key] = scale;
@@ -23,7 +23,7 @@ struct SharedScales {
   float2 of_values(int k, LanePosition at) const thread { return pairs[kTileKeys / 2 + k * 4 + at.pair]; }
 };
 
-// The products of a step with its keys, by their scales.
+// Multiplies the products of a step by the scales of its keys.
 template <typename Attention>
 inline void scale_products(thread Attention& attention, thread const SharedScales& scales, LanePosition at) {
   if (!kRowScales || !fc_scales) {
@@ -36,7 +36,8 @@ inline void scale_products(thread Attention& attention, thread const SharedScale
   }
 }
 
-// The weights of key fragment k, by the scales of the values; 0 for a key that no row of this lane sees.
+// Multiplies the weights of key fragment k by the scales of its values; by 0 for a key that no row of this
+// lane sees.
 template <typename Attention>
 inline void scale_weights(thread Attention& attention, thread const SharedScales& scales, int k,
                           SeenKeys seen, LanePosition at) {

@@ -1,13 +1,15 @@
-// How decode shares out its work: sequences are cut into chunks, and chunks are given to threadgroups.
+// The work distribution of decode: sequences are cut into chunks of keys, and chunks are assigned to
+// threadgroups.
 //
-// A chunk is what one partial result stands for. Its size follows from the sequence's own length alone, so
-// that no result depends on the rest of the batch: a sequence has about as many chunks as would fill the GPU
-// if it were alone. Which chunks a threadgroup takes follows from the whole batch: the keys are shared out
-// evenly, so that a long sequence among short ones keeps the whole GPU busy.
+// Each chunk yields one partial result. Its size depends only on the sequence's own length, so no result
+// depends on the rest of the batch: a sequence has about as many chunks as would fill the GPU if it were
+// alone. The assignment depends on the whole batch: every threadgroup gets about equally many keys, so a long
+// sequence among short ones keeps the whole GPU busy.
 //
-// Chunks up to kLargeChunk lie in a row that is cut into runs, so that a threadgroup seldom changes sequence.
-// Larger ones would not fit such runs (one more than its share makes a threadgroup late by all of it): they
-// are dealt out one by one. A sequence that has them has about one for each threadgroup.
+// Chunks of up to kLargeChunk keys are lined up in the order of the sequences, and each threadgroup takes a
+// contiguous run, so it seldom changes sequence. Runs of larger chunks would be uneven, since one chunk too
+// many delays a threadgroup by the whole chunk: these chunks are dealt out one by one. A sequence with large
+// chunks has about one for each threadgroup.
 #pragma once
 
 #include "steps.h"
@@ -16,10 +18,10 @@ namespace fattn {
 
 inline int ceil_div(int n, int size) { return (n + size - 1) / size; }
 
-// The chunks of a sequence, cut at multiples of their size, counted from key 0. A sequence without keys has
-// one chunk all the same, in which its rows get the no-key result.
+// The chunks of a sequence, cut at multiples of `keys`, counted from key 0. A sequence without keys has one
+// chunk, in which its rows get the result of rows without keys.
 struct Chunks {
-  int keys;  // of a chunk
+  int keys;  // per chunk
   Visits visits;
 
   int count() const thread { return max(visits.count, 1); }
@@ -29,8 +31,8 @@ struct Chunks {
 inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
   const int visible = ranges.end - ranges.begin + ranges.sink_end;
   const int units = ceil_div(visible, span.chunk_unit);
-  // A batch of sequences is better off with large chunks than one sequence is; so up to the size at which
-  // the end of a chunk costs little, a sequence has few.
+  // A batch of sequences runs best with large chunks, a single sequence with small ones. Up to kLargeChunk
+  // keys, where ending a chunk costs little, a sequence has at most kFewChunks.
   const int few = min(ceil_div(units, kFewChunks), kLargeChunk / span.chunk_unit);
   Chunks chunks;
   chunks.keys = max(ceil_div(units, span.most_chunks), few) * span.chunk_unit;
@@ -39,7 +41,7 @@ inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
   return chunks;
 }
 
-// One chunk.
+// One chunk of one sequence.
 struct WorkItem {
   int batch;
   int length;
@@ -49,7 +51,7 @@ struct WorkItem {
   int end;
 };
 
-// A sequence of a batch.
+// A sequence of the batch, cut into chunks.
 struct CutSequence {
   int batch;
   int length;
@@ -57,7 +59,7 @@ struct CutSequence {
   Chunks chunks;
 
   bool is_dealt() const thread { return chunks.keys > kLargeChunk; }
-  // What it adds to the row that runs are cut from. A ragged chunk counts as whole.
+  // Its length in the line of chunks. A ragged chunk counts as whole.
   int units_of_runs(constant CausalSpan& span) const thread {
     return is_dealt() ? 0 : chunks.count() * (chunks.keys / span.chunk_unit);
   }
@@ -82,17 +84,16 @@ inline CutSequence cut_sequence(const device int* seq_lens, constant CausalSpan&
   return sequence;
 }
 
-// A threadgroup's share of the chunks of all sequences, number `index` of all shares: first its run, then
-// what it is dealt.
+// The chunks of a threadgroup, share number `index`: first its run, then those dealt to it.
 struct Share {
   int index;
   int batch;
-  int part;     // run: of the sequence, the next; dealt: the next, counted from the sequence's first
-  int left;     // run: units of span.chunk_unit keys; the next chunk belongs to it while this is positive
-  int dealing;  // 0 or 1
+  int part;  // the next chunk; when dealing it is counted from the start of `batch`, and may lie beyond it
+  int left;  // units of chunk_unit keys left in the run; the next chunk belongs to it while this is positive
+  int dealing;  // 0: in the run, 1: dealing
 };
 
-// The share before its first chunk. The lanes look at 32 sequences at a time.
+// The share before its first chunk. The lanes examine 32 sequences at a time.
 inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int batch_size, int shares,
                       int index, ushort lane) {
   int total = 0;
@@ -120,7 +121,8 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
     const int through = before + simd_prefix_inclusive_sum(units);
     const int passed = simd_sum(int(through <= begin));  // sequences that end before the run begins
     if (passed < kSimdWidth) {
-      // The first chunk that begins in the run; after the last one follows the next sequence.
+      // The first chunk that begins in the run. If the sequence has no such chunk, take_chunk goes on to the
+      // next one.
       const int chunk = sequence.chunks.keys / span.chunk_unit;
       const int skipped = begin - (through - units);
       const int part = ceil_div(skipped, chunk);
@@ -133,7 +135,7 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
   return share;
 }
 
-// The first sequence from `batch` on whose chunks are dealt; batch_size if there is none.
+// The first sequence at or after `batch` whose chunks are dealt; batch_size if there is none.
 inline int next_dealt(const device int* seq_lens, constant CausalSpan& span, int batch_size, int batch,
                       ushort lane) {
   int next = batch_size;
@@ -148,13 +150,13 @@ inline int next_dealt(const device int* seq_lens, constant CausalSpan& span, int
 }
 
 struct ChunkIndex {
-  int batch;  // -1: there is none
+  int batch;  // -1: no chunk is left
   int part;
 };
 
-// Takes the next chunk out of a share. With one way out: to return from the loops takes 40 half registers
-// more, which stay taken in the steps. And by selection: branches take 10, and in decode_wide with a window
-// 256 threads for 512 (float16, D = 256, as Mesa counts for M1 and M2).
+// Takes the next chunk of a share. A single exit and selects save registers: a return inside the loops takes
+// 40 half registers more, also during the steps. Branches take 10 more, and decode_wide with a window then
+// runs 256 threads instead of 512 (float16, D = 256; Mesa's count for M1 and M2).
 inline ChunkIndex take_chunk(thread Share& share, const device int* seq_lens, constant CausalSpan& span,
                              int batch_size, int shares, ushort lane) {
   ChunkIndex taken;

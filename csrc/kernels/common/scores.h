@@ -1,4 +1,4 @@
-// From raw products to scores: scale, softcap, ALiBi, attn_mask, visibility. Everything in float32.
+// From products to scores: scale, softcap, ALiBi, attn_mask, visibility. All arithmetic is in float32.
 #pragma once
 
 #include "mask.h"
@@ -7,11 +7,11 @@
 
 namespace fattn {
 
-// What this lane's rows may see: the keys of a window that ends at the row's limit (its causal position, the
-// window's right end, or the number of keys), the sink tokens beside the window, of the draft tokens those of
-// the row's branch, and of all these what attn_mask does not forbid.
+// What this lane's rows see: the window that ends at the row's limit (its causal position, the window's right
+// end, or the number of keys), the sink tokens before the window, and with a tree mask the draft tokens of
+// the row's branch, all without the keys that attn_mask hides.
 struct Visibility {
-  int limit[kRowFragments];  // row r sees keys j < limit[r]; 0 for rows that do not exist
+  int limit[kRowFragments];  // row r sees keys j < limit[r]; 0 if the row does not exist
   int window_begin[kRowFragments];
   int sink_end[kRowFragments];
   int first_draft;
@@ -31,22 +31,22 @@ struct Visibility {
   }
 };
 
-// What becomes of a product before anything is hidden.
+// The parameters of modified_score().
 struct ScoreModifiers {
-  float scale;  // to score units, or to the argument of tanh
+  float scale;  // to score units; with softcap, to the argument of tanh
   float softcap;
   float slope[kRowFragments];
   int position[kRowFragments];
 };
 
-// Sets what is the same for all rows.
+// Sets the members that are the same for all rows.
 template <typename Params>  // PrefillParams, DecodeParams
 inline void set_uniform(thread ScoreModifiers& modifiers, constant Params& params) {
   modifiers.scale = params.score_scale;
   modifiers.softcap = params.softcap;
 }
 
-// The score of a product of row r.
+// score = cap * tanh(scale * product / cap) + slope * (key - position); softcap and ALiBi are optional.
 inline float modified_score(float product, thread const ScoreModifiers& modifiers, int r, int key) {
   float s = product * modifiers.scale;
   if (fc_softcap) {
@@ -58,20 +58,20 @@ inline float modified_score(float product, thread const ScoreModifiers& modifier
   return s;
 }
 
-// Whether row r sees the key, which may not exist; adds to its score what attn_mask says.
+// Whether row r sees the key, which may not exist. Adds attn_mask to the score.
 inline bool sees_key(thread float& score, thread const Visibility& visible, const device uchar* mask, int r,
                      int key, bool exists) {
   bool seen = visible.by_position(r, key) && exists;
   if (seen && fc_has_mask) {
     const float added = mask_value(mask, visible.mask_row[r] + uint(key) * visible.mask_key_stride);
-    // Selected, not added: the score of a hidden key may be NaN.
+    // Hidden by a select, not by adding -inf: the score of a hidden key may be NaN.
     seen = added != -INFINITY;
     score = fc_additive_mask ? score + added : score;
   }
   return seen;
 }
 
-// The scores of one step from its products.
+// Turns the products of a step into scores.
 template <typename Attention>
 inline void modify_scores(thread Attention& attention, thread const ScoreModifiers& modifiers, int first_key,
                           LanePosition at) {
@@ -89,8 +89,8 @@ inline void modify_scores(thread Attention& attention, thread const ScoreModifie
   }
 }
 
-// Hides what the rows must not see. `first_key` is the step's first key; bit 2k + e of `present` says that
-// element e of this lane's fragment k belongs to a key that exists.
+// Sets the scores of keys that a row does not see to -inf. `first_key` is the step's first key. Bit 2k + e of
+// `present`: the key of element e of this lane's fragment k exists.
 template <typename Attention>
 inline void hide_scores(thread Attention& attention, thread const Visibility& visible,
                         const device uchar* mask, int first_key, uint present, LanePosition at) {

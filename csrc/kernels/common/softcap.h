@@ -1,4 +1,4 @@
-// Soft-capping (Gemma 2): cap * tanh(s / cap), of attention's scores and of fattn.softcap.
+// Softcap (Gemma 2): cap * tanh(s / cap), for the scores of attention and for fattn.softcap.
 #pragma once
 
 #include <metal_stdlib>
@@ -7,8 +7,8 @@ using namespace metal;
 
 namespace fattn {
 
-// `argument` is s / cap. Apple's fast tanh makes NaN of a large one, by way of an infinite exponential; the
-// precise one ends at 1.
+// `argument` is s / cap. Apple's fast tanh returns NaN for a large one, where its exponential overflows; the
+// precise one returns 1.
 inline float softcapped(float argument, float cap) { return cap * precise::tanh(argument); }
 
 }  // namespace fattn

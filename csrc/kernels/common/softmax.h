@@ -1,9 +1,14 @@
-// Attention of a few query rows over a stream of keys: online softmax (Milakov & Gimelshein 2018,
-// FlashAttention: Dao et al. 2022) with scores, weights and output in registers.
+// Attention of a few query rows over a stream of keys, with scores, weights and output in registers. Online
+// softmax (Milakov & Gimelshein 2018; FlashAttention: Dao et al. 2022): a step with scores s and values v
+// updates a row's maximum m, sum l and output o by
 //
-// Score units: scores carry a factor log2(e), so that a weight is one exp2 of a difference. Only under an
-// additive attn_mask they are natural: a mask of -1e5 would lose precision by the factor, and the lowest
-// float32, which means "all equally unlikely", would overflow.
+//   m' = max(m, max(s)),  w = exp(s - m'),  l' = exp(m - m') l + sum(w),  o' = exp(m - m') o + w v
+//
+// and the result is o / l.
+//
+// Score units: scores contain a factor log2(e), so a weight is one exp2 of a difference. With an additive
+// attn_mask they are natural: the factor would take precision from a mask of -1e5, and would overflow the
+// lowest float32, which programs add to mean "all equally unlikely".
 #pragma once
 
 #include "tile.h"
@@ -14,27 +19,27 @@ inline float weight_of(float score_difference) {
   return fast::exp2(fc_additive_mask ? score_difference * M_LOG2E_F : score_difference);
 }
 
-// log2 of the weight that a score unit makes.
+// A weight is 2^(score * log2_per_score()).
 inline float log2_per_score() { return fc_additive_mask ? M_LOG2E_F : 1.0f; }
 
-// A finite number in score units: finite, too. Those above 2.3e38 become the largest float.
+// Keeps a finite number finite in score units: above 2.3e38 it becomes the largest float.
 inline float finite_score(float natural, float score) {
   return isinf(score) && isfinite(natural) ? copysign(FLT_MAX, natural) : score;
 }
 
-// A learned logit in score units.
+// A learned sink logit in score units.
 inline float sink_score(float sink) { return fc_additive_mask ? sink : finite_score(sink, sink * M_LOG2E_F); }
 
-// float32 scores are summed chunk by chunk: one chain of D roundings would be the largest error of the
-// result.
+// float32 scores are summed chunk by chunk: the rounding errors of one chain of D additions would dominate
+// the error of the result.
 FATTN_CONSTEXPR bool kBlockedSums = sizeof(Element) == 4;
 
-// A product with a key by its scale. An infinite scale makes NaN, as it does of elements of both signs.
+// product * scale, but NaN for an infinite scale, as from infinite elements of both signs.
 inline float scaled_product(float product, float scale) { return fma(product, scale, 0.0f * scale); }
 
-// Key fragments of a step that are multiplied.
+// The key fragments of a step to multiply.
 struct StepFragments {
-  uint some;  // with a map of the mask, bit k: fragment k; else how many, from the first on
+  uint some;  // with a mask map, bit k: fragment k; otherwise the number of leading fragments
 
   bool any() const thread { return some != 0; }
   bool has(int k) const thread { return fc_mask_map ? (some >> k) & 1 : k < int(some); }
@@ -46,12 +51,12 @@ inline StepFragments all_fragments() {
   return fragments;
 }
 
-// Which keys of a step some row sees, as far as a lane asks.
+// The keys of a step that some row sees, as far as this lane needs them.
 struct SeenKeys {
-  uint scored;  // by some row of this lane: bit 2k + e is key 2 * pair + e of fragment k
-  uint read;    // by some row at all: bit 2k is key `row` of fragment k, whose value this lane reads
+  uint scored;  // by a row of this lane: bit 2k + e is key 2 * pair + e of fragment k
+  uint read;    // by any row: bit 2k is key `row` of fragment k, whose value this lane reads
 
-  // A value that no row sees must not be multiplied, not even by 0.
+  // A value that no row sees must not be multiplied, not even by 0: it may be NaN.
   bool value(int k) const thread { return (read >> (2 * k)) & 1; }
 };
 
@@ -62,18 +67,17 @@ inline SeenKeys all_seen() {
   return seen;
 }
 
-// The state of one simdgroup: kRows x 8 query rows, one step of kKeys x 8 keys at a time, kColumns x 8
-// columns of the output. `Query` below is a type with a member `rows(r, f)`: fragment f of D / 8 of row
-// fragment r, from registers or from threadgroup memory.
+// The state of one simdgroup: kRows x 8 query rows, kKeys x 8 keys per step, kColumns x 8 output columns.
+// Below, `Query` has a member `rows(r, f)`: fragment f of D / 8 of row fragment r.
 template <int kRows, int kKeys, int kColumns>
 struct AttentionState {
-  simdgroup_float8x8 score[kRows][kKeys];  // after `weigh`: the weights
+  simdgroup_float8x8 score[kRows][kKeys];  // after weigh(): the weights
   simdgroup_float8x8 out[kRows][kColumns];
   float row_max[kRows];
-  float row_sum[kRows];  // of this lane's columns only, until `finish`
+  float row_sum[kRows];  // until finish(): of this lane's columns only
 
-  // Written out because an implicit one belongs to the generic address space from MSL 4.1 on, and those of
-  // the fragments may be `thread` only.
+  // Explicit, because from MSL 4.1 on an implicit constructor belongs to the generic address space, and the
+  // fragments' constructors may be `thread` only.
   AttentionState() thread {}
 
   void clear() thread {
@@ -88,9 +92,9 @@ struct AttentionState {
     }
   }
 
-  // One more logit for row r, whose value is 0. Called before the first step, with `counts` in one of the
-  // simdgroups and lanes that share the row. A logit of +inf leaves no finite weight, as a score of +inf
-  // does.
+  // Adds a learned logit, whose value is 0, to row r. Call it before the first step, with `counts` in one of
+  // the simdgroups and lanes that share the row. A logit of +inf leaves no finite weight, like a score of
+  // +inf.
   void add_sink(int r, float logit, bool counts) thread {
     row_max[r] = logit;
     row_sum[r] = counts ? (logit < INFINITY ? 1.0f : NAN) : 0.0f;
@@ -106,9 +110,9 @@ struct AttentionState {
     }
   }
 
-  // Adds the products with chunk c of G key fragments from `first_key_fragment` on, of those in
-  // `fragments`. `first` and `second` are this lane's chunks of keys 2 * pair and 2 * pair + 1. The
-  // fragments take turns: each product waits for the one before it in its own sum only.
+  // Adds the products with chunk c of G key fragments from `first_key_fragment` on, as far as they are in
+  // `fragments`. `first` and `second` are this lane's chunks of keys 2 * pair and 2 * pair + 1. The fragments
+  // take turns, so that consecutive products do not add to the same sum.
   template <int G, typename Query>
   void multiply_key_chunk(thread const Query& query, int c, int first_key_fragment, StepFragments fragments,
                           thread const Operand (&first)[G][kKeyChunk],
@@ -145,7 +149,7 @@ struct AttentionState {
     }
   }
 
-  // The same for key fragment k alone, with N of its fragments of D / 8 from `first_fragment` on.
+  // The same for key fragment k alone: N of its D / 8 fragments, from `first_fragment` on.
   template <int N, typename Query>
   void multiply_key_fragment(thread const Query& query, int first_fragment, int k,
                              thread const Operand (&first)[N], thread const Operand (&second)[N]) thread {
@@ -172,7 +176,7 @@ struct AttentionState {
     }
   }
 
-  // After `weigh`: the same for the weights, whose sums are those of the weights alone.
+  // After weigh(): the same for the weights. row_sum keeps the unscaled weights.
   void scale_weights(int k, float first, float second, SeenKeys seen) thread {
     const float first_scale = (seen.scored >> (2 * k)) & 1 ? first : 0.0f;
     const float second_scale = (seen.scored >> (2 * k + 1)) & 1 ? second : 0.0f;
@@ -183,7 +187,8 @@ struct AttentionState {
     }
   }
 
-  // Blocked sums begin at 0 and are added when they are complete; others go on from what there is.
+  // A blocked sum starts at 0 and is added to the score when it is complete; otherwise the sum continues from
+  // the score.
   static void begin_sum(thread simdgroup_float8x8& sum, thread const simdgroup_float8x8& score) {
     if (kBlockedSums) {
       set_elements(sum, 0.0f, 0.0f);
@@ -200,7 +205,7 @@ struct AttentionState {
     }
   }
 
-  // Before `weigh`. Only a mask or a tree mask hides a key from all rows that see it by position.
+  // Call it before weigh(). Only attn_mask or a tree mask hides a key from all rows that see it by position.
   SeenKeys seen_keys(LanePosition at) const thread {
     if (!fc_hides_any) {
       return all_seen();
@@ -228,7 +233,7 @@ struct AttentionState {
     return seen;
   }
 
-  // Turns the finished scores of a step into weights, and the state over to the new running maximum.
+  // Turns the scores of a step into weights and rescales the state to the new maximum, as above.
   void weigh() thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRows; r++) {
@@ -238,11 +243,11 @@ struct AttentionState {
         step_max = fmax(step_max, fmax(score[r][k].thread_elements()[0], score[r][k].thread_elements()[1]));
       }
       const float new_max = fmax(row_max[r], row_max_of(step_max));
-      // A row that has seen no key yet has maximum -inf; (-inf) - (-inf) must not become its weight.
+      // Until a row sees a key its maximum is -inf, and (-inf) - (-inf) is NaN: subtract 0 instead.
       const float origin = new_max == -INFINITY ? 0.0f : new_max;
-      // Exactly 1 where the maximum stays: fast::exp2 need not be exact even at 0, and errors would add up
-      // over the steps. Selected, not branched to, which takes 10 half registers more, and 640 threads for
-      // 704 in decode with a mask (float16, D = 64, as Mesa counts for M1 and M2).
+      // Exactly 1 if the maximum stays: fast::exp2(0) may be inexact, and errors would accumulate over the
+      // steps. A select, because a branch takes 10 half registers more, and decode with a mask then runs 640
+      // threads instead of 704 (float16, D = 64; Mesa's count for M1 and M2).
       const float shrunk = weight_of(row_max[r] - origin);
       const float shrink = row_max[r] == new_max ? 1.0f : shrunk;
       float sum = row_sum[r] * shrink;
@@ -263,8 +268,8 @@ struct AttentionState {
     }
   }
 
-  // Adds the weighted values of key fragment k; `run` belongs to key `row`, and to the fragments of Dv / 8
-  // from `first_fragment` on.
+  // Adds the weighted values of key fragment k. `run` is this lane's part of key `row`, for the fragments of
+  // Dv / 8 from `first_fragment` on.
   template <int N>
   void multiply_values(int k, thread const Operand (&run)[N], int first_fragment = 0) thread {
 #pragma clang loop unroll(full)
@@ -279,7 +284,7 @@ struct AttentionState {
     }
   }
 
-  // After the last step: every lane of a row gets the row's whole sum.
+  // After the last step: every lane of a row gets the whole sum of the row.
   void finish() thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRows; r++) {
@@ -288,7 +293,7 @@ struct AttentionState {
   }
 };
 
-// Of a simdgroup with whole rows.
+// The state of a simdgroup that holds whole rows.
 typedef AttentionState<kRowFragments, kKeyFragments, kValueDim / 8> OnlineAttention;
 
 }  // namespace fattn

@@ -1,10 +1,9 @@
-// Which keys are visited: the ranges that position alone leaves open, cut into units (chunks of a sequence,
-// steps of a chunk).
+// The keys to visit: the ranges of keys that are visible by position, cut into units (chunks of a sequence,
+// steps of a chunk or of a tile).
 //
-// A query row sees the keys of its window and the first `sink_tokens` keys of its sequence. The rows of a
-// call together see two ranges, [0, sink_end) and [begin, end); what lies between them is never loaded.
-// Ranges are cut at multiples of a unit, counted from key 0, so that the cuts do not depend on the rest of
-// the batch.
+// A query row sees its window and the first `sink_tokens` keys of its sequence. Together, the rows of a call
+// see two ranges, [0, sink_end) and [begin, end); keys between them are never loaded. Ranges are cut at
+// multiples of a unit, counted from key 0, so the cuts do not depend on the rest of the batch.
 #pragma once
 
 #include "constants.h"
@@ -12,14 +11,14 @@
 namespace fattn {
 
 struct KeyRanges {
-  int sink_end;  // keys [0, sink_end) and [begin, end) are seen by some row
+  int sink_end;  // some row sees keys [0, sink_end) and [begin, end)
   int begin;
   int end;
-  int all_begin;  // keys [all_begin, all_end) and [0, all_sink_end) are seen by every row
+  int all_begin;  // every row sees keys [all_begin, all_end) and [0, all_sink_end)
   int all_end;
   int all_sink_end;
 
-  // Whether some row may see a key of [from, to), which ends before no range does.
+  // Whether some row may see a key of [from, to). Requires from < end.
   bool meet(int from, int to) const thread { return !fc_window || to > begin || from < sink_end; }
   // Whether every row sees all keys of [from, to).
   bool all_see(int from, int to) const thread {
@@ -27,7 +26,7 @@ struct KeyRanges {
   }
 };
 
-// How many keys a sequence has. Lengths out of range are cut to what there is.
+// The number of keys of a sequence, clamped to the capacity.
 inline int length_of(const device int* seq_lens, constant CausalSpan& span, int batch) {
   return fc_has_seq_lens ? clamp(seq_lens[batch * span.seq_lens_stride], 0, span.capacity) : span.capacity;
 }
@@ -37,7 +36,7 @@ inline KeyRanges newest_rows(constant CausalSpan& span, int length) {
   const int first_position = length - span.q_len;
   KeyRanges ranges;
   ranges.end = length;
-  // Under a tree mask the first row's own token may be hidden from it.
+  // A tree mask may hide the first row's own token from it.
   ranges.all_end = max(first_position + (fc_tree ? 0 : 1), 0);
   ranges.begin = 0;
   ranges.sink_end = 0;
@@ -52,14 +51,15 @@ inline KeyRanges newest_rows(constant CausalSpan& span, int length) {
   return ranges;
 }
 
-// The keys that one row of prefill sees by its position: a window, and the sink tokens [0, sink_end).
+// The keys that a prefill row sees by its position: its window [begin, end) and the sink tokens [0,
+// sink_end).
 struct RowKeys {
   int begin;
   int end;
   int sink_end;
 };
 
-// The key that far from a position, as an index into the keys of a sequence.
+// The key at this distance from a position, clamped to [0, length].
 inline int key_at(int position, long distance, int length) {
   return int(clamp(position + distance, 0L, long(length)));
 }
@@ -77,7 +77,7 @@ inline RowKeys keys_of_row(constant PrefillParams& params, int position, int len
   return row;
 }
 
-// The ranges of neighbouring rows, of which these are the first and the last.
+// The ranges of neighbouring rows, from their first and last one.
 inline KeyRanges rows_between(RowKeys first, RowKeys last) {
   KeyRanges ranges;
   ranges.end = last.end;
@@ -87,7 +87,7 @@ inline KeyRanges rows_between(RowKeys first, RowKeys last) {
   ranges.all_begin = 0;
   ranges.all_sink_end = 0;
   if (fc_window) {
-    // Sink tokens that reach into the window, or beyond it, are one range with it.
+    // Sink tokens that reach the window form one range with it.
     const bool apart = last.sink_end < first.begin;
     ranges.begin = apart ? first.begin : 0;
     ranges.sink_end = apart ? last.sink_end : 0;
@@ -98,8 +98,8 @@ inline KeyRanges rows_between(RowKeys first, RowKeys last) {
   return ranges;
 }
 
-// What every row sees cut to whole steps of `unit` keys: a step is seen whole if its first key is. Under a
-// mask none is, unless a map says otherwise.
+// Rounds the ranges that every row sees to whole steps of `unit` keys: a step is then seen whole if its first
+// key is. With a mask but no map, no step is known to be whole.
 inline KeyRanges in_whole_steps(KeyRanges ranges, int unit) {
   const bool unknown = fc_has_mask && !fc_mask_map;
   ranges.all_end = unknown ? 0 : ranges.all_end - ranges.all_end % unit;
@@ -107,8 +107,7 @@ inline KeyRanges in_whole_steps(KeyRanges ranges, int unit) {
   return ranges;
 }
 
-// The units of keys (chunks of a sequence, steps of a chunk or of a tile) that no row sees because they lie
-// between the ranges.
+// The units between the two ranges, which no row sees.
 struct Gap {
   int begin;
   int end;
@@ -125,7 +124,7 @@ inline Gap gap_of(KeyRanges ranges, int unit) {
   return gap;
 }
 
-// The step after the one that begins at `key`, by its first key.
+// The first key of the step after the one at `key`.
 inline int next_step(KeyRanges ranges, int key, int unit) {
   const Gap gap = gap_of(ranges, unit);
   const int next = key / unit + 1;
@@ -139,11 +138,11 @@ struct Visits {
   int count;
 
   int operator[](int visit) const thread { return behind_gap(first + visit); }
-  // The unit that would be number `unit` if there were no gap.
+  // The number of a unit that would be number `unit` without the gap.
   int behind_gap(int unit) const thread { return unit + (unit < gap.begin ? 0 : gap.end - gap.begin); }
 };
 
-// Of the keys [from, to); `from` is a multiple of the unit.
+// The units of keys [from, to); `from` is a multiple of the unit.
 inline Visits visits_of(KeyRanges ranges, int from, int to, int unit) {
   const int end = (to + unit - 1) / unit;
   Visits visits;
@@ -157,9 +156,8 @@ inline Visits visits_of(KeyRanges ranges, int from, int to, int unit) {
   return visits;
 }
 
-// Where the keys of a tile of prefill are cut into parts, each for a threadgroup of its own: leaves part
-// number `part` in the ranges, equally many of the tile's steps for each. Returns the first key of its first
-// step, which is behind the ranges if the steps are too few for so many parts.
+// Cuts the steps of a prefill tile into parts of equal size, one per threadgroup, and restricts the ranges to
+// part `part`. Returns the first key of its first step; ranges.end if there are fewer parts.
 inline int take_part(thread KeyRanges& ranges, constant PrefillParams& params, int part, int unit) {
   const Visits steps = visits_of(ranges, 0, ranges.end, unit);
   const int size = max((steps.count + params.parts - 1) / params.parts, params.least_part);

@@ -1,18 +1,18 @@
-// 8x8 simdgroup fragments, fed in 16-byte chunks.
+// 8x8 simdgroup matrices (fragments), loaded in 16-byte chunks.
 //
-// A lane of a simdgroup holds two neighbouring elements of an 8x8 matrix: (row, 2 * pair) and (row, 2 * pair
-// + 1). A product Q K^T sums over the head dimension, so any order of that dimension will do as long as Q and
-// K agree; and the columns of P V may come in any order as long as the store undoes it. We choose the orders
-// in which a lane reads whole chunks of C contiguous elements, and lanes side by side read chunks side by
-// side: every load is wide, fills the memory lines it touches, and needs no transposed copy.
+// A lane holds two neighbouring elements of an 8x8 matrix: (row, 2 * pair) and (row, 2 * pair + 1). Q K^T
+// sums over the head dimension, so any order of that dimension works if Q and K agree; and the columns of P V
+// may be permuted if the store undoes it. With the orders below a lane reads whole chunks of C contiguous
+// elements, and neighbouring lanes read neighbouring chunks: every load is wide, fills the memory lines that
+// it touches, and needs no transposed copy.
 //
-//   operand            lane reads, for all i                  fragment f takes (c = f / C, j = f % C)
+//   operand            lane reads, for all i                  elements of fragment f (c = f / C, j = f % C)
 //   Q (A of Q K^T)     row r,  [(8i + 2 pair) C, +2C)         run[2cC + j], run[2cC + C + j]
 //   K (B of Q K^T)     keys 2p, 2p+1, [(8i + row) C, +C)      first[j], second[j] of chunk c
 //   V (B of P V)       key `row`, [(4i + pair) C, +C)         run[2f], run[2f + 1]
 //   O (D of P V)       row r,  [(4i + pair) C, +C)            run[2f], run[2f + 1]
 //
-// That the lane layout is this one is not in Apple's specification; MLX, torch and tinygrad rely on it since
+// Apple does not specify this mapping of elements to lanes; MLX, torch and tinygrad have relied on it since
 // M1.
 #pragma once
 
@@ -40,7 +40,7 @@ inline ushort lane_at(ushort row, ushort pair) {
   return ((row & 4) << 2) | ((pair & 2) << 2) | ((row & 3) << 1) | (pair & 1);
 }
 
-// The four lanes that share a row differ in bits 0 and 3 of the lane number.
+// The four lanes of a row differ in bits 0 and 3 of the lane number.
 inline float row_max_of(float x) {
   x = fmax(x, simd_shuffle_xor(x, ushort(1)));
   return fmax(x, simd_shuffle_xor(x, ushort(8)));
@@ -69,7 +69,7 @@ constexpr int chunk_of(int n, int most) {
 }
 
 FATTN_CONSTEXPR int kWordElements = 4 / sizeof(Element);
-// Elements of a chunk: 16 bytes of memory if the head's size allows it.
+// Elements per chunk: 16 bytes if the head size allows it.
 FATTN_CONSTEXPR int kWideChunk = 16 / sizeof(Element);
 FATTN_CONSTEXPR int kTileChunk = 16 / sizeof(TileElement);
 FATTN_CONSTEXPR int kRunChunk = FATTN_STAGED ? kTileChunk : 4 * kStoredWordElements;
@@ -78,7 +78,7 @@ FATTN_CONSTEXPR int kKeyChunks = kHeadDim / 8 / kKeyChunk;
 FATTN_CONSTEXPR int kValueChunk = chunk_of(kValueDim / 4, kRunChunk);
 FATTN_CONSTEXPR int kValueChunks = kValueDim / 4 / kValueChunk;
 
-// A chunk of 16 bytes from memory that is aligned to its elements only.
+// A 16-byte chunk at an address that is aligned only to its elements.
 inline uint4 chunk_words(const device float* from) {
   return uint4(as_type<uint>(from[0]), as_type<uint>(from[1]), as_type<uint>(from[2]),
                as_type<uint>(from[3]));
@@ -122,7 +122,7 @@ inline uint word_of(vec<uint, N> words, int i) {
   return words[i];
 }
 
-// The elements in one word; the last argument only tells their type.
+// Unpacks the elements of one word; the last argument selects their type.
 template <int N>
 inline void unpack(uint word, thread Operand (&run)[N], int at, float) {
   run[at] = Operand(as_type<float>(word));
@@ -134,8 +134,8 @@ inline void unpack(uint word, thread Operand (&run)[N], int at, T) {
   run[at + 1] = Operand(elements[1]);
 }
 
-// Reads kElements neighbouring elements, 16 bytes at most, to run[at] and on. `aligned` says that rows start
-// on 16-byte boundaries; it is a compile-time constant at every call.
+// Reads kElements neighbouring elements, at most 16 bytes, to run[at] and on. `aligned`: rows start on
+// 16-byte boundaries. It is a compile-time constant in every call.
 #define FATTN_DEFINE_READ_ELEMENTS(SPACE)                                                         \
   template <int kElements, typename T, int N>                                                     \
   inline void read_elements(const SPACE T* from, bool aligned, thread Operand(&run)[N], int at) { \
@@ -167,19 +167,18 @@ inline void read_chunks(Pointer row, int first, int stride, bool aligned, thread
   }
 }
 
-// Where fragment f of Q takes its first element from this lane's run; the second is one chunk on.
+// The first element of fragment f of Q in this lane's run; the second is one chunk later.
 inline int query_element(int f) { return f / kKeyChunk * (2 * kKeyChunk) + f % kKeyChunk; }
 
-// This lane's part of a row of Q; a run of N elements of its part of a row of K, from element i of D / 8 on,
-// within a chunk; and its part of a row of V, or the first N elements of that.
+// Reads this lane's part of a row of Q; N elements of its part of a row of K, within a chunk, from element i
+// of D / 8 on; the first N elements of its part of a row of V.
 template <typename Pointer>
 inline void read_query(Pointer row, bool aligned, LanePosition at, thread Operand (&run)[kHeadDim / 4]) {
   read_chunks<2 * kKeyChunk>(row, at.pair * (2 * kKeyChunk), 8 * kKeyChunk, aligned, run);
 }
 template <typename Pointer, int N>
 inline void read_key(Pointer row, int i, bool aligned, LanePosition at, thread Operand (&run)[N]) {
-  const int column =
-      i / kKeyChunk * 8 * kKeyChunk + i % kKeyChunk;  // of lane 0: the same in all loads of a lane
+  const int column = i / kKeyChunk * 8 * kKeyChunk + i % kKeyChunk;  // the same in all loads of a lane
   read_chunks<N>(row + at.row * kKeyChunk, column, 0, aligned, run);
 }
 template <typename Pointer, int N>
@@ -213,8 +212,8 @@ struct WordsOf<1> {
   typedef uchar type;
 };
 
-// C neighbouring elements of a row of a quantised cache, as they are loaded. They become operands piece by
-// piece: all at once would fill the registers.
+// C neighbouring elements of a row of a quantised cache, in the stored format. They are decoded in pieces:
+// all at once would fill the registers.
 template <int C>
 struct StoredChunk {
   static constant constexpr int kPieceElements = C < kStoredWordElements ? C : kStoredWordElements;
@@ -249,7 +248,7 @@ struct StoredChunk {
   void unpack(int piece, thread Operand (&run)[kPieceElements]) const thread {
     unpack_stored(word_of(words, piece), group, run);
   }
-  // All of them, to run[at] and on.
+  // Decodes all of them to run[at] and on.
   template <int N>
   void unpack_to(thread Operand (&run)[N], int at) const thread {
 #pragma clang loop unroll(full)

@@ -1,24 +1,25 @@
 // Decode: a few query rows per sequence over a long cache, dense or paged, split over the keys
-// ("Flash-Decoding": Dao et al. 2023).
+// (Flash-Decoding: Dao et al. 2023).
 //
-// All query heads that share a key-value head are packed into rows (group_size * q_len of them), so K and V
-// are read once for the whole group. They go straight from device memory into fragments (see tile.h); a
-// simdgroup holds eight rows, and simdgroups with other rows of the same keys work beside it.
+// The query heads that share a key-value head are packed into group_size * q_len rows, so K and V are read
+// once for the group. They go straight from device memory into fragments (tile.h). A simdgroup holds eight
+// rows; other simdgroups have other rows of the same keys, or other keys for the same rows.
 //
-// Sequences are cut into chunks (schedule.h). A threadgroup takes a run of neighbouring ones; its simdgroups
-// take the steps of a chunk in turn and add up what they have at its end. A chunk's result is a partial one
-// for merge.metal, unless no sequence can have a second.
+// Sequences are cut into chunks (schedule.h). A threadgroup takes a run of neighbouring chunks. Its
+// simdgroups take the steps of a chunk in turn and merge their states at its end. A chunk yields a partial
+// result for merge.metal, or the result if no sequence can have a second chunk.
 #include "decode_step.h"
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kKeyGroups = kSimdgroups / kRowGroups;  // simdgroups that share rows and split keys
-FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;   // threads that store a row
-// Rows of states in threadgroup memory; simdgroups that share no row need none.
+FATTN_CONSTEXPR int kKeyGroups =
+    kSimdgroups / kRowGroups;                              // simdgroups with the same rows and different keys
+FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;  // threads that store one row
+// Rows of state in threadgroup memory; none are needed if no simdgroups share rows.
 FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kSimdgroups * 8;
-FATTN_CONSTEXPR int kOutPitch = kValueDim + 4;  // fewer rows begin in the same bank
+FATTN_CONSTEXPR int kOutPitch = kValueDim + 4;  // padded so that fewer rows begin in the same bank
 
-// The rows of simdgroups that share them and have different keys, which become one result.
+// The states of simdgroups that have the same rows and different keys.
 struct SharedStates {
   threadgroup float* out;  // [simdgroup][8][kOutPitch]
   threadgroup float* row_max;
@@ -36,8 +37,8 @@ struct SharedStates {
     }
   }
 
-  // Adds up the states of the row of `results`. kRowThreads threads do it, of which this is number
-  // `thread_of_row`.
+  // Merges the states of one row, relative to their largest maximum m: o = sum exp(m_g - m) o_g, and the same
+  // for the sums. kRowThreads threads share the row; this is number `thread_of_row`.
   void store(thread const ResultRows& results, thread const SavedSinks& sinks, int thread_of_row) const
       thread {
     const int row = results.own_row;
@@ -76,7 +77,7 @@ struct SharedStates {
   }
 };
 
-// The end of a chunk. `row`: of this lane, in the threadgroup.
+// The end of a chunk. `row`: this lane's row in the threadgroup.
 inline void store_chunk(thread const OnlineAttention& attention, thread ResultRows& results,
                         const threadgroup SavedWork* saved, thread const SharedStates& states, ushort row,
                         ushort simdgroup_index, LanePosition at) {
@@ -104,7 +105,7 @@ using namespace fattn;
     FATTN_ATTENTION_ARGUMENTS(DecodeParams)) {
   threadgroup uint shared_query[kRowGroups * kQueryWords];
   threadgroup float2 shared_scales[kRowScales ? kSimdgroups * kTileKeys : 1];
-  threadgroup float4 shared_out[kSharedRows * kOutPitch / 4];  // as it is read, for its alignment
+  threadgroup float4 shared_out[kSharedRows * kOutPitch / 4];  // float4 for its alignment
   threadgroup float shared_max[kSharedRows];
   threadgroup float shared_sum[kSharedRows];
   threadgroup SavedWork saved[kSimdgroups];
@@ -115,7 +116,7 @@ using namespace fattn;
   const uint3 group = group_in_grid(group_in_dispatch, slice);
   const ushort row_group = simdgroup_index % kRowGroups;
   const ushort key_group = simdgroup_index / kRowGroups;
-  const ushort row = row_group * 8 + at.row;  // of this lane, in the threadgroup
+  const ushort row = row_group * 8 + at.row;  // this lane's row in the threadgroup
 
   SharedStates states;
   states.out = reinterpret_cast<threadgroup float*>(shared_out);
@@ -145,11 +146,11 @@ using namespace fattn;
     if (next.batch != query_batch && key_group == 0) {
       query_rows.stage(packed.of_query(query, params, next.batch), at);
     }
-    // The query is there, and the chunk before has been stored.
+    // The query is staged, and the previous chunk is stored.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     state.put_work(column, next, share, lane);
 
-    // From what is read back, so that nothing of how the chunk was found is held on to.
+    // From the saved state, so that nothing of the search for the chunk stays in registers.
     const CutSequence cut = cut_sequence(operands.seq_lens, params.span, state.batch());
     const WorkItem item = cut.item(state.part());
     Sequence sequence;

@@ -1,5 +1,5 @@
-// The query rows of a decode: those of all query heads that share a key-value head, packed; what they see of
-// their sequence, and where their results go.
+// The query rows of decode, packed from all query heads that share a key-value head: which keys they see, and
+// where their results go.
 #pragma once
 
 #include "../common/operands.h"
@@ -10,12 +10,12 @@
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kPackedRows = kRowGroups * 8;  // of a threadgroup
+FATTN_CONSTEXPR int kPackedRows = kRowGroups * 8;  // per threadgroup
 
-// The rows of a threadgroup: a column of the grid.
+// The rows of a threadgroup: one column of the grid.
 struct RowBlock {
   int kv_head;
-  int first_row;  // of the rows of that head
+  int first_row;  // among the rows of that head
 };
 
 inline RowBlock row_block(constant DecodeParams& params, int column) {
@@ -27,7 +27,7 @@ inline RowBlock row_block(constant DecodeParams& params, int column) {
 
 struct PackedRow {
   int head;
-  int row;  // of the query
+  int row;  // of the head's query
   bool exists;
 
   const device Element* of_query(const device Element* query, constant DecodeParams& params, long batch) const
@@ -37,7 +37,7 @@ struct PackedRow {
   }
 };
 
-// `row`: of the threadgroup.
+// `row`: index in the threadgroup.
 inline PackedRow packed_row(constant DecodeParams& params, RowBlock block, int row) {
   const int index = block.first_row + row;
   PackedRow packed;
@@ -47,10 +47,10 @@ inline PackedRow packed_row(constant DecodeParams& params, RowBlock block, int r
   return packed;
 }
 
-// What tells by position which keys of a sequence its rows see.
+// Which keys of a sequence its rows see by position.
 struct KeyLimits {
   int length;
-  int begin;  // some row sees keys [begin, length) and [0, sink_end)
+  int begin;  // keys [begin, length) and [0, sink_end) are visible to some row
   int sink_end;
   int window_left;
   int sink_tokens;
@@ -68,13 +68,13 @@ inline KeyLimits limits_of(thread const WorkItem& item, constant CausalSpan& spa
   return limits;
 }
 
-// What the steps of a sequence share: its keys, and what this lane's row may see of them.
+// The state that the steps of a sequence share: its keys, and what this lane's row sees of them.
 struct Sequence {
   StoredOperand key;
   StoredOperand value;
   const device uchar* mask;
   KeyTable table;
-  KeyLimits limits;  // there in steps with hidden keys only
+  KeyLimits limits;  // decode: set only in steps with hidden keys
   Visibility visible;
   ScoreModifiers modifiers;
 
@@ -105,8 +105,8 @@ struct Sequence {
         batch * params.mask.batch + packed.head * params.mask.head + packed.row * params.mask.row;
   }
 
-  // What a look-up in the block table needs. Steps ask for it again: held, it would take registers. `first`:
-  // of this sequence's entries.
+  // Sets what block look-ups need. decode sets it in every step, because holding it would take registers.
+  // `first`: the sequence's first entry.
   void set_table(thread const Operands& operands, constant DecodeParams& params, long first) thread {
     if (fc_paged) {
       table.blocks = operands.block_tables + first;
@@ -115,7 +115,7 @@ struct Sequence {
     }
   }
 
-  // Which keys there are for all rows, which only steps with hidden keys ask for.
+  // Sets the limits that only steps with hidden keys need.
   void set_limits(KeyLimits of_sequence) thread {
     limits = of_sequence;
     table.length = limits.length;
@@ -129,7 +129,7 @@ inline bool is_whole_step(thread const StepKeys& step, thread const KeyRanges& r
   return step.have_blocks() && !fc_has_mask && ranges.all_see(step.first_key, step.first_key + kTileKeys);
 }
 
-// The rest of what a row sees, whose limit is known.
+// Derives the other members from the row's limit.
 inline void set_visible(thread Visibility& visible, constant DecodeParams& params, KeyLimits limits) {
   visible.window_begin[0] = visible.limit[0] - 1 - limits.window_left;
   visible.sink_end[0] = min(limits.sink_tokens, visible.limit[0]);
@@ -137,7 +137,7 @@ inline void set_visible(thread Visibility& visible, constant DecodeParams& param
   visible.mask_key_stride = params.mask.key;
 }
 
-// ALiBi's slope of a row in sequence `batch`.
+// The ALiBi slope of a row of sequence `batch`, in score units.
 inline float slope_of(PackedRow packed, int batch, thread const Operands& operands,
                       constant DecodeParams& params) {
   const long place = batch * params.alibi_slopes_batch_stride + packed.head * params.alibi_slopes_stride;
@@ -145,7 +145,7 @@ inline float slope_of(PackedRow packed, int batch, thread const Operands& operan
   return finite_score(slope, slope * params.slope_scale);
 }
 
-// `limit` as in Visibility.
+// `limit`: see Visibility.
 inline ScoreModifiers modifiers_of(constant DecodeParams& params, int limit, float slope) {
   ScoreModifiers modifiers;
   set_uniform(modifiers, params);
@@ -159,11 +159,11 @@ inline float sink_of(PackedRow packed, thread const Operands& operands, constant
   return float_at(operands.sinks, packed.head * params.sinks_stride, fc_sinks_kind);
 }
 
-// Where a threadgroup's results of a chunk go. There are fewer than 2^32, since each is a row of the output
-// or of a partial one.
+// Where the results of a chunk go. Their numbers fit in 32 bits, as each is a row of `out` or of a partial
+// result.
 struct ChunkResults {
-  uint first_row;  // of all results
-  int rows;        // as many of the threadgroup's rows as there are
+  uint first_row;  // among all results
+  int rows;        // that exist from there on, perhaps more than the threadgroup has
 };
 
 inline ChunkResults chunk_results(constant DecodeParams& params, RowBlock block,
@@ -176,13 +176,13 @@ inline ChunkResults chunk_results(constant DecodeParams& params, RowBlock block,
   return results;
 }
 
-// The results of a lane's rows, as store_rows asks for them.
+// The results of this lane's rows, as store_rows() uses them.
 struct ResultRows {
   Operands operands;
   const constant DecodeParams* params;
   RowBlock block;
   ChunkResults chunk;
-  int own_row;  // of the threadgroup, this lane's in the first fragment
+  int own_row;  // this lane's row of fragment 0, in the threadgroup
 
   bool exists(int r) const thread { return own_row + r * 8 < chunk.rows; }
   long place(int r) const thread {

@@ -1,19 +1,19 @@
-// The state of a simdgroup of decode that its steps do not hold in registers (saved.h): what the end of the
-// chunk and the next one ask for, what only steps with hidden keys do, and what a step asks for once.
+// The state of a simdgroup of decode that is kept in threadgroup memory instead of registers (saved.h): for
+// the end of the chunk and the next chunk, for steps with hidden keys, and values that a step needs once.
 #pragma once
 
 #include "decode_rows.h"
 #include "../common/saved.h"
 
-// Whether steps have so much else to hold that they read back where K and V begin.
+// Whether steps read back where K and V begin, because a mask or a block table takes too many registers.
 constant bool fc_saved_starts = fc_has_mask || fc_paged;
 
 namespace fattn {
 
-// The learned logits of the heads of a lane's rows, from what all simdgroups have saved.
+// The learned logits of the heads of this lane's rows, from the saved state of all simdgroups.
 struct SavedSinks {
   const threadgroup SavedWork* saved;
-  int own_row;  // as of ResultRows
+  int own_row;  // see ResultRows
 
   float sink(int r) const thread {
     const int row = own_row + r * 8;
@@ -22,16 +22,16 @@ struct SavedSinks {
 };
 
 struct DecodeState {
-  threadgroup SavedWork* saved;  // of this simdgroup
+  threadgroup SavedWork* saved;  // this simdgroup's
 
-  // What the end of the chunk and the next one ask for.
+  // Saves what the end of the chunk and the next chunk need.
   void put_work(int column, ChunkIndex chunk, thread const Share& share, ushort lane) const thread {
     if (lane == 0) {
       save_work(column, chunk, share);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
-  // What the steps of a sequence ask for.
+  // Saves what the steps of a sequence need.
   void put_sequence(thread const Sequence& sequence, thread const WorkItem& item, PackedRow packed,
                     ChunkResults results, thread const Operands& operands, constant DecodeParams& params,
                     LanePosition at) const thread {
@@ -49,7 +49,7 @@ struct DecodeState {
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  // By one lane, as all that is put here but rows.
+  // Called by one lane, like the functions below that save no rows.
   void save_work(int column, ChunkIndex chunk, thread const Share& share) const thread {
     saved->column = column;
     saved->batch = chunk.batch;
@@ -123,7 +123,7 @@ struct DecodeState {
     }
   }
 
-  // By one lane of each row: what belongs to its head, which is the same for all chunks.
+  // Called by one lane of each row: saves parameters of its head, which are the same for all chunks.
   void put_head(PackedRow packed, thread const Operands& operands, constant DecodeParams& params,
                 LanePosition at) const thread {
     if (fc_sinks && packed.exists) {
@@ -132,10 +132,10 @@ struct DecodeState {
   }
   float sink(LanePosition at) const thread { return saved->rows[at.row].sink; }
 
-  // By one lane of each row: what belongs to its head and to the chunk's sequence.
+  // Called by one lane of each row: saves the slope of its head in the chunk's sequence.
   void put_slope(float slope, LanePosition at) const thread { saved->rows[at.row].slope = slope; }
 
-  // By one lane of each row: what it sees of the chunk's sequence.
+  // Called by one lane of each row: saves what it sees of the chunk's sequence.
   void put_row(thread const Sequence& sequence, LanePosition at) const thread {
     saved->rows[at.row].limit = sequence.visible.limit[0];
     if (fc_tree) {

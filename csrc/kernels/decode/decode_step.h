@@ -1,4 +1,4 @@
-// One step of decode: a few keys and values, from the cache through registers into the online state.
+// One step of decode: reads a few keys and values through registers and updates the online softmax.
 #pragma once
 
 #include "decode_state.h"
@@ -7,9 +7,9 @@
 
 namespace fattn {
 
-// The scales of a step, by the lane that looks after each key: where all lanes of this simdgroup find them.
+// Shares the scales of a step with all lanes of the simdgroup; each lane passes those of its key.
 inline void share_scales(thread const SharedScales& scales, ushort lane, float key_scale, float value_scale) {
-  simdgroup_barrier(mem_flags::mem_threadgroup);  // those of the step before have been read
+  simdgroup_barrier(mem_flags::mem_threadgroup);  // the previous scales have been read
   if (lane < kTileKeys) {
     scales.put_key(lane, key_scale);
     scales.put_value(lane, value_scale);
@@ -17,8 +17,8 @@ inline void share_scales(thread const SharedScales& scales, ushort lane, float k
   simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// The rows of K from which a lane takes its part of key fragment k, and whether they are there: bit e of the
-// result.
+// Finds the two rows of K of which this lane reads a part for key fragment k. Bit e of the result: row e
+// exists.
 template <bool kEdge>
 inline uint key_rows(thread const Sequence& sequence, thread const StepKeys& step,
                      constant DecodeParams& params, int k, LanePosition at, thread StoredRow (&rows)[2]) {
@@ -32,7 +32,7 @@ inline uint key_rows(thread const Sequence& sequence, thread const StepKeys& ste
   return present;
 }
 
-// The row of V of which a lane takes its part, and whether it is there.
+// Finds the row of V of which this lane reads a part, and returns whether it exists.
 template <bool kEdge>
 inline bool value_row(thread const Sequence& sequence, thread const StepKeys& step,
                       constant DecodeParams& params, int k, LanePosition at, thread StoredRow& row) {
@@ -41,15 +41,15 @@ inline bool value_row(thread const Sequence& sequence, thread const StepKeys& st
   return !kEdge || place.exists;
 }
 
-// What a lane reads of a step over a quantised cache, which is a half or a quarter of the bytes of another.
-// All of it is asked for before any of it is used, so that no fewer bytes are on their way at a time.
+// A lane's part of a step over a quantised cache, which has a half or a quarter of the bytes of other caches.
+// All of it is loaded before any of it is used, to keep as many bytes in flight.
 struct QuantisedStep {
   KeyChunk keys[kKeyFragments][kKeyChunks][2];
   ValueChunk values[kKeyFragments][kValueChunks];
-  float key_scale;  // of the key that this lane looks after, if there is one
+  float key_scale;  // of this lane's key, if it has one
   float value_scale;
 
-  // Bits 2k + e of the result: the rows of key fragment k are there.
+  // Bits 2k + e of the result: row e of key fragment k exists.
   template <bool kEdge>
   uint read(thread const Sequence& sequence, thread const StepKeys& step, constant DecodeParams& params,
             ushort lane, LanePosition at) thread {
@@ -93,7 +93,7 @@ struct QuantisedStep {
     return present;
   }
 
-  // Elements become operands piece by piece: all at once would fill the registers.
+  // Decodes elements in pieces: all at once would fill the registers.
   void multiply_keys(thread OnlineAttention& attention, thread const SharedQuery& query, int k) const thread {
     constexpr int kPiece = KeyChunk::kPieceElements;
 #pragma clang loop unroll(full)
@@ -128,8 +128,8 @@ struct QuantisedStep {
   }
 };
 
-// Adds the products with key fragment k of a cache that is not quantised. Keys that may not be there are
-// widened where they are read, which takes registers: of those only half a chunk is read at once.
+// Adds the products with key fragment k of a cache that is not quantised. Keys that may not exist are widened
+// as they are read, which takes registers: then half a chunk is read at a time.
 template <bool kEdge>
 inline void multiply_keys(thread OnlineAttention& attention, thread const SharedQuery& query,
                           thread const StoredRow (&rows)[2], int k, uint present, LanePosition at) {
@@ -150,8 +150,8 @@ inline void multiply_keys(thread OnlineAttention& attention, thread const Shared
   }
 }
 
-// Adds the weighted values of key fragment k of a cache that is not quantised, from element kFrom to kTo of
-// this lane's run.
+// Adds the weighted values of key fragment k of a cache that is not quantised: elements kFrom to kTo of this
+// lane's run.
 template <bool kEdge, int kFrom, int kTo>
 inline void multiply_value_run(thread OnlineAttention& attention, thread const StoredRow& row, int k,
                                bool present, LanePosition at) {
@@ -164,7 +164,7 @@ inline void multiply_value_run(thread OnlineAttention& attention, thread const S
   attention.multiply_values(k, run, kFrom / 2);
 }
 
-// A run of more than 64 bytes of operands is taken in two parts, of whole chunks: it would fill the
+// Takes a run of more than 64 bytes of operands in two parts of whole chunks, because it would fill the
 // registers.
 template <bool kEdge>
 inline void multiply_values(thread OnlineAttention& attention, thread const StoredRow& row, int k,
@@ -174,12 +174,12 @@ inline void multiply_values(thread OnlineAttention& attention, thread const Stor
   constexpr int kFirst = (kValueChunks + kParts - 1) / kParts * kValueChunk;
   multiply_value_run<kEdge, 0, kFirst>(attention, row, k, present, at);
   if (kFirst < kRun) {
-    constexpr int kSecond = kFirst < kRun ? kFirst : 0;  // where there is one
+    constexpr int kSecond = kFirst < kRun ? kFirst : 0;  // valid also if there is no second part
     multiply_value_run<kEdge, kSecond, kRun>(attention, row, k, present, at);
   }
 }
 
-// One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
+// One step of kTileKeys keys. kEdge: some key may not exist, or some row may not see it.
 template <bool kEdge>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
                         thread Sequence& sequence, thread const SharedScales& scales,

@@ -1,17 +1,17 @@
-// Decode with heads that are too wide for the registers of one simdgroup, or with values that are the first
+// Decode for heads that are too wide for the registers of one simdgroup, and for values that are the first
 // columns of their keys (multi-head latent attention: DeepSeek-V2, 2024).
 //
-// What goes in and out, and how rows are packed, is as in decode.metal. Here all simdgroups of a threadgroup
-// work on the same rows and keys, and share out the columns: each holds its columns of the query and of the
-// output in registers, and reads them alone of every key and value, so that a threadgroup loads each byte
-// once, however many rows it has. A step goes like this:
+// Inputs, outputs and the packing of rows are those of decode.metal. Here all simdgroups of a threadgroup
+// work on the same rows and keys and divide the columns: each holds its columns of query and output in
+// registers and reads only these columns of every key and value. The threadgroup loads each byte once,
+// however many rows it has. A step:
 //
-//   each simdgroup   keys x query, summed over its columns      -> threadgroup memory
-//   each thread      one score or two: the sum of all columns, modifiers, visibility -> threadgroup memory
-//   each simdgroup   the weights of all rows; weights x values of its columns -> registers
+//   each simdgroup   keys x query, summed over its columns                       -> threadgroup memory
+//   each thread      one or two scores: sum of all columns, modifiers, visibility -> threadgroup memory
+//   each simdgroup   weights of all rows; weights x values of its columns        -> registers
 //
-// Keys are the left factor of the first product, so that a lane reads them as it reads values (tile.h), and
-// values that are columns of the key are multiplied from the same registers.
+// Keys are the left factor of the first product, so a lane reads them as it reads values (tile.h), and values
+// that are columns of the keys are multiplied from the same registers.
 #define FATTN_COLUMN_SHARES FATTN_SIMDGROUPS
 
 #include "wide_step.h"

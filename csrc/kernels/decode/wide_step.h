@@ -1,5 +1,5 @@
-// One step of decode_wide: the columns of a few keys and values that a simdgroup has, from the cache through
-// registers into the online state of all rows, whose scores the simdgroups add up in threadgroup memory.
+// One step of decode_wide: a simdgroup reads its columns of a few keys and values and updates the online
+// softmax of all rows. The simdgroups add up their scores in threadgroup memory.
 #pragma once
 
 #include "decode_rows.h"
@@ -10,7 +10,7 @@ namespace fattn {
 
 FATTN_CONSTEXPR bool kValueInKey = FATTN_VALUE_IN_KEY;  // the value is the first columns of the key
 
-// Columns that are read once for both products, and those of the key alone.
+// Columns that are read once for both products, and columns of the key alone.
 FATTN_CONSTEXPR int kSharedDim = kValueInKey ? kValueDim : 0;
 typedef ColumnShare<0, kSharedDim> SharedColumns;
 typedef ColumnShare<kSharedDim, kHeadDim> KeyOnlyColumns;
@@ -22,13 +22,13 @@ FATTN_CONSTEXPR int kOutFragments = ValueColumns::kFragments;
 
 typedef AttentionState<kRowGroups, kKeyFragments, kOutFragments> ColumnAttention;
 
-// This simdgroup's columns of the query, the right factor: rows and columns of the fragments are exchanged.
+// This simdgroup's columns of the query as the right factor: the fragments are transposed.
 struct QueryColumns {
   OperandFragment fragments[kRowGroups][kQueryFragments];
 
   QueryColumns() thread {}
 
-  // Of the two rows that this lane has in each group.
+  // Loads the two rows that this lane has in each group.
   void load(thread const Operands& operands, constant DecodeParams& params, RowBlock block, int batch,
             ushort simdgroup, LanePosition at) thread {
 #pragma clang loop unroll(full)
@@ -42,7 +42,7 @@ struct QueryColumns {
   }
 
  private:
-  // Null where the call has fewer rows.
+  // `first`, `second`: null if the row does not exist.
   void load_pair(int r, const device Element* first, const device Element* second, ushort simdgroup,
                  LanePosition at) thread {
 #pragma clang loop unroll(full)
@@ -57,7 +57,7 @@ struct QueryColumns {
   }
 };
 
-// Adds to the products of key fragment k those with the columns of `run`, from query fragment `first` on.
+// Adds to the products of key fragment k those of the columns in `run`, from query fragment `first` on.
 template <int N>
 inline void multiply_keys(thread ColumnAttention& attention, thread const QueryColumns& query, int k,
                           int first, int fragments, thread const Operand (&run)[N]) {
@@ -75,9 +75,9 @@ inline void multiply_keys(thread ColumnAttention& attention, thread const QueryC
 
 FATTN_CONSTEXPR int kStepScores = kPackedRows * kTileKeys;
 
-// What the simdgroups tell each other in a step.
+// Products and scores that the simdgroups exchange in a step.
 struct SharedScores {
-  threadgroup float* products;  // [simdgroup][key fragment][row group][key][row], of its columns
+  threadgroup float* products;  // [simdgroup][key fragment][row group][key][row], summed over its columns
   threadgroup float* scores;    // [row group][key fragment][row][key]
 
   void put_products(thread const ColumnAttention& attention, ushort simdgroup, LanePosition at) const thread {
@@ -113,10 +113,10 @@ struct SharedScores {
   }
 };
 
-// The row, of those packed, whose scores a thread finishes: of all keys that it has, the same.
+// The packed row whose scores a thread computes, for all its keys.
 inline int score_row(ushort thread_index) { return thread_index / 64 % kRowGroups * 8 + thread_index % 8; }
 
-// The sequence of a chunk, with all of what the row of this thread sees.
+// The sequence of a chunk, with everything that this thread's row sees.
 inline Sequence sequence_of(thread const Operands& operands, constant DecodeParams& params, RowBlock block,
                             thread const WorkItem& item, ushort thread_index) {
   const PackedRow packed = packed_row(params, block, score_row(thread_index));
@@ -130,7 +130,7 @@ inline Sequence sequence_of(thread const Operands& operands, constant DecodePara
   return sequence;
 }
 
-// This thread's scores, from the products of all simdgroups.
+// Computes this thread's scores from the products of all simdgroups.
 template <bool kEdge>
 inline void finish_scores(thread const SharedScores& shared, thread const SharedScales& scales,
                           thread const Sequence& sequence, int first_key, ushort thread_index) {
@@ -163,13 +163,13 @@ inline void finish_scores(thread const SharedScores& shared, thread const Shared
   }
 }
 
-// One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
+// One step of kTileKeys keys. kEdge: some key may not exist, or some row may not see it.
 template <bool kEdge>
 inline void wide_step(thread ColumnAttention& attention, thread const QueryColumns& query,
                       thread const Sequence& sequence, thread const SharedScores& shared,
                       thread const SharedScales& scales, thread const StepKeys& step,
                       constant DecodeParams& params, ushort thread_index, ushort simdgroup, LanePosition at) {
-  // Of the key that this thread looks after.
+  // The scale of the value of this thread's key.
   float value_scale = 1.0f;
   if (kRowScales && fc_scales && thread_index < kTileKeys) {
     const KeyPlace place = step.find_own(sequence.table, thread_index);
@@ -212,7 +212,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   threadgroup_barrier(mem_flags::mem_threadgroup);
   finish_scores<kEdge>(shared, scales, sequence, step.first_key, thread_index);
   if (kRowScales && fc_scales && thread_index < kTileKeys) {
-    scales.put_value(thread_index, value_scale);  // those of the step before have been read
+    scales.put_value(thread_index, value_scale);  // the previous ones have been read
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   shared.take_scores(attention, at);

@@ -1,12 +1,12 @@
-// Writes rows of keys and values into the slots of a cache, quantised on the way: what
-// torch_fattn/reference/kv_formats.py defines, bit by bit. A simdgroup writes one row: a token, a head, key
-// or value.
+// Writes rows of keys and values into the slots of a cache and quantises them, bit for bit as
+// torch_fattn/reference/kv_formats.py defines. A simdgroup writes one row: the key or the value of one token
+// and head.
 #include "../common/params.h"
 #include "quantise.h"
 
 using namespace metal;
 
-// All the features that this kernel has: of the rest of constants.h it needs none.
+// All features of this kernel; it needs none of the others in constants.h.
 FATTN_DECLARE_CONSTANT(bool, vector_loads)
 FATTN_DECLARE_CONSTANT(bool, scales)
 
@@ -23,13 +23,13 @@ FATTN_CONSTEXPR int kFormat = FATTN_KV_FORMAT;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
-// A lane takes four neighbouring columns at a time, and the 32 lanes 128 of them.
+// A lane takes four neighbouring columns at a time, the 32 lanes 128 columns.
 FATTN_CONSTEXPR int kLaneColumns = 4;
 FATTN_CONSTEXPR int kPassColumns = kLaneColumns * kSimdWidth;
-// Lanes that share a group of int4.
+// Lanes that share an int4 group.
 FATTN_CONSTEXPR int kGroupLanes = kInt4Group / kLaneColumns;
 
-// What a lane holds of a row.
+// A lane's columns of a row.
 template <int kDim>
 struct LaneRow {
   float x[(kDim + kPassColumns - 1) / kPassColumns][kLaneColumns];
@@ -78,7 +78,7 @@ inline void store_bytes(device Stored* target, int column, thread const int (&co
   }
 }
 
-// As it is, bit by bit.
+// Copies a row unchanged.
 template <int kDim>
 inline void copy_row(const device Element* source, device Stored* target, ushort lane) {
   for (int column = lane * kLaneColumns; column < kDim; column += kPassColumns) {
@@ -94,7 +94,7 @@ inline void copy_row(const device Element* source, device Stored* target, ushort
   }
 }
 
-// int8 and fp8: one scale for the row, or none.
+// Writes an int8 or fp8 row with one scale, or without scales.
 template <int kDim>
 inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, device Scale* row_scale,
                              ushort lane) {
@@ -111,7 +111,7 @@ inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, d
       }
     }
     scale = flushed(simd_max(largest) / (kFormat == kKvInt8 ? kInt8Max : kFp8Max));
-    // A row with a NaN or an infinity is NaN as a whole.
+    // A NaN or an infinity makes the whole row NaN.
     scale = simd_all(finite) ? scale : NAN;
     if (lane == 0) {
       *row_scale = Scale(scale);
@@ -135,8 +135,8 @@ inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, d
   }
 }
 
-// int4: a scale and a minimum for 32 columns. The minimum is rounded down and the scale up, so that 0 to 15
-// reach over the whole group.
+// Writes an int4 row with a scale and a minimum per 32 columns. The minimum is rounded down and the scale up,
+// so that codes 0 to 15 cover the whole group.
 template <int kDim>
 inline void write_grouped_row(thread LaneRow<kDim>& row, device Stored* target, device Scale* scales,
                               ushort lane) {
@@ -201,7 +201,7 @@ struct SlotPlace {
   long slot;
 };
 
-// 64-bit division is slow on GPUs, and hardly any cache has that many slots.
+// 64-bit division is slow on GPUs, and few caches have that many slots.
 inline SlotPlace place_of(long slot, int block_size) {
   SlotPlace place;
   if (slot <= 0xffffffffL) {

@@ -1,16 +1,15 @@
-// Operations on logits of any shape and strides: softmax over the last dimension, and softcap. The arithmetic
-// is in float32, the result contiguous.
+// softmax over the last dimension, and softcap, for logits of any shape and strides. The arithmetic is in
+// float32, the result contiguous.
 //
-// A row of a softmax belongs to a simdgroup, or to the simdgroups of a threadgroup, whose threads hold
-// kBlockColumns columns of it in registers: a row that is no longer than that is read once and written once.
-// Of a longer one the first block is; the blocks behind it are read twice, for the row's sum and to be
-// written.
+// A row of softmax belongs to one simdgroup or to all simdgroups of a threadgroup. Their threads hold
+// kBlockColumns columns of it in registers: a row up to that length is read once and written once. In a
+// longer row the first block is read once, the others twice: for the sum and for the result.
 #include "../common/params.h"
 #include "../common/softcap.h"
 
 using namespace metal;
 
-// All the features that these kernels have: of the rest of constants.h they need none.
+// All features of these kernels; they need none of the others in constants.h.
 FATTN_DECLARE_CONSTANT(bool, vector_loads)
 FATTN_DECLARE_CONSTANT(bool, softcap)
 FATTN_DECLARE_CONSTANT(bool, sliced)
@@ -22,8 +21,8 @@ namespace fattn {
 typedef FATTN_T Element;  // float, half or bfloat
 
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
-FATTN_CONSTEXPR int kRowSimdgroups = FATTN_ROW_SIMDGROUPS;  // softmax: 1, or all of the threadgroup
-FATTN_CONSTEXPR int kVectors = FATTN_VECTORS;               // softmax: that a thread holds
+FATTN_CONSTEXPR int kRowSimdgroups = FATTN_ROW_SIMDGROUPS;  // softmax: per row, 1 or all of the threadgroup
+FATTN_CONSTEXPR int kVectors = FATTN_VECTORS;               // softmax: per thread
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 FATTN_CONSTEXPR int kRowThreads = kRowSimdgroups * kSimdWidth;
 FATTN_CONSTEXPR int kGroupRows = kSimdgroups / kRowSimdgroups;
@@ -31,7 +30,7 @@ FATTN_CONSTEXPR int kBlockColumns = kRowThreads * kVectors * kLogitsVector;
 
 typedef vec<Element, kLogitsVector> ElementVector;
 
-// Rows are numbered in 32 bits: division of 64 is slow on GPUs.
+// Row numbers have 32 bits, because 64-bit division is slow on GPUs.
 inline long row_offset(uint row, constant LogitsParams& params) {
   long offset = 0;
   for (int dim = 0; dim + 1 < params.dims; dim++) {
@@ -43,19 +42,19 @@ inline long row_offset(uint row, constant LogitsParams& params) {
   return offset + row * params.strides[params.dims - 1];
 }
 
-// Of more than 2^32 elements there is one row.
+// A tensor of more than 2^32 elements has one row.
 inline long element_offset(long element, constant LogitsParams& params) {
   const uint row = params.rows == 1 ? 0 : uint(element) / uint(params.columns);
   return row_offset(row, params) + (element - row * params.columns) * params.column_stride;
 }
 
-// A logit as softmax takes it. -inf hides its column, whatever the cap.
+// The logit of an element for softmax: capped, but -inf hides its column at any cap.
 inline float softmax_logit(Element x, float cap) {
   const float logit = float(x);
   return fc_softcap && logit != -INFINITY ? softcapped(logit / cap, cap) : logit;
 }
 
-// What a thread holds of a block of a row. Columns that there are not count as hidden ones.
+// A thread's part of a block of a row. Columns that do not exist count as hidden.
 struct RowBlock {
   float x[kVectors][kLogitsVector];
 
@@ -93,7 +92,7 @@ struct RowBlock {
     return result;
   }
 
-  // Makes weights of the logits and returns their sum.
+  // Turns the logits into weights and returns their sum.
   float weigh(float origin) thread {
     float total = 0.0f;
 #pragma clang loop unroll(full)
@@ -131,7 +130,7 @@ struct RowBlock {
   }
 };
 
-// Of all threads that share the row. `shared` has a place for each of their simdgroups.
+// The maximum over all threads that share the row. `shared` has one element for each of their simdgroups.
 inline float row_max(float x, threadgroup float* shared, ushort simdgroup_index, ushort lane) {
   const float largest = simd_max(x);
   if (kRowSimdgroups == 1) {
@@ -156,15 +155,15 @@ inline float row_sum(float x, threadgroup float* shared, ushort simdgroup_index,
   return simd_sum(lane < kRowSimdgroups ? shared[lane] : 0.0f);
 }
 
-// What to subtract from logits of which this is the largest: where all are -inf, nothing.
+// The number to subtract from logits with this maximum: 0 if all of them are -inf.
 inline float origin_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
 }  // namespace fattn
 
 using namespace fattn;
 
-// fmax passes a NaN over, but the sum does not, nor inf - inf: such a row is NaN as a whole. A row of -inf
-// alone has a sum of 0.
+// fmax ignores a NaN, but the sum does not, nor does it ignore inf - inf: such a row becomes NaN as a whole.
+// The sum of a row with only -inf is 0.
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_softmax(
     const device Element* scores [[buffer(fattn::kSlotLogits)]],
     device Element* out [[buffer(fattn::kSlotOut)]],

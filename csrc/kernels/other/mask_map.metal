@@ -1,8 +1,8 @@
-// A map of attn_mask: which of its cells hide everything and which hide nothing, so that prefill need not
-// visit the former, nor read the mask in the latter; and of the others, which key fragments hide everything.
+// Classifies the cells of attn_mask as hidden, whole or mixed, and finds the key fragments that a mixed cell
+// hides. prefill skips hidden cells and does not read the mask in whole ones.
 //
-// A simdgroup has a cell, a lane one of its keys; the simdgroups of a threadgroup have neighbouring cells, so
-// that together they read whole lines of a mask whose keys lie side by side.
+// A simdgroup has a cell, and a lane one of its keys. The simdgroups of a threadgroup have neighbouring
+// cells, so together they read whole memory lines of a mask whose keys are contiguous.
 #include "../common/constants.h"
 #include "../common/grid.h"
 #include "../common/mask.h"
@@ -28,8 +28,8 @@ using namespace fattn;
   if (key_cell >= params.key_cells) {
     return;
   }
-  const int map_row = group / params.row_groups;  // of all heads and sequences
-  const int head = map_row / params.row_cells;    // of all sequences
+  const int map_row = group / params.row_groups;  // among those of all heads and sequences
+  const int head = map_row / params.row_cells;    // among those of all sequences
   const int first_row = map_row % params.row_cells * kCellRows;
   const int key = key_cell * kCellKeys + lane;
   const long first = head / params.heads * params.mask.batch + head % params.heads * params.mask.head +
@@ -44,7 +44,7 @@ using namespace fattn;
       whole = whole && added == 0.0f;
     }
   }
-  // Keys behind the last one hide no fragment: a mask that is broadcast has one key.
+  // Keys past the end hide no fragment: a mask that is broadcast along the keys has one key.
   const uint seen = simd_or(hidden && key < params.keys ? 0u : 1u << (lane / kFragment));
   hidden = simd_all(hidden);
   whole = simd_all(whole);

@@ -1,8 +1,9 @@
-// Merge: partial results over disjoint keys -> the result over all of them, by their sums. A threadgroup has
-// a row; each of its simdgroups sums every kSimdgroups-th part, and then their sums are added up.
+// Merges partial results over disjoint keys. Part p has values o_p and a sum l_p relative to its maximum m_p.
+// With the largest maximum m, out = sum exp(m_p - m) o_p / sum exp(m_p - m) l_p. A threadgroup has one row;
+// each of its simdgroups sums every kSimdgroups-th part, and their sums are then added.
 //
-// Serves the last pass of decode and of a prefill whose keys are cut into parts (float32 partials), and
-// fattn::merge.
+// It implements fattn::merge, and is the last pass of decode and of a prefill whose keys are cut into parts
+// (float32 partial results).
 #include "../common/out_rows.h"
 #include "../common/row_sum.h"
 #include "../common/schedule.h"
@@ -17,8 +18,8 @@ FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
 static_assert(sizeof(RowSum) == kMergeSumFloats * sizeof(float), "as the plan counts threadgroup memory");
 
-// A weight relative to `from`, made relative to `to`. Exactly 1 where they are the same: a row with one part
-// has the bits that it has without a merge.
+// The factor from weights relative to `from` to weights relative to `to`. Exactly 1 if they are equal, so
+// merging a single part does not change its bits.
 inline float shift_of(float from, float to, float log2_per_score) {
   const float origin = to == -INFINITY ? 0.0f : to;
   return from == to ? 1.0f : fast::exp2((from - origin) * log2_per_score);
@@ -26,19 +27,19 @@ inline float shift_of(float from, float to, float log2_per_score) {
 
 // The sum of some parts of a row.
 struct PartSum {
-  float4 weighted;  // of this lane's columns
+  float4 weighted;  // this lane's columns
   RowSum keys;
 };
 
-// Where the parts of a row lie, from this lane's columns on.
+// The parts of a row, from this lane's columns on.
 struct Parts {
   const device Partial* out;
-  const device float* sum;  // as RowSum::of_part() has it, or the log-sum-exp
+  const device float* sum;  // RowSum::of_part(), or the log-sum-exp
   long out_stride;          // from part to part
   long sum_stride;
-  float log2_per_score;  // log2 of the weight that a score unit makes: the same in all parts
+  float log2_per_score;  // a weight is 2^(score * log2_per_score), in all parts
   int count;
-  int columns;  // that this lane has: up to 4
+  int columns;  // of this lane, up to 4
 
   RowSum sum_of(int part) const thread {
     RowSum keys;
@@ -67,7 +68,7 @@ struct Parts {
   }
 };
 
-// Of the parts that this simdgroup has. The logit is found if it is asked for.
+// Sums the parts of this simdgroup; the logit only if `with_logit` is set.
 inline PartSum sum_of(thread const Parts& parts, bool with_logit, int simdgroup_index, ushort lane) {
   PartSum sum = {float4(0.0f), row_sum_of_no_keys()};
   for (int first = simdgroup_index; first < parts.count; first += kSimdgroups * kSimdWidth) {
@@ -82,7 +83,7 @@ inline PartSum sum_of(thread const Parts& parts, bool with_logit, int simdgroup_
     }
     sum.keys.sum = sum.keys.sum * shrink + simd_sum(own.sum * weight);
     sum.weighted *= shrink;
-    // Up to the last part that saw a key: those behind it may be parts that nobody had to write.
+    // Stops after the last part that saw a key: later parts may never have been written.
     const int count = simd_max(own.sum != 0.0f ? int(lane) + 1 : 0);
 #pragma clang loop unroll_count(4)
     for (int i = 0; i < count; i++) {
@@ -119,7 +120,7 @@ using namespace fattn;
   parts.log2_per_score = fc_split ? parts.sum[kSumFloats - 1] : M_LOG2E_F;
   parts.out_stride = params.rows * params.head_dim;
   parts.count = params.parts;
-  if (params.span.chunk_unit > 0) {  // of decode: as many as the sequence has chunks
+  if (params.span.chunk_unit > 0) {  // decode: as many as the sequence has chunks
     const int length = length_of(seq_lens, params.span, int(row / params.rows_per_sequence));
     const Chunks chunks = chunks_of(newest_rows(params.span, length), params.span);
     parts.count = chunks.count();
@@ -130,7 +131,7 @@ using namespace fattn;
     const int column = first_column + lane * 4;
     parts.out = partial_out + row * params.head_dim + column;
     parts.columns = params.head_dim - column;
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // the columns before have been read
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous columns have been read
     const PartSum sum = sum_of(parts, first_column == 0, simdgroup_index, lane);
     shared_weighted[simdgroup_index * kSimdWidth + lane] = sum.weighted;
     if (lane == 0) {

@@ -1,5 +1,5 @@
-// From floats to the numbers that quantised caches store, and the scales of these. Bit by bit as
-// torch_fattn/reference/kv_formats.py has it.
+// From floats to the codes and scales of quantised caches, bit for bit as in
+// torch_fattn/reference/kv_formats.py.
 #pragma once
 
 #include "../common/params.h"
@@ -13,12 +13,12 @@ FATTN_CONSTEXPR float kFp8Max = 448.0f;
 FATTN_CONSTEXPR float kInt4Max = 15.0f;
 FATTN_CONSTEXPR float kHalfMax = 65504.0f;
 FATTN_CONSTEXPR float kSmallestNormal = 1.17549435e-38f;  // 2^-126
-FATTN_CONSTEXPR float kFp8SmallestNormal = 1.0f / 64.0f;  // below it e4m3 has the multiples of 2^-9
+FATTN_CONSTEXPR float kFp8SmallestNormal = 1.0f / 64.0f;  // e4m3 numbers below it are the multiples of 2^-9
 
-// GPUs may flush subnormal numbers and may not; here they are 0 everywhere, and 0 is never -0.
+// Some GPUs flush subnormal numbers. Here they are always 0, and 0 is never -0.
 inline float flushed(float x) { return fabs(x) < kSmallestNormal ? 0.0f : x; }
 
-// The nearest half that is not above x.
+// The largest half that is not above x.
 inline half rounded_down(float x) {
   const half nearest = half(x);
   if (float(nearest) <= x) {
@@ -29,13 +29,14 @@ inline half rounded_down(float x) {
   return as_type<half>(below);
 }
 
-// The nearest half that is not below x >= 0.
+// The smallest half that is not below x >= 0.
 inline half rounded_up(float x) {
   const half nearest = half(x);
   return float(nearest) >= x ? nearest : as_type<half>(ushort(as_type<ushort>(nearest) + 1));
 }
 
-// The nearest e4m3, ties to even; beyond its range the largest. Its exponent has a bias of 7, float's of 127.
+// Rounds to e4m3, ties to even; beyond its range to the largest number. Its exponent bias is 7, float's is
+// 127.
 inline int e4m3_of(float x) {
   if (isnan(x)) {
     return 0x7f;

@@ -1,6 +1,6 @@
-// The steps of keys that a tile of prefill visits. With a map of the mask they are those in which some row
-// sees a key by position and by the map; and of these a simdgroup multiplies the key fragments in which some
-// row of its own may see one.
+// The steps of keys that a prefill tile visits. With a mask map, these are the steps in which some row sees a
+// key by position and by the map. A simdgroup multiplies only the key fragments in which one of its own rows
+// may see a key.
 #pragma once
 
 #include "prefill_rows.h"
@@ -8,7 +8,7 @@
 namespace fattn {
 
 FATTN_CONSTEXPR int kTileCells = (kTileRows + kCellRows - 1) / kCellRows;
-// Columns of cells that a simdgroup looks up at a time, a cell in each lane.
+// Columns of cells that a simdgroup looks up at a time, one cell per lane.
 FATTN_CONSTEXPR int kColumns = kSimdWidth / kTileCells;
 FATTN_CONSTEXPR int kNoColumn = 0x7fffffff;
 
@@ -17,10 +17,10 @@ static_assert(kSimdWidth % kTileCells == 0, "there are as many columns of each r
 static_assert(kCellRows % (kRowFragments * 8) == 0, "the rows of a simdgroup are of one cell");
 static_assert(kCellKeys % kTileKeys == 0, "the keys of a step are of one column");
 
-// A hidden cell's byte as it is looked up: with all of its fragments.
+// The byte of a hidden cell after look-up: all of its fragments are hidden too.
 FATTN_CONSTEXPR uint kHiddenCell = kCellHidden | kAllCellFragments << kCellKindBits;
 
-// A cell's byte as it is looked up. A byte that has no meaning comes from a caller's map: it counts as mixed.
+// A cell's byte after look-up. A byte without meaning comes from a caller's map and counts as mixed.
 inline uint cell_of(uint byte) {
   const bool mixed = byte % (1 << kCellKindBits) == kCellMixed && byte < uint(kCellBytes);
   return byte == kCellHidden ? kHiddenCell : mixed || byte == kCellWhole ? byte : uint(kCellMixed);
@@ -28,16 +28,16 @@ inline uint cell_of(uint byte) {
 
 struct TileSteps {
   KeyRanges ranges;  // of the tile
-  ushort own_row;    // which of the tile's rows of cells this simdgroup's rows are of
-  uint looked_up;    // the cell of lane row * kColumns + i: its column times kCellBytes, plus its byte
+  ushort own_row;    // the tile's row of cells that holds this simdgroup's rows
+  uint looked_up;    // lane row * kColumns + i: the cell's column times kCellBytes, plus its byte
 
   void set(KeyRanges of_tile, thread const TileRows& rows, int first_row) thread {
     ranges = of_tile;
     own_row = ushort((first_row - rows.tile.begin) / kCellRows);
   }
 
-  // The first step from the one that begins at `key` on, by its first key. Like `after`, the same in all
-  // simdgroups; ranges.end or more if there is none.
+  // The first key of the first step at or after `key`; ranges.end or more if there is none. It is the same in
+  // all simdgroups, as is after().
   int first(int key, thread const TileRows& rows, constant PrefillParams& params,
             const device uchar* mask_map, ushort lane) thread {
     if (!fc_mask_map) {
@@ -47,14 +47,14 @@ struct TileSteps {
     return seen_from(key, rows, params, mask_map, lane);
   }
 
-  // The step after the one that begins at `key`.
+  // The first key of the step after the one at `key`.
   int after(int key, thread const TileRows& rows, constant PrefillParams& params,
             const device uchar* mask_map, ushort lane) thread {
     const int next = next_step(ranges, key, kTileKeys);
     return fc_mask_map ? seen_from(next, rows, params, mask_map, lane) : next;
   }
 
-  // The map's byte of this simdgroup's rows in a step, until the one after it is asked for.
+  // The map's byte for this simdgroup's rows in the step at `key`. Call it before after(key).
   uint own_cell(int key) const thread {
     if (!fc_mask_map) {
       return kCellWhole;
@@ -67,12 +67,12 @@ struct TileSteps {
 
   int first_column() const thread { return int(simd_shuffle(looked_up, ushort(0)) / kCellBytes); }
 
-  // The first step of a column of cells that is not in the gap between the ranges.
+  // The first step at or after the start of a column of cells that is not in the gap between the ranges.
   int step_of(int column) const thread {
     return next_step(ranges, column * kCellKeys - kTileKeys, kTileKeys);
   }
 
-  // The first step at that key or behind it.
+  // The first step at or after `key` that the map does not hide.
   int seen_from(int key, thread const TileRows& rows, constant PrefillParams& params,
                 const device uchar* mask_map, ushort lane) thread {
     while (key < ranges.end) {
@@ -96,7 +96,7 @@ struct TileSteps {
     const int key = column * kCellKeys;
     uint byte = kCellHidden;
     if (key < ranges.end && ranges.meet(key, key + kCellKeys)) {
-      // Behind the tile's last row, that row counts.
+      // Rows past the tile's last row count as that row.
       const int row = min(rows.tile.begin / kCellRows + lane / kColumns, (rows.tile.end - 1) / kCellRows);
       byte = mask_map[rows.tile.batch * params.mask_map.batch + rows.tile.head * params.mask_map.head +
                       row * params.mask_map.row + column * params.mask_map.key];
@@ -105,7 +105,7 @@ struct TileSteps {
   }
 };
 
-// The key fragments of a step of which some row of a simdgroup may see a key, by the simdgroup's ranges and
+// The key fragments of a step in which some row of a simdgroup may see a key, by the simdgroup's ranges and
 // by the map's byte.
 inline StepFragments step_fragments(KeyRanges own, int first_key, uint cell) {
   const bool met = own.end > first_key && own.meet(first_key, first_key + kTileKeys);

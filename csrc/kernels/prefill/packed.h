@@ -1,12 +1,12 @@
-// The query rows of a tile of prefill: of one sequence, and of one head or of all that share their keys; or
-// of a packed call, where the rows of all sequences lie in one tensor and cu_seqlens [batch + 1] says where
-// each begins. And the keys of a sequence, where those are packed too.
+// The query rows of a prefill tile. In a dense call they belong to one sequence, and to one head or to all
+// heads that share a key-value head. In a packed call the rows of all sequences lie in one tensor, and
+// cu_seqlens [batch + 1] says where each begins. The keys may be packed likewise.
 //
-// A packed tile holds (row, head) pairs of all query heads that share a key-value head, heads side by side.
-// One decoded token then fills as many rows of a tile as there are heads to share its keys, which are read
-// once for all of them; and a long chunk of a prompt makes no more tiles than it would head by head, each
-// reading the keys once for as many rows, from fewer positions: less of its diagonal is hidden. A grouped
-// tile of a dense call is the same; the planner has them where they are fewer.
+// A packed tile holds (row, head) pairs of all query heads that share a key-value head, with the heads of a
+// row side by side. A decoded token then fills as many rows of a tile as heads share its keys, and the keys
+// are read once for them. A long chunk of a prompt needs no more tiles than head by head, and its tiles span
+// fewer positions, so less of their diagonal is hidden. The planner groups the rows of a dense call in the
+// same way if this saves tiles.
 #pragma once
 
 #include "../common/config.h"
@@ -15,22 +15,22 @@ namespace fattn {
 
 FATTN_CONSTEXPR int kTileRows = kSimdgroups / kColumnShares * kRowFragments * 8;
 
-// A row of a tile, and where its operands and results are.
+// A row of a tile.
 struct QueryRow {
-  int row;  // of its sequence
+  int row;  // in its sequence
   long head;
   bool exists;
 };
 
-// Sequence and heads are 64-bit for the offsets that they make: an int would stay beside its widened copy.
+// Sequence and heads have 64 bits, as factors of offsets: an int would be held beside its widened copy.
 struct QueryTile {
-  long batch;     // -1: rows before the first sequence or behind the last, which see no key
-  int first_row;  // of the sequence, among the rows of the call
+  long batch;     // -1: rows before the first sequence or after the last, which see no key
+  int first_row;  // the sequence's first row in the call
   int q_len;
-  long head;  // of pairs: the first that shares the key-value head
+  long head;  // pairs: the first head that shares the key-value head
   long kv_head;
-  int begin;  // the tile's first pair, or row
-  int end;    // of the sequence's pairs, or rows
+  int begin;  // the tile's first pair or row
+  int end;    // of the sequence's pairs or rows
 
   QueryRow row(int item, int group_size) const thread {
     QueryRow at;
@@ -40,19 +40,19 @@ struct QueryTile {
     return at;
   }
 
-  // The last row at or before that one that exists.
+  // The row of item `most`, or of the sequence's last item if that comes earlier.
   int last_row(int most, int group_size) const thread {
     const int item = min(most, end - 1);
     return fc_pairs ? item / group_size : item;
   }
 };
 
-// What a threadgroup is for. Under a causal mask the last rows have the most keys: their tiles start first,
-// in one head after the other or, so that the GPU does not wait for the last head's, in all heads.
+// The work of a threadgroup. Under a causal mask the last rows have the most keys, so their tiles start
+// first: head by head, or in all heads so that the GPU does not wait for the last head.
 struct GridPlace {
   int part;  // of the tile's keys
   int tile;
-  uint head;  // a key-value head if tiles are grouped, else a query head
+  uint head;  // the key-value head of pairs, otherwise the query head
   uint batch;
 };
 
@@ -79,7 +79,7 @@ inline QueryTile dense_tile(constant PrefillParams& params, GridPlace place) {
   return found;
 }
 
-// The largest number up to this lane.
+// The largest number in this and lower lanes.
 inline int prefix_max(int x, ushort lane) {
 #pragma clang loop unroll(full)
   for (ushort distance = 1; distance < kSimdWidth; distance *= 2) {
@@ -89,10 +89,10 @@ inline int prefix_max(int x, ushort lane) {
   return x;
 }
 
-// Number `tile` of the tiles of all sequences; `end` is 0 if there are fewer. The lanes look at 32 sequences
-// at a time. Where each ends is cut to the rows that there are and to where those before it end, whatever
-// cu_seqlens holds: every row belongs to exactly one tile. The rows before the first sequence and those
-// behind the last are sequences without keys.
+// Tile number `tile` of all sequences; `end` is 0 if there are fewer. The lanes examine 32 sequences at a
+// time. The end of a sequence is clamped to the rows of the call and to the ends before it, so every row
+// belongs to exactly one tile, whatever cu_seqlens contains. The rows before the first sequence and after the
+// last count as sequences without keys.
 inline QueryTile packed_tile(const device int* cu_seqlens, constant PrefillParams& params, int tile,
                              int kv_head, ushort lane) {
   QueryTile found;
@@ -113,7 +113,7 @@ inline QueryTile packed_tile(const device int* cu_seqlens, constant PrefillParam
     const int pairs = (row_end - row_begin) * params.group_size;
     const int tiles = (pairs + kTileRows - 1) / kTileRows;
     const int through = tiles_before + simd_prefix_inclusive_sum(tiles);
-    const int passed = simd_sum(int(through <= tile));  // sequences that end before the tile
+    const int passed = simd_sum(int(through <= tile));  // sequences whose tiles end before this one
     if (passed < kSimdWidth) {
       const ushort owner = ushort(passed);
       found.batch = first + passed - 1 < params.batch ? first + passed - 1 : -1;
@@ -128,14 +128,14 @@ inline QueryTile packed_tile(const device int* cu_seqlens, constant PrefillParam
   return found;
 }
 
-// Keys of one sequence among those of all.
+// The packed keys of one sequence.
 struct PackedKeys {
   long first;
   int count;
 };
 
-// Whatever cu_seqlens_k holds: no more keys than there are, nor than a sequence has. The rows of no sequence
-// have none.
+// Clamps cu_seqlens_k to the keys that exist, and the count to the most of a sequence. Rows of no sequence
+// have no keys.
 inline PackedKeys packed_keys(const device int* cu_seqlens_k, constant PrefillParams& params, long batch) {
   PackedKeys keys;
   keys.first = 0;

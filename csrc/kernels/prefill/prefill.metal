@@ -1,31 +1,31 @@
-// Prefill: many query rows over keys and values that are dense, packed, or in a paged pool, which may be
-// quantised (FlashAttention-2: Dao 2023; the tile is of the kind that MLX calls steel).
+// Prefill: many query rows over keys and values that are dense, packed or in a paged pool, and may be
+// quantised (FlashAttention-2: Dao 2023; the tile follows MLX's "steel" attention).
 //
-// A threadgroup owns kSimdgroups * kRowFragments * 8 query rows of one head, or of the heads that share a
-// key-value head (packed.h), and walks the keys in steps of kTileKeys. K and V of a step are staged once in
-// threadgroup memory; query, scores, weights and output stay in registers. While a step is computed, the next
-// one is on its way from device memory: each thread holds its share of it in registers. Steps that every row
-// of the tile sees whole are computed without any test; only the steps on the diagonal, at the edges of a
-// window, at the ragged end, in blocks that do not exist, or under an attn_mask have tests. Steps that no row
-// sees are not visited, nor those that a map of the mask hides (mapped_steps.h). Where there are few tiles,
-// several threadgroups share the steps of one (steps.h: take_part), and merge.metal adds up their parts.
+// A threadgroup has kSimdgroups * kRowFragments * 8 query rows of one head, or of the heads that share a
+// key-value head (packed.h), and visits the keys in steps of kTileKeys. K and V of a step are staged once in
+// threadgroup memory; query, scores, weights and output stay in registers. With early loads, each thread
+// loads its share of the next step into registers before a step is computed.
+//
+// Steps that every row of the tile sees whole need no tests. Only steps on the diagonal, at the edges of a
+// window, at the ragged end, in missing blocks or under an attn_mask have them. Steps that no row sees, or
+// that a mask map hides (mapped_steps.h), are not visited. If there are few tiles, several threadgroups share
+// the steps of one (take_part in steps.h), and merge.metal merges their results.
 #define FATTN_STAGED 1
 
 #include "../common/query.h"
 #include "staging.h"
 
-// Whether steps that are seen whole can follow others that are not. Else they have a loop of their own, which
-// needs fewer registers.
+// Whether whole steps can follow others. If not, they have a loop of their own, which needs fewer registers.
 constant bool fc_alternating = fc_window || fc_paged || fc_mask_map;
 
 namespace fattn {
 
-// Key fragments whose products take turns, and elements of a row of V that are read at a time: many, so that
-// few products wait for them, or few, so that they take few registers.
+// Key fragments whose products take turns, and elements of V that are read at a time. Many, so that few
+// products wait for others or for loads; or few, to save registers.
 FATTN_CONSTEXPR int kKeysTogether = kEarlyLoads ? chunk_of(kKeyFragments, 2) : 1;
 FATTN_CONSTEXPR int kValueRun = kEarlyLoads ? kValueDim / 4 : chunk_of(kValueDim / 4, 16);
 
-// Scores of one staged step. Key fragments that are not in `fragments` are seen by no row of this simdgroup.
+// The products of a staged step. No row of this simdgroup sees key fragments that are not in `fragments`.
 inline void score_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
                        thread const StepTiles& tiles, StepFragments fragments, LanePosition at) {
   attention.clear_scores();
@@ -91,7 +91,7 @@ using namespace fattn;
 
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill(
     FATTN_ATTENTION_ARGUMENTS(PrefillParams)) {
-  // Declared as 16-byte words for their alignment.
+  // uint4 for its alignment.
   threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kTileChunk];
   threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];
   threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
@@ -105,7 +105,7 @@ using namespace fattn;
 
   const LanePosition at = lane_position(lane);
   const ushort thread_index = thread_in_group(simdgroup_index, lane);
-  const int row = simdgroup_index * (kRowFragments * 8);  // of the tile, this simdgroup's first
+  const int row = simdgroup_index * (kRowFragments * 8);  // this simdgroup's first row in the tile
   PrefillTile tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;
@@ -123,7 +123,7 @@ using namespace fattn;
     query_rows.load(r, tile.query_row(r * 8 + at.row), at);
     tile.begin_row(r, attention, modifiers, at.pair == 0);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // what is saved is there
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the rows are saved
 
   StepShare next;  // of K and V
   int first_key = tile.first_step();
@@ -136,7 +136,7 @@ using namespace fattn;
       prefill_step<true>(attention, query_rows, modifiers, tiles, tile, first_key, whole_sight(), at);
     }
   }
-  // Steps of which a row may not see a key.
+  // Steps of which some row may not see a key.
   for (; first_key < tile.ranges.end; first_key = tile.step_after(first_key)) {
     if (!kEarlyLoads) {
       next.look_up(tile, first_key);

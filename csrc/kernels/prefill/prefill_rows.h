@@ -1,5 +1,5 @@
-// The query rows of a tile of prefill: which keys they see, and where their operands and results are. The
-// same for the kernel whose simdgroups have rows and for the one whose simdgroups share rows.
+// The query rows of a prefill tile: which keys they see, and where their operands and results are. Shared by
+// prefill.metal and prefill_wide.metal.
 #pragma once
 
 #include "packed.h"
@@ -10,14 +10,14 @@
 
 namespace fattn {
 
-// Whether K and V are asked for long before they are multiplied, and held in registers until then.
+// Whether K and V are loaded long before they are multiplied, and held in registers until then.
 FATTN_CONSTEXPR bool kEarlyLoads = FATTN_EARLY_LOADS;
 
-// The keys that a tile reads.
+// The keys and values that a tile reads.
 struct KeySource {
-  StoredOperand key;  // without their first element
+  StoredOperand key;  // `first` is in `starts`
   StoredOperand value;
-  KeyTable table;  // of the first sequence
+  KeyTable table;  // of sequence 0: blocks() adds the offset
   threadgroup SavedStarts* starts;
 
   StoredOperand keys() const thread {
@@ -39,18 +39,18 @@ struct KeySource {
   }
 };
 
-// What is saved of the rows of a tile while its steps run.
+// The rows of a tile in threadgroup memory while its steps run.
 struct TileState {
   threadgroup SavedPlaces* places;  // from this lane's first row on
   threadgroup SavedLimits* limits;
 
-  // `row`: of the tile, this lane's first.
+  // `row`: this lane's first row in the tile.
   void set(threadgroup SavedPlaces* all_places, threadgroup SavedLimits* all_limits, int row) thread {
     places = all_places + row;
     limits = all_limits + row;
   }
 
-  // Of row fragment r, by one lane of each row.
+  // Saves row fragment r; called by one lane of each row.
   void put(int r, SavedPlaces row_places, SavedLimits row_limits) const thread {
     places[r * 8].mask_row = row_places.mask_row;
     places[r * 8].out = row_places.out;
@@ -72,7 +72,7 @@ struct TileState {
     visible.mask_key_stride = params.mask.key;
     return visible;
   }
-  // First element of the row's result; -1 for a row that does not exist.
+  // The first element of the row's result; -1 if the row does not exist.
   long out(int r) const thread { return places[r * 8].out; }
   long lse(int r) const thread { return places[r * 8].lse; }
 };
@@ -81,7 +81,7 @@ struct TileRows {
   QueryTile tile;
   int length;          // keys of the sequence
   int first_position;  // of its first row
-  long first_key;      // packed keys: of the sequence, among those of all
+  long first_key;      // packed keys: the sequence's first one
 
   void set(QueryTile of, thread const Operands& operands, constant PrefillParams& params) thread {
     tile = of;
@@ -106,7 +106,8 @@ struct TileRows {
     return tile.row(item, params.group_size);
   }
 
-  // The keys that some and all of the rows [first, first + count) see; none if the first does not exist.
+  // The keys that some row and that every row of [first, first + count) sees; none if the first row does not
+  // exist.
   KeyRanges ranges_of(int first, int count, constant PrefillParams& params) const thread {
     const QueryRow first_row = row(first, params);
     const int last_row = tile.last_row(first + count - 1, params.group_size);
@@ -120,7 +121,7 @@ struct TileRows {
     return in_whole_steps(ranges, kTileKeys);
   }
 
-  // By one thread.
+  // Called by one thread.
   void put_starts(constant PrefillParams& params, threadgroup SavedStarts* starts) const thread {
     const long batch = fc_paged || fc_packed_keys ? 0 : tile.batch;
     starts->key = tile.kv_head * params.key.head + batch * params.key.batch + first_key * params.key.row;
@@ -129,7 +130,7 @@ struct TileRows {
     starts->blocks = max(tile.batch, 0L) * params.block_table_batch_stride;
   }
 
-  // `ranges`: of the tile.
+  // `ranges`: the tile's.
   KeySource source(thread const Operands& operands, constant PrefillParams& params, KeyRanges ranges,
                    threadgroup SavedStarts* starts) const thread {
     KeySource source;
@@ -152,7 +153,7 @@ struct TileRows {
     return source;
   }
 
-  // Null for a row that does not exist.
+  // Null if the row does not exist.
   const device Element* query_row(QueryRow at, constant PrefillParams& params,
                                   const device Element* query) const thread {
     if (!at.exists) {
@@ -163,7 +164,7 @@ struct TileRows {
     return fc_packed ? from : from + tile.batch * params.query.batch;
   }
 
-  // What becomes of the products of row fragment r of this lane.
+  // Sets the score modifiers of this lane's row of fragment r.
   void set_modifiers(int r, QueryRow at, thread const Operands& operands, constant PrefillParams& params,
                      thread ScoreModifiers& modifiers) const thread {
     set_uniform(modifiers, params);
@@ -176,7 +177,7 @@ struct TileRows {
     }
   }
 
-  // By one lane of each row of fragment r.
+  // Saves this lane's row of fragment r; called by one lane of each row.
   void save(int r, QueryRow at, int part, constant PrefillParams& params, thread const TileState& state) const
       thread {
     const RowKeys keys = keys_of_row(params, first_position + at.row, length);
@@ -191,14 +192,14 @@ struct TileRows {
     state.put(r, places, limits);
   }
 
-  // Where the row's log-sum-exp goes, or its part; the parts lie one after the other.
+  // The index of the row's log-sum-exp, or of its sum in a partial result. Parts follow one another.
   long lse_of(QueryRow at, int part, constant PrefillParams& params) const thread {
     const long heads = params.q_heads;
     const long row = fc_packed ? at.head * params.q_len + tile.first_row + at.row
                                : (tile.batch * heads + at.head) * params.q_len + at.row;
     return fc_split ? row + part * ((fc_packed ? 1 : params.batch) * heads * params.q_len) : row;
   }
-  // And its result: those of parts are in the order of lse.
+  // The first element of the row's result. Partial results are in the order of lse.
   long out_of(QueryRow at, long lse, constant PrefillParams& params) const thread {
     if (fc_split) {
       return lse * kValueDim;

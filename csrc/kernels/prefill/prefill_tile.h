@@ -1,5 +1,5 @@
-// What both kernels of prefill do before the first step of a tile and after the last: from the kernel's
-// arguments to rows, keys and the state of attention, and from that to results.
+// The prologue and epilogue of both prefill kernels: from the kernel's arguments to rows, keys and attention
+// state, and from the state to results.
 #pragma once
 
 #include "mapped_steps.h"
@@ -11,7 +11,7 @@ namespace fattn {
 struct StepSight {
   StepFragments fragments;
   bool whole;    // every row sees every key
-  uint present;  // the keys that exist, as hide_scores takes them
+  uint present;  // the existing keys, for hide_scores()
 };
 
 inline StepSight whole_sight() {
@@ -22,23 +22,23 @@ inline StepSight whole_sight() {
   return sight;
 }
 
-// A tile, or the part of its keys that a threadgroup has, as one of its simdgroups sees it.
+// A tile, or a part of its keys, for one of its simdgroups.
 struct PrefillTile {
   Operands operands;
   const constant PrefillParams* params;
   LanePosition at;
   TileRows rows;
-  KeyRanges ranges;      // of the tile
-  KeyRanges own_ranges;  // of this simdgroup's rows
+  KeyRanges ranges;      // the tile's
+  KeyRanges own_ranges;  // this simdgroup's
   KeySource source;
   TileState state;
   TileSteps steps;
-  int first_row;  // of this simdgroup
+  int first_row;  // this simdgroup's
   int first_key;  // of the first step
   int part;
 
-  // Finds out what this threadgroup is for: false if it has nothing to do. `row`: of the tile, this
-  // simdgroup's first.
+  // Finds the work of this threadgroup; returns false if it has none. `row`: this simdgroup's first row in
+  // the tile.
   bool find(uint3 group, int row, threadgroup SavedStarts* starts, ushort thread_index) thread {
     const GridPlace here = place_in_grid(*params, group);
     const QueryTile tile =
@@ -68,8 +68,8 @@ struct PrefillTile {
     return true;
   }
 
-  // This lane's row of fragment r before the first step. `saves`: whether the lane saves the row, for all
-  // that share it.
+  // Prepares this lane's row of fragment r. `saves`: whether this lane saves the row for all lanes that share
+  // it.
   template <typename Attention>
   void begin_row(int r, thread Attention& attention, thread ScoreModifiers& modifiers, bool saves) const
       thread {
@@ -83,17 +83,16 @@ struct PrefillTile {
     }
   }
 
-  // The query of a row, counted from this simdgroup's first; null for a row that does not exist.
+  // The query of a row, counted from this simdgroup's first row; null if it does not exist.
   const device Element* query_row(int row) const thread {
     return rows.query_row(own_row(row), *params, operands.query);
   }
 
-  // The first step, by its first key: ranges.end or more if there is none.
+  // The first key of the first step; ranges.end or more if there is none.
   int first_step() thread { return steps.first(first_key, rows, *params, operands.mask_map, at.lane); }
   int step_after(int key) thread { return steps.after(key, rows, *params, operands.mask_map, at.lane); }
 
-  // Of the step that begins at `key`, until the one after it is asked for.
-  // `exist`: as of StepKeys.
+  // What the rows see of the step at `key`; call it before step_after(key). `exist`: see StepKeys.
   StepSight sight_of(int key, uint exist) const thread {
     const uint cell = steps.own_cell(key);
     StepSight sight;
@@ -103,7 +102,7 @@ struct PrefillTile {
     return sight;
   }
 
-  // The results of this lane's row of fragment r, as store_rows asks for them.
+  // The results of this lane's row of fragment r, as store_rows() uses them.
   long place(int r) const thread { return state.out(r); }
   void put(long place, float result) const thread {
     if (fc_split) {
@@ -129,8 +128,7 @@ struct PrefillTile {
     return float_at(operands.sinks, row.head * params->sinks_stride, fc_sinks_kind);
   }
 
-  // Says of each row of the tile that this part of its keys, which has none, was not seen. The merge then
-  // does not look at what the part has for results.
+  // Marks this part, which has no keys, as empty in every row of the tile. merge then ignores its output.
   void put_empty_part(ushort thread_index) const thread {
     const RowSum nothing = row_sum_of_no_keys();
     for (int i = thread_index; i < kTileRows; i += kThreads) {

@@ -1,18 +1,19 @@
-// Prefill with heads that are too wide for the registers of one simdgroup.
+// Prefill for heads that are too wide for the registers of one simdgroup.
 //
-// What goes in and out, and how rows are packed, is as in prefill.metal. Here kColumnShares simdgroups work
-// on the same kRowFragments * 8 rows: each holds its columns of the output in registers. A step:
+// Inputs, outputs and the packing of rows are those of prefill.metal. Here kColumnShares simdgroups work on
+// the same kRowFragments * 8 rows, and each holds its columns of the output in registers. A step:
 //
-//   each simdgroup   its part of the keys x query -> threadgroup memory
+//   each simdgroup   its share of the keys x query -> threadgroup memory
 //   each simdgroup   modifiers, visibility and weights of all scores; weights x values of its columns
 //
-// The query is in threadgroup memory, where all simdgroups of its rows take it from. Keys and values come
-// straight from the cache: a simdgroup reads its keys and its columns of the values once for all of its rows,
-// and the kRowGroups simdgroups that read the same do so in the same step. Products have two places that take
-// turns, so one barrier per step is enough: who writes one has waited at a barrier for all that read it in
-// the step before last.
+// The query is in threadgroup memory, where all simdgroups of its rows read it. Keys and values come straight
+// from the cache: a simdgroup reads its keys, and its columns of the values, once for all its rows.
+// kRowGroups simdgroups read the same bytes in the same step.
 //
-// Keys are the left factor of the first product, so that a lane reads them as it reads values (tile.h).
+// Products alternate between two buffers, so a step has a single barrier: a simdgroup that overwrites a
+// buffer has passed a barrier after the last read of it, two steps ago.
+//
+// Keys are the left factor of the first product, so a lane reads them as it reads values (tile.h).
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
 #include "../common/scales.h"
@@ -48,7 +49,7 @@ struct StepValues {
   }
 };
 
-// After `weigh`: adds the weighted values of a step.
+// After weigh(): adds the weighted values of a step.
 template <bool kWhole>
 inline void add_values(thread WideAttention& attention, thread StepValues& values,
                        thread const SharedScales& scales, thread const PrefillTile& tile,
@@ -68,7 +69,7 @@ inline void add_values(thread WideAttention& attention, thread StepValues& value
   }
 }
 
-// The scales of a step, by the threads that look after a key each.
+// Stores the scales of a step; a thread has one key.
 inline void put_scales(thread const SharedScales& scales, thread const PrefillTile& tile,
                        thread const StepKeys& step, ushort thread_index) {
   if (!kRowScales || !fc_scales || thread_index >= kTileKeys) {
@@ -82,8 +83,8 @@ inline void put_scales(thread const SharedScales& scales, thread const PrefillTi
                    read ? float(*tile.source.value.scales_at(place, tile.params->value_scales)) : 1.0f);
 }
 
-// The second half of a step, when its products are in threadgroup memory: scores, online softmax, weighted
-// values. kWhole: every row sees every key.
+// The second half of a step, after all its products are in threadgroup memory: scores, online softmax,
+// weighted values. kWhole: every row sees every key.
 template <bool kWhole>
 inline void finish_step(thread WideAttention& attention, thread const ScoreModifiers& modifiers,
                         thread const GroupScores& scores, thread const SharedScales& scales,
@@ -112,7 +113,7 @@ using namespace fattn;
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill_wide(
     FATTN_ATTENTION_ARGUMENTS(PrefillParams)) {
   threadgroup uint4 shared_query[kRowGroups * kGroupPieces * kSimdWidth];
-  threadgroup float2 shared_products[kRowGroups * kGroupScores];  // in two places
+  threadgroup float2 shared_products[kRowGroups * kGroupScores];  // two buffers
   threadgroup float2 shared_scales[kRowScales ? 2 * kTileKeys : 1];
   threadgroup SavedStarts starts;
   threadgroup SavedPlaces saved_places[kTileRows];
@@ -122,7 +123,7 @@ using namespace fattn;
   const ushort thread_index = thread_in_group(simdgroup_index, lane);
   const ushort row_group = simdgroup_index / kColumnShares;
   const ushort share = simdgroup_index % kColumnShares;
-  const int row = row_group * (kRowFragments * 8);  // of the tile, this simdgroup's first
+  const int row = row_group * (kRowFragments * 8);  // this simdgroup's first row in the tile
   PrefillTile tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;
@@ -143,7 +144,7 @@ using namespace fattn;
     const int pair = r * 8 + at.pair * 2;
     query_rows.stage(r, tile.query_row(pair), tile.query_row(pair + 1), share, lane, at);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // what is saved and staged is there
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and query are saved
 
   int place = 0;
   for (int first_key = tile.first_step(); first_key < tile.ranges.end;
@@ -165,7 +166,7 @@ using namespace fattn;
     } else if (sight.fragments.any()) {
       put_products<false>(scores, query_rows, tile, step, sight.fragments, share);
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // all products are there
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // all products are written
     if (sight.whole) {
       finish_step<true>(attention, modifiers, scores, scales, tile, step, whole_sight(), share);
     } else if (sight.fragments.any()) {

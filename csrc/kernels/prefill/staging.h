@@ -1,6 +1,6 @@
-// K and V of a step on their way from the cache to threadgroup memory, where all simdgroups of a threadgroup
-// read them. While a step is computed, each thread holds its share of the next one in registers, as it is
-// stored.
+// Copies K and V of a step from the cache to threadgroup memory, where all simdgroups of a threadgroup read
+// them. With early loads, each thread holds its share of the next step in registers, in the stored format,
+// while a step is computed.
 #pragma once
 
 #include "prefill_tile.h"
@@ -14,7 +14,7 @@ FATTN_CONSTEXPR int kValuePitch = kValueDim + kValuePadBytes / int(sizeof(TileEl
 inline uint tile_word(float first, float, float) { return as_type<uint>(first); }
 inline uint tile_word(float first, float second, half) { return as_type<uint>(half2(first, second)); }
 
-// Neighbouring elements of a quantised row, which become elements of the tile when they are placed there.
+// Neighbouring elements of a quantised row, which are decoded when they are placed in the tile.
 template <int C>
 struct StagedElements {
   static constant constexpr int kColumns = C;
@@ -51,7 +51,8 @@ struct StagedWords {
   void put(threadgroup TileElement* to) const thread { *reinterpret_cast<threadgroup uint4*>(to) = words; }
 };
 
-// Of a row of N elements. 16 of a quantised one are 32 or 64 bytes of the tile, and enough for all threads.
+// The chunks of a row of N elements. 16 quantised elements become 32 or 64 bytes of the tile, and there are
+// chunks for all threads.
 template <int N, int kFormat>
 struct StagedChunkOf {
   typedef StagedElements<chunk_of(N, 16)> type;
@@ -63,10 +64,10 @@ struct StagedChunkOf<N, kKvFloat> {
 
 // The rows of one operand in a step.
 struct StagedRows {
-  StoredOperand operand;  // dense: from the step's first key on
+  StoredOperand operand;  // dense: starts at the step's first key
   const constant Strides3* strides;
   const constant Strides3* scale_strides;
-  int first_key;  // of the step
+  int first_key;  // the step's
   int count;      // keys from there to the end
 };
 
@@ -76,13 +77,13 @@ struct TileShare {
   typedef typename StagedChunkOf<N, kKvFormat>::type Chunk;
   static constant constexpr int kRowChunks = N / Chunk::kColumns;
   static constant constexpr int kTileChunks = kTileKeys * kRowChunks;
-  // Where a thread's chunks are below each other, how far is the same in all threads.
+  // Whether a thread's chunks are in one column of chunks; their distance is then the same in all threads.
   static constant constexpr bool kOneColumn = kThreads % kRowChunks == 0;
 
   Chunk chunks[kEarlyLoads ? (kTileChunks + kThreads - 1) / kThreads : 1];
 
-  // The rows of keys that some row of the tile sees by position; the others become 0, and are not read.
-  // kWhole: all kTileKeys of them.
+  // Loads the rows of keys that some row of the tile sees by position; the others become 0 without a read.
+  // kWhole: loads all kTileKeys rows.
   template <bool kWhole>
   void fetch(thread const StagedRows& rows, thread const KeyTable& table, thread const StepKeys& step,
              ushort thread_index) thread {
@@ -92,7 +93,7 @@ struct TileShare {
     }
   }
 
-  // What was fetched; or, late, what is fetched piece by piece.
+  // Stores what was fetched; without early loads, fetches and stores chunk by chunk.
   template <bool kWhole>
   void place(threadgroup TileElement* tile, int pitch, thread const StagedRows& rows,
              thread const KeyTable& table, thread const StepKeys& step, ushort thread_index) const thread {
@@ -113,7 +114,7 @@ struct TileShare {
   }
 
  private:
-  // Of the tile's chunks number i + thread_index.
+  // Loads chunk i + thread_index of the tile.
   template <bool kWhole>
   static Chunk chunk(thread const StagedRows& rows, thread const KeyTable& table, thread const StepKeys& step,
                      int i, ushort thread_index) {
@@ -144,23 +145,23 @@ struct TileShare {
   }
 };
 
-// Where a step is staged.
+// The tiles in which a step is staged.
 struct StepTiles {
   threadgroup TileElement* keys;
   threadgroup TileElement* values;
   SharedScales scales;
 };
 
-// What a thread holds of a step: of the next one, if it is asked for early.
+// A thread's share of a step; with early loads, of the next step.
 struct StepShare {
   TileShare<kHeadDim> keys;
   TileShare<kValueDim> values;
-  StepKeys step;  // of a pool, as the next one
+  StepKeys step;  // paged: its keys
   uint exist;
-  float key_scale;  // of the key that this thread looks after
+  float key_scale;  // of this thread's key
   float value_scale;
 
-  // Finds the keys of the step.
+  // Looks up the keys of the step.
   void look_up(thread const PrefillTile& tile, int first_key) thread {
     if (fc_paged) {
       const KeyTable table = tile.source.blocks();
@@ -169,16 +170,16 @@ struct StepShare {
     }
   }
 
-  // Whether the keys that were found are all there, and seen by every row of the tile.
+  // Whether all keys of the step exist and every row of the tile sees them.
   bool is_whole(thread const PrefillTile& tile, int first_key) const thread {
     return tile.ranges.all_see(first_key, first_key + 1) && existing() == kAllKeys;
   }
 
-  // The keys that exist, as bits.
+  // Bit i: key i exists.
   uint existing() const thread { return fc_paged ? exist : kAllKeys; }
 
-  // Asks for the step that begins at `first_key`, if there is one and that is done early. kMayBeWhole: it may
-  // be whole, which then needs no tests.
+  // With early loads, loads the step at `first_key` if there is one. kMayBeWhole: the step may be whole and
+  // is then loaded without tests.
   template <bool kMayBeWhole>
   void ask_for(int first_key, thread const PrefillTile& tile, ushort thread_index) thread {
     if (!kEarlyLoads || first_key >= tile.ranges.end) {
@@ -192,7 +193,7 @@ struct StepShare {
     }
   }
 
-  // The step -> threadgroup memory, where all simdgroups read it.
+  // Copies the step to threadgroup memory, where all simdgroups read it.
   template <bool kWhole>
   void stage(int first_key, thread const StepTiles& tiles, thread const PrefillTile& tile,
              ushort thread_index) thread {

@@ -1,6 +1,6 @@
-// Products of keys with the query rows of prefill_wide, which are in threadgroup memory: the simdgroups of a
-// group of rows share out the keys of a step, each reads its own from the cache, and all of them take the
-// products from threadgroup memory.
+// The products of prefill_wide. The query rows are in threadgroup memory. The simdgroups of a row group
+// divide the keys of a step: each reads its own keys from the cache, and all read the products from
+// threadgroup memory.
 #pragma once
 
 #include "prefill_tile.h"
@@ -8,26 +8,26 @@
 
 namespace fattn {
 
-// Key fragments of which a simdgroup makes the products. Where simdgroups outnumber the fragments, some of
-// them have the same fragment, and a share of the columns each.
+// Key fragments per simdgroup. If simdgroups outnumber the fragments, several have the same fragment and a
+// share of the columns each.
 FATTN_CONSTEXPR int kOwnFragments = kColumnShares < kKeyFragments ? kKeyFragments / kColumnShares : 1;
 FATTN_CONSTEXPR int kSumShares = kOwnFragments * kColumnShares / kKeyFragments;
 static_assert(kSumShares * kKeyFragments == kOwnFragments * kColumnShares, "every key has the same shares");
 
 typedef ColumnShare<0, kHeadDim, kSumShares> KeyColumns;
 
-// What a lane takes of the query at a time: 16 bytes, which are two elements each of some fragments.
+// Elements of the query that a lane reads at a time: 16 bytes, two elements for each of several fragments.
 FATTN_CONSTEXPR int kPieceElements = 16 / sizeof(Element);
 FATTN_CONSTEXPR int kSharePieces = (KeyColumns::kAll + kPieceElements - 1) / kPieceElements;
-FATTN_CONSTEXPR int kFragmentPieces = kSumShares * kSharePieces;  // of eight rows
+FATTN_CONSTEXPR int kFragmentPieces = kSumShares * kSharePieces;  // per eight rows
 FATTN_CONSTEXPR int kGroupPieces = kRowFragments * kFragmentPieces;
 
-// The rows of a group as right factors: rows and columns of the fragments are exchanged.
+// The rows of a group as right factors: the fragments are transposed.
 struct GroupQuery {
   threadgroup Element* pieces;  // [row fragment][share of the columns][piece][lane]
 
-  // The two rows of this lane in fragment r; null where the call has fewer rows. The simdgroups of the rows
-  // take turns.
+  // Stages this lane's two rows of fragment r; null if a row does not exist. The simdgroups of the group take
+  // turns.
   void stage(int r, const device Element* first, const device Element* second, ushort share, ushort lane,
              LanePosition at) const thread {
     for (int piece = share; piece < kFragmentPieces; piece += kColumnShares) {
@@ -50,15 +50,15 @@ struct GroupQuery {
   }
 };
 
-// A simdgroup makes one product after the other: they should not all wait for the same sum. float32 has one
-// row fragment and two sums; 16 bits have two row fragments, or one where rows are few, and no bit of a
-// result may depend on that.
+// Independent sums, so that consecutive products do not add to the same one. float32 has one row fragment and
+// two sums. 16-bit dtypes have one sum per row fragment: they have two fragments, or one if rows are few, and
+// no bit of a result may depend on that.
 FATTN_CONSTEXPR int kChains = kBlockedSums ? 2 : 1;
-// Chunks of a key whose products make one chain of roundings: all, or 64 columns.
+// Chunks of a key that are summed in one chain of roundings: all, or 64 columns.
 FATTN_CONSTEXPR int kKeyWideChunks = KeyColumns::kWide / KeyColumns::kMost;
 FATTN_CONSTEXPR int kBlockChunks = at_least_one(kBlockedSums ? 16 / KeyColumns::kMost : kKeyWideChunks);
 
-// Products of some columns of a key fragment with all rows of the group.
+// The products of some columns of a key fragment with all rows of the group.
 struct BlockProducts {
   simdgroup_float8x8 sums[kRowFragments][kChains];
 
@@ -74,7 +74,7 @@ struct BlockProducts {
     }
   }
 
-  // `run` is this lane's part of the columns that begin with a piece of the query.
+  // `run` is this lane's part of the columns that begin at query piece `piece`.
   template <int N>
   void add(thread const GroupQuery& query, int piece, thread const Operand (&run)[N], ushort lane) thread {
 #pragma clang loop unroll(full)
@@ -109,7 +109,7 @@ struct BlockProducts {
   }
 };
 
-// C columns of a row; zeros if it is not there.
+// Reads C columns of a row; zeros if it does not exist.
 template <int C>
 inline void read_columns(thread const StoredRow& row, int column, bool there, thread Operand (&run)[C]) {
   if (kKvFormat != kKvFloat) {
@@ -127,8 +127,8 @@ inline void read_columns(thread const StoredRow& row, int column, bool there, th
   }
 }
 
-// The products of a key, which has a row of the left factor in four lanes, with this lane's rows 2 * pair and
-// 2 * pair + 1.
+// Adds the products of a key, one row of the left factor in four lanes, with this lane's rows 2 * pair and 2
+// * pair + 1.
 inline void multiply_key(thread const GroupQuery& query, thread const StoredRow& key, bool there,
                          ushort share, LanePosition at, thread float2 (&totals)[kRowFragments]) {
   constexpr int kMost = KeyColumns::kMost;
@@ -163,7 +163,7 @@ inline void multiply_key(thread const GroupQuery& query, thread const StoredRow&
   block.add_to(totals);
 }
 
-// What the simdgroups of a group tell each other in a step.
+// Products that the simdgroups of a group exchange in a step.
 FATTN_CONSTEXPR int kGroupScores = kSumShares * kRowFragments * 8 * kTileKeys;
 
 struct GroupScores {
@@ -175,7 +175,7 @@ struct GroupScores {
     block[at.pair * 16 + 8 + at.row] = of_rows[1];
   }
 
-  // The products of those key fragments, as scores.
+  // Reads the products of these key fragments as scores.
   template <typename Attention>
   void take(thread Attention& attention, StepFragments fragments, LanePosition at) const thread {
 #pragma clang loop unroll(full)
@@ -196,14 +196,14 @@ struct GroupScores {
   }
 
  private:
-  // Of this lane's row and keys.
+  // The products of this lane's row and keys.
   float2 pair(int share, int r, int k, LanePosition at) const thread {
     const threadgroup float* block = products + ((share * kRowFragments + r) * kKeyFragments + k) * 64;
     return *reinterpret_cast<const threadgroup float2*>(block + at.row * 8 + at.pair * 2);
   }
 };
 
-// This simdgroup's part of a step's products. kWhole: every row sees every key.
+// Computes this simdgroup's share of a step's products. kWhole: every row sees every key.
 template <bool kWhole>
 inline void put_products(thread const GroupScores& scores, thread const GroupQuery& query,
                          thread const PrefillTile& tile, thread const StepKeys& step, StepFragments fragments,
