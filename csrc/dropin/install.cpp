@@ -57,7 +57,7 @@ Tensor run_torchs(c10::DispatchKeySet keys, const SdpaCall& call, Autograd autog
   const bool is_here = autograd == Autograd::kHere;
   std::atomic<bool>& is_gone = is_here ? before.autograd_is_gone : before.mps_is_gone;
   // If another library had a kernel below autograd only, torch's autograd kernel calls ours there.
-  const NextSdpaIsTorchs decided;
+  const NextSdpaGoesToTorch decided;
   if (!is_gone) {
     try {
       return run_kernel(is_here ? before.autograd : before.mps, keys, call);
@@ -75,7 +75,7 @@ Tensor sdpa_kernel(c10::DispatchKeySet keys, const Tensor& query, const Tensor& 
                    std::optional<double> scale, bool enable_gqa) {
   const SdpaCall call{query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa};
   Reason reason = Reason::kNone;
-  const bool is_decided = NextSdpaIsTorchs::consume();
+  const bool is_decided = NextSdpaGoesToTorch::consume();
   if (is_on && !is_decided) {
     if (auto out = routed_sdpa(call, autograd, reason)) return *out;
   }

@@ -33,7 +33,7 @@ using at::Tensor;
 using c10::SymInt;
 
 constexpr int kRank = 4;
-thread_local bool next_is_torchs = false;
+thread_local bool next_goes_to_torch = false;
 std::atomic<RoutePolicy> policy{RoutePolicy::kAuto};
 
 // A tensor of a Python class. While torch.compile or export traces, every tensor has a class of torch's, and
@@ -138,7 +138,7 @@ bool mask_fits(const SdpaCall& call, const Sizes& sizes) {
   return true;
 }
 
-bool only_math_is_asked() {
+bool only_math_is_enabled() {
   const at::Context& context = at::globalContext();
   return !context.userEnabledFlashSDP() && !context.userEnabledMemEfficientSDP();
 }
@@ -204,7 +204,7 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
   const auto sizes = sizes_of(call);
   if (!sizes || !mask_fits(call, *sizes) || broadcasts_nothing(call, *sizes)) return Reason::kShapes;
   if (call.scale && !std::isfinite(static_cast<float>(2.0 * *call.scale))) return Reason::kScale;
-  if (only_math_is_asked()) return Reason::kMathAsked;
+  if (only_math_is_enabled()) return Reason::kMathAsked;
   if (!gpu_has_kernels()) return Reason::kNoKernel;
   if (route_of(plain(call), facts_of(at::kMPS), policy).to_torch) return Reason::kTorchIsFaster;
   return Reason::kNone;
@@ -276,7 +276,7 @@ std::tuple<Tensor, int64_t> sdpa_and_reason(const Tensor& query, const Tensor& k
   const SdpaCall call{query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa};
   Reason reason = Reason::kNone;
   if (auto out = routed_sdpa(call, Autograd::kHere, reason)) return {*out, 0};
-  const NextSdpaIsTorchs decided;
+  const NextSdpaGoesToTorch decided;
   return {
       at::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa),
       static_cast<int64_t>(reason)};
@@ -332,11 +332,11 @@ void append_text_of(std::ostream& text, const char* name, const Tensor& tensor) 
 
 }  // namespace
 
-NextSdpaIsTorchs::NextSdpaIsTorchs() : before_(next_is_torchs) { next_is_torchs = true; }
-NextSdpaIsTorchs::~NextSdpaIsTorchs() { next_is_torchs = before_; }
-bool NextSdpaIsTorchs::consume() {
-  const bool was = next_is_torchs;
-  next_is_torchs = false;
+NextSdpaGoesToTorch::NextSdpaGoesToTorch() : before_(next_goes_to_torch) { next_goes_to_torch = true; }
+NextSdpaGoesToTorch::~NextSdpaGoesToTorch() { next_goes_to_torch = before_; }
+bool NextSdpaGoesToTorch::consume() {
+  const bool was = next_goes_to_torch;
+  next_goes_to_torch = false;
   return was;
 }
 
@@ -386,7 +386,7 @@ TORCH_LIBRARY_FRAGMENT(fattn, library) {
       "_route(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, int? family=None, "
       "int? macos=None, int? torch=None) -> (bool, str)",
       explained_route);
-  library.def("_may_be_torchs() -> bool", [] { return may_be_torchs(facts_of(at::kMPS), policy); });
+  library.def("_may_go_to_torch() -> bool", [] { return may_go_to_torch(facts_of(at::kMPS), policy); });
   library.def("_route_always_here(bool on) -> ()",
               [](bool on) { policy = on ? RoutePolicy::kAlways : RoutePolicy::kAuto; });
 }

@@ -31,12 +31,12 @@ std::optional<at::Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, R
 std::string text_of(const SdpaCall& call);
 
 // While one lives, the next call of torch's op in this thread goes to torch: the decision has been made.
-class NextSdpaIsTorchs {
+class NextSdpaGoesToTorch {
  public:
-  NextSdpaIsTorchs();
-  ~NextSdpaIsTorchs();
-  NextSdpaIsTorchs(const NextSdpaIsTorchs&) = delete;
-  NextSdpaIsTorchs& operator=(const NextSdpaIsTorchs&) = delete;
+  NextSdpaGoesToTorch();
+  ~NextSdpaGoesToTorch();
+  NextSdpaGoesToTorch(const NextSdpaGoesToTorch&) = delete;
+  NextSdpaGoesToTorch& operator=(const NextSdpaGoesToTorch&) = delete;
   // Returns true once.
   static bool consume();
 

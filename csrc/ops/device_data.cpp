@@ -13,7 +13,7 @@
 namespace fattn {
 namespace {
 
-bool is_asked() {
+bool is_enabled() {
   const char* value = std::getenv("FATTN_CHECK");
   return value != nullptr && std::string_view(value) != "" && std::string_view(value) != "0";
 }
@@ -86,8 +86,8 @@ void check_cu_seqlens(const Problem& problem, const Starts& of, const int32_t* s
 
 }  // namespace
 
-void check_device_data_if_asked(const Call& call) {
-  if (!is_asked()) return;
+void check_device_data_if_enabled(const Call& call) {
+  if (!is_enabled()) return;
   if (call.cu_seqlens_q.defined()) {
     const Starts of = {"cu_seqlens_q", "max_seqlen_q", call.problem.max_seqlen_q, "query",
                        call.problem.q_len};
@@ -107,9 +107,9 @@ void check_device_data_if_asked(const Call& call) {
   check_block_tables(call.problem, lens.const_data_ptr<int32_t>(), tables.const_data_ptr<int32_t>());
 }
 
-void check_device_data_if_asked(const CacheWriteCall& call) {
+void check_device_data_if_enabled(const CacheWriteCall& call) {
   const CacheWriteProblem& problem = call.problem;
-  if (problem.tokens == 0 || !is_asked()) return;
+  if (problem.tokens == 0 || !is_enabled()) return;
   const at::Tensor mapping = on_host(call.slot_mapping.to(at::kLong));
   const int64_t* slots = mapping.const_data_ptr<int64_t>();
   const int64_t count = problem.num_blocks * problem.block_size;

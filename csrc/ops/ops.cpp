@@ -41,7 +41,7 @@ Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
 template <typename AnyCall>
 auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
   [[maybe_unused]] const Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
-  if constexpr (requires { check_device_data_if_asked(call); }) check_device_data_if_asked(call);
+  if constexpr (requires { check_device_data_if_enabled(call); }) check_device_data_if_enabled(call);
 #ifdef FATTN_WITH_METAL
   if (call.device().is_mps()) {
     auto results = launch(call, plan);

@@ -68,7 +68,7 @@ Route route_of(const PlainCall& call, const DeviceFacts& device, RoutePolicy pol
   return {false, kRoutes.back().provenance};
 }
 
-bool may_be_torchs(const DeviceFacts& device, RoutePolicy policy) {
+bool may_go_to_torch(const DeviceFacts& device, RoutePolicy policy) {
   if (policy == RoutePolicy::kAlways) return false;
   const auto ways = [&](uint8_t set) {
     return std::any_of(kTorchKernels.begin(), kTorchKernels.end(), [&](const TorchKernelRow& kernel) {

@@ -122,7 +122,7 @@ struct Route {
 TorchWay torch_way(const PlainCall& call, const DeviceFacts& device);
 Route route_of(const PlainCall& call, const DeviceFacts& device, RoutePolicy policy);
 // Whether any call whose heads need no padding could go to torch on this device.
-bool may_be_torchs(const DeviceFacts& device, RoutePolicy policy);
+bool may_go_to_torch(const DeviceFacts& device, RoutePolicy policy);
 
 // The macOS of a kernel's name and release: 2602 for "Darwin" "25.2.0", 0 for other systems. Foundation names
 // an older one to a Python that was built with an older SDK.

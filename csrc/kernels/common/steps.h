@@ -137,9 +137,9 @@ struct Visits {
   Gap gap;
   int count;
 
-  int operator[](int visit) const thread { return behind_gap(first + visit); }
+  int operator[](int visit) const thread { return past_gap(first + visit); }
   // The number of a unit that would be number `unit` without the gap.
-  int behind_gap(int unit) const thread { return unit + (unit < gap.begin ? 0 : gap.end - gap.begin); }
+  int past_gap(int unit) const thread { return unit + (unit < gap.begin ? 0 : gap.end - gap.begin); }
 };
 
 // The units of keys [from, to); `from` is a multiple of the unit.

@@ -167,7 +167,7 @@ using namespace fattn;
     for (int unit = steps.first + key_group; unit < end_step; unit += kKeyGroups) {
       sequence.set_table(operands, params, state.first_block_entry());
       StepKeys step;
-      step.look_up(sequence.table, steps.behind_gap(unit) * kTileKeys, lane);
+      step.look_up(sequence.table, steps.past_gap(unit) * kTileKeys, lane);
       if (is_whole_step(step, item.ranges)) {
         decode_step<false>(attention, query_rows, sequence, scales, step, state, params, lane, at);
       } else {

@@ -127,11 +127,11 @@ using namespace fattn;
 
   StepShare next;  // of K and V
   int first_key = tile.first_step();
-  next.ask_for<true>(first_key, tile, thread_index);
+  next.prefetch<true>(first_key, tile, thread_index);
   // Steps that every row of the tile sees whole.
   for (; !fc_alternating && next.is_whole(tile, first_key); first_key += kTileKeys) {
     next.stage<true>(first_key, tiles, tile, thread_index);
-    next.ask_for<true>(first_key + kTileKeys, tile, thread_index);
+    next.prefetch<true>(first_key + kTileKeys, tile, thread_index);
     if (tile.own_ranges.end > 0) {
       prefill_step<true>(attention, query_rows, modifiers, tiles, tile, first_key, whole_sight(), at);
     }
@@ -144,7 +144,7 @@ using namespace fattn;
     next.stage<false>(first_key, tiles, tile, thread_index);
     const StepSight sight = tile.sight_of(first_key, next.existing());
     if (kEarlyLoads) {
-      next.ask_for<false>(tile.step_after(first_key), tile, thread_index);
+      next.prefetch<false>(tile.step_after(first_key), tile, thread_index);
     }
     if (fc_alternating && sight.whole) {
       prefill_step<true>(attention, query_rows, modifiers, tiles, tile, first_key, whole_sight(), at);

@@ -181,7 +181,7 @@ struct StepShare {
   // With early loads, loads the step at `first_key` if there is one. kMayBeWhole: the step may be whole and
   // is then loaded without tests.
   template <bool kMayBeWhole>
-  void ask_for(int first_key, thread const PrefillTile& tile, ushort thread_index) thread {
+  void prefetch(int first_key, thread const PrefillTile& tile, ushort thread_index) thread {
     if (!kEarlyLoads || first_key >= tile.ranges.end) {
       return;
     }

@@ -22,7 +22,7 @@ LACKING_IN_TORCH = {
     name: off for op in ("prefill", "decode") for name, off in defaults_of(op).items() if name not in IN_TORCH
 }
 
-_may_be_torchs: bool | None = None  # None: not yet queried
+_may_go_to_torch: bool | None = None  # None: not yet queried
 _wrong_policy = ""  # an invalid value of the environment variable
 
 
@@ -58,8 +58,8 @@ def check_policy(asker: str = "torch_fattn: ") -> None:
 
 def forget() -> None:
     """Call this after the rule has changed."""
-    global _may_be_torchs
-    _may_be_torchs = None
+    global _may_go_to_torch
+    _may_go_to_torch = None
 
 
 def is_version(text: object) -> bool:
@@ -124,10 +124,10 @@ def torchs(
 
 @torch._dynamo.assume_constant_result
 def _some_are_torchs() -> bool:
-    global _may_be_torchs
-    if _may_be_torchs is None:
-        _may_be_torchs = torch.ops.fattn._may_be_torchs()
-    return _may_be_torchs
+    global _may_go_to_torch
+    if _may_go_to_torch is None:
+        _may_go_to_torch = torch.ops.fattn._may_go_to_torch()
+    return _may_go_to_torch
 
 
 def route_of(
