@@ -55,7 +55,7 @@ INSIDE_EMULATOR = re.compile(
 
 # Markdown, and all text in these folders, must not contain these phrases. The patterns must not match this
 # file.
-PROSE_FOLDERS = ("bench", "docs", "examples", "softmetal", "tests", "tools", "torch_fattn")
+PROSE_FOLDERS = ("bench", "csrc", "docs", "examples", "softmetal", "tests", "tools", "torch_fattn")
 PHRASES = {
     re.compile(r'(?:^\s*(?:#\s|[-*]\s)?|[.:;?!|]\s|"""|#\s|//\s)Of\s[a-z]'): "begin with the subject",
     re.compile(r"\b[Ww]ho[e]ver\b|\bto whom it\b"): "name the person or the program",

@@ -1,4 +1,4 @@
-// Tensors -> Problem. The planner checks everything that the Problem alone can answer: head dims, head
+// Tensors -> Problem. The planner checks everything that follows from the Problem alone: head dims, head
 // counts, lengths, options.
 #include "calls.h"
 
@@ -21,7 +21,7 @@ using at::Tensor;
 constexpr std::string_view kHeadsFirst = "[batch, heads, length, head_dim]";
 constexpr std::string_view kPacked = "[rows, heads, head_dim]";
 constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
-constexpr int64_t kVectorBytes = 16;  // that the kernels load at once
+constexpr int64_t kVectorBytes = 16;  // per load of the kernels
 
 void check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key, const Tensor& value,
                           const char* key_name = "key", const char* value_name = "value") {
@@ -52,7 +52,7 @@ bool has_contiguous_rows(const Tensor& operand) { return operand.stride(-1) == 1
 
 // Layout of an operand after with_contiguous_rows().
 struct Layout {
-  std::array<int64_t, 3> strides;  // all dimensions but the last; missing ones come first
+  std::array<int64_t, 3> strides;  // of all dimensions but the last; missing ones come first
   bool vector_aligned;
 };
 
@@ -155,7 +155,7 @@ Call describe_paged(Op op, const Arguments& arguments) {
   problem.value_dim = head_dim_of(format, value_cache.size(3));
   problem.kv_format = format;
   problem.query = {q.strides[0], q.strides[1], q.strides[2]};
-  // The kernels index block, head, slot; the pool is stored as block, slot, head.
+  // The kernels index block, head, slot; the pool has the order block, slot, head.
   problem.key = {k.strides[0], k.strides[2], k.strides[1]};
   problem.value = {v.strides[0], v.strides[2], v.strides[1]};
   problem.value_in_key = is_in_key(value_cache, key_cache);
@@ -253,7 +253,7 @@ void add_packing(Call& call, const Arguments& arguments) {
                     wanted, ", one more than block_tables has rows");
   problem.packed = true;
   problem.q_len = call.query.size(0);
-  // The kernels index head, row; packed queries are stored as row, head.
+  // The kernels index head, row; packed queries have the order row, head.
   std::swap(problem.query.head, problem.query.row);
   problem.max_seqlen_q = arguments.get<int64_t>("max_seqlen_q");
   problem.cu_seqlens_stride = cu_seqlens_q.stride(0);
@@ -284,7 +284,7 @@ Call describe_packed(Op op, const Arguments& arguments) {
   problem.head_dim = query.size(2);
   problem.value_dim = value.size(2);
   problem.query = {q.strides[0], q.strides[1], q.strides[2]};
-  // The kernels index head, row; packed keys are stored as row, head.
+  // The kernels index head, row; packed keys have the order row, head.
   problem.key = {0, k.strides[2], k.strides[1]};
   problem.value = {0, v.strides[2], v.strides[1]};
   problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
@@ -303,7 +303,7 @@ Call describe_packed(Op op, const Arguments& arguments) {
   return call;
 }
 
-// What both decodes have behind their keys.
+// Reads the arguments that follow the keys in both decode ops.
 void add_decode_options(Call& call, const Arguments& arguments, const OptionalTensor& seq_lens) {
   call.problem.is_causal = true;
   add_score_options(call, arguments);

@@ -19,8 +19,8 @@ constexpr int64_t kVector = 4;  // columns per load and store
 
 const char* const kOp = name_of(Op::kCacheWrite);
 
-// Two elements of a tensor that is written must not share memory. Sorted by stride, each dimension must step
-// over all that the smaller ones reach.
+// Raises if two elements of a tensor that is written share memory. In the order of strides, each dimension
+// must step over everything that the smaller ones reach.
 void check_no_overlap(const char* name, const Tensor& tensor) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -44,7 +44,7 @@ void check_written(const char* name, const Tensor& tensor, const Tensor& key) {
   check_no_overlap(name, tensor);
 }
 
-// The elements of its storage that a tensor reaches over.
+// The range of storage elements that a tensor covers.
 std::pair<int64_t, int64_t> range_of(const Tensor& tensor) {
   int64_t end = tensor.storage_offset() + (tensor.numel() > 0 ? 1 : 0);
   for (int64_t dim = 0; dim < tensor.dim() && tensor.numel() > 0; ++dim) {
@@ -71,7 +71,8 @@ bool is_start_of(const Tensor& b, const Tensor& a) {
   return true;
 }
 
-// As in multi-head latent attention. Any other pair that begins at one place would write over itself.
+// Whether the value is stored in the key, as in multi-head latent attention. Any other pair of caches that
+// begin at one address would overwrite each other.
 bool value_lies_in_key(const CacheWriteCall& call) {
   const auto begin_together = [](const Tensor& a, const Tensor& b) {
     return a.defined() && a.numel() > 0 && a.is_alias_of(b) && a.storage_offset() == b.storage_offset();
@@ -96,7 +97,7 @@ void check_rows(const char* rows_name, const Tensor& rows, const char* cache_nam
 
 Strides3 pool_strides(const Tensor& pool) { return {pool.stride(0), pool.stride(2), pool.stride(1)}; }
 
-// Layout of rows after rows_to_read().
+// The layout of rows after rows_to_read().
 CacheSide side_of(const Tensor& rows, bool copied, const Tensor& cache, const Tensor& scales) {
   CacheSide side;
   side.head_dim = rows.size(2);

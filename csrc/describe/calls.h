@@ -1,6 +1,5 @@
-// From tensors to plain data: the checks that only tensors can answer (rank, shape, dtype, device), and the
-// Problem that the planner judges and plans. All devices share them, so that all refuse with the same
-// sentence.
+// From tensors to plain data: the checks that need tensors (rank, shape, dtype, device), and the Problem that
+// the planner checks and plans. All devices share them, so all raise the same errors.
 #pragma once
 
 #include <array>
@@ -59,7 +58,7 @@ struct CacheWriteCall {
 struct LogitsCall {
   LogitsProblem problem;
   at::Tensor logits;
-  bool copy = false;  // it has more separate dimensions than the kernels take
+  bool copy = false;  // it has more dimensions that cannot be merged than the kernels take
 
   at::Device device() const { return logits.device(); }
 };
@@ -71,13 +70,13 @@ struct MaskMapCall {
   at::Device device() const { return mask.device(); }
 };
 
-// From the arguments of the op of that name.
+// Describe a call of the op of that name from its arguments.
 Call describe_prefill(const Arguments& arguments);
 Call describe_decode(const Arguments& arguments);
 Call describe_paged_decode(const Arguments& arguments);
 Call describe_paged_prefill(const Arguments& arguments);
 Call describe_varlen_prefill(const Arguments& arguments);
-// The signatures of these are those of the ops.
+// These have the signatures of their ops.
 MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
 MergeCall describe_merge_parts(const at::Tensor& outs, const at::Tensor& sums, at::ScalarType dtype);
 
@@ -92,8 +91,8 @@ LogitsCall describe_softcap(const at::Tensor& x, double cap);
 // Returns the rows, or a contiguous copy if the call needs one.
 at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
 
-// Shapes of out and lse, and the strides of out. lse is contiguous. A part has sums in place of lse, with one
-// more dimension.
+// Shapes of out and lse, and the strides of out. lse is contiguous. A partial result has sums instead of lse,
+// with one more dimension.
 struct ResultSizes {
   c10::SmallVector<int64_t, 4> out;
   c10::SmallVector<int64_t, 4> out_strides;

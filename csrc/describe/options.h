@@ -5,7 +5,7 @@
 
 namespace fattn {
 
-// The options that all attention operators have: FATTN_SCORE_OPTIONS, and scale.
+// Adds the options that all attention operators have: FATTN_SCORE_OPTIONS and scale.
 void add_score_options(Call& call, const Arguments& arguments);
 void add_tree_mask(Call& call, const Arguments& arguments);
 void add_mask(Call& call, const Arguments& arguments);

@@ -46,7 +46,7 @@ void check_rank(const char* op, const char* name, const Tensor& tensor, int64_t 
 
 void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& first,
                   const char* first_name) {
-  // Advise to move the tensor on the CPU to the GPU.
+  // Advises to move the tensor on the CPU to the GPU.
   const bool is_far = first.is_cpu() && !tensor.is_meta();
   TORCH_CHECK_VALUE(tensor.device() == first.device(), op, ": ", name, " is on ", tensor.device(), " and ",
                     first_name, " on ", first.device(), "; move ", is_far ? first_name : name, " with .to(",
@@ -112,7 +112,7 @@ bool check_scales(const char* op, const char* name, const OptionalTensor& scales
                    " and must be torch.", name_of(scale_dtype(format)), " for an ", name_of(format),
                    " cache");
   const int64_t head_dim = head_dim_of(format, cache.size(-1));
-  // Before the shape of the scales, whose refusal counts the groups of a head.
+  // Comes before the shape of the scales, whose error counts the groups of a head.
   if (const auto refusal = check_format_dim(op, cache_name, format, head_dim)) raise(*refusal);
   std::vector<int64_t> shape = cache.sizes().slice(0, cache.dim() - 1).vec();
   if (format == kKvInt4) shape.insert(shape.end(), {head_dim / kInt4Group, 2});

@@ -1,4 +1,4 @@
-// Checks of tensors, which raise one sentence each: rank, device, sizes, dtypes.
+// Checks of tensors: rank, device, sizes, dtypes. Each error is one sentence.
 #pragma once
 
 #include <cstdint>

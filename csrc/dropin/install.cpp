@@ -21,8 +21,8 @@ using Kernel = c10::SafeKernelFunction;
 
 constexpr const char* kSdpa = "aten::scaled_dot_product_attention";
 
-// The kernels that torch had before ours. `composite` is its own implementation, which on a Mac is all three;
-// `mps` and `autograd` may belong to another library.
+// The kernels that torch had before ours. `composite` is torch's own implementation, and on a Mac all three
+// are. `mps` and `autograd` may belong to another library.
 struct Before {
   Kernel mps;
   Kernel autograd;

@@ -4,10 +4,11 @@
 
 namespace fattn {
 
-// Whether our kernels in torch's ops are on. When off they call torch's.
+// Whether our kernels in torch's ops are on. If not, they call torch's.
 bool is_installed();
 
-// Registers the kernels behind torch.nn.attention.varlen in a library of aten's ops on MPS, permanently.
+// Registers our kernels of the ops in torch.nn.attention.varlen with a library of aten's ops on MPS,
+// permanently.
 void register_varlen_attn(torch::Library& library);
 
 }  // namespace fattn

@@ -73,7 +73,7 @@ bool is_kernel_dtype(at::ScalarType type) {
   return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
 
-// After padding, if it is needed.
+// Whether our kernels take this head size, padded if necessary.
 bool has_kernel_for(const SymInt& head_dim) { return head_dim > 0 && head_dim <= kMaxHeadDim; }
 
 // A size of a tensor of two to four dimensions, with leading 1s as if it had four.
@@ -82,7 +82,7 @@ SymInt size_of(const Tensor& tensor, int64_t dim) {
   return own < 0 ? SymInt(1) : tensor.sym_size(own);
 }
 
-// The size that torch broadcasts both to, if any.
+// The size to which torch broadcasts both, if any.
 std::optional<SymInt> broadcast(const SymInt& a, const SymInt& b) {
   if (a == b || b == 1) return a;
   if (a == 1) return b;
@@ -288,7 +288,7 @@ Tensor sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
   return std::get<0>(sdpa_and_reason(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa));
 }
 
-// For callers with a fallback of their own; counts nothing.
+// For callers with their own fallback: returns the reason and counts nothing.
 int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
                     const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
                     std::optional<double> scale, bool enable_gqa) {
@@ -305,7 +305,7 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
   DeviceFacts facts = facts_of(query.device());
   if (family) {
     facts.family = static_cast<int>(*family);
-    facts.tuned = nullptr;  // they belong to the GPU of this process
+    facts.tuned = nullptr;  // applies only to the GPU of this process
   }
   if (macos) facts.macos = static_cast<int>(*macos);
   if (torch) facts.torch = static_cast<int>(*torch);
@@ -358,7 +358,8 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
   if (reason == Reason::kNone) {
     try {
       return run(call);
-    } catch (const c10::Error& error) {  // no check above foresaw it, and the caller asked torch: not raised
+    } catch (
+        const c10::Error& error) {  // not foreseen by the checks above; torch's implementation takes the call
       // The caller may free memory and call again; torch's own implementation needs no less.
       if (torch_error_of(error) == TorchError::kOutOfMemory) throw;
       reason = Reason::kRefused;

@@ -30,7 +30,7 @@ std::optional<at::Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, R
 // "query [1, 8, 128, 64] float32, ..." for the report.
 std::string text_of(const SdpaCall& call);
 
-// While one lives, the next call of torch's op in this thread goes to torch: the decision has been made.
+// During its lifetime, the next call of torch's op in this thread goes to torch: the decision has been made.
 class NextSdpaGoesToTorch {
  public:
   NextSdpaGoesToTorch();

@@ -26,7 +26,7 @@ namespace {
 using at::Tensor;
 using Results = std::tuple<Tensor, Tensor>;
 
-// An argument that torch's schema does not have in every version.
+// An argument that the schema has only in newer versions of torch.
 c10::IValue newer(const Arguments& arguments, std::string_view name) {
   return arguments.has(name) ? arguments[name] : c10::IValue();
 }
@@ -34,7 +34,7 @@ std::optional<Tensor> newer_tensor(const Arguments& arguments, std::string_view 
   return newer(arguments, name).toOptional<Tensor>();
 }
 
-// The options of torch's op under our names.
+// Sets the options of torch's op under our names.
 void set_options(Invocation& call, const Arguments& arguments) {
   const bool is_causal = arguments.get<bool>("is_causal");
   const auto window_left = newer(arguments, "window_size_left").toOptional<int64_t>();
@@ -130,7 +130,7 @@ Results attend(const Arguments& arguments) {
   return paged(arguments, key.unsqueeze(1), value.unsqueeze(1), table, *seqused_k);
 }
 
-// Gives out the dimension order of query, as torch does and as its fake kernel promises torch.compile.
+// Gives `out` the dimension order of query, as torch does and as its fake kernel promises torch.compile.
 Tensor laid_out_as(const Tensor& query, const Tensor& out) {
   if (query.is_contiguous()) return out;
   const auto strides = at::infer_dense_strides(out.sizes(), query.strides());
@@ -146,7 +146,7 @@ void flash_attention_forward(const c10::OperatorHandle& op, torch::jit::Stack* s
   const auto on_device = out.options();
   stack->emplace_back(std::move(out));
   stack->emplace_back(std::move(lse));
-  // The state of dropout, which is unused, and outputs that torch's callers ignore.
+  // The unused state of dropout, and outputs that torch's callers ignore.
   stack->emplace_back(at::empty({2}, on_device.dtype(at::kUInt64)));
   stack->emplace_back(at::empty({0}, on_device));
   stack->emplace_back(at::empty({0}, on_device));

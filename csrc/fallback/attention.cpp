@@ -229,7 +229,7 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
   if (!problem.part) {
     return {weighed.div(sum).masked_fill(sum.eq(0.0), 0.0), at::log(sum).add(shift).squeeze(-1)};
   }
-  // The weights absorb what rounding to float32 takes from the logit.
+  // Moves the rounding error of the float32 logit into the weights.
   const Tensor logit = top.to(at::kFloat);
   const Tensor rounded_off = top.sub(logit);
   const Tensor factor = at::where(rounded_off.abs().lt(1.0), rounded_off.exp(), 1.0);

@@ -17,8 +17,8 @@ struct Rows {
 at::Tensor first_packed_keys(const Call& call);
 at::Tensor key_counts(const Call& call);
 
-// (out, lse) of rows that see no key: 0, and the logit of the sink. Newly allocated, for `attend` writes
-// them.
+// (out, lse) of rows that see no key: 0, and the logit of the sink. Newly allocated, because attend()
+// overwrites them.
 std::tuple<at::Tensor, at::Tensor> no_key_results(const Call& call);
 
 // Writes out [batch, q_heads, q_len, value_dim] and lse [batch, q_heads, q_len], which hold the results of

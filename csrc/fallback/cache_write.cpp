@@ -82,8 +82,8 @@ StoredRows stored_rows(const Tensor& rows, KvFormat format, bool has_scales) {
   return has_scales ? scaled_rows(x, format) : StoredRows{e4m3_of(x)};
 }
 
-// Destinations of the tokens. Reading which tokens are dropped would wait for the GPU. Instead a dropped
-// token repeats the write of another token; if all are dropped, each rewrites the present content.
+// Destinations of the tokens. Reading which tokens are dropped would wait for the GPU. Instead, a dropped
+// token repeats the write of another token; if all are dropped, each rewrites the current content.
 struct Targets {
   Tensor token;  // whose row to write, [tokens]
   Tensor block;

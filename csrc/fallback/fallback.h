@@ -7,14 +7,14 @@
 
 namespace fattn {
 
-// Returns (out, lse) of a call that the planner has accepted. `may_wait`: reading lengths from the device is
-// cheap, as on the CPU. Then the result of a sequence does not depend on the other sequences or on the
-// capacity in any bit.
+// Returns (out, lse) of a call that the planner has accepted. `may_wait`: lengths may be read from the
+// device, as on the CPU. The result of a sequence is then bit-identical for any other sequences and any
+// capacity.
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const Call& call, bool may_wait);
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
 at::Tensor run_in_torch(const LogitsCall& call);
 at::Tensor run_in_torch(const MaskMapCall& call);
-// Writes; there is no result.
+// Writes the caches; there is no result.
 std::tuple<> run_in_torch(const CacheWriteCall& call);
 
 }  // namespace fattn

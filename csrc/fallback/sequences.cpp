@@ -24,7 +24,7 @@ bool ends_meet(const Problem& problem) { return !problem.packed_keys || problem.
 // The position of row 0. Clamping changes nothing: the checks bound it for windows and slopes.
 int64_t first_row(const Problem& problem) { return std::clamp(problem.q_offset, -kMaxLength, kMaxLength); }
 
-// ---- all sequences at once: nothing waits to know what is on the device
+// ---- all sequences at once, without waiting for values on the device
 
 // Packed rows are padded to max_seqlen_q per sequence.
 std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
@@ -73,15 +73,15 @@ std::tuple<Tensor, Tensor> attend_together(const Call& call) {
   return {out, lse};
 }
 
-// ---- one sequence after the other, over the keys that it has: what it gives depends on nothing else, and
-// what a cache has room for costs nothing
+// ---- one sequence after the other, over its own keys: its result depends on nothing else, and unused
+// capacity costs nothing
 
 std::vector<int64_t> numbers_of(const Tensor& tensor) {
   const Tensor numbers = tensor.to(at::kLong).contiguous();
   return {numbers.const_data_ptr<int64_t>(), numbers.const_data_ptr<int64_t>() + numbers.numel()};
 }
 
-// Rows of a call, or keys, that are neighbours in memory.
+// Rows or keys of a call that are neighbours in memory.
 struct Run {
   int64_t first;
   int64_t count;
@@ -100,7 +100,7 @@ std::vector<Run> runs_of_rows(const Call& call) {
   return runs;
 }
 
-// The keys of each sequence, packed or from its first key on.
+// The keys of each sequence: packed, or from the sequence's first key on.
 std::vector<Run> runs_of_keys(const Call& call) {
   const Problem& problem = call.problem;
   std::vector<Run> runs;

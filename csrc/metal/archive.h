@@ -1,5 +1,6 @@
 // Compiled pipelines kept between runs, one per binary archive. An archive is used only if it is intact and
-// made for this GPU, this system and these sources; else it is made again. Nothing here can make a call fail.
+// was made for this GPU, this system and these sources; otherwise it is made again. Nothing here can make a
+// call fail.
 #pragma once
 
 #import <Metal/Metal.h>
@@ -10,7 +11,7 @@
 
 namespace fattn::metal {
 
-// Returns the pipeline of the descriptor, or nil if it is not kept. `what` identifies it.
+// Returns the pipeline of the descriptor, or nil if no archive has it. `what` identifies it.
 id<MTLComputePipelineState> new_archived_pipeline(MTLComputePipelineDescriptor* descriptor,
                                                   const std::string& what) noexcept;
 

@@ -10,7 +10,7 @@
 
 namespace fattn::metal {
 
-// A place in an MTLBuffer. A null buffer is an operand that the call does not have.
+// A place in an MTLBuffer. The buffer of an absent operand is null.
 struct BufferView {
   void* buffer = nullptr;
   int64_t byte_offset = 0;

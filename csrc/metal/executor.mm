@@ -11,7 +11,7 @@
 namespace fattn::metal {
 namespace {
 
-constexpr int kNewestFamily = 20;  // leaves room for future GPUs
+constexpr int kNewestFamily = 20;  // leaves room for newer GPUs
 
 int apple_family(id<MTLDevice> device) {
   int family = kNewestFamily;

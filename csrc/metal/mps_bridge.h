@@ -28,7 +28,7 @@ class SharedEncoder {
 };
 
 // Calls encode(shared_encoder) on the queue that guards the stream, so that our commands keep their order
-// among those of torch's ops.
+// relative to those of torch's ops.
 template <typename Encode>
 void with_shared_encoder(const Encode& encode) {
   at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();

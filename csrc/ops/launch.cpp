@@ -90,7 +90,7 @@ std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
       at::empty(sizes.slice(0, 3), call.lses.options())};
   if (plan.pass_count == 0) return {results.out, results.lse};
 
-  // The partial results take the place of the scratch of decode's second pass.
+  // The partial results are bound like the scratch of decode's second pass.
   const Tensor outs = call.outs.contiguous();
   const Tensor lses = call.lses.contiguous();
   Bindings bindings;

@@ -37,7 +37,7 @@ Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
   return std::get<Plan>(planned);
 }
 
-// Returns the results of the op: (out, lse), one tensor, or none. `may_wait`: see fallback.h.
+// Returns the results of the op: (out, lse), one tensor, or none. For `may_wait`, see fallback.h.
 template <typename AnyCall>
 auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
   [[maybe_unused]] const Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
@@ -92,7 +92,8 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
   return to_json(plan, facts);
 }
 
-// The functions that torch calls, made from the one that describes a call. `run` has the signature of the op.
+// The functions that torch calls, derived from the one that describes a call. `run` has the signature of the
+// op.
 template <auto describe>
 struct OpOf;
 
@@ -109,7 +110,7 @@ struct OpOf<describe> {
   }
 };
 
-// The same of attention. Its many arguments are read by name, so these are boxed kernels.
+// The same for attention. Its many arguments are read by name, so these are boxed kernels.
 template <Call (*describe)(const Arguments&)>
 struct AttentionOf {
   template <bool may_wait>
@@ -216,7 +217,8 @@ const std::string kSoftcapArguments = "Tensor x, float cap";
 const std::string kDeviceArguments =
     "str? device_name=None, int? family=None, int? cores=None, bool compile=False";
 const std::string kResults = " -> (Tensor out, Tensor lse)";
-// float32: out before it is divided by the sum of the weights, and sums [.., 4] as kSumFloats says.
+// A partial result in float32: out before it is divided by the sum of the weights, and sums [.., 4]
+// (kSumFloats).
 const std::string kPart = " -> (Tensor out, Tensor sums)";
 
 // A call changes the caches; planning one changes nothing.
@@ -264,7 +266,8 @@ TORCH_LIBRARY(fattn, library) {
   define("paged_prefill(" + kPagedPrefillArguments + ")" + kResults);
   define("varlen_prefill(" + kVarlenPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
-  // Attention over a part of the keys, not rounded, and the merge of parts: shared prefixes.
+  // Attention over a part of the keys, without rounding to the dtype, and the merge of parts: shared
+  // prefixes.
   define("prefill.part(" + kPrefillArguments + ")" + kPart);
   define("decode.part(" + kDecodeArguments + ")" + kPart);
   define("paged_decode.part(" + kPagedDecodeArguments + ")" + kPart);

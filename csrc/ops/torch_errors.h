@@ -1,5 +1,5 @@
-// What an error of torch means, where torch says it in the words of its message alone. They may change with
-// torch: tests/refusals/test_torch_errors.py provokes each with the torch at hand.
+// Classifies errors of torch that only their message tells apart. Messages may change:
+// tests/refusals/test_torch_errors.py provokes each error with the installed torch.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -9,7 +9,7 @@ namespace fattn {
 enum class TorchError {
   kOther,
   kKernelGone,   // a kernel was called whose library has been destroyed
-  kOutOfMemory,  // also of a buffer that no Metal device can have
+  kOutOfMemory,  // also for a buffer larger than the Metal device allows
   kNoData,       // something read the elements of a tensor on "meta"
 };
 

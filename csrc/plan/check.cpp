@@ -1,4 +1,4 @@
-// Refusals: one sentence each, naming the op, the value, the limit, and what to do instead.
+// Refusals. Each is one sentence that names the op, the value, the limit, and what to do instead.
 #include "check.h"
 
 #include <algorithm>

@@ -15,7 +15,7 @@ struct Compiled {
   bool archived = false;          // read from the archive of an earlier process
 };
 
-// As JSON text, a list.
+// Returns a JSON list.
 std::string to_json(const std::vector<Compiled>& pipelines);
 
 }  // namespace fattn

@@ -21,7 +21,7 @@ struct Shape {
   int64_t tile_keys;
   int64_t simdgroups;
   int64_t chunk_unit;
-  int64_t least_chunk;  // grows with the rows, as the partial result does
+  int64_t least_chunk;  // grows with the rows, like the partial result
   int64_t threadgroups_per_core;
   int64_t threadgroup_bytes;
   const char* provenance;
@@ -89,7 +89,7 @@ int64_t most_visible_keys(const Problem& p) {
   return std::min(p.kv_len, window_keys + std::min(p.options.sink_tokens, p.kv_len));
 }
 
-// Products that a threadgroup makes with each key.
+// Products per key and threadgroup.
 int64_t products_per_key(const Problem& p, const Shape& shape) {
   return shape.row_groups * kFragment * (p.head_dim + p.value_dim);
 }
@@ -140,7 +140,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t row_groups = shape.row_groups;
   const int64_t row_blocks = ceil_div(packed_rows, row_groups * kFragment);
   const int64_t columns = p.kv_heads * row_blocks;                      // of the grid
-  const int64_t held = cores_of(device) * shape.threadgroups_per_core;  // threadgroups, at a time
+  const int64_t held = cores_of(device) * shape.threadgroups_per_core;  // resident threadgroups
   const int64_t workers = std::max<int64_t>(held / columns, 1);
   const double most_products_of_group = most_products(device) / double(held);
   const CausalSpan span = span_of(p, shape, workers, most_products_of_group);

@@ -18,7 +18,7 @@ struct DeviceFacts {
   // The system and torch, whose own attention is the alternative (route.h).
   int macos = 0;              // 26.2 as 2602; 0: another system
   int torch = 0;              // 2.14 as 214
-  bool torch_metal4 = true;   // false: PYTORCH_MPS_METAL_VERSION asks for an older language
+  bool torch_metal4 = true;   // false: PYTORCH_MPS_METAL_VERSION requests an older language
   bool torch_prefill = true;  // false: PYTORCH_MPS_DISABLE_PREFILL_ATTENTION
 
   // M3 and later; older GPUs emulate its arithmetic.

@@ -7,18 +7,18 @@ namespace {
 
 constexpr int64_t kGroupElements = int64_t{kGroupCells} * kCellRows * kCellKeys;
 
-// Elements of one dispatch: as in logits.cpp.
+// Elements per dispatch: see logits.cpp.
 constexpr int64_t kMostElements = int64_t(1) << 28;
 
-// Products that a GPU makes in the time of a byte from memory: a core of M1 128 in a cycle of 1.28 GHz, at an
-// eighth of 68 GB/s; M3 Max nearly as many.
+// Products per byte of memory traffic: an M1 core makes 128 per cycle at 1.28 GHz and has an eighth of 68
+// GB/s. M3 Max has nearly the same ratio.
 constexpr double kProductsPerByte = 20.0;
 // Largest cost of a map, as a share of the products' time if the mask hides nothing.
 constexpr double kMostShare = 1.0 / 16;
 // Fewest products per core that pay for another pass: a tenth of a millisecond on M1, where a dispatch that
 // waits for another takes some microseconds.
 constexpr double kLeastProductsPerCore = 1e7;
-// Up to this many keys a map saves next to nothing.
+// With this many keys or fewer, a map saves next to nothing.
 constexpr int64_t kLeastKeys = 4 * kCellKeys;
 
 // The problem's mask without the dimensions in which it is broadcast.

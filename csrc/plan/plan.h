@@ -51,19 +51,19 @@ struct Features {
 // combination), the constants become Metal function constants.
 struct KernelSpec : Features {
   Kernel kernel = Kernel::kPrefill;
-  DType dtype = DType::kFloat32;      // operands; merge: the partial results
-  DType out_dtype = DType::kFloat32;  // merge only differs from dtype
+  DType dtype = DType::kFloat32;      // of the operands; merge: of the partial results
+  DType out_dtype = DType::kFloat32;  // differs from dtype only in merge
   uint16_t head_dim = 0;
   uint16_t value_dim = 0;
   uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
-  uint16_t row_groups = 1;      // in a threadgroup; of eight rows in decode, of its fragments in prefill_wide
+  uint16_t row_groups = 1;      // per threadgroup; of eight rows in decode, of its fragments in prefill_wide
   bool value_in_key = false;    // decode_wide
   bool early_loads = false;     // prefill, prefill_wide
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat
-  uint16_t row_simdgroups = 1;  // softmax: that share a row
-  uint16_t vectors = 1;         // softmax: that a thread holds
+  uint16_t row_simdgroups = 1;  // softmax: per row
+  uint16_t vectors = 1;         // softmax: per thread
 
   KvFormat kv_format = kKvFloat;
   bool long_slots = false;  // cache_write: slot_mapping is int64
@@ -90,8 +90,8 @@ const char* constant_name(FunctionConstant index);
 // first pass to the last.
 const char* name_of(Slot operand);
 
-// The kernel reads or writes `operand` in `slot`, which differs for a result that is a part: it is written
-// where partial results are.
+// The kernel reads or writes `operand` in `slot`. They differ for a partial result of the whole call: the
+// kernel writes it to the slot of partial results.
 struct Binding {
   Slot operand;
   Slot slot;
@@ -100,13 +100,13 @@ struct Binding {
 struct Pass {
   KernelSpec spec;
   std::array<uint32_t, 3> grid{};     // threadgroups
-  uint32_t slice = 0;                 // of a sliced pass: threadgroups of a dispatch
+  uint32_t slice = 0;                 // threadgroups per dispatch, if the pass is sliced
   std::array<uint32_t, 3> threads{};  // per threadgroup
   uint32_t threadgroup_bytes = 0;     // static, as the kernel declares it
 
   std::array<Binding, 14> bindings{};
   uint32_t binding_count = 0;
-  std::array<std::byte, sizeof(PrefillParams)> params{};  // the kernel's, of which prefill's are the largest
+  std::array<std::byte, sizeof(PrefillParams)> params{};  // the kernel's struct; prefill's is the largest
   uint32_t params_size = 0;
 
   int64_t groups() const { return int64_t(grid[0]) * grid[1] * grid[2]; }
@@ -126,8 +126,8 @@ struct Plan {
   uint32_t pass_count = 0;  // 0: the result is empty, nothing is launched
   int64_t scratch_out_floats = 0;
   int64_t scratch_sum_floats = 0;
-  int64_t scratch_map_bytes = 0;  // of the map that the first pass makes of the mask
-  const char* tuning = "";        // where the tile and the size of chunks come from
+  int64_t scratch_map_bytes = 0;  // of the mask map that the first pass makes
+  const char* tuning = "";        // the source of the tile and chunk sizes
 
   Pass& add_pass() { return passes[pass_count++]; }
 };
@@ -146,8 +146,8 @@ std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFact
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);
-// What the kernels are launched with: operands and constants by number, the struct of parameters of each
-// kernel, and where they lie.
+// The interface of the kernels as JSON: the numbers of operands and function constants, and the parameter
+// struct of each kernel with the offsets of its fields.
 std::string kernel_interface();
 
 }  // namespace fattn

@@ -1,6 +1,6 @@
 // Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill: a pass with a threadgroup per tile of
 // query rows, or per part of the keys of a tile. A pass that merges the parts follows. A pass that makes a
-// map of the mask comes first if it pays.
+// mask map comes first if it pays.
 #include "planners.h"
 #include "slices.h"
 #include "tuned.h"
@@ -8,7 +8,7 @@
 namespace fattn {
 namespace {
 
-// Simdgroups of a prefill that a core has registers for.
+// Simdgroups of a prefill for which a core has registers.
 constexpr int64_t kSimdgroupsPerCore = 16;
 // Fewest keys of a part: per row of its tile, and in all.
 constexpr int64_t kLeastKeysPerRow = 8;
@@ -19,7 +19,7 @@ constexpr int64_t kManyWaves = 16;
 constexpr int64_t kFewestSimdgroups = 4;
 
 // Packed rows are (row, head) pairs, and every sequence begins a new tile. Only the GPU knows cu_seqlens, so
-// this is an upper bound; rows before and behind the sequences have tiles too. At most batch + 1 tiles are
+// this is an upper bound; rows before and after the sequences have tiles too. At most batch + 1 tiles are
 // surplus, and their threadgroups return at once.
 int64_t most_tiles(const Problem& p, bool grouped, int64_t tile_rows) {
   const int64_t pairs = p.q_len * (p.q_heads / p.kv_heads);
@@ -69,7 +69,7 @@ int64_t scale_bytes(const Problem& p, int64_t keys) {
   return (has_row_scales(p.kv_format) ? keys : 1) * 2 * int64_t(sizeof(float));
 }
 
-// State of each row that is kept in threadgroup memory, and where the keys begin.
+// State of each row in threadgroup memory, and the offsets of the keys.
 int64_t saved_bytes(const Tile& tile) {
   return tile.rows() * int64_t(sizeof(SavedPlaces) + sizeof(SavedLimits)) + int64_t(sizeof(SavedStarts));
 }

@@ -58,15 +58,15 @@ struct Problem {
   Strides3 key{};  // paged: block, head, slot
   Strides3 value{};
   bool token_major_out = false;  // of the result: out_strides()
-  bool part = false;             // the result is one for merge.parts: float32, and the sums of its weights
-  bool value_in_key = false;     // decode: the value is the first columns of the key, in the same memory
-  bool vector_aligned = false;   // every query, key and value row starts on a 16-byte boundary, and a pair of
-                                 // int4 scales on one of 4
+  bool part = false;          // the result is partial, for merge.parts: float32 with the sums of its weights
+  bool value_in_key = false;  // decode: the value is the first columns of the key, in the same memory
+  bool vector_aligned = false;  // every query, key and value row starts on a 16-byte boundary, and a pair of
+                                // int4 scales on one of 4
 
   DType mask_dtype = DType::kOther;  // kOther: no attn_mask
   Strides4 mask{};                   // 0 where the mask is broadcast
   bool has_mask_map = false;
-  Strides4 mask_map{};  // as the mask has them, by cells
+  Strides4 mask_map{};  // like `mask`, in cells
 
   bool is_causal = false;
   int64_t q_offset = 0;  // prefill: absolute position of query row 0; packed keys: of each sequence's
@@ -74,7 +74,7 @@ struct Problem {
 
   KvFormat kv_format = kKvFloat;
   bool has_scales = false;
-  Strides3 key_scales{};  // as key and value have theirs
+  Strides3 key_scales{};  // in the order of key and value
   Strides3 value_scales{};
 
   bool has_seq_lens = false;
@@ -115,7 +115,7 @@ inline Strides3 out_strides(const Problem& p) {
 }
 
 // N partial results over disjoint keys: outs [parts, ..., head_dim] of `dtype`, lses [parts, ...] of float32,
-// contiguous. With `sums`, the sums of a part's weights take the place of lses (kSumFloats).
+// contiguous. With `sums`, the sums of a part's weights replace lses (kSumFloats).
 struct MergeProblem {
   DType dtype = DType::kFloat32;
   DType out_dtype = DType::kFloat32;

@@ -1,4 +1,4 @@
-// Puts a refusal's sentence together.
+// Builds the message of a refusal.
 #pragma once
 
 #include <array>

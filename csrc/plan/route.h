@@ -30,7 +30,7 @@ struct PlainCall {
 // How torch's MPS backend computes attention: aten/src/ATen/native/mps/operations/Attention.mm.
 enum class TorchWay : uint8_t {
   kVector,    // few rows; K and V are read once per query row and head
-  kTensor,    // Metal 4's matmul2d: the tensor units of an M5, simdgroup matrices before
+  kTensor,    // Metal 4's matmul2d: tensor units on M5, simdgroup matrices on older GPUs
   kMatrices,  // simdgroup matrices
   kScores,    // MPSGraph, with all scores in memory
 };
@@ -71,7 +71,7 @@ constexpr uint8_t set_of(TorchWay way) { return uint8_t(1u << unsigned(way)); }
 inline constexpr uint8_t kAnyWay = 0xff;
 
 // No row was measured with our kernels on an Apple GPU. The H200 ran the same Metal sources, translated.
-// Published figures are for other kernels of the same design.
+// Published figures are those of other kernels of the same design.
 inline constexpr std::array<RouteRow, 7> kRoutes{{
     {set_of(TorchWay::kTensor), 10, false, 64, kAnyNumber, 1, true,
      "torch's prefill runs on the tensor units of M5 and ours does not; kernels on them are published at 1.5 "

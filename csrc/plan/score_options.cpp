@@ -1,4 +1,4 @@
-// What the options of scores mean to the planner: refusals, function constants, parameters.
+// How the planner uses the score options: refusals, function constants, parameters.
 #include "score_options.h"
 
 #include <cmath>

@@ -1,5 +1,6 @@
-// The options of scores that all attention operators take. Fields, schemas, the reading of arguments and
-// bindings are made from this list; score_options.cpp says what an option means and which values are refused.
+// The score options, which all attention operators take. Fields, schemas, the reading of arguments and
+// bindings are generated from this list; score_options.cpp has the meaning of an option and refuses its bad
+// values.
 #pragma once
 
 #include <cstdint>
@@ -33,13 +34,13 @@ struct ScoreOptions {
   FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
 #undef FATTN_NUMBER
 #undef FATTN_PER_HEAD
-  // Of decode: int64 [q_len] or [batch, q_len], strides in elements.
+  // decode: int64 [q_len] or [batch, q_len], strides in elements.
   bool tree_mask = false;
   int64_t tree_mask_batch_stride = 0;
   int64_t tree_mask_row_stride = 0;
 };
 
-// What the kernels read of them, as in PrefillParams and DecodeParams.
+// The options as the kernels read them: see PrefillParams and DecodeParams.
 struct ScoreParams {
 #define FATTN_FIELD(type, name) type name;
   FATTN_SCORE_STRIDES(FATTN_FIELD)

@@ -9,9 +9,9 @@
 
 namespace fattn {
 
-// Products (of a query element and a key element, or of a weight and a value) per dispatch and core. A core
-// of M1 makes 128 multiply-adds per cycle of 1.28 GHz at best, so it is busy for an eighth of a second at
-// least; and for half a second when eight packed rows of decode wait for an eighth of M1's 68 GB/s.
+// Products (of a query element and a key element, or of a weight and a value) per dispatch and core. An M1
+// core makes at most 128 multiply-adds per cycle at 1.28 GHz, so it is busy for at least an eighth of a
+// second; and for half a second if eight packed rows of decode wait for an eighth of M1's 68 GB/s.
 inline constexpr double kMostProductsPerCore = 2e10;
 
 // An unknown number of cores, as in a virtual machine, counts as the smallest.

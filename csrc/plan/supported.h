@@ -5,14 +5,14 @@
 
 namespace fattn {
 
-// Simdgroup matrices begin with this Apple GPU family: A14 and M1.
+// The first Apple GPU family with simdgroup matrices: A14 and M1.
 inline constexpr int kMinFamily = 7;
 inline constexpr int64_t kHeadDimMultiple = 8;
 inline constexpr int64_t kMaxHeadDim = 576;
 // With a larger cap, the quotient of a score and the cap could be subnormal in float32.
 inline constexpr double kMaxSoftcap = 1e30;
 inline constexpr int64_t kMaxDecodeRows = 16;  // q_len of decode and paged_decode
-// Lengths and block counts travel as 32-bit integers; offsets are 64-bit.
+// Lengths and block counts are passed as 32-bit integers; offsets are 64-bit.
 inline constexpr int64_t kMaxLength = int64_t(1) << 30;
 inline constexpr int64_t kMaxBlocks = int64_t(1) << 31;  // exclusive
 // Elements of softmax and softcap, whose threadgroups are numbered by 32-bit integers, as are their rows.

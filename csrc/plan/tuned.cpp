@@ -87,7 +87,7 @@ Problem largest_call(const TunedRow& row, int64_t group_size) {
   return p;
 }
 
-// By the planner's own arithmetic.
+// Checks the threadgroup memory that the planner computes.
 const char* fault_of_memory(const TunedRow& row) {
   DeviceFacts device;
   const TunedRows alone{{row}, ""};

@@ -1,9 +1,9 @@
 // Tiles that were timed on this GPU. They precede the tables of tuning.h; torch_fattn/tuning/tuned_file.py
 // keeps them in a file.
 //
-// The order of a sum may not depend on lengths: else the result of a sequence would depend on those that it
-// is packed with, or on the capacity of its cache. So rows of one kernel, dtype and head size have the same
-// keys per step at all lengths, and decode has one row for all lengths.
+// The order of a sum may not depend on lengths: otherwise the result of a sequence would depend on the
+// sequences that it is packed with, or on the capacity of its cache. So rows of one kernel, dtype and head
+// size have the same keys per step at all lengths, and decode has one row for all lengths.
 #pragma once
 
 #include <cstdint>

@@ -66,7 +66,7 @@ struct PrefillWideRow {
   uint16_t row_groups;     // per threadgroup; its simdgroups divide the columns of each
   uint16_t tile_keys;
   uint16_t simdgroups;
-  bool early_loads;  // of V
+  bool early_loads;  // of V only
   const char* provenance;
 };
 
@@ -113,7 +113,7 @@ inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
      "16-bit: 16 keys per step (registers of M1/M2 as Mesa counts; H200)"},
 }};
 
-// The keys of a step over a quantised cache, by the same count: scales and decoding take registers too. A
+// Keys per step over a quantised cache, by the same count: scales and decoding take registers too. A
 // DecodeRow has the other sizes.
 struct QuantisedRow {
   int min_family;
@@ -139,10 +139,10 @@ inline const QuantisedRow& quantised_row(const DeviceFacts& device, DType dtype,
 }
 
 // Heads above this use decode_wide.metal, whose simdgroups divide the columns. `tile_keys` and `simdgroups`
-// are for up to eight packed rows; more rows take fewer keys and more simdgroups. Counted as above: at most
-// 213 halves in float16 for up to 16 rows. Widened to float32, 16 rows of 512 columns need 240 and spill
-// (bench/NOTES.md). A quantised cache needs as many as one of the operands' dtype, and twelve more for the
-// scales of its rows.
+// are for up to eight packed rows; more rows take fewer keys and more simdgroups. By the same count, float16
+// needs at most 213 halves for up to 16 rows. Widened to float32, 16 rows of 512 columns need 240 and spill
+// (bench/NOTES.md). A quantised cache needs as many as a cache in the operands' dtype, and twelve more for
+// the scales of its rows.
 inline constexpr int64_t kMaxRowDim = 128;
 inline constexpr std::array<DecodeRow, 5> kDecodeWideTuning{{
     {kAnyFamily, k16Bit, 192, 32, 4, 128, 4,
@@ -156,7 +156,7 @@ inline constexpr std::array<DecodeRow, 5> kDecodeWideTuning{{
      "baseline: 16 keys per step, columns over 16 simdgroups"},
 }};
 inline constexpr int64_t kMaxRowGroups = 4;        // of eight rows, per threadgroup
-inline constexpr int64_t kMaxGroupColumns = 64;    // output columns of a simdgroup, times its row groups
+inline constexpr int64_t kMaxGroupColumns = 64;    // output columns per simdgroup, times its row groups
 inline constexpr int64_t kMaxWideSimdgroups = 16;  // upper bound for the above
 
 template <typename Table>
