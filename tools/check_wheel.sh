@@ -14,7 +14,7 @@ mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 wheels=("$root"/dist/torch_fattn-*+torch"$minor"-cp310-abi3-*.whl)
 [ ${#wheels[@]} = 1 ] && [ -f "${wheels[0]}" ] || {
-  echo "check_wheel: dist has not one wheel for torch $minor: run make wheel" >&2
+  echo "check_wheel: dist does not contain exactly one wheel for torch $minor: run make wheel" >&2
   exit 1
 }
 "$root/.venv/bin/python" -m venv "$folder/venv"
@@ -41,4 +41,4 @@ END
 "$python" -m torch_fattn doctor
 "$python" -m pip install --quiet pytest expecttest hypothesis mypy
 "$python" -m pytest -q -p no:cacheprovider tests/transformers/test_families.py tests/pytorch/test_typing.py -m "not slow"
-echo "check_wheel: $(basename "${wheels[0]}") is well"
+echo "check_wheel: $(basename "${wheels[0]}") passes"

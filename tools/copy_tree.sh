@@ -5,7 +5,7 @@
 set -euo pipefail
 target=${1:?usage: tools/copy_tree.sh DIRECTORY}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-git rev-parse --git-dir >/dev/null || { echo "copy_tree: it asks git for the sources: use a clone" >&2; exit 1; }
+git rev-parse --git-dir >/dev/null || { echo "copy_tree: this is not a git checkout: run it in a clone of the repository" >&2; exit 1; }
 
 mkdir -p "$target"
 list=$target/.sources

@@ -181,8 +181,10 @@ def fault_of(folder: Path) -> str:
     ours = re.compile(r"(\w+\.txt|bench\.json|summary\.md|tuned-.*|\.tuned-.*|pipelines|\.DS_Store)")
     try:
         others = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))
-        if others or (any(folder.iterdir()) and not (folder / "facts.txt").exists()):
-            return f"holds {others[0] if others else 'files'}, which is of no earlier run"
+        if others:
+            return f"contains {others[0]}, which is not from an earlier run"
+        if any(folder.iterdir()) and not (folder / "facts.txt").exists():
+            return "contains files but no facts.txt, so they are not from an earlier run"
     except FileNotFoundError:
         pass
     except OSError as error:

@@ -9,7 +9,7 @@ versions=${2:?usage: tools/setup_env.sh DIRECTORY VERSIONS}
 refuse() { echo "setup_env: $*" >&2; exit 1; }
 
 grep -q '^torch==' "$versions" 2>/dev/null ||
-  refuse "$versions does not say which torch to install: give a file of requirements/"
+  refuse "$versions names no version of torch: pass a file of requirements/"
 
 find_python() {  # prints the first Python 3.10 or newer, of the given architecture or any
   local name machine=${1:-} names=(python3.11 python3.12 python3.13 python3.14 python3.10 python3)
@@ -90,7 +90,7 @@ if [ -z "$python" ]; then
   [ -z "$python" ] ||
     refuse "$python is a Python for Intel processors and torch has wheels for arm64 only: install Python from" \
       "python.org, or set PYTHON=/path/to/python3"
-  refuse "${PYTHON:-python3} is no Python from 3.10 on: install one, or set PYTHON=/path/to/python3"
+  refuse "${PYTHON:-python3} is not Python 3.10 or newer: install one, or set PYTHON=/path/to/python3"
 fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 PYTHON=$venv/bin/python

@@ -9,7 +9,7 @@ The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain 
 `compiled_kernels` lists compile times. `sdpa` is `F.scaled_dot_product_attention` on these kernels, `install`
 routes a program's calls of that function to them, and `report` counts those calls. `torch_fattn.reference`
 defines what the operators must compute, `torch_fattn.integrations.transformers.register()` makes transformers
-models use it, and `python -m torch_fattn doctor` says whether all is well.
+models use it, and `python -m torch_fattn doctor` checks the installation.
 """
 
 from __future__ import annotations

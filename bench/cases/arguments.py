@@ -35,9 +35,11 @@ def output_file(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a folder; give the path of a file in it")
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is in no existing folder; create {path.parent} first")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is in a folder that does not exist; create {path.parent} first"
+        )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} may not be written; give a path where you may")
+        raise argparse.ArgumentTypeError(f"{text!r} is not writable; give a writable path")
     return path
 
 
@@ -56,5 +58,5 @@ def positive(text: str) -> int:
     except ValueError:
         number = 0
     if not 1 <= number < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on; give one")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number; give one")
     return number

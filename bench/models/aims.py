@@ -197,8 +197,8 @@ def main(arguments: list[str] | None = None) -> int:
         verdicts = [verdict for op in options.of for verdict in AIMS[op](rows)]
     except (OSError, ValueError, KeyError) as error:
         parser.refuse(
-            f"{str(options.record)!r} is no record of the bench ({type(error).__name__}); give a file that "
-            "`python -m bench --json FILE` wrote"
+            f"{str(options.record)!r} is not a record of the bench ({type(error).__name__}); give a "
+            "file that `python -m bench --json FILE` wrote"
         )
     width = max(len(verdict.aim) for verdict in verdicts)
     for one in verdicts:

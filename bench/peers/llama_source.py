@@ -40,10 +40,10 @@ def folder() -> Path | None:
             members = [one for one in source if any(part in one.name for part in _PARTS)]
             source.extractall(target, members, filter="data")
     except (OSError, tarfile.TarError) as error:
-        raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} is no readable archive; {_HOW}") from error
+        raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} is not a readable archive; {_HOW}") from error
     folders = list(target.glob("llama_cpp_python-*/vendor/llama.cpp/ggml/src"))
     if len(folders) != 1:
-        raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} holds no sources of ggml; {_HOW}")
+        raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} does not contain the sources of ggml; {_HOW}")
     return folders[0]
 
 

@@ -108,9 +108,9 @@ def include_folder() -> Path | None:
             ]
             archive.extractall(folder, headers)
     except (OSError, zipfile.BadZipFile) as error:
-        raise WrongArgumentError(f"MLX_METAL_WHEEL={wheel!r} is no readable wheel; {_HOW}") from error
+        raise WrongArgumentError(f"MLX_METAL_WHEEL={wheel!r} is not a readable wheel; {_HOW}") from error
     if not headers:
-        raise WrongArgumentError(f"MLX_METAL_WHEEL={wheel!r} holds no headers of MLX; {_HOW}")
+        raise WrongArgumentError(f"MLX_METAL_WHEEL={wheel!r} does not contain the headers of MLX; {_HOW}")
     return folder / "mlx" / "include"
 
 

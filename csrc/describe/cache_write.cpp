@@ -30,9 +30,9 @@ void check_no_overlap(const char* name, const Tensor& tensor) {
   std::sort(dims.begin(), dims.end());
   int64_t reach = 0;
   for (const auto& [stride, size] : dims) {
-    TORCH_CHECK_VALUE(stride > reach, kOp, ": ", name, " has shape ", tensor.sizes(), " and strides ",
-                      tensor.strides(),
-                      ", so that elements share memory; pass memory of its own, without .expand()");
+    TORCH_CHECK_VALUE(
+        stride > reach, kOp, ": ", name, " has shape ", tensor.sizes(), " and strides ", tensor.strides(),
+        ", so that elements share memory; allocate separate memory for every element, without .expand()");
     reach += stride * (size - 1);
   }
 }
@@ -82,10 +82,9 @@ bool value_lies_in_key(const CacheWriteCall& call) {
   if (!caches && !scales) return false;
   const bool in_key = is_start_of(call.value_cache, call.key_cache) && is_start_of(call.value, call.key) &&
                       (!call.key_scales.defined() || is_start_of(call.value_scales, call.key_scales));
-  TORCH_CHECK_VALUE(
-      in_key, kOp, ": key_cache and value_cache (or their scales) begin at the same memory; ",
-      "pass memory of its own for each, or value, value_cache and value_scales all as the first ",
-      "columns of their key counterparts");
+  TORCH_CHECK_VALUE(in_key, kOp, ": key_cache and value_cache (or their scales) begin at the same address; ",
+                    "pass separate memory for each, or value, value_cache and value_scales all as the first ",
+                    "columns of their key counterparts");
   return true;
 }
 

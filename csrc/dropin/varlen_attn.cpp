@@ -163,8 +163,8 @@ void flash_attention_forward_into(const c10::OperatorHandle& op, torch::jit::Sta
 void refuse_backward(const c10::OperatorHandle&, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
-      "torch_fattn: varlen_attn has no backward on mps; call it under torch.no_grad(), or where gradients "
-      "are needed torch.nn.functional.scaled_dot_product_attention of each sequence");
+      "torch_fattn: varlen_attn has no backward on mps; call it under torch.no_grad(), or if gradients are "
+      "needed, use torch.nn.functional.scaled_dot_product_attention for each sequence");
 }
 
 using BoxedKernel = void (*)(const c10::OperatorHandle&, torch::jit::Stack*);

@@ -171,7 +171,7 @@ Pipeline* build_pipeline(const KernelSpec& spec) {
         [library->library newFunctionWithName:[NSString stringWithUTF8String:function_name(spec.kernel)]
                                constantValues:constant_values(spec)
                                         error:&error];
-    TORCH_CHECK(function != nil, "Metal found no function ", function_name(spec.kernel), " in ",
+    TORCH_CHECK(function != nil, "Metal did not find the function ", function_name(spec.kernel), " in ",
                 describe(spec, macros), ": ", text_of(error));
     MTLComputePipelineDescriptor* descriptor = [[[MTLComputePipelineDescriptor alloc] init] autorelease];
     descriptor.computeFunction = function;
@@ -184,7 +184,8 @@ Pipeline* build_pipeline(const KernelSpec& spec) {
                                                             options:MTLPipelineOptionNone
                                                          reflection:nil
                                                               error:&error];
-      TORCH_CHECK(state != nil, "Metal made no pipeline of ", describe(spec, macros), ": ", text_of(error));
+      TORCH_CHECK(state != nil, "Metal could not create a pipeline for ", describe(spec, macros), ": ",
+                  text_of(error));
       keep_pipeline(descriptor, what);
     }
     compiled.pipeline_seconds = watch.seconds();

@@ -108,7 +108,7 @@ void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& st
 void refuse_inference_tensors(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   for_each_written(op, stack, [](const std::string& name, const Tensor& written) {
     TORCH_CHECK(!written.is_inference(), "fattn.cache_write: ", name,
-                " is an inference tensor, which is written in inference mode alone; call under "
+                " is an inference tensor, which can be written in inference mode only; call under "
                 "torch.inference_mode(), or allocate it outside of the mode");
   });
 }
@@ -143,7 +143,7 @@ void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
 void refuse_negated(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   for_each_written(op, *stack, [](const std::string& name, const Tensor& written) {
     TORCH_CHECK_VALUE(!written.is_neg(), "fattn.cache_write: ", name,
-                      " is a negated view and is written in place; pass what its .resolve_neg() returns");
+                      " is a negated view and is written in place; pass the result of its .resolve_neg()");
   });
   const size_t count = op.schema().arguments().size();
   for (size_t i = 0; i < count; ++i) {

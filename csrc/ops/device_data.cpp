@@ -56,7 +56,7 @@ void check_mask_map(const Call& call) {
   const at::Tensor shown = hidden_fragments(right).bitwise_not().bitwise_and(hidden_fragments(map));
   const at::Tensor changed = right.ne(int{kCellWhole}).logical_and(map.eq(int{kCellWhole}));
   TORCH_CHECK_VALUE(!shown.ne(0).logical_or(changed).any().item<bool>(), name_of(call.problem.op),
-                    ": mask_map is not that of attn_mask; make it anew with torch_fattn.mask_map(attn_mask)");
+                    ": mask_map does not match attn_mask; recreate it with torch_fattn.mask_map(attn_mask)");
 }
 
 // Limits for the starts of the sequences among the rows of query or key.
@@ -81,7 +81,7 @@ void check_cu_seqlens(const Problem& problem, const Starts& of, const int32_t* s
                       "; pass the most rows that a sequence has");
   }
   TORCH_CHECK_VALUE(starts[problem.batch] <= of.rows, op, ": ", of.name, " ends at ", starts[problem.batch],
-                    " and ", of.rows_name, " has ", of.rows, " rows; it must not end behind them");
+                    " and ", of.rows_name, " has ", of.rows, " rows; its last entry must not be above that");
 }
 
 }  // namespace
@@ -121,7 +121,7 @@ void check_device_data_if_enabled(const CacheWriteCall& call) {
                       ", or -1 to drop the token");
     const auto [other, is_new] = token_of.try_emplace(slots[token], token);
     TORCH_CHECK_VALUE(is_new, name_of(Op::kCacheWrite), ": slot_mapping[", other->second, "] and [", token,
-                      "] are both ", slots[token], "; give every token a slot of its own, or -1 to drop it");
+                      "] are both ", slots[token], "; give every token a different slot, or -1 to drop it");
   }
 }
 

@@ -76,7 +76,7 @@ T one_of(const std::array<Named<T>, count>& values, const Row& row, const char* 
   for (const auto& [known, value] : values) {
     if (word == known) return value;
   }
-  TORCH_CHECK_VALUE(false, name, " of a tuned row is '", word, "', which is none that is known");
+  TORCH_CHECK_VALUE(false, name, " of a tuned row is '", word, "', which is unknown");
 }
 
 // A missing field is 0.

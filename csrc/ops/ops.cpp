@@ -77,8 +77,7 @@ std::string compiled_pipelines() {
 #endif
 }
 
-// The plan of a call for its device, or for another one; compiled for the GPU of this process if that is
-// asked.
+// The plan of a call, for its device or for another one. `compiles`: compiles it for the GPU of this process.
 template <typename AnyCall>
 std::string explained(const AnyCall& call, std::optional<std::string_view> device_name,
                       std::optional<int64_t> family, std::optional<int64_t> cores, bool compiles) {

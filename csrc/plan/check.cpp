@@ -136,7 +136,7 @@ std::optional<Refusal> check_decode_rows(const Problem& p) {
   if (tree || !elsewhere) {
     return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
                   "; split them into calls, each with the seq_lens up to its last row",
-                  tree ? " and an attn_mask in place of tree_mask" : "");
+                  tree ? " and an attn_mask instead of tree_mask" : "");
   }
   return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
                 p.op == Op::kDecode

@@ -46,7 +46,7 @@ std::optional<Refusal> check_score_options(const Problem& p) {
     return refuse(
         Kind::kValue, op, "q_offset ", p.q_offset, " is beyond ", kMaxLength,
         ", the last position for windows and alibi_slopes; use one nearer to 0: beyond all keys and ",
-        "windows out stays the same");
+        "windows the result does not change");
   }
   return std::nullopt;
 }

@@ -51,7 +51,7 @@ const char* fault_of_sizes(const TunedRow& row) {
   if (row.row_fragments != 0 || row.row_groups != 0 || row.early_loads != 0) {
     return "row_fragments, row_groups and early_loads belong to prefill";
   }
-  if (row.max_length != kAnyLength) return "decode cannot go by length";
+  if (row.max_length != kAnyLength) return "decode sizes cannot depend on the length";
   const int64_t unit = row.kernel == Kernel::kDecode ? row.tile_keys * row.simdgroups : row.tile_keys;
   if (row.least_chunk == 0 || row.least_chunk % unit != 0 || row.least_chunk > kLargeChunk) {
     return "least_chunk is not a multiple of the keys of a step, up to 512";
@@ -68,7 +68,7 @@ const char* fault_of_scope(const TunedRow& row) {
   const int64_t least = is_wide(row.kernel) ? kMaxRowDim + 1 : 1;
   const int64_t most = is_wide(row.kernel) ? kMaxHeadDim : kMaxRowDim;
   if (row.min_dim < least || row.max_dim < row.min_dim || row.max_dim > most) {
-    return "the kernel has not these head sizes";
+    return "the kernel does not support these head sizes";
   }
   if (row.max_length < 0) return "max_length is negative";
   return nullptr;
@@ -95,7 +95,7 @@ const char* fault_of_memory(const TunedRow& row) {
   for (const int64_t group_size : {1, 9, 17, 33}) {  // one row group of decode, two, four and more
     const auto planned = plan(largest_call(row, group_size), device);
     const Plan* plan = std::get_if<Plan>(&planned);
-    if (plan == nullptr) return "the kernel has not these head sizes";
+    if (plan == nullptr) return "the kernel does not support these head sizes";
     if (plan->passes[0].threadgroup_bytes > device.max_threadgroup_bytes) {
       return "the tile takes more than 32 KiB of threadgroup memory";
     }
@@ -126,7 +126,7 @@ const char* fault_of_lengths(const std::vector<TunedRow>& rows) {
     if (other == rows.end() || other->min_dim != row->min_dim || other->max_dim != row->max_dim) {
       return "a row for some lengths is not followed by one for the others";
     }
-    if (order_of(*other) != order_of(*row)) return "the order of a sum would go by length";
+    if (order_of(*other) != order_of(*row)) return "the order of a sum would depend on the length";
   }
   return nullptr;
 }
@@ -150,8 +150,9 @@ std::string fault_of(const std::vector<TunedRoute>& routes) {
     const char* fault = nullptr;
     if (route.op != Op::kPrefill && route.op != Op::kDecode) fault = "the op is not prefill or decode";
     if (!is_float(route.dtype)) fault = "the dtype is not float32, float16 or bfloat16";
-    if (route.dim < 1 || route.dim > kMaxHeadDim) fault = "the kernels have not this head size";
-    if (route.min_length < 1 || route.max_length < route.min_length) fault = "no length is between its two";
+    if (route.dim < 1 || route.dim > kMaxHeadDim) fault = "the kernels do not support this head size";
+    if (route.min_length < 1 || route.max_length < route.min_length)
+      fault = "min_length is below 1 or above max_length";
     if (fault != nullptr) return "route " + std::to_string(i) + ": " + fault;
   }
   return "";

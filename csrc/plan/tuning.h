@@ -79,7 +79,7 @@ inline constexpr std::array<PrefillWideRow, 5> kPrefillWideTuning{{
     {kAnyFamily, k16Bit, 256, 2, 1, 32, 4, false,
      "16-bit, D <= 256: 16 rows, columns over 4 simdgroups (registers of M1/M2 as Mesa counts; H200)"},
     {9, k16Bit, kAnyDim, 2, 1, 32, 8, true,
-     "16-bit: 16 rows, columns over 8 simdgroups, values asked for early (H200)"},
+     "16-bit: 16 rows, columns over 8 simdgroups, values loaded early (H200)"},
     {kAnyFamily, k16Bit, kAnyDim, 2, 1, 32, 8, false,
      "16-bit: 16 rows, columns over 8 simdgroups (registers of M1/M2 as Mesa counts)"},
     {kAnyFamily, kAnyDType, 256, 1, 2, 32, 8, false,

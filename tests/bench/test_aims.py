@@ -158,4 +158,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert aims.main([str(path)]) == 0
     capsys.readouterr()
     path.write_text("{}")
-    assert "is no record of the bench" in refusal_of(aims.main, [str(path)], capsys)
+    assert "is not a record of the bench" in refusal_of(aims.main, [str(path)], capsys)

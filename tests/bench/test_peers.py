@@ -393,6 +393,6 @@ def test_a_wheel_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for wrong in ("/nonexistent.whl", __file__):
         monkeypatch.setenv("MLX_METAL_WHEEL", wrong)
         with pytest.raises(
-            WrongArgumentError, match="is no readable wheel; name a wheel of mlx-metal 0.32.4"
+            WrongArgumentError, match="is not a readable wheel; name a wheel of mlx-metal 0.32.4"
         ):
             mlx_metal.include_folder.__wrapped__()

@@ -115,7 +115,7 @@ def test_prefill_of_a_paged_cache(kv_format: str, device: str, checked: Checked)
         step = cache.extend(sequences, counts)
         query = dense.rows(sum(counts), HEADS, DIM)
         with pytest.raises(
-            ValueError, match=r"PagedKVCache\.prefill: layer 0 has not got this step's tokens"
+            ValueError, match=r"PagedKVCache\.prefill: layer 0 does not have this step's tokens yet"
         ):
             cache.prefill(0, step, query.to(device))
         dense.append(cache, step, counts, device)

@@ -30,7 +30,7 @@ def test_wrong_use() -> None:
     one, two = cache.allocate(), cache.allocate()
     with pytest.raises(ValueError, match="not distinct"):
         cache.extend([one, one])
-    with pytest.raises(ValueError, match="3 numbers of new tokens are for 2 sequences"):
+    with pytest.raises(ValueError, match="3 numbers of new tokens were given for 2 sequences"):
         cache.extend([one, two], (1, 2, 3))
     with pytest.raises(ValueError, match="-1 is not a number of new tokens"):
         cache.extend([one, two], (4, -1))
@@ -38,11 +38,11 @@ def test_wrong_use() -> None:
     step = cache.extend([one, two], 2)
     query = torch.zeros(2, HEADS, 1, DIM, device="mps")
     key, value = (torch.zeros(4, KV_HEADS, dim, device="mps") for dim in (DIM, VALUE_DIM))
-    with pytest.raises(ValueError, match=r"layer 1 has not got this step's tokens"):
+    with pytest.raises(ValueError, match=r"layer 1 does not have this step's tokens yet"):
         cache.decode(1, step, query)
     with pytest.raises(ValueError, match=r"key has 3 tokens and the step 4; pass the step's 4 tokens"):
         cache.append(1, step, key[:3], value[:3])
-    with pytest.raises(ValueError, match=r"layer 1 has not got this step's tokens"):
+    with pytest.raises(ValueError, match=r"layer 1 does not have this step's tokens yet"):
         cache.decode(1, step, query)
     cache.append(1, step, key, value)
     cache.decode(1, step, query)
@@ -111,7 +111,7 @@ def test_new_tokens_are_of_the_cache(make: Any) -> None:
         of_size = "head_dim 24 and the cache 32; pass rows of 32" if what == "query" else heads
         return [
             (right.to("mps"), ValueError, rf"{what} is on mps:0 and the cache on cpu; move it with .to\("),
-            (right.to("meta"), ValueError, f"{what} is on meta, which holds no numbers"),
+            (right.to("meta"), ValueError, f"{what} is on meta, which has no data"),
             (right.half(), TypeError, rf"{what} is torch.float16 .* .to\(torch.float32\), the cache's dtype"),
             (right[..., :24], ValueError, f"{what} has .*{of_size}"),
         ]
@@ -165,7 +165,7 @@ def test_a_quantised_cache_takes_rows_of_every_dtype() -> None:
         ({"value_dim": 584}, NotImplementedError, "584 is above 576"),
         ({"dtype": torch.float64}, TypeError, "float64"),
         ({"num_kv_heads": -1}, ValueError, "num_kv_heads -1 is not a size; give 0 or more"),
-        ({"device": "gpu"}, ValueError, 'device \'gpu\' holds no tensors here; use "mps" or "cpu"$'),
+        ({"device": "gpu"}, ValueError, 'device \'gpu\' is not available here; use "mps" or "cpu"$'),
     ],
 )
 def test_wrong_sizes(make: Any, changes: dict[str, Any], error: type[Exception], words: str) -> None:

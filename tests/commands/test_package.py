@@ -116,7 +116,7 @@ def test_explain_command(op: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor_is_content(capsys: pytest.CaptureFixture[str]) -> None:
     with counted_launches() as launches:
         assert doctor.main() == 0
-    assert "All is well." in capsys.readouterr().out
+    assert "No problems found." in capsys.readouterr().out
     assert {"fattn_prefill", "fattn_decode", "fattn_merge", "fattn_cache_write"} <= launches.keys()
 
 

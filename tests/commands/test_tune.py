@@ -293,8 +293,8 @@ def test_the_real_way(
         ("tune --op merge", "--op: invalid choice: 'merge'"),
         ("tune --dtype int8", "--dtype: invalid choice: 'int8'"),
         ("tune --head-dim 577", "--head-dim: '577' is above 576"),
-        ("tune --show --reset", "--reset and --show do not go together"),
-        ("tune --show --dry-run", "--show and --dry-run do not go together"),
+        ("tune --show --reset", "--reset and --show cannot be combined"),
+        ("tune --show --dry-run", "--show and --dry-run cannot be combined"),
         ("tune --reset --seconds 3", "--reset times nothing and takes no --seconds"),
         ("tune --show --anyway", "--show times nothing and takes no --anyway"),
     ],
@@ -354,4 +354,4 @@ def test_without_a_gpu(
 ) -> None:
     monkeypatch.setattr(tune, "advice_about_device", lambda: ["torch finds no Metal device"])
     assert status_of(command_line.main, "tune --anyway") == 1
-    assert "it needs the GPU: torch finds no Metal device" in capsys.readouterr().err
+    assert "needs a GPU: torch finds no Metal device" in capsys.readouterr().err

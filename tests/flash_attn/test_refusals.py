@@ -98,7 +98,7 @@ REFUSED = [
     fault("no room for the new keys", option(cache_seqlens=10),
           "3 new keys are above the capacity 12 of the cache; pass at most 9"),
     fault("one cache for both", lambda _: odd(*[zeros(2, 12, 2, 15)] * 2),
-          "k_cache and v_cache begin at the same memory"),
+          "k_cache and v_cache begin at the same address"),
     fault("lengths of 3", lambda _: {"cache_seqlens": long(1, 2, 3)},
           "cache_seqlens has shape [3]; pass [2]"),
     fault("lengths on the CPU", lambda _: {"cache_seqlens": long(1, 2).cpu()},

@@ -95,7 +95,11 @@ def test_refusals() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"dtype": "float16"}, TypeError, "dtype 'float16' is not a torch.dtype; pass torch.float16, say"),
+        (
+            {"dtype": "float16"},
+            TypeError,
+            "dtype 'float16' is not a torch.dtype; pass for example torch.float16",
+        ),
         ({"mask": "bool"}, TypeError, "mask 'bool' is not a torch.dtype"),
         ({"heads": -1}, ValueError, "heads -1 is below 1, the least"),
         ({"heads": [4, 0]}, ValueError, "heads 0 is below 1, the least"),

@@ -389,7 +389,7 @@ def test_the_map_of_another_mask_raises_when_asked(device: str, monkeypatch: pyt
     assert not torch.equal(looser, arguments["mask_map"])
     fattn.prefill(**arguments | {"mask_map": looser})
     fattn.prefill(**arguments | {"mask_map": torch.full_like(looser, 255)})
-    words = r"fattn\.prefill: mask_map is not that of attn_mask; make it anew"
+    words = r"fattn\.prefill: mask_map does not match attn_mask; recreate it"
     for byte in (0, 2, 1 + 4 * 15):
         with pytest.raises(ValueError, match=words):
             fattn.prefill(**arguments | {"mask_map": torch.full_like(looser, byte)})

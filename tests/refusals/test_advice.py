@@ -20,11 +20,11 @@ ADVICE = [
     *shapes.ADVICE,
 ]
 CHECKED = {  # checked only with FATTN_CHECK=1
-    "make it anew with torch_fattn.mask_map(attn_mask)",
+    "recreate it with torch_fattn.mask_map(attn_mask)",
     "pass the most rows that a sequence has",
-    "give every token a slot of its own, or -1 to drop it",
+    "give every token a different slot, or -1 to drop it",
     "share fewer keys",
-    "give each sequence entries of its own in",
+    "give each sequence different entries in",
     "pass as shared_blocks how many they share",
 }
 LIMIT = "states the limit, not another call"
@@ -35,18 +35,18 @@ NOT_FOLLOWED = {
     "all three must have the same dtype": LIMIT,
     "lses must have the shape of outs without its last dimension": LIMIT,
     "it must be contiguous": LIMIT,
-    "it must not end behind them": LIMIT,
+    "its last entry must not be above that": LIMIT,
     "both must have the same dtype": LIMIT,
     "its shape must be": LIMIT,
     "pass the sums that the overloads part return": LIMIT,
     "they must be equal": LIMIT,
     "its shape must be [batch, heads, rows, head_dim]": LIMIT,
     "its shape must be [tokens, heads, head_dim]": LIMIT,
-    "pass one of the numbers that allocate() and fork() returned, until free() takes it": LIMIT,
+    "pass a number that allocate() or fork() returned and free() has not released": LIMIT,
     "the options are": LIMIT,
     "pass rows [..., D] of a floating dtype": LIMIT,
     "pass at least one, and for int4 groups of": LIMIT,
-    "pass them": LIMIT,
+    "pass a tensor with data": LIMIT,
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
     "pass a ModelPatcher, which ComfyUI's loaders return": "tests/integrations/test_comfyui.py",
@@ -66,8 +66,8 @@ NOT_FOLLOWED = {
     "split the tensor": HUGE,
     "split the mask": HUGE,
     "call it with dropout_p=0.0": VARLEN,
-    "call it under torch.no_grad(), or where gradients are needed "
-    "torch.nn.functional.scaled_dot_product_attention of each sequence": VARLEN,
+    "call it under torch.no_grad(), or if gradients are needed, "
+    "use torch.nn.functional.scaled_dot_product_attention for each sequence": VARLEN,
     "torch_fattn.install() provides one": VARLEN,
     "use F.scaled_dot_product_attention for training": "dropout is random",
     "pass the whole keys of each sequence to torch_fattn.decode": "future options: test_shared_prefix.py",

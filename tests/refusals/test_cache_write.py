@@ -174,7 +174,7 @@ def test_caches_that_begin_at_one_place() -> None:
     arguments = valid()
     arguments["value_cache"] = arguments["key_cache"]
     arguments["value"] = arguments["key"].clone()
-    with pytest.raises(ValueError, match="begin at the same memory"):
+    with pytest.raises(ValueError, match="begin at the same address"):
         torch_fattn.cache_write(**arguments)
     arguments["value"] = arguments["key"]
     torch_fattn.cache_write(**arguments)

@@ -1,5 +1,5 @@
-"""The list of models in docs/models.md and its summary in the README, written from families.txt and
-checked by test_models_table.py.
+"""Writes the list of models in docs/models.md and its summary in the README from families.txt;
+test_models_table.py checks them.
 
 python -m tests.transformers.models_table            # exit 1 if one of them differs
 python -m tests.transformers.models_table --update
@@ -18,16 +18,15 @@ README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "models.md"
 PREFACE = """# Models
 
-With `attn_implementation="fattn"` a model either computes what it computes with `"eager"`, or says in one
-sentence why not. This page is written from a run of every family of transformers that builds from a small
-generic config: without padding, padded left and right, with a batch of one, and through `generate`
+With `attn_implementation="fattn"` a model computes what it computes with `"eager"`, or raises an error with the
+reason. This page lists the results of every family of transformers that builds from a small generic config. Each
+was run without padding, padded left and right, with a batch of one, and through `generate`
 (`python -m tests.transformers.sweep`).
 
 Outputs at padding tokens may differ: a row that sees no key is 0 here, as under `"sdpa"`, and a mean under
-`"eager"`. A model whose layers were exchanged after it was built cannot be told from the original. Gemma 2, 3
-and 4, Qwen3.5, GPT-OSS, T5, Whisper, Qwen2-VL, Qwen2.5-VL and Qwen3-VL are also run with the head sizes of
-their checkpoints, images and sound included
-([real_heads.py](../tests/transformers/real_heads.py)).
+`"eager"`. Layers that were replaced after the model was built are not detected. Gemma 2, 3 and 4, Qwen3.5,
+GPT-OSS, T5, Whisper, Qwen2-VL, Qwen2.5-VL and Qwen3-VL were also run with the head sizes of their checkpoints,
+including images and sound ([real_heads.py](../tests/transformers/real_heads.py)).
 """
 BEGIN = "<!-- MODELS: written by python -m tests.transformers.models_table --update -->"
 END = "<!-- /MODELS -->"
@@ -51,12 +50,12 @@ def table(document: dict[str, Any]) -> str:
     verdicts = [found["verdict"] for group in families.values() for found in group.values()]
     counts = {v: verdicts.count(v) for v in ("matches", "refuses", "not used", "not built")}
     lines = [
-        f"Of {len(verdicts)} entries of the Auto mappings of transformers {document['transformers']}, "
+        f"The Auto mappings of transformers {document['transformers']} have {len(verdicts)} entries: "
         f"{counts['matches']} match eager attention, {counts['refuses']} are refused, "
         f"{counts['not used']} run as under eager without using `fattn`, and {counts['not built']} do not "
         "build or run from a small generic config and inputs; "
         f"{len(verdicts) - sum(counts.values())} differ. "
-        f"{sum(len(names) for names in document['under_sdpa'].values())} of those refused match under "
+        f"{sum(len(names) for names in document['under_sdpa'].values())} of the refused ones match under "
         '`register(on_unsupported="sdpa")`, through other attention.',
         "",
     ]
@@ -86,7 +85,7 @@ def render(readme: str) -> str:
 
 
 def page() -> str:
-    """The whole list of the newest version, where nothing is folded, and how older ones differ."""
+    """The whole list of the newest version, unfolded, and the differences of older versions."""
     *older, newest = all_recorded()
     lines = []
     for line in table(newest).splitlines():
@@ -106,8 +105,8 @@ def _differences(document: dict[str, Any], newest: dict[str, Any]) -> str:
         for name, then in verdicts.items():
             now = newest["families"][kind].get(name, {"verdict": "gone"})["verdict"]
             if then["verdict"] != now:
-                found.append(f"{name} ({WORDS[then['verdict']]}; with the newer one {WORDS[now]})")
-    return f"Other than above: {', '.join(found)}." if found else "None of them is other than above."
+                found.append(f"{name} ({WORDS[then['verdict']]}; with the newer version {WORDS[now]})")
+    return f"Different from the list above: {', '.join(found)}." if found else "All are as above."
 
 
 def _named(group: dict[str, dict[str, str]], verdict: str) -> list[str]:

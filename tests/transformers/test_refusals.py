@@ -149,7 +149,7 @@ def test_pattern_of_other_lengths() -> None:
     padding = torch.ones(1, ROWS, dtype=torch.bool, device=DEVICE)
     for kv_length, q_length in ((ROWS + 1, ROWS), (ROWS + 9, ROWS + 9)):
         other = write_pattern(1, q_length, kv_length, kv_length, 2, padding, DEVICE)
-        assert "is not about 4 rows and 4 keys" in refusal(attention_mask=other)
+        assert "does not have 4 rows and 4 keys" in refusal(attention_mask=other)
     fitting = write_pattern(1, ROWS, ROWS, ROWS, 2, padding, DEVICE)
     assert call(attention_mask=fitting).shape == (1, ROWS, 4, 16)
 

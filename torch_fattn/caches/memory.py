@@ -54,7 +54,7 @@ def _check_device(name: str, device: torch.device | str) -> None:
         torch.empty(1, device=device)
     except (AssertionError, NotImplementedError, RuntimeError, ValueError):
         raise ValueError(
-            f'{name}: device {str(device)!r} holds no tensors here; use "mps" or "cpu"'
+            f'{name}: device {str(device)!r} is not available here; use "mps" or "cpu"'
         ) from None
 
 
@@ -185,7 +185,7 @@ class Layers:
         """Checks device and dtype. A quantised cache takes rows of every supported dtype."""
         device = self._operands[0][0].device
         if rows.device != device and rows.is_meta:
-            raise ValueError(f"{method}: {what} is on meta, which holds no numbers; pass them")
+            raise ValueError(f"{method}: {what} is on meta, which has no data; pass a tensor with data")
         if rows.device != device:
             raise ValueError(
                 f"{method}: {what} is on {rows.device} and the cache on {device}; move it with "
@@ -247,7 +247,7 @@ def counts_of(name: str, tokens: int | Sequence[int], batch: int) -> list[int]:
     counts = [int(tokens)] * batch if isinstance(tokens, (int, Integral)) else [int(n) for n in tokens]
     if len(counts) != batch:
         raise ValueError(
-            f"{name}: {len(counts)} numbers of new tokens are for {batch} sequences; give one for each"
+            f"{name}: {len(counts)} numbers of new tokens were given for {batch} sequences; give one for each"
         )
     if any(count < 0 for count in counts):
         raise ValueError(f"{name}: {min(counts)} is not a number of new tokens; give 0 or more")

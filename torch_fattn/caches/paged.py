@@ -343,8 +343,8 @@ class PagedKVCache:
     def _get(self, method: str, sequence: int) -> _PagedSequence:
         if sequence not in self._sequences:
             raise ValueError(
-                f"PagedKVCache.{method}: sequence {shown(sequence)} is not allocated; pass one of the "
-                "numbers that allocate() and fork() returned, until free() takes it"
+                f"PagedKVCache.{method}: sequence {shown(sequence)} is not allocated; pass a number that "
+                "allocate() or fork() returned and free() has not released"
             )
         return self._sequences[sequence]
 

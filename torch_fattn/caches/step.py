@@ -37,12 +37,15 @@ class CacheStep:
     def _check_cache(self, method: str, cache: Any) -> None:
         if self._cache is not cache:
             raise ValueError(
-                f"{method}: this step is of another cache; use what extend() of this one returned"
+                f"{method}: this step belongs to another cache; use the one that extend() of "
+                "this cache returned"
             )
 
     def _check_appended(self, method: str, layer: int) -> None:
         if layer not in self._appended and self.slot_mapping.numel() > 0:
-            raise ValueError(f"{method}: layer {layer} has not got this step's tokens; append() them first")
+            raise ValueError(
+                f"{method}: layer {layer} does not have this step's tokens yet; append() them first"
+            )
 
     def _check_query(self, method: str, query: Tensor) -> None:
         check_tensor(method, "query", query, "[batch, heads, rows, head_dim]")

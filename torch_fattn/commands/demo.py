@@ -83,7 +83,7 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
         check_folder(model_path)
     make_output_folder()
     if obstacles := advice_about_device():
-        print(f"torch_fattn demo: it needs the GPU: {obstacles[0]}", file=sys.stderr)
+        print(f"torch_fattn demo needs a GPU: {obstacles[0]}", file=sys.stderr)
         return 1
     register()
     dtype = getattr(torch, dtype_name)
@@ -129,12 +129,12 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
 def check_folder(path: str) -> None:
     """Checks --model before anything is loaded."""
     if not path:
-        raise ArgumentError("--model '' names nothing; give the folder of a checkpoint or leave it out")
+        raise ArgumentError("--model '' is empty; give the folder of a checkpoint or leave it out")
     folder = Path(path)
     if folder.is_file():
         raise ArgumentError(f"--model {path!r} is a file; give the folder that holds config.json and weights")
     if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ArgumentError(f"--model {path!r} holds no config.json; give the folder of a checkpoint")
+        raise ArgumentError(f"--model {path!r} contains no config.json; give the folder of a checkpoint")
     if folder.exists() or is_cached(path):
         return
     if HUB_ID.fullmatch(path):

@@ -25,7 +25,9 @@ OK = "ok"
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SWITCHES = ("FATTN_ARCHIVE", "FATTN_CHECK", "FATTN_TUNING")
 RAISES_FAULTS = (2, 15)
-SILENT_FAULTS = "torch {} raises nothing when the GPU faults or macOS stops a kernel: only results tell"
+SILENT_FAULTS = (
+    "torch {} raises no error when the GPU faults or macOS stops a kernel: only the results show it"
+)
 FIND_FAULTS = (
     "if the GPU faulted, there may be a line with `command buffer` or `kIOGPU` above: run this again with "
     "MTL_SHADER_VALIDATION=1 MTL_SHADER_VALIDATION_REPORT_TO_STDERR=1 to see which kernel"
@@ -112,7 +114,7 @@ def main() -> int:
     print(f"\ncompiled      {compile_summary()}\n")
     for line in advice:
         print(f"-> {line}")
-    print("All is well." if not advice else f"{len(advice)} thing(s) to look at.")
+    print("No problems found." if not advice else f"Problems found: {len(advice)}.")
     return 1 if advice else 0
 
 

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     """Raises ArgumentError for impossible arguments, before anything runs."""
     _check(options)
     if obstacles := advice_about_device():
-        print(f"torch_fattn tune: it needs the GPU: {obstacles[0]}", file=sys.stderr)
+        print(f"torch_fattn tune needs a GPU: {obstacles[0]}", file=sys.stderr)
         return 1
     chip = Chip(**this_gpu())
     if options.reset:
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     file = TunedFile(VERSION, source_digest(), chip, datetime.date.today().isoformat(), rows, routes)
     install(chip, file.rows, file.provenance, file.routes)
     if options.dry_run:
-        print("written      nothing, as asked")
+        print("written      nothing (--dry-run)")
     elif not rows and not routes:
         _remove(path_of(chip))
         print(f"written      nothing: {_why_nothing(outcome)}")
@@ -121,7 +121,7 @@ def _why_nothing(outcome: Outcome) -> str:
 def _check(options: argparse.Namespace) -> None:
     actions = [f"--{name.replace('_', '-')}" for name in ACTIONS if getattr(options, name)]
     if len(actions) > 1:
-        raise ArgumentError(f"{' and '.join(actions)} do not go together; give one of them")
+        raise ArgumentError(f"{' and '.join(actions)} cannot be combined; give one of them")
     timing = ("seconds", "op", "dtype", "head_dim", "anyway")
     given = [f"--{name.replace('_', '-')}" for name in timing if getattr(options, name)]
     if given and (options.reset or options.show):
@@ -133,7 +133,7 @@ def _check(options: argparse.Namespace) -> None:
     timed = not (options.reset or options.show)
     if timed and sys.platform != "darwin" and not options.anyway:
         raise ArgumentError(
-            f"Metal is software on {sys.platform}, whose times say nothing of a GPU; run it on a Mac, or "
+            f"Metal is software on {sys.platform}, whose times say nothing about a GPU; run it on a Mac, or "
             "give --anyway to rehearse with tiny calls"
         )
 

@@ -214,6 +214,6 @@ def _check_apart(
             if place in owner:
                 raise ValueError(
                     f"{name_of(op)}: new keys of sequences {owner[place]} and {b} have the same place; "
-                    f"give each sequence entries of its own in {what}"
+                    f"give each sequence different entries in {what}"
                 )
             owner[place] = b

@@ -66,8 +66,8 @@ def check_new_keys(
     check_written(op, k_cache=k_cache, v_cache=v_cache)
     if _begin_together(k_cache, v_cache) and (cos is not None or not _begin_together(k, v)):
         raise ValueError(
-            f"{name_of(op)}: k_cache and v_cache begin at the same memory, to which both k and v would be "
-            "written; pass memory of its own for each"
+            f"{name_of(op)}: k_cache and v_cache begin at the same address, to which both k and v would be "
+            "written; pass separate memory for each"
         )
     if cos is None or sin is None:
         return
@@ -107,7 +107,7 @@ def check_written(op: str, **caches: Tensor) -> None:
         if cache.numel() and any(size > 1 and step == 0 for size, step in steps):
             raise ValueError(
                 f"{name_of(op)}: {what} has shape {list(cache.shape)} and strides {list(cache.stride())}, so "
-                "that elements share memory; pass memory of its own, without .expand()"
+                "that elements share memory; allocate separate memory for every element, without .expand()"
             )
 
 

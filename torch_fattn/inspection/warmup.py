@@ -160,14 +160,14 @@ def _check_size(op: str, name: str, value: Any) -> None:
     given = f"torch_fattn.warmup: {name} {shown(value)}"
     if name in _DTYPES:
         if not (isinstance(value, torch.dtype) or (value is None and _DTYPES[name])):
-            raise TypeError(f"{given} is not a torch.dtype; pass torch.float16, say")
+            raise TypeError(f"{given} is not a torch.dtype; pass for example torch.float16")
     elif name in _NUMBERS:
         if value is None and _NUMBERS[name]:
             return
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise TypeError(f"{given} is not a whole number; pass one from 1 on")
+            raise TypeError(f"{given} is not a whole number; pass one of at least 1")
         if value < 1:
-            raise ValueError(f"{given} is below 1, the least; pass a number from 1 on")
+            raise ValueError(f"{given} is below 1; pass a number of at least 1")
     elif name == "kv_format" and value is not None:
         if value not in KV_FORMATS:
             raise ValueError(f"{given} is not one of {', '.join(KV_FORMATS)}; leave it out for keys of dtype")

@@ -65,7 +65,7 @@ def check_writable(name: str, **written: Tensor) -> None:
             )
         if tensor.is_inference() and not torch.is_inference_mode_enabled():
             raise RuntimeError(
-                f"{name}: {what} is an inference tensor, which is written in inference mode alone; call "
+                f"{name}: {what} is an inference tensor, which can be written in inference mode only; call "
                 "under torch.inference_mode(), or allocate it outside of the mode"
             )
         if tensor.is_neg():
@@ -273,7 +273,7 @@ class Signature:
         for what, _kind, value in self._given(arguments, keywords):
             if isinstance(value, Tensor) and value.is_meta:
                 raise ValueError(
-                    f"{self.name}: {what} is on meta, which holds no numbers; pass them"
+                    f"{self.name}: {what} is on meta, which has no data; pass a tensor with data"
                 ) from None
 
     def _given(

@@ -167,10 +167,10 @@ def read(path: Path, version: str) -> TunedFile:
             raise
         raise BadFileError(f"it cannot be read ({error})") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise BadFileError(f"it is not of format {FORMAT}")
+        raise BadFileError(f"its format is not {FORMAT}")
     for name, mine in (("torch_fattn", version), ("sources", source_digest())):
         if data.get(name) != mine:
-            raise BadFileError(f"it was made with {name} {data.get(name)!r}, and this is {mine!r}")
+            raise BadFileError(f"its {name} is {data.get(name)!r}, and here it is {mine!r}")
     entries = _checked_fields(data, TunedFile, extra=("format",))
     for name in ("rows", "routes"):
         if not isinstance(entries[name], list):
@@ -180,7 +180,7 @@ def read(path: Path, version: str) -> TunedFile:
     chip = Chip(**_checked_fields(entries.pop("chip"), Chip))
     file = TunedFile(**entries, chip=chip, rows=rows, routes=routes)
     if path.name != chip.file_name:
-        raise BadFileError(f"its name is not that of the file of {chip}")
+        raise BadFileError(f"its name does not match its GPU, {chip}")
     if fault := fault_of(rows, routes):
         raise BadFileError(f"its sizes are not legal: {fault}")
     return file
@@ -198,7 +198,7 @@ def _checked_fields(data: Any, of: type, extra: tuple[str, ...] = ()) -> dict[st
     """Checks that `data` has exactly the fields of a dataclass, with values of their types, and returns
     them."""
     if not isinstance(data, dict):
-        raise BadFileError(f"its {of.__name__} is no object")
+        raise BadFileError(f"its {of.__name__} is not an object")
     known = {each.name: str(each.type) for each in fields(of)}
     if data.keys() != {*known, *extra}:
         different = sorted(data.keys() ^ {*known, *extra})
@@ -208,14 +208,14 @@ def _checked_fields(data: Any, of: type, extra: tuple[str, ...] = ()) -> dict[st
         if kind in TYPES and (isinstance(value, bool) or not isinstance(value, TYPES[kind])):
             raise BadFileError(f"its {name} {value!r} is not of type {kind}")
         if isinstance(value, str) and not value.isprintable():  # C++ cannot take half a surrogate pair
-            raise BadFileError(f"its {name} {value!r} is no text")
+            raise BadFileError(f"its {name} {value!r} is not printable text")
     return {name: data[name] for name in known}
 
 
 def _row(entry: Any) -> TunedRow:
     row = TunedRow(**_checked_fields(entry, TunedRow))
     if row.kernel not in KERNELS or row.dtype not in DTYPES:
-        raise BadFileError(f"no kernel {row.kernel!r} of {row.dtype!r} is tuned")
+        raise BadFileError(f"kernel {row.kernel!r} in {row.dtype!r} is not tuned")
     sizes = row.sizes
     if not isinstance(sizes, dict) or sizes.keys() != set(SIZES[row.kernel]):
         raise BadFileError(f"the sizes of {row.kernel} are {', '.join(SIZES[row.kernel])}")
@@ -228,7 +228,7 @@ def _row(entry: Any) -> TunedRow:
 def _route(entry: Any) -> TunedRoute:
     route = TunedRoute(**_checked_fields(entry, TunedRoute))
     if route.op not in OPS or route.dtype not in DTYPES or route.to not in TAKERS:
-        raise BadFileError(f"no {route.op!r} of {route.dtype!r} goes to {route.to!r}")
+        raise BadFileError(f"its route of {route.op!r} in {route.dtype!r} to {route.to!r} does not exist")
     for version in (route.macos, route.torch):
         if not is_version(version):
             raise BadFileError(f"{version!r} is not a version of two numbers")

@@ -25,7 +25,7 @@ print(settings.threads, settings.order, settings.seed, settings.checks)
         ({"SOFTMETAL_CHECK": "race,uninit", "SOFTMETAL_THREADS": "3"}, "3 0 0 5", ""),
         ({"SOFTMETAL_CHECK": "0", "SOFTMETAL_ORDER": "reverse"}, "0 1 0 0", ""),
         ({"SOFTMETAL_ORDER": "random:42"}, "0 2 42 0", ""),
-        ({"SOFTMETAL_CHECK": "race,typo"}, "0 0 0 1", "names no check 'typo'"),
+        ({"SOFTMETAL_CHECK": "race,typo"}, "0 0 0 1", "names an unknown check, 'typo'"),
         ({"SOFTMETAL_ORDER": "sideways"}, "0 0 0 0", "is 'sideways'"),
     ],
     ids=str,

@@ -199,7 +199,7 @@ ADVICE: list[Advice] = [
            _used(lambda cache, step: _appended(cache, step, first=True)), _grown_exactly),
     Advice("use the step of its last extend()", _used(lambda cache, step: _grown(cache, step, last=False)),
            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
-    Advice("use what extend() of this one returned",
+    Advice("use the one that extend() of this cache returned",
            lambda: _used(lambda cache, step: _cache().decode(0, step, heads(1, 4, 1, 64)))(),
            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
     Advice("use what the last extend() returned", lambda: _static(last=False), lambda: _static(last=True),

@@ -70,12 +70,12 @@ ADVICE: list[Advice] = [
     ),
     *(
         Advice(
-            "split them into calls, each with the seq_lens up to its last row{} and an attn_mask in place of "
+            "split them into calls, each with the seq_lens up to its last row{} and an attn_mask instead of "
             "tree_mask",
             run(op, query=LONG, tree_mask=TREE, **options),
             _long_by_parts(op, attn_mask=_tree_as_mask(), **options),
             exact(op, query=LONG, tree_mask=TREE, **options),
-            message="up to its last row and an attn_mask in place of tree_mask",
+            message="up to its last row and an attn_mask instead of tree_mask",
         )
         for op, options in (("decode", {}), ("decode", QUANTISED), ("paged_decode", {}))
     ),

@@ -264,7 +264,7 @@ def _refuse_bias(
 def _refuse_pattern(module: nn.Module, mask: Tensor, q_len: int, kv_len: int) -> NoReturn:
     refuse_meaning(
         module,
-        f"the causal pattern {tuple(mask.shape)} is not about {q_len} rows and {kv_len} keys",
+        f"the causal pattern {tuple(mask.shape)} does not have {q_len} rows and {kv_len} keys",
         USE_ANOTHER,
     )
 

@@ -105,7 +105,7 @@ def _causal(
 def _of_pattern(mask: Tensor, rows: int, keys: int) -> Tensor:
     pattern = read_pattern(mask, rows, keys)
     if pattern is None:
-        raise ValueError(f"the causal pattern {tuple(mask.shape)} is not about {rows} rows and {keys} keys")
+        raise ValueError(f"the causal pattern {tuple(mask.shape)} does not have {rows} rows and {keys} keys")
     filled: Tensor | int = pattern.keys
     if pattern.seq_lens is not None:
         filled = pattern.seq_lens[:, None, None, None]

@@ -105,13 +105,13 @@ def refuse_keywords(
             if not packed and (mask is None or mask.ndim != 4):
                 refuse_meaning(
                     module,
-                    f"{name} (packed sequences) says too little by itself",
+                    f"{name} (packed sequences) is not enough by itself",
                     "pass cu_seq_lens_q and cu_seq_lens_k without an attention_mask, or position_ids that "
                     "restart at every sequence",
                 )
             continue
         refuse_meaning(
-            module, f"the keyword {name} is unknown and may change what attention means", USE_ANOTHER
+            module, f"the keyword {name} is unknown and may change the result of attention", USE_ANOTHER
         )
     if keywords.get("output_attentions"):
         warnings.warn(

@@ -68,14 +68,14 @@ def _form_or_refusal(config_class: type[PreTrainedConfig]) -> tuple[str, str]:
     classes = _base_classes(config_class)
     if not classes:
         return "", (
-            f"fattn attention: no loaded model class has the config {config_class.__name__}, and none can be "
-            f"asked whether it goes through transformers' attention interface; {USE_EAGER}"
+            f"fattn attention: no loaded model class has the config {config_class.__name__}, so "
+            f"nothing shows whether it uses transformers' attention interface; {USE_EAGER}"
         )
     for model_class in classes:
         if not _goes_through_interface(model_class):
             return "", (
-                f"fattn attention: {model_class.__name__} does not go through transformers' attention "
-                f"interface by what it declares, and would misread the mask; {USE_EAGER}"
+                f"fattn attention: {model_class.__name__} does not declare that it uses transformers' "
+                f"attention interface, and would misread the mask; {USE_EAGER}"
             )
     if all(model_class._supports_flash_attn for model_class in classes):
         return MaskForm.PADDING.value, ""

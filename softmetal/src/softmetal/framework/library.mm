@@ -33,7 +33,7 @@ CompileOptions read_options(MTLCompileOptions* given) {
   const char* modes[] = {"safe", "relaxed", "fast"};
   if (options.mathMode < MTLMathModeSafe || options.mathMode > MTLMathModeFast)
     violated("newLibraryWithSource: mathMode " + std::to_string(options.mathMode) +
-             " is none of MTLMathMode's values");
+             " is not a value of MTLMathMode");
   const bool precise = options.mathFloatingPointFunctions == MTLMathFloatingPointFunctionsPrecise;
   return {language_of(options), modes[options.mathMode], precise ? "precise" : "fast"};
 }
@@ -68,7 +68,7 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
     for (uint32_t i = 0; i < kernel.argument_count; ++i)
       if (kernel.arguments[i].kind == SOFTMETAL_ARG_UNSUPPORTED)
         throw CompileError(
-            "no pipeline can be made of kernel '" + function->_name + "': its parameter '" +
+            "cannot create a pipeline for kernel '" + function->_name + "': its parameter '" +
             kernel.arguments[i].name +
             "' is a texture or a sampler, which softmetal does not support; pass a buffer instead");
     NSUInteger limit = kMaxThreads;

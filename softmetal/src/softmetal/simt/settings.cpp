@@ -30,10 +30,10 @@ uint32_t parse_checks(const char* text) {
     for (const auto& n : names)
       if (word == n.name) bit = n.bit;
     if (!bit)
-      fprintf(
-          stderr,
-          "softmetal: SOFTMETAL_CHECK names no check '%s'; use race, bounds, uninit, bytes, distinct or 1\n",
-          word.c_str());
+      fprintf(stderr,
+              "softmetal: SOFTMETAL_CHECK names an unknown check, '%s'; use race, bounds, uninit, bytes, "
+              "distinct or 1\n",
+              word.c_str());
     checks |= bit;
     if (end == std::string::npos) break;
     at = end + 1;
