@@ -158,7 +158,6 @@ struct GridSlice {
   X(fattn_i32, heads_first) /* neighbours in the grid are heads, not tiles of one */
 struct PrefillParams {
   FATTN_PREFILL_PARAMS(FATTN_FIELD)
-  fattn_i32 reserved;
 };
 
 // What decode sees by position. kNoWindow as window_left: every key up to the row's own.
@@ -198,7 +197,6 @@ struct CausalSpan {
   X(fattn_i32, shares) /* of the chunks of all sequences, per key-value head and row block */
 struct DecodeParams {
   FATTN_DECODE_PARAMS(FATTN_FIELD)
-  fattn_i32 reserved;
 };
 
 #define FATTN_MERGE_PARAMS(X)               \
@@ -210,7 +208,6 @@ struct DecodeParams {
   X(fattn_i32, puts_part) /* the result is a part itself: lse holds what RowSum::of_part() has */
 struct MergeParams {
   FATTN_MERGE_PARAMS(FATTN_FIELD)
-  fattn_i32 reserved;
 };
 
 // Caches are block, head, slot, as in DecodeParams.
@@ -230,7 +227,6 @@ struct MergeParams {
   X(fattn_i32, block_size)
 struct CacheWriteParams {
   FATTN_CACHE_WRITE_PARAMS(FATTN_FIELD)
-  fattn_i32 reserved;
 };
 
 // The mask as it is, and its map: contiguous, batch, head, row_cells, key_cells. Along a dimension in which
@@ -268,12 +264,15 @@ struct LogitsParams {
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-FATTN_CHECK_SIZE(PrefillParams, 352);
-FATTN_CHECK_SIZE(CausalSpan, 40);
-FATTN_CHECK_SIZE(DecodeParams, 288);
-FATTN_CHECK_SIZE(MergeParams, 72);
-FATTN_CHECK_SIZE(CacheWriteParams, 160);
-FATTN_CHECK_SIZE(MaskMapParams, 56);
-FATTN_CHECK_SIZE(LogitsParams, 112);
+// A struct of parameters has no gaps but at its end, where it fills a multiple of 8 bytes.
+#define FATTN_BYTES(type, name) +sizeof(type)
+#define FATTN_CHECK_PARAMS(Params, LIST) FATTN_CHECK_SIZE(Params, (0 LIST(FATTN_BYTES) + 7) / 8 * 8)
+FATTN_CHECK_PARAMS(PrefillParams, FATTN_PREFILL_PARAMS);
+FATTN_CHECK_PARAMS(CausalSpan, FATTN_CAUSAL_SPAN);
+FATTN_CHECK_PARAMS(DecodeParams, FATTN_DECODE_PARAMS);
+FATTN_CHECK_PARAMS(MergeParams, FATTN_MERGE_PARAMS);
+FATTN_CHECK_PARAMS(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS);
+FATTN_CHECK_PARAMS(MaskMapParams, FATTN_MASK_MAP_PARAMS);
+FATTN_CHECK_PARAMS(LogitsParams, FATTN_LOGITS_PARAMS);
 
 }  // namespace fattn
