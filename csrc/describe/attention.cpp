@@ -303,6 +303,13 @@ Call describe_packed(Op op, const Arguments& arguments) {
   return call;
 }
 
+void add_flags(Call& call, const Arguments& arguments) {
+#define FATTN_FLAG(name, prefill_has_it) \
+  if (prefill_has_it || call.problem.op != Op::kPrefill) call.problem.name = arguments.get<bool>(#name);
+  FATTN_FLAGS(FATTN_FLAG)
+#undef FATTN_FLAG
+}
+
 // Reads the arguments that follow the keys in both decode ops.
 void add_decode_options(Call& call, const Arguments& arguments, const OptionalTensor& seq_lens) {
   call.problem.is_causal = true;
@@ -310,7 +317,7 @@ void add_decode_options(Call& call, const Arguments& arguments, const OptionalTe
   add_tree_mask(call, arguments);
   if (seq_lens.has_value()) add_seq_lens(call, *seq_lens);
   add_mask(call, arguments);
-  call.problem.token_major_out = arguments.get<bool>("token_major_out");
+  add_flags(call, arguments);
 }
 
 }  // namespace
@@ -324,7 +331,7 @@ Call describe_prefill(const Arguments& arguments) {
   add_score_options(call, arguments);
   add_mask(call, arguments);
   add_mask_map(call, arguments);
-  problem.token_major_out = arguments.get<bool>("token_major_out");
+  add_flags(call, arguments);
   return call;
 }
 

@@ -54,7 +54,7 @@ struct CacheWriteCall {
   at::Device device() const { return key.device(); }
 };
 
-// softmax or softcap of one tensor.
+// An operator on logits.
 struct LogitsCall {
   LogitsProblem problem;
   at::Tensor logits;
@@ -85,8 +85,8 @@ CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& val
                                     const at::Tensor& slot_mapping, const OptionalTensor& key_scales,
                                     const OptionalTensor& value_scales, std::string_view kv_format);
 MaskMapCall describe_mask_map(const at::Tensor& attn_mask);
-LogitsCall describe_softmax(const at::Tensor& scores, double softcap);
-LogitsCall describe_softcap(const at::Tensor& x, double cap);
+// `softcap`: the cap of an element op, too.
+LogitsCall describe_logits(Op op, const at::Tensor& logits, double softcap);
 
 // Returns the rows, or a contiguous copy if the call needs one.
 at::Tensor rows_to_read(const at::Tensor& rows, bool copy);

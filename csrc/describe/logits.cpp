@@ -37,13 +37,17 @@ Dims dims_of(const Tensor& tensor, int64_t rank) {
 
 // Whether vector loads can read the rows, and vector stores write those of the contiguous result.
 bool is_vector_aligned(const LogitsProblem& p, int64_t offset) {
-  const bool whole_vectors = p.columns % kLogitsVector == 0 || (p.op == Op::kSoftcap && p.rows == 1);
+  const bool whole_vectors = p.columns % kLogitsVector == 0 || (!is_row_op(p.op) && p.rows == 1);
   return p.column_stride == 1 && whole_vectors && offset % kLogitsVector == 0 &&
          std::all_of(p.strides.begin(), p.strides.begin() + p.dims,
                      [](int64_t stride) { return stride % kLogitsVector == 0; });
 }
 
-LogitsCall describe(Op op, const char* name, const Tensor& logits, double softcap) {
+}  // namespace
+
+LogitsCall describe_logits(Op op, const Tensor& logits, double softcap) {
+  const bool by_row = is_row_op(op);
+  const char* name = by_row ? "scores" : "x";
   TORCH_CHECK_TYPE(logits.defined(), name_of(op), ": ", name, " is None; pass a tensor");
   const DType dtype = dtype_of(logits.scalar_type());
   TORCH_CHECK_TYPE(is_float(dtype), name_of(op), ": ", name, " is ", dtype_name(logits),
@@ -51,13 +55,13 @@ LogitsCall describe(Op op, const char* name, const Tensor& logits, double softca
   LogitsCall call{.problem = {.op = op, .dtype = dtype, .softcap = softcap}, .logits = logits};
   LogitsProblem& problem = call.problem;
 
-  // softmax has its rows along the last dimension, softcap along all dimensions with the layout of one.
+  // Rows are along the last dimension, or for an element op along all dimensions with the layout of one.
   Dims rows;
-  if (op == Op::kSoftmax && logits.dim() > 0) {
+  if (by_row && logits.dim() > 0) {
     rows = dims_of(logits, logits.dim() - 1);
     problem.columns = logits.size(-1);
     problem.column_stride = logits.stride(-1);
-  } else if (op == Op::kSoftcap) {
+  } else if (!by_row) {
     rows = dims_of(logits, logits.dim());
     if (!rows.sizes.empty()) {
       problem.columns = rows.sizes.front();
@@ -67,10 +71,10 @@ LogitsCall describe(Op op, const char* name, const Tensor& logits, double softca
     }
   }
   for (const int64_t size : rows.sizes) problem.rows *= size;
-  // softcap's kernel counts elements in 32 bits if there is more than one row.
-  const bool many = op == Op::kSoftcap && problem.rows > 1 && logits.numel() > kMaxLogitsRows;
+  // Kernels of element ops count elements in 32 bits if there is more than one row.
+  const bool many = !by_row && problem.rows > 1 && logits.numel() > kMaxLogitsRows;
   call.copy = many || rows.sizes.size() > size_t{kLogitsDims};
-  if (call.copy && op == Op::kSoftcap) {
+  if (call.copy && !by_row) {
     problem.columns *= problem.rows;
     problem.rows = 1;
     rows = Dims();
@@ -87,13 +91,5 @@ LogitsCall describe(Op op, const char* name, const Tensor& logits, double softca
   problem.vector_aligned = is_vector_aligned(problem, call.copy ? 0 : logits.storage_offset());
   return call;
 }
-
-}  // namespace
-
-LogitsCall describe_softmax(const Tensor& scores, double softcap) {
-  return describe(Op::kSoftmax, "scores", scores, softcap);
-}
-
-LogitsCall describe_softcap(const Tensor& x, double cap) { return describe(Op::kSoftcap, "x", x, cap); }
 
 }  // namespace fattn

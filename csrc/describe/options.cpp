@@ -3,6 +3,8 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include <c10/util/Exception.h>
 
@@ -14,26 +16,36 @@ using at::Tensor;
 
 namespace {
 
-// One number per query head, or per sequence and query head.
-PerHead add_per_head(const Call& call, const char* name, bool by_sequence, const OptionalTensor& given,
-                     Tensor& numbers) {
+// "h bh" as a message has it: "[query heads] or [batch, query heads]".
+std::string text_of(std::string_view shapes) {
+  std::string text = "[";
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    if (i > 0) text += shapes[i] == ' ' ? "] or [" : shapes[i - 1] == ' ' ? "" : ", ";
+    if (shapes[i] != ' ') text += shapes[i] == 'b' ? "batch" : "query heads";
+  }
+  return text + "]";
+}
+
+// Numbers of one of the shapes, as FATTN_SCORE_OPTIONS has them.
+NumberTensor add_numbers(const Call& call, const char* name, std::string_view shapes,
+                         const OptionalTensor& given, Tensor& numbers) {
   if (!given.has_value()) return {};
   const char* op = name_of(call.problem.op);
   const int64_t batch = call.problem.batch;
-  const bool of_sequences = by_sequence && given->dim() == 2;
-  if (of_sequences) {
-    check_same_size(op, "batch size", "query", batch, name, given->size(0));
-  } else {
-    check_rank(op, name, *given, 1, by_sequence ? "[query heads] or [batch, query heads]" : "[query heads]");
-  }
+  std::string_view shape = shapes.substr(0, shapes.find(' '));
+  if (given->dim() != int64_t(shape.size())) shape = shapes.substr(shapes.find(' ') + 1);
+  check_rank(op, name, *given, int64_t(shape.size()), text_of(shapes));
+  const bool of_sequences = shape.front() == 'b', of_heads = shape.back() == 'h';
+  if (of_sequences) check_same_size(op, "batch size", "query", batch, name, given->size(0));
   check_device(op, name, *given, call.query);
   check_float(op, name, *given);
-  check_same_size(op, "head count", "query", call.problem.q_heads, name, given->size(-1));
+  if (of_heads) check_same_size(op, "head count", "query", call.problem.q_heads, name, given->size(-1));
   numbers = *given;
   return {.given = !of_sequences || batch > 0,  // without sequences, no row has a number
+          .of_sequences = of_sequences,
           .kind = float_kind(dtype_of(numbers.scalar_type())),
           .batch_stride = of_sequences ? numbers.stride(0) : 0,
-          .stride = numbers.stride(-1)};
+          .stride = of_heads ? numbers.stride(-1) : 0};
 }
 
 }  // namespace
@@ -41,11 +53,11 @@ PerHead add_per_head(const Call& call, const char* name, bool by_sequence, const
 void add_score_options(Call& call, const Arguments& arguments) {
   ScoreOptions& options = call.problem.options;
 #define FATTN_NUMBER(type, name, value) options.name = arguments.get<type>(#name);
-#define FATTN_PER_HEAD(slot, name, by_sequence) \
-  options.name = add_per_head(call, #name, by_sequence, arguments.optional_tensor(#name), call.name);
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
+#define FATTN_TENSOR(slot, name, shapes) \
+  options.name = add_numbers(call, #name, shapes, arguments.optional_tensor(#name), call.name);
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
 #undef FATTN_NUMBER
-#undef FATTN_PER_HEAD
+#undef FATTN_TENSOR
   const double usual = 1.0 / std::sqrt(static_cast<double>(call.problem.head_dim));
   call.problem.scale = arguments.get<std::optional<double>>("scale").value_or(usual);
 }

@@ -24,6 +24,8 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include "../describe/tensor_checks.h"
+
 namespace fattn {
 
 using at::Tensor;
@@ -243,7 +245,7 @@ std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
   const ResultSizes sizes = result_sizes(call.problem);
   const Tensor logits = sink_logits(call).view({-1, 1});
   const Tensor sinks = logits.masked_fill(logits.eq(kInfinity), kNaN);  // inf - inf, as for rows with keys
-  const auto options = call.problem.part ? call.query.options().dtype(at::kFloat) : call.query.options();
+  const auto options = call.query.options().dtype(scalar_type_of(out_dtype(call.problem)));
   const Tensor out = at::empty_strided(sizes.out, sizes.out_strides, options).zero_();
   if (call.problem.options.sinks.given) {
     out.masked_fill_(call.problem.packed ? sinks.isnan() : sinks.isnan().unsqueeze(2), kNaN);

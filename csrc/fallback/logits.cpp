@@ -1,4 +1,4 @@
-// softmax and softcap in plain PyTorch, in float32.
+// The operators on logits in plain PyTorch, in float32.
 #include <limits>
 
 #include <ATen/ops/softmax.h>
@@ -16,7 +16,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 Tensor softcapped(const Tensor& logits, double cap) { return logits.div(cap).tanh().mul(cap); }
 
 // -inf hides its column at any cap. A row of -inf only gets zeros.
-Tensor softmax(const Tensor& logits, double cap) {
+Tensor softmaxed(const Tensor& logits, double cap) {
   const Tensor hidden = logits.eq(-kInfinity);
   const Tensor capped = cap > 0.0 ? at::where(hidden, logits, softcapped(logits, cap)) : logits;
   return at::softmax(capped, -1).masked_fill(hidden.all(-1, /*keepdim=*/true), 0.0);
@@ -27,7 +27,9 @@ Tensor softmax(const Tensor& logits, double cap) {
 Tensor run_in_torch(const LogitsCall& call) {
   const Tensor logits = call.logits.to(at::kFloat);
   const double cap = call.problem.softcap;
-  const Tensor result = call.problem.op == Op::kSoftmax ? softmax(logits, cap) : softcapped(logits, cap);
+  Tensor result;
+  if (call.problem.op == Op::kSoftmax) result = softmaxed(logits, cap);
+  if (call.problem.op == Op::kSoftcap) result = softcapped(logits, cap);
   return result.to(call.logits.scalar_type()).contiguous();
 }
 

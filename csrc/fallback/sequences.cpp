@@ -138,15 +138,13 @@ Call with_own_keys(const Call& call, int64_t b, Run keys) {
     if (call.attn_mask.dim() > 0 && call.attn_mask.size(-1) > 1)
       own.attn_mask = own.attn_mask.narrow(-1, 0, problem.kv_len);
   }
-  const auto narrow_to_sequence = [b](Tensor& option) {
-    if (option.defined() && option.dim() == 2) option = option.narrow(0, b, 1);
-  };
-  narrow_to_sequence(own.tree_mask);
+  if (call.tree_mask.defined() && call.tree_mask.dim() == 2) own.tree_mask = own.tree_mask.narrow(0, b, 1);
 #define FATTN_NUMBER(type, name, value)
-#define FATTN_PER_HEAD(slot, name, by_sequence) narrow_to_sequence(own.name);
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
+#define FATTN_TENSOR(slot, name, shapes) \
+  if (problem.options.name.of_sequences) own.name = own.name.narrow(0, b, 1);
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
 #undef FATTN_NUMBER
-#undef FATTN_PER_HEAD
+#undef FATTN_TENSOR
   return own;
 }
 

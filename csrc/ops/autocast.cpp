@@ -1,6 +1,6 @@
 // Under torch.autocast the attention ops cast query, key and value as F.scaled_dot_product_attention does. A
-// float attn_mask keeps its dtype: the kernels add it in float32. merge, softmax, softcap and mask_map keep
-// their dtypes: merge has a single operand, and softmax and softcap compute in float32.
+// float attn_mask keeps its dtype: the kernels add it in float32. merge, mask_map and the
+// operators on logits keep their dtypes: merge has a single operand, and the latter compute in float32.
 #include <string>
 
 #include <ATen/autocast_mode.h>

@@ -13,6 +13,8 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
+#include "../plan/problem.h"
+
 namespace fattn {
 namespace {
 
@@ -165,11 +167,15 @@ TORCH_LIBRARY_IMPL(fattn, Negative, library) {
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
   library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&write_without_gradient>());
-  for (const char* name : {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill",
-                           "prefill.part", "decode.part", "paged_decode.part", "paged_prefill.part",
-                           "varlen_prefill.part", "merge", "merge.parts", "softmax", "softcap"}) {
+  for (const char* name :
+       {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "prefill.part", "decode.part",
+        "paged_decode.part", "paged_prefill.part", "varlen_prefill.part", "merge", "merge.parts"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
   }
+#define FATTN_IMPL(op, name, ...) \
+  library.impl(#name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
+  FATTN_LOGITS_OPS(FATTN_IMPL)
+#undef FATTN_IMPL
   library.impl("mask_map", torch::CppFunction::makeFallthrough());  // bytes belong to no graph
 }
 

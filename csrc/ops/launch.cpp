@@ -62,7 +62,7 @@ std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const R
 
 std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   const ResultSizes sizes = result_sizes(call.problem);
-  const auto options = call.problem.part ? call.query.options().dtype(at::kFloat) : call.query.options();
+  const auto options = call.query.options().dtype(scalar_type_of(out_dtype(call.problem)));
   const Results results = {at::empty_strided(sizes.out, sizes.out_strides, options),
                            empty_floats(sizes.lse, call.query)};
   if (plan.pass_count == 0) return {results.out, results.lse};

@@ -157,8 +157,13 @@ using Merge = OpOf<describe_merge>;
 using MergeParts = OpOf<describe_merge_parts>;
 using CacheWrite = OpOf<describe_cache_write>;
 using MaskMap = OpOf<describe_mask_map>;
-using Softmax = OpOf<describe_softmax>;
-using Softcap = OpOf<describe_softcap>;
+
+template <Op op>
+LogitsCall describe_logits_of(const Tensor& logits, double softcap) {
+  return describe_logits(op, logits, softcap);
+}
+template <Op op>
+using LogitsOf = OpOf<describe_logits_of<op>>;
 
 Tensor refuse_backward(const Tensor&) {
   TORCH_CHECK(
@@ -181,26 +186,33 @@ const std::string kOptions = [] {
   std::string text;
 #define FATTN_NUMBER(type, name, value) \
   text += std::is_same_v<type, double> ? "float " #name "=" #value ", " : "int " #name "=" #value ", ";
-#define FATTN_PER_HEAD(slot, name, by_sequence) text += "Tensor? " #name "=None, ";
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
+#define FATTN_TENSOR(slot, name, shapes) text += "Tensor? " #name "=None, ";
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
 #undef FATTN_NUMBER
-#undef FATTN_PER_HEAD
+#undef FATTN_TENSOR
   return text + "float? scale=None";
 }();
-const std::string kLayout = ", bool token_major_out=False";
+std::string flags([[maybe_unused]] bool of_prefill) {
+  std::string text;
+#define FATTN_FLAG(name, prefill_has_it) \
+  if (prefill_has_it || !of_prefill) text += ", bool " #name "=False";
+  FATTN_FLAGS(FATTN_FLAG)
+#undef FATTN_FLAG
+  return text;
+}
 const std::string kPrefillArguments =
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, Tensor? mask_map=None, "
     "bool is_causal=False, int? q_offset=None, " +
-    kOptions + kLayout;
+    kOptions + flags(true);
 const std::string kFormat = ", Tensor? key_scales=None, Tensor? value_scales=None, str kv_format=\"auto\"";
 const std::string kDecodeArguments =
     "Tensor query, Tensor key, Tensor value, Tensor? seq_lens=None, *, Tensor? attn_mask=None, "
     "Tensor? tree_mask=None, " +
-    kOptions + kFormat + kLayout;
+    kOptions + kFormat + flags(false);
 const std::string kPagedDecodeArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, *, "
     "Tensor? attn_mask=None, Tensor? tree_mask=None, " +
-    kOptions + kFormat + kLayout;
+    kOptions + kFormat + flags(false);
 const std::string kPagedPrefillArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor cu_seqlens_q, int max_seqlen_q, *, bool is_causal=True, " +
@@ -211,8 +223,8 @@ const std::string kVarlenPrefillArguments =
     kOptions;
 const std::string kMergeArguments = "Tensor outs, Tensor lses";
 const std::string kMaskMapArguments = "Tensor attn_mask";
-const std::string kSoftmaxArguments = "Tensor scores, *, float softcap=0.0";
-const std::string kSoftcapArguments = "Tensor x, float cap";
+const std::string kRowOpArguments = "Tensor scores, *, float softcap=0.0";
+const std::string kElementOpArguments = "Tensor x, float cap";
 const std::string kDeviceArguments =
     "str? device_name=None, int? family=None, int? cores=None, bool compile=False";
 const std::string kResults = " -> (Tensor out, Tensor lse)";
@@ -249,8 +261,9 @@ void register_ops(torch::Library& library) {
   library.impl("merge.parts", MergeParts::run<may_wait>);
   library.impl("cache_write", CacheWrite::run<may_wait>);
   library.impl("mask_map", MaskMap::run<may_wait>);
-  library.impl("softmax", Softmax::run<may_wait>);
-  library.impl("softcap", Softcap::run<may_wait>);
+#define FATTN_IMPL(op, name, ...) library.impl(#name, LogitsOf<Op::k##op>::template run<may_wait>);
+  FATTN_LOGITS_OPS(FATTN_IMPL)
+#undef FATTN_IMPL
   library.impl("_refuse_backward", refuse_backward);
 }
 
@@ -275,8 +288,6 @@ TORCH_LIBRARY(fattn, library) {
   define("merge.parts(Tensor outs, Tensor sums, ScalarType dtype)" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
   define("mask_map(" + kMaskMapArguments + ") -> Tensor");
-  define("softmax(" + kSoftmaxArguments + ") -> Tensor");
-  define("softcap(" + kSoftcapArguments + ") -> Tensor");
   define("_refuse_backward(Tensor grad) -> Tensor");
 
   define("_plan_prefill(" + kPrefillArguments + ", " + kDeviceArguments + ") -> str");
@@ -286,9 +297,17 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_varlen_prefill(" + kVarlenPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_mask_map(" + kMaskMapArguments + ", *, " + kDeviceArguments + ") -> str");
-  define("_plan_softmax(" + kSoftmaxArguments + ", " + kDeviceArguments + ") -> str");
-  define("_plan_softcap(" + kSoftcapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
+#define FATTN_DEFINE(op, name, ...)                    \
+  define(#name "(" + kRowOpArguments + ") -> Tensor"); \
+  define("_plan_" #name "(" + kRowOpArguments + ", " + kDeviceArguments + ") -> str");
+  FATTN_ROW_OPS(FATTN_DEFINE)
+#undef FATTN_DEFINE
+#define FATTN_DEFINE(op, name, ...)                        \
+  define(#name "(" + kElementOpArguments + ") -> Tensor"); \
+  define("_plan_" #name "(" + kElementOpArguments + ", *, " + kDeviceArguments + ") -> str");
+  FATTN_ELEMENT_OPS(FATTN_DEFINE)
+#undef FATTN_DEFINE
 
   library.def("_kernel_interface() -> str", kernel_interface);
   library.def("_compiled_pipelines() -> str", compiled_pipelines);
@@ -311,8 +330,9 @@ TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
   library.impl("_plan_merge", Merge::explain);
   library.impl("_plan_cache_write", CacheWrite::explain);
   library.impl("_plan_mask_map", MaskMap::explain);
-  library.impl("_plan_softmax", Softmax::explain);
-  library.impl("_plan_softcap", Softcap::explain);
+#define FATTN_IMPL(op, name, ...) library.impl("_plan_" #name, LogitsOf<Op::k##op>::explain);
+  FATTN_LOGITS_OPS(FATTN_IMPL)
+#undef FATTN_IMPL
 }
 
 }  // namespace fattn

@@ -236,16 +236,16 @@ std::optional<Refusal> check(const CacheWriteProblem& p) {
 
 std::optional<Refusal> check(const LogitsProblem& p) {
   const char* op = name_of(p.op);
-  const bool is_softmax = p.op == Op::kSoftmax;
-  const bool has_cap = !is_softmax || p.softcap != 0.0;
+  const bool by_row = is_row_op(p.op);
+  const bool has_cap = !by_row || p.softcap != 0.0;
   // In float32, for a GPU flushes subnormal numbers to 0 and would divide by it.
   const float cap = static_cast<float>(p.softcap);
   if (has_cap && !(std::isfinite(cap) && cap >= std::numeric_limits<float>::min())) {
-    return refuse(Kind::kValue, op, is_softmax ? "softcap " : "cap ", p.softcap,
+    return refuse(Kind::kValue, op, by_row ? "softcap " : "cap ", p.softcap,
                   " is not a positive normal number of float32",
-                  is_softmax ? "; use 0 for none" : "; pass the bound of the result");
+                  by_row ? "; use 0 for none" : "; pass the bound of the result");
   }
-  if (is_softmax && p.columns > kMaxLength) {
+  if (by_row && p.columns > kMaxLength) {
     return refuse(Kind::kValue, op, "row length ", p.columns, " is above ", kMaxLength,
                   "; split the rows and join the parts by their sums");
   }

@@ -1,4 +1,4 @@
-// Plans fattn.softmax and fattn.softcap: one pass each.
+// Plans the operators on logits: one pass each.
 #include "planners.h"
 #include "slices.h"
 
@@ -29,34 +29,41 @@ void share_rows(KernelSpec& spec, int64_t columns) {
   spec.simdgroups = spec.row_simdgroups == 1 ? kSimdgroups : spec.row_simdgroups;
 }
 
+Kernel kernel_of(Op op) {
+#define FATTN_KERNEL_OF(id, ...) \
+  if (op == Op::k##id) return Kernel::k##id;
+  FATTN_LOGITS_OPS(FATTN_KERNEL_OF)
+#undef FATTN_KERNEL_OF
+  return Kernel{};
+}
+
 }  // namespace
 
 Plan plan_logits(const LogitsProblem& p) {
   Plan plan;
-  const bool is_softmax = p.op == Op::kSoftmax;
-  plan.tuning = is_softmax ? "up to 16 columns of a row per thread" : "4 elements per thread";
+  const bool by_row = is_row_op(p.op);
+  plan.tuning = by_row ? "up to 16 columns of a row per thread" : "4 elements per thread";
   const int64_t elements = p.rows * p.columns;
   if (elements == 0) return plan;
 
   Pass& pass = plan.add_pass();
   KernelSpec& spec = pass.spec;
-  spec.kernel = is_softmax ? Kernel::kSoftmax : Kernel::kSoftcap;
+  spec.kernel = kernel_of(p.op);
   spec.dtype = p.dtype;
   spec.vector_loads = p.vector_aligned;
   spec.softcap = p.softcap > 0.0;
   spec.simdgroups = kSimdgroups;
-  if (is_softmax) share_rows(spec, p.columns);
+  if (by_row) share_rows(spec, p.columns);
 
   const int64_t group_rows = spec.simdgroups / spec.row_simdgroups;
   const int64_t group_elements =
-      is_softmax ? group_rows * p.columns : spec.simdgroups * kSimdWidth * kLogitsVector;
-  const int64_t groups = is_softmax ? ceil_div(p.rows, group_rows) : ceil_div(elements, group_elements);
+      by_row ? group_rows * p.columns : spec.simdgroups * kSimdWidth * kLogitsVector;
+  const int64_t groups = by_row ? ceil_div(p.rows, group_rows) : ceil_div(elements, group_elements);
   pass.grid = {uint32_t(groups), 1, 1};
   pass.threads = {spec.simdgroups * uint32_t(kSimdWidth), 1, 1};
   if (elements > kMostElements) cut_into_slices(pass, kMostElements / group_elements);
   // Maximum and sum of each simdgroup that shares a row.
-  if (is_softmax)
-    pass.threadgroup_bytes = uint32_t(ceil_div(spec.row_simdgroups * 2 * sizeof(float), 16) * 16);
+  if (by_row) pass.threadgroup_bytes = uint32_t(ceil_div(spec.row_simdgroups * 2 * sizeof(float), 16) * 16);
   pass.bind(kSlotLogits);
   pass.bind(kSlotOut);
 

@@ -25,8 +25,7 @@ namespace fattn {
   X(DecodeWide, decode_wide, decode_wide, DecodeParams)     \
   X(Merge, merge, merge, MergeParams)                       \
   X(CacheWrite, cache_write, cache, CacheWriteParams)       \
-  X(Softmax, softmax, logits, LogitsParams)                 \
-  X(Softcap, softcap, logits, LogitsParams)                 \
+  FATTN_LOGITS_OPS(X)                                       \
   X(MaskMap, mask_map, mask_map, MaskMapParams)
 
 #define FATTN_ENUMERATOR(kernel, name, source, Params) k##kernel,
@@ -36,6 +35,11 @@ enum class Kernel : uint8_t { FATTN_KERNELS(FATTN_ENUMERATOR) };
 inline constexpr size_t kKernelCount = FATTN_KERNELS(FATTN_COUNT);
 #undef FATTN_COUNT
 
+inline bool is_logits(Kernel kernel) {
+#define FATTN_IS(id, ...) || kernel == Kernel::k##id
+  return false FATTN_LOGITS_OPS(FATTN_IS);
+#undef FATTN_IS
+}
 inline bool is_prefill(Kernel kernel) { return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide; }
 
 // The function constants of a pipeline.

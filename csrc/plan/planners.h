@@ -23,11 +23,7 @@ Plan plan_mask_map(const MaskMapProblem& problem);
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, uint16_t simdgroups);
 // The partial results of a call whose keys are split.
 inline MergeProblem parts_of_call(const Problem& p, int64_t parts, int64_t rows) {
-  return {.out_dtype = p.part ? DType::kFloat32 : p.dtype,
-          .sums = true,
-          .parts = parts,
-          .rows = rows,
-          .head_dim = p.value_dim};
+  return {.out_dtype = out_dtype(p), .sums = true, .parts = parts, .rows = rows, .head_dim = p.value_dim};
 }
 
 // Whether a map of the problem's mask is worth its cost. add_mask_map adds the pass that makes it, and sets
@@ -117,11 +113,11 @@ inline void bind_attention(Pass& pass, const Problem& p) {
   if (p.has_seq_lens) pass.bind(kSlotSeqLens);
   if (p.block_size > 0) pass.bind(kSlotBlockTables);
 #define FATTN_NUMBER(type, name, value)
-#define FATTN_PER_HEAD(slot, name, by_sequence) \
+#define FATTN_TENSOR(slot, name, shapes) \
   if (p.options.name.given) pass.bind(kSlot##slot);
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
 #undef FATTN_NUMBER
-#undef FATTN_PER_HEAD
+#undef FATTN_TENSOR
   if (p.options.tree_mask) pass.bind(kSlotTreeMask);
   if (p.packed) pass.bind(kSlotCuSeqlens);
   if (p.packed_keys) pass.bind(kSlotCuSeqlensK);

@@ -10,6 +10,7 @@
 
 namespace fattn {
 
+// X(op, name, ...)
 #define FATTN_OPS(X)               \
   X(Prefill, prefill)              \
   X(Decode, decode)                \
@@ -18,11 +19,19 @@ namespace fattn {
   X(VarlenPrefill, varlen_prefill) \
   X(Merge, merge)                  \
   X(CacheWrite, cache_write)       \
-  X(Softmax, softmax)              \
-  X(Softcap, softcap)              \
+  FATTN_LOGITS_OPS(X)              \
   X(MaskMap, mask_map)
 
-#define FATTN_ENUMERATOR(op, name) k##op,
+// The operators on logits, each with a kernel of that name: rows of FATTN_OPS and of FATTN_KERNELS.
+#define FATTN_LOGITS_OPS(X) \
+  FATTN_ROW_OPS(X)          \
+  FATTN_ELEMENT_OPS(X)
+// name(Tensor scores, *, float softcap=0.0): along the last dimension.
+#define FATTN_ROW_OPS(X) X(Softmax, softmax, logits, LogitsParams)
+// name(Tensor x, float cap): element by element.
+#define FATTN_ELEMENT_OPS(X) X(Softcap, softcap, logits, LogitsParams)
+
+#define FATTN_ENUMERATOR(op, name, ...) k##op,
 enum class Op : uint8_t { FATTN_OPS(FATTN_ENUMERATOR) };
 #undef FATTN_ENUMERATOR
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8, kOther };
@@ -31,6 +40,11 @@ enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8
 const char* name_of(Op op);
 const char* name_of(DType dtype);
 int size_of(DType dtype);
+inline bool is_row_op(Op op) {
+#define FATTN_IS(id, ...) || op == Op::k##id
+  return false FATTN_ROW_OPS(FATTN_IS);
+#undef FATTN_IS
+}
 inline bool is_float(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
@@ -38,6 +52,10 @@ inline bool is_float(DType dtype) {
 inline FloatKind float_kind(DType dtype) {
   return dtype == DType::kFloat16 ? kKindFloat16 : dtype == DType::kBFloat16 ? kKindBFloat16 : kKindFloat32;
 }
+
+// Switches of the attention operators, false by default. X(name, whether prefill has it, too): decode and
+// paged_decode have them all.
+#define FATTN_FLAGS(X) X(token_major_out, true) /* strides of the result: out_strides() */
 
 // One attention call over query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]
 // and value [batch, kv_heads, kv_len, value_dim]; the paged forms take the last two from a pool of blocks,
@@ -57,7 +75,9 @@ struct Problem {
   Strides3 query{};
   Strides3 key{};  // paged: block, head, slot
   Strides3 value{};
-  bool token_major_out = false;  // of the result: out_strides()
+#define FATTN_FLAG(name, prefill_has_it) bool name = false;
+  FATTN_FLAGS(FATTN_FLAG)
+#undef FATTN_FLAG
   bool part = false;          // the result is partial, for merge.parts: float32 with the sums of its weights
   bool value_in_key = false;  // decode: the value is the first columns of the key, in the same memory
   bool vector_aligned = false;  // every query, key and value row starts on a 16-byte boundary, and a pair of
@@ -100,6 +120,8 @@ struct Problem {
 
 // Packed: upper bound of the rows of a sequence, also if max_seqlen_q is too large.
 inline int64_t most_sequence_rows(const Problem& p) { return std::min(p.max_seqlen_q, p.q_len); }
+
+inline DType out_dtype(const Problem& p) { return p.part ? DType::kFloat32 : p.dtype; }
 
 // The strides of `out`: batch, head, row; or token-major, batch, row, head, as always for packed rows. A size
 // of 0 counts as 1, as in torch's strides.
@@ -162,8 +184,8 @@ struct MaskMapProblem {
   Strides4 mask{};
 };
 
-// softmax over the last dimension of a tensor, or softcap of its elements: rows of `columns`, where the rows
-// have the sizes and strides of LogitsParams. The result is contiguous.
+// A row op or an element op of a tensor: rows of `columns`, where the rows have the sizes and strides of
+// LogitsParams. The result is contiguous.
 struct LogitsProblem {
   Op op = Op::kSoftmax;
   DType dtype = DType::kFloat32;
@@ -174,7 +196,7 @@ struct LogitsProblem {
   int64_t columns = 1;
   int64_t column_stride = 1;
   bool vector_aligned = false;  // kLogitsVector columns can be read, and written, at once
-  double softcap = 0.0;         // softmax: 0 for none
+  double softcap = 0.0;         // row op: 0 for none
 };
 
 }  // namespace fattn

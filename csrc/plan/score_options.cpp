@@ -14,7 +14,13 @@ using Kind = Refusal::Kind;
 bool reads_positions(const ScoreOptions& options) { return options.alibi_slopes.given; }
 
 bool changes_scores(const ScoreOptions& options) {
-  return options.sinks.given || options.alibi_slopes.given || options.softcap != 0.0;
+#define FATTN_NUMBER(type, name, value)
+#define FATTN_TENSOR(slot, name, shapes) \
+  if (options.name.given) return true;
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
+#undef FATTN_NUMBER
+#undef FATTN_TENSOR
+  return options.softcap != 0.0;
 }
 
 std::optional<Refusal> check_score_options(const Problem& p) {

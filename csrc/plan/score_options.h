@@ -10,30 +10,31 @@
 
 namespace fattn {
 
-// In the order of the schema. NUMBER(type, name, default). PER_HEAD(slot, name, by_sequence): a tensor
-// [query heads], by_sequence also [batch, query heads].
-#define FATTN_SCORE_OPTIONS(NUMBER, PER_HEAD)                                            \
+// In the order of the schema. NUMBER(type, name, default). TENSOR(slot, name, shapes): the dimensions of a
+// tensor of floats, "b" for the batch and "h" for the query heads, or two such shapes.
+#define FATTN_SCORE_OPTIONS(NUMBER, TENSOR)                                              \
   NUMBER(int64_t, window_left, -1)          /* keys below the row's own; -1: no limit */ \
   NUMBER(int64_t, window_right, -1)         /* keys above it; -1: no limit */            \
   NUMBER(int64_t, sink_tokens, 0)           /* first keys, which every window has */     \
-  PER_HEAD(Sinks, sinks, false)             /* logits of the softmax */                  \
-  PER_HEAD(AlibiSlopes, alibi_slopes, true) /* added for each key of distance */         \
+  TENSOR(Sinks, sinks, "h")                 /* logits of the softmax */                  \
+  TENSOR(AlibiSlopes, alibi_slopes, "h bh") /* added for each key of distance */         \
   NUMBER(double, softcap, 0.0)              /* 0: none */
 
-// A number per query head, or per sequence and query head. Strides are in elements.
-struct PerHead {
+// A number for each sequence, query head, or both. Strides are in elements.
+struct NumberTensor {
   bool given = false;
+  bool of_sequences = false;  // the first dimension is the batch
   FloatKind kind = kKindFloat32;
   int64_t batch_stride = 0;  // 0: the same for all sequences
-  int64_t stride = 0;
+  int64_t stride = 0;        // from head to head; 0: the same for all heads
 };
 
 struct ScoreOptions {
 #define FATTN_NUMBER(type, name, value) type name = value;
-#define FATTN_PER_HEAD(slot, name, by_sequence) PerHead name;
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_PER_HEAD)
+#define FATTN_TENSOR(slot, name, shapes) NumberTensor name;
+  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
 #undef FATTN_NUMBER
-#undef FATTN_PER_HEAD
+#undef FATTN_TENSOR
   // decode: int64 [q_len] or [batch, q_len], strides in elements.
   bool tree_mask = false;
   int64_t tree_mask_batch_stride = 0;

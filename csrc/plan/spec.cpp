@@ -9,7 +9,7 @@
 namespace fattn {
 
 const char* name_of(Op op) {
-#define FATTN_NAME(op, name) "fattn." #name,
+#define FATTN_NAME(op, name, ...) "fattn." #name,
   static constexpr const char* kNames[] = {FATTN_OPS(FATTN_NAME)};
 #undef FATTN_NAME
   return kNames[static_cast<size_t>(op)];
@@ -105,7 +105,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
     macros.emplace_back("FATTN_OUT_T", metal_type(spec.out_dtype));
     return macros;
   }
-  if (spec.kernel == Kernel::kSoftmax || spec.kernel == Kernel::kSoftcap) {
+  if (is_logits(spec.kernel)) {
     macros.emplace_back("FATTN_ROW_SIMDGROUPS", std::to_string(spec.row_simdgroups));
     macros.emplace_back("FATTN_VECTORS", std::to_string(spec.vectors));
     return macros;
@@ -144,9 +144,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
     return values;
   };
   if (spec.kernel == Kernel::kCacheWrite) return only({kConst_vector_loads, kConst_scales});
-  if (spec.kernel == Kernel::kSoftmax || spec.kernel == Kernel::kSoftcap) {
-    return only({kConst_vector_loads, kConst_softcap, kConst_sliced});
-  }
+  if (is_logits(spec.kernel)) return only({kConst_vector_loads, kConst_softcap, kConst_sliced});
   return {std::begin(all), std::end(all)};
 }
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 import torch_fattn.reference as reference
 from tests.helpers.problems import TENSORS, Case
+from torch_fattn.reference.attention import modified, of_sequence
+from torch_fattn.runtime.options import with_defaults
 
 EXTRA_ERROR = 1e-6
 LSE_RELATIVE = 1e-5
@@ -19,8 +21,7 @@ LSE_ABSOLUTE_16_BIT = 1e-3
 def expected(case: Case) -> tuple[Tensor, Tensor]:
     """out and lse in float64, from the clean dense operands (also for the paged op)."""
     problem, clean = case.problem, case.clean
-    options = {name: clean[name] for name in TENSORS if name in clean} | case.options
-    options.pop("kv_format", None)  # the clean operands are not quantised
+    options = _options(case)
     operands = (clean["query"], clean["key"], clean["value"])
     if problem.op == "prefill":
         return reference.prefill(*operands, clean.get("attn_mask"), **options)
@@ -28,6 +29,12 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
         return _expected_of_each(case, options)
     seq_lens = None if problem.seq_lens is None else torch.tensor(problem.seq_lens, dtype=torch.int32)
     return reference.decode(*operands, seq_lens, attn_mask=clean.get("attn_mask"), **options)
+
+
+def _options(case: Case) -> Any:
+    options = {name: case.clean[name] for name in TENSORS if name in case.clean} | case.options
+    options.pop("kv_format", None)  # the clean operands are not quantised
+    return options
 
 
 def _expected_of_each(case: Case, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -43,10 +50,8 @@ def _expected_of_each(case: Case, options: dict[str, Any]) -> tuple[Tensor, Tens
     ):
         query = clean["query"][b : b + 1, :, :q_len]
         key, value = (clean[name][b : b + 1, :, :length] for name in ("key", "value"))
-        own = dict(options)
-        if "alibi_slopes" in own:
-            own["alibi_slopes"] = own["alibi_slopes"].expand(problem.batch, -1)[b]
-        results = reference.prefill(query, key, value, q_offset=first, **own)
+        own = of_sequence(with_defaults("prefill", options), b) | {"q_offset": first}
+        results = reference.prefill(query, key, value, **own)
         out[b, :, :q_len], lse[b, :, :q_len] = results[0][0], results[1][0]
     return out, lse
 
@@ -85,8 +90,8 @@ def _unpacked(case: Case, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 def sdpa_error(case: Case, exact: Tensor) -> float:
     """How far F.scaled_dot_product_attention, in the operands' dtype, is from the float64 result.
 
-    ALiBi's distances are part of its mask; a sink is one more key, of zeros, whose mask is the logit; under
-    softcap the mask is the whole score, computed in float32, and the query zero.
+    A sink is one more key, of zeros, whose mask is the logit. Under options that change scores the mask is
+    the whole score, computed in float32, and the query zero.
     """
     problem, clean = case.problem, case.clean
     group = problem.q_heads // problem.kv_heads
@@ -94,15 +99,13 @@ def sdpa_error(case: Case, exact: Tensor) -> float:
     key = clean["key"].to(query.dtype).repeat_interleave(group, dim=1)
     value = clean["value"].to(query.dtype).repeat_interleave(group, dim=1)
     bias = torch.zeros(case.visible.shape, dtype=torch.float32)
-    if problem.softcap:
-        scale = problem.head_dim**-0.5 if problem.scale is None else problem.scale
-        scores = query.float() @ key.float().mT * scale
-        bias += problem.softcap * torch.tanh(scores / problem.softcap)
+    scale = problem.head_dim**-0.5 if problem.scale is None else problem.scale
+    scores = query.float() @ key.float().mT * scale
+    positions = torch.tensor(problem.first_positions)[:, None] + torch.arange(problem.q_len)
+    changed = modified(scores, positions, with_defaults(problem.op, _options(case)))
+    if not torch.equal(changed, scores):
+        bias += changed
         query = torch.zeros_like(query)
-    if "alibi_slopes" in clean:
-        position = torch.tensor(problem.first_positions)[:, None] + torch.arange(problem.q_len)
-        distance = torch.arange(problem.kv_len) - position[:, None, :, None]
-        bias += clean["alibi_slopes"][..., None, None] * distance
     mask = clean.get("attn_mask")
     if mask is not None and mask.dtype != torch.bool:
         bias += mask

@@ -1,4 +1,4 @@
-"""Random problems of softmax and softcap: shapes, layouts with NaN in their gaps, values that must not
+"""Random problems of the operators on logits: shapes, layouts with NaN in their gaps, values that must not
 spread, and the largest error allowed."""
 
 from __future__ import annotations
@@ -14,11 +14,32 @@ from torch import Tensor
 from tests.helpers.layouts import Operand
 from tests.helpers.tensors import same_bits
 from torch_fattn import reference
+from torch_fattn.operators import LOGITS_OPERATORS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS = ("contiguous", "offset", "permuted", "padded", "every_other", "expanded", "many_dims")
 COLUMNS = (1, 2, 3, 4, 7, 8, 31, 64, 100, 128, 129, 256, 257, 500, 512, 513, 1000, 1024, 2500, 5000)
+ROW_OPS = tuple(
+    op
+    for op in LOGITS_OPERATORS
+    if getattr(torch.ops.fattn, op).default._schema.arguments[1].has_default_value()
+)
 LONG = (16384, 16388, 20001, 40000)  # around the longest row that is read once, and behind it
+
+
+def keywords(op: str, x: Tensor, cap: float) -> dict[str, Any]:
+    return {"scores": x, "softcap": cap} if op in ROW_OPS else {"x": x, "cap": cap}
+
+
+def _capped(logits: Tensor, cap: float) -> Tensor:
+    return torch.tanh(logits / cap) * cap if cap else logits
+
+
+def _softmax(logits: Tensor, cap: float) -> Tensor:
+    return _capped(logits, cap).masked_fill(logits == -torch.inf, -torch.inf).softmax(-1).nan_to_num()
+
+
+IN_FLOAT32 = {"softcap": _capped, "softmax": _softmax}  # with torch's own functions
 
 
 @dataclass(frozen=True)
@@ -37,8 +58,7 @@ class LogitsProblem:
 
     def call(self, x: Tensor) -> dict[str, Any]:
         """The arguments of the operator."""
-        names = {"softmax": ("scores", "softcap"), "softcap": ("x", "cap")}[self.op]
-        return dict(zip(names, (x, self.cap), strict=True))
+        return keywords(self.op, x, self.cap)
 
 
 @dataclass(frozen=True)
@@ -62,15 +82,13 @@ class LogitsCase:
         problem = self.problem
         exact = getattr(reference, problem.op)(**problem.call(self.values))
         assert result.dtype == problem.dtype and result.shape == exact.shape
+        numbers = exact.isfinite()
         assert torch.equal(result.isnan(), exact.isnan()), "NaN in another place"
-        numbers = ~exact.isnan()
-        logits = self.values.float()
-        capped = torch.tanh(logits / problem.cap) * problem.cap if problem.cap else logits
+        assert torch.equal(result.double()[exact.isinf()], exact[exact.isinf()])
         if problem.op == "softmax":
             assert torch.all(result[exact == 0] == 0), "a hidden entry weighs exactly 0"
-            hidden = logits == -torch.inf
-            capped = capped.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num()
-        theirs = (capped.to(problem.dtype).double() - exact)[numbers].abs().amax() if numbers.any() else 0
+        in_float32 = IN_FLOAT32[problem.op](self.values.float(), problem.cap)
+        theirs = (in_float32.to(problem.dtype).double() - exact)[numbers].abs().amax() if numbers.any() else 0
         error = (result.double() - exact)[numbers].abs()
         limit = 2 * float(theirs) + 1e-6 * max(1.0, problem.cap)
         assert not error.numel() or error.max() <= limit, f"error {error.max():.3g} > {limit:.3g}"
@@ -81,15 +99,17 @@ def draw(count: int, seed: int = 0) -> list[LogitsProblem]:
     chance = random.Random(seed)
     problems = []
     for index in range(count):
-        op, layout = ("softmax", "softcap")[index % 2], LAYOUTS[index // 2 % len(LAYOUTS)]
+        op = LOGITS_OPERATORS[index % len(LOGITS_OPERATORS)]
+        layout = LAYOUTS[index // len(LOGITS_OPERATORS) % len(LAYOUTS)]
         columns = chance.choice(LONG if index % 11 == 10 else COLUMNS)
         if layout == "many_dims":
             shape: tuple[int, ...] = (2, 1, 3, 2, 2, 2, 3, min(columns, 300))
         else:
             outer = [chance.choice((1, 2, 3, 5)) for _ in range(chance.randrange(4))]
             shape = (*outer, columns) if math.prod(outer) * columns < 2**17 else (2, columns)
-        cap = chance.choice((0.5, 5.0, 30.0)) if op == "softcap" or chance.random() < 0.4 else 0.0
-        problems.append(LogitsProblem(index, op, DTYPES[index % 3], shape, layout, cap))
+        cap = chance.choice((0.5, 5.0, 30.0)) if op not in ROW_OPS or chance.random() < 0.4 else 0.0
+        dtype = DTYPES[index // len(LOGITS_OPERATORS) % 3]
+        problems.append(LogitsProblem(index, op, dtype, shape, layout, cap))
     return problems
 
 

@@ -6,6 +6,7 @@ the gaps between strided rows and the memory around a view. References get the c
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -72,6 +73,7 @@ class Option:
     shown: str  # what the name of a problem says of it
     argument: str  # of the operator
     tensor: Callable[[Problem, torch.Generator], Tensor] | None  # what makes the argument, if it is a tensor
+    refused: tuple[Any, ...]  # values that raise a ValueError
 
 
 def option(
@@ -80,8 +82,10 @@ def option(
     shown: str = "",
     argument: str = "",
     tensor: Callable[[Problem, torch.Generator], Tensor] | None = None,
+    refused: tuple[Any, ...] = (),
 ) -> Any:
-    return field(default=values[0], metadata={"option": Option(values, ops, shown, argument, tensor)})
+    each = Option(values, ops, shown, argument, tensor, refused)
+    return field(default=values[0], metadata={"option": each})
 
 
 def _parameter_dtype(problem: Problem) -> torch.dtype:
@@ -131,14 +135,14 @@ class Problem:
     q_lens: tuple[int, ...] | None = None  # packed: rows of each sequence; q_len is the most
     spare_rows: int = 0  # packed rows, and packed keys, of no sequence
     kv_format: str = "float"
-    # The options: all that is drawn, passed and covered of each is its line here.
-    window_left: int = option(-1, -1, -1, 0, 1, 5, 40, 200, 10**9, shown="window{}")
-    window_right: int = option(-1, -1, 0, 3, shown="right{}")
-    sink_tokens: int = option(0, 0, 1, 4, 40, 300, shown="first{}")
+    # The options: all that is drawn, passed, covered and refused of each is its line here.
+    window_left: int = option(-1, -1, -1, 0, 1, 5, 40, 200, 10**9, shown="window{}", refused=(-2,))
+    window_right: int = option(-1, -1, 0, 3, shown="right{}", refused=(-7,))
+    sink_tokens: int = option(0, 0, 1, 4, 40, 300, shown="first{}", refused=(-1,))
     sinks: bool = option(False, False, True, tensor=_sinks)
     alibi_slopes: bool = option(False, False, True, tensor=_slopes)
-    softcap: float = option(0.0, 0.0, 2.0, 30.0)
-    scale: float | None = option(None, None, 0.0625, 0.3)
+    softcap: float = option(0.0, 0.0, 2.0, 30.0, refused=(-3.0, math.nan, math.inf, 1e39))
+    scale: float | None = option(None, None, 0.0625, 0.3, refused=(math.nan, -math.inf, 1e39))
     # A tree mask for all sequences, or one for each.
     tree: str | None = option(
         None, None, None, "shared", "each", ops=DECODES, argument="tree_mask", tensor=_tree

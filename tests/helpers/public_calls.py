@@ -14,9 +14,10 @@ from torch import Tensor
 
 import torch_fattn
 from tests.helpers import cache_problems, wrong_calls
+from tests.helpers.logits_problems import LogitsProblem
 from torch_fattn import PagedKVCache, StaticKVCache
 from torch_fattn.integrations import comfyui
-from torch_fattn.operators import OPERATORS
+from torch_fattn.operators import LOGITS_OPERATORS, OPERATORS
 
 Arguments = dict[str, Any]
 # Modules whose public names are those of torch_fattn.
@@ -202,10 +203,11 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.reference.cache_write": lambda: cache_problems.valid("float", "cpu"),
     "fattn.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},
     "torch_fattn.reference.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},
-    "fattn.softmax": lambda: {"scores": heads(3, 8)},
-    "torch_fattn.reference.softmax": lambda: {"scores": heads(3, 8)},
-    "fattn.softcap": lambda: {"x": heads(3, 8), "cap": 2.0},
-    "torch_fattn.reference.softcap": lambda: {"x": heads(3, 8), "cap": 2.0},
+    **{
+        f"{room}.{op}": lambda op=op: LogitsProblem(0, op, torch.float32, (3, 8), cap=2.0).call(heads(3, 8))  # type: ignore[misc]
+        for op in LOGITS_OPERATORS
+        for room in ("fattn", "torch_fattn.reference")
+    },
     "torch_fattn.reference.quantise": lambda: {"x": heads(3, 32), "kv_format": "int8"},
     "torch_fattn.reference.dequantise": _quantised,
     "torch_fattn.sdpa": lambda: {n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},

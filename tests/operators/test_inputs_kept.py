@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn, varlen_attn_out
 
 import torch_fattn
+from tests.helpers.problems import OPTIONS, Problem
 from tests.helpers.tensors import tensors_in
 from torch_fattn import PagedKVCache, StaticKVCache, flash_attn, reference
 from torch_fattn.integrations import comfyui
@@ -93,8 +94,6 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
         "key": (s.batch, s.heads, s.keys, columns),
         "key_cache": (s.batch * blocks, s.block, s.heads, columns),
         "attn_mask": (s.batch, s.heads, s.rows, s.keys),
-        "sinks": (s.heads,),
-        "alibi_slopes": (s.heads,),
         "outs": (1, s.batch, s.heads, s.rows, DIM),
         "lses": (1, s.batch, s.heads, s.rows),
         "scores": (s.batch, s.rows, s.keys),
@@ -122,6 +121,9 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
         return (torch.arange(s.batch * s.rows) * s.block).to(device)
     if name == "tree_mask":
         return torch.full((s.batch, s.rows), -1, device=device)
+    if (option := OPTIONS.get(name)) and option.tensor:
+        problem = Problem(0, op, torch.float32, s.batch, s.heads, s.heads, s.rows, s.keys, DIM, DIM)
+        return option.tensor(problem, torch.Generator().manual_seed(0)).to(device)
     if name == "mask_map":
         return torch.ops.fattn.mask_map(operand("attn_mask", op, s, device, kv_format))
     shape = shapes[name.replace("value", "key")]

@@ -1,5 +1,5 @@
-"""softmax and softcap: every layout and kind of row, exactness of the cap, bytes read, behaviour in torch,
-and refusals."""
+"""The operators on logits: every layout and kind of row, exactness of the cap, bytes read, behaviour in
+torch, and refusals."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import direct_launch, logits_problems
-from tests.helpers.logits_problems import DTYPES, LogitsProblem
+from tests.helpers.logits_problems import DTYPES, ROW_OPS, LogitsProblem, keywords
 from tests.helpers.tensors import same_bits
 from torch_fattn import reference
+from torch_fattn.operators import LOGITS_OPERATORS
 
 fattn = torch.ops.fattn
 f32, f16, bf16 = DTYPES
 DEVICES = ["cpu", "mps"]
-OPS = ["softmax", "softcap"]
+OPS = LOGITS_OPERATORS
 
 
 def call(op: str, x: Tensor, cap: float = 5.0) -> Tensor:
-    result: Tensor = fattn.softmax(x, softcap=cap) if op == "softmax" else fattn.softcap(x, cap)
+    result: Tensor = getattr(fattn, op)(**keywords(op, x, cap))
     return result
 
 
@@ -172,7 +173,7 @@ def test_the_first_block_of_a_long_row_is_read_once() -> None:
 @pytest.mark.parametrize("shape", [(2**20, 4096), (2**33,), (2**26, 128), (3, 2**30)], ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_the_work_of_a_dispatch_is_bounded(op: str, shape: tuple[int, ...]) -> None:
-    options = {"cap": 5.0} if op == "softcap" else {}
+    options = {} if op in ROW_OPS else {"cap": 5.0}
     x = torch.empty(shape, dtype=f16, device="meta")
     if op == "softmax" and shape[-1] > 2**30:
         x = x.view(-1, 8)
@@ -210,10 +211,10 @@ def test_slices_compute_what_one_dispatch_does(op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_opcheck(op: str, device: str) -> None:
     x = torch.randn(3, 5, 17).transpose(0, 1).to(device)
-    positional: tuple[Any, ...] = (x,) if op == "softmax" else (x, 3.0)
-    keywords = {"softcap": 3.0} if op == "softmax" else {}
+    positional: tuple[Any, ...] = (x,) if op in ROW_OPS else (x, 3.0)
+    named = {"softcap": 3.0} if op in ROW_OPS else {}
     overload = getattr(fattn, op).default
-    assert set(torch.library.opcheck(overload, positional, keywords).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(overload, positional, named).values()) == {"SUCCESS"}
     assert torch.Tag.pt2_compliant_tag in overload.tags
     meta = call(op, x.to("meta"))
     assert meta.device.type == "meta" and meta.shape == x.shape and meta.is_contiguous()
@@ -307,4 +308,4 @@ def test_sizes_above_the_limits(op: str, shape: tuple[int, ...], words: list[str
 def test_old_gpus(op: str) -> None:
     x = torch.empty(3, 5, device="meta")
     with pytest.raises(NotImplementedError, match=f"fattn.{op}: .*family 6"):
-        torch_fattn.explain(op, x, **{"cap": 1.0} if op == "softcap" else {}, family=6)
+        torch_fattn.explain(op, x, **{} if op in ROW_OPS else {"cap": 1.0}, family=6)

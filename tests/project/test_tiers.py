@@ -20,6 +20,7 @@ from tests.conftest import EMULATED
 from tests.helpers import cache_problems, drawing, features, problems, shared_prefix_problems
 from tests.helpers.documents import ROOT
 from tests.helpers.problems import Problem
+from torch_fattn.operators import LOGITS_OPERATORS
 
 pytestmark = pytest.mark.host_only
 
@@ -157,7 +158,7 @@ def test_every_operator_with_every_dtype_and_option(chosen: Items, device: str) 
     assert {one.dtype for one in writes} == set(problems.DTYPES)
     logits = drawn(chosen, "tests/operators/test_logits.py::test_problem", "problem", device)
     assert {(one.op, one.dtype) for one in logits} == {
-        (op, dtype) for op in ("softmax", "softcap") for dtype in problems.DTYPES
+        (op, dtype) for op in LOGITS_OPERATORS for dtype in problems.DTYPES
     }
 
 

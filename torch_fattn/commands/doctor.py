@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from .. import reference
 from ..inspection.compiled import compile_summary
 from ..inspection.plans import Explanation, explain, launch_counts
-from ..operators import PLANNED
+from ..operators import LOGITS_OPERATORS, PLANNED
 from ..runtime import extension, versions
 from ..runtime.signatures import shown
 
@@ -39,8 +40,7 @@ KERNEL_OF = {
     "paged_prefill": "fattn_prefill",
     "varlen_prefill": "fattn_prefill",
     "merge": "fattn_merge",
-    "softmax": "fattn_softmax",
-    "softcap": "fattn_softcap",
+    **{op: f"fattn_{op}" for op in LOGITS_OPERATORS},
     "mask_map": "fattn_mask_map",
     "cache_write": "fattn_cache_write",
 }
@@ -279,12 +279,9 @@ def _merge_case(dtype: torch.dtype) -> Case:
     return Case("merge", (_random(3, 2, 4, 5, 64, dtype=dtype), _random(3, 2, 4, 5, dtype=torch.float32)), {})
 
 
-def _softmax_case(dtype: torch.dtype) -> Case:
-    return LogitsCase("softmax", (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {"softcap": 2.0})
-
-
-def _softcap_case(dtype: torch.dtype) -> Case:
-    return LogitsCase("softcap", (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {"cap": 2.0})
+def _logits_case(op: str, dtype: torch.dtype) -> Case:
+    _logits, cap = getattr(torch.ops.fattn, op).default._schema.arguments
+    return LogitsCase(op, (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {cap.name: 2.0})
 
 
 def _mask_map_case(dtype: torch.dtype) -> Case:
@@ -308,8 +305,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "paged_prefill": _paged_prefill_case,
     "varlen_prefill": _varlen_prefill_case,
     "merge": _merge_case,
-    "softmax": _softmax_case,
-    "softcap": _softcap_case,
+    **{op: partial(_logits_case, op) for op in LOGITS_OPERATORS},
     "mask_map": _mask_map_case,
     "cache_write": _cache_write_case,
 }

@@ -69,8 +69,8 @@ class Explanation:
 def _facts_of(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
     x, y, z = launch["grid"]
     yield "macros", _settings(launch["macros"])
-    if launch["constants"]:
-        yield "constants", _settings(launch["constants"])
+    if features := {name: value for name, value in launch["constants"].items() if value}:
+        yield "constants", _settings(features)
     yield "grid", f"{x} x {y} x {z} threadgroups of {math.prod(launch['threads'])} threads"
     if "slice" in launch:
         dispatches = -(-math.prod(launch["grid"]) // launch["slice"])

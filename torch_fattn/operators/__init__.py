@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from . import logits
+
 ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
 OPERATORS = (*ATTENTION, "merge")  # (out, lse)
-LOGITS_OPERATORS = ("softmax", "softcap")  # one tensor like their first
+LOGITS_OPERATORS = tuple(logits.__all__)  # one tensor like their first
 PLANNED = (*OPERATORS, *LOGITS_OPERATORS, "mask_map", "cache_write")
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}  # of query

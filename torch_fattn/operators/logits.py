@@ -1,4 +1,4 @@
-"""`softmax` and `softcap` as Python functions, documented. All work is in `torch.ops.fattn`."""
+"""The operators on logits as Python functions, documented. All work is in `torch.ops.fattn`."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def paged_prefill(
             key[b : b + 1, :, :length],
             value[b : b + 1, :, :length],
             in_pool[b, :length],
-            **_of_sequence(_without_storage(every), b),
+            **of_sequence(_without_storage(every), b),
         )
         out[first:end] = sequence_out[0].transpose(0, 1)
         lse[:, first:end] = sequence_lse[0]
@@ -164,7 +164,7 @@ def varlen_prefill(
             query[first:end].transpose(0, 1)[None],
             key[keys].transpose(0, 1)[None],
             value[keys].transpose(0, 1)[None],
-            **_of_sequence(every, b),
+            **of_sequence(every, b),
         )
         out[first:end] = sequence_out[0].transpose(0, 1)
         lse[:, first:end] = sequence_lse[0]
@@ -259,16 +259,11 @@ def _attend(
     options: ScoreOptions,
 ) -> tuple[Tensor, Tensor]:
     """The scores, in the order of the contract, then the softmax over the visible keys."""
-    heads, head_dim, kv_len = query.shape[1], query.shape[3], key.shape[2]
+    heads, head_dim = query.shape[1], query.shape[3]
     q = query.detach().cpu().double()
     k, v = (_share_heads(t.detach().cpu().double(), heads) for t in (key, value))
     scale = options["scale"]
-    scores = (q @ k.mT) * (head_dim**-0.5 if scale is None else float(scale))
-    if (softcap := float(options["softcap"])) > 0:
-        scores = softcap * torch.tanh(scores / softcap)
-    if (alibi_slopes := options["alibi_slopes"]) is not None:
-        distance = torch.arange(kv_len, device="cpu") - positions[:, None, :, None]
-        scores = scores + alibi_slopes.cpu().double()[..., None, None] * distance
+    scores = modified((q @ k.mT) * (head_dim**-0.5 if scale is None else float(scale)), positions, options)
     if attn_mask is not None:
         attn_mask = attn_mask.detach().cpu()
         if attn_mask.dtype == torch.bool:
@@ -290,6 +285,16 @@ def _attend(
     return out, top + total.log()
 
 
+def modified(scores: Tensor, positions: Tensor, options: ScoreOptions) -> Tensor:
+    """The scaled products `[B,Hq,Lq,Lk]` of rows at `positions` `[B,Lq]`, as the options change them."""
+    if (softcap := float(options["softcap"])) > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    if (alibi_slopes := options["alibi_slopes"]) is not None:
+        distance = torch.arange(scores.shape[3], device="cpu") - positions[:, None, :, None]
+        scores = scores + alibi_slopes.cpu().to(scores.dtype)[..., None, None] * distance
+    return scores
+
+
 def _token_major(out: Tensor) -> Tensor:
     """The same numbers, as a view of a tensor `[B,Lq,Hq,Dv]`."""
     return out.transpose(1, 2).contiguous().transpose(1, 2)
@@ -308,7 +313,7 @@ def _without_storage(options: StorageOptions) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in StorageOptions.__annotations__}
 
 
-def _of_sequence(options: Mapping[str, Any], b: int) -> dict[str, Any]:
+def of_sequence(options: Mapping[str, Any], b: int) -> dict[str, Any]:
     """The options of a sequence on its own."""
     slopes = options["alibi_slopes"]
     own = slopes if slopes is None or slopes.dim() == 1 else slopes[b]

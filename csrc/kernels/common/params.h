@@ -158,7 +158,6 @@ struct GridSlice {
   X(fattn_i32, heads_first) /* heads are neighbours in the grid, not the tiles of a head */
 struct PrefillParams {
   FATTN_PREFILL_PARAMS(FATTN_FIELD)
-  fattn_i32 reserved;
 };
 
 // What the rows of decode see by position, and the sizes of chunks. window_left is kNoWindow without a
@@ -199,7 +198,6 @@ struct CausalSpan {
   X(fattn_i32, shares) /* threadgroups per key-value head and row block, which share all chunks */
 struct DecodeParams {
   FATTN_DECODE_PARAMS(FATTN_FIELD)
-  fattn_i32 reserved;
 };
 
 #define FATTN_MERGE_PARAMS(X)       \
@@ -211,7 +209,6 @@ struct DecodeParams {
   X(fattn_i32, puts_part) /* the result is partial too: lse receives RowSum::of_part() */
 struct MergeParams {
   FATTN_MERGE_PARAMS(FATTN_FIELD)
-  fattn_i32 reserved;
 };
 
 // Strides of caches are block, head, slot, as in DecodeParams.
@@ -231,7 +228,6 @@ struct MergeParams {
   X(fattn_i32, block_size)
 struct CacheWriteParams {
   FATTN_CACHE_WRITE_PARAMS(FATTN_FIELD)
-  fattn_i32 reserved;
 };
 
 // A mask, and its contiguous map [batch, heads, row_cells, key_cells]. Dimensions in which the mask is
@@ -269,12 +265,15 @@ struct LogitsParams {
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-FATTN_CHECK_SIZE(PrefillParams, 352);
-FATTN_CHECK_SIZE(CausalSpan, 40);
-FATTN_CHECK_SIZE(DecodeParams, 288);
-FATTN_CHECK_SIZE(MergeParams, 72);
-FATTN_CHECK_SIZE(CacheWriteParams, 160);
-FATTN_CHECK_SIZE(MaskMapParams, 56);
-FATTN_CHECK_SIZE(LogitsParams, 112);
+// A struct of parameters has no gaps but at its end, where it fills a multiple of 8 bytes.
+#define FATTN_BYTES(type, name) +sizeof(type)
+#define FATTN_CHECK_PARAMS(Params, LIST) FATTN_CHECK_SIZE(Params, (0 LIST(FATTN_BYTES) + 7) / 8 * 8)
+FATTN_CHECK_PARAMS(PrefillParams, FATTN_PREFILL_PARAMS);
+FATTN_CHECK_PARAMS(CausalSpan, FATTN_CAUSAL_SPAN);
+FATTN_CHECK_PARAMS(DecodeParams, FATTN_DECODE_PARAMS);
+FATTN_CHECK_PARAMS(MergeParams, FATTN_MERGE_PARAMS);
+FATTN_CHECK_PARAMS(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS);
+FATTN_CHECK_PARAMS(MaskMapParams, FATTN_MASK_MAP_PARAMS);
+FATTN_CHECK_PARAMS(LogitsParams, FATTN_LOGITS_PARAMS);
 
 }  // namespace fattn

@@ -122,6 +122,15 @@ struct Sequence {
     table.begin = limits.begin;
     table.sink_end = limits.sink_end;
   }
+
+  // What becomes of the products of a row of this sequence. `limit` as in Visibility.
+  ScoreModifiers modifiers_of(constant DecodeParams& params, int limit, float slope) const thread {
+    ScoreModifiers modifiers;
+    set_uniform(modifiers, params);
+    modifiers.slope[0] = slope;
+    modifiers.position[0] = limit - 1;
+    return modifiers;
+  }
 };
 
 // Whether every row sees all keys of a step.
@@ -143,15 +152,6 @@ inline float slope_of(PackedRow packed, int batch, thread const Operands& operan
   const long place = batch * params.alibi_slopes_batch_stride + packed.head * params.alibi_slopes_stride;
   const float slope = packed.exists ? float_at(operands.alibi_slopes, place, fc_slopes_kind) : 0.0f;
   return finite_score(slope, slope * params.slope_scale);
-}
-
-// `limit`: see Visibility.
-inline ScoreModifiers modifiers_of(constant DecodeParams& params, int limit, float slope) {
-  ScoreModifiers modifiers;
-  set_uniform(modifiers, params);
-  modifiers.slope[0] = slope;
-  modifiers.position[0] = limit - 1;
-  return modifiers;
 }
 
 // The learned logit of a row's head.

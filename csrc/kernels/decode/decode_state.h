@@ -157,8 +157,10 @@ struct DecodeState {
     set_visible(visible, params, limits());
     return visible;
   }
-  ScoreModifiers modifiers(constant DecodeParams& params, LanePosition at) const thread {
-    return modifiers_of(params, saved->rows[at.row].limit, fc_alibi ? saved->rows[at.row].slope : 0.0f);
+  ScoreModifiers modifiers(thread const Sequence& sequence, constant DecodeParams& params,
+                           LanePosition at) const thread {
+    const float slope = fc_alibi ? saved->rows[at.row].slope : 0.0f;
+    return sequence.modifiers_of(params, saved->rows[at.row].limit, slope);
   }
 };
 

@@ -208,7 +208,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     }
   }
   scale_products(attention, scales, at);
-  const ScoreModifiers modifiers = state.modifiers(params, at);
+  const ScoreModifiers modifiers = state.modifiers(sequence, params, at);
   modify_scores(attention, modifiers, step.first_key, at);
   if (kEdge) {
     const Visibility visible = state.visible(params, at);

@@ -126,7 +126,7 @@ inline Sequence sequence_of(thread const Operands& operands, constant DecodePara
   sequence.set_limits(limits_of(item, params.span));
   set_visible(sequence.visible, params, sequence.limits);
   const float slope = fc_alibi ? slope_of(packed, item.batch, operands, params) : 0.0f;
-  sequence.modifiers = modifiers_of(params, sequence.visible.limit[0], slope);
+  sequence.modifiers = sequence.modifiers_of(params, sequence.visible.limit[0], slope);
   return sequence;
 }
 
