@@ -146,6 +146,10 @@ Tensor visible_keys(const Rows& query, const Keys& keys, int64_t first, int64_t 
   const Tensor key = at::arange(problem.kv_len, call.query.options().dtype(at::kLong));
   const Tensor position = row_positions(query, first, rows).unsqueeze(2);
   Tensor visible = keys.exists.logical_and(key.lt(key_counts(call))).unsqueeze(1);
+  if (query.count.defined()) {
+    const Tensor row = at::arange(first, first + rows, key.options());
+    visible = visible.logical_and(row.lt(query.count).unsqueeze(2));
+  }
   if (problem.is_causal) visible = visible.logical_and(key.le(position));
   if (options.window_left >= 0 || options.window_right >= 0) {
     Tensor seen = key.lt(options.sink_tokens).expand({1, rows, problem.kv_len});

@@ -11,6 +11,7 @@ namespace fattn {
 struct Rows {
   const Call& call;
   at::Tensor first_position;  // of query row 0: [batch or 1, 1]
+  at::Tensor count = {};      // rows of each sequence; the others are padding: [batch, 1]. Undefined: q_len
 };
 
 // First packed key of each sequence, and its number of keys, clamped to the capacity: [batch, 1].

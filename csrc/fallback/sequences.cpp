@@ -46,7 +46,7 @@ std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   const Tensor first_position =
       ends_meet(problem) ? key_counts(call).sub(lengths) : at::full_like(lengths, first_row(problem));
   const auto [out, lse] = no_key_results(padded);
-  attend({.call = padded, .first_position = first_position}, out, lse);
+  attend({.call = padded, .first_position = first_position, .count = lengths}, out, lse);
 
   // Unpads: finds the padded row of each row that belongs to a sequence.
   const Tensor row = at::arange(problem.q_len, ends.options());
