@@ -65,8 +65,8 @@ def launch(case: Case) -> Launch | None:
 
 
 def _vector_source(element: str, kernel: str) -> str | None:
-    """Returns the kernel's template with one instantiation and the conversions that it uses, or None if there
-    is no such instantiation."""
+    """Returns the kernel's template with one instantiation and the conversions that it uses, or None if it
+    does not exist."""
     file = llama_source.text(f"kernels/fa_vec_{'q8_0' if element == 'q8_0' else 'f16'}.metal")
     instantiation = llama_source.instantiation(file, kernel)
     if instantiation is None:

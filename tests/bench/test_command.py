@@ -102,7 +102,7 @@ def test_torch_fattn_runs_the_bench_of_its_checkout(
         ("bounds", "--allow-raise", "--allow-raise needs --update"),
         ("bounds", "--raise", "unrecognized arguments: --raise"),
         ("cuda-build", "--cores 0", "'0' is not a positive whole number"),
-        ("cuda-build", "--cores many", "'many' is not a whole number"),
+        ("cuda-build", "--cores many", "'many' is not a positive whole number"),
         ("cuda-build", "--impls llama", "--impls: invalid choice: 'llama'"),
         ("cuda-build", "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
         ("aims", "nowhere.json", "'nowhere.json' is not a record of the bench"),

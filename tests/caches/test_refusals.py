@@ -84,7 +84,7 @@ def test_a_step_of_another_cache(make: Any, device: str) -> None:
     own = step_of(cache, 1)
     for other in (static(device), paged(device)):
         step = step_of(other, 1)
-        with pytest.raises(ValueError, match="of another cache; use what extend"):
+        with pytest.raises(ValueError, match="belongs to another cache; use the one"):
             cache.append(0, step, *new_rows(3, own.seq_lens.float()))
     cache.append(0, own, *new_rows(3, own.seq_lens.float()))
 

@@ -164,7 +164,7 @@ def test_doctor_names_a_torch_that_hides_faults(
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     assert not doctor.report_device()
-    assert ("raises nothing when the GPU faults" in capsys.readouterr().out) == silent
+    assert ("raises no error when the GPU faults" in capsys.readouterr().out) == silent
 
 
 def test_doctor_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,7 +176,7 @@ def test_the_planner_reads_its_file(
 def test_torchs_attention_is_among_the_candidates(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The control is before it: where it is no faster, nothing is written of it."""
+    """The control is before it: a route that is not faster is not written."""
 
     def to() -> str:
         route = plan_of("prefill", 600, 600, 64).route

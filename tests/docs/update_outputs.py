@@ -40,4 +40,4 @@ def update(path: Path) -> bool:
 if __name__ == "__main__":
     for document in DOCUMENTS:
         if update(document):
-            print(f"{document.name} was written anew", file=sys.stderr)
+            print(f"{document.name} was updated", file=sys.stderr)

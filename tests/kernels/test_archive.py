@@ -87,7 +87,7 @@ def test_another_pipeline_is_a_miss(folder: Path) -> None:
             "value)[0]", "value, scale=0.25)[0]"
         ),
     )
-    assert found == ALL, "a scale is no part of the pipeline"
+    assert found == ALL, "a scale is not part of the pipeline"
     found = run(
         folder,
         SCRIPT.replace("value))", "value)), softcap=2.0", 1).replace("value)[0]", "value, softcap=2.0)[0]"),

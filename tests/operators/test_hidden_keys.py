@@ -149,7 +149,7 @@ def test_infinity_behind_a_mask(
 @pytest.mark.parametrize("mask_dtype", problems.DTYPES, ids=str)
 @pytest.mark.parametrize(("op", "dim"), SIZED_OPS)
 def test_an_unlikely_key_is_seen(op: str, dim: int, mask_dtype: torch.dtype, device: str) -> None:
-    """The control of -inf: a weight that underflows to 0 is no hiding place for a NaN."""
+    """The control of -inf: a weight that underflows to 0 does not hide a NaN."""
     clean = call(op, torch.float32, dim=dim)
     clean.mask[:, 1, 0::2, BAD_KEY] = UNLIKELY
     sees = check_influence(clean, "value", torch.nan, device, mask_dtype)

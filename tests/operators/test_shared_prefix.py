@@ -402,6 +402,6 @@ def test_an_option_that_the_parts_do_not_know_is_refused() -> None:
     rows = prefix_and_suffix.Rows(query, 2)
     prefix_and_suffix.attend("fattn.x", rows, *parts, None, {"softcap": 3.0})
     with pytest.raises(
-        NotImplementedError, match=r"^fattn\.x: of_positions is not built for shared prefixes"
+        NotImplementedError, match=r"^fattn\.x: of_positions is not implemented for shared prefixes"
     ):
         prefix_and_suffix.attend("fattn.x", rows, *parts, None, {"of_positions": 3.0})

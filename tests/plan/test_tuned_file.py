@@ -95,9 +95,9 @@ def two_orders(data: Data) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
-    "format": (change(format=1), "not of format 2"),
-    "version": (change(torch_fattn="0.0.9"), "made with torch_fattn '0.0.9'"),
-    "sources": (change(sources="0" * 16), "made with sources '0000000000000000'"),
+    "format": (change(format=1), "format is not 2"),
+    "version": (change(torch_fattn="0.0.9"), "torch_fattn is '0.0.9'"),
+    "sources": (change(sources="0" * 16), "sources is '0000000000000000'"),
     "unknown field": (change(note="x"), "unknown, fields: note"),
     "missing field": (lambda data: data.pop("date"), "fields: date"),
     "date": (change(date=3), "date 3 is not of type str"),
@@ -108,8 +108,8 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
     "cores": (change_chip(cores=True), "cores True is not of type int"),
     "another chip": (change_chip(cores=99), "name does not match its GPU"),
     "field of a row": (change_row(min_dims=3), "unknown, fields: min_dims"),
-    "kernel": (change_row(kernel="merge"), "no kernel 'merge'"),
-    "dtype": (change_row(dtype="int8"), "of 'int8' is tuned"),
+    "kernel": (change_row(kernel="merge"), "kernel 'merge' in 'float16' is not tuned"),
+    "dtype": (change_row(dtype="int8"), "in 'int8' is not tuned"),
     "dims": (change_row(min_dim=64, max_dim=32), "the kernel does not support these head sizes"),
     "dims of the wide kernel": (change_row(max_dim=256), "the kernel does not support these head sizes"),
     "huge dim": (change_row(max_dim=10**6), "max_dim of a tuned row is 1000000"),
@@ -129,7 +129,7 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
     "one length": (change_row(max_length=512), "not followed by one for the others"),
     "routes": (change(routes=None), "routes are not a list"),
     "field of a route": (change_route(dims=3), "unknown, fields: dims"),
-    "taker": (change_route(to="mlx"), "no 'prefill' of 'float16' goes to 'mlx'"),
+    "taker": (change_route(to="mlx"), "route of 'prefill' in 'float16' to 'mlx' does not exist"),
     "system": (change_route(macos="new"), "'new' is not a version"),
     "head of a route": (change_route(dim=0), "route 0: the kernels do not support this head size"),
     "huge head of a route": (change_route(dim=577), "dim of a tuned row is 577"),

@@ -53,6 +53,9 @@ SUBJECT = "write 'begin with the subject'"
         ("docs/a.md", "The keys. O" + "f these, some are hidden.", "'. O" + f"f t': {SUBJECT}"),
         ("softmetal/src/a.h", "int n;  // O" + "f this thread.", "'// O" + f"f t': {SUBJECT}"),
         ("softmetal/src/a.h", "int n;  // The count of this thread.", None),
+        ("csrc/a.h", "int n;  // O" + "f this thread.", "'// O" + f"f t': {SUBJECT}"),
+        ("tools/a.sh", "echo This is" + " no wheel", "'is" + " no w': write 'is not a'"),
+        ("tools/a.sh", "echo there is no wheel", None),
         ("csrc/README.md", "It hands" + " out blocks.", "'hands" + " out': write 'returns, gives, passes'"),
         ("csrc/README.md", "It returns hand-written blocks.", None),
         (

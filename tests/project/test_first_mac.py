@@ -86,7 +86,7 @@ def test_it_removes_nothing_but_an_earlier_run(
     )
     (folder / "thesis.tex").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for out, message in ((folder, "holds thesis.tex"), (tmp_path / "file", "Not a directory")):
+    for out, message in ((folder, "contains thesis.tex"), (tmp_path / "file", "Not a directory")):
         with pytest.raises(SystemExit, match="2"):
             first_mac.main(["--out", str(out)])
         words = capsys.readouterr().err

@@ -94,7 +94,7 @@ def test_a_suitable_mac(system: str, tmp_path: Path) -> None:
         ),
         ({"compiler": False}, "the compiler is missing", "run xcode-select --install"),
         ({"python_machine": "x86_64"}, "bin/python3 is a Python for Intel", "set PYTHON=/path/to/python3"),
-        ({"versions": "no.txt"}, "no.txt does not say which torch", "give a file of requirements/"),
+        ({"versions": "no.txt"}, "no.txt names no version of torch", "pass a file of requirements/"),
         ({"venv_machine": "x86_64"}, "venv was made with a Python for Intel", "remove it"),
     ],
     ids=str,

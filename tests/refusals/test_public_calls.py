@@ -160,7 +160,7 @@ def fault_of(public: Public, error: Exception, words: list[str]) -> str:
     )
     message = [] if named.startswith("fattn attention") else message  # mask, as transformers calls it
     if foreign := [word for word in message if word in _TENSORS - public.parameters.keys()]:
-        return f"{foreign[0]} is no argument of it: {text}"
+        return f"{foreign[0]} is not one of its arguments: {text}"
     return ""
 
 
@@ -339,7 +339,7 @@ def _has_no_name(scores: Tensor) -> Tensor:
 
 def _has_two_lines(scores: Tensor) -> Tensor:
     if not isinstance(scores, Tensor):
-        raise TypeError("twin: scores is no tensor\npass one")
+        raise TypeError("twin: scores is not a tensor\npass one")
     return scores
 
 

@@ -18,15 +18,15 @@ README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "models.md"
 PREFACE = """# Models
 
-With `attn_implementation="fattn"` a model computes what it computes with `"eager"`, or raises an error with the
-reason. This page lists the results of every family of transformers that builds from a small generic config. Each
-was run without padding, padded left and right, with a batch of one, and through `generate`
+With `attn_implementation="fattn"` a model computes what it computes with `"eager"`, or raises an error with
+the reason. This page lists the results of every family of transformers that builds from a small generic
+config. Each was run without padding, padded left and right, with a batch of one, and through `generate`
 (`python -m tests.transformers.sweep`).
 
 Outputs at padding tokens may differ: a row that sees no key is 0 here, as under `"sdpa"`, and a mean under
 `"eager"`. Layers that were replaced after the model was built are not detected. Gemma 2, 3 and 4, Qwen3.5,
-GPT-OSS, T5, Whisper, Qwen2-VL, Qwen2.5-VL and Qwen3-VL were also run with the head sizes of their checkpoints,
-including images and sound ([real_heads.py](../tests/transformers/real_heads.py)).
+GPT-OSS, T5, Whisper, Qwen2-VL, Qwen2.5-VL and Qwen3-VL were also run with the head sizes of their
+checkpoints, including images and sound ([real_heads.py](../tests/transformers/real_heads.py)).
 """
 BEGIN = "<!-- MODELS: written by python -m tests.transformers.models_table --update -->"
 END = "<!-- /MODELS -->"

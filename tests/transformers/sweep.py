@@ -204,7 +204,7 @@ def run(model: PreTrainedModel, case: str, inputs: dict[str, Tensor]) -> Tensor:
         return torch.stack([step.float().cpu() for step in steps], dim=1)
     first = model(**on_device)[0]
     if not isinstance(first, Tensor):
-        raise NotBuiltError("its first output is no tensor")
+        raise NotBuiltError("its first output is not a tensor")
     return first.float().cpu()
 
 
@@ -312,7 +312,9 @@ def verdict_of(cases: dict[str, Case]) -> dict[str, str]:
 def short(error: BaseException) -> str:
     if isinstance(error, (NotImplementedError, NotBuiltError)):
         return " ".join(str(error).split())
-    text = re.sub(r" from '[^']*'", "", " ".join(str(error).split()))  # where a module lies is no verdict
+    text = re.sub(
+        r" from '[^']*'", "", " ".join(str(error).split())
+    )  # the path of a module does not belong to the verdict
     return f"{type(error).__name__}: {text[:160].rstrip()}"
 
 

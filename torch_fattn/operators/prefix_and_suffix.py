@@ -129,8 +129,8 @@ def attend(
     """`options` are those of scores. Masks sequences that do not even have the prefix: `is_empty` `[B]`."""
     for unfit in options.keys() - POINTWISE - FITTED:
         raise NotImplementedError(
-            f"{name}: {unfit} is not built for shared prefixes; pass the whole keys of each sequence to "
-            "torch_fattn.decode"
+            f"{name}: {unfit} is not implemented for shared prefixes; pass the whole keys of each sequence "
+            "to torch_fattn.decode"
         )
     every = with_defaults("decode", options)
     attn_mask, alibi_slopes = every["attn_mask"], every["alibi_slopes"]

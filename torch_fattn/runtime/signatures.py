@@ -70,8 +70,8 @@ def check_writable(name: str, **written: Tensor) -> None:
             )
         if tensor.is_neg():
             raise ValueError(
-                f"{name}: {what} is a negated view and is written in place; pass what its "
-                ".resolve_neg() returns"
+                f"{name}: {what} is a negated view and is written in place; pass the result "
+                "of its .resolve_neg()"
             )
 
 

@@ -170,7 +170,7 @@ def read(path: Path, version: str) -> TunedFile:
         raise BadFileError(f"its format is not {FORMAT}")
     for name, mine in (("torch_fattn", version), ("sources", source_digest())):
         if data.get(name) != mine:
-            raise BadFileError(f"its {name} is {data.get(name)!r}, and here it is {mine!r}")
+            raise BadFileError(f"its field {name} is {data.get(name)!r} and must be {mine!r}")
     entries = _checked_fields(data, TunedFile, extra=("format",))
     for name in ("rows", "routes"):
         if not isinstance(entries[name], list):

@@ -6,9 +6,9 @@
 // registers and reads only these columns of every key and value. The threadgroup loads each byte once,
 // however many rows it has. A step:
 //
-//   each simdgroup   keys x query, summed over its columns                       -> threadgroup memory
+//   each simdgroup   keys x query, summed over its columns                        -> threadgroup memory
 //   each thread      one or two scores: sum of all columns, modifiers, visibility -> threadgroup memory
-//   each simdgroup   weights of all rows; weights x values of its columns        -> registers
+//   each simdgroup   weights of all rows; weights x values of its columns         -> registers
 //
 // Keys are the left factor of the first product, so a lane reads them as it reads values (tile.h), and values
 // that are columns of the keys are multiplied from the same registers.

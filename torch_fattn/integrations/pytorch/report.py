@@ -15,7 +15,7 @@ __all__ = ["REASONS", "Fallback", "Report", "report", "reset_report"]
 REASONS = {
     "gradients": "gradients are needed, and torch_fattn has no backward: run inference under torch.no_grad()",
     "forward_mode": "forward-mode gradients are needed, and torch_fattn has none",
-    "dropout": "dropout is not built: model.eval() turns it off",
+    "dropout": "dropout is not implemented: model.eval() turns it off",
     "nested": "a nested tensor has no kernel: torch_fattn.varlen_prefill takes packed sequences",
     "layout": "a tensor is sparse or has another layout than strided: convert it with .to_dense()",
     "subclass": "a tensor subclass has its own meaning of this call",
@@ -41,7 +41,7 @@ _WAYS = {
     "paged": "of varlen_attn by fattn.paged_prefill",
 }
 UNSEEN = (
-    "not seen: attention that never calls torch's function, as nn.MultiheadAttention does not with "
+    "not seen: attention that never calls torch's function, such as nn.MultiheadAttention with "
     "need_weights=True, its default"
 )
 

@@ -216,8 +216,8 @@ def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:
 
 def _refuse_backward(_grad: Tensor) -> NoReturn:
     raise RuntimeError(
-        "fattn attention: backward is not built; call model.train(), which trains through sdpa attention, "
-        'or use attn_implementation="sdpa" or "eager"'
+        "fattn attention: backward is not implemented; call model.train(), which trains through sdpa "
+        'attention, or use attn_implementation="sdpa" or "eager"'
     )
 
 
@@ -258,7 +258,7 @@ def _refuse_bias(
             USE_ANOTHER,
         )
     if softcap:
-        refuse_meaning(module, f"position_bias with a soft cap of {softcap} is not built", USE_ANOTHER)
+        refuse_meaning(module, f"position_bias with a soft cap of {softcap} is not implemented", USE_ANOTHER)
 
 
 def _refuse_pattern(module: nn.Module, mask: Tensor, q_len: int, kv_len: int) -> NoReturn:

@@ -79,7 +79,7 @@ def attend_paged(
     if attention_mask is not None and not hasattr(cache, "layer_to_allocator"):
         refuse(module, "a mask came with continuous batching", USE_PAGED_EAGER)
     if kwargs.get("block_table") is not None:
-        refuse(module, "a block table of transformers' own is not built", USE_PAGED_EAGER)
+        refuse(module, "transformers' own block table is not supported", USE_PAGED_EAGER)
     refuse_keywords(module, None, {name: kwargs[name] for name in kwargs.keys() - _OF_THE_BATCH})
     if "cu_seq_lens_q" not in kwargs:
         refuse(module, "a cache came without cu_seq_lens_q, the lengths of a batch", USE_PAGED_EAGER)

@@ -79,7 +79,7 @@ def training(module: nn.Module, *inputs: Tensor, dropout: float) -> str:
         return ""
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
         return "the model is in training mode with gradients enabled, and the kernels have no backward"
-    return f"dropout {dropout} is not built" if dropout > 0 else ""
+    return f"dropout {dropout} is not implemented" if dropout > 0 else ""
 
 
 def refuse_training(module: nn.Module, *inputs: Tensor, dropout: float) -> None:
@@ -100,7 +100,7 @@ def refuse_keywords(
             continue
         if name in _UNBUILT:
             meaning, advice = _UNBUILT[name]
-            refuse_meaning(module, f"{name} ({meaning}) is not built", advice)
+            refuse_meaning(module, f"{name} ({meaning}) is not implemented", advice)
         if name in _PACKING:
             if not packed and (mask is None or mask.ndim != 4):
                 refuse_meaning(
