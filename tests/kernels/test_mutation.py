@@ -109,7 +109,6 @@ def test_a_sample_is_killed() -> None:
 
 STEPS = "Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);"
 TILE = "ranges = rows.ranges_of(tile.begin, kTileRows, *params);"
-SCALE = "sequence.value.scales_at(place, params.value_scales)"
 # For each mutant, a trial that it passes except for the counts.
 SLOW = {
     "decode_loads_elements": (
@@ -179,8 +178,9 @@ SLOW = {
         "decode-int8",
         changed(
             "decode_step.h",
-            f"value_scale = read ? float(*{SCALE}) : 1.0f;",
-            f"value_scale = read ? float(*{SCALE}) : 1.0f; (void)*(const volatile device Scale*){SCALE};",
+            "value_scale = sequence.value.row_scale(place,",
+            "(void)*(const volatile device Scale*)sequence.value.scales_at(place, params.value_scales);"
+            " value_scale = sequence.value.row_scale(place,",
         ),
     ),
 }

@@ -237,6 +237,10 @@ struct StoredOperand {
     return scales + (fc_paged ? uint(place.block) : batch) * strides.batch + head * strides.head +
            uint(place.slot) * strides.row;
   }
+  // The scale of a row; 1 if `read` is false.
+  float row_scale(KeyPlace place, constant Strides3& strides, bool read) const thread {
+    return read ? float(*scales_at(place, strides)) : 1.0f;
+  }
 
   StoredRow row_at(KeyPlace place, constant Strides3& strides, constant Strides3& scale_strides) const
       thread {

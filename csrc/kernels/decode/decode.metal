@@ -169,10 +169,10 @@ using namespace fattn;
       StepKeys step;
       step.look_up(sequence.table, steps.past_gap(unit) * kTileKeys, lane);
       if (is_whole_step(step, item.ranges)) {
-        decode_step<false>(attention, query_rows, sequence, scales, step, state, params, lane, at);
+        decode_step<true>(attention, query_rows, sequence, scales, step, state, params, lane, at);
       } else {
         sequence.set_limits(state.limits());
-        decode_step<true>(attention, query_rows, sequence, scales, step, state, params, lane, at);
+        decode_step<false>(attention, query_rows, sequence, scales, step, state, params, lane, at);
       }
     }
     attention.finish();

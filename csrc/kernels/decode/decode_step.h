@@ -19,26 +19,26 @@ inline void share_scales(thread const SharedScales& scales, ushort lane, float k
 
 // Finds the two rows of K of which this lane reads a part for key fragment k. Bit e of the result: row e
 // exists.
-template <bool kEdge>
+template <bool kWhole>
 inline uint key_rows(thread const Sequence& sequence, thread const StepKeys& step,
                      constant DecodeParams& params, int k, LanePosition at, thread StoredRow (&rows)[2]) {
   uint present = 0;
 #pragma clang loop unroll(full)
   for (int e = 0; e < 2; e++) {
     const KeyPlace place = step.find(sequence.table, k, at.pair * 2 + e);
-    present |= uint(!kEdge || place.exists) << e;
+    present |= uint(kWhole || place.exists) << e;
     rows[e] = sequence.key.row_at(place, params.key, params.key_scales);
   }
   return present;
 }
 
 // Finds the row of V of which this lane reads a part, and returns whether it exists.
-template <bool kEdge>
+template <bool kWhole>
 inline bool value_row(thread const Sequence& sequence, thread const StepKeys& step,
                       constant DecodeParams& params, int k, LanePosition at, thread StoredRow& row) {
   const KeyPlace place = step.find(sequence.table, k, at.row);
   row = sequence.value.row_at(place, params.value, params.value_scales);
-  return !kEdge || place.exists;
+  return kWhole || place.exists;
 }
 
 // A lane's part of a step over a quantised cache, which has a half or a quarter of the bytes of other caches.
@@ -50,26 +50,26 @@ struct QuantisedStep {
   float value_scale;
 
   // Bits 2k + e of the result: row e of key fragment k exists.
-  template <bool kEdge>
+  template <bool kWhole>
   uint read(thread const Sequence& sequence, thread const StepKeys& step, constant DecodeParams& params,
             ushort lane, LanePosition at) thread {
     if (kRowScales && fc_scales) {
       const KeyPlace place = step.find_own(sequence.table, lane);
-      const bool read = lane < kTileKeys && (!kEdge || place.exists);
-      key_scale = read ? float(*sequence.key.scales_at(place, params.key_scales)) : 1.0f;
-      value_scale = read ? float(*sequence.value.scales_at(place, params.value_scales)) : 1.0f;
+      const bool read = lane < kTileKeys && (kWhole || place.exists);
+      key_scale = sequence.key.row_scale(place, params.key_scales, read);
+      value_scale = sequence.value.row_scale(place, params.value_scales, read);
     }
     uint present = 0;
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       StoredRow rows[2];
-      const uint both = key_rows<kEdge>(sequence, step, params, k, at, rows);
+      const uint both = key_rows<kWhole>(sequence, step, params, k, at, rows);
       present |= both << (2 * k);
 #pragma clang loop unroll(full)
       for (int c = 0; c < kKeyChunks; c++) {
 #pragma clang loop unroll(full)
         for (int e = 0; e < 2; e++) {
-          if (!kEdge || (both >> e) & 1) {
+          if (kWhole || (both >> e) & 1) {
             keys[k][c][e].read(rows[e], at.row * kKeyChunk, c * 8 * kKeyChunk, fc_vector_loads);
           } else {
             keys[k][c][e].clear();
@@ -80,10 +80,10 @@ struct QuantisedStep {
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
       StoredRow row;
-      const bool there = value_row<kEdge>(sequence, step, params, k, at, row);
+      const bool there = value_row<kWhole>(sequence, step, params, k, at, row);
 #pragma clang loop unroll(full)
       for (int c = 0; c < kValueChunks; c++) {
-        if (!kEdge || there) {
+        if (kWhole || there) {
           values[k][c].read(row, at.pair * kValueChunk, c * 4 * kValueChunk, fc_vector_loads);
         } else {
           values[k][c].clear();
@@ -108,12 +108,12 @@ struct QuantisedStep {
     }
   }
 
-  template <bool kEdge>
+  template <bool kWhole>
   void multiply_values(thread OnlineAttention& attention, int k, bool seen) thread {
     constexpr int kPiece = ValueChunk::kPieceElements;
     constexpr int kPieces = kValueDim / 4 / kPiece;
     constexpr int kChunkPieces = kPieces / kValueChunks;
-    if (kEdge && !seen) {
+    if (!kWhole && !seen) {
 #pragma clang loop unroll(full)
       for (int c = 0; c < kValueChunks; c++) {
         values[k][c].clear();
@@ -130,17 +130,17 @@ struct QuantisedStep {
 
 // Adds the products with key fragment k of a cache that is not quantised. Keys that may not exist are widened
 // as they are read, which takes registers: then half a chunk is read at a time.
-template <bool kEdge>
+template <bool kWhole>
 inline void multiply_keys(thread OnlineAttention& attention, thread const SharedQuery& query,
                           thread const StoredRow (&rows)[2], int k, uint present, LanePosition at) {
   constexpr int kPiece =
-      kEdge && sizeof(Element) < sizeof(Operand) && kKeyChunk > 1 ? kKeyChunk / 2 : kKeyChunk;
+      !kWhole && sizeof(Element) < sizeof(Operand) && kKeyChunk > 1 ? kKeyChunk / 2 : kKeyChunk;
 #pragma clang loop unroll(full)
   for (int i = 0; i < kHeadDim / 8; i += kPiece) {
     Operand keys[2][kPiece];
 #pragma clang loop unroll(full)
     for (int e = 0; e < 2; e++) {
-      if (!kEdge || (present >> e) & 1) {
+      if (kWhole || (present >> e) & 1) {
         read_key(rows[e].floats(), i, fc_vector_loads, at, keys[e]);
       } else {
         fill_run(keys[e], 0.0f);
@@ -152,11 +152,11 @@ inline void multiply_keys(thread OnlineAttention& attention, thread const Shared
 
 // Adds the weighted values of key fragment k of a cache that is not quantised: elements kFrom to kTo of this
 // lane's run.
-template <bool kEdge, int kFrom, int kTo>
+template <bool kWhole, int kFrom, int kTo>
 inline void multiply_value_run(thread OnlineAttention& attention, thread const StoredRow& row, int k,
                                bool present, LanePosition at) {
   Operand run[kTo - kFrom];
-  if (!kEdge || present) {
+  if (kWhole || present) {
     read_value(row.floats() + 4 * kFrom, fc_vector_loads, at, run);
   } else {
     fill_run(run, 0.0f);
@@ -166,21 +166,21 @@ inline void multiply_value_run(thread OnlineAttention& attention, thread const S
 
 // Takes a run of more than 64 bytes of operands in two parts of whole chunks, because it would fill the
 // registers.
-template <bool kEdge>
+template <bool kWhole>
 inline void multiply_values(thread OnlineAttention& attention, thread const StoredRow& row, int k,
                             bool present, LanePosition at) {
   constexpr int kRun = kValueDim / 4;
   constexpr int kParts = kRun * sizeof(Operand) > 64 ? 2 : 1;
   constexpr int kFirst = (kValueChunks + kParts - 1) / kParts * kValueChunk;
-  multiply_value_run<kEdge, 0, kFirst>(attention, row, k, present, at);
+  multiply_value_run<kWhole, 0, kFirst>(attention, row, k, present, at);
   if (kFirst < kRun) {
     constexpr int kSecond = kFirst < kRun ? kFirst : 0;  // valid also if there is no second part
-    multiply_value_run<kEdge, kSecond, kRun>(attention, row, k, present, at);
+    multiply_value_run<kWhole, kSecond, kRun>(attention, row, k, present, at);
   }
 }
 
-// One step of kTileKeys keys. kEdge: some key may not exist, or some row may not see it.
-template <bool kEdge>
+// One step of kTileKeys keys. !kWhole: some key may not exist, or some row may not see it.
+template <bool kWhole>
 inline void decode_step(thread OnlineAttention& attention, thread const SharedQuery& query,
                         thread Sequence& sequence, thread const SharedScales& scales,
                         thread const StepKeys& step, thread const DecodeState& state,
@@ -190,7 +190,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   state.take_key_start(sequence);
   if (kKvFormat != kKvFloat) {
     state.take_value_start(sequence);
-    present = stored.read<kEdge>(sequence, step, params, lane, at);
+    present = stored.read<kWhole>(sequence, step, params, lane, at);
   }
   if (kRowScales && fc_scales) {
     share_scales(scales, lane, stored.key_scale, stored.value_scale);
@@ -200,9 +200,9 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   for (int k = 0; k < kKeyFragments; k++) {
     if (kKvFormat == kKvFloat) {
       StoredRow rows[2];
-      const uint both = key_rows<kEdge>(sequence, step, params, k, at, rows);
+      const uint both = key_rows<kWhole>(sequence, step, params, k, at, rows);
       present |= both << (2 * k);
-      multiply_keys<kEdge>(attention, query, rows, k, both, at);
+      multiply_keys<kWhole>(attention, query, rows, k, both, at);
     } else {
       stored.multiply_keys(attention, query, k);
     }
@@ -210,11 +210,11 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   scale_products(attention, scales, at);
   const ScoreModifiers modifiers = state.modifiers(sequence, params, at);
   modify_scores(attention, modifiers, step.first_key, at);
-  if (kEdge) {
+  if (!kWhole) {
     const Visibility visible = state.visible(params, at);
     hide_scores(attention, visible, sequence.mask, step.first_key, present, at);
   }
-  const SeenKeys seen = kEdge ? attention.seen_keys(at) : all_seen();
+  const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(at);
   attention.weigh();
   if (kKvFormat == kKvFloat) {
     state.take_value_start(sequence);
@@ -224,10 +224,10 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     scale_weights(attention, scales, k, seen, at);
     if (kKvFormat == kKvFloat) {
       StoredRow row;
-      const bool there = value_row<kEdge>(sequence, step, params, k, at, row);
-      multiply_values<kEdge>(attention, row, k, there && seen.value(k), at);
+      const bool there = value_row<kWhole>(sequence, step, params, k, at, row);
+      multiply_values<kWhole>(attention, row, k, there && seen.value(k), at);
     } else {
-      stored.multiply_values<kEdge>(attention, k, seen.value(k));
+      stored.multiply_values<kWhole>(attention, k, seen.value(k));
     }
   }
 }

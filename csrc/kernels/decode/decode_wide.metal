@@ -75,11 +75,11 @@ using namespace fattn;
       StepKeys step;
       step.look_up(sequence.table, steps[visit] * kTileKeys, lane);
       if (is_whole_step(step, item.ranges)) {
-        wide_step<false>(attention, columns, sequence, shared, scales, step, params, thread_index,
-                         simdgroup_index, at);
-      } else {
         wide_step<true>(attention, columns, sequence, shared, scales, step, params, thread_index,
                         simdgroup_index, at);
+      } else {
+        wide_step<false>(attention, columns, sequence, shared, scales, step, params, thread_index,
+                         simdgroup_index, at);
       }
     }
     attention.finish();

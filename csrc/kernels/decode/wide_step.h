@@ -131,7 +131,7 @@ inline Sequence sequence_of(thread const Operands& operands, constant DecodePara
 }
 
 // Computes this thread's scores from the products of all simdgroups.
-template <bool kEdge>
+template <bool kWhole>
 inline void finish_scores(thread const SharedScores& shared, thread const SharedScales& scales,
                           thread const Sequence& sequence, int first_key, ushort thread_index) {
   static_assert(kThreads % (64 * kRowGroups) == 0, "a thread has one row");
@@ -154,7 +154,7 @@ inline void finish_scores(thread const SharedScores& shared, thread const Shared
     }
     const int to = (i / 64 % kRowGroups * kKeyFragments + k) * 64 + i % 8 * 8 + key_in_fragment;
     float score = modified_score(product, sequence.modifiers, 0, key);
-    if (kEdge) {
+    if (!kWhole) {
       const bool exists = sequence.table.block_of(key) >= 0 && sequence.table.holds(key);
       const bool seen = sees_key(score, sequence.visible, sequence.mask, 0, key, exists);
       score = seen ? score : -INFINITY;
@@ -163,8 +163,8 @@ inline void finish_scores(thread const SharedScores& shared, thread const Shared
   }
 }
 
-// One step of kTileKeys keys. kEdge: some key may not exist, or some row may not see it.
-template <bool kEdge>
+// One step of kTileKeys keys. !kWhole: some key may not exist, or some row may not see it.
+template <bool kWhole>
 inline void wide_step(thread ColumnAttention& attention, thread const QueryColumns& query,
                       thread const Sequence& sequence, thread const SharedScores& shared,
                       thread const SharedScales& scales, thread const StepKeys& step,
@@ -173,19 +173,16 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   float value_scale = 1.0f;
   if (kRowScales && fc_scales && thread_index < kTileKeys) {
     const KeyPlace place = step.find_own(sequence.table, thread_index);
-    float key_scale = 1.0f;
-    if (!kEdge || place.exists) {
-      key_scale = float(*sequence.key.scales_at(place, params.key_scales));
-      value_scale = float(*sequence.value.scales_at(place, params.value_scales));
-    }
-    scales.put_key(thread_index, key_scale);
+    const bool read = kWhole || place.exists;
+    scales.put_key(thread_index, sequence.key.row_scale(place, params.key_scales, read));
+    value_scale = sequence.value.row_scale(place, params.value_scales, read);
   }
   ValueRun values[kKeyFragments];
   attention.clear_scores();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     const KeyPlace place = step.find(sequence.table, k, at.row);
-    const bool read = !kEdge || place.exists;
+    const bool read = kWhole || place.exists;
     KeyRun keys;
     if (read) {
       const StoredRow row = sequence.key.row_at(place, params.key, params.key_scales);
@@ -210,18 +207,18 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   }
   shared.put_products(attention, simdgroup, at);
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  finish_scores<kEdge>(shared, scales, sequence, step.first_key, thread_index);
+  finish_scores<kWhole>(shared, scales, sequence, step.first_key, thread_index);
   if (kRowScales && fc_scales && thread_index < kTileKeys) {
     scales.put_value(thread_index, value_scale);  // the previous ones have been read
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   shared.take_scores(attention, at);
-  const SeenKeys seen = kEdge ? attention.seen_keys(at) : all_seen();
+  const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(at);
   attention.weigh();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     scale_weights(attention, scales, k, seen, at);
-    if (kEdge && !seen.value(k)) {
+    if (!kWhole && !seen.value(k)) {
       values[k].clear();
     }
     Operand run[ValueRun::kElements];

@@ -77,10 +77,8 @@ inline void put_scales(thread const SharedScales& scales, thread const PrefillTi
   }
   const KeyPlace place = step.find_own(tile.source.table, thread_index);
   const bool read = place.exists;
-  scales.put_key(thread_index,
-                 read ? float(*tile.source.key.scales_at(place, tile.params->key_scales)) : 1.0f);
-  scales.put_value(thread_index,
-                   read ? float(*tile.source.value.scales_at(place, tile.params->value_scales)) : 1.0f);
+  scales.put_key(thread_index, tile.source.key.row_scale(place, tile.params->key_scales, read));
+  scales.put_value(thread_index, tile.source.value.row_scale(place, tile.params->value_scales, read));
 }
 
 // The second half of a step, after all its products are in threadgroup memory: scores, online softmax,

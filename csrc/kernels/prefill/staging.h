@@ -260,8 +260,8 @@ struct StepShare {
     if (kRowScales && fc_scales && thread_index < kTileKeys) {
       const KeyPlace place = step.find_own(source.table, thread_index);
       const bool read = kWhole || place.exists;
-      key_scale = read ? float(*source.key.scales_at(place, params.key_scales)) : 1.0f;
-      value_scale = read ? float(*source.value.scales_at(place, params.value_scales)) : 1.0f;
+      key_scale = source.key.row_scale(place, params.key_scales, read);
+      value_scale = source.value.row_scale(place, params.value_scales, read);
     }
   }
 };
