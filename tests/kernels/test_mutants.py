@@ -132,9 +132,10 @@ MUTANTS = [
     *removed_barriers("decode_wide", WIDE),
     wide("reads_past_the_last_column", FULL_WIDE, "kEven || column < kTo", "kEven || column <= kTo",
         "bounds"),
-    wide("scales_overtake_the_step_before", WIDE_INT8, "    scales.put_key(thread_index, key_scale);",
-        "    scales.put_key(thread_index, key_scale);\n    scales.put_value(thread_index, value_scale);",
-        "race"),
+    wide("scales_overtake_the_step_before", WIDE_INT8,
+        "    scales.put_key(thread_index, sequence.key.row_scale(",
+        "    scales.put_value(thread_index, value_scale);\n"
+        "    scales.put_key(thread_index, sequence.key.row_scale(", "race"),
     # The last precedes the look-up in the block table; the others enclose a step.
     *removed_barriers("prefill", PREFILL)[:-1],
     *removed_barriers("prefill", PACKED)[-1:],
