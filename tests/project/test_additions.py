@@ -24,6 +24,7 @@ HEADINGS = {
 # Tests of what the diffs add, in a copy that has all of them; and of all plans that were there before.
 TESTS = {
     "tests/plan/test_golden.py": "",
+    "tests/plan/test_plan.py": "float32_out",
     "tests/operators/test_random.py": "test_problem and limit0.5 and score_factors",
     "tests/operators/test_decode_options.py": "in_float32",
     "tests/operators/test_logits.py": "log_softmax and (padded or permuted or opcheck or bounded)",
