@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn, varlen_attn_out
 
 import torch_fattn
-from tests.helpers.problems import OPTIONS, Problem
+from tests.helpers.problems import OPTIONS, TENSORS, Problem
 from tests.helpers.tensors import tensors_in
 from torch_fattn import PagedKVCache, StaticKVCache, flash_attn, reference
 from torch_fattn.integrations import comfyui
 from torch_fattn.integrations.diffusers import _Attention
 from torch_fattn.integrations.transformers import attend
+from torch_fattn.operators.prefix_and_suffix import FITTED
 
 Function = Callable[..., Any]
 
@@ -212,6 +213,8 @@ def test_python_functions(name: str, size: str, device: str) -> None:
     arguments = operator_call(op, s, device, "auto")
     if "return_lse" in inspect.signature(function).parameters:
         arguments["return_lse"] = True
+    if prefixed:
+        arguments = {n: each for n, each in arguments.items() if n not in TENSORS or n in FITTED}
     if name == "shared_prefix_decode":
         prefix = operand("key", op, Sizes(1, s.heads, s.rows, s.keys), device, "auto")
         mask = operand("attn_mask", op, Sizes(s.batch, s.heads, s.rows, 2 * s.keys), device, "auto")

@@ -1,4 +1,4 @@
-"""The worked examples of CONTRIBUTING.md, applied to a copy of the sources, compiled and run."""
+"""The examples of CONTRIBUTING.md, applied to a copy of the sources, compiled and run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import needs_emulator
 from tests.helpers import direct_launch, problems
-from tests.helpers.accuracy import assert_close, expected
+from tests.helpers.accuracy import assert_close
 from tests.helpers.layouts import flat
 from tests.helpers.plan_program import PlanProgram
 from tests.helpers.problems import Case, Problem
@@ -29,7 +29,6 @@ from tools import rooms
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
-SOURCES = (".h", ".cpp", ".mm", ".metal", ".py")
 f32, f16, _ = problems.DTYPES
 
 
@@ -88,38 +87,6 @@ def is_formatted(path: Path) -> bool:
         pytest.skip("clang-format is not installed")
     shutil.copy(ROOT / ".clang-format", path.parent)
     return subprocess.run([formatter, "--dry-run", "-Werror", str(path)]).returncode == 0
-
-
-@needs_emulator
-@pytest.mark.parametrize(
-    "problem",
-    [
-        Problem(0, "prefill", f32, 2, 2, 1, 43, 75, 40, 24, causality="bottom_right"),
-        Problem(1, "prefill", f32, 1, 2, 2, 9, 50, 16, 16, mask=f32, softcap=3.0, alibi_slopes=True),
-        Problem(2, "decode", f32, 2, 6, 2, 3, 900, 40, 24, seq_lens=(900, 44), window_left=500),
-        Problem(3, "paged_decode", f32, 2, 4, 2, 1, 96, 64, 64, seq_lens=(96, 37), block_size=16),
-        Problem(4, "decode", f32, 1, 8, 1, 2, 75, 192, 128, seq_lens=(70,), tree="shared"),
-    ],
-    ids=str,
-)
-def test_a_score_modifier(problem: Problem, copy: Path) -> None:
-    """A factor on the scores of a row is one on its query."""
-    case = problems.build(problem)
-    positions = torch.tensor(problem.first_positions)[:, None] + torch.arange(problem.q_len)
-    factor = (positions.clamp(min=0) + 1).double().log() / torch.tensor(512.0).double().log()
-    scaled = case.clean["query"].double() * factor[:, None, :, None]
-    exact = expected(replace(case, clean=case.clean | {"query": scaled}))
-
-    def error() -> float:
-        return max(
-            (mine.double() - right).abs().max() for mine, right in zip(run(copy, case), exact, strict=True)
-        )
-
-    assert error() > 1e-2, "the control: without the change"
-    for change in changes_of("A score modifier"):
-        change.apply(copy)
-    assert is_formatted(copy / "csrc/kernels/common/scores.h")
-    assert error() < 2e-5
 
 
 PRINT_PLAN = """
@@ -265,47 +232,3 @@ def test_a_room_imports_those_above_it() -> None:
 def test_an_import_is_noticed(line: str, room: str | None) -> None:
     """The control of the test above."""
     assert rooms_imported(ROOT / "torch_fattn/operators/merge.py", line) == ({room} if room else set())
-
-
-# Files where softcap is an operator, and no option of attention.
-OF_LOGITS = {
-    *(
-        "csrc/describe/calls.h",
-        "csrc/kernels/common/softcap.h",
-        "csrc/ops/autocast.cpp",
-        "csrc/ops/autograd.cpp",
-        "csrc/ops/ops.cpp",
-        "csrc/plan/check.cpp",
-        "csrc/plan/plan.h",
-        "csrc/plan/problem.h",
-        "csrc/plan/spec.cpp",
-        "csrc/plan/supported.h",
-    ),
-    *(
-        "torch_fattn/__init__.py",
-        "torch_fattn/reference/__init__.py",
-        "torch_fattn/reference/scores.py",
-        "torch_fattn/commands/doctor.py",
-        "torch_fattn/inspection/plans.py",
-        "torch_fattn/operators/__init__.py",
-    ),
-}
-
-
-@pytest.mark.host_only
-def test_the_lists_of_options() -> None:
-    """The table has every file with a row for `softcap`, but for those of the operator."""
-    table = GUIDE.split("`softcap` shows all of them:")[1].split("\n\nAdd it")[0]
-    named = set(re.findall(r"`((?:csrc|torch_fattn)/[\w./]+)`", table))
-    files = [
-        p for folder in ("csrc", "torch_fattn") for p in (ROOT / folder).rglob("*") if p.suffix in SOURCES
-    ]
-    having = {
-        str(p.relative_to(ROOT)) for p in files if "softcap" in p.read_text() and "generated" not in p.parts
-    }
-    having = {name for name in having - OF_LOGITS if "logits" not in name}
-    # Files with the options of other operators.
-    callers = ("torch_fattn/integrations/transformers/", "torch_fattn/flash_attn/")
-    others = {name for name in having if name.startswith(callers)}
-    assert named <= having
-    assert having - named - others == {"csrc/kernels/common/scores.h"}, "where the mathematics is"
