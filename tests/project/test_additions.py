@@ -52,7 +52,12 @@ def applied(diff: Path, folder: Path) -> list[str]:
     before = {name: (folder / name).read_text() for name in names if (folder / name).exists()}
     # Without a repository around the folder, git takes it for the root.
     environment = {**os.environ, "GIT_DIR": str(folder / "none")}
-    subprocess.run(["git", "apply", str(diff)], cwd=folder, check=True, env=environment)
+    done = subprocess.run(
+        ["git", "apply", str(diff)], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, (
+        f"{done.stderr}Apply it with git apply --3way, and write it again with git diff -U1."
+    )
     return [name for name in names if (folder / name).read_text() != before.get(name)]
 
 
