@@ -138,7 +138,9 @@ def extension(torch: Any) -> CppExtension:
         "torch_fattn._C",
         [str(source.relative_to(ROOT)) for source in sources],
         define_macros=macros,
-        extra_compile_args={"cxx": ["-std=c++20", "-Wall", "-fvisibility=hidden", *compile_args]},
+        extra_compile_args={
+            "cxx": ["-std=c++20", "-Wall", "-Werror=switch", "-fvisibility=hidden", *compile_args]
+        },
         extra_link_args=link_args,
         depends=[str(header.relative_to(ROOT)) for header in ROOT.glob("csrc/**/*.h")]
         + ["csrc/generated/kernel_sources.inc"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -24,7 +25,8 @@ FAMILY = 9  # Apple GPUs from M3 on; their rows of the tuning table were chosen 
 # M1 and M2 (families 7 and 8) have fewer registers, and separate rows.
 OLDER_IMPL = OURS_ON_M1
 OLDER_FAMILY = 7
-KV_INT4 = "3"  # kKvInt4 of csrc/kernels/common/params.h, as a macro
+_FORMATS = json.loads(torch.ops.fattn._kernel_interface())["kv_formats"]
+KV_INT4 = str(_FORMATS["int4"]["number"])  # as a macro
 
 
 def launch(case: Case, cores: int, family: int = FAMILY) -> Launch:

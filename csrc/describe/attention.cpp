@@ -200,17 +200,19 @@ void add_scales(Call& call, const Arguments& arguments) {
                                       call.value, problem.kv_format);
   TORCH_CHECK_VALUE(of_keys == of_values, name, ": ", of_keys ? "key_scales" : "value_scales",
                     " is given and ", of_keys ? "value_scales" : "key_scales",
-                    " is not; pass both, or neither for fp8_e4m3 that needs no scales");
+                    " is not; pass both, or neither with kv_format ",
+                    formats_where([](KvFormat format) { return !needs_scales(format); }));
   if (!of_keys) return;
   problem.has_scales = true;
-  // int8 and fp8_e4m3 elements are multiplied before they are scaled. int4 elements are equal only if their
-  // groups are.
-  if (problem.kv_format == kKvInt4) {
+  // Elements with one scale per row are multiplied before they are scaled. Elements of groups are equal only
+  // if their groups are.
+  const bool grouped = scales_kind(problem.kv_format) == kScalesGroup;
+  if (grouped) {
     problem.value_in_key = problem.value_in_key && is_in_key(*value_scales, *key_scales);
   }
   problem.key_scales = scale_strides(call, *key_scales);
   problem.value_scales = scale_strides(call, *value_scales);
-  if (problem.kv_format == kKvInt4) {
+  if (grouped) {
     problem.vector_aligned =
         problem.vector_aligned && has_aligned_pairs(*key_scales) && has_aligned_pairs(*value_scales);
   }

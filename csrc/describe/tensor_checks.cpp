@@ -115,11 +115,12 @@ bool check_scales(const char* op, const char* name, const OptionalTensor& scales
   // Comes before the shape of the scales, whose error counts the groups of a head.
   if (const auto refusal = check_format_dim(op, cache_name, format, head_dim)) raise(*refusal);
   std::vector<int64_t> shape = cache.sizes().slice(0, cache.dim() - 1).vec();
-  if (format == kKvInt4) shape.insert(shape.end(), {head_dim / kInt4Group, 2});
+  const bool grouped = scales_kind(format) == kScalesGroup;
+  if (grouped) shape.insert(shape.end(), {head_dim / kInt4Group, 2});
   TORCH_CHECK_VALUE(scales->sizes() == at::IntArrayRef(shape), op, ": ", name, " has shape ", scales->sizes(),
                     " and must be ", at::IntArrayRef(shape), " for a ", cache_name, " of shape ",
                     cache.sizes());
-  if (format == kKvInt4) {
+  if (grouped) {
     TORCH_CHECK_VALUE(scales->stride(-1) == 1 && (scales->size(-2) <= 1 || scales->stride(-2) == 2), op, ": ",
                       name, " has strides ", scales->strides(),
                       " and its last two dimensions must be contiguous");

@@ -109,17 +109,31 @@ Keys keys_of(const Call& call) {
           at::ones({problem.batch, problem.kv_len}, call.query.options().dtype(at::kBool))};
 }
 
-// Decodes the elements of a cache to float32.
-Tensor dequantised(const Tensor& stored, const Tensor& scales, KvFormat format) {
-  if (format == kKvInt4) {
-    const Tensor nibbles = at::stack({stored.bitwise_and(15), stored.bitwise_right_shift(4)}, -1);
-    const Tensor groups = nibbles.flatten(-2).unflatten(-1, {-1, kInt4Group}).to(at::kFloat);
-    const auto scale_and_minimum = scales.to(at::kFloat).unsqueeze(-2).unbind(-1);
-    return groups.mul(scale_and_minimum[0]).add(scale_and_minimum[1]).flatten(-2);
-  }
-  const Tensor elements = format == kKvFp8E4M3 ? stored.view(at::kFloat8_e4m3fn) : stored;
+// The numbers of elements with one scale per row, or without scales.
+Tensor scaled(const Tensor& elements, const Tensor& scales) {
   const Tensor numbers = elements.to(at::kFloat);
   return scales.defined() ? numbers.mul(scales.unsqueeze(-1)) : numbers;
+}
+
+Tensor int4_numbers(const Tensor& stored, const Tensor& scales) {
+  const Tensor nibbles = at::stack({stored.bitwise_and(15), stored.bitwise_right_shift(4)}, -1);
+  const Tensor groups = nibbles.flatten(-2).unflatten(-1, {-1, kInt4Group}).to(at::kFloat);
+  const auto scale_and_minimum = scales.to(at::kFloat).unsqueeze(-2).unbind(-1);
+  return groups.mul(scale_and_minimum[0]).add(scale_and_minimum[1]).flatten(-2);
+}
+
+// Decodes the elements of a cache to float32.
+Tensor dequantised(const Tensor& stored, const Tensor& scales, KvFormat format) {
+  switch (format) {
+    case kKvFloat:
+    case kKvInt8:
+      return scaled(stored, scales);
+    case kKvFp8E4M3:
+      return scaled(stored.view(at::kFloat8_e4m3fn), scales);
+    case kKvInt4:
+      return int4_numbers(stored, scales);
+  }
+  return {};
 }
 
 // The absolute positions of the query rows [first, first + rows): [batch or 1, rows].

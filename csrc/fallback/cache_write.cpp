@@ -17,9 +17,6 @@ using at::Tensor;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kSmallestNormal = std::numeric_limits<float>::min();
-constexpr double kInt8Max = 127.0;
-constexpr double kFp8Max = 448.0;
-constexpr double kInt4Max = 15.0;
 constexpr double kHalfMax = 65504.0;
 
 // Rows in the format of a cache.
@@ -30,8 +27,11 @@ struct StoredRows {
 
 Tensor flushed(const Tensor& x) { return x.masked_fill(x.abs().lt(kSmallestNormal), 0.0); }
 
+Tensor int8_of(const Tensor& x) { return x.round().to(at::kChar); }
+
 Tensor e4m3_of(const Tensor& x) {
-  const Tensor codes = x.clamp(-kFp8Max, kFp8Max).to(at::kFloat8_e4m3fn).view(at::kByte);
+  constexpr double kMax = largest_code(kKvFp8E4M3);
+  const Tensor codes = x.clamp(-kMax, kMax).to(at::kFloat8_e4m3fn).view(at::kByte);
   return codes.masked_fill(codes.eq(0x80), 0).masked_fill(x.isnan(), 0x7f);
 }
 
@@ -50,12 +50,14 @@ Tensor rounded_up(const Tensor& x) {  // x >= 0
   return at::where(nearest.to(at::kFloat).lt(x), bits.add(1), bits).view(at::kHalf);
 }
 
-StoredRows scaled_rows(const Tensor& rows, KvFormat format) {
-  const double largest = format == kKvInt8 ? kInt8Max : kFp8Max;
-  Tensor scale = flushed(rows.abs().amax(-1, /*keepdim=*/true).div(largest));
+// Rows with one scale, or without scales. `codes_of` rounds to the codes of the format.
+StoredRows scaled_rows(const Tensor& rows, KvFormat format, bool has_scales,
+                       Tensor (*codes_of)(const Tensor&)) {
+  if (!has_scales) return {codes_of(rows)};
+  Tensor scale = flushed(rows.abs().amax(-1, /*keepdim=*/true).div(double(largest_code(format))));
   scale = scale.masked_fill(at::isfinite(rows).all(-1, /*keepdim=*/true).logical_not(), kNaN);
   const Tensor q = at::where(scale.gt(0.0), rows.div(scale), 0.0);
-  return {format == kKvInt8 ? q.round().to(at::kChar) : e4m3_of(q), scale.squeeze(-1)};
+  return {codes_of(q), scale.squeeze(-1)};
 }
 
 StoredRows grouped_rows(const Tensor& rows) {
@@ -64,7 +66,8 @@ StoredRows grouped_rows(const Tensor& rows) {
   const Tensor groups = raw.clamp(-kHalfMax, kHalfMax).masked_fill(raw.isnan(), 0.0);
   const Tensor minimum = rounded_down(groups.amin(-1, /*keepdim=*/true));
   const Tensor low = minimum.to(at::kFloat);
-  const Tensor scale = rounded_up(flushed(groups.amax(-1, /*keepdim=*/true).sub(low).div(kInt4Max)));
+  const Tensor scale =
+      rounded_up(flushed(groups.amax(-1, /*keepdim=*/true).sub(low).div(double(largest_code(kKvInt4)))));
   const Tensor q = groups.sub(low).div(scale.to(at::kFloat));
   const Tensor codes = at::where(good.logical_and(scale.gt(0.0)), q, 0.0)
                            .round()
@@ -76,10 +79,18 @@ StoredRows grouped_rows(const Tensor& rows) {
 }
 
 StoredRows stored_rows(const Tensor& rows, KvFormat format, bool has_scales) {
-  if (format == kKvFloat) return {rows};
-  const Tensor x = flushed(rows.to(at::kFloat));
-  if (format == kKvInt4) return grouped_rows(x);
-  return has_scales ? scaled_rows(x, format) : StoredRows{e4m3_of(x)};
+  const auto numbers = [&] { return flushed(rows.to(at::kFloat)); };
+  switch (format) {
+    case kKvFloat:
+      return {rows};
+    case kKvInt8:
+      return scaled_rows(numbers(), format, has_scales, int8_of);
+    case kKvFp8E4M3:
+      return scaled_rows(numbers(), format, has_scales, e4m3_of);
+    case kKvInt4:
+      return grouped_rows(numbers());
+  }
+  return {};
 }
 
 // Destinations of the tokens. Reading which tokens are dropped would wait for the GPU. Instead, a dropped

@@ -252,6 +252,20 @@ std::string kernel_interface() {
   FATTN_KERNELS(FATTN_KERNEL)
 #undef FATTN_KERNEL
   json.close('}');
+  json.key("kv_formats");
+  json.open('{');
+#define FATTN_KV_FORMAT(number, id, name, storage, packed, scales, largest) \
+  json.key(name);                                                           \
+  json.open('{');                                                           \
+  json.field("number", int64_t{number});                                    \
+  json.field("storage", #storage);                                          \
+  json.field("packed", int64_t{packed});                                    \
+  json.field("scales", #scales);                                            \
+  json.field("largest", int64_t{largest});                                  \
+  json.close('}');
+  FATTN_KV_FORMATS(FATTN_KV_FORMAT)
+#undef FATTN_KV_FORMAT
+  json.close('}');
   // By struct: the offset and the type of each field.
   json.key("params");
   json.open('{');

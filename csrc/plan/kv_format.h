@@ -2,15 +2,18 @@
 // elements of one token and head; quantising and its error bounds are defined in
 // torch_fattn/reference/kv_formats.py.
 //
-//   format     storage                        scales
-//   float      the dtype of the keys          none
-//   int8       int8 [.., D]                   float32 [..]: value = q * scale
-//   fp8_e4m3   uint8 [.., D]                  the same, or none (1.0)
-//   int4       uint8 [.., D / 2]: the even    float16 [.., D / 32, 2], scale and minimum of 32 columns:
-//              column in the low nibble       value = minimum + q * scale
+//   scales         storage                       their shape
+//   None           [.., D]
+//   Row            [.., D]                       float32 [..]
+//   RowOrNone      [.., D]                       float32 [..], or no scales
+//   Group (int4)   [.., D / 2]: the even         float16 [.., D / 32, 2], scale and minimum of 32 columns
+//                  column in the low nibble
+//
+// FATTN_KV_FORMATS in params.h lists the formats.
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <variant>
 
@@ -20,6 +23,9 @@ namespace fattn {
 
 const char* name_of(KvFormat format);
 
+// The quoted names of the quantised formats for which the predicate is true: "a", "b" or "c".
+std::string formats_where(bool (*is_one)(KvFormat));
+
 // "auto" chooses by the dtype of the cache; uint8 needs an explicit format.
 std::variant<KvFormat, Refusal> kv_format_of(const char* op, std::string_view kv_format, DType cache_dtype);
 
@@ -28,21 +34,19 @@ std::optional<Refusal> check_format_dim(const char* op, const char* what, KvForm
 
 // Elements of storage per row, and back.
 inline int64_t stored_columns(KvFormat format, int64_t head_dim) {
-  return format == kKvInt4 ? head_dim / 2 : head_dim;
+  return head_dim / packed_elements(format);
 }
-inline int64_t head_dim_of(KvFormat format, int64_t columns) {
-  return format == kKvInt4 ? columns * 2 : columns;
-}
+inline int64_t head_dim_of(KvFormat format, int64_t columns) { return columns * packed_elements(format); }
 
 // The dtype of a cache whose rows have the dtype `rows`.
-inline DType storage_dtype(KvFormat format, DType rows) {
-  if (format == kKvFloat) return rows;
-  return format == kKvInt8 ? DType::kInt8 : DType::kUInt8;
-}
+DType storage_dtype(KvFormat format, DType rows);
 
-inline bool takes_scales(KvFormat format) { return format != kKvFloat; }
-inline bool needs_scales(KvFormat format) { return format == kKvInt8 || format == kKvInt4; }
-inline bool has_row_scales(KvFormat format) { return format == kKvInt8 || format == kKvFp8E4M3; }
-inline DType scale_dtype(KvFormat format) { return format == kKvInt4 ? DType::kFloat16 : DType::kFloat32; }
+inline bool takes_scales(KvFormat format) { return scales_kind(format) != kScalesNone; }
+inline bool needs_scales(KvFormat format) {
+  return takes_scales(format) && scales_kind(format) != kScalesRowOrNone;
+}
+inline DType scale_dtype(KvFormat format) {
+  return scales_kind(format) == kScalesGroup ? DType::kFloat16 : DType::kFloat32;
+}
 
 }  // namespace fattn

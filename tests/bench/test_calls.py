@@ -9,6 +9,7 @@ import torch
 
 from bench.cases.calls import Call
 from bench.cases.shapes import SHAPES
+from tests.helpers.kv_formats import QUANTISED
 
 pytestmark = pytest.mark.host_only
 
@@ -20,7 +21,7 @@ DECODE = Call("decode", 4, 2, 64, 1, 40)
     [
         DECODE,
         replace(DECODE, op="paged_decode", block_size=16),
-        *(replace(DECODE, kv_format=kv_format) for kv_format in ("int8", "fp8_e4m3", "int4")),
+        *(replace(DECODE, kv_format=kv_format) for kv_format in QUANTISED),
         replace(DECODE, op="paged_decode", block_size=16, kv_format="int4"),
         replace(DECODE, batch=2, lengths=(40, 3)),
     ],

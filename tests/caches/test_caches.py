@@ -12,10 +12,11 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import Checked, counted_launches
 from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot, static
+from tests.helpers.kv_formats import QUANTISED
 from tests.helpers.synchronisations import Synchronisations
 from torch_fattn import CacheFullError, CacheStep, PagedKVCache, StaticKVCache, reference
 
-FORMATS = ("auto", "int8", "fp8_e4m3", "int4")
+FORMATS = ("auto", *QUANTISED)
 
 
 class Dense:

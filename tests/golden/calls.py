@@ -8,7 +8,9 @@ import torch
 
 import torch_fattn
 from tests.helpers import problems
+from tests.helpers.kv_formats import GROUPED, UNSCALED, columns, name_of
 from tests.helpers.problems import Problem
+from torch_fattn.operators.kv_formats import KV_FORMATS
 
 M1: dict[str, Any] = {"device_name": "Apple M1", "family": 7, "cores": 8}
 M2_MAX: dict[str, Any] = {"device_name": "Apple M2 Max", "family": 8, "cores": 38}
@@ -38,21 +40,17 @@ def on_meta(problem: Problem) -> dict[str, Any]:
         blocks = p.kv_len // p.block_size
         rows, suffix = (p.batch * blocks, p.block_size, p.kv_heads), "_cache"
         arguments["block_tables"] = tensor((p.batch, blocks), torch.int32)
-    kv_format = p.kv_format.removesuffix("_unscaled")
+    kind = KV_FORMATS.get(name_of(p.kv_format))
     for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
-        stored = {"float": p.dtype, "int8": torch.int8}.get(kv_format, torch.uint8)
-        columns = dim // 2 if kv_format == "int4" else dim
-        arguments[f"{name}{suffix}"] = tensor((*rows, columns), stored)
-        if kv_format == "int4":
-            arguments[f"{name}_scales"] = tensor((*rows, dim // 32, 2), f16)
-        elif p.kv_format in ("int8", "fp8_e4m3"):
-            arguments[f"{name}_scales"] = tensor(rows, f32)
-    if kv_format != "float":
-        arguments["kv_format"] = kv_format
+        stored = p.dtype if kind is None else kind.dtype
+        arguments[f"{name}{suffix}"] = tensor((*rows, columns(p.kv_format, dim)), stored)
+        if kind is not None and p.kv_format not in UNSCALED:
+            arguments[f"{name}_scales"] = tensor(*kind.scales(rows, dim))
+    if kind is not None:
+        arguments["kv_format"] = name_of(p.kv_format)
     if p.value_in_key:
-        columns = p.value_dim // 2 if kv_format == "int4" else p.value_dim
-        arguments[f"value{suffix}"] = arguments[f"key{suffix}"][..., :columns]
-        if kv_format == "int4":
+        arguments[f"value{suffix}"] = arguments[f"key{suffix}"][..., : columns(p.kv_format, p.value_dim)]
+        if p.kv_format in GROUPED:
             arguments["value_scales"] = arguments["key_scales"][..., : p.value_dim // 32, :]
     if p.seq_lens is not None and not p.has_packed_keys:
         arguments["seq_lens"] = tensor((p.batch,), torch.int32)

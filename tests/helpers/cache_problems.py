@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.helpers.kv_formats import GROUPED, KV_FORMATS, UNSCALED, columns, name_of
 from tests.helpers.problems import DTYPES, SHORT, Operand
 from torch_fattn import reference
+from torch_fattn.operators.kv_formats import KV_FORMATS as TABLE
 
-FORMATS = ("float", "int8", "fp8_e4m3", "fp8_unscaled", "int4")
 DIMS = ((8, 8), (64, 64), (40, 72), (128, 128), (96, 160), (192, 128), (256, 8), (576, 512))
-INT4_DIMS = ((32, 32), (64, 64), (96, 160), (192, 128), (576, 512))
+GROUPED_DIMS = ((32, 32), (64, 64), (96, 160), (192, 128), (576, 512))
 POOL_LAYOUTS = ("nhd", "hnd", "offset", "padded", "slot_gaps", "blocks_last")
 ROW_LAYOUTS = ("contiguous", "heads_first", "offset", "padded", "every_other", "expanded_heads")
 BYTE = 0xA5
@@ -55,8 +56,9 @@ class WriteProblem:
 
     @property
     def options(self) -> dict[str, Any]:
-        named = {"fp8_e4m3": "fp8_e4m3", "fp8_unscaled": "fp8_e4m3", "int4": "int4"}
-        return {"kv_format": named[self.kv_format]} if self.kv_format in named else {}
+        if self.kv_format in ("float", "int8"):  # the dtypes say it
+            return {}
+        return {"kv_format": name_of(self.kv_format)}
 
 
 @dataclass
@@ -82,11 +84,11 @@ def draw(count: int, seed: int = 0) -> list[WriteProblem]:
         rng.shuffle(cards)
         return cards
 
-    formats, dtypes, pools, rows = deck(FORMATS), deck(DTYPES), deck(POOL_LAYOUTS), deck(ROW_LAYOUTS)
+    formats, dtypes, pools, rows = deck(KV_FORMATS), deck(DTYPES), deck(POOL_LAYOUTS), deck(ROW_LAYOUTS)
     problems = []
     for i in range(count):
-        dims = INT4_DIMS if formats[i] == "int4" else DIMS
-        which = 2 * (FORMATS.index(formats[i]) + 3 * DTYPES.index(dtypes[i]) + seed) + rng.randrange(2)
+        dims = GROUPED_DIMS if formats[i] in GROUPED else DIMS
+        which = 2 * (KV_FORMATS.index(formats[i]) + 3 * DTYPES.index(dtypes[i]) + seed) + rng.randrange(2)
         head_dim, value_dim = dims[which % len(dims)]
         problems.append(
             WriteProblem(
@@ -110,23 +112,19 @@ def draw(count: int, seed: int = 0) -> list[WriteProblem]:
 
 def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
     p, generator = problem, torch.Generator().manual_seed(1000 * seed + problem.index)
-    scaled = p.kv_format in ("int8", "fp8_e4m3", "int4")
     operands = {"slot_mapping": _slots(p, generator)}
     for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
         rows = torch.randn(p.tokens, p.kv_heads, dim, generator=generator)
         if p.special:
             _make_special(rows, generator)
         operands[name] = lay_out_rows(rows.to(p.dtype), p.row_layout)
-        columns, dtype = dim, p.dtype
-        if p.kv_format != "float":
-            columns = dim // 2 if p.kv_format == "int4" else dim
-            dtype = torch.int8 if p.kv_format == "int8" else torch.uint8
+        kind = TABLE.get(name_of(p.kv_format))
+        dtype = p.dtype if kind is None else kind.dtype
         pool = (p.num_blocks, p.block_size, p.kv_heads)
-        operands[f"{name}_cache"] = poisoned((*pool, columns), dtype, p.pool_layout)
-        if scaled and p.kv_format == "int4":
-            operands[f"{name}_scales"] = poisoned((*pool, dim // 32, 2), torch.float16, p.pool_layout)
-        elif scaled:
-            operands[f"{name}_scales"] = poisoned(pool, torch.float32, p.pool_layout)
+        stored = (*pool, columns(p.kv_format, dim))
+        operands[f"{name}_cache"] = poisoned(stored, dtype, p.pool_layout)
+        if kind is not None and p.kv_format not in UNSCALED:
+            operands[f"{name}_scales"] = poisoned(*kind.scales(pool, dim), p.pool_layout)
     if p.value_in_key:
         operands["value"] = operands["key"].first_columns(p.value_dim)
         operands["value_cache"] = operands["key_cache"].first_columns(p.value_dim)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.helpers import features
+from tests.helpers.kv_formats import GROUPED, QUANTISED
 from tests.helpers.problems import (
     BLOCK_SIZES,
     CAUSALITIES,
@@ -139,9 +140,10 @@ def _chunk(problem: Problem, rng: random.Random) -> Problem:
 def kv_formats(head_dim: int, value_dim: int) -> tuple[str, ...]:
     """Those that a cache can have, as often as they should come. int4 comes the more often where it can be,
     since few head dims can."""
+    others = (name for name in QUANTISED if name not in GROUPED)
     if (head_dim | value_dim) % 32:
-        return ("float", "float", "int8", "fp8_e4m3")
-    return ("int4", "float", "int4", "int8", "fp8_e4m3")
+        return ("float", "float", *others)
+    return (*GROUPED, "float", *GROUPED, *others)
 
 
 def _length(rng: random.Random) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
+from tests.helpers.kv_formats import UNSCALED
 from tests.helpers.problems import OPTIONS, Problem
 
 FEW = 5  # values of an axis
@@ -68,8 +69,8 @@ def types_for(
     combination would need many more pipelines, and compiling takes longer than running."""
     other = row_class(packed_rows) if op in ("decode", "paged_decode") else rng.randint(0, 2)
     kv_format = formats[(dims + 2 * other + seed // 3) % len(formats)]
-    if kv_format == "fp8_e4m3" and rng.random() < 0.5:  # the same pipeline
-        kv_format = "fp8_e4m3_unscaled"
+    if (unscaled := f"{kv_format}_unscaled") in UNSCALED and rng.random() < 0.5:  # the same pipeline
+        kv_format = unscaled
     return (dims + other + seed) % 3, kv_format
 
 

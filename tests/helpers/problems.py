@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.helpers.caches import POISON, Cache, as_scales, first_scales
+from tests.helpers.caches import Cache, as_scales, first_scales, poison
+from tests.helpers.kv_formats import GROUPED, columns, name_of
 from tests.helpers.layouts import Operand, flat, lay_out, packed, spread, starts
 from tests.helpers.visibility import visibility
 from torch_fattn import reference
@@ -53,8 +54,6 @@ CAUSALITIES = ("none", "bottom_right", "top_left", "offset")
 MASKS = (None, None, None, torch.bool, torch.bool, torch.float32, torch.float16, torch.bfloat16)
 MASK_PATTERNS = ("entries", "patches")  # what is drawn one by one: entries, or patches that are mostly alike
 BLOCK_SIZES = (1, 8, 16, 32, 256)
-# How a cache is stored; "float" is the dtype of the query.
-KV_FORMATS = ("float", "int8", "fp8_e4m3", "fp8_e4m3_unscaled", "int4")
 MAX_LENGTH = 300
 MAX_CACHE = 1100
 # Multiply-adds of one problem: a software GPU does about 1e8 a second.
@@ -374,7 +373,7 @@ def build(problem: Problem, seed: int = 0) -> Case:
     table, num_blocks = _block_table(p, rng) if p.block_size else (None, 0)
     if table is not None:
         operands["block_tables"] = flat(table) if p.q_lens is None else spread(table)
-    kv_format = p.kv_format.removesuffix("_unscaled")
+    kv_format = name_of(p.kv_format)
 
     def placed(values: Tensor, layout: str, fill: float) -> Operand:
         poisoned = _poison(values, visible, layout, fill)
@@ -388,15 +387,14 @@ def build(problem: Problem, seed: int = 0) -> Case:
     for name, values, layout in sides[: 1 if p.value_in_key else 2]:
         cache = Cache.of(values, p.kv_format)
         clean[name] = cache.clean
-        operands[f"{name}_cache" if p.block_size else name] = placed(cache.stored, layout, POISON[kv_format])
+        operands[f"{name}_cache" if p.block_size else name] = placed(cache.stored, layout, poison(kv_format))
         if cache.scales is not None:
-            # The pairs of int4 lie together; all else may have any strides.
-            scales_layout = "padded_rows" if layout == "every_other" and kv_format == "int4" else layout
+            # The pairs of a group lie together; all else may have any strides.
+            scales_layout = "padded_rows" if layout == "every_other" and kv_format in GROUPED else layout
             operands[f"{name}_scales"] = as_scales(placed(cache.scales, scales_layout, torch.nan), kv_format)
     if p.value_in_key:
         suffix = "_cache" if p.block_size else ""
-        columns = p.value_dim // 2 if kv_format == "int4" else p.value_dim
-        operands[f"value{suffix}"] = operands[f"key{suffix}"].first_columns(columns)
+        operands[f"value{suffix}"] = operands[f"key{suffix}"].first_columns(columns(kv_format, p.value_dim))
         clean["value"] = clean["key"][..., : p.value_dim]
         if "key_scales" in operands:
             operands["value_scales"] = first_scales(operands["key_scales"], p.value_dim, kv_format)

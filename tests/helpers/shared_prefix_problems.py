@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers import drawing, features, problems
-from tests.helpers.caches import POISON, Cache, as_scales
+from tests.helpers.caches import Cache, as_scales, poison
+from tests.helpers.kv_formats import name_of
 from tests.helpers.layouts import Operand, flat, lay_out
 from tests.helpers.problems import Case, Problem
 from torch_fattn.operators.options import PointwiseOptions
@@ -129,8 +130,8 @@ def build(shared: SharedProblem) -> tuple[Case, dict[str, Any]]:
         values[:, :, :prefix] = values[:1, :, :prefix]
         cache = Cache.of(values, p.kv_format)
         case.clean[name] = cache.clean
-        kv_format = p.kv_format.removesuffix("_unscaled")
-        side |= _parts(shared, case.visible, name, cache.stored, table, num_blocks, POISON[kv_format])
+        kv_format = name_of(p.kv_format)
+        side |= _parts(shared, case.visible, name, cache.stored, table, num_blocks, poison(kv_format))
         if cache.scales is not None:
             parts = _parts(shared, case.visible, f"{name}_scales", cache.scales, table, num_blocks, torch.nan)
             side |= {part: as_scales(operand, kv_format) for part, operand in parts.items()}
@@ -154,7 +155,7 @@ def build(shared: SharedProblem) -> tuple[Case, dict[str, Any]]:
         arguments["shared_blocks"] = prefix // shared.block_size
     arguments |= case.options
     if p.kv_format not in ("float", "int8"):
-        arguments["kv_format"] = p.kv_format.removesuffix("_unscaled")
+        arguments["kv_format"] = name_of(p.kv_format)
         if shared.kind != "pool":
             arguments["prefix_kv_format"] = arguments["kv_format"]
     return case, arguments

@@ -26,6 +26,7 @@ from tests.golden.calls import on_meta
 from tests.helpers import problems
 from tests.helpers.direct_launch import kernel_text
 from tests.helpers.problems import Problem
+from torch_fattn.operators.kv_formats import KV_FORMATS
 
 pytestmark = pytest.mark.host_only
 
@@ -91,7 +92,7 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         if (dim, value_dim) in LATENT_HEAD_DIMS:
             value = key[..., :value_dim]
         yield torch_fattn.explain(op, query, key, value, family=family, cores=80)
-    for kv_format in ("int8", "fp8_e4m3", "int4"):
+    for kv_format in KV_FORMATS:
         for problem in QUANTISED[kernel]:
             quantised = replace(problem, dtype=dtype, kv_format=kv_format)
             arguments = on_meta(quantised)
@@ -100,7 +101,7 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
 
 
 def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
-    storages = {"auto": dtype, "int8": torch.int8, "fp8_e4m3": torch.uint8, "int4": torch.uint8}
+    storages = {"auto": dtype} | {name: kind.dtype for name, kind in KV_FORMATS.items()}
     for (kv_format, storage), slots in itertools.product(storages.items(), (torch.int32, torch.int64)):
         for dims in ((64, 64), (576, 512)) if kv_format == "int4" else ((8, 40), (128, 128), (576, 512)):
             rows = [torch.empty(3, 2, dim, dtype=dtype, device="meta") for dim in dims]

@@ -44,7 +44,7 @@ def _write() -> Iterator[Trial]:
     for kv_format, dtype, sizes, layouts in (
         ("int8", f32, full, ("padded", "padded")),
         ("fp8_e4m3", f16, half, ("hnd", "offset")),
-        ("fp8_unscaled", f16, half, ("offset", "offset")),
+        ("fp8_e4m3_unscaled", f16, half, ("offset", "offset")),
         ("int4", f32, full, ("slot_gaps", "padded")),
     ):
         yield of_write(kv_format, dtype, *sizes, pool_layout=layouts[0], row_layout=layouts[1], special=True)

@@ -21,6 +21,7 @@ from tests.conftest import needs_emulator
 from tests.helpers import cache_problems, logits_problems, problems
 from tests.helpers.accuracy import assert_close, assert_lse_close
 from tests.helpers.cache_problems import WriteProblem, assert_written
+from tests.helpers.kv_formats import KV_FORMATS
 from tests.helpers.problems import Problem
 from tests.operators.test_cache_write import written
 
@@ -52,7 +53,7 @@ def small_problems() -> list[Problem]:
 def check_all() -> dict[str, str]:
     """Checks every result, and returns a digest of the bits for each op. The bits of cache_write do not
     depend on the arithmetic."""
-    for kv_format in cache_problems.FORMATS:
+    for kv_format in KV_FORMATS:
         write = cache_problems.build(
             WriteProblem(7, kv_format, torch.float32, 150, 1, 64, 64, 160, 1, "hnd", special=True)
         )

@@ -13,6 +13,7 @@ import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import cache_problems
 from tests.helpers.cache_problems import WriteCase, WriteProblem, assert_written, valid
+from tests.helpers.kv_formats import KV_FORMATS
 from torch_fattn import reference
 
 PROBLEMS = cache_problems.draw(120)
@@ -36,7 +37,7 @@ def test_problem(problem: WriteProblem, device: str) -> None:
 
 @needs_emulator
 @pytest.mark.parametrize("order", ["forward", "reverse", "random"])
-@pytest.mark.parametrize("kv_format", cache_problems.FORMATS)
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_no_finding(kv_format: str, order: str, checked: Checked) -> None:
     problem = WriteProblem(
         0, kv_format, torch.float16, 11, 3, 192, 64, 2, 5, "offset", "padded", False, special=True
@@ -173,7 +174,7 @@ def test_a_value_that_is_the_first_columns_of_the_key(kv_format: str, device: st
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("kv_format", ["float", "int8", "fp8_unscaled"])
+@pytest.mark.parametrize("kv_format", ["float", "int8", "fp8_e4m3_unscaled"])
 def test_opcheck(kv_format: str, device: str) -> None:
     arguments = valid(kv_format, device)
     for name in ("key_cache", "value_cache", "key_scales", "value_scales"):

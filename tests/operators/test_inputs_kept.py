@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn, varlen_attn_out
 
 import torch_fattn
+from tests.helpers.kv_formats import QUANTISED, columns
 from tests.helpers.problems import OPTIONS, TENSORS, Problem
 from tests.helpers.tensors import tensors_in
 from torch_fattn import PagedKVCache, StaticKVCache, flash_attn, reference
@@ -46,7 +47,7 @@ SIZES = {
     "no heads": Sizes(heads=0),
     "twos": Sizes(2, 2, 2, 2, 2),
 }
-FORMATS = ("auto", "int8", "fp8_e4m3", "int4")
+FORMATS = ("auto", *QUANTISED)
 CACHES = ("key_cache", "value_cache", "key_scales", "value_scales", "k_cache", "v_cache")  # that are written
 
 
@@ -89,11 +90,11 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
     """The argument of that name, in the dtype that needs no conversion."""
     blocks = -(-s.keys // s.block)
     packed = op in ("paged_prefill", "varlen_prefill")
-    columns = DIM // 2 if kv_format == "int4" else DIM
+    stored = columns(kv_format, DIM)
     shapes: dict[str, tuple[int, ...]] = {
         "query": (s.batch * s.rows, s.heads, DIM) if packed else (s.batch, s.heads, s.rows, DIM),
-        "key": (s.batch, s.heads, s.keys, columns),
-        "key_cache": (s.batch * blocks, s.block, s.heads, columns),
+        "key": (s.batch, s.heads, s.keys, stored),
+        "key_cache": (s.batch * blocks, s.block, s.heads, stored),
         "attn_mask": (s.batch, s.heads, s.rows, s.keys),
         "outs": (1, s.batch, s.heads, s.rows, DIM),
         "lses": (1, s.batch, s.heads, s.rows),
@@ -104,7 +105,7 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
         shapes["key"] = (s.batch * s.keys, s.heads, DIM)
     elif op == "cache_write":
         shapes["key"] = (s.batch * s.rows, s.heads, DIM)
-        shapes["key_cache"] = (s.batch * s.rows, s.block, s.heads, columns)
+        shapes["key_cache"] = (s.batch * s.rows, s.block, s.heads, stored)
     if name in ("key_scales", "value_scales"):
         cache = shapes["key_cache" if op.startswith("paged") or op == "cache_write" else "key"][:-1]
         if kv_format == "int4":

@@ -3,21 +3,30 @@ what becomes of numbers that are not ordinary."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import struct
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.documents import ROOT
+from tests.helpers.kv_formats import FORMS, QUANTISED, has_row_scales, known, name_of
+from torch_fattn.operators.kv_formats import KV_FORMATS
 from torch_fattn.reference import dequantise, quantise
 
 pytestmark = pytest.mark.host_only
 
-FORMATS = [("int8", True), ("fp8_e4m3", True), ("fp8_e4m3", False), ("int4", True)]
-ids = [name if scales else f"{name}-unscaled" for name, scales in FORMATS]
-formats = pytest.mark.parametrize(("kv_format", "scales"), FORMATS, ids=ids)
+formats = pytest.mark.parametrize(
+    ("kv_format", "scales"), [(name_of(form), form in QUANTISED) for form in FORMS], ids=FORMS
+)
+THIS = "tests/operators/test_kv_formats.py"
+# The codes that a format has.
+CODES = {"int8": range(-127, 128), "fp8_e4m3": range(256), "int4": range(16)}
 NAN, INF = math.nan, math.inf
 SMALLEST_NORMAL = 2.0**-126
 
@@ -31,17 +40,27 @@ def groups_of(x: Tensor) -> Tensor:
     return x.double().unflatten(-1, (-1, 32))
 
 
-def bound(x: Tensor, kv_format: str, scales: bool) -> Tensor:
-    """The documented bound of every element, `[..., D]`, for rows without anything special."""
-    x = x.double()
-    largest = x.abs().amax(-1, keepdim=True)
-    if kv_format == "int8":
-        return (largest / 253).expand(x.shape)
-    if kv_format == "fp8_e4m3":
-        return torch.maximum(x.abs() / 15.9, largest / 450_000) if scales else (x.abs() / 16).clamp(2.0**-10)
+def int8_bound(x: Tensor, largest: Tensor, scales: bool) -> Tensor:
+    return (largest / 253).expand(x.shape)
+
+
+def e4m3_bound(x: Tensor, largest: Tensor, scales: bool) -> Tensor:
+    return torch.maximum(x.abs() / 15.9, largest / 450_000) if scales else (x.abs() / 16).clamp(2.0**-10)
+
+
+def int4_bound(x: Tensor, largest: Tensor, scales: bool) -> Tensor:
     high, low = groups_of(x).amax(-1), groups_of(x).amin(-1)
     scale = (high - low) / 14.9 + low.abs() / 15_000 + 2.0**-23
     return (scale / 1.99).repeat_interleave(32, dim=-1)
+
+
+BOUNDS = {"int8": int8_bound, "fp8_e4m3": e4m3_bound, "int4": int4_bound}
+
+
+def bound(x: Tensor, kv_format: str, scales: bool) -> Tensor:
+    """The documented bound of every element, `[..., D]`, for rows without anything special."""
+    x = x.double()
+    return known(BOUNDS, kv_format, THIS)(x, x.abs().amax(-1, keepdim=True), scales)
 
 
 def rows_of(kind: str) -> Tensor:
@@ -89,7 +108,7 @@ def test_of_two_neighbours_the_nearer(kv_format: str, scales: bool) -> None:
     """Exactly, by fractions: no other element of the format is nearer."""
     x = torch.randn(6, 32, generator=torch.Generator().manual_seed(1)) * 3
     stored, scale = quantise(x, kv_format, scales=scales)
-    codes = {"int8": range(-127, 128), "fp8_e4m3": range(256), "int4": range(16)}[kv_format]
+    codes = known(CODES, kv_format, THIS)
     for row in range(len(x)):
         factor, minimum = Fraction(1), Fraction(0)
         if scale is not None:
@@ -106,10 +125,7 @@ def test_of_two_neighbours_the_nearer(kv_format: str, scales: bool) -> None:
             assert mine <= min(abs(value - exact) for value in values) + slack
 
 
-def code_value(kv_format: str, code: int) -> Fraction | None:
-    """The value of one stored element, by the definition of the format."""
-    if kv_format != "fp8_e4m3":
-        return Fraction(code)
+def e4m3_value(code: int) -> Fraction | None:
     exponent, mantissa = code >> 3 & 15, code & 7
     if code & 0x7F == 0x7F:
         return None
@@ -117,6 +133,18 @@ def code_value(kv_format: str, code: int) -> Fraction | None:
     if exponent:
         size = (1 + Fraction(mantissa, 8)) * Fraction(2) ** (exponent - 7)
     return -size if code & 128 else size
+
+
+VALUES: dict[str, Callable[[int], Fraction | None]] = {
+    "int8": Fraction,
+    "fp8_e4m3": e4m3_value,
+    "int4": Fraction,
+}
+
+
+def code_value(kv_format: str, code: int) -> Fraction | None:
+    """The value of one stored element, by the definition of the format."""
+    return known(VALUES, kv_format, THIS)(code)
 
 
 def test_every_fp8_code_comes_back() -> None:
@@ -191,7 +219,7 @@ def test_subnormal_numbers_are_zero(kv_format: str, scales: bool) -> None:
     stored, scale = quantise(x, kv_format, scales=scales)
     assert torch.all(stored == 0) and (scale is None or torch.all(scale == 0))
     x[0, 3] = 1e-36 if kv_format == "int8" else 1e-37  # a scale that would be subnormal
-    if kv_format in ("int8", "fp8_e4m3") and scales:
+    if has_row_scales(kv_format) and scales:
         assert torch.all(restored(x, kv_format, scales) == 0)
 
 
@@ -207,3 +235,41 @@ def test_int4_of_a_narrow_group_far_from_zero() -> None:
     assert nearest > -1000.2, "the control: to nearest would round up"
     _, scales = quantise(torch.full((1, 32), -1000.2), "int4")
     assert scales is not None and scales[0, 0, 1] == torch.tensor(-1000.5).half()
+
+
+def test_host_and_python_have_one_table() -> None:
+    """The host's is FATTN_KV_FORMATS in csrc/kernels/common/params.h."""
+    host = json.loads(torch.ops.fattn._kernel_interface())["kv_formats"]
+    numbers = [one["number"] for one in host.values()]
+    assert len({*numbers}) == len(numbers)
+    del host["float"]
+    python = {
+        name: {
+            "storage": {torch.int8: "Int8", torch.uint8: "UInt8"}[kind.dtype],
+            "packed": kind.packed,
+            "scales": "Group" if kind.group else "RowOrNone" if kind.may_lack_scales else "Row",
+        }
+        for name, kind in KV_FORMATS.items()
+    }
+    assert {name: {fact: one[fact] for fact in python[name]} for name, one in host.items()} == python
+    for name, one in host.items():
+        if one["scales"] == "Group":
+            x = torch.linspace(0.0, one["largest"], 32)
+        else:
+            x = torch.full((32,), -float(one["largest"]))
+        _, scales = quantise(x, name)
+        assert scales is not None and float(scales.flatten()[0]) == 1.0, f"the largest code of {name}"
+
+
+@pytest.mark.parametrize("file", ["docs/caches.md", "torch_fattn/operators/options.py"])
+def test_the_documents_have_every_format(file: str) -> None:
+    lines = re.findall(r'^[| ]+`?"(\w+)"`?[:| ]', (ROOT / file).read_text(), re.MULTILINE)
+    assert {*QUANTISED} <= {*lines}, f"{file} does not describe { ({*QUANTISED} - {*lines}) }"
+
+
+@pytest.mark.parametrize("name", ["quantise", "cache_write"])
+def test_the_docstrings_have_every_format(name: str) -> None:
+    module = "reference.kv_formats" if name == "quantise" else "operators.cache_write"
+    text = (ROOT / "torch_fattn" / f"{module.replace('.', '/')}.py").read_text()
+    rows = re.findall(r'^ *\| `?"?(\w+)"?`? \|', text, re.MULTILINE)
+    assert {*QUANTISED} <= {*rows}, f"the table of {module} lacks { ({*QUANTISED} - {*rows}) }"

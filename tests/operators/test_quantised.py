@@ -16,13 +16,13 @@ import torch_fattn
 from tests.conftest import counted_launches, needs_emulator
 from tests.helpers import problems
 from tests.helpers.accuracy import assert_close
+from tests.helpers.kv_formats import FORMS, GROUPED, QUANTISED
 from tests.helpers.problems import Problem
 from tests.helpers.wrong_calls import Fault, fault, mistyped, on_cpu, option, sliced, without
 from torch_fattn.reference import dequantise, quantise
 
 fattn = torch.ops.fattn
 f16, f32 = torch.float16, torch.float32
-FORMATS = ("int8", "fp8_e4m3", "int4")
 OPS = ("decode", "paged_decode", "paged_prefill")
 NAN, INF = torch.nan, torch.inf
 
@@ -59,7 +59,7 @@ def run(arguments: dict[str, Any], device: str = "mps") -> tuple[Tensor, Tensor]
 
 @pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", QUANTISED)
 def test_every_code_of_a_value(kv_format: str, dtype: torch.dtype, device: str) -> None:
     """One key, so its weight is 1: the result is the value, exactly, in the right column."""
     count = 16 if kv_format == "int4" else 256
@@ -76,7 +76,7 @@ def test_every_code_of_a_value(kv_format: str, dtype: torch.dtype, device: str) 
     }
     out, _ = run(arguments, device)
     exact = dequantise(stored, scales, kv_format)
-    assert exact.isnan().any() == (kv_format == "fp8_e4m3")
+    assert exact.isnan().any() == kv_format.startswith("fp8")
     assert torch.equal(out.double().nan_to_num(777), exact.nan_to_num(777))
 
 
@@ -85,7 +85,7 @@ def test_every_code_of_a_value(kv_format: str, dtype: torch.dtype, device: str) 
 @pytest.mark.parametrize(
     ("kv_format", "scale", "minimum"),
     [
-        *((kv_format, 0.25, -1.0) for kv_format in FORMATS),
+        *((kv_format, 0.25, -1.0) for kv_format in QUANTISED),
         ("int4", 0.2346, -1003.0),  # which float16 would round
         ("int4", 8744.0, -65504.0),  # up to 65656, beyond float16
     ],
@@ -96,10 +96,9 @@ def test_every_code_of_a_key(
     """Head h has a one in column h alone, and lse is the only score."""
     count = 16 if kv_format == "int4" else 256
     codes = torch.randperm(256, generator=torch.Generator().manual_seed(2)).view(2, 1, 1, 128) % count
-    if kv_format == "fp8_e4m3":
-        codes[codes % 128 == 127] = 0  # a NaN would be in every sum
-    stored = storage(codes, kv_format)
     scales = scales_of((2, 1, 1), 128, kv_format, scale, minimum)
+    special = ~dequantise(storage(codes, kv_format), scales, kv_format).isfinite()
+    stored = storage(codes.masked_fill(special, 0), kv_format)  # a NaN would be in every sum
     arguments = {
         "query": torch.eye(128, dtype=dtype).view(1, 128, 1, 128).expand(2, -1, -1, -1),
         "key": stored,
@@ -116,7 +115,7 @@ def test_every_code_of_a_key(
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
-@pytest.mark.parametrize("kv_format", [*FORMATS, "fp8_e4m3_unscaled"])
+@pytest.mark.parametrize("kv_format", FORMS)
 def test_whole_steps_and_chunks(kv_format: str, dtype: torch.dtype, op: str) -> None:
     """At the head size that the table is tuned for: two chunks, and an end in the middle of a step."""
     sizes: dict[str, Any] = {"seq_lens": (547, 256), **sizes_of(op)}
@@ -130,11 +129,11 @@ def test_whole_steps_and_chunks(kv_format: str, dtype: torch.dtype, op: str) -> 
 
 @pytest.mark.parametrize("op", ["decode", "paged_decode"])
 @pytest.mark.parametrize("dims", [(192, 160, False), (576, 512, True), (64, 32, True)], ids=str)
-@pytest.mark.parametrize("which", range(4), ids=[*FORMATS, "fp8_e4m3_unscaled"])
+@pytest.mark.parametrize("which", range(len(FORMS)), ids=FORMS)
 def test_shared_columns(which: int, dims: tuple[int, int, bool], op: str) -> None:
     """Wide heads, and values that are columns of their keys: an end in the middle of a step. Any two of
     format, dtype and dims meet."""
-    kv_format = (*FORMATS, "fp8_e4m3_unscaled")[which]
+    kv_format = FORMS[which]
     dtype = problems.DTYPES[(which + dims[0] + dims[1]) % 3]
     sizes: dict[str, Any] = {"seq_lens": (75, 32), **sizes_of(op)}
     case = problems.build(Problem(5, op, dtype, 2, 4, 1, 2, 80, *dims, kv_format=kv_format, **sizes))
@@ -168,7 +167,7 @@ def test_columns_with_other_scales(kv_format: str) -> None:
     assert (loaded[1] > loaded[0]) == (kv_format == "int4")
 
 
-@pytest.mark.parametrize("kv_format", [*FORMATS, "fp8_e4m3_unscaled"])
+@pytest.mark.parametrize("kv_format", FORMS)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("index", range(2))
 def test_cpu(kv_format: str, index: int, op: str) -> None:
@@ -181,7 +180,7 @@ def test_cpu(kv_format: str, index: int, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["paged_decode", "paged_prefill"])
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", QUANTISED)
 def test_the_reference_reads_pools(kv_format: str, op: str) -> None:
     fields: dict[str, Any] = {"seq_lens": (48, 20), "kv_format": kv_format, **sizes_of(op)}
     case = problems.build(Problem(1, op, f32, 2, 4, 2, 2, 48, 32, 32, **fields))
@@ -193,7 +192,7 @@ def test_the_reference_reads_pools(kv_format: str, op: str) -> None:
 # ---- the documented bounds
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", QUANTISED)
 def test_distance_from_what_was_quantised(kv_format: str) -> None:
     """An error e of a key moves a score by at most scale * sum(abs(query)) * e; an error of a value moves the
     result by at most as much, and weights that are off by a factor f by at most (f - 1) * max(abs(value))."""
@@ -229,7 +228,7 @@ def test_distance_from_what_was_quantised(kv_format: str) -> None:
 @pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("bad", [NAN, INF])
 @pytest.mark.parametrize("name", ["key_scales", "value_scales"])
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", QUANTISED)
 @pytest.mark.parametrize("dim", [32, 160])
 def test_a_bad_scale_reaches_the_rows_that_see_it(
     dim: int, kv_format: str, name: str, bad: float, device: str
@@ -262,7 +261,7 @@ def test_a_bad_scale_reaches_the_rows_that_see_it(
 @pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("bad", [NAN, INF])
 @pytest.mark.parametrize("name", ["key_scales", "value_scales"])
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", QUANTISED)
 def test_a_bad_scale_of_a_pool_reaches_the_rows_that_see_it(
     kv_format: str, name: str, bad: float, device: str
 ) -> None:
@@ -298,7 +297,7 @@ def test_a_bad_scale_of_a_pool_reaches_the_rows_that_see_it(
 
 
 @pytest.mark.parametrize("device", ["mps", "cpu"])
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", QUANTISED)
 @pytest.mark.parametrize("op", OPS)
 def test_opcheck_and_compile(op: str, kv_format: str, device: str) -> None:
     fields: dict[str, Any] = {"seq_lens": (21, 32), "kv_format": kv_format, **sizes_of(op)}
@@ -328,15 +327,15 @@ def test_autocast_leaves_the_cache_alone() -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize(("kv_format", "most"), [("int8", 0.54), ("fp8_e4m3", 0.54), ("int4", 0.35)])
-def test_bytes_read(kv_format: str, most: float) -> None:
+@pytest.mark.parametrize("kv_format", QUANTISED)
+def test_bytes_read(kv_format: str) -> None:
     """Bytes of elements and scales relative to float16; each lane that loads a scale counts."""
     from bench.backends import counting
     from bench.cases.calls import Call
 
     plain = counting.count_ours(Call("decode", 8, 2, 128, 1, 1024))
     quantised = counting.count_ours(Call("decode", 8, 2, 128, 1, 1024, kv_format=kv_format))
-    least = {"int8": 0.5, "fp8_e4m3": 0.5, "int4": 0.25}[kv_format]
+    least, most = (0.25, 0.35) if kv_format in GROUPED else (0.5, 0.54)
     elements = quantised.traffic("key", "value") / plain.traffic("key", "value")
     assert elements == least
     with_scales = quantised.traffic("key", "value", "scales") / plain.traffic("key", "value")
@@ -349,7 +348,7 @@ def test_the_example_runs() -> None:
     command = [sys.executable, str(script), "--keys", "300"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rows = [line.split() for line in text.splitlines()[1:]]
-    assert [row[0] for row in rows] == ["float16", "int8", "fp8_e4m3", "int4"]
+    assert [row[0] for row in rows] == ["float16", *QUANTISED]
     sizes, errors = [int(row[1].replace(",", "")) for row in rows], [float(row[2]) for row in rows]
     assert sizes[0] > sizes[1] == sizes[2] > sizes[3]
     assert errors[0] < errors[1] < errors[3] < 1.0

@@ -16,6 +16,7 @@ from tests.conftest import Checked, counted_launches
 from tests.golden.calls import plan_of
 from tests.helpers import drawing, features, problems
 from tests.helpers.accuracy import assert_close, expected, packed
+from tests.helpers.kv_formats import KV_FORMATS
 from tests.helpers.problems import OPS, PACKED
 from tests.helpers.tensors import same_bits
 from tests.helpers.tuned import tiles_of_large_calls
@@ -139,7 +140,7 @@ def test_the_problems_cover_every_axis() -> None:
         rows = {n for p in packed for n in p.rows}
         assert {0, 1} < rows and any(1 < n <= 16 for n in rows) and max(rows) > 100
     for op in ("decode", "paged_decode"):
-        assert {p.kv_format for p in PROBLEMS if p.op == op} == set(problems.KV_FORMATS)
+        assert {p.kv_format for p in PROBLEMS if p.op == op} == set(KV_FORMATS)
     for op in ("decode", "paged_decode", *PACKED):
         lengths = [(n, p.kv_len) for p in PROBLEMS if p.op == op and p.seq_lens for n in p.seq_lens]
         assert any(n == 0 for n, _ in lengths) and any(n == capacity for n, capacity in lengths)

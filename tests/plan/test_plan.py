@@ -16,6 +16,7 @@ import torch_fattn
 from tests.conftest import counted_launches, needs_emulator
 from tests.golden.calls import GOLDEN_CALLS, M1, M2_MAX, on_meta, plan_of
 from tests.helpers import drawing, problems
+from tests.helpers.kv_formats import has_row_scales, name_of
 from tests.helpers.problems import Problem
 
 MAX_THREADGROUP_BYTES = 32768
@@ -90,12 +91,12 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
 
 
 def scale_bytes(p: Problem, keys: int) -> int:
-    return 8 * (keys if p.kv_format.removesuffix("_unscaled") in ("int8", "fp8_e4m3") else 1)
+    return 8 * (keys if has_row_scales(name_of(p.kv_format)) else 1)
 
 
 def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
     """The bytes of a step of keys and values with padding and scales, and of the saved state."""
-    kv_format, tile_keys = p.kv_format.removesuffix("_unscaled"), int(macros["FATTN_TILE_KEYS"])
+    kv_format, tile_keys = name_of(p.kv_format), int(macros["FATTN_TILE_KEYS"])
     element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
     tiles = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + 16 + 64)
     rows = int(macros["FATTN_SIMDGROUPS"]) * int(macros["FATTN_ROW_FRAGMENTS"]) * 8

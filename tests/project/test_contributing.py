@@ -43,7 +43,10 @@ class Change:
     def apply(self, root: Path) -> None:
         path = root / self.path
         text = path.read_text()
-        assert text.count(self.old) == 1, f"{self.path} has {text.count(self.old)} places like\n{self.old}"
+        assert text.count(self.old) == 1, (
+            f"{self.path} has {text.count(self.old)} places like\n{self.old}"
+            "; the diff in CONTRIBUTING.md is out of date"
+        )
         path.write_text(text.replace(self.old, self.new))
 
 
@@ -142,16 +145,16 @@ def test_a_tile_size(copy: Path) -> None:
 @needs_emulator
 @pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e4m3_unscaled"])
 def test_a_cache_format(kv_format: str, copy: Path) -> None:
-    """e5m2 bytes instead of e4m3, and the number of the new format instead of the old one."""
+    """Numbers plus 128 instead of e4m3, and the number of the new format instead of the old one."""
     for change in changes_of("A cache format"):
         change.apply(copy)
     for name in ("keys.h", "params.h"):
         assert is_formatted(copy / "csrc/kernels/common" / name)
     case = problems.build(Problem(0, "decode", f32, 2, 4, 2, 2, 75, 40, 24, kv_format=kv_format))
     for name in ("key", "value"):
-        numbers = torch.randn(case.clean[name].shape).to(torch.float8_e5m2)
-        numbers[0, 0, 3, :4] = torch.tensor([2.0**-16, -(2.0**-15), 1792.0, 0.0]).to(torch.float8_e5m2)
-        case.operands[name] = flat(numbers.view(torch.uint8))
+        numbers = (torch.randn(case.clean[name].shape) * 3).round()
+        numbers[0, 0, 3, :4] = torch.tensor([-128.0, 127.0, 0.0, 1.0])
+        case.operands[name] = flat((numbers + 128).to(torch.uint8))
         scales = case.operands.get(f"{name}_scales")
         factor = scales.of(scales.base).double()[..., None] if scales else 1.0
         case.clean[name] = numbers.double() * factor
@@ -159,8 +162,20 @@ def test_a_cache_format(kv_format: str, copy: Path) -> None:
     with pytest.raises(AssertionError):  # the control: taken for e4m3
         assert_close(case, *run(copy, case, plan))
     (attention,) = (p for p in plan["passes"] if p["kernel"] == "fattn_decode")
-    attention["macros"]["FATTN_KV_FORMAT"] = "4"
+    attention["macros"]["FATTN_KV_FORMAT"] = "7"
     assert_close(case, *run(copy, case, plan))
+
+
+@needs_emulator
+def test_a_format_without_its_branches(copy: Path) -> None:
+    """Kernels whose chains lack a format of the list do not compile."""
+    row, *_ = changes_of("A cache format")
+    case = problems.build(Problem(0, "decode", f32, 1, 1, 1, 1, 9, 8, 8, kv_format="fp8_e4m3"))
+    plan = torch_fattn.explain("decode", **case.arguments("cpu")[0], family=7, cores=8).data
+    row.apply(copy)
+    plan["passes"][0]["macros"]["FATTN_KV_FORMAT"] = "7"
+    with pytest.raises(Exception, match="stored_pair lacks this format"):
+        run(copy, case, plan)
 
 
 @pytest.mark.host_only

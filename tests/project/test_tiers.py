@@ -17,8 +17,9 @@ import torch
 
 from tests import tiers
 from tests.conftest import EMULATED
-from tests.helpers import cache_problems, drawing, features, problems, shared_prefix_problems
+from tests.helpers import drawing, features, problems, shared_prefix_problems
 from tests.helpers.documents import ROOT
+from tests.helpers.kv_formats import KV_FORMATS
 from tests.helpers.problems import Problem
 from torch_fattn.operators import LOGITS_OPERATORS
 
@@ -154,7 +155,7 @@ def test_every_operator_with_every_dtype_and_option(chosen: Items, device: str) 
     shared = drawn(chosen, "tests/operators/test_shared_prefix.py::test_random", "shared", device)
     assert {one.kind for one in shared} == set(shared_prefix_problems.KINDS)
     writes = drawn(chosen, "tests/operators/test_cache_write.py::test_problem", "problem", device)
-    assert {one.kv_format for one in writes} == set(cache_problems.FORMATS)
+    assert {one.kv_format for one in writes} == set(KV_FORMATS)
     assert {one.dtype for one in writes} == set(problems.DTYPES)
     logits = drawn(chosen, "tests/operators/test_logits.py::test_problem", "problem", device)
     assert {(one.op, one.dtype) for one in logits} == {

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from ..operators import DTYPES
 from ..operators.cache_write import cache_write
 from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
-from ..operators.kv_formats import INT4_GROUP, KV_FORMATS, check_format
+from ..operators.kv_formats import KV_FORMATS, check_format, formats_where
 
 
 def check_sizes(name: str, least: int, **sizes: int) -> None:
@@ -82,10 +82,11 @@ class CacheShape:
                 f"{name}: dtype {self.dtype} is not torch.float32, torch.float16 or torch.bfloat16; give one "
                 "of them, and a kv_format to store keys and values in fewer bits"
             )
-        if self.kv_format == "int4" and (self.head_dim % INT4_GROUP or self.value_dim % INT4_GROUP):
+        group = 0 if self.kv_format == "auto" else KV_FORMATS[self.kv_format].group
+        if group and (self.head_dim % group or self.value_dim % group):
             raise ValueError(
-                f"{name}: heads of {self.head_dim} and {self.value_dim} are not multiples of {INT4_GROUP}, "
-                'the group of int4; use "int8" or "fp8_e4m3"'
+                f"{name}: heads of {self.head_dim} and {self.value_dim} are not multiples of {group}, the "
+                f"group of {self.kv_format}; use {formats_where(lambda kind: not kind.group)}"
             )
 
     def memory(self, dim: int) -> tuple[Tensor, Tensor | None]:

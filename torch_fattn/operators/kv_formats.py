@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ class KvFormat:
     dtype: torch.dtype
     packed: int = 1  # elements of a row that one number of the dtype holds
     group: int = 0  # columns that share a float16 scale and minimum; 0: a row has one float32 scale
+    may_lack_scales: bool = False  # every scale is then 1
 
     def columns(self, dim: int) -> int:
         """The stored numbers of a row of `dim` elements."""
@@ -25,12 +26,19 @@ class KvFormat:
         return tuple(rows), torch.float32
 
 
+# FATTN_KV_FORMATS in csrc/kernels/common/params.h has the same facts.
 KV_FORMATS = {
     "int8": KvFormat(torch.int8),
-    "fp8_e4m3": KvFormat(torch.uint8),
+    "fp8_e4m3": KvFormat(torch.uint8, may_lack_scales=True),
     "int4": KvFormat(torch.uint8, packed=2, group=32),
 }
 INT4_GROUP = KV_FORMATS["int4"].group
+
+
+def formats_where(is_one: Callable[[KvFormat], bool]) -> str:
+    """The quoted names of the formats for which it is true: "a", "b" or "c"."""
+    *names, last = (f'"{name}"' for name, kind in KV_FORMATS.items() if is_one(kind))
+    return f"{', '.join(names)} or {last}" if names else last
 
 
 def check_format(name: str, kv_format: str, *others: str) -> None:

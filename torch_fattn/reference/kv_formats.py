@@ -11,8 +11,8 @@ Elements are rounded to the nearest q, ties to even. How far a stored element is
 arithmetic, where `max abs` is that of its row and min and max are those of its group of 32 columns:
 
 | int8 | `max abs / 253` |
-| fp8 without scales | `abs(x) / 16` or `2 ** -10`, the larger; beyond +-448 x is stored as +-448 |
-| fp8 with scales | `abs(x) / 15.9` or `max abs / 450_000`, the larger |
+| fp8_e4m3 without scales | `abs(x) / 16` or `2 ** -10`, the larger; beyond +-448 x is stored as +-448 |
+| fp8_e4m3 with scales | `abs(x) / 15.9` or `max abs / 450_000`, the larger |
 | int4 | `scale / 1.99`, where scale is at most `(max - min) / 14.9 + abs(min) / 15_000 + 2 ** -23` |
 
 Special values:
@@ -28,13 +28,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..operators.kv_formats import INT4_GROUP, KV_FORMATS, check_format, head_dim
+from ..operators.kv_formats import INT4_GROUP, KV_FORMATS, check_format, formats_where, head_dim
 from ..runtime.signatures import public
 
 __all__ = ["dequantise", "quantise"]
 
 _INT8_MAX = 127.0
-_FP8_MAX = 448.0
+_E4M3_MAX = 448.0
 _INT4_MAX = 15.0
 _HALF_MAX = 65504.0
 _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
@@ -55,21 +55,21 @@ def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor,
             f"torch_fattn.reference.quantise: rows of {x.shape[-1]} columns cannot be stored as {kv_format}; "
             f"pass at least one, and for int4 groups of {INT4_GROUP}"
         )
-    if not scales and kv_format != "fp8_e4m3":
+    if not scales and not KV_FORMATS[kv_format].may_lack_scales:
         raise ValueError(
             f"torch_fattn.reference.quantise: scales=False leaves {kv_format} without meaning; use it with "
-            '"fp8_e4m3" alone'
+            f"{formats_where(lambda kind: kind.may_lack_scales)} alone"
         )
     rows = _flushed(x.detach().cpu().float())
     if kv_format == "int4":
         return _int4_of(rows)
-    if kv_format == "fp8_e4m3" and not scales:
-        return _fp8_of(rows), None
-    largest = _INT8_MAX if kv_format == "int8" else _FP8_MAX
+    largest, codes_of = _CODES[kv_format]
+    if not scales:
+        return codes_of(rows), None
     scale = _flushed(rows.abs().amax(-1) / largest)
     scale = scale.masked_fill(~rows.isfinite().all(-1), float("nan"))
     q = (rows / scale[..., None]).where((scale > 0)[..., None], 0.0)
-    return (q.round().to(torch.int8) if kv_format == "int8" else _fp8_of(q)), scale
+    return codes_of(q), scale
 
 
 @public("torch_fattn.reference.dequantise")
@@ -84,14 +84,15 @@ def dequantise(stored: Tensor, scales: Tensor | None = None, kv_format: str = "a
         nibbles = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(-2).double()
         scale, minimum = scales.repeat_interleave(INT4_GROUP, dim=-2).unbind(-1)
         return minimum + nibbles * scale
-    if kv_format == "fp8_e4m3":
-        stored = stored.view(torch.float8_e4m3fn)
+    if (bits := _BITS[kv_format]) is not None:
+        stored = stored.view(bits)
     return stored.double() if scales is None else stored.double() * scales[..., None]
 
 
 def _check_stored(stored: Tensor, scales: Tensor | None, kv_format: str) -> None:
     name = "torch_fattn.reference.dequantise"
-    if kv_format in ("fp8_e4m3", "int4") and stored.dtype != torch.uint8:
+    kind = KV_FORMATS.get(kv_format)
+    if kind is not None and kind.dtype == torch.uint8 != stored.dtype:
         raise TypeError(f"{name}: stored is {stored.dtype} and must be torch.uint8 for {kv_format}")
     if scales is None:
         if kv_format == "int4":
@@ -113,10 +114,20 @@ def _flushed(x: Tensor) -> Tensor:
     return x.masked_fill(x.abs() < _SMALLEST_NORMAL, 0.0)
 
 
-def _fp8_of(x: Tensor) -> Tensor:
+def _int8_of(x: Tensor) -> Tensor:
+    return x.round().to(torch.int8)
+
+
+def _e4m3_of(x: Tensor) -> Tensor:
     """The nearest e4m3; values beyond its range saturate. The only NaN is 0x7f, and 0 is never -0."""
-    codes = x.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+    codes = x.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
     return codes.masked_fill(codes == 0x80, 0).masked_fill(x.isnan(), 0x7F)
+
+
+# The largest code and the rounding to codes, of formats with one scale per row.
+_CODES = {"int8": (_INT8_MAX, _int8_of), "fp8_e4m3": (_E4M3_MAX, _e4m3_of)}
+# The dtype whose bits are stored; None: the stored numbers themselves.
+_BITS = {"auto": None, "int8": None, "fp8_e4m3": torch.float8_e4m3fn}
 
 
 def _int4_of(rows: Tensor) -> tuple[Tensor, Tensor]:

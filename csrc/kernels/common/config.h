@@ -20,6 +20,8 @@ FATTN_CONSTEXPR int kKvFormat = FATTN_KV_FORMAT;  // KvFormat of K and V
 // products of floats, from half the registers. So do products of bfloats from M3 on; older GPUs emulate
 // bfloat, so it is widened there. int4 is widened: half would round its elements and overflow if a group
 // exceeds its range. bfloat would round every quantised format.
+static_assert(kKvFormat == kKvInt4 || scales_kind(kKvFormat) != kScalesGroup,
+              "only int4 has groups of columns here, in unpack_stored and in StoredRow");
 template <typename T, int kFormat, bool kNativeBFloat>
 struct OperandOf {
   typedef float type;

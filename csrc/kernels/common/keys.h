@@ -153,7 +153,7 @@ inline uint present_keys(uint exist, ushort pair) {
 
 // The types of stored elements and of their scales. Pointers and strides of K and V count elements.
 template <int kFormat>
-struct StorageOf {  // int8 and fp8_e4m3
+struct StorageOf {  // formats with one scale per row, or none
   typedef uchar element;
   typedef float scale;
 };
@@ -170,8 +170,8 @@ struct StorageOf<kKvInt4> {
 typedef StorageOf<kKvFormat>::element Stored;
 typedef StorageOf<kKvFormat>::scale Scale;
 
-FATTN_CONSTEXPR int kStoredWordElements = kKvFormat == kKvInt4 ? 8 : 4 / sizeof(Stored);
-FATTN_CONSTEXPR bool kRowScales = kKvFormat == kKvInt8 || kKvFormat == kKvFp8E4M3;
+FATTN_CONSTEXPR int kStoredWordElements = packed_elements(kKvFormat) * (4 / sizeof(Stored));
+FATTN_CONSTEXPR bool kRowScales = has_row_scales(kKvFormat);
 
 // Elements k and k + n / 2 of the n elements in a word. All codes are exact in half.
 inline half2 stored_pair(uint word, int k) {
@@ -182,6 +182,9 @@ inline half2 stored_pair(uint word, int k) {
     const uint origin = kKvFormat == kKvInt4 ? 0x64006400 : 0x64806480;
     return as_type<half2>(bits ^ origin) - as_type<half2>(origin);
   }
+  static_assert(kKvFormat == kKvFloat ||  // has no codes
+                    kKvFormat == kKvInt4 || kKvFormat == kKvInt8 || kKvFormat == kKvFp8E4M3,
+                "stored_pair lacks this format");
   // fp8_e4m3 to half. Exponent and mantissa move to bits 13 to 7; the sign moves to bit 14, and the addition
   // carries it to bit 15. The exponent biases are 7 and 15, so the result is scaled by 2^8. The largest
   // magnitude is NaN: adding 1 to it carries into bit 14, which makes half's exponent all ones.

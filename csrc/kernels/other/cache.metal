@@ -94,6 +94,16 @@ inline void copy_row(const device Element* source, device Stored* target, ushort
   }
 }
 
+// The code of a number in a format whose rows have one scale.
+inline int code_of(float q) {
+  if (kFormat == kKvInt8) {
+    return int(rint(q));
+  }
+  static_assert(kFormat == kKvFp8E4M3 || kFormat == kKvInt8 || !has_row_scales(kFormat),
+                "code_of lacks this format");
+  return e4m3_of(q);
+}
+
 // Writes an int8 or fp8 row with one scale, or without scales.
 template <int kDim>
 inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, device Scale* row_scale,
@@ -110,7 +120,7 @@ inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, d
         finite = finite && isfinite(row.x[pass][e]);
       }
     }
-    scale = flushed(simd_max(largest) / (kFormat == kKvInt8 ? kInt8Max : kFp8Max));
+    scale = flushed(simd_max(largest) / float(largest_code(kFormat)));
     // A NaN or an infinity makes the whole row NaN.
     scale = simd_all(finite) ? scale : NAN;
     if (lane == 0) {
@@ -127,7 +137,7 @@ inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, d
       if (fc_scales) {
         q = scale > 0.0f ? q / scale : 0.0f;
       }
-      codes[e] = kFormat == kKvInt8 ? int(rint(q)) : e4m3_of(q);
+      codes[e] = code_of(q);
     }
     if (column < kDim) {
       store_bytes(target, column, codes);
@@ -191,6 +201,8 @@ inline void write_row(const device Element* source, device Stored* target, devic
   if (kFormat == kKvInt4) {
     write_grouped_row<kDim>(row, target, scales, lane);
   } else {
+    static_assert(kFormat == kKvFloat || kFormat == kKvInt4 || has_row_scales(kFormat),
+                  "write_row lacks this format");
     write_scaled_row<kDim>(row, target, scales, lane);
   }
 }

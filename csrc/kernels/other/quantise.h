@@ -8,12 +8,11 @@ using namespace metal;
 
 namespace fattn {
 
-FATTN_CONSTEXPR float kInt8Max = 127.0f;
-FATTN_CONSTEXPR float kFp8Max = 448.0f;
-FATTN_CONSTEXPR float kInt4Max = 15.0f;
+FATTN_CONSTEXPR float kE4M3Max = largest_code(kKvFp8E4M3);
+FATTN_CONSTEXPR float kInt4Max = largest_code(kKvInt4);
 FATTN_CONSTEXPR float kHalfMax = 65504.0f;
-FATTN_CONSTEXPR float kSmallestNormal = 1.17549435e-38f;  // 2^-126
-FATTN_CONSTEXPR float kFp8SmallestNormal = 1.0f / 64.0f;  // e4m3 numbers below it are the multiples of 2^-9
+FATTN_CONSTEXPR float kSmallestNormal = 1.17549435e-38f;   // 2^-126
+FATTN_CONSTEXPR float kE4M3SmallestNormal = 1.0f / 64.0f;  // e4m3 numbers below it are the multiples of 2^-9
 
 // Some GPUs flush subnormal numbers. Here they are always 0, and 0 is never -0.
 inline float flushed(float x) { return fabs(x) < kSmallestNormal ? 0.0f : x; }
@@ -41,9 +40,9 @@ inline int e4m3_of(float x) {
   if (isnan(x)) {
     return 0x7f;
   }
-  const float size = fmin(fabs(x), kFp8Max);
+  const float size = fmin(fabs(x), kE4M3Max);
   int code;
-  if (size < kFp8SmallestNormal) {
+  if (size < kE4M3SmallestNormal) {
     code = int(rint(size * 512.0f));
   } else {
     const uint bits = as_type<uint>(size);

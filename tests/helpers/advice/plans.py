@@ -62,8 +62,8 @@ ADVICE: list[Advice] = [
     Advice("pass scales", lambda: reference.dequantise(torch.zeros(1, 16, dtype=torch.uint8), None, "int4"),
            lambda: reference.dequantise(torch.zeros(1, 16, dtype=torch.uint8), torch.zeros(1, 1, 2), "int4"),
            lambda: torch.zeros(1, 32)),
-    Advice('use it with "fp8_e4m3" alone',
+    Advice("use it with {} alone",
            lambda: reference.quantise(torch.zeros(1, 32), "int8", scales=False),
            lambda: reference.quantise(torch.zeros(1, 32), "fp8_e4m3", scales=False)[0],
-           lambda: torch.zeros(1, 32)),
+           lambda: torch.zeros(1, 32), message='use it with "fp8_e4m3" alone'),
 ]  # fmt: skip
