@@ -31,7 +31,7 @@ _MESA_ADDRESSES = (
     f"https://archive.mesa3d.org/mesa-{_MESA}.tar.xz",
 )
 _MESON = ["meson", "ninja", "mako", "pyyaml", "packaging", "setuptools", "ply"]
-_OFF = "glx egl gbm gles1 gles2 llvm xmlconfig zstd shader-cache expat".split()
+_OFF = "glx egl gbm gles1 gles2 llvm xmlconfig zlib zstd shader-cache expat".split()
 _OPTIONS = [
     *("-Dbuildtype=release", "-Db_ndebug=false", "-Dtools=nir", "-Dopengl=false"),
     *("-Dgallium-drivers=", "-Dvulkan-drivers=", "-Dplatforms=", "-Dvideo-codecs="),
@@ -74,15 +74,13 @@ def spirv_translator() -> list[str]:
 
 
 def build(jobs: int | None = None) -> None:
-    """Takes two to three minutes on two cores, and 700 MB while it runs."""
+    """Takes two minutes on two idle cores, and 700 MB while it runs."""
     if is_built():
         print(f"up to date: {folder()}")
         return
     absent = [tool for tool in ("clang-19", "patch", "apt-get", "dpkg") if shutil.which(tool) is None]
     if absent:
-        sys.exit(
-            f"softmetal: {', '.join(absent)} not found; the AGX compiler is built on Debian 12 or later."
-        )
+        sys.exit(f"softmetal: {', '.join(absent)} not found; install them, on Debian 12 or later.")
     folder().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="agx-", dir=folder().parent) as scratch:
         built = Path(scratch) / "built"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import re
@@ -21,6 +23,17 @@ THREADGROUP_BYTES = 60 * 1024  # of a core
 THREADS_BY_REGISTERS = {
     104: 1024, 112: 896, 128: 832, 136: 768, 144: 704, 160: 640, 184: 576, 208: 512, 232: 448, 256: 384,
 }  # fmt: skip
+_DECIDING = ("translate", "ir", "compile", "listing", "scheduler")  # the modules that decide a cost
+
+
+@functools.cache
+def version() -> str:
+    """A digest of this package: costs of the same kernel may differ between versions."""
+    sources = hashlib.sha256(build.digest().encode())
+    here = Path(__file__).parent
+    for path in [*sorted(here.glob("include/*")), *(here / f"{name}.py" for name in _DECIDING)]:
+        sources.update(path.read_bytes())
+    return sources.hexdigest()[:16]
 
 
 class NotBuiltError(RuntimeError):

@@ -15,7 +15,8 @@ KINDS = {
     "device_store": "device_store",
     "spill": "stack_store",
     "fill": "stack_load",
-    "shuffle": "shuffle_xor shuffle quad_shuffle_xor simd_reduce quad_reduce icmp_ballot fcmp_ballot",
+    "shuffle": "shuffle_xor shuffle quad_shuffle_xor icmp_ballot fcmp_ballot "
+    "simd_reduce simd_prefix quad_reduce",
     "transcendental": "exp2 log2 rcp rsqrt srsqrt",
     "float": "ffma fadd fmul hfma hadd hmul fcmpsel",
     "move": "mov mov_imm",

@@ -92,34 +92,50 @@ def _step(instruction: Instruction) -> _Step:
 
 
 class _Simdgroup:
-    def __init__(self, start: float) -> None:
-        self.at = start  # when it can issue its next instruction
+    def __init__(self, steps: list[_Step], start: float) -> None:
+        self.steps = steps
         self.position = 0
         self.iteration = 0
         self.ready: dict[int, float] = {}  # when the value of a half register is there
         self.pending = 0.0  # when everything that it asked of device memory is there
+        self.can_issue = 0.0  # its next instruction, as far as its own registers and loads allow
+        self.look_at_next(start)
+
+    @property
+    def next(self) -> _Step:
+        return self.steps[self.position]
+
+    def advance(self, done: float, issued: float) -> None:
+        for half in self.next.written:
+            self.ready[half] = done
+        self.position += 1
+        if self.position == len(self.steps):
+            self.position = 0
+            self.iteration += 1
+        self.look_at_next(issued)
+
+    def look_at_next(self, at: float) -> None:
+        step, ready = self.next, self.ready
+        for half in step.read if step.kind == "product" else step.read + step.written:
+            at = max(at, ready.get(half, 0.0))
+        if step.kind == "wait":
+            at = max(at, self.pending)
+        self.can_issue = at
 
 
 def _cycles(steps: list[_Step], simdgroups: int, hardware: Hardware, start: float) -> float:
-    groups = [_Simdgroup(i * start) for i in range(simdgroups)]
+    active = [_Simdgroup(steps, i * start) for i in range(simdgroups)]
     issue = complex_pipe = local = device = 0.0  # when each is free
     ends = []
-    while active := [group for group in groups if group.iteration < _ITERATIONS]:
+    while active:
         first, chosen = float("inf"), active[0]
         for group in active:
-            step, earliest = steps[group.position], group.at
-            for half in step.read:
-                earliest = max(earliest, group.ready.get(half, 0.0))
-            if step.kind != "product":
-                for half in step.written:
-                    earliest = max(earliest, group.ready.get(half, 0.0))
-            if step.kind == "wait":
-                earliest = max(earliest, group.pending)
-            if step.kind in _COMPLEX:
+            earliest = group.can_issue
+            if group.next.kind in _COMPLEX:
                 earliest = max(earliest, complex_pipe - 4)
             if earliest < first:
                 first, chosen = earliest, group
-        step = steps[chosen.position]
+        step = chosen.next
         begin = max(first, issue)
         issue = begin + _issue_cycles(step, hardware)
         done = issue + _LATENCY.get(step.kind, _OTHER_LATENCY)
@@ -137,14 +153,11 @@ def _cycles(steps: list[_Step], simdgroups: int, hardware: Hardware, start: floa
             chosen.pending = max(chosen.pending, done)
         elif step.kind == "wait":
             chosen.pending = 0.0
-        for half in step.written:
-            chosen.ready[half] = done
-        chosen.at = begin + _BARRIER_CYCLES if step.kind == "barrier" else max(begin, issue)
-        chosen.position += 1
-        if chosen.position == len(steps):
-            chosen.position = 0
-            chosen.iteration += 1
-            ends.append(chosen.at)
+        issued = begin + _BARRIER_CYCLES if step.kind == "barrier" else issue
+        chosen.advance(done, issued)
+        if chosen.position == 0:
+            ends.append(issued)
+            active = [group for group in active if group.iteration < _ITERATIONS]
     # The middle half: the first iterations fill the pipes, the last ones run alone.
     quarter = len(ends) // 4
     ends.sort()

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
-from ..agx.compile import Cost, LoopCost, NotBuiltError, compile_kernel
+from ..agx.build import is_built
+from ..agx.compile import (
+    THREADS_BY_REGISTERS,
+    Cost,
+    LoopCost,
+    NotBuiltError,
+    compile_kernel,
+    resident_threads,
+    version,
+)
 from ..agx.scheduler import Band
 from ..agx.translate import AgxError, Kernel
 
-__all__ = ["AgxError", "Band", "Cost", "Kernel", "LoopCost", "NotBuiltError", "compile_kernel"]
+__all__ = [
+    "THREADS_BY_REGISTERS",
+    "AgxError",
+    "Band",
+    "Cost",
+    "Kernel",
+    "LoopCost",
+    "NotBuiltError",
+    "compile_kernel",
+    "is_built",
+    "resident_threads",
+    "version",
+]
