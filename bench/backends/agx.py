@@ -43,6 +43,12 @@ _SHAPES = {
     ("float32", 64): ((1, 16, 4), (1, 32, 8)),
     ("float32", 128): ((1, 16, 4), (1, 8, 8)),
 }
+# llama.cpp's branches for quantised caches are dead in these kernels, but copy matrices between address
+# spaces, which cannot be translated.
+_WITHOUT_DEAD_BRANCHES = (
+    (re.compile(r"\bif \((is_same<[^()]*)\)"), r"if constexpr (\1)"),
+    (re.compile(r"reg = \(type4x4\)\(\*src\);"), "reg = type4x4(0.0f);"),
+)
 _MACROS = ("FATTN_ROW_FRAGMENTS", "FATTN_TILE_KEYS", "FATTN_SIMDGROUPS")
 
 
@@ -194,8 +200,11 @@ def _theirs(peer: ModuleType) -> Iterator[Entry]:
 
 def _kernel(attend: Pass, fast_math: bool) -> compiler.Kernel:
     pipeline: cuda.Pipeline = attend.pipeline
+    source = pipeline.source
+    for branch, replacement in _WITHOUT_DEAD_BRANCHES:
+        source = branch.sub(replacement, source)
     return compiler.Kernel(
-        pipeline.source,
+        source,
         pipeline.kernel,
         attend.threads,
         pipeline.macros,

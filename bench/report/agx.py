@@ -23,7 +23,7 @@ from ..cases.arguments import Parser, output_file, picture_stem, positive
 from ..peers.launch import OURS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "agx.json"
-# Half registers that fit in 256 whatever Apple's compiler does with addresses and copies, and that do not.
+# Half registers that leave room for what Apple's compiler may do otherwise, and that do not fit.
 _FITS, _TOO_MANY = 208, 320
 _PARTS = {"plain": "Plain calls", "option": "Options of ours", "candidate": "Shapes around the tuning table"}
 _COLUMNS = (
@@ -31,8 +31,8 @@ _COLUMNS = (
     *("products", "issue a product", "cycles a product"),
 )
 _TRUST = f"""\
-needed: half registers of the hot loop / the program. Up to {_FITS} fit (fits) and from {_TOO_MANY} on do not
-  (not), whatever the compiler; between, Apple's may differ (?).
+needed: half registers of the hot loop / the program. Up to {_FITS} should fit in 256 (fits), and from
+  {_TOO_MANY} on should not (not); between, Apple's compiler may differ (?).
 spills: in the hot loop / in all. Exact for Mesa; for Apple's compiler trust only none.
 resident threads: of a core, and with one step of registers more and fewer.
 code KB: the hot loop / the program. Trust the order, and differences of more than a third.

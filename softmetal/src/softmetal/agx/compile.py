@@ -121,7 +121,7 @@ def _run(command: list[str], settings: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(settings or {})})
     if done.returncode:
         name = Path(command[0]).name
-        raise AgxError(f"{name} ended with {done.returncode}:\n{(done.stderr or done.stdout)[-2000:]}")
+        raise AgxError(f"{name} ended with {done.returncode}: {done.stderr[-2000:].strip()}")
     return done.stdout + done.stderr
 
 

@@ -37,7 +37,7 @@ _PASSES = (
     f"always-inline,globaldce,function(sroa,early-cse,simplifycfg,{_TIDY},loop-simplify,lcssa,"
     "loop(loop-rotate,indvars,loop-deletion,loop-unroll-full),"
     f"sroa,early-cse<memssa>,simplifycfg,{_TIDY},sroa,gvn,sccp,correlated-propagation,"
-    f"{_TIDY},simplifycfg,dse,adce,{_TIDY},simplifycfg)"
+    f"{_TIDY},simplifycfg,dse,adce,{_TIDY},simplifycfg),globaldce"
 )
 _PASSES_AFTER_BFLOAT = f"early-cse,{_TIDY},simplifycfg,adce"
 # Parts of the text that softmetal.msl returns.
