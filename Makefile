@@ -31,12 +31,15 @@ FOR_DEMO := $(STAMPS)/demo
 FOR_DOCS := $(STAMPS)/docs
 FOR_TEST := $(STAMPS)/test
 
-.PHONY: FORCE help build compile-commands first-mac demo docs check test test-all test-newest coverage wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
+.PHONY: FORCE help build agx compile-commands first-mac demo docs check test test-all test-newest coverage wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 build: $(STAMPS)/product  ## create the environment and build the extension (DEBUG=1, SANITIZE=address)
+
+agx: $(STAMPS)/product  ## build Mesa's compiler for M1 and M2, for `python -m bench agx`
+	$(PY) -m softmetal build --agx
 
 compile-commands: $(STAMPS)/product  ## write compile_commands.json, for editors and clang-tidy
 	$(BUILD_ENV) $(MODE) $(PY) tools/compile_commands.py compile_commands.json

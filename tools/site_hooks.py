@@ -28,10 +28,15 @@ PAGE_OF = {
     "bench/NOTES.md": "notes.md",
     "bench/APPLE.md": "apple.md",
     "softmetal/README.md": "softmetal.md",
+    "softmetal/docs/agx.md": "softmetal-agx.md",
     "softmetal/docs/cuda.md": "softmetal-cuda.md",
     "softmetal/docs/msl.md": "softmetal-msl.md",
 }
-PICTURES = ("bench/results/nvidia-h200.png", "bench/results/nvidia-h200-summary.png")
+PICTURES = (
+    "bench/results/agx.png",
+    "bench/results/nvidia-h200.png",
+    "bench/results/nvidia-h200-summary.png",
+)
 
 
 def repository() -> str | None:

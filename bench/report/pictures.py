@@ -67,14 +67,18 @@ def draw(
         figure = _counts(rows) if record["backend"] == "counts" else _rates(rows, record["ceilings"], panels)
         title = "Bytes and products of the kernels" if record["backend"] == "counts" else "Attention rate"
         figure.suptitle(title, fontweight="bold", x=0.01, ha="left", fontsize=13)
-        _legend(figure, f"{record['machine']}, {record['date']}")
-        paths = [stem.with_name(stem.name + ending) for ending in endings]
-        for path in paths:
-            metadata = {"Date": None} if path.suffix == ".svg" else None
-            figure.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
-            if path.suffix == ".png":  # a quarter of the bytes
-                Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
-        plt.close(figure)
+        legend(figure, f"{record['machine']}, {record['date']}")
+        return save(figure, stem, endings)
+
+
+def save(figure: Any, stem: Path, endings: tuple[str, ...]) -> list[Path]:
+    paths = [stem.with_name(stem.name + ending) for ending in endings]
+    for path in paths:
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
+        if path.suffix == ".png":  # a quarter of the bytes
+            Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
+    plt.close(figure)
     return paths
 
 
@@ -111,7 +115,7 @@ def _rates(rows: list[Row], ceilings: dict[str, float], names: tuple[str, ...]) 
     return figure
 
 
-def _legend(figure: Any, machine: str) -> None:
+def legend(figure: Any, machine: str) -> None:
     """Adds one legend for all panels, below them, because the title above may be as wide as the figure."""
     handles: dict[str, Any] = {}
     for panel in figure.axes:

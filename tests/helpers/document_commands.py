@@ -31,6 +31,8 @@ TUNE = NotRun("it times a GPU for three minutes; tests/commands/test_tune.py run
 INSTALL = NotRun("it changes the environment that the tests run in; CI installs that way")
 NVIDIA = NotRun("it needs nvcc or an NVIDIA GPU")
 FETCHED = NotRun("it fetches what the tests do not need")
+AGX = ByTest("softmetal/tests/agx/test_agx.py::test_the_command")
+BENCH_AGX = ByTest("tests/bench/test_agx.py::test_the_command")
 DOCTOR = ByTest("tests/commands/test_package.py::test_doctor_is_content")
 AIMS = ByTest("tests/bench/test_aims.py::test_the_command")
 DEMO = ByTest("tests/commands/test_demo.py::test_tokens_agree")
@@ -73,6 +75,10 @@ COMMANDS: dict[str, Kind] = {
     "apt-get install clang-19 libclang-19-dev libclang-rt-19-dev llvm-19 llvm-19-dev libobjc-12-dev "
     "libblocksruntime-dev libgnustep-base-dev cmake ninja-build": INSTALL,
     "python -m softmetal build": MAKE,
+    "make agx": FETCHED,
+    "python -m softmetal build --agx": FETCHED,
+    "python -m softmetal agx": AGX,
+    "python -m softmetal agx kernels.metal --kernel multiply --threads 128 --constant wide=true": AGX,
     "python -m softmetal doctor": Run(),
     'eval "$(python -m softmetal config --env)"': Run(),
     "python -m softmetal corpus sources": ByTest(
@@ -114,6 +120,8 @@ COMMANDS: dict[str, Kind] = {
         "tests/docs/test_commands.py::test_an_output_is_written_anew"
     ),
     "python -m bench roofline": ByTest("tests/bench/test_apple_bounds.py::test_the_page_has_these_figures"),
+    "python -m bench agx": BENCH_AGX,
+    "python -m bench agx --update": BENCH_AGX,
     "python -m bench aims bench/results/nvidia-h200.json": AIMS,
     "python -m bench aims nvidia-h200.json": NVIDIA,
     "python -m bench cuda-build": NVIDIA,

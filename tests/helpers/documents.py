@@ -18,6 +18,7 @@ OTHERS = (
         "CONTRIBUTING.md",
         "csrc/README.md",
         "softmetal/README.md",
+        "softmetal/docs/agx.md",
         "softmetal/docs/cuda.md",
         "softmetal/docs/msl.md",
     ),

@@ -1,4 +1,4 @@
-"""`python -m softmetal build | config --env | doctor | corpus DIR`."""
+"""`python -m softmetal build | config --env | doctor | corpus DIR | agx FILE`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 from . import control, native
+from .agx import build as agx_build
+from .agx import command as agx_command
 from .arguments import Parser, positive
 from .msl import corpus
 
@@ -59,6 +61,7 @@ def main(words: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     build_parser = commands.add_parser("build", help="build the native libraries")
     build_parser.add_argument("-j", "--jobs", type=positive, help="parallel compilers (ninja's default)")
+    build_parser.add_argument("--agx", action="store_true", help="build what the command agx needs instead")
     config = commands.add_parser("config", help="how to build Objective-C++ extensions")
     config.add_argument("--env", action="store_true", required=True, help="print export lines for a shell")
     commands.add_parser("doctor", help="check tools, libraries and device")
@@ -70,9 +73,15 @@ def main(words: list[str] | None = None) -> None:
     gauge.add_argument("--seconds", type=positive, default=300, help="limit for one source (%(default)s)")
     gauge.add_argument("--json", type=new_file, metavar="FILE", help="write every source's result")
     gauge.add_argument("--verbose", action="store_true", help="print every source with its errors")
+    agx = commands.add_parser(
+        "agx", help="print what a kernel costs on M1 and M2", description=agx_command.__doc__
+    )
+    agx_command.add_arguments(agx)
     arguments = parser.parse_args(words)
     if arguments.command == "build":
-        native.build(arguments.jobs)
+        (agx_build if arguments.agx else native).build(arguments.jobs)
+    elif arguments.command == "agx":
+        agx_command.run(arguments)
     elif arguments.command == "config":
         for name, value in native.environment().items():
             print(f"export {name}={shlex.quote(value)}")

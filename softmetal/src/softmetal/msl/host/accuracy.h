@@ -13,10 +13,14 @@ extern "C" {
 float exp10f(float);
 double exp10(double);
 }
+// 1 where the hardware's functions are fast math themselves (agx/include): it is not emulated.
+#ifndef SOFTMETAL_HARDWARE_MATH
+#define SOFTMETAL_HARDWARE_MATH 0
+#endif
 
 namespace softmetal {
 SOFTMETAL_INLINE float flushed(float x) {
-  return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
+  return !SOFTMETAL_HARDWARE_MATH && __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
 }
 SOFTMETAL_INLINE float rounds_up(float argument) {
   const uint bits = __builtin_bit_cast(uint, argument) * 0x9E3779B1u;
@@ -157,7 +161,8 @@ SOFTMETAL_FAST_PERIODIC(cospi, precise::cospi, precise::cospi_of, 1.0)
 SOFTMETAL_INLINE float divide(float y, float x) {
   y = flushed(y), x = flushed(x);
   // Past 2^126 the reciprocal of the divisor is subnormal.
-  if (__builtin_fabsf(x) > 0x1p126f && !__builtin_isinf(x)) return y * __builtin_copysignf(0.0f, x);
+  if (!SOFTMETAL_HARDWARE_MATH && __builtin_fabsf(x) > 0x1p126f && !__builtin_isinf(x))
+    return y * __builtin_copysignf(0.0f, x);
   return flushed(SOFTMETAL_RESULT(y / x, (double)y / (double)x, y == 1.0f ? 1.0 : 2.5));
 }
 SOFTMETAL_INLINE float sqrt(float x) {

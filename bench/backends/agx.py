@@ -1,0 +1,296 @@
+"""Costs of kernels on M1 and M2 without a GPU: ours and the peers', compiled by Mesa (softmetal/docs/agx.md).
+
+A digest ties a row to the kernel's text, macros and constants, and to the compiler. If the digest of today's
+kernel differs, the row is stale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import torch_fattn
+from softmetal.testing import agx as compiler
+from softmetal.testing import cuda
+
+from ..cases.calls import Call
+from ..peers import fattn, llama_source
+from ..peers.launch import OURS, Pass
+from ..peers.registry import PEERS, launch
+
+Row = dict[str, Any]
+
+FAMILY, CORES = 7, 8  # an M1
+FAST_MATH = (llama_source.IMPL,)  # the others are compiled with -fno-fast-math or MTLMathModeSafe
+_DTYPES = ("float16", "bfloat16", "float32")
+_LENGTHS = {"prefill": (1024, 1024), "decode": (1, 8192), "paged_decode": (1, 8192)}  # rows and keys
+# Shapes around those of the tuning table: row fragments, keys of a step, simdgroups.
+_SHAPES = {
+    ("float16", 64): ((2, 16, 4), (1, 32, 4), (2, 32, 8)),
+    ("float16", 80): ((2, 32, 4), (2, 16, 4), (1, 16, 4), (1, 32, 8)),
+    ("float16", 96): ((2, 16, 4), (1, 16, 4), (1, 32, 8)),
+    ("float16", 128): ((1, 16, 4), (2, 16, 4), (1, 32, 8)),
+    ("bfloat16", 64): ((2, 32, 4), (2, 16, 4), (1, 16, 4), (1, 32, 8)),
+    ("bfloat16", 96): ((1, 16, 4), (2, 16, 4)),
+    ("bfloat16", 128): ((1, 32, 4), (1, 8, 4), (1, 16, 8)),
+    ("float32", 64): ((1, 16, 4), (1, 32, 8)),
+    ("float32", 128): ((1, 16, 4), (1, 8, 8)),
+}
+# llama.cpp's branches for quantised caches are dead in these kernels, but copy matrices between address
+# spaces, which cannot be translated.
+_WITHOUT_DEAD_BRANCHES = (
+    (re.compile(r"\bif \((is_same<[^()]*)\)"), r"if constexpr (\1)"),
+    (re.compile(r"reg = \(type4x4\)\(\*src\);"), "reg = type4x4(0.0f);"),
+)
+_MACROS = ("FATTN_ROW_FRAGMENTS", "FATTN_TILE_KEYS", "FATTN_SIMDGROUPS")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A pipeline to compile, and its place in the table."""
+
+    impl: str
+    call: str
+    shape: str  # of our tile; a candidate's differs from the table's
+    op: str
+    dtype: str
+    head_dim: int
+    kernel: compiler.Kernel
+    part: str  # plain, option or candidate
+    version: str = ""  # of a peer
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Rows with the same key are the same pipeline at different times."""
+        return self.impl, self.call, self.shape
+
+    @property
+    def digest(self) -> str:
+        text = repr((compiler.version(), self.version, replace(self.kernel, include=())))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# ---- the entries
+
+
+def entries() -> Iterator[Entry]:
+    """Our pipelines, candidates around them, and the kernels of the peers that are installed."""
+    for call, options in _our_calls():
+        yield from _ours(call, options)
+    for peer in PEERS:
+        if peer.version() != "not installed":
+            yield from _theirs(peer)
+
+
+def _call(op: str, dtype: str, head_dim: int, group: int = 4, **changes: Any) -> Call:
+    rows, keys = _LENGTHS[op]
+    return Call(op, 32, 32 // group, head_dim, rows, keys, dtype=dtype, **changes)
+
+
+def _plain_calls() -> Iterator[Call]:
+    """Calls that the peers have kernels for as well."""
+    for dtype in _DTYPES:
+        for dim in (64, 72, 80, 96, 128, 256):
+            yield _call("prefill", dtype, dim)
+    for dtype in _DTYPES:
+        for dim in (64, 96, 128, 256):
+            yield _call("decode", dtype, dim)
+    for group in (1, 8, 16):
+        yield _call("decode", "float16", 128, group)
+
+
+def _our_calls() -> Iterator[tuple[Call, dict[str, Any]]]:
+    for call in _plain_calls():
+        yield call, {}
+    for dtype in _DTYPES:
+        yield _call("prefill", dtype, 512), {}
+        yield _call("decode", dtype, 512), {}
+    yield _call("decode", "float16", 192), {}
+    for dtype in _DTYPES[:2]:
+        for dim in (64, 128):
+            for changes in ({"causal": True}, {"causal": True, "window_left": 255}, {"sinks": True}):
+                yield _call("prefill", dtype, dim, **changes), {}
+            yield _call("prefill", dtype, dim, mask="prefix"), {}
+            yield _call("prefill", dtype, dim), {"softcap": 50.0}
+    for dim in (64, 128):
+        for kv_format in ("int8", "int4", "fp8_e4m3"):
+            yield _call("decode", "float16", dim, kv_format=kv_format), {}
+        yield _call("paged_decode", "float16", dim, block_size=16), {}
+        yield _call("decode", "float16", dim, window_left=1023), {}
+        yield _call("decode", "float16", dim, sinks=True), {}
+        yield _call("decode", "float16", dim), {"softcap": 50.0}
+
+
+def _name(call: Call, options: Mapping[str, Any] | None = None) -> str:
+    words = [call.op, call.dtype, f"D{call.head_dim}"]
+    words += [f"group {call.group_size}"] if call.is_decode else []
+    words += ["causal"] if call.causal else []
+    words += [f"window {call.window_left + 1}"] if call.window_left >= 0 else []
+    words += [word for word in (call.mask and "mask", call.sinks and "sinks", call.kv_format) if word]
+    return " ".join([*words, *(options or {})])
+
+
+def _ours(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
+    operands = call.operands(torch.device("meta"))
+    keywords = {**call.keywords(operands), **options}
+    positional = [tensor for name, tensor in operands.items() if name not in keywords]
+    plan = torch_fattn.explain(call.op, *positional, family=FAMILY, cores=CORES, **keywords)
+    attend = next(one for one in plan.data["passes"] if _MACROS[0] in one["macros"])
+    first = fattn.pass_of(attend, call.dtype)
+    tuned = tuple(int(attend["macros"][name]) for name in _MACROS)
+    plain = not options and call == _call(call.op, call.dtype, call.head_dim, call.group_size)
+    entry = Entry(
+        OURS,
+        _name(call, options),
+        _shape(tuned),
+        call.op,
+        call.dtype,
+        call.head_dim,
+        _kernel(first, fast_math=False),
+        "plain" if plain else "option",
+        facts={"tuning": plan.data["tuning"]},
+    )
+    yield entry
+    if not plain or call.op != "prefill":
+        return
+    for shape in _SHAPES.get((call.dtype, call.head_dim), ()):
+        if shape != tuned:
+            yield _candidate(entry, shape)
+
+
+def _candidate(entry: Entry, shape: tuple[int, ...]) -> Entry:
+    macros = {**entry.kernel.macros, **dict(zip(_MACROS, map(str, shape), strict=True))}
+    kernel = replace(entry.kernel, macros=macros, threads=(32 * shape[2], 1, 1))
+    return replace(entry, shape=_shape(shape), kernel=kernel, part="candidate", facts={})
+
+
+def _shape(numbers: tuple[int, ...]) -> str:
+    return "r{} k{} s{}".format(*numbers)
+
+
+def _theirs(peer: ModuleType) -> Iterator[Entry]:
+    for call in _plain_calls():
+        try:
+            chosen = launch(peer, call.case())
+        except NotImplementedError:
+            continue
+        # The passes before it prepare the operands, and those after it merge.
+        attend = max(chosen.passes, key=lambda one: len(one.arguments))
+        yield Entry(
+            peer.IMPL,
+            _name(call),
+            "",
+            call.op,
+            call.dtype,
+            call.head_dim,
+            _kernel(attend, fast_math=peer.IMPL in FAST_MATH),
+            "plain",
+            peer.version(),
+            {"note": chosen.note},
+        )
+
+
+def _kernel(attend: Pass, fast_math: bool) -> compiler.Kernel:
+    pipeline: cuda.Pipeline = attend.pipeline
+    source = pipeline.source
+    for branch, replacement in _WITHOUT_DEAD_BRANCHES:
+        source = branch.sub(replacement, source)
+    return compiler.Kernel(
+        source,
+        pipeline.kernel,
+        attend.threads,
+        pipeline.macros,
+        pipeline.constants,
+        pipeline.threadgroup_memory,
+        pipeline.include,
+        fast_math,
+        pipeline.name,
+    )
+
+
+# ---- the rows
+
+
+def measure(chosen: Iterable[Entry], recorded: Iterable[Row], jobs: int = 2) -> list[Row]:
+    """Returns the recorded row of an entry if its digest is right, and compiles the others. Without the
+    compiler, a recorded row with another digest stands, marked as stale, and other entries have none."""
+    known = {(row["impl"], row["call"], row["shape"]): row for row in recorded}
+    can_compile = compiler.is_built()
+
+    def row_of(entry: Entry) -> Row | None:
+        old = known.get(entry.key)
+        if old is not None and old["digest"] == entry.digest:
+            return old
+        if can_compile:
+            return _row(entry)
+        return None if old is None else {**old, "stale": True}
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [row for row in pool.map(row_of, chosen) if row is not None]
+
+
+def _row(entry: Entry) -> Row:
+    row: Row = {
+        "impl": entry.impl,
+        "call": entry.call,
+        "shape": entry.shape,
+        "part": entry.part,
+        "op": entry.op,
+        "dtype": entry.dtype,
+        "head_dim": entry.head_dim,
+        "digest": entry.digest,
+        **({"version": entry.version} if entry.version else {}),
+        **entry.facts,
+    }
+    try:
+        return {**row, **_costs(compiler.compile_kernel(entry.kernel))}
+    except compiler.AgxError as error:
+        why = re.search(r"(?<=error: ).*|Assertion.*", str(error))
+        return {**row, "refused": why[0] if why else str(error).partition(":")[0]}
+
+
+def _costs(cost: compiler.Cost) -> Row:
+    costs: Row = {
+        "threads": cost.threadgroup_threads,
+        "needed": cost.needed,
+        "given": cost.given,
+        "spills": cost.spills + cost.fills,
+        "threadgroup_bytes": cost.threadgroup_bytes,
+        "resident": cost.resident_threads,
+        "resident_band": _resident_band(cost),
+        "instructions": cost.instructions,
+        "code_bytes": cost.code_bytes,
+    }
+    loop = cost.hot_loop
+    if loop is None or loop.simulated is None:
+        return costs
+    band = loop.simulated
+    return {
+        **costs,
+        "loop_needed": loop.needed,
+        "loop_spills": loop.kinds.get("spill", 0) + loop.kinds.get("fill", 0),
+        "loop_bytes": loop.code_bytes,
+        "products": loop.kinds.get("product", 0),
+        "issue": [loop.product_cycles, loop.other_cycles],
+        "cycles": [band.best, band.likely, band.worst],
+    }
+
+
+def _resident_band(cost: compiler.Cost) -> list[int]:
+    """Resident threads if another compiler gives one step of registers more, or fewer."""
+    steps = sorted(set(compiler.THREADS_BY_REGISTERS.values()))
+    place = steps.index(cost.threads_by_registers)
+    return [
+        compiler.resident_threads(
+            steps[min(max(one, 0), len(steps) - 1)], cost.threadgroup_threads, cost.threadgroup_bytes
+        )
+        for one in (place - 1, place + 1)
+    ]

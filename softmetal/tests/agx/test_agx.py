@@ -1,0 +1,234 @@
+"""Costs of kernels that can be told by hand. The compiler is optional (softmetal/agx/build.py)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softmetal.__main__ import main
+from softmetal.agx import build, ir, listing, scheduler
+from softmetal.agx.compile import THREADS_BY_REGISTERS, compiled, cost_of, resident_threads
+from softmetal.testing.agx import AgxError, Cost, Kernel, NotBuiltError, compile_kernel
+
+FILE = Path(__file__).parent / "kernels.metal"
+built = pytest.mark.skipif(not build.is_built(), reason=str(NotBuiltError()))
+
+
+def cost(kernel: str, live: int = 8, threads: int = 128, **options: Any) -> Cost:
+    given = Kernel(FILE.read_text(), kernel, (threads, 1, 1), {"LIVE": str(live)}, **options)
+    return compile_kernel(given)
+
+
+# ---- registers
+
+
+@built
+@pytest.mark.parametrize("live", [20, 60, 110])
+def test_registers_are_the_values_that_live_and_their_addresses(live: int) -> None:
+    result = cost("keep", live)
+    assert (result.needed, result.spills, result.fills) == (2 * live + 4, 0, 0)
+    least = min(count for count in THREADS_BY_REGISTERS if result.given <= count)
+    assert result.threads_by_registers == THREADS_BY_REGISTERS[least]
+    assert result.kinds["float"] == live - 1 and result.kinds["device_load"] == live
+
+
+@built
+def test_a_kernel_that_wants_more_registers_than_there_are_spills() -> None:
+    result = cost("keep", 160)
+    assert result.needed == 324 and result.given <= 256
+    assert result.spills > 32 and result.fills > 32  # 64 of the 160 do not fit
+    assert result.threads_by_registers == result.resident_threads == 384
+
+
+@pytest.mark.parametrize(
+    ("by_registers", "threads", "threadgroup_bytes", "resident"),
+    [
+        (512, 128, 0, 512),
+        (448, 128, 0, 384),
+        (448, 128, 20480, 384),
+        (512, 128, 20481, 256),
+        (384, 1024, 0, 1024),
+    ],
+)
+def test_whole_threadgroups_are_resident(
+    by_registers: int, threads: int, threadgroup_bytes: int, resident: int
+) -> None:
+    assert resident_threads(by_registers, threads, threadgroup_bytes) == resident
+
+
+# ---- instructions
+
+
+@built
+def test_only_fast_math_deletes_a_product_with_zero() -> None:
+    safe, fast = cost("add_zero", fast_math=False), cost("add_zero", fast_math=True)
+    assert safe.kinds["float"] == 1 and safe.kinds["device_load"] == 2
+    assert "float" not in fast.kinds and "device_load" not in fast.kinds
+
+
+@built
+def test_loops_and_their_products() -> None:
+    kernel = Kernel(FILE.read_text(), "multiply", (128, 1, 1), constants={"wide": True})
+    text = compiled(kernel)
+    result = cost_of(text, kernel)
+    assert [loop.depth for loop in result.loops] == [1, 2]
+    assert result.hot == 1 and result.loops[0].simulated is None
+    loop = result.loops[1]
+    assert loop.kinds["product"] == 8 and loop.product_cycles == 8 * 18
+    assert result.code_bytes > result.loops[0].code_bytes > loop.code_bytes > 8 * loop.kinds["product"]
+    assert result.needed >= result.loops[0].needed >= loop.needed >= 2 * 8 * 2 + 2 * 4  # sums and factors
+    band = result.cycles_per_product
+    assert band is not None and 18 <= band.best <= band.likely <= band.worst
+    assert cost_of(text, kernel, 0).loops[0].simulated is not None
+    with pytest.raises(AgxError, match=r"there is no loop 2: 'multiply' has 2, from 0"):
+        cost_of(text, kernel, 2)
+
+
+@built
+def test_a_function_constant_removes_code() -> None:
+    assert cost("multiply", constants={"wide": False}).loops[1].kinds["product"] == 4
+
+
+@built
+def test_a_reduction_has_the_instructions_of_its_source() -> None:
+    result = cost("row_sums", threads=256)
+    needed = {
+        "shuffle": 5,
+        "barrier": 1,
+        "local_store": 1,
+        "local_load": 8,
+        "device_load": 1,
+        "device_store": 1,
+    }
+    assert {kind: result.kinds[kind] for kind in needed} == needed
+    assert (result.threadgroup_bytes, result.given, result.code_bytes) == (32, 16, 354)
+
+
+@built
+def test_dynamic_threadgroup_memory_and_bfloat() -> None:
+    result = cost("scratch", threadgroup_memory={1: 256})
+    assert result.threadgroup_bytes == 256
+    assert result.kinds["local_load"] == result.kinds["local_store"] == 1
+    with pytest.raises(AgxError, match="give the size of the"):
+        cost("scratch")
+
+
+@built
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernel": "none"}, "the program has no kernel 'none'"),
+        ({"kernel": "multiply", "constants": {"narrow": True}}, "no function constant 'narrow'"),
+    ],
+)
+def test_errors(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(AgxError, match=message):
+        cost(**changes)
+
+
+def test_bfloat_arithmetic_is_that_of_float() -> None:
+    text = ir.without_bfloat("  %3 = fmul contract bfloat %1, 0xR3F80\n  %4 = fneg bfloat %3\n")
+    assert "bfloat" not in text and "0xR" not in text
+    assert "fmul float" in text and "zext i16 16256 to i32" in text and "%4 = xor i16 %3, -32768" in text
+
+
+def test_a_copy_is_a_move_whatever_instruction_makes_it() -> None:
+    kinds = [
+        listing.Instruction(text).kind
+        for text in (
+            "r1 = bitop r2, #0, #a",
+            "r1 = bitop r2, r3, #6",
+            "r1 = bitop r1, r3, #6",
+            "r2l = local_load r4l, #0, i16, x",
+            "unheard_of r1",
+        )
+    ]
+    assert kinds == ["move", "int", "move", "local_load", "control"]
+
+
+# ---- the scheduler
+
+
+def _products(count: int, chains: int) -> list[listing.Instruction]:
+    """Products into `chains` sums in turn, with factors in registers of their own."""
+    texts = (f"r{10 + 2 * (i % chains)}_r{11 + 2 * (i % chains)}" for i in range(count))
+    return [
+        listing.Instruction(f"{(sums := text.replace('_', ':'))} = simd_matrix_fmadd r2:r3, r4:r5, {sums}")
+        for text in texts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chains", "simdgroups", "cycles"),
+    [(1, 1, 36), (2, 1, 18), (4, 1, 18), (1, 2, 18), (1, 4, 18)],
+)
+def test_products_wait_for_their_sum_or_for_the_scheduler(chains: int, simdgroups: int, cycles: int) -> None:
+    band = scheduler.simulate(_products(16, chains), simdgroups)
+    assert band.best == pytest.approx(16 * cycles, rel=0.08)
+    assert band.worst == pytest.approx(16 * cycles, rel=0.08)
+
+
+def test_more_simdgroups_hide_the_latency_of_memory() -> None:
+    load = [
+        listing.Instruction("r2 = device_load r6:r7, #0, i32, x"),
+        listing.Instruction("wait 0"),
+        *_products(4, 4),
+    ]
+    one, four = (scheduler.simulate(load, count).likely for count in (1, 4))
+    assert one > 150 + 4 * 18 > 1.5 * four
+
+
+def test_registers_of_an_operand() -> None:
+    assert scheduler._halves("r1, r2l, r3h, r4:r5, r6l...r7h") == (2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+
+
+def test_kinds_are_disjoint() -> None:
+    opcodes = Counter(opcode for names in listing.KINDS.values() for opcode in names.split())
+    assert set(opcodes.values()) == {1}
+
+
+# ---- the command
+
+
+@built
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    main(
+        [
+            "agx",
+            str(FILE),
+            "--kernel",
+            "multiply",
+            "--threads",
+            "32x4",
+            "--constant",
+            "wide=true",
+            "--safe-math",
+        ]
+    )
+    text = capsys.readouterr().out
+    assert "multiply, 128 threads per threadgroup, safe math" in text
+    assert "issues 144 cycles of products" in text and "cycles a product" in text
+    main(["agx", str(FILE), "--kernel", "keep", "--define", "LIVE=30", "--json"])
+    assert json.loads(capsys.readouterr().out)["needed"] == 64
+
+
+def test_the_command_needs_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SOFTMETAL_CACHE", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"is not built; run `python -m softmetal build --agx`"):
+        main(["agx", str(FILE), "--kernel", "row_sums"])
+    for words, message in (
+        (["--threads", "64x64"], "'64x64' is more than 1024 threads; give fewer"),
+        (["--constant", "wide"], "'wide' has no number, true or false after a '='; give NAME=VALUE"),
+        (["--threadgroup-memory", "1"], "is not a positive whole number"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["agx", str(FILE), "--kernel", "row_sums", *words])
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="'none.metal' is not a file"):
+        main(["agx", "none.metal", "--kernel", "row_sums"])

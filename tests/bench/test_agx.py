@@ -1,0 +1,138 @@
+"""`python -m bench agx`: its rows are tied to the kernels. Stale rows give a warning, not a failure."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bench.__main__ as bench
+from bench.backends import agx
+from bench.peers.launch import OURS
+from bench.report import agx as report
+from softmetal.testing import agx as compiler
+
+pytestmark = pytest.mark.host_only
+
+TUNING = Path(__file__).resolve().parents[2] / "csrc/plan/tuning.h"
+ROW: dict[str, Any] = {
+    **{"impl": OURS, "part": "plain", "call": "prefill float16 D64", "shape": "r2 k32 s4", "op": "prefill"},
+    **{"dtype": "float16", "head_dim": 64, "digest": "?", "threads": 128, "needed": 204, "given": 208},
+    **{"spills": 0, "threadgroup_bytes": 13088, "resident": 512, "resident_band": [384, 512]},
+    **{"instructions": 2200, "code_bytes": 15422, "loop_needed": 202, "loop_spills": 0, "loop_bytes": 3980},
+    **{"products": 128, "issue": [2304, 440], "cycles": [2970.0, 3110.0, 3277.0]},
+}
+
+
+@pytest.fixture(scope="module")
+def entries() -> list[agx.Entry]:
+    return list(agx.entries())
+
+
+def provenances(text: str) -> set[str]:
+    """The sources of the tuning table's rows for M1 and M2."""
+    rows = re.findall(r"^    \{(\w+),[^}]*?\"([^\"]*)\"\}", text, re.M)
+    return {source for family, source in rows if family == "kAnyFamily"}
+
+
+def unused(text: str, entries: list[agx.Entry]) -> set[str]:
+    notes = " ".join(str(entry.facts.get("tuning")) for entry in entries)
+    return {source for source in provenances(text) if source.partition(" (")[0] not in notes}
+
+
+def test_every_row_of_the_tuning_table_is_compiled(entries: list[agx.Entry]) -> None:
+    text = TUNING.read_text()
+    assert len(provenances(text)) > 12
+    assert not unused(text, entries)
+    assert unused(text.replace("baseline: 8 keys", "baseline: 9 keys"), entries) == {
+        "baseline: 9 keys per step (registers of M1/M2 as Mesa counts)"
+    }
+
+
+def test_a_key_is_one_pipeline(entries: list[agx.Entry]) -> None:
+    assert len({entry.key for entry in entries}) == len(entries)
+    tuned = {entry.call: entry.kernel for entry in entries if entry.impl == OURS and entry.part == "plain"}
+    for entry in (entry for entry in entries if entry.part == "candidate"):
+        assert entry.kernel != tuned[entry.call]
+
+
+def test_a_digest_follows_the_text(entries: list[agx.Entry]) -> None:
+    entry = entries[0]
+    same = replace(entry, part="option", facts={})
+    assert same.digest == entry.digest
+    for changed in (
+        replace(entry.kernel, source=entry.kernel.source + "\n"),
+        replace(entry.kernel, macros={**entry.kernel.macros, "FATTN_TILE_KEYS": "8"}),
+        replace(entry.kernel, fast_math=True),
+    ):
+        assert replace(entry, kernel=changed).digest != entry.digest
+    assert replace(entry, version="9").digest != entry.digest
+
+
+def test_a_stale_row_stands_only_without_the_compiler(
+    entries: list[agx.Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = entries[0]
+    recorded = {"impl": entry.impl, "call": entry.call, "shape": entry.shape, "digest": entry.digest}
+    other = {**recorded, "digest": "another"}
+    monkeypatch.setattr(compiler, "is_built", lambda: False)
+    assert agx.measure([entry], [recorded]) == [recorded]
+    assert agx.measure([entry], [other]) == [{**other, "stale": True}]
+    assert agx.measure([entry], []) == []
+    monkeypatch.setattr(compiler, "is_built", lambda: True)
+    monkeypatch.setattr(agx, "_row", lambda entry: {"new": entry.digest})
+    assert agx.measure([entry], [recorded]) == [recorded]
+    assert agx.measure([entry], [other]) == [{"new": entry.digest}]
+
+
+def test_the_recorded_rows(entries: list[agx.Entry]) -> None:
+    """A change of a kernel needs no compiler: old rows are a warning."""
+    digests = {entry.key: entry.digest for entry in entries}
+    rows = json.loads(report.RESULTS.read_text())["rows"]
+    mine = [row for row in rows if row["impl"] == OURS]
+    assert len(mine) > 60 and len(rows) > 100
+    old = [
+        row["call"] for row in mine if digests.get((row["impl"], row["call"], row["shape"])) != row["digest"]
+    ]
+    if old:
+        warnings.warn(
+            f"{len(old)} of {len(mine)} rows of {report.RESULTS.name} are stale, such as {old[0]!r}: run "
+            "`make agx`, then `python -m bench agx --update`",
+            stacklevel=1,
+        )
+
+
+def test_the_table_shows_bands() -> None:
+    spilled = {**ROW, "impl": "torch-metal", "shape": "", "loop_needed": 330, "stale": True}
+    refused = {
+        "impl": "mlx-metal",
+        "part": "plain",
+        "call": ROW["call"],
+        "shape": "",
+        "refused": "no such kernel",
+    }
+    text = "\n".join(report.table([ROW, spilled, refused]))
+    assert "202/204 fits" in text and "512 (384 to 512)" in text and "24.3 (23.2 to 25.6)" in text
+    assert "torch-metal (stale)" in text and "330/204 not" in text and "no such kernel" in text
+    assert "1 rows are stale" in text and report._TRUST in text
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiler, "is_built", lambda: False)
+    stem = tmp_path / "costs"
+    words = ["--only", "fattn prefill float16 D64$", "--json", f"{stem}.json", "--picture", str(stem)]
+    assert bench.main(["agx", *words]) == 0
+    text = capsys.readouterr().out
+    assert "prefill float16 D64" in text and "bfloat16" not in text
+    assert (tmp_path / "costs.png").stat().st_size > 1000
+    assert json.loads((tmp_path / "costs.json").read_text())["rows"]
+    with pytest.raises(SystemExit):
+        bench.main(["agx", "--update"])
+    assert "is not built; run `python -m softmetal build --agx`" in capsys.readouterr().err
