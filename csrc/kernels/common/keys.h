@@ -28,6 +28,13 @@ struct KeyTable {
   // Whether some row sees a key by its position.
   bool holds(int key) const thread { return key < length && (!fc_window || key >= begin || key < sink_end); }
 
+  // The key, or another that some row sees by its position, where none sees this one. Its weight is 0, and
+  // its value as finite as those of the keys that are seen.
+  int held_key(int key) const thread {
+    const int other = fc_window && sink_end > 0 ? sink_end - 1 : length - 1;
+    return holds(key) ? key : other;
+  }
+
   // The block that holds a key; -1 for a key that does not exist. A table entry outside the pool holds no
   // key: nothing is read through it. The block size is a function constant, so the division is a
   // multiplication, and a shift for the usual sizes.

@@ -50,6 +50,8 @@ FATTN_CONSTEXPR int kSumFloats = 4;
 FATTN_CONSTEXPR int kMergeSumFloats = 3;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
+// Columns of its states that decode adds up at a time.
+FATTN_CONSTEXPR int kStateColumns = 64;
 // Rows of a staged K or V tile are this much longer than the head, so that what the lanes of a simdgroup read
 // together (tile.h) lies in different banks: of K, 16 bytes in each of eight rows; of V, 64 bytes.
 FATTN_CONSTEXPR int kKeyPadBytes = 16;
