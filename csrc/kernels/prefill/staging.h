@@ -1,6 +1,6 @@
 // K and V of a step on their way from the cache to threadgroup memory, where all simdgroups of a threadgroup
-// read them. While a step is computed, each thread holds its share of the next one in registers, as it is
-// stored.
+// read them. Each thread asks for its whole share of a step at once and holds it in registers, as it is
+// stored: early, while the step before is computed, or late, when this simdgroup is done with that.
 #pragma once
 
 #include "prefill_tile.h"
@@ -10,7 +10,7 @@ namespace fattn {
 
 FATTN_CONSTEXPR int kKeyPitch = kHeadDim + kKeyPadBytes / int(sizeof(TileElement));
 // Whether keys 2p and 2p + 1 are interleaved, element by element, in two rows of the tile: then the elements
-// that a lane multiplies together lie side by side.
+// that a lane multiplies together lie side by side. A thread stages both, and holds more at once.
 FATTN_CONSTEXPR bool kPairedKeys = !kEarlyLoads;
 FATTN_CONSTEXPR int kValuePitch = kValueDim + kValuePadBytes / int(sizeof(TileElement));
 
