@@ -10,8 +10,9 @@ namespace fattn {
 
 FATTN_CONSTEXPR int kKeyPitch = kHeadDim + kKeyPadBytes / int(sizeof(TileElement));
 // Whether keys 2p and 2p + 1 are interleaved, element by element, in two rows of the tile: then the elements
-// that a lane multiplies together lie side by side. A thread stages both, and holds more at once.
-FATTN_CONSTEXPR bool kPairedKeys = !kEarlyLoads;
+// that a lane multiplies together lie side by side. A thread stages both: of a quantised cache, whose chunks
+// are few, that would leave threads idle, and early loads hold enough as it is.
+FATTN_CONSTEXPR bool kPairedKeys = !kEarlyLoads && kKvFormat == kKvFloat;
 FATTN_CONSTEXPR int kValuePitch = kValueDim + kValuePadBytes / int(sizeof(TileElement));
 
 inline uint tile_word(float first, float, float) { return as_type<uint>(first); }
