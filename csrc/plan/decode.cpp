@@ -40,7 +40,8 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   // Packed query rows, the states of simdgroups that share rows, and the scales of their steps.
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p, device));
   const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
-  const int64_t state_bytes = shared_rows * (p.value_dim + 4 + 2) * int64_t(sizeof(float));
+  const int64_t state_columns = std::min<int64_t>(p.value_dim, kStateColumns);
+  const int64_t state_bytes = shared_rows * (state_columns + 4 + 2) * int64_t(sizeof(float));
   const int64_t saved_bytes = row.simdgroups * int64_t(sizeof(SavedWork));
   const int64_t scale_pairs = has_row_scales(p.kv_format) ? row.simdgroups * row.tile_keys : 1;
   const int64_t scale_bytes = scale_pairs * 2 * int64_t(sizeof(float));

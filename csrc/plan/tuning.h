@@ -31,31 +31,29 @@ struct PrefillRow {
 };
 
 // K and V of a step together stay below 20 KB, so that three threadgroups fit in the 60 KB of an M1 core. M1
-// and M2 have 256 half registers per lane, and the largest part of a step needs at most 230 by Mesa's count
-// (table in bench/NOTES.md). There K and V are loaded late and multiplied piece by piece, and four simdgroups
-// share a tile, so that three threadgroups fit on a core. Newer GPUs allocate registers dynamically; their
-// rows are the fastest on an NVIDIA H200. Nothing here was measured on an Apple GPU.
-inline constexpr std::array<PrefillRow, 11> kPrefillTuning{{
+// and M2 have 256 half registers per lane, and the largest part of a step without options needs at most 234
+// by Mesa's count (table in bench/NOTES.md). There K and V are loaded late and multiplied piece by piece, and
+// four simdgroups share a tile, so that three threadgroups fit on a core. Newer GPUs allocate registers
+// dynamically; their rows are the fastest on an NVIDIA H200. Nothing here was measured on an Apple GPU.
+inline constexpr std::array<PrefillRow, 10> kPrefillTuning{{
     {9, k16Bit, 64, 2, 32, 4, true,
      "16-bit, D <= 64: 16 rows per simdgroup, 32 keys per step, loads far ahead (H200)"},
     {9, k16Bit, kAnyDim, 2, 32, 8, true,
      "16-bit: 16 rows per simdgroup, 8 simdgroups share 32 keys per step, loads far ahead (H200)"},
     {9, kFloat32s, 64, 1, 32, 4, true, "float32, D <= 64: 32 keys per step, loads far ahead (H200)"},
     {9, kAnyDType, kAnyDim, 1, 16, 4, true, "16 keys per step, loads far ahead (H200)"},
-    {kAnyFamily, kFloat16s, 64, 2, 32, 4, false,
-     "float16, D <= 64: 16 rows per simdgroup, 32 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kFloat16s, 80, 2, 32, 4, false,
+     "float16, D <= 80: 16 rows per simdgroup, 32 keys per step (registers of M1/M2 as Mesa counts)"},
     {kAnyFamily, kFloat16s, 128, 1, 32, 4, false,
      "float16, D <= 128: 32 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kBFloat16s, 96, 1, 32, 4, false,
-     "bfloat16, D <= 96: 32 keys per step (registers of M1/M2 as Mesa counts)"},
     {kAnyFamily, kAnyDType, 64, 1, 32, 4, false,
      "D <= 64: 32 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kAnyDType, 96, 1, 16, 4, false,
-     "D <= 96: 16 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kBFloat16s, 128, 1, 16, 4, false,
-     "bfloat16, D <= 128: 16 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kAnyDType, kAnyDim, 1, 8, 4, false,
-     "baseline: 8 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kBFloat16s, 80, 2, 16, 4, false,
+     "bfloat16, D <= 80: 16 rows per simdgroup, 16 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kBFloat16s, 96, 1, 32, 4, false,
+     "bfloat16, D <= 96: 32 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, kAnyDim, 1, 16, 4, false,
+     "baseline: 16 keys per step (registers of M1/M2 as Mesa counts)"},
 }};
 
 struct PrefillWideRow {

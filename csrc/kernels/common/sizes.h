@@ -50,6 +50,8 @@ FATTN_CONSTEXPR int kSumFloats = 4;
 FATTN_CONSTEXPR int kMergeSumFloats = 3;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
+// Columns of its states that decode merges in a round.
+FATTN_CONSTEXPR int kStateColumns = 64;
 // Padding of the rows of a staged K or V tile, so that the addresses that a simdgroup reads together (tile.h)
 // are in different banks: for K, 16 bytes in each of eight rows; for V, 64 bytes.
 FATTN_CONSTEXPR int kKeyPadBytes = 16;

@@ -17,7 +17,13 @@ FATTN_CONSTEXPR int kKeyGroups =
 FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;  // threads that store one row
 // Rows of state in threadgroup memory; none are needed if no simdgroups share rows.
 FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kSimdgroups * 8;
-FATTN_CONSTEXPR int kOutPitch = kValueDim + 4;  // padded so that fewer rows begin in the same bank
+// The columns of the states are merged in rounds. All at once, they would take so much threadgroup memory
+// that it would limit the threadgroups on a core of M1 and M2. A lane has kRoundElements elements of each
+// round.
+FATTN_CONSTEXPR int kRunElements = kValueDim / 4;
+FATTN_CONSTEXPR int kRoundElements = kRunElements < kStateColumns / 4 ? kRunElements : kStateColumns / 4;
+FATTN_CONSTEXPR int kRoundChunk = kValueChunk < kRoundElements ? kValueChunk : kRoundElements;
+FATTN_CONSTEXPR int kOutPitch = 4 * kRoundElements + 4;  // padded so that fewer rows begin in the same bank
 
 // The states of simdgroups that have the same rows and different keys.
 struct SharedStates {
@@ -25,22 +31,26 @@ struct SharedStates {
   threadgroup float* row_max;
   threadgroup float* row_sum;
 
-  void put(thread const OnlineAttention& attention, ushort simdgroup_index, LanePosition at) const thread {
+  // The round that begins with element `first` of each lane's run.
+  void put(thread const OnlineAttention& attention, int first, ushort simdgroup_index, LanePosition at) const
+      thread {
     const int row = simdgroup_index * 8 + at.row;
 #pragma clang loop unroll(full)
-    for (int i = 0; i < kValueDim / 4; i++) {
-      out[row * kOutPitch + value_column(i, at.pair)] = attention.out[0][i / 2].thread_elements()[i & 1];
+    for (int i = 0; i < kRoundElements && first + i < kRunElements; i++) {
+      const int place = (i / kRoundChunk * 4 + at.pair) * kRoundChunk + i % kRoundChunk;
+      out[row * kOutPitch + place] = attention.out[0][(first + i) / 2].thread_elements()[i & 1];
     }
-    if (at.pair == 0) {
+    if (first == 0 && at.pair == 0) {
       row_max[row] = attention.row_max[0];
       row_sum[row] = attention.row_sum[0];
     }
   }
 
   // Merges the states of one row, relative to their largest maximum m: o = sum exp(m_g - m) o_g, and the same
-  // for the sums. kRowThreads threads share the row; this is number `thread_of_row`.
-  void store(thread const ResultRows& results, thread const SavedSinks& sinks, int thread_of_row) const
-      thread {
+  // for the sums; the columns of the round from element `first` on. kRowThreads threads share the row; this
+  // is number `thread_of_row`.
+  void store(thread const ResultRows& results, thread const SavedSinks& sinks, int first,
+             int thread_of_row) const thread {
     const int row = results.own_row;
     float weights[kKeyGroups];
     float largest = -INFINITY;
@@ -58,22 +68,31 @@ struct SharedStates {
     const float scale = result_scale(sum);
     const long place = results.place(0);
 #pragma clang loop unroll(full)
-    for (int first = 0; first < kValueDim; first += kRowThreads * 4) {
-      const int column = first + thread_of_row * 4;
-      if (column >= kValueDim) {
+    for (int from = 0; from < 4 * kRoundElements; from += kRowThreads * 4) {
+      const int of_round = from + thread_of_row * 4;
+      const int column = round_column(of_round, first);
+      if (of_round >= 4 * kRoundElements || column >= kValueDim) {
         continue;
       }
       float4 values = 0.0f;
 #pragma clang loop unroll(full)
       for (int g = 0; g < kKeyGroups; g++) {
-        const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + column;
+        const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + of_round;
         values += weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
       }
       results.put(place + column, scaled_result(values, scale));
     }
-    if (thread_of_row == 0) {
+    if (first == 0 && thread_of_row == 0) {
       results.put_sum(0, row_sum_with_sink(largest, sum, sinks, 0));
     }
+  }
+
+ private:
+  // The column of the result that is number `of_round` of the round from element `first` on.
+  static int round_column(int of_round, int first) {
+    static_assert(kValueChunk == kRoundChunk || kValueChunks == 1, "rounds cut a run, or its only chunk");
+    return kValueChunk == kRoundChunk ? 4 * first + of_round
+                                      : of_round / kRoundChunk * kValueChunk + first + of_round % kRoundChunk;
   }
 };
 
@@ -88,12 +107,18 @@ inline void store_chunk(thread const OnlineAttention& attention, thread ResultRo
     store_rows<WholeRow>(attention, results, sinks, 0, at);
     return;
   }
-  states.put(attention, simdgroup_index, at);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
   const ushort thread_index = thread_in_group(simdgroup_index, at.lane);
   results.own_row = sinks.own_row = thread_index / kRowThreads;
-  if (results.exists(0)) {
-    states.store(results, sinks, thread_index % kRowThreads);
+#pragma clang loop unroll(full)
+  for (int first = 0; first < kRunElements; first += kRoundElements) {
+    if (first > 0) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);  // the round before has been stored
+    }
+    states.put(attention, first, simdgroup_index, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (results.exists(0)) {
+      states.store(results, sinks, first, thread_index % kRowThreads);
+    }
   }
 }
 

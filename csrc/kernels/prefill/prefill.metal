@@ -22,8 +22,26 @@ namespace fattn {
 
 // Key fragments whose products take turns, and elements of V that are read at a time. Many, so that few
 // products wait for others or for loads; or few, to save registers.
-FATTN_CONSTEXPR int kKeysTogether = kEarlyLoads ? chunk_of(kKeyFragments, 2) : 1;
+FATTN_CONSTEXPR int kKeysTogether = kEarlyLoads || kHeadDim > 64 ? chunk_of(kKeyFragments, 2) : 1;
 FATTN_CONSTEXPR int kValueRun = kEarlyLoads ? kValueDim / 4 : chunk_of(kValueDim / 4, 16);
+
+// This lane's chunk c of two neighbouring keys.
+inline void read_two_keys(const threadgroup TileElement* row, int c, LanePosition at,
+                          thread Operand (&first)[kKeyChunk], thread Operand (&second)[kKeyChunk]) {
+  if (!kPairedKeys) {
+    read_key(row, c * kKeyChunk, true, at, first);
+    read_key(row + kKeyPitch, c * kKeyChunk, true, at, second);
+    return;
+  }
+  constexpr int kChunk = 2 * kKeyChunk < kTileChunk ? 2 * kKeyChunk : kTileChunk;
+  Operand both[2 * kKeyChunk];
+  read_chunks<kChunk>(row + at.row * (2 * kKeyChunk), c * 16 * kKeyChunk, kChunk, true, both);
+#pragma clang loop unroll(full)
+  for (int i = 0; i < kKeyChunk; i++) {
+    first[i] = both[2 * i];
+    second[i] = both[2 * i + 1];
+  }
+}
 
 // The products of a staged step. No row of this simdgroup sees key fragments that are not in `fragments`.
 inline void score_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
@@ -38,8 +56,7 @@ inline void score_step(thread OnlineAttention& attention, thread const QueryRegi
 #pragma clang loop unroll(full)
       for (int i = 0; i < kKeysTogether; i++) {
         const threadgroup TileElement* row = tiles.keys + ((k + i) * 8 + at.pair * 2) * kKeyPitch;
-        read_key(row, c * kKeyChunk, true, at, first[i]);
-        read_key(row + kKeyPitch, c * kKeyChunk, true, at, second[i]);
+        read_two_keys(row, c, at, first[i], second[i]);
       }
       attention.multiply_key_chunk(query, c, k, fragments, first, second);
     }
@@ -49,18 +66,19 @@ inline void score_step(thread OnlineAttention& attention, thread const QueryRegi
 
 inline void value_step(thread OnlineAttention& attention, thread const StepTiles& tiles,
                        StepFragments fragments, SeenKeys seen, LanePosition at) {
+  // Apart from what is the same in all lanes.
+  const threadgroup TileElement* own = tiles.values + (at.row * kValuePitch + at.pair * kValueChunk);
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     if (!fragments.has(k)) {
       continue;
     }
     scale_weights(attention, tiles.scales, k, seen, at);
-    const threadgroup TileElement* row = tiles.values + (k * 8 + at.row) * kValuePitch;
 #pragma clang loop unroll(full)
     for (int i = 0; i < kValueDim / 4; i += kValueRun) {
       Operand run[kValueRun];
       if (seen.value(k)) {
-        read_value(row + i * 4, true, at, run);
+        read_chunks<kValueChunk>(own, k * 8 * kValuePitch + i * 4, 4 * kValueChunk, true, run);
       } else {
         fill_run(run, 0.0f);
       }

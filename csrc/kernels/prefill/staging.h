@@ -1,6 +1,6 @@
 // Copies K and V of a step from the cache to threadgroup memory, where all simdgroups of a threadgroup read
-// them. With early loads, each thread holds its share of the next step in registers, in the stored format,
-// while a step is computed.
+// them. Each thread loads its whole share of a step at once and holds it in registers, in the stored format:
+// early, while the previous step is computed, or late, when this simdgroup has finished that step.
 #pragma once
 
 #include "prefill_tile.h"
@@ -9,6 +9,10 @@
 namespace fattn {
 
 FATTN_CONSTEXPR int kKeyPitch = kHeadDim + kKeyPadBytes / int(sizeof(TileElement));
+// Whether keys 2p and 2p + 1 are interleaved, element by element, in two rows of the tile: then the elements
+// that a lane multiplies together lie side by side. A thread stages both: of a quantised cache, whose chunks
+// are few, that would leave threads idle, and early loads hold enough as it is.
+FATTN_CONSTEXPR bool kPairedKeys = !kEarlyLoads && kKvFormat == kKvFloat;
 FATTN_CONSTEXPR int kValuePitch = kValueDim + kValuePadBytes / int(sizeof(TileElement));
 
 inline uint tile_word(float first, float, float) { return as_type<uint>(first); }
@@ -23,20 +27,17 @@ struct StagedElements {
 
   void clear() thread { stored.clear(); }
   void read(thread const StoredRow& row, int column) thread { stored.read(row, column, 0, fc_vector_loads); }
-  void unpack(thread Operand (&run)[C]) const thread { stored.unpack_to(run, 0); }
-  void put(threadgroup TileElement* to) const thread {
+  // The elements of the tile from number `first` on.
+  uint4 tile_words(int first) const thread {
     Operand run[C];
-    unpack(run);
+    stored.unpack_to(run, 0);
+    uint4 words;
 #pragma clang loop unroll(full)
-    for (int i = 0; i < C; i += kTileChunk) {
-      uint4 words;
-#pragma clang loop unroll(full)
-      for (int w = 0; w < 4; w++) {
-        const int at = i + w * kTileChunk / 4;
-        words[w] = tile_word(float(run[at]), float(run[min(at + 1, C - 1)]), TileElement(0.0f));
-      }
-      *reinterpret_cast<threadgroup uint4*>(to + i) = words;
+    for (int w = 0; w < 4; w++) {
+      const int at = first + w * kTileChunk / 4;
+      words[w] = tile_word(float(run[at]), float(run[min(at + 1, C - 1)]), TileElement(0.0f));
     }
+    return words;
   }
 };
 
@@ -48,8 +49,27 @@ struct StagedWords {
 
   void clear() thread { words = uint4(0); }
   void read(thread const StoredRow& row, int column) thread { words = wide_chunk(row.floats() + column); }
-  void put(threadgroup TileElement* to) const thread { *reinterpret_cast<threadgroup uint4*>(to) = words; }
+  uint4 tile_words(int) const thread { return words; }
 };
+
+// 16 bytes of each of two rows, interleaved.
+inline void put_interleaved(uint4 first, uint4 second, threadgroup uint4* to) {
+  uint words[8];
+#pragma clang loop unroll(full)
+  for (int w = 0; w < 4; w++) {
+    if (sizeof(TileElement) == 4) {
+      words[2 * w] = first[w];
+      words[2 * w + 1] = second[w];
+    } else {
+      const ushort2 of_first = as_type<ushort2>(first[w]);
+      const ushort2 of_second = as_type<ushort2>(second[w]);
+      words[2 * w] = as_type<uint>(ushort2(of_first[0], of_second[0]));
+      words[2 * w + 1] = as_type<uint>(ushort2(of_first[1], of_second[1]));
+    }
+  }
+  to[0] = uint4(words[0], words[1], words[2], words[3]);
+  to[1] = uint4(words[4], words[5], words[6], words[7]);
+}
 
 // The chunks of a row of N elements. 16 quantised elements become 32 or 64 bytes of the tile, and there are
 // chunks for all threads.
@@ -64,84 +84,93 @@ struct StagedChunkOf<N, kKvFloat> {
 
 // The rows of one operand in a step.
 struct StagedRows {
-  StoredOperand operand;  // dense: starts at the step's first key
+  StoredOperand operand;
   const constant Strides3* strides;
   const constant Strides3* scale_strides;
   int first_key;  // the step's
-  int count;      // keys from there to the end
 };
 
-// One thread's share of kTileKeys rows of N elements.
-template <int N>
+// One thread's share of kTileKeys rows of N elements: some columns of rows that lie kRoundRows apart. Where N
+// does not divide the threads, the last ones have none. kPaired: two rows each, interleaved in the tile.
+template <int N, bool kPaired>
 struct TileShare {
   typedef typename StagedChunkOf<N, kKvFormat>::type Chunk;
   static constant constexpr int kRowChunks = N / Chunk::kColumns;
-  static constant constexpr int kTileChunks = kTileKeys * kRowChunks;
-  // Whether a thread's chunks are in one column of chunks; their distance is then the same in all threads.
-  static constant constexpr bool kOneColumn = kThreads % kRowChunks == 0;
+  static constant constexpr int kRowsTogether = kPaired ? 2 : 1;
+  static constant constexpr int kRoundRows = kThreads / kRowChunks * kRowsTogether;
+  static constant constexpr int kRounds = (kTileKeys + kRoundRows - 1) / kRoundRows;
+  static constant constexpr int kActiveThreads = kThreads / kRowChunks * kRowChunks;
+  // Whether every thread has rows in every round.
+  static constant constexpr bool kEven = kThreads % kRowChunks == 0 && kTileKeys % kRoundRows == 0;
 
-  Chunk chunks[kEarlyLoads ? (kTileChunks + kThreads - 1) / kThreads : 1];
+  Chunk chunks[kRounds][kRowsTogether];
 
-  // Loads the rows of keys that some row of the tile sees by position; the others become 0 without a read.
-  // kWhole: loads all kTileKeys rows.
+  // Loads the rows of keys that some row of the tile sees by position, and seen rows in place of the others.
+  // kWhole: all kTileKeys are seen. A thread without a row loads another thread's: loads with a test each
+  // would wait for one another.
   template <bool kWhole>
   void fetch(thread const StagedRows& rows, thread const KeyTable& table, thread const StepKeys& step,
              ushort thread_index) thread {
+    const int column = column_of(thread_index);
+    const int first_row = min(row_of(thread_index), kTileKeys - kRowsTogether);
 #pragma clang loop unroll(full)
-    for (int i = 0; i < kTileChunks; i += kThreads) {
-      chunks[i / kThreads] = chunk<kWhole>(rows, table, step, i, thread_index);
+    for (int i = 0; i < kRounds; i++) {
+      const bool has = kEven || i + 1 < kRounds || first_row + i * kRoundRows < kTileKeys;
+#pragma clang loop unroll(full)
+      for (int e = 0; e < kRowsTogether; e++) {
+        fetch_row<kWhole>(rows, table, step, first_row, (has ? i * kRoundRows : 0) + e, column, chunks[i][e]);
+      }
     }
   }
 
-  // Stores what was fetched; without early loads, fetches and stores chunk by chunk.
-  template <bool kWhole>
-  void place(threadgroup TileElement* tile, int pitch, thread const StagedRows& rows,
-             thread const KeyTable& table, thread const StepKeys& step, ushort thread_index) const thread {
+  void put(threadgroup TileElement* tile, int pitch, ushort thread_index) const thread {
+    const int first_row = row_of(thread_index);
+    threadgroup TileElement* first = tile + (first_row * pitch + kRowsTogether * column_of(thread_index));
 #pragma clang loop unroll(full)
-    for (int i = 0; i < kTileChunks; i += kThreads) {
-      const int row = (i + thread_index) / kRowChunks;
-      const int column = (i + thread_index) % kRowChunks * Chunk::kColumns;
-      Chunk own;
-      if (kEarlyLoads) {
-        own = chunks[i / kThreads];
-      } else {
-        own = chunk<kWhole>(rows, table, step, i, thread_index);
-      }
-      if (kTileChunks % kThreads == 0 || row < kTileKeys) {
-        own.put(tile + row * pitch + column);
+    for (int i = 0; i < kRounds; i++) {
+      const bool has = first_row + i * kRoundRows < kTileKeys && thread_index < kActiveThreads;
+      if (kEven || has) {
+        put_rows(chunks[i], first + i * kRoundRows * pitch);
       }
     }
   }
 
  private:
-  // Loads chunk i + thread_index of the tile.
-  template <bool kWhole>
-  static Chunk chunk(thread const StagedRows& rows, thread const KeyTable& table, thread const StepKeys& step,
-                     int i, ushort thread_index) {
-    const int row = (i + thread_index) / kRowChunks;
-    const int column = (i + thread_index) % kRowChunks * Chunk::kColumns;
-    bool exists = row < (kWhole ? kTileKeys : min(rows.count, kTileKeys));
-    if (!kWhole && fc_window) {
-      exists = exists && table.holds(rows.first_key + row);
+  // A thread's row and column in the first round.
+  static int row_of(ushort thread_index) { return thread_index / kRowChunks * kRowsTogether; }
+  static int column_of(ushort thread_index) { return thread_index % kRowChunks * Chunk::kColumns; }
+
+  static void put_rows(thread const Chunk (&rows)[kRowsTogether], threadgroup TileElement* to) {
+#pragma clang loop unroll(full)
+    for (int i = 0; i < Chunk::kColumns; i += kTileChunk) {
+      threadgroup uint4* words = reinterpret_cast<threadgroup uint4*>(to + kRowsTogether * i);
+      if (kPaired) {
+        put_interleaved(rows[0].tile_words(i), rows[kRowsTogether - 1].tile_words(i), words);
+      } else {
+        *words = rows[0].tile_words(i);
+      }
     }
+  }
+
+  // Row `row` + `below`; most threads have the same `below`, so that little of the address is their own.
+  template <bool kWhole>
+  static void fetch_row(thread const StagedRows& rows, thread const KeyTable& table,
+                        thread const StepKeys& step, int row, int below, int column, thread Chunk& found) {
     StoredRow from;
     if (fc_paged) {
-      const KeyPlace place = step.find(table, min(row, kTileKeys - 1));
-      exists = row < kTileKeys && (kWhole || place.exists);
+      const KeyPlace place = step.find(table, row + below);
       from = rows.operand.row_at(place, *rows.strides, *rows.scale_strides);
-    } else {
-      const int below = kOneColumn ? i / kRowChunks : 0;
-      from.elements = rows.operand.elements + (rows.operand.first + (row - below) * rows.strides->row) +
-                      below * rows.strides->row;
+      if (kWhole || place.exists) {
+        found.read(from, column);
+      } else {
+        found.clear();
+      }
+      return;
     }
-    exists = exists || (kWhole && kTileChunks % kThreads == 0);
-    Chunk found;
-    if (exists) {
-      found.read(from, column);
-    } else {
-      found.clear();
-    }
-    return found;
+    const int key = rows.first_key + row;
+    const long first = rows.operand.first + (kWhole ? key : table.held_key(key + below)) * rows.strides->row;
+    from.elements = rows.operand.elements + first + (kWhole ? below : 0) * rows.strides->row;
+    found.read(from, column);
   }
 };
 
@@ -154,8 +183,8 @@ struct StepTiles {
 
 // A thread's share of a step; with early loads, of the next step.
 struct StepShare {
-  TileShare<kHeadDim> keys;
-  TileShare<kValueDim> values;
+  TileShare<kHeadDim, kPairedKeys> keys;
+  TileShare<kValueDim, false> values;
   StepKeys step;  // paged: its keys
   uint exist;
   float key_scale;  // of this thread's key
@@ -197,8 +226,11 @@ struct StepShare {
   template <bool kWhole>
   void stage(int first_key, thread const StepTiles& tiles, thread const PrefillTile& tile,
              ushort thread_index) thread {
+    if (!kEarlyLoads) {
+      fetch<kWhole>(tile.source, *tile.params, first_key, thread_index);
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
-    place<kWhole>(tiles, tile.source, *tile.params, first_key, thread_index);
+    put(tiles, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
@@ -206,31 +238,20 @@ struct StepShare {
   template <bool kWhole>
   void fetch(thread const KeySource& source, constant PrefillParams& params, int first_key,
              ushort thread_index) thread {
-    if (kEarlyLoads) {
-      const StagedRows of_keys = key_rows(source, params, first_key);
-      const StagedRows of_values = value_rows(source, params, first_key);
-      keys.fetch<kWhole>(of_keys, source.table, step, thread_index);
-      values.fetch<kWhole>(of_values, source.table, step, thread_index);
-      fetch_scales<kWhole>(source, params, thread_index);
-    }
+    const StagedRows of_keys = key_rows(source, params, first_key);
+    const StagedRows of_values = value_rows(source, params, first_key);
+    keys.fetch<kWhole>(of_keys, source.table, step, thread_index);
+    values.fetch<kWhole>(of_values, source.table, step, thread_index);
+    fetch_scales<kWhole>(source, params, thread_index);
   }
 
-  template <bool kWhole>
-  void place(thread const StepTiles& tiles, thread const KeySource& source, constant PrefillParams& params,
-             int first_key, ushort thread_index) thread {
-    StagedRows late_keys;
-    StagedRows late_values;
-    if (!kEarlyLoads) {
-      late_keys = key_rows(source, params, first_key);
-      late_values = value_rows(source, params, first_key);
-      fetch_scales<kWhole>(source, params, thread_index);
-    }
+  void put(thread const StepTiles& tiles, ushort thread_index) const thread {
     if (kRowScales && fc_scales && thread_index < kTileKeys) {
       tiles.scales.put_key(thread_index, key_scale);
       tiles.scales.put_value(thread_index, value_scale);
     }
-    keys.place<kWhole>(tiles.keys, kKeyPitch, late_keys, source.table, step, thread_index);
-    values.place<kWhole>(tiles.values, kValuePitch, late_values, source.table, step, thread_index);
+    keys.put(tiles.keys, kKeyPitch, thread_index);
+    values.put(tiles.values, kValuePitch, thread_index);
   }
 
   StagedRows key_rows(thread const KeySource& source, constant PrefillParams& params, int first_key) const
@@ -246,11 +267,9 @@ struct StepShare {
                             constant PrefillParams& params, int first_key) {
     StagedRows rows;
     rows.operand = operand;
-    rows.operand.first += fc_paged ? 0 : first_key * strides.row;
     rows.strides = &strides;
     rows.scale_strides = &scale_strides;
     rows.first_key = first_key;
-    rows.count = source.table.length - first_key;
     return rows;
   }
 
