@@ -18,15 +18,16 @@
 namespace fattn {
 
 // X(enumerator, name, source, parameters): the function is fattn_<name>, in <source>.metal.
-#define FATTN_KERNELS(X)                                    \
-  X(Prefill, prefill, prefill, PrefillParams)               \
-  X(PrefillWide, prefill_wide, prefill_wide, PrefillParams) \
-  X(Decode, decode, decode, DecodeParams)                   \
-  X(DecodeWide, decode_wide, decode_wide, DecodeParams)     \
-  X(Merge, merge, merge, MergeParams)                       \
-  X(CacheWrite, cache_write, cache, CacheWriteParams)       \
-  X(Softmax, softmax, logits, LogitsParams)                 \
-  X(Softcap, softcap, logits, LogitsParams)                 \
+#define FATTN_KERNELS(X)                                      \
+  X(Prefill, prefill, prefill, PrefillParams)                 \
+  X(PrefillWide, prefill_wide, prefill_wide, PrefillParams)   \
+  X(Decode, decode, decode, DecodeParams)                     \
+  X(DecodeWide, decode_wide, decode_wide, DecodeParams)       \
+  X(DecodeVector, decode_vector, decode_vector, DecodeParams) \
+  X(Merge, merge, merge, MergeParams)                         \
+  X(CacheWrite, cache_write, cache, CacheWriteParams)         \
+  X(Softmax, softmax, logits, LogitsParams)                   \
+  X(Softcap, softcap, logits, LogitsParams)                   \
   X(MaskMap, mask_map, mask_map, MaskMapParams)
 
 #define FATTN_ENUMERATOR(kernel, name, source, Params) k##kernel,
@@ -58,7 +59,7 @@ struct KernelSpec : Features {
   uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
-  uint16_t row_groups = 1;      // in a threadgroup; of eight rows in decode, of its fragments in prefill_wide
+  uint16_t row_groups = 1;      // in a threadgroup; rows in decode_vector, eight of them in other decodes
   bool value_in_key = false;    // decode_wide
   bool early_loads = false;     // prefill, prefill_wide
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat

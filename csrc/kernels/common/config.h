@@ -64,14 +64,20 @@ typedef TileElementOf<kKvFormat>::type TileElement;
 #define FATTN_COLUMN_SHARES 1
 #endif
 
+// Query rows of a row group of decode; kernels without 8x8 products define it.
+#ifndef FATTN_GROUP_ROWS
+#define FATTN_GROUP_ROWS 8
+#endif
+
 FATTN_CONSTEXPR int kHeadDim = FATTN_HEAD_DIM;
 FATTN_CONSTEXPR int kValueDim = FATTN_VALUE_DIM;
 FATTN_CONSTEXPR int kRowFragments = FATTN_ROW_FRAGMENTS;  // 8-row fragments per simdgroup
 FATTN_CONSTEXPR int kTileKeys = FATTN_TILE_KEYS;          // keys per step
 FATTN_CONSTEXPR int kKeyFragments = FATTN_TILE_KEYS / kFragment;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
-// In a threadgroup: of eight rows each in decode, of kRowFragments * 8 each in prefill_wide.
+// In a threadgroup: of kGroupRows each in decode, of kRowFragments * 8 each in prefill_wide.
 FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;
+FATTN_CONSTEXPR int kGroupRows = FATTN_GROUP_ROWS;
 FATTN_CONSTEXPR int kColumnShares = FATTN_COLUMN_SHARES;
 // The kernels promise this number to the compiler, which then fits registers to it: every launch is legal.
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;

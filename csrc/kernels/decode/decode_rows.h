@@ -10,7 +10,7 @@
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kPackedRows = kRowGroups * 8;  // of a threadgroup
+FATTN_CONSTEXPR int kPackedRows = kRowGroups * kGroupRows;  // of a threadgroup
 
 // The rows of a threadgroup: a column of the grid.
 struct RowBlock {
@@ -152,6 +152,19 @@ inline ScoreModifiers modifiers_of(constant DecodeParams& params, int limit, flo
   modifiers.slope[0] = slope;
   modifiers.position[0] = limit - 1;
   return modifiers;
+}
+
+// The sequence of a chunk, with all of what a row sees of it.
+inline Sequence sequence_of(thread const Operands& operands, constant DecodeParams& params, RowBlock block,
+                            thread const WorkItem& item, PackedRow packed) {
+  Sequence sequence;
+  sequence.set(operands, params, block.kv_head, item, packed);
+  sequence.set_table(operands, params, item.batch * params.block_table_batch_stride);
+  sequence.set_limits(limits_of(item, params.span));
+  set_visible(sequence.visible, params, sequence.limits);
+  const float slope = fc_alibi ? slope_of(packed, item.batch, operands, params) : 0.0f;
+  sequence.modifiers = modifiers_of(params, sequence.visible.limit[0], slope);
+  return sequence;
 }
 
 // The learned logit of a row's head.
