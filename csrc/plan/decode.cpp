@@ -91,8 +91,9 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
   const DecodeRow row =
       tuned_or(tuning_row(kDecodeVectorTuning, device, p.dtype, dim), Kernel::kDecodeVector, device, p);
   const int64_t tile_keys = row.tile_keys / packed_rows;
-  // The states of the simdgroups.
+  // The states of the simdgroups, and what they save.
   const int64_t state_bytes = row.simdgroups * packed_rows * (p.value_dim + 2) * int64_t(sizeof(float));
+  const int64_t saved_bytes = row.simdgroups * int64_t(sizeof(SavedWork));
   return {.kernel = Kernel::kDecodeVector,
           .row_groups = packed_rows,
           .group_rows = 1,
@@ -101,7 +102,7 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
           .chunk_unit = tile_keys * row.simdgroups,
           .least_chunk = row.least_chunk,
           .threadgroups_per_core = row.threadgroups_per_core,
-          .threadgroup_bytes = ceil_div(state_bytes, 16) * 16,
+          .threadgroup_bytes = ceil_div(state_bytes + saved_bytes, 16) * 16,
           .provenance = row.provenance};
 }
 

@@ -97,7 +97,8 @@ const char* fault_of_memory(const TunedRow& row) {
   DeviceFacts device;
   const TunedRows alone{{row}, ""};
   device.tuned = &alone;
-  for (const int64_t group_size : {1, 9, 17, 33}) {  // one row group of decode, two, four and more
+  for (const int64_t group_size :
+       {1, 2, 3, 9, 17, 33}) {  // rows of decode_vector, and one to more row groups
     const auto planned = plan(largest_call(row, group_size), device);
     const Plan* plan = std::get_if<Plan>(&planned);
     if (plan == nullptr) return "the kernel has not these head sizes";

@@ -154,19 +154,6 @@ inline ScoreModifiers modifiers_of(constant DecodeParams& params, int limit, flo
   return modifiers;
 }
 
-// The sequence of a chunk, with all of what a row sees of it.
-inline Sequence sequence_of(thread const Operands& operands, constant DecodeParams& params, RowBlock block,
-                            thread const WorkItem& item, PackedRow packed) {
-  Sequence sequence;
-  sequence.set(operands, params, block.kv_head, item, packed);
-  sequence.set_table(operands, params, item.batch * params.block_table_batch_stride);
-  sequence.set_limits(limits_of(item, params.span));
-  set_visible(sequence.visible, params, sequence.limits);
-  const float slope = fc_alibi ? slope_of(packed, item.batch, operands, params) : 0.0f;
-  sequence.modifiers = modifiers_of(params, sequence.visible.limit[0], slope);
-  return sequence;
-}
-
 // The learned logit of a row's head.
 inline float sink_of(PackedRow packed, thread const Operands& operands, constant DecodeParams& params) {
   return float_at(operands.sinks, packed.head * params.sinks_stride, fc_sinks_kind);

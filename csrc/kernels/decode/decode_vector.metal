@@ -30,21 +30,24 @@ struct VectorStates {
         }
       }
     }
-    if (at.lane == VectorLane::of_row(at.row())) {
-      row_max[simdgroup_index * kPackedRows + at.row()] = attention.row_max;
-      row_sum[simdgroup_index * kPackedRows + at.row()] = attention.row_sum;
+    if (at.saved.pair == 0) {
+      row_max[simdgroup_index * kPackedRows + at.saved.row] = attention.row_max;
+      row_sum[simdgroup_index * kPackedRows + at.saved.row] = attention.row_sum;
     }
   }
 
   // Adds up the states of each row, by kThreads / kPackedRows threads.
-  void store(thread ResultRows& results, ushort thread_index) const thread {
+  void store(thread ResultRows& results, const threadgroup SavedWork* saved, ushort thread_index) const
+      thread {
+    SavedSinks sinks;
+    sinks.saved = saved;
     constexpr int kRowThreads = kThreads / kPackedRows;
     const int row = thread_index / kRowThreads;
     const int thread_of_row = thread_index % kRowThreads;
     StateWeights<kSimdgroups> states;
     states.set(row_max + row, row_sum + row, kPackedRows);
     const float scale = result_scale(states.sum);
-    results.own_row = row;
+    results.own_row = sinks.own_row = row;
     const long place = results.place(0);
 #pragma clang loop unroll(full)
     for (int first = 0; first < kValueDim; first += kRowThreads) {
@@ -60,7 +63,7 @@ struct VectorStates {
       results.put(place + column, scaled_result(value, scale));
     }
     if (thread_of_row == 0) {
-      results.put_sum(0, row_sum_with_sink(states.largest, states.sum, results, 0));
+      results.put_sum(0, row_sum_with_sink(states.largest, states.sum, sinks, 0));
     }
   }
 };
@@ -74,26 +77,26 @@ using namespace fattn;
   threadgroup float shared_out[kSimdgroups * kPackedRows * kValueDim];
   threadgroup float shared_max[kSimdgroups * kPackedRows];
   threadgroup float shared_sum[kSimdgroups * kPackedRows];
+  threadgroup SavedWork saved[kSimdgroups];
 
   Operands operands;
   FATTN_TAKE_ARGUMENTS(operands);
-  VectorLane at;
-  at.lane = lane;
+  const VectorLane at = vector_lane(lane);
   const uint3 group = group_in_grid(group_in_dispatch, slice);
-  const RowBlock block = row_block(params, int(group.y));
-  const PackedRow packed = packed_row(params, block, at.row());
 
   VectorStates states;
   states.out = shared_out;
   states.row_max = shared_max;
   states.row_sum = shared_sum;
   VectorQuery rows;
-  ResultRows results;
-  results.operands = operands;
-  results.params = &params;
-  results.block = block;
+  DecodeState state;
+  state.saved = saved + simdgroup_index;
 
   Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
+  int column = int(group.y);
+  if (at.saved.pair == 0) {
+    state.put_head(packed_row(params, row_block(params, column), at.saved.row), operands, params, at.saved);
+  }
   int query_batch = -1;
   for (;;) {
     const ChunkIndex next =
@@ -101,34 +104,52 @@ using namespace fattn;
     if (next.batch < 0) {
       return;
     }
-    const CutSequence cut = cut_sequence(operands.seq_lens, params.span, next.batch);
-    const WorkItem item = cut.item(next.part);
-    results.chunk = chunk_results(params, block, item);
-    if (item.batch != query_batch) {
-      rows.load(operands, params, block, item.batch, at);
-      query_batch = item.batch;
+    const RowBlock block = row_block(params, column);
+    const PackedRow packed = packed_row(params, block, at.saved.row);
+    if (next.batch != query_batch) {
+      rows.load(operands, params, block, next.batch, at);
     }
-    const Sequence sequence = sequence_of(operands, params, block, item, packed);
+    state.put_work(column, next, share, lane);
+
+    // From what is read back, as in decode.metal.
+    const CutSequence cut = cut_sequence(operands.seq_lens, params.span, state.batch());
+    const WorkItem item = cut.item(state.part());
+    Sequence sequence;
+    sequence.set(operands, params, block.kv_head, item, packed);
+    state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params,
+                       at.saved);
     VectorAttention attention;
     attention.clear();
     if (fc_sinks && item.part == 0 && simdgroup_index == 0) {
-      attention.add_sink(sink_score(sink_of(packed, operands, params)), lane == VectorLane::of_row(at.row()));
+      attention.add_sink(sink_score(state.sink(at.saved)), at.saved.pair == 0);
     }
 
     const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
-    for (int visit = simdgroup_index; visit < steps.count; visit += kSimdgroups) {
+    const int end_step = steps.first + steps.count;
+    for (int unit = steps.first + simdgroup_index; unit < end_step; unit += kSimdgroups) {
+      sequence.set_table(operands, params, state.first_block_entry());
       StepKeys step;
-      step.look_up(sequence.table, steps[visit] * kTileKeys, lane);
+      step.look_up(sequence.table, steps.behind_gap(unit) * kTileKeys, lane);
       if (is_whole_step(step, item.ranges)) {
-        vector_step<false>(attention, rows, sequence, step, params, at);
+        vector_step<false>(attention, rows, sequence, step, state, params, at);
       } else {
-        vector_step<true>(attention, rows, sequence, step, params, at);
+        sequence.set_limits(state.limits());
+        vector_step<true>(attention, rows, sequence, step, state, params, at);
       }
     }
     attention.finish(at);
+
+    column = state.column();
+    query_batch = state.batch();
+    share = state.share();
+    ResultRows results;
+    results.operands = operands;
+    results.params = &params;
+    results.block = row_block(params, column);
+    results.chunk = state.results();
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the chunk before has been stored
     states.put(attention, simdgroup_index, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    states.store(results, thread_in_group(simdgroup_index, lane));
+    states.store(results, saved, thread_in_group(simdgroup_index, lane));
   }
 }

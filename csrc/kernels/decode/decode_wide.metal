@@ -58,8 +58,7 @@ using namespace fattn;
       columns.load(operands, params, block, item.batch, simdgroup_index, at);
       query_batch = item.batch;
     }
-    const Sequence sequence =
-        sequence_of(operands, params, block, item, packed_row(params, block, score_row(thread_index)));
+    const Sequence sequence = sequence_of(operands, params, block, item, thread_index);
     ColumnAttention attention;
     attention.clear();
     if (fc_sinks && item.part == 0) {

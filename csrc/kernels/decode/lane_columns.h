@@ -15,11 +15,12 @@ constexpr int columns_of_lane(int dim, int lanes) {
   return (dim / kLaneChunk + lanes - 1) / lanes * kLaneChunk;
 }
 
-// Fewer lanes share sums with fewer shuffles; but a lane holds its columns of query and output, of all rows.
-FATTN_CONSTEXPR int kMostLaneColumns = 16;
+// Fewer lanes need fewer shuffles for a sum; but a lane holds its columns of query and output in registers.
+FATTN_CONSTEXPR int kMostLaneBytes = 32;  // of all rows, as they are stored
 constexpr int lanes_of_key(int dim) {
   int lanes = 8;
-  while (lanes < kSimdWidth && kPackedRows * columns_of_lane(dim, lanes) > kMostLaneColumns) {
+  while (lanes < kSimdWidth &&
+         kPackedRows * columns_of_lane(dim, lanes) * int(sizeof(Element)) > kMostLaneBytes) {
     lanes *= 2;
   }
   return lanes;
@@ -33,17 +34,25 @@ static_assert(kTileKeys * kPackedRows == kSimdWidth, "a lane has one score of a 
 // What a lane has of a simdgroup's keys, rows and scores.
 struct VectorLane {
   ushort lane;
+  LanePosition saved;  // for what is saved by row (decode_state.h): `pair` is 0 in one lane of each
 
   ushort of_key() const thread { return lane % kKeyLanes; }  // its place among the lanes of a key
   ushort first() const thread { return lane - of_key(); }    // the first of these
   // Its key number i, of the step's: lanes side by side have keys side by side.
   int key(int i) const thread { return i * kKeysAbreast + lane / kKeyLanes; }
-  // The row and key whose score it has, as scatter_sums leaves them.
-  int row() const thread { return of_key() / kLaneKeys; }
+  // The key whose score it has, as scatter_sums leaves them; the row of that score is saved.row.
   int own_key() const thread { return key(of_key() % kLaneKeys); }
   // The first lane with a score of this row.
   static ushort of_row(int row) { return row * kLaneKeys; }
 };
+
+inline VectorLane vector_lane(ushort lane) {
+  VectorLane at;
+  at.lane = at.saved.lane = lane;
+  at.saved.row = lane % kKeyLanes / kLaneKeys;
+  at.saved.pair = lane == VectorLane::of_row(at.saved.row) ? 0 : 1;
+  return at;
+}
 
 // The columns of a lane, in chunks.
 template <int kDim>

@@ -2,6 +2,7 @@
 // belong to, of which each lane reads its columns.
 #pragma once
 
+#include "decode_state.h"
 #include "lane_columns.h"
 
 namespace fattn {
@@ -160,8 +161,8 @@ inline const device Element* row_of(thread const StoredOperand& operand, constan
 // `seen`: lane n has a score of a key that its row sees.
 template <bool kEdge>
 inline float vector_score(thread const VectorQuery& query, thread const Sequence& sequence,
-                          thread const StepKeys& step, constant DecodeParams& params, VectorLane at,
-                          thread uint& seen) {
+                          thread const StepKeys& step, thread const DecodeState& state,
+                          constant DecodeParams& params, VectorLane at, thread uint& seen) {
   float products[kPackedRows * kLaneKeys];
 #pragma clang loop unroll(full)
   for (int first = 0; first < kLaneKeys; first += kKeysAtOnce) {
@@ -186,10 +187,12 @@ inline float vector_score(thread const VectorQuery& query, thread const Sequence
   }
   scatter_sums<kKeyLanes, 1>(products, at.lane);
   const int key = step.first_key + at.own_key();
-  float score = modified_score(products[0], sequence.modifiers, 0, key);
+  const ScoreModifiers modifiers = state.modifiers(params, at.saved);
+  float score = modified_score(products[0], modifiers, 0, key);
   if (kEdge) {
     const bool exists = step.find(sequence.table, at.own_key()).exists;
-    const bool sees = sees_key(score, sequence.visible, sequence.mask, 0, key, exists);
+    const Visibility visible = state.visible(params, at.saved);
+    const bool sees = sees_key(score, visible, sequence.mask, 0, key, exists);
     seen = uint(simd_vote::vote_t(simd_ballot(sees)));
     score = sees ? score : -INFINITY;
   }
@@ -199,11 +202,13 @@ inline float vector_score(thread const VectorQuery& query, thread const Sequence
 // One step of kTileKeys keys. kEdge: some key may not exist or not be visible to some row.
 template <bool kEdge>
 inline void vector_step(thread VectorAttention& attention, thread const VectorQuery& query,
-                        thread const Sequence& sequence, thread const StepKeys& step,
-                        constant DecodeParams& params, VectorLane at) {
+                        thread Sequence& sequence, thread const StepKeys& step,
+                        thread const DecodeState& state, constant DecodeParams& params, VectorLane at) {
   uint seen = ~0u;
-  const float score = vector_score<kEdge>(query, sequence, step, params, at, seen);
+  state.take_key_start(sequence);
+  const float score = vector_score<kEdge>(query, sequence, step, state, params, at, seen);
   const float weight = attention.weigh(score);
+  state.take_value_start(sequence);
   const uint seen_here = seen >> at.first();  // bit row * kLaneKeys + i: this lane's key number i
 #pragma clang loop unroll(full)
   for (int first = 0; first < kLaneKeys; first += kValuesAtOnce) {

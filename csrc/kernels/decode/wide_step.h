@@ -116,6 +116,20 @@ struct SharedScores {
 // The row, of those packed, whose scores a thread finishes: of all keys that it has, the same.
 inline int score_row(ushort thread_index) { return thread_index / 64 % kRowGroups * 8 + thread_index % 8; }
 
+// The sequence of a chunk, with all of what the row of this thread sees.
+inline Sequence sequence_of(thread const Operands& operands, constant DecodeParams& params, RowBlock block,
+                            thread const WorkItem& item, ushort thread_index) {
+  const PackedRow packed = packed_row(params, block, score_row(thread_index));
+  Sequence sequence;
+  sequence.set(operands, params, block.kv_head, item, packed);
+  sequence.set_table(operands, params, item.batch * params.block_table_batch_stride);
+  sequence.set_limits(limits_of(item, params.span));
+  set_visible(sequence.visible, params, sequence.limits);
+  const float slope = fc_alibi ? slope_of(packed, item.batch, operands, params) : 0.0f;
+  sequence.modifiers = modifiers_of(params, sequence.visible.limit[0], slope);
+  return sequence;
+}
+
 // This thread's scores, from the products of all simdgroups.
 template <bool kEdge>
 inline void finish_scores(thread const SharedScores& shared, thread const SharedScales& scales,
