@@ -30,6 +30,10 @@ def kernel_of(problem: problems.Problem) -> str:
         return "fattn_prefill_wide" if wide else "fattn_prefill"
     copied = problem.layouts[1] == "every_other" and not problem.block_size
     reads_once = problem.value_in_key and not copied
+    few_rows = problem.q_heads // problem.kv_heads * problem.q_len <= 2
+    if few_rows and max(problem.head_dim, problem.value_dim) <= 256 and not reads_once:
+        if problem.kv_format == "float":
+            return "fattn_decode_vector"
     return "fattn_decode_wide" if wide or reads_once else "fattn_decode"
 
 

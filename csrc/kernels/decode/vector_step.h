@@ -25,8 +25,9 @@ struct VectorQuery {
             VectorLane at) thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kPackedRows; r++) {
+      const PackedRow packed = packed_row(params, block, r);
       LaneKey row;
-      row.read(packed_row(params, block, r).of_query(operands.query, params, batch), at);
+      row.read(packed.of_query(operands.query, params, batch), at);
 #pragma clang loop unroll(full)
       for (int c = 0; c < KeyColumns::kChunks; c++) {
         float run[kLaneChunk];
@@ -146,15 +147,15 @@ inline KeyPlace find_key(thread const Sequence& sequence, thread const StepKeys&
   return step.find(sequence.table, first / 8, first % 8 + at.lane / kKeyLanes);
 }
 
-// The row of K or V of a lane's key number i. Where the keys of a step lie together, rows are counted from
-// the lane's first: each address is one addition.
+// In all lanes at once: the row of K or V of a lane's key number i. Where the keys of a step lie together,
+// rows are counted from the lane's first: each address is one addition.
 inline const device Element* row_of(thread const StoredOperand& operand, constant Strides3& strides,
                                     thread const Sequence& sequence, thread const StepKeys& step, int i,
                                     VectorLane at) {
   const bool together = !fc_paged || fc_block_size % kTileKeys == 0;
   const KeyPlace place = find_key(sequence, step, together ? 0 : i, at);
-  const device Element* row = operand.row_at(place, strides, strides).floats();
-  return together ? row + i * (kKeysAbreast * strides.row) : row;
+  const StoredRow row = operand.row_at(place, strides, strides);
+  return row.floats() + (together ? i * (kKeysAbreast * strides.row) : 0);
 }
 
 // The score of this lane: the sum of all columns, modified; -inf if the row does not see the key. Bit n of
@@ -169,8 +170,9 @@ inline float vector_score(thread const VectorQuery& query, thread const Sequence
     LaneKey keys[kKeysAtOnce];
 #pragma clang loop unroll(full)
     for (int n = 0; n < kKeysAtOnce; n++) {
+      const device Element* row = row_of(sequence.key, params.key, sequence, step, first + n, at);
       if (!kEdge || find_key(sequence, step, first + n, at).exists) {
-        keys[n].read(row_of(sequence.key, params.key, sequence, step, first + n, at), at);
+        keys[n].read(row, at);
       } else {
         keys[n].clear();
       }
@@ -215,10 +217,11 @@ inline void vector_step(thread VectorAttention& attention, thread const VectorQu
     LaneValue values[kValuesAtOnce];
 #pragma clang loop unroll(full)
     for (int n = 0; n < kValuesAtOnce; n++) {
-      const uint by_rows = (1u | 1u << ((kPackedRows - 1) * kLaneKeys)) << (first + n);
+      const device Element* row = row_of(sequence.value, params.value, sequence, step, first + n, at);
       // A value that no row sees must not be multiplied, not even by 0.
+      const uint by_rows = (1u | 1u << ((kPackedRows - 1) * kLaneKeys)) << (first + n);
       if (!kEdge || (seen_here & by_rows) != 0) {
-        values[n].read(row_of(sequence.value, params.value, sequence, step, first + n, at), at);
+        values[n].read(row, at);
       } else {
         values[n].clear();
       }
