@@ -58,7 +58,7 @@ def decode() -> Iterator[Trial]:
     )  # fmt: skip
     lengths = (260, *[n % 3 for n in range(38)], 257, 0)
     # As many heads as threadgroups: long sequences are one chunk each, which is dealt.
-    yield of_problem("decode-dealt", *half, 3, 72, 24, 1, 1500, 8, 8, seq_lens=(1500, 20, 700))
+    yield of_problem("decode-dealt", *half, 3, 39, 13, 1, 1500, 8, 8, seq_lens=(1500, 20, 700))
     yield of_problem("decode-many", *half, 41, 3, 1, 1, 300, 64, 32, seq_lens=lengths)
     paged = ("paged_decode", f16)
     for block_size, capacity in ((16, 96), (1, 40), (8, 72), (12, 96), (24, 96), (64, 128), (256, 512)):

@@ -33,7 +33,7 @@ def vector() -> Iterator[Trial]:
     many = (260, *[n % 3 for n in range(38)], 257, 0)
     yield of_problem("vector-many", *half, 41, 2, 1, 1, 300, *dims, seq_lens=many)
     # As many heads as threadgroups: long sequences are one chunk each, which is dealt.
-    yield of_problem("vector-dealt", *half, 3, 32, 32, 1, 1500, 8, 8, seq_lens=(1500, 20, 700))
+    yield of_problem("vector-dealt", *half, 3, 17, 17, 1, 1500, 8, 8, seq_lens=(1500, 20, 700))
     for block_size in (16, 1, 12, 64):
         yield of_problem(
             f"vector-paged-{block_size}", *paged, 2, 2, 1, 1, 192, *dims, seq_lens=(185, 37),
