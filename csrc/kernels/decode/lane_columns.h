@@ -125,10 +125,12 @@ inline void scatter_sums(thread float (&numbers)[N], ushort lane) {
     const ushort distance = (kLanes >> stage) * kStride;
     const bool upper = (lane & distance) != 0;
 #pragma clang loop unroll(full)
-    for (int i = 0; i < N >> stage; i++) {
-      const float low = numbers[i];
-      const float high = numbers[i + (N >> stage)];
-      numbers[i] = (upper ? high : low) + simd_shuffle_xor(upper ? low : high, distance);
+    for (int i = 0; i < N / 2; i++) {  // as many in all stages: a loop of unknown length may stay rolled
+      if (i < N >> stage) {
+        const float low = numbers[i];
+        const float high = numbers[i + (N >> stage)];
+        numbers[i] = (upper ? high : low) + simd_shuffle_xor(upper ? low : high, distance);
+      }
     }
   }
 }
