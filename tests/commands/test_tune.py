@@ -166,7 +166,7 @@ def test_the_planner_reads_its_file(
     assert plan.data["tuning"].startswith("tuned on") and plan.passes[0]["macros"]["FATTN_SIMDGROUPS"] == "8"
 
     assert status_of(command_line.main, "tune --show") == 0
-    assert capsys.readouterr().out.count("2.00 times as fast") == 2
+    assert capsys.readouterr().out.count("2.00 times as fast") == 3
     assert status_of(command_line.main, "tune --reset") == 0
     assert not path.exists() and "tuned" not in plan_of("prefill", 40, 40, 64).data["tuning"]
     for action in ("--show", "--reset"):
