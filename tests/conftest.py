@@ -115,3 +115,8 @@ def counted_launches() -> Iterator[dict[str, int]]:
     counts: dict[str, int] = {}
     yield counts
     counts.update({kernel: n for kernel, n in torch_fattn.launch_counts().items() if n})
+
+
+def decodes(launches: dict[str, int]) -> int:
+    """Launches of decode's kernels, one of which rows and head sizes choose."""
+    return sum(n for kernel, n in launches.items() if kernel.startswith("fattn_decode"))

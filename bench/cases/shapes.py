@@ -93,6 +93,21 @@ def _chunked() -> list[Call]:
     ]
 
 
+def _unshared() -> list[Call]:
+    """Decodes of one or two rows per key-value head."""
+    return [
+        call
+        for dtype in ("float16", "bfloat16", "float32")
+        for head_dim in (64, 96, 128, 256)
+        for group in (1, 2)
+        for call in _decodes(
+            Call("decode", 16 * group, 16, head_dim, 1, 0, dtype=dtype, model=f"group of {group}"),
+            *(256, 1024, 4096, 32768),
+            batches=(1, 4, 8, 16),
+        )
+    ]
+
+
 def _with(calls: list[Call], **changes: Any) -> list[Call]:
     return [replace(call, **changes) for call in calls]
 
@@ -105,6 +120,7 @@ SHAPES: dict[str, list[Call]] = {
     "decode": _decode(),
     "prefill": _prefill(),
     "chunked": _chunked(),
+    "unshared": _unshared(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
     "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
     # Five of six layers see a window of 1,024 keys.

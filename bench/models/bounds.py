@@ -18,7 +18,7 @@ from ..cases.calls import Call
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "kernels" / "counts_bounds.json"
 
-GROUP_SIZES = (1, 4, 8, 16)
+GROUP_SIZES = (1, 2, 4, 8, 16)
 
 
 def _cases() -> dict[str, Call]:

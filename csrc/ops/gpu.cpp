@@ -61,10 +61,11 @@ using Rows = c10::List<Row>;
 
 template <typename T>
 using Named = std::pair<const char*, T>;
-constexpr std::array<Named<Kernel>, 4> kKernels{{{"prefill", Kernel::kPrefill},
+constexpr std::array<Named<Kernel>, 5> kKernels{{{"prefill", Kernel::kPrefill},
                                                  {"prefill_wide", Kernel::kPrefillWide},
                                                  {"decode", Kernel::kDecode},
-                                                 {"decode_wide", Kernel::kDecodeWide}}};
+                                                 {"decode_wide", Kernel::kDecodeWide},
+                                                 {"decode_vector", Kernel::kDecodeVector}}};
 constexpr std::array<Named<Op>, 2> kOps{{{"prefill", Op::kPrefill}, {"decode", Op::kDecode}}};
 constexpr std::array<Named<DType>, 3> kDTypes{
     {{"float32", DType::kFloat32}, {"float16", DType::kFloat16}, {"bfloat16", DType::kBFloat16}}};

@@ -18,6 +18,7 @@ int64_t row_groups_for(int64_t packed_rows, int64_t most) {
 struct Shape {
   Kernel kernel;
   int64_t row_groups;
+  int64_t group_rows;
   int64_t tile_keys;
   int64_t simdgroups;
   int64_t chunk_unit;
@@ -44,9 +45,10 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   const int64_t state_bytes = shared_rows * (state_columns + 4 + 2) * int64_t(sizeof(float));
   const int64_t saved_bytes = row.simdgroups * int64_t(sizeof(SavedWork));
   const int64_t scale_pairs = has_row_scales(p.kv_format) ? row.simdgroups * row.tile_keys : 1;
-  const int64_t scale_bytes = scale_pairs * 2 * int64_t(sizeof(float));
+  const int64_t scale_bytes = ceil_div(scale_pairs * 2 * int64_t(sizeof(float)), 16) * 16;
   return {.kernel = Kernel::kDecode,
           .row_groups = row_groups,
+          .group_rows = kFragment,
           .tile_keys = row.tile_keys,
           .simdgroups = row.simdgroups,
           .chunk_unit = row.tile_keys * row.simdgroups,
@@ -74,6 +76,7 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
   return {
       .kernel = Kernel::kDecodeWide,
       .row_groups = row_groups,
+      .group_rows = kFragment,
       .tile_keys = tile_keys,
       .simdgroups = simdgroups,
       .chunk_unit = tile_keys,
@@ -83,6 +86,35 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
       .provenance = row.provenance};
 }
 
+// decode_vector.metal: each simdgroup has whole rows, and each lane one score of a step.
+Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
+  const int64_t dim = std::max(p.head_dim, p.value_dim);
+  const DecodeRow row =
+      tuned_or(tuning_row(kDecodeVectorTuning, device, p.dtype, dim), Kernel::kDecodeVector, device, p);
+  const int64_t tile_keys = row.tile_keys / packed_rows;
+  // The states of the simdgroups, and what they save.
+  const int64_t state_bytes = row.simdgroups * packed_rows * (p.value_dim + 2) * int64_t(sizeof(float));
+  const int64_t saved_bytes = row.simdgroups * int64_t(sizeof(SavedWork));
+  return {.kernel = Kernel::kDecodeVector,
+          .row_groups = packed_rows,
+          .group_rows = 1,
+          .tile_keys = tile_keys,
+          .simdgroups = row.simdgroups,
+          .chunk_unit = tile_keys * row.simdgroups,
+          .least_chunk = row.least_chunk,
+          .threadgroups_per_core = row.threadgroups_per_core,
+          .threadgroup_bytes = ceil_div(state_bytes + saved_bytes, 16) * 16,
+          .provenance = row.provenance};
+}
+
+Shape shape_of(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
+  const int64_t dim = std::max(p.head_dim, p.value_dim);
+  const bool by_lanes = packed_rows <= kMaxVectorRows && dim <= kMaxVectorDim && !p.value_in_key;
+  if (by_lanes && p.kv_format == kKvFloat) return shape_of_lanes(p, device, packed_rows);
+  const bool wide = p.value_in_key || dim > kMaxRowDim;
+  return (wide ? shape_of_columns : shape_of_rows)(p, device, packed_rows);
+}
+
 // Upper bound of the visible keys of a sequence.
 int64_t most_visible_keys(const Problem& p) {
   if (p.options.window_left < 0) return p.kv_len;
@@ -90,9 +122,10 @@ int64_t most_visible_keys(const Problem& p) {
   return std::min(p.kv_len, window_keys + std::min(p.options.sink_tokens, p.kv_len));
 }
 
-// Products per key and threadgroup.
+// Products per key and threadgroup. A single row counts as eight: the key is read all the same.
 int64_t products_per_key(const Problem& p, const Shape& shape) {
-  return shape.row_groups * kFragment * (p.head_dim + p.value_dim);
+  const int64_t rows = std::max<int64_t>(shape.row_groups * shape.group_rows, kFragment);
+  return rows * (p.head_dim + p.value_dim);
 }
 
 // Upper bound of the chunks of a sequence: chunks_of in kernels/common/schedule.h. Both ranges of a window
@@ -134,12 +167,11 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   if (is_empty(p)) return plan;
   const int64_t group_size = p.q_heads / p.kv_heads;
   const int64_t packed_rows = group_size * p.q_len;
-  const bool wide = p.value_in_key || std::max(p.head_dim, p.value_dim) > kMaxRowDim;
-  const Shape shape = (wide ? shape_of_columns : shape_of_rows)(p, device, packed_rows);
+  const Shape shape = shape_of(p, device, packed_rows);
   plan.tuning = shape.provenance;
 
   const int64_t row_groups = shape.row_groups;
-  const int64_t row_blocks = ceil_div(packed_rows, row_groups * kFragment);
+  const int64_t row_blocks = ceil_div(packed_rows, row_groups * shape.group_rows);
   const int64_t columns = p.kv_heads * row_blocks;                      // of the grid
   const int64_t held = cores_of(device) * shape.threadgroups_per_core;  // resident threadgroups
   const int64_t workers = std::max<int64_t>(held / columns, 1);

@@ -18,14 +18,15 @@
 namespace fattn {
 
 // X(enumerator, name, source, parameters): the function is fattn_<name>, in <source>.metal.
-#define FATTN_KERNELS(X)                                    \
-  X(Prefill, prefill, prefill, PrefillParams)               \
-  X(PrefillWide, prefill_wide, prefill_wide, PrefillParams) \
-  X(Decode, decode, decode, DecodeParams)                   \
-  X(DecodeWide, decode_wide, decode_wide, DecodeParams)     \
-  X(Merge, merge, merge, MergeParams)                       \
-  X(CacheWrite, cache_write, cache, CacheWriteParams)       \
-  FATTN_LOGITS_OPS(X)                                       \
+#define FATTN_KERNELS(X)                                      \
+  X(Prefill, prefill, prefill, PrefillParams)                 \
+  X(PrefillWide, prefill_wide, prefill_wide, PrefillParams)   \
+  X(Decode, decode, decode, DecodeParams)                     \
+  X(DecodeWide, decode_wide, decode_wide, DecodeParams)       \
+  X(DecodeVector, decode_vector, decode_vector, DecodeParams) \
+  X(Merge, merge, merge, MergeParams)                         \
+  X(CacheWrite, cache_write, cache, CacheWriteParams)         \
+  FATTN_LOGITS_OPS(X)                                         \
   X(MaskMap, mask_map, mask_map, MaskMapParams)
 
 #define FATTN_ENUMERATOR(kernel, name, source, Params) k##kernel,
@@ -62,7 +63,8 @@ struct KernelSpec : Features {
   uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
-  uint16_t row_groups = 1;      // per threadgroup; of eight rows in decode, of its fragments in prefill_wide
+  uint16_t row_groups = 1;  // per threadgroup; of one row in decode_vector, of eight in other decodes, of the
+                            // fragments in prefill_wide
   bool value_in_key = false;    // decode_wide
   bool early_loads = false;     // prefill, prefill_wide
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat

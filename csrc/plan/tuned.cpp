@@ -10,7 +10,9 @@
 namespace fattn {
 namespace {
 
-bool is_decode(Kernel kernel) { return kernel == Kernel::kDecode || kernel == Kernel::kDecodeWide; }
+bool is_decode(Kernel kernel) {
+  return kernel == Kernel::kDecode || kernel == Kernel::kDecodeWide || kernel == Kernel::kDecodeVector;
+}
 bool is_wide(Kernel kernel) { return kernel == Kernel::kPrefillWide || kernel == Kernel::kDecodeWide; }
 
 // Upper bound of the rows of a sequence, as prefill packs them.
@@ -52,7 +54,8 @@ const char* fault_of_sizes(const TunedRow& row) {
     return "row_fragments, row_groups and early_loads belong to prefill";
   }
   if (row.max_length != kAnyLength) return "decode sizes cannot depend on the length";
-  const int64_t unit = row.kernel == Kernel::kDecode ? row.tile_keys * row.simdgroups : row.tile_keys;
+  if (row.kernel == Kernel::kDecodeVector && row.tile_keys != kSimdWidth) return "tile_keys is not 32";
+  const int64_t unit = row.kernel == Kernel::kDecodeWide ? row.tile_keys : row.tile_keys * row.simdgroups;
   if (row.least_chunk == 0 || row.least_chunk % unit != 0 || row.least_chunk > kLargeChunk) {
     return "least_chunk is not a multiple of the keys of a step, up to 512";
   }
@@ -66,7 +69,9 @@ const char* fault_of_scope(const TunedRow& row) {
   if (!is_prefill(row.kernel) && !is_decode(row.kernel)) return "the kernel has no tiles";
   if (!is_float(row.dtype)) return "the dtype is not float32, float16 or bfloat16";
   const int64_t least = is_wide(row.kernel) ? kMaxRowDim + 1 : 1;
-  const int64_t most = is_wide(row.kernel) ? kMaxHeadDim : kMaxRowDim;
+  const int64_t most = is_wide(row.kernel)                   ? kMaxHeadDim
+                       : row.kernel == Kernel::kDecodeVector ? kMaxVectorDim
+                                                             : kMaxRowDim;
   if (row.min_dim < least || row.max_dim < row.min_dim || row.max_dim > most) {
     return "the kernel does not support these head sizes";
   }
@@ -92,7 +97,8 @@ const char* fault_of_memory(const TunedRow& row) {
   DeviceFacts device;
   const TunedRows alone{{row}, ""};
   device.tuned = &alone;
-  for (const int64_t group_size : {1, 9, 17, 33}) {  // one row group of decode, two, four and more
+  for (const int64_t group_size :
+       {1, 2, 3, 9, 17, 33}) {  // rows of decode_vector, and one to more row groups
     const auto planned = plan(largest_call(row, group_size), device);
     const Plan* plan = std::get_if<Plan>(&planned);
     if (plan == nullptr) return "the kernel does not support these head sizes";

@@ -157,6 +157,16 @@ inline constexpr int64_t kMaxRowGroups = 4;        // of eight rows, per threadg
 inline constexpr int64_t kMaxGroupColumns = 64;    // output columns per simdgroup, times its row groups
 inline constexpr int64_t kMaxWideSimdgroups = 16;  // upper bound for the above
 
+// Up to this many packed rows, of heads up to this size, use decode_vector.metal. `tile_keys` counts the
+// scores of a step: two rows have half as many keys. The largest part of a step needs at most 198 of the 256
+// halves, counted as above, and 225 for two rows of 256 columns. Not timed on any GPU.
+inline constexpr int64_t kMaxVectorRows = 2;
+inline constexpr int64_t kMaxVectorDim = 256;
+inline constexpr std::array<DecodeRow, 1> kDecodeVectorTuning{{
+    {kAnyFamily, kAnyDType, kAnyDim, 32, 4, 256, 4,
+     "one or two rows: a lane per score, 32 in a step (registers of M1/M2 as Mesa counts)"},
+}};
+
 template <typename Table>
 const auto& tuning_row(const Table& table, const DeviceFacts& device, DType dtype, int64_t dim) {
   for (const auto& row : table) {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import Checked, counted_launches
+from tests.conftest import Checked, counted_launches, decodes
 from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot, static
 from tests.helpers.kv_formats import QUANTISED
 from tests.helpers.synchronisations import Synchronisations
@@ -95,8 +95,8 @@ def generate(cache: StaticKVCache | PagedKVCache, device: str, kv_format: str = 
 def test_generate(make: Any, device: str, checked: Checked) -> None:
     with counted_launches() as launches, checked():
         generate(make(device), device)
-    expected = {"fattn_cache_write": 7 * LAYERS, "fattn_decode": 8 * LAYERS}
-    assert launches == (expected if device == "mps" else {})
+    assert launches.get("fattn_cache_write", 0) == (7 * LAYERS if device == "mps" else 0)
+    assert decodes(launches) == (8 * LAYERS if device == "mps" else 0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])

@@ -28,6 +28,7 @@ from tests.helpers.problems import (
     Problem,
 )
 
+FEW_ROWS = ((1, 1, 1), (3, 3, 1), (2, 1, 1), (4, 2, 1), (1, 1, 2), (2, 2, 2))  # heads, and rows of a query
 # Only for prefills, so that their dims occur with all other features.
 WIDE_PREFILLS = WIDE_HEAD_DIMS[:3] + WIDE_HEAD_DIMS[5:6]
 
@@ -65,6 +66,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     patterns = [forms.choice(MASK_PATTERNS) for _ in range(count)]
     maps = [forms.random() < 0.5 for _ in range(count)]
     chunks = random.Random(f"chunks {seed}")
+    few = random.Random(f"few rows {seed}")
 
     all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
@@ -78,6 +80,8 @@ def _candidates(count: int, seed: int) -> list[Problem]:
             q_len, kv_len = (1 if rng.random() < 0.1 else _length(rng)), _length(rng)
         else:
             q_len = rng.choice((1, rng.randint(1, 8), rng.randint(1, 16)))
+            if few.random() < 0.4:  # one or two packed rows
+                q_heads, kv_heads, q_len = few.choice(FEW_ROWS)
             kv_len = rng.randint(200, MAX_CACHE) if rng.random() < 0.3 else _length(rng)
         batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim))
         if op.startswith("paged"):
@@ -86,6 +90,8 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         rows = q_heads // kv_heads * q_len
         takes_formats = op not in ("prefill", "varlen_prefill")
         formats = kv_formats(head_dim, value_dim) if takes_formats else ("float",)
+        if is_decode and rows <= 2:
+            formats = ("float", *formats)
         dtype, kv_format = features.types_for(rng, seed, op, which_dims, rows, formats)
         q_lens = _q_lens(rng, batch, q_len) if op in PACKED else None
         causality = "none" if is_decode else causalities[i]

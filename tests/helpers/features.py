@@ -57,8 +57,9 @@ def features(problem: Problem) -> dict[str, Any]:
 
 
 def row_class(packed_rows: int) -> int:
-    """For decode: whether one, two or more simdgroups share the rows of a key-value head."""
-    return 0 if packed_rows <= 8 else 1 if packed_rows <= 16 else 2
+    """For decode: whether lanes have the rows of a key-value head (decode_vector), or one, two or more
+    simdgroups."""
+    return 3 if packed_rows <= 2 else 0 if packed_rows <= 8 else 1 if packed_rows <= 16 else 2
 
 
 def types_for(

@@ -23,11 +23,12 @@ BUILT_IN = {
     "prefill_wide": {"row_fragments": 1, "row_groups": 1, "tile_keys": 32, "simdgroups": 8, "early_loads": 0},
     "decode": {"tile_keys": 16, "simdgroups": 4, "least_chunk": 128, "threadgroups_per_core": 3},
     "decode_wide": {"tile_keys": 16, "simdgroups": 8, "least_chunk": 128, "threadgroups_per_core": 2},
+    "decode_vector": {"tile_keys": 32, "simdgroups": 4, "least_chunk": 256, "threadgroups_per_core": 4},
 }
 
 
 def row(kernel: str, dtype: str = "float16", max_length: int | None = None, **sizes: int) -> TunedRow:
-    dims = (129, 576) if kernel.endswith("_wide") else (1, 128)
+    dims = (129, 576) if kernel.endswith("_wide") else (1, 256) if kernel == "decode_vector" else (1, 128)
     return TunedRow(kernel, dtype, *dims, BUILT_IN[kernel] | sizes, max_length)
 
 
@@ -71,5 +72,5 @@ def plan_of(
 ) -> Any:
     """The plan of a call on this GPU."""
     one = torch.empty(1, 1, 1, dim, dtype=dtype, device="mps")
-    query, key = one.expand(1, 4, q_len, -1), one.expand(1, 2, kv_len, -1)
+    query, key = one.expand(1, 6, q_len, -1), one.expand(1, 2, kv_len, -1)
     return torch_fattn.explain(op, query, key, torch.empty_like(one).expand(1, 2, kv_len, -1), **options)

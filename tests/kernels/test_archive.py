@@ -24,7 +24,7 @@ query, key, value = (torch.randn(1, 2, n, 16) for n in (1, 900, 900))
 exact = torch_fattn.reference.decode(query, key, value)[0]
 out = torch_fattn.decode(*(t.to("mps") for t in (query, key, value))).cpu()
 assert (out - exact).abs().max() < 1e-5
-assert torch_fattn.launch_counts()["fattn_decode"] == 1
+assert torch_fattn.launch_counts()["fattn_decode_vector"] == 1
 print(json.dumps([(k.kernel, k.archived) for k in torch_fattn.compiled_kernels()]))
 """
 
@@ -47,7 +47,7 @@ def archives(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.metalarchive"))
 
 
-NONE = {"fattn_decode": False, "fattn_merge": False}
+NONE = {"fattn_decode_vector": False, "fattn_merge": False}
 ALL = dict.fromkeys(NONE, True)
 
 
@@ -92,7 +92,7 @@ def test_another_pipeline_is_a_miss(folder: Path) -> None:
         folder,
         SCRIPT.replace("value))", "value)), softcap=2.0", 1).replace("value)[0]", "value, softcap=2.0)[0]"),
     )
-    assert found == {"fattn_decode": False, "fattn_merge": True}
+    assert found == {"fattn_decode_vector": False, "fattn_merge": True}
     assert len(archives(folder)) == 3
 
 

@@ -71,15 +71,17 @@ def test_update_raises_a_bound_only_when_told_to(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("op", ["decode", "paged-decode"])
 @pytest.mark.parametrize("group", bounds.GROUP_SIZES)
 def test_decode_reads_the_cache_once(op: str, group: int) -> None:
-    """A threadgroup has all rows of its keys, eight to a simdgroup, each of which loads every key once."""
+    """A threadgroup has all rows of its keys, one or two, or eight, to a simdgroup, which loads every key
+    once."""
     counts = counts_of(f"{op}-group{group}")
     assert 1.0 <= counts.cache_ratio / max(1, group // 8) <= 1.05
     assert counts.products_ratio <= 1.05
     packed_rows = counts.call.group_size * counts.call.q_len
     blocks = counts.call.kv_heads * -(-packed_rows // 32)
     rows_abreast = min(4, max(1, packed_rows // 8))
-    # Three threadgroups for each of eight cores, if there are so many chunks.
-    shares = min(8 * 3 // blocks, 2048 // (128 * rows_abreast))
+    # Three threadgroups for each of eight cores, or four of lanes, if there are so many chunks.
+    on_core, chunk = (4, 256) if packed_rows <= 2 else (3, 128 * rows_abreast)
+    shares = min(8 * on_core // blocks, 2048 // chunk)
     assert counts.dispatches[0].grid == (shares, blocks, 1)
 
 

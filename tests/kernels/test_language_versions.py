@@ -86,7 +86,7 @@ def structs_of_fragments(text: str) -> dict[str, bool]:
 def test_a_struct_of_fragments_is_made_in_thread() -> None:
     """From MSL 4.1 on an implicit constructor belongs to the generic address space, and that of a fragment
     may be `thread` only."""
-    sources = ("prefill", "prefill_wide", "decode", "decode_wide")
+    sources = ("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector")
     found: dict[str, bool] = {}
     for source in sources:
         found |= structs_of_fragments(kernel_text(source))

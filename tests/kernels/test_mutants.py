@@ -29,14 +29,18 @@ ORDERS = ("forward", "reverse", "random:3")  # of the threads
 # 18 packed rows: two fragments and a second threadgroup of rows.
 DECODE = Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
 # More parts than simdgroups; values that take two rounds.
-SPLIT = Problem(2, "decode", f16, 1, 2, 1, 1, 1400, 112, 72, seq_lens=(1400,))
+SPLIT = Problem(2, "decode", f16, 1, 3, 1, 1, 1400, 112, 72, seq_lens=(1400,))
 # Full to the last slot, and ragged against the kernel's step: one key too many is outside the cache.
-FULL = Problem(4, "decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,))
+FULL = Problem(4, "decode", f32, 1, 3, 1, 1, 75, 40, 24, seq_lens=(75,))
 INT8 = Problem(11, "decode", f16, 1, 2, 1, 1, 75, 40, 24, seq_lens=(70,), kv_format="int8")
 # 15 packed rows of wide heads that do not divide evenly; a full cache, and columns in chunks of 16 bytes.
 WIDE = Problem(16, "decode", f16, 1, 5, 1, 3, 75, 136, 200, seq_lens=(69,), sinks=True)
-FULL_WIDE = Problem(17, "decode", f32, 1, 2, 1, 1, 16, 136, 200, seq_lens=(16,))
+FULL_WIDE = Problem(17, "decode", f32, 1, 3, 1, 1, 16, 136, 200, seq_lens=(16,))
 WIDE_INT8 = replace(WIDE, kv_format="int8")
+# One row for each of as many heads as threadgroups, which have the chunks of both sequences; a full cache.
+VECTOR = Problem(18, "decode", f16, 2, 32, 32, 1, 300, 40, 24, seq_lens=(300, 44))
+FULL_VECTOR = Problem(19, "decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,))
+PAGED_VECTOR = Problem(20, "paged_decode", f16, 2, 2, 1, 1, 96, 80, 40, seq_lens=(96, 41), block_size=12)
 # Whole and ragged steps, several of each, and a ragged last tile of rows.
 PREFILL = Problem(0, "prefill", f16, 1, 2, 1, 43, 150, 64, 40, causality="bottom_right")
 # A chunk of a prompt, a token, a sequence without rows, a ragged one; blocks that end within a step.
@@ -68,7 +72,7 @@ TILES_INT8 = replace(
 )
 CONTROLS = (
     *(DECODE, SPLIT, FULL, INT8, WIDE, FULL_WIDE, WIDE_INT8, PREFILL, PACKED, PACKED_INT8, VARLEN, MAPPED),
-    *(TILES, SUMS, GROUPS, TILES_INT8),
+    *(TILES, SUMS, GROUPS, TILES_INT8, VECTOR, FULL_VECTOR, PAGED_VECTOR),
 )
 VIEWS = ("padded_rows", "padded_rows", "padded_rows")  # views that start 8 elements into their storage
 
@@ -112,7 +116,8 @@ def of_kernel(kernel: str) -> Callable[..., Mutant]:
     )
 
 
-decode, wide, prefill, tiles = map(of_kernel, ("decode", "decode_wide", "prefill", "prefill_wide"))
+decode, wide, vector = map(of_kernel, ("decode", "decode_wide", "decode_vector"))
+prefill, tiles = map(of_kernel, ("prefill", "prefill_wide"))
 MAP = of_map(f32, 2, 3, 100, 600)
 ROWS = of_logits("softmax", f16, (6, 1300), "offset", 5.0)
 WRITE = of_write("float", bf16, 11, 3, 192, 64, 3, 5)
@@ -137,6 +142,14 @@ MUTANTS = [
         "    scales.put_key(thread_index, sequence.key.row_scale(",
         "    scales.put_value(thread_index, value_scale);\n"
         "    scales.put_key(thread_index, sequence.key.row_scale(", "race"),
+    *removed_barriers("decode_vector", VECTOR),
+    vector("reads_past_the_length", FULL_VECTOR, "return key < length && (!fc_window",
+        "return key <= length && (!fc_window", "bounds"),
+    vector("reads_past_the_last_column", FULL_VECTOR, "min(column, kDim - kLaneChunk)", "column", "bounds"),
+    vector("keeps_a_column_too_many", VECTOR, "if (column < kValueDim) {", "if (column <= kValueDim) {",
+        "race|bounds"),
+    vector("forgets_a_maximum", VECTOR, "if (at.saved.pair == 0) {\n      row_max[",
+        "if (at.saved.pair == 0 && simdgroup_index != 1) {\n      row_max[", "uninit"),
     # The last precedes the look-up in the block table; the others enclose a step.
     *removed_barriers("prefill", PREFILL)[:-1],
     *removed_barriers("prefill", PACKED)[-1:],

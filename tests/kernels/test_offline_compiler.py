@@ -34,9 +34,13 @@ TUNING = Path(__file__).resolve().parents[2] / "csrc" / "plan" / "tuning.h"
 METAL = ("xcrun", "-sdk", "macosx", "metal")
 LANGUAGE = "metal3.1"  # the version in csrc/metal/pipelines.mm
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
-KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "merge", "cache", "logits", "mask_map")
+KERNELS = (
+    *("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector"),
+    *("merge", "cache", "logits", "mask_map"),
+)
 FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
+VECTOR_HEAD_DIMS = [*HEAD_DIMS, *((dim, dim) for dim in range(136, 257, 40)), (192, 128), (256, 256)]
 WIDE_HEAD_DIMS = [(dim, dim) for dim in range(136, 577, 40)] + [(192, 128), (256, 256), (512, 512), (24, 328)]
 LATENT_HEAD_DIMS = [(576, 512), (64, 40)]  # the value is the first columns of the key
 
@@ -80,20 +84,25 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             yield torch_fattn.explain("softcap", x, 30.0)
         return
     # One row group, two and four; keys for one part and for several.
-    op = kernel.removesuffix("_wide")
+    op = kernel.split("_")[0]
     sizes = ((512, 1024),) if op == "prefill" else itertools.product((1, 3, 8), (1024, 2**16))
-    dims = {"decode_wide": WIDE_HEAD_DIMS + LATENT_HEAD_DIMS, "prefill_wide": WIDE_HEAD_DIMS}.get(
-        kernel, HEAD_DIMS
-    )
+    dims = {
+        "decode_wide": WIDE_HEAD_DIMS + LATENT_HEAD_DIMS,
+        "prefill_wide": WIDE_HEAD_DIMS,
+        "decode_vector": VECTOR_HEAD_DIMS,
+    }.get(kernel, HEAD_DIMS)
+    kv_heads = 2
+    if kernel == "decode_vector":  # one row, and two
+        sizes, kv_heads = itertools.product((1, 2), (1024, 2**16)), 8
     for (q_len, kv_len), (dim, value_dim), family in itertools.product(sizes, dims, FAMILIES):
         query = torch.empty(1, 8, q_len, dim, dtype=dtype, device="meta")
-        key = torch.empty(1, 2, kv_len, dim, dtype=dtype, device="meta")
-        value = torch.empty(1, 2, kv_len, value_dim, dtype=dtype, device="meta")
+        key = torch.empty(1, kv_heads, kv_len, dim, dtype=dtype, device="meta")
+        value = torch.empty(1, kv_heads, kv_len, value_dim, dtype=dtype, device="meta")
         if (dim, value_dim) in LATENT_HEAD_DIMS:
             value = key[..., :value_dim]
         yield torch_fattn.explain(op, query, key, value, family=family, cores=80)
     for kv_format in KV_FORMATS:
-        for problem in QUANTISED[kernel]:
+        for problem in QUANTISED.get(kernel, ()):
             quantised = replace(problem, dtype=dtype, kv_format=kv_format)
             arguments = on_meta(quantised)
             for family in FAMILIES:

@@ -36,7 +36,7 @@ def decode() -> Iterator[Trial]:
         "decode-window", *half, 2, 2, 1, 2, 700, 64, 32, seq_lens=(530, 301), token_major_out=True, **window
     )
     yield of_problem(
-        "decode-far-window", *half, 3, 2, 1, 1, 1100, 64, 32, seq_lens=(1100, 33, 700), window_left=300,
+        "decode-far-window", *half, 3, 3, 1, 1, 1100, 64, 32, seq_lens=(1100, 33, 700), window_left=300,
         sink_tokens=64,
     )  # fmt: skip
     yield of_problem("decode-whole-steps", *half, 1, 2, 1, 2, 512, 64, 32, window_left=353, sink_tokens=32)
@@ -58,8 +58,8 @@ def decode() -> Iterator[Trial]:
     )  # fmt: skip
     lengths = (260, *[n % 3 for n in range(38)], 257, 0)
     # As many heads as threadgroups: long sequences are one chunk each, which is dealt.
-    yield of_problem("decode-dealt", *half, 3, 24, 24, 1, 1500, 8, 8, seq_lens=(1500, 20, 700))
-    yield of_problem("decode-many", *half, 41, 1, 1, 1, 300, 64, 32, seq_lens=lengths)
+    yield of_problem("decode-dealt", *half, 3, 39, 13, 1, 1500, 8, 8, seq_lens=(1500, 20, 700))
+    yield of_problem("decode-many", *half, 41, 3, 1, 1, 300, 64, 32, seq_lens=lengths)
     paged = ("paged_decode", f16)
     for block_size, capacity in ((16, 96), (1, 40), (8, 72), (12, 96), (24, 96), (64, 128), (256, 512)):
         yield of_problem(
@@ -79,7 +79,7 @@ def decode() -> Iterator[Trial]:
     for slice_size in (2, 5):
         # Chunks and slices as a sequence has them that is too long to be tried here.
         yield of_problem(
-            f"decode-slices-of-{slice_size}", *half, 3, 4, 2, 1, 1500, 64, 32, seq_lens=(1500, 0, 1333),
+            f"decode-slices-of-{slice_size}", *half, 3, 6, 2, 1, 1500, 64, 32, seq_lens=(1500, 0, 1333),
             sinks=True, change=partial(direct_launch.cut, largest_chunk=128, size=slice_size),
         )  # fmt: skip
 
@@ -101,8 +101,8 @@ def other_decode() -> Iterator[Trial]:
     )
     yield of_problem("decode-16-rows", "decode", f16, 1, 16, 1, 1, 600, 8, 8, seq_lens=(600,))
     # One chain of 128 roundings would exceed the accuracy rule.
-    yield of_problem("decode-f32-long-sums", "decode", f32, 1, 2, 1, 1, 60, 128, 16, scale=1.0)
-    yield of_problem("decode-long-head", "decode", f16, 1, 2, 1, 1, 60, 16, 128, seq_lens=(60,))
+    yield of_problem("decode-f32-long-sums", "decode", f32, 1, 3, 1, 1, 60, 128, 16, scale=1.0)
+    yield of_problem("decode-long-head", "decode", f16, 1, 3, 1, 1, 60, 16, 128, seq_lens=(60,))
     yield from _quantised()
 
 

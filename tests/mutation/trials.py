@@ -17,6 +17,7 @@ from .decode_trials import decode, other_decode
 from .prefill_trials import other_prefill, prefill
 from .prefill_wide_trials import other_prefill_wide, prefill_wide
 from .trial import Plan, Trial, bf16, f16, f32, of_logits, of_map, of_operands, of_write, randn
+from .vector_trials import other_vector, vector
 from .wide_trials import other_wide, wide
 
 
@@ -88,6 +89,7 @@ def _maps() -> Iterator[Trial]:
 @cache
 def all_trials() -> tuple[Trial, ...]:
     return (
-        *(*decode(), *wide(), *prefill(), *prefill_wide(), *_merge(), *_write(), *_logits(), *_maps()),
-        *(*other_decode(), *other_wide(), *other_prefill(), *other_prefill_wide()),
+        *(*decode(), *wide(), *vector(), *prefill(), *prefill_wide()),
+        *(*_merge(), *_write(), *_logits(), *_maps()),
+        *(*other_decode(), *other_wide(), *other_vector(), *other_prefill(), *other_prefill_wide()),
     )

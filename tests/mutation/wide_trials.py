@@ -48,10 +48,10 @@ def other_wide() -> Iterator[Trial]:
     half, uneven = ("decode", f16), (136, 200)
     yield unlikely("decode", f16, 192, 128)
     yield huge_sinks("decode", f16, 192, 128)
-    yield of_problem("wide-192", *half, 1, 4, 2, 1, 300, 192, 128, seq_lens=(291,))
+    yield of_problem("wide-192", *half, 1, 6, 2, 1, 300, 192, 128, seq_lens=(291,))
     yield of_problem("wide-four-groups", *half, 1, 9, 1, 3, 40, 24, 328, seq_lens=(39,))
-    yield of_problem("wide-f32", "decode", f32, 1, 2, 1, 1, 16, *uneven, seq_lens=(16,))
-    yield of_problem("wide-bf16", "decode", bf16, 1, 2, 1, 1, 40, 256, 256, seq_lens=(37,), mask=torch.bool)
+    yield of_problem("wide-f32", "decode", f32, 1, 3, 1, 1, 16, *uneven, seq_lens=(16,))
+    yield of_problem("wide-bf16", "decode", bf16, 1, 3, 1, 1, 40, 256, 256, seq_lens=(37,), mask=torch.bool)
     latent: dict[str, Any] = {"value_in_key": True}
     yield of_problem(
         "latent-paged", "paged_decode", f32, 1, 4, 1, 2, 64, 64, 40, seq_lens=(61,), block_size=16, **latent

@@ -281,9 +281,10 @@ def test_a_bad_sequence_leaves_the_others_alone(op: str, dim: int, device: str) 
 ADDS_THE_MASK = ("seen = added != -INFINITY;", "")
 KERNELS = [
     *(("prefill", kernel) for kernel in ("fattn_prefill", "fattn_prefill_wide")),
-    *(("decode", kernel) for kernel in ("fattn_decode", "fattn_decode_wide")),
+    *(("decode", kernel) for kernel in ("fattn_decode", "fattn_decode_wide", "fattn_decode_vector")),
 ]
 SEES_ALL_VALUES = ("seen.read = simd_shuffle(column", "seen.read = ~0u | simd_shuffle(column")
+SEES_ALL_OF_LANES = ("uint seen_here = seen >>", "uint seen_here = ~0u >>")
 RULES = [
     (None, -torch.inf, "key", False),
     (None, -torch.inf, "value", False),
@@ -301,12 +302,15 @@ RULES = [
 def test_each_rule_is_needed(
     op: str, kernel: str, mutation: tuple[str, str] | None, hidden_by: float, operand: str, shows: bool
 ) -> None:
-    def mutate(text: str) -> str:
-        assert mutation is None or text.count(mutation[0]) == 1
-        return text if mutation is None else text.replace(*mutation)
+    by_lanes = kernel == "fattn_decode_vector"
 
-    dim = 192 if kernel.endswith("_wide") else 64
-    problem = problems.Problem(0, op, torch.float32, 1, 2, 1, 3, 64, dim, dim, mask=torch.float32)
+    def mutate(text: str) -> str:
+        rule = SEES_ALL_OF_LANES if by_lanes and mutation is SEES_ALL_VALUES else mutation
+        assert rule is None or text.count(rule[0]) == 1
+        return text if rule is None else text.replace(*rule)
+
+    dim, rows = 192 if kernel.endswith("_wide") else 64, 1 if by_lanes else 3
+    problem = problems.Problem(0, op, torch.float32, 1, 2, 1, rows, 64, dim, dim, mask=torch.float32)
     case = problems.build(problem)
     mask, poison = torch.zeros_like(case.clean["attn_mask"]), case.clean[operand].clone()
     mask[..., BAD_KEY] = hidden_by

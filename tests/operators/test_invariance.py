@@ -17,8 +17,15 @@ from tests.helpers.tensors import same_bits
 DRAWN = drawing.draw(120, seed=9)
 # Not int4 values that are columns of their keys: copies of their scales are no views of the keys'.
 KEPT = [p for p in DRAWN if not (p.value_in_key and p.kv_format == "int4")]
-BATCHES = [p for p in KEPT if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24]
-CACHES = [p for p in KEPT if p.op in ("decode", "paged_decode")][:24]
+# Few rows (decode_vector), and sequences of several chunks.
+FEW_ROWS = [
+    Problem(200, "decode", torch.float16, 3, 2, 2, 1, 1300, 64, 64, seq_lens=(1300, 5, 700)),
+    Problem(
+        201, "paged_decode", torch.bfloat16, 2, 2, 1, 1, 640, 128, 80, seq_lens=(640, 300), block_size=16
+    ),
+]
+BATCHES = [p for p in KEPT if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24] + FEW_ROWS
+CACHES = [p for p in KEPT if p.op in ("decode", "paged_decode")][:24] + FEW_ROWS
 # Arguments that have an entry for each sequence if they have so many dimensions, or else one for all.
 OF_A_SEQUENCE = {
     "query": 4,

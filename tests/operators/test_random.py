@@ -26,12 +26,11 @@ ORDERS = ("forward", "reverse", "random")  # of the threads
 
 
 def kernel_of(problem: problems.Problem) -> str:
-    wide = max(problem.head_dim, problem.value_dim) > 128
     if not problem.is_decode:
+        wide = max(problem.head_dim, problem.value_dim) > 128
         return "fattn_prefill_wide" if wide else "fattn_prefill"
     copied = problem.layouts[1] == "every_other" and not problem.block_size
-    reads_once = problem.value_in_key and not copied
-    return "fattn_decode_wide" if wide or reads_once else "fattn_decode"
+    return problems.decode_kernel(problem, value_in_key=problem.value_in_key and not copied)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -144,6 +143,18 @@ def test_the_problems_cover_every_axis() -> None:
     for op in ("decode", "paged_decode", *PACKED):
         lengths = [(n, p.kv_len) for p in PROBLEMS if p.op == op and p.seq_lens for n in p.seq_lens]
         assert any(n == 0 for n, _ in lengths) and any(n == capacity for n, capacity in lengths)
+
+
+@pytest.mark.host_only
+def test_every_kernel_of_decode_has_problems() -> None:
+    """decode_vector: each dtype and number of rows, dense and paged."""
+    kernels = [kernel_of(p) for p in PROBLEMS if p.is_decode]
+    assert min(map(kernels.count, ("fattn_decode", "fattn_decode_wide", "fattn_decode_vector"))) >= 15
+    vector = [p for p in PROBLEMS if p.is_decode and kernel_of(p) == "fattn_decode_vector"]
+    assert {(p.dtype, p.q_heads // p.kv_heads * p.q_len) for p in vector} == {
+        (dtype, rows) for dtype in problems.DTYPES for rows in (1, 2)
+    }
+    assert {p.op for p in vector} == {"decode", "paged_decode"} and any(p.head_dim > 128 for p in vector)
 
 
 @pytest.mark.host_only

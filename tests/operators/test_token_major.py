@@ -24,6 +24,7 @@ PROBLEMS = {
     "decode": Problem(2, DECODE, f32, 2, 6, 2, 3, 70, 40, 24, seq_lens=(70, 9), sinks=True),
     "decode_shared_rows": Problem(3, DECODE, f32, 2, 12, 2, 3, 70, 40, 24, seq_lens=(70, 0)),
     "decode_merge": Problem(4, DECODE, f16, 2, 6, 2, 5, 900, 40, 24, seq_lens=(900, 44)),
+    "decode_vector": Problem(8, DECODE, f16, 2, 2, 2, 2, 900, 40, 24, seq_lens=(900, 44), sinks=True),
     "decode_wide": Problem(5, DECODE, bf16, 1, 8, 2, 2, 60, 192, 128, seq_lens=(60,)),
     "decode_wide_merge": Problem(6, DECODE, bf16, 2, 3, 1, 4, 700, 192, 128, seq_lens=(700, 1)),
     "paged_decode": Problem(
@@ -31,6 +32,7 @@ PROBLEMS = {
     ),
 }
 KERNELS = {
+    "decode_vector": {"fattn_decode_vector", "fattn_merge"},
     "prefill": {"fattn_prefill"},
     "prefill_wide": {"fattn_prefill_wide"},
     "decode_wide": {"fattn_decode_wide"},

@@ -137,13 +137,16 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     rows = p.batch * p.q_heads * p.q_len
     parts = plan["passes"][1]["params"]["parts"] if len(plan["passes"]) == 2 else 1
     row_groups, simdgroups = int(macros["FATTN_ROW_GROUPS"]), int(macros["FATTN_SIMDGROUPS"])
-    packed_rows, rows_per_kv_head = 8 * row_groups, p.q_heads // p.kv_heads * p.q_len
-    wide = p.value_in_key or max(p.head_dim, p.value_dim) > 128
-    assert launch["kernel"] == ("fattn_decode_wide" if wide else "fattn_decode")
+    kernel, rows_per_kv_head = problems.decode_kernel(p), p.q_heads // p.kv_heads * p.q_len
+    wide = kernel == "fattn_decode_wide"
+    packed_rows = row_groups * (1 if kernel == "fattn_decode_vector" else 8)
+    assert launch["kernel"] == kernel
     assert macros.get("FATTN_VALUE_IN_KEY") == (str(p.value_in_key).lower() if wide else None)
     if wide:
         assert row_groups == min(4, 2 ** max(0, (rows_per_kv_head - 1) // 8).bit_length())
         assert row_groups * p.value_dim <= simdgroups * 64 or simdgroups == 16
+    if kernel == "fattn_decode_vector":
+        assert row_groups == rows_per_kv_head == 32 // int(macros["FATTN_TILE_KEYS"])
     assert row_groups == 1 or packed_rows // 2 < rows_per_kv_head, "no simdgroup without rows"
     assert shares == params["shares"] <= parts * p.batch == parts * params["batch"] and depth == 1
     assert heads == p.kv_heads * params["row_blocks"]

@@ -77,7 +77,7 @@ def run(root: Path, case: Case, plan: dict[str, Any] | None = None) -> tuple[Ten
         command = [sys.executable, str(root / "tools" / "embed_kernels.py"), "--print", name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    kernels = ("fattn_prefill", "fattn_decode", "fattn_decode_wide", "fattn_merge")
+    kernels = ("fattn_prefill", "fattn_decode", "fattn_decode_wide", "fattn_decode_vector", "fattn_merge")
     # Called when it is launched.
     mutate = {kernel: lambda _, kernel=kernel: text_of(kernel) for kernel in kernels}
     return direct_launch.run(case, mutate, plan=plan)

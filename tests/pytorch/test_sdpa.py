@@ -16,7 +16,13 @@ from tests.conftest import counted_launches
 from tests.helpers.sdpa_calls import SdpaCall, a_call
 from torch_fattn.integrations.pytorch import sdpa
 
-ATTENTION = ("fattn_prefill", "fattn_prefill_wide", "fattn_decode", "fattn_decode_wide")
+ATTENTION = (
+    "fattn_prefill",
+    "fattn_prefill_wide",
+    "fattn_decode",
+    "fattn_decode_wide",
+    "fattn_decode_vector",
+)
 
 
 @pytest.fixture(autouse=True)

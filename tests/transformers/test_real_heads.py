@@ -19,7 +19,7 @@ from tests.transformers.tiny_models import TOLERANCE, VISIBLE_ERROR, pair
 from torch_fattn.integrations.transformers import attention
 
 NEW_TOKENS = 4
-KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide")
+KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector")
 
 
 def generate(model: Any, real: Real) -> tuple[Tensor, list[Tensor]]:

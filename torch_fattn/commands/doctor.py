@@ -36,7 +36,7 @@ FIND_FAULTS = (
 KERNEL_OF = {
     "prefill": "fattn_prefill",
     "decode": "fattn_decode",
-    "paged_decode": "fattn_decode",
+    "paged_decode": "fattn_decode_vector",
     "paged_prefill": "fattn_prefill",
     "varlen_prefill": "fattn_prefill",
     "merge": "fattn_merge",
@@ -257,7 +257,7 @@ def _paged_cache(dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def _paged_decode_case(dtype: torch.dtype) -> Case:
-    return Case("paged_decode", (_random(2, 4, 2, 64, dtype=dtype), *_paged_cache(dtype)), {})
+    return Case("paged_decode", (_random(2, 4, 1, 64, dtype=dtype), *_paged_cache(dtype)), {})
 
 
 def _paged_prefill_case(dtype: torch.dtype) -> Case:

@@ -185,7 +185,7 @@ def _tune(stopwatch: Stopwatch, subject: Subject, outcome: Outcome) -> list[Tune
     lengths = stopwatch.lengths(subject)
     built_in = {i: route.to for i in lengths if (route := subject.plan(stopwatch.calls, i).route)}
     beside = stopwatch.medians(subject, {"base": rows, TORCH: []})
-    if TORCH in beside:
+    if TORCH in beside and subject.shares_keys:
         outcome.routes[subject] = against_torch(
             subject, beside["base"], beside[TORCH], built_in, timed.noise, system_and_torch()
         )

@@ -33,7 +33,7 @@ FULL = Calls(
     {"prefill": ((256, 256), (2048, 2048)), "decode": ((1, 1024), (1, 16384))},
 )
 TINY = Calls(
-    {"prefill": (2, 1), "decode": (4, 2)},
+    {"prefill": (2, 1), "decode": (6, 2)},
     {"prefill": ((24, 24), (520, 520)), "decode": ((1, 96), (1, 300))},
 )
 
@@ -50,10 +50,16 @@ class Subject:
 
     @property
     def op(self) -> str:
-        return self.kernel.removesuffix("_wide")
+        return self.kernel.split("_")[0]
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether query heads share key-value heads, as the routes are timed."""
+        return self.kernel != "decode_vector"
 
     def __str__(self) -> str:
-        return f"{self.op} {self.dtype} D {self.min_dim} to {self.max_dim}"
+        heads = "" if self.shares_keys else ", no shared heads"
+        return f"{self.op} {self.dtype} D {self.min_dim} to {self.max_dim}{heads}"
 
     def row(self, sizes: Sizes, max_length: int | None = None, gain: float = 1.0) -> TunedRow:
         scope = (self.kernel, self.dtype, self.min_dim, self.max_dim)
@@ -66,9 +72,13 @@ class Subject:
             row.min_dim <= self.max_dim and self.min_dim <= row.max_dim
         )
 
+    def heads(self, calls: Calls) -> tuple[int, int]:
+        heads, kv_heads = calls.heads[self.op]
+        return (heads if self.shares_keys else kv_heads), kv_heads
+
     def operands(self, calls: Calls, i: int, device: str) -> list[torch.Tensor]:
         """Operands of the call with length i."""
-        (heads, kv_heads), (q_len, kv_len) = calls.heads[self.op], calls.lengths[self.op][i]
+        (heads, kv_heads), (q_len, kv_len) = self.heads(calls), calls.lengths[self.op][i]
         dtype = getattr(torch, self.dtype)
         generator = torch.Generator().manual_seed(1)
 
@@ -86,7 +96,7 @@ class Subject:
 
     def plan(self, calls: Calls, i: int) -> Explanation:
         """The plan of the call with length i on this GPU, with the current tuning."""
-        (heads, kv_heads), (q_len, kv_len) = calls.heads[self.op], calls.lengths[self.op][i]
+        (heads, kv_heads), (q_len, kv_len) = self.heads(calls), calls.lengths[self.op][i]
 
         def tensor(heads: int, rows: int) -> torch.Tensor:
             one = torch.empty(1, 1, 1, self.dim, dtype=getattr(torch, self.dtype), device="mps")
@@ -105,6 +115,10 @@ def subjects() -> list[Subject]:
         for dtype in ("float16", "bfloat16", "float32")
         for dims in all_dims
         for op in ("prefill", "decode")
+    ] + [
+        Subject("decode_vector", dtype, *dims)
+        for dtype in ("float16", "bfloat16", "float32")
+        for dims in ((65, 128, 128), (1, 64, 64), (129, 256, 256))
     ]
 
 
@@ -121,8 +135,9 @@ def _combinations(kernel: str) -> Iterator[Sizes]:
         rows, shapes = ((2, 1), (1, 2), (1, 1)), product((16, 32), (4, 8), (0, 1))
         values = ((*row, *shape) for row, shape in product(rows, list(shapes)))
     else:
+        keys = (32,) if kernel == "decode_vector" else (8, 16, 32)
         simdgroups = (4, 8) if kernel == "decode" else (4, 8, 16)
-        values = product((8, 16, 32), simdgroups, (128, 256), (2, 3, 4, 6))
+        values = product(keys, simdgroups, (128, 256), (2, 3, 4, 6))
     for chosen in values:
         yield tuple(zip(names, chosen, strict=True))
 

@@ -22,12 +22,13 @@ from ..runtime.cache_folder import cache_folder, tuning_is_off
 
 FORMAT = 2
 MOST_BYTES = 1 << 20
-KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide")
+KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector")
 SIZES = {
     "prefill": ("row_fragments", "tile_keys", "simdgroups", "early_loads"),
     "prefill_wide": ("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_loads"),
     "decode": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
     "decode_wide": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
+    "decode_vector": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
 }
 OPS = ("prefill", "decode")
 TAKERS = ("fattn", "torch")

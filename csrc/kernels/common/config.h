@@ -66,14 +66,20 @@ typedef TileElementOf<kKvFormat>::type TileElement;
 #define FATTN_COLUMN_SHARES 1
 #endif
 
+// Query rows of a row group of decode; kernels without 8x8 products define it.
+#ifndef FATTN_GROUP_ROWS
+#define FATTN_GROUP_ROWS 8
+#endif
+
 FATTN_CONSTEXPR int kHeadDim = FATTN_HEAD_DIM;
 FATTN_CONSTEXPR int kValueDim = FATTN_VALUE_DIM;
 FATTN_CONSTEXPR int kRowFragments = FATTN_ROW_FRAGMENTS;  // 8-row fragments per simdgroup
 FATTN_CONSTEXPR int kTileKeys = FATTN_TILE_KEYS;          // keys per step
 FATTN_CONSTEXPR int kKeyFragments = FATTN_TILE_KEYS / kFragment;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
-// Row groups per threadgroup: of eight rows in decode, of kRowFragments * 8 in prefill_wide.
+// Row groups per threadgroup: of kGroupRows rows in decode, of kRowFragments * 8 in prefill_wide.
 FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;
+FATTN_CONSTEXPR int kGroupRows = FATTN_GROUP_ROWS;
 FATTN_CONSTEXPR int kColumnShares = FATTN_COLUMN_SHARES;
 // The kernels declare this limit to the compiler, which then fits their registers to it: every launch is
 // legal.

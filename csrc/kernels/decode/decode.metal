@@ -9,6 +9,7 @@
 // simdgroups take the steps of a chunk in turn and merge their states at its end. A chunk yields a partial
 // result for merge.metal, or the result if no sequence can have a second chunk.
 #include "decode_step.h"
+#include "state_weights.h"
 
 namespace fattn {
 
@@ -52,20 +53,9 @@ struct SharedStates {
   void store(thread const ResultRows& results, thread const SavedSinks& sinks, int first,
              int thread_of_row) const thread {
     const int row = results.own_row;
-    float weights[kKeyGroups];
-    float largest = -INFINITY;
-#pragma clang loop unroll(full)
-    for (int g = 0; g < kKeyGroups; g++) {
-      largest = fmax(largest, row_max[g * kPackedRows + row]);
-    }
-    const float origin = largest == -INFINITY ? 0.0f : largest;
-    float sum = 0.0f;
-#pragma clang loop unroll(full)
-    for (int g = 0; g < kKeyGroups; g++) {
-      weights[g] = weight_of(row_max[g * kPackedRows + row] - origin);
-      sum += weights[g] * row_sum[g * kPackedRows + row];
-    }
-    const float scale = result_scale(sum);
+    StateWeights<kKeyGroups> states;
+    states.set(row_max + row, row_sum + row, kPackedRows);
+    const float scale = result_scale(states.sum);
     const long place = results.place(0);
 #pragma clang loop unroll(full)
     for (int from = 0; from < 4 * kRoundElements; from += kRowThreads * 4) {
@@ -78,12 +68,12 @@ struct SharedStates {
 #pragma clang loop unroll(full)
       for (int g = 0; g < kKeyGroups; g++) {
         const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + of_round;
-        values += weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
+        values += states.weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
       }
       results.put(place + column, scaled_result(values, scale));
     }
     if (first == 0 && thread_of_row == 0) {
-      results.put_sum(0, row_sum_with_sink(largest, sum, sinks, 0));
+      results.put_sum(0, row_sum_with_sink(states.largest, states.sum, sinks, 0));
     }
   }
 

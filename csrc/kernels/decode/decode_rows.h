@@ -10,7 +10,7 @@
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kPackedRows = kRowGroups * 8;  // per threadgroup
+FATTN_CONSTEXPR int kPackedRows = kRowGroups * kGroupRows;  // per threadgroup
 
 // The rows of a threadgroup: one column of the grid.
 struct RowBlock {

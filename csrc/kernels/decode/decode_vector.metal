@@ -1,0 +1,155 @@
+// Decode of one or two packed rows per key-value head: no heads are shared, or two. An 8x8 product would
+// multiply eight rows.
+//
+// What goes in and out, and how chunks are shared out, is as in decode.metal. Here lanes hold columns, as in
+// the vector kernels of MLX and llama.cpp: kKeyLanes lanes read a key, 16 bytes each at a time, and multiply
+// it with their columns of the query. Sums over lanes wait until a step has one for each lane of a key; then
+// every shuffle adds up two of them (scatter_sums), and each lane ends with one score. The output is summed
+// over the lanes with other keys at the end of a chunk.
+#define FATTN_GROUP_ROWS 1
+
+#include "state_weights.h"
+#include "vector_step.h"
+
+namespace fattn {
+
+// The states of the simdgroups, which have the same rows and different keys.
+struct VectorStates {
+  threadgroup float* out;  // [simdgroup][row][column]
+  threadgroup float* row_max;
+  threadgroup float* row_sum;
+
+  void put(thread const VectorAttention& attention, ushort simdgroup_index, VectorLane at) const thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kPackedRows; r++) {
+#pragma clang loop unroll(full)
+      for (int i = 0; i < VectorAttention::kOwnColumns; i++) {
+        const int column = VectorAttention::own_column(i, at);
+        if (column < kValueDim) {
+          out[(simdgroup_index * kPackedRows + r) * kValueDim + column] = attention.out[r][i];
+        }
+      }
+    }
+    if (at.saved.pair == 0) {
+      row_max[simdgroup_index * kPackedRows + at.saved.row] = attention.row_max;
+      row_sum[simdgroup_index * kPackedRows + at.saved.row] = attention.row_sum;
+    }
+  }
+
+  // Adds up the states of each row, by kThreads / kPackedRows threads.
+  void store(thread ResultRows& results, const threadgroup SavedWork* saved, ushort thread_index) const
+      thread {
+    SavedSinks sinks;
+    sinks.saved = saved;
+    constexpr int kRowThreads = kThreads / kPackedRows;
+    const int row = thread_index / kRowThreads;
+    const int thread_of_row = thread_index % kRowThreads;
+    StateWeights<kSimdgroups> states;
+    states.set(row_max + row, row_sum + row, kPackedRows);
+    const float scale = result_scale(states.sum);
+    results.own_row = sinks.own_row = row;
+    const long place = results.place(0);
+#pragma clang loop unroll(full)
+    for (int first = 0; first < kValueDim; first += kRowThreads) {
+      const int column = first + thread_of_row;
+      if (column >= kValueDim) {
+        continue;
+      }
+      float value = 0.0f;
+#pragma clang loop unroll(full)
+      for (int g = 0; g < kSimdgroups; g++) {
+        value += states.weights[g] * out[(g * kPackedRows + row) * kValueDim + column];
+      }
+      results.put(place + column, scaled_result(value, scale));
+    }
+    if (thread_of_row == 0) {
+      results.put_sum(0, row_sum_with_sink(states.largest, states.sum, sinks, 0));
+    }
+  }
+};
+
+}  // namespace fattn
+
+using namespace fattn;
+
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_decode_vector(
+    FATTN_ATTENTION_ARGUMENTS(DecodeParams)) {
+  threadgroup float shared_out[kSimdgroups * kPackedRows * kValueDim];
+  threadgroup float shared_max[kSimdgroups * kPackedRows];
+  threadgroup float shared_sum[kSimdgroups * kPackedRows];
+  threadgroup SavedWork saved[kSimdgroups];
+
+  Operands operands;
+  FATTN_TAKE_ARGUMENTS(operands);
+  const VectorLane at = vector_lane(lane);
+  const uint3 group = group_in_grid(group_in_dispatch, slice);
+
+  VectorStates states;
+  states.out = shared_out;
+  states.row_max = shared_max;
+  states.row_sum = shared_sum;
+  VectorQuery rows;
+  DecodeState state;
+  state.saved = saved + simdgroup_index;
+
+  Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
+  int column = int(group.y);
+  if (at.saved.pair == 0) {
+    state.put_head(packed_row(params, row_block(params, column), at.saved.row), operands, params, at.saved);
+  }
+  int query_batch = -1;
+  for (;;) {
+    const ChunkIndex next =
+        take_chunk(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
+    if (next.batch < 0) {
+      return;
+    }
+    const RowBlock block = row_block(params, column);
+    const PackedRow packed = packed_row(params, block, at.saved.row);
+    if (next.batch != query_batch) {
+      rows.load(operands, params, block, next.batch, at);
+    }
+    state.put_work(column, next, share, lane);
+
+    // From what is read back, as in decode.metal.
+    const CutSequence cut = cut_sequence(operands.seq_lens, params.span, state.batch());
+    const WorkItem item = cut.item(state.part());
+    Sequence sequence;
+    sequence.set(operands, params, block.kv_head, item, packed);
+    state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params,
+                       at.saved);
+    VectorAttention attention;
+    attention.clear();
+    if (fc_sinks && item.part == 0 && simdgroup_index == 0) {
+      attention.add_sink(sink_score(state.sink(at.saved)), at.saved.pair == 0);
+    }
+
+    const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
+    const int end_step = steps.first + steps.count;
+    for (int unit = steps.first + simdgroup_index; unit < end_step; unit += kSimdgroups) {
+      sequence.set_table(operands, params, state.first_block_entry());
+      StepKeys step;
+      step.look_up(sequence.table, steps.behind_gap(unit) * kTileKeys, lane);
+      if (is_whole_step(step, item.ranges)) {
+        vector_step<true>(attention, rows, sequence, step, state, params, at);
+      } else {
+        sequence.set_limits(state.limits());
+        vector_step<false>(attention, rows, sequence, step, state, params, at);
+      }
+    }
+    attention.finish(at);
+
+    column = state.column();
+    query_batch = state.batch();
+    share = state.share();
+    ResultRows results;
+    results.operands = operands;
+    results.params = &params;
+    results.block = row_block(params, column);
+    results.chunk = state.results();
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the chunk before has been stored
+    states.put(attention, simdgroup_index, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    states.store(results, saved, thread_in_group(simdgroup_index, lane));
+  }
+}
