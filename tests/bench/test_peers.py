@@ -226,7 +226,10 @@ def test_an_archive_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     empty = tmp_path / "llama_cpp_python-0.3.36.tar.gz"
     tarfile.open(empty, "w:gz").close()
     monkeypatch.setattr(llama_source.tempfile, "gettempdir", lambda: str(tmp_path))
-    for wrong, reason in (("/nonexistent.tar.gz", "no readable archive"), (str(empty), "no sources of ggml")):
+    for wrong, reason in (
+        ("/nonexistent.tar.gz", "not a readable archive"),
+        (str(empty), "does not contain the sources of ggml"),
+    ):
         monkeypatch.setenv("LLAMA_CPP_SDIST", wrong)
         with pytest.raises(WrongArgumentError, match=f"{reason}; name the archive llama_cpp_python-0.3.36"):
             llama_source.folder.__wrapped__()

@@ -69,7 +69,9 @@ MODIFIER = {
 @pytest.mark.parametrize("name", ["decode-window", "prefill-causal"])
 def test_a_modifier_that_is_off_changes_no_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor the result. Golden plans do not show it: tests/plan/test_golden.py."""
-    monkeypatch.setattr(direct_launch, "CONSTANTS", [*direct_launch.CONSTANTS, "doubled"])
+    place = direct_launch.CONSTANTS.index("slopes_kind") + 1
+    before, behind = direct_launch.CONSTANTS[:place], direct_launch.CONSTANTS[place:]
+    monkeypatch.setattr(direct_launch, "CONSTANTS", [*before, "doubled", *behind])
     kept = trials()[name]
 
     def mutate(text: str) -> str:

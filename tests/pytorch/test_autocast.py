@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torch_fattn
 from tests.helpers import cache_problems
-from tests.helpers.cache_problems import FORMATS
+from tests.helpers.kv_formats import KV_FORMATS
 from tests.pytorch.test_compile import arguments_of
 from torch_fattn.flash_attn import flash_attn_func, flash_attn_with_kvcache
 
@@ -101,7 +101,7 @@ def test_merge_is_left_alone(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("to", HALVES, ids=str)
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_cache_write_is_left_alone(kv_format: str, to: torch.dtype, device: str) -> None:
     """Its caches and scales have dtypes that autocast does not mix."""
     plain, cast = (cache_problems.valid(kv_format, device) for _ in range(2))

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_fattn
 from tests.conftest import counted_launches
-from tests.helpers.cache_problems import FORMATS, Arguments, valid
+from tests.helpers.cache_problems import Arguments, valid
+from tests.helpers.kv_formats import KV_FORMATS
 from tests.helpers.wrong_calls import (
     Change,
     Fault,
@@ -132,7 +133,7 @@ def test_wrong_call(kv_format: str, fault: Fault) -> None:
         assert refusal_of(fakes) == (raised, sentence), "the same words without data"
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_the_control_works(kv_format: str) -> None:
     with counted_launches() as launches:
         torch.ops.fattn.cache_write(**valid(kv_format))

@@ -279,7 +279,7 @@ def cumulative(lens: list[int]) -> Tensor:
     ("change", "sentence"),
     [
         ({"cache": None}, "no cache of continuous batching"),
-        ({"block_table": torch.zeros(1)}, "a block table"),
+        ({"block_table": torch.zeros(1)}, "block table"),
         ({"attention_mask": torch.zeros(1), "cache": EarlierCache()}, "a mask came with"),
         ({"sliding_window": 1}, None),
         ({"position_bias": torch.zeros(1)}, "position_bias"),
