@@ -9,7 +9,7 @@
 //   Group (int4)   [.., D / 2]: the even         float16 [.., D / 32, 2], scale and minimum of 32 columns
 //                  column in the low nibble
 //
-// FATTN_KV_FORMATS in params.h lists the formats.
+// FATTN_KV_FORMATS in formats.h lists the formats.
 #pragma once
 
 #include <optional>

@@ -238,7 +238,7 @@ def test_int4_of_a_narrow_group_far_from_zero() -> None:
 
 
 def test_host_and_python_have_one_table() -> None:
-    """The host's is FATTN_KV_FORMATS in csrc/kernels/common/params.h."""
+    """The host's is FATTN_KV_FORMATS in csrc/kernels/common/formats.h."""
     host = json.loads(torch.ops.fattn._kernel_interface())["kv_formats"]
     numbers = [one["number"] for one in host.values()]
     assert len({*numbers}) == len(numbers)

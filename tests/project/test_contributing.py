@@ -148,7 +148,7 @@ def test_a_cache_format(kv_format: str, copy: Path) -> None:
     """Numbers plus 128 instead of e4m3, and the number of the new format instead of the old one."""
     for change in changes_of("A cache format"):
         change.apply(copy)
-    for name in ("keys.h", "params.h"):
+    for name in ("keys.h", "formats.h"):
         assert is_formatted(copy / "csrc/kernels/common" / name)
     case = problems.build(Problem(0, "decode", f32, 2, 4, 2, 2, 75, 40, 24, kv_format=kv_format))
     for name in ("key", "value"):

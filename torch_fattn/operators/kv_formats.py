@@ -26,7 +26,7 @@ class KvFormat:
         return tuple(rows), torch.float32
 
 
-# FATTN_KV_FORMATS in csrc/kernels/common/params.h has the same facts.
+# FATTN_KV_FORMATS in csrc/kernels/common/formats.h has the same facts.
 KV_FORMATS = {
     "int8": KvFormat(torch.int8),
     "fp8_e4m3": KvFormat(torch.uint8, may_lack_scales=True),
