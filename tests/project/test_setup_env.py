@@ -109,10 +109,10 @@ def test_a_mac_that_cannot_build(mac: dict[str, object], message: str, instead: 
 
 def make(target: str) -> str:
     """The commands that it would run in a clone that has no environment yet."""
-    done = subprocess.run(
-        ["make", "-n", "VENV=/nowhere", target], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    # The tests may run under make themselves, which hands its variables (TIER=test) to the makes below it.
+    env = os.environ | {"MAKEFLAGS": ""}
+    command = ["make", "-n", "VENV=/nowhere", target]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(
