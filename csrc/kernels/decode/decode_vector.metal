@@ -129,7 +129,7 @@ using namespace fattn;
     for (int unit = steps.first + simdgroup_index; unit < end_step; unit += kSimdgroups) {
       sequence.set_table(operands, params, state.first_block_entry());
       StepKeys step;
-      step.look_up(sequence.table, steps.behind_gap(unit) * kTileKeys, lane);
+      step.look_up(sequence.table, steps.past_gap(unit) * kTileKeys, lane);
       if (is_whole_step(step, item.ranges)) {
         vector_step<true>(attention, rows, sequence, step, state, params, at);
       } else {

@@ -189,7 +189,7 @@ inline float vector_score(thread const VectorQuery& query, thread const Sequence
   }
   scatter_sums<kKeyLanes, 1>(products, at.lane);
   const int key = step.first_key + at.own_key();
-  const ScoreModifiers modifiers = state.modifiers(params, at.saved);
+  const ScoreModifiers modifiers = state.modifiers(sequence, params, at.saved);
   float score = modified_score(products[0], modifiers, 0, key);
   if (!kWhole) {
     const bool exists = step.find(sequence.table, at.own_key()).exists;
