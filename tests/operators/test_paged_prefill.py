@@ -291,6 +291,8 @@ def test_sequences_without_rows_cost_nothing() -> None:
 def test_a_window_is_all_that_is_loaded() -> None:
     """1,024 keys of 8,000, and at most one step more; then sink tokens, of which one step is enough."""
     for options, steps in (({"window_left": 1023}, 1), ({"window_left": 1023, "sink_tokens": 4}, 2)):
-        case = case_of(q_heads=2, kv_heads=1, q_lens=(1,), seq_lens=(8000,), **options)
+        case = case_of(
+            q_heads=2, kv_heads=1, head_dim=64, value_dim=64, q_lens=(1,), seq_lens=(8000,), **options
+        )
         _, key_bytes, _ = counters(case.arguments("mps")[0])
-        assert 1024 * 16 * 2 <= key_bytes <= (1024 + 32 * steps) * 16 * 2
+        assert 1024 * 64 * 2 <= key_bytes <= (1024 + 32 * steps) * 64 * 2

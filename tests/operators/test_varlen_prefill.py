@@ -257,11 +257,10 @@ def test_sequences_without_rows_cost_nothing() -> None:
 
 @needs_emulator
 def test_a_window_is_all_that_is_loaded() -> None:
-    case = case_of(
-        q_heads=2, kv_heads=1, q_lens=(1, 1), seq_lens=(3000, 2000), window_left=99, **BOTTOM_RIGHT
-    )
+    sizes: dict[str, Any] = {"q_heads": 2, "kv_heads": 1, "head_dim": 64, "value_dim": 64}
+    case = case_of(**sizes, q_lens=(1, 1), seq_lens=(3000, 2000), window_left=99, **BOTTOM_RIGHT)
     _, key_bytes = counters(case)
-    assert 2 * 100 * 16 * 2 <= key_bytes <= 2 * (100 + 32) * 16 * 2
+    assert 2 * 100 * 64 * 2 <= key_bytes <= 2 * (100 + 32) * 64 * 2
 
 
 @pytest.mark.host_only
