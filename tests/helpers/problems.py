@@ -65,7 +65,7 @@ OPS = ATTENTION
 
 @dataclass(frozen=True)
 class Score:
-    """Of row i of a head and key j, in a sequence."""
+    """The place of a score: row i and key j of a head, in a sequence."""
 
     sequence: int
     head: int
