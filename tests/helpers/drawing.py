@@ -28,6 +28,8 @@ from tests.helpers.problems import (
     Problem,
 )
 
+# An offset far beyond the keys, where float32 still tells ALiBi's distances apart.
+FAR = 2**20
 # Only for prefills, so that their dims occur with all other features.
 WIDE_PREFILLS = WIDE_HEAD_DIMS[:3] + WIDE_HEAD_DIMS[5:6]
 
@@ -64,7 +66,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     forms = random.Random(f"masks {seed}")
     patterns = [forms.choice(MASK_PATTERNS) for _ in range(count)]
     maps = [forms.random() < 0.5 for _ in range(count)]
-    chunks = random.Random(f"chunks {seed}")
+    chunks, far = random.Random(f"chunks {seed}"), random.Random(f"far {seed}")
 
     all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
@@ -91,7 +93,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         causality = "none" if is_decode else causalities[i]
         if op == "paged_prefill" and causality != "none":
             causality = "bottom_right"  # the only one that it has
-        offsets = {"top_left": 0, "offset": rng.randint(-3, kv_len)}
+        offsets = {"top_left": 0, "offset": far.choice((rng.randint(-3, kv_len), kv_len + 500, FAR))}
         problems.append(
             Problem(
                 index=i,
@@ -124,6 +126,8 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         )
         if op == "prefill" and chunks.random() < 0.4:
             problems[-1] = _chunk(problems[-1], chunks)
+        if (problems[-1].q_offset or 0) > problems[-1].kv_len and far.random() < 0.75:  # see features()
+            problems[-1] = replace(problems[-1], window_left=-1, window_right=-1)
     return problems
 
 

@@ -158,7 +158,8 @@ def test_a_window_is_all_that_is_loaded(op: str) -> None:
 
 def test_reading_the_cache_for_every_head_is_noticed() -> None:
     """torch 2.13's kernel, which shares nothing between the four heads of a group."""
-    torch_metal = pytest.importorskip("bench.peers.torch_metal")
+    from bench.peers import torch_metal
+
     counts, error, _ = counting.count_peer(torch_metal, Call("decode", 8, 2, 64, 1, 512))
     assert error < 1e-3
     assert counts.cache_ratio == 4.0

@@ -194,8 +194,11 @@ def test_properties(problem: Problem, device: dict[str, Any]) -> None:
         check_decode(problem, plan)
 
 
+NO_SHARED_ROWS = Problem(12, "decode", f16, 1, 8, 1, 4, 40, 64, 64)  # a simdgroup for each group of rows
+
+
 @needs_emulator
-@pytest.mark.parametrize("problem", drawing.draw(12, seed=5), ids=str)
+@pytest.mark.parametrize("problem", [*drawing.draw(12, seed=5), NO_SHARED_ROWS], ids=str)
 def test_the_plan_is_what_is_launched(problem: Problem) -> None:
     """Kernels, grids, and threadgroup memory as the compiled pipelines have it."""
     import softmetal

@@ -86,7 +86,9 @@ def test_the_source_archive_needs_no_torch(
     assert "is built against the torch that will run it" in message(configured)
 
 
-@pytest.mark.skipif(not (SETUP.parent / ".git").exists(), reason="it asks git what the sources are")
+@pytest.mark.skipif(
+    not (SETUP.parent / ".git").exists(), reason="not a git checkout, which lists the sources"
+)
 def test_the_source_archive_is_whole(tmp_path: Path) -> None:
     """All that a build reads, and no test."""
     build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path)]
