@@ -126,12 +126,9 @@ inline void bind_attention(Pass& pass, const Problem& p) {
 // The parameters that the attention kernels have in common.
 template <typename Params>
 void set_attention_params(Params& params, const Problem& p) {
-  params.query = p.query;
-  params.key = p.key;
-  params.value = p.value;
-  params.key_scales = p.key_scales;
-  params.value_scales = p.value_scales;
-  params.mask = p.mask;
+#define FATTN_COPY(type, name) params.name = p.name;
+  FATTN_OPERAND_STRIDES(FATTN_COPY)
+#undef FATTN_COPY
   params.block_table_batch_stride = p.block_table_batch_stride;
   params.block_table_entry_stride = p.block_table_entry_stride;
   params.batch = int32_t(p.batch);
