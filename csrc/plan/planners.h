@@ -44,21 +44,8 @@ inline bool is_empty(const Problem& p) {
 }
 
 inline MaskKind mask_kind(DType dtype) {
-  switch (dtype) {
-    case DType::kBool:
-      return kMaskBool;
-    case DType::kFloat32:
-      return kMaskFloat32;
-    case DType::kFloat16:
-      return kMaskFloat16;
-    case DType::kBFloat16:
-      return kMaskBFloat16;
-    case DType::kInt8:
-    case DType::kUInt8:
-    case DType::kOther:
-      return kMaskNone;
-  }
-  return kMaskNone;
+  if (is_float(dtype)) return MaskKind(int{kMaskFloat32} + float_kind(dtype));
+  return dtype == DType::kBool ? kMaskBool : kMaskNone;
 }
 
 // The dtype in which Q, K and V are multiplied: OperandOf in kernels/common/config.h.
