@@ -6,7 +6,7 @@
     readme       compares the tables of README and docs with bench/results, or writes them
     host-cost    times planning and encoding on this CPU
     cuda-build   compiles the kernels for an NVIDIA GPU
-    cuda-run     checks and times them there, without torch_fattn
+    cuda-check   checks their results there, without torch_fattn
 
 `python -m torch_fattn bench` is the same.
 """
@@ -21,7 +21,7 @@ COMMANDS = {
     "readme": "bench.report.readme",
     "host-cost": "bench.backends.host_cost",
     "cuda-build": "bench.backends.cuda.build",
-    "cuda-run": "bench.backends.cuda.run",
+    "cuda-check": "bench.backends.cuda.run",
 }
 
 
