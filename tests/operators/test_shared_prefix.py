@@ -21,7 +21,7 @@ from tests.helpers.synchronisations import Synchronisations
 from torch_fattn import reference, shared_prefix_decode, shared_prefix_paged_decode
 from torch_fattn.operators import prefix_and_suffix
 
-PROBLEMS = shared_prefix_problems.draw(66, seed=7)
+PROBLEMS = shared_prefix_problems.draw(69, seed=7)
 SAMPLE = "the sample of random problems has changed: draw more of them"
 
 
