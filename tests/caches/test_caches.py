@@ -91,19 +91,13 @@ def generate(cache: StaticKVCache | PagedKVCache, device: str, kv_format: str = 
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("make", [static, paged])
-def test_generate(make: Any, device: str, checked: Checked) -> None:
-    with counted_launches() as launches, checked():
-        generate(make(device), device)
-    expected = {"fattn_cache_write": 7 * LAYERS, "fattn_decode": 8 * LAYERS}
-    assert launches == (expected if device == "mps" else {})
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("make", [static, paged])
-def test_generate_from_a_quantised_cache(make: Any, kv_format: str, device: str) -> None:
-    generate(make(device, kv_format=kv_format), device, kv_format)
+def test_generate(make: Any, kv_format: str, device: str, checked: Checked) -> None:
+    with counted_launches() as launches, checked():
+        generate(make(device, kv_format=kv_format), device, kv_format)
+    expected = {"fattn_cache_write": 7 * LAYERS, "fattn_decode": 8 * LAYERS}
+    assert launches == (expected if device == "mps" else {})
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])

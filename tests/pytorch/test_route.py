@@ -18,6 +18,7 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import counted_launches
 from tests.helpers.tuned import PROVENANCE, this_chip
+from tests.pytorch.test_sdpa import by_install
 from torch_fattn.flash_attn import flash_attn_func
 from torch_fattn.integrations import comfyui
 from torch_fattn.integrations.pytorch import routing
@@ -290,11 +291,6 @@ def tuned() -> Iterator[Callable[..., None]]:
 def operands(dim: int = 16, length: int = 9) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(2, 4, length, dim, generator=generator).to("mps") for _ in range(3)]
-
-
-def by_install(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    with torch_fattn.installed():
-        return F.scaled_dot_product_attention(query, key, value)
 
 
 def by_sdpa(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
