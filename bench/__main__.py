@@ -7,7 +7,7 @@
     agx          prints what the kernels cost on M1 and M2, by Mesa's compiler
     host-cost    times planning and encoding on this CPU
     cuda-build   compiles the kernels for an NVIDIA GPU
-    cuda-run     checks and times them there, without torch_fattn
+    cuda-check   checks their results there, without torch_fattn
 
 `python -m torch_fattn bench` is the same.
 """
@@ -23,7 +23,7 @@ COMMANDS = {
     "agx": "bench.report.agx",
     "host-cost": "bench.backends.host_cost",
     "cuda-build": "bench.backends.cuda.build",
-    "cuda-run": "bench.backends.cuda.run",
+    "cuda-check": "bench.backends.cuda.run",
 }
 
 

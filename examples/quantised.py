@@ -1,4 +1,4 @@
-"""Decodes over one cache in four formats, and prints the size of each and the error of its result.
+"""Decodes over one cache in every format, and prints the size of each and the error of its result.
 
     python examples/quantised.py [--device mps] [--keys 2048]
 

@@ -34,7 +34,7 @@ EMULATED = (
 )
 
 needs_emulator = pytest.mark.skipif(
-    not EMULATED, reason="a real GPU does not report data races or reads outside a buffer"
+    not EMULATED, reason="needs softmetal: a real GPU reports no data races, reads outside a buffer or counts"
 )
 
 Checked = Callable[..., contextlib.AbstractContextManager[Any]]

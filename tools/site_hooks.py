@@ -1,5 +1,5 @@
-"""Hooks of mkdocs: pages from files outside docs/, links to files that are not pages, pictures of masks, and
-the options of functions."""
+"""Hooks of mkdocs: pages from files outside docs/, links to files that are not pages, pictures of masks and
+measurements, and the options of functions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import inspect
 import posixpath
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,7 @@ PAGE_OF = {
     "softmetal/docs/cuda.md": "softmetal-cuda.md",
     "softmetal/docs/msl.md": "softmetal-msl.md",
 }
-PICTURES = (
-    "bench/results/agx.png",
-    "bench/results/nvidia-h200.png",
-    "bench/results/nvidia-h200-summary.png",
-)
+PICTURES = ("bench/results/agx.png", "bench/results/nvidia-h200-summary.png")
 
 
 def repository() -> str | None:
@@ -50,10 +47,21 @@ def repository() -> str | None:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in mask_pictures.files().items():
         files.append(File.generated(config, path, content=text))
+    files.append(File.generated(config, "pictures/nvidia-h200.png", content=measured_picture()))
     for name in PICTURES:
         path = f"pictures/{posixpath.basename(name)}"
         files.append(File.generated(config, path, abs_src_path=str(ROOT / name)))
     return files
+
+
+def measured_picture() -> bytes:
+    """Draws all panels of the measurements."""
+    from bench.backends import record
+    from bench.report import pictures
+
+    with tempfile.TemporaryDirectory() as folder:
+        results = record.read(ROOT / "bench/results/nvidia-h200.json")
+        return pictures.draw(results, Path(folder) / "rates", endings=(".png",))[0].read_bytes()
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -58,7 +59,7 @@ def commit() -> str:
         return "unknown"
 
 
-def rate_of(call: Call, milliseconds: float) -> tuple[float, str, str]:
+def _rate_of(call: Call, milliseconds: float) -> tuple[float, str, str]:
     """Returns the rate of a call, its unit, and the name of the ceiling to compare it with.
 
     The rate of a decode counts the bytes that must move, that of a prefill the operations on visible pairs.
@@ -66,3 +67,19 @@ def rate_of(call: Call, milliseconds: float) -> tuple[float, str, str]:
     if call.is_decode:
         return call.least_bytes / milliseconds / 1e6, "GB/s", "read"
     return call.flops / milliseconds / 1e9, "TFLOP/s", "products"
+
+
+def timed_row(
+    call: Call, times: Sequence[float], ceilings: Mapping[str, float], error: float
+) -> dict[str, Any]:
+    """Returns the fields of a timed row; `times` in milliseconds."""
+    rate, unit, ceiling = _rate_of(call, median(times))
+    return {
+        "ms_median": median(times),
+        "ms_min": min(times),
+        "ms_max": max(times),
+        "rate": rate,
+        "rate_unit": unit,
+        "ceiling_fraction": rate / ceilings[ceiling],
+        "max_error": error,
+    }

@@ -4,9 +4,6 @@
 #include <metal_simdgroup_matrix>
 using namespace metal;
 
-// The number of consecutive products with the same B operand.
-constant uint fc_reuse [[function_constant(0)]];
-
 constant constexpr int kChains = 8;
 
 // Two sets of accumulators, each the B operand of the other: every B is new, and nothing is loaded.
@@ -29,11 +26,11 @@ kernel void products(device float* out [[buffer(0)]], constant uint& rounds [[bu
   for (uint round = 0; round < rounds; round++) {
 #pragma clang loop unroll(full)
     for (int i = 0; i < kChains; i++) {
-      simdgroup_multiply_accumulate(even[i], a, odd[fc_reuse == 1 ? i : i / 4 * 4], even[i]);
+      simdgroup_multiply_accumulate(even[i], a, odd[i], even[i]);
     }
 #pragma clang loop unroll(full)
     for (int i = 0; i < kChains; i++) {
-      simdgroup_multiply_accumulate(odd[i], a, even[fc_reuse == 1 ? i : i / 4 * 4], odd[i]);
+      simdgroup_multiply_accumulate(odd[i], a, even[i], odd[i]);
     }
   }
   float sum = 0.0f;
@@ -43,40 +40,6 @@ kernel void products(device float* out [[buffer(0)]], constant uint& rounds [[bu
            odd[i].thread_elements()[1];
   }
   out[group * threads + thread_index] = sum;
-}
-
-// The same with half operands, whose bits change in every round.
-kernel void half_products(device float* out [[buffer(0)]], constant uint& rounds [[buffer(1)]],
-                          constant float& factor [[buffer(2)]], uint group [[threadgroup_position_in_grid]],
-                          uint thread_index [[thread_index_in_threadgroup]],
-                          uint threads [[threads_per_threadgroup]]) {
-  simdgroup_half8x8 a;
-  simdgroup_float8x8 sum[2 * kChains];
-  uint words[2 * kChains];
-  a.thread_elements()[0] = half(factor);
-  a.thread_elements()[1] = half(factor * 0.5f);
-#pragma clang loop unroll(full)
-  for (int i = 0; i < 2 * kChains; i++) {
-    words[i] = 0x2c002c00u + thread_index * (i + 1);
-    sum[i].thread_elements()[0] = factor;
-    sum[i].thread_elements()[1] = factor * i;
-  }
-  for (uint round = 0; round < rounds; round++) {
-#pragma clang loop unroll(full)
-    for (int i = 0; i < 2 * kChains; i++) {
-      words[i] ^= 0x00010001u << (round & 7);
-      simdgroup_half8x8 b;
-      b.thread_elements()[0] = as_type<half2>(words[i])[0];
-      b.thread_elements()[1] = as_type<half2>(words[i])[1];
-      simdgroup_multiply_accumulate(sum[i], a, b, sum[i]);
-    }
-  }
-  float total = 0.0f;
-#pragma clang loop unroll(full)
-  for (int i = 0; i < 2 * kChains; i++) {
-    total += sum[i].thread_elements()[0] + sum[i].thread_elements()[1];
-  }
-  out[group * threads + thread_index] = total;
 }
 
 // Reads `count` float4 once. The write keeps the compiler from dropping the reads.

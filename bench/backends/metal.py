@@ -22,7 +22,7 @@ from torch import Tensor
 from ..cases.arguments import WrongArgumentError
 from ..cases.calls import Call
 from ..peers.launch import OURS
-from .backend import common_versions, rate_of
+from .backend import common_versions, timed_row
 
 REPEATS = 20
 WARM_UP_SECONDS = 0.3
@@ -67,7 +67,7 @@ class MetalBackend:
 
     def ceilings(self) -> dict[str, float]:
         if not self._ceilings:
-            shaders = torch.mps.compile_shader(_ceilings_source())
+            shaders = torch.mps.compile_shader(Path(__file__).with_name("ceilings.metal").read_text())
             self._ceilings = {"read": _read_ceiling(shaders), "products": _products_ceiling(shaders)}
         return self._ceilings
 
@@ -81,17 +81,7 @@ class MetalBackend:
         if not error <= TOLERANCES[call.dtype]:
             raise NotImplementedError(f"{impl} computes {call} wrongly here: largest error {error:.2g}")
         times = _times(run, finish)
-        median = statistics.median(times)
-        rate, unit, ceiling = rate_of(call, median)
-        return {
-            "ms_median": median,
-            "ms_min": min(times),
-            "ms_max": max(times),
-            "rate": rate,
-            "rate_unit": unit,
-            "ceiling_fraction": rate / self.ceilings()[ceiling],
-            "max_error": error,
-        }
+        return timed_row(call, times, self.ceilings(), error)
 
 
 Run = Callable[[int], object]  # runs a call on the n-th copy of the operands
@@ -198,15 +188,6 @@ def _times(run: Run, finish: Finish) -> list[float]:
         seconds = batch(0, 1)
     calls = max(1, min(1000, round(BATCH_SECONDS / seconds)))
     return [batch(n * calls, calls) / calls * 1e3 for n in range(REPEATS)]
-
-
-def _ceilings_source() -> str:
-    """Returns the source with a plain constant for its function constant, which torch's compile_shader cannot
-    set."""
-    text = (Path(__file__).parent / "ceilings.metal").read_text()
-    return text.replace(
-        "constant uint fc_reuse [[function_constant(0)]];", "constant constexpr uint fc_reuse = 1;"
-    )
 
 
 def _read_ceiling(shaders: Any) -> float:

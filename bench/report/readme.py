@@ -1,4 +1,4 @@
-"""Writes the tables of measurements in README.md and docs/measured.md, and the pictures, from bench/results.
+"""Writes the tables of measurements in README.md and docs/measured.md, and the picture, from bench/results.
 
 python -m bench readme            # exits with 1 if a table differs
 python -m bench readme --update
@@ -109,7 +109,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.update:
         from . import pictures
 
-        record, summary = read(RESULTS), RESULTS.with_name(RESULTS.stem + "-summary")
-        pictures.draw(record, RESULTS.with_suffix(""), endings=(".png",))
-        pictures.draw(record, summary, pictures.SUMMARY, (".png",))
+        summary = RESULTS.with_name(RESULTS.stem + "-summary")
+        pictures.draw(read(RESULTS), summary, pictures.SUMMARY, (".png",))
     return status

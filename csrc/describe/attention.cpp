@@ -81,6 +81,26 @@ bool is_in_key(const Tensor& value, const Tensor& key) {
   return is;
 }
 
+// The facts of the operands in any layout. Strides of key and value are in the order of their dimensions.
+Problem problem_of(Op op, const Tensor& query, const Tensor& key, const Tensor& value, KvFormat format) {
+  const Layout q = layout_of(query), k = layout_of(key), v = layout_of(value);
+  Problem problem;
+  problem.op = op;
+  problem.dtype = dtype_of(query.scalar_type());
+  problem.q_heads = query.size(1);
+  problem.head_dim = query.size(-1);
+  problem.value_dim = head_dim_of(format, value.size(-1));
+  problem.kv_format = format;
+  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
+  problem.key = {k.strides[0], k.strides[1], k.strides[2]};
+  problem.value = {v.strides[0], v.strides[1], v.strides[2]};
+  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
+  return problem;
+}
+
+// For operands with rows before heads: the kernels index head, row.
+void swap_rows_and_heads(Strides3& strides) { std::swap(strides.head, strides.row); }
+
 // Reads query, key and value of a dense op.
 Call describe_dense(Op op, const Arguments& arguments) {
   const char* name = name_of(op);
@@ -103,23 +123,12 @@ Call describe_dense(Op op, const Arguments& arguments) {
   check_same_size(name, "length", "key", key.size(2), "value", value.size(2));
   check_head_dim(name, "query", query.size(3), "key", key, format);
 
-  const Layout q = layout_of(query), k = layout_of(key), v = layout_of(value);
-  Problem problem;
-  problem.op = op;
-  problem.dtype = dtype_of(query.scalar_type());
+  Problem problem = problem_of(op, query, key, value, format);
   problem.batch = query.size(0);
-  problem.q_heads = query.size(1);
   problem.kv_heads = key.size(1);
   problem.q_len = query.size(2);
   problem.kv_len = key.size(2);
-  problem.head_dim = query.size(3);
-  problem.value_dim = head_dim_of(format, value.size(3));
-  problem.kv_format = format;
-  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
-  problem.key = {k.strides[0], k.strides[1], k.strides[2]};
-  problem.value = {v.strides[0], v.strides[1], v.strides[2]};
   problem.value_in_key = is_in_key(value, key);
-  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
   return {.problem = problem, .query = query, .key = key, .value = value};
 }
 
@@ -143,23 +152,13 @@ Call describe_paged(Op op, const Arguments& arguments) {
   check_same_size(name, "head count", "key_cache", key_cache.size(2), "value_cache", value_cache.size(2));
   check_head_dim(name, "query", query.size(-1), "key_cache", key_cache, format);
 
-  const Layout q = layout_of(query), k = layout_of(key_cache), v = layout_of(value_cache);
-  Problem problem;
-  problem.op = op;
-  problem.dtype = dtype_of(query.scalar_type());
+  Problem problem = problem_of(op, query, key_cache, value_cache, format);
+  swap_rows_and_heads(problem.key);
+  swap_rows_and_heads(problem.value);
   problem.batch = block_tables.size(0);
-  problem.q_heads = query.size(1);
   problem.kv_heads = key_cache.size(2);
   problem.kv_len = block_tables.size(1) * key_cache.size(1);
-  problem.head_dim = query.size(-1);
-  problem.value_dim = head_dim_of(format, value_cache.size(3));
-  problem.kv_format = format;
-  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
-  // The kernels index block, head, slot; the pool has the order block, slot, head.
-  problem.key = {k.strides[0], k.strides[2], k.strides[1]};
-  problem.value = {v.strides[0], v.strides[2], v.strides[1]};
   problem.value_in_key = is_in_key(value_cache, key_cache);
-  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
   problem.block_size = key_cache.size(1);
   problem.num_blocks = key_cache.size(0);
   problem.max_blocks = block_tables.size(1);
@@ -255,8 +254,7 @@ void add_packing(Call& call, const Arguments& arguments) {
                     wanted, ", one more than block_tables has rows");
   problem.packed = true;
   problem.q_len = call.query.size(0);
-  // The kernels index head, row; packed queries have the order row, head.
-  std::swap(problem.query.head, problem.query.row);
+  swap_rows_and_heads(problem.query);
   problem.max_seqlen_q = arguments.get<int64_t>("max_seqlen_q");
   problem.cu_seqlens_stride = cu_seqlens_q.stride(0);
   call.cu_seqlens_q = cu_seqlens_q;
@@ -277,19 +275,12 @@ Call describe_packed(Op op, const Arguments& arguments) {
   check_same_size(name, "head count", "key", key.size(1), "value", value.size(1));
   check_same_size(name, "head_dim", "query", query.size(2), "key", key.size(2));
 
-  const Layout q = layout_of(query), k = layout_of(key), v = layout_of(value);
-  Call call{.problem = {.op = op}, .query = query, .key = key, .value = value};
+  Call call{
+      .problem = problem_of(op, query, key, value, kKvFloat), .query = query, .key = key, .value = value};
   Problem& problem = call.problem;
-  problem.dtype = dtype_of(query.scalar_type());
-  problem.q_heads = query.size(1);
+  swap_rows_and_heads(problem.key);
+  swap_rows_and_heads(problem.value);
   problem.kv_heads = key.size(1);
-  problem.head_dim = query.size(2);
-  problem.value_dim = value.size(2);
-  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
-  // The kernels index head, row; packed keys have the order row, head.
-  problem.key = {0, k.strides[2], k.strides[1]};
-  problem.value = {0, v.strides[2], v.strides[1]};
-  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
   problem.packed_keys = true;
   problem.kv_rows = key.size(0);
   problem.max_seqlen_k = arguments.get<int64_t>("max_seqlen_k");

@@ -1,6 +1,7 @@
 // Adds attn_mask and its map to a Call, and describes the op that makes a map.
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include <c10/util/Exception.h>
 
@@ -20,6 +21,19 @@ DType mask_dtype(const char* op, const Tensor& mask) {
   return dtype;
 }
 
+// Strides over the sizes `target`, 0 where the mask is broadcast; none if it cannot be.
+std::optional<Strides4> broadcast_strides(const Tensor& mask, const std::array<int64_t, 4>& target) {
+  if (mask.dim() > 4) return std::nullopt;
+  std::array<int64_t, 4> strides{};
+  for (int64_t dim = 0; dim < mask.dim(); ++dim) {
+    const int64_t target_dim = dim + 4 - mask.dim();
+    if (mask.size(dim) == 1) continue;
+    if (mask.size(dim) != target[target_dim]) return std::nullopt;
+    strides[target_dim] = mask.stride(dim);
+  }
+  return Strides4{strides[0], strides[1], strides[2], strides[3]};
+}
+
 int64_t cells_of(int64_t length, int64_t cell) { return (length + cell - 1) / cell; }
 
 }  // namespace
@@ -34,19 +48,12 @@ void add_mask(Call& call, const Arguments& arguments) {
   const DType dtype = mask_dtype(name, mask);
 
   const std::array<int64_t, 4> target = {problem.batch, problem.q_heads, problem.q_len, problem.kv_len};
-  std::array<int64_t, 4> strides{};
-  bool broadcastable = mask.dim() <= 4;
-  for (int64_t dim = 0; broadcastable && dim < mask.dim(); ++dim) {
-    const int64_t target_dim = dim + 4 - mask.dim();
-    if (mask.size(dim) == 1) continue;
-    strides[target_dim] = mask.stride(dim);
-    broadcastable = mask.size(dim) == target[target_dim];
-  }
+  const auto strides = broadcast_strides(mask, target);
   TORCH_CHECK_VALUE(
-      broadcastable, name, ": attn_mask has shape ", mask.sizes(),
+      strides.has_value(), name, ": attn_mask has shape ", mask.sizes(),
       " and must be broadcastable to [batch, heads, q_len, kv_len] = ", at::IntArrayRef(target));
   problem.mask_dtype = dtype;
-  problem.mask = {strides[0], strides[1], strides[2], strides[3]};
+  problem.mask = *strides;
   call.attn_mask = mask;
 }
 
@@ -63,18 +70,12 @@ void add_mask_map(Call& call, const Arguments& arguments) {
                    " and must be torch.uint8; make it with torch_fattn.mask_map(attn_mask)");
   const std::array<int64_t, 4> target = {problem.batch, problem.q_heads, cells_of(problem.q_len, kCellRows),
                                          cells_of(problem.kv_len, kCellKeys)};
-  std::array<int64_t, 4> strides{};
-  bool broadcastable = map.dim() == 4;
-  for (int64_t dim = 0; broadcastable && dim < 4; ++dim) {
-    if (map.size(dim) == 1) continue;
-    strides[dim] = map.stride(dim);
-    broadcastable = map.size(dim) == target[dim];
-  }
-  TORCH_CHECK_VALUE(broadcastable, name, ": mask_map has shape ", map.sizes(),
+  const auto strides = broadcast_strides(map, target);
+  TORCH_CHECK_VALUE(map.dim() == 4 && strides.has_value(), name, ": mask_map has shape ", map.sizes(),
                     " and must be broadcastable to [batch, heads, q_len / 16, kv_len / 32], rounded up = ",
                     at::IntArrayRef(target), "; make it with torch_fattn.mask_map(attn_mask)");
   problem.has_mask_map = true;
-  problem.mask_map = {strides[0], strides[1], strides[2], strides[3]};
+  problem.mask_map = *strides;
   call.mask_map = map;
 }
 

@@ -167,15 +167,14 @@ TORCH_LIBRARY_IMPL(fattn, Negative, library) {
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
   library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&write_without_gradient>());
+#define FATTN_NAME(op, name, ...) #name,
+#define FATTN_NAMES(op, name, ...) #name, #name ".part",
   for (const char* name :
-       {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "prefill.part", "decode.part",
-        "paged_decode.part", "paged_prefill.part", "varlen_prefill.part", "merge", "merge.parts"}) {
+       {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_LOGITS_OPS(FATTN_NAME) "merge", "merge.parts"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
   }
-#define FATTN_IMPL(op, name, ...) \
-  library.impl(#name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
-  FATTN_LOGITS_OPS(FATTN_IMPL)
-#undef FATTN_IMPL
+#undef FATTN_NAME
+#undef FATTN_NAMES
   library.impl("mask_map", torch::CppFunction::makeFallthrough());  // bytes belong to no graph
 }
 

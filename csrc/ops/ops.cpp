@@ -148,11 +148,6 @@ struct AttentionOf {
   }
 };
 
-using Prefill = AttentionOf<describe_prefill>;
-using Decode = AttentionOf<describe_decode>;
-using PagedDecode = AttentionOf<describe_paged_decode>;
-using PagedPrefill = AttentionOf<describe_paged_prefill>;
-using VarlenPrefill = AttentionOf<describe_varlen_prefill>;
 using Merge = OpOf<describe_merge>;
 using MergeParts = OpOf<describe_merge_parts>;
 using CacheWrite = OpOf<describe_cache_write>;
@@ -247,17 +242,12 @@ torch::CppFunction boxed() {
 
 template <bool may_wait>
 void register_ops(torch::Library& library) {
-  library.impl("prefill", boxed<Prefill::run<may_wait>>());
-  library.impl("decode", boxed<Decode::run<may_wait>>());
-  library.impl("paged_decode", boxed<PagedDecode::run<may_wait>>());
-  library.impl("paged_prefill", boxed<PagedPrefill::run<may_wait>>());
-  library.impl("varlen_prefill", boxed<VarlenPrefill::run<may_wait>>());
+#define FATTN_IMPL(op, name, ...)                                            \
+  library.impl(#name, boxed<AttentionOf<describe_##name>::run<may_wait>>()); \
+  library.impl(#name ".part", boxed<AttentionOf<describe_##name>::run_part<may_wait>>());
+  FATTN_ATTENTION_OPS(FATTN_IMPL)
+#undef FATTN_IMPL
   library.impl("merge", Merge::run<may_wait>);
-  library.impl("prefill.part", boxed<Prefill::run_part<may_wait>>());
-  library.impl("decode.part", boxed<Decode::run_part<may_wait>>());
-  library.impl("paged_decode.part", boxed<PagedDecode::run_part<may_wait>>());
-  library.impl("paged_prefill.part", boxed<PagedPrefill::run_part<may_wait>>());
-  library.impl("varlen_prefill.part", boxed<VarlenPrefill::run_part<may_wait>>());
   library.impl("merge.parts", MergeParts::run<may_wait>);
   library.impl("cache_write", CacheWrite::run<may_wait>);
   library.impl("mask_map", MaskMap::run<may_wait>);
@@ -272,29 +262,20 @@ void register_ops(torch::Library& library) {
 TORCH_LIBRARY(fattn, library) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   const auto define = [&](const std::string& schema) { library.def(schema.c_str(), tags); };
-  define("prefill(" + kPrefillArguments + ")" + kResults);
-  define("decode(" + kDecodeArguments + ")" + kResults);
-  define("paged_decode(" + kPagedDecodeArguments + ")" + kResults);
-  define("paged_prefill(" + kPagedPrefillArguments + ")" + kResults);
-  define("varlen_prefill(" + kVarlenPrefillArguments + ")" + kResults);
+  // The overloads .part attend to a part of the keys, without rounding to the dtype, and merge.parts merges
+  // parts: shared prefixes.
+#define FATTN_DEFINE(op, name, ...)                        \
+  define(#name "(" + k##op##Arguments + ")" + kResults);   \
+  define(#name ".part(" + k##op##Arguments + ")" + kPart); \
+  define("_plan_" #name "(" + k##op##Arguments + ", " + kDeviceArguments + ") -> str");
+  FATTN_ATTENTION_OPS(FATTN_DEFINE)
+#undef FATTN_DEFINE
   define("merge(" + kMergeArguments + ")" + kResults);
-  // Attention over a part of the keys, without rounding to the dtype, and the merge of parts: shared
-  // prefixes.
-  define("prefill.part(" + kPrefillArguments + ")" + kPart);
-  define("decode.part(" + kDecodeArguments + ")" + kPart);
-  define("paged_decode.part(" + kPagedDecodeArguments + ")" + kPart);
-  define("paged_prefill.part(" + kPagedPrefillArguments + ")" + kPart);
-  define("varlen_prefill.part(" + kVarlenPrefillArguments + ")" + kPart);
   define("merge.parts(Tensor outs, Tensor sums, ScalarType dtype)" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
   define("mask_map(" + kMaskMapArguments + ") -> Tensor");
   define("_refuse_backward(Tensor grad) -> Tensor");
 
-  define("_plan_prefill(" + kPrefillArguments + ", " + kDeviceArguments + ") -> str");
-  define("_plan_decode(" + kDecodeArguments + ", " + kDeviceArguments + ") -> str");
-  define("_plan_paged_decode(" + kPagedDecodeArguments + ", " + kDeviceArguments + ") -> str");
-  define("_plan_paged_prefill(" + kPagedPrefillArguments + ", " + kDeviceArguments + ") -> str");
-  define("_plan_varlen_prefill(" + kVarlenPrefillArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_mask_map(" + kMaskMapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
@@ -322,11 +303,10 @@ TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops<false>(library); }
 #endif
 
 TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
-  library.impl("_plan_prefill", boxed<Prefill::explain>());
-  library.impl("_plan_decode", boxed<Decode::explain>());
-  library.impl("_plan_paged_decode", boxed<PagedDecode::explain>());
-  library.impl("_plan_paged_prefill", boxed<PagedPrefill::explain>());
-  library.impl("_plan_varlen_prefill", boxed<VarlenPrefill::explain>());
+#define FATTN_IMPL(op, name, ...) \
+  library.impl("_plan_" #name, boxed<AttentionOf<describe_##name>::explain>());
+  FATTN_ATTENTION_OPS(FATTN_IMPL)
+#undef FATTN_IMPL
   library.impl("_plan_merge", Merge::explain);
   library.impl("_plan_cache_write", CacheWrite::explain);
   library.impl("_plan_mask_map", MaskMap::explain);

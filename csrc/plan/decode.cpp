@@ -45,7 +45,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   const int64_t state_bytes = shared_rows * (state_columns + 4 + 2) * int64_t(sizeof(float));
   const int64_t saved_bytes = row.simdgroups * int64_t(sizeof(SavedWork));
   const int64_t scale_pairs = has_row_scales(p.kv_format) ? row.simdgroups * row.tile_keys : 1;
-  const int64_t scale_bytes = ceil_div(scale_pairs * 2 * int64_t(sizeof(float)), 16) * 16;
+  const int64_t scale_bytes = ceil_div(scale_pairs, 2) * 16;  // the states follow at a multiple of 16
   return {.kernel = Kernel::kDecode,
           .row_groups = row_groups,
           .group_rows = kFragment,

@@ -44,21 +44,8 @@ inline bool is_empty(const Problem& p) {
 }
 
 inline MaskKind mask_kind(DType dtype) {
-  switch (dtype) {
-    case DType::kBool:
-      return kMaskBool;
-    case DType::kFloat32:
-      return kMaskFloat32;
-    case DType::kFloat16:
-      return kMaskFloat16;
-    case DType::kBFloat16:
-      return kMaskBFloat16;
-    case DType::kInt8:
-    case DType::kUInt8:
-    case DType::kOther:
-      return kMaskNone;
-  }
-  return kMaskNone;
+  if (is_float(dtype)) return MaskKind(int{kMaskFloat32} + float_kind(dtype));
+  return dtype == DType::kBool ? kMaskBool : kMaskNone;
 }
 
 // The dtype in which Q, K and V are multiplied: OperandOf in kernels/common/config.h.
@@ -126,12 +113,9 @@ inline void bind_attention(Pass& pass, const Problem& p) {
 // The parameters that the attention kernels have in common.
 template <typename Params>
 void set_attention_params(Params& params, const Problem& p) {
-  params.query = p.query;
-  params.key = p.key;
-  params.value = p.value;
-  params.key_scales = p.key_scales;
-  params.value_scales = p.value_scales;
-  params.mask = p.mask;
+#define FATTN_COPY(type, name) params.name = p.name;
+  FATTN_OPERAND_STRIDES(FATTN_COPY)
+#undef FATTN_COPY
   params.block_table_batch_stride = p.block_table_batch_stride;
   params.block_table_entry_stride = p.block_table_entry_stride;
   params.batch = int32_t(p.batch);

@@ -11,16 +11,19 @@
 namespace fattn {
 
 // X(op, name, ...)
-#define FATTN_OPS(X)               \
-  X(Prefill, prefill)              \
-  X(Decode, decode)                \
-  X(PagedDecode, paged_decode)     \
-  X(PagedPrefill, paged_prefill)   \
-  X(VarlenPrefill, varlen_prefill) \
-  X(Merge, merge)                  \
-  X(CacheWrite, cache_write)       \
-  FATTN_LOGITS_OPS(X)              \
+#define FATTN_OPS(X)         \
+  FATTN_ATTENTION_OPS(X)     \
+  X(Merge, merge)            \
+  X(CacheWrite, cache_write) \
+  FATTN_LOGITS_OPS(X)        \
   X(MaskMap, mask_map)
+
+#define FATTN_ATTENTION_OPS(X)   \
+  X(Prefill, prefill)            \
+  X(Decode, decode)              \
+  X(PagedDecode, paged_decode)   \
+  X(PagedPrefill, paged_prefill) \
+  X(VarlenPrefill, varlen_prefill)
 
 // The operators on logits, each with a kernel of that name: rows of FATTN_OPS and of FATTN_KERNELS.
 #define FATTN_LOGITS_OPS(X) \
@@ -34,7 +37,19 @@ namespace fattn {
 #define FATTN_ENUMERATOR(op, name, ...) k##op,
 enum class Op : uint8_t { FATTN_OPS(FATTN_ENUMERATOR) };
 #undef FATTN_ENUMERATOR
-enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kBool, kInt8, kUInt8, kOther };
+
+// X(id, name, bytes, type in Metal)
+#define FATTN_DTYPES(X)            \
+  X(Float32, float32, 4, float)    \
+  X(Float16, float16, 2, half)     \
+  X(BFloat16, bfloat16, 2, bfloat) \
+  X(Bool, bool, 1, bool)           \
+  X(Int8, int8, 1, char)           \
+  X(UInt8, uint8, 1, uchar)        \
+  X(Other, other, 0, float) /* none of these, or no tensor */
+#define FATTN_ENUMERATOR(id, ...) k##id,
+enum class DType : uint8_t { FATTN_DTYPES(FATTN_ENUMERATOR) };
+#undef FATTN_ENUMERATOR
 
 // The public name: "fattn.prefill" and so on.
 const char* name_of(Op op);

@@ -16,40 +16,17 @@ const char* name_of(Op op) {
 }
 
 const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "float32";
-    case DType::kFloat16:
-      return "float16";
-    case DType::kBFloat16:
-      return "bfloat16";
-    case DType::kBool:
-      return "bool";
-    case DType::kInt8:
-      return "int8";
-    case DType::kUInt8:
-      return "uint8";
-    case DType::kOther:
-      return "other";
-  }
-  return "other";
+#define FATTN_NAME(id, name, ...) #name,
+  static constexpr const char* kNames[] = {FATTN_DTYPES(FATTN_NAME)};
+#undef FATTN_NAME
+  return kNames[static_cast<size_t>(dtype)];
 }
 
 int size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return 4;
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      return 2;
-    case DType::kBool:
-    case DType::kInt8:
-    case DType::kUInt8:
-      return 1;
-    case DType::kOther:
-      return 0;
-  }
-  return 0;
+#define FATTN_SIZE(id, name, bytes, type) bytes,
+  static constexpr int kSizes[] = {FATTN_DTYPES(FATTN_SIZE)};
+#undef FATTN_SIZE
+  return kSizes[static_cast<size_t>(dtype)];
 }
 
 const char* function_name(Kernel kernel) {
@@ -82,18 +59,10 @@ const char* constant_name(FunctionConstant index) {
 
 namespace {
 const char* metal_type(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return "half";
-    case DType::kBFloat16:
-      return "bfloat";
-    case DType::kInt8:
-      return "char";
-    case DType::kUInt8:
-      return "uchar";
-    default:
-      return "float";
-  }
+#define FATTN_TYPE(id, name, bytes, type) #type,
+  static constexpr const char* kTypes[] = {FATTN_DTYPES(FATTN_TYPE)};
+#undef FATTN_TYPE
+  return kTypes[static_cast<size_t>(dtype)];
 }
 }  // namespace
 

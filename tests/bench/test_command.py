@@ -107,10 +107,8 @@ def test_torch_fattn_runs_the_bench_of_its_checkout(
         ("cuda-build", "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
         ("aims", "nowhere.json", "'nowhere.json' is not a record of the bench"),
         ("host-cost", "--calls 1", "unrecognized arguments: --calls 1"),
-        ("cuda-run", "--folder nowhere", "contains no manifest.json; copy the folder"),
-        ("cuda-run", "--repeats 0", "'0' is not a positive whole number"),
-        ("cuda-run", "--json nowhere/x.json", "is in a folder that does not exist"),
-        ("cuda-run", "--reference gpu", "--reference: invalid choice: 'gpu'"),
+        ("cuda-check", "--folder nowhere", "contains no manifest.json; copy the folder"),
+        ("cuda-check", "--reference gpu", "--reference: invalid choice: 'gpu'"),
     ],
 )
 def test_other_commands(command: str, refused: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

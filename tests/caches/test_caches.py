@@ -91,19 +91,13 @@ def generate(cache: StaticKVCache | PagedKVCache, device: str, kv_format: str = 
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("make", [static, paged])
-def test_generate(make: Any, device: str, checked: Checked) -> None:
-    with counted_launches() as launches, checked():
-        generate(make(device), device)
-    assert launches.get("fattn_cache_write", 0) == (7 * LAYERS if device == "mps" else 0)
-    assert decodes(launches) == (8 * LAYERS if device == "mps" else 0)
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("make", [static, paged])
-def test_generate_from_a_quantised_cache(make: Any, kv_format: str, device: str) -> None:
-    generate(make(device, kv_format=kv_format), device, kv_format)
+def test_generate(make: Any, kv_format: str, device: str, checked: Checked) -> None:
+    with counted_launches() as launches, checked():
+        generate(make(device, kv_format=kv_format), device, kv_format)
+    assert launches.get("fattn_cache_write", 0) == (7 * LAYERS if device == "mps" else 0)
+    assert decodes(launches) == (8 * LAYERS if device == "mps" else 0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import counted_launches
 from tests.helpers.command_line import refusal_of, save_checkpoint, status_of
 from torch_fattn import __main__ as command_line
 from torch_fattn import explain
@@ -111,8 +112,13 @@ def test_a_name_that_no_terminal_can_show(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("op", (*OPERATORS, "mask_map"))
 def test_a_plan_for_another_gpu_does_not_call_it_an_m1(op: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_of(command_line.main, ["explain", op, "--family", "9", "--cores", "40"]) == 0
-    assert f"fattn.{op} on an Apple GPU (Apple family 9, 40 cores)" in capsys.readouterr().out
+    other = ["--family", "9", "--cores", "40"]
+    with counted_launches() as launches:
+        assert status_of(command_line.main, ["explain", op, *other]) == 0
+        text = capsys.readouterr().out
+        assert status_of(command_line.main, ["explain", op, *other, "--json"]) == 0
+    assert f"fattn.{op} on an Apple GPU (Apple family 9, 40 cores)" in text and not launches
+    assert json.loads(capsys.readouterr().out)["passes"][0]["kernel"] in text
     assert status_of(command_line.main, ["explain", op]) == 0
     assert f"fattn.{op} on Apple M1 (Apple family 7, 8 cores)" in capsys.readouterr().out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -92,25 +91,6 @@ def test_import_brings_no_other_package() -> None:
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert result.stdout.strip() == "[]", result.stderr
-
-
-@pytest.mark.parametrize(
-    "op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge"]
-)
-def test_explain_command(op: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shape = ["explain", op, "--heads", "8", "--head-dim", "64"]
-    shape += [] if op == "merge" else ["--kv-heads", "2", "--kv-len", "600"]
-    with counted_launches() as launches:
-        assert (
-            command_line.main([*shape, "--family", "9", "--cores", "40", "--device-name", "Apple M3 Max"])
-            == 0
-        )
-        text = capsys.readouterr().out
-        assert command_line.main([*shape, "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert f"fattn.{op} on Apple M3 Max (Apple family 9, 40 cores)" in text
-    assert plan["passes"][0]["kernel"] in text
-    assert not launches
 
 
 def test_doctor_is_content(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,6 +67,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_site_builds_without_a_warning(site: Path) -> None:
     for page in ("index.html", "options.html", "api/operators.html", "softmetal.html", "pictures/causal.svg"):
         assert (site / page).is_file(), page
+    assert (site / "pictures/nvidia-h200.png").read_bytes().startswith(b"\x89PNG")
     operators = (site / "api/operators.html").read_text()
     assert "::: torch_fattn" not in operators
     assert "Keys outside the windows" in operators and "Unpack" not in operators
@@ -124,7 +125,12 @@ def test_a_warning_would_be_noticed(site: Path, tmp_path: Path) -> None:
             "[`a`](src/softmetal/simt/abi.h)",
             "[`a`](https://x.org/y/blob/main/softmetal/src/softmetal/simt/abi.h)",
         ),
-        ("README.md", "index.md", "![a](bench/results/nvidia-h200.png)", "![a](pictures/nvidia-h200.png)"),
+        (
+            "README.md",
+            "index.md",
+            "![a](bench/results/nvidia-h200-summary.png)",
+            "![a](pictures/nvidia-h200-summary.png)",
+        ),
         ("docs/options.md", None, "[a](#scale) [b](https://c.org)", "[a](#scale) [b](https://c.org)"),
         ("docs/options.md", None, "```text\n[a](../setup.py)\n```", "```text\n[a](../setup.py)\n```"),
     ],

@@ -29,6 +29,8 @@ from tests.helpers.problems import (
 )
 
 FEW_ROWS = ((1, 1, 1), (3, 3, 1), (2, 1, 1), (4, 2, 1), (1, 1, 2), (2, 2, 2))  # heads, and rows of a query
+# An offset far beyond the keys, where float32 still tells ALiBi's distances apart.
+FAR = 2**20
 # Only for prefills, so that their dims occur with all other features.
 WIDE_PREFILLS = WIDE_HEAD_DIMS[:3] + WIDE_HEAD_DIMS[5:6]
 
@@ -65,8 +67,8 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     forms = random.Random(f"masks {seed}")
     patterns = [forms.choice(MASK_PATTERNS) for _ in range(count)]
     maps = [forms.random() < 0.5 for _ in range(count)]
-    chunks = random.Random(f"chunks {seed}")
     few = random.Random(f"few rows {seed}")
+    chunks, far = random.Random(f"chunks {seed}"), random.Random(f"far {seed}")
 
     all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
@@ -97,7 +99,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         causality = "none" if is_decode else causalities[i]
         if op == "paged_prefill" and causality != "none":
             causality = "bottom_right"  # the only one that it has
-        offsets = {"top_left": 0, "offset": rng.randint(-3, kv_len)}
+        offsets = {"top_left": 0, "offset": far.choice((rng.randint(-3, kv_len), kv_len + 500, FAR))}
         problems.append(
             Problem(
                 index=i,
@@ -130,6 +132,8 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         )
         if op == "prefill" and chunks.random() < 0.4:
             problems[-1] = _chunk(problems[-1], chunks)
+        if (problems[-1].q_offset or 0) > problems[-1].kv_len and far.random() < 0.75:  # see features()
+            problems[-1] = replace(problems[-1], window_left=-1, window_right=-1)
     return problems
 
 
@@ -172,6 +176,16 @@ def _q_lens(rng: random.Random, batch: int, most: int) -> tuple[int, ...]:
     """Prompts, single tokens, and sequences that have no rows this time; not all of them."""
     rows = [rng.choice((0, 1, rng.randint(1, most), most)) for _ in range(batch)]
     return tuple(rows) if any(rows) else (1, *rows[1:])
+
+
+def decode_kernel(p: Problem, value_in_key: bool | None = None) -> str:
+    """The kernel that a decode launches. `value_in_key`: whether the values of the call still are."""
+    dim = max(p.head_dim, p.value_dim)
+    reads_once = p.value_in_key if value_in_key is None else value_in_key
+    few_rows = p.q_heads // p.kv_heads * p.q_len <= 2
+    if few_rows and dim <= 256 and p.kv_format == "float" and not reads_once:
+        return "fattn_decode_vector"
+    return "fattn_decode_wide" if reads_once or dim > 128 else "fattn_decode"
 
 
 def _seq_lens(rng: random.Random, op: str, batch: int, capacity: int) -> tuple[int, ...] | None:

@@ -24,6 +24,7 @@ _OF_MASK = {"mask_broadcast", "mask_layout", "mask_pattern", "mask_map"}
 # In each of these pairs, one axis restricts the other.
 _TIED = {
     *(("heads", "rows"), ("queries", "rows"), ("causality", "q_offset"), ("block_size", "keys")),
+    *(("q_offset", "window_left"), ("q_offset", "window_right")),
     *(("dims", "value_in_key"), ("dims", "kv_format"), ("kv_format", "value_in_key"), ("batch", "q_lens")),
 }
 
@@ -49,7 +50,11 @@ def features(problem: Problem) -> dict[str, Any]:
             found |= {f"{field.name}{i}": part for i, part in enumerate(value)}
         elif isinstance(value, tuple):  # lengths
             found[field.name] = "some are 0" if 0 in value else "none is 0"
-        elif field.name in ("q_offset", "scale"):
+        elif field.name == "q_offset":
+            # Beyond the keys and without a window the planner moves it, unless an option reads positions.
+            moved = value is not None and value > p.kv_len and max(p.window_left, p.window_right) < 0
+            found[field.name] = "moved" if moved else value is not None
+        elif field.name == "scale":
             found[field.name] = value is not None
         else:
             found[field.name] = value
@@ -70,7 +75,8 @@ def types_for(
     combination would need many more pipelines, and compiling takes longer than running."""
     other = row_class(packed_rows) if op in ("decode", "paged_decode") else rng.randint(0, 2)
     kv_format = formats[(dims + 2 * other + seed // 3) % len(formats)]
-    if (unscaled := f"{kv_format}_unscaled") in UNSCALED and rng.random() < 0.5:  # the same pipeline
+    lacks_scales = rng.random() < 0.5  # drawn for every format, so that a new one changes nothing else
+    if lacks_scales and (unscaled := f"{kv_format}_unscaled") in UNSCALED:  # the same pipeline
         kv_format = unscaled
     return (dims + other + seed) % 3, kv_format
 

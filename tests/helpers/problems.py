@@ -64,6 +64,18 @@ OPS = ATTENTION
 
 
 @dataclass(frozen=True)
+class Score:
+    """The place of a score: row i and key j of a head, in a sequence."""
+
+    sequence: int
+    head: int
+    distance: int  # the key's position less the row's
+
+
+Rule = Callable[[float, Any, Score], float]
+
+
+@dataclass(frozen=True)
 class Option:
     """An option of the operators, as a field of Problem."""
 
@@ -72,6 +84,9 @@ class Option:
     shown: str  # what the name of a problem says of it
     argument: str  # of the operator
     tensor: Callable[[Problem, torch.Generator], Tensor] | None  # what makes the argument, if it is a tensor
+    rule: (
+        Rule | None
+    )  # what the argument makes of a score, in plain Python: tests/operators/test_reference.py
     refused: tuple[Any, ...]  # values that raise a ValueError
 
 
@@ -81,9 +96,10 @@ def option(
     shown: str = "",
     argument: str = "",
     tensor: Callable[[Problem, torch.Generator], Tensor] | None = None,
+    rule: Rule | None = None,
     refused: tuple[Any, ...] = (),
 ) -> Any:
-    each = Option(values, ops, shown, argument, tensor, refused)
+    each = Option(values, ops, shown, argument, tensor, rule, refused)
     return field(default=values[0], metadata={"option": each})
 
 
@@ -100,6 +116,14 @@ def _slopes(problem: Problem, generator: torch.Generator) -> Tensor:
     by_sequence = (problem.batch,) if problem.index % 2 else ()
     slopes = torch.rand(*by_sequence, problem.q_heads, generator=generator) * 0.2
     return slopes.to(_parameter_dtype(problem))
+
+
+def _limited(score: float, cap: float, _: Score) -> float:
+    return cap * math.tanh(score / cap)
+
+
+def _sloped(score: float, slopes: Tensor, of: Score) -> float:
+    return score + float((slopes[of.sequence] if slopes.dim() == 2 else slopes)[of.head]) * of.distance
 
 
 def _tree(problem: Problem, generator: torch.Generator) -> Tensor:
@@ -134,13 +158,14 @@ class Problem:
     q_lens: tuple[int, ...] | None = None  # packed: rows of each sequence; q_len is the most
     spare_rows: int = 0  # packed rows, and packed keys, of no sequence
     kv_format: str = "float"
-    # The options: all that is drawn, passed, covered and refused of each is its line here.
+    # The options: all that is drawn, passed, covered and refused of each is its line here. Their rules apply
+    # in this order.
     window_left: int = option(-1, -1, -1, 0, 1, 5, 40, 200, 10**9, shown="window{}", refused=(-2,))
     window_right: int = option(-1, -1, 0, 3, shown="right{}", refused=(-7,))
     sink_tokens: int = option(0, 0, 1, 4, 40, 300, shown="first{}", refused=(-1,))
     sinks: bool = option(False, False, True, tensor=_sinks)
-    alibi_slopes: bool = option(False, False, True, tensor=_slopes)
-    softcap: float = option(0.0, 0.0, 2.0, 30.0, refused=(-3.0, math.nan, math.inf, 1e39))
+    softcap: float = option(0.0, 0.0, 2.0, 30.0, rule=_limited, refused=(-3.0, math.nan, math.inf, 1e39))
+    alibi_slopes: bool = option(False, False, True, tensor=_slopes, rule=_sloped)
     scale: float | None = option(None, None, 0.0625, 0.3, refused=(math.nan, -math.inf, 1e39))
     # A tree mask for all sequences, or one for each.
     tree: str | None = option(
@@ -215,16 +240,6 @@ class Problem:
         if self.q_offset is not None:
             return [self.q_offset] * self.batch
         return [length - rows for length, rows in zip(self.lengths, self.rows, strict=True)]
-
-
-def decode_kernel(p: Problem, value_in_key: bool | None = None) -> str:
-    """The kernel that a decode launches. `value_in_key`: whether the values of the call still are."""
-    dim = max(p.head_dim, p.value_dim)
-    reads_once = p.value_in_key if value_in_key is None else value_in_key
-    few_rows = p.q_heads // p.kv_heads * p.q_len <= 2
-    if few_rows and dim <= 256 and p.kv_format == "float" and not reads_once:
-        return "fattn_decode_vector"
-    return "fattn_decode_wide" if reads_once or dim > 128 else "fattn_decode"
 
 
 OPTIONS: dict[str, Option] = {

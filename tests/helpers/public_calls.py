@@ -261,7 +261,6 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.integrations.transformers.use_packed": lambda: {"model": _model()},
 }
 # Functions without such a call, and why: they change the process, take no arguments, or are internal.
-WITHOUT_ARGUMENTS = "takes no argument"
 LEFT_OUT = {
     "torch_fattn.integrations.transformers.attend_paged": "transformers alone calls it, with its own cache",
     "torch_fattn.integrations.transformers.make_mask": "transformers alone calls it, with a model's config",

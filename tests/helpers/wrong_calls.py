@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
+from tests.conftest import counted_launches
 from tests.helpers.problems import OPTIONS
 
 Arguments = dict[str, Any]
@@ -26,6 +29,17 @@ class Fault(NamedTuple):
 
 def fault(what: str, change: Change, *words: str, error: type[Exception] = ValueError) -> Fault:
     return Fault(what, change, words, error)
+
+
+@contextmanager
+def refusal(name: str, error: type[Exception], *words: str) -> Iterator[None]:
+    """Checks that a call launches nothing and raises an error with its name and these words, on one line."""
+    with counted_launches() as launches, pytest.raises(error) as caught:
+        yield
+    sentence = str(caught.value)
+    assert type(caught.value) is error and launches == {}
+    assert sentence.startswith(f"{name}: ") and "\n" not in sentence and len(sentence) < 300, sentence
+    assert all(word in sentence for word in words), sentence
 
 
 mistyped = partial(fault, error=TypeError)

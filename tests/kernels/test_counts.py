@@ -4,13 +4,11 @@ ratios to the least possible."""
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import torch_fattn
 from bench.backends import counting, samples
@@ -160,7 +158,8 @@ def test_a_window_is_all_that_is_loaded(op: str) -> None:
 
 def test_reading_the_cache_for_every_head_is_noticed() -> None:
     """torch 2.13's kernel, which shares nothing between the four heads of a group."""
-    torch_metal = pytest.importorskip("bench.peers.torch_metal")
+    from bench.peers import torch_metal
+
     counts, error, _ = counting.count_peer(torch_metal, Call("decode", 8, 2, 64, 1, 512))
     assert error < 1e-3
     assert counts.cache_ratio == 4.0
@@ -215,28 +214,6 @@ def test_long_prefills(call: Call, most: float) -> None:
     assert counts.total("threadgroup_barriers") == 2 * tiles + call.q_len // rows
     hidden = replace(call, causal=False, window_left=-1).least_products / call.least_products
     assert hidden * counts.products_ratio > most, "the control: to visit all keys would be too many"
-
-
-@pytest.mark.parametrize("q_heads", [1, 4])
-def test_packed_sequences_of_very_different_lengths(q_heads: int) -> None:
-    """1 to 100: the short sequences are not padded."""
-    import softmetal
-
-    lengths = (8, 800, 8, 8, 800)
-    starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="mps")
-    rows = torch.randn(sum(lengths), q_heads + 2, 64).half().to("mps")
-    query, key, value = rows[:, :q_heads], rows[:, q_heads:-1], rows[:, -1:]
-    with softmetal.record() as launches:
-        torch_fattn.varlen_prefill(
-            query, key, value, starts, starts, max(lengths), max(lengths), is_causal=True
-        )
-    products = sum(launch["counters"]["products"] for launch in launches)
-
-    def least(*lengths: int) -> int:
-        return sum(Call("prefill", q_heads, 1, 64, n, n, causal=True).least_products for n in lengths)
-
-    assert 1.0 <= products / least(*lengths) <= 1.1
-    assert least(*[max(lengths)] * len(lengths)) > 2 * products, "the control: as padded rows"
 
 
 @pytest.mark.parametrize("name", ["prefill-chunk", "prefill-chunk-wide"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -43,29 +44,23 @@ def test_every_tuning_is_read(standard: str) -> None:
         assert refusals(kernel_text(name), macros, standard) == "", macros
 
 
-@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
-def test_every_cache_format_is_read(standard: str) -> None:
+def others() -> Iterator[Pipeline]:
+    """Every cache format, the shortest and the longest rows of logits, and maps of masks."""
     found = [p for dtype in problems.DTYPES for p in pipelines("cache", dtype)]
     of_format = {next(m for m in macros if "KV_FORMAT" in m): (name, macros) for name, macros in found}
     assert len(of_format) == 4
-    for name, macros in of_format.values():
-        named = tuple(macro.removeprefix("-D") for macro in macros)
-        assert refusals(kernel_text(name), named, standard) == "", macros
+    yield from of_format.values()
+    for dtype in problems.DTYPES:
+        shapes = pipelines("logits", dtype)
+        yield from (shapes[0], shapes[-1])
+    yield from set(pipelines("mask_map", torch.float16))
 
 
 @pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
-@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
-def test_rows_of_every_length_are_read(dtype: torch.dtype, standard: str) -> None:
-    shapes = pipelines("logits", dtype)
-    for name, macros in (shapes[0], shapes[-1]):
+def test_the_other_kernels_are_read(standard: str) -> None:
+    for name, macros in others():
         named = tuple(macro.removeprefix("-D") for macro in macros)
-        assert refusals(kernel_text(name), named, standard) == "", macros
-
-
-@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
-def test_maps_of_masks_are_read(standard: str) -> None:
-    assert set(pipelines("mask_map", torch.float16)) == {("mask_map.metal", ())}
-    assert refusals(kernel_text("mask_map"), (), standard) == ""
+        assert refusals(kernel_text(name), named, standard) == "", (name, macros)
 
 
 def test_versions_are_read_differently() -> None:

@@ -24,6 +24,8 @@ def products_of_threadgroups(lengths: list[int], drop_the_deal: bool = False) ->
         "value": torch.randn(batch, 1, 1, head_dim, dtype=torch.float16).expand(-1, -1, capacity, -1),
         "seq_lens": torch.tensor(lengths, dtype=torch.int32),
     }
+    if lengths == batch * [capacity]:
+        del arguments["seq_lens"]
     plan = direct_launch.plan_of("decode", arguments)
     step = plan["passes"][0]
     step["constants"]["sliced"] = True
@@ -45,8 +47,17 @@ def unevenness(products: list[int]) -> float:
 
 @pytest.mark.parametrize(
     "lengths",
-    [EVEN, LONG_FIRST, LONG_FIRST[::-1], [20000, 16000, 13000, *12 * [700]], [30000, *45 * [90]]],
-    ids=["even", "long-first", "long-last", "three-long", "many-short"],
+    [
+        EVEN,
+        [*EVEN, 2047],
+        3 * [30000],
+        [6000],
+        LONG_FIRST,
+        LONG_FIRST[::-1],
+        [20000, 16000, 13000, *12 * [700]],
+        [30000, *45 * [90]],
+    ],
+    ids=["even", "ragged", "even-long", "one", "long-first", "long-last", "three-long", "many-short"],
 )
 def test_shares_are_even(lengths: list[int]) -> None:
     products = products_of_threadgroups(lengths)

@@ -40,7 +40,7 @@ def sample(mutants: list[Mutant], count: int | None, seed: int) -> list[Mutant]:
 
 
 def update_counts() -> None:
-    write_counts({trial.name: trial.run() for trial in all_trials()})
+    write_counts({trial.name: trial.run() for trial in all_trials() if trial.counted})
     print(f"wrote {COUNTS.name}")
 
 

@@ -14,7 +14,7 @@ import torch
 from tests.helpers import direct_launch
 
 from .special_trials import hidden_nan, hidden_scales, huge_sinks, unlikely
-from .trial import Trial, bf16, f16, f32, of_operands, of_problem, randn
+from .trial import Trial, bf16, every_option, f16, f32, of_operands, of_problem, randn
 
 PADDED = ("padded_rows", "padded_rows", "padded_rows")  # no row on a 16-byte boundary
 OFF = ("offset", "offset", "token_major")
@@ -47,6 +47,7 @@ def decode() -> Iterator[Trial]:
     yield of_problem(
         "decode-alibi", *half, 1, 4, 1, 2, 300, 64, 32, alibi_slopes=True, softcap=30.0, layouts=PADDED
     )
+    yield every_option("decode")
     for tree in ("shared", "each"):
         yield of_problem(f"decode-tree-{tree}", *half, 2, 2, 1, 4, 100, 64, 32, seq_lens=(98, 3), tree=tree)
     yield of_problem("decode-tree-end", *half, 1, 2, 1, 2, 66, 64, 32, seq_lens=(66,), tree="shared")

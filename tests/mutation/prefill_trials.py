@@ -10,7 +10,7 @@ import torch
 from tests.helpers import direct_launch
 
 from .special_trials import hidden_nan, huge_sinks, unlikely
-from .trial import Plan, Trial, bf16, f16, f32, of_operands, of_problem, randn
+from .trial import Plan, Trial, bf16, every_option, f16, f32, of_operands, of_problem, randn
 
 PADDED = ("padded_rows", "padded_rows", "padded_rows")  # no row on a 16-byte boundary
 OFF = ("offset", "offset", "token_major")
@@ -186,6 +186,7 @@ def _options() -> Iterator[Trial]:
         sinks=True, **causal,
     )  # fmt: skip
     yield of_problem("prefill-alibi", *half, 1, 2, 1, 70, 70, 64, 32, alibi_slopes=True, softcap=30.0)
+    yield every_option("prefill", **causal)
     yield of_problem("prefill-slices", *half, 2, 3, 1, 150, 70, 64, 32, change=in_slices, **causal)
 
 

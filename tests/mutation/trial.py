@@ -37,6 +37,7 @@ class Trial:
     name: str
     plan: Callable[[], Plan]
     prepare: Callable[[Plan], Prepared]
+    counted: bool = True  # has bounds of its counts
 
     def kernels(self) -> set[str]:
         """The sources that it launches."""
@@ -86,12 +87,22 @@ def of_problem(
     dtype: torch.dtype,
     *sizes: int,
     change: Callable[[Plan], None] = lambda plan: None,
+    index: int = 0,
     **options: Any,
 ) -> Trial:
     """`sizes` are those of Problem: batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim."""
-    case = problems.build(Problem(0, op, dtype, *sizes, **options), seed=7)  # type: ignore[arg-type]
+    case = problems.build(Problem(index, op, dtype, *sizes, **options), seed=7)  # type: ignore[arg-type]
     arguments, _ = case.arguments("cpu")
     return of_call(name, op, arguments, lambda out, lse: assert_close(case, out, lse), change)
+
+
+def every_option(op: str, **fields: Any) -> Trial:
+    """Every option of the op at once, with parameters of layers in float16 and slopes of each sequence. Not
+    counted, because a new option may change the counts."""
+    options = {name: each.values[-1] for name, each in problems.OPTIONS.items() if op in each.ops}
+    options |= {"window_left": 20, "sink_tokens": 4, **fields}
+    trial = of_problem(f"{op}-every-option", op, f16, 2, 4, 2, 3, 70, 64, 32, index=1, **options)
+    return replace(trial, counted=False)
 
 
 def of_operands(name: str, op: str, tolerance: float = 0.02, **arguments: Any) -> Trial:

@@ -25,18 +25,6 @@ def test_all_sequences_at_once(problem: problems.Problem) -> None:
         assert torch.equal(base.view(torch.uint8), before[name].view(torch.uint8)), f"{name} was written"
 
 
-@pytest.mark.host_only
-def test_merge() -> None:
-    outs, lses = torch.randn(3, 2, 4, 5, 16), torch.randn(3, 2, 4, 5)
-    lses[1, 0] = -torch.inf
-    outs[1, 0] = torch.nan
-    out, lse = torch.ops.fattn.merge(outs, lses)
-    weights = lses.softmax(0)
-    exact = (weights[..., None] * outs.nan_to_num()).sum(0)
-    assert torch.allclose(out, exact, atol=1e-6)
-    assert torch.allclose(lse, lses.logsumexp(0), atol=1e-6)
-
-
 @pytest.mark.parametrize("wrong", ["head_dim", "option"])
 def test_refusals_are_the_same(wrong: str) -> None:
     """A refusal does not depend on the device."""

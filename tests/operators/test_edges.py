@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import counted_launches
+from tests.conftest import Checked, counted_launches
 from tests.helpers import problems
 from tests.helpers.accuracy import assert_close, assert_lse_close, expected
 from tests.helpers.problems import Problem
@@ -254,7 +254,7 @@ def dense(q_len: int, kv_len: int, dtype: torch.dtype, heads: tuple[int, int] = 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-def test_merge_joins_disjoint_keys(dtype: torch.dtype, device: str) -> None:
+def test_merge_joins_disjoint_keys(dtype: torch.dtype, device: str, checked: Checked) -> None:
     """Attention over three parts of the keys, one of which no row sees, merged: attention over all."""
     query, key, value = dense(20, 48, dtype)
     mask = torch.zeros(3, 1, 1, 20, 48, dtype=torch.bool)
@@ -262,7 +262,7 @@ def test_merge_joins_disjoint_keys(dtype: torch.dtype, device: str) -> None:
         mask[part, ..., start:end] = True
     on_device = [t.to(device) for t in (query, key, value)]
     parts = [fattn.prefill(*on_device, mask[i].to(device)) for i in range(3)]
-    with counted_launches() as launches:
+    with checked(), counted_launches() as launches:
         out, lse = fattn.merge(torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts]))
     assert launches == ({"fattn_merge": 1} if device == "mps" else {})
     whole, whole_lse = fattn.prefill(*on_device)

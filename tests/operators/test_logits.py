@@ -16,6 +16,7 @@ from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import direct_launch, logits_problems
 from tests.helpers.logits_problems import DTYPES, ROW_OPS, LogitsProblem, keywords
 from tests.helpers.tensors import same_bits
+from tests.helpers.wrong_calls import refusal
 from torch_fattn import reference
 from torch_fattn.operators import LOGITS_OPERATORS
 
@@ -277,11 +278,8 @@ def test_wrong_calls(
     x = torch.ones(3, 5, device="cpu").to(dtype if device != "mps" or dtype != torch.float64 else torch.int32)
     if x.dtype == torch.int32:
         words = ["torch.int32"]
-    with counted_launches() as launches, pytest.raises(error) as caught:
+    with refusal(f"fattn.{op}", error, *words):
         call(op, x.to(device), cap)
-    sentence = str(caught.value)
-    assert sentence.startswith(f"fattn.{op}: ") and "\n" not in sentence and launches == {}
-    assert all(word in sentence for word in words), sentence
     assert call(op, torch.ones(3, 5, device=device), 1.0).shape == (3, 5), "the control"
 
 
@@ -296,9 +294,8 @@ def test_wrong_calls(
     ],
 )
 def test_sizes_above_the_limits(op: str, shape: tuple[int, ...], words: list[str]) -> None:
-    with pytest.raises(ValueError) as caught:
+    with refusal(f"fattn.{op}", ValueError, *words):
         call(op, torch.empty(shape, device="meta"))
-    assert all(word in str(caught.value) for word in words), caught.value
     within = (shape[0] - 1, *shape[1:]) if len(shape) == 1 or shape[0] > 2 else (2, 2**30)
     assert call(op, torch.empty(within, device="meta")).shape == within
 

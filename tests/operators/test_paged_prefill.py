@@ -10,36 +10,13 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.conftest import Checked, needs_emulator
 from tests.helpers import problems
-from tests.helpers.accuracy import assert_close
-from tests.helpers.problems import Problem
-from tests.helpers.tuned import tiles_of_large_calls
+from tests.operators.test_packed import DEVICES, case_of, check, counters, int32
 
 fattn = torch.ops.fattn
+OP = "paged_prefill"
 f16, f32 = torch.float16, torch.float32
-DEVICES = ["mps", "cpu"]
-
-
-def case_of(dtype: torch.dtype = f16, **fields: Any) -> problems.Case:
-    sizes: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "value_dim": 24, "block_size": 16}
-    sizes |= {"causality": "bottom_right"} | fields
-    sizes |= {"batch": len(sizes["q_lens"]), "q_len": max(sizes["q_lens"])}
-    sizes["kv_len"] = -(-max(*sizes["seq_lens"], 1) // sizes["block_size"]) * sizes["block_size"]
-    return problems.build(Problem(0, "paged_prefill", dtype, **sizes))
-
-
-def check(device: str = "mps", dtype: torch.dtype = f16, **fields: Any) -> tuple[Tensor, Tensor]:
-    case = case_of(dtype, **fields)
-    with counted_launches() as launches:
-        out, lse = (result.cpu() for result in fattn.paged_prefill(**case.arguments(device)[0]))
-    assert launches == ({"fattn_prefill": 1} if device == "mps" else {})
-    assert_close(case, out, lse)
-    return out, lse
-
-
-def int32(*values: int, device: str = "mps") -> Tensor:
-    return torch.tensor(values, dtype=torch.int32).to(device)
 
 
 # ---- shapes of batches
@@ -50,6 +27,7 @@ def int32(*values: int, device: str = "mps") -> Tensor:
 def test_a_prompt_a_chunk_and_tokens(q_heads: int, kv_heads: int, dtype: torch.dtype) -> None:
     """Groups of 3 do not divide a tile's rows; 8 fill a fragment with one token."""
     check(
+        OP,
         dtype=dtype,
         q_heads=q_heads,
         kv_heads=kv_heads,
@@ -61,56 +39,22 @@ def test_a_prompt_a_chunk_and_tokens(q_heads: int, kv_heads: int, dtype: torch.d
 
 
 def test_one_to_a_thousand() -> None:
-    check(q_heads=2, kv_heads=1, q_lens=(1, 1000, 1), seq_lens=(700, 1000, 3))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_many_sequences(device: str) -> None:
-    """More than a simdgroup has lanes, three times, with runs of sequences that have no rows."""
-    rows = [(n * 7) % 5 if n % 9 else 0 for n in range(100)]
-    rows[40:75] = [0] * 35
-    lengths = [n + (i * 3) % 11 for i, n in enumerate(rows)]
-    check(device, q_heads=2, kv_heads=1, q_lens=tuple(rows), seq_lens=tuple(lengths), block_size=4)
+    check(OP, q_heads=2, kv_heads=1, q_lens=(1, 1000, 1), seq_lens=(700, 1000, 3))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spare", [1, 200])
 def test_rows_of_no_sequence(spare: int, device: str) -> None:
     """They hold NaN, and get the result of a row that sees no key: with a sink its logit."""
-    check(device, q_lens=(3, 20), seq_lens=(9, 20), spare_rows=spare, sinks=True)
+    check(OP, device, q_lens=(3, 20), seq_lens=(9, 20), spare_rows=spare, sinks=True)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_more_rows_than_keys(device: str) -> None:
     """Rows at positions below 0 see nothing, and neither do those of an empty sequence."""
-    out, lse = check(device, q_lens=(6, 5, 40), seq_lens=(2, 0, 35))
+    out, lse = check(OP, device, q_lens=(6, 5, 40), seq_lens=(2, 0, 35))
     assert torch.all(out[:4] == 0) and torch.all(lse[:, :4] == -torch.inf) and lse[:, 4:6].isfinite().all()
     assert torch.all(out[6:16] == 0) and torch.all(lse[:, 11:16] == -torch.inf)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_nothing_to_look_at(device: str) -> None:
-    """No sequences, no capacity, no blocks: every row sees no key."""
-    query = torch.randn(5, 4, 16, device=device)
-    pool = torch.randn(3, 8, 2, 16, device=device)
-    for sequences, max_blocks, blocks in ((0, 4, 3), (2, 0, 3), (2, 4, 0)):
-        tables = torch.zeros(sequences, max_blocks, dtype=torch.int32, device=device)
-        lengths = torch.full((sequences,), 9, dtype=torch.int32, device=device)
-        starts = int32(*range(0, 2 * sequences + 1, 2), device=device)
-        out, lse = fattn.paged_prefill(query, pool[:blocks], pool[:blocks], tables, lengths, starts, 2)
-        assert out.shape == (5, 4, 16) and torch.all(out.cpu() == 0)
-        assert lse.shape == (4, 5) and torch.all(lse.cpu() == -torch.inf)
-
-
-@pytest.mark.parametrize("empty", ["rows", "heads"])
-def test_empty_results_launch_nothing(empty: str) -> None:
-    heads = 0 if empty == "heads" else 4
-    query = torch.randn(0 if empty == "rows" else 5, heads, 16, device="mps")
-    pool = torch.randn(3, 8, heads, 16, device="mps")
-    tables, lengths = int32(0, 1)[None], int32(9)
-    with counted_launches() as launches:
-        out, lse = fattn.paged_prefill(query, pool, pool, tables, lengths, int32(0, query.shape[0]), 5)
-    assert launches == {} and out.shape == query.shape and lse.shape == query.shape[1::-1]
 
 
 # ---- blocks
@@ -122,6 +66,7 @@ def test_block_sizes(block_size: int, head_dim: int) -> None:
     """Block sizes that divide a step, are multiples of one, or neither; in both orders of heads and slots."""
     for head_major in (False, True):
         check(
+            OP,
             head_dim=head_dim,
             q_lens=(50, 1, 7),
             seq_lens=(90, 65, 32),
@@ -241,29 +186,17 @@ def test_a_result_depends_on_its_sequence_alone(
 # ---- cost
 
 
-def counters(arguments: dict[str, Any]) -> tuple[int, int, int]:
-    """8x8x8 products, and bytes read of the key cache and of the block tables."""
-    import softmetal
-
-    slots = torch_fattn.explain("paged_prefill", **arguments).passes[0]["bindings"]
-    with softmetal.checks(count_bytes=True), softmetal.record() as launches:
-        fattn.paged_prefill(**arguments)
-    (ran,) = (launch for launch in launches if launch["kernel"] == "fattn_prefill")
-    read = {int(slot): count for slot, count in ran["buffers_read"].items()}
-    return ran["counters"]["products"], read[slots["key"]], read[slots["block_tables"]]
-
-
 @needs_emulator
 @pytest.mark.parametrize("q_heads", [2, 8, 32])
 def test_a_token_reads_its_keys_once_for_all_heads(q_heads: int) -> None:
-    case = case_of(q_heads=q_heads, head_dim=64, value_dim=64, q_lens=(1, 1), seq_lens=(300, 90))
-    products, key_bytes, table_bytes = counters(case.arguments("mps")[0])
-    assert key_bytes == (300 + 90) * 2 * 64 * 2
+    case = case_of(OP, q_heads=q_heads, head_dim=64, value_dim=64, q_lens=(1, 1), seq_lens=(300, 90))
+    found = counters(case)
+    assert found["key"] == (300 + 90) * 2 * 64 * 2
     fragments = -(-300 // 8) + -(-90 // 8)
-    assert products <= 1.1 * fragments * 2 * 16 * -(-q_heads // 16)
+    assert found["products"] <= 1.1 * fragments * 2 * 16 * -(-q_heads // 16)
     # Two simdgroups look up separately; a step of 32 keys has two blocks.
     threads = 128
-    assert table_bytes <= (10 + 3) * 2 * 2 * threads * 4
+    assert found["block_tables"] <= (10 + 3) * 2 * 2 * threads * 4
 
 
 @needs_emulator
@@ -271,28 +204,6 @@ def test_a_token_reads_its_keys_once_for_all_heads(q_heads: int) -> None:
 def test_a_quantised_pool_is_read_as_it_is_stored(kv_format: str, row_bytes: int) -> None:
     """Once, by a tile for each sequence."""
     case = case_of(
-        q_heads=8, head_dim=64, value_dim=64, q_lens=(1, 8), seq_lens=(300, 90), kv_format=kv_format
+        OP, q_heads=8, head_dim=64, value_dim=64, q_lens=(1, 8), seq_lens=(300, 90), kv_format=kv_format
     )
-    _, key_bytes, _ = counters(case.arguments("mps")[0])
-    assert key_bytes == (300 + 90) * 2 * row_bytes
-
-
-@needs_emulator
-def test_sequences_without_rows_cost_nothing() -> None:
-    """Nor do spare rows: their tiles exist, but see no key."""
-    few = case_of(q_lens=(40, 1), seq_lens=(64, 100))
-    many = case_of(q_lens=(0, 40, *[0] * 40, 1, 0), seq_lens=(96, 64, *[80] * 40, 100, 9), spare_rows=100)
-    # The tiles are the same whether or not the rows fill the GPU.
-    with tiles_of_large_calls(few.problem):
-        assert counters(few.arguments("mps")[0])[:2] == counters(many.arguments("mps")[0])[:2]
-
-
-@needs_emulator
-def test_a_window_is_all_that_is_loaded() -> None:
-    """1,024 keys of 8,000, and at most one step more; then sink tokens, of which one step is enough."""
-    for options, steps in (({"window_left": 1023}, 1), ({"window_left": 1023, "sink_tokens": 4}, 2)):
-        case = case_of(
-            q_heads=2, kv_heads=1, head_dim=64, value_dim=64, q_lens=(1,), seq_lens=(8000,), **options
-        )
-        _, key_bytes, _ = counters(case.arguments("mps")[0])
-        assert 1024 * 64 * 2 <= key_bytes <= (1024 + 32 * steps) * 64 * 2
+    assert counters(case)["key"] == (300 + 90) * 2 * row_bytes

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import counted_launches
-from tests.helpers import problems
+from tests.conftest import counted_launches, needs_emulator
+from tests.helpers import direct_launch, problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.problems import Problem
 
@@ -72,6 +72,17 @@ def test_an_offset_at_the_end_of_int64(offset: int, like: int, device: str) -> N
             for at in (offset, like)
         ]
         assert torch.equal(*exact)
+
+
+@needs_emulator
+def test_the_last_position_of_an_int() -> None:
+    """As row 2^30 - 1 from a q_offset of 2^30 has it: it sees every key."""
+    case = problems.build(
+        Problem(0, "prefill", f32, 1, 2, 1, 70, 150, 16, 24, causality="offset", q_offset=149)
+    )
+    plan = direct_launch.plan_of("prefill", case.arguments("cpu")[0])
+    direct_launch.set_params(plan["passes"][0], {"q_offset": 2**31 - 70})
+    assert_close(case, *direct_launch.run(case, plan=plan))
 
 
 @pytest.mark.parametrize("device", DEVICES)

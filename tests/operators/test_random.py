@@ -7,6 +7,7 @@ The sweep runs 500 more for each seed: `pytest -m slow tests/operators/test_rand
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def kernel_of(problem: problems.Problem) -> str:
         wide = max(problem.head_dim, problem.value_dim) > 128
         return "fattn_prefill_wide" if wide else "fattn_prefill"
     copied = problem.layouts[1] == "every_other" and not problem.block_size
-    return problems.decode_kernel(problem, value_in_key=problem.value_in_key and not copied)
+    return drawing.decode_kernel(problem, value_in_key=problem.value_in_key and not copied)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -107,6 +108,18 @@ def test_a_pair_that_does_not_meet_is_noticed() -> None:
     assert ("decode", ("softcap", 30.0), ("tree", "each")) in missing
 
 
+@pytest.mark.host_only
+def test_a_new_cache_format_changes_only_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    def candidates() -> list[problems.Problem]:
+        return [replace(p, kv_format="float") for p in drawing._candidates(300, 0)]
+
+    before = candidates()
+    monkeypatch.setattr(drawing, "QUANTISED", (*drawing.QUANTISED, "int2"))
+    monkeypatch.setattr(features, "UNSCALED", (*features.UNSCALED, "int2_unscaled"))
+    assert any(p.kv_format.startswith("int2") for p in drawing._candidates(300, 0))
+    assert candidates() == before
+
+
 def test_the_problems_cover_every_axis() -> None:
     seen = {(p.op, p.dtype) for p in PROBLEMS}
     assert len(seen) == 15
@@ -116,6 +129,7 @@ def test_the_problems_cover_every_axis() -> None:
     assert any(p.kv_heads == 1 and p.q_heads > 1 for p in PROBLEMS)
     for op in ("prefill", "varlen_prefill"):
         assert {p.causality for p in PROBLEMS if p.op == op} == set(problems.CAUSALITIES)
+        assert {features.features(p)["q_offset"] for p in PROBLEMS if p.op == op} == {False, True, "moved"}
     for operand in range(3):
         assert {p.layouts[operand] for p in PROBLEMS if not p.block_size} == set(problems.LAYOUTS)
     for op in OPS:

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.helpers.problems import OPTIONS, Problem, Score
 from torch_fattn import reference
+from torch_fattn.operators.options import ScoreOptions
 
 INF = math.inf
 NAN = math.nan
+RULES = {name: each.rule for name, each in OPTIONS.items() if each.rule is not None}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,11 +40,11 @@ def key_by_key(
     window_right: int = -1,
     sink_tokens: int = 0,
     sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    softcap: float = 0.0,
     scale: float | None = None,
+    **modifiers: Any,
 ) -> tuple[Tensor, Tensor]:
     """The rules in plain Python, one row and one key at a time."""
+    assert modifiers.keys() <= RULES.keys()
     batch, heads, q_len, head_dim = query.shape
     group = heads // key.shape[1]
     out = torch.zeros(batch, heads, q_len, value.shape[-1], dtype=torch.float64)
@@ -58,10 +62,9 @@ def key_by_key(
                 continue
             score = float(query[b, h, i].double() @ key[b, h // group, j].double())
             score *= head_dim**-0.5 if scale is None else scale
-            if softcap > 0:
-                score = softcap * math.tanh(score / softcap)
-            if alibi_slopes is not None:
-                score += float(alibi_slopes[h]) * (j - p)
+            for name, rule in RULES.items():
+                if name in modifiers:
+                    score = rule(score, modifiers[name], Score(b, h, j - p))
             if attn_mask is not None:
                 bias = attn_mask.expand(batch, heads, q_len, key.shape[2])[b, h, i, j]
                 if attn_mask.dtype == torch.bool:
@@ -78,19 +81,27 @@ def key_by_key(
     return out, lse
 
 
-def random_options(rng: random.Random, heads: int, q_len: int, kv_len: int) -> dict[str, object]:
-    """Each option present about half of the time."""
-    options: dict[str, object] = {
+def random_options(rng: random.Random, heads: int, q_len: int, kv_len: int) -> dict[str, Any]:
+    """Each option present about half of the time. The batch is 2."""
+    problem = Problem(rng.randrange(6), "prefill", torch.float32, 2, heads, 2, q_len, kv_len, 8, 6)
+    options: dict[str, Any] = {
         "window_left": rng.choice([0, 2, 5]),
         "window_right": rng.choice([0, 1, 4]),
         "sink_tokens": rng.choice([1, 3]),
         "sinks": torch.randn(heads),
-        "alibi_slopes": torch.rand(heads),
-        "softcap": 3.0,
         "scale": 0.7,
         "attn_mask": rng.choice([torch.rand(q_len, kv_len) > 0.3, torch.randn(2, 1, 1, kv_len)]),
     }
+    for name in RULES:
+        each = OPTIONS[name]
+        options[name] = each.tensor(problem, torch.default_generator) if each.tensor else each.values[-1]
     return {name: value for name, value in options.items() if rng.random() < 0.5}
+
+
+def test_every_option_is_drawn() -> None:
+    drawn = {name for seed in range(30) for name in random_options(random.Random(seed), 2, 1, 1)}
+    missing = {*ScoreOptions.__annotations__} - drawn
+    assert not missing, f"tests/helpers/problems.py has no rule for {missing}"
 
 
 def assert_equal(result: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:

@@ -15,12 +15,13 @@ from tests.helpers import shared_prefix_problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged
 from tests.helpers.kv_formats import KV_FORMATS
+from tests.helpers.problems import OPTIONS
 from tests.helpers.shared_prefix_problems import SharedProblem
 from tests.helpers.synchronisations import Synchronisations
 from torch_fattn import reference, shared_prefix_decode, shared_prefix_paged_decode
 from torch_fattn.operators import prefix_and_suffix
 
-PROBLEMS = shared_prefix_problems.draw(66, seed=9)
+PROBLEMS = shared_prefix_problems.draw(69, seed=7)
 SAMPLE = "the sample of random problems has changed: draw more of them"
 
 
@@ -87,8 +88,12 @@ def test_the_problems_have_it_all() -> None:
         assert sum(takes_prefill(s, 1) for s in some) >= 3, SAMPLE
         for kind in shared_prefix_problems.KINDS:
             assert sum(s.kind == kind for s in some) >= 5, SAMPLE
-    for name in ("sinks", "alibi_slopes", "softcap", "tree", "mask", "sink_tokens"):
-        assert sum(bool(getattr(s.whole, name)) for s in PROBLEMS if s.prefix) >= 10, f"{name}: {SAMPLE}"
+    shared = [{"mask": s.whole.mask, **s.whole.options} for s in PROBLEMS if s.prefix]
+    taken = prefix_and_suffix.POINTWISE | prefix_and_suffix.FITTED
+    names = {name for name, each in OPTIONS.items() if (each.argument or name) in taken}
+    for name in names - {"window_left", "window_right"} | {"mask"}:
+        drawn = sum(bool(options.get(name)) for options in shared)
+        assert drawn >= 10, f"{name}: tests/helpers/shared_prefix_problems.py draws {drawn}"
     in_prefix = [s for s in PROBLEMS if 0 <= s.whole.window_left < s.whole.kv_len - 1 and s.prefix]
     assert len(in_prefix) >= 10, SAMPLE
     assert {s.whole.kv_format for s in PROBLEMS} == set(KV_FORMATS), SAMPLE

@@ -12,35 +12,13 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import direct_launch, problems
-from tests.helpers.accuracy import assert_close
 from tests.helpers.problems import Problem
-from tests.helpers.tuned import tiles_of_large_calls
+from tests.operators.test_packed import DEVICES, case_of, check, counters, int32
 
 fattn = torch.ops.fattn
+OP = "varlen_prefill"
 f16, f32 = torch.float16, torch.float32
-DEVICES = ["mps", "cpu"]
 BOTTOM_RIGHT: dict[str, Any] = {"causality": "bottom_right"}
-
-
-def case_of(dtype: torch.dtype = f16, **fields: Any) -> problems.Case:
-    """Rows `q_lens` over keys `seq_lens`, of as many rows where they are left out."""
-    sizes: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "value_dim": 24} | fields
-    sizes.setdefault("seq_lens", sizes["q_lens"])
-    sizes |= {"batch": len(sizes["q_lens"]), "q_len": max(sizes["q_lens"]), "kv_len": max(sizes["seq_lens"])}
-    return problems.build(Problem(0, "varlen_prefill", dtype, **sizes))
-
-
-def check(device: str = "mps", dtype: torch.dtype = f16, **fields: Any) -> tuple[Tensor, Tensor]:
-    case = case_of(dtype, **fields)
-    with counted_launches() as launches:
-        out, lse = (result.cpu() for result in fattn.varlen_prefill(**case.arguments(device)[0]))
-    assert launches == ({"fattn_prefill": 1} if device == "mps" else {})
-    assert_close(case, out, lse)
-    return out, lse
-
-
-def int32(*values: int, device: str = "mps") -> Tensor:
-    return torch.tensor(values, dtype=torch.int32).to(device)
 
 
 # ---- shapes of batches
@@ -54,6 +32,7 @@ def test_prompts_of_different_lengths(
 ) -> None:
     """Groups of 3 do not divide a tile's rows; more rows than keys, fewer, and as many."""
     check(
+        OP,
         dtype=dtype,
         q_heads=q_heads,
         kv_heads=kv_heads,
@@ -68,16 +47,7 @@ def test_prompts_of_different_lengths(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_to_a_hundred(device: str) -> None:
-    check(device, q_heads=2, kv_heads=1, q_lens=(5, 500, 5), **BOTTOM_RIGHT)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_many_sequences(device: str) -> None:
-    """More than a simdgroup has lanes, three times, with runs of sequences that have no rows or no keys."""
-    rows = [(n * 7) % 5 if n % 9 else 0 for n in range(100)]
-    rows[40:75] = [0] * 35
-    keys = [(n * 5) % 7 if n % 11 else 0 for n in range(100)]
-    check(device, q_heads=2, kv_heads=1, q_lens=tuple(rows), seq_lens=tuple(keys), **BOTTOM_RIGHT)
+    check(OP, device, q_heads=2, kv_heads=1, q_lens=(5, 500, 5), **BOTTOM_RIGHT)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -85,29 +55,7 @@ def test_many_sequences(device: str) -> None:
 def test_empty_sequences(q_lens: tuple[int, ...], seq_lens: tuple[int, ...], device: str) -> None:
     """Sequences without rows, without keys, or without both: rows without keys are 0, with the sink's logit
     as lse."""
-    check(device, q_lens=q_lens, seq_lens=seq_lens, spare_rows=2, sinks=True)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_nothing_to_look_at(device: str) -> None:
-    """No sequences, no keys: every row sees none."""
-    query = torch.randn(5, 4, 16, device=device)
-    key = torch.randn(3, 2, 16, device=device)
-    for sequences, keys, most in ((0, 3, 9), (2, 0, 9), (2, 3, 0)):
-        starts = int32(*range(0, 2 * sequences + 1, 2), device=device)
-        out, lse = fattn.varlen_prefill(query, key[:keys], key[:keys], starts, starts, 2, most)
-        assert out.shape == (5, 4, 16) and torch.all(out.cpu() == 0)
-        assert lse.shape == (4, 5) and torch.all(lse.cpu() == -torch.inf)
-
-
-@pytest.mark.parametrize("empty", ["rows", "heads"])
-def test_empty_results_launch_nothing(empty: str) -> None:
-    heads = 0 if empty == "heads" else 4
-    query = torch.randn(0 if empty == "rows" else 5, heads, 16, device="mps")
-    key = torch.randn(9, heads, 16, device="mps")
-    with counted_launches() as launches:
-        out, lse = fattn.varlen_prefill(query, key, key, int32(0, query.shape[0]), int32(0, 9), 5, 9)
-    assert launches == {} and out.shape == query.shape and lse.shape == query.shape[1::-1]
+    check(OP, device, q_lens=q_lens, seq_lens=seq_lens, spare_rows=2, sinks=True)
 
 
 # ---- positions and options
@@ -121,6 +69,7 @@ def test_where_the_rows_are(q_offset: int | None, device: str) -> None:
     causality = "bottom_right" if q_offset is None else "offset"
     for options in ({}, {"window_left": 9, "sink_tokens": 2}, {"alibi_slopes": True}):
         check(
+            OP,
             device,
             q_lens=(30, 5, 40),
             seq_lens=(41, 60, 12),
@@ -143,7 +92,7 @@ def test_where_the_rows_are(q_offset: int | None, device: str) -> None:
     ids=str,
 )
 def test_options(options: dict[str, Any], device: str) -> None:
-    check(device, q_lens=(50, 1, 90), seq_lens=(100, 65, 90), spare_rows=1, **BOTTOM_RIGHT, **options)
+    check(OP, device, q_lens=(50, 1, 90), seq_lens=(100, 65, 90), spare_rows=1, **BOTTOM_RIGHT, **options)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -207,17 +156,6 @@ def test_starts_out_of_order_and_out_of_range(
 # ---- cost
 
 
-def counters(case: problems.Case) -> tuple[int, int]:
-    """8x8x8 products, and bytes read of the keys."""
-    import softmetal
-
-    arguments = case.arguments("mps")[0]
-    with softmetal.checks(count_bytes=True), softmetal.record() as launches:
-        fattn.varlen_prefill(**arguments)
-    (ran,) = (launch for launch in launches if launch["kernel"] == "fattn_prefill")
-    return ran["counters"]["products"], ran["buffers_read"]["1"]
-
-
 def needed_products(problem: Problem) -> int:
     """The products that touch a visible pair, with eight (row, head) pairs that share keys per fragment."""
     group = problem.q_heads // problem.kv_heads
@@ -238,29 +176,18 @@ def test_no_work_on_padding(q_heads: int, kv_heads: int, causal: dict[str, Any],
     """One sequence of 320 among some of 5: a padded batch would do ten times as much."""
     lengths = (5, 320, 5, 0, 5, 5, 5, 5, 5, 5)
     case = case_of(
-        q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim, q_lens=lengths, **causal
+        OP,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        q_lens=lengths,
+        **causal,
     )
-    products, _ = counters(case)
+    products = counters(case)["products"]
     assert 1.0 <= products / needed_products(case.problem) <= 1.1
     padded = 10 * 320 * 320 // 64 * q_heads * 2 * head_dim // 8
     assert products < 0.12 * padded
-
-
-@needs_emulator
-def test_sequences_without_rows_cost_nothing() -> None:
-    few = case_of(q_lens=(40, 1), seq_lens=(64, 100))
-    many = case_of(q_lens=(0, 40, *[0] * 40, 1, 0), seq_lens=(96, 64, *[80] * 40, 100, 9), spare_rows=100)
-    # The tiles are the same whether or not the rows fill the GPU.
-    with tiles_of_large_calls(few.problem):
-        assert counters(few) == counters(many)
-
-
-@needs_emulator
-def test_a_window_is_all_that_is_loaded() -> None:
-    sizes: dict[str, Any] = {"q_heads": 2, "kv_heads": 1, "head_dim": 64, "value_dim": 64}
-    case = case_of(**sizes, q_lens=(1, 1), seq_lens=(3000, 2000), window_left=99, **BOTTOM_RIGHT)
-    _, key_bytes = counters(case)
-    assert 2 * 100 * 64 * 2 <= key_bytes <= 2 * (100 + 32) * 64 * 2
 
 
 @pytest.mark.host_only

@@ -55,9 +55,7 @@ def applied(diff: Path, folder: Path) -> list[str]:
     done = subprocess.run(
         ["git", "apply", str(diff)], cwd=folder, env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, (
-        f"{done.stderr}Apply it with git apply --3way, and write it again with git diff -U1."
-    )
+    assert done.returncode == 0, f"{done.stderr}Write {diff.name} again: CONTRIBUTING.md has the commands."
     return [name for name in names if (folder / name).read_text() != before.get(name)]
 
 
@@ -104,7 +102,7 @@ def run_tests(copy: Path) -> None:
 
 
 @needs_emulator
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="it asks git what the sources are")
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout, which lists the sources")
 def test_a_build_with_all_of_them(tmp_path: Path) -> None:
     """Their own tests pass, and the golden plans are those of a build without them."""
     subprocess.run([ROOT / "tools/copy_tree.sh", tmp_path], check=True)

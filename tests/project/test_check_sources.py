@@ -51,6 +51,8 @@ SUBJECT = "write 'begin with the subject'"
         ("csrc/a.h", "// softmetal does", "the product must not know of softmetal"),
         ("tests/test_a.py", "# " + "TO" + "DO", "an unfinished mark"),
         ("docs/a.md", "The keys. O" + "f these, some are hidden.", "'. O" + f"f t': {SUBJECT}"),
+        ("docs/a.md", "The last of the rows sees all keys. Often two do.", None),
+        ("tests/test_a.py", '"""O' + 'f those, the newest."""', '\'"""O' + f"f t': {SUBJECT}"),
         ("softmetal/src/a.h", "int n;  // O" + "f this thread.", "'// O" + f"f t': {SUBJECT}"),
         ("softmetal/src/a.h", "int n;  // The count of this thread.", None),
         ("csrc/a.h", "int n;  // O" + "f this thread.", "'// O" + f"f t': {SUBJECT}"),

@@ -86,7 +86,9 @@ def test_the_source_archive_needs_no_torch(
     assert "is built against the torch that will run it" in message(configured)
 
 
-@pytest.mark.skipif(not (SETUP.parent / ".git").exists(), reason="it asks git what the sources are")
+@pytest.mark.skipif(
+    not (SETUP.parent / ".git").exists(), reason="not a git checkout, which lists the sources"
+)
 def test_the_source_archive_is_whole(tmp_path: Path) -> None:
     """All that a build reads, and no test."""
     build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path)]
@@ -270,17 +272,7 @@ PRECISE = "options.mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPre
 @pytest.mark.parametrize("sdk", [[], ["-D__MAC_15_0=150000"]], ids=["macOS 14", "macOS 15"])
 def test_compile_options_of_both_sdks(sdk: list[str], wrong: bool, tmp_path: Path) -> None:
     """The branch of an SDK that we do not have, by the compiler; the control has a misspelt name in it."""
-    config = [sys.executable, "-m", "softmetal", "config"]
-    environment = dict(
-        line.split("=", 1)
-        for line in subprocess.run(
-            ["sh", "-c", f'eval "$({shlex.join([*config, "--env"])})"; env'],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-        if "=" in line
-    )
+    environment = emulator_flags()
     text = PIPELINES.read_text()
     assert text.count(PRECISE) == 1
     source = tmp_path / "pipelines.mm"

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.host_only
 # Catalogues of what must be refused, reported or advised: each entry counts.
 REFUSALS = (
     "tests/refusals/test_bad_input.py::test_wrong_call",
-    "tests/refusals/test_bad_input.py::test_wrong_call_without_data",
     "tests/refusals/test_advice.py::test_advice_leads_to_the_right_result",
     "tests/refusals/test_cache_write.py::test_wrong_call",
     "tests/flash_attn/test_refusals.py::test_refused_untouched",

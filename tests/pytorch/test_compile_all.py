@@ -26,7 +26,7 @@ def run(op: str, dtype: torch.dtype, **fields: Any) -> None:
         sizes |= {"q_len": 2, "kv_len": 32, "seq_lens": (21,)}
     if op == "paged_decode":
         sizes |= {"block_size": 16}
-    case = problems.build(Problem(0, op, dtype, 1, 2, 1, **(sizes | fields)))
+    case = problems.build(Problem(0, op, dtype, 1, **{"q_heads": 2, "kv_heads": 1} | sizes | fields))
     out, lse = getattr(torch.ops.fattn, op)(**case.arguments("mps")[0])
     assert_close(case, out.cpu(), lse.cpu())
 
@@ -75,7 +75,4 @@ def test_decode_features(block_size: int, kv_len: int, mask: torch.dtype | None)
 @pytest.mark.parametrize("q_len", range(1, 9))
 def test_decode_rows(q_len: int, q_heads: int) -> None:
     """Every count of packed query rows: one fragment, two, and more than one threadgroup."""
-    case = Problem(0, "decode", torch.bfloat16, 1, q_heads, 1, q_len, 32, 64, 64, seq_lens=(21,))
-    built = problems.build(case)
-    out, lse = torch.ops.fattn.decode(**built.arguments("mps")[0])
-    assert_close(built, out.cpu(), lse.cpu())
+    run("decode", torch.bfloat16, q_heads=q_heads, q_len=q_len)

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_fattn
 from tests.conftest import counted_launches
+from tests.pytorch.test_sdpa import operands
 
 SDPA = "aten::scaled_dot_product_attention"
 
@@ -32,12 +33,6 @@ def undone() -> Iterator[None]:
     torch_fattn.uninstall()
     assert not torch_fattn.report().installed
     assert torch.nn.attention.current_flash_attention_impl() is None
-
-
-def operands(*shapes: tuple[int, ...]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = shapes or ((2, 4, 9, 16),) * 3
-    return [torch.randn(shape, generator=generator).to("mps") for shape in shapes]
 
 
 def routes() -> bool:
@@ -200,29 +195,6 @@ def test_grad_modes(context: Callable[[], Any]) -> None:
     assert torch_fattn.report().routed == 1 and not out.requires_grad
     exact = F.scaled_dot_product_attention(*(t.cpu().double() for t in operands()), is_causal=True)
     assert (out.cpu().double() - exact).abs().max() < 1e-6
-
-
-def test_gradients_are_torchs() -> None:
-    mine, theirs = ([t.requires_grad_() for t in operands()] for _ in range(2))
-    with torch_fattn.installed():
-        F.scaled_dot_product_attention(*mine, is_causal=True).square().sum().backward()
-    F.scaled_dot_product_attention(*theirs, is_causal=True).square().sum().backward()
-    for a, b in zip(mine, theirs, strict=True):
-        assert a.grad is not None and b.grad is not None and torch.equal(a.grad.cpu(), b.grad.cpu())
-    assert torch_fattn.report().fallbacks_by_reason() == {"gradients": 1}
-
-
-def test_forward_mode_gradients_are_torchs() -> None:
-    import torch.autograd.forward_ad as forward
-
-    query, key, value = operands()
-    tangents = []
-    for context in (torch_fattn.installed, contextlib.nullcontext):
-        with context(), forward.dual_level():
-            dual = forward.make_dual(query, torch.ones_like(query))
-            tangents.append(forward.unpack_dual(F.scaled_dot_product_attention(dual, key, value)).tangent)
-    assert torch.allclose(tangents[0].cpu(), tangents[1].cpu())
-    assert torch_fattn.report().fallbacks_by_reason() == {"forward_mode": 1}
 
 
 def test_transforms_are_torchs() -> None:

@@ -21,6 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import torch_fattn
 from tests.conftest import counted_launches
+from tests.pytorch.test_sdpa import operands
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +30,6 @@ def fresh() -> Iterator[None]:
     torch_fattn.reset_report()
     yield
     torch_fattn.uninstall()
-
-
-def operands() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 4, 9, 16, generator=generator).to("mps") for _ in range(3)]
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -85,11 +81,8 @@ def test_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
         compiled(*mine).square().sum().backward()
     plain(*theirs).square().sum().backward()
     for a, b in zip(mine, theirs, strict=True):
-        assert (
-            a.grad is not None
-            and b.grad is not None
-            and torch.allclose(a.grad.cpu(), b.grad.cpu(), atol=1e-5)
-        )
+        assert a.grad is not None and b.grad is not None
+        assert torch.allclose(a.grad.cpu(), b.grad.cpu(), atol=1e-5)
     report = torch_fattn.report()
     assert report.traced == 0 and report.routed == 0 and report.fell_back == 0
     assert [(f.reason, f.traced > 0) for f in report.fallbacks] == [("gradients", True)]

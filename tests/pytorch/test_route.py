@@ -18,9 +18,11 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import counted_launches, decodes
 from tests.helpers.tuned import PROVENANCE, this_chip
+from tests.pytorch.test_sdpa import by_install
 from torch_fattn.flash_attn import flash_attn_func
 from torch_fattn.integrations import comfyui
 from torch_fattn.integrations.pytorch import routing
+from torch_fattn.integrations.transformers import operators
 from torch_fattn.tuning import tuned_file
 from torch_fattn.tuning.tuned_file import TunedRoute
 
@@ -291,11 +293,6 @@ def operands(dim: int = 16, length: int = 9) -> list[Tensor]:
     return [torch.randn(2, 4, length, dim, generator=generator).to("mps") for _ in range(3)]
 
 
-def by_install(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    with torch_fattn.installed():
-        return F.scaled_dot_product_attention(query, key, value)
-
-
 def by_sdpa(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -317,7 +314,6 @@ def by_flash_attn(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def by_transformers(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    operators = pytest.importorskip("torch_fattn.integrations.transformers.operators")
     out: Tensor = operators.compute(query, key, value, None, None, causal=False, softcap=0.0, sinks=None)
     assert out.is_contiguous()
     return out.transpose(1, 2)
@@ -394,7 +390,6 @@ def test_a_timed_route_may_be_ours() -> None:
 
 def test_a_compiled_graph(tuned: Callable[..., None]) -> None:
     """It is decided on when it is traced."""
-    operators = pytest.importorskip("torch_fattn.integrations.transformers.operators")
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out: Tensor = operators.compute(query, key, value, None, None, causal=True)

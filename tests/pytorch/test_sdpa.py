@@ -34,10 +34,7 @@ def fresh_report() -> Iterator[None]:
 
 def attend(way: str, call: SdpaCall) -> Tensor:
     operands, options = call.on("mps")
-    if way == "sdpa":
-        return torch_fattn.sdpa(*operands, **options)
-    with torch_fattn.installed():
-        return F.scaled_dot_product_attention(*operands, **options)
+    return (torch_fattn.sdpa if way == "sdpa" else by_install)(*operands, **options)
 
 
 def batches(first: int, last: int) -> list[range]:
@@ -201,24 +198,36 @@ def test_a_call_that_runs_warns_of_nothing() -> None:
     assert torch_fattn.report().routed == 3
 
 
-def test_gradients_are_those_of_torch() -> None:
+def by_install(*operands: Tensor, **options: Any) -> Tensor:
+    with torch_fattn.installed():
+        return F.scaled_dot_product_attention(*operands, **options)
+
+
+WAYS = pytest.mark.parametrize("attention", [torch_fattn.sdpa, by_install])
+
+
+@WAYS
+@pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
+def test_gradients_are_those_of_torch(attention: Callable[..., Tensor]) -> None:
     mine, theirs = ([t.requires_grad_() for t in operands()] for _ in range(2))
-    torch_fattn.sdpa(*mine, is_causal=True).square().sum().backward()
+    attention(*mine, is_causal=True).square().sum().backward()
     F.scaled_dot_product_attention(*theirs, is_causal=True).square().sum().backward()
     for a, b in zip(mine, theirs, strict=True):
         assert a.grad is not None and b.grad is not None and torch.equal(a.grad.cpu(), b.grad.cpu())
+    assert torch_fattn.report().fallbacks_by_reason() == {"gradients": 1}
 
 
+@WAYS
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
-def test_forward_mode_gradients_are_those_of_torch() -> None:
+def test_forward_mode_gradients_are_those_of_torch(attention: Callable[..., Tensor]) -> None:
     import torch.autograd.forward_ad as forward
 
     query, key, value = operands()
     tangents = []
-    for attention in (torch_fattn.sdpa, F.scaled_dot_product_attention):
+    for function in (attention, F.scaled_dot_product_attention):
         with forward.dual_level():
             dual = forward.make_dual(query, torch.ones_like(query))
-            tangents.append(forward.unpack_dual(attention(dual, key, value)).tangent)
+            tangents.append(forward.unpack_dual(function(dual, key, value)).tangent)
     assert torch.allclose(tangents[0].cpu(), tangents[1].cpu())
     assert torch_fattn.report().fallbacks_by_reason() == {"forward_mode": 1}
 
@@ -259,20 +268,11 @@ def test_torch_refuses_in_its_own_words(case: str) -> None:
 
 def test_signature() -> None:
     """Positions and names are torch's."""
-    query, key, value = operands()
     mask = torch.rand(9, 9, device="mps") < 0.7
-    by_position = torch_fattn.sdpa(query, key, value, mask, 0.0, False, 0.3, True)
-    by_name = torch_fattn.sdpa(
-        query=query,
-        key=key,
-        value=value,
-        attn_mask=mask,
-        dropout_p=0.0,
-        is_causal=False,
-        scale=0.3,
-        enable_gqa=True,
-    )
-    assert torch.equal(by_position.cpu(), by_name.cpu())
+    given = [*operands(), mask, 0.0, False, 0.3, True]
+    names = "query key value attn_mask dropout_p is_causal scale enable_gqa".split()
+    by_name = torch_fattn.sdpa(**dict(zip(names, given, strict=True)))
+    assert torch.equal(torch_fattn.sdpa(*given).cpu(), by_name.cpu())
 
 
 @pytest.mark.parametrize("to", [torch.float16, torch.bfloat16], ids=str)

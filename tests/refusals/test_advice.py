@@ -122,7 +122,7 @@ def test_every_advice_is_followed() -> None:
 @pytest.mark.host_only
 def test_the_scan_finds_advice() -> None:
     """The control, in both languages."""
-    cpp = 'return refuse(Kind::kValue, op, "size ", n, " is odd; use ",\n   n + 1, " instead");\n'
+    cpp = 'return refuse(Kind::kValue, op, "size ", n, " is odd; use ",\n   n + 1, " ", "in"\n "stead");\n'
     assert sources._advice_in(next(sources.of_cpp(cpp))) == ["use {} instead"]
     python = 'raise ValueError(f"{name}: {n} is odd; " "use an even one")'
     assert sources._advice_in(next(sources.of_python(python))) == ["use an even one"]

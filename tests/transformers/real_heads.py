@@ -27,10 +27,9 @@ from transformers import (
     WhisperConfig,
 )
 
-from tests.transformers.tiny_models import COMMON, VOCAB, prompt
+from tests.transformers.tiny_models import COMMON, VOCAB, WINDOW, prompt
 
 PROMPT = 20  # more rows than decode takes
-WINDOW = 8
 IMAGE, VIDEO, IMAGE_START, IMAGE_END = 60, 61, 62, 63
 PADDING = 3
 
@@ -278,14 +277,6 @@ def qwen3_vl() -> Real:
 
 
 MODELS: dict[str, Callable[[], Real]] = {
-    "gemma2": gemma2,
-    "gemma3": gemma3,
-    "gemma4": gemma4,
-    "qwen3_5": qwen3_5,
-    "gpt_oss": gpt_oss,
-    "t5": t5,
-    "whisper": whisper,
-    "qwen2_vl": qwen2_vl,
-    "qwen2_5_vl": qwen2_5_vl,
-    "qwen3_vl": qwen3_vl,
+    model.__name__: model
+    for model in (gemma2, gemma3, gemma4, qwen3_5, gpt_oss, t5, whisper, qwen2_vl, qwen2_5_vl, qwen3_vl)
 }

@@ -20,24 +20,22 @@ from transformers import (
 )
 from transformers.integrations import hub_kernels
 
-from tests.conftest import counted_launches, decodes
+from tests.conftest import decodes
 from tests.transformers.calls import Call
 from tests.transformers.test_paged import tokens_of
 from tests.transformers.tiny_models import (
+    CACHES,
     COMMON,
     LAYERS,
-    TOLERANCE,
-    generate,
-    largest_logit_error,
+    MIXED,
+    WINDOW,
     pair,
-    prompt,
+    same_as_eager,
 )
 from torch_fattn.integrations.transformers import kernel, unregister
 from torch_fattn.integrations.transformers.compat import BATCHES_BY_NAME
 
 REPOSITORY = "somebody/fattn-flash"
-WINDOW = 8
-MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
     "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
@@ -65,15 +63,10 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", MODELS)
 def test_generate(name: str, cache: str, padding: int, repository: list[str]) -> None:
-    ours, eager = pair(AutoModelForCausalLM, MODELS[name], REPOSITORY)
-    ids, mask = prompt(padding=padding)
-    options = {} if cache == "dynamic" else {"cache_implementation": cache}
-    with counted_launches() as launches:
-        mine = generate(ours, ids, mask, 6, **options)
-    assert largest_logit_error(mine, generate(eager, ids, mask, 6, **options)) < TOLERANCE
+    launches = same_as_eager(MODELS[name], 6, cache=cache, padding=padding, implementation=REPOSITORY)
     assert repository and set(repository) == {REPOSITORY}
     assert launches["fattn_prefill"] == LAYERS and decodes(launches) == LAYERS * 5
 

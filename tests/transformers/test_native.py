@@ -25,22 +25,25 @@ from transformers import (
 from tests.conftest import counted_launches, decodes
 from tests.transformers.calls import Call
 from tests.transformers.tiny_models import (
+    CACHES,
     COMMON,
+    EXPERTS,
     LAYERS,
+    MIXED,
     TOLERANCE,
     VISIBLE_ERROR,
+    WINDOW,
     generate,
     largest_logit_error,
     pair,
     prompt,
+    same_as_eager,
 )
 from torch_fattn.operators.attention import MAX_DECODE_ROWS
 
 NEW_TOKENS = 20
-WINDOW = 8
 PROMPT = 20
 SOFTCAP = 0.5
-MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
@@ -48,7 +51,6 @@ LINEAR = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "first_k_dense_replace": LAYERS}
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
@@ -78,7 +80,6 @@ WIDE: dict[str, PreTrainedConfig] = {
         v_head_dim=128,
     ),
 }
-CACHES = ["dynamic", "static"]
 
 
 def attention_layers(config: PreTrainedConfig) -> list[str]:
@@ -88,26 +89,13 @@ def attention_layers(config: PreTrainedConfig) -> list[str]:
     return [kind for kind in kinds if kind != "linear_attention"]
 
 
-def same_as_eager(config: PreTrainedConfig, cache: str, padding: int) -> dict[str, int]:
-    """The launches of a prefill and NEW_TOKENS - 1 steps whose tokens and logits are those of eager."""
-    ours, eager = pair(AutoModelForCausalLM, config)
-    ids, mask = prompt(PROMPT, padding)
-    options = {} if cache == "dynamic" else {"cache_implementation": cache}
-    with counted_launches() as launches:
-        mine = generate(ours, ids, mask, NEW_TOKENS, **options)
-    theirs = generate(eager, ids, mask, NEW_TOKENS, **options)
-    assert largest_logit_error(mine, theirs) < TOLERANCE
-    assert mine.sequences.tolist() == theirs.sequences.tolist()
-    return launches
-
-
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", MODELS)
 def test_generate(name: str, cache: str, padding: int, calls: list[Call]) -> None:
     config = MODELS[name]
     kinds = attention_layers(config)
-    launches = same_as_eager(config, cache, padding)
+    launches = same_as_eager(config, NEW_TOKENS, cache=cache, padding=padding)
     assert launches["fattn_prefill"] == len(kinds)
     assert decodes(launches) == len(kinds) * (NEW_TOKENS - 1)
     if padding and name.startswith("qwen"):
@@ -144,7 +132,7 @@ def test_wide_heads(name: str, cache: str, padding: int, calls: list[Call]) -> N
     """Heads that take prefill_wide, and of the decode kernels not the one for narrow heads."""
     config = WIDE[name]
     layers = len(attention_layers(config))
-    launches = same_as_eager(config, cache, padding)
+    launches = same_as_eager(config, NEW_TOKENS, cache=cache, padding=padding)
     assert launches["fattn_prefill_wide"] == layers
     assert decodes(launches) == layers * (NEW_TOKENS - 1)
     assert not {"fattn_prefill", "fattn_decode"} & launches.keys()
@@ -175,9 +163,8 @@ def test_pieces(pieces: tuple[int, ...], static: bool, name: str, padding: int, 
             with torch.no_grad(), counted_launches() as launches:
                 out = model(**on_device, past_key_values=cache).logits.cpu()
             assert len(calls) == attention_launches(launches) == (LAYERS if model is ours else 0)
-            for (
-                call
-            ) in calls:  # the one case for a dense mask: padding, and many rows after a length on the device
+            # The one case for a dense mask: padding, and many rows after a length on the device.
+            for call in calls:
                 assert not call.has_dense_mask or (static and padding and rows > MAX_DECODE_ROWS)
             found.append(out[mask[:, begin:end].bool()])
             begin = end

@@ -26,9 +26,13 @@ from tests.transformers.calls import Call
 from tests.transformers.tiny_models import (
     COMMON,
     DEVICE,
+    EXPERTS,
     LAYERS,
+    MIXED,
     TOLERANCE,
     VISIBLE_ERROR,
+    WINDOW,
+    assert_same_gradients,
     both_forward,
     pair,
     prompt,
@@ -36,9 +40,6 @@ from tests.transformers.tiny_models import (
 from torch_fattn.integrations.transformers import attend, masks, register, use_packed
 from torch_fattn.integrations.transformers.patterns import write_packed
 
-WINDOW = 8
-MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
-EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
     "llama-20": LlamaConfig(**{**COMMON, "head_dim": 20}),
@@ -172,11 +173,7 @@ def test_training_of_packed_sequences() -> None:
         for model in (ours, eager):
             on_device = {k: v.to(model.device) if k != "use_cache" else v for k, v in inputs.items()}
             model.train()(**on_device).loss.backward()
-    for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
-        if mine.grad is not None and theirs.grad is not None:
-            assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-4 * theirs.grad.abs().max().clamp(
-                min=1e-3
-            )
+    assert_same_gradients(ours, eager)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +196,7 @@ def test_training_by_lengths(config: PreTrainedConfig) -> None:
     theirs = torch.cat(pieces, dim=1).unflatten(1, (2, 24))[0]
     theirs.square().mean().backward()
     assert (mine.cpu() - theirs).abs().max() < TOLERANCE
-    for ours_grad, eager_grad in zip(ours.parameters(), eager.parameters(), strict=True):
-        if eager_grad.grad is not None:
-            scale = eager_grad.grad.abs().max().clamp(min=1e-3)
-            assert (ours_grad.grad.cpu() - eager_grad.grad).abs().max() < 1e-4 * scale
+    assert_same_gradients(ours, eager)
 
 
 def test_control_sequences_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,19 +23,17 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 import torch_fattn
 from tests.conftest import counted_launches, decodes
 from tests.transformers.calls import Call
-from tests.transformers.tiny_models import COMMON, DEVICE, LAYERS, VOCAB, pair
+from tests.transformers.tiny_models import COMMON, DEVICE, EXPERTS, LAYERS, MIXED, VOCAB, WINDOW, pair
 from torch_fattn.integrations.transformers import NAME, PAGED_NAME, attend, attend_paged, paged, register
 from torch_fattn.integrations.transformers.compat import BATCHES_BY_NAME
 
 NEW_TOKENS = 20
-WINDOW = 8
 BLOCK_SIZE = 8
 BATCH_TOKENS = 32  # so that long prompts run in chunks, in one batch with single tokens of others
-MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
     "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
-    "gpt_oss": GptOssConfig(**COMMON, **MIXED, num_local_experts=2, num_experts_per_tok=1),
+    "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
 }
 PROMPT_LENGTHS = [37, 3, 35, 1, 12]
 SETTINGS = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
@@ -125,9 +123,7 @@ def test_a_window_of_one(calls: list[Call]) -> None:
 TOO_WIDE: dict[str, PreTrainedConfig] = {
     "mistral": MistralConfig(**{**COMMON, "head_dim": 584}, sliding_window=WINDOW),
     "gemma2": Gemma2Config(**{**COMMON, "head_dim": 584}, **MIXED, attn_logit_softcapping=0.5),
-    "gpt_oss": GptOssConfig(
-        **{**COMMON, "head_dim": 584}, **MIXED, num_local_experts=2, num_experts_per_tok=1
-    ),
+    "gpt_oss": GptOssConfig(**{**COMMON, "head_dim": 584}, **MIXED, **EXPERTS),
 }
 
 

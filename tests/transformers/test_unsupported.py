@@ -3,7 +3,6 @@ training."""
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -23,31 +22,30 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from tests.conftest import counted_launches, decodes
 from tests.transformers.tiny_models import (
+    CACHES,
     COMMON,
     DEVICE,
+    EXPERTS,
     LAYERS,
+    MIXED,
     TOLERANCE,
     VISIBLE_ERROR,
+    WINDOW,
+    assert_same_gradients,
     both_forward,
-    generate,
-    largest_logit_error,
     pair,
     prompt,
+    same_as_eager,
 )
 from torch_fattn.integrations.transformers import FLASH_NAME, NAME, PAGED_NAME, register, unregister
 from torch_fattn.integrations.transformers import attend as attention_function
 from torch_fattn.integrations.transformers.fallback import without_patterns
 from torch_fattn.integrations.transformers.patterns import write_packed, write_pattern
 
-WINDOW = 8
-MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
-EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 OLD = {"vocab_size": 64, "hidden_size": 64, "n_embd": 64, "n_head": 4, "num_attention_heads": 4}
 TRAINED: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
@@ -87,17 +85,11 @@ def wide(head_dim: int) -> LlamaConfig:
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", CACHES)
 def test_wide_heads_run_through_sdpa(
     cache: str, padding: int, sdpa_policy: None, seen: list[warnings.WarningMessage]
 ) -> None:
-    ours, eager = pair(AutoModelForCausalLM, wide(584))
-    ids, mask = prompt(padding=padding)
-    options = {} if cache == "dynamic" else {"cache_implementation": cache}
-    with counted_launches() as launches:
-        mine = generate(ours, ids, mask, 4, **options)
-    theirs = generate(eager, ids, mask, 4, **options)
-    assert largest_logit_error(mine, theirs) < TOLERANCE
+    launches = same_as_eager(wide(584), 4, cache=cache, padding=padding)
     assert not any(name.startswith(("fattn_prefill", "fattn_decode")) for name in launches)
     (sentence,) = sentences(seen)
     assert "LlamaAttention, layer 0: " in sentence and "584" in sentence and "sdpa attention runs" in sentence
@@ -151,10 +143,7 @@ class _Converted:
 def test_models_outside_the_interface(
     name: str, padding: int, sdpa_policy: None, seen: list[warnings.WarningMessage]
 ) -> None:
-    ours, eager = pair(AutoModelForCausalLM, OF_THEIR_OWN[name])
-    ids, mask = prompt(padding=padding)
-    mine, theirs = generate(ours, ids, mask, 4), generate(eager, ids, mask, 4)
-    assert largest_logit_error(mine, theirs) < TOLERANCE
+    same_as_eager(OF_THEIR_OWN[name], 4, padding=padding)
     assert len(sentences(seen)) == 1 + (name != "bloom"), "once for the layers of a table, once for the model"
 
 
@@ -197,11 +186,7 @@ def test_training(name: str, padding: int, policy: Any, seen: list[warnings.Warn
             inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
             model.train()(**{k: v.to(model.device) for k, v in inputs.items()}).loss.backward()
     assert not any(name.startswith(("fattn_prefill", "fattn_decode")) for name in launches)
-    for (parameter, mine), theirs in zip(ours.named_parameters(), eager.parameters(), strict=True):
-        assert (mine.grad is None) == (theirs.grad is None), parameter
-        if mine.grad is not None and theirs.grad is not None:
-            scale = theirs.grad.abs().max().clamp(min=1e-3)
-            assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-4 * scale, parameter
+    assert_same_gradients(ours, eager)
     (sentence,) = sentences(seen)
     instead = "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
     assert "training mode" in sentence and f"{instead} attention runs instead" in sentence
@@ -296,17 +281,11 @@ def test_a_policy_of_another_name() -> None:
 
 
 @pytest.mark.parametrize("head_dim", [4, 12, 20])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("padding", [0, 3])
 def test_odd_heads(head_dim: int, cache: str, padding: int) -> None:
     """Padded to a multiple of 8, with the scale of their own size."""
-    ours, eager = pair(AutoModelForCausalLM, wide(head_dim))
-    ids, mask = prompt(padding=padding)
-    options = {} if cache == "dynamic" else {"cache_implementation": cache}
-    with counted_launches() as launches:
-        mine = generate(ours, ids, mask, 4, **options)
-    theirs = generate(eager, ids, mask, 4, **options)
-    assert largest_logit_error(mine, theirs) < TOLERANCE
+    launches = same_as_eager(wide(head_dim), 4, cache=cache, padding=padding)
     assert launches["fattn_prefill"] == LAYERS and decodes(launches) == 3 * LAYERS
 
 
@@ -317,23 +296,6 @@ def test_odd_heads_without_a_scale() -> None:
     operands = (operand.cpu().double() for operand in (query, key, value))
     exact = torch.nn.functional.scaled_dot_product_attention(*operands, enable_gqa=True)
     assert out.is_contiguous() and (out.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
-
-
-def test_t5_runs_with_its_bias() -> None:
-    config = T5Config(
-        vocab_size=64, d_model=64, d_kv=16, d_ff=64, num_layers=LAYERS, num_heads=4, decoder_start_token_id=0
-    )
-    torch.manual_seed(0)
-    ours = T5ForConditionalGeneration._from_config(copy.deepcopy(config), attn_implementation=NAME).eval()
-    eager = T5ForConditionalGeneration._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
-    eager.load_state_dict(ours.state_dict())
-    ids, mask = prompt(padding=3)
-    decoder_ids, _ = prompt(length=24)
-    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": decoder_ids}
-    with counted_launches() as launches:
-        mine, theirs = both_forward(ours.to(DEVICE), eager, **inputs)
-    assert (mine - theirs).abs().max() < TOLERANCE
-    assert launches["fattn_prefill"] == 3 * LAYERS
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from tests.conftest import counted_launches
 
 DEVICE = "mps"
 LAYERS = 2
@@ -35,6 +37,10 @@ COMMON: dict[str, Any] = {
     "bos_token_id": 2,
     "eos_token_id": None,
 }
+WINDOW = 8  # shorter than the prompt
+MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+CACHES = ["dynamic", "static"]
 
 
 def pair(
@@ -80,6 +86,35 @@ def generate(model: PreTrainedModel, ids: Tensor, mask: Tensor, new_tokens: int,
 def largest_logit_error(ours: Any, eager: Any) -> float:
     steps = zip(ours.logits, eager.logits, strict=True)
     return max((mine.cpu() - theirs).abs().max().item() for mine, theirs in steps)
+
+
+def same_as_eager(
+    config: PreTrainedConfig,
+    new_tokens: int,
+    *,
+    cache: str = "dynamic",
+    padding: int = 0,
+    implementation: str = "fattn",
+    **options: Any,
+) -> dict[str, int]:
+    """Checks tokens and logits of a generation, and returns its launches. `options` are for `fattn` alone."""
+    ours, eager = pair(AutoModelForCausalLM, config, implementation)
+    ids, mask = prompt(padding=padding)
+    cached = {} if cache == "dynamic" else {"cache_implementation": cache}
+    with counted_launches() as launches:
+        mine = generate(ours, ids, mask, new_tokens, **cached, **options)
+    theirs = generate(eager, ids, mask, new_tokens, **cached)
+    assert largest_logit_error(mine, theirs) < TOLERANCE
+    assert mine.sequences.tolist() == theirs.sequences.tolist()
+    return launches
+
+
+def assert_same_gradients(ours: PreTrainedModel, eager: PreTrainedModel) -> None:
+    for (name, mine), theirs in zip(ours.named_parameters(), eager.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), name
+        if mine.grad is not None and theirs.grad is not None:
+            scale = theirs.grad.abs().max().clamp(min=1e-3)
+            assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-4 * scale, name
 
 
 def both_forward(ours: PreTrainedModel, eager: PreTrainedModel, **inputs: Any) -> tuple[Tensor, Tensor]:

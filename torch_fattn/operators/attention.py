@@ -99,13 +99,7 @@ def prefill(
     Staats 2021) over tiles of keys, so that the score matrix is never written to memory. Scores and result
     stay in simdgroup matrix registers, as in MLX's "steel" attention and llama.cpp's Metal kernels.
     """
-    out, lse = torch.ops.fattn.prefill(
-        query,
-        key,
-        value,
-        attn_mask,
-        **options,
-    )
+    out, lse = torch.ops.fattn.prefill(query, key, value, attn_mask, **options)
     return (out, lse) if return_lse else out
 
 
@@ -169,13 +163,7 @@ def decode(
     one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
     bit of a sequence's result depends on the rest of the batch or on the capacity.
     """
-    out, lse = torch.ops.fattn.decode(
-        query,
-        key,
-        value,
-        seq_lens,
-        **options,
-    )
+    out, lse = torch.ops.fattn.decode(query, key, value, seq_lens, **options)
     return (out, lse) if return_lse else out
 
 
@@ -241,14 +229,7 @@ def paged_decode(
 
     Block tables are those of vLLM's PagedAttention (Kwon et al. 2023).
     """
-    out, lse = torch.ops.fattn.paged_decode(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        seq_lens,
-        **options,
-    )
+    out, lse = torch.ops.fattn.paged_decode(query, key_cache, value_cache, block_tables, seq_lens, **options)
     return (out, lse) if return_lse else out
 
 
@@ -327,14 +308,7 @@ def paged_prefill(
     more than max_seqlen_q rows.
     """
     out, lse = torch.ops.fattn.paged_prefill(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        seq_lens,
-        cu_seqlens_q,
-        max_seqlen_q,
-        **options,
+        query, key_cache, value_cache, block_tables, seq_lens, cu_seqlens_q, max_seqlen_q, **options
     )
     return (out, lse) if return_lse else out
 
@@ -422,14 +396,7 @@ def varlen_prefill(
     tiles of rows; these end at once.
     """
     out, lse = torch.ops.fattn.varlen_prefill(
-        query,
-        key,
-        value,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        **options,
+        query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options
     )
     return (out, lse) if return_lse else out
 

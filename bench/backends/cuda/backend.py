@@ -6,7 +6,6 @@ Needs torch with CUDA and the folder that build.py wrote, but not torch_fattn.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ...cases.arguments import WrongArgumentError
 from ...cases.buffers import TOLERANCE
 from ...cases.calls import Call
 from ...peers.launch import OURS
-from ..backend import common_versions, rate_of
+from ..backend import common_versions, timed_row
 from . import FOLDER
 
 
@@ -56,8 +55,7 @@ class CudaBackend:
 
     def ceilings(self) -> dict[str, float]:
         if not self._ceilings:
-            ceilings = self._gpu.measure_ceilings(self._runner, self._gpu.REPEATS)
-            self._ceilings = {"read": ceilings["read_gbs"], "products": ceilings["products_tflops"]}
+            self._ceilings = self._gpu.measure_ceilings(self._runner)
         return self._ceilings
 
     def measure(self, call: Call, impl: str) -> dict[str, Any]:
@@ -65,19 +63,8 @@ class CudaBackend:
         buffers, largest, relative = self._gpu.run_row(self._runner, row, "cuda")
         if not relative < TOLERANCE[call.dtype]:
             raise NotImplementedError(f"{impl} computes this wrongly: relative error {relative:.1e}")
-        times, note = self._gpu.time_row(self._runner, row, buffers, self._gpu.REPEATS)
-        median = statistics.median(times)
-        rate, unit, ceiling = rate_of(call, median)
-        return {
-            "ms_median": median,
-            "ms_min": min(times),
-            "ms_max": max(times),
-            "rate": rate,
-            "rate_unit": unit,
-            "ceiling_fraction": rate / self.ceilings()[ceiling],
-            "max_error": largest,
-            "note": note,
-        }
+        times, note = self._gpu.time_row(self._runner, row, buffers)
+        return {**timed_row(call, times, self.ceilings(), largest), "note": note}
 
     def _find(self, call: Call, impl: str) -> dict[str, Any]:
         fields = json.loads(json.dumps(vars(call.case())))

@@ -123,15 +123,9 @@ def describe(case: Case) -> dict[str, Any]:
 
 def ceilings() -> list[tuple[str, Pipeline]]:
     source = CEILINGS.read_text()
-
-    def pipeline(kernel: str, constants: dict[str, bool | int | float]) -> Pipeline:
-        return Pipeline(source, kernel, 256, constants=constants, widened_from="half", name=CEILINGS.name)
-
     return [
-        ("products", pipeline("products", {"fc_reuse": 1})),
-        ("products_b_reused", pipeline("products", {"fc_reuse": 4})),
-        ("products_half", pipeline("half_products", {"fc_reuse": 1})),
-        ("reading", pipeline("reading", {"fc_reuse": 1})),
+        (kernel, Pipeline(source, kernel, 256, widened_from="half", name=CEILINGS.name))
+        for kernel in ("products", "reading")
     ]
 
 

@@ -1,14 +1,13 @@
-"""Checks every result of the compiled kernels on an NVIDIA GPU, then times them.
+"""Checks every result of the compiled kernels on an NVIDIA GPU. `python -m bench --backend cuda` also times.
 
-    python -m bench cuda-run --folder bench/_cuda --json results.json
-    compute-sanitizer --tool racecheck python -m bench cuda-run --check-only --reference cpu
+    python -m bench cuda-check --folder bench/_cuda
+    compute-sanitizer --tool racecheck python -m bench cuda-check --small --reference cpu
 
 Needs torch with CUDA and the folder that build.py wrote; no compiler, no network, no torch_fattn.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import struct
@@ -22,10 +21,9 @@ import torch
 
 from softmetal.testing.cuda import Arguments, Kernel
 
-from ...cases.arguments import Parser, output_file, positive
+from ...cases.arguments import Parser
 from ...cases.buffers import OUTPUTS, TOLERANCE, errors
 from ...cases.buffers import make as make_buffers
-from .. import record
 from . import FOLDER
 
 REPEATS = 25
@@ -80,7 +78,7 @@ def _value(argument: dict[str, str], buffers: dict[str, torch.Tensor]) -> int | 
 # ---- timing -----------------------------------------------------------------------------------------------
 
 
-def time_graph(enqueues: Sequence[Callable[[], None]], repeats: int) -> list[float]:
+def time_graph(enqueues: Sequence[Callable[[], None]], repeats: int = REPEATS) -> list[float]:
     """Returns milliseconds per call, one value for each replay of a graph of all calls."""
     for enqueue in enqueues:
         enqueue()
@@ -100,28 +98,25 @@ def time_graph(enqueues: Sequence[Callable[[], None]], repeats: int) -> list[flo
     return times[3:]
 
 
-def measure_ceilings(runner: Runner, repeats: int) -> dict[str, Any]:
-    """Measures reading in GB/s, and 8x8 products from registers in TFLOP/s: with a new B each, with four
-    products per B, and with half operands.
+def measure_ceilings(runner: Runner) -> dict[str, float]:
+    """Measures reading in GB/s, and 8x8 products from registers, with a new B each, in TFLOP/s.
 
     The fastest of several passes is used, and reading is measured last and longest: a GPU takes a while to
     reach its clocks, and a low ceiling would flatter every rate.
     """
     cubins = runner.manifest["ceilings"]
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    ceilings: dict[str, Any] = {}
     rounds, threads, groups = 4096, 256, processors * 8
     out = torch.empty(groups * threads, device="cuda")
-    for name in ("products", "products_b_reused", "products_half"):
-        arguments = {0: out.data_ptr(), 1: struct.pack("I", rounds), 2: struct.pack("f", 1e-3)}
-        enqueue = _enqueue(runner.kernel(cubins[name]), groups, threads, arguments)
-        flops = groups * threads / 32 * rounds * 16 * 1024
-        ceilings[f"{name}_tflops"] = flops / min(time_graph([enqueue], repeats)) / 1e9
+    arguments = {0: out.data_ptr(), 1: struct.pack("I", rounds), 2: struct.pack("f", 1e-3)}
+    enqueue = _enqueue(runner.kernel(cubins["products"]), groups, threads, arguments)
+    flops = groups * threads / 32 * rounds * 16 * 1024
+    products = flops / min(time_graph([enqueue])) / 1e9
     source = torch.randn(1 << 31, device="cuda")
     arguments = {0: source.data_ptr(), 1: out.data_ptr(), 2: struct.pack("Q", source.numel() // 4)}
     enqueue = _enqueue(runner.kernel(cubins["reading"]), groups, threads, arguments)
-    ceilings["read_gbs"] = source.numel() * 4 / min(time_graph([enqueue], 8 * repeats)) / 1e6
-    return ceilings
+    read = source.numel() * 4 / min(time_graph([enqueue], 8 * REPEATS)) / 1e6
+    return {"read": read, "products": products}
 
 
 def _enqueue(kernel: Kernel, groups: int, threads: int, values: dict[int, Any]) -> Callable[[], None]:
@@ -131,14 +126,12 @@ def _enqueue(kernel: Kernel, groups: int, threads: int, values: dict[int, Any]) 
     )
 
 
-def time_row(
-    runner: Runner, row: dict[str, Any], first: dict[str, torch.Tensor], repeats: int
-) -> tuple[list[float], str]:
+def time_row(runner: Runner, row: dict[str, Any], first: dict[str, torch.Tensor]) -> tuple[list[float], str]:
     """Returns the times and the note of the fastest variant."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
     sets = [first] + [make(row, 100 + i) for i in range(min(MOST_SETS, ROTATION_BYTES // size))]
     timed = [
-        (time_graph([runner.prepare(variant, buffers) for buffers in sets], repeats), str(variant["note"]))
+        (time_graph([runner.prepare(variant, buffers) for buffers in sets]), str(variant["note"]))
         for variant in row["variants"]
     ]
     return min(timed, key=lambda one: median(one[0]))
@@ -171,57 +164,25 @@ def title(row: dict[str, Any]) -> str:
     return " ".join(word for word in words if word)
 
 
-def result(
-    row: dict[str, Any], times: list[float], note: str, largest: float, ceilings: dict[str, Any]
-) -> dict[str, Any]:
-    case, milliseconds = row["case"], median(times)
-    if case["op"] != "prefill":
-        rate, unit, ceiling = case["least_bytes"] / milliseconds / 1e6, "GB/s", ceilings["read_gbs"]
-    else:
-        rate, unit, ceiling = case["flops"] / milliseconds / 1e9, "TFLOP/s", ceilings["products_tflops"]
-    shape = {
-        name: case[name] for name in ("batch", "q_heads", "kv_heads", "head_dim", "q_len", "kv_len", "causal")
-    }
-    return {
-        "op": case["op"],
-        "impl": row["impl"],
-        "dtype": case["dtype"],
-        **shape,
-        "options": {name: case[name] for name in ("block_size", "kv_format", "lengths") if case[name]},
-        "launch": note,
-        "ms_median": milliseconds,
-        "ms_min": min(times),
-        "ms_max": max(times),
-        "rate": rate,
-        "rate_unit": unit,
-        "ceiling_fraction": rate / ceiling,
-        "max_error": largest,
-    }
-
-
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, str]:
     properties = torch.cuda.get_device_properties(0)
-    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"]
-    smi = subprocess.run(query, capture_output=True, text=True).stdout.strip().split("\n")[0].split(", ")
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0].strip()
     return {
         "name": properties.name,
         "kind": "NVIDIA GPU running the Metal sources translated to CUDA; not an Apple GPU",
-        "multiprocessors": properties.multi_processor_count,
-        "driver": smi[0],
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "driver": driver,
     }
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="python -m bench cuda-run", description=__doc__)
+    parser = Parser(prog="python -m bench cuda-check", description=__doc__)
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--json", type=output_file)
-    parser.add_argument("--check-only", action="store_true", help="no timing; the small shapes only")
+    parser.add_argument("--small", action="store_true", help="the small shapes only")
     parser.add_argument(
         "--reference", choices=("cuda", "cpu"), default="cuda", help="where float64 is computed"
     )
     parser.add_argument("--only", default="", help="rows whose title or implementation contains this")
-    parser.add_argument("--repeats", type=positive, default=REPEATS)
     arguments = parser.parse_args(argv)
     if not (arguments.folder / "manifest.json").is_file():
         parser.refuse(
@@ -229,42 +190,17 @@ def main(argv: Sequence[str]) -> int:
             "folder that `python -m bench cuda-build` wrote to this machine"
         )
     runner = Runner(arguments.folder)
-    rows = [row for row in runner.manifest["rows"] if arguments.only in f"{title(row)} {row['impl']}"]
-    refused = [row for row in runner.manifest["refused"] if arguments.only in f"{title(row)} {row['impl']}"]
-    wrong = 0
-    ceilings: dict[str, Any] = {}
-    if not arguments.check_only:
-        ceilings = measure_ceilings(runner, arguments.repeats)
-        print("ceilings: " + ", ".join(f"{name} {value:.1f}" for name, value in ceilings.items()), flush=True)
-    results = []
-    for row in rows:
-        if arguments.check_only and row["purpose"] != "check":
+    wrong = checked = 0
+    for row in runner.manifest["rows"]:
+        line = f"{title(row):52} {row['impl']:12}"
+        if arguments.only not in f"{title(row)} {row['impl']}" or (
+            arguments.small and row["purpose"] != "check"
+        ):
             continue
-        buffers, largest, relative = run_row(runner, row, arguments.reference)
+        _, _, relative = run_row(runner, row, arguments.reference)
         right = relative < TOLERANCE[row["case"]["dtype"]]
+        checked += 1
         wrong += not right
-        line = f"{title(row):52} {row['impl']:12} error {relative:.1e}{'' if right else ' WRONG'}"
-        if row["purpose"] == "time" and right and not arguments.check_only:
-            times, note = time_row(runner, row, buffers, arguments.repeats)
-            results.append(result(row, times, note, largest, ceilings))
-            one = results[-1]
-            line += (
-                f"  {one['ms_median']:9.4f} ms ({one['ms_min']:.4f} - {one['ms_max']:.4f})"
-                f"  {one['rate']:8.1f} {one['rate_unit']:7} {100 * one['ceiling_fraction']:5.1f} %"
-            )
-            if row["case"]["lengths"]:
-                line += f"  {1 / one['ceiling_fraction']:.2f} times the time of its bytes"
-        print(line, flush=True)
-        del buffers
-    for row in refused:
-        print(f"{title(row):52} {row['impl']:12} refused: {row['why']}")
-    if arguments.json:
-        versions = {
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            **runner.manifest.get("versions", {}),
-        }
-        document = {"machine": machine(), "versions": versions, "ceilings": ceilings, "rows": results}
-        record.write(document, arguments.json)
-    print(f"{wrong} wrong of {len(rows)}")
+        print(f"{line} error {relative:.1e}{'' if right else ' WRONG'}", flush=True)
+    print(f"{wrong} wrong of {checked}")
     return 1 if wrong else 0

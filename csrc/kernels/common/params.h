@@ -112,6 +112,15 @@ struct GridSlice {
 
 #define FATTN_FIELD(type, name) type name;
 
+// The operands of prefill and decode.
+#define FATTN_OPERAND_STRIDES(X)                                           \
+  X(Strides3, query)                                                       \
+  X(Strides3, key) /* dense: batch, head, row. Paged: block, head, slot */ \
+  X(Strides3, value)                                                       \
+  X(Strides3, key_scales) /* in the order of `key` */                      \
+  X(Strides3, value_scales)                                                \
+  X(Strides4, mask)
+
 // The score options of prefill and decode: strides of their tensors, and numbers.
 #define FATTN_SCORE_STRIDES(X)                                                       \
   X(fattn_i64, sinks_stride)                                                         \
@@ -123,12 +132,7 @@ struct GridSlice {
   X(fattn_f32, slope_scale) /* from ALiBi's slopes to score units */
 
 #define FATTN_PREFILL_PARAMS(X)                                                                        \
-  X(Strides3, query)                                                                                   \
-  X(Strides3, key) /* dense: batch, head, row. Paged: block, head, slot */                             \
-  X(Strides3, value)                                                                                   \
-  X(Strides3, key_scales) /* in the order of `key` */                                                  \
-  X(Strides3, value_scales)                                                                            \
-  X(Strides4, mask)                                                                                    \
+  FATTN_OPERAND_STRIDES(X)                                                                             \
   X(Strides4, mask_map) /* by cells */                                                                 \
   X(Strides3, out)      /* packed rows: head and row of the call */                                    \
   X(fattn_i64, block_table_batch_stride)                                                               \
@@ -175,12 +179,7 @@ struct CausalSpan {
 };
 
 #define FATTN_DECODE_PARAMS(X)                                                                \
-  X(Strides3, query)                                                                          \
-  X(Strides3, key) /* dense: batch, head, row. Paged: block, head, slot */                    \
-  X(Strides3, value)                                                                          \
-  X(Strides3, key_scales) /* in the order of `key` */                                         \
-  X(Strides3, value_scales)                                                                   \
-  X(Strides4, mask)                                                                           \
+  FATTN_OPERAND_STRIDES(X)                                                                    \
   X(fattn_i64, block_table_batch_stride)                                                      \
   X(fattn_i64, block_table_entry_stride)                                                      \
   FATTN_SCORE_STRIDES(X)                                                                      \

@@ -2,6 +2,7 @@
 // result for merge.metal.
 #pragma once
 
+#include "operands.h"
 #include "row_sum.h"
 #include "softmax.h"
 
@@ -39,6 +40,29 @@ inline RowSum row_sum_with_sink(float row_max, float sum, thread const Sinks& si
   return row;
 }
 
+// Store a result, or four in a row, and the sum of a row: of the call, or of a part of its keys.
+inline void put_result(thread const Operands& operands, long place, float result) {
+  if (fc_split) {
+    operands.partial_out[place] = result;
+  } else {
+    operands.out[place] = Element(result);
+  }
+}
+inline void put_result(thread const Operands& operands, long place, float4 results) {
+  if (fc_split) {
+    *reinterpret_cast<device float4*>(operands.partial_out + place) = results;
+  } else {
+    *reinterpret_cast<device vec<Element, 4>*>(operands.out + place) = vec<Element, 4>(results);
+  }
+}
+inline void put_sum(thread const Operands& operands, long place, RowSum sum) {
+  if (fc_split) {
+    operands.partial_sum[place] = sum.of_part(log2_per_score());
+  } else {
+    operands.lse[place] = sum.log_sum_exp();
+  }
+}
+
 // The columns of a lane whose simdgroup holds whole rows. The interface is that of ColumnShare (columns.h).
 struct WholeRow {
   static constant constexpr int kAll = kValueDim / 4;
@@ -47,7 +71,7 @@ struct WholeRow {
 };
 
 // The epilogue: stores this simdgroup's columns of its rows. `rows` has place(r), the first output element of
-// this lane's row r, or -1 if the row does not exist; put(place, result); and put_sum(r, sum).
+// this lane's row r, or -1 if the row does not exist; sum_place(r), the place of its sum; and operands.
 template <typename Columns, int kRows, int kKeys, int kColumns, typename Rows, typename Sinks>
 inline void store_rows(thread const AttentionState<kRows, kKeys, kColumns>& attention,
                        thread const Rows& rows, thread const Sinks& sinks, ushort share, LanePosition at) {
@@ -62,11 +86,13 @@ inline void store_rows(thread const AttentionState<kRows, kKeys, kColumns>& atte
     for (int i = 0; i < Columns::kAll; i++) {
       const int column = Columns::column_of(i, at.pair, share);
       if (column >= 0) {
-        rows.put(place + column, scaled_result(attention.out[r][i / 2].thread_elements()[i & 1], scale));
+        const float result = scaled_result(attention.out[r][i / 2].thread_elements()[i & 1], scale);
+        put_result(rows.operands, place + column, result);
       }
     }
     if (share == 0 && at.pair == 0) {
-      rows.put_sum(r, row_sum_with_sink(attention.row_max[r], attention.row_sum[r], sinks, r));
+      const RowSum sum = row_sum_with_sink(attention.row_max[r], attention.row_sum[r], sinks, r);
+      put_sum(rows.operands, rows.sum_place(r), sum);
     }
   }
 }

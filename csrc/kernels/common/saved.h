@@ -46,7 +46,7 @@ struct SavedWork {
   fattn_i32 share_batch;
   fattn_i32 share_part;
   fattn_i32 share_left;
-  fattn_i32 share_dealing;
+  fattn_i32 share_dealt;
   // ChunkResults and KeyLimits (decode_rows.h)
   fattn_i32 first_row;
   fattn_i32 result_rows;

@@ -88,52 +88,12 @@ inline CutSequence cut_sequence(const device int* seq_lens, constant CausalSpan&
 struct Share {
   int index;
   int batch;
-  int part;  // the next chunk; when dealing it is counted from the start of `batch`, and may lie beyond it
-  int left;  // units of chunk_unit keys left in the run; the next chunk belongs to it while this is positive
-  int dealing;  // 0: in the run, 1: dealing
+  int part;   // the next chunk; when dealing it is counted from the start of `batch`, and may lie beyond it
+  int left;   // units of chunk_unit keys left in the run; the next chunk belongs to it while this is positive
+  int dealt;  // the first sequence whose chunks are dealt, batch_size if there is none; -1 once dealing
+
+  bool dealing() const thread { return dealt < 0; }
 };
-
-// The share before its first chunk. The lanes examine 32 sequences at a time.
-inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int batch_size, int shares,
-                      int index, ushort lane) {
-  int total = 0;
-  for (int first = 0; first < batch_size; first += kSimdWidth) {
-    const int batch = first + int(lane);
-    const CutSequence cut = cut_sequence(seq_lens, span, min(batch, batch_size - 1));
-    const int units = cut.units_of_runs(span);
-    total += simd_sum(batch < batch_size ? units : 0);
-  }
-  const int size = total / shares;
-  const int larger = total % shares;
-  const int begin = index * size + min(index, larger);
-
-  Share share;
-  share.index = index;
-  share.batch = batch_size;
-  share.part = 0;
-  share.left = size + int(index < larger);
-  share.dealing = 0;
-  int before = 0;
-  for (int first = 0; first < batch_size && share.batch == batch_size; first += kSimdWidth) {
-    const int batch = first + int(lane);
-    const CutSequence sequence = cut_sequence(seq_lens, span, min(batch, batch_size - 1));
-    const int units = batch < batch_size ? sequence.units_of_runs(span) : 0;
-    const int through = before + simd_prefix_inclusive_sum(units);
-    const int passed = simd_sum(int(through <= begin));  // sequences that end before the run begins
-    if (passed < kSimdWidth) {
-      // The first chunk that begins in the run. If the sequence has no such chunk, take_chunk goes on to the
-      // next one.
-      const int chunk = sequence.chunks.keys / span.chunk_unit;
-      const int skipped = begin - (through - units);
-      const int part = ceil_div(skipped, chunk);
-      share.batch = first + passed;
-      share.part = simd_shuffle(part, ushort(passed));
-      share.left -= simd_shuffle(part * chunk - skipped, ushort(passed));
-    }
-    before = simd_shuffle(through, ushort(kSimdWidth - 1));
-  }
-  return share;
-}
 
 // The first sequence at or after `batch` whose chunks are dealt; batch_size if there is none.
 inline int next_dealt(const device int* seq_lens, constant CausalSpan& span, int batch_size, int batch,
@@ -149,6 +109,68 @@ inline int next_dealt(const device int* seq_lens, constant CausalSpan& span, int
   return next;
 }
 
+// Sets the run of a share in a line of `total` units. Returns the run's first unit.
+inline int take_run(thread Share& share, int total, int shares) {
+  const int size = total / shares;
+  const int larger = total % shares;
+  share.left = size + int(share.index < larger);
+  return share.index * size + min(share.index, larger);
+}
+
+// The share before its first chunk, which is the first one that begins in its run. If that lies beyond the
+// sequence's chunks, take_chunk goes on to the next sequence.
+inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int batch_size, int shares,
+                      int index, ushort lane) {
+  Share share;
+  share.index = index;
+  if (!fc_has_seq_lens || batch_size == 1) {
+    // All sequences have one length, so that no search is needed.
+    const CutSequence sequence = cut_sequence(seq_lens, span, 0);
+    const int units = sequence.units_of_runs(span);
+    const int chunk = sequence.chunks.keys / span.chunk_unit;
+    const int begin = take_run(share, units * batch_size, shares);
+    share.dealt = sequence.is_dealt() ? 0 : batch_size;
+    share.batch = begin / max(units, 1);
+    share.part = ceil_div(begin - share.batch * units, chunk);
+    share.left -= share.batch * units + share.part * chunk - begin;
+    return share;
+  }
+
+  // The lanes examine 32 sequences at a time.
+  CutSequence sequence;
+  int total = 0;
+  share.dealt = batch_size;
+  for (int first = 0; first < batch_size; first += kSimdWidth) {
+    const int batch = first + int(lane);
+    sequence = cut_sequence(seq_lens, span, min(batch, batch_size - 1));
+    total += simd_sum(batch < batch_size ? sequence.units_of_runs(span) : 0);
+    share.dealt = min(share.dealt, simd_min(sequence.is_dealt() ? batch : batch_size));
+  }
+  const int begin = take_run(share, total, shares);
+  share.batch = batch_size;
+  share.part = 0;
+  int before = 0;
+  for (int first = 0; first < batch_size && share.batch == batch_size; first += kSimdWidth) {
+    const int batch = first + int(lane);
+    if (batch_size > kSimdWidth) {
+      sequence = cut_sequence(seq_lens, span, min(batch, batch_size - 1));
+    }
+    const int units = batch < batch_size ? sequence.units_of_runs(span) : 0;
+    const int through = before + simd_prefix_inclusive_sum(units);
+    const int passed = simd_sum(int(through <= begin));  // sequences that end before the run begins
+    if (passed < kSimdWidth) {
+      const int chunk = sequence.chunks.keys / span.chunk_unit;
+      const int skipped = begin - (through - units);
+      const int part = ceil_div(skipped, chunk);
+      share.batch = first + passed;
+      share.part = simd_shuffle(part, ushort(passed));
+      share.left -= simd_shuffle(part * chunk - skipped, ushort(passed));
+    }
+    before = simd_shuffle(through, ushort(kSimdWidth - 1));
+  }
+  return share;
+}
+
 struct ChunkIndex {
   int batch;  // -1: no chunk is left
   int part;
@@ -162,7 +184,7 @@ inline ChunkIndex take_chunk(thread Share& share, const device int* seq_lens, co
   ChunkIndex taken;
   taken.batch = -1;
   taken.part = 0;
-  while (taken.batch < 0 && share.dealing == 0 && share.left > 0 && share.batch < batch_size) {
+  while (taken.batch < 0 && !share.dealing() && share.left > 0 && share.batch < batch_size) {
     const CutSequence sequence = cut_sequence(seq_lens, span, share.batch);
     const bool found = !sequence.is_dealt() && share.part < sequence.chunks.count();
     taken.batch = found ? share.batch : -1;
@@ -171,10 +193,10 @@ inline ChunkIndex take_chunk(thread Share& share, const device int* seq_lens, co
     share.part = found ? share.part + 1 : 0;
     share.batch += found ? 0 : 1;
   }
-  if (taken.batch < 0 && share.dealing == 0) {
-    share.dealing = 1;
-    share.batch = next_dealt(seq_lens, span, batch_size, 0, lane);
+  if (taken.batch < 0 && !share.dealing()) {
+    share.batch = share.dealt;
     share.part = share.index;
+    share.dealt = -1;
   }
   while (taken.batch < 0 && share.batch < batch_size) {
     const CutSequence sequence = cut_sequence(seq_lens, span, share.batch);

@@ -36,6 +36,8 @@ struct ScoreModifiers {
   float scale;  // to score units; with softcap, to the argument of tanh
   float softcap;
   float slope[kRowFragments];
+  // From -2^30, below 0 for rows before the first key, to 2^31 - 1: q_offset and row are at most 2^30 and
+  // 2^30 - 1. key - position fits in an int, position + 1 does not.
   int position[kRowFragments];
 };
 

@@ -67,7 +67,7 @@ inline int key_at(int position, long distance, int length) {
 inline RowKeys keys_of_row(constant PrefillParams& params, int position, int length) {
   RowKeys row;
   row.begin = 0;
-  row.end = fc_causal ? clamp(position + 1, 0, length) : length;
+  row.end = fc_causal ? clamp(position, -1, length - 1) + 1 : length;
   row.sink_end = 0;
   if (fc_window) {
     row.sink_end = min(params.sink_tokens, row.end);

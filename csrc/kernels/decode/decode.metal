@@ -70,10 +70,11 @@ struct SharedStates {
         const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + of_round;
         values += states.weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
       }
-      results.put(place + column, scaled_result(values, scale));
+      put_result(results.operands, place + column, scaled_result(values, scale));
     }
     if (first == 0 && thread_of_row == 0) {
-      results.put_sum(0, row_sum_with_sink(states.largest, states.sum, sinks, 0));
+      put_sum(results.operands, results.sum_place(0),
+              row_sum_with_sink(states.largest, states.sum, sinks, 0));
     }
   }
 

@@ -190,36 +190,13 @@ struct ResultRows {
       return -1;
     }
     const uint rows_per_sequence = params->q_heads * params->span.q_len;
-    const uint row = fc_split ? result(r) : out_row(result(r), params->span.q_len, rows_per_sequence);
+    const uint row = fc_split ? sum_place(r) : out_row(sum_place(r), params->span.q_len, rows_per_sequence);
     return long(row) * kValueDim;
   }
-  void put(long place, float value) const thread {
-    if (fc_split) {
-      operands.partial_out[place] = value;
-    } else {
-      operands.out[place] = Element(value);
-    }
-  }
-  void put(long place, float4 values) const thread {
-    if (fc_split) {
-      *reinterpret_cast<device float4*>(operands.partial_out + place) = values;
-    } else {
-      *reinterpret_cast<device vec<Element, 4>*>(operands.out + place) = vec<Element, 4>(values);
-    }
-  }
-  void put_sum(int r, RowSum sum) const thread {
-    if (fc_split) {
-      operands.partial_sum[result(r)] = sum.of_part(log2_per_score());
-    } else {
-      operands.lse[result(r)] = sum.log_sum_exp();
-    }
-  }
+  uint sum_place(int r) const thread { return chunk.first_row + own_row + r * 8; }
   float sink(int r) const thread {
     return sink_of(packed_row(*params, block, own_row + r * 8), operands, *params);
   }
-
- private:
-  uint result(int r) const thread { return chunk.first_row + own_row + r * 8; }
 };
 
 }  // namespace fattn

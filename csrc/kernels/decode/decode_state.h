@@ -58,7 +58,7 @@ struct DecodeState {
     saved->share_batch = share.batch;
     saved->share_part = share.part;
     saved->share_left = share.left;
-    saved->share_dealing = share.dealing;
+    saved->share_dealt = share.dealt;
   }
   int column() const thread { return saved->column; }
   int batch() const thread { return saved->batch; }
@@ -69,7 +69,7 @@ struct DecodeState {
     share.batch = saved->share_batch;
     share.part = saved->share_part;
     share.left = saved->share_left;
-    share.dealing = saved->share_dealing;
+    share.dealt = saved->share_dealt;
     return share;
   }
 

@@ -60,10 +60,11 @@ struct VectorStates {
       for (int g = 0; g < kSimdgroups; g++) {
         value += states.weights[g] * out[(g * kPackedRows + row) * kValueDim + column];
       }
-      results.put(place + column, scaled_result(value, scale));
+      put_result(results.operands, place + column, scaled_result(value, scale));
     }
     if (thread_of_row == 0) {
-      results.put_sum(0, row_sum_with_sink(states.largest, states.sum, sinks, 0));
+      put_sum(results.operands, results.sum_place(0),
+              row_sum_with_sink(states.largest, states.sum, sinks, 0));
     }
   }
 };

@@ -104,20 +104,7 @@ struct PrefillTile {
 
   // The results of this lane's row of fragment r, as store_rows() uses them.
   long place(int r) const thread { return state.out(r); }
-  void put(long place, float result) const thread {
-    if (fc_split) {
-      operands.partial_out[place] = result;
-    } else {
-      operands.out[place] = Element(result);
-    }
-  }
-  void put_sum(int r, RowSum sum) const thread {
-    if (fc_split) {
-      operands.partial_sum[state.lse(r)] = sum.of_part(log2_per_score());
-    } else {
-      operands.lse[state.lse(r)] = sum.log_sum_exp();
-    }
-  }
+  long sum_place(int r) const thread { return state.lse(r); }
   float sink(int r) const thread { return sink_of(own_row(r * 8 + at.row)); }
 
  private:

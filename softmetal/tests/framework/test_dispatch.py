@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,16 +53,8 @@ def run(
     **more: Any,
 ) -> Any:
     arguments = {"constants": [], "grid": [1, 1, 1], "threadgroup_bytes": 0, **more}
-    return kit.run(
-        more.get("source", SOURCE),
-        kernel,
-        list(buffers),
-        macros or {},
-        arguments["constants"],
-        arguments["grid"],
-        [threads, 1, 1],
-        arguments["threadgroup_bytes"],
-    )
+    options = arguments["constants"], arguments["grid"], [threads, 1, 1], arguments["threadgroup_bytes"]
+    return kit.run(more.get("source", SOURCE), kernel, list(buffers), macros or {}, *options)
 
 
 def neighbours(kit: ModuleType, *, barrier: bool) -> Any:
@@ -267,21 +259,14 @@ def test_no_object_is_left_behind(kit: ModuleType) -> None:
 
 
 def test_threads_at_once(kit: ModuleType) -> None:
-    failures: list[str] = []
-
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         for _ in range(200):
             x = torch.randn(3000, generator=generator)
-            if not torch.equal(kit.scale(x.to("mps")).cpu(), x * 2):
-                failures.append(f"thread {seed}: wrong result")
+            assert torch.equal(kit.scale(x.to("mps")).cpu(), x * 2), f"thread {seed}"
 
-    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Evaluates MSL expressions over arrays, one element per thread."""
+"""Runs MSL kernels, and evaluates expressions over arrays, one element per thread."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,13 @@ TYPES = {
 NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
 PRECISE = Arithmetic(mode="safe", functions="precise")
 WORST = replace(PRECISE, worst=True)
+
+
+def run(
+    body: str, *buffers: np.ndarray, grid: int = 1, threads: int = 1, kernel: str = "k", **options: Any
+) -> None:
+    library = Library(PRELUDE + body)
+    library.pipeline(kernel).run(list(buffers), grid=(grid, 1, 1), threads=(threads, 1, 1), **options)
 
 
 def evaluate(
@@ -50,6 +58,13 @@ def evaluate(
     arrays = [np.ascontiguousarray(a) for a in inputs.values()]
     library.pipeline("k").run([*arrays, *results.values()], grid=(count, 1, 1), threads=(1, 1, 1))
     return {text: results[kind][texts[kind].index(text)] for text, kind in expressions.items()}
+
+
+def check(table: dict[str, Any], result: str = "float", body: str = "") -> None:
+    """Compares scalar expressions with their values."""
+    got = evaluate(dict.fromkeys(table, result), Arithmetic(), body, unused=np.zeros(1, np.int32))
+    expected = np.array(list(table.values()), TYPES[result])
+    np.testing.assert_array_equal([got[text][0] for text in table], expected, err_msg=str(list(table)))
 
 
 def integers(kind: str, count: int = 200, seed: int = 0) -> np.ndarray:

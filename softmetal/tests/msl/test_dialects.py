@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from catalogue import find
+from elementwise import PRELUDE, run
 
 from softmetal.msl.compile import CompileError, Program, compile_program
 from softmetal.simt.harness import Library
-
-PRELUDE = "#include <metal_stdlib>\nusing namespace metal;\n"
-
-
-def run(body: str, *buffers: np.ndarray, threads: int = 1) -> None:
-    Library(PRELUDE + body).pipeline("k").run(list(buffers), grid=(1, 1, 1), threads=(threads, 1, 1))
 
 
 @pytest.mark.parametrize("element", ["float", "half", "int", "uchar"])
@@ -87,9 +82,7 @@ Pair made(float x) { return {x, x + 1}; }
 
 
 def test_conditional_expressions_of_structs_in_two_spaces() -> None:
-    body = (
-        STRUCTS
-        + """
+    body = """
     kernel void k(device Pair* out, device float* q, uint i [[thread_index_in_threadgroup]]) {
       threadgroup Pair shared[4];
       shared[i] = made(10 * i);
@@ -101,9 +94,8 @@ def test_conditional_expressions_of_structs_in_two_spaces() -> None:
       (i < 2 ? q[8] : q[9]) = 5;
     }
     """
-    )
     out, q = np.zeros((8, 2), np.float32), np.full(10, -1, np.float32)
-    run(body, out, q, threads=4)
+    run(STRUCTS + body, out, q, threads=4)
     expected = [(1, 2), (20, 21), (1, 2), (0, 1), (7, 8), (1, 2), (20, 21), (1, 2)]
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(q, [0, 1, -1, -1, -1, -1, 2, 3, 5, 5])
@@ -126,9 +118,7 @@ struct UnsafeArray {
 
 def test_array_structs_indexed_in_every_space() -> None:
     """SPIRV-Cross writes arrays this way."""
-    body = (
-        UNSAFE_ARRAY
-        + """
+    body = """
     constant UnsafeArray<UnsafeArray<float, 2>, 2> table =
         UnsafeArray<UnsafeArray<float, 2>, 2>({ UnsafeArray<float, 2>({ 1.0, 2.0 }),
                                                 UnsafeArray<float, 2>({ 3.0, 4.0 }) });
@@ -144,9 +134,8 @@ def test_array_structs_indexed_in_every_space() -> None:
       out[1][i] = last(local) + i;
     }
     """
-    )
     out = np.zeros((2, 4), np.float32)
-    run(body, out, threads=4)
+    run(UNSAFE_ARRAY + body, out, threads=4)
     np.testing.assert_array_equal(out, [[31, 23, 12, 4], [30, 31, 32, 33]])
 
 
@@ -229,7 +218,7 @@ def test_kernels_named_as_library_functions() -> None:
     x, y = np.ones(1, np.float32), np.zeros(1, np.float32)
     run(body, x, y)
     assert y[0] == 2
-    Library(PRELUDE + body).pipeline("log").run([x], grid=(1, 1, 1), threads=(1, 1, 1))
+    run(body, x, kernel="log")
     assert x[0] == 7
 
 
@@ -255,7 +244,7 @@ def test_built_in_variables_at_program_scope() -> None:
     kernel void k(device uint* out) { out[place.x] = of_grid(); }
     """
     out = np.zeros(64, np.uint32)
-    Library(PRELUDE + body).pipeline("k").run([out], grid=(2, 1, 1), threads=(32, 1, 1))
+    run(body, out, grid=2, threads=32)
     index = np.arange(64)
     assert (out == index * 100 + index % 32).all()
 

@@ -174,15 +174,18 @@ kernel void k(device float* out, device float* extra [[buffer(1), function_const
 
 
 def test_function_constants() -> None:
+    """They belong to their pipeline: two of one library take turns."""
     library, extra = Library(CONSTANTS), np.full(1, 5, np.float32)
-    out = np.full(7, -1, np.float32)
-    library.pipeline("k", {0: True, 1: -3, 2: 0.25, 3: 9}).run(
-        [out, extra], grid=(1, 1, 1), threads=(1, 1, 1)
-    )
-    np.testing.assert_array_equal(out, [1, -3, 0.25, 9, 7, 5, -1])
-    out = np.full(7, -1, np.float32)
-    library.pipeline("k", {0: False, 1: 4, 2: 1.5, 3: 1, 4: 8}).run([out], grid=(1, 1, 1), threads=(1, 1, 1))
-    np.testing.assert_array_equal(out, [0, 4, 1.5, 1, 8, -1, -1])
+    first = library.pipeline("k", {0: True, 1: -3, 2: 0.25, 3: 9})
+    second = library.pipeline("k", {0: False, 1: 4, 2: 1.5, 3: 1, 4: 8})
+    for pipeline, buffers, expected in (
+        (first, [extra], [1, -3, 0.25, 9, 7, 5, -1]),
+        (second, [], [0, 4, 1.5, 1, 8, -1, -1]),
+        (first, [extra], [1, -3, 0.25, 9, 7, 5, -1]),
+    ):
+        out = np.full(7, -1, np.float32)
+        pipeline.run([out, *buffers], grid=(1, 1, 1), threads=(1, 1, 1))
+        np.testing.assert_array_equal(out, expected)
 
 
 def test_indices_of_function_constants_may_be_any_constant_expression() -> None:

@@ -6,27 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from elementwise import check, run
 
-from softmetal.simt.harness import KernelError, Library
+from softmetal.simt.harness import KernelError
 
-PRELUDE = "#include <metal_stdlib>\nusing namespace metal;\n"
 KINDS: dict[str, Any] = {"half": np.float16, "float": np.float32}
-
-
-def run(body: str, *buffers: np.ndarray, threads: int = 1, kernel: str = "k") -> None:
-    library = Library(PRELUDE + body)
-    library.pipeline(kernel).run(list(buffers), grid=(1, 1, 1), threads=(threads, 1, 1))
-
-
-def evaluate(expressions: list[str], body: str = "") -> np.ndarray:
-    out = np.zeros(len(expressions), np.float32)
-    stores = "\n".join(f"  out[{i}] = float({text});" for i, text in enumerate(expressions))
-    run(f"{body}\nkernel void k(device float* out) {{\n{stores}\n}}\n", out)
-    return out
-
-
-def check(table: dict[str, float], body: str = "") -> None:
-    np.testing.assert_array_equal(evaluate(list(table), body), list(table.values()), err_msg=str(list(table)))
 
 
 # ---- matrices ------------------------------------------------------------------------------------

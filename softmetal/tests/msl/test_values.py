@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
+from elementwise import check, run
 
-from softmetal.simt.harness import Library
-
-PRELUDE = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
 LANES = np.arange(32)
-
-
-def run_expressions(
-    expressions: list[str], result: str = "float", body: str = "", mode: str = "fast"
-) -> np.ndarray:
-    """Evaluates scalar expressions in one thread."""
-    stores = "\n".join(f"  out[{i}] = {result}({text});" for i, text in enumerate(expressions))
-    source = f"{PRELUDE}{body}\nkernel void k(device {result}* out) {{\n{stores}\n}}\n"
-    kinds = {"float": np.float32, "int": np.int32, "uint": np.uint32, "long": np.int64, "ulong": np.uint64}
-    out = np.zeros(len(expressions), kinds[result])
-    Library(source, mode=mode).pipeline("k").run([out], grid=(1, 1, 1), threads=(1, 1, 1))
-    return out
 
 
 def run_lanes(expressions: list[str], values: np.ndarray, result: str = "float") -> np.ndarray:
     """Evaluates expressions of x (the lane's value) and lane in one simdgroup; [expression, lane]."""
     stores = "\n".join(f"  out[{i * 32} + lane] = {text};" for i, text in enumerate(expressions))
-    source = (
-        f"{PRELUDE}kernel void k(device const {result}* in, device {result}* out,\n"
-        f"  ushort lane [[thread_index_in_simdgroup]]) {{\n"
-        f"  {result} x = in[lane];\n{stores}\n}}\n"
-    )
+    parameters = f"device const {result}* in, device {result}* out, ushort lane [[thread_index_in_simdgroup]]"
     out = np.zeros((len(expressions), 32), values.dtype)
-    Library(source).pipeline("k").run([values, out], grid=(1, 1, 1), threads=(32, 1, 1))
+    run(f"kernel void k({parameters}) {{\n  {result} x = in[lane];\n{stores}\n}}\n", values, out, threads=32)
     return out
-
-
-def check(table: dict[str, Any], result: str = "float", body: str = "") -> None:
-    got = run_expressions(list(table), result, body)
-    np.testing.assert_array_equal(got, np.array(list(table.values()), got.dtype), err_msg=str(list(table)))
 
 
 def test_literals_are_float() -> None:
@@ -115,9 +91,7 @@ def test_casts_convert_values() -> None:
 
 
 def test_pointer_casts() -> None:
-    source = (
-        PRELUDE
-        + """
+    source = """
     struct Pair { float a, b; };
     kernel void k(device float* in, device float* out, threadgroup float* scratch [[threadgroup(0)]]) {
       device float4* v = (device float4*)(in + 4);
@@ -130,19 +104,14 @@ def test_pointer_casts() -> None:
       out[5] = float(*(const device uint*)in & 0xffu) + !(bool)in[0];
     }
     """
-    )
     values = np.arange(8, dtype=np.float32)
     out = np.zeros(6, np.float32)
-    Library(source).pipeline("k").run(
-        [values, out], grid=(1, 1, 1), threads=(1, 1, 1), threadgroup_memory={0: 64}
-    )
+    run(source, values, out, threadgroup_memory={0: 64})
     np.testing.assert_array_equal(out, [9, 3, 2, 9, 3, 1])
 
 
 def test_packed_vectors() -> None:
-    source = (
-        PRELUDE
-        + """
+    source = """
     struct Item { packed_float3 p; float w; packed_half2 h; };
     kernel void k(device const Item* in, device float* out) {
       float3 p = float3(in[1].p);
@@ -153,11 +122,10 @@ def test_packed_vectors() -> None:
       *(device packed_float4*)(out + 5) = packed_float4(1, 2, 3, 4);
     }
     """
-    )
     item = struct.pack("<4f2e", 1, 2, 3, 4, 5, 6)
     out = np.zeros(9, np.float32)
     memory = np.frombuffer(item * 2, np.uint8).copy()
-    Library(source).pipeline("k").run([memory, out], grid=(1, 1, 1), threads=(1, 1, 1))
+    run(source, memory, out)
     np.testing.assert_array_equal(out, [321, 4, 6, 1620, 0, 1, 2, 3, 4])
 
 
@@ -165,27 +133,9 @@ def test_float_functions() -> None:
     one = np.float32(1)
     check(
         {
-            "exp2(3.0)": 8,
-            "log2(8.0)": 3,
-            "exp2(-INFINITY)": 0,
             "fma(2.0, 3.0, 4.0)": 10,
-            "sqrt(9.0)": 3,
-            "rsqrt(4.0)": 0.5,
-            "precise::sqrt(16.0)": 4,
-            "fast::exp2(2.0)": 4,
             "abs(-2.5)": 2.5,
-            "fract(2.75)": 0.75,
-            "clamp(3.0, 0.0, 1.0)": 1,
-            "saturate(-1.0)": 0,
-            "mix(1.0, 3.0, 0.5)": 2,
-            "step(1.0, 0.5)": 0,
-            "sign(-2.0)": -1,
-            "pow(2.0, 10.0)": 1024,
-            "fmod(7.0, 4.0)": 3,
-            "copysign(3.0, -0.0)": -3,
             "select(1.0, 2.0, true)": 2,
-            "select(float2(1, 2), float2(3, 4), float2(1, 2) < float2(0, 9)).y": 4,
-            "any(float2(1, 2) < float2(0, 9)) + 2 * all(float2(1, 2) < float2(0, 9))": 1,
             "dot(float3(1, 2, 3), float3(4, 5, 6))": 32,
             "length(float2(3, 4))": 5,
             "cross(float3(1, 0, 0), float3(0, 1, 0)).z": 1,
@@ -194,7 +144,6 @@ def test_float_functions() -> None:
             "clamp(float2(-1, 9), 0.0, 1.0).y": 1,
             "numeric_limits<half>::max()": 65504,
             "FLT_MAX": np.finfo(np.float32).max,
-            "ldexp(1.0, 4)": 16,
             "1.0 / 3.0 * 3.0 - 1.0": one / np.float32(3) * np.float32(3) - one,
         }
     )
@@ -206,8 +155,6 @@ def test_nan_and_infinity_are_ieee() -> None:
             "NAN == NAN": 0,
             "isnan(NAN * 0.0)": 1,
             "isnan(INFINITY - INFINITY)": 1,
-            "max(NAN, 1.0)": 1,
-            "fmin(2.0, NAN)": 2,
             "isinf(as_type<float>(0x7f800000u))": 1,
             "isfinite(FLT_MAX)": 1,
             "NAN < 1.0 || NAN >= 1.0": 0,
@@ -216,25 +163,6 @@ def test_nan_and_infinity_are_ieee() -> None:
             "0.0 * -1.0 == 0.0": 1,
             "numeric_limits<float>::lowest() < -1e38": 1,
         }
-    )
-
-
-def test_no_contraction_and_half_rounding() -> None:
-    body = """
-    float unfused(float a, float b, float c) { return a * b + c; }
-    half half_sum(half a, half b, half c) { return a * b + c; }
-    bfloat brain(float x) { return bfloat(x); }
-    """
-    a, c = np.float32(1 + 2**-12), np.float32(-1)
-    h = np.float16(1.001)
-    check(
-        {
-            "unfused(1.000244140625, 1.000244140625, -1.0)": a * a + c,
-            "half_sum(1.001h, 1.001h, -1.0h)": np.float16(np.float16(h * h) - np.float16(1)),
-            "float(brain(1.00390625))": 1.0,
-            "float(brain(1.01171875))": 1.015625,
-        },
-        body=body,
     )
 
 
@@ -273,8 +201,6 @@ def test_simd_operations(dtype: type) -> None:
         "simd_any(x == 3)": np.ones(32),
         "simd_all(x < 7)": np.zeros(32),
         "(ulong)simd_ballot(lane < 4)": np.full(32, 15),
-        "quad_sum(x)": np.repeat(x.reshape(8, 4).sum(1), 4),
-        "quad_broadcast(x, 2)": np.repeat(x.reshape(8, 4)[:, 2], 4),
     }
     if kind == "int":
         table |= {
@@ -300,9 +226,8 @@ def test_simd_operations_on_vectors() -> None:
     np.testing.assert_array_equal(got, [np.full(32, 496), np.full(32, 31), LANES ^ 1])
 
 
-MATRIX = (
-    PRELUDE
-    + """
+MATRIX = """
+#include <metal_simdgroup_matrix>
 kernel void k(device const float* a, device const half* b, device float* out, device half* half_out) {
   simdgroup_float8x8 left, right_t, product;
   simdgroup_half8x8 right, half_product;
@@ -321,7 +246,6 @@ kernel void k(device const float* a, device const half* b, device float* out, de
   simdgroup_store(product, out + 192, 8);
 }
 """
-)
 
 
 def test_simdgroup_matrix() -> None:
@@ -329,7 +253,7 @@ def test_simdgroup_matrix() -> None:
     a = rng.standard_normal((16, 16)).astype(np.float32)
     b = rng.standard_normal((8, 8)).astype(np.float16)
     out, half_out = np.zeros((4, 8, 8), np.float32), np.zeros((8, 8), np.float16)
-    Library(MATRIX).pipeline("k").run([a, b, out, half_out], grid=(1, 1, 1), threads=(32, 1, 1))
+    run(MATRIX, a, b, out, half_out, threads=32)
     left, right = a[1:9, 8:16], b.astype(np.float32)
     even = np.tile([1, 0], 4)
     np.testing.assert_allclose(out[0], left @ right, atol=1e-6)
@@ -339,9 +263,7 @@ def test_simdgroup_matrix() -> None:
     np.testing.assert_allclose(half_out, (right @ right + 1).astype(np.float16), atol=4e-3)
 
 
-ATOMICS = (
-    PRELUDE
-    + """
+ATOMICS = """
 kernel void k(device atomic_uint* counter, device atomic_float* sum, device atomic_int* largest,
               device uint* out,
               uint i [[thread_position_in_grid]], uint lane [[thread_index_in_threadgroup]]) {
@@ -356,13 +278,12 @@ kernel void k(device atomic_uint* counter, device atomic_float* sum, device atom
   if (lane == 0) out[i / 64] = atomic_load_explicit(&local, memory_order_relaxed);
 }
 """
-)
 
 
 def test_atomics() -> None:
     counter, total, largest = np.zeros(1, np.uint32), np.zeros(1, np.float32), np.full(1, -1, np.int32)
     out = np.zeros(4, np.uint32)
-    Library(ATOMICS).pipeline("k").run([counter, total, largest, out], grid=(4, 1, 1), threads=(64, 1, 1))
+    run(ATOMICS, counter, total, largest, out, grid=4, threads=64)
     assert (counter[0], total[0], largest[0]) == (256, 128.0, 255)
     np.testing.assert_array_equal(out, 128)
 
@@ -394,23 +315,17 @@ def test_constant_tables_and_structs() -> None:
     )
 
 
-def test_checked_mode_gives_the_same_values() -> None:
-    texts = ["exp2(3.0)", "float4(1, 2, 3, 4).zyxw.x", "float(1.5h)", "fma(2.0, 3.0, 4.0)"]
-    np.testing.assert_array_equal(run_expressions(texts), run_expressions(texts, mode="checked"))
-
-
 def test_the_end_of_a_template_call_is_no_comparison() -> None:
-    source = f"""{PRELUDE}
-kernel void k(device const half* in, device float* out) {{
+    source = """
+kernel void k(device const half* in, device float* out) {
   const float4 wide = float4(*reinterpret_cast<const device half4*>(in));
   const bool4 below = wide < float4(2.5);
-  for (int i = 0; i < 4; i++) {{
+  for (int i = 0; i < 4; i++) {
     out[i] = wide[i];
     out[4 + i] = select(0.0f, 1.0f, bool(below[i]));
-  }}
-}}
+  }
+}
 """
     out = np.zeros(8, np.float32)
-    arguments = [np.array([1, 2, 3, 4], np.float16), out]
-    Library(source).pipeline("k").run(arguments, grid=(1, 1, 1), threads=(1, 1, 1))
+    run(source, np.array([1, 2, 3, 4], np.float16), out)
     np.testing.assert_array_equal(out, [1, 2, 3, 4, 1, 1, 0, 0])

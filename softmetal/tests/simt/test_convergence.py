@@ -1,4 +1,5 @@
-"""The lanes that take part in a simdgroup operation, for every construct where lanes can diverge.
+"""The lanes that take part in a simdgroup operation: in loops that lanes leave at different times, in member
+functions, and for operations of every kind. test_random_programs.py has the other constructs.
 
 Each kernel has a twin in Python: a generator per lane that yields the place of each operation and its
 operand. A place is a hand-written tuple of branches and iterations in the order of the source. A model of the
@@ -21,14 +22,7 @@ Twin = Generator[tuple[Place, float], float, float]
 HEAD = """#include <metal_stdlib>
 using namespace metal;
 #define KERNEL(NAME) kernel void NAME(device float* o [[buffer(0)]], uint t [[thread_index_in_threadgroup]])
-#define TOTAL(X) simd_sum(X)
-float helper(float x) { return simd_sum(x) + 1; }
 float two_steps(float x) { float a = simd_sum(x); return a * 100 + simd_sum(1.0f); }
-template <int n> float repeated(float x) {
-  float s = 0;
-  for (int i = 0; i < n; i++) s = s * 100 + simd_sum(x);
-  return s;
-}
 struct Adder {
   float x;
   float total() thread { return simd_sum(x); }
@@ -53,26 +47,6 @@ def ternary(t: int) -> Twin:
     return (yield (0,), 1) if t < 16 else (yield (1,), 2)
 
 
-@case("""float a = 0;
-  if (t < 5) a = TOTAL(1.0f); else if (t % 2) a = TOTAL(2.0f); else a = TOTAL(3.0f);
-  o[t] = a;""")
-def macro_on_one_line(t: int) -> Twin:
-    if t < 5:
-        return (yield (0,), 1)
-    return (yield (1,), 2) if t % 2 else (yield (2,), 3)
-
-
-@case("if (t % 3 == 0) o[t] = helper(1); else o[t] = helper(2);")
-def helper_in_two_branches(t: int) -> Twin:
-    return 1 + ((yield (0,), 1) if t % 3 == 0 else (yield (1,), 2))
-
-
-@case("o[t] = helper(t < 7 ? helper(1) : 5);")
-def helper_in_an_argument(t: int) -> Twin:
-    inner = 1 + (yield (0,), 1) if t < 7 else 5
-    return 1 + (yield (1,), inner)
-
-
 @case("""float s = 0;
   for (uint i = 0; i < 5; i++) if (t >> i & 1) s = s * 32 + simd_sum(1.0f);
   o[t] = s;""")
@@ -82,15 +56,6 @@ def skipped_iterations(t: int) -> Twin:
         if t >> i & 1:
             s = s * 32 + (yield (i,), 1)
     return s
-
-
-@case("""float s = 0; for (uint i = 0; i < t % 4; i++) s = s * 32 + simd_sum(1.0f);
-  o[t] = s * 32 + simd_sum(1.0f);""")
-def unequal_trip_counts(t: int) -> Twin:
-    s = 0.0
-    for i in range(t % 4):
-        s = s * 32 + (yield (0, i), 1)
-    return s * 32 + (yield (1,), 1)
 
 
 @case("""float s = 0;
@@ -118,26 +83,6 @@ def return_in_a_loop(t: int) -> Twin:
         if t + i > 40:
             break
     return (yield (1,), 2)
-
-
-@case("""float s = 0; uint i = t % 3;
-  while (simd_sum(1.0f) > 8 && i < 5) { s += simd_sum(2.0f); i++; } o[t] = s;""")
-def condition_of_while(t: int) -> Twin:
-    s, i, n = 0.0, t % 3, 0
-    while True:
-        if (yield (n, 0), 1) <= 8 or i >= 5:
-            return s
-        s += yield (n, 1), 2
-        i, n = i + 1, n + 1
-
-
-@case("""float s = 0; uint i = 0; do { s = s * 32 + simd_sum(1.0f); }
-  while (++i < t % 4); o[t] = s;""")
-def do_while(t: int) -> Twin:
-    s = 0.0
-    for i in range(max(1, t % 4)):
-        s = s * 32 + (yield (i,), 1)
-    return s
 
 
 @case("""float s = 0;
@@ -168,51 +113,6 @@ def loop_before_a_break(t: int) -> Twin:
     return s
 
 
-@case("""float s = 0;
-  switch (t % 5) {
-    case 0: s = simd_sum(1.0f);
-    case 1: s += simd_sum(2.0f); break;
-    case 3: s = simd_sum(3.0f); break;
-    default: s = simd_sum(4.0f);
-  }
-  o[t] = s * 1000 + simd_sum(1.0f);""")
-def switch_with_fallthrough(t: int) -> Twin:
-    kind, s = t % 5, 0.0
-    if kind == 0:
-        s = yield (0,), 1
-    if kind < 2:
-        s += yield (1,), 2
-    elif kind == 3:
-        s = yield (2,), 3
-    else:
-        s = yield (3,), 4
-    return s * 1000 + (yield (4,), 1)
-
-
-@case("""bool p = t < 20 && simd_sum(1.0f) > 10; bool q = t % 2 || simd_sum(2.0f) == 32;
-  o[t] = p * 2 + q;""")
-def short_circuits(t: int) -> Twin:
-    p = t < 20 and (yield (0,), 1) > 10
-    q = t % 2 == 1 or (yield (1,), 2) == 32
-    return p * 2 + q
-
-
-@case("if (t > 20) return; o[t] = simd_sum(1.0f); if (t > 10) return; o[t] += simd_sum(1.0f);")
-def early_returns(t: int) -> Twin:
-    if t > 20:
-        return 0.0
-    s = yield (0,), 1
-    return s if t > 10 else s + (yield (1,), 1)
-
-
-@case("float s = t < 9 ? repeated<2>(1) : repeated<2>(2); o[t] = t % 2 ? s : repeated<1>(s);")
-def templates(t: int) -> Twin:
-    s = 0.0
-    for i in range(2):
-        s = s * 100 + ((yield (0, i), 1) if t < 9 else (yield (1, i), 2))
-    return s if t % 2 else (yield (2,), s)
-
-
 @case("""Adder a = {1};
   o[t] = t < 4 ? a.total() : t < 8 ? a.total() + 100 : t < 16 ? a(1) : a + 3;""")
 def members_and_operators(t: int) -> Twin:
@@ -230,14 +130,6 @@ def calls_in_a_loop(t: int) -> Twin:
     b = yield (0, t % 3, 1), 1
     c = yield (1, 0), 2
     return a * 100 + b + c * 100 + (yield (1, 1), 1)
-
-
-@case("""float s = 0; if (t < 8) { s = simd_sum(1.0f); } s += simd_sum(1.0f);
-  if (t >= 8) s += simd_sum(1.0f); o[t] = s;""")
-def joined_again(t: int) -> Twin:
-    s = (yield (0,), 1) if t < 8 else 0.0
-    s += yield (1,), 1
-    return s + (yield (2,), 1) if t >= 8 else s
 
 
 def model(twin: Callable[[int], Twin]) -> list[float]:

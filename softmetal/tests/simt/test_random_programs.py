@@ -44,5 +44,8 @@ def test_values_of_every_lane(library: Library, seed: int) -> None:
             run(library, program, order=order, checks="race,bounds,uninit")
 
 
-def test_the_programs_are_of_both_kinds() -> None:
+def test_the_programs_have_every_construct() -> None:
+    text = "".join(program.text for program in PROGRAMS.values())
+    constructs = ("for (", "while (", "do {", "switch (", "else", "?", "&&", "||", "continue;", "IDENTITY(")
+    assert all(construct in text for construct in (*constructs, "template <", "return "))
     assert {oracle(program)[1] for program in PROGRAMS.values()} == {False, True}

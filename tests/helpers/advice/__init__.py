@@ -166,11 +166,11 @@ ADVICE: list[Advice] = [
     of_op("use 0 for none", "prefill", {"sink_tokens": -1}, {"sink_tokens": 0}),
     of_op("use 0 for none", "decode", {"softcap": 1e39}, {"softcap": 0}),
     of_op("use a larger one, or 0 for none", "prefill", {"softcap": 1e-60}, {"softcap": 1.0}),
-    Advice("use one nearer to 0: beyond all keys and {}windows the result does not change",
+    Advice("use one nearer to 0: beyond all keys and windows the result does not change",
            run("prefill", window_left=4, sink_tokens=2, q_offset=2**30 + 1),
            run("prefill", window_left=4, sink_tokens=2, q_offset=24 + 4),
            exact("prefill", window_left=4, sink_tokens=2, q_offset=2**30 + 1)),
-    Advice("use one nearer to 0: beyond all keys and {}windows the result does not change",
+    Advice("use one nearer to 0: beyond all keys and windows the result does not change",
            run("prefill", alibi_slopes=SLOPES, q_offset=-(2**31)),
            run("prefill", alibi_slopes=SLOPES, q_offset=-9),
            exact("prefill", alibi_slopes=SLOPES, q_offset=-(2**31))),
@@ -208,7 +208,7 @@ ADVICE: list[Advice] = [
     of_op("name it:", "decode", FP8, {**FP8, "kv_format": "fp8_e4m3"},
           message='name it: "fp8_e4m3" or "int4"'),
     of_write(
-        "use torch.float32, {}torch.float16, torch.bfloat16, torch.int8, or torch.uint8 with kv_format",
+        "use torch.float32, torch.float16, torch.bfloat16, torch.int8, or torch.uint8 with kv_format",
         lambda: written(key_cache=WRITTEN["key_cache"].int(), value_cache=WRITTEN["value_cache"].int())(),
         written(),
     ),
@@ -241,7 +241,7 @@ ADVICE: list[Advice] = [
              written(**{n: WRITTEN[n].float().to(WRITTEN["key_cache"].dtype) for n in ("key", "value")})),
     of_write(
         "pass separate memory for each, or value, value_cache and value_scales all as the first "
-        "{}columns of their key counterparts",
+        "columns of their key counterparts",
         written(value_cache=WRITTEN["key_cache"], key_cache=WRITTEN["key_cache"], value=WRITTEN["key"]),
         written(value_cache=WRITTEN["key_cache"].clone(), value=WRITTEN["key"]),
     ),

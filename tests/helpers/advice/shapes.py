@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_fattn
+from tests.helpers import problems
+from tests.helpers.accuracy import expected
 from tests.helpers.advice import (
     LONG,
     QUANTISED,
-    SLOPES,
     WIDE,
     WRITTEN,
     Advice,
@@ -24,6 +26,7 @@ from tests.helpers.advice import (
     run,
     written,
 )
+from tests.helpers.problems import Problem
 from tests.helpers.public_calls import heads
 from torch_fattn import reference
 
@@ -58,6 +61,30 @@ def _by_torch(keys: int = 5) -> Callable[[], Tensor]:
     return lambda: F.scaled_dot_product_attention(**GROUPED, attn_mask=mask, enable_gqa=True)
 
 
+def _too_wide(option: str) -> Advice:
+    """Heads of 584 with an option: torch's attention computes the same, unless the option changes scores."""
+    value = next(
+        value for value in problems.OPTIONS[option].values if value != problems.OPTIONS[option].values[0]
+    )
+    sizes = (1, 4, 2, 3, 5, 584, 584)
+    case = problems.build(Problem(0, "decode", torch.float32, *sizes, **{option: value}))
+    arguments, _ = case.arguments("cpu")
+    operands = [case.clean[name] for name in ("query", "key", "value")]
+    exact, _ = expected(case)
+
+    def by_torch() -> Tensor:
+        return F.scaled_dot_product_attention(
+            *operands, attn_mask=case.visible, scale=case.problem.scale, enable_gqa=True
+        )
+
+    refused = partial(torch_fattn.decode, **arguments)
+    if torch.allclose(by_torch().double(), exact, atol=1e-5):
+        advice = "use F.scaled_dot_product_attention for this layer, with enable_gqa=True and an attn_mask of"
+        return Advice(advice, refused, by_torch, lambda: exact)
+    advice = "use torch_fattn.reference.decode for this layer, in float64"
+    return Advice(advice, refused, lambda: reference.decode(**arguments)[0], lambda: exact)
+
+
 ADVICE: list[Advice] = [
     *(
         Advice(
@@ -87,15 +114,7 @@ ADVICE: list[Advice] = [
            lambda: torch_fattn.decode(**GROUPED, seq_lens=FOUR), _by_torch(keys=4),
            lambda: reference.decode(**GROUPED, seq_lens=FOUR)[0],
            message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees"),
-    *(
-        Advice(
-            "use torch_fattn.reference.decode for this layer, in float64",
-            lambda options=options: torch_fattn.decode(**GROUPED, **options),
-            lambda options=options: reference.decode(**GROUPED, **options)[0],
-            lambda options=options: reference.decode(**GROUPED, **options)[0],
-        )
-        for options in ({"softcap": 3.0}, {"alibi_slopes": SLOPES}, {"sinks": SLOPES})
-    ),
+    *(_too_wide(name) for name, each in problems.OPTIONS.items() if "decode" in each.ops),
     of_op("use .transpose(1, 2) if yours have the length before the heads", "prefill",
           {n: of("prefill")[n].transpose(1, 2) for n in ("query", "key", "value")},
           message="query and key are [batch, heads, length, head_dim]: use .transpose(1, 2)"),

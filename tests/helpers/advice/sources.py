@@ -34,13 +34,13 @@ def _advice_in(sentence: str) -> list[str]:
 
 
 def of_cpp(text: str) -> Iterator[str]:
-    """The literals of each refusal, one after the other."""
+    """The literals of each refusal, one after the other, with {} for the values between them."""
     text = re.sub(r"(?m)//.*$", "", text)
     for call in REFUSALS.finditer(text):
         end = text.find(";\n", call.end())
         pieces = LITERAL.split(text[call.end() : end])
         yield "".join(
-            piece if i % 2 else ("" if not piece.strip(" \n") else "{}") for i, piece in enumerate(pieces)
+            piece if i % 2 else ("{}" if piece.strip(" ,\n") else "") for i, piece in enumerate(pieces)
         ).replace('\\"', '"')
 
 

@@ -99,10 +99,6 @@ void report_archive_miss(NSError** error) {
 @end
 
 @implementation SMBinaryArchive
-@synthesize label = _label;
-- (id<MTLDevice>)device {
-  return softmetal::system_device();
-}
 - (BOOL)addComputePipelineFunctionsWithDescriptor:(MTLComputePipelineDescriptor*)descriptor
                                             error:(NSError**)error {
   if (!descriptor.computeFunction) {
@@ -128,9 +124,5 @@ void report_archive_miss(NSError** error) {
     return NO;
   }
   return YES;
-}
-- (void)dealloc {
-  [_label release];
-  [super dealloc];
 }
 @end

@@ -78,8 +78,6 @@ size_t allocated_bytes() { return g_allocated_bytes; }
 }  // namespace softmetal
 
 @implementation SMBuffer
-@synthesize label = _label;
-
 - (void)dealloc {
   {
     std::lock_guard lock(softmetal::live().mutex);
@@ -88,11 +86,7 @@ size_t allocated_bytes() { return g_allocated_bytes; }
   softmetal::g_allocated_bytes -= _length;
   if (_block.mapping) softmetal::free_block(_block);
   if (_release) _release();
-  [_label release];
   [super dealloc];
-}
-- (id<MTLDevice>)device {
-  return softmetal::system_device();
 }
 - (NSUInteger)length {
   return _length;

@@ -25,10 +25,6 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
 }  // namespace
 
 @implementation SMCommandQueue
-@synthesize label = _label;
-- (id<MTLDevice>)device {
-  return softmetal::system_device();
-}
 - (id<MTLCommandBuffer>)commandBuffer {
   SMCommandBuffer* buffer = [[[SMCommandBuffer alloc] init] autorelease];
   buffer->_queue = [self retain];
@@ -37,17 +33,9 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
 - (id<MTLCommandBuffer>)commandBufferWithUnretainedReferences {
   return [self commandBuffer];
 }
-- (void)dealloc {
-  [_label release];
-  [super dealloc];
-}
 @end
 
 @implementation SMCommandBuffer
-@synthesize label = _label;
-- (id<MTLDevice>)device {
-  return softmetal::system_device();
-}
 - (id<MTLCommandQueue>)commandQueue {
   return _queue;
 }
@@ -158,22 +146,17 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
   for (id handler : _handlers) Block_release((void*)handler);
   [_error release];
   [_queue release];
-  [_label release];
   [super dealloc];
 }
 @end
 
 @implementation SMCommandEncoder
-@synthesize label = _label;
 - (instancetype)initWithCommandBuffer:(SMCommandBuffer*)commandBuffer {
   if ((self = [super init])) {
     _commandBuffer = [commandBuffer retain];
     commandBuffer->_open = self;
   }
   return self;
-}
-- (id<MTLDevice>)device {
-  return softmetal::system_device();
 }
 - (void)checkUsable {
   if (_ended) softmetal::violated("a command encoder was used after endEncoding");
@@ -207,7 +190,6 @@ std::mutex& device_mutex() {  // the device runs one command buffer at a time
     _commandBuffer->_open = nil;
   }
   [_commandBuffer release];
-  [_label release];
   [super dealloc];
 }
 @end

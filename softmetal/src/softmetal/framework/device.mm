@@ -57,6 +57,17 @@ unsigned apple_family() { return claimed("SOFTMETAL_GPU_FAMILY", 8); }
 
 extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal::system_device() retain]; }
 
+@implementation SMObject
+@synthesize label = _label;
+- (id<MTLDevice>)device {
+  return softmetal::system_device();
+}
+- (void)dealloc {
+  [_label release];
+  [super dealloc];
+}
+@end
+
 @implementation SMDevice
 - (NSString*)name {
   return softmetal::to_ns(softmetal::device_name());

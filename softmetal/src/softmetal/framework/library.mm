@@ -112,10 +112,6 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
 @end
 
 @implementation SMLibrary
-@synthesize label = _label;
-- (id<MTLDevice>)device {
-  return softmetal::system_device();
-}
 - (NSArray<NSString*>*)functionNames {
   NSMutableArray* names = [NSMutableArray array];
   for (const std::string& name : _program->kernel_names()) [names addObject:softmetal::to_ns(name)];
@@ -148,17 +144,9 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
     return nil;
   }
 }
-- (void)dealloc {
-  [_label release];
-  [super dealloc];
-}
 @end
 
 @implementation SMFunction
-@synthesize label = _label;
-- (id<MTLDevice>)device {
-  return softmetal::system_device();
-}
 - (MTLFunctionType)functionType {
   return MTLFunctionTypeKernel;
 }
@@ -173,17 +161,9 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
   }
   return dictionary;
 }
-- (void)dealloc {
-  [_label release];
-  [super dealloc];
-}
 @end
 
 @implementation SMComputePipelineState
-@synthesize label = _label;
-- (id<MTLDevice>)device {
-  return softmetal::system_device();
-}
 - (NSUInteger)maxTotalThreadsPerThreadgroup {
   return _maxThreads;
 }
@@ -192,9 +172,5 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
 }
 - (NSUInteger)staticThreadgroupMemoryLength {
   return _staticThreadgroupBytes;
-}
-- (void)dealloc {
-  [_label release];
-  [super dealloc];
 }
 @end
