@@ -15,8 +15,8 @@ from tests.helpers.problems import Problem
 from tests.helpers.tensors import same_bits
 
 DRAWN = drawing.draw(120, seed=9)
-# Not values that are columns of their keys in one of two calls: copies of int4 scales are no views of the keys',
-# and keys whose elements lie apart are copied, but not their larger copy.
+# Not values that are columns of their keys in one of two calls: copies of int4 scales are no views of the
+# keys', and keys whose elements lie apart are copied, but not their larger copy.
 KEPT = [p for p in DRAWN if not (p.value_in_key and (p.kv_format == "int4" or p.layouts[1] == "every_other"))]
 # Few rows (decode_vector), and sequences of several chunks.
 FEW_ROWS = [
