@@ -99,6 +99,30 @@ def test_the_problems_have_it_all() -> None:
     assert {s.whole.kv_format for s in PROBLEMS} == set(KV_FORMATS), SAMPLE
 
 
+@pytest.mark.parametrize("limit", ["window", "mask"])
+def test_an_empty_sequence_sees_no_key_of_the_prefix(limit: str, device: str) -> None:
+    """Sequence 0 does not see key 15, whose value is NaN; sequence 1, which is empty, would by its row."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 2, 1, 64, generator=generator).half()
+    key, value = (torch.randn(2, 16, 2, 64, generator=generator).half() for _ in range(2))
+    mask = torch.ones(2, 1, 1, 32, dtype=torch.bool)
+    mask[0, ..., 15] = False
+    options = {"window_left": 0, "sink_tokens": 4} if limit == "window" else {"attn_mask": mask.to(device)}
+
+    def result() -> Tensor:
+        return shared_prefix_paged_decode(
+            *(x.to(device) for x in (query, key, value)),
+            torch.tensor([[0, 1], [-1, -1]], dtype=torch.int32, device=device),
+            torch.tensor([17, 0], dtype=torch.int32, device=device),
+            1,
+            **options,  # type: ignore[arg-type]
+        ).cpu()
+
+    finite = result()
+    value[0, 15] = torch.nan
+    assert torch.equal(result(), finite) and not finite[1].any()
+
+
 # ---- bytes read
 
 

@@ -152,7 +152,10 @@ def attend(
 
     mask = _columns(attn_mask, 0, prefix.length)
     if 0 <= window_left < keys - 1:
-        mask = _under_window(mask, _in_window(rows, prefix, suffix, window_left, sink_tokens))
+        mask = _limited(mask, _in_window(rows, prefix, suffix, window_left, sink_tokens))
+    if mask is not None and mask.shape[0] > 1 and is_empty is not None:
+        # Rows of an empty sequence would see keys that no other row sees, and those may be NaN.
+        mask = _limited(mask, ~is_empty[:, None, None, None])
     head_dim = max(rows.query.shape[-1], prefix.value.shape[-1])
     if (
         rows.sharing > DECODE_ROWS
@@ -203,10 +206,11 @@ def _in_window(rows: Rows, prefix: Keys, suffix: Keys, window_left: int, sink_to
     return (key >= begin) | (key < sink_tokens)
 
 
-def _under_window(mask: Tensor | None, in_window: Tensor) -> Tensor:
+def _limited(mask: Tensor | None, seen: Tensor) -> Tensor:
+    """The mask, without the keys that are not in `seen`."""
     if mask is None:
-        return in_window
-    return mask & in_window if mask.dtype == torch.bool else mask.where(in_window, -torch.inf)
+        return seen
+    return mask & seen if mask.dtype == torch.bool else mask.where(seen, -torch.inf)
 
 
 def _is_broadcastable(mask: Tensor, shape: tuple[int, ...]) -> bool:
