@@ -2,7 +2,7 @@
 
 tests/costs.txt has the processor seconds of the longest case of each test function. For each function
 
-- `check` runs the first case, if it takes at most 2 seconds;
+- `check` runs the first case, if it takes at most 1.5 seconds;
 - `test` runs a set of cases in which every value of every parameter occurs, on each device, if they take at
   most half a second; else the first case, if it takes at most 2.5 seconds, or if the file had none. ALWAYS
   has no limit. A random problem counts as its operator with each of its options, and a seed as nothing;
@@ -44,7 +44,7 @@ ALWAYS = (
     "tests/kernels/test_mutants.py::test_mutant_is_reported",
     "tests/pytorch/test_typing.py::test_ten_lines",
 )
-LONGEST = {"check": 2.0, "first": float("inf"), "test": 2.5}
+LONGEST = {"check": 1.5, "first": float("inf"), "test": 2.5}
 LONGEST_OF_A_SET = 0.5
 COSTS = Path(__file__).parent / "costs.txt"
 # A field of random problems that has more values than these is a size, of which any will do.

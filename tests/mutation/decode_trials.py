@@ -57,10 +57,12 @@ def decode() -> Iterator[Trial]:
         "decode-bool-mask", *half, 2, 4, 2, 2, 70, 64, 32, seq_lens=(70, 41), mask=torch.bool,
         mask_layout="offset",
     )  # fmt: skip
-    lengths = (260, *[n % 3 for n in range(38)], 257, 0)
-    # As many heads as threadgroups: long sequences are one chunk each, which is dealt.
-    yield of_problem("decode-dealt", *half, 3, 39, 13, 1, 1500, 8, 8, seq_lens=(1500, 20, 700))
-    yield of_problem("decode-many", *half, 41, 3, 1, 1, 300, 64, 32, seq_lens=lengths)
+    lengths = (260, *[n % 3 for n in range(67)], 257, 0)
+    # Three threadgroups for each head: long sequences are three chunks each, which are dealt.
+    yield of_problem("decode-dealt", *half, 4, 24, 8, 1, 1800, 8, 8, seq_lens=(20, 1800, 700, 1600))
+    yield of_problem("decode-many", *half, 70, 3, 1, 1, 300, 64, 32, seq_lens=lengths)
+    # A sequence for each lane.
+    yield of_problem("decode-32", *half, 32, 3, 1, 1, 300, 64, 32, seq_lens=(*lengths[:31], 257))
     paged = ("paged_decode", f16)
     for block_size, capacity in ((16, 96), (1, 40), (8, 72), (12, 96), (24, 96), (64, 128), (256, 512)):
         yield of_problem(
