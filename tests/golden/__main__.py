@@ -26,10 +26,8 @@ UNLIMITED = {"window_left": (2**30, 2**31 - 1), "window_right": (2**31 - 1,)}
 
 def text_of(name: str, plan: Mapping[str, Any]) -> str:
     """A block: the name of the plan, its fields, and its passes with theirs."""
-    lines = [name]
-    for field, value in plan.items():
-        if field != "passes":
-            lines += _wrapped(f"{field}: {_words(field, value)}", "  ")
+    fields = (item for item in plan.items() if item[0] != "passes" and not _is_off(*item))
+    lines = [name, *_wrapped("; ".join(f"{field}: {_words(field, value)}" for field, value in fields), "  ")]
     for step in plan["passes"]:
         lines += _lines_of_pass(step)
     return "\n".join(lines) + "\n"
