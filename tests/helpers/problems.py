@@ -84,9 +84,8 @@ class Option:
     shown: str  # what the name of a problem says of it
     argument: str  # of the operator
     tensor: Callable[[Problem, torch.Generator], Tensor] | None  # what makes the argument, if it is a tensor
-    rule: (
-        Rule | None
-    )  # what the argument makes of a score, in plain Python: tests/operators/test_reference.py
+    # What the argument makes of a score, in plain Python: tests/operators/test_reference.py applies it.
+    rule: Rule | None
     refused: tuple[Any, ...]  # values that raise a ValueError
 
 

@@ -1,6 +1,6 @@
 """The backend of an NVIDIA GPU, which runs the Metal sources translated to CUDA.
 
-Needs torch with CUDA and the folder that build.py wrote, but not torch_fattn.
+Needs torch with CUDA, softmetal and the folder that build.py wrote, but not torch_fattn.
 """
 
 from __future__ import annotations

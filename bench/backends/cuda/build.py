@@ -3,7 +3,7 @@
     MLX_METAL_WHEEL=... LLAMA_CPP_SDIST=... python -m bench cuda-build --out bench/_cuda [--cores 132]
     python -m bench cuda-build --out bench/_cuda --shapes prefill --impls fattn llama-metal     # less
 
-run.py needs this folder and torch with CUDA, but none of the sources.
+run.py needs this folder, softmetal and torch with CUDA, but not torch_fattn.
 """
 
 from __future__ import annotations

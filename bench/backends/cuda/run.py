@@ -3,7 +3,8 @@
     python -m bench cuda-check --folder bench/_cuda
     compute-sanitizer --tool racecheck python -m bench cuda-check --small --reference cpu
 
-Needs torch with CUDA and the folder that build.py wrote; no compiler, no network, no torch_fattn.
+Needs torch with CUDA, softmetal (its sources in PYTHONPATH will do) and the folder that build.py wrote; no
+compiler, no network, no torch_fattn.
 """
 
 from __future__ import annotations
