@@ -122,7 +122,13 @@ def _read_resources(kernel: str, log: str) -> Compiled:
     )
 
 
-def compile_all(pipelines: Sequence[Pipeline], folder: Path, jobs: int = 2) -> list[str]:
-    """Returns the cubins' names, in order; each distinct pipeline is compiled once."""
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(lambda pipeline: compile_pipeline(pipeline, folder), pipelines))
+def compile_all(pipelines: Sequence[Pipeline], folder: Path, jobs: int | None = None) -> list[str]:
+    """Returns the cubins' names, in order; each distinct pipeline is translated and compiled once.
+
+    `jobs` is one per core by default.
+    """
+    distinct = {repr(pipeline): pipeline for pipeline in pipelines}
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        compiled = pool.map(lambda pipeline: compile_pipeline(pipeline, folder), distinct.values())
+        names = dict(zip(distinct, compiled, strict=True))
+    return [names[repr(pipeline)] for pipeline in pipelines]
