@@ -22,6 +22,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.features import features
+from tests.helpers.problems import Problem
+
 TIERS = ("check", "first", "test", "all")
 # By the beginning of their names: hours of random problems, or what most machines lack.
 SWEEPS = {
@@ -67,8 +70,11 @@ def is_drawn(value: object) -> bool:
 
 
 def features_of(name: str, value: Any) -> Iterator[Feature]:
-    """A value of a parameter: itself, or of a random problem its operator with each field."""
+    """A value of a parameter: itself, or of a random problem its operator with each field and feature."""
     if is_drawn(value):
+        if isinstance(value, Problem):
+            found = features(value).items()
+            yield from ((f"{name}.{value.op} {axis}", one) for axis, one in found if axis != "dims")
         for field in fields(value):
             part = getattr(value, field.name)
             of = f"{name}.{getattr(value, 'op', '')}.{field.name}"
