@@ -52,6 +52,7 @@ CHIPS = (
     Chip("M2", 10, 100, 1.398, family=8),
     Chip("M2 Pro", 19, 200, 1.398, family=8),
     Chip("M2 Max", 38, 400, 1.398, family=8),
+    Chip("M2 Ultra", 76, 800, 1.398, family=8),
     Chip(
         "M3 Ultra",
         80,

@@ -25,7 +25,12 @@ from ..peers.launch import OURS
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "agx.json"
 # Half registers that leave room for what Apple's compiler may do otherwise, and that do not fit.
 _FITS, _TOO_MANY = 208, 320
-_PARTS = {"plain": "Plain calls", "option": "Options of ours", "candidate": "Shapes around the tuning table"}
+_PARTS = {
+    "plain": "Plain calls",
+    "option": "Options of ours",
+    "candidate": "Shapes around the tuning table",
+    "published": "Kernels of published times",
+}
 _COLUMNS = (
     *("kernel", "call", "shape", "needed", "spills", "resident threads", "threadgroup", "code KB"),
     *("products", "issue a product", "cycles a product"),
