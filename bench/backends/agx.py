@@ -165,9 +165,9 @@ def plan_of(call: Call, family: int = FAMILY, cores: int = CORES, **options: Any
 
 
 def attend_of(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The pass that reads the keys."""
-    found: dict[str, Any] = next(one for one in plan["passes"] if MACROS[0] in one["macros"])
-    return found
+    """The pass that reads the keys, as one dispatch: the kernel is the same if it is split into several."""
+    found = next(one for one in plan["passes"] if MACROS[0] in one["macros"])
+    return {name: value for name, value in found.items() if name != "slice"}
 
 
 def entry_of(call: Call, plan: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Entry:

@@ -16,6 +16,8 @@ EXPS = 32.0
 ON_CORE_BYTES = 64.0  # threadgroup memory and L1 together
 L2_BYTES = 32.0
 ALU_FMAS = 128.0
+PRODUCT_CYCLES = 18  # of a scheduler, of which a core has four
+PRODUCT_FLOPS = 2 * 8 * 8 * 8
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@
     compute = steps x cycles of a step / (4 schedulers x clock), on the core with the most threadgroups
     memory  = bytes that must move / achieved bandwidth
 
-A step is an iteration of the kernel's hottest loop. Its cycles are simulated for the threads that are resident
-on a core of M1 or M2 (bench/results/agx.json). Steps follow from the tile, and bytes and launches from the plan.
+A step is an iteration of the kernel's hottest loop. Its cycles are simulated for the threads that are
+resident on a core of M1 or M2 (bench/results/agx.json); compute takes no less than the published rate of
+products allows. Steps follow from the tile, bytes and launches from the plan.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from ..backends import agx
 from ..cases.calls import Call
 from ..peers import mlx_metal
-from .apple_figures import Chip
+from .apple_figures import PRODUCT_CYCLES, PRODUCT_FLOPS, Chip
 
 Row = Mapping[str, Any]
 
@@ -36,38 +37,46 @@ class Figures:
     overlap: float  # share of the shorter of compute and memory that the longer hides
     launch_us: float  # of a dispatch that waits for another, among queued calls
     wait_us: float  # of a call that the host waits for
-    cycles_7: float  # of M1 and M2, over the simulated ones
+    rest_7: float  # cycles of M1 and M2 besides those of products, over the simulated ones
     clock_9: float  # GHz at which a scheduler of family 9 (M3, M4) would take the cycles of M1
     clock_10: float  # and of family 10 (M5)
 
     def clock(self, chip: Chip) -> float | None:
-        """GHz at which a scheduler takes the simulated cycles."""
-        if chip.family >= LATER:
-            return {9: self.clock_9, 10: self.clock_10}.get(chip.family)
-        return chip.gigahertz and chip.gigahertz / self.cycles_7
+        return {9: self.clock_9, 10: self.clock_10}.get(chip.family, chip.gigahertz)
 
 
 @dataclass(frozen=True)
 class Demand:
     """The work of a call."""
 
-    cycles: tuple[float, float, float]  # of one scheduler, for all steps: best, likely, worst
+    cycles: float  # of one scheduler, for all steps
     threadgroups: int
     bytes: float
     dispatches: int
+    products: int = 0
     exact: bool = True  # the row of costs is of this very kernel
 
 
-def seconds(demand: Demand, chip: Chip, figures: Figures, timing: str = "queued", cycles: int = 1) -> float:
-    """`cycles` chooses the best (0), the likely (1) or the worst (2) ones."""
+def parts(demand: Demand, chip: Chip, figures: Figures) -> tuple[float, float]:
+    """Seconds of compute and of memory."""
     clock = figures.clock(chip)
     if clock is None or chip.ram_gb_s is None:
-        raise ValueError(f"{chip.name} has no published clock or bandwidth; choose another chip")
+        raise LookupError(f"no clock or bandwidth of {chip.name} is published; choose another chip")
     fullest = math.ceil(demand.threadgroups / chip.cores) / demand.threadgroups
-    compute = demand.cycles[cycles] * fullest / (SCHEDULERS * clock * 1e9)
-    memory = demand.bytes / (figures.bandwidth * chip.ram_gb_s * 1e9)
-    launch = {"queued": demand.dispatches * figures.launch_us, "waited": figures.wait_us, "difference": 0.0}
+    cycles = demand.cycles
+    if chip.family < LATER:  # the cycles of products are published
+        products = PRODUCT_CYCLES * demand.products
+        cycles = products + figures.rest_7 * (cycles - products)
+    compute = cycles * fullest / (SCHEDULERS * clock * 1e9)
+    if chip.products is not None:
+        compute = max(compute, demand.products * PRODUCT_FLOPS / chip.products)
+    return compute, demand.bytes / (figures.bandwidth * chip.ram_gb_s * 1e9)
+
+
+def seconds(demand: Demand, chip: Chip, figures: Figures, timing: str = "queued") -> float:
+    compute, memory = parts(demand, chip, figures)
     hidden = figures.overlap * min(compute, memory)
+    launch = {"queued": demand.dispatches * figures.launch_us, "waited": figures.wait_us, "difference": 0.0}
     return compute + memory - hidden + launch[timing] / 1e6
 
 
@@ -102,16 +111,14 @@ def _lengths(call: Call) -> Sequence[int]:
     return call.lengths or [end - begin] * call.batch
 
 
-def _cycles(
-    row: Row, products: float, loaded_bytes: float, threadgroups: int
-) -> tuple[float, float, float]:
-    """Steps are counted by products, or by the bytes that lanes load where there are none. What is outside the
-    loop runs once in every simdgroup, a cycle an instruction."""
+def _cycles(row: Row, products: float, loaded_bytes: float, threadgroups: int) -> float:
+    """Steps are counted by products, or by the bytes that lanes load where there are none. What is outside
+    the loop runs once in every simdgroup, a cycle an instruction."""
     steps = products / row["products"] if row["products"] else loaded_bytes / (LANES * row["loaded"])
     outside = row["instructions"] * (1 - row["loop_bytes"] / row["code_bytes"])
     once = threadgroups * row["threads"] // LANES * outside
-    best, likely, worst = (steps * cycles + once for cycles in row["cycles"])
-    return best, likely, worst
+    likely: float = row["cycles"][1]
+    return steps * likely + once
 
 
 def peers_demand(impl: str, call: Call, chip: Chip, rows: Sequence[Row], reads_once: bool = True) -> Demand:
@@ -124,8 +131,8 @@ def peers_demand(impl: str, call: Call, chip: Chip, rows: Sequence[Row], reads_o
         assert tile is not None, row["note"]
         tile_rows, tile_keys = int(tile[1]), int(tile[2])
         threadgroups = call.batch * call.q_heads * -(-call.q_len // tile_rows)
-        cycles = _cycles(row, tile_products(call, tile_rows, tile_keys), 0, threadgroups)
-        return Demand(cycles, threadgroups, call.least_bytes, 1)
+        products = tile_products(call, tile_rows, tile_keys)
+        return Demand(_cycles(row, products, 0, threadgroups), threadgroups, call.least_bytes, 1, products)
     case, rows_of_head = call.case(), call.group_size * call.q_len
     shared, threadgroups = 1, call.batch * call.q_heads * call.q_len * 32  # of llama.cpp
     splits, dispatches = 32, 2
@@ -135,14 +142,16 @@ def peers_demand(impl: str, call: Call, chip: Chip, rows: Sequence[Row], reads_o
         shared = (mlx_metal.heads_per_read(case) if reads_once else None) or 1
     loaded = (call.least_bytes - call.row_bytes) * rows_of_head / shared
     partials = call.row_bytes // 2 * splits if dispatches > 1 else 0  # written and read, without sums
-    return Demand(_cycles(row, 0, loaded, threadgroups), threadgroups, call.least_bytes + 2 * partials, dispatches)
+    return Demand(
+        _cycles(row, 0, loaded, threadgroups), threadgroups, call.least_bytes + 2 * partials, dispatches
+    )
 
 
 def _peers_row(impl: str, call: Call, rows: Sequence[Row], reads_once: bool) -> Row:
     length = 8192 if reads_once or call.group_size < 8 else 4096
     q_len, kv_len = (call.q_len, length) if call.is_decode else (1024, 1024)
-    heads = {"batch": 1, "q_heads": call.group_size, "kv_heads": 1}
-    sample = replace(call, **heads, q_len=q_len, kv_len=kv_len, causal=False)
+    sample = replace(call, batch=1, q_heads=call.group_size, kv_heads=1, causal=False)
+    sample = replace(sample, q_len=q_len, kv_len=kv_len)
     return _find(rows, impl, agx.name_of(sample))
 
 
@@ -151,17 +160,21 @@ def _find(rows: Sequence[Row], impl: str, name: str) -> Row:
         if row["impl"] == impl and row["call"] == name and "cycles" in row:
             return row
     raise LookupError(
-        f"bench/results/agx.json has no row '{impl} {name}'; run `python -m bench agx --update` with the peers"
+        f"bench/results/agx.json has no row '{impl} {name}'; install the peers and run `python -m bench agx "
+        "--update`"
     )
 
 
-def our_demand(call: Call, chip: Chip, rows: Sequence[Row]) -> Demand:
-    """By the tiles of M1 and M2, also for later chips, of whose tiles nothing is known."""
+def our_demand(call: Call, chip: Chip, rows: Sequence[Row], compiles: bool = False) -> Demand:
+    """By the tiles of M1 and M2, also for later chips, of whose tiles nothing is known. A pipeline without a
+    row is compiled if `compiles`, and the compiler is there."""
     plan = agx.plan_of(call, min(chip.family, LATER - 1), chip.cores)
     entry = agx.entry_of(call, plan)
-    row = next((row for row in rows if row["digest"] == entry.digest and "cycles" in row), None)
-    exact = row is not None
-    if row is None:
+    row = next((row for row in rows if row["digest"] == entry.digest), None)
+    if row is None and compiles:
+        row = _compiled(entry)
+    exact = row is not None and "cycles" in row
+    if row is None or "cycles" not in row:
         row = _alike(entry, rows)
     attend = agx.attend_of(plan)
     fragments, keys, simdgroups = (int(attend["macros"][name]) for name in agx.MACROS)
@@ -176,8 +189,18 @@ def our_demand(call: Call, chip: Chip, rows: Sequence[Row]) -> Demand:
         threadgroups,
         call.least_bytes + 2 * plan["scratch_bytes"],
         len(plan["passes"]),
+        products if row["products"] else 0,
         exact,
     )
+
+
+_COMPILED: dict[str, Row] = {}
+
+
+def _compiled(entry: agx.Entry) -> Row | None:
+    if entry.digest not in _COMPILED:
+        _COMPILED.update((entry.digest, row) for row in agx.measure([entry], []))
+    return _COMPILED.get(entry.digest)
 
 
 def _alike(entry: agx.Entry, rows: Sequence[Row]) -> Row:
@@ -195,7 +218,7 @@ _GRIDS: dict[str, list[float]] = {
     "overlap": [share / 20 for share in range(21)],
     "launch_us": [step / 4 for step in range(81)],
     "wait_us": [10.0 * step for step in range(101)],
-    "cycles_7": [share / 100 for share in range(70, 131)],
+    "rest_7": [share / 50 for share in range(101)],
     "clock_9": [step / 50 for step in range(25, 251)],
     "clock_10": [step / 50 for step in range(25, 251)],
 }
@@ -239,5 +262,5 @@ def fit(checks: Sequence[Check], bandwidth: float) -> Figures:
             if best == before:
                 return best
 
-    first = Figures(bandwidth, overlap=1, launch_us=4, wait_us=200, cycles_7=1, clock_9=1.4, clock_10=2)
+    first = Figures(bandwidth, overlap=1, launch_us=4, wait_us=200, rest_7=1, clock_9=1.4, clock_10=2)
     return min((descend(replace(first, **start)) for start in _STARTS), key=loss)

@@ -3,9 +3,9 @@
 The rate of a prefill counts the operations on visible pairs (half of a causal square), that of a decode the
 bytes of keys and values, once per key-value head. `products` are 8x8x8 simdgroup products, `read` is memory.
 
-`timing` says what a time holds: "queued" (many calls without a wait), "waited" (one call, and the wait for it)
-or "difference" (of two times of a program, so no launch). `unusable` says why a row cannot check the model
-(cost.py). Both follow from the source, and were written before any error was known.
+`timing` says what a time holds: "queued" (many calls without a wait), "waited" (one call, and the wait for
+it) or "difference" (of two times of a program, so no launch). `unusable` says why a row cannot check the
+model in cost.py. Both follow from the source, and were written before any error was known.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Measurement:
 
 def load() -> list[Measurement]:
     with FILE.open(newline="") as file:
-        return [Measurement(**{**line, "rate": float(line["rate"])}) for line in csv.DictReader(file)]
+        return [Measurement(rate=float(line.pop("rate")), **line) for line in csv.DictReader(file)]
 
 
 def read_share(chips: Iterable[Chip]) -> float:
