@@ -182,7 +182,7 @@ def entry_of(call: Call, plan: Mapping[str, Any], options: Mapping[str, Any] | N
         call.head_dim,
         _kernel(fattn.pass_of(attend, call.dtype), fast_math=False),
         "plain" if plain else "option",
-        facts={"tuning": plan["tuning"]},
+        facts={"tuning": plan["tuning"], "by_hand": attend.get("registers", {}).get("total")},
     )
 
 
@@ -258,7 +258,7 @@ def measure(chosen: Iterable[Entry], recorded: Iterable[Row], jobs: int = 2) -> 
     def row_of(entry: Entry) -> Row | None:
         old = known.get(entry.key)
         if old is not None and old["digest"] == entry.digest:
-            return old
+            return {**old, **entry.facts}
         if can_compile:
             return _row(entry)
         return None if old is None else {**old, "stale": True}

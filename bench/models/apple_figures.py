@@ -54,7 +54,7 @@ CHIPS = (
     Chip("M2", 10, 100, 1.398, family=8),
     Chip("M2 Pro", 19, 200, 1.398, family=8),
     Chip("M2 Max", 38, 400, 1.398, family=8),
-    Chip("M2 Ultra", 76, 800, 1.398, family=8),
+    Chip("M2 Ultra", 76, 800, 1.398, family=8, note="76 cores assumed; some have 60"),
     Chip(
         "M3 Ultra",
         80,

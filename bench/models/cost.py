@@ -15,7 +15,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..backends import agx
@@ -54,7 +54,8 @@ class Demand:
     bytes: float
     dispatches: int
     products: int = 0
-    exact: bool = True  # the row of costs is of this very kernel
+    row: Row = field(default_factory=dict, compare=False)  # of the kernel's costs
+    exact: bool = True  # it is of this very pipeline
 
 
 def parts(demand: Demand, chip: Chip, figures: Figures) -> tuple[float, float]:
@@ -190,6 +191,7 @@ def our_demand(call: Call, chip: Chip, rows: Sequence[Row], compiles: bool = Fal
         call.least_bytes + 2 * plan["scratch_bytes"],
         len(plan["passes"]),
         products if row["products"] else 0,
+        row,
         exact,
     )
 

@@ -28,7 +28,7 @@ _CHIPS = {chip.name.replace(" ", ""): chip for chip in CHIPS}
 _HALVES = {False: "fitted", True: "held out"}
 BAND = """\
 The cycles are those of M1 and M2, by Mesa's compiler. M3 and later allocate registers dynamically: their
-clock stands for all that differs. M4 has that of M3, and our calls are predicted with the tiles of M1 and M2.
+clock includes all that differs. M4 has that of M3, and our calls are predicted with the tiles of M1 and M2.
 M5's is fitted to decodes, so none of its prefills are predicted. The only decodes of M1 or M2 that were
 compared are llama.cpp's on an M2 Ultra, with the largest errors. None of our kernels was compared. The
 simulator's unknowns were chosen by M1 Max prefills (softmetal/docs/agx.md), held-out ones too."""
@@ -115,21 +115,23 @@ def left_out_rows() -> Iterator[tuple[str, str]]:
 
 
 def call_rows(calls: Sequence[Call], chip: Chip) -> Iterator[tuple[str, ...]]:
-    yield "call", "predicted ms", "binds", "cycles of"
+    yield "call", "predicted ms", "binds", "threads of a core", "code KB", "costs of"
     for call in calls:
         words = f"{call.op} {call}"
         try:
             found = predicted(call, chip, compiles=True)
         except (LookupError, NotImplementedError) as refusal:
-            yield words, "", str(refusal), ""
+            yield words, "", str(refusal), "", "", ""
             continue
         if found is None:
-            yield words, "", "no published prefill of this family is usable", ""
+            yield words, "", "no published prefill of this family is usable", "", "", ""
             continue
         time, demand = found
         compute, memory = cost.parts(demand, chip, figures())
+        binds = "compute" if compute > memory else "memory"
+        code = f"{demand.row['loop_bytes'] / 1024:.1f}/{demand.row['code_bytes'] / 1024:.1f}"
         kernel = "this pipeline" if demand.exact else "one with other options"
-        yield words, f"{1e3 * time:.3f}", "compute" if compute > memory else "memory", kernel
+        yield words, f"{1e3 * time:.3f}", binds, str(demand.row["resident"]), code, kernel
 
 
 def _print(rows: Iterator[tuple[str, ...]]) -> None:
