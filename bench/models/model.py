@@ -130,7 +130,7 @@ def call_rows(calls: Sequence[Call], chip: Chip) -> Iterator[tuple[str, ...]]:
         compute, memory = cost.parts(demand, chip, figures())
         binds = "compute" if compute > memory else "memory"
         code = f"{demand.row['loop_bytes'] / 1024:.1f}/{demand.row['code_bytes'] / 1024:.1f}"
-        kernel = "this pipeline" if demand.exact else "one with other options"
+        kernel = "this pipeline" if demand.exact else "one like it"
         yield words, f"{1e3 * time:.3f}", binds, str(demand.row["resident"]), code, kernel
 
 

@@ -145,6 +145,12 @@ def test_no_prediction_of_the_page_beats_its_bound() -> None:
     assert model.BAND in page
 
 
+def test_a_mask_is_refused() -> None:
+    call = Call("prefill", 4, 4, 64, 512, 512, causal=True, mask="documents:100")
+    (_, row) = model.call_rows([call], CHIP["M1"])
+    assert row[1:3] == ("", "the keys that a mask hides are not modelled")
+
+
 def test_the_page_has_the_errors_of_the_model() -> None:
     """Write it again after `python -m bench agx --update`: python -m bench roofline."""
     page = roofline.PAGE.read_text()
