@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,15 @@ def test_doctor_reports_when_asked(
     assert "the report" not in capsys.readouterr().out
     assert doctor.main(True) == 0
     assert "the report of Apple M9" in capsys.readouterr().out
+
+    def fails(gpu: object) -> Iterator[str]:
+        yield "a line"
+        raise RuntimeError("the Metal compiler rejected prefill.metal:\nhere")
+
+    monkeypatch.setattr(report, "lines", fails)
+    assert doctor.main(True) == 1
+    text = capsys.readouterr().out
+    assert (
+        "a line\n" in text
+        and "-> no report of the kernels: the Metal compiler rejected prefill.metal:" in text
+    )

@@ -114,11 +114,22 @@ def main(report_kernels: bool = False) -> int:
     advice += self_test("mps" if on_gpu else "cpu")
     print(f"\ncompiled      {compile_summary()}\n")
     if report_kernels and on_gpu:
-        print("\n".join(report.lines(this_gpu())) + "\n")
+        advice += print_report()
     for line in advice:
         print(f"-> {line}")
     print("No problems found." if not advice else f"Problems found: {len(advice)}.")
     return 1 if advice else 0
+
+
+def print_report() -> list[str]:
+    try:
+        for line in report.lines(this_gpu()):
+            print(line)
+    except RuntimeError as error:
+        return [f"no report of the kernels: {str(error).splitlines()[0]}: please report it with this output"]
+    finally:
+        print()
+    return []
 
 
 def report_versions() -> list[str]:
