@@ -54,19 +54,23 @@ def lines(gpu: Mapping[str, Any]) -> Iterator[str]:
         yield "This is no Apple GPU, and the numbers say nothing about one."
     warmup(calls())
     device = {"device_name": gpu["name"], "family": gpu["family"], "cores": gpu["cores"]}
-    rows = dict.fromkeys([_COLUMNS, *map(_cells, map(attention_of, plans(device)))])
+    chosen = zip(calls(), map(attention_of, plans(device)), strict=True)
+    rows = dict.fromkeys(
+        [_COLUMNS, *(_cells(launch, sizes.get("kv_format")) for (_, sizes), launch in chosen)]
+    )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     yield _MEANING
 
 
-def _cells(launch: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(launch: Mapping[str, Any], kv_format: str | None) -> tuple[str, ...]:
     number = next(n for n, kernel in enumerate(compiled_kernels()) if kernel.is_launched_by(launch))
     (resources,) = json.loads(torch.ops.fattn._resources_without_limit([number]))
     macros = launch["macros"]
     tile = "r{FATTN_ROW_FRAGMENTS} k{FATTN_TILE_KEYS} s{FATTN_SIMDGROUPS}".format_map(macros)
     by_hand = launch.get("registers", {}).get("total", "")
     numbers = (resources[name] for name in ("max_threads", "execution_width", "static_bytes"))
-    cells = (macros["FATTN_T"], macros["FATTN_HEAD_DIM"], tile, launch["threads"][0], *numbers, by_hand)
+    dtype = macros["FATTN_T"] + (f"/{kv_format}" if kv_format else "")
+    cells = (dtype, macros["FATTN_HEAD_DIM"], tile, launch["threads"][0], *numbers, by_hand)
     return launch["kernel"], *map(str, cells)
