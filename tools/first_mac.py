@@ -115,7 +115,7 @@ def steps(folder: Path, since: datetime.datetime, rehearse: bool) -> list[Step]:
     logged = ["log", "show", "--style", "compact", "--start", f"{since:%Y-%m-%d %H:%M:%S}", "--predicate"]
     found = [
         Step("facts", ("sh", "-c", FACTS), 60),
-        Step("doctor", (*FATTN, "doctor"), 180),
+        Step("doctor", (*FATTN, "doctor", *([] if rehearse else ["--report"])), 300),
         Step("tests", (*PYTEST, "--tier", "first", "-m", "not host_only and not slow", *tests), 300),
         Step("bench", (*FATTN, "bench", *bench, "--json", str(folder / "bench.json")), 300),
         Step("tune", (*FATTN, "tune", *(tune if rehearse else [])), 300),

@@ -48,7 +48,7 @@ def _run(arguments: list[str]) -> int:
     if options.command == "doctor":
         from .commands import doctor
 
-        return doctor.main()
+        return doctor.main(options.report)
     if options.command == "explain":
         return explain.run(commands["explain"], options)
     try:
@@ -69,6 +69,9 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser(
         "doctor", help="versions, device and a self-test; exit status 1 if something is wrong"
+    )
+    doctor.add_argument(
+        "--report", action="store_true", help="print what Metal's compiler gives the kernels; takes a minute"
     )
 
     demo = commands.add_parser(

@@ -49,7 +49,7 @@ _WITHOUT_DEAD_BRANCHES = (
     (re.compile(r"\bif \((is_same<[^()]*)\)"), r"if constexpr (\1)"),
     (re.compile(r"reg = \(type4x4\)\(\*src\);"), "reg = type4x4(0.0f);"),
 )
-_MACROS = ("FATTN_ROW_FRAGMENTS", "FATTN_TILE_KEYS", "FATTN_SIMDGROUPS")
+MACROS = ("FATTN_ROW_FRAGMENTS", "FATTN_TILE_KEYS", "FATTN_SIMDGROUPS")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Entry:
     dtype: str
     head_dim: int
     kernel: compiler.Kernel
-    part: str  # plain, option or candidate
+    part: str  # plain, option, candidate, or published: peers' kernels of published times only
     version: str = ""  # of a peer
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,7 +87,8 @@ def entries() -> Iterator[Entry]:
         yield from _ours(call, options)
     for peer in PEERS:
         if peer.version() != "not installed":
-            yield from _theirs(peer)
+            yield from _theirs(peer, _plain_calls(), "plain")
+            yield from _theirs(peer, _published_calls(), "published")
 
 
 def _call(op: str, dtype: str, head_dim: int, group: int = 4, **changes: Any) -> Call:
@@ -105,6 +106,19 @@ def _plain_calls() -> Iterator[Call]:
             yield _call("decode", dtype, dim)
     for group in (1, 8, 16):
         yield _call("decode", "float16", 128, group)
+
+
+def _published_calls() -> Iterator[Call]:
+    """Calls of bench/models/published.csv for which a peer has another kernel than for the plain calls.
+    Since mlx#4077, MLX reads keys once for several heads from 8,192 keys on."""
+    decode = _call("decode", "float16", 128, 8)
+    for head_dim in (64, 128):
+        yield replace(decode, head_dim=head_dim, kv_len=4096)
+    yield replace(decode, head_dim=64)
+    yield replace(decode, q_heads=48, kv_len=4096)
+    yield replace(decode, q_heads=64, kv_len=4096)
+    yield replace(decode, kv_heads=8, q_len=8)
+    yield replace(decode, kv_heads=16)
 
 
 def _our_calls() -> Iterator[tuple[Call, dict[str, Any]]]:
@@ -129,45 +143,61 @@ def _our_calls() -> Iterator[tuple[Call, dict[str, Any]]]:
         yield _call("decode", "float16", dim), {"softcap": 50.0}
 
 
-def _name(call: Call, options: Mapping[str, Any] | None = None) -> str:
+def name_of(call: Call, options: Mapping[str, Any] | None = None) -> str:
     words = [call.op, call.dtype, f"D{call.head_dim}"]
     words += [f"group {call.group_size}"] if call.is_decode else []
+    words += [f"rows {call.q_len}"] if call.is_decode and call.q_len > 1 else []
+    words += [f"N={call.kv_len}"] if call.kv_len != _LENGTHS[call.op][1] else []
     words += ["causal"] if call.causal else []
     words += [f"window {call.window_left + 1}"] if call.window_left >= 0 else []
     words += [word for word in (call.mask and "mask", call.sinks and "sinks", call.kv_format) if word]
     return " ".join([*words, *(options or {})])
 
 
-def _ours(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
+def plan_of(call: Call, family: int = FAMILY, cores: int = CORES, **options: Any) -> dict[str, Any]:
     operands = call.operands(torch.device("meta"))
     keywords = {**call.keywords(operands), **options}
     positional = [tensor for name, tensor in operands.items() if name not in keywords]
-    plan = torch_fattn.explain(call.op, *positional, family=FAMILY, cores=CORES, **keywords)
-    attend = next(one for one in plan.data["passes"] if _MACROS[0] in one["macros"])
-    first = fattn.pass_of(attend, call.dtype)
-    tuned = tuple(int(attend["macros"][name]) for name in _MACROS)
+    plan: dict[str, Any] = torch_fattn.explain(
+        call.op, *positional, family=family, cores=cores, **keywords
+    ).data
+    return plan
+
+
+def attend_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The pass that reads the keys, as one dispatch: the kernel is the same if it is split into several."""
+    found = next(one for one in plan["passes"] if MACROS[0] in one["macros"])
+    return {name: value for name, value in found.items() if name != "slice"}
+
+
+def entry_of(call: Call, plan: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Entry:
+    attend = attend_of(plan)
     plain = not options and call == _call(call.op, call.dtype, call.head_dim, call.group_size)
-    entry = Entry(
+    return Entry(
         OURS,
-        _name(call, options),
-        _shape(tuned),
+        name_of(call, options),
+        _shape(tuple(int(attend["macros"][name]) for name in MACROS)),
         call.op,
         call.dtype,
         call.head_dim,
-        _kernel(first, fast_math=False),
+        _kernel(fattn.pass_of(attend, call.dtype), fast_math=False),
         "plain" if plain else "option",
-        facts={"tuning": plan.data["tuning"]},
+        facts={"tuning": plan["tuning"], "by_hand": attend.get("registers", {}).get("total")},
     )
+
+
+def _ours(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
+    entry = entry_of(call, plan_of(call, **options), options)
     yield entry
-    if not plain or call.op != "prefill":
+    if entry.part != "plain" or call.op != "prefill":
         return
     for shape in _SHAPES.get((call.dtype, call.head_dim), ()):
-        if shape != tuned:
+        if _shape(shape) != entry.shape:
             yield _candidate(entry, shape)
 
 
 def _candidate(entry: Entry, shape: tuple[int, ...]) -> Entry:
-    macros = {**entry.kernel.macros, **dict(zip(_MACROS, map(str, shape), strict=True))}
+    macros = {**entry.kernel.macros, **dict(zip(MACROS, map(str, shape), strict=True))}
     kernel = replace(entry.kernel, macros=macros, threads=(32 * shape[2], 1, 1))
     return replace(entry, shape=_shape(shape), kernel=kernel, part="candidate", facts={})
 
@@ -176,8 +206,8 @@ def _shape(numbers: tuple[int, ...]) -> str:
     return "r{} k{} s{}".format(*numbers)
 
 
-def _theirs(peer: ModuleType) -> Iterator[Entry]:
-    for call in _plain_calls():
+def _theirs(peer: ModuleType, calls: Iterable[Call], part: str) -> Iterator[Entry]:
+    for call in calls:
         try:
             chosen = launch(peer, call.case())
         except NotImplementedError:
@@ -186,13 +216,13 @@ def _theirs(peer: ModuleType) -> Iterator[Entry]:
         attend = max(chosen.passes, key=lambda one: len(one.arguments))
         yield Entry(
             peer.IMPL,
-            _name(call),
+            name_of(call),
             "",
             call.op,
             call.dtype,
             call.head_dim,
             _kernel(attend, fast_math=peer.IMPL in FAST_MATH),
-            "plain",
+            part,
             peer.version(),
             {"note": chosen.note},
         )
@@ -228,7 +258,7 @@ def measure(chosen: Iterable[Entry], recorded: Iterable[Row], jobs: int = 2) -> 
     def row_of(entry: Entry) -> Row | None:
         old = known.get(entry.key)
         if old is not None and old["digest"] == entry.digest:
-            return old
+            return {**old, **entry.facts}
         if can_compile:
             return _row(entry)
         return None if old is None else {**old, "stale": True}
@@ -278,6 +308,7 @@ def _costs(cost: compiler.Cost) -> Row:
         "loop_needed": loop.needed,
         "loop_spills": loop.kinds.get("spill", 0) + loop.kinds.get("fill", 0),
         "loop_bytes": loop.code_bytes,
+        "loaded": loop.loaded_bytes,
         "products": loop.kinds.get("product", 0),
         "issue": [loop.product_cycles, loop.other_cycles],
         "cycles": [band.best, band.likely, band.worst],

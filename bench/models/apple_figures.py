@@ -16,6 +16,8 @@ EXPS = 32.0
 ON_CORE_BYTES = 64.0  # threadgroup memory and L1 together
 L2_BYTES = 32.0
 ALU_FMAS = 128.0
+PRODUCT_CYCLES = 18  # of a scheduler, of which a core has four
+PRODUCT_FLOPS = 2 * 8 * 8 * 8
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ CHIPS = (
     Chip("M2", 10, 100, 1.398, family=8),
     Chip("M2 Pro", 19, 200, 1.398, family=8),
     Chip("M2 Max", 38, 400, 1.398, family=8),
+    Chip("M2 Ultra", 76, 800, 1.398, family=8, note="76 cores assumed; some have 60"),
     Chip(
         "M3 Ultra",
         80,

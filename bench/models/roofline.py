@@ -17,10 +17,10 @@ from ..backends import counting
 from ..backends.samples import count_prefill, polynomial
 from ..cases.arguments import Parser
 from ..cases.calls import Call
-from .apple_figures import CHIPS, EXPS, L2_BYTES, ON_CORE_BYTES, UNPUBLISHED, Chip
+from . import model
+from .apple_figures import CHIPS, EXPS, L2_BYTES, ON_CORE_BYTES, PRODUCT_FLOPS, UNPUBLISHED, Chip
 
 PAGE = Path(__file__).parents[1] / "APPLE.md"
-PRODUCT_FLOPS = 2 * 8 * 8 * 8
 DECODE_LENGTHS = (2048, 4096)  # keys of the counted decodes; counts are linear in the keys
 
 CALLS = (
@@ -113,12 +113,25 @@ def describe(call: Call) -> str:
     return f"{call.op} {call}" + (f" ({call.model})" if call.model else "")
 
 
-def _cell(call: Call, done: Work, chip: Chip) -> str:
+def _bound(call: Call, done: Work, chip: Chip) -> tuple[float, str] | None:
+    """The longest of the limits and its name, or None if the figure of the binding one is not published."""
     seconds = limits(call, done, chip)
     if ("memory" if call.is_decode else "products") not in seconds:
-        return "–"
+        return None
     binding = max(seconds, key=lambda name: seconds[name])
-    return f"{_milliseconds(seconds[binding])} {binding}"
+    return seconds[binding], binding
+
+
+def _cell(call: Call, done: Work, chip: Chip) -> str:
+    bound = _bound(call, done, chip)
+    return f"{_milliseconds(bound[0])} {bound[1]}" if bound else "–"
+
+
+def _predicted_cell(call: Call, done: Work, chip: Chip) -> str:
+    bound, found = _bound(call, done, chip), model.predicted(call, chip)
+    if bound is None or found is None:
+        return "–"
+    return f"{_milliseconds(found[0])} ({found[0] / bound[0]:.2f})"
 
 
 def _milliseconds(seconds: float) -> str:
@@ -143,8 +156,21 @@ def page() -> str:
         shares.append([describe(call), *(f"{value / longest:.0%}" for value in seconds.values())])
     names = list(limits(CALLS[0], done[CALLS[0]], m1))
     bests = [[describe(call), *(_cell(call, done[call], chip) for chip in CHIPS)] for call in CALLS]
+    likely = [
+        [describe(call), *(_predicted_cell(call, done[call], chip) for chip in CHIPS)] for call in CALLS
+    ]
+    errors, times = (
+        list(rows(model.checks(), model.figures())) for rows in (model.error_rows, model.published_rows)
+    )
+    left_out = list(model.left_out_rows())
     fields = {
         "best": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], bests)),
+        "likely": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], likely)),
+        "figures": "\n".join(_table(["figure", "what it is"], model.figure_rows(model.figures()))),
+        "errors": "\n".join(_table(errors[0], errors[1:])),
+        "times": "\n".join(_table(times[0], times[1:])),
+        "left_out": "\n".join(_table(left_out[0], left_out[1:])),
+        "band": model.BAND,
         "shares": "\n".join(_table(["call", *names], shares)),
         "chips": figures(),
         "decode_lengths": " and ".join(map(str, DECODE_LENGTHS)),
@@ -168,11 +194,12 @@ def figures() -> str:
 
 
 _CHIP_COLUMNS = ("chip", "cores", "memory GB/s", "8x8x8 products TFLOP/s", "note")
-_PAGE = """# Lower bounds on the kernels' times on Apple GPUs
+_PAGE = """# The kernels' times on Apple GPUs: bounds and predictions
 
-**Nothing on this page was measured on an Apple GPU by this project.** It is arithmetic: the work of the
-kernels, counted exactly in software, divided by published figures of the hardware. A kernel cannot be faster.
-Only a run on a Mac shows how close it comes (`python -m torch_fattn bench`).
+**Nothing on this page was measured on an Apple GPU by this project.** The bounds are arithmetic: the work of
+the kernels, counted exactly in software, divided by published figures of the hardware. A kernel cannot be
+faster. The predictions are those of a model, which can be wrong: its errors for published times of other
+people's kernels stand beside them. Only a run on a Mac shows our times (`python -m torch_fattn bench`).
 `python -m bench roofline` writes this page.
 
 ## Least time per call in milliseconds, and the limit that binds (float16)
@@ -200,6 +227,37 @@ limits reaches neither.
 
 Decodes were counted at {decode_lengths} keys, prefills at up to some hundred rows and keys of one head. The
 counts of longer calls are extrapolated: they are polynomials of the length (linear, quadratic).
+
+## Predicted time per call in milliseconds, and its multiple of the bound
+
+{likely}
+
+{errors}
+
+Half of the usable published times are held out of the fit, by a digest of their names. A prediction is the
+longer of compute and memory, the part of the shorter that does not overlap, and the launches
+(`bench/models/cost.py`). Compute is the steps of the hottest loop times their simulated cycles
+(`python -m bench agx`). Six numbers are fitted:
+
+{figures}
+
+{band}
+
+Both halves have rows of the same sources and kernels: the errors are those of other lengths and numbers of
+heads, not of other kernels. One change was made after the held-out errors were first seen (their median was
+11 %): cycles of products on M1 and M2 are the published ones, and not fitted. Before, the model predicted our
+prefills at their bounds.
+
+`python -m bench model --chip M1Max --shapes standard` predicts other calls.
+
+## Published and predicted times of the peers' kernels
+
+{times}
+
+The other rows of bench/models/published.csv cannot check the model. The reasons were written before any error
+was known:
+
+{left_out}
 
 ## Published figures
 

@@ -55,8 +55,8 @@ def launch(case: Case) -> Launch | None:
         tiles = dict.fromkeys(_tile_keys(case, chip) for chip in CHIP_CLASSES) if _has_full(case) else {}
         launches = [_full(case, keys) for keys in tiles]
     else:
-        splits = dict.fromkeys(_splits(case, chip) for chip in CHIP_CLASSES) if _has_vector(case) else {}
-        launches = [_vector_in_two_passes(case, n) if n > 1 else _vector_in_one_pass(case) for n in splits]
+        chosen = dict.fromkeys(splits(case, chip) for chip in CHIP_CLASSES) if _has_vector(case) else {}
+        launches = [_vector_in_two_passes(case, n) if n > 1 else _vector_in_one_pass(case) for n in chosen]
     if not launches:
         return None
     largest = max((one.scratch for one in launches), key=lambda scratch: sum(scratch.values()))
@@ -168,7 +168,7 @@ def _vector_in_one_pass(case: Case) -> Launch:
     return Launch(IMPL, [Pass(pipeline, grid, (1024, 1, 1), arguments)], note="1 pass")
 
 
-def _splits(case: Case, chip: str) -> int:
+def splits(case: Case, chip: str) -> int:
     """Returns the number of splits; 1: a single pass."""
     simdgroups, keys = case.group_size * case.q_len, case.kv_len
     if keys < (1024 if chip in "ds" else 4096) or (chip not in "ds" and case.group_size == 1):

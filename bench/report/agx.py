@@ -25,14 +25,20 @@ from ..peers.launch import OURS
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "agx.json"
 # Half registers that leave room for what Apple's compiler may do otherwise, and that do not fit.
 _FITS, _TOO_MANY = 208, 320
-_PARTS = {"plain": "Plain calls", "option": "Options of ours", "candidate": "Shapes around the tuning table"}
+_PARTS = {
+    "plain": "Plain calls",
+    "option": "Options of ours",
+    "candidate": "Shapes around the tuning table",
+    "published": "Kernels of published times",
+}
 _COLUMNS = (
     *("kernel", "call", "shape", "needed", "spills", "resident threads", "threadgroup", "code KB"),
     *("products", "issue a product", "cycles a product"),
 )
 _TRUST = f"""\
 needed: half registers of the hot loop / the program. Up to {_FITS} should fit in 256 (fits), and from
-  {_TOO_MANY} on should not (not); between, Apple's compiler may differ (?).
+  {_TOO_MANY} on should not (not); between, Apple's compiler may differ (?). In brackets: by hand
+  (csrc/plan/registers.h), without options.
 spills: in the hot loop / in all. Exact for Mesa; for Apple's compiler trust only none.
 resident threads: of a core, and with one step of registers more and fewer.
 code KB: the hot loop / the program. Trust the order, and differences of more than a third.
@@ -111,6 +117,8 @@ def _cells(row: Row) -> list[str]:
         cells[3], cells[4] = str(row["needed"]), str(row["spills"])
         return [*cells, f"{row['code_bytes'] / 1024:.1f}", "", "", ""]
     cells[3] = f"{row['loop_needed']}/{row['needed']} {_verdict(row['loop_needed'])}"
+    if row.get("by_hand"):
+        cells[3] += f" ({row['by_hand']})"
     cells[4] = f"{row['loop_spills']}/{row['spills']}"
     cells.append(f"{row['loop_bytes'] / 1024:.1f}/{row['code_bytes'] / 1024:.1f}")
     products = row["products"]

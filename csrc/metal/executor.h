@@ -38,6 +38,10 @@ void prepare(const Plan& plan);
 // The pipelines of this process, in the order of compilation.
 std::vector<Compiled> compiled_pipelines();
 
+// Compiles those with these numbers again, without the limit on threads that their kernels declare, and to
+// which the compiler fits their registers. Keeps nothing.
+std::vector<Resources> resources_without_limit(const std::vector<int64_t>& numbers);
+
 // Where compiled pipelines are kept between runs; empty: nowhere.
 void set_archive_folder(const std::string& folder);
 

@@ -128,14 +128,17 @@ MTLCompileOptions* compile_options(const Macros& macros) {
   return options;
 }
 
-Library* compile_library(const KernelSpec& spec, const Macros& macros) {
+// Leaves an empty place in the attributes of kernels that declare a limit.
+constexpr char kUnlimited[] = "#define max_total_threads_per_threadgroup(limit)\n";
+
+id<MTLLibrary> new_library(const KernelSpec& spec, const Macros& macros, bool limited) {
   NSError* error = nil;
-  NSString* source = [NSString stringWithUTF8String:source_text(source_name(spec.kernel))];
-  id<MTLLibrary> library = [metal_device() newLibraryWithSource:source
+  const std::string text = std::string(limited ? "" : kUnlimited) + source_text(source_name(spec.kernel));
+  id<MTLLibrary> library = [metal_device() newLibraryWithSource:to_nsstring(text)
                                                         options:compile_options(macros)
                                                           error:&error];
   TORCH_CHECK(library != nil, "the Metal compiler rejected ", describe(spec, macros), ":\n", text_of(error));
-  return new Library{library};
+  return library;
 }
 
 // One library serves all values of the function constants.
@@ -143,7 +146,7 @@ Library* library_for(const KernelSpec& spec, const Macros& macros, double* secon
   static auto& libraries = *new OnceMap<std::string, Library>;
   return libraries.get(describe(spec, macros), [&] {
     const Stopwatch watch;
-    Library* library = compile_library(spec, macros);
+    auto* library = new Library{new_library(spec, macros, true)};
     *seconds = watch.seconds();
     return library;
   });
@@ -160,6 +163,17 @@ MTLFunctionConstantValues* constant_values(const KernelSpec& spec) {
   return values;
 }
 
+id<MTLFunction> new_function(id<MTLLibrary> library, const KernelSpec& spec, const Macros& macros) {
+  NSError* error = nil;
+  id<MTLFunction> function =
+      [library newFunctionWithName:[NSString stringWithUTF8String:function_name(spec.kernel)]
+                    constantValues:constant_values(spec)
+                             error:&error];
+  TORCH_CHECK(function != nil, "Metal did not find the function ", function_name(spec.kernel), " in ",
+              describe(spec, macros), ": ", text_of(error));
+  return function;
+}
+
 Pipeline* build_pipeline(const KernelSpec& spec) {
   @autoreleasepool {
     const Macros macros = macros_of(spec);
@@ -167,12 +181,7 @@ Pipeline* build_pipeline(const KernelSpec& spec) {
     Library* library = library_for(spec, macros, &compiled.library_seconds);
     const Stopwatch watch;
     NSError* error = nil;
-    id<MTLFunction> function =
-        [library->library newFunctionWithName:[NSString stringWithUTF8String:function_name(spec.kernel)]
-                               constantValues:constant_values(spec)
-                                        error:&error];
-    TORCH_CHECK(function != nil, "Metal did not find the function ", function_name(spec.kernel), " in ",
-                describe(spec, macros), ": ", text_of(error));
+    id<MTLFunction> function = new_function(library->library, spec, macros);
     MTLComputePipelineDescriptor* descriptor = [[[MTLComputePipelineDescriptor alloc] init] autorelease];
     descriptor.computeFunction = function;
     [function release];
@@ -194,6 +203,21 @@ Pipeline* build_pipeline(const KernelSpec& spec) {
   }
 }
 
+Resources measure_without_limit(const KernelSpec& spec) {
+  @autoreleasepool {
+    const Macros macros = macros_of(spec);
+    NSError* error = nil;
+    id<MTLLibrary> library = [new_library(spec, macros, false) autorelease];
+    id<MTLFunction> function = [new_function(library, spec, macros) autorelease];
+    id<MTLComputePipelineState> state =
+        [[metal_device() newComputePipelineStateWithFunction:function error:&error] autorelease];
+    TORCH_CHECK(state != nil, "Metal could not create a pipeline for ", describe(spec, macros), ": ",
+                text_of(error));
+    return {spec, uint32_t([state maxTotalThreadsPerThreadgroup]), uint32_t([state threadExecutionWidth]),
+            uint32_t([state staticThreadgroupMemoryLength])};
+  }
+}
+
 }  // namespace
 
 const Pipeline& pipeline_for(const KernelSpec& spec) {
@@ -204,5 +228,12 @@ const Pipeline& pipeline_for(const KernelSpec& spec) {
 const char* source_digest() { return source_text("digest"); }
 
 std::vector<Compiled> compiled_pipelines() { return record().copy(); }
+
+std::vector<Resources> resources_without_limit(const std::vector<int64_t>& numbers) {
+  const std::vector<Compiled> all = record().copy();
+  std::vector<Resources> found;
+  for (const int64_t number : numbers) found.push_back(measure_without_limit(all.at(size_t(number)).spec));
+  return found;
+}
 
 }  // namespace fattn::metal

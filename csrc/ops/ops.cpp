@@ -77,6 +77,15 @@ std::string compiled_pipelines() {
 #endif
 }
 
+// `numbers`: of pipelines, in the order of compiled_pipelines.
+std::string resources_without_limit([[maybe_unused]] std::vector<int64_t> numbers) {
+#ifdef FATTN_WITH_METAL
+  return to_json(metal::resources_without_limit(numbers));
+#else
+  return to_json(std::vector<Resources>());
+#endif
+}
+
 // The plan of a call, for its device or for another one. `compiles`: compiles it for the GPU of this process.
 template <typename AnyCall>
 std::string explained(const AnyCall& call, std::optional<std::string_view> device_name,
@@ -292,6 +301,7 @@ TORCH_LIBRARY(fattn, library) {
 
   library.def("_kernel_interface() -> str", kernel_interface);
   library.def("_compiled_pipelines() -> str", compiled_pipelines);
+  library.def("_resources_without_limit(int[] numbers) -> str", resources_without_limit);
   library.def("_launch_counts() -> Dict(str, int)", launch_counts);
   library.def("_reset_launch_counts() -> ()", reset_launch_counts);
 }

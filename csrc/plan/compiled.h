@@ -15,7 +15,16 @@ struct Compiled {
   bool archived = false;          // read from the archive of an earlier process
 };
 
-// Returns a JSON list.
+// What Metal's compiler gives a kernel that is not told how many threads it will run with.
+struct Resources {
+  KernelSpec spec;
+  uint32_t max_threads = 0;  // per threadgroup
+  uint32_t execution_width = 0;
+  uint32_t static_bytes = 0;  // of threadgroup memory
+};
+
+// Return JSON lists.
 std::string to_json(const std::vector<Compiled>& pipelines);
+std::string to_json(const std::vector<Resources>& pipelines);
 
 }  // namespace fattn

@@ -8,6 +8,7 @@
 
 #include "compiled.h"
 #include "plan.h"
+#include "registers.h"
 
 namespace fattn {
 namespace {
@@ -172,6 +173,16 @@ void write_fields(JsonWriter& json, const KernelSpec& spec) {
   json.close('}');
 }
 
+void write(JsonWriter& json, const Registers& registers) {
+  json.key("registers");
+  json.open('{');
+#define FATTN_WRITE(name) json.field(#name, registers.name);
+  FATTN_REGISTERS(FATTN_WRITE)
+#undef FATTN_WRITE
+  json.field("total", registers.total());
+  json.close('}');
+}
+
 void write(JsonWriter& json, const Pass& pass) {
   json.open('{');
   write_fields(json, pass.spec);
@@ -179,6 +190,7 @@ void write(JsonWriter& json, const Pass& pass) {
   if (pass.spec.sliced) json.field("slice", pass.slice);
   json.field("threads", pass.threads);
   json.field("threadgroup_bytes", pass.threadgroup_bytes);
+  if (has_registers(pass.spec.kernel)) write(json, registers_of(pass.spec));
 
   json.key("bindings");
   json.open('{');
@@ -301,6 +313,21 @@ std::string to_json(const std::vector<Compiled>& pipelines) {
     json.field("library_seconds", float(pipeline.library_seconds));
     json.field("pipeline_seconds", float(pipeline.pipeline_seconds));
     json.field("archived", pipeline.archived);
+    json.close('}');
+  }
+  json.close(']');
+  return json.take();
+}
+
+std::string to_json(const std::vector<Resources>& pipelines) {
+  JsonWriter json;
+  json.open('[');
+  for (const Resources& pipeline : pipelines) {
+    json.open('{');
+    write_fields(json, pipeline.spec);
+    json.field("max_threads", pipeline.max_threads);
+    json.field("execution_width", pipeline.execution_width);
+    json.field("static_bytes", pipeline.static_bytes);
     json.close('}');
   }
   json.close(']');

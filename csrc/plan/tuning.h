@@ -1,5 +1,6 @@
 // Tables of tiles and chunks by GPU family, dtype and head size. The first row that matches wins; the last
 // row of each table is the baseline and matches everything. Every row names the source of its numbers.
+// registers.h counts the registers of a row by hand.
 #pragma once
 
 #include <array>

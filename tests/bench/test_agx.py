@@ -81,12 +81,12 @@ def test_a_stale_row_stands_only_without_the_compiler(
     recorded = {"impl": entry.impl, "call": entry.call, "shape": entry.shape, "digest": entry.digest}
     other = {**recorded, "digest": "another"}
     monkeypatch.setattr(compiler, "is_built", lambda: False)
-    assert agx.measure([entry], [recorded]) == [recorded]
+    assert agx.measure([entry], [recorded]) == [recorded | entry.facts]
     assert agx.measure([entry], [other]) == [{**other, "stale": True}]
     assert agx.measure([entry], []) == []
     monkeypatch.setattr(compiler, "is_built", lambda: True)
     monkeypatch.setattr(agx, "_row", lambda entry: {"new": entry.digest})
-    assert agx.measure([entry], [recorded]) == [recorded]
+    assert agx.measure([entry], [recorded]) == [recorded | entry.facts]
     assert agx.measure([entry], [other]) == [{"new": entry.digest}]
 
 

@@ -20,6 +20,7 @@ from ..inspection.plans import Explanation, explain, launch_counts
 from ..operators import LOGITS_OPERATORS, PLANNED
 from ..runtime import extension, versions
 from ..runtime.signatures import shown
+from . import report
 
 OK = "ok"
 # Largest difference from the float64 reference for operands of about 1.
@@ -106,16 +107,29 @@ def copied_and_cleared(*results: Tensor) -> tuple[Tensor, ...]:
     return copies
 
 
-def main() -> int:
+def main(report_kernels: bool = False) -> int:
     """Prints the report and returns the exit status."""
     advice = [*report_versions(), *advice_about_environment(), *report_device()]
     on_gpu = not advice_about_device()
     advice += self_test("mps" if on_gpu else "cpu")
     print(f"\ncompiled      {compile_summary()}\n")
+    if report_kernels and on_gpu:
+        advice += print_report()
     for line in advice:
         print(f"-> {line}")
     print("No problems found." if not advice else f"Problems found: {len(advice)}.")
     return 1 if advice else 0
+
+
+def print_report() -> list[str]:
+    try:
+        for line in report.lines(this_gpu()):
+            print(line)
+    except RuntimeError as error:
+        return [f"no report of the kernels: {str(error).splitlines()[0]}: please report it with this output"]
+    finally:
+        print()
+    return []
 
 
 def report_versions() -> list[str]:

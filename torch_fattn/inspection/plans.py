@@ -76,6 +76,9 @@ def _facts_of(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
         dispatches = -(-math.prod(launch["grid"]) // launch["slice"])
         yield "dispatches", f"{dispatches} of up to {launch['slice']} threadgroups"
     yield "threadgroup", f"{launch['threadgroup_bytes']:,} bytes of memory"
+    if registers := launch.get("registers"):
+        parts = "  ".join(f"{name} {n}" for name, n in registers.items() if n and name != "total")
+        yield "registers", f"about {registers['total']} halves per lane, by hand: {parts}"
     for kernel in compiled_kernels():
         if kernel.is_launched_by(launch):
             yield "compiled", f"in {kernel.times}"

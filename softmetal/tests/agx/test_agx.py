@@ -79,6 +79,7 @@ def test_loops_and_their_products() -> None:
     assert result.hot == 1 and result.loops[0].simulated is None
     loop = result.loops[1]
     assert loop.kinds["product"] == 8 and loop.product_cycles == 8 * 18
+    assert loop.loaded_bytes > 0 and loop.loaded_bytes % 2 == 0
     assert result.code_bytes > result.loops[0].code_bytes > loop.code_bytes > 8 * loop.kinds["product"]
     assert result.needed >= result.loops[0].needed >= loop.needed >= 2 * 8 * 2 + 2 * 4  # sums and factors
     band = result.cycles_per_product

@@ -52,6 +52,7 @@ class LoopCost:
     needed: int
     code_bytes: int
     kinds: dict[str, int]
+    loaded_bytes: int  # of device memory, by a lane
     product_cycles: int  # in which a scheduler issues products
     other_cycles: int  # and everything else
     simulated: scheduler.Band | None  # cycles, with the resident simdgroups; None if not simulated
@@ -176,6 +177,7 @@ def _loop_cost(loop: listing.Loop, simdgroups: int) -> LoopCost:
         needed=loop.needed,
         code_bytes=loop.code_bytes,
         kinds=dict(loop.kinds),
+        loaded_bytes=sum(one.accessed_bytes for one in loop.instructions if one.kind == "device_load"),
         product_cycles=products,
         other_cycles=others,
         simulated=scheduler.simulate(loop.instructions, simdgroups) if simdgroups else None,

@@ -1,0 +1,82 @@
+"""`python -m torch_fattn doctor --report`: what the compiler gives each row of the tuning table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import needs_emulator
+from torch_fattn.commands import doctor, report
+from torch_fattn.inspection.compiled import compiled_kernels
+
+TUNING = Path(__file__).resolve().parents[2] / "csrc/plan/tuning.h"
+ONE: list[tuple[str, dict[str, Any]]] = [
+    ("prefill", {"dtype": torch.float16, "heads": 8, "kv_len": 1024, "head_dim": 64})
+]
+
+
+def missing(text: str, min_family: str, family: int) -> list[str]:
+    """The rows of the table for this family that no reported call uses."""
+    rows = re.findall(rf'^    \{{{min_family},[^}}]*?"([^"]*)"\}}', text, re.M)
+    assert len(rows) > 5
+    notes = " ".join(plan.data["tuning"] for plan in report.plans({"family": family, "cores": 8}))
+    return [note for note in rows if note.partition(" (")[0] not in notes]
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(("min_family", "family"), [("kAnyFamily", 7), ("9", 9)])
+def test_every_row_of_the_tuning_table_is_reported(min_family: str, family: int) -> None:
+    text = TUNING.read_text()
+    assert not missing(text, min_family, family)
+    changed = text.replace("16 keys per step", "17 keys per step")  # the control
+    assert missing(changed, min_family, family)
+
+
+@needs_emulator
+def test_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "calls", lambda: iter(ONE))
+    gpu = doctor.this_gpu()
+    (plan,) = report.plans({"family": gpu["family"], "cores": gpu["cores"]})
+    launch = report.attention_of(plan)
+    first, warning, _, row, *_ = report.lines(gpu)
+    assert gpu["name"] in first and "no Apple GPU" in warning
+    kernel, element, dim, *tile, threads, most, width, static_bytes, by_hand = row.split()
+    assert (kernel, element, dim) == (launch["kernel"], "half", "64") and tile[0][0] == "r"
+    assert [int(threads)] == launch["threads"][:1] and int(by_hand) == launch["registers"]["total"]
+    # The kernel declares its threads as the limit, and without that the device's limit holds.
+    assert int(most) == 1024 > int(threads)
+    assert (int(width), int(static_bytes)) == (32, launch["threadgroup_bytes"])
+    compiled = len(compiled_kernels())
+    assert "no Apple GPU" not in "\n".join(report.lines(gpu | {"name": "Apple GPU"}))
+    assert len(compiled_kernels()) == compiled  # what the report compiles is not kept
+
+
+def test_doctor_reports_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("report_versions", "report_device", "advice_about_device", "advice_about_environment"):
+        monkeypatch.setattr(doctor, name, list)
+    monkeypatch.setattr(doctor, "self_test", lambda _: [])
+    monkeypatch.setattr(doctor, "this_gpu", lambda: {"name": "Apple M9"})
+    monkeypatch.setattr(report, "lines", lambda gpu: iter([f"the report of {gpu['name']}"]))
+    assert doctor.main() == 0
+    assert "the report" not in capsys.readouterr().out
+    assert doctor.main(True) == 0
+    assert "the report of Apple M9" in capsys.readouterr().out
+
+    def fails(gpu: object) -> Iterator[str]:
+        yield "a line"
+        raise RuntimeError("the Metal compiler rejected prefill.metal:\nhere")
+
+    monkeypatch.setattr(report, "lines", fails)
+    assert doctor.main(True) == 1
+    text = capsys.readouterr().out
+    assert (
+        "a line\n" in text
+        and "-> no report of the kernels: the Metal compiler rejected prefill.metal:" in text
+    )

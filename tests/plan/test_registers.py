@@ -1,0 +1,65 @@
+"""The registers that csrc/plan/registers.h counts by hand, against those of Mesa's compiler for M1 and M2 in
+bench/results/agx.json. The compiler is not needed: rows of other kernels than today's are left out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+from bench.backends import agx
+from bench.backends.record import read
+from bench.peers.launch import OURS
+from bench.report.agx import RESULTS
+
+pytestmark = pytest.mark.host_only
+
+TOLERANCE = 16  # halves: about a step of Mesa's table of threads by registers
+
+
+def counted(recorded: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Call -> by hand and by the compiler, in the hot loop, of each kernel without options."""
+    digests = {(row["call"], row["shape"]): row["digest"] for row in recorded}
+    loops = {row["digest"]: row["loop_needed"] for row in recorded if "loop_needed" in row}
+    entries = [entry for entry in agx.entries() if entry.impl == OURS and entry.part == "plain"]
+    fresh = [
+        entry
+        for entry in entries
+        if entry.facts["by_hand"] and digests.get((entry.call, entry.shape)) == entry.digest
+    ]
+    if len(fresh) < len(entries) / 2:
+        warnings.warn(
+            f"most rows of {RESULTS.name} are stale: run `python -m bench agx --update`", stacklevel=1
+        )
+    return {entry.call: (entry.facts["by_hand"], loops[entry.digest]) for entry in fresh}
+
+
+def far(numbers: Mapping[str, tuple[int, int]], more: int = 0) -> list[str]:
+    return [
+        f"{call}: {hand + more} by hand, {mesa} by Mesa's compiler"
+        for call, (hand, mesa) in numbers.items()
+        if abs(hand + more - mesa) > TOLERANCE
+    ]
+
+
+def test_registers_by_hand() -> None:
+    numbers = counted([row for row in read(RESULTS)["rows"] if row["impl"] == OURS])
+    assert not far(numbers)
+    for wrong in (-2 * TOLERANCE - 1, 2 * TOLERANCE + 1):  # the control
+        assert len(far(numbers, wrong)) == len(numbers)
+
+
+def test_explain_shows_them() -> None:
+    query = key = torch.empty(1, 8, 1024, 128, dtype=torch.float16, device="meta")
+    plan = torch_fattn.explain("prefill", query, key, key, family=7, cores=8)
+    parts = plan.passes[0]["registers"]
+    total = parts["query"] + parts["out"] + parts["state"] + parts["rest"]
+    assert parts["total"] == total + max(parts["scores"] + parts["operands"], parts["staged"])
+    assert f"registers   about {parts['total']} halves per lane, by hand: query 32  out 64" in str(plan)
+    later = torch_fattn.explain("prefill", query, key, key, family=9, cores=8).passes[0]["registers"]
+    held = sum(later[name] for name in ("query", "out", "state", "scores", "operands", "staged", "rest"))
+    assert later["total"] == held  # K and V of the next step are loaded early
