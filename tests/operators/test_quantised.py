@@ -117,8 +117,8 @@ def test_every_code_of_a_key(
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("kv_format", FORMS)
 def test_rows_by_lanes(kv_format: str, rows: int, op: str, checked: Checked) -> None:
-    """decode_vector: lanes with a chunk past the end of a key, and of a value; steps with and without a hidden
-    key, and one in which the sequence ends."""
+    """decode_vector: lanes with a chunk past the end of a key, and of a value; steps with and without a
+    hidden key, and one in which the sequence ends."""
     dims = (96, 32) if kv_format in GROUPED else (80, 72)
     sizes: dict[str, Any] = {"seq_lens": (70, 33), "window_left": 50, "sinks": True, **sizes_of(op)}
     dtype = problems.DTYPES[(FORMS.index(kv_format) + rows) % 3]

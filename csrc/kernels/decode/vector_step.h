@@ -304,7 +304,7 @@ struct SharedWeights {
     reinterpret_cast<threadgroup float*>(lanes)[at.lane] = weight;
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
-  // Of this lane's keys, from number `first` on.
+  // Takes the weights of this lane's keys from number `first` on.
   template <int N>
   void take(thread float (&weights)[N], int row, int first, VectorLane at) const thread {
     const int from = at.first() + row * kLaneKeys + first;
